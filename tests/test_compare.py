@@ -271,6 +271,29 @@ def test_success_lies_at_the_tokens_that_its_policy_was_trained_on(tmp_path):
     assert [h.after for h in line.histories] == [0.7, 0.9]
 
 
+def test_an_area_begins_before_the_first_rollout_that_succeeded_or_failed(tmp_path):
+    run = planned(tmp_path, "iterations=3", seeds=1)[0]
+    record(run, [None, 0.4, 0.6], after=0.7)  # first every environment failed
+    history = figures.read_history(run)
+    # 0.4 for the first 100 tokens, and from there to 200 the mean of 0.4 and 0.6.
+    assert history.area("tokens", 200) == pytest.approx(0.45)
+    assert history.area("steps", 6) == pytest.approx(0.4) == history.at(0)
+
+
+def test_a_comparison_of_fewer_iterations_has_only_those_of_its_runs(tmp_path, capsys):
+    run = planned(tmp_path, "iterations=2", seeds=1)[0]
+    record(run, [0.2, 0.4, 0.6], after=0.9)
+    file = run.folder / "metrics.jsonl"
+    lines = file.read_text().splitlines()
+    lines.insert(3, json.dumps({"iteration": 2, run.metric: 0.5}))
+    file.write_text("\n".join(lines) + "\n")
+    history = figures.read_history(run)
+    assert (history.done, history.after, history.tokens, history.steps) == (True, 0.5, 200, 12)
+    np.testing.assert_allclose([history.tokens_I, history.success_I], [[0, 100], [0.2, 0.4]])
+    assert train_all([run]) == 0
+    assert "success 0.25 -> 0.50, finished before\n" in capsys.readouterr().out
+
+
 def test_unfinished_runs_count_only_while_their_recipe_has_no_finished_one(tmp_path):
     runs = planned(tmp_path, "iterations=3")
     seeupo0, grpo0, seeupo1, _ = runs
@@ -398,6 +421,14 @@ def test_nothing_is_trained_to_draw_only(tmp_path, capsys):
     main([*called, f"--plot={plot}"])
     assert "0 of 1" in capsys.readouterr().out and plot.exists()
     assert not (tmp_path / "runs" / "seeupo").exists()
+
+
+def test_the_value_of_a_flag_is_not_taken_for_a_flag(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("results", "explain"):
+        (tmp_path / name).mkdir()
+        main(["compare", "--config", str(TINY), "--workdir", name, "--draw_only"])
+        assert f"wrote {tmp_path / name / 'comparison.svg'}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

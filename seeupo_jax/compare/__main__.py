@@ -132,7 +132,9 @@ def _check_flags(given: argparse.Namespace, arguments: Sequence[str]) -> None:
     """ValueError where a flag goes without --study, or with it, that is not read there."""
     only = ("results", "limit_minutes", "explain")
     without = ("recipes", "sweep", "seeds", "equal_steps", "plot", "json")
-    typed = {text.lstrip("-").partition("=")[0].removeprefix("no") for text in arguments[1:]}
+    # What does not begin with -- is the value of the flag before it; argparse takes no others.
+    flags = [text.removeprefix("--") for text in arguments[1:] if text.startswith("--")]
+    typed = {text.partition("=")[0].removeprefix("no") for text in flags}
     unread = [name for name in (without if given.study else only) if name in typed]
     if unread:
         allowed = "without --study, whose file says it" if given.study else "with --study"

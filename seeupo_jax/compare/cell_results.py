@@ -123,7 +123,12 @@ def changed_cells(cells: Sequence[Cell], results: Sequence[Result]) -> list[str]
         if cell.key in found or other is None:
             continue
         mine, theirs = cell.definition(), other.definition
-        field = min(f for f in {**mine, **theirs} if mine.get(f) != theirs.get(f))
+        # As texts, as in the key: None is not a field left out, nor is 0 the same as 0.0.
+        now_texts, was_texts = (
+            {(field, json.dumps(value, sort_keys=True)) for field, value in values.items()}
+            for values in (mine, theirs)
+        )
+        field, _ = min(now_texts ^ was_texts)
         was, now = (values.get(field, "its default") for values in (theirs, mine))
         sentences.append(
             f"{cell} was trained with config.{field}={was}, which is {now} now: what it came to"

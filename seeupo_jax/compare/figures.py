@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from seeupo_jax.compare.runs import PlannedRun, finished
+from seeupo_jax.compare.runs import PlannedRun, finished, recorded
 from seeupo_jax.compare.seed_statistics import mean_height, seed_interval
 from seeupo_jax.display.terminal import format_count
-from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.metrics.statistics import Estimate, read_estimates
 from seeupo_jax.reports.blocks import Point
 from seeupo_jax.reports.charts import Chart, line_chart
@@ -104,7 +103,7 @@ def read_lines(runs: Sequence[PlannedRun]) -> list[Line]:
 
 def read_history(run: PlannedRun) -> History | None:
     """A run's record; None before its first iteration."""
-    records = read_metrics(run.folder)
+    records = recorded(run)
     last = run.config.iterations
     return history_of(
         records, seed=run.seed, done=finished(run, records), metric=run.metric, last=last

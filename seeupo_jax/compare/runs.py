@@ -167,6 +167,12 @@ def finished(run: PlannedRun, lines: Sequence[dict[str, Any]]) -> bool:
     return any(line["iteration"] == last and run.metric in line for line in lines)
 
 
+def recorded(run: PlannedRun) -> list[dict[str, Any]]:
+    """Its metrics up to its last iteration: an earlier comparison may have trained it longer."""
+    lines = read_metrics(run.folder)
+    return [line for line in lines if line["iteration"] <= run.config.iterations]
+
+
 def train_all(runs: Sequence[PlannedRun]) -> int:
     """Trains what is not finished, one run after the other, and prints a line for each.
 
@@ -193,11 +199,11 @@ def train_all(runs: Sequence[PlannedRun]) -> int:
 def _train_unless_finished(run: PlannedRun, request: StopRequest) -> str:
     """What the run came to, in words."""
     took = "finished before"
-    if not finished(run, read_metrics(run.folder)):
+    if not finished(run, recorded(run)):
         began = time.monotonic()
         train(run, request)
         took = f"{time.monotonic() - began:.0f} s"
-    scores = [line[run.metric] for line in read_metrics(run.folder) if run.metric in line]
+    scores = [line[run.metric] for line in recorded(run) if run.metric in line]
     before, after = ("-" if s is None else f"{s:.2f}" for s in (scores[0], scores[-1]))
     return f"success {before} -> {after}, {took}"
 
@@ -227,7 +233,7 @@ def train(run: PlannedRun, request: StopRequest) -> None:
             start_new_session=True,
         )
         code = _wait(process, request)
-    if finished(run, read_metrics(run.folder)):
+    if finished(run, recorded(run)):
         return
     if request.asked:
         raise Stopped(f"stopped in {run}; rerun the command to resume")

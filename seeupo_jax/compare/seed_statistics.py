@@ -82,12 +82,15 @@ def mean_height(at: np.ndarray, values: np.ndarray, until: float) -> float:
     """The area under straight lines through (at, values) from 0 to `until`, divided by `until`.
 
     Args:
-      at: rising, from 0 on. NaN where they end before `until`; at 0 the first value.
+      at: rising; from 0 to the first the line is flat. NaN where they end before `until`; at 0 the
+        first value.
     """
     if until <= 0:
         return float(values[0])
     if at[-1] < until:
         return math.nan
+    if at[0] > 0:
+        at, values = np.append(0.0, at), np.append(values[0], values)
     inside = at < until
     x = np.append(at[inside], until)
     y = np.append(values[inside], np.interp(until, at, values))

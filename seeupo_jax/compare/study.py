@@ -9,7 +9,7 @@ import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from seeupo_jax.configuration.config_file import find_config, read_values
 from seeupo_jax.configuration.loading import load_config, to_dict
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.configuration.user_code import shown, text_of
+from seeupo_jax.configuration.user_code import shortened, shown, text_of
 from seeupo_jax.reports.run_data import flatten
 from seeupo_jax.trajectories.json_lines import plain
 
@@ -212,9 +212,8 @@ def read_study(config: str, overrides: Sequence[str]) -> Study:
     values = read_values(file, "get_study")
     fields = ("recipes", "reference", "choose_by", "tuning", "seeds", "ablations", "stability")
     _check_names(values, "study", (*fields, "exploring"), required=("recipes", "tuning", "seeds"))
-    recipes = {
-        name: _point(own, f"recipes.{name}") for name, own in _map(values, "recipes").items()
-    }
+    named = _map(values.get("recipes", {}), "recipes")
+    recipes = {name: _point(own, f"recipes.{name}") for name, own in named.items()}
     if not recipes:
         raise ValueError("study.recipes: got none; allowed: at least one name with its fields.")
     tuning, tuning_seeds = _grids(values, "tuning", recipes)
@@ -235,6 +234,7 @@ def read_study(config: str, overrides: Sequence[str]) -> Study:
         stability_seeds=stability_seeds,
         exploring=_point(values.get("exploring", {}), "exploring"),
     )
+    _check_overrides(study)
     _check_alike(study)
     first = {name: grid_points(grid)[0] for name, grid in study.tuning.items()}
     for stage in STAGES:
@@ -242,11 +242,36 @@ def read_study(config: str, overrides: Sequence[str]) -> Study:
     return study
 
 
+def _check_overrides(study: Study) -> None:
+    """Whether every override holds for all runs: what the study sets would take its place."""
+    for text in study.overrides:
+        given, _, value = text.partition("=")
+        if given in ("seed", "recipe"):
+            raise ValueError(f"--config.{text}: a study says the recipes and seeds of its runs.")
+        for place, field in _fields_set(study):
+            # A group and a field of it are not independent either.
+            if f"{given}.".startswith(f"{field}.") or f"{field}.".startswith(f"{given}."):
+                raise ValueError(
+                    f"--config.{given}: got {shortened(value)}; allowed: none with this study,"
+                    f" since {place} sets {field}."
+                )
+
+
+def _fields_set(study: Study) -> Iterator[tuple[str, str]]:
+    """Where a study sets fields, and which."""
+    points = {f"study.recipes.{name}": own for name, own in study.recipes.items()}
+    points["study.exploring"] = study.exploring
+    points |= {f"study.ablations.{name}": own.changes for name, own in study.ablations.items()}
+    for place, point in points.items():
+        yield from ((place, field) for field in point)
+    for stage, grids in (("tuning", study.tuning), ("stability", study.stability)):
+        for name, grid in grids.items():
+            place = f"the grid of {name} in study.{stage}"
+            yield from ((place, field) for axis in grid for field in axis.fields)
+
+
 def _check_alike(study: Study) -> None:
     """Whether all recipes are tuned with one budget, on seeds that no final run has."""
-    for text in study.overrides:
-        if text.partition("=")[0] in ("seed", "recipe"):
-            raise ValueError(f"--config.{text}: a study says the recipes and seeds of its runs.")
     counts = {name: len(grid_points(grid)) for name, grid in study.tuning.items()}
     for name, count in counts.items():
         if count != counts[study.reference]:
@@ -260,6 +285,13 @@ def _check_alike(study: Study) -> None:
         )
     if any(len(grid) != 2 for grid in study.stability.values()):
         raise ValueError("study.stability: got a grid of other than two axes; allowed: two.")
+    firsts = {name: ", ".join(grid[0].fields) for name, grid in study.stability.items()}
+    for name, first in firsts.items():
+        if first != firsts[study.reference]:
+            raise ValueError(
+                f"study.stability: got {first} as the first axis of {name}; allowed:"
+                f" {firsts[study.reference]}, as of {study.reference}: the map has one for all."
+            )
 
 
 def _check_names(
@@ -273,10 +305,9 @@ def _check_names(
             raise ValueError(f"{name}.{key}: got none; allowed: see configs/study_order_desk.py.")
 
 
-def _map(values: Mapping[str, Any], name: str) -> Mapping[Any, Any]:
-    value = values.get(name, {})
-    if not isinstance(value, Mapping):
-        raise ValueError(f"study.{name}: got {shown(value)}; allowed: a dict.")
+def _map(value: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ValueError(f"study.{name}: got {shown(value)}; allowed: a dict whose keys are names.")
     return value
 
 
@@ -308,9 +339,9 @@ def _grids(
     values: Mapping[str, Any], name: str, recipes: Mapping[str, Point]
 ) -> tuple[dict[str, Grid], tuple[int, ...]]:
     """The grid of each recipe, its own or the common one, and the seeds."""
-    given = _map(values, name)
+    given = _map(values.get(name, {}), name)
     _check_names(given, f"study.{name}", ("seeds", "grid", "grids"), required=("seeds", "grid"))
-    own = given.get("grids", {})
+    own = _map(given.get("grids", {}), f"{name}.grids")
     _check_names(own, f"study.{name}.grids", tuple(recipes))
     grids = {
         recipe: _grid(own.get(recipe, given["grid"]), f"study.{name}: the grid of {recipe}")
@@ -342,10 +373,10 @@ def _grid(value: Any, name: str) -> Grid:
 
 def _ablations(values: Mapping[str, Any], recipes: Mapping[str, Point]) -> dict[str, Ablation]:
     found = {}
-    for name, own in _map(values, "ablations").items():
+    for name, own in _map(values.get("ablations", {}), "ablations").items():
         changes = _point(own, f"ablations.{name}")
         recipe = changes.pop("of", None)
-        if recipe not in recipes or name in recipes:
+        if not isinstance(recipe, str) or recipe not in recipes or name in recipes:
             raise ValueError(
                 f"study.ablations.{name}.of: got {shown(recipe)}; allowed: one of"
                 f" {', '.join(recipes)}, and for the ablation a name of its own."

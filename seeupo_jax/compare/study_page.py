@@ -165,8 +165,8 @@ def _tuning(study: Study, results: Mapping[str, Result], folder: Path) -> Iterat
         f"Each recipe has {len(study.cells('tuning', {})) // len(study.recipes)} runs of"
         f" {study.cells('tuning', {})[0].config.iterations} iterations, with the seeds"
         f" {', '.join(map(str, study.tuning_seeds))}. The point with the largest mean is chosen, by"
-        f" {by}; of equals the first. *edge*: a chosen value is the first or last of its axis, so"
-        " that a better one may lie outside of the grid."
+        f" {by}; of equals the first. *edge*: a chosen value is the first or last of an axis of"
+        " more than two values, so that a better one may lie outside of the grid."
     )
     tuned = choose(study, results)
     rows = []

@@ -80,3 +80,10 @@ def test_an_area_by_hand_and_by_numpy():
     assert mean_height(at, values, 250) == pytest.approx(twin, rel=1e-6)
     assert mean_height(at, values, 300) == pytest.approx((30 + 120) / 300)
     assert math.isnan(mean_height(at, values, 301)) and mean_height(at, values, 0) == 0.2
+
+
+def test_an_area_is_flat_up_to_its_first_value():
+    at, values = np.array([100.0, 300]), np.array([0.2, 0.6])
+    # 0.2 x 100, and 0.3 x 100 up to half way between the two.
+    assert mean_height(at, values, 200) == pytest.approx((20 + 30) / 200)
+    assert mean_height(at, values, 50) == mean_height(at, values, 0) == 0.2

@@ -1,6 +1,7 @@
 """A study: its cells, what is chosen and compared, its page, and its runs killed and resumed."""
 
 import dataclasses
+import fcntl
 import gzip
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from process_cases import environment
 from run_cases import save_policy
 from study_cases import RATE, done, finished, study_of
 
+from seeupo_jax.compare import study_runs
 from seeupo_jax.compare.__main__ import main
 from seeupo_jax.compare.cell_results import (
     add_result,
@@ -104,6 +106,26 @@ def test_a_cell_of_another_definition_is_said_and_does_not_count(tmp_path):
     assert len(kept) == 4 and longer[0].key in by_key(kept) and cells[0].key not in by_key(kept)
 
 
+@pytest.mark.parametrize(
+    "field, value, was, now",
+    [
+        ("algorithm.weight_clip", None, "its default", "None"),
+        ("env.options", {"tasks": 2}, "2.0", "2"),
+    ],
+)
+def test_a_change_from_none_or_of_a_numbers_kind_is_said_too(tmp_path, field, value, was, now):
+    text = "study['recipes']['seeupo'][{!r}] = {!r}".format
+    before = "" if value is None else text(field, {"tasks": 2.0})
+    (old, new) = (
+        study_of(tmp_path, t).cells("tuning", {})[:1] for t in (before, text(field, value))
+    )
+    (sentence,) = changed_cells(new, [done(old[0])])
+    assert f"was trained with config.{field}" in sentence
+    assert f"={was}, which is {now} now:" in sentence
+    (sentence,) = changed_cells(old, [done(new[0])])
+    assert f"={now}, which is {was} now:" in sentence
+
+
 def test_the_point_with_the_largest_mean_is_chosen_and_the_first_of_equals(tmp_path):
     study = study_of(tmp_path, "study['tuning']['seeds'] = (100, 101)")
     cells = study.cells("tuning", {})
@@ -153,6 +175,10 @@ def test_the_page_is_of_the_results_alone(tmp_path):
     for picture in ("success_tokens", "success_steps", "stability"):
         assert f"(study/{picture}.svg)" in text
         assert (tmp_path / "study" / f"{picture}.svg").stat().st_size < 150_000
+    # The first of three rates and the first of two clip ranges were chosen.
+    assert "the first or last of an axis of more than two values" in text
+    assert "| grpo | learning_rate=3e-05 clip_low=0.2 clip_high=0.2 |" in text
+    assert text.count("| chosen, edge of learning_rate |") == 6
 
 
 @pytest.mark.parametrize(
@@ -174,6 +200,16 @@ def test_the_page_is_of_the_results_alone(tmp_path):
             "study.tuning.grids.grpo: got 1 points; allowed: as many as seeupo has, 2: one budget",
         ),
         ("study['tuning']['grids'] = {'rloo': {}}", "grids.rloo: no such field; allowed: seeupo"),
+        ("study['tuning']['grids'] = 3", "study.tuning.grids: got 3; allowed: a dict whose keys"),
+        ("study['tuning']['grids'] = ['seeupo']", r"tuning.grids: got \['seeupo'\]; allowed: a d"),
+        ("study['recipes'][3] = {}", "study.recipes: got {.*; allowed: a dict whose keys are nam"),
+        ("study['ablations']['not_clipped']['of'] = ['x']", r"of: got \['x'\]; allowed: one of"),
+        (
+            "grid = study['stability']['grid']; study['stability']['grids'] ="
+            " {'grpo': dict(reversed(grid.items()))}",
+            "study.stability: got algorithm.inner_epochs as the first axis of grpo; allowed:"
+            " optimizer.learning_rate, as of seeupo",
+        ),
         ("study['ablations']['not_clipped']['of'] = 'x'", "not_clipped.of: got 'x'; allowed: one"),
         ("del study['stability']['grid']['algorithm.inner_epochs']", "other than two axes"),
         ("study['recipes']['grpo'] = {'recipe': 'grop'}", "config.recipe: got 'grop'"),
@@ -185,6 +221,28 @@ def test_a_study_that_cannot_run_is_one_sentence(tmp_path, text, sentence):
     with pytest.raises(ValueError, match=sentence) as refused:
         study_of(tmp_path, text)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "override, sentence",
+    [
+        ("optimizer.learning_rate=5", "the grid of seeupo in study.tuning sets optimizer.learning"),
+        ("algorithm.inner_epochs=3", "the grid of seeupo in study.stability sets algorithm.inner"),
+        ("algorithm.minibatches_per_turn=3", "study.recipes.grpo sets algorithm.minibatches_per"),
+        ("algorithm.weight_clip=1", "study.ablations.not_clipped sets algorithm.weight_clip."),
+        ("iterations=3", "study.exploring sets iterations."),
+        ("optimizer.kwargs.b1=0.5", "study.exploring sets optimizer.kwargs."),
+        ("optimizer={'name':'lion'}", "study.exploring sets optimizer.kwargs."),
+    ],
+)
+def test_a_field_that_the_study_sets_is_refused_in_the_command(tmp_path, override, sentence):
+    exploring = "study['exploring'] = {'iterations': 2, 'optimizer.kwargs': {'b1': 0.1}}"
+    field, _, value = override.partition("=")
+    with pytest.raises(ValueError) as refused:
+        study_of(tmp_path, exploring, overrides=[override])
+    begins = f"--config.{field}: got {value}; allowed: none with this study, since {sentence}"
+    assert str(refused.value).startswith(begins)
+    study_of(tmp_path, exploring, overrides=["optimizer.name=lion", "algorithm.clip_low=0.1"])
 
 
 def test_values_of_a_grid_may_be_dicts(tmp_path):
@@ -298,6 +356,46 @@ def test_a_study_that_was_killed_and_resumed_gives_the_same_page(tmp_path, monke
     results = f"--results={tmp_path / 'study'}"
     main(called(tmp_path / "none", results, "--draw_only"))
     assert (tmp_path / "study.md").read_text() == page
+
+
+def test_a_study_ends_at_its_limit_of_minutes_with_its_page(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("NPROC", "1")  # as the command sets it
+    main(called(tmp_path / "run", "--config.model.path=nowhere", "--limit_minutes=1e-9"))
+    stopped, wrote = capsys.readouterr().out.splitlines()
+    first = "tuning seeupo learning_rate=0.001 seed 100"
+    assert stopped == f"--limit_minutes: stopped before {first}; rerun to go on"
+    assert wrote == f"wrote {tmp_path / 'run' / 'results.md'}"
+    assert "finished: tuning 0 of 4" in (tmp_path / "run" / "results.md").read_text()
+
+
+def test_a_cell_that_another_process_trains_is_waited_for(tmp_path, monkeypatch):
+    study = study_of(tmp_path, overrides=["model.path=nowhere"])
+    places = Places(tmp_path / "run", tmp_path / "results")
+    last, *others = study.cells("tuning", {})
+    chosen = {"seeupo": last.point, "grpo": last.point}
+    for cell in (*others, *study.cells("final", chosen), *study.cells("ablation", chosen)):
+        add_result(places.results, done(cell))
+    waits = []
+
+    def finish(seconds):
+        waits.append(seconds)
+        add_result(places.results, done(last))
+
+    monkeypatch.setattr(study_runs.time, "sleep", finish)
+    places.workdir.mkdir()
+    with (places.workdir / f"{last.key}.lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert train_study(study, places, minutes=None) == 0
+    assert len(waits) == 1 and not (places.workdir / last.key).exists()
+
+
+def test_failed_cells_are_the_exit_code(tmp_path, monkeypatch):
+    monkeypatch.setenv("NPROC", "1")  # as the command sets it
+    with pytest.raises(SystemExit) as failed:
+        main(called(tmp_path / "run", "--config.model.path=nowhere"))
+    # As a text: exit code 1.
+    assert failed.value.code == "error: 4 runs failed; rerun the command to retry them."
+    assert (tmp_path / "run" / "results.md").exists()
 
 
 def test_a_cell_that_fails_ends_its_stage_and_is_said(tmp_path, capsys):
