@@ -11,15 +11,21 @@ from types import SimpleNamespace
 import jax
 import loaded_python
 import numpy as np
+import numpy_model
 import pytest
 import run_cases
 import sft_cases as cases
 from metric_names import checked
 from places import TINY
 from process_cases import environment
+from twin_policy import tensors_of, twin_arch
 
 from seeupo_jax import Callback, evaluate, load_config, report, sft, train
 from seeupo_jax.checkpoint import Checkpoints
+from seeupo_jax.envs.base import Demonstration
+from seeupo_jax.errors import NotLearning
+from seeupo_jax.learner.imitation.action_segments import to_segments
+from seeupo_jax.learner.imitation.imitation_step import Imitation
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy.lora import load_adapters
@@ -202,6 +208,27 @@ def test_a_run_whose_held_out_loss_stops_falling_ends_and_keeps_the_best(
     assert f"after step {result.step}, is gone" in capsys.readouterr().out
 
 
+def test_steps_in_a_row_without_a_finite_gradient_end_a_run_also_over_a_restart(
+    model, data, tmp_path, capsys, monkeypatch
+):
+    real, skipped = Imitation.step, iter([1, 0, 1, 1])
+
+    def step(self, state, batch):
+        state, metrics = real(self, state, batch)
+        return state, metrics | {"update_skipped": next(skipped)}
+
+    monkeypatch.setattr(Imitation, "step", step)
+    config, workdir = load(model, "sft.epochs=3", "stop_after_idle=2"), tmp_path / "run"
+    assert sft(config, data, workdir, [Stop(3)]).stopped == "enough"
+    with pytest.raises(NotLearning, match="of 2 steps in a row .* learned after step 2;"):
+        sft(config, data, workdir)
+    assert [line["sft/updates_skipped"] for line in of_steps(workdir)] == [1, 0, 1, 1]
+    told = capsys.readouterr().out
+    for number, warned in enumerate([True, False, True, False], start=1):
+        assert (f"step {number}: the gradient is not finite" in told) == warned
+    assert (workdir / "checkpoints" / "4" / "manifest.json").exists()
+
+
 @pytest.mark.parametrize("done, saved", [(0, []), (4, [4])])
 def test_a_loss_that_was_not_measured_before_the_run_ended_is_saved_with_it(done, saved):
     steps = []
@@ -235,19 +262,44 @@ def test_devices_and_microbatches_do_not_change_a_run(undisturbed, model, data, 
     assert losses(result.workdir)[4] == pytest.approx(losses(undisturbed.workdir)[4], rel=1e-4)
 
 
-def test_the_last_messages_alone_and_an_average_and_a_schedule(model, data, tmp_path):
+def test_the_average_is_measured_on_last_messages_and_left_as_of_the_lowest_loss(
+    model, data, tmp_path
+):
+    """At rates so high that the held-out loss is lowest before the end."""
+    other = cases.write_desk(tmp_path / "other.jsonl", 5, split="test")
     choices = ("sft.train_on=last", "optimizer.ema=0.5", "optimizer.schedule=cosine")
-    result = sft(load(model, *choices, "sft.held_out=0", "sft.steps=3"), data, tmp_path / "run")
-    lines = of_steps(result.workdir)
+    choices += (f"sft.held_out_data={other}", "sft.steps=3", "optimizer.learning_rate=0.4")
+    result = sft(load(model, *choices), data, tmp_path / "run")
+    lines, held_out = of_steps(result.workdir), losses(result.workdir)
     rates = [line["sft/learning_rate"] for line in lines]
-    assert rates == pytest.approx([0.01, 0.0075, 0.0025]) and not losses(result.workdir)
-    assert result.step == 3
+    assert rates == pytest.approx([0.4, 0.3, 0.1]) and list(held_out) == [0, 2, 3]
+    assert result.step == 2
     _, state, _ = Checkpoints(result.workdir / "checkpoints", 1).restore(
-        {"ema": params_of(result.policy), "params": params_of(result.policy)}, partial=True
+        {"ema": params_of(result.policy), "params": params_of(result.policy)}, step=2, partial=True
     )
     assert_equal(state["ema"], params_of(result.policy))
     with pytest.raises(AssertionError):
         assert_equal(state["params"], state["ema"])
+    loss, tokens = by_numpy(result.policy, other)
+    assert held_out[2] == pytest.approx(loss, rel=1e-5)
+    assert read_metrics(result.workdir)[-1]["eval/tokens"] == tokens
+    last = sft(load(model, *choices, "checkpoint.keep_best=0"), data, result.workdir)
+    assert last.step == 3
+    assert held_out[3] == pytest.approx(by_numpy(last.policy, other)[0], rel=1e-5)
+
+
+def by_numpy(folder, data):
+    """Mean loss of a policy on the last messages of a file's conversations, and their tokens."""
+    policy, tokenizer = from_pretrained(str(folder), dtype="float32")
+    network, params = split(policy)
+    arch, weights = twin_arch(network.arch), tensors_of(params, network.arch)
+    logps = []
+    for line in data.read_text().splitlines():
+        shown = json.loads(line)
+        (segment,) = to_segments(Demonstration(shown["messages"], shown["tools"]), tokenizer)
+        logp_L, _ = numpy_model.token_logps(weights, segment.tokens_L, arch, temperature=1.0)
+        logps.extend(logp_L[segment.turn_L == segment.turn_L.max()])
+    return -np.mean(logps), len(logps)
 
 
 USER = {"role": "user", "content": "Where is order 4075?"}
@@ -320,6 +372,7 @@ def test_long_conversations_are_left_out_or_cut_and_counted(model, tmp_path, cap
         config = load(model, *choices, f"sft.too_long={too_long}")
         result = sft(config, data, tmp_path / too_long)
         (line,) = of_steps(result.workdir)
+        assert not losses(result.workdir)
         counts = {n: line[f"sft/{n}_conversations"] for n in ("skipped", "cut")}
         assert counts == {"skipped": 0, "cut": 0} | {name: 1}
         said = capsys.readouterr().out

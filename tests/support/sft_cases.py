@@ -25,11 +25,11 @@ CHOICES = (
 )
 
 
-def write_desk(path: Path, count: int = 20) -> Path:
+def write_desk(path: Path, count: int = 20, split: str = "train") -> Path:
     """A file of the order desk's demonstrations."""
     lines = []
     for index in range(count):
-        shown, _ = demonstrate(f"train/{index}", skill=1.0)
+        shown, _ = demonstrate(f"{split}/{index}", skill=1.0)
         lines.append({"messages": list(shown.messages), "tools": list(shown.tools)})
     return write(path, lines)
 

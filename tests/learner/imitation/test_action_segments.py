@@ -3,13 +3,13 @@
 import chat_cases
 import numpy as np
 import pytest
-from imitation_cases import MESSAGES, TOOLS, demonstration, tokenizer
+from imitation_cases import MESSAGES, TOOLS, demonstration, tokenized, tokenizer
 from rollout_cases import make_worker
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.envs.base import StepResult
 from seeupo_jax.envs.pool import EnvPool
-from seeupo_jax.learner.imitation.action_segments import to_segments
+from seeupo_jax.learner.imitation.action_segments import Tokenized, to_segments
 from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer
 from seeupo_jax.rollout.collect import collect, group_requests
 from seeupo_jax.rollout.engine.protocol import Action
@@ -127,6 +127,21 @@ def test_two_actions_in_a_row_are_two_turns():
     assert segment.turn_L[-count:].tolist() == [0] * len(first) + [CONTEXT] + [1] * len(second)
 
 
+@pytest.mark.parametrize("weight, train_on", [(0, "all"), (1, "last")])
+def test_an_action_of_weight_0_or_one_before_the_last_is_context(weight, train_on):
+    pair = demonstration(
+        *(("user", "red"), ("assistant", "find red"), ("tool", "blue"), ("assistant", "blue"))
+    )
+    pair.messages[1]["weight"] = weight
+    ((segment,),) = tokenized([pair], train_on=train_on)
+    first, second = (tokenizer().action(text) for text in ("find red", "blue"))
+    before = len(segment.tokens_L) - len(second)
+    assert segment.turn_L.tolist() == [CONTEXT] * before + [1] * len(second)
+    begun = tokenizer().begin(pair.messages[:1], TOOLS).tokens + first
+    assert segment.tokens_L[: len(begun)].tolist() == begun
+    assert segment.tokens_L[before:].tolist() == second
+
+
 def test_a_demonstration_has_a_segment_for_every_history_that_the_template_rewrites():
     chat = schema.Chat(template_kwargs={"enable_thinking": False})
     small = chat_cases.small_library()
@@ -140,3 +155,5 @@ def test_a_demonstration_has_a_segment_for_every_history_that_the_template_rewri
         before = thinker.begin(shown.messages[: 2 * turn + 1], TOOLS).tokens
         assert segment.tokens_L.tolist() == before + action
         assert segment.turn_L.tolist() == [CONTEXT] * len(before) + [turn] * len(action)
+    ((only,),) = Tokenized([shown], thinker, train_on="last")
+    assert only.tokens_L.tolist() == second.tokens_L.tolist()

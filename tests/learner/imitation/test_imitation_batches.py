@@ -70,7 +70,7 @@ def test_rows_of_a_batch_are_of_similar_length_only_where_blocks_are_sorted():
     assert sum(abs(one - two) > 2 for one, two in lengths(1)) >= 8
 
 
-def test_the_loss_is_the_mean_over_action_tokens_alone():
+def test_a_step_is_on_the_mean_over_action_tokens_alone_and_moves_the_average_after_it():
     """Against the NumPy twin: value, and gradients by a step of plain gradient descent."""
     rows = Rows.of(cases.ragged())
     pieces = all_actions(rows)
@@ -89,14 +89,18 @@ def test_the_loss_is_the_mean_over_action_tokens_alone():
         backward(slope_L, grads)
 
     sgd = optax.sgd(1.0)
-    imitation, state = Imitation(network, sgd), cases.new_state(sgd)
+    imitation, average = Imitation(network, sgd, ema=0.75), cases.jittered(start, 1.0)
+    state = cases.new_state(sgd)._replace(ema=cases.new_state(sgd, average).params)
     np.testing.assert_allclose(imitation.loss(state.params, batch) / tokens, loss, rtol=1e-5)
     after, metrics = imitation.step(state, batch)
     np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
     norm = np.sqrt(sum((grad**2).sum() for grad in grads.values()))
     np.testing.assert_allclose(metrics["grad_norm"], norm, rtol=1e-5)
+    averages = cases.weights_of(average), cases.weights_of(cases.host(after.ema))
     for name, value in cases.weights_of(cases.host(after.params)).items():
         np.testing.assert_allclose(value, weights[name] - grads[name], atol=1e-5, err_msg=name)
+        old, new = (each[name] for each in averages)
+        np.testing.assert_allclose(new, 0.75 * old + 0.25 * value, atol=1e-6, err_msg=name)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
     assert (after.step, metrics["update_skipped"]) == (1, 0)
 

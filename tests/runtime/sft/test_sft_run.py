@@ -1,10 +1,22 @@
-"""What a supervised run says of the policy that it leaves."""
+"""How many steps a supervised run has, and what it says of the policy that it leaves."""
 
 from types import SimpleNamespace
 
 import pytest
 
+from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.runtime.sft import sft_run
+from seeupo_jax.runtime.sft.supervised import count_steps
+
+
+@pytest.mark.parametrize(
+    "conversations, epochs, steps",
+    [(5, 1, 2), (5, 3, 4), (3, 1, 1), (4, 1, 1), (8, 3, 6)],
+)
+def test_a_run_has_the_fewest_steps_that_are_all_epochs(conversations, epochs, steps):
+    chosen = {"epochs": epochs, "batch_size": 4}
+    assert count_steps(from_dict({"sft": chosen}), conversations) == steps
+    assert count_steps(from_dict({"sft": {**chosen, "steps": 7}}), conversations) == 7
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,39 @@
+"""Which conversations a supervised run learns from, and which it only measures its loss on."""
+
+import imitation_cases
+import pytest
+import sft_cases as cases
+
+from seeupo_jax.configuration.loading import from_dict
+from seeupo_jax.envs.order_desk.demonstrator import demonstrate
+from seeupo_jax.learner.imitation.action_segments import to_segments
+from seeupo_jax.runtime.sft.sft_data import read_data
+
+
+def tokens_of(conversations):
+    return [segment.tokens_L.tolist() for each in conversations for segment in each]
+
+
+def desk(split, count):
+    shown = [demonstrate(f"{split}/{index}")[0] for index in range(count)]
+    return tokens_of(to_segments(each, imitation_cases.tokenizer()) for each in shown)
+
+
+@pytest.mark.parametrize("kind", ["files", "splits"])
+def test_all_of_the_held_out_data_is_held_out_and_nothing_else(kind, tmp_path):
+    if kind == "files":
+        data = cases.write_desk(tmp_path / "some.jsonl", 5)
+        other = cases.write_desk(tmp_path / "other.jsonl", 3, split="test")
+        chosen, held_out = {"data": str(data), "held_out_data": str(other)}, desk("test", 3)
+    else:
+        names = "data", "held_out_data"
+        chosen = {**dict.fromkeys(names, "demonstrations"), "options": {"episodes": 5}}
+        held_out = desk("test", 5)
+    config = {
+        "sft": {**chosen, "held_out": 0.5},
+        "rollout": {"max_context": 4096},
+        "env": {"options": {"data_dir": str(tmp_path)}},
+    }
+    data = read_data(from_dict(config), imitation_cases.tokenizer(), lambda *_: None)
+    assert tokens_of(data.training) == desk("train", 5)
+    assert tokens_of(data.held_out) == held_out
