@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from seeupo_jax.configuration.flags import Flags, names, path
+from seeupo_jax.configuration.flags import Flags, names, output_file, path
 from seeupo_jax.errors import sentence_errors
-from seeupo_jax.reports.html_report import write_report
+from seeupo_jax.reports.html_report import report_file, write_report
+from seeupo_jax.reports.run_data import load_runs
 from seeupo_jax.reports.trajectory_pages import write_pages
 from seeupo_jax.trajectories.reader import FOLDER, find_shards
 
@@ -24,7 +25,7 @@ def _flags() -> Flags:
     flags = Flags("report", __doc__)
     flags.flag("workdir", "the folder of the run.", path, required=True)
     flags.flag("compare", "folders of other runs to compare with.", names, nargs="+", default=[])
-    flags.flag("output", "the file to write; default: WORKDIR/report.html.", path)
+    flags.flag("output", "the file to write; default: WORKDIR/report.html.", output_file)
     return flags
 
 
@@ -34,11 +35,25 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
         given = _flags().read(arguments[1:])
         workdir = given.workdir
         compare = [folder for listed in given.compare for folder in listed]
+        load_runs([workdir, *map(Path, compare)])  # a mistake is told before pages are written
+        pages = _write_pages(workdir, report_file(workdir, given.output))
         file = write_report(workdir, compare=compare, output=given.output)
         print(f"wrote {file} ({file.stat().st_size / 2**20:.1f} MiB)")
-        if find_shards(workdir):
-            back = Path(os.path.relpath(file, workdir / FOLDER)).as_posix()
-            print(f"wrote {write_pages(workdir, report=quote(back))}")
+        if isinstance(pages, ValueError):
+            raise pages
+        if pages is not None:
+            print(f"wrote {pages}")
+
+
+def _write_pages(workdir: Path, report: Path) -> Path | ValueError | None:
+    """Before the report, which has a link to them; their error waits until it is written."""
+    if not find_shards(workdir):
+        return None
+    back = Path(os.path.relpath(report, workdir / FOLDER)).as_posix()
+    try:
+        return write_pages(workdir, report=quote(back))
+    except ValueError as error:
+        return error
 
 
 if __name__ == "__main__":

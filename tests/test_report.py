@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import loaded_python
+import pytest
 import report_cases
 import telemetry_cases
 from process_cases import environment
@@ -49,6 +50,43 @@ def test_the_pages_of_trajectories_are_written_beside_it_and_lead_back(
         assert (pages / link).resolve() == tmp_path / output
         (forth,) = re.findall(r'href="([^"]*index\.html)"', (tmp_path / output).read_text())
         assert ((tmp_path / output).parent / forth).resolve() == pages / "index.html"
+
+
+def test_a_run_that_is_compared_has_a_link_only_to_pages_that_are_there(tmp_path, monkeypatch):
+    for name in "ab":
+        report_cases.write_run(tmp_path / name, iterations=1)
+        telemetry_cases.write_shard(tmp_path / name, [telemetry_cases.record()])
+    monkeypatch.chdir(tmp_path)
+    own, others = "trajectories/index.html", "../b/trajectories/index.html"
+    for arguments, links in (
+        (["--workdir=a", "--compare=b"], [own]),
+        (["--workdir=b", "--compare=a"], [others, own]),
+    ):
+        main(["report", *arguments, "--output=a/r.html"])
+        page = (tmp_path / "a" / "r.html").read_text()
+        assert re.findall(r'href="([^"]*index\.html)"', page) == links
+
+
+def test_the_report_is_written_where_the_pages_of_trajectories_cannot_be(tmp_path, capsys):
+    report_cases.write_run(tmp_path, iterations=1)
+    telemetry_cases.write_shard(tmp_path, [telemetry_cases.record()])
+    (tmp_path / "trajectories" / "data").write_text("a file")
+    with pytest.raises(SystemExit) as ended:
+        main(["report", f"--workdir={tmp_path}"])
+    told = capsys.readouterr()
+    assert ended.value.code == 2 and told.out.startswith(f"wrote {tmp_path / 'report.html'} (")
+    assert told.err.startswith(f"error: workdir: got {tmp_path} (") and told.err.count("\n") == 1
+    assert "index.html" not in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("wrong", ["--compare=nowhere", "--output=/dev/null/report.html"])
+def test_a_mistake_is_told_before_the_pages_of_trajectories_are_written(tmp_path, capsys, wrong):
+    report_cases.write_run(tmp_path, iterations=1)
+    telemetry_cases.write_shard(tmp_path, [telemetry_cases.record()])
+    with pytest.raises(SystemExit):
+        main(["report", f"--workdir={tmp_path}", wrong])
+    assert capsys.readouterr().err.startswith("error: ")
+    assert not (tmp_path / "trajectories" / "index.html").exists()
 
 
 def test_a_mistake_is_one_sentence(tmp_path):

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Point:
-    """A value and, where there is one, its interval; `at` is an iteration or a kind."""
+    """A value and, where there is one, its interval; `at` is an iteration or a kind.
+
+    value: None: it was recorded as missing, and no line joins what is on both sides of it.
+    """
 
     at: float | str
-    value: float
+    value: float | None
     low: float | None = None
     high: float | None = None
 
@@ -44,6 +47,11 @@ def thin(points: Sequence[Point], block: int) -> list[Point]:
     return [Point(*(mean([getattr(p, f) for p in own]) for f in fields)) for own in blocks.values()]
 
 
+def known(points: Iterable[Point]) -> list[Point]:
+    """The points that have a value."""
+    return [point for point in points if point.value is not None]
+
+
 def mean(numbers: Sequence[float | None]) -> float | None:
     """The mean of the values that are there."""
     known = [number for number in numbers if number is not None]
@@ -53,3 +61,10 @@ def mean(numbers: Sequence[float | None]) -> float | None:
 def rounded(number: float) -> float:
     """Six digits, which is more than a chart shows."""
     return float(f"{number:.6g}")
+
+
+def axis_range(lines: Iterable[Sequence[Point]]) -> tuple[float, float]:
+    """From 0, or below, to a little more than the largest value."""
+    values = [n for line in lines for p in line for n in (p.value, p.low, p.high) if n is not None]
+    low, high = min(0.0, *values, 0.0), max(0.0, *values, 0.0)
+    return (low, low + 1.0) if high == low else (low * 1.05, high * 1.05)

@@ -15,7 +15,18 @@ from typing import Any
 import altair as alt
 from altair.utils import schemapi
 
-from seeupo_jax.reports.blocks import Point, block_size, block_start, mean, rounded, thin
+from seeupo_jax.reports.blocks import (
+    Point,
+    axis_range,
+    block_size,
+    block_start,
+    known,
+    mean,
+    rounded,
+    thin,
+)
+from seeupo_jax.reports.line_names import end_labels, shortened
+from seeupo_jax.reports.run_data import natural
 
 # Okabe and Ito's colours, which colour-blind people tell apart, the yellow darkened.
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8c7300", "#56b4e9", "#808080")
@@ -30,10 +41,9 @@ _TEXT = _INK | {"labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "no
 _LINES = {"domainColor": "currentColor", "tickColor": "currentColor", "gridColor": "currentColor"}
 _ROWS = alt.NamedData("rows")
 HEIGHT = 240  # of a chart, in pixels
-LABEL_CHARACTERS = 18
 _LINE_POINTS = 300  # more cannot be distinguished on a screen
 _MARKED_POINTS = 60  # of a line whose points are drawn
-_APART = 13  # pixels between the names of two lines
+_DOT = 36  # square pixels
 _BLOCKS = 120  # bars or cells; more cannot be distinguished on a screen
 _TINY = 1e-3  # below it values are written with an exponent
 
@@ -59,17 +69,18 @@ def line_chart(
     """Lines with bands for intervals.
 
     Args:
-      series: the points of each line, in order; `at` is a number.
+      series: the points of each line, in order; `at` is a number. Lines and bands are interrupted
+        where values are missing.
       x, y: titles of the axes.
       domain: of the axis of values; None: from 0, or below, to the largest.
       height: in pixels.
     """
     block = max((block_size([p.at for p in ps], _LINE_POINTS) for ps in series.values()), default=1)
-    lines = {name: thin(points, block) for name, points in series.items() if points}
+    lines = {name: thin(points, block) for name, points in series.items() if known(points)}
     if not lines:
         return None
     rows = [_row(name, point, x) for name, points in lines.items() for point in points]
-    low, high = _range(lines.values()) if domain is None else domain
+    low, high = axis_range(lines.values()) if domain is None else domain
     axis = alt.Axis(format=".1e") if max(high, -low) < _TINY else alt.Undefined
     unit = {"title": y, "axis": axis, "scale": alt.Scale(domain=[low, high], zero=False)}
     value = alt.Y("value:Q", **unit)
@@ -88,30 +99,18 @@ def line_chart(
     zoom = alt.selection_interval(
         "zoom", encodings=["x"], bind="scales", zoom="wheel![event.shiftKey]"
     )
-    near = alt.selection_point(
-        "near", on="pointerover", clear="pointerout", nearest=True, empty=False
-    )
-    dots = 36 if max(map(len, lines.values())) <= _MARKED_POINTS else 0
+    most = max(map(len, lines.values()))
     layers = [
         base.mark_area(clip=True)
         .encode(alt.Y("low:Q", **unit), alt.Y2("high:Q"), opacity=_if_picked(0.18))
-        .transform_filter("isValid(datum.low)"),
+        .transform_filter("isValid(datum.low) || !isValid(datum.value)"),
         base.mark_line(clip=True, strokeWidth=2)
         .encode(value, dash, opacity=_if_picked(1.0))
         .add_params(zoom, picked),
-        # What answers to the pointer, everywhere next to it; drawn where there are few.
-        base.mark_point(filled=True, clip=True)
-        .encode(
-            value,
-            shape,
-            opacity=_if_picked(1.0),
-            size=alt.SizeValue(dots, condition={"param": "near", "value": 90, "empty": False}),
-            tooltip=_tooltip(x),
-        )
-        .add_params(near),
+        _dots(base, x, 0 if most > _MARKED_POINTS else _DOT).encode(value, shape),
     ]
     if len(lines) > 1:
-        ends = {name: points[-1].value for name, points in lines.items()}
+        ends = {n: p.value for n, own in lines.items() for p in own if p.value is not None}
         layers.append(_end_names(end_labels(ends, low, high, height)).encode(color))
     return _made(title, alt.layer(*layers), rows, height, _mean_note(block, "point"))
 
@@ -127,7 +126,7 @@ def range_chart(title: str, series: Mapping[str, Sequence[Point]], *, kind: str)
     if not series:
         return None
     rows = [_row(name, point, "kind") for name, points in series.items() for point in points]
-    kinds = list(dict.fromkeys(row["kind"] for row in rows))
+    kinds = sorted(dict.fromkeys(row["kind"] for row in rows), key=natural)
     color, _, shape = _styles(list(series))
     unit = {"title": "success rate", "scale": alt.Scale(domain=[0, 1])}
     base = alt.Chart(_ROWS).encode(
@@ -336,6 +335,31 @@ def _tooltip(at: str) -> alt.TooltipValue:
     return alt.TooltipValue({"expr": f"{{{text}}}"})
 
 
+def _dots(base: alt.Chart, x: str, size: int) -> alt.Chart:
+    """The points of lines: they answer to the pointer, everywhere next to them.
+
+    Args:
+      size: 0: they are drawn only where the pointer is, and where no line leads to them.
+    """
+    near = alt.selection_point(
+        "near", on="pointerover", clear="pointerout", nearest=True, empty=False
+    )
+    alone = "!isValid(datum.before) && !isValid(datum.after)"
+    sizes = [{"param": "near", "value": 90, "empty": False}, {"test": alone, "value": _DOT}]
+    return (
+        base.mark_point(filled=True, clip=True)
+        .transform_window(
+            before="lag(value)", after="lead(value)", groupby=["series"], sort=[alt.SortField(x)]
+        )
+        .encode(
+            opacity=_if_picked(1.0),
+            size=alt.SizeValue(size, condition=sizes),
+            tooltip=_tooltip(x),
+        )
+        .add_params(near)
+    )
+
+
 def _end_names(places: Mapping[str, float]) -> alt.Chart:
     """The lines' names at the right; the page drops this layer where it is narrow."""
     rows = [
@@ -348,45 +372,10 @@ def _end_names(places: Mapping[str, float]) -> alt.Chart:
     )
 
 
-def end_labels(
-    ends: Mapping[str, float], low: float, high: float, height: int = HEIGHT
-) -> dict[str, float]:
-    """Where to write each line's name, in pixels from the top, so that none covers another.
-
-    Args:
-      ends: the last value of each line.
-      low, high: of the axis, which is `height` pixels long.
-    """
-    scale = height / (high - low)
-    places = sorted(((high - ends[name]) * scale, name) for name in ends)
-    placed: list[float] = []
-    for place, _ in places:
-        placed.append(max(place, placed[-1] + _APART) if placed else place)
-    floor = float(max(height, _APART * len(placed)))
-    for i in reversed(range(len(placed))):  # what was pushed out below moves up again
-        placed[i] = min(placed[i], floor)
-        floor = placed[i] - _APART
-    return {name: y for y, (_, name) in zip(placed, places, strict=True)}
-
-
-def shortened(text: str) -> str:
-    """At most `LABEL_CHARACTERS`, the middle left out: names often differ at their ends."""
-    if len(text) <= LABEL_CHARACTERS:
-        return text
-    half = LABEL_CHARACTERS // 2
-    return f"{text[: half - 1]}…{text[-half:]}"
-
-
-def _range(lines: Iterable[Sequence[Point]]) -> tuple[float, float]:
-    """The axis's range: from 0, or below, to a little more than the largest value."""
-    values = [n for line in lines for p in line for n in (p.value, p.low, p.high) if n is not None]
-    low, high = min(0.0, *values, 0.0), max(0.0, *values, 0.0)
-    return (low, low + 1.0) if high == low else (low * 1.05, high * 1.05)
-
-
 def _row(series: str, point: Point, at: str) -> dict[str, Any]:
     place = point.at if isinstance(point.at, str) else rounded(point.at)
-    row = {"series": series, at: place, "value": rounded(point.value)}
+    value = None if point.value is None else rounded(point.value)
+    row = {"series": series, at: place, "value": value}
     if point.low is not None and point.high is not None:
         row |= {"low": rounded(point.low), "high": rounded(point.high)}
     return row

@@ -11,7 +11,7 @@ from seeupo_jax.metrics.statistics import (
     split_and_metric,
     wilson_interval,
 )
-from seeupo_jax.reports.blocks import Point
+from seeupo_jax.reports.blocks import Point, known
 from seeupo_jax.reports.charts import Chart, range_chart, stack_chart
 from seeupo_jax.reports.run_data import Recorded, natural
 from seeupo_jax.reports.sections import Measures, Section, charted, metric, of_run, overlay
@@ -74,8 +74,8 @@ def kinds_section(runs: Sequence[Recorded]) -> Section:
 def first_and_last(run: Recorded) -> tuple[str, list[Point]]:
     """What success is measured by, and its value at first and now; none where nothing is."""
     names = [name for name in _evaluations([run]) if " avg@" in name]
-    for name, points in [*((n, _evaluated(n)(run)) for n in names), ("rollouts", _rollouts(run))]:
-        if points:
+    for name, recorded in [*((n, _evaluated(n)(run)) for n in names), ("rollouts", _rollouts(run))]:
+        if points := known(recorded):
             return name, [points[0], points[-1]] if len(points) > 1 else points
     return "success", []
 
@@ -85,9 +85,9 @@ def _rollouts(run: Recorded) -> list[Point]:
     tasks, size = run.setting("rollout.tasks"), run.setting("rollout.group_size")
     rounds, played = dict(run.series("rollout/rounds")), _played(run)
     points = []
-    for iteration, value in run.series(_SUCCESS):
+    for iteration, value in run.recorded(_SUCCESS):
         bounds = ()
-        if isinstance(tasks, int) and tasks > 0 and 0 <= value <= 1:
+        if value is not None and isinstance(tasks, int) and tasks > 0 and 0 <= value <= 1:
             groups = tasks
             if rounds.get(iteration, 1) > 1 and size:  # of more tasks: what the counts say
                 groups = max(tasks, played[iteration] / size)
@@ -123,7 +123,7 @@ def _evaluated(name: str) -> Callable[[Recorded], list[Point]]:
 def _estimates(run: Recorded, key: str, kind: str) -> list[Point]:
     """A metric of evaluations, of all tasks or of a `/LABEL=VALUE`."""
     low, high = (dict(run.series(f"{key}_{bound}{kind}")) for bound in ("low", "high"))
-    return [Point(i, value, low.get(i), high.get(i)) for i, value in run.series(key + kind)]
+    return [Point(i, value, low.get(i), high.get(i)) for i, value in run.recorded(key + kind)]
 
 
 def _evaluated_kinds(run: Recorded, name: str) -> list[str]:
@@ -137,7 +137,7 @@ def _evaluated_by(runs: Sequence[Recorded], name: str, label: str) -> dict[str, 
     series: dict[str, list[Point]] = {}
     for run in runs:
         for kind in (k for k in _evaluated_kinds(run, name) if _label(k) == label):
-            points = _estimates(run, _evaluation_keys(run)[name], f"/{kind}")
+            points = known(_estimates(run, _evaluation_keys(run)[name], f"/{kind}"))
             ends = dict.fromkeys((*(points[:1] if len(runs) == 1 else ()), *points[-1:]))
             for point in ends:
                 where = run.name if len(runs) > 1 else f"iteration {point.at}"

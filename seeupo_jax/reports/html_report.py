@@ -63,7 +63,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Head:
-    """A run at the top of the page; `pages` is where its trajectories are, if it kept any."""
+    """A run at the top of the page; `pages` is where those of its trajectories are, if any."""
 
     name: str
     tiles: Sequence[Tile]
@@ -77,7 +77,8 @@ def write_report(
 
     Args:
       workdir: the run's folder, or a copy of it.
-      compare: folders of other runs.
+      compare: folders of other runs. Each run whose pages of trajectories are there gets a link to
+        them: call `write_pages` before this.
       output: the file; None: WORKDIR/report.html. It is replaced whole.
 
     Returns: the file.
@@ -87,7 +88,7 @@ def write_report(
         another report is writing.
     """
     runs = load_runs([Path(folder) for folder in (workdir, *compare)])
-    file = Path(os.path.abspath(output)) if output is not None else runs[0].workdir / REPORT_FILE
+    file = report_file(workdir, output)
     temporary = file.with_name(f"{file.name}.tmp")
     with exclusive(file.with_name(f".{file.name}.lock"), f"--output: got {file}"):
         text = render(runs, file.parent)
@@ -97,6 +98,11 @@ def write_report(
         except OSError as error:
             raise ValueError(f"--output: got {file} ({error.strerror}); allowed: a file.") from None
     return file
+
+
+def report_file(workdir: str | Path, output: str | Path | None = None) -> Path:
+    """Where the report of a run is written."""
+    return Path(os.path.abspath(Path(workdir) / REPORT_FILE if output is None else output))
 
 
 def render(runs: Sequence[Recorded], folder: Path) -> str:
@@ -168,10 +174,9 @@ def _head(run: Recorded, folder: Path) -> Head:
         Tile("tokens per second", *_speed(run)),
         Tile("time", format_duration(run.seconds) if run.seconds else "-", each),
     ]
-    trajectories = run.workdir / FOLDER
-    pages = None
-    if trajectories.is_dir() and any(trajectories.iterdir()):
-        pages = quote(Path(os.path.relpath(trajectories / "index.html", folder)).as_posix())
+    index, pages = run.workdir / FOLDER / "index.html", None
+    if os.path.isfile(index):
+        pages = quote(Path(os.path.relpath(index, folder)).as_posix())
     return Head(run.name, tiles, pages)
 
 

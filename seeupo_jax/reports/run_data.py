@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from seeupo_jax.configuration.schema import Evaluation
 from seeupo_jax.metrics.metrics_log import METRICS_FILE, read_metrics
 from seeupo_jax.metrics.phases import total_time
 from seeupo_jax.metrics.run_manifest import read_run_manifest
+
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?(e[-+]?[0-9]{1,3})?")
 
 
 @dataclass(frozen=True)
@@ -35,10 +38,15 @@ class Recorded:
 
     def series(self, metric: str) -> list[tuple[int, float]]:
         """Iterations and values of a metric, where it is a finite number."""
+        return [(i, value) for i, value in self.recorded(metric) if value is not None]
+
+    def recorded(self, metric: str) -> list[tuple[int, float | None]]:
+        """As `series`, with None where the metric was recorded as missing."""
+        values = [(line["iteration"], line[metric]) for line in self.lines if metric in line]
         return [
-            (line["iteration"], float(value))
-            for line in self.lines
-            if is_number(value := line.get(metric))
+            (i, None if value is None else float(value))
+            for i, value in values
+            if value is None or is_number(value)
         ]
 
     def keyed(self, prefix: str) -> list[tuple[str, str]]:
@@ -141,7 +149,9 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def natural(text: str) -> list[tuple[int, str]]:
-    """A sort key by which `turns=10` comes after `turns=2`."""
+def natural(text: str) -> list[tuple[Decimal | float, str]]:
+    """A sort key by which `turns=10` comes after `turns=2`, and numbers alone in their order."""
+    if _NUMBER.fullmatch(text):
+        return [(Decimal(text), "")]
     parts = re.findall(r"[0-9]+|[^0-9]+", text)
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+    return [(int(part), "") if part.isdecimal() else (-math.inf, part) for part in parts]

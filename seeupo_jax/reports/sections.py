@@ -57,7 +57,7 @@ class Section:
 
 def metric(name: str) -> Callable[[Recorded], list[Point]]:
     """The points of a metric without an interval."""
-    return lambda run: [Point(iteration, value) for iteration, value in run.series(name)]
+    return lambda run: [Point(iteration, value) for iteration, value in run.recorded(name)]
 
 
 def overlay(

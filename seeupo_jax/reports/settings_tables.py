@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -109,5 +110,6 @@ def _failing(run: Recorded) -> Iterator[tuple[str, str, list[tuple[int, str, flo
 def _failed_records(run: Recorded, split: str, iterations: list[int]) -> Iterator[dict[str, Any]]:
     for shard in find_shards(run.workdir) if iterations else ():
         if shard.evaluation and shard.split == split and shard.iteration in iterations:
-            records = read_shard(shard.path(run.workdir))
-            yield from (record for record in records if record["failed"])
+            with contextlib.suppress(FileNotFoundError):  # a run that trains has just removed it
+                records = read_shard(shard.path(run.workdir))
+                yield from (record for record in records if record["failed"])

@@ -31,13 +31,14 @@ def write_pages(workdir: str | Path, *, report: str | None = "../report.html") -
 
     May be called while the run trains: shards that did not change keep their files, the index is
     replaced when all that it names is there, and only then what it no longer names is removed.
+    Shards that the run removes meanwhile are left out.
 
     Args:
       report: address of the report, as seen from the page, which gets a link to it; None: no link.
 
     Raises:
-      ValueError: no such folder, a shard that holds something else than records, or pages that
-        another process is writing.
+      ValueError: no such folder, a shard that holds something else than records, files that cannot
+        be read or written, or pages that another process is writing.
     """
     workdir = Path(workdir)
     if not workdir.is_dir():
@@ -45,16 +46,28 @@ def write_pages(workdir: str | Path, *, report: str | None = "../report.html") -
             f"workdir: got {str(workdir)!r}; allowed: a folder that a run has written."
         )
     home = workdir / FOLDER
-    (home / "data").mkdir(parents=True, exist_ok=True)
-    with exclusive(home / ".pages.lock", f"workdir: got {workdir}"):
-        _write_pages(workdir, home, report)
+    try:
+        (home / "data").mkdir(parents=True, exist_ok=True)
+        with exclusive(home / ".pages.lock", f"workdir: got {workdir}"):
+            _write_pages(workdir, home, report)
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        raise ValueError(
+            f"workdir: got {workdir} ({place}{error.strerror or error}); allowed: a folder whose"
+            " trajectories can be read and whose pages can be written."
+        ) from None
     return home / "index.html"
 
 
 def _write_pages(workdir: Path, home: Path, report: str | None) -> None:
     data, parts = home / "data", {}
     for shard in find_shards(workdir):
-        parts |= _part(data, shard, shard.path(workdir))
+        path = shard.path(workdir)
+        try:
+            parts |= _part(data, shard, path)
+        except FileNotFoundError:
+            if path.exists():
+                raise
     rows = [row for rows in parts.values() for row in rows]
     index = {"name": _name(workdir), "report": report, "rows": len(rows), **_columns(rows)}
     for asset in (resources.files("seeupo_jax") / "assets/report/trajectories").iterdir():

@@ -1,12 +1,20 @@
 """Charts are Vega-Lite that Vega-Lite takes, of what they were given."""
 
 import math
+import re
 
 import pytest
 
-from seeupo_jax.reports import charts
+from seeupo_jax.reports import line_names
 from seeupo_jax.reports.blocks import Point, block_size, block_start, thin
-from seeupo_jax.reports.charts import heat_map, line_chart, range_chart, share_chart, stack_chart
+from seeupo_jax.reports.charts import (
+    HEIGHT,
+    heat_map,
+    line_chart,
+    range_chart,
+    share_chart,
+    stack_chart,
+)
 
 
 def rows(chart):
@@ -17,8 +25,15 @@ def layers(chart, mark):
     return [layer for layer in chart.spec["layer"] if layer["mark"]["type"] == mark]
 
 
+def drawn(chart):
+    import vl_convert
+
+    return vl_convert.vegalite_to_svg({**chart.spec, "width": 400}, vl_version="6.4")
+
+
 def test_a_chart_without_data_is_none():
     assert line_chart("T", {}, y="y") is None and line_chart("T", {"a": []}, y="y") is None
+    assert line_chart("T", {"a": [Point(1, None)]}, y="y") is None
     assert range_chart("T", {"a": []}, kind="k") is None
     assert heat_map("T", [], value="v") is None
     assert stack_chart("T", [(1, "a", 0.0)], ["a"], y="y") is None
@@ -30,6 +45,48 @@ def test_lines_keep_values_and_intervals():
     assert rows(chart) == [
         {"series": "a", "iteration": 1, "value": 0.5, "low": 0.4, "high": 0.6},
         {"series": "a", "iteration": 2, "value": 0.7},
+    ]
+
+
+def with_gaps(last):
+    """Iterations 1 to 3, 5 and from 7 on; 4 and 6 are missing."""
+    return [Point(i, None) if i in (4, 6) else Point(i, 0.5, 0.4, 0.6) for i in range(1, last + 1)]
+
+
+def test_lines_and_bands_are_interrupted_where_values_are_missing():
+    chart = line_chart("T", {"a": with_gaps(8), "b": [Point(1, 0.1), Point(8, 0.2)]}, y="y")
+    assert rows(chart)[3] == {"series": "a", "iteration": 4, "value": None}
+    svg = drawn(chart)
+    band, line, other = re.findall(
+        r'<path aria-label="[^"]*" role[^>]*mark" d="(M[0-9][^"]*)"', svg
+    )
+    assert [path.count("M") for path in (band, line, other)] == [3, 3, 1] and "NaN" not in svg
+
+
+@pytest.mark.parametrize("x", ["iteration", "sampled tokens"])
+def test_of_many_points_only_one_between_two_gaps_is_drawn(x):
+    svg = drawn(line_chart("T", {"a": with_gaps(100)}, y="y", x=x))
+    mark = rf'aria-label="{x}: (\d+); y: 0.5; series: a" role="[^"]*"[^>]*d="M([^"]*)"'
+    assert [at for at, path in re.findall(mark, svg) if "A" in path] == ["5"]
+
+
+def test_the_last_value_places_a_lines_name_where_the_end_is_missing():
+    chart = line_chart("T", {"a": [Point(1, 0.5), Point(2, None)], "b": [Point(1, 1.0)]}, y="y")
+    (names,) = layers(chart, "text")
+    places = {r["series"]: r["place"] for r in chart.spec["datasets"][names["data"]["name"]]}
+    assert places["a"] == pytest.approx(HEIGHT * (1 - 0.5 / 1.05), abs=0.01)
+
+
+def test_kinds_are_in_natural_order_whichever_comes_first():
+    def kinds(early, late):
+        series = {"early": [Point(k, 0.5) for k in early], "late": [Point(k, 0.5) for k in late]}
+        encoding = range_chart("T", series, kind="k").spec["layer"][1]["encoding"]
+        return encoding["y"]["sort"]
+
+    assert kinds(["2", "4"], ["1", "2", "3", "4", "10"]) == ["1", "2", "3", "4", "10"]
+    assert kinds(["refund", "0.5"], ["cancel", "-1", "0.25"]) == [
+        *("cancel", "refund"),
+        *("-1", "0.25", "0.5"),
     ]
 
 
@@ -76,18 +133,18 @@ def test_an_axis_holds_zero_and_every_value():
 
 def test_names_at_the_ends_of_lines_do_not_cover_each_other():
     ends = {"a": 0.5, "b": 0.5, "c": 0.51, "low": 0.0, "lowest": 0.0}
-    places = charts.end_labels(ends, 0.0, 1.0)
+    places = line_names.end_labels(ends, 0.0, 1.0, HEIGHT)
     heights = sorted(places.values())
     assert all(b - a >= 13 for a, b in zip(heights, heights[1:], strict=False))
-    assert heights[-1] <= charts.HEIGHT
-    assert places["c"] == pytest.approx(0.49 * charts.HEIGHT)
-    assert places["lowest"] == charts.HEIGHT
+    assert heights[-1] <= HEIGHT
+    assert places["c"] == pytest.approx(0.49 * HEIGHT)
+    assert places["lowest"] == HEIGHT
 
 
 def test_a_long_name_keeps_its_beginning_and_its_end():
-    short = charts.shortened("seeupo_on_the_order_desk_seed_1")
+    short = line_names.shortened("seeupo_on_the_order_desk_seed_1")
     assert short.startswith("seeupo") and short.endswith("_seed_1")
-    assert len(short) == charts.LABEL_CHARACTERS and charts.shortened("grpo") == "grpo"
+    assert len(short) == line_names.LABEL_CHARACTERS and line_names.shortened("grpo") == "grpo"
 
 
 def test_many_points_become_means_of_blocks_and_the_note_says_so():
@@ -107,6 +164,12 @@ def test_many_points_become_means_of_blocks_and_the_note_says_so():
 
 def test_a_block_without_intervals_has_none():
     assert thin([Point(1, 1.0), Point(2, 3.0)], 2) == [Point(1.5, 2.0)]
+
+
+def test_a_block_is_missing_where_all_of_it_is():
+    values = [1.0, None, None, None]
+    points = [Point(i, value) for i, value in enumerate(values, 1)]
+    assert thin(points, 2) == [Point(1.5, 1.0), Point(3.5, None)]
 
 
 def test_blocks_leave_no_more_than_was_asked_for():
@@ -178,8 +241,6 @@ def test_shares_of_a_run_add_up_to_one():
     ids=["line", "range", "heat", "stack", "share"],
 )
 def test_vega_lite_draws_a_mark_for_each_value(chart, marks):
-    import vl_convert
-
-    svg = vl_convert.vegalite_to_svg({**chart.spec, "width": 400}, vl_version="6.4")
+    svg = drawn(chart)
     assert svg.startswith("<svg") and "NaN" not in svg
     assert {mark: svg.count(mark) for mark in marks} == marks

@@ -11,6 +11,7 @@ import pytest
 import report_cases
 
 from seeupo_jax.metrics.metrics_log import MetricsWriter
+from seeupo_jax.reports import settings_tables
 from seeupo_jax.reports.curves import curves_section, first_and_last, kinds_section
 from seeupo_jax.reports.html_report import write_report
 from seeupo_jax.reports.run_data import load_runs
@@ -27,6 +28,7 @@ from seeupo_jax.reports.settings_tables import (
     unrecorded,
     versions_table,
 )
+from seeupo_jax.reports.trajectory_pages import write_pages
 from seeupo_jax.trajectories.reader import Shard, pack_shard, write_shard
 
 
@@ -141,6 +143,32 @@ def test_evaluations_have_the_intervals_that_were_recorded(runs):
     rows = [r for r in values(curves_section(runs[:1]).charts[0]) if r["series"] == "test avg@4"]
     assert [r["iteration"] for r in rows] == [0, 5, 10, 12]
     assert rows[0]["low"] == pytest.approx(0.32) and rows[0]["high"] == pytest.approx(0.48)
+
+
+def test_iterations_without_a_success_rate_are_missing_in_its_chart(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        for i in range(1, 51):
+            rate = math.nan if 10 <= i <= 40 else i / 100
+            writer.write(i, {"rollout/success_rate": rate, "rollout/reward_mean": rate})
+        writer.write(50, {"eval/avg@4": math.nan})
+    (run,) = load_runs([tmp_path])
+    for chart in curves_section([run]).charts[:2]:
+        missing = {r["iteration"] for r in values(chart) if r["value"] is None}
+        assert missing == set(range(10, 41)) and len(values(chart)) == 50
+    measure, ends = first_and_last(run)
+    assert measure == "rollouts" and [e.value for e in ends] == [0.01, 0.5]
+
+
+def test_an_evaluation_without_an_estimate_is_missing_in_its_line(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        for i, value in ((0, 0.2), (5, math.nan), (10, 0.6)):
+            bounds = {"eval/avg@4_low": value - 0.1, "eval/avg@4_high": value + 0.1}
+            writer.write(i, {"eval/avg@4": value, **bounds})
+    (run,) = load_runs([tmp_path])
+    rows = values(curves_section([run]).charts[0])
+    assert [r["value"] for r in rows] == [0.2, None, 0.6]
+    assert [r.get("low") for r in rows] == [pytest.approx(0.1), None, pytest.approx(0.5)]
+    assert [e.value for e in first_and_last(run)[1]] == [0.2, 0.6]
 
 
 def test_success_by_turns_is_pooled_over_the_first_and_the_last_iterations(tmp_path):
@@ -286,6 +314,14 @@ def test_failures_of_evaluations_come_from_their_trajectories(tmp_path):
     ]
 
 
+def test_failures_in_a_shard_that_the_run_has_just_removed_have_no_cause(tmp_path, monkeypatch):
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(5, {"eval/failed": 2})
+    monkeypatch.setattr(settings_tables, "find_shards", lambda workdir: [Shard(5, "test", True)])
+    rows = cells(failures_section(load_runs([tmp_path])).tables[0])
+    assert rows == [["(cause not recorded)", "evaluation on test", "2", "5 to 5"]]
+
+
 def test_a_run_without_failures_says_so(tmp_path):
     with MetricsWriter(tmp_path) as writer:
         writer.write(1, {"rollout/failed": 0})
@@ -338,10 +374,11 @@ def test_a_damaged_line_of_metrics_costs_the_page_that_line_and_is_told(tmp_path
     assert "1 of 3 lines are damaged, the first of them line 2; they are left out" in caplog.text
 
 
-def test_a_page_elsewhere_still_finds_the_trajectories(runs, tmp_path):
+def test_a_page_has_a_link_to_trajectories_once_their_page_is_written(runs, tmp_path):
     workdir = runs[0].workdir
-    assert "Trajectories:" not in write_report(workdir).read_text()
     write_shard(workdir, Shard(1, "train", False), pack_shard([]))
+    assert "index.html" not in write_report(workdir).read_text()
+    write_pages(workdir)
     assert 'href="trajectories/index.html"' in write_report(workdir).read_text()
     (tmp_path / "pages").mkdir()
     file = write_report(workdir, output=tmp_path / "pages" / "r.html")

@@ -73,11 +73,15 @@ def test_a_series_has_only_finite_numbers(tmp_path):
     lines = [{"iteration": 1, "x": 2}, {"iteration": 2, "x": None}, {"iteration": 3, "x": "no"}]
     text = "".join(json.dumps(line) + "\n" for line in lines) + '{"iteration": 4, "x": NaN}\n'
     (tmp_path / "metrics.jsonl").write_text(text)
-    assert load_runs([tmp_path])[0].series("x") == [(1, 2.0)]
+    (run,) = load_runs([tmp_path])
+    assert run.series("x") == [(1, 2.0)]
+    assert run.recorded("x") == [(1, 2.0), (2, None)] and run.recorded("y") == []
 
 
 def test_numbers_in_names_are_sorted_as_numbers():
     assert sorted(["turns=10", "turns=9", "a"], key=natural) == ["a", "turns=9", "turns=10"]
+    numbers = ["-10", "-2", "1e-05", "0.25", "0.5", "9", "10"]
+    assert sorted(sorted(numbers), key=natural) == numbers
 
 
 def test_nested_values_become_dotted_names():

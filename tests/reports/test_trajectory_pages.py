@@ -13,7 +13,7 @@ from telemetry_cases import record, write_run, write_shard
 from seeupo_jax.reports import trajectory_pages
 from seeupo_jax.reports.trajectory_pages import write_pages
 from seeupo_jax.telemetry import read_trajectories
-from seeupo_jax.trajectories.reader import read_shard
+from seeupo_jax.trajectories.reader import find_shards, read_shard
 
 HOSTILE = '</script><script>alert(1)</script><!--\u2028\u2029\u202e\x00\ud800"\\'
 
@@ -104,6 +104,35 @@ def test_only_changed_shards_are_written_again_and_what_is_old_is_removed(tmp_pa
     assert len(kept) == 2
     assert not {name for name in before if name.startswith("train_000001")} & after.keys()
     assert read_index(tmp_path)["rows"] == 33
+
+
+@pytest.mark.parametrize("when", ["before it is opened", "before it is read"])
+def test_shards_that_a_run_removes_meanwhile_are_left_out(tmp_path, monkeypatch, when):
+    write_run(tmp_path, iterations=2, test=False)
+    found, first = find_shards(tmp_path), tmp_path / "trajectories" / "train_000000.jsonl.gz"
+
+    def read(path):
+        first.unlink(missing_ok=True)
+        return read_shard(path)
+
+    if when == "before it is opened":
+        first.unlink()
+    monkeypatch.setattr(trajectory_pages, "find_shards", lambda workdir: found)
+    monkeypatch.setattr(trajectory_pages, "read_shard", read)
+    write_pages(tmp_path)
+    index = read_index(tmp_path)
+    assert index["rows"] == 32 and set(column(index, "iteration")) == {1}
+
+
+def test_pages_that_cannot_be_written_are_told(tmp_path):
+    file = write_shard(tmp_path, [record()]).with_name("data")
+    file.write_text("a file")
+    with pytest.raises(ValueError) as error:
+        write_pages(tmp_path)
+    assert str(error.value) == (
+        f"workdir: got {tmp_path} ({file}: File exists); allowed: a folder whose trajectories can"
+        " be read and whose pages can be written."
+    )
 
 
 def test_a_write_that_is_cut_off_leaves_the_old_pages(tmp_path, monkeypatch):
