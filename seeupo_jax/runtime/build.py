@@ -204,7 +204,8 @@ def architecture(config: Config, mesh: jax.sharding.Mesh) -> Architecture:
 def _architecture(config: Config, **layout: Any) -> Architecture:
     if config.model.path is not None:
         return inspect(config.model.path, **layout)
-    names = {field.name for field in dataclasses.fields(Architecture)} - layout.keys()
+    decided = {"remat", "attention", *layout}  # a configuration's may be auto
+    names = {field.name for field in dataclasses.fields(Architecture)} - decided
     sizes = {key: value for key, value in vars(config.model).items() if key in names}
     return Architecture(**sizes, **layout, rope=Rope(config.model.rope_theta))
 

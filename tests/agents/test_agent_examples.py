@@ -51,7 +51,8 @@ class ScriptedSession:
             on_text(letter)
         finish = "tool_calls" if tool_calls else "stop"
         logp = (-0.5,) * len(text)
-        return Completion(text, content, tool_calls, finish, tuple(text), logp, prompt_tokens=1)
+        pieces = tuple(sign.encode() for sign in text)
+        return Completion(text, content, tool_calls, finish, pieces, logp, prompt_tokens=1)
 
     def continued(self):
         """Of each call but the first, whether its history is that of the call before, and on."""
