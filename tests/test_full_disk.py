@@ -1,6 +1,9 @@
 """A disk without room ends a run with one sentence and 2; what was saved before is whole."""
 
 import contextlib
+import errno
+import importlib
+import os
 import resource
 import signal
 
@@ -8,6 +11,7 @@ import jax
 import pytest
 import run_cases as cases
 
+from seeupo_jax.configuration.flags import Flags
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.errors import WriteError, is_full
 from seeupo_jax.evaluate import main as evaluate
@@ -111,6 +115,21 @@ def test_what_has_no_room_says_what_is_kept_and_ends_with_2(tmp_path):
     )
     assert error.value.exit_code == 2
     assert WriteError("checkpoint 2 could not be written to x: Not a directory.").exit_code == 1
+
+
+@pytest.mark.parametrize("command", ["aot", "bench", "compare", "lab"])
+def test_whatever_a_command_writes_a_full_disk_is_one_sentence(command, monkeypatch, capsys):
+    def write(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/x/out.json")
+
+    monkeypatch.setattr(Flags, "read", write)  # in the place of whatever they write
+    with pytest.raises(SystemExit) as end:
+        importlib.import_module(f"seeupo_jax.{command}.__main__").main([command, "update"])
+    assert end.value.code == 2
+    assert capsys.readouterr().err == (
+        "error: /x/out.json could not be written: No space left on device; what is finished is"
+        " kept: make room and rerun the command.\n"
+    )
 
 
 def test_event_files_of_tensorboard_without_room_are_told_once_and_nothing_waits(tmp_path, caplog):

@@ -23,7 +23,7 @@ from seeupo_jax.aot.tune import tune, with_fields
 from seeupo_jax.configuration.config_file import read_layouts
 from seeupo_jax.configuration.flags import Flags, names, output_file
 from seeupo_jax.configuration.loading import load_config
-from seeupo_jax.errors import sentence_errors
+from seeupo_jax.errors import no_room_errors, sentence_errors
 from seeupo_jax.planning.chips import parse_topology
 from seeupo_jax.planning.slices.slice_programs import (
     KINDS,
@@ -36,6 +36,7 @@ from seeupo_jax.runtime.cli import add_config_flags
 from seeupo_jax.trajectories.json_lines import write_json
 
 
+@no_room_errors()
 def main(arguments: Sequence[str] = sys.argv) -> int:
     """Prints the report; returns the exit status."""
     with sentence_errors():
