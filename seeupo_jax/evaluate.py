@@ -24,6 +24,7 @@ import dataclasses
 import logging
 import sys
 from collections.abc import Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -206,7 +207,7 @@ def evaluate(
 
 
 def _check_arguments(k: Any, server: Any) -> None:
-    if k is not None and (not isinstance(k, int) or k < 1):
+    if k is not None and (isinstance(k, bool) or not isinstance(k, Integral) or k < 1):
         raise ValueError(f"k: got {k!r}; allowed: a whole number >= 1.")
     if server is not None and not isinstance(server, Server):
         raise ValueError(f"server: got {server!r}; allowed: a seeupo_jax.evaluate.Server.")
@@ -256,7 +257,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
         given = _flags().read(arguments[1:])
         server = _server(given)
     log_to_stderr()
-    with errors_end_at_once(), sentence_errors(), no_room_errors():
+    with errors_end_at_once(), no_room_errors(), sentence_errors():
         workdir = given.workdir
         config = read_config(given)
         check_could_write(workdir)

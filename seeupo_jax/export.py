@@ -48,13 +48,13 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
     with sentence_errors():
         given = _flags().read(arguments[1:])
     log_to_stderr()
-    with errors_end_at_once(), sentence_errors():
+    with errors_end_at_once(), no_room_errors(), sentence_errors():
         config, repo = read_config(given), given.push_to_hub
         if given.private and repo is None:
             raise ValueError("--private: got True; allowed: with --push_to_hub=USER/NAME.")
         join_cluster(config, **cluster_flags(given))
         writes = jax.process_index() == 0
-        with no_room_errors(), sentence_errors(WriteError, code=1):
+        with sentence_errors(WriteError, code=1):
             client = hub_client(repo) if repo is not None and writes else None
             step = export_policy(config, given.workdir, given.step, given.output, given.weights)
             if writes:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from seeupo_jax.configuration.flags import Flags, names, output_file, path
 from seeupo_jax.errors import sentence_errors
-from seeupo_jax.reports.html_report import report_file, write_report
+from seeupo_jax.reports.html_report import report_file, write_loaded
 from seeupo_jax.reports.run_data import load_runs
 from seeupo_jax.reports.trajectory_pages import write_pages
 from seeupo_jax.trajectories.reader import FOLDER, find_shards
@@ -31,13 +31,14 @@ def _flags() -> Flags:
 
 def main(arguments: Sequence[str] = sys.argv) -> None:
     """The command."""
-    with sentence_errors():
+    with sentence_errors((ValueError, OSError)):  # a folder that this user may not read
         given = _flags().read(arguments[1:])
         workdir = given.workdir
         compare = [folder for listed in given.compare for folder in listed]
-        load_runs([workdir, *map(Path, compare)])  # a mistake is told before pages are written
-        pages = _write_pages(workdir, report_file(workdir, given.output))
-        file = write_report(workdir, compare=compare, output=given.output)
+        runs = load_runs([workdir, *map(Path, compare)])
+        file = report_file(workdir, given.output)
+        pages = _write_pages(workdir, file)
+        write_loaded(runs, file)
         print(f"wrote {file} ({file.stat().st_size / 2**20:.1f} MiB)")
         if isinstance(pages, ValueError):
             raise pages

@@ -424,9 +424,14 @@ def test_what_an_environments_failure_cost_is_played_again(
     (tmp_path / "flaky_desk.py").write_text(FLAKY.format(mark=str(mark)))
     monkeypatch.syspath_prepend(tmp_path)
     flaky, workdir = "--config.env.name=flaky_desk:Flaky", tmp_path / "run"
+    results, command = [], sys.modules["seeupo_jax.evaluate"]
+    report = command._report
+    monkeypatch.setattr(command, "_report", lambda *a: (results.append(a[-1]), report(*a)))
     broken = play(folder, flaky, workdir=workdir)
     assert (broken["eval/tasks"], broken["eval/failed"]) == (6, 4)
     failed = [e for e in map(json.loads, episodes(workdir)) if e["failed"]]
+    (result,) = results  # whose episodes are those that count
+    assert len(result.episodes) == 6 * result.k and not any(e.failed for e in result.episodes)
     assert len(failed) == 4 and all("broken" in e["info"]["failure"] for e in failed)
     mark.unlink()
     assert play(folder, flaky, workdir=workdir) == own

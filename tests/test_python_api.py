@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -184,6 +185,7 @@ def test_episodes_that_do_not_count_are_not_among_an_evaluations(undisturbed, co
     [
         ({"k": "4"}, "k: got '4'; allowed: a whole number >= 1."),
         ({"k": 2.0}, "k: got 2.0; allowed: a whole number >= 1."),
+        ({"k": True}, "k: got True; allowed: a whole number >= 1."),
         ({"k": 0}, "k: got 0; allowed: a whole number >= 1."),
         ({"server": "http://h:8000"}, "server: got 'http://h:8000'; allowed: a seeupo_jax.ev"),
     ],
@@ -233,10 +235,16 @@ def test_configurations_come_from_functions_and_from_configurations(monkeypatch)
 
 
 @pytest.mark.parametrize("before", sorted(RECIPES))
-def test_another_recipe_replaces_all_of_the_first_ones_fields_and_none_of_the_users(before):
+def test_another_recipe_replaces_all_of_the_first_ones_fields_and_none_of_the_users(
+    before, monkeypatch
+):
     values = {"recipe": before, "algorithm": {"minibatches_per_turn": 2}}
     after = load_config(load_config(values), ["recipe=grpo"])
     assert after == load_config(values, ["recipe=grpo"]) == load_config(values | {"recipe": "grpo"})
+    monkeypatch.setitem(
+        sys.modules, "my_configs", SimpleNamespace(made=lambda: load_config(values))
+    )
+    assert load_config("my_configs:made", ["recipe=grpo"]) == after
 
 
 @pytest.mark.parametrize(
@@ -245,6 +253,8 @@ def test_another_recipe_replaces_all_of_the_first_ones_fields_and_none_of_the_us
         ((None,), "config: got None (NoneType); allowed: a file's path, package:NAME, module:func"),
         ((7,), "config: got 7 (int); allowed: a file's path"),
         (({}, "iterations=2"), "overrides: got 'iterations=2'; allowed: a sequence of texts"),
+        (({}, None), "overrides: got None; allowed: a sequence of texts"),
+        (({}, map(str, ["iterations=2"])), "overrides: got <map object at"),
         (({}, [("iterations", 2)]), "overrides: got [('iterations', 2)]; allowed: a sequence"),
     ],
 )

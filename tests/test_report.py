@@ -89,6 +89,15 @@ def test_a_mistake_is_told_before_the_pages_of_trajectories_are_written(tmp_path
     assert not (tmp_path / "trajectories" / "index.html").exists()
 
 
+def test_a_run_that_cannot_be_read_is_one_sentence(tmp_path, capsys):
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(SystemExit) as ended:
+        main(["report", f"--workdir={tmp_path}"])
+    told = capsys.readouterr().err
+    assert ended.value.code == 2 and told.startswith("error: ") and told.count("\n") == 1
+    assert str(tmp_path / "metrics.jsonl") in told
+
+
 def test_a_mistake_is_one_sentence(tmp_path):
     for arguments, sentence in (
         ([f"--workdir={tmp_path / 'no'}"], f"got {tmp_path / 'no'}; allowed: the folder of a run."),

@@ -237,7 +237,8 @@ class Algorithm(LossOptions):
     def by_turn(self) -> bool:
         """Whether it compares what turns were paid: of equal sums, advantages may differ."""
         needs = find_entry("advantage", self.advantage).needs
-        return bool({"reward_NK", "gain_NK"} & {*needs})
+        reads = bool({"reward_NK", "gain_NK", "rewards_NKQ"} & {*needs})
+        return reads and (self.compares_siblings or not self.reads_forks)
 
     @property
     def keeps_statistics(self) -> bool:

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import seeupo_jax
+from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.user_code import describe, import_attribute, shown
 
 if TYPE_CHECKING:
@@ -177,6 +178,10 @@ def _values(module: ModuleType, path: Path, function: str, argument: tuple[str, 
 def _plain(values: Any) -> Any:
     if dataclasses.is_dataclass(values) and not isinstance(values, type):
         plain = dataclasses.asdict(values)
+        if isinstance(values, Config):  # what the recipe gave is not the file's, and another may
+            given = dataclasses.asdict(Config(recipe=values.recipe).algorithm)
+            own = plain["algorithm"].items()
+            plain["algorithm"] = {name: each for name, each in own if each != given[name]}
         return {name: value for name, value in plain.items() if not name.startswith("_")}
     to_dict = getattr(values, "to_dict", None)  # of an ml_collections.ConfigDict
     return values if to_dict is None else to_dict()

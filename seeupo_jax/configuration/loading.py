@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from seeupo_jax.configuration.agent_schema import check_agent
 from seeupo_jax.configuration.algorithm_rules import check_ahead, check_choices, check_weights
@@ -36,12 +36,8 @@ def load_config(source: ConfigSource, overrides: Sequence[str] = ()) -> Config:
     _check_overrides(overrides)
     if isinstance(source, Config) and not overrides:
         return source
-    if isinstance(source, Config):
-        values = _changed(source)
-    elif isinstance(source, str | os.PathLike):
-        values = read_values(os.fspath(source))
-    else:
-        values = given_values(source)
+    located = isinstance(source, str | os.PathLike)
+    values = read_values(os.fspath(source)) if located else given_values(source)
     given = dict(_override(text) for text in overrides)
     below = values.get("algorithm", {})
     if "recipe" in given and isinstance(below, Mapping):
@@ -52,20 +48,12 @@ def load_config(source: ConfigSource, overrides: Sequence[str] = ()) -> Config:
 
 
 def _check_overrides(given: Any) -> None:
-    if isinstance(given, str) or not all(isinstance(text, str) for text in given):
-        raise ValueError(
-            f'overrides: got {shown(given)}; allowed: a sequence of texts, as ["iterations=3"].'
-        )
-
-
-def _changed(config: Config) -> dict[str, Any]:
-    """Its values, of `algorithm` those alone that its recipe would not give."""
-    values = to_dict(config)
-    recipe = dataclasses.asdict(Config(recipe=config.recipe).algorithm)
-    of_recipe = [name for name, value in values["algorithm"].items() if value == recipe[name]]
-    for name in of_recipe:
-        del values["algorithm"][name]
-    return values
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        if all(isinstance(text, str) for text in cast("Sequence[object]", given)):
+            return
+    raise ValueError(
+        f'overrides: got {shown(given)}; allowed: a sequence of texts, as ["iterations=3"].'
+    )
 
 
 def _override(text: str) -> tuple[str, Any]:

@@ -88,7 +88,11 @@ def write_report(
         another report is writing.
     """
     runs = load_runs([Path(folder) for folder in (workdir, *compare)])
-    file = report_file(workdir, output)
+    return write_loaded(runs, report_file(workdir, output))
+
+
+def write_loaded(runs: Sequence[Recorded], file: Path) -> Path:
+    """As `write_report`, of runs that are read."""
     temporary = file.with_name(f"{file.name}.tmp")
     with exclusive(file.with_name(f".{file.name}.lock"), f"--output: got {file}"):
         text = render(runs, file.parent)

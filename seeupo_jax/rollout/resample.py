@@ -11,11 +11,12 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from seeupo_jax.rollout.collect import Collected
-from seeupo_jax.trajectories.rewards_by_name import named_rewards
+from seeupo_jax.trajectories.rewards_by_name import named_rewards, named_turn_rewards
 from seeupo_jax.types import Trajectory, learnable, rewards_of
 
 _ITERATIONS = 2**24  # 128 rounds of so many stay below the numbers of `evaluate`
@@ -52,10 +53,13 @@ def has_signal(
       by_turn: the rewards of each turn are compared, as of `Algorithm.by_turn`.
     """
     kept = [group[i] for i in np.flatnonzero(learnable(group))]
-    named = {} if weights is None else named_rewards(kept)
-    if not named:
-        return len({tuple(rewards_of(t)) if by_turn else t.reward for t in kept}) > 1
-    return any(weights.get(name, 1.0) and np.ptp(each_N) > 0 for name, each_N in named.items())
+    if weights is not None and (named := (named_turn_rewards if by_turn else named_rewards)(kept)):
+        return any(weights.get(name, 1.0) and _differ(each) for name, each in named.items())
+    return _differ([rewards_of(t) if by_turn else t.reward for t in kept])
+
+
+def _differ(values: Sequence[Any]) -> bool:
+    return any(value != values[0] for value in values)
 
 
 def resample(

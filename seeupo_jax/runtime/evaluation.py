@@ -82,7 +82,7 @@ def evaluate(
             if not played[key].failed:
                 file.add(played[key])
     episodes = [played[request.task_id, request.member] for request in requests]
-    on_counted(episodes)
+    on_counted([episode for episode in episodes if not episode.failed])
     prefix = evaluation_prefix(config.evaluation.split, split)
     return _metrics(prefix, episodes, [labels[each] for each in task_ids])
 

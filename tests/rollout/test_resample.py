@@ -93,15 +93,28 @@ def test_rewards_that_are_compared_by_name_are_a_signal_where_one_that_weighs_di
     assert has_signal(unnamed, {}) and not has_signal([unnamed[0]] * 2, {})
 
 
-@pytest.mark.parametrize("recipe", ["seeupo", "gigpo", "hgpo"])
+@pytest.mark.parametrize(
+    "recipe", ["seeupo", "arpo", "spo_tree", "gigpo", "hgpo", "slate", "prorl"]
+)
 def test_equal_sums_are_a_signal_where_turns_are_compared(recipe):
     by_turn = Config(recipe=recipe).algorithm.by_turn
     early, late = (turns_of((1.0,)), turns_of((0.0, 1.0)))
     # GiGPO discounts by 0.95: where both began, the first turn's returns are 1 and 0.95.
-    assert has_signal([early, late], by_turn=by_turn) == (recipe != "seeupo") == by_turn
+    assert has_signal([early, late], by_turn=by_turn) == by_turn
+    assert by_turn == (recipe not in ("seeupo", "arpo", "spo_tree"))
     assert not has_signal([late, late], by_turn=by_turn)
     paid_at_the_end = dataclasses.replace(late, turn_rewards=())
     assert not has_signal([late, paid_at_the_end], by_turn=by_turn)
+
+
+def test_rewards_of_turns_that_are_compared_by_name_are_a_signal_where_one_that_weighs_differs():
+    first, last = (
+        dataclasses.replace(turns_of(own), rewards={"env": 1.0}, named_turn_rewards={"env": own})
+        for own in ((1.0, 0.0), (0.0, 1.0))
+    )
+    assert has_signal([first, last], {}, by_turn=True) and not has_signal([first, last], {})
+    assert not has_signal([first, first], {}, by_turn=True)
+    assert not has_signal([first, last], {"env": 0.0}, by_turn=True)
 
 
 def test_without_more_rounds_a_collection_is_what_was_sampled():
