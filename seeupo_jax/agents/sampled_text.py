@@ -123,7 +123,7 @@ class SampledText:
 
 def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
     """The text of a token by itself, which may be part of a character; a control token's name."""
-    table = _token_bytes(tokenizer)
+    table = _bytes_by_id(tokenizer)
     if table is None:
         return tokenizer.text([token]).encode()
     # A model may have more tokens than its tokenizer (a padded head); those have no text.
@@ -134,12 +134,12 @@ def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
 @lru_cache(maxsize=1)
 def longest_token(tokenizer: Tokenizer) -> int | None:
     """Bytes of the longest token's text; None where they are unknown."""
-    table = _token_bytes(tokenizer)
+    table = _bytes_by_id(tokenizer)
     return None if table is None else max(map(len, table))
 
 
 @lru_cache(maxsize=1)  # a process samples with one tokenizer
-def _token_bytes(tokenizer: Tokenizer) -> list[bytes] | None:
+def _bytes_by_id(tokenizer: Tokenizer) -> list[bytes] | None:
     try:
         return tokenizer.token_bytes()
     except ValueError:  # a decoder whose tokens' bytes are unknown

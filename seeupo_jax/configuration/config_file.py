@@ -64,7 +64,7 @@ def read_values(given: str | Path, function: str = "get_config") -> dict[str, An
     name, argument = _split(str(given))
     path = find_config(name)
     if ":" in name and not path.exists():
-        return _checked(_of_function(name), name)
+        return _checked(_of_function(name), f"--config: {name} returned")
     if not path.is_file():
         raise ValueError(f"--config: no file {path}.")
     path = path.absolute()
@@ -76,18 +76,13 @@ def read_values(given: str | Path, function: str = "get_config") -> dict[str, An
         raise
     except BaseException as error:  # anything, sys.exit() too
         raise ValueError(f"--config: {_place(error, path)}{_reason(error, path)}.") from error
-    return _checked(values, f"{function}() of {path}")
+    return _checked(values, f"--config: {function}() of {path} returned")
 
 
 def given_values(given: Any) -> dict[str, Any]:
     """The nested values of a ConfigDict, a dict or a Config; ValueError: anything else."""
-    values = _plain(given)
-    if not isinstance(values, Mapping):
-        raise ValueError(
-            f"config: got {shown(given)} ({type(given).__name__}); allowed: a file's path,"
-            f" {PACKAGE}NAME, module:function, a ConfigDict, a dict, or a Config."
-        )
-    return copy.deepcopy(dict(values))  # overrides are written into it, and it is the user's
+    places = f"a file's path, {PACKAGE}NAME, module:function, "
+    return _checked(_plain(given), "config: got", places)
 
 
 def _split(given: str) -> tuple[str, tuple[str, ...]]:
@@ -136,13 +131,14 @@ def lay_out(config: ConfigDict, file: Path, slice: str | None) -> ConfigDict:
     return config
 
 
-def _checked(values: Any, function: str) -> dict[str, Any]:
+def _checked(values: Any, got: str, places: str = "") -> dict[str, Any]:
+    """A copy, since overrides are written into it; `places`: what else is allowed."""
     if not isinstance(values, Mapping):
         raise ValueError(
-            f"--config: {function} returned {shown(values)}"
-            f" ({type(values).__name__}); allowed: a ConfigDict, a dict, or a Config."
+            f"{got} {shown(values)} ({type(values).__name__}); allowed: {places}a ConfigDict, a"
+            " dict, or a Config."
         )
-    return given_values(values)
+    return copy.deepcopy(dict(values))
 
 
 def _of_function(name: str) -> Any:

@@ -1,12 +1,13 @@
 """Dynamic sampling (DAPO, arXiv:2503.14476 §3.2): new tasks for zero-advantage groups.
 
 Where all rewards of a group are equal (of each turn, where turns are compared), so are its
-advantages: zero. Such groups give way to groups
-of other tasks, which are sampled in a few rounds more.
+advantages: zero. Such groups give way to groups of other tasks, which are sampled in a few rounds
+more.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -82,26 +83,21 @@ def resample(
 
     Returns: one group per task. The counts are those of all rounds.
     """
+    signals = functools.partial(has_signal, weights=weights, by_turn=by_turn)
     collected = [sample(0, tasks)]
     groups = groups_of(collected[0].trajectories)
     left_out: list[Trajectory] = []
     for number in range(1, rounds + 1):
-        idle = [
-            place
-            for place, group in groups.items()
-            if not has_signal(group, weights, by_turn=by_turn)
-        ]
+        idle = [place for place, group in groups.items() if not signals(group)]
         if not idle:
             break
         collected.append(sample(number, [*itertools.islice(others, len(idle))]))
         fresh = groups_of(collected[-1].trajectories).values()
-        found = [group for group in fresh if has_signal(group, weights, by_turn=by_turn)]
+        found = [group for group in fresh if signals(group)]
         for place, group in zip(idle, found, strict=False):
             left_out += groups[place]
             groups[place] = [replace(trajectory, group=place) for trajectory in group]
-        left_out += [
-            t for group in fresh if not has_signal(group, weights, by_turn=by_turn) for t in group
-        ]
+        left_out += [t for group in fresh if not signals(group) for t in group]
     return _together(collected, groups, left_out)
 
 
