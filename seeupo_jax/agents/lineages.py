@@ -20,10 +20,10 @@ from seeupo_jax.agents.sampled_text import longest_token
 from seeupo_jax.envs.base import Message, Tool
 from seeupo_jax.envs.tool_calls import ToolCall
 from seeupo_jax.policy.files.tokenizer import Conversation, Tokenizer, Transcript
+from seeupo_jax.rewards.finished_episode import HISTORY
 from seeupo_jax.types import Segment
 
 _SLACK = 4  # a tokenizer may normalise a text to a shorter one
-HISTORY = "history"  # a key of an assistant's message that was sent by the client, not sampled
 
 History = tuple[str, ...]  # of each message what makes it the same as another
 
@@ -195,7 +195,7 @@ def check_length(call: ModelCall, tokenizer: Tokenizer, max_context: int) -> Non
       CallRefused: no text of so many characters fits into the context.
     """
     longest = longest_token(tokenizer)
-    size = sum(len(message.content) for message in call.messages)
+    size = sum(map(_characters, call.messages))
     if longest is not None and size > _SLACK * longest * max_context:
         raise CallRefused(
             f"messages: got {size} characters, which {max_context} tokens, the maximum context"
@@ -203,6 +203,13 @@ def check_length(call: ModelCall, tokenizer: Tokenizer, max_context: int) -> Non
             code="context_length_exceeded",
             param="messages",
         )
+
+
+def _characters(message: HistoryMessage) -> int:
+    """Of its content, and of its calls as JSON."""
+    calls = [[call.name, call.arguments, call.positional] for call in message.calls]
+    written = json.dumps(calls, ensure_ascii=False) if calls else ""
+    return len(message.content) + len(written)
 
 
 def as_read(message: HistoryMessage, render: Callable[[str, Sequence[ToolCall]], str]) -> Message:

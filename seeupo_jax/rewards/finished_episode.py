@@ -8,6 +8,8 @@ from typing import Any
 
 from seeupo_jax.envs.base import Message, Tool
 
+HISTORY = "history"  # a key of an assistant's message that the policy has not sampled
+
 
 @dataclass(frozen=True)
 class FinishedEpisode:
@@ -15,8 +17,8 @@ class FinishedEpisode:
 
     task_id, split: the task, and what it is of: `train`, or an evaluation's split.
     messages: the whole conversation, in order; the policy's have the role `assistant`. What an
-      agent's calls newly showed the policy stands before each; an assistant's message in it, which
-      the policy has not sampled so, has the key `history`.
+      agent's calls newly showed the policy stands before each. An assistant's message that the
+      policy has not sampled so, an agent's or an environment's, has the key `history`.
     tools: those that the policy had.
     stop: done | max_turns | max_tokens | timeout (with env.timeout_as=zero_reward); `candidate`
       where a judge is asked what the last message is worth, which no environment has executed.
@@ -42,4 +44,4 @@ class FinishedEpisode:
     def answer(self) -> str:
         """The policy's last message; empty where it wrote none."""
         said = (m for m in reversed(self.messages) if m["role"] == "assistant")
-        return next((m["content"] for m in said if "history" not in m), "")
+        return next((m["content"] for m in said if HISTORY not in m), "")

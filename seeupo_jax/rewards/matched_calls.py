@@ -9,7 +9,7 @@ from seeupo_jax.configuration.user_code import shown
 from seeupo_jax.envs.base import check_choice
 from seeupo_jax.envs.call_matching import MATCHINGS, matching_rewards
 from seeupo_jax.envs.tool_calls import PARSERS, ToolCall, ToolCallError
-from seeupo_jax.rewards.finished_episode import FinishedEpisode
+from seeupo_jax.rewards.finished_episode import HISTORY, FinishedEpisode
 
 
 class MatchedCalls:
@@ -36,7 +36,7 @@ class MatchedCalls:
         Raises:
           ValueError: the environment gave no reference calls.
         """
-        own = (m for m in episode.messages if m["role"] == "assistant" and "history" not in m)
+        own = (m for m in episode.messages if m["role"] == "assistant" and HISTORY not in m)
         turns = [self._calls(message["content"]) for message in own]
         return matching_rewards(turns, self._reference(episode.info), self._matching)
 

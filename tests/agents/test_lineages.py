@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from lineage_cases import HERMES, CharTokenizer, ask, assistant, heard, say, user
 
-from seeupo_jax.agents.calls import HistoryMessage, ModelCall
-from seeupo_jax.agents.lineages import Lineages
+from seeupo_jax.agents.calls import CallRefused, HistoryMessage, ModelCall
+from seeupo_jax.agents.lineages import Lineages, check_length
 from seeupo_jax.envs.tool_calls import ToolCall
 from seeupo_jax.types import CONTEXT
 
@@ -59,6 +59,14 @@ def test_a_history_that_goes_on_is_one_segment():
     roles = ["system", "user", "assistant", "user", "assistant"]
     assert [m["role"] for m in lineages.messages()] == roles
     assert not any("history" in message for message in lineages.messages())
+
+
+def test_arguments_of_calls_count_in_a_length_before_they_are_tokenised():
+    check_length(ask("go", assistant("", LOOK)), CharTokenizer(), 400)
+    call = ask("go", assistant("", ToolCall("look", {"at": "x" * 10**7})))
+    with pytest.raises(CallRefused, match="^messages: got 100000.. characters") as refused:
+        check_length(call, CharTokenizer(), 400)
+    assert refused.value.code == "context_length_exceeded"
 
 
 # How clients send our answer back.

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+import math
 
 import httpx
 import openai
@@ -106,6 +107,17 @@ def test_logprobs_are_those_of_every_sampled_token(client):
     (choice,) = ask(client, "abcdé", logprobs=True).choices
     tokens = [(t.token, t.logprob, t.bytes, t.top_logprobs) for t in choice.logprobs.content]
     assert tokens == [("abc", 0.0, [97, 98, 99], []), ("dé", -0.5, [100, 195, 169], [])]
+
+
+def test_a_logprob_that_is_unknown_is_what_openai_writes_then(client, session, monkeypatch):
+    say = session._say
+
+    def unknown(*told):
+        return dataclasses.replace(say(*told), logp=(-0.5, math.nan))
+
+    monkeypatch.setattr(session, "_say", unknown)
+    (choice,) = ask(client, "abcdé", logprobs=True).choices
+    assert [token.logprob for token in choice.logprobs.content] == [-0.5, -9999.0]
 
 
 def test_text_streams_as_it_is_sampled_and_tool_calls_at_the_end(client):

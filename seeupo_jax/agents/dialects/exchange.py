@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from seeupo_jax.envs.base import Tool
 Event = Mapping[str, Any] | str
 _NUMBERS = random.Random()  # not the one that agents may seed
 DEFAULT_PARAMETERS = {"type": "object", "properties": {}}
+_NOT_STATED = -9999.0  # OpenAI's value for a log-probability that it does not state
 
 
 @dataclass
@@ -112,7 +114,7 @@ def token_logprobs(completion: Completion) -> list[dict[str, Any]]:
     return [
         {
             "token": piece.decode(errors="replace"),
-            "logprob": logp,
+            "logprob": logp if math.isfinite(logp) else _NOT_STATED,
             "bytes": list(piece),
             "top_logprobs": [],
         }

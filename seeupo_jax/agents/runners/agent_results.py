@@ -36,9 +36,8 @@ def check_result(answer: Any, *, max_reward: float = math.inf) -> AgentResult:
     where = f"{_WHERE} rewards"
     rewards = gate.check_named_rewards(answer.rewards, where, max_reward=max_reward)
     turn_rewards = _check_turns(answer.turn_rewards, reward, max_reward)
-    if not isinstance(answer.info, Mapping):
-        raise ProtocolError(f"{_WHERE} info: got {_kind(answer.info)}; allowed: a dict.")
-    return AgentResult(reward, score, rewards, turn_rewards, gate.plain(answer.info))
+    info = gate.check_info(answer.info, f"{_WHERE} info")
+    return AgentResult(reward, score, rewards, turn_rewards, info)
 
 
 def _of_fields(fields: Mapping[Any, Any]) -> AgentResult:

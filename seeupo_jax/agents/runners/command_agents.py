@@ -118,6 +118,9 @@ class CommandAgents:
         most = self._output_kib
         if most is not None and end.printed > most * _KIB:
             return _failed("output", f"it printed more than {most} KiB (config.agent.output_kib)")
+        if end.result_bytes > RESULT:
+            got = f"the agent's result: got more than {RESULT} bytes; allowed: at most so many."
+            return _failed("result", got)
         if end.result is not None:
             return self._read_result(end.result, said)
         no_memory = self._memory_mib is not None and _NO_MEMORY.search(end.output)
@@ -134,8 +137,6 @@ class CommandAgents:
 
     def _read_result(self, text: str, said: Mapping[str, Any]) -> AgentResult | AgentFailure:
         try:
-            if len(text) > RESULT:
-                raise ProtocolError(f"the agent's result: got more than {RESULT} bytes.")
             result = check_result(json.loads(text), max_reward=self._max_reward)
         except (ValueError, RecursionError) as error:
             return _failed("result", f"its result file is not JSON: {error}")
@@ -150,8 +151,7 @@ def _failed(cause: str, reason: str) -> AgentFailure:
 
 def environment_of(access: Access, model: str) -> dict[str, str]:
     """The variables by which the SDKs find the policy; others are those of this process."""
-    host = urlsplit(access.base_url).hostname or ""
-    direct = ",".join(filter(None, (os.environ.get("NO_PROXY"), host)))
+    direct = _without_proxy(urlsplit(access.base_url).hostname or "")
     path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), os.getcwd())))
     return {
         "OPENAI_BASE_URL": access.base_url,
@@ -166,12 +166,20 @@ def environment_of(access: Access, model: str) -> dict[str, str]:
     }
 
 
+def _without_proxy(host: str) -> str:
+    """The hosts that this process reaches without a proxy, by either variable, and one more."""
+    listed = ",".join(os.environ.get(name, "") for name in ("NO_PROXY", "no_proxy"))
+    known = [each for each in map(str.strip, listed.split(",")) if each not in ("", host)]
+    return ",".join(dict.fromkeys([*known, host]))
+
+
 class _Helper:
     """The process that starts commands, and a thread that hears how they end."""
 
     def __init__(self, first: Mapping[str, Any], read: Callable[[End], AgentResult | AgentFailure]):
         self._read, self._waiting = read, dict[int, OnEnd]()
-        self._lock = threading.Lock()  # of what waits, and of writing
+        self._lock = threading.Lock()  # of what waits; never held while the helper is written to
+        self._writing = threading.Lock()  # whole lines, to a pipe that may be full
         self._over = False
         self._process = subprocess.Popen(
             python_command("seeupo_jax.agents.runners.command_processes"),
@@ -187,15 +195,17 @@ class _Helper:
     def start(self, key: int, request: Mapping[str, Any], on_end: OnEnd) -> bool:
         """Starts the command; False: the process is gone."""
         with self._lock:
-            if not self._over:
-                self._waiting[key] = on_end
-                self._write({"start": key, **request})
-            return not self._over
+            if self._over:
+                return False
+            self._waiting[key] = on_end
+        self._write({"start": key, **request})
+        return True
 
     def stop(self, key: int) -> None:
         with self._lock:
-            if self._waiting.pop(key, None) is not None:
-                self._write({"stop": key})
+            waits = self._waiting.pop(key, None) is not None
+        if waits:
+            self._write({"stop": key})
 
     def close(self) -> None:
         """Ends the process, which ends what it started."""
@@ -206,13 +216,14 @@ class _Helper:
         self._process.kill()
 
     def _hang_up(self) -> None:
-        with self._lock, contextlib.suppress(OSError):
+        with self._writing, contextlib.suppress(OSError):
             self._process.stdin.close()
 
     def _write(self, request: Mapping[str, Any]) -> None:
+        line = json.dumps(request).encode() + b"\n"
         # It is gone, as its end of the other pipe says, or it is being closed.
-        with contextlib.suppress(OSError, ValueError):
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        with self._writing, contextlib.suppress(OSError, ValueError):
+            self._process.stdin.write(line)
             self._process.stdin.flush()
 
     def _listen(self) -> None:

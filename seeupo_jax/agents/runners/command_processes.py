@@ -36,6 +36,7 @@ class End(NamedTuple):
     output: the end of what it printed, or why it could not be started.
     printed: bytes; more than are allowed ended it.
     result: what is in its result file; None: it left none.
+    result_bytes: that were read of it, at most one more than are allowed.
     """
 
     key: int
@@ -43,6 +44,7 @@ class End(NamedTuple):
     output: str
     printed: int
     result: str | None
+    result_bytes: int
 
 
 @dataclass
@@ -113,7 +115,7 @@ class _Processes:
         except (OSError, subprocess.SubprocessError) as error:
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
-            return self._answer(End(key, None, str(error), 0, None))
+            return self._answer(End(key, None, str(error), 0, None, 0))
         agent = self._agents[key] = _Agent(key, process, folder)
         os.set_blocking(process.stdout.fileno(), False)
         self._selector.register(process.stdout, selectors.EVENT_READ, agent)
@@ -165,12 +167,13 @@ class _Processes:
         if process.stdout in self._selector.get_map():  # held by one that has left the group
             self._selector.unregister(process.stdout)
         process.stdout.close()
-        result = _read_file(agent.folder / RESULT_FILE)
+        data = _read_file(agent.folder / RESULT_FILE)
         code = process.wait()
         shutil.rmtree(agent.folder, ignore_errors=True)
         del self._agents[agent.key]
         output = agent.tail.decode(errors="replace")
-        self._answer(End(agent.key, code, output, agent.printed, result))
+        result, size = (None, 0) if data is None else (data.decode(errors="replace"), len(data))
+        self._answer(End(agent.key, code, output, agent.printed, result, size))
 
     def _answer(self, end: End) -> None:
         data = json.dumps(end).encode() + b"\n"
@@ -189,7 +192,7 @@ def main() -> None:
         processes.close()
 
 
-def _read_file(path: Path) -> str | None:
+def _read_file(path: Path) -> bytes | None:
     """A file of an agent, which may be anything; at most one byte more than is allowed."""
     try:
         # Not a pipe, which would be waited for, nor what a link leads to.
@@ -199,4 +202,4 @@ def _read_file(path: Path) -> str | None:
     with os.fdopen(number, "rb") as file:
         if not stat.S_ISREG(os.fstat(number).st_mode):
             return None
-        return file.read(RESULT + 1).decode(errors="replace")
+        return file.read(RESULT + 1)

@@ -1,5 +1,6 @@
 """A command line as an agent: what it is given, what it leaves, its limits, and its end."""
 
+import dataclasses
 import json
 import os
 import queue
@@ -7,13 +8,18 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from seeupo_jax.agents.calls import Access, AgentFailure, AgentResult, AgentTask
-from seeupo_jax.agents.runners.command_agents import CommandAgents, split_command
+from seeupo_jax.agents.runners.command_agents import (
+    CommandAgents,
+    environment_of,
+    split_command,
+)
 from seeupo_jax.configuration.agent_schema import Agent
 
 TASK = AgentTask("t/0", "test", {"question": "ü?"}, seed=3, episode_seed=5, max_turns=4)
@@ -83,6 +89,13 @@ def test_it_is_given_the_variables_of_the_sdks_and_its_task(tmp_path):
     assert files == ["mine"] and folder != os.getcwd() and not Path(folder).parent.exists()
 
 
+def test_hosts_that_either_variable_names_stay_without_a_proxy(monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "a.example,b.example")
+    monkeypatch.setenv("no_proxy", "b.example, .c.example,")
+    env = environment_of(ACCESS, "policy")
+    assert env["NO_PROXY"] == env["no_proxy"] == "a.example,b.example,.c.example,127.0.0.1"
+
+
 @pytest.mark.parametrize(
     "program, result",
     [
@@ -106,6 +119,7 @@ def test_its_file_counts_or_else_its_exit_code(shell, program, result):
         ("echo 1e9 > $SEEUPO_RESULT", "result", "of magnitude at most 10"),
         ("echo {} > $SEEUPO_RESULT", "result", "got no reward; allowed: reward, and score"),
         ("head -c 2000000 /dev/zero > $SEEUPO_RESULT", "result", "more than 1048576 bytes"),
+        ("yes é | head -c 2000000 > $SEEUPO_RESULT", "result", "more than 1048576 bytes"),
         ("exec cat /dev/zero", "output", "printed more than 64 KiB"),
     ],
 )
@@ -127,6 +141,22 @@ def test_many_run_at_once(shell):
     began = time.monotonic()
     assert ends(shell, "sleep 1", count=16) == [AgentResult(1.0, 1.0, info={})] * 16
     assert time.monotonic() - began < 8  # one after the other: 16
+
+
+def test_large_tasks_do_not_wait_for_large_results():
+    """Either pipe of the helper holds less than four tasks, and less than a result."""
+    agents, ended = runner("""sh -c 'eval "$OPENAI_API_KEY"'"""), queue.SimpleQueue()
+    program = """printf '{"reward": 1, "info": {"x": "%0200000d"}}' 0 > $SEEUPO_RESULT"""
+    task = dataclasses.replace(TASK, data={"x": "y" * 20_000})
+
+    def begin():
+        for _ in range(48):
+            agents.start(task, Access(ACCESS.base_url, program), ended.put)
+
+    threading.Thread(target=begin, daemon=True).start()
+    found = [ended.get(timeout=60) for _ in range(48)]
+    agents.close()
+    assert [len(result.info["x"]) for result in found] == [200_000] * 48
 
 
 def test_memory_is_limited():
