@@ -34,6 +34,8 @@ _OF_STEPS = {
     "states": (str, "texts"),  # the environment's own names of its states
     "executed": (bool, "booleans"),  # whether it could execute the step's action
 }
+_OF_AGENTS = ("lineages", "refused_calls", "ignored_sampling", "agent_failure")
+TRAINER_NAMES = (*_OF_AGENTS, "reward_failure", "fork_failure")  # which the trainer adds to `info`
 _FIELDS = ("observation", "reward", "done", "info")
 _MOST_REWARDS = 64  # by name, of a step
 _SHOWN = 60  # characters of a refused value
@@ -86,18 +88,16 @@ def check_step(answer: Any, *, turn: int | None = None, max_reward: float = math
     """
     if not all(hasattr(answer, name) for name in _FIELDS):
         raise _refuse("step()", answer, f"a StepResult({', '.join(_FIELDS)})")
+    steps = None if turn is None else turn + 1
     observation = _messages(answer.observation, "step() observation")
     reward = check_reward(answer.reward, "step() reward", max_reward=max_reward)
-    named = check_named_rewards(
-        getattr(answer, "rewards", {}),
-        "step() rewards",
-        turns=None if turn is None else turn + 1,
-        max_reward=max_reward,
-    )
+    given, where = getattr(answer, "rewards", {}), "step() rewards"
+    named = check_named_rewards(given, where, turns=steps, max_reward=max_reward)
     done = answer.done
     if not isinstance(done, bool | np.bool_ | int) or done not in (0, 1):
         raise _refuse("step() done", done, "True or False")
-    return StepResult(observation, reward, bool(done), _info(answer.info, turn), named)
+    info = check_info(answer.info, "step() info", steps)
+    return StepResult(observation, reward, bool(done), info, named)
 
 
 def check_reward(
@@ -115,9 +115,8 @@ def check_reward(
     if reward is None or not math.isfinite(reward) or abs(reward) > max_reward:
         raise _refuse(where, value, f"a finite number{bound}")
     if abs(earned + reward) > max_reward:
-        raise ProtocolError(
-            f"{where}: got {reward:g} after {earned:g}; allowed: a finite number{bound}."
-        )
+        got = f"{reward:g} after {earned:g}"
+        raise ProtocolError(f"{where}: got {got}; allowed: a finite number{bound}.")
     return reward
 
 
@@ -349,18 +348,22 @@ def _tools(value: Any) -> tuple[Tool, ...]:
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ProtocolError(
-            f"{where}: got no JSON ({text_of(error)}); allowed: {allowed}."
-        ) from None
+        sentence = f"{where}: got no JSON ({text_of(error)}); allowed: {allowed}."
+        raise ProtocolError(sentence) from None
     return tuple(value)
 
 
-def _info(value: Any, turn: int | None) -> dict[str, Any]:
+def check_info(value: Any, where: str, steps: int | None = None) -> dict[str, Any]:
+    """`info` as `plain` leaves it; `steps`: so far, None: unknown."""
     if not isinstance(value, Mapping):
-        raise _refuse("step() info", value, "a dict")
+        raise _refuse(where, value, "a dict")
     info = plain(value)
-    if turn is not None:
-        check_of_steps(info, "step() info", turn + 1)
+    taken = [name for name in TRAINER_NAMES if name in info]
+    if taken:
+        got = f"the name {taken[0]!r}, which the trainer uses"
+        raise ProtocolError(f"{where}: got {got}; allowed: another.")
+    if steps is not None:
+        check_of_steps(info, where, steps)
     return info
 
 

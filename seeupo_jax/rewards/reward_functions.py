@@ -77,7 +77,8 @@ def load_function(reward: Reward, field: str) -> RewardFunction:
     if inspect.isclass(found):
         _check_call(found, (), options, f"{where}: {reward.function}", f"{field}.options")
         found, options = _make(found, options, f"{where}: {reward.function}"), {}
-        close = getattr(found, "close", close)
+        own = getattr(found, "close", None)
+        close = own if callable(own) else close
     _check_call(found, (_EPISODE,), options, f"{where}: {reward.function}", f"{field}.options")
     call = functools.partial(found, **options)
     return RewardFunction(reward.label, call, reward.concurrency, reward.timeout_s, close)

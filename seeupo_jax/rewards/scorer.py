@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import logging
 import threading
 import time
 from collections import deque
@@ -25,6 +26,7 @@ from seeupo_jax.rewards.reward_functions import RewardFunction, load_functions
 POLL_S = 0.02  # between looks at functions that run
 REWARD_FAILURE = "reward_failure"  # of a trajectory's `info`: NAME=CAUSE of what failed
 _CLOSE_S = 1.0  # for calls that still run when the run ends
+_LOGGER = logging.getLogger(__name__)
 
 
 class RewardFailure(NamedTuple):
@@ -100,7 +102,10 @@ class Scorer:
             next(calls for calls in self._calls if calls.open).wait(min(POLL_S, left_s))
 
     def close(self) -> None:
-        """Ends the threads; calls that still run are soon abandoned."""
+        """Ends the threads; calls that still run are soon abandoned.
+
+        A function whose own `close` fails is logged, and the others are closed.
+        """
         for calls in self._calls:
             calls.close()
         self._loop.close()
@@ -174,7 +179,10 @@ class _Calls:
     def close(self) -> None:
         self._waiting.clear()
         self._pool.close(_CLOSE_S)
-        self._function.close()
+        try:
+            self._function.close()
+        except (Exception, SystemExit) as error:  # of a user's code
+            _LOGGER.warning("reward %s: its close() failed by %s.", self.name, describe(error))
 
     def _start(self) -> None:
         while self._free and self._waiting:

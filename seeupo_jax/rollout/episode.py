@@ -13,7 +13,7 @@ from seeupo_jax.envs.base import Message, Pay, StepResult, Tool
 from seeupo_jax.envs.pool import Failure, Outcome
 from seeupo_jax.envs.snapshot import Snapshot
 from seeupo_jax.policy.files.tokenizer import Conversation, Transcript
-from seeupo_jax.rewards.finished_episode import FinishedEpisode
+from seeupo_jax.rewards.finished_episode import HISTORY, FinishedEpisode
 from seeupo_jax.rewards.scorer import Scored
 from seeupo_jax.rollout.engine.sampling import branch_chance, task_number
 from seeupo_jax.types import Segment, Trajectory
@@ -179,7 +179,7 @@ class Episode:
         return FinishedEpisode(
             task_id=self.request.task_id,
             split=split,
-            messages=(*self.messages, *more),
+            messages=(*self._marked(), *more),
             tools=tuple(self.tools),
             stop="candidate" if more else "done" if self.stop is None else self.stop,
             turns=self.turn + len(more),
@@ -188,6 +188,21 @@ class Episode:
             score=self.score,
             info=self.info,
         )
+
+    def _marked(self) -> Sequence[Message]:
+        """The messages; an assistant's has the key `HISTORY` where the policy has not sampled it.
+
+        The turns of an agent have no known places: its messages have been marked before.
+        """
+        if len(self.said) < self.turn:
+            return self.messages
+        said = set(self.said)
+        return [
+            {HISTORY: "sent", **message}
+            if message["role"] == "assistant" and place not in said
+            else message
+            for place, message in enumerate(self.messages)
+        ]
 
     def _name(self, rewards: Mapping[str, Pay]) -> None:
         for name, pay in rewards.items():

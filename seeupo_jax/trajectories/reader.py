@@ -94,8 +94,8 @@ def read_trajectories(
 ) -> Iterator[dict[str, Any]]:
     """The records of a run, one at a time, in order of (iteration, split, group, member).
 
-    A shard whose end is missing, as after a copy that broke off, gives what is whole of it, and a
-    sentence is logged.
+    A shard whose end is missing, as after a copy that broke off, gives what is whole of it, and one
+    that the run has removed since the call gives nothing; a sentence is logged.
 
     Args:
       workdir: the run's folder, or a copy of it.
@@ -116,7 +116,7 @@ def read_trajectories(
         for shard in find_shards(folder)
         if split in (None, shard.split) and (iterations is None or shard.iteration in iterations)
     ]
-    return (record for shard in shards for record in read_shard(shard.path(folder)))
+    return (record for shard in shards for record in _read_present(shard.path(folder)))
 
 
 def read_shard(
@@ -130,6 +130,14 @@ def read_shard(
                 yield _record(line, f"{path} line {number}")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         log(f"{path}: the rest after {number} lines cannot be read ({error}).")
+
+
+def _read_present(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of one file; of one that is not there any more, none."""
+    try:
+        yield from read_shard(path)
+    except FileNotFoundError:
+        _LOGGER.warning("%s: it has been removed since the files were listed.", path)
 
 
 def pack_shard(records: Iterable[Mapping[str, Any]]) -> bytes:

@@ -73,7 +73,7 @@ def to_record(
     """
     info = dict(trajectory.info)
     score, member = info.pop("score", None), info.pop("member", 0)
-    failure = info.pop("failure", None)
+    failure = info.pop("failure", None) if trajectory.failed else None
     logp, entropy = ((), ()) if stats is None else (stats.logp, stats.entropy)
     return {
         "schema": SCHEMA,

@@ -8,6 +8,9 @@ import pytest
 
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import StepResult
+from seeupo_jax.rewards.scorer import REWARD_FAILURE
+from seeupo_jax.rollout.branching.forking import FORK_FAILURE
+from seeupo_jax.rollout.episode_metrics import AGENT_FAILURE, IGNORED, LINEAGES, REFUSED
 
 
 class Mute(Exception):
@@ -108,6 +111,15 @@ def test_info_becomes_what_json_holds():
         "at": "(1+2j)",
     }  # fmt: skip
     assert (got.reward, type(got.reward), got.done, type(got.done)) == (1.0, float, False, bool)
+
+
+@pytest.mark.parametrize(
+    "name", [LINEAGES, REFUSED, IGNORED, AGENT_FAILURE, REWARD_FAILURE, FORK_FAILURE]
+)
+def test_what_the_trainer_adds_to_info_has_names_of_its_own(name):
+    wanted = rf"^step\(\) info: got the name '{name}', which the trainer uses; allowed: another\.$"
+    with pytest.raises(gate.ProtocolError, match=wanted):
+        gate.check_step(StepResult((), 0.0, False, {"note": 1, name: 3}))
 
 
 def test_a_sum_of_shares_is_a_score_and_more_is_none():

@@ -69,3 +69,16 @@ def test_a_run_takes_it_as_a_reward_for_each_turn():
     (trajectory,) = collected(rewards, make=Referring, tasks=["good"]).trajectories
     assert trajectory.rewards == {"env": 0.5, "matching": 0.0}
     assert trajectory.turn_rewards == (0.25, 0.25)
+
+
+class ReferringAfterExamples(Referring, reward_cases.Showing):
+    pass
+
+
+def test_messages_of_an_assistant_that_the_environment_shows_are_no_turns():
+    rewards = [{"function": FUNCTION, "name": "matching"}]
+    found = collected(rewards, make=ReferringAfterExamples, tasks=["good"])
+    (trajectory,) = found.trajectories
+    assert trajectory.stop == "done" and trajectory.turns == 2
+    assert trajectory.named_turn_rewards["matching"] == (0.0, 0.0)
+    assert trajectory.messages.count(ReferringAfterExamples.example) == 3  # without a mark

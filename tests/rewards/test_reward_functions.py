@@ -66,6 +66,11 @@ def test_a_class_is_made_once_with_its_options():
     assert (function.name, function.timeout_s, function.concurrency) == ("Counting", 9.0, 8)
 
 
+def test_a_field_close_that_cannot_be_called_closes_nothing():
+    (function,) = load_functions(from_dict({"rewards": [{"function": CASES + "Near"}]}).rewards)
+    assert function.call(None) == 0.1 and function.close() is None
+
+
 def test_a_weight_that_is_not_given_is_1_and_minus_0_stays():
     assert weighted_sum({"env": 2.0, "a": 3.0, "b": 5.0}, {"a": 0.5, "env": -1.0}) == 4.5
     assert str(weighted_sum({"env": -0.0}, {})) == "-0.0"

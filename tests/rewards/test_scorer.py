@@ -13,6 +13,7 @@ from rollout_cases import Saying
 
 from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.envs.transport.isolated import Isolated
+from seeupo_jax.rewards.scorer import make_scorer
 from seeupo_jax.rollout.episode_metrics import rollout_metrics, unpaid_rewards
 from seeupo_jax.rollout.resample import resample
 
@@ -91,15 +92,24 @@ def test_without_names_a_trajectory_is_what_it_was():
     assert not [n for n in names if "rollout/reward/" in n or n == "time/reward_s"]
 
 
-def test_an_episode_without_a_turn_is_paid_too():
-    class Full(Saying):
-        def fits(self, context):
-            return False
+class Full(Saying):
+    """Has no room for a turn."""
 
+    def fits(self, context):
+        return False
+
+
+def test_an_episode_without_a_turn_is_paid_too():
     found = collected([own("one", weight=0.5)], make=reward_cases.Plain, engine=Full())
     for trajectory in found.trajectories:
         assert trajectory.stop == "max_tokens" and trajectory.turn_rewards == ()
         assert trajectory.rewards == {"env": 0.0, "one": 1.0} and trajectory.reward == 0.5
+
+
+def test_what_an_environment_shows_of_an_assistant_is_no_answer_of_the_policy():
+    for engine, answer in ((Full(), ""), (Saying(), ACTION)):
+        found = collected([own("length")], make=reward_cases.Showing, engine=engine)
+        assert [t.rewards["length"] for t in found.trajectories] == [len(answer)] * 2
 
 
 @pytest.mark.parametrize(
@@ -175,6 +185,16 @@ def test_the_sampler_goes_on_while_rewards_are_computed():
 
     found = collected([own("waits")], make=reward_cases.Plain, tasks="abcde", engine=Going())
     assert not any(t.failed for t in found.trajectories)
+
+
+def test_a_function_whose_close_fails_is_logged_and_the_others_are_closed(caplog):
+    reward_cases.Closed.count = 0
+    rewards = [own("Unclosable"), own("Closed")]
+    make_scorer(from_dict({"rewards": rewards}).rewards).close()
+    assert reward_cases.Closed.count == 1
+    assert caplog.messages == [
+        "reward Unclosable: its close() failed by OSError: the connection is gone."
+    ]
 
 
 def test_rounds_of_dynamic_sampling_add_their_waits():

@@ -1,6 +1,7 @@
 """Reward functions as users write them, some of which fail."""
 
 import asyncio
+import dataclasses
 import threading
 import time
 
@@ -111,6 +112,31 @@ class NotCalled:
     pass
 
 
+@dataclasses.dataclass
+class Near:
+    """Its `close` is a number."""
+
+    close: float = 0.1
+
+    def __call__(self, episode):
+        return self.close
+
+
+class Unclosable:
+    def __call__(self, episode):
+        return 1.0
+
+    def close(self):
+        raise OSError("the connection is gone")
+
+
+class Closed(Unclosable):
+    count = 0
+
+    def close(self):
+        Closed.count += 1
+
+
 class Paying:
     """Pays 0.25 a step and, by name, 0.5 for each; ends after `turns` steps."""
 
@@ -147,6 +173,20 @@ class Correcting(Paying):
         if self._step > 1:
             form[-2:] = -0.5, 0.25
         return StepResult(result.observation, 0.25, result.done, {}, {"form": form})
+
+
+class Showing(Paying):
+    """The same with messages of an assistant, which the policy has not sampled."""
+
+    example = {"role": "assistant", "content": "6 6"}
+
+    def reset(self, task_id, seed):
+        messages, tools = super().reset(task_id, seed)
+        return (*messages, self.example), tools
+
+    def step(self, text):
+        result = super().step(text)
+        return dataclasses.replace(result, observation=(*result.observation, self.example))
 
 
 class Plain(Paying):

@@ -148,6 +148,19 @@ def test_what_is_whole_of_a_torn_shard_is_read_and_told(tmp_path, caplog):
     assert len(counts) > 2 and 4 not in counts
 
 
+def test_a_shard_that_is_removed_while_others_are_read_is_left_out_and_told(tmp_path, caplog):
+    for iteration in (1, 2, 3):
+        write(tmp_path, shard(iteration), record(iteration))
+    records = read_trajectories(tmp_path)
+    read, path = [next(records)], shard(2).path(tmp_path)
+    path.unlink()
+    read += records
+    assert [r["iteration"] for r in read] == [1, 3]
+    assert caplog.messages == [f"{path}: it has been removed since the files were listed."]
+    with pytest.raises(FileNotFoundError):
+        next(read_shard(path))
+
+
 @pytest.mark.parametrize(
     ("line", "logged"),
     [

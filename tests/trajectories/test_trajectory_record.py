@@ -103,7 +103,9 @@ def test_a_failure_has_a_cause_and_is_no_success():
     record = made(failed, None)
     assert (record["failed"], record["failure"], record["success"]) == (True, "slow", None)
     assert record["info"] == {} and record["segments"] == []
-    assert made(Trajectory((), 0.0, 0, info={"score": 0.5}), None)["success"] is False
+    played = made(Trajectory((), 0.0, 0, info={"score": 0.5, "failure": "of a tool"}), None)
+    assert (played["success"], played["failure"]) == (False, None)
+    assert played["info"] == {"failure": "of a tool"}  # the environment's own
 
 
 @pytest.mark.parametrize(
