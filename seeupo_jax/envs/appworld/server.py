@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from seeupo_jax.configuration.user_code import describe
+
 MAX_REPLY = 64 * 2**20  # bytes
 _LAST = 2000  # characters at the end of a server's log in which its last line is searched
 _GRACE_S = 10.0  # the client's timeout beyond that after which a server ends itself
@@ -201,9 +203,11 @@ class PoolServer:
         """Opens a world on the server held so far, else on a free one.
 
         Raises:
-          ServerError: none was free in time, or all refused; it quotes the last refusal.
+          ServerError: the file of the pool cannot be read; none was free in time, or all refused:
+            it quotes the last refusal.
         """
         until = time.monotonic() + self._start_s
+        refusal: ServerError | str = "it lists none"
         while True:
             for address in self._candidates():
                 try:
@@ -243,11 +247,14 @@ class PoolServer:
         """The server held, then the others in random order; the file may have changed."""
         try:
             pool = json.loads(self._file.read_text())
-        except OSError as error:
-            raise ServerError(f"appworld: {self._file} cannot be read: {error}") from None
-        ports = random.sample(pool["ports"], len(pool["ports"]))
+            ports, token = random.sample(pool["ports"], len(pool["ports"])), pool["token"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ServerError(
+                f"appworld: {self._file}: got {describe(error)}; allowed: a file of servers that"
+                " third_party/appworld/serve.py wrote."
+            ) from None
         ports.sort(key=lambda port: port != self.port)
-        return [Address(port, pool["token"], self._client) for port in ports]
+        return [Address(port, token, self._client) for port in ports]
 
 
 def python_of(home: Path) -> Path:
