@@ -59,6 +59,26 @@ def test_metrics_are_of_turns_tokens_and_their_entropy():
     assert entropy_N[4] == 0 and entropy_N.dtype == np.float32
 
 
+def test_what_is_not_learned_from_is_sampled_all_the_same():
+    """By tokens and entropies canon compares actions, and by implicit rewards istar, as a whole."""
+    whole = {name: arrays(canon_metric=name) for name in ("tokens", "entropy")}
+    rows = whole["tokens"].rows
+    scored = {
+        "old_logp": [np.full(len(t), -1.0) for t in rows.turn],
+        "scorer_logp": [np.where(t >= 0, -1.0 + np.arange(len(t)), -1.0) for t in rows.turn],
+    }
+    masked = rows.without([t == 0 for t in rows.turn])
+    for name, before in whole.items():
+        given = before.trajectories, before._per_token | scored
+        every, fewer = (
+            CreditArrays(Algorithm(canon_metric=name), SHAPES, each, *given)
+            for each in (rows, masked)
+        )
+        np.testing.assert_array_equal(fewer.metric_N, before.metric_N)
+        np.testing.assert_array_equal(fewer.implicit_NK, every.implicit_NK)
+        assert np.count_nonzero(every.implicit_NK[:, 0]) == 7
+
+
 def test_rewards_that_an_estimator_is_not_for_are_refused_by_task():
     algorithm = Algorithm(advantage="a_grae")
     trajectories = cases.ragged()  # the failed one paid 7, the fourth -0.7

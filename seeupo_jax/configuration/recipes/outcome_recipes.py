@@ -107,7 +107,8 @@ def a_grae() -> Choices:
     The first shifts weight from easy to hard tasks as the mean reward, in [0, 1], rises; the second
     is below 1 where A_i > 0 and the mean reward below alpha. A-GRAE, arXiv:2602.05548. Numbers as
     its authors train on MATH: Yu7-code/A-GRAE, run_qwen2.5-math-7b-grpo-agrae.sh, no KL; alpha = 1,
-    in others of their experiments 0.5. Their learning rate is 1e-6, their groups have 8.
+    in others of their experiments 0.5. Their learning rate is 1e-6, their groups have 8. Their
+    trainer's dual clip (3.0) is left out; it matters where an iteration has several steps.
     """
     return grpo() | {
         "advantage": "a_grae",

@@ -158,7 +158,8 @@ class CreditArrays:
     def implicit_NK(self) -> np.ndarray:
         ratio_NK = np.zeros(self.mask_NK.shape)
         logps = zip(self._per_token["scorer_logp"], self._per_token["old_logp"], strict=True)
-        rows = zip(self.rows.trajectory_S, self.rows.turn, logps, strict=True)
+        # Of all that was sampled, as the scorer's own loss: at forced tokens both are 0.
+        rows = zip(self.rows.trajectory_S, self.sampled_turn, logps, strict=True)
         for owner, turn_L, (own_L, old_L) in rows:
             acted_L = turn_L != CONTEXT
             np.add.at(ratio_NK[owner], turn_L[acted_L], (own_L - old_L)[acted_L])
@@ -187,10 +188,16 @@ class CreditArrays:
     def metric_N(self) -> np.ndarray:
         if self._metric == "turns":
             return self.mask_NK.sum(axis=1, dtype=np.float32)
-        tokens_N = self.mask_NL.sum(axis=1, dtype=np.float32)
-        if self._metric == "tokens":
-            return tokens_N
-        return self.time.pad(self._per_token["entropy"]).sum(axis=1) / np.maximum(tokens_N, 1)
+        # Of an action as it was sampled, whether or not all of it is learned from.
+        total_N, count_N = np.zeros((2, len(self.trajectories)))
+        owners, entropies = self.rows.trajectory_S, self._per_token["entropy"]
+        for owner, turn_L, entropy_L in zip(owners, self.sampled_turn, entropies, strict=True):
+            counted_L = turn_L != CONTEXT
+            if self._metric == "entropy":
+                counted_L = counted_L & ~np.isnan(entropy_L)  # none was computed of forced tokens
+                total_N[owner] += entropy_L[counted_L].sum()
+            count_N[owner] += counted_L.sum()
+        return np.float32(count_N if self._metric == "tokens" else total_N / np.maximum(count_N, 1))
 
     @property
     def progress_NL(self) -> np.ndarray:
