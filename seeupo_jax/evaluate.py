@@ -54,6 +54,7 @@ from seeupo_jax.runtime.cli import (
     prepare_xla,
     quiet_logs,
     read_config,
+    run_folder,
 )
 from seeupo_jax.runtime.evaluation_run import (
     EvaluationResult,
@@ -194,7 +195,7 @@ def evaluate(
       ValueError: what cannot be evaluated, before anything is played.
     """
     _check_arguments(k, server)
-    config, workdir = load_config(config), Path(workdir).absolute()
+    config, workdir = load_config(config), run_folder(workdir)
     quiet_logs()
     if server is None:
         prepare_xla()

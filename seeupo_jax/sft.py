@@ -49,6 +49,7 @@ from seeupo_jax.runtime.cli import (
     log_to_stderr,
     prepare_xla,
     quiet_logs,
+    run_folder,
 )
 from seeupo_jax.runtime.sft.sft_data import load_data
 from seeupo_jax.runtime.sft.sft_parts import SftState
@@ -100,7 +101,7 @@ def sft(
       WriteError: there is no room for what it writes; the sentence says what is kept.
     """
     check_callbacks(callbacks)
-    config, workdir = load_config(config), Path(workdir).absolute()
+    config, workdir = load_config(config), run_folder(workdir)
     if data is not None:
         config = dataclasses.replace(config, sft=dataclasses.replace(config.sft, data=str(data)))
     quiet_logs()

@@ -50,6 +50,7 @@ from seeupo_jax.runtime.cli import (
     prepare_xla,
     quiet_logs,
     read_config,
+    run_folder,
 )
 from seeupo_jax.runtime.training.callbacks import Callback, check_callbacks, heard
 from seeupo_jax.runtime.training.run import UNKNOWN, Run, begin_run
@@ -97,7 +98,7 @@ def train(
       WriteError: there is no room for what it writes; the sentence says what is kept.
     """
     check_callbacks(callbacks)
-    config, workdir = load_config(config), Path(workdir).absolute()
+    config, workdir = load_config(config), run_folder(workdir)
     quiet_logs()
     prepare_xla()
     check_places(config, workdir)

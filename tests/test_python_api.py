@@ -1,5 +1,6 @@
 """The package as an application uses it: one process, several runs, callbacks, and figures."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from ml_collections import ConfigDict
 from places import TINY
 from process_cases import run_processes
 
-from seeupo_jax import Callback, Config, evaluate, load_config, read_trajectories, train
+from seeupo_jax import Callback, Config, evaluate, load_config, read_trajectories, sft, train
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.metrics.history import read_history
@@ -158,13 +159,17 @@ def test_an_evaluation_gives_its_figures_and_agrees_with_the_run(undisturbed, co
 
 
 def test_of_two_processes_one_hears_and_both_stop(config, tmp_path):
-    heard = run_processes(
-        "callback_process.py", 2, 1, tmp_path, config.model.path, tmp_path / "run", read=json.loads
-    )
-    assert heard == [
+    def heard(how):
+        given = tmp_path, config.model.path, tmp_path / how, how
+        return run_processes("callback_process.py", 2, 1, *given, read=json.loads)
+
+    assert heard("stop") == [
         [[1], "enough", [0, 1]],
         [[], "another process was asked to stop", [0, 1]],
     ]
+    first, second = heard("raise")
+    assert first == "LookupError('enough')"
+    assert second.startswith("RuntimeError('callbacks: one of process 0 raised; ")
 
 
 def test_another_configuration_is_trained_in_the_same_process(config, tmp_path):
@@ -194,6 +199,16 @@ def test_a_wrong_argument_of_an_evaluation_is_a_sentence(config, tmp_path, given
     with pytest.raises(ValueError) as error:
         evaluate(config, tmp_path, **given)
     assert str(error.value).startswith(told)
+
+
+@pytest.mark.parametrize("call", [train, evaluate, functools.partial(sft, data=None)])
+def test_a_workdir_in_a_bucket_is_a_sentence_and_no_folder_here(
+    config, tmp_path, monkeypatch, call
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="^workdir: got gs://ours/run; allowed: a folder, such as"):
+        call(config, workdir="gs://ours/run")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("wrong", [Recorder, print, "callback"])

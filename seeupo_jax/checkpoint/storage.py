@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import re
+import secrets
 import textwrap
 from pathlib import Path
 
@@ -49,13 +50,18 @@ def check_writable(folder: str | os.PathLike[str], name: str = "--workdir") -> N
     if is_bucket(folder):
         return _check_bucket(os.fspath(folder), name)
     path = epath.Path(folder)
-    probe = path / f".writable.{os.getpid()}"
+    probe = path / _probe()
     try:
         path.mkdir(parents=True, exist_ok=True)
         probe.write_text("")
         probe.unlink()
     except OSError as error:
         raise ValueError(_unwritable(folder, name, reason(error))) from error
+
+
+def _probe() -> str:
+    """A name that no other process takes: those of two containers may have one number."""
+    return f".writable.{secrets.token_hex(8)}"
 
 
 def check_could_write(folder: str | os.PathLike[str], name: str = "--workdir") -> None:
@@ -97,7 +103,7 @@ def _check_bucket_name(folder: str, name: str) -> None:
 def _check_bucket(folder: str, name: str) -> None:
     """Writes as arrays are written, and reads, lists and removes as manifests are."""
     _check_bucket_name(folder, name)
-    probe = f".writable.{os.getpid()}"
+    probe = _probe()
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it raises all that it logs
     try:
         path = epath.Path(folder) / probe

@@ -56,14 +56,23 @@ def add_run_flags(flags: Flags, *, required: bool = True) -> None:
     flags.flag("workdir", "the folder of the run.", _folder, required=required)
 
 
+_FOLDER = (
+    "a folder, such as a bucket that gcsfuse mounts; checkpoints alone may go to"
+    " config.checkpoint.directory=gs://BUCKET/PATH"
+)
+
+
 def _folder(value: str) -> Path:
     if is_bucket(value):
-        raise Wrong(
-            value,
-            "a folder, such as a bucket that gcsfuse mounts; checkpoints alone may go to"
-            " config.checkpoint.directory=gs://BUCKET/PATH",
-        )
+        raise Wrong(value, _FOLDER)
     return path(value)
+
+
+def run_folder(workdir: str | Path) -> Path:
+    """The absolute path of a run's folder; ValueError: it lies in a bucket."""
+    if is_bucket(workdir):
+        raise ValueError(f"workdir: got {workdir}; allowed: {_FOLDER}.")
+    return Path(workdir).absolute()
 
 
 def add_cluster_flags(flags: Flags) -> None:

@@ -6,6 +6,8 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -14,6 +16,7 @@ import loaded_python
 import numpy as np
 import optax
 import pytest
+from etils import epath
 from process_cases import environment
 
 from seeupo_jax.checkpoint import Checkpoints, SaveError, check_writable
@@ -547,6 +550,22 @@ def test_manifest_is_readable_by_people(saved):
 def test_a_workdir_is_made_and_left_empty(tmp_path):
     check_writable(tmp_path / "new" / "run")
     assert list((tmp_path / "new" / "run").iterdir()) == []
+
+
+def test_processes_of_one_number_in_two_containers_do_not_remove_each_others_file(
+    tmp_path, monkeypatch
+):
+    both, folder = threading.Barrier(2, timeout=30), type(epath.Path(tmp_path))
+    write = folder.write_text
+
+    def written(path, text):
+        write(path, text)
+        both.wait()
+
+    monkeypatch.setattr(folder, "write_text", written)
+    with ThreadPoolExecutor(2) as processes:
+        assert list(processes.map(check_writable, [tmp_path, tmp_path])) == [None, None]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("below", ["", "below", "far/below"])

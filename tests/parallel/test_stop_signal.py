@@ -185,6 +185,11 @@ def test_stopped_anywhere_it_goes_on_from_there(model, here, capsys):
     ]
     assert logged == [f"stopped {where}; rerun the command to resume" for where in wanted]
     assert_same_run(workdir, undisturbed)
+    for line in cases.iterations(workdir):
+        counted = line["sweep/tokens_per_second"] * line["time/sweep_s"] / line["sweep/tokens"]
+        # What was done before a sweep was stopped took none of the time that is counted.
+        whole = line["iteration"] not in (1, 3)
+        assert counted == pytest.approx(1) if whole else 0 < counted < 0.9
     assert not (workdir / "checkpoints" / "stopped").exists()
     assert list((workdir / "rollouts").iterdir()) == []
 

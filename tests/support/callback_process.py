@@ -1,6 +1,6 @@
-"""A process of a run whose callback stops it: RANK COUNT PORT OUT MODEL WORKDIR.
+"""A process of a run whose callback stops it, or raises: RANK COUNT PORT OUT MODEL WORKDIR HOW.
 
-OUT: JSON of what was heard, and why the run stopped.
+OUT: JSON of what was heard, and why the run stopped; or of the error.
 """
 
 import json
@@ -15,15 +15,17 @@ from seeupo_jax.runtime.cli import join_cluster
 
 
 class Stopper(Callback):
-    def __init__(self):
-        self.heard = []
+    def __init__(self, raises: bool):
+        self.heard, self._raises = [], raises
 
     def on_iteration(self, run, iteration, metrics):
         self.heard.append(iteration)
+        if self._raises:
+            raise LookupError("enough")
         run.stop("enough")
 
 
-def main(rank: str, count: str, port: str, out: str, model: str, workdir: str) -> None:
+def main(rank: str, count: str, port: str, out: str, model: str, workdir: str, how: str) -> None:
     own = [f"model.path={model}", "iterations=3", "evaluation.every=0", "rollout.tasks=2"]
     overrides = [text.removeprefix("--config.") for text in CHOICES]
     config = load_config(TINY, [*overrides, *own, "evaluation.tasks=1", "evaluation.k=1"])
@@ -33,8 +35,12 @@ def main(rank: str, count: str, port: str, out: str, model: str, workdir: str) -
         process_id=int(rank),
         num_processes=int(count),
     )
-    stopper = Stopper()
-    result = train(config, workdir, [stopper])
+    stopper = Stopper(how == "raise")
+    try:
+        result = train(config, workdir, [stopper])
+    except (LookupError, RuntimeError) as error:
+        Path(out).write_text(json.dumps(repr(error)))
+        return
     rows = result.metrics["iteration"]
     Path(out).write_text(json.dumps([stopper.heard, result.stopped, rows]))
 

@@ -56,13 +56,16 @@ def begin_sft(
         config, given, workdir, progress, request, policy, params, data, callbacks
     )
     run = SftRun(parts)
-    restored = run.checkpoints.restore(train)
-    state = SftState(0, train) if restored is None else restored
-    if jax.process_index() == 0:
-        resumed = restored is not None
-        parts.metrics.resume_from(state.done + 1 if resumed else 0)
-        parts.metrics.open()
-        write_description(workdir, given, launch, policy, state.train.params, resumed=resumed)
+    with contextlib.ExitStack() as opened:  # what does not begin is closed
+        opened.enter_context(run)
+        restored = run.checkpoints.restore(train)
+        state = SftState(0, train) if restored is None else restored
+        if jax.process_index() == 0:
+            resumed = restored is not None
+            parts.metrics.resume_from(state.done + 1 if resumed else 0)
+            parts.metrics.open()
+            write_description(workdir, given, launch, policy, state.train.params, resumed=resumed)
+        opened.pop_all()
     return run, state
 
 

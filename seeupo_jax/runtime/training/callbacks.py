@@ -15,6 +15,7 @@ import jax
 
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.user_code import shown
+from seeupo_jax.parallel.distributed import from_first
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.types import Trajectory
 
@@ -99,13 +100,17 @@ def heard(run: AbstractContextManager[Any], callbacks: Callbacks, done: int) -> 
 
     Raises:
       Exception: what a callback raised, when the run has saved its state.
+      RuntimeError: in the other processes, which have no callbacks.
     """
     try:
         with run:
             callbacks.start(done)
             yield
+        failed = from_first(callbacks.error is not None)
         if callbacks.error is not None:
             raise callbacks.error
+        if failed:
+            raise RuntimeError("callbacks: one of process 0 raised; the run has saved its state.")
     except BaseException as error:
         callbacks.end(error)
         raise

@@ -55,14 +55,18 @@ def begin_run(
       ValueError: what the workdir holds is of another run.
     """
     parts, train = build_parts(config, workdir, progress, request, policy, params, callbacks)
-    checkpoints = RunCheckpoints(parts)
-    restored = checkpoints.restore(train)
-    resumed, state = restored is not None, RunState(0, train) if restored is None else restored
-    del train, restored  # `restore_sweep` may load another state: one copy beside it is enough
-    state = checkpoints.restore_sweep(state)
-    resumed = resumed or state.stopped_sweep is not None
-    parts.log.resume_from(state.done + 1 if resumed else 0)
-    parts.log.describe(launch, policy, state.train.params, resumed=resumed)
+    with contextlib.ExitStack() as opened:  # what does not begin is closed
+        opened.callback(parts.close)
+        checkpoints = RunCheckpoints(parts)
+        opened.callback(checkpoints.close)
+        restored = checkpoints.restore(train)
+        resumed, state = restored is not None, RunState(0, train) if restored is None else restored
+        del train, restored  # `restore_sweep` may load another state: one copy beside it is enough
+        state = checkpoints.restore_sweep(state)
+        resumed = resumed or state.stopped_sweep is not None
+        parts.log.resume_from(state.done + 1 if resumed else 0)
+        parts.log.describe(launch, policy, state.train.params, resumed=resumed)
+        opened.pop_all()
     return Run(parts, checkpoints), state
 
 
@@ -173,6 +177,9 @@ class Run:
                 references=references,
                 statistics=statistics,
             )
+        # What was done before a stop took none of the time that is counted here.
+        done = metrics["sweep/tokens"] - (0 if stopped is None else stopped.notes["tokens"])
+        metrics["sweep/tokens_per_second"] = done / parts.log.spent["time/sweep_s"]
         evaluated = not self.due(iteration, parts.config.evaluation.every)
         stats = stats[: len(collected.trajectories)]
         after = RunState(iteration, train, evaluated=evaluated, saved=False, statistics=statistics)

@@ -96,8 +96,6 @@ class RunLog:
             by_turn=algorithm.by_turn,
         )
         values |= dict(more) | spent
-        if "sweep/tokens" in values:
-            values["sweep/tokens_per_second"] = values["sweep/tokens"] / spent["time/sweep_s"]
         if self._writes:
             shard = Shard(iteration, TRAIN, evaluation=False)
             self._trajectories.write(shard, collected.trajectories, labels, stats)

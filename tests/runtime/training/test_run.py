@@ -29,6 +29,8 @@ from seeupo_jax.rollout.episode_metrics import most_frequent_failure, rollout_me
 from seeupo_jax.rollout.resample import groups_of, has_signal
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.training.run import begin_run
+from seeupo_jax.runtime.training.run_checkpoints import RunCheckpoints
+from seeupo_jax.runtime.training.run_parts import RunParts
 from seeupo_jax.train import iterate
 from seeupo_jax.types import Segment, Trajectory, learnable
 
@@ -345,6 +347,19 @@ def test_a_resumed_run_draws_the_same_tasks_by_their_success(begin, tmp_path):
         assert_same_trajectories(collected.sampled, same.sampled)
     with pytest.raises(ValueError, match="config.curriculum: got"), begin("drawn"):
         pass
+
+
+def test_a_run_that_is_refused_closes_what_it_has_opened(begin, monkeypatch):
+    closed, close = [], RunParts.close
+
+    def refuse(self, train):
+        raise ValueError("of another run")
+
+    monkeypatch.setattr(RunCheckpoints, "restore", refuse)
+    monkeypatch.setattr(RunParts, "close", lambda parts: (closed.append(parts), close(parts)))
+    with pytest.raises(ValueError, match="of another run"), begin("refused"):
+        pass
+    assert len(closed) == 1
 
 
 def test_a_stopped_sweep_knows_the_success_that_its_tasks_were_drawn_by(begin, monkeypatch):
