@@ -73,6 +73,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return workdir, done.stdout
 
 
+def test_a_run_from_nothing_may_be_explained_between_its_iterations(finished):
+    """Its model is that of the checkpoint, though the warm start has made a folder of it."""
+    workdir, _ = finished
+    done = run(workdir, "--config.profile.steps=2", "--explain")
+    assert done.returncode == 0, done.stderr
+    assert "resuming" in done.stdout or "complete" in done.stdout
+    assert "began with" not in done.stdout + done.stderr
+
+
 def continue_from(finished: Path, name: str) -> Path:
     """A new workdir that has the finished run's warm policy, so that only iterations are run."""
     workdir = finished.parent / name

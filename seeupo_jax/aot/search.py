@@ -28,7 +28,7 @@ def search(setup: Setup, figures: Mapping[str, Figures]) -> dict[str, float | No
     """
     found: dict[str, float | None] = {"batching.microbatch_tokens": _most_tokens(setup)}
     rollout = [f for kind, f in figures.items() if kind.startswith("rollout/")]
-    if rollout and all(each.error is None for each in rollout):
+    if any(map(_holds_cache, rollout)) and all(each.error is None for each in rollout):
         found["rollout.cache_gib"] = _most_cache(setup, figures)
     return found
 
@@ -53,12 +53,15 @@ def _tokens_fit(setup: Setup, tokens: int) -> bool:
 def _most_cache(setup: Setup, figures: Mapping[str, Figures]) -> float | None:
     """GiB that are left beside the program that leaves the least, of those beside the cache."""
     plan = setup.engine.plan
-    held = [each for each in figures.values() if each.error is None]
-    sizes = [each.peak for each in held if CACHE in {**(each.inside or {}), **(each.beside or {})}]
+    sizes = [each.peak for each in figures.values() if each.error is None and _holds_cache(each)]
     room = usable_hbm(setup.mesh.devices.flat[0]) - max(sizes) + plan.bytes
     page = plan.page_size * plan.token_bytes
     most = min(room, plan.concurrency * plan.row_pages * page)
     return None if most < plan.row_pages * page else int(1000 * most / GIB) / 1000
+
+
+def _holds_cache(figures: Figures) -> bool:
+    return CACHE in {**(figures.inside or {}), **(figures.beside or {})}
 
 
 def fits(setup: Setup, figures: Figures) -> bool:

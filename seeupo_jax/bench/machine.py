@@ -22,6 +22,7 @@ from seeupo_jax.parallel.device_memory import free_memory
 from seeupo_jax.planning.chips import CHIPS
 
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_CPUINFO = Path("/proc/cpuinfo")
 _VERSIONS = ("jax", "jaxlib", "flax", "numpy", "torch", "transformers")
 _SIDE, _PRODUCTS = 8192, 20  # of the products, and copies, that a peak is measured by
 _CPU_SIDE = 2048  # whose products take a core a fifth of a second
@@ -89,9 +90,13 @@ def cores() -> int:
 
 
 def _processor() -> str:
-    file = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*: (.+)$", file.read_text(), re.M) if file.exists() else None
-    return found[1] if found else platform.processor() or platform.machine()
+    """Its name; where Linux tells them, its family too and whether it has vectors of 512 bits."""
+    told = _CPUINFO.read_text() if _CPUINFO.exists() else ""
+    found = dict(re.findall(r"^(model name|cpu family|flags)\s*: (.+)$", told, re.M))
+    name = found.get("model name") or platform.processor() or platform.machine()
+    family = f" (family {found['cpu family']})" if "cpu family" in found else ""
+    wide = ", AVX-512" if "avx512f" in found.get("flags", "").split() else ""
+    return f"{name}{family}{wide}"
 
 
 def matmul_peak(dtype: str) -> float:

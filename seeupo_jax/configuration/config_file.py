@@ -146,7 +146,7 @@ def _of_function(name: str) -> Any:
     function = import_attribute(name, "--config", "function", callable)
     try:
         return _plain(function())
-    except Exception as error:  # of a user's code
+    except (Exception, SystemExit) as error:  # of a user's code
         raise ValueError(f"--config: {name} failed: {describe(error)}.") from error
 
 

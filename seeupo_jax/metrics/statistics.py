@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 _Z = 1.959964  # the normal distribution's 97.5% point
-_KEY = re.compile(r"(eval(?:_[^/]+)?/(?:avg|pass)@[0-9]+)(_low|_high)?")
-_ROW = re.compile(r"(?P<prefix>eval(?:_[^/]+)?)/(?P<metric>(?:avg|pass)@[0-9]+)(?P<kind>(?:/.*)?)")
+_KEY = re.compile(r"(eval(?:_.+?)?/(?:avg|pass)@[0-9]+)(_low|_high)?")
+_ROW = re.compile(r"(?P<prefix>eval(?:_.+?)?)/(?P<metric>(?:avg|pass)@[0-9]+)(?P<kind>(?:/.*)?)")
 
 
 @dataclass(frozen=True)

@@ -243,6 +243,13 @@ def test_the_cache_takes_what_the_programs_leave(setup):
 
 
 @needs_libtpu
+def test_no_cache_is_searched_for_beside_programs_that_hold_none(setup, monkeypatch):
+    monkeypatch.setattr(search, "_tokens_fit", lambda *_: True)
+    alone = measure.Figures("rollout/reshard", inside={"parameters": 1}, beside={})
+    assert search.search(setup, {"rollout/reshard": alone}).keys() == {"batching.microbatch_tokens"}
+
+
+@needs_libtpu
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

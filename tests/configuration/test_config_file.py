@@ -114,6 +114,13 @@ def test_overrides_do_not_change_the_dict_that_a_function_returns(tmp_path, monk
         assert load_config("kept_values:make", overrides).rollout.tasks == tasks
 
 
+def test_a_function_that_exits_is_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "exiting.py").write_text("import sys\ndef make():\n    sys.exit('no data')\n")
+    text = _sentence(lambda: load_config("exiting:make"))
+    assert text == "--config: exiting:make failed: SystemExit: no data."
+
+
 def test_a_configuration_object_is_taken_as_it_is(tmp_path):
     (tmp_path / "made.py").write_text(
         "from seeupo_jax.configuration.schema import Config\n"

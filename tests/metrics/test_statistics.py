@@ -106,6 +106,16 @@ def test_metrics_read_back_as_the_estimates_they_were_written_from():
     }
 
 
+def test_a_split_may_have_a_slash_in_its_name():
+    metrics = evaluation_metrics("eval_dev/easy", KINDS, LABELS)
+    assert {"eval_dev/easy/avg@2", "eval_dev/easy/pass@2"} == set(read_estimates(metrics))
+    assert split_and_metric("eval_dev/easy/avg@2", "test") == ("dev/easy", "avg@2")
+    assert [line.split()[0] for line in evaluation_table(metrics).splitlines()[1:3]] == [
+        "all",
+        "kind=a",
+    ]
+
+
 def test_a_null_metric_reads_as_no_number():
     (estimate,) = read_estimates({"eval/avg@4": None}).values()
     assert math.isnan(estimate.value) and math.isnan(estimate.low)

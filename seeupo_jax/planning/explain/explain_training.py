@@ -69,7 +69,7 @@ def explain_training(
     """
     start = starting_folder(config, workdir)
     found, remat = plan_run(config, start, planned)
-    begins = _start(found, workdir)
+    begins = _start(found, config, workdir)
     lacks = [f"a run needs, and this machine has not: {what}" for what in missing]
     return [
         ("missing", lacks),
@@ -91,9 +91,9 @@ def explain_training(
     ]
 
 
-def _start(found: AbstractRun, workdir: Path) -> _Start:
-    """Where a run in this folder would resume."""
-    config, folder = found.config, find_directory(found.config.checkpoint, workdir)
+def _start(found: AbstractRun, config: Config, workdir: Path) -> _Start:
+    """Where a run in this folder with this configuration, as it was given, would resume."""
+    folder = find_directory(config.checkpoint, workdir)
     passed: list[str] = []
     files, stopped = Checkpoints(folder, 1, log=passed.append), Checkpoints(f"{folder}/stopped", 1)
     newest, sweep = files.newest(found.state), stopped.latest()
