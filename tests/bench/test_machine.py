@@ -4,6 +4,7 @@ import itertools
 import sys
 from types import SimpleNamespace
 
+import jax
 import pytest
 
 from seeupo_jax.bench import machine
@@ -25,3 +26,14 @@ def test_a_machines_own_limits_follow_from_the_seconds_that_it_takes(monkeypatch
     monkeypatch.setattr(machine, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     assert machine.memory_bandwidth() == 2 * 2**20 / seconds
     assert machine.matmul_peak("float32") == 2 * 64**3 / seconds
+
+
+def test_a_processor_is_told_with_what_its_name_leaves_open(monkeypatch, tmp_path):
+    """As Linux tells them, each core again, of two that share a name."""
+    file = tmp_path / "cpuinfo"
+    monkeypatch.setattr(machine, "_CPUINFO", file)
+    core = "processor\t: {}\ncpu family\t: {}\nmodel name\t: AMD EPYC\nflags\t\t: fpu {}\n\n"
+    file.write_text("".join(core.format(n, 26, "avx2 avx512f avx512bw") for n in range(2)))
+    assert machine.describe(jax.devices()[0])["device"] == "AMD EPYC (family 26), AVX-512"
+    file.write_text("".join(core.format(n, 25, "avx2 fma") for n in range(2)))
+    assert machine.describe(jax.devices()[0])["device"] == "AMD EPYC (family 25)"

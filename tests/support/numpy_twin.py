@@ -181,21 +181,10 @@ def sweep(
         for w in (weights, weights if ref_weights is None else ref_weights)
     )
     compared = grouped(options)
-    whole = step_pieces(trajectories, range(100), grouped=compared)
-    penalty = [np.zeros(len(piece.position_A)) for piece in whole]
-    if options.kl_in == "reward":
-        logps = (piece_logps(w, whole, arch, options) for w in (start, reference))
-        penalty = [options.kl_coef * (old - ref) for old, ref in zip(*logps, strict=True)]
-    odds = None if scorer is None else token_odds(start, scorer, whole, arch, options)
+    credit = _credit(start, reference, trajectories, values, scorer, arch, options)
     clips = clip_scales(trajectories, options)
-    entropies = None
-    if options.advantage == "canon":
-        entropies = [
-            [token_entropies(start, s.tokens_L, arch, options.temperature)[0] for s in t.segments]
-            for t in trajectories
-        ]
-    credit = token_advantages(trajectories, whole, penalty, options, values, odds, entropies)
     trajectories = learned_from(start, trajectories, arch, options)
+    valid = sum(learnable(trajectories, compared))
     cumulative_ratio_N = np.ones(len(trajectories))
     current, optimizers, steps = start, {}, []
     for number, turns in enumerate(options.order):
@@ -209,34 +198,27 @@ def sweep(
         old = action_logps(current if options.old_policy == "turn" else start, acts, arch, options)
         ref = action_logps(reference, acts, arch, options)
         importance = importances(action_logps(start, acts, arch, options), acts, options)
+        advantage = [
+            joined(credit[piece.trajectory][piece.place][piece.position_A] for piece in act)
+            for act in acts
+        ]
         weight = [
-            cumulative_ratio_N[act[0].trajectory]
-            * importance_A
-            * joined(credit[piece.trajectory][piece.place][piece.position_A] for piece in act)
-            for act, importance_A in zip(acts, importance, strict=True)
+            cumulative_ratio_N[act[0].trajectory] * importance_A * advantage_A
+            for act, importance_A, advantage_A in zip(acts, importance, advantage, strict=True)
         ]
         scale = [
             joined(clips[p.trajectory][np.asarray(p.segment.turn_L)[p.position_A]] for p in act)
             for act in acts
         ]
-        valid, losses = sum(learnable(trajectories, compared)), []
-        everyone = [range(len(trajectories))] * options.inner_epochs
+        everyone, losses = [range(len(trajectories))] * options.inner_epochs, []
+        own = tuple(turns) if options.moments == "turn" else "all turns"
+        optimizer = optimizers.setdefault(own, Optimizer(options))
         for part in everyone if options.minibatches is None else options.minibatches[number]:
             kept = [k for k, act in enumerate(acts) if act[0].trajectory in part]
             share = shares(acts, kept, valid, options)
-            *picked, bounds = [[x[k] for k in kept] for x in (acts, old, ref, weight, scale)]
-            drift = None
-            if options.covariance != "none":
-                now = action_logps(current, picked[0], arch, options)
-                own = [
-                    joined(credit[piece.trajectory][piece.place][piece.position_A] for piece in act)
-                    for act in picked[0]
-                ]
-                picked[3], drift = limited(now, picked[1], own, picked[3], options)
-            act_entropies = action_entropies(current, picked[0], arch, options)
-            loss, grads = turn_loss(current, *picked, share, arch, options, drift, bounds)
-            own = tuple(turns) if options.moments == "turn" else "all turns"
-            current = optimizers.setdefault(own, Optimizer(options)).step(current, grads)
+            columns = ([x[k] for k in kept] for x in (acts, old, ref, weight, scale, advantage))
+            loss, grads, act_entropies = _of_minibatch(current, *columns, share, arch, options)
+            current = optimizer.step(current, grads)
             losses.append((loss, grads, act_entropies))
         before_N, cumulative_ratio_N = cumulative_ratio_N, cumulative_ratio_N.copy()
         if options.weight == "on":
@@ -246,6 +228,53 @@ def sweep(
             after_N = cumulative_ratio_N if step == len(losses) else before_N
             steps.append(Step(tuple(turns), loss, grads, after_N, act_entropies))
     return Sweep(credit, steps, current)
+
+
+def _credit(
+    start: Weights,
+    reference: Weights,
+    trajectories: Sequence[Trajectory],
+    values: Sequence[Sequence[np.ndarray]] | None,
+    scorer: Weights | None,
+    arch: Architecture,
+    options: Options,
+) -> list[list[np.ndarray]]:
+    """Per trajectory and segment, the advantage of each token [L], as `sweep` begins with it."""
+    whole = step_pieces(trajectories, range(100), grouped=grouped(options))
+    penalty = [np.zeros(len(piece.position_A)) for piece in whole]
+    if options.kl_in == "reward":
+        logps = (piece_logps(w, whole, arch, options) for w in (start, reference))
+        penalty = [options.kl_coef * (old - ref) for old, ref in zip(*logps, strict=True)]
+    odds = None if scorer is None else token_odds(start, scorer, whole, arch, options)
+    entropies = None
+    if options.advantage == "canon":
+        entropies = [
+            [token_entropies(start, s.tokens_L, arch, options.temperature)[0] for s in t.segments]
+            for t in trajectories
+        ]
+    return token_advantages(trajectories, whole, penalty, options, values, odds, entropies)
+
+
+def _of_minibatch(
+    weights: Weights,
+    acts: Sequence[Action],
+    old: Sequence[np.ndarray],
+    ref: Sequence[np.ndarray],
+    weight: Sequence[np.ndarray],
+    scale: Sequence[np.ndarray],
+    advantage: Sequence[np.ndarray],
+    share: Sequence[float],
+    arch: Architecture,
+    options: Options,
+) -> tuple[float, Weights, list[float]]:
+    """`turn_loss` and the actions' entropies, their weights limited by covariance where asked."""
+    drift = None
+    if options.covariance != "none":
+        now = action_logps(weights, acts, arch, options)
+        weight, drift = limited(now, old, advantage, weight, options)
+    entropies = action_entropies(weights, acts, arch, options)
+    loss, grads = turn_loss(weights, acts, old, ref, weight, share, arch, options, drift, scale)
+    return loss, grads, entropies
 
 
 def token_odds(
