@@ -3,7 +3,8 @@
 
 def brevity(episode, *, words=40):
     """1 for messages of no word, 0 for `words` or more per message."""
-    own = [m["content"] for m in episode.messages if m["role"] == "assistant"]
+    said = (m for m in episode.messages if m["role"] == "assistant")
+    own = [m["content"] for m in said if "history" not in m]  # which the policy has not sampled
     written = sum(len(text.split()) for text in own)
     return max(0.0, 1 - written / (words * max(1, len(own))))
 
