@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -201,13 +202,14 @@ def test_a_wrong_argument_of_an_evaluation_is_a_sentence(config, tmp_path, given
     assert str(error.value).startswith(told)
 
 
+@pytest.mark.parametrize("kind", [str, Path])
 @pytest.mark.parametrize("call", [train, evaluate, functools.partial(sft, data=None)])
 def test_a_workdir_in_a_bucket_is_a_sentence_and_no_folder_here(
-    config, tmp_path, monkeypatch, call
+    config, tmp_path, monkeypatch, call, kind
 ):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="^workdir: got gs://ours/run; allowed: a folder, such as"):
-        call(config, workdir="gs://ours/run")
+    with pytest.raises(ValueError, match="^workdir: got gs:/.*; allowed: a folder, such as"):
+        call(config, workdir=kind("gs://ours/run"))
     assert list(tmp_path.iterdir()) == []
 
 

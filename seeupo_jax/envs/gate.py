@@ -35,7 +35,7 @@ _OF_STEPS = {
     "executed": (bool, "booleans"),  # whether it could execute the step's action
 }
 _OF_AGENTS = ("lineages", "refused_calls", "ignored_sampling", "agent_failure")
-TRAINER_NAMES = (*_OF_AGENTS, "reward_failure", "fork_failure")  # which the trainer adds to `info`
+TRAINER_NAMES = (*_OF_AGENTS, "reward_failure", "fork_failure")  # read by metrics
 _FIELDS = ("observation", "reward", "done", "info")
 _MOST_REWARDS = 64  # by name, of a step
 _SHOWN = 60  # characters of a refused value

@@ -56,7 +56,7 @@ def add_run_flags(flags: Flags, *, required: bool = True) -> None:
     flags.flag("workdir", "the folder of the run.", _folder, required=required)
 
 
-_FOLDER = (
+_ALLOWED_FOLDER = (
     "a folder, such as a bucket that gcsfuse mounts; checkpoints alone may go to"
     " config.checkpoint.directory=gs://BUCKET/PATH"
 )
@@ -64,14 +64,14 @@ _FOLDER = (
 
 def _folder(value: str) -> Path:
     if is_bucket(value):
-        raise Wrong(value, _FOLDER)
+        raise Wrong(value, _ALLOWED_FOLDER)
     return path(value)
 
 
 def run_folder(workdir: str | Path) -> Path:
     """The absolute path of a run's folder; ValueError: it lies in a bucket."""
-    if is_bucket(workdir):
-        raise ValueError(f"workdir: got {workdir}; allowed: {_FOLDER}.")
+    if os.fspath(workdir).startswith("gs:/"):  # a Path has one slash
+        raise ValueError(f"workdir: got {workdir}; allowed: {_ALLOWED_FOLDER}.")
     return Path(workdir).absolute()
 
 

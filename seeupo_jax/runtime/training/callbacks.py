@@ -106,7 +106,7 @@ def heard(run: AbstractContextManager[Any], callbacks: Callbacks, done: int) -> 
         with run:
             callbacks.start(done)
             yield
-        failed = from_first(callbacks.error is not None)
+            failed = from_first(callbacks.error is not None)
         if callbacks.error is not None:
             raise callbacks.error
         if failed:

@@ -55,19 +55,18 @@ def begin_run(
       ValueError: what the workdir holds is of another run.
     """
     parts, train = build_parts(config, workdir, progress, request, policy, params, callbacks)
+    run = Run(parts, RunCheckpoints(parts))
     with contextlib.ExitStack() as opened:  # what does not begin is closed
-        opened.callback(parts.close)
-        checkpoints = RunCheckpoints(parts)
-        opened.callback(checkpoints.close)
-        restored = checkpoints.restore(train)
+        opened.enter_context(run)
+        restored = run.checkpoints.restore(train)
         resumed, state = restored is not None, RunState(0, train) if restored is None else restored
         del train, restored  # `restore_sweep` may load another state: one copy beside it is enough
-        state = checkpoints.restore_sweep(state)
+        state = run.checkpoints.restore_sweep(state)
         resumed = resumed or state.stopped_sweep is not None
         parts.log.resume_from(state.done + 1 if resumed else 0)
         parts.log.describe(launch, policy, state.train.params, resumed=resumed)
         opened.pop_all()
-    return Run(parts, checkpoints), state
+    return run, state
 
 
 class Run:
