@@ -176,9 +176,10 @@ class Run:
                 references=references,
                 statistics=statistics,
             )
-        # What was done before a stop took none of the time that is counted here.
-        done = metrics["sweep/tokens"] - (0 if stopped is None else stopped.notes["tokens"])
-        metrics["sweep/tokens_per_second"] = done / parts.log.spent["time/sweep_s"]
+        if "sweep/tokens" in metrics:  # else no step was taken
+            # What was done before a stop took none of the time that is counted here.
+            done = metrics["sweep/tokens"] - (0 if stopped is None else stopped.notes["tokens"])
+            metrics["sweep/tokens_per_second"] = done / parts.log.spent["time/sweep_s"]
         evaluated = not self.due(iteration, parts.config.evaluation.every)
         stats = stats[: len(collected.trajectories)]
         after = RunState(iteration, train, evaluated=evaluated, saved=False, statistics=statistics)

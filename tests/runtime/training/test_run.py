@@ -362,6 +362,14 @@ def test_a_run_that_is_refused_closes_what_it_has_opened(begin, monkeypatch):
     assert len(closed) == 1
 
 
+def test_a_sweep_without_a_step_has_no_speed(begin):
+    """Every token is too likely to be learned from."""
+    choices = ("algorithm.mask_above=1e-9", "algorithm.dynamic_sampling=0")
+    with begin("masked", *choices) as (run, state):
+        _, metrics, _ = run.sweep(1, state, run.rollout(1, state))
+    assert metrics["sweep/turns"] == 0 and "sweep/tokens_per_second" not in metrics
+
+
 def test_a_stopped_sweep_knows_the_success_that_its_tasks_were_drawn_by(begin, monkeypatch):
     with begin("swept", *CURRICULUM) as (run, state):
         _, source = drawn_with_a_checkpoint(run, state)
