@@ -78,15 +78,16 @@ send() {
     done
 }
 
-# The first signal lets the processes save; the second kills them.
+# on_signal NAME: the first lets the processes save; a second SIGINT kills them. A second SIGTERM does
+# not: timeout sends it to this process and then to its group.
 # shellcheck disable=SC2329  # it is invoked by the trap
 on_signal() {
-    if [ -n "$signalled" ]; then
-        send KILL
-    else
+    if [ -z "$signalled" ]; then
         signalled=1
-        say "stopping; a second signal does not wait for them to save"
+        say "stopping; a second Ctrl-C does not wait for them to save"
         end_all
+    elif [ "$1" = INT ]; then
+        send KILL
     fi
 }
 
@@ -104,7 +105,8 @@ prefix() {
 
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-trap on_signal TERM INT HUP
+trap 'on_signal INT' INT
+trap 'on_signal TERM' TERM HUP
 number=0
 while [ "$number" -lt "$processes" ]; do
     mkfifo "$folder/$number"

@@ -196,7 +196,7 @@ def _workload(figures: Figures) -> str:
         for least, most in (w["prompt"], w["turns"])
     )
     return (
-        f"{w['name']}: {w['conversations']} by {w['group_size']}, prompts {prompt},"
+        f"{w['name']}: {w['conversations']} in groups of {w['group_size']}, prompts {prompt},"
         f" turns {turns}, {w['tokens']:,} tokens"
     )
 

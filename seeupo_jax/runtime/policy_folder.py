@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from seeupo_jax.checkpoint import Checkpoints, check_writable, exclusive_output, find_directory
+from seeupo_jax.checkpoint.process_sync import on_all
 from seeupo_jax.checkpoint.storage import reason
 from seeupo_jax.configuration.schema import Config, Mesh
 from seeupo_jax.parallel.mesh import make_mesh
@@ -25,19 +26,28 @@ WEIGHTS = "trained, or ema: their average; default: ema where config.optimizer.e
 
 
 def write_policy(config: Config, policy: build.Policy, params: Any, folder: Path) -> None:
-    """Leaves a policy in a folder, or its adapters; with several processes all call it."""
+    """Leaves a policy in a folder, or its adapters; with several processes all call it.
+
+    Raises:
+      OSError: it could not be written; on all processes.
+    """
     unfinished = folder.with_name(f"{folder.name}.unfinished")
-    writes = jax.process_index() == 0
-    if writes:
-        shutil.rmtree(unfinished, ignore_errors=True)
     model = policy.network.bind(policy.merged(params))
-    if model.arch.lora is not None and not config.lora.merge:
-        save_adapters(model, unfinished, str(config.model.path))
-    else:
-        save_pretrained(merge(model), unfinished, policy.tokenizer, dtype=config.model.param_dtype)
-    if writes:
-        shutil.rmtree(folder, ignore_errors=True)
-        unfinished.rename(folder)
+
+    def write() -> None:
+        writes = jax.process_index() == 0
+        if writes:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        if model.arch.lora is not None and not config.lora.merge:
+            save_adapters(model, unfinished, str(config.model.path))
+        else:
+            dtype = config.model.param_dtype
+            save_pretrained(merge(model), unfinished, policy.tokenizer, dtype=dtype)
+        if writes:
+            shutil.rmtree(folder, ignore_errors=True)
+            unfinished.rename(folder)
+
+    on_all(write)
 
 
 def saved_weights(config: Config, weights: str | None) -> str:

@@ -1,6 +1,5 @@
 """The examples of docs/own_environment.md run, here and behind the server, and are those shown."""
 
-import dataclasses
 import doctest
 import re
 import types
@@ -37,7 +36,9 @@ def bisect(env, task_id):
     return guesses, env.score()
 
 
-@pytest.mark.parametrize(("name", "lines"), [("guess_number", 45), ("price_desk", 60)])
+@pytest.mark.parametrize(
+    ("name", "lines"), [("guess_number", 45), ("price_desk", 60), ("prompts", 35)]
+)
 def test_the_page_shows_the_file(name, lines):
     text = (ROOT / "docs" / "examples" / f"{name}.py").read_text()
     assert f"```python\n{text}```" in PAGE
@@ -66,6 +67,21 @@ def test_the_price_desk_answers_calls_and_mistakes():
     assert env.step(render_hermes("buy", item="oil")).reward == 0.0 and env.score() == 0.0
 
 
+def test_a_prompt_is_answered_in_one_message():
+    env = envs.make("docs.examples.prompts:Prompts", file=str(ROOT / "docs/examples/prompts.jsonl"))
+    assert [len(gate.task_ids(env, split)) for split in ("train", "test")] == [16, 4]
+    with pytest.raises(ValueError, match="got split 'validation'"):
+        env.task_ids("validation")
+    messages, tools = gate.reset(env, "train/0", 0, 0)
+    assert messages[0]["content"].startswith("What is 59 + 63?") and tools == ()
+    paid = {"59 + 63 = 122": 1.0, "122 it is": 0.0, "1122": 0.0, "": 0.0}
+    for text, reward in paid.items():
+        env.reset("train/0", 0)
+        result = gate.check_step(env.step(text), turn=0)
+        assert (result.reward, env.score(), result.done) == (reward, reward, True)
+        assert result.info == {"answer": "122"} and result.observation == ()
+
+
 def test_what_the_page_shows_of_the_parser_and_of_an_episode(monkeypatch, capsys):
     (session,) = re.findall(r"```pycon\n(.*?)```", PAGE, re.DOTALL)
     lines = doctest.DocTestParser().get_doctest(session, {}, "the page", None, None)
@@ -89,8 +105,8 @@ def test_every_environment_with_options_is_shown():
 
 
 def test_the_wrapper_on_the_page_pays_its_bonus_whoever_ends_the_episode():
-    (block,) = re.findall(r"```python\n(class Thrifty.*?)```", PAGE, re.DOTALL)
-    names = {"envs": envs, "dataclasses": dataclasses}
+    (block,) = re.findall(r"```python\n(import dataclasses.*?)```", PAGE, re.DOTALL)
+    names = {}
     exec(block, names)
     env = names["Thrifty"]("order_desk")
     assert gate.labels(env, gate.task_ids(env, "train")[0]).keys() == {"request"}

@@ -70,19 +70,32 @@ def test_a_signal_lets_all_processes_save(here, number):
     assert run.returncode == 0
 
 
-@pytest.mark.parametrize("signals, grace", [(1, 1), (2, 60)])
-def test_processes_that_do_not_end_are_killed_after_the_grace_or_a_second_signal(
+@pytest.mark.parametrize(
+    "signals, grace", [([signal.SIGTERM], 1), ([signal.SIGTERM, signal.SIGINT], 60)]
+)
+def test_processes_that_do_not_end_are_killed_after_the_grace_or_a_second_ctrl_c(
     here, signals, grace
 ):
     flags = ["-n", "2", f"--grace={grace}", *SMALL, "--config=wait.py", "--workdir=stubborn"]
     with begin(here, *flags) as run:
         for _ in range(2):
             run.stdout.readline()
-        for _ in range(signals):
-            run.terminate()
+        for number in signals:
+            run.send_signal(number)
             time.sleep(0.3)
         run.communicate(timeout=120)
     assert run.returncode == 137
+
+
+def test_timeouts_two_signals_let_all_processes_save(here):
+    """It sends one to its child and then one to its group, the child included."""
+    flags = ["-n", "2", *SMALL, "--config=wait.py", "--workdir=slow"]
+    command = ["timeout", "60", *here.command("cpu_processes.sh", *flags)]
+    with subprocess.Popen(command, env=here.env, stdout=subprocess.PIPE, text=True) as run:
+        assert sorted(run.stdout.readline() for _ in range(2)) == ["[0] ready\n", "[1] ready\n"]
+        run.terminate()  # as at the end of its time
+        output, _ = run.communicate(timeout=120)
+    assert sorted(output.splitlines()) == ["[0] saved", "[1] saved"]
 
 
 def test_the_real_training_takes_the_flags_and_counts_the_devices_of_all(tmp_path):

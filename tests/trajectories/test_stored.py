@@ -9,7 +9,9 @@ import learner_cases as cases
 import numpy as np
 import pytest
 import stored_cases as files
+import telemetry_cases
 
+from seeupo_jax.trajectories import reader
 from seeupo_jax.trajectories.stored import check_trajectories, read_trajectories
 from seeupo_jax.types import rewards_of
 
@@ -22,6 +24,25 @@ def read(tmp_path, *lines):
     file = tmp_path / "file.jsonl"
     file.write_text("\n".join(x if isinstance(x, str) else json.dumps(x) for x in lines))
     return read_trajectories(file)
+
+
+def test_the_page_makes_a_file_of_what_a_run_has_stored(tmp_path, monkeypatch):
+    (block,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    telemetry_cases.write_run(tmp_path / "runs" / "quickstart", iterations=2)
+    exec(block, {})
+    stored = list(reader.read_trajectories("runs/quickstart", split="train", iterations=[1]))
+    found = read_trajectories("trajectories.jsonl")
+    assert len(found) == len(stored) > 8
+    for mine, theirs in zip(found, stored, strict=True):
+        assert (mine.reward, mine.group, mine.stop) == tuple(
+            theirs[name] for name in ("reward", "group", "stop")
+        )
+        assert list(mine.turn_rewards) == theirs["turn_rewards"]
+        for segment, known in zip(mine.segments, theirs["segments"], strict=True):
+            assert segment.tokens_L.tolist() == known["tokens"]
+            assert segment.turn_L.tolist() == known["turn"]
+            np.testing.assert_allclose(segment.logp_L, [x or 0.0 for x in known["logp"]], 1e-6)
 
 
 def test_what_is_read_is_what_was_written(tmp_path):

@@ -84,7 +84,7 @@ def _summary(pieces: Sequence[Piece], found: Mapping[str, Values]) -> str:
     done = sum(found.get(piece.name, {}).get("status") == DONE for piece in pieces)
     checks = [check for values in found.values() for check in values.get("checks", ())]
     passed = sum(check["passed"] for check in checks)
-    wrong = "" if passed == len(checks) else f" **{len(checks) - passed} did not.**"
+    wrong = "" if passed == len(checks) else f" **{len(checks) - passed} were not.**"
     return (
         f"{done} of {len(pieces)} pieces were measured. {passed} of {len(checks)} comparisons were"
         f" within bounds.{wrong}"

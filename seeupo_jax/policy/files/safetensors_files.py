@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from huggingface_hub import split_state_dict_into_shards_factory
+from huggingface_hub import StateDictSplit, split_state_dict_into_shards_factory
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -130,15 +131,24 @@ def write_tensors(
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=max_file_bytes,
     )
-    if not writes:
-        # In the writer's order: reading is collective.
-        for name in itertools.chain(*parts.filename_to_tensors.values()):
-            read(name)
-        return
+    names = itertools.chain(*parts.filename_to_tensors.values())
+    tensors = ((name, read(name)) for name in names)
+    try:
+        if writes:
+            _write_files(folder, parts, tensors)
+    finally:
+        # Reading is collective: where writing fails, the others still wait for the rest.
+        collections.deque(tensors, maxlen=0)
+
+
+def _write_files(
+    folder: Path, parts: StateDictSplit, tensors: Iterator[tuple[str, np.ndarray]]
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     for old in [*folder.glob("model*.safetensors"), folder / INDEX_FILE]:
         old.unlink(missing_ok=True)
     for file, names in parts.filename_to_tensors.items():
-        write_file({name: read(name) for name in names}, folder / file)
+        write_file(dict(itertools.islice(tensors, len(names))), folder / file)
     if parts.is_sharded:
         index = {"metadata": parts.metadata, "weight_map": parts.tensor_to_filename}
         (folder / INDEX_FILE).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -202,9 +204,29 @@ def load_tokenizer(folder: Path, chat: schema.Chat | None = None) -> Tokenizer |
     Raises:
       ValueError: a file is missing or damaged; options that the tokenizer cannot honour.
     """
+    files = [*folder.iterdir(), *([Path(chat.template)] if chat and chat.template else [])]
+    kept = ((str(file), file.stat()) for file in files if file.is_file())
+    stamps = tuple(sorted((name, stat.st_mtime_ns, stat.st_size) for name, stat in kept))
+    return _load(_Source(folder.absolute(), stamps, repr(chat), chat))
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What a tokenizer is made from; equal where that is the same."""
+
+    folder: Path
+    stamps: tuple[tuple[str, int, int], ...]  # of each file: when it was written, bytes
+    options: str
+    chat: schema.Chat | None = field(compare=False)
+
+
+# The last one is kept: a start asks for it at each of its checks. No tokenizer changes once made.
+@functools.lru_cache(maxsize=1)
+def _load(source: _Source) -> Tokenizer | None:
+    folder = source.folder
     if fast_tokenizer.made_from(folder) is not None:
-        return sentence_pieces.load(folder, chat)
+        return sentence_pieces.load(folder, source.chat)
     for file, load in LOADERS.items():
         if (folder / file).is_file():
-            return load(folder, chat)
+            return load(folder, source.chat)
     return None

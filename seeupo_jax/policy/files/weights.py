@@ -170,8 +170,6 @@ def save_pretrained(
     values = config_json(model.arch, end_ids, dtype)
     folder = Path(path)
     writes = jax.process_index() == 0
-    if writes:
-        folder.mkdir(parents=True, exist_ok=True)
     _, params = split(model)
     kind = jnp.dtype(dtype)
     parts = {

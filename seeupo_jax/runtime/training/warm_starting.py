@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import optax
 
+from seeupo_jax.checkpoint.process_sync import on_all, on_primary
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.supervised_schema import WarmStartStage
 from seeupo_jax.display.progress import Progress
@@ -54,14 +55,14 @@ def start_policy(
             f"--workdir: got {workdir}, whose warm_start not all processes see; allowed: a folder"
             " that all of them share."
         )
-    _keep_output(config, folder)
+    on_primary(lambda: _keep_output(config, folder))
     return folder
 
 
 def _keep_output(config: Config, folder: str) -> None:
     """Copies the policy that a warm start has made to `config.warm_start.output`, once."""
     output = config.warm_start.output
-    if output is None or not config.warm_start.stages or jax.process_index() != 0:
+    if output is None or not config.warm_start.stages:
         return
     if not Path(output).exists():
         unfinished = Path(f"{output}.unfinished")
@@ -112,12 +113,15 @@ def _warm_start(
                     f"{shown.counts['cut']} demonstrations were cut at {shown.limit} tokens"
                 )
     unfinished = workdir / "warm_start.unfinished"
-    if jax.process_index() == 0:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    save_pretrained(policy.network.bind(policy.merged(params)), unfinished, policy.tokenizer)
-    if jax.process_index() == 0:
-        unfinished.rename(workdir / "warm_start")
-    agree([0])  # the others look for it next
+
+    def write() -> None:
+        if jax.process_index() == 0:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        save_pretrained(policy.network.bind(policy.merged(params)), unfinished, policy.tokenizer)
+        if jax.process_index() == 0:
+            unfinished.rename(workdir / "warm_start")
+
+    on_all(write)  # the others look for it next
 
 
 def stage_optimizer(stage: WarmStartStage) -> optax.GradientTransformation:
