@@ -146,9 +146,11 @@ check_module_arguments() {
 
 # check_kept: for preemptible machines, whose checkpoints must be in a bucket.
 check_kept() {
-    case $workdir:$checkpoints in
-        /mnt/?* | *:gs://?*) ;;
-        *) fail "--workdir: got '$workdir', which is lost with the machine; allowed: a folder of a \
+    name=--workdir place=$workdir
+    [ -z "$checkpoints" ] || name=--config.checkpoint.directory place=$checkpoints
+    case $name:$place in
+        *:/mnt/?* | --config*:gs://?*) ;;
+        *) fail "$name: got '$place', which is lost with the machine; allowed: a folder of a \
 bucket, /mnt/BUCKET/DIR, or --config.checkpoint.directory=gs://BUCKET/DIR." ;;
     esac
 }

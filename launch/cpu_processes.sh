@@ -84,8 +84,8 @@ send() {
 on_signal() {
     if [ -z "$signalled" ]; then
         signalled=1
-        say "stopping; a second Ctrl-C does not wait for them to save"
         end_all
+        say "stopping; a second Ctrl-C does not wait for them to save" || true # the terminal is gone
     elif [ "$1" = INT ]; then
         send KILL
     fi
@@ -96,15 +96,17 @@ end_all() {
     send TERM
 }
 
-# prefix NUMBER: prints each complete line behind the number of its process.
+# prefix NUMBER: prints each complete line behind the number of its process, and reads on where
+# nobody takes it any more.
 prefix() {
     while IFS= read -r line || [ -n "$line" ]; do
-        printf '[%s] %s\n' "$1" "$line"
+        printf '[%s] %s\n' "$1" "$line" 2>/dev/null || true
     done
 }
 
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
+trap '' PIPE
 trap 'on_signal INT' INT
 trap 'on_signal TERM' TERM HUP
 number=0
@@ -115,7 +117,10 @@ while [ "$number" -lt "$processes" ]; do
         prefix "$number" <"$folder/$number"
     ) &
     readers="$readers $!"
-    "$@" "--process_id=$number" >"$folder/$number" 2>&1 &
+    (
+        trap '' HUP # of a terminal that is closed; what they get is SIGTERM
+        exec "$@" "--process_id=$number"
+    ) >"$folder/$number" 2>&1 &
     running="$running $number:$!"
     number=$((number + 1))
 done
@@ -145,7 +150,13 @@ while [ -n "$running" ]; do
     sleep 0.2 &
     wait $! || true
 done
+# What they left behind may hold their output: it is not waited for.
+rest=25 # fifths of a second
 for reader in $readers; do
-    wait "$reader" || true
+    while [ "$rest" -gt 0 ] && kill -0 "$reader" 2>/dev/null; do
+        rest=$((rest - 1))
+        sleep 0.2
+    done
+    kill -KILL "$reader" 2>/dev/null || true
 done
 exit "$code"

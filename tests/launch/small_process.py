@@ -1,10 +1,13 @@
 """One of several processes, with the flags of the real ones; run as `python -m small_process`.
 
-`--config` names what to do: sum (over all devices), fail (process 1 does), wait (for SIGTERM).
+`--config` names what to do: sum (over all devices), fail (process 1 does), wait (for SIGTERM),
+leave (a process behind that holds the output).
 """
 
+import pathlib
 import re
 import signal
+import subprocess
 import sys
 import time
 
@@ -40,6 +43,8 @@ def wait() -> None:
     def stop(*_):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(1 if "slow" in FLAGS["workdir"] else 0)
+        if "/" in FLAGS["workdir"]:
+            pathlib.Path(f"{FLAGS['workdir']}.{number('process_id', 0)}").touch()
         print("saved", flush=True)
         if "stubborn" not in FLAGS["workdir"]:
             sys.exit(0)
@@ -51,5 +56,10 @@ def wait() -> None:
         time.sleep(0.05)
 
 
+def leave() -> None:
+    subprocess.Popen(["sleep", "60"])
+    print("left", flush=True)
+
+
 what = re.search(r"(\w+)\.py$", FLAGS["config"])
-{"sum": total, "fail": fail, "wait": wait}[what[1]]()
+{"sum": total, "fail": fail, "wait": wait, "leave": leave}[what[1]]()

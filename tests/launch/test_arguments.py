@@ -52,6 +52,11 @@ WRONG = [
     ),
     (
         "tpu_vm.sh",
+        ["run", *TPU, "--spot", *TRAINING, "--config.checkpoint.directory=/tmp/c"],
+        "--config.checkpoint.directory: got '/tmp/c', which is lost with the machine",
+    ),
+    (
+        "tpu_vm.sh",
         ["all", *TPU, *MORE, "--delete-when-done", *TRAINING[:1], "--workdir=runs/x"],
         "--workdir: got 'runs/x', which is lost with the machine",
     ),

@@ -1,10 +1,14 @@
 """gpu_local.sh and cpu_processes.sh: the latter for real, with JAX in every process."""
 
+import fcntl
 import os
+import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 
 import pytest
@@ -19,7 +23,7 @@ SMALL = ["--module=small_process"]
 def here(stage, tmp_path):
     """The stage with this interpreter, and configurations that name what small_process does."""
     stage.python(f'exec {sys.executable} "$@"')
-    for name in ("sum", "fail", "wait"):
+    for name in ("sum", "fail", "wait", "leave"):
         (stage.checkout / f"{name}.py").touch()
     stage.env["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests" / "launch"), str(ROOT)])
     return stage
@@ -90,12 +94,38 @@ def test_processes_that_do_not_end_are_killed_after_the_grace_or_a_second_ctrl_c
 def test_timeouts_two_signals_let_all_processes_save(here):
     """It sends one to its child and then one to its group, the child included."""
     flags = ["-n", "2", *SMALL, "--config=wait.py", "--workdir=slow"]
-    command = ["timeout", "60", *here.command("cpu_processes.sh", *flags)]
+    command = [shutil.which("timeout"), "60", *here.command("cpu_processes.sh", *flags)]
     with subprocess.Popen(command, env=here.env, stdout=subprocess.PIPE, text=True) as run:
         assert sorted(run.stdout.readline() for _ in range(2)) == ["[0] ready\n", "[1] ready\n"]
         run.terminate()  # as at the end of its time
         output, _ = run.communicate(timeout=120)
     assert sorted(output.splitlines()) == ["[0] saved", "[1] saved"]
+
+
+def test_closing_the_terminal_lets_all_processes_save(here, tmp_path):
+    command = here.command("cpu_processes.sh", "-n", "2", *SMALL, "--config=wait.py")
+    screen, terminal = pty.openpty()
+    with subprocess.Popen(
+        [*command, f"--workdir={tmp_path}/slow"],
+        env=here.env,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(terminal, termios.TIOCSCTTY, 0),
+        **dict.fromkeys(("stdin", "stdout", "stderr"), terminal),
+    ) as run:
+        os.close(terminal)
+        shown = b""
+        while shown.count(b"ready") < 2:
+            shown += os.read(screen, 1)
+        os.close(screen)
+        assert run.wait(timeout=120) == 0
+    assert sorted(file.name for file in tmp_path.glob("slow.*")) == ["slow.0", "slow.1"]
+
+
+def test_a_process_that_is_left_behind_is_not_waited_for(here):
+    began = time.monotonic()
+    done = here.run("cpu_processes.sh", "-n", "2", *SMALL, "--config=leave.py", "--workdir=w")
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] left", "[1] left"])
+    assert time.monotonic() - began < 40  # what was left behind takes 60 s
 
 
 def test_the_real_training_takes_the_flags_and_counts_the_devices_of_all(tmp_path):
