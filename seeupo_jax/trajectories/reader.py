@@ -29,6 +29,7 @@ _NUMBER = (int, float)
 FIELDS: Mapping[str, tuple[type, ...]] = {
     "schema": (int,),
     "split": (str,),
+    "evaluation": (bool,),
     "iteration": (int,),
     "group": (int,),
     "member": (int,),
@@ -75,6 +76,11 @@ class Shard(NamedTuple):
         return Path(workdir) / FOLDER / self.name
 
 
+def evaluated(split: str) -> str:
+    """What an evaluation on a split is called where training's rollouts are called by theirs."""
+    return f"eval_{split}" if split == TRAIN else split
+
+
 def find_shards(workdir: str | Path) -> list[Shard]:
     """The shards of a run, in order; [] where there are none."""
     folder = Path(workdir) / FOLDER
@@ -91,6 +97,7 @@ def read_trajectories(
     *,
     split: str | None = None,
     iterations: Collection[int] | None = None,
+    evaluation: bool | None = None,
 ) -> Iterator[dict[str, Any]]:
     """The records of a run, one at a time, in order of (iteration, split, group, member).
 
@@ -101,6 +108,8 @@ def read_trajectories(
       workdir: the run's folder, or a copy of it.
       split: `train`, or an evaluation's; None: all.
       iterations: those to read; None: all.
+      evaluation: False: what training learned from; True: what was played in evaluations, which may
+        be on split `train` too; None: both.
 
     Raises:
       ValueError: no such folder; a line that is no record, with its file, what was got and what is
@@ -114,7 +123,9 @@ def read_trajectories(
     shards = [
         shard
         for shard in find_shards(folder)
-        if split in (None, shard.split) and (iterations is None or shard.iteration in iterations)
+        if split in (None, shard.split)
+        and evaluation in (None, shard.evaluation)
+        and (iterations is None or shard.iteration in iterations)
     ]
     return (record for shard in shards for record in _read_present(shard.path(folder)))
 
@@ -123,11 +134,11 @@ def read_shard(
     path: Path, log: Callable[[str], None] = _LOGGER.warning
 ) -> Iterator[dict[str, Any]]:
     """The records of one file; see `read_trajectories`."""
-    number = 0
+    number, evaluation = 0, not path.name.startswith(f"{TRAIN}_")
     try:
         with gzip.open(path, "rb") as file:
             for number, line in enumerate(map(_ended, file), 1):
-                yield _record(line, f"{path} line {number}")
+                yield _record(line, f"{path} line {number}", evaluation)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         log(f"{path}: the rest after {number} lines cannot be read ({error}).")
 
@@ -158,9 +169,9 @@ def _ended(line: bytes) -> bytes:
     return line
 
 
-def _record(line: bytes, where: str) -> dict[str, Any]:
-    # Runs from before rewards had names wrote none, and those before names had turns none of them.
-    record = {"rewards": {}, "named_turn_rewards": {}} | read_object(
+def _record(line: bytes, where: str, evaluation: bool) -> dict[str, Any]:
+    # What earlier versions did not write.
+    record = {"rewards": {}, "named_turn_rewards": {}, "evaluation": evaluation} | read_object(
         line, where, "a record, a JSON object"
     )
     if record.get("schema") != SCHEMA:

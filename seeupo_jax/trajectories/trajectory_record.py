@@ -60,6 +60,7 @@ def to_record(
     *,
     split: str,
     iteration: int,
+    evaluation: bool = False,
     labels: Mapping[str, str],
     texts: Callable[[Sequence[int]], list[str]],
     stats: TrajectoryStats | None = None,
@@ -78,6 +79,7 @@ def to_record(
     return {
         "schema": SCHEMA,
         "split": split,
+        "evaluation": evaluation,
         "iteration": int(iteration),
         "group": int(trajectory.group),
         "member": int(member),

@@ -117,6 +117,7 @@ class TrajectoryWriter:
                     trajectory,
                     split=shard.split,
                     iteration=shard.iteration,
+                    evaluation=shard.evaluation,
                     labels=labels.get(trajectory.task_id, {}),
                     texts=self._texts,
                     stats=stats,

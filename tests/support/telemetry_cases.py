@@ -70,6 +70,7 @@ def record(iteration=0, group=0, member=0, *, split="train", seed=0, **given):
     made = {
         "schema": 1,
         "split": split,
+        "evaluation": split != "train",
         "iteration": iteration,
         "group": group,
         "member": member,

@@ -6,11 +6,12 @@ import logging
 
 import pytest
 
-from seeupo_jax.telemetry import read_trajectories
+from seeupo_jax import read_trajectories
 from seeupo_jax.trajectories.reader import (
     FIELDS,
     FOLDER,
     Shard,
+    evaluated,
     find_shards,
     pack_shard,
     read_shard,
@@ -30,6 +31,7 @@ def record(iteration=1, split="train", group=0, member=0, **more):
     values = {
         "schema": 1,
         "split": split,
+        "evaluation": split != "train",
         "iteration": iteration,
         "group": group,
         "member": member,
@@ -75,6 +77,20 @@ def test_records_come_back_in_order_whatever_order_they_were_written_in(tmp_path
     assert next(read_trajectories(tmp_path)) == record(0, "test")
     only = [r["iteration"] for r in read_trajectories(tmp_path, split="train", iterations={2, 3})]
     assert only == [2, 2]
+
+
+def test_evaluations_on_the_training_tasks_are_told_from_what_training_learned_from(tmp_path):
+    learned, played = record(1), record(1, evaluation=True)
+    old = {name: value for name, value in record(1, member=1).items() if name != "evaluation"}
+    write(tmp_path, shard(1), learned, old)
+    write(tmp_path, shard(1, "train"), played, old)
+    assert [*read_trajectories(tmp_path, evaluation=False)] == [
+        learned,
+        old | {"evaluation": False},
+    ]
+    assert [*read_trajectories(tmp_path, evaluation=True)] == [played, old | {"evaluation": True}]
+    assert len([*read_trajectories(tmp_path, split="train")]) == 4
+    assert [evaluated(split) for split in ("train", "test")] == ["eval_train", "test"]
 
 
 def test_files_are_named_by_split_and_iteration(tmp_path):

@@ -31,7 +31,7 @@ def test_the_page_makes_a_file_of_what_a_run_has_stored(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     telemetry_cases.write_run(tmp_path / "runs" / "quickstart", iterations=2)
     exec(block, {})
-    stored = list(reader.read_trajectories("runs/quickstart", split="train", iterations=[1]))
+    stored = list(reader.read_trajectories("runs/quickstart", evaluation=False, iterations=[1]))
     found = read_trajectories("trajectories.jsonl")
     assert len(found) == len(stored) > 8
     for mine, theirs in zip(found, stored, strict=True):

@@ -56,6 +56,7 @@ def test_a_record_by_hand():
     assert record == {
         "schema": 1,
         "split": "train",
+        "evaluation": False,
         "iteration": 5,
         "group": 3,
         "member": 2,

@@ -59,7 +59,8 @@ class Callback(Protocol):
         self, run: RunHandle, iteration: int, split: str, trajectories: Sequence[Trajectory]
     ) -> None:
         """Trajectories were sampled: of split `train` before the sweep of an iteration that learns
-        from them, of another one in the evaluation after it. A resumed sweep's are heard again.
+        from them, of another one in the evaluation after it (`eval_train`: of an evaluation on the
+        training tasks). A resumed sweep's are heard again.
         """
 
     def on_step(self, run: RunHandle, iteration: int, step: int, steps: int) -> None:

@@ -33,7 +33,7 @@ from seeupo_jax.runtime.training.run_log import Labels
 from seeupo_jax.runtime.training.run_parts import RunParts, build_parts
 from seeupo_jax.runtime.training.stagnation import check_groups, check_paid
 from seeupo_jax.trajectories.forks import fill_up
-from seeupo_jax.trajectories.reader import TRAIN
+from seeupo_jax.trajectories.reader import TRAIN, evaluated
 from seeupo_jax.types import Trajectory, TrajectoryStats
 
 UNKNOWN = Launch()  # how the run was begun is not known
@@ -248,7 +248,7 @@ class Run:
         self, iteration: int, split: str, trajectories: Sequence[Trajectory], labels: Labels
     ) -> None:
         self.parts.log.episodes(iteration, split, trajectories, labels)
-        self.parts.callbacks.trajectories(iteration, split, trajectories)
+        self.parts.callbacks.trajectories(iteration, evaluated(split), trajectories)
 
     def finish(self, state: RunState) -> None:
         """Waits for the last checkpoint and leaves the trained policy in WORKDIR/policy."""
