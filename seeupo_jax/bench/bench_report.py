@@ -196,8 +196,8 @@ def _workload(figures: Figures) -> str:
         for least, most in (w["prompt"], w["turns"])
     )
     return (
-        f"{w['name']}: {w['conversations']} in groups of {w['group_size']}, prompts {prompt},"
-        f" turns {turns}, {w['tokens']:,} tokens"
+        f"{w['name']}: {w['conversations']} conversations in groups of {w['group_size']},"
+        f" prompts {prompt}, turns {turns}, {w['tokens']:,} tokens"
     )
 
 
