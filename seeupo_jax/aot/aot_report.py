@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+
 from seeupo_jax.aot import calibration
 from seeupo_jax.aot.measure import Figures
 from seeupo_jax.aot.search import fits
@@ -61,7 +63,7 @@ class Report:
         """What is compiled for what."""
         setup, chip = self._setup, self._setup.topology.chip
         topology, shapes, plan = setup.topology, setup.learner.shapes, setup.engine.plan
-        count = flops.parameters(setup.arch) / 1e9
+        count, effort = flops.parameters(setup.arch) / 1e9, jax.config.jax_optimization_level
         return "\n".join(
             (
                 f"{self._path} on {topology}: {topology.devices} devices in {topology.hosts}"
@@ -77,6 +79,7 @@ class Report:
                 f"rollout: {plan.slots * plan.shards} slots for"
                 f" {plan.concurrency * plan.shards} conversations on {plan.shards} row shards, a"
                 f" cache of {plan.bytes / GIB:.2f} GiB per device",
+                *([] if effort == "UNKNOWN" else [f"compiled at optimization level {effort}"]),
             )
         )
 

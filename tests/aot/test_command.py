@@ -14,6 +14,7 @@ from tpu_cases import needs_libtpu
 
 from seeupo_jax.aot import measure, search, tune
 from seeupo_jax.aot.__main__ import main
+from seeupo_jax.aot.aot_report import Report
 from seeupo_jax.aot.expected_figures import expected_figures
 from seeupo_jax.aot.table import table
 from seeupo_jax.configuration.loading import load_config
@@ -70,6 +71,17 @@ def test_the_parts_of_memory_are_these_to_the_byte(report):
         "KV cache": 4 * 512 * 2 * 2 * 128 * 2,
         "sampler's policy": copied,
     }
+
+
+@needs_libtpu
+def test_the_compilers_effort_is_told_where_it_is_not_the_usual(setup):
+    usual = Report(setup, SMALL).head().splitlines()
+    jax.config.update("jax_optimization_level", "O1")
+    try:
+        lower = Report(setup, SMALL).head().splitlines()
+    finally:
+        jax.config.update("jax_optimization_level", "UNKNOWN")
+    assert lower == [*usual, "compiled at optimization level O1"]
 
 
 @needs_libtpu
