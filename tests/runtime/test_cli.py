@@ -66,6 +66,21 @@ def test_programs_are_forgotten_where_they_have_used_up_half_of_the_maps(tmp_pat
     assert maps() < before - 30
 
 
+def test_compiled_programs_are_kept_in_the_users_cache_or_not_at_all(monkeypatch, caplog):
+    def homeless(_):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setenv("HOME", "/home/me")
+    for given, cache in (("/cache", "/cache"), ("", "/home/me/.cache")):
+        monkeypatch.setenv("XDG_CACHE_HOME", given)
+        assert cli._cache_folder() == f"{cache}/seeupo_jax/xla"
+    monkeypatch.setattr(cli.Path, "expanduser", homeless)
+    assert cli._cache_folder() is None and "compiled programs are not kept" in caplog.text
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/programs")
+    assert cli._cache_folder() == "/programs"
+
+
 @pytest.mark.parametrize(
     "plugin, given, wanted",
     [
