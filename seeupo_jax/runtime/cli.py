@@ -70,9 +70,10 @@ def _folder(value: str) -> Path:
 
 
 def run_folder(workdir: str | Path) -> Path:
-    """The absolute path of a run's folder; ValueError: it lies in a bucket."""
-    if os.fspath(workdir).startswith("gs:/"):  # a Path has one slash
-        raise ValueError(f"workdir: got {workdir}; allowed: {_ALLOWED_FOLDER}.")
+    """The absolute path of a run's folder; ValueError: it is empty, or lies in a bucket."""
+    given = os.fspath(workdir)
+    if not given.strip() or given.startswith("gs:/"):  # a Path has one slash
+        raise ValueError(f"workdir: got {given!r}; allowed: {_ALLOWED_FOLDER}.")
     return Path(workdir).absolute()
 
 

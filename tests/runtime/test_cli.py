@@ -34,6 +34,11 @@ def test_a_bucket_is_no_workdir_and_is_not_taken_for_a_folder_of_that_name(tmp_p
     assert not list(tmp_path.iterdir())
 
 
+def test_an_empty_workdir_is_refused_and_not_the_working_directory():
+    with pytest.raises(ValueError, match="^workdir: got ''; allowed: a folder"):
+        cli.run_folder("")
+
+
 @pytest.mark.parametrize("make", [True, False])
 def test_a_file_where_checkpoints_are_to_be_is_refused_before_anything_runs(tmp_path, make):
     (tmp_path / "checkpoints").write_text("")
