@@ -76,7 +76,7 @@ setup: $(VENV)/development
 
 quickstart: $(VENV)/runtime
 	@echo "Training: configs/quickstart.py -> $(WORKDIR)"
-	$(RUN) -m seeupo_jax.train --config=configs/quickstart.py --workdir=$(WORKDIR)
+	$(RUN) -m seeupo_jax.train --config=configs/quickstart.py --workdir="$(WORKDIR)"
 
 bfcl: $(VENV)/development
 	@echo "Training: configs/bfcl_tiny.py -> runs/bfcl_tiny"

@@ -155,6 +155,11 @@ def _begin(config: Config, source: PolicySource, stop: StopRequest) -> Serving:
     )
 
 
+def _name(place: Path) -> str:
+    """What the policy of a folder is served as."""
+    return Path(os.path.abspath(place)).name.removeprefix("package:")
+
+
 def _announce(config: Config, about: str, access: Access, engine: SlotEngine) -> None:
     """Says that clients may call, what, and within which limits."""
     rollout, agent = config.rollout, config.agent
@@ -172,7 +177,7 @@ def _announce(config: Config, about: str, access: Access, engine: SlotEngine) ->
 def _answer(config: Config, source: _Source, host: str, port: int) -> None:
     """Loads the policy, and answers until a signal comes."""
     place = source.workdir if source.workdir is not None else Path(str(config.model.path))
-    name = place.name.removeprefix("package:")
+    name = _name(place)
     endpoint = make_endpoint(config, name)
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(StopRequest())

@@ -114,6 +114,13 @@ def test_a_make_target_exists(line):
     assert done.returncode == 0, done.stderr
 
 
+def test_the_folder_of_the_quickstart_may_have_spaces():
+    line = ["make", "-n", "quickstart", "WORKDIR=my runs/x"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True)
+    (training,) = [x for x in done.stdout.splitlines() if "seeupo_jax.train" in x]
+    assert shlex.split(training)[-1] == "--workdir=my runs/x"
+
+
 # A file that begins with a policy that another one makes; here with one that is there.
 BEGINS_WITH = {"study_bfcl_worlds.py": ["model.path=package:order_desk"]}
 

@@ -8,6 +8,7 @@ import resource
 import signal
 
 import jax
+import numpy as np
 import pytest
 import run_cases as cases
 
@@ -16,7 +17,6 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.errors import WriteError, is_full
 from seeupo_jax.evaluate import main as evaluate
 from seeupo_jax.metrics.metrics_log import MetricsWriter, read_metrics
-from seeupo_jax.metrics.trackers import TRACKERS
 from seeupo_jax.runtime.cli import full_disk
 from seeupo_jax.train import main
 
@@ -135,17 +135,14 @@ def test_whatever_a_command_writes_a_full_disk_is_one_sentence(command, monkeypa
 
 
 def test_event_files_of_tensorboard_without_room_are_told_once_and_nothing_waits(tmp_path, caplog):
-    tracker = TRACKERS["tensorboard"](tmp_path, None)
-    with limited(2000):
+    with limited(2000), MetricsWriter(tmp_path, ["tensorboard"]) as writer:
         for iteration in range(50):
-            tracker.write(iteration, {f"metric/{i}": 1.0 for i in range(20)})
-        tracker.close()
+            writer.draw(iteration, {f"metric/{i}": np.ones(1) for i in range(20)}, [])
     assert caplog.text.count("File too large); training continues without it") == 1
 
 
 def test_event_files_in_the_place_of_whose_folder_a_file_is_are_told(tmp_path, caplog):
     (tmp_path / "tensorboard").write_text("")
-    tracker = TRACKERS["tensorboard"](tmp_path, None)
-    tracker.write(1, {"a": 1.0})
-    tracker.close()
+    with MetricsWriter(tmp_path, ["tensorboard"]) as writer:
+        writer.write(1, {"a": 1.0})
     assert "training continues without it" in caplog.text

@@ -208,7 +208,7 @@ def test_a_workdir_in_a_bucket_is_a_sentence_and_no_folder_here(
     config, tmp_path, monkeypatch, call, kind
 ):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="^workdir: got gs:/.*; allowed: a folder, such as"):
+    with pytest.raises(ValueError, match="^workdir: got 'gs:/.*; allowed: a folder, such as"):
         call(config, workdir=kind("gs://ours/run"))
     assert list(tmp_path.iterdir()) == []
 
@@ -239,7 +239,7 @@ def test_configurations_come_from_functions_and_from_configurations(monkeypatch)
     monkeypatch.setitem(sys.modules, "my_configs", sys.modules[__name__])
     config = load_config("my_configs:values", ["recipe=grpo"])
     assert (config.iterations, config.recipe, config.algorithm.scale) == (7, "grpo", "group")
-    assert load_config(config) is config
+    assert load_config(config) == config
     back = load_config(config, ["recipe=seeupo", "seed=3"])
     assert back == load_config("my_configs:values", ["seed=3"])
     assert back.algorithm == Config().algorithm

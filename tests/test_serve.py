@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -72,6 +73,13 @@ def test_it_says_when_it_is_ready_where_what_and_within_which_limits(served):
         " tool calls: hermes\n"
     )
     assert key == f"Key: as in {KEY_VARIABLE}\n"
+
+
+def test_a_policy_has_the_name_of_its_folder_however_it_is_given(tmp_path, monkeypatch):
+    (tmp_path / "mine" / "inside").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "mine")
+    names = [serve._name(Path(given)) for given in (".", "./", "inside/..", "../mine", BASE)]
+    assert names == ["mine"] * 4 + ["order_desk"]
 
 
 def test_a_key_that_was_made_is_printed(capsys, monkeypatch):

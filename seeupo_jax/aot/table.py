@@ -1,11 +1,10 @@
-"""A table of reports that were written with `--json`, in Markdown.
+"""A table of reports that `python -m seeupo_jax.aot --json=FILE` wrote, in Markdown.
 
-python -m seeupo_jax.aot.table REPORT.json ...
+python -m seeupo_jax.aot.table FILE ...
 """
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from seeupo_jax.configuration.config_file import PACKAGE
+from seeupo_jax.configuration.flags import Flags, Wrong
+from seeupo_jax.errors import sentence_errors
 from seeupo_jax.metrics.statistics import markdown_table
 from seeupo_jax.parallel.device_memory import GIB
+from seeupo_jax.trajectories.json_lines import read_file
 
 _HEAD = (
     "config",
@@ -28,6 +30,7 @@ _HEAD = (
     "bound by",
     "iteration, s",
 )
+_KEYS = {"command", "config_file", "fits", "hbm_bytes", "iteration", "programs", "topology"}
 
 
 def table(reports: Sequence[Mapping[str, Any]]) -> str:
@@ -85,5 +88,21 @@ def _span(least: float, most: float) -> str:
     return f"{least:,.0f} to {most:,.0f}"
 
 
+def _report(name: str) -> dict[str, Any]:
+    found = read_file(Path(name))
+    if found is None or not _KEYS <= found.keys():
+        raise Wrong(name, "a file that python -m seeupo_jax.aot --json=FILE wrote")
+    return found
+
+
+def main(arguments: Sequence[str] = sys.argv) -> None:
+    """The command."""
+    with sentence_errors():
+        flags = Flags("aot.table", __doc__)
+        flags.add_argument("reports", metavar="FILE", nargs="+", type=_report, help="a report.")
+        given = flags.read(arguments[1:])
+    print(table(given.reports))
+
+
 if __name__ == "__main__":
-    print(table([json.loads(Path(name).read_text()) for name in sys.argv[1:]]))
+    main()

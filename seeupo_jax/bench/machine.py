@@ -19,6 +19,7 @@ import jax
 
 from seeupo_jax.metrics.run_manifest import versions
 from seeupo_jax.parallel.device_memory import free_memory
+from seeupo_jax.parallel.host_cores import cores
 from seeupo_jax.planning.chips import CHIPS
 
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -81,12 +82,6 @@ def describe(device: jax.Device) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "versions": versions(_VERSIONS),
     }
-
-
-def cores() -> int:
-    """The number of cores that this process may use."""
-    can_ask = hasattr(os, "sched_getaffinity")
-    return len(os.sched_getaffinity(0)) if can_ask else os.cpu_count() or 1
 
 
 def _processor() -> str:

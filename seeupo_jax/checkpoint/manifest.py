@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,10 +11,11 @@ from typing import Any
 from etils import epath
 
 from seeupo_jax.checkpoint.storage import is_bucket
+from seeupo_jax.parallel.host_cores import cores
 
 MANIFEST = "manifest.json"
 STATE = "state"
-_READERS = min(8, os.cpu_count() or 1)  # hashing lets other threads run
+_READERS = min(8, cores())  # hashing lets other threads run
 
 
 class Damaged(Exception):

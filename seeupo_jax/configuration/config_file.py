@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import importlib.util
 import json
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import seeupo_jax
+from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.user_code import describe, import_attribute, shown
 
@@ -23,6 +24,7 @@ PACKAGE = "package:"  # prefix of the names of configurations that ship with the
 _ROOT = Path(seeupo_jax.__path__[0])
 _SHIPPED = _ROOT / "configs"  # of a checkout, a link to its folder `configs`
 _CHECKOUT = _ROOT.parent / "third_party"
+_DEEPEST = 64  # levels of nested values, more than any field allows
 
 
 def find_config(given: str | Path) -> Path:
@@ -132,17 +134,17 @@ def lay_out(config: ConfigDict, file: Path, slice: str | None) -> ConfigDict:
 
 
 def _checked(values: Any, got: str, places: str = "") -> dict[str, Any]:
-    """A copy, since overrides are written into it; `places`: what else is allowed."""
+    """`places`: what else is allowed."""
     if not isinstance(values, Mapping):
         raise ValueError(
             f"{got} {shown(values)} ({type(values).__name__}); allowed: {places}a ConfigDict, a"
             " dict, or a Config."
         )
-    return copy.deepcopy(dict(values))
+    return dict(values)
 
 
 def _of_function(name: str) -> Any:
-    """What a `module:function` returns, as a dict where it is a ConfigDict or a dataclass."""
+    """What a `module:function` returns, in plain values."""
     function = import_attribute(name, "--config", "function", callable)
     try:
         return _plain(function())
@@ -155,32 +157,51 @@ class _NoConfig(Exception):
 
 
 def _module(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("seeupo_jax_config_file", path)
+    spec = importlib.util.spec_from_file_location(f"configuration {path}", path)
     if spec is None or spec.loader is None:
         raise _NoConfig(f"--config: {path} is not a Python file.")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # before it runs: dataclasses look themselves up
     spec.loader.exec_module(module)
     return module
 
 
 def _values(module: ModuleType, path: Path, function: str, argument: tuple[str, ...] = ()) -> Any:
-    """What the function returns, as a dict where it is a ConfigDict or a dataclass."""
+    """What the function returns, in plain values."""
     found = getattr(module, function, None)
     if not callable(found):
         raise _NoConfig(f"--config: {path} has no function {function}().")
     return _plain(found(*argument))
 
 
-def _plain(values: Any) -> Any:
-    if dataclasses.is_dataclass(values) and not isinstance(values, type):
-        plain = dataclasses.asdict(values)
-        if isinstance(values, Config):  # what the recipe gave is not the file's, and another may
-            given = dataclasses.asdict(Config(recipe=values.recipe).algorithm)
-            own = plain["algorithm"].items()
-            plain["algorithm"] = {name: each for name, each in own if each != given[name]}
-        return {name: value for name, value in plain.items() if not name.startswith("_")}
-    to_dict = getattr(values, "to_dict", None)  # of an ml_collections.ConfigDict
-    return values if to_dict is None else to_dict()
+def _plain(values: Any, depth: int = 0) -> Any:
+    """A copy of nested values, with dicts in the place of ConfigDicts and dataclasses.
+
+    An Algorithm stays, since it has to agree with its recipe, and so does what is nested deeper
+    than any field allows.
+    """
+    if depth > _DEEPEST or isinstance(values, Algorithm):
+        return values
+    if isinstance(values, Config) and isinstance(values.algorithm, Algorithm):
+        # What the recipe gave is not the file's, and another may replace it.
+        given = vars(Config(recipe=values.recipe).algorithm)
+        own = {name: x for name, x in vars(values.algorithm).items() if x != given[name]}
+        values = _fields(values) | {"algorithm": own}
+    elif dataclasses.is_dataclass(values) and not isinstance(values, type):
+        values = _fields(values)
+    elif hasattr(values, "to_dict"):  # an ml_collections.ConfigDict
+        values = values.to_dict()
+    if isinstance(values, Mapping):
+        return {key: _plain(value, depth + 1) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        plain = [_plain(value, depth + 1) for value in values]
+        return plain if isinstance(values, list) else tuple(plain)
+    return values
+
+
+def _fields(values: Any) -> dict[str, Any]:
+    names = [field.name for field in dataclasses.fields(values)]
+    return {name: getattr(values, name) for name in names if not name.startswith("_")}
 
 
 def _place(error: BaseException, path: Path) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 from seeupo_jax.configuration.agent_schema import check_agent
+from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.algorithm_rules import check_ahead, check_choices, check_weights
 from seeupo_jax.configuration.config_file import given_values, read_values
 from seeupo_jax.configuration.entry_points import find_entry
@@ -34,11 +35,11 @@ def load_config(source: ConfigSource, overrides: Sequence[str] = ()) -> Config:
       ValueError: no such file, one that fails, or a key or value that is not allowed.
     """
     _check_overrides(overrides)
-    if isinstance(source, Config) and not overrides:
-        return source
     located = isinstance(source, str | os.PathLike)
     values = read_values(os.fspath(source)) if located else given_values(source)
     given = dict(_override(text) for text in overrides)
+    if given and isinstance(values.get("algorithm"), Algorithm):
+        values = given_values(from_dict(values))  # it agrees with its recipe
     below = values.get("algorithm", {})
     if "recipe" in given and isinstance(below, Mapping):
         values["algorithm"] = {**below, **recipe_fields(given["recipe"])}

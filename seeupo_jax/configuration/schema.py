@@ -148,7 +148,7 @@ class Evaluation:
     temperature: float | None = within(0.01, 100, None)
     """Sampling temperature; none: the training temperature."""
     extra_splits: tuple[str, ...] = ()
-    """Splits that are also evaluated before and after."""
+    """Splits that are also evaluated before and after; none is played twice."""
     select_on: str | None = None
     """Split that checkpoint.keep_best compares; none: validation where the environment has it, else
     the split above."""

@@ -33,7 +33,7 @@ def text_of(value: Any) -> str:
 def shown(value: Any, most: int = 200) -> str:
     """A value in an error: at most so many characters of its `repr`."""
     try:
-        text = escaped(repr(value))
+        text = escaped(repr(value)).replace("\n", " ")
     except BaseException:  # of a user's class; more digits than Python writes
         return "a value that cannot be shown"
     return shortened(text, most)

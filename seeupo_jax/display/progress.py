@@ -43,7 +43,6 @@ class Progress:
     Args:
       total_iterations: of the whole run; 0: it is none of iterations.
       display: auto | rich | plain. Both auto and rich need a terminal; without one lines are plain.
-      start: iterations that an earlier run has done.
       stream: where to write; None takes the standard output.
       shown: False where nothing is to be shown, as on all processes but the first.
       clock: seconds, for the times shown.
@@ -59,7 +58,6 @@ class Progress:
         self,
         total_iterations: int,
         display: str = "auto",
-        start: int = 0,
         *,
         stream: TextIO | None = None,
         shown: bool = True,
@@ -76,7 +74,7 @@ class Progress:
         self._fell_back = shown and display == "rich" and not redraw
         self._clock = clock
         now = clock()
-        self._state = State(total_iterations, start, "", began=now, phase_began=now)
+        self._state = State(total_iterations, 0, "", began=now, phase_began=now)
         self._pace, self._rate = Pace(), Rate()
         self._iteration_began = now
         self._next_line = now + _LONG_S
@@ -97,6 +95,10 @@ class Progress:
         else:
             self._over.set()
             self._ticker.join()
+
+    def resumed(self, done: int) -> None:
+        """Says how many iterations earlier processes have done."""
+        self._state = replace(self._state, done=done)
 
     def phase(self, name: str, done: int = 0) -> None:
         """Says what the run does from now on; `rollout` begins an iteration.

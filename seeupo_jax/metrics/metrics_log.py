@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from seeupo_jax.configuration.user_code import describe
 from seeupo_jax.metrics.trackers import TRACKERS, Sample, Tracker, check_trackers
 from seeupo_jax.trajectories.json_lines import write_atomically
 
@@ -25,9 +26,11 @@ _LOGGER = logging.getLogger(__name__)
 class MetricsWriter:
     """Appends metrics to DIR/metrics.jsonl and to the trackers; in one process only.
 
+    A tracker that fails is reported and dropped: the run does not end for it.
+
     Args:
       trackers: names out of `TRACKERS`; ValueError for others.
-      log: takes a sentence about damaged lines.
+      log: takes a sentence about damaged lines, or about a tracker that failed.
     """
 
     def __init__(
@@ -43,7 +46,7 @@ class MetricsWriter:
         self._workdir.mkdir(parents=True, exist_ok=True)
         self._path = self._workdir / METRICS_FILE
         self._file = None
-        self._trackers: list[Tracker] = []
+        self._trackers: dict[str, Tracker] = {}
         self._purge_from: int | None = None
 
     def resume_from(self, iteration: int) -> None:
@@ -82,8 +85,15 @@ class MetricsWriter:
         plain = {name: _plain(name, value) for name, value in values.items()}
         self.open()
         self._append(_to_line({"iteration": int(iteration), **plain}).encode())
-        for tracker in self._trackers:
-            tracker.write(int(iteration), plain)
+        self._each(lambda tracker: tracker.write(int(iteration), plain))
+
+    def _each(self, action: Callable[[Tracker], None]) -> None:
+        for name, tracker in list(self._trackers.items()):
+            try:
+                action(tracker)
+            except Exception as error:  # of a library, its server, or the disk
+                del self._trackers[name]
+                self._log(f"{name} failed ({describe(error)}); training continues without it")
 
     def _append(self, line: bytes) -> None:
         """Writes a line whole or not at all."""
@@ -104,26 +114,23 @@ class MetricsWriter:
     ) -> None:
         """Gives the trackers what is more than a number; see `Tracker.draw`."""
         self.open()
-        for tracker in self._trackers:
-            tracker.draw(int(iteration), histograms, samples)
+        self._each(lambda tracker: tracker.draw(int(iteration), histograms, samples))
 
     def close(self) -> None:
         """Closes the file and the trackers; a later `write` opens them again."""
         if self._file is not None:
             self._file.close()
             self._file = None
-        for tracker in self._trackers:
-            tracker.close()
-        self._trackers = []
+        self._each(lambda tracker: tracker.close())
+        self._trackers = {}
 
     def open(self) -> None:
         """Opens what is not open, as the first `write` does; ValueError if a tracker cannot."""
         if self._file is not None:
             return
         self._file = self._path.open("ab", buffering=0)  # an error belongs to its line
-        self._trackers = [
-            TRACKERS[name](self._workdir, self._purge_from) for name in self._trackers_wanted
-        ]
+        for name in self._trackers_wanted:
+            self._trackers[name] = TRACKERS[name](self._workdir, self._purge_from)
 
     def __enter__(self) -> MetricsWriter:
         return self

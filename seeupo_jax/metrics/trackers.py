@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import logging
 import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,10 +13,11 @@ from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
+from seeupo_jax.trajectories.json_lines import write_atomically
+
 TENSORBOARD_FOLDER = "tensorboard"
 WANDB_FOLDER = "wandb"
 _LENIENT = "seeupo_jax"  # how paths begin whose files tensorboardX is to open as we do
-_LOGGER = logging.getLogger(__name__)
 _LONGEST = 4000  # characters of a message that a tracker is given
 
 
@@ -47,7 +47,7 @@ def _cut(text: str) -> str:
 
 
 class Tracker(Protocol):
-    """Something that a run is drawn by."""
+    """Something that a run is drawn by; whatever it raises, `MetricsWriter` does without it."""
 
     def write(self, iteration: int, values: Mapping[str, Any]) -> None:
         """Scalars; texts and missing numbers are skipped."""
@@ -69,7 +69,8 @@ class _TensorBoard:
         from tensorboardX import SummaryWriter
         from tensorboardX.record_writer import register_writer_factory
 
-        register_writer_factory(_LENIENT, _LenientFiles())
+        self._files = _LenientFiles()
+        register_writer_factory(_LENIENT, self._files)
         folder = f"{_LENIENT}:{workdir / TENSORBOARD_FOLDER}"
         # The purge makes TensorBoard hide what a killed run wrote at iterations that run again.
         self._writer = SummaryWriter(folder, purge_step=purge_from)
@@ -77,7 +78,7 @@ class _TensorBoard:
     def write(self, iteration: int, values: Mapping[str, Any]) -> None:
         for name, value in _numbers(values).items():
             self._writer.add_scalar(name, value, iteration)
-        self._writer.flush()
+        self._flush()
 
     def draw(
         self, iteration: int, histograms: Mapping[str, np.ndarray], samples: Sequence[Sample]
@@ -87,20 +88,31 @@ class _TensorBoard:
         for number, sample in enumerate(samples):
             tag = f"sample/{sample.split}/{number}"
             self._writer.add_text(tag, as_code(sample.text), iteration)
-        self._writer.flush()
+        self._flush()
 
     def close(self) -> None:
         self._writer.close()
+        if self._files.errors:
+            raise self._files.errors[0]
+
+    def _flush(self) -> None:
+        self._writer.flush()
+        if self._files.errors:
+            self.close()
 
 
 class _LenientFiles:
     """Opens event files for tensorboardX, which writes them in a thread of its own.
 
-    An error there would end the thread, and what waits for it would wait for ever.
+    An error there would end the thread, and what waits for it would wait for ever: it is kept in
+    `errors` instead.
     """
 
+    def __init__(self) -> None:
+        self.errors: list[OSError] = []
+
     def open(self, path: str) -> _LenientFile:
-        return _LenientFile(Path(path.removeprefix(f"{_LENIENT}:")))
+        return _LenientFile(Path(path.removeprefix(f"{_LENIENT}:")), self.errors)
 
     def directory_check(self, path: str) -> None:
         with contextlib.suppress(OSError):  # `open` reports it
@@ -108,10 +120,10 @@ class _LenientFiles:
 
 
 class _LenientFile:
-    """A file that is closed at the first error, which is logged once."""
+    """A file that is closed at the first error, which is appended to `errors`."""
 
-    def __init__(self, path: Path):
-        self._path = path
+    def __init__(self, path: Path, errors: list[OSError]):
+        self._path, self._errors = path, errors
         self._file: BinaryIO | None = None
         self._try(self._open)
 
@@ -134,13 +146,11 @@ class _LenientFile:
         try:
             action()
         except OSError as error:
+            self._errors.append(error)
             file, self._file = self._file, None
             if file is not None:
                 with contextlib.suppress(OSError):
                     file.close()
-            _LOGGER.warning(
-                "%s cannot be written (%s); training continues without it.", self._path, error
-            )
 
 
 def as_code(text: str) -> str:
@@ -151,8 +161,9 @@ def as_code(text: str) -> str:
 class _Wandb:
     """Weights & Biases, as WANDB_MODE, WANDB_PROJECT and the rest of its environment say.
 
-    The run's id is kept in DIR/wandb, so that a resumed run is one run there too. Iterations
-    are an axis of their own: those that run again are drawn again, over what they had.
+    The run's id, WANDB_RUN_ID's or a new one, is kept in DIR/wandb, so that a resumed run is one
+    run there too. Iterations are an axis of their own: those that run again are drawn again, over
+    what they had.
     """
 
     def __init__(self, workdir: Path, purge_from: int | None):
@@ -198,12 +209,13 @@ class _Wandb:
 
 
 def _kept_id(folder: Path) -> str:
-    """The run's id, which is made where there is none."""
+    """The run's id: the environment's, else the kept one, else a new one."""
     file = folder / "run-id.txt"
-    if not file.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        file.write_text(secrets.token_hex(4) + "\n")
-    return file.read_text().strip()
+    kept = file.read_text().strip() if file.is_file() else ""
+    number = os.environ.get("WANDB_RUN_ID") or kept or secrets.token_hex(4)
+    if number != kept:
+        write_atomically(file, f"{number}\n".encode())
+    return number
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:

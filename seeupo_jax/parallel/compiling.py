@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import jax
 
+from seeupo_jax.parallel.host_cores import cores
+
 # At once: a large program takes gigabytes of the host's memory while it is compiled.
-WORKERS = min(4, os.cpu_count() or 1)
+WORKERS = min(4, cores())
 _POLL_S = 0.5
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 from seeupo_jax.configuration.algorithm_rules import reads_reference
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.turn_order import update_order
 from seeupo_jax.parallel.compiling import WORKERS
+from seeupo_jax.parallel.host_cores import cores
 from seeupo_jax.planning import flops
 from seeupo_jax.planning.abstract_run import AbstractRun
 from seeupo_jax.planning.flops import Pass
@@ -140,7 +140,7 @@ def scoring_passes(config: Config) -> int:
 
 def time_lines(found: AbstractRun) -> list[str]:
     """The estimates in words, and what they rest on."""
-    platform, cores = found.policy.mesh.devices.flat[0].platform, os.cpu_count() or 1
+    platform, count = found.policy.mesh.devices.flat[0].platform, cores()
     if platform != "cpu":
         arch = found.policy.network.arch
         lines = [f"not estimated for {platform}; python -m seeupo_jax.aot estimates TPU slices"]
@@ -155,10 +155,10 @@ def time_lines(found: AbstractRun) -> list[str]:
     iteration = iteration_flops(found) / _CORE_FLOPS
     rollout = found.config.rollout
     return [
-        f"compiling what is not in the cache: about {compiling / min(WORKERS, cores):.0f} s on the"
-        f" {cores} cores here, where nothing else runs: {compiling:.0f} s of one core, each program"
+        f"compiling what is not in the cache: about {compiling / min(WORKERS, count):.0f} s on the"
+        f" {count} cores here, where nothing else runs: {compiling:.0f} s of one core, each program"
         f" within a factor of {COMPILING_WITHIN:g}",
-        f"an iteration: at most about {max(1.0, iteration / cores):,.0f} s besides its"
+        f"an iteration: at most about {max(1.0, iteration / count):,.0f} s besides its"
         f" environments: {rollout.max_turns} turns and {rollout.max_context:,} tokens in every"
         f" conversation, nothing shared, {_CORE_FLOPS / 1e9:g} GFLOP/s per core",
     ]

@@ -38,6 +38,7 @@ from seeupo_jax.parallel import cluster
 from seeupo_jax.parallel.device_memory import host_memory
 from seeupo_jax.runtime.heap import keep_freed_memory
 
+_LOGGER = logging.getLogger(__name__)
 _TRITON_PRODUCTS = "xla_gpu_enable_triton_gemm"  # of XLA_FLAGS
 _CLUSTER_TIMEOUT_S = 300
 # Of Linux: a process's memory maps, and how many it may have.
@@ -69,9 +70,10 @@ def _folder(value: str) -> Path:
 
 
 def run_folder(workdir: str | Path) -> Path:
-    """The absolute path of a run's folder; ValueError: it lies in a bucket."""
-    if os.fspath(workdir).startswith("gs:/"):  # a Path has one slash
-        raise ValueError(f"workdir: got {workdir}; allowed: {_ALLOWED_FOLDER}.")
+    """The absolute path of a run's folder; ValueError: it is empty, or lies in a bucket."""
+    given = os.fspath(workdir)
+    if not given.strip() or given.startswith("gs:/"):  # a Path has one slash
+        raise ValueError(f"workdir: got {given!r}; allowed: {_ALLOWED_FOLDER}.")
     return Path(workdir).absolute()
 
 
@@ -218,14 +220,27 @@ def prepare_xla() -> None:
     process are forgotten where they have used up half of its memory maps.
     """
     _forget_programs()
-    cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
-    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(cache / "seeupo_jax" / "xla"))
-    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_compilation_cache_dir", _cache_folder())
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     _set_products_of_gpu()
     if _only_cpu():
         keep_freed_memory(host_memory() // 2)
+
+
+def _cache_folder() -> str | None:
+    """Where compiled programs are kept; None: nowhere."""
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return os.environ["JAX_COMPILATION_CACHE_DIR"]
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    except RuntimeError:
+        _LOGGER.warning(
+            "compiled programs are not kept, since this user has no home folder;"
+            " JAX_COMPILATION_CACHE_DIR may name another."
+        )
+        return None
+    return str(cache / "seeupo_jax" / "xla")
 
 
 def _forget_programs() -> None:

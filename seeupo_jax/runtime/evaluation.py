@@ -118,6 +118,30 @@ def selection_split(config: Config, tasks: Tasks) -> str | None:
     return VALIDATION if not own & others else evaluation.split
 
 
+def due(config: Config, every: int, iteration: int) -> bool:
+    """Whether something done `every` so many iterations, and after the last, is due."""
+    return iteration == config.iterations or bool(every and iteration % every == 0)
+
+
+def compared_on(config: Config, selects_on: str | None, iteration: int) -> str | None:
+    """`selects_on` where what is saved after an iteration is to be compared; else None."""
+    saved = iteration > 0 and due(config, config.checkpoint.every, iteration)
+    return selects_on if saved else None
+
+
+def evaluated_splits(config: Config, selects_on: str | None, iteration: int) -> list[str]:
+    """What an evaluation after an iteration plays, each split once.
+
+    It is the held-out split, before and after training the extra splits too, and of what is going
+    to be saved the split that checkpoints are selected on.
+    """
+    splits: list[str | None] = [config.evaluation.split]
+    if iteration in (0, config.iterations):
+        splits += config.evaluation.extra_splits
+    splits.append(compared_on(config, selects_on, iteration))
+    return [split for split in dict.fromkeys(splits) if split is not None]
+
+
 def selection_warning(config: Config, split: str | None) -> str | None:
     """A sentence where the best checkpoint is selected on the split that is reported, else None."""
     if split != config.evaluation.split:

@@ -1,5 +1,6 @@
 """Whatever is wrong with a configuration file or an override, it is one sentence, and soon."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -9,9 +10,12 @@ from ml_collections import ConfigDict
 from places import CONFIGS, ROOT
 
 from seeupo_jax.configuration import config_file
+from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.config_file import find_config
 from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
-from seeupo_jax.configuration.schema import Config
+from seeupo_jax.configuration.optimizer_schema import Optimizer
+from seeupo_jax.configuration.reward import Reward
+from seeupo_jax.configuration.schema import Config, Rollout
 from seeupo_jax.policy.files.weights import resolve_path
 
 RETURN = "def get_config():\n    return {}\n"
@@ -129,6 +133,71 @@ def test_a_configuration_object_is_taken_as_it_is(tmp_path):
     assert load_config(tmp_path / "made.py") == Config(recipe="grpo", seed=3)
     changed = load_config(tmp_path / "made.py", ["algorithm.clip_high=0.28"])
     assert changed == from_dict({"recipe": "grpo", "seed": 3, "algorithm": {"clip_high": 0.28}})
+
+
+def test_a_file_may_define_dataclasses(tmp_path):
+    (tmp_path / "classes.py").write_text(
+        "from __future__ import annotations\n"
+        "from dataclasses import dataclass\n"
+        "@dataclass\nclass Part:\n    learning_rate: float = 0.25\n"
+        "def get_config():\n    return {'optimizer': Part()}\n"
+    )
+    assert load_config(tmp_path / "classes.py").optimizer.learning_rate == 0.25
+
+
+def test_groups_of_every_kind_lie_anywhere_in_values():
+    reward = {"function": "a:b"}
+    for group in (reward, ConfigDict(reward), Reward(**reward)):
+        for rewards in ([group], (group,)):
+            config = load_config(ConfigDict({"rewards": rewards}))
+            assert config.rewards == (Reward(function="a:b"),)
+    for group in (ConfigDict({"seed": 3}), Optimizer(learning_rate=0.25)):
+        assert "\n" not in _sentence(lambda group=group: load_config({"seed": group}))
+    for group in (ConfigDict({"learning_rate": 0.25}), Optimizer(learning_rate=0.25)):
+        made = load_config({"optimizer": group}, ["optimizer.name=sgd"]).optimizer
+        assert (made.learning_rate, made.name) == (0.25, "sgd")
+
+
+def test_an_algorithm_object_takes_overrides_and_agrees_with_its_recipe():
+    made = Config(recipe="grpo").algorithm
+    given = {"recipe": "grpo", "algorithm": made}
+    changed = load_config(given, ["algorithm.clip_high=0.28"])
+    assert changed.algorithm == dataclasses.replace(made, clip_high=0.28)
+    for overrides in ([], ["algorithm.clip_high=0.28"]):
+        with pytest.raises(ValueError, match="config.recipe: got 'grpo' with an algorithm"):
+            load_config(given | {"algorithm": Algorithm()}, overrides)
+
+
+def test_values_nested_without_end_are_refused_from_a_dict_too():
+    own = {}
+    own["own"] = own  # never ends
+    for options in (own, _deep(dict), _deep(list)):
+        assert "at most 32" in _sentence(
+            lambda x=options: load_config({"env": {"options": {"a": x}}})
+        )
+
+
+@pytest.mark.parametrize(
+    "wrong, why",
+    [
+        (Config(iterations=-5), "config.iterations: got -5; allowed: a number >= 0"),
+        (Config(iterations="3"), "config.iterations: got '3' (str); allowed: a whole number"),
+        (Config(rollout=Rollout(temperature=0.0)), "config.rollout.temperature: got 0.0"),
+        (Config(rollout=Rollout(max_action_tokens=999)), "config.rollout.max_action_tokens: got"),
+        (Config(rollout={"group_size": 1}), "config.rollout.group_size: got 1"),
+        (Config(algorithm=5), "config.algorithm: got 5"),
+    ],
+    ids=range(6),
+)
+def test_a_configuration_object_is_checked(wrong, why):
+    assert _sentence(lambda: load_config(wrong)).startswith(why)
+
+
+def test_a_checked_object_is_as_it_was():
+    made = Config(recipe="grpo", seed=3)
+    for config in (made, dataclasses.replace(made, iterations=2)):
+        assert load_config(config) == config
+        assert load_config(config)._made_of == "grpo"
 
 
 @pytest.mark.parametrize(

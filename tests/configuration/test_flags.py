@@ -11,7 +11,7 @@ import pytest
 from places import ROOT, TINY
 
 from seeupo_jax.configuration.field_reference import describe_fields, describe_groups
-from seeupo_jax.configuration.flags import Flags, names, path, positive, whole
+from seeupo_jax.configuration.flags import Flags, Wrong, names, output_file, path, positive, whole
 
 RUN = (f"--config={TINY}", "--workdir=DIR")
 UPDATE = (f"--config={TINY}", "--model=DIR/m", "--trajectories=DIR/t.jsonl", "--output=DIR/o")
@@ -166,6 +166,19 @@ def test_values_are_read_as_they_are_meant(tmp_path, monkeypatch):
     assert given.folder == tmp_path / "a" / "b" and given.others == ["x", "y"]
     assert given.override == ["a.b=1"]
     assert flags.read(["--fast=False"]).fast is False and flags.read([]).fast is False
+
+
+def test_a_file_to_write_is_the_target_of_links(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "gone" / "x.json")
+    (tmp_path / "folder").symlink_to(tmp_path / "missing")
+    assert output_file(str(tmp_path / "link")) == tmp_path / "gone" / "x.json"
+    assert output_file(str(tmp_path / "folder" / "x")) == tmp_path / "missing" / "x"
+    (tmp_path / "file").write_text("")
+    (tmp_path / "below").symlink_to(tmp_path / "file" / "x.json")
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    for wrong in ("below", "circle"):
+        with pytest.raises(Wrong, match="allowed: a file that can be written"):
+            output_file(str(tmp_path / wrong))
 
 
 CONFIGURED = ("train", "evaluate", "sft", "export", "update", "serve", "compare", "aot")

@@ -55,8 +55,9 @@ def _iterate(progress, clock, i, seconds, metrics=METRICS):
 
 @pytest.mark.parametrize("display", ["auto", "plain"])
 def test_without_a_terminal_an_iteration_is_one_line(display):
-    progress, stream, clock = _plain(display=display, start=11)
+    progress, stream, clock = _plain(display=display)
     with progress:
+        progress.resumed(11)
         _iterate(progress, clock, 12, 2.4)
     assert stream.getvalue() == (
         "iteration 12/60  success 0.71  reward 0.71  turns 4.6  rollout 5.1k tok/s"

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from tensorboard_cases import events_of
 
+from seeupo_jax.metrics import metrics_log
 from seeupo_jax.metrics.metrics_log import MetricsWriter, read_metrics
+from seeupo_jax.metrics.trackers import TRACKERS
 
 
 def _refuse_constant(name):
@@ -192,6 +194,35 @@ def test_tensorboard_hides_what_a_resumed_run_writes_again(tmp_path):
     writer.close()
     starts = [event.step for event in events_of(tmp_path) if event.session_log.status == 1]
     assert starts == [6]
+
+
+@pytest.mark.parametrize("fails", ["write", "draw", "close"])
+def test_a_tracker_that_fails_is_told_once_and_the_others_go_on(tmp_path, monkeypatch, fails):
+    class Broken:
+        def write(self, *_):
+            self.do("write")
+
+        def draw(self, *_):
+            self.do("draw")
+
+        def close(self):
+            self.do("close")
+
+        def do(self, what):
+            if what == fails:
+                raise ConnectionResetError("the service is gone")
+
+    monkeypatch.setitem(TRACKERS, "wandb", lambda *_: Broken())
+    monkeypatch.setattr(metrics_log, "check_trackers", lambda _: None)
+    told = []
+    with MetricsWriter(tmp_path, ["wandb", "tensorboard"], log=told.append) as writer:
+        for iteration in (1, 2):
+            writer.write(iteration, {"a": 1.0})
+            writer.draw(iteration, {}, [])
+    why = "ConnectionResetError: the service is gone"
+    assert told == [f"wandb failed ({why}); training continues without it"]
+    assert _scalars(tmp_path) == {(1, "a"): 1.0, (2, "a"): 1.0}
+    assert [line["iteration"] for line in read_metrics(tmp_path)] == [1, 2]
 
 
 def test_unknown_trackers_and_values_are_refused(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from places import CONFIGS
 
 from seeupo_jax.configuration.loading import load_config
+from seeupo_jax.planning import expected_time
 from seeupo_jax.planning.expected_time import (
     COMPILING_WITHIN,
     compile_seconds,
@@ -124,11 +125,13 @@ def test_an_iteration_is_reckoned_as_if_all_were_played_to_the_end(quickstart):
     assert 3 * forward + 3 * steps < iteration_flops(quickstart) < 2 * (3 * forward + 4 * steps)
 
 
-def test_the_estimate_is_said_with_what_it_rests_on(quickstart):
+def test_the_estimate_is_said_with_what_it_rests_on(quickstart, monkeypatch):
+    monkeypatch.setattr(expected_time, "cores", lambda: 3)
     compiling, iteration = time_lines(quickstart)
     names = [*quickstart.rollout_programs(), *quickstart.sweep_programs()]
     core = re.search(r"(\d+) s of one core", compiling)[1]
     assert int(core) == round(compile_seconds(names, quickstart.policy.network.arch))
+    assert "on the 3 cores here" in compiling
     assert "each program within a factor of 1.5" in compiling
     assert "6 turns and 128 tokens in every conversation, nothing shared" in iteration
 

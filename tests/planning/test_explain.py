@@ -80,12 +80,13 @@ def test_the_quickstart_is_told_before_any_of_it(tmp_path, capsys):
         "remat: none (model.remat=auto)",
         "programs 25, compiled before the first iteration",
         "turn 64 128 192 256 320 384 448 512, refresh 512",
-        "train: 50,000 test: 2,000, of which 64 are tested",
+        "train: 50,000 test: 2,000, of which 64 are tested validation: 2,000, of which 64 are",
         "recipe seeupo: order=reverse, ratio=geometric",
         "iterations 30, from the start",
         "16 tasks x 8 = 128 trajectories of at most 6 turns, 128 tokens, 16 per action",
         "at most 6 optimizer steps; 30 are left",
-        "7, after iterations 0, 5, 10, 15, 20, 25, 30: 64 tasks x k=4",
+        "test: 7, after iterations 0, 5, 10, 15, 20, 25, 30: 64 tasks x k=4, 1,792 episodes",
+        "validation: 3, after iterations 10, 20, 30: 64 tasks x k=4, 768 episodes",
         "3, after iterations 10, 20, 30, of at most 8.075 MiB each",
         "metrics.jsonl; run.json; trajectories/",
     ):
@@ -192,8 +193,9 @@ def test_a_policy_that_is_made_from_nothing_has_a_warm_start(tmp_path, capsys):
     said = explain(ROOT / "configs" / "bfcl_tiny.py", tmp_path, capsys)
     assert "randomly initialised: 836,864 parameters" in said
     assert "a warm start first, 320 steps on demonstrations" in said
-    assert "train: 100, of which 100 are tested before and after test: 100" in said
-    assert "evaluations 2, after iterations 0, 10" in said and "warm_start/" in said
+    assert "train: 100, of which 100 are tested test: 100, of which 100 are tested" in said
+    assert "evaluations test: 2, after iterations 0, 10" in said and "warm_start/" in said
+    assert "train: 2, after iterations 0, 10: 100 tasks" in said
 
 
 def test_adapters_are_told_apart(tmp_path, capsys):
@@ -310,7 +312,7 @@ def test_a_run_that_goes_on_is_told_from_where(begin, tmp_path, capsys):
     said = re.sub(r"\s+", " ", capsys.readouterr().out)
     assert f"iterations 4, resuming after iteration 2, from {tmp_path}/checkpoints" in said
     assert "2 are left" in said
-    assert "evaluations 2, after iterations 2, 4" in said
+    assert "evaluations test: 2, after iterations 2, 4" in said
     assert "checkpoints 2, after iterations 3, 4" in said
     assert sorted(tmp_path.rglob("*")) == files
     other = dataclasses.replace(config, seed=5)

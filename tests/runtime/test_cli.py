@@ -34,6 +34,11 @@ def test_a_bucket_is_no_workdir_and_is_not_taken_for_a_folder_of_that_name(tmp_p
     assert not list(tmp_path.iterdir())
 
 
+def test_an_empty_workdir_is_refused_and_not_the_working_directory():
+    with pytest.raises(ValueError, match="^workdir: got ''; allowed: a folder"):
+        cli.run_folder("")
+
+
 @pytest.mark.parametrize("make", [True, False])
 def test_a_file_where_checkpoints_are_to_be_is_refused_before_anything_runs(tmp_path, make):
     (tmp_path / "checkpoints").write_text("")
@@ -64,6 +69,21 @@ def test_programs_are_forgotten_where_they_have_used_up_half_of_the_maps(tmp_pat
         cli._forget_programs()
         assert {program._cache_size() for program in made} == {kept}
     assert maps() < before - 30
+
+
+def test_compiled_programs_are_kept_in_the_users_cache_or_not_at_all(monkeypatch, caplog):
+    def homeless(_):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setenv("HOME", "/home/me")
+    for given, cache in (("/cache", "/cache"), ("", "/home/me/.cache")):
+        monkeypatch.setenv("XDG_CACHE_HOME", given)
+        assert cli._cache_folder() == f"{cache}/seeupo_jax/xla"
+    monkeypatch.setattr(cli.Path, "expanduser", homeless)
+    assert cli._cache_folder() is None and "compiled programs are not kept" in caplog.text
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/programs")
+    assert cli._cache_folder() == "/programs"
 
 
 @pytest.mark.parametrize(

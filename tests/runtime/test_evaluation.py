@@ -4,7 +4,7 @@ import pytest
 
 from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.envs import make
-from seeupo_jax.runtime.evaluation import selection_split, selection_warning
+from seeupo_jax.runtime.evaluation import evaluated_splits, selection_split, selection_warning
 
 TASKS = {"train": ["a", "b"], "test": ["c"]}
 
@@ -59,3 +59,18 @@ def test_it_is_said_where_one_split_is_chosen_on_and_reported():
 
 def test_the_order_desk_has_validation_tasks():
     assert selected(make("order_desk")) == "validation"
+
+
+def test_each_split_is_evaluated_once_and_where_its_figure_is_wanted():
+    config = from_dict(
+        {
+            "iterations": 4,
+            "evaluation": {"extra_splits": ["train", "test", "train"]},
+            "checkpoint": {"every": 2},
+        }
+    )
+    splits = [evaluated_splits(config, "validation", iteration) for iteration in range(5)]
+    some, last = ["test", "validation"], ["test", "train", "validation"]
+    assert splits == [["test", "train"], ["test"], some, ["test"], last]
+    assert evaluated_splits(config, None, 2) == ["test"]
+    assert evaluated_splits(config, "train", 4) == ["test", "train"]

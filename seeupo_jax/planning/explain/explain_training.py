@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections import Counter
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from seeupo_jax.agents.agent_tasks import find_tasks
 from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.optimizer_schema import ParameterGroup
@@ -35,6 +37,7 @@ from seeupo_jax.planning.explain.explain_parts import (
 from seeupo_jax.planning.explain.explanation import Section, choices, listed
 from seeupo_jax.policy.network import trainable
 from seeupo_jax.runtime.checks import check_same_run, check_training, resumption
+from seeupo_jax.runtime.evaluation import due, evaluated_splits, selection_split
 from seeupo_jax.runtime.policy_folder import starting_folder
 
 # What of an algorithm is always shown; the other fields where they are not the default.
@@ -70,6 +73,7 @@ def explain_training(
     start = starting_folder(config, workdir)
     found, remat = plan_run(config, start, planned)
     begins = _start(found, config, workdir)
+    evaluated = _evaluated(config, begins)
     lacks = [f"a run needs, and this machine has not: {what}" for what in missing]
     return [
         ("missing", lacks),
@@ -80,12 +84,12 @@ def explain_training(
         *([("time", time_lines(found))] if planned is None and config.iterations else []),
         episode_section(config),
         ("rewards", reward_lines(config)),
-        ("tasks", _tasks(config)),
+        ("tasks", _tasks(config, evaluated)),
         ("recipe", _recipe(config)),
         ("optimizer", _optimizer(config)),
         ("parameters", _parameters(found)),
         ("iterations", _iterations(config, begins)),
-        ("evaluations", _evaluations(config, begins)),
+        ("evaluations", _evaluations(config, evaluated)),
         ("checkpoints", _checkpoints(found, workdir, begins)),
         ("files", _files(config, workdir)),
     ]
@@ -112,18 +116,16 @@ def _start(found: AbstractRun, config: Config, workdir: Path) -> _Start:
     return _Start(done, notes.get("evaluated", True), [*passed, f"{line}, from {folder}"])
 
 
-def _tasks(config: Config) -> list[str]:
+def _tasks(config: Config, evaluated: Mapping[str, Sequence[int]]) -> list[str]:
     evaluation, lines = config.evaluation, []
     try:
         shares = share_lines(config)
     except Missing:
         return [f"not known here; {evaluation.tasks} of {evaluation.split} are tested"]
-    for split in dict.fromkeys(("train", evaluation.split, *evaluation.extra_splits)):
+    for split in dict.fromkeys(("train", evaluation.split, *evaluated)):
         count = len(task_ids(config, split))
         tested = f", of which {min(count, evaluation.tasks)} are tested"
-        if split != evaluation.split:
-            tested = f"{tested} before and after" if split in evaluation.extra_splits else ""
-        lines.append(f"{split}: {count:,}{tested}")
+        lines.append(f"{split}: {count:,}" + tested * (split in (evaluation.split, *evaluated)))
     return [*lines, *shares]
 
 
@@ -208,25 +210,42 @@ def _iterations(config: Config, begins: _Start) -> list[str]:
 
 
 def _due(config: Config, every: int, done: int) -> list[int]:
-    """Iterations after which something done `every` so many, and after the last, is done."""
-    last = config.iterations
-    return [i for i in range(done + 1, last + 1) if i == last or (every and i % every == 0)]
+    """Iterations to come after which something done `every` so many is done."""
+    return [i for i in range(done + 1, config.iterations + 1) if due(config, every, i)]
 
 
-def _evaluations(config: Config, begins: _Start) -> list[str]:
-    evaluation = config.evaluation
-    due = ([] if begins.evaluated else [begins.done]) + _due(config, evaluation.every, begins.done)
-    if not due:
-        return ["none"]
-    return [
-        f"{len(due)}, after iterations {listed(due)}: {evaluation.tasks} tasks x k={evaluation.k}"
-    ]
+def _evaluated(config: Config, begins: _Start) -> dict[str, list[int]]:
+    """After which iterations each split is evaluated."""
+    try:
+        selects_on = selection_split(config, find_tasks(config))
+    except Missing:
+        selects_on = config.evaluation.select_on if config.checkpoint.keep_best else None
+    splits: dict[str, list[int]] = {}
+    last = [] if begins.evaluated else [begins.done]
+    for iteration in last + _due(config, config.evaluation.every, begins.done):
+        for split in evaluated_splits(config, selects_on, iteration):
+            splits.setdefault(split, []).append(iteration)
+    return splits
+
+
+def _evaluations(config: Config, evaluated: Mapping[str, Sequence[int]]) -> list[str]:
+    k, lines = config.evaluation.k, []
+    for split, iterations in evaluated.items():
+        tasks = config.evaluation.tasks
+        with contextlib.suppress(Missing):
+            tasks = min(tasks, len(task_ids(config, split)))
+        count, after = len(iterations), listed(iterations)
+        lines.append(
+            f"{split}: {count}, after iterations {after}: {tasks} tasks x k={k},"
+            f" {count * tasks * k:,} episodes"
+        )
+    return lines or ["none"]
 
 
 def _checkpoints(found: AbstractRun, workdir: Path, begins: _Start) -> list[str]:
-    due = _due(found.config, found.config.checkpoint.every, begins.done)
-    when = f"{len(due)}, after iterations {listed(due)}"
-    return checkpoint_lines(found.config, workdir, found.state, when) if due else ["none"]
+    after = _due(found.config, found.config.checkpoint.every, begins.done)
+    when = f"{len(after)}, after iterations {listed(after)}"
+    return checkpoint_lines(found.config, workdir, found.state, when) if after else ["none"]
 
 
 def _files(config: Config, workdir: Path) -> list[str]:

@@ -61,6 +61,11 @@ def check_sft(config: Config) -> None:
             f"config.warm_start.stages: got {len(config.warm_start.stages)}; allowed for sft: none,"
             " since it is a warm start itself."
         )
+    if config.profile.steps:
+        raise ValueError(
+            f"config.profile.steps: got {config.profile.steps}; allowed for sft: none, since it"
+            " writes no traces."
+        )
     if config.model.path is None:
         raise ValueError(
             "config.model.path: got none; allowed for sft: a model folder, a .gguf file or"

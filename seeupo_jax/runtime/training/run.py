@@ -25,7 +25,7 @@ from seeupo_jax.parallel.distributed import agree
 from seeupo_jax.parallel.stop_signal import StoppedCompiling, StopRequest
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.runtime.build import Policy
-from seeupo_jax.runtime.evaluation import evaluate
+from seeupo_jax.runtime.evaluation import compared_on, due, evaluate, evaluated_splits
 from seeupo_jax.runtime.policy_folder import write_policy
 from seeupo_jax.runtime.training.callbacks import Callback
 from seeupo_jax.runtime.training.run_checkpoints import RunCheckpoints, RunState
@@ -63,6 +63,7 @@ def begin_run(
         del train, restored  # `restore_sweep` may load another state: one copy beside it is enough
         state = run.checkpoints.restore_sweep(state)
         resumed = resumed or state.stopped_sweep is not None
+        progress.resumed(state.done)
         parts.log.resume_from(state.done + 1 if resumed else 0)
         parts.log.describe(launch, policy, state.train.params, resumed=resumed)
         opened.pop_all()
@@ -88,8 +89,7 @@ class Run:
 
     def due(self, iteration: int, every: int) -> bool:
         """Whether something done `every` so many iterations, and after the last, is due."""
-        last = self.parts.config.iterations
-        return iteration == last or bool(every and iteration % every == 0)
+        return due(self.parts.config, every, iteration)
 
     def compile(self, state: RunState) -> RunState:
         """Compiles all programs ahead; the training state comes back bit for bit.
@@ -210,24 +210,14 @@ class Run:
         parts.stagnation.check(iteration, collected, sweep_metrics)
 
     def evaluate(self, state: RunState) -> RunState:
-        """Evaluates on the held-out split; before and after training on the extra splits too.
-
-        What is going to be saved is evaluated on the split that checkpoints are selected on.
-        """
+        """Evaluates on the splits of `evaluated_splits`."""
         parts, config = self.parts, self.parts.config.evaluation
-        iteration, selects_on = state.done, parts.selects_on
-        splits = [config.split]
-        if iteration in (0, parts.config.iterations):
-            splits += config.extra_splits
-        selects = selects_on is not None and iteration > 0
-        selects = selects and self.due(iteration, parts.config.checkpoint.every)
-        if selects and selects_on not in splits:
-            splits.append(selects_on)
+        iteration = state.done
         parts.progress.phase("evaluation")
         params = parts.policy.merged(final_params(state.train))
         values: dict[str, float] = {} if state.train.ema is None else {"eval/ema": 1.0}
         with parts.log.timed("evaluation"):
-            for split in splits:
+            for split in evaluated_splits(parts.config, parts.selects_on, iteration):
                 values |= evaluate(
                     parts.config,
                     parts.worker,
@@ -238,7 +228,8 @@ class Run:
                     on_played=functools.partial(self._on_played, iteration, split),
                 )
         score = state.score
-        if selects:
+        selects_on = compared_on(parts.config, parts.selects_on, iteration)
+        if selects_on is not None:
             score = values[f"{evaluation_prefix(config.split, selects_on)}/avg@{config.k}"]
             values["eval/selected_on"] = float(selects_on == config.split)
         parts.callbacks.evaluation(iteration, parts.log.evaluation(iteration, values))

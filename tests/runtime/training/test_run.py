@@ -201,7 +201,7 @@ def test_a_checkpoint_whose_evaluation_was_stopped_is_scored_by_the_next_life(be
     assert read_manifest(epath.Path(folder / "checkpoints" / "2"))["score"] is None
     for _ in range(2):  # a third life has nothing left to evaluate
         with begin("late", *echo) as (run, state):
-            assert state.done == 2 and iterate(run, state)
+            assert state.done == run.parts.progress._state.done == 2 and iterate(run, state)
     (evaluated,) = read_metrics(folder)
     (saved,) = (folder / "checkpoints").glob("2*")
     manifest = read_manifest(epath.Path(saved))
