@@ -78,8 +78,14 @@ class RunCheckpoints:
 
     def restore_sweep(self, state: RunState) -> RunState:
         """The run in the middle of its next sweep where it was stopped in one; else as it is."""
-        iteration = self._stopped.latest()
+        iteration, last = self._stopped.latest(), self._parts.config.iterations
         if iteration is None or iteration <= state.done:
+            return state
+        if iteration > last:
+            self._parts.progress.log(
+                f"the stopped sweep of iteration {iteration} is skipped: the last iteration is"
+                f" {last}"
+            )
             return state
         newest = self._stopped.newest({}, partial=True)
         origin = {} if newest is None else newest[1].get("trajectories", {})
