@@ -28,7 +28,7 @@ from seeupo_jax.runtime.cli import (
     read_config,
 )
 from seeupo_jax.runtime.hub import CARD, hub_client, model_card, push
-from seeupo_jax.runtime.policy_folder import WEIGHTS, export_policy
+from seeupo_jax.runtime.policy_folder import WEIGHTS, export_policy, saved_weights
 
 
 def _flags() -> Flags:
@@ -60,7 +60,8 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
             if writes:
                 print(f"wrote {given.output}: the policy after iteration {step}")
             if client is not None:
-                card = model_card(config, given.workdir, step, repo)
+                part = saved_weights(config, given.weights)
+                card = model_card(config, given.workdir, step, part, repo)
                 (given.output / CARD).write_text(card, encoding="utf-8")
                 print(f"pushed to {push(client, given.output, repo, private=given.private)}")
 

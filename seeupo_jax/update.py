@@ -55,6 +55,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
             config = load_config(given.config, (*given.override, *own))
             check_output(folder)
             held.enter_context(exclusive_output(folder))
+            check_output(folder)  # which another one may just have written
             config, trajectories = prepare(config, given.trajectories, log)
             config, _ = choose_remat(config)
             policy, params = load_policy(config, config.model.path)

@@ -1,5 +1,6 @@
 """One sweep on stored trajectories: it is the sweep, and its JSON says what each step did."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -441,6 +442,21 @@ def test_what_is_wrong_is_told_before_the_model_is_loaded(
     assert ended.value.code == 2 and WRONG[choice] in logged
     assert logged.startswith("error: ") and logged.count("\n") == 1
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.json").exists()
+
+
+def test_a_folder_that_another_process_has_just_written_is_refused(
+    model, stored, tmp_path, capsys, monkeypatch
+):
+    @contextlib.contextmanager
+    def written_meanwhile(folder):
+        (folder / "model").mkdir(parents=True)
+        yield
+
+    monkeypatch.setattr(update, "exclusive_output", written_meanwhile)
+    monkeypatch.setattr(update, "prepare", lambda *_: pytest.fail("work began"))
+    with pytest.raises(SystemExit) as ended:
+        update.main(["update", *arguments(model, stored, tmp_path)])
+    assert ended.value.code == 2 and "out, which is there; allowed" in capsys.readouterr().err
 
 
 def test_cut_trajectories_are_masked_where_others_are_left(small, tmp_path, capsys):

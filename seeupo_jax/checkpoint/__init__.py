@@ -4,6 +4,7 @@ from seeupo_jax.checkpoint.checkpoints import Checkpoints, SaveError
 from seeupo_jax.checkpoint.process_sync import check_shared, exclusive_output, exclusive_run
 from seeupo_jax.checkpoint.storage import (
     check_could_write,
+    check_replaceable,
     check_writable,
     find_directory,
     is_bucket,
@@ -14,6 +15,7 @@ __all__ = [
     "Checkpoints",
     "SaveError",
     "check_could_write",
+    "check_replaceable",
     "check_shared",
     "check_writable",
     "exclusive_output",

@@ -3,12 +3,14 @@
 A checkpoint is a folder named by its step: `state/`, written by Orbax, and `manifest.json`, which
 lists the notes, every leaf's shape and every file's size and SHA-256. The manifest is written last:
 a folder without one is a save that was interrupted, and counts for nothing. A step that is saved
-again goes to `STEP.1`, `STEP.2` and so on, so that it is there at every moment.
+again goes to `STEP.1`, `STEP.2` and so on, so that it is there at every moment. Files, and folders
+with anything else in them, are the user's and stay, whatever their names.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import math
@@ -35,6 +37,7 @@ from seeupo_jax.checkpoint.manifest import (
     STATE,
     Damaged,
     check_files,
+    is_checkpoint,
     list_files,
     read_manifest,
     read_score,
@@ -149,6 +152,13 @@ class Checkpoints:
         if failure is not None:
             raise SaveError(failure[1])
 
+    def clear(self) -> None:
+        """Removes all checkpoints, and the directory if nothing else is in it; on process 0."""
+        for name in self._names():
+            self._remove(name)
+        with contextlib.suppress(OSError, ValueError):  # something else is, or it is in a bucket
+            self._directory.rmdir()
+
     def latest(self) -> int | None:
         """The newest step whose save was finished, or None."""
         return on_primary(lambda: max(self._finished(), default=None))
@@ -218,11 +228,14 @@ class Checkpoints:
 
     def _make_folder(self, step: int) -> str:
         """Makes the folder of a new checkpoint beside a finished one of the same step."""
-        finished = self._finished()
-        name = str(step)
-        if step in finished:
-            name = f"{step}.{_attempt(finished[step]) + 1}"
-        self._remove(name)
+        names, finished = self._names(), self._finished()
+        first = _attempt(finished[step]) + 1 if step in finished else 0
+        for attempt in itertools.count(first):
+            name = f"{step}.{attempt}" if attempt else str(step)
+            if name in names:
+                self._remove(name)
+            if not (self._directory / name).exists():  # else it is the user's
+                break
         (self._directory / name).mkdir(parents=True)
         return name
 
@@ -278,8 +291,6 @@ class Checkpoints:
     def _remove(self, name: str) -> None:
         """Removes a checkpoint so that it never counts while it is only half there."""
         folder = self._directory / name
-        if not folder.is_dir():  # a file in its place, or nothing
-            return folder.unlink(missing_ok=True)
         manifest = folder / MANIFEST
         if manifest.is_dir():
             manifest.rmtree()
@@ -301,10 +312,11 @@ class Checkpoints:
             time.sleep(_REMOVAL_S)
 
     def _names(self) -> set[str]:
-        """Folders of checkpoints, finished or not, and files in their place."""
+        """Folders of checkpoints, finished or not."""
         if not self._directory.is_dir():
             return set()
-        return {path.name for path in self._directory.iterdir() if _NAME.fullmatch(path.name)}
+        named = (path for path in self._directory.iterdir() if _NAME.fullmatch(path.name))
+        return {path.name for path in named if is_checkpoint(path)}
 
     def _finished(self) -> dict[int, str]:
         """The finished steps, and in which folder the last save of each is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
@@ -15,11 +16,29 @@ from seeupo_jax.parallel.host_cores import cores
 
 MANIFEST = "manifest.json"
 STATE = "state"
+_UNFINISHED = f"{STATE}.orbax-checkpoint-tmp"  # how Orbax names the state until it is written
+_OF_ORBAX = ("state", "_CHECKPOINT_METADATA")  # some of what it makes in a state
 _READERS = min(8, cores())  # hashing lets other threads run
 
 
 class Damaged(Exception):
     """Why a checkpoint cannot be used, as the end of a sentence that starts with its name."""
+
+
+def is_checkpoint(folder: epath.Path) -> bool:
+    """Whether a folder is a checkpoint, finished or not, by what is in it.
+
+    Its name does not tell: a user may have a folder 2024. An empty one is an interrupted save.
+    """
+    with contextlib.suppress(FileNotFoundError):  # another process is removing it
+        if not folder.is_dir():
+            return False
+        inside = {path.name for path in folder.iterdir()}
+        if MANIFEST in inside:
+            return STATE in inside or _is_sealed(folder)
+        begun = any(name.startswith(_UNFINISHED) for name in inside)
+        return not inside or begun or any((folder / STATE / name).exists() for name in _OF_ORBAX)
+    return False
 
 
 def list_files(folder: epath.Path) -> dict[str, dict[str, Any]]:
@@ -95,6 +114,14 @@ def read_manifest(folder: epath.Path) -> dict[str, Any]:
     except (ValueError, TypeError, LookupError, RecursionError, IsADirectoryError):
         pass  # not JSON, or JSON of another form: damaged just as a broken seal is
     raise Damaged(f"has a {MANIFEST} that changed after it was written")
+
+
+def _is_sealed(folder: epath.Path) -> bool:
+    try:
+        read_manifest(folder)
+    except Damaged:
+        return False
+    return True
 
 
 def read_score(folder: epath.Path) -> float | None:

@@ -138,8 +138,9 @@ def exclusive_run(
 
 def exclusive_output(folder: Path) -> contextlib.AbstractContextManager[None]:
     """Keeps others from writing the same folder as long as it is open."""
+    target = Path(os.path.realpath(folder))
     return exclusive_on_primary(
-        {f"--output: got {folder}": folder.with_name(f".{folder.name}.lock")}
+        {f"--output: got {folder}": target.with_name(f".{target.name}.lock")}
     )
 
 

@@ -18,6 +18,7 @@ from seeupo_jax.configuration import schema
 _BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/.*)?")
 _CODE = re.compile(r"os_error_code='(\d+)'")  # as TensorStore reports the system's errors
 _MOUNT = "a folder (gcsfuse mounts a bucket as one)"
+_OF_POLICY = ("config.json", "adapter_config.json", "*.safetensors")
 _TIMEOUT_S = 60  # of an answer from a bucket
 
 
@@ -86,6 +87,24 @@ def check_could_write(folder: str | os.PathLike[str], name: str = "--workdir") -
         problem = errno.EACCES
     if problem is not None:
         raise ValueError(_unwritable(folder, name, os.strerror(problem)))
+
+
+def check_replaceable(folder: str | os.PathLike[str], name: str = "--workdir") -> None:
+    """As `check_could_write`, where a policy is to be written in place of what a folder holds.
+
+    Where the folder is a link, that is what it points to.
+
+    Raises:
+      ValueError: it holds something that is no policy, or cannot be replaced.
+    """
+    target = Path(os.path.realpath(folder))
+    check_could_write(target, name)
+    policy = any(any(target.glob(pattern)) for pattern in _OF_POLICY)
+    if target.is_mount() or (any(target.glob("*")) and not policy):
+        raise ValueError(
+            f"{name}: got {os.fspath(folder)}, which a policy cannot replace; allowed: a new or"
+            " empty folder or one that holds a policy, and no mount point."
+        )
 
 
 def _unwritable(folder: str | os.PathLike[str], name: str, why: str) -> str:

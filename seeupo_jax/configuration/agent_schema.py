@@ -22,7 +22,7 @@ class Agent:
     """A command line without a shell, which is started once for each episode."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     """Keyword arguments of the function."""
-    tasks: str | None = None
+    tasks: str | None = checked(None, "a path", bool)
     """A JSONL file of tasks, each line with task_id and, where it is not train, split; none: those
     of task_ids(split) beside the function, or else of config.env."""
     tool_format: str = choice("hermes", "llama")

@@ -164,7 +164,7 @@ class Checkpoint:
     """How many of the newest are kept."""
     keep_best: int = at_least(0, 1)
     """How many of the others are kept: those with the best evaluations."""
-    directory: str | None = None
+    directory: str | None = checked(None, "a path", bool)
     """A folder that all hosts see, or gs://...; none: in the workdir."""
     export: bool = True
     """After the last iteration, write WORKDIR/policy in Hugging Face's format."""

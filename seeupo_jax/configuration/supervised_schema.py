@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from seeupo_jax.configuration.fields import above, at_least, choice, within
+from seeupo_jax.configuration.fields import above, at_least, checked, choice, within
 
 
 @dataclass(frozen=True)
 class Sft:
     """Supervised fine-tuning on conversations, by the command sft alone."""
 
-    data: str | None = None
+    data: str | None = checked(None, "a source", bool)
     """FILE.jsonl, tfds:FOLDER, tfds:NAME, or demonstrations of config.env; the flag data of sft
     replaces it."""
     split: str = "train"
@@ -23,7 +23,7 @@ class Sft:
     """Options of the environment's demonstrations."""
     held_out: float = within(0, 0.9, 0.05)
     """Share of the conversations whose loss is measured and not trained on; 0: of none."""
-    held_out_data: str | None = None
+    held_out_data: str | None = checked(None, "a source", bool)
     """Conversations to measure the loss on, in place of a share: as data; none: the share."""
     held_out_split: str = "test"
     """Split of held_out_data, as split is of data."""
@@ -65,5 +65,5 @@ class WarmStart:
     """One after the other, each a dict of steps, learning_rate and demonstrations; (): none."""
     batch_size: int = at_least(1, 64)
     """Demonstrations per step."""
-    output: str | None = None
+    output: str | None = checked(None, "a path", bool)
     """Also write the warm policy into this folder, if it has none; none: into the workdir only."""

@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,6 +28,7 @@ from seeupo_jax.types import Segment, Trajectory
 _LOGGER = logging.getLogger(__name__)
 _DIGEST_BYTES = 32
 _COMPRESSION = 1  # of zlib: log-probabilities hardly compress, and the rest does at any level
+_NAME = re.compile(r"(\d+)\.rollouts(\.tmp)?")  # the second is what is left of a write
 _TYPES = (Collected, Trajectory, Segment)
 
 
@@ -105,8 +107,8 @@ class RolloutStore:
         if jax.process_index() != 0 or not self._folder.is_dir():
             return
         for file in self._folder.iterdir():
-            number = file.name.partition(".")[0]  # of `N.rollouts`, and of what is left of a write
-            if number.isdecimal() and int(number) <= up_to_iteration:
+            name = _NAME.fullmatch(file.name)
+            if name is not None and int(name[1]) <= up_to_iteration and file.is_file():
                 file.unlink(missing_ok=True)
 
     def _file(self, iteration: int) -> Path:

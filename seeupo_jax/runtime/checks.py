@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -208,7 +209,9 @@ def made_by(config: Config) -> str:
     ):
         if not given:  # stored rollouts of versions that had none stay usable
             del same[part]
-    choices = [same, str(config.model), str(config.chat)]
+    # Without the layout: as earlier versions had it where only remat was chosen for the machine.
+    model = replace(config.model, remat="none", attention="auto", scan_layers=False)
+    choices = [same, str(model), str(config.chat)]
     choices.append(config.algorithm.dynamic_sampling)
     if config.algorithm.forks != "none":  # as above
         names = [name for name in vars(config.algorithm) if name.startswith("fork")]

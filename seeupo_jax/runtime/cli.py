@@ -24,6 +24,7 @@ import seeupo_jax
 from seeupo_jax.checkpoint import (
     Checkpoints,
     check_could_write,
+    check_replaceable,
     check_shared,
     check_writable,
     find_directory,
@@ -135,8 +136,10 @@ def check_places(config: Config, workdir: Path, *, make: bool = True) -> None:
     """ValueError where a run could not write; with `make` its folders are made and written to."""
     check = check_writable if make else check_could_write
     check(workdir)
+    if config.checkpoint.export:
+        check_replaceable(workdir / "policy")
     if config.warm_start.output is not None:
-        check_could_write(config.warm_start.output, "config.warm_start.output")
+        check_replaceable(config.warm_start.output, "config.warm_start.output")
     if config.checkpoint.directory is None:
         check_could_write(find_directory(config.checkpoint, workdir))
     else:

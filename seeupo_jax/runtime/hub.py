@@ -11,6 +11,7 @@ from huggingface_hub import EvalResult, HfApi, ModelCardData, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import validate_repo_id
 
+from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.user_code import describe
 from seeupo_jax.errors import WriteError
@@ -71,16 +72,22 @@ def _as_sentence(error: Exception, failure: str) -> Exception:
     return kind(f"--push_to_hub: {failure}: {describe(error)}.")
 
 
-def model_card(config: Config, workdir: str | Path, step: int, repo: str) -> str:
+def model_card(config: Config, workdir: str | Path, step: int, part: str, repo: str) -> str:
     """Markdown with the metadata that the hub reads: the run's settings, and its evaluations.
 
     Args:
+      config: that the policy is exported with; the run's own is in its run.json.
       workdir: of the run, whose metrics.jsonl and run.json are read; either may be missing.
       step: the iteration, or the step of supervised fine-tuning, whose policy this is.
+      part: of the checkpoint, which the policy is: params or ema.
     """
-    lines = read_metrics(workdir)
-    made = _supervised if any("sft/loss" in line for line in lines) else _trained
-    about = made(config, [line for line in lines if line["iteration"] <= step], step)
+    lines, manifest = read_metrics(workdir), read_run_manifest(workdir) or {}
+    run = _run_config(manifest, config)
+    lines_until = [line for line in lines if line["iteration"] <= step]
+    if any("sft/loss" in line for line in lines):
+        about = _supervised(run, lines_until, step)
+    else:
+        about = _trained(run, lines_until, step, part)
     adapters = (config.lora.rank or config.lora.path) and not config.lora.merge
     data = ModelCardData(
         model_name=repo.rpartition("/")[2],
@@ -96,9 +103,17 @@ def model_card(config: Config, workdir: str | Path, step: int, repo: str) -> str
         f"## Evaluation\n\n{about.measured}\n",
         about.evaluations,
         "\n## Training\n",
-        markdown_table(("", ""), _settings(config, workdir, about.settings).items()),
+        markdown_table(("", ""), _settings(run, manifest, about.settings).items()),
     ]
     return "\n".join(parts) + "\n"
+
+
+def _run_config(manifest: Mapping[str, Any], config: Config) -> Config:
+    """The configuration in a run's manifest; the given one where it has none that can be read."""
+    try:
+        return from_dict(manifest["config"])
+    except (LookupError, TypeError, ValueError):
+        return config
 
 
 class _About(NamedTuple):
@@ -112,22 +127,28 @@ class _About(NamedTuple):
     settings: dict[str, Any]
 
 
-def _trained(config: Config, lines: Lines, step: int) -> _About:
+def _trained(config: Config, lines: Lines, step: int, part: str) -> _About:
     split, k = config.evaluation.split, config.evaluation.k
     name, rollout = f"eval/avg@{k}", config.rollout
     played = config.agent.label if config.agent.given else config.env.name
     scored = [line for line in lines if line.get(name) is not None]
-    results = None
-    if scored:
+    last, results, note = scored[-1] if scored else {}, None, ""
+    averaged = bool(last.get("eval/ema"))
+    if last.get("iteration") == step and averaged == (part == "ema"):
         result = EvalResult(
             task_type="text-generation",
             dataset_type=played,
             dataset_name=played,
             dataset_split=split,
             metric_type=f"avg@{k}",
-            metric_value=scored[-1][name],
+            metric_value=last[name],
         )
         results = [result]
+    elif scored:
+        note = (
+            " This very policy was not evaluated: the last figures are those of iteration"
+            f" {last['iteration']}{', of the averaged parameters' * averaged}."
+        )
     figures = [_figures(line, k) for line in _first_and_last(scored)]
     return _About(
         tag="reinforcement-learning",
@@ -135,7 +156,7 @@ def _trained(config: Config, lines: Lines, step: int) -> _About:
         f" learning with the recipe `{config.recipe}`"
         " ([SeeUPO](https://arxiv.org/abs/2602.06554)).",
         measured=f"On the split `{split}` of `{played}`, {k} episodes per task,"
-        " with 95% intervals.",
+        f" with 95% intervals.{note}",
         evaluations=markdown_table(
             ("iteration", f"avg@{k}", f"pass@{k}"), figures or [("none was recorded", "", "")]
         ),
@@ -169,12 +190,13 @@ def _first_and_last(lines: Lines) -> Lines:
     return [*lines[:1], *lines[1:][-1:]]
 
 
-def _settings(config: Config, workdir: str | Path, of_kind: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(
+    config: Config, manifest: Mapping[str, Any], of_kind: Mapping[str, Any]
+) -> dict[str, Any]:
     """What the run was made with, as its run.json and its configuration say.
 
     of_kind: those of its kind of run.
     """
-    manifest = read_run_manifest(workdir) or {}
     optimizer, versions = config.optimizer, manifest.get("versions", {})
     found = {
         "model": config.model.path,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -28,9 +29,12 @@ WEIGHTS = "trained, or ema: their average; default: ema where config.optimizer.e
 def write_policy(config: Config, policy: build.Policy, params: Any, folder: Path) -> None:
     """Leaves a policy in a folder, or its adapters; with several processes all call it.
 
+    What the folder holds is replaced; where it is a link, what that points to, and the link stays.
+
     Raises:
       OSError: it could not be written; on all processes.
     """
+    folder = Path(os.path.realpath(folder))
     unfinished = folder.with_name(f"{folder.name}.unfinished")
     model = policy.network.bind(policy.merged(params))
 
@@ -127,15 +131,17 @@ def _export(config: Config, workdir: Path, step: str, folder: Path, part: str) -
 
 def check_output(folder: Path) -> None:
     """ValueError where a folder for a policy holds something already, or cannot be made."""
+    target = Path(os.path.realpath(folder))
     try:
-        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+        there = target.exists() or target.is_symlink()  # a link that points to itself
+        taken = there and (not target.is_dir() or any(target.iterdir()))
     except OSError as error:
         raise ValueError(
             f"--output: got {folder} ({reason(error)}); allowed: a new or empty folder."
         ) from error
     if taken:
         raise ValueError(f"--output: got {folder}, which is there; allowed: a new or empty folder.")
-    check_writable(folder.parent, "--output")
+    check_writable(target.parent, "--output")
 
 
 def find_step(checkpoints: Checkpoints, step: str) -> int | None:

@@ -285,7 +285,6 @@ _WRECKS = {
     "manifest points to itself": ("manifest.json", _as_loop),
     "state is a file": ("state", _as_file),
     "state is empty": ("state", lambda path: (shutil.rmtree(path), path.mkdir())),
-    "checkpoint is a file": ("", _as_file),
     "checkpoint is empty": ("", lambda path: (shutil.rmtree(path), path.mkdir())),
 }
 
@@ -324,6 +323,35 @@ def test_where_no_other_is_left_a_wrecked_checkpoint_is_a_sentence_and_no_fresh_
     with pytest.raises(ValueError, match="all checkpoints are damaged: checkpoint 20 ") as error:
         checkpoints.restore(_state())
     assert "\n" not in str(error.value) and len(str(error.value)) < 500
+
+
+def test_what_the_user_has_in_the_directory_is_left_alone(saved):
+    """Also where it is named like a checkpoint, or like a folder of the run."""
+    mine = ["20", "2023", "2024/photo.jpg", "30/state/of.txt", "40/manifest.json", "50.1/x/y"]
+    shutil.rmtree(saved / "20")
+    for name in mine:
+        (saved / name).parent.mkdir(parents=True, exist_ok=True)
+        (saved / name).write_text("{}")
+    checkpoints, log = _open(saved, keep=1)
+    assert checkpoints.restore(_state())[0] == 10 and log == []
+    for step in (20, 30):
+        checkpoints.save(step, _state(3.0), {})
+    checkpoints.wait()
+    checkpoints.clear()
+    assert sorted(_files_with_data(saved)) == mine
+    checkpoints.save(30, _state(3.0), {})
+    checkpoints.close()
+    again, log = _open(saved)
+    assert (again.restore(_state())[0], log) == (30, [])
+    assert {path.name for path in saved.iterdir()} - {n.partition("/")[0] for n in mine} == {"30.1"}
+    again.clear()
+    assert sorted(_files_with_data(saved)) == mine
+
+
+def test_what_is_cleared_is_gone_with_its_directory(saved):
+    checkpoints, _ = _open(saved)
+    checkpoints.clear()
+    assert not saved.exists() and checkpoints.latest() is None
 
 
 def test_when_all_are_damaged_the_error_names_each(saved):

@@ -12,7 +12,7 @@ import threading
 import pytest
 from process_cases import PYTHONPATH
 
-from seeupo_jax.checkpoint import exclusive_run
+from seeupo_jax.checkpoint import exclusive_output, exclusive_run
 from seeupo_jax.configuration.schema import Checkpoint
 from seeupo_jax.parallel.file_lock import exclusive
 
@@ -123,3 +123,11 @@ def test_runs_keep_apart_in_the_workdir_and_in_the_checkpoints_folder(tmp_path, 
     with exclusive_run(tmp_path / "c", Checkpoint(directory=str(tmp_path / "c"))):
         pass  # it is not in its own way
     assert capsys.readouterr().err == ""
+
+
+def test_a_folder_is_kept_from_others_under_all_of_its_names(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    with exclusive_output(tmp_path / "folder"):
+        with pytest.raises(ValueError, match="^--output: got .*/link, in use by process "):
+            with exclusive_output(tmp_path / "link"):
+                pass

@@ -307,6 +307,7 @@ def test_a_run_that_goes_on_is_told_from_where(begin, tmp_path, capsys):
     with run, jax.set_mesh(run.parts.policy.mesh):
         run.checkpoints.save(state._replace(done=2))  # not evaluated yet
         run.checkpoints.wait()
+        run.checkpoints._stopped.save(5, state.train.params, {})  # beyond the last iteration
     files = sorted(tmp_path.rglob("*"))
     print_explanation(explain_training(config, tmp_path))
     said = re.sub(r"\s+", " ", capsys.readouterr().out)

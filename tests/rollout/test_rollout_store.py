@@ -271,8 +271,12 @@ def test_what_a_checkpoint_covers_is_forgotten(kept, tmp_path, log):
         kept.save(iteration, collection())
     kept.wait()
     (tmp_path / "rollouts" / "2.rollouts.tmp").write_bytes(b"")
-    (tmp_path / "rollouts" / "notes.txt").write_text("")
+    mine = {"notes.txt", "1.txt", "2", "3.rollouts.old"}
+    for name in mine:
+        (tmp_path / "rollouts" / name).write_text("")
+    (tmp_path / "rollouts" / "0.rollouts").mkdir()
     kept.forget(3)
-    assert {p.name for p in (tmp_path / "rollouts").iterdir()} == {"10.rollouts", "notes.txt"}
+    left = {p.name for p in (tmp_path / "rollouts").iterdir()}
+    assert left == {"10.rollouts", "0.rollouts"} | mine
     kept.save(10, collection(trajectory(np.random.default_rng(8))))
     assert len(kept.load(10).trajectories) == 1 and log == []

@@ -12,6 +12,7 @@ from places import SUPPORT
 from process_cases import environment
 
 from seeupo_jax.configuration.flags import Flags
+from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.runtime import cli
 
@@ -45,6 +46,25 @@ def test_a_file_where_checkpoints_are_to_be_is_refused_before_anything_runs(tmp_
     sentence = f"--workdir: got {tmp_path / 'checkpoints'} (File exists); allowed: a folder"
     with pytest.raises(ValueError, match=re.escape(sentence)):
         cli.check_places(Config(), tmp_path, make=make)
+
+
+@pytest.mark.parametrize("make", [True, False])
+@pytest.mark.parametrize("name", ["--workdir", "config.warm_start.output"])
+def test_a_folder_of_something_else_where_a_policy_is_to_be_is_refused(tmp_path, name, make):
+    kept, run = tmp_path / "kept", tmp_path / "run"
+    kept.mkdir()
+    run.mkdir()
+    folder, config = kept, from_dict({"warm_start": {"output": str(kept)}})
+    if name == "--workdir":
+        folder, config = run / "policy", Config()
+        folder.symlink_to(kept)
+    cli.check_places(config, run, make=make)  # an empty one
+    (kept / "photo.jpg").touch()
+    sentence = re.escape(f"{name}: got {folder}, which a policy cannot replace; allowed: a new or")
+    with pytest.raises(ValueError, match=sentence):
+        cli.check_places(config, run, make=make)
+    (kept / "config.json").touch()
+    cli.check_places(config, run, make=make)  # a policy's
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc can be told to keep memory")

@@ -1,6 +1,7 @@
 """An exported policy goes to the hub with a card that has the run's figures."""
 
 import json
+import re
 import socket
 
 import pytest
@@ -9,7 +10,7 @@ from hub_stub import READ_ONLY, TOKEN, running_hub
 from places import TINY
 
 from seeupo_jax import export
-from seeupo_jax.configuration.loading import from_dict
+from seeupo_jax.configuration.loading import from_dict, to_dict
 from seeupo_jax.runtime.hub import hub_client, model_card, push
 
 EVALUATIONS = [
@@ -52,7 +53,7 @@ def a_config(**fields):
 
 
 def test_the_card_has_the_first_evaluation_and_that_of_the_exported_policy(workdir):
-    card = model_card(a_config(recipe="grpo"), workdir, 2, "someone/agent")
+    card = model_card(a_config(recipe="grpo"), workdir, 2, "params", "someone/agent")
     _, head, body = card.split("---\n", 2)
     values = yaml.safe_load(head)
     assert values["library_name"] == "transformers" and "seeupo_jax" in values["tags"]
@@ -66,12 +67,54 @@ def test_the_card_has_the_first_evaluation_and_that_of_the_exported_policy(workd
     assert "| versions | python 3.11.7, seeupo_jax 0.1.0, jax 0.10.2 |" in body
 
 
+def test_settings_and_splits_of_the_card_are_the_runs_own(workdir):
+    own = a_config(
+        recipe="grpo",
+        optimizer={"learning_rate": 0.25},
+        seed=7,
+        iterations=11,
+        evaluation={"split": "validation"},
+    )
+    (workdir / "run.json").write_text(json.dumps(MANIFEST | {"config": to_dict(own)}))
+    given = a_config(evaluation={"k": 2}, env={"name": "bfcl"}, lora={"rank": 2})
+    card = model_card(given, workdir, 2, "params", "agent")
+    assert card == model_card(own, workdir, 2, "params", "agent").replace("transformers", "peft")
+    for text in ("`grpo`", "learning rate 0.25", "| seed | 7 |", "`validation` of `order_desk`"):
+        assert text in card
+    assert "| iterations planned | 11 |" in card and "value: 0.75" in card
+
+
+@pytest.mark.parametrize(
+    "step, part, evaluated, figures",
+    [
+        (2, "params", False, None),
+        (3, "params", False, "iteration 2."),
+        (2, "params", True, "iteration 2, of the averaged parameters."),
+        (3, "ema", True, "iteration 2, of the averaged parameters."),
+        (2, "ema", True, None),
+    ],
+)
+def test_a_value_of_the_metadata_is_of_this_very_policy(workdir, step, part, evaluated, figures):
+    """Otherwise the card says whose the figures are."""
+    averaged = [line | ({"eval/ema": 1.0} if evaluated else {}) for line in EVALUATIONS]
+    lines = "".join(json.dumps(line) + "\n" for line in averaged)
+    (workdir / "metrics.jsonl").write_text(lines)
+    card = model_card(a_config(optimizer={"ema": 0.9}), workdir, step, part, "agent")
+    values = yaml.safe_load(card.split("---\n")[1])
+    assert ("model-index" in values) == (figures is None)
+    said = re.findall(
+        r"This very policy was not evaluated: the last figures are those of (.*)", card
+    )
+    assert said == ([] if figures is None else [figures])
+
+
 def test_a_supervised_run_has_a_card_of_its_own(tmp_path):
     losses = [(0, "eval/loss", 0.9), (1, "sft/loss", 0.5), (2, "eval/loss", 0.25)]
     losses += [(3, "sft/loss", 0.2), (4, "eval/loss", 0.125)]
     lines = (json.dumps({"iteration": step, name: loss}) + "\n" for step, name, loss in losses)
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
-    card = model_card(a_config(sft={"data": "talks.jsonl", "batch_size": 4}), tmp_path, 2, "agent")
+    config = a_config(sft={"data": "talks.jsonl", "batch_size": 4})
+    card = model_card(config, tmp_path, 2, "params", "agent")
     values = yaml.safe_load(card.split("---\n")[1])
     assert "sft" in values["tags"] and "reinforcement-learning" not in values["tags"]
     assert "after step 2 of supervised fine-tuning" in card and "recipe" not in card
@@ -81,7 +124,7 @@ def test_a_supervised_run_has_a_card_of_its_own(tmp_path):
 
 def test_a_run_without_records_has_a_card_that_says_so(tmp_path):
     adapters = a_config(lora={"rank": 2})
-    card = model_card(adapters, tmp_path, 3, "agent")
+    card = model_card(adapters, tmp_path, 3, "params", "agent")
     values = yaml.safe_load(card.split("---\n")[1])
     assert values["library_name"] == "peft" and "model-index" not in values
     assert "| none was recorded |  |  |" in card and "after iteration 3" in card

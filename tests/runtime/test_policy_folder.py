@@ -1,13 +1,18 @@
-"""A policy that process 0 cannot write ends the run on all processes, and none waits for it."""
+"""A policy is written whole, through links; what cannot be written ends the run everywhere."""
 
 import json
 
 import learner_cases
 import numpy as np
+import pytest
 from process_cases import run_processes
 from safetensors.numpy import load_file
 
+from seeupo_jax.configuration.schema import Config, Mesh
+from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.policy.files.weights import from_pretrained
+from seeupo_jax.runtime.build import Policy
+from seeupo_jax.runtime.policy_folder import check_output, write_policy
 
 
 def test_what_cannot_be_written_is_an_error_of_all_processes(tmp_path):
@@ -22,3 +27,29 @@ def test_what_cannot_be_written_is_an_error_of_all_processes(tmp_path):
     assert model.arch.width == learner_cases.ARCH.width
     embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
     np.testing.assert_array_equal(embedding, learner_cases.policy()[1]["embedding"])
+
+
+@pytest.mark.parametrize("target", ["empty", "policy", "new"])
+def test_a_link_stays_and_what_it_points_to_is_replaced(tmp_path, target):
+    folder = tmp_path / "disk" / "policy"
+    (tmp_path / "disk" if target == "new" else folder).mkdir(parents=True)
+    if target == "policy":
+        (folder / "of_before.safetensors").write_text("")
+    (tmp_path / "link").symlink_to(folder)
+    if target != "policy":
+        check_output(tmp_path / "link")
+    network, params = learner_cases.policy()
+    write_policy(Config(), Policy(network, None, make_mesh(Mesh())), params, tmp_path / "link")
+    assert (tmp_path / "link").readlink() == folder
+    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
+    assert sorted(p.name for p in tmp_path.rglob("*") if p.parent != folder) == [
+        "disk",
+        "link",
+        "policy",
+    ]
+
+
+def test_a_link_to_itself_is_no_folder_for_a_policy(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(ValueError, match="--output: got .*loop, which is there; allowed: a new or"):
+        check_output(tmp_path / "loop")

@@ -2,8 +2,10 @@
 
 import dataclasses
 
+import pytest
+
 from seeupo_jax.configuration.loading import from_dict, to_dict
-from seeupo_jax.runtime.checks import check_same_run
+from seeupo_jax.runtime.checks import check_same_run, made_by
 from seeupo_jax.runtime.evaluation_run import episodes_name, evaluation_settings
 
 
@@ -14,6 +16,13 @@ def test_a_run_that_is_resumed_with_another_models_path_is_warned(caplog):
     check_same_run(from_dict({"model": {"path": "second"}}), saved)
     (record,) = caplog.records
     assert "got second; this workdir's checkpoint began with first/policy" in record.getMessage()
+
+
+@pytest.mark.parametrize("layout", [{"remat": "full"}, {"attention": "xla"}, {"scan_layers": True}])
+def test_stored_rollouts_are_of_a_model_in_any_layout(layout):
+    made = made_by(from_dict({}))
+    assert made_by(from_dict({"model": layout})) == made
+    assert made_by(from_dict({"model": {"dtype": "bfloat16"}})) != made
 
 
 def test_episodes_that_were_sampled_in_int8_are_of_another_evaluation():

@@ -103,6 +103,8 @@ def _start(found: AbstractRun, config: Config, workdir: Path) -> _Start:
     newest, sweep = files.newest(found.state), stopped.latest()
     files.close()
     stopped.close()
+    if sweep is not None and sweep > config.iterations:
+        sweep = None  # it is skipped
     if newest is None and sweep is None:
         return _Start(0, False, [*passed, f"from the start: {folder} has no checkpoint"])
     done, notes = (0, {}) if newest is None else newest

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
-from etils import epath
 
 from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration.loading import to_dict
@@ -61,8 +60,7 @@ class RunCheckpoints:
         kept, log = parts.config.checkpoint, parts.progress.log
         folder = find_directory(kept, parts.workdir)
         self._checkpoints = Checkpoints(folder, kept.keep, kept.keep_best, log=log)
-        self._stopped_folder = f"{folder}/stopped"
-        self._stopped = Checkpoints(self._stopped_folder, 1, 0, log=log)
+        self._stopped = Checkpoints(f"{folder}/stopped", 1, 0, log=log)
 
     def restore(self, example: TrainState) -> RunState | None:
         """The run as its newest checkpoint has it; None where there is none."""
@@ -80,8 +78,14 @@ class RunCheckpoints:
 
     def restore_sweep(self, state: RunState) -> RunState:
         """The run in the middle of its next sweep where it was stopped in one; else as it is."""
-        iteration = self._stopped.latest()
+        iteration, last = self._stopped.latest(), self._parts.config.iterations
         if iteration is None or iteration <= state.done:
+            return state
+        if iteration > last:
+            self._parts.progress.log(
+                f"the stopped sweep of iteration {iteration} is skipped: the last iteration is"
+                f" {last}"
+            )
             return state
         newest = self._stopped.newest({}, partial=True)
         origin = {} if newest is None else newest[1].get("trajectories", {})
@@ -163,7 +167,7 @@ class RunCheckpoints:
             return
         self._parts.source.forget(covered)
         if stopped is not None and stopped <= covered and jax.process_index() == 0:
-            epath.Path(self._stopped_folder).rmtree()
+            self._stopped.clear()
 
     def _held(self, state: RunState) -> str:
         """The initial state of a run."""

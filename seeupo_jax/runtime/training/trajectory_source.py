@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from etils import epath
 
 from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration.schema import Config
@@ -100,8 +99,8 @@ class TrajectorySource:
         self._ahead: _Ahead | None = None
         self._prefetched: Prefetched | None = None  # environments of the next iteration
         # What was sampling ahead when the run was stopped: nothing else holds these parameters.
-        self._folder = f"{find_directory(config.checkpoint, workdir)}/ahead"
-        self._samplers = Checkpoints(self._folder, 1, 0, log=log)
+        folder = f"{find_directory(config.checkpoint, workdir)}/ahead"
+        self._samplers = Checkpoints(folder, 1, 0, log=log)
         self.origin: Origin | None = None  # of the latest trajectories
 
     def compile(self, params: Any) -> None:
@@ -173,7 +172,7 @@ class TrajectorySource:
         self._store.forget(up_to_iteration)
         saved = self._samplers.latest()
         if saved is not None and saved <= up_to_iteration and jax.process_index() == 0:
-            epath.Path(self._folder).rmtree()
+            self._samplers.clear()
 
     def close(self) -> None:
         """Finishes what is being written and what is being sampled."""

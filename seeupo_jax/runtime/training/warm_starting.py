@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -61,11 +62,11 @@ def start_policy(
 
 def _keep_output(config: Config, folder: str) -> None:
     """Copies the policy that a warm start has made to `config.warm_start.output`, once."""
-    output = config.warm_start.output
-    if output is None or not config.warm_start.stages:
+    if config.warm_start.output is None or not config.warm_start.stages:
         return
-    if not Path(output).exists():
-        unfinished = Path(f"{output}.unfinished")
+    output = Path(os.path.realpath(config.warm_start.output))
+    if not (output.exists() and any(output.iterdir())):
+        unfinished = output.with_name(f"{output.name}.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
         shutil.copytree(folder, unfinished)
         unfinished.rename(output)

@@ -7,6 +7,7 @@ import threading
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import run_cases as cases
@@ -20,7 +21,7 @@ from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.errors import NotLearning
 from seeupo_jax.learner.credit.running_rewards import Moments
-from seeupo_jax.learner.sweep_control import SweepStopped
+from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
 from seeupo_jax.metrics.compilation import Compilations
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
@@ -465,3 +466,27 @@ def test_a_run_that_goes_on_with_other_activations_kept_says_so(begin, monkeypat
         with begin("remat", f"model.remat={remat}"):
             pass
         assert [sentence[:41] for sentence in logged if "remat" in sentence] == wanted
+
+
+def test_a_stopped_sweep_is_resumed_in_another_layout_and_skipped_beyond_the_last_iteration(
+    begin, monkeypatch
+):
+    logged = []
+    monkeypatch.setattr(Progress, "log", lambda self, sentence: logged.append(sentence))
+    with begin("lowered") as (run, state):
+        collected = run.rollout(2, state)
+        arrays = stopped_arrays(run.parts.learner, state.train, collected.trajectories)
+        made = {
+            name: jnp.zeros(of.shape, of.dtype) for name, of in arrays.items() if name != "state"
+        }
+        stopped = SweepStopped.__new__(SweepStopped)
+        stopped.arrays, stopped.notes = made | {"state": state.train}, {"done": 1}
+        run.checkpoints.save_stopped(state._replace(done=1), stopped)
+    for layout in ("remat=full", "attention=xla"):
+        with begin("lowered", f"model.{layout}") as (run, state):
+            assert state.done == 1 and state.stopped_sweep is not None
+    assert logged[-1] == "resuming in the sweep of iteration 2"
+    with begin("lowered", "iterations=1") as (run, state):
+        assert state.done == 0 and state.stopped_sweep is None
+    wanted = "the stopped sweep of iteration 2 is skipped: the last iteration is 1"
+    assert [sentence for sentence in logged if "skipped" in sentence] == [wanted]
