@@ -51,6 +51,24 @@ def test_a_config_with_any_value_is_read_or_refused_in_a_sentence(name):
                     assert type(size) is int and 0 < size < 10**8, (key, value)
 
 
+def test_an_adapter_config_with_any_value_is_read_or_refused_in_a_sentence(tmp_path):
+    file = tmp_path / "adapter_config.json"
+    values = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"]}
+    for key in (*values, "bias", "use_dora", "rank_pattern", "init_lora_weights", "lora_dropout"):
+        for value in (*HOSTILE, [{}], [["q_proj"]], ["q_proj", 1], {"q_proj": 1}, None, 10**30):
+            file.write_text(json.dumps(values | {key: value}))
+            try:
+                lora = read_lora(tmp_path)
+            except ValueError as error:
+                text = str(error)
+                assert text.startswith(f"{file}: {key} ") and "\n" not in text, (key, value)
+                assert len(text) < 1000
+            else:
+                assert type(lora.rank) is int and 0 < lora.rank <= 2**18, (key, value)
+                assert type(lora.alpha) is float and 0 < lora.alpha < 1e9, (key, value)
+                assert lora.targets == ("q_proj",), (key, value)
+
+
 def test_rope_settings_of_any_value_are_read_or_refused_in_a_sentence():
     scaling = LLAMA_3_1_8B["rope_scaling"]
     for key in ROPE:
