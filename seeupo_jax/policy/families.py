@@ -295,11 +295,17 @@ def _read_rope(values: Mapping[str, Any], source: str) -> Rope:
         if bad:
             allowed = "true or false" if key == "truncate" else "a number > 0"
             raise ValueError(f"{source}: rope's {key} is {shown(value)}; allowed: {allowed}.")
-    if given.get("factor", 1.0) > _LARGEST_FACTOR:
-        raise ValueError(
-            f"{source}: rope's factor is {given['factor']}; allowed: at most {_LARGEST_FACTOR}."
-        )
-    return Rope(scaling=scaling, **{_ROPE_FIELDS[key]: value for key, value in given.items()})
+    rope = Rope(scaling=scaling, **{_ROPE_FIELDS[key]: value for key, value in given.items()})
+    above_low = scaling != "llama3" or rope.high_freq_factor > rope.low_freq_factor
+    for key, fits, allowed in (
+        ("factor", 1 <= rope.factor <= _LARGEST_FACTOR, f"a number from 1 to {_LARGEST_FACTOR}"),
+        ("rope_theta", scaling != "yarn" or rope.theta > 1, "a number > 1 with yarn"),
+        ("high_freq_factor", above_low, f"a number > low_freq_factor={rope.low_freq_factor}"),
+    ):
+        if not fits:
+            got = vars(rope)[_ROPE_FIELDS[key]]
+            raise ValueError(f"{source}: rope's {key} is {got}; allowed: {allowed}.")
+    return rope
 
 
 def _read_windows(family: Family, values: Mapping[str, Any], source: str) -> tuple[int | None, ...]:

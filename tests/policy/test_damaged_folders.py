@@ -4,6 +4,7 @@ import json
 import re
 import struct
 
+import numpy as np
 import pytest
 from gguf_cases import write_llama
 from published_cases import LLAMA_3_1_8B, QWEN2_5_14B, QWEN3_14B, QWEN3_30B_A3B
@@ -16,6 +17,7 @@ from seeupo_jax.policy.files.gguf_header import read_header
 from seeupo_jax.policy.files.messages import choose_chat
 from seeupo_jax.policy.files.weights import from_pretrained, inspect
 from seeupo_jax.policy.lora import read_lora
+from seeupo_jax.policy.rope import frequencies
 
 DEEP = "[" * 100_000 + "]" * 100_000
 HOSTILE = ([], {}, [[]], "x", "", True, -1, 0, 10**8, 10**400, 1.5, -1e308, float("nan"), 1e999)
@@ -70,17 +72,19 @@ def test_an_adapter_config_with_any_value_is_read_or_refused_in_a_sentence(tmp_p
 
 
 def test_rope_settings_of_any_value_are_read_or_refused_in_a_sentence():
-    scaling = LLAMA_3_1_8B["rope_scaling"]
-    for key in ROPE:
-        for value in HOSTILE:
+    llama = LLAMA_3_1_8B["rope_scaling"]
+    yarn = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0}
+    settings = [(llama, key) for key in ROPE] + [(yarn, key) for key in (*yarn, "rope_theta")]
+    for scaling, key in settings:
+        for value in (*HOSTILE, 1.0, 0.5):
+            changed = {"rope_scaling": scaling | {key: value}}
             try:
-                rope = read_architecture(
-                    LLAMA_3_1_8B | {"rope_scaling": scaling | {key: value}}, "F.json"
-                ).rope
+                rope = read_architecture(LLAMA_3_1_8B | changed, "F.json").rope
             except ValueError as error:
                 assert str(error).startswith("F.json: ") and "\n" not in str(error), (key, value)
             else:
                 assert 0 < rope.factor < 1e9 and 0 < rope.theta < 1e38, (key, value)
+                assert np.isfinite(frequencies(rope, 128)[0]).all(), (key, value)
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,9 @@ def test_yarn_takes_its_original_length_from_the_model_where_it_says_none():
     assert read_architecture(QWEN3_14B | scaling, "yarn").rope == rope
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0}
+
+
 @pytest.mark.parametrize(
     "changes, reason",
     [
@@ -134,6 +137,18 @@ def test_yarn_takes_its_original_length_from_the_model_where_it_says_none():
         (
             {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "extra": 1}},
             "with extra; allowed",
+        ),
+        (
+            {"rope_scaling": YARN | {"factor": 0.5}},
+            "rope's factor is 0.5; allowed: a number from 1 to",
+        ),
+        (
+            {"rope_scaling": YARN, "rope_theta": 1.0},
+            "rope's rope_theta is 1.0; allowed: a number > 1",
+        ),
+        (
+            {"rope_scaling": LLAMA_3_1_8B["rope_scaling"] | {"low_freq_factor": 4.0}},
+            "rope's high_freq_factor is 4.0; allowed: a number > low_freq_factor=4.0",
         ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; allowed: 1.0"),
         ({"num_hidden_layers": "many"}, "num_hidden_layers is 'many'; allowed: a whole"),
