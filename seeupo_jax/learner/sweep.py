@@ -93,7 +93,7 @@ def sweep(
       SweepStopped: as asked.
     """
     algorithm, seed = learner.algorithm, (learner.seed, iteration)
-    trajectories, shaped = with_overlong_penalties(algorithm, trajectories)
+    _, shaped = with_overlong_penalties(algorithm, trajectories)
     rows = learner.rows(trajectories)
     shaped |= left_out(learner, rows)
     if not rows.updated_turns:
