@@ -233,7 +233,8 @@ def config_json(arch: Architecture, end_ids: Sequence[int] = (), dtype: str = "f
             continue
         if _computes(same) == _computes(arch):
             classes = "".join(part.capitalize() for part in name.split("_"))
-            return {**full, "model_type": name, "architectures": [f"{classes}ForCausalLM"]}
+            names = {"model_type": name, "architectures": [f"{classes}ForCausalLM"]}
+            return full | names | _rope_of_transformers_4(arch.rope)
     raise ValueError(
         f"save_pretrained: got qk_norm={arch.qk_norm}, qkv_bias={arch.qkv_bias},"
         f" out_bias={arch.out_bias}, mlp_bias={arch.mlp_bias}, windows={arch.windows},"
@@ -352,6 +353,13 @@ def _rope_json(rope: Rope) -> dict[str, Any]:
         if rope.scaling != "yarn" or value != usual or key in _ROPE_READS["linear"]:
             values[key] = value
     return values
+
+
+def _rope_of_transformers_4(rope: Rope) -> dict[str, Any]:
+    """The same under the names that transformers read before version 5, and still does."""
+    scaling = _rope_json(rope)
+    theta = scaling.pop("rope_theta")
+    return {"rope_theta": theta, "rope_scaling": None if rope.scaling == "none" else scaling}
 
 
 def _windows_json(arch: Architecture) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """Published configs become the architectures that their models have; others are refused."""
 
+import copy
 import json
 
 import pytest
 from published_cases import LLAMA_3_1_8B, QWEN2_5_14B, QWEN3_14B, QWEN3_30B_A3B
+from transformers import AutoConfig
 
 from seeupo_jax.policy.architecture import Architecture, Moe
 from seeupo_jax.policy.families import FAMILIES, config_json, read_architecture
@@ -81,6 +83,21 @@ def test_what_is_written_reads_the_same_and_names_the_class(name):
     assert written["architectures"] == [family[values["model_type"]] + "ForCausalLM"]
     assert (written["eos_token_id"], written["bos_token_id"]) == ([7, 9], None)
     assert written["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("scaling", [{}, {"rope_type": "yarn", "factor": 2.5, "beta_fast": 16.0}])
+def test_rope_is_written_for_transformers_4_and_5(name, scaling):
+    # Copies, since transformers writes into what it is given.
+    values = copy.deepcopy(PUBLISHED[name][0] | ({"rope_scaling": scaling} if scaling else {}))
+    written = json.loads(json.dumps(config_json(read_architecture(values, name))))
+    assert written["rope_theta"] == values["rope_theta"]
+    stated, given = written["rope_scaling"], values.get("rope_scaling")
+    assert stated == given or stated == {**stated, **given}
+    read, published = (
+        AutoConfig.for_model(**copy.deepcopy(each)).rope_parameters for each in (written, values)
+    )
+    assert read == written["rope_parameters"] == {**read, **published}
 
 
 def test_a_window_lies_in_the_layers_that_say_so():
