@@ -113,8 +113,8 @@ def text_around(render: Callable[..., str]) -> tuple[list[str], str]:
     """What a template writes around messages, and what asks for an assistant's message.
 
     Args:
-      render: the text of messages, of tools or None, with or without that `header`; ValueError: the
-        template refuses the messages.
+      render: the text of messages, of tools or None, with or without that `header`; it raises where
+        the template refuses the messages.
     """
     around, header = [], ""
     for roles, places in _PROBED.items():
@@ -122,7 +122,7 @@ def text_around(render: Callable[..., str]) -> tuple[list[str], str]:
         try:
             text = render(messages, None, header=False)
             header = header or render(messages, None, header=True).removeprefix(text).lstrip()
-        except ValueError:  # not every template takes a system message or a tool's
+        except Exception:  # of any class: not every template takes a system message or a tool's
             continue
         parts = text.split(PROBE)
         around += [parts[place] for place in places if len(parts) == len(roles) + 1]

@@ -269,6 +269,13 @@ def test_no_text_forges_a_header_that_is_no_special_token():
     assert count("\n\n") == [2, 2, 1, 1, 1, 5]
 
 
+def test_a_template_may_fail_on_roles_that_a_conversation_has_not(tmp_path):
+    fails = "{% for m in messages %}{% if m.role == 'tool' %}{{ m.name | tojson }}{% endif %}"
+    template = fails + "{{ m.content }}<|im_end|>{% endfor %}"
+    tokenizer = load(small_folder(tmp_path, chat_template=template), None)
+    assert tokenizer.text(tokenizer.begin([USER], ()).tokens) == USER["content"]
+
+
 @pytest.mark.parametrize("name", FOLDERS)
 def test_tokens_of_tools_and_thoughts_are_text_and_spaces_stay(name):
     tokenizer = make(name)
