@@ -280,6 +280,24 @@ def test_weights_make_the_reward_of_estimators_that_read_one(model, with_rewards
         rewards_of(with_rewards, other)
 
 
+def test_turn_rewards_that_are_read_unweighted_are_told(model, tmp_path):
+    turns = [dataclasses.replace(t, turn_rewards=(0.5,) * t.turns) for t in cases.ragged()[:2]]
+    lines = [json.dumps(files.to_line(t) | {"rewards": {"late": 1.0}}) for t in turns]
+    file = tmp_path / "turns.jsonl"
+    file.write_text("\n".join(lines))
+    for choice, reads in (
+        ("recipe=gigpo", True),
+        ("recipe=reinforce_plus_plus", True),
+        ("recipe=seeupo", False),
+        ("recipe=spo_tree", False),
+    ):
+        logged = []
+        stored_update.prepare(config_of(model, choice, LATE), str(file), logged.append)
+        told = [each for each in logged if each.startswith("config.rewards does not count in the")]
+        assert len(told) == reads, choice
+        assert not told or "turn_rewards of 2 of 2 lines, which advantage=" in told[0]
+
+
 def test_what_differs_between_turns_is_told_of_the_turns_of_a_step():
     rows = Rows.of(cases.ragged())
     advantage = [10.0 * turn_L for turn_L in rows.turn]

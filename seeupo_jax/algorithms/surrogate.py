@@ -8,6 +8,9 @@ import jax.numpy as jnp
 # float32 ends at exp(88.7). A ratio stops at exp(80) instead: an infinite one times an advantage of
 # 0 is NaN, and far outside the clip range its size changes nothing.
 _MAX_LOG_RATIO = 80.0
+# Of the product of ratios, which multiplies gradients: the square of their norm must be finite too,
+# or every later step with such a trajectory is skipped.
+_MAX_LOG_PRODUCT = 30.0
 # Of k3, as in the framework of SeeUPO's authors: volcengine/verl, verl/trainer/ppo/core_algos.py,
 # `kl_penalty_forward` ("low_var_kl", "k3"), which holds d and then the estimate within these.
 _MAX_K3_DIFFERENCE = 20.0  # nats
@@ -136,7 +139,7 @@ def update_weight(factor_N: jax.Array, ratio_N: jax.Array, *, clip: float | None
     factor_N = jnp.asarray(factor_N, jnp.float32)
     ratio_N = jnp.asarray(ratio_N, jnp.float32)
     if clip is None:
-        return factor_N * ratio_N
+        return jnp.minimum(factor_N * ratio_N, jnp.exp(_MAX_LOG_PRODUCT))
     low, high = 1.0 - clip, 1.0 + clip
     return jnp.clip(factor_N * jnp.clip(ratio_N, low, high), low, high)
 

@@ -297,6 +297,13 @@ def _check_forks(algorithm: Algorithm) -> None:
             " tree_baseline=siblings, since candidates that are not executed have no reward of the"
             " episode's end."
         )
+    # In reverse order the turns that trajectories share come last, so their ratios weigh nothing.
+    if algorithm.reads_forks and algorithm.weighs and algorithm.order != "reverse":
+        raise ValueError(
+            f"config.algorithm.order: got {algorithm.order} with advantage={algorithm.advantage};"
+            " allowed: reverse or parallel, unless weight=off, since the ratio of a turn that"
+            " trajectories share weighs the later turns of one of them only."
+        )
 
 
 def reads_reference(algorithm: Algorithm) -> bool:

@@ -86,16 +86,18 @@ def sweep(
       statistics: of the run's rewards, these trajectories' included (`running_statistics`); None:
         theirs alone.
 
-    Returns: without a single sampled turn, the state as it came and nearly no metrics.
+    Returns: without a single sampled turn nearly no metrics, and the state as it came but for what
+      moves once an iteration: the average of the parameters and the reference policy.
 
     Raises:
       SweepStopped: as asked.
     """
     algorithm, seed = learner.algorithm, (learner.seed, iteration)
-    trajectories, shaped = with_overlong_penalties(algorithm, trajectories)
+    _, shaped = with_overlong_penalties(algorithm, trajectories)
     rows = learner.rows(trajectories)
     shaped |= left_out(learner, rows)
     if not rows.updated_turns:
+        train = _end_iteration(learner, train, iteration)
         return SweepResult(train, {"sweep/turns": 0} | shaped, [None] * len(trajectories), ())
     train = learner.at_iteration(train, iteration)
     if resume is None:
@@ -106,7 +108,8 @@ def sweep(
     order = sweep_order(algorithm, current.data.rows, seed)
     if not order:  # every token was too likely to learn from
         metrics = {"sweep/turns": 0, **current.data.initial_metrics} | shaped
-        return SweepResult(current.train, metrics, [None] * len(trajectories), ())
+        train = _end_iteration(learner, current.train, iteration)
+        return SweepResult(train, metrics, [None] * len(trajectories), ())
     pace = Pace(len(order), stop, on_step)
     for turns in order[current.done :]:
         if not pace.ready(current):
@@ -115,27 +118,31 @@ def sweep(
         current = update_turn(learner, current, turns, last=last, seed=(*seed, *turns))
     weights = step_weights(current)
     metrics = sweep_metrics(learner, current, weights, iteration, len(order)) | shaped
-    train, ended = _end_iteration(learner, current, iteration)
-    return SweepResult(train, metrics | ended, trajectory_stats(current, weights), current.steps)
+    train, adapted = _adapt_kl_coef(learner, current)
+    train = _end_iteration(learner, train, iteration)
+    return SweepResult(train, metrics | adapted, trajectory_stats(current, weights), current.steps)
 
 
-def _end_iteration(
-    learner: Learner, current: SweepState, iteration: int
-) -> tuple[TrainState, dict[str, float]]:
-    """The state after an iteration's last step, and metrics of what only iterations change."""
-    train, algorithm, metrics = current.train, learner.algorithm, {}
+def _end_iteration(learner: Learner, train: TrainState, iteration: int) -> TrainState:
+    """The state with what follows the policy once an iteration, also where no step was taken."""
     if learner.ema is not None:
         train = train._replace(ema=learner.average(train.params, train.ema))
-    if train.kl_coef is not None:
-        acted = np.concatenate(current.data.rows.turn) >= 0
-        both = current.data.initial["trainer_logp"], current.per_token["ref_logp"]
-        kl = sampled_kl(*(np.concatenate(logp)[acted] for logp in both))
-        metrics = {"sweep/kl_coef": float(np.asarray(train.kl_coef)), "sweep/kl_sampled": kl}
-        coef = next_kl_coef(algorithm, train, kl, current.data.valid)
-        train = train._replace(kl_coef=learner.replicate(np.float32(coef)))
-    if train.reference is not None and iteration % algorithm.ref_every == 0:
+    if train.reference is not None and iteration % learner.algorithm.ref_every == 0:
         train = train._replace(reference=learner.move_reference(train.params, train.reference))
-    return train, metrics
+    return train
+
+
+def _adapt_kl_coef(learner: Learner, current: SweepState) -> tuple[TrainState, dict[str, float]]:
+    """The state after the last step with the next iteration's KL coefficient, and metrics of it."""
+    train = current.train
+    if train.kl_coef is None:
+        return train, {}
+    acted = np.concatenate(current.data.rows.turn) >= 0
+    both = current.data.initial["trainer_logp"], current.per_token["ref_logp"]
+    kl = sampled_kl(*(np.concatenate(logp)[acted] for logp in both))
+    metrics = {"sweep/kl_coef": float(np.asarray(train.kl_coef)), "sweep/kl_sampled": kl}
+    coef = next_kl_coef(learner.algorithm, train, kl, current.data.valid)
+    return train._replace(kl_coef=learner.replicate(np.float32(coef))), metrics
 
 
 def update_turn(

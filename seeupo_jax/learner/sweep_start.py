@@ -29,6 +29,7 @@ from seeupo_jax.learner.credit.information_gain import (
     describe_gains,
     information_gain,
 )
+from seeupo_jax.learner.credit.overlong import with_overlong_penalties
 from seeupo_jax.learner.credit.running_rewards import Statistics
 from seeupo_jax.learner.credit.turn_scores import score_turns
 from seeupo_jax.learner.expert_record import ExpertRecord, describe_routers
@@ -93,7 +94,9 @@ def begin_sweep(
         metrics |= turns.metrics
     per_token |= derived_per_token(learner, unmasked, initial)
     algorithm, weights = options_now(learner.algorithm, train), learner.reward_weights
-    fixed = algorithm, learner.shapes, unmasked, trajectories, {**per_token, **scores}, weights
+    # After the scorer, whose successes and failures are those of the task.
+    paid, _ = with_overlong_penalties(algorithm, trajectories)
+    fixed = algorithm, learner.shapes, unmasked, paid, {**per_token, **scores}, weights
     credit, shares = credit_tokens(algorithm, CreditArrays(*fixed, first.gains, statistics))
     per_token |= credit
     metrics |= shares

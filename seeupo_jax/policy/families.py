@@ -233,7 +233,8 @@ def config_json(arch: Architecture, end_ids: Sequence[int] = (), dtype: str = "f
             continue
         if _computes(same) == _computes(arch):
             classes = "".join(part.capitalize() for part in name.split("_"))
-            return {**full, "model_type": name, "architectures": [f"{classes}ForCausalLM"]}
+            names = {"model_type": name, "architectures": [f"{classes}ForCausalLM"]}
+            return full | names | _rope_of_transformers_4(arch.rope)
     raise ValueError(
         f"save_pretrained: got qk_norm={arch.qk_norm}, qkv_bias={arch.qkv_bias},"
         f" out_bias={arch.out_bias}, mlp_bias={arch.mlp_bias}, windows={arch.windows},"
@@ -295,11 +296,17 @@ def _read_rope(values: Mapping[str, Any], source: str) -> Rope:
         if bad:
             allowed = "true or false" if key == "truncate" else "a number > 0"
             raise ValueError(f"{source}: rope's {key} is {shown(value)}; allowed: {allowed}.")
-    if given.get("factor", 1.0) > _LARGEST_FACTOR:
-        raise ValueError(
-            f"{source}: rope's factor is {given['factor']}; allowed: at most {_LARGEST_FACTOR}."
-        )
-    return Rope(scaling=scaling, **{_ROPE_FIELDS[key]: value for key, value in given.items()})
+    rope = Rope(scaling=scaling, **{_ROPE_FIELDS[key]: value for key, value in given.items()})
+    above_low = scaling != "llama3" or rope.high_freq_factor > rope.low_freq_factor
+    for key, fits, allowed in (
+        ("factor", 1 <= rope.factor <= _LARGEST_FACTOR, f"a number from 1 to {_LARGEST_FACTOR}"),
+        ("rope_theta", scaling != "yarn" or rope.theta > 1, "a number > 1 with yarn"),
+        ("high_freq_factor", above_low, f"a number > low_freq_factor={rope.low_freq_factor}"),
+    ):
+        if not fits:
+            got = vars(rope)[_ROPE_FIELDS[key]]
+            raise ValueError(f"{source}: rope's {key} is {got}; allowed: {allowed}.")
+    return rope
 
 
 def _read_windows(family: Family, values: Mapping[str, Any], source: str) -> tuple[int | None, ...]:
@@ -346,6 +353,13 @@ def _rope_json(rope: Rope) -> dict[str, Any]:
         if rope.scaling != "yarn" or value != usual or key in _ROPE_READS["linear"]:
             values[key] = value
     return values
+
+
+def _rope_of_transformers_4(rope: Rope) -> dict[str, Any]:
+    """The same under the names that transformers read before version 5, and still does."""
+    scaling = _rope_json(rope)
+    theta = scaling.pop("rope_theta")
+    return {"rope_theta": theta, "rope_scaling": None if rope.scaling == "none" else scaling}
 
 
 def _windows_json(arch: Architecture) -> dict[str, Any]:

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from seeupo_jax.configuration import schema
+from seeupo_jax.configuration.model_schema import MODEL_SIZES
+from seeupo_jax.configuration.user_code import shown
 from seeupo_jax.parallel.distributed import place, to_host
 from seeupo_jax.parallel.mesh import param_shardings
 from seeupo_jax.policy.architecture import Architecture, Lora
@@ -29,6 +31,7 @@ _LOGGER = logging.getLogger(__name__)
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # before every module's name in PEFT's files
 TARGETS = schema.Lora.targets
+_LARGEST_ALPHA = 10**6  # thousands are published
 MLP = ("gate_proj", "up_proj", "down_proj")
 # Fields of an adapter_config.json that change the computation, and their supported values.
 _FIXED: dict[str, Sequence[Any]] = {
@@ -177,19 +180,22 @@ def read_lora(folder: Path) -> Lora:
     values = read_object(file)
     for key, allowed in _FIXED.items():
         if values.get(key, allowed[0]) not in allowed:
-            raise ValueError(f"{file}: {key} is {values[key]!r}; allowed: {allowed[0]!r}.")
+            raise ValueError(f"{file}: {key} is {shown(values[key])}; allowed: {allowed[0]!r}.")
     missing = [key for key in ("r", "lora_alpha", "target_modules") if key not in values]
     if missing:
         raise ValueError(f"{file}: {', '.join(missing)} missing; an adapter config has them.")
     rank, alpha, targets = values["r"], values["lora_alpha"], values["target_modules"]
-    if not isinstance(rank, int) or rank < 1:
-        raise ValueError(f"{file}: r is {rank!r}; allowed: a whole number >= 1.")
-    if not isinstance(alpha, int | float) or alpha <= 0:
-        raise ValueError(f"{file}: lora_alpha is {alpha!r}; allowed: a number > 0.")
+    most = MODEL_SIZES["width"]
+    if type(rank) is not int or not 1 <= rank <= most:
+        raise ValueError(f"{file}: r is {shown(rank)}; allowed: a whole number from 1 to {most}.")
+    if type(alpha) not in (int, float) or not 0 < alpha <= _LARGEST_ALPHA:
+        allowed = f"a number > 0 and <= {_LARGEST_ALPHA}"
+        raise ValueError(f"{file}: lora_alpha is {shown(alpha)}; allowed: {allowed}.")
     targets = list(TARGETS) if targets == "all-linear" else targets
-    if not isinstance(targets, list) or set(targets) - set(TARGETS):
+    if not isinstance(targets, list) or not targets or any(t not in TARGETS for t in targets):
         raise ValueError(
-            f"{file}: target_modules is {targets!r}; allowed: a list of {', '.join(TARGETS)}."
+            f"{file}: target_modules is {shown(targets)}; allowed: a list of one or more of"
+            f" {', '.join(TARGETS)}."
         )
     if values.get("lora_dropout"):
         _LOGGER.warning("%s: lora_dropout is not applied: the sampler has none either", file)

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from seeupo_jax.configuration.entry_points import find_entry
 from seeupo_jax.configuration.reward import reward_weights
 from seeupo_jax.configuration.schema import Config, Rollout
 from seeupo_jax.learner.batching import Rows
@@ -231,6 +232,13 @@ def _weigh(
                 f"config.rewards[{number}].name: got {reward.label}, which no trajectory has;"
                 f" allowed: {', '.join(names)}."
             )
+    algorithm, given = config.algorithm, sum(bool(t.turn_rewards) for t in trajectories)
+    needs = find_entry("advantage", algorithm.advantage).needs
+    if given and (algorithm.by_turn or "reward_NL" in needs):
+        log(
+            f"config.rewards does not count in the turn_rewards of {given} of {len(trajectories)}"
+            f" lines, which advantage={algorithm.advantage} reads as they stand."
+        )
     weights = reward_weights(config.rewards)
     return [
         replace(t, reward=weighted_sum(t.rewards, weights)) if t.rewards else t

@@ -1,5 +1,6 @@
 """Ratio, clipped surrogate, running weight and KL estimate: values, gradients and padding."""
 
+import math
 from functools import partial
 
 import jax
@@ -231,6 +232,15 @@ def test_both_the_ratio_and_the_product_are_clipped():
 def test_without_a_weight_clip_the_factor_is_the_plain_product():
     result = update_weight(np.array([1.15, 0.8]), np.array([3.0, 0.1]), clip=None)
     np.testing.assert_allclose(result, [3.45, 0.08], rtol=1e-6)
+
+
+def test_without_a_weight_clip_the_product_stays_finite():
+    log_ratios = np.array([[20.0, 80.0, 0.1, -80.0], [25.0, 80.0, 0.2, -80.0], [-3.0, 1.0, 0.3, 1]])
+    factor_N, wanted = np.ones(4), [1.0] * 4
+    for row in np.float32(np.exp(log_ratios)):
+        factor_N = update_weight(factor_N, row, clip=None)
+        wanted = [min(w * float(r), math.exp(30)) for w, r in zip(wanted, row, strict=True)]
+    np.testing.assert_allclose(factor_N, np.float32(wanted), rtol=1e-6)
 
 
 def test_a_null_turn_leaves_its_factor():

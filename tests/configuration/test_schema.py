@@ -210,6 +210,20 @@ def test_a_value_out_of_range_is_refused(key, value, allowed):
             "order=reverse",
         ),
         (
+            {"algorithm": {"advantage": "tree", "forks": "tree", "order": "forward"}},
+            "algorithm.order",
+            "got forward with advantage=tree; allowed: reverse or parallel, unless weight=off",
+        ),
+        ({"algorithm": {"advantage": "tree", "order": "random"}}, "algorithm.order", "weight=off"),
+        (
+            {
+                "algorithm": {"advantage": "tree", "order": "custom", "custom_order": (0, 1)},
+                "rollout": {"max_turns": 2},
+            },
+            "algorithm.order",
+            "weight=off",
+        ),
+        (
             {"rollout": {"max_action_tokens": 256, "max_context": 256}},
             "rollout.max_action_tokens",
             "< max_context=256",
@@ -245,6 +259,12 @@ def test_a_value_out_of_range_is_refused(key, value, allowed):
 def test_values_that_cannot_go_together_are_refused(values, key, allowed):
     message = _refused(values)
     assert message.startswith(f"config.{key}: got ") and allowed in message
+
+
+def test_trees_are_updated_in_any_order_where_no_ratio_weighs_later_turns():
+    tree = {"advantage": "tree", "forks": "tree"}
+    for choices in ({}, {"order": "parallel"}, {"order": "forward", "weight": "off"}):
+        assert from_dict({"algorithm": tree | choices}).algorithm.reads_forks
 
 
 def test_fused_refresh_needs_one_step_a_turn_in_reverse():

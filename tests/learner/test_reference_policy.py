@@ -1,5 +1,6 @@
 """The coefficient of the KL penalty is adapted, and the reference policy moves, both as said."""
 
+import dataclasses
 import functools
 import json
 
@@ -107,6 +108,27 @@ def test_the_reference_policy_moves_after_every_so_many_iterations(decay):
         return
     wanted = jax.tree.map(lambda ref, own: 0.75 * ref + 0.25 * own, before, params)
     cases.assert_trees_close(after, wanted, 1e-6)
+
+
+@pytest.mark.parametrize("nothing", ["all failed", "all too likely"])
+def test_an_iteration_without_a_step_ends_as_any_other(nothing):
+    """The reference policy and the average of the parameters move to where the policy is."""
+    failed = nothing == "all failed"
+    choices = {} if failed else {"mask_above": 1e-6}
+    made = cases.unshared(learner(ref_decay=0.75, **choices), ema=0.5)
+    state = state_of(made)
+    state = state._replace(ema=jax.tree.map(lambda x: x + 1, state.params))
+    before = cases.host(state)
+    stop = "env_error" if failed else "done"
+    trajectories = [dataclasses.replace(t, stop=stop) for t in cases.ragged()]
+    train, metrics, _, steps = sweep(made, state, {}, trajectories, iteration=3)
+    assert metrics["sweep/turns"] == 0 and not steps
+    train = cases.host(train)
+    cases.assert_trees_equal(train.params, before.params)
+    wanted = jax.tree.map(lambda ref, own: 0.75 * ref + 0.25 * own, before.reference, before.params)
+    cases.assert_trees_close(train.reference, wanted, 1e-6)
+    cases.assert_trees_close(train.ema, jax.tree.map(lambda x: x + 0.5, before.params), 1e-6)
+    assert train.kl_coef == before.kl_coef
 
 
 def test_a_policy_that_the_reference_moved_to_can_be_donated():

@@ -332,6 +332,19 @@ def test_a_step_whose_gradient_is_not_finite_is_skipped_and_counted():
     cases.assert_trees_equal(whole.updates[0].params, observed.updates[0].params)
 
 
+@pytest.mark.parametrize("refresh", ["auto", "separate"])
+def test_a_ratio_without_a_bound_skips_no_later_step(refresh):
+    trajectories = cases.ragged()
+    (segment,) = trajectories[0].segments
+    unlikely = dataclasses.replace(segment, logp_L=np.where(segment.turn_L >= 2, -40, 0.0))
+    # Of an earlier policy's: its recorded log-probabilities are the old ones.
+    trajectories[0] = dataclasses.replace(trajectories[0], segments=(unlikely,), policy_version=1)
+    free = {"ratio": "product", "weight_clip": None, "refresh": refresh}
+    observed = cases.observe(cases.learner(**free), trajectories)
+    assert max(u.cumulative_ratio_N[0] for u in observed.updates) == np.float32(np.exp(30))
+    assert (observed.state.step, observed.state.skipped) == (4, 0)
+
+
 def test_minibatches_are_a_partition_each_divided_by_its_share():
     learner = cases.learner(minibatches_per_turn=2, inner_epochs=2, refresh="separate")
     turn_step = mock.Mock(wraps=learner.turn_step)

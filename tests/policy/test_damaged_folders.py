@@ -4,6 +4,7 @@ import json
 import re
 import struct
 
+import numpy as np
 import pytest
 from gguf_cases import write_llama
 from published_cases import LLAMA_3_1_8B, QWEN2_5_14B, QWEN3_14B, QWEN3_30B_A3B
@@ -16,6 +17,7 @@ from seeupo_jax.policy.files.gguf_header import read_header
 from seeupo_jax.policy.files.messages import choose_chat
 from seeupo_jax.policy.files.weights import from_pretrained, inspect
 from seeupo_jax.policy.lora import read_lora
+from seeupo_jax.policy.rope import frequencies
 
 DEEP = "[" * 100_000 + "]" * 100_000
 HOSTILE = ([], {}, [[]], "x", "", True, -1, 0, 10**8, 10**400, 1.5, -1e308, float("nan"), 1e999)
@@ -51,18 +53,38 @@ def test_a_config_with_any_value_is_read_or_refused_in_a_sentence(name):
                     assert type(size) is int and 0 < size < 10**8, (key, value)
 
 
-def test_rope_settings_of_any_value_are_read_or_refused_in_a_sentence():
-    scaling = LLAMA_3_1_8B["rope_scaling"]
-    for key in ROPE:
-        for value in HOSTILE:
+def test_an_adapter_config_with_any_value_is_read_or_refused_in_a_sentence(tmp_path):
+    file = tmp_path / "adapter_config.json"
+    values = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"]}
+    for key in (*values, "bias", "use_dora", "rank_pattern", "init_lora_weights", "lora_dropout"):
+        for value in (*HOSTILE, [{}], [["q_proj"]], ["q_proj", 1], {"q_proj": 1}, None, 10**30):
+            file.write_text(json.dumps(values | {key: value}))
             try:
-                rope = read_architecture(
-                    LLAMA_3_1_8B | {"rope_scaling": scaling | {key: value}}, "F.json"
-                ).rope
+                lora = read_lora(tmp_path)
+            except ValueError as error:
+                text = str(error)
+                assert text.startswith(f"{file}: {key} ") and "\n" not in text, (key, value)
+                assert len(text) < 1000
+            else:
+                assert type(lora.rank) is int and 0 < lora.rank <= 2**18, (key, value)
+                assert type(lora.alpha) is float and 0 < lora.alpha < 1e9, (key, value)
+                assert lora.targets == ("q_proj",), (key, value)
+
+
+def test_rope_settings_of_any_value_are_read_or_refused_in_a_sentence():
+    llama = LLAMA_3_1_8B["rope_scaling"]
+    yarn = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0}
+    settings = [(llama, key) for key in ROPE] + [(yarn, key) for key in (*yarn, "rope_theta")]
+    for scaling, key in settings:
+        for value in (*HOSTILE, 1.0, 0.5):
+            changed = {"rope_scaling": scaling | {key: value}}
+            try:
+                rope = read_architecture(LLAMA_3_1_8B | changed, "F.json").rope
             except ValueError as error:
                 assert str(error).startswith("F.json: ") and "\n" not in str(error), (key, value)
             else:
                 assert 0 < rope.factor < 1e9 and 0 < rope.theta < 1e38, (key, value)
+                assert np.isfinite(frequencies(rope, 128)[0]).all(), (key, value)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
 """Published configs become the architectures that their models have; others are refused."""
 
+import copy
 import json
 
 import pytest
 from published_cases import LLAMA_3_1_8B, QWEN2_5_14B, QWEN3_14B, QWEN3_30B_A3B
+from transformers import AutoConfig
 
 from seeupo_jax.policy.architecture import Architecture, Moe
 from seeupo_jax.policy.families import FAMILIES, config_json, read_architecture
@@ -83,6 +85,21 @@ def test_what_is_written_reads_the_same_and_names_the_class(name):
     assert written["dtype"] == "bfloat16"
 
 
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("scaling", [{}, {"rope_type": "yarn", "factor": 2.5, "beta_fast": 16.0}])
+def test_rope_is_written_for_transformers_4_and_5(name, scaling):
+    # Copies, since transformers writes into what it is given.
+    values = copy.deepcopy(PUBLISHED[name][0] | ({"rope_scaling": scaling} if scaling else {}))
+    written = json.loads(json.dumps(config_json(read_architecture(values, name))))
+    assert written["rope_theta"] == values["rope_theta"]
+    stated, given = written["rope_scaling"], values.get("rope_scaling")
+    assert stated == given or stated == {**stated, **given}
+    read, published = (
+        AutoConfig.for_model(**copy.deepcopy(each)).rope_parameters for each in (written, values)
+    )
+    assert read == written["rope_parameters"] == {**read, **published}
+
+
 def test_a_window_lies_in_the_layers_that_say_so():
     on = {"use_sliding_window": True, "sliding_window": 64, "num_hidden_layers": 4}
     old = read_architecture(QWEN2_5_14B | on | {"max_window_layers": 3}, "old")
@@ -114,6 +131,9 @@ def test_yarn_takes_its_original_length_from_the_model_where_it_says_none():
     assert read_architecture(QWEN3_14B | scaling, "yarn").rope == rope
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0}
+
+
 @pytest.mark.parametrize(
     "changes, reason",
     [
@@ -134,6 +154,18 @@ def test_yarn_takes_its_original_length_from_the_model_where_it_says_none():
         (
             {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "extra": 1}},
             "with extra; allowed",
+        ),
+        (
+            {"rope_scaling": YARN | {"factor": 0.5}},
+            "rope's factor is 0.5; allowed: a number from 1 to",
+        ),
+        (
+            {"rope_scaling": YARN, "rope_theta": 1.0},
+            "rope's rope_theta is 1.0; allowed: a number > 1",
+        ),
+        (
+            {"rope_scaling": LLAMA_3_1_8B["rope_scaling"] | {"low_freq_factor": 4.0}},
+            "rope's high_freq_factor is 4.0; allowed: a number > low_freq_factor=4.0",
         ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; allowed: 1.0"),
         ({"num_hidden_layers": "many"}, "num_hidden_layers is 'many'; allowed: a whole"),

@@ -175,11 +175,11 @@ def edit(folder, **changes):
         ({"alora_invocation_tokens": [5, 6]}, r"alora_invocation_tokens is \[5, 6\]"),
         (
             {"target_modules": ["lm_head"]},
-            r"target_modules is \['lm_head'\]; allowed: a list of q_p",
+            r"target_modules is \['lm_head'\]; allowed: a list of one or more of q_p",
         ),
         ({"target_modules": ".*proj"}, "target_modules is '.*proj'; allowed: a list"),
         ({"r": ...}, "r missing"),
-        ({"r": 0}, "r is 0; allowed: a whole number >= 1"),
+        ({"r": 0}, "r is 0; allowed: a whole number from 1 to"),
         ({"lora_alpha": "16"}, "lora_alpha is '16'; allowed: a number > 0"),
         ({"r": 4}, r"lora_A.weight is \(3, 16\); allowed: \(4, 16\)"),
         ({"target_modules": ["q_proj"]}, "has unknown model.layers.0.mlp.down_proj.lora_A.weight"),

@@ -637,7 +637,7 @@ def _action_ratio(difference_A: np.ndarray, options: Options) -> float:
 
 def _updated_factor(factor: float, ratio: float, clip: float | None) -> float:
     if clip is None:
-        return factor * ratio
+        return min(factor * ratio, np.exp(30))
     low, high = 1 - clip, 1 + clip
     return min(max(factor * min(max(ratio, low), high), low), high)
 

@@ -106,6 +106,12 @@ def _of_group(config: Optimizer, index: int) -> optax.GradientTransformation:
 def _named(config: Optimizer, field: str) -> optax.GradientTransformation:
     """The optimizer of a name, without groups and clip; `field` is named in errors."""
     build = _find(config.name, field)
+    if build.__module__ == optax.contrib.schedule_free.__module__:
+        raise ValueError(
+            f"{field}.name: got {config.name!r}, which trains other parameters than those to sample"
+            " from and to evaluate; allowed: an optimizer that does not, such as adamw with"
+            " config.optimizer.ema."
+        )
     _check_keywords(config.name, build, config.kwargs, field)
 
     def make(rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:

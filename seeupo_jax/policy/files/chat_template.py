@@ -20,14 +20,17 @@ from seeupo_jax.envs.base import Message, Tool
 from seeupo_jax.policy.files import gguf_vocabulary, vocabulary
 from seeupo_jax.policy.files.json_file import read_object
 from seeupo_jax.policy.files.messages import (
+    PROBE,
     ROLES,
     check_kwargs,
     check_written,
     choose_chat,
+    choose_template,
     keep_messages,
     list_tools,
     save_chat,
     template_variables,
+    text_around,
     with_kwargs,
     with_listing,
 )
@@ -44,7 +47,6 @@ MARK = "\U0010fffd"
 _LONE_MARK = re.compile(f"(?<!{MARK}){MARK}(?!{MARK})")
 # Variables that every template gets; `config.chat.template_kwargs` may not set them.
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception"}
-_PROBE = "the-answer"  # found again in a rendered conversation
 
 # Templates that write the date (Llama 3) would change the prompt every day. Their clock is fixed at
 # the default date of Llama's template; a `date_string` in template_kwargs takes precedence.
@@ -88,13 +90,9 @@ class HuggingFaceTokenizer:
         self._backend.no_padding()
         self.vocab_size = 1 + max(library.get_vocab().values())
         eos = _eos_ids(library, generation, where)
-        added = library.added_tokens_decoder
-        self._control = {i: t.content for i, t in added.items() if t.special or i in eos}
-        # One character at a time, so that all overlapping names are found.
-        starts = (f"{re.escape(n[0])}(?={re.escape(n[1:])})" for n in self._control.values())
-        self._forged = re.compile("|".join(starts))
-
-        self._template = _read_template(library, chat, where)
+        added = library.added_tokens_decoder.items()
+        self._control = {i: t.content for i, t in added if t.special or i in eos}
+        self._template = choose_template(library.chat_template, chat, where)
         reads = template_variables(self._template or "")
         check_kwargs(chat, reads - _GIVEN - library.special_tokens_map.keys())
         self._lists_tools = "tools" in reads
@@ -102,8 +100,11 @@ class HuggingFaceTokenizer:
         if "strftime_now" in reads:
             self._template = _STOPPED_CLOCK + self._template
         library.chat_template = with_kwargs(self._template, chat)
-        closing = [] if self._template is None else self._closing_ids()
-        self.end_ids = tuple(dict.fromkeys((*closing, *eos)))
+        # One character at a time, so that all overlapping names are found.
+        names = [*self._control.values(), *self._around_messages()]
+        starts = (f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in names)
+        self._forged = re.compile("|".join(starts))
+        self.end_ids = tuple(dict.fromkeys((*self._closing_ids(), *eos)))
         self._anchor = self._control[self.end_ids[0]]
 
     def begin(self, messages: Sequence[Message], tools: Sequence[Tool]) -> TemplateConversation:
@@ -226,8 +227,7 @@ class HuggingFaceTokenizer:
         tokens: list[int] = []
         for index, part in enumerate(_LONE_MARK.split(text)):
             anchor = self._anchor if follows or index > 0 else ""
-            plain = part.replace(MARK * 2, MARK)
-            ids = self._backend.encode(anchor + plain, add_special_tokens=False).ids
+            ids = self._plain(anchor + part.replace(MARK * 2, MARK))
             tokens += ids[1:] if anchor else ids
         return tokens
 
@@ -250,7 +250,7 @@ class HuggingFaceTokenizer:
         return tuple(map(self._part, messages))
 
     def _part(self, value: Any) -> Any:
-        """A value with marks in all its texts, so that none is tokenised as a control token."""
+        """A value with marks in all its texts, so that none forges a control token or a header."""
         if isinstance(value, str):
             return self._forged.sub(rf"\g<0>{MARK}", value.replace(MARK, MARK * 2))
         if isinstance(value, Mapping):
@@ -259,10 +259,19 @@ class HuggingFaceTokenizer:
             return [self._part(item) for item in value]
         return value
 
+    def _around_messages(self) -> list[str]:
+        """Names of added tokens that the template writes around messages, such as role headers."""
+        around, header = ([], "") if self._template is None else text_around(self.render)
+        ids = {token for text in around for token in self._plain(text)}
+        added = ((i, token.content) for i, token in self._library.added_tokens_decoder.items())
+        return [n for i, n in added if n.strip() and (i in ids or header.startswith(n))]
+
     def _closing_ids(self) -> list[int]:
         """The control token with which the template ends an assistant's message, if any."""
-        messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}]
-        _, _, tail = self.render(messages, None, header=False).rpartition(_PROBE)
+        if self._template is None:
+            return []
+        messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PROBE}]
+        _, _, tail = self.render(messages, None, header=False).rpartition(PROBE)
         closing = [token for token, name in self._control.items() if tail.startswith(name)]
         return sorted(closing, key=lambda token: -len(self._control[token]))[:1]
 
@@ -293,8 +302,8 @@ class TemplateConversation:
         (marked,) = tokenizer.part([message])
         said = self._after_header(marked)
         if not message.get("reasoning_content"):
-            probe = self._after_header({"role": "assistant", "content": _PROBE})
-            said = said.removeprefix(probe.partition(_PROBE)[0])
+            probe = self._after_header({"role": "assistant", "content": PROBE})
+            said = said.removeprefix(probe.partition(PROBE)[0])
         check_written(marked, said)
         return tokenizer.action_before_end(said)
 
@@ -377,18 +386,3 @@ def _eos_ids(
                 f"tokenizer: {where}: eos_token_id is {token!r}; allowed: an added token."
             )
     return ids
-
-
-def _read_template(library: PreTrainedTokenizerBase, chat: schema.Chat, where: str) -> str | None:
-    if chat.template is not None:
-        file = Path(chat.template)
-        if not file.is_file():
-            raise ValueError(f"config.chat.template: got {chat.template!r}; allowed: a Jinja file.")
-        return file.read_text()
-    template = library.chat_template
-    if template is None or isinstance(template, str):
-        return template
-    raise ValueError(
-        f"tokenizer: {where} has {len(template)} chat templates; allowed: one, or a Jinja file in"
-        " config.chat.template."
-    )

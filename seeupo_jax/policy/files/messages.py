@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,15 @@ from seeupo_jax.policy.files.json_file import read_object
 
 ROLES = ("system", "user", "assistant", "tool")
 CHAT_FILE = "chat.json"  # a model folder's own chat options
+PROBE = "the-answer"  # found again in a rendered conversation
+# Roles of short conversations, and which of the texts before, between and behind their messages
+# are a template's own. Before a first user's message may be a system message that it adds, and an
+# assistant's begins with thoughts in some templates.
+_PROBED = {
+    ("user", "assistant", "user"): (2, 3),
+    ("user", "assistant", "tool"): (2, 3),
+    ("system", "user"): (0, 1),
+}
 
 
 def keep_messages(messages: Sequence[Message], chat: schema.Chat) -> list[Message]:
@@ -76,6 +85,48 @@ def check_written(message: Mapping[str, Any], written: str) -> None:
                 f"chat template: it does not write {shown!r} of an assistant's message; allowed:"
                 " content, reasoning_content and tool_calls that the template writes together."
             )
+
+
+def choose_template(stored: Any, chat: schema.Chat, where: str) -> str | None:
+    """The file of `chat.template`, else the one template that a tokenizer stores, if any.
+
+    Args:
+      where: the model, in errors.
+
+    Raises:
+      ValueError: no such file, or several templates.
+    """
+    if chat.template is not None:
+        file = Path(chat.template)
+        if not file.is_file():
+            raise ValueError(f"config.chat.template: got {chat.template!r}; allowed: a Jinja file.")
+        return file.read_text()
+    if stored is None or isinstance(stored, str):
+        return stored
+    raise ValueError(
+        f"tokenizer: {where} has {len(stored)} chat templates; allowed: one, or a Jinja file in"
+        " config.chat.template."
+    )
+
+
+def text_around(render: Callable[..., str]) -> tuple[list[str], str]:
+    """What a template writes around messages, and what asks for an assistant's message.
+
+    Args:
+      render: the text of messages, of tools or None, with or without that `header`; it raises where
+        the template refuses the messages.
+    """
+    around, header = [], ""
+    for roles, places in _PROBED.items():
+        messages = [{"role": role, "content": PROBE} for role in roles]
+        try:
+            text = render(messages, None, header=False)
+            header = header or render(messages, None, header=True).removeprefix(text).lstrip()
+        except Exception:  # of any class: not every template takes a system message or a tool's
+            continue
+        parts = text.split(PROBE)
+        around += [parts[place] for place in places if len(parts) == len(roles) + 1]
+    return around, header
 
 
 def with_kwargs(template: str | None, chat: schema.Chat) -> str | None:

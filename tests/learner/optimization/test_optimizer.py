@@ -170,6 +170,18 @@ def test_a_users_own_function_is_imported_from_the_working_directory(tmp_path, m
         ({"name": "adamm"}, "got 'adamm'; allowed: .*; did you mean .*adam"),
         ({"name": "muon"}, "did you mean .*contrib.muon"),
         ({"name": "optax.adamw"}, "did you mean adamw"),
+        (
+            {"name": "contrib.schedule_free_adamw"},
+            "which trains other parameters than those to sample",
+        ),
+        (
+            {"name": "contrib.schedule_free_sgd"},
+            "which trains other parameters than those to sample",
+        ),
+        (
+            {"name": "optax.contrib:schedule_free_sgd"},
+            "which trains other parameters than those to sample",
+        ),
         ({"name": "contrib"}, "name: got 'contrib'; allowed: an optax optimizer"),
         ({"name": "scale_by_learning_rate"}, "name: got 'scale_by_learning_rate'"),
         ({"name": "softmax_cross_entropy"}, "name: got 'softmax_cross_entropy'"),

@@ -99,6 +99,15 @@ def test_a_new_scorer_is_the_policy_and_credits_turns_with_their_episode():
         np.testing.assert_allclose(observed.advantage[segment][acted_L], value, rtol=1e-5)
 
 
+def test_an_overlong_success_is_a_success_to_the_scorer():
+    plain, shaped = (
+        cases.observe(made, TRAJECTORIES, state=state_of(made))
+        for made in (learner("istar"), learner("istar", overlong_length=1, overlong_penalty=5.0))
+    )
+    assert shaped.metrics["sweep/overlong_penalty"] == -5 and plain.metrics["sweep/pairs"] == 4
+    cases.assert_trees_equal(shaped.state.scorer, plain.state.scorer)
+
+
 def test_without_a_pair_the_scorer_takes_no_step():
     made = learner("istar", success_above=100.0)
     before = cases.host(state_of(made).scorer)

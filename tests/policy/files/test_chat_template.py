@@ -240,6 +240,42 @@ def test_no_text_forges_a_control_token(name):
     assert tokenizer.text(tokenizer.action(forged)) == forged
 
 
+def test_no_text_forges_a_header_that_is_no_special_token():
+    """Headers as DeepSeek-R1-Distill-Qwen has them, and thoughts that its template begins."""
+    names = ("<|User|>", "<|Assistant|>", "<|output|>", "</|output|>", "<think>", "\n\n")
+    library = cases.small_library()
+    library.backend_tokenizer.add_tokens(list(names))
+    library.chat_template = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}"
+        "{% elif m.role == 'user' %}<|User|>{{ m.content }}"
+        "{% elif m.role == 'tool' %}<|output|>{{ m.content }}</|output|>"
+        "{% else %}<|Assistant|>{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|Assistant|><think>{% endif %}"
+    )
+    tokenizer = HuggingFaceTokenizer(library, schema.Chat(), generation={}, where="a test")
+    ids = library.convert_tokens_to_ids(list(names))
+
+    def count(text):
+        start = tokenizer.begin(
+            [{"role": role, "content": text} for role in ("system", "user")], ()
+        )
+        answer = [{"role": role, "content": text} for role in ("tool", "user")]
+        tokens = start.extend(tokenizer.action(text), answer).tokens
+        assert text in tokenizer.text(tokens)
+        return [tokens.count(token) for token in ids]
+
+    assert count("harmless") == count("".join(names[:4])) == [2, 2, 1, 1, 1, 0]
+    assert count("<think>") == [2, 2, 1, 1, 6, 0]
+    assert count("\n\n") == [2, 2, 1, 1, 1, 5]
+
+
+def test_a_template_may_fail_on_roles_that_a_conversation_has_not(tmp_path):
+    fails = "{% for m in messages %}{% if m.role == 'tool' %}{{ m.name | tojson }}{% endif %}"
+    template = fails + "{{ m.content }}<|im_end|>{% endfor %}"
+    tokenizer = load(small_folder(tmp_path, chat_template=template), None)
+    assert tokenizer.text(tokenizer.begin([USER], ()).tokens) == USER["content"]
+
+
 @pytest.mark.parametrize("name", FOLDERS)
 def test_tokens_of_tools_and_thoughts_are_text_and_spaces_stay(name):
     tokenizer = make(name)
