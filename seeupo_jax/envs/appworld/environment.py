@@ -173,7 +173,8 @@ class _Episode:
         self._executed.append(code is not None)
         completed = False
         if code is not None:
-            output = self._call("execute", code=code)
+            printed = self._call("execute", code=code)
+            output = printed.encode(errors="backslashreplace").decode()
             self._executed[-1] = not output.startswith(_RAISED)
             answer = output_message(self._cut(output))
             completed = self._call("task_completed")
