@@ -37,7 +37,7 @@ from seeupo_jax.rollout.tasks import share_counts
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.algorithm_trial import check_entries
 from seeupo_jax.runtime.build_sampler import build_grammars
-from seeupo_jax.runtime.episode_host import check_host
+from seeupo_jax.runtime.episode_host import check_host, make_environment
 from seeupo_jax.runtime.training.reference_answers import check_references
 from seeupo_jax.trajectories.json_lines import plain
 
@@ -140,11 +140,12 @@ def _check_episodes(config: Config) -> None:
         splits.append(config.evaluation.select_on)
     tasks = find_tasks(config)
     gate.check_tasks(tasks, splits, labelled=config.evaluation.tasks)
-    share_counts(gate.task_shares(tasks, "train"), config.rollout.tasks)
+    parts = gate.task_shares(tasks, "train")
+    share_counts(parts, config.rollout.tasks)
     check_references(config, tasks)
     if config.algorithm.forks not in ("none", "candidates"):
-        environment = envs.make(config.env.name, **config.env.options)
-        check_replayable(environment, gate.task_ids(tasks, "train")[0], config.seed)
+        firsts = [part.task_ids[0] for part in parts if part.task_ids]
+        check_replayable(make_environment(config.env), firsts, config.seed)
     if not config.warm_start.stages:
         return
     if not isinstance(envs.make(config.env.name, **config.env.options), Demonstrator):

@@ -171,6 +171,24 @@ def test_a_warm_start_needs_an_environment_that_demonstrates(monkeypatch):
         check_config(load_config(CONFIG, ["warm_start.stages=({'steps': 1},)"]))
 
 
+FORKS = ["recipe=spo_tree", "rollout.group_size=4"]
+
+
+def test_what_plays_is_what_is_asked_whether_conversations_can_branch():
+    rolling = "env.name=isolated_cases:Rolling"
+    check_config(load_config(CONFIG, [*FORKS, rolling]))
+    with pytest.raises(ValueError, match="Isolated.reset.*called twice.*env.isolation=thread, or"):
+        check_config(load_config(CONFIG, [*FORKS, rolling, "env.isolation=process"]))
+
+
+def test_every_part_of_a_mixture_is_asked_whether_conversations_can_branch():
+    mixture = "env={'name': 'mixture', 'options': {'environments': [%s]}}"
+    rolling, steady = "{'name': 'isolated_cases:Rolling'}", "{'name': 'order_desk'}"
+    check_config(load_config(CONFIG, [*FORKS, mixture % rolling]))
+    with pytest.raises(ValueError, match="forks: Mixture.reset.'Rolling:a', .*called twice"):
+        check_config(load_config(CONFIG, [*FORKS, mixture % f"{steady}, {rolling}"]))
+
+
 @pytest.mark.parametrize(
     "source, reason", [("calls", "allowed: none, 'tool_calls'"), ("no.json", "no file")]
 )

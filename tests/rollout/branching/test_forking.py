@@ -203,17 +203,28 @@ def test_what_cannot_branch_is_refused_before_anything_is_sampled():
 
 
 class Unlike(Counting):
-    def reset(self, task_id, seed):
+    def reset(self, task_id, seed, *, episode_seed=None):
         self.asked["reset"] += 1
         return ({"role": "user", "content": str(self.asked["reset"])},), ()
 
 
 def test_an_environment_that_begins_otherwise_each_time_is_refused():
-    check_replayable(Counting(), "4", 0)
+    check_replayable(Counting(), ["4"], 0)
     with pytest.raises(ValueError, match=r"Unlike.reset\('4', 0\), called twice: messages: got"):
-        check_replayable(Unlike(), "4", 0)
+        check_replayable(Unlike(), ["4"], 0)
     unlike_with_fork = type("UnlikeWithFork", (Unlike,), {"fork": lambda self: self})
-    check_replayable(unlike_with_fork(), "4", 0)
+    check_replayable(unlike_with_fork(), ["4"], 0)
+
+
+def test_every_task_that_is_named_is_tried():
+    class Mixed(Counting):
+        def reset(self, task_id, seed, *, episode_seed=None):
+            reset = (Unlike if task_id == "5" else Counting).reset
+            return reset(self, task_id, seed, episode_seed=episode_seed)
+
+    check_replayable(Mixed(), ["4", "3"], 0)
+    with pytest.raises(ValueError, match=r"Mixed.reset\('5', 0\), called twice"):
+        check_replayable(Mixed(), ["4", "5"], 0)
 
 
 def test_a_fork_that_is_no_environment_fails_its_episode():
