@@ -171,6 +171,22 @@ def test_a_warm_start_needs_an_environment_that_demonstrates(monkeypatch):
         check_config(load_config(CONFIG, ["warm_start.stages=({'steps': 1},)"]))
 
 
+class OddTools(OrderDesk):
+    """The tools of its first task have a schema that no grammar can hold."""
+
+    def reset(self, task_id, seed):
+        messages, _ = super().reset(task_id, seed)
+        return messages, ({"name": "go", "parameters": {"properties": {"a": {"type": "float"}}}},)
+
+
+def test_a_tool_that_no_grammar_can_hold_is_told_before_any_episode():
+    odd = f"env.name={__name__}:OddTools"
+    check_config(load_config(CONFIG, [odd]))
+    with pytest.raises(ValueError, match="grammar: llguidance refused tool 'go': .*type: float"):
+        check_config(load_config(CONFIG, [odd, "rollout.grammar=tool_calls"]))
+    check_config(load_config(CONFIG, ["rollout.grammar=tool_calls"]))
+
+
 FORKS = ["recipe=spo_tree", "rollout.group_size=4"]
 
 

@@ -107,11 +107,7 @@ class Grammars:
         try:
             calls = self._compile(_calls(schemas), TOOL_CALLS)
         except ValueError:
-            for name, schema in schemas:  # which of them it was
-                _check(
-                    _llguidance().LLMatcher.validate_grammar(f"start: %json {schema}"),
-                    f"tool {name!r}",
-                )
+            check_tools(tools)  # which of them it was
             raise
         return calls, self._compile(_BLOCKS, TOOL_CALLS)
 
@@ -234,6 +230,17 @@ def _check(error: str, name: str) -> None:
     if error:
         reason = " ".join(error.replace("<non-verbose/>", "").split())
         raise ValueError(f"config.rollout.grammar: llguidance refused {name}: {reason}.")
+
+
+def check_tools(tools: Sequence[Tool]) -> None:
+    """Whether calls of these tools can be constrained.
+
+    Raises:
+      ValueError: a tool whose schema llguidance refuses.
+    """
+    for tool in tools:
+        grammar = f"start: %json {json.dumps(_arguments(tool))}"
+        _check(_llguidance().LLMatcher.validate_grammar(grammar), f"tool {tool['name']!r}")
 
 
 def _calls(schemas: Sequence[tuple[str, str]]) -> str:
