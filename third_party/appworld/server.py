@@ -32,8 +32,8 @@ class Limits:
     """Limits of a server.
 
     request_s: a request that takes longer ends the process (opening a world does not).
-    memory_mb: resident memory above which the process ends instead of starting an episode. Within
-      an episode, twice that is a MemoryError in the policy's code.
+    memory_mb: resident or allocated memory above which the process ends instead of starting an
+      episode. Within an episode, twice that is a MemoryError in the policy's code.
     idle_s: without a request for so long, a client loses the server to the next one.
     """
 
