@@ -21,6 +21,7 @@ from seeupo_jax.envs.base import (
     TaskShare,
     Tool,
 )
+from seeupo_jax.envs.snapshot import fork, has_fork
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,18 @@ class Mixture:
     environment's in proportion to its weight.
 
     Args:
-      parts, made: the environments by label.
+      parts: the environments by label.
+      made: of them those that are there already; others are made when they are used.
+      playing: the label of the one whose episode it is.
     """
 
-    def __init__(self, parts: Mapping[str, Part], made: Mapping[str, Environment]):
-        self._parts, self._made = parts, made
-        self._playing: Environment | None = None
+    def __init__(
+        self,
+        parts: Mapping[str, Part],
+        made: Mapping[str, Environment],
+        playing: str | None = None,
+    ):
+        self._parts, self._made, self._playing = parts, dict(made), playing
 
     def task_shares(self, split: str) -> list[TaskShare]:
         """The tasks of each environment, with its weight."""
@@ -59,7 +66,7 @@ class Mixture:
             TaskShare(
                 label,
                 part.weight,
-                [f"{label}:{task_id}" for task_id in gate.task_ids(self._made[label], split)],
+                [f"{label}:{task_id}" for task_id in gate.task_ids(self._part(label), split)],
             )
             for label, part in self._parts.items()
         ]
@@ -74,7 +81,7 @@ class Mixture:
         self, task_id: str, seed: int, episode_seed: int | None = None
     ) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
         environment, own = self._find(task_id)
-        self._playing = environment
+        self._playing = task_id.partition(":")[0]
         return gate.reset(environment, own, seed, episode_seed)
 
     def step(self, text: str) -> StepResult:
@@ -104,15 +111,29 @@ class Mixture:
     def _find(self, task_id: str) -> tuple[Environment, str]:
         """A task's environment, and what it calls the task."""
         label, colon, own = task_id.partition(":")
-        if not colon or label not in self._made:
-            allowed = ", ".join(f"{name}:TASK" for name in self._made)
+        if not colon or label not in self._parts:
+            allowed = ", ".join(f"{name}:TASK" for name in self._parts)
             raise ValueError(f"mixture task: got {shown(task_id)}; allowed: {allowed}.")
-        return self._made[label], own
+        return self._part(label), own
+
+    def _part(self, label: str) -> Environment:
+        if label not in self._made:
+            part = self._parts[label]
+            self._made[label] = envs.make(part.name, **part.options)
+        return self._made[label]
 
     def _running(self) -> Environment:
         if self._playing is None:
             raise ValueError("mixture: reset() must come before step() and score().")
-        return self._playing
+        return self._made[self._playing]
+
+
+class ForkingMixture(Mixture):
+    """A mixture of environments that can all be copied in the middle of an episode."""
+
+    def fork(self) -> Mixture:
+        """Another one in the same state of the same episode."""
+        return type(self)(self._parts, {self._playing: fork(self._running())}, self._playing)
 
 
 class DemonstratingMixture(Mixture):
@@ -125,24 +146,29 @@ class DemonstratingMixture(Mixture):
           options: by label, those of an environment's own `demonstrations`.
         """
         wrong = [
-            k for k, own in options.items() if k not in self._made or not isinstance(own, Mapping)
+            k for k, own in options.items() if k not in self._parts or not isinstance(own, Mapping)
         ]
         if wrong:
             raise ValueError(
                 f"mixture demonstrations: got options {options[wrong[0]]!r} for {wrong[0]!r};"
-                f" allowed: {', '.join(self._made)}, each with a dict of options."
+                f" allowed: {', '.join(self._parts)}, each with a dict of options."
             )
         found = [
             made.demonstrations(split, **options.get(label, {}))
-            for label, made in self._made.items()
-            if isinstance(made, Demonstrator)
+            for label in self._parts
+            if isinstance(made := self._part(label), Demonstrator)
         ]
         return _Interleaved(found)
 
     def vocabulary(self) -> Sequence[str]:
         """All environments' words."""
-        makers = [made for made in self._made.values() if isinstance(made, Demonstrator)]
+        every = [self._part(label) for label in self._parts]
+        makers = [made for made in every if isinstance(made, Demonstrator)]
         return tuple(dict.fromkeys(word for made in makers for word in made.vocabulary()))
+
+
+class _ForkingDemonstratingMixture(DemonstratingMixture, ForkingMixture):
+    """Both."""
 
 
 class _Interleaved(Sequence[Demonstration]):
@@ -159,7 +185,7 @@ class _Interleaved(Sequence[Demonstration]):
 
 
 def make_mixture(environments: Sequence[Mapping[str, Any]]) -> Mixture:
-    """A mixture, which has demonstrations where all of its environments have them.
+    """A mixture, which has demonstrations, and can be copied, where all of its environments do.
 
     Args:
       environments: at least one; each a dict with the fields of `Part`.
@@ -170,7 +196,16 @@ def make_mixture(environments: Sequence[Mapping[str, Any]]) -> Mixture:
     parts = read_parts(environments)
     made = {label: envs.make(part.name, **part.options) for label, part in parts.items()}
     shown_how = all(isinstance(each, Demonstrator) for each in made.values())
-    return (DemonstratingMixture if shown_how else Mixture)(parts, made)
+    return _KINDS[shown_how, all(map(has_fork, made.values()))](parts, made)
+
+
+# Whether all environments have demonstrations, and whether all can be copied.
+_KINDS: dict[tuple[bool, bool], type[Mixture]] = {
+    (False, False): Mixture,
+    (True, False): DemonstratingMixture,
+    (False, True): ForkingMixture,
+    (True, True): _ForkingDemonstratingMixture,
+}
 
 
 def _interleaved(sizes: Sequence[int], weights: Sequence[float]) -> list[tuple[int, int]]:

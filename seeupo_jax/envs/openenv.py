@@ -14,6 +14,7 @@ from typing import Any
 
 import urllib3
 
+from seeupo_jax.configuration.user_code import escaped
 from seeupo_jax.envs import gate, seeded
 from seeupo_jax.envs.base import Message, StepResult, Tool, TransientError
 
@@ -95,7 +96,11 @@ class _Http:
     def _post(self, operation: str, body: _Data) -> _Data:
         url = f"{self._url}/{operation}"
         try:
-            response = self._pool.request("POST", url, json=body, preload_content=False)
+            # Half a character is sent as its escape; urllib3's own JSON would fail on it.
+            data, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
+            response = self._pool.request(
+                "POST", url, body=data, headers=headers, preload_content=False
+            )
         except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError) as e:
             raise TransientError(f"{url}: {e}") from None  # nothing was sent
         payload = response.read(MAX_ANSWER_BYTES + 1)
@@ -202,6 +207,7 @@ class OpenEnv:
             return {self.action_field: content}
         try:
             action = json.loads(seeded.last_line(text))
+            json.dumps(action, allow_nan=False)  # Python reads NaN, which is no JSON
         except (ValueError, RecursionError):
             action = None
         if not isinstance(action, dict):
@@ -211,8 +217,9 @@ class OpenEnv:
     def _shown(self, answer: _Data) -> str:
         observation = answer["observation"]
         if self.observation_field is None:
-            return json.dumps(observation, ensure_ascii=False)
-        return str(_fields(observation, self.url, self.observation_field)[self.observation_field])
+            return escaped(json.dumps(observation, ensure_ascii=False))
+        fields = _fields(observation, self.url, self.observation_field)
+        return escaped(str(fields[self.observation_field]))
 
 
 def _fields(answer: Any, where: str, *names: str) -> _Data:

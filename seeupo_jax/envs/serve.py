@@ -42,7 +42,7 @@ class _Refusal(Exception):
 class _Session:
     """One environment and the last request that it has answered.
 
-    used: when a request last began or ended, by the monotonic clock.
+    used: when a request last ended, by the monotonic clock.
     retired: no request finds it any more; the last holder of the lock closes the environment.
     """
 
@@ -53,6 +53,11 @@ class _Session:
     answer: bytes = b""
     used: float = field(default_factory=time.monotonic)
     retired: bool = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is running."""
+        return not self.lock.locked()
 
 
 _SESSION = {"session": str, "number": int}
@@ -69,7 +74,7 @@ class EnvServer:
       token: of all clients.
       host, port: where to listen; port 0: a free one.
       max_sessions: open at once.
-      idle_s: a session without a request for longer is closed.
+      idle_s: a session without a request for longer is closed; one whose request runs is not.
       max_connections: open at once; None: two a session, of which a client needs one.
       auth_s: seconds in which a new connection must send the token.
     """
@@ -152,10 +157,11 @@ class EnvServer:
         session = self._session(operation, request)
         try:
             with session.lock:
-                session.used = time.monotonic()
-                return self._play(session, (operation, request), play)
+                try:
+                    return self._play(session, (operation, request), play)
+                finally:
+                    session.used = time.monotonic()
         finally:
-            session.used = time.monotonic()
             if session.retired:
                 _retire(session)
 
@@ -201,7 +207,7 @@ class EnvServer:
     def _expire(self) -> None:
         while not self._stopped.wait(min(self._idle_s / 4, 30.0)):
             limit = time.monotonic() - self._idle_s
-            self._retire_if(lambda session, limit=limit: session.used < limit)
+            self._retire_if(lambda session, limit=limit: session.idle and session.used < limit)
 
     def _retire_if(self, condition: Callable[[_Session], bool]) -> None:
         with self._lock:

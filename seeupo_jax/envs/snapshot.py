@@ -26,7 +26,7 @@ class Snapshot:
     def fork(self) -> Environment:
         """Another environment in the same state; any thread may call it."""
         with self._lock:
-            return _fork(self._environment)
+            return fork(self._environment)
 
     def close(self) -> None:
         """Closes it; errors of a user's code concern no episode any more."""
@@ -44,10 +44,15 @@ def has_fork(environment: Environment) -> bool:
 
 def take_snapshot(environment: Environment) -> Snapshot | None:
     """A copy of an environment; None: it has no `fork`."""
-    return Snapshot(_fork(environment)) if has_fork(environment) else None
+    return Snapshot(fork(environment)) if has_fork(environment) else None
 
 
-def _fork(environment: Environment) -> Environment:
+def fork(environment: Environment) -> Environment:
+    """A copy of an environment that has `fork`.
+
+    Raises:
+      ProtocolError: what it gave is no other environment.
+    """
     copy = cast(Any, environment).fork()
     if copy is environment or not all(callable(getattr(copy, name, None)) for name in _METHODS):
         raise ProtocolError(

@@ -126,9 +126,13 @@ class Collection:
             return
         idle = not (self._engine.busy or self._open or self._queued)
         began, max_reward = time.perf_counter(), self._worker.env.max_reward
+        # What branches of an episode play next depends on when it is finished.
+        waits = self.forks is not None and self._worker.rollout.deterministic
         scored = self._rewards.poll(max_reward, self._wait_s() if idle else 0.0)
-        self.reward_s += time.perf_counter() - began if idle else 0.0
-        for key, answer in scored:
+        while waits and self._rewards.open and not self._worker.stop():
+            scored += self._rewards.poll(max_reward, STOP_POLL_S)
+        self.reward_s += time.perf_counter() - began if idle or waits else 0.0
+        for key, answer in sorted(scored):
             episode = self._unscored.pop(key)
             self._take_scored(episode, answer)
             self._finish(key, episode)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from seeupo_jax.rollout.collect import Collected
+from seeupo_jax.trajectories.forks import forked, turn_nodes
 from seeupo_jax.trajectories.rewards_by_name import named_rewards, named_turn_rewards
 from seeupo_jax.types import Trajectory, learnable, rewards_of
 
@@ -51,16 +52,39 @@ def has_signal(
     Args:
       weights: of named rewards, each of which is compared by itself, as of
         `Config.compared_weights`; None: their sum is.
-      by_turn: the rewards of each turn are compared, as of `Algorithm.by_turn`.
+      by_turn: the rewards of each turn are compared, as of `Algorithm.by_turn`; siblings' where
+        trajectories fork.
     """
-    kept = [group[i] for i in np.flatnonzero(learnable(group))]
+    places = np.flatnonzero(learnable(group)).tolist()
+    kept = [group[i] for i in places]
+    differ = functools.partial(_turns_differ, group, places) if by_turn else _differ
     if weights is not None and (named := (named_turn_rewards if by_turn else named_rewards)(kept)):
-        return any(weights.get(name, 1.0) and _differ(each) for name, each in named.items())
-    return _differ([rewards_of(t) if by_turn else t.reward for t in kept])
+        return any(weights.get(name, 1.0) and differ(each) for name, each in named.items())
+    return differ([rewards_of(t) if by_turn else t.reward for t in kept])
 
 
 def _differ(values: Sequence[Any]) -> bool:
     return any(value != values[0] for value in values)
+
+
+def _turns_differ(
+    group: Sequence[Trajectory], places: Sequence[int], rewards: Sequence[Sequence[float]]
+) -> bool:
+    """Whether rewards of turns differ; 0 where an episode was over.
+
+    In a group that forks, each turn counts once, beside those that begin where it does.
+
+    Args:
+      places: in the group, of those whose rewards are given.
+    """
+    if not forked(group):
+        return any(map(_differ, itertools.zip_longest(*rewards, fillvalue=0.0)))
+    nodes = turn_nodes(group)
+    turns: dict[int, tuple[int, float]] = {}  # where it begins, and its reward, by where it leads
+    for place, own in zip(places, rewards, strict=True):
+        for begin, node, reward in zip([-1, *nodes[place]], nodes[place], own, strict=False):
+            turns.setdefault(node, (begin, reward))
+    return len({*turns.values()}) > len({begin for begin, _ in turns.values()})
 
 
 def resample(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,11 +35,12 @@ from seeupo_jax.rewards.candidate_judge import make_judge
 from seeupo_jax.rewards.scorer import make_scorer
 from seeupo_jax.rollout.branching.plans import make_plan
 from seeupo_jax.rollout.branching.replay import check_replayable
+from seeupo_jax.rollout.engine.grammar import TOOL_CALLS, check_tools
 from seeupo_jax.rollout.tasks import share_counts
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.algorithm_trial import check_entries
 from seeupo_jax.runtime.build_sampler import build_grammars
-from seeupo_jax.runtime.episode_host import check_host
+from seeupo_jax.runtime.episode_host import check_host, make_environment
 from seeupo_jax.runtime.training.reference_answers import check_references
 from seeupo_jax.trajectories.json_lines import plain
 
@@ -141,11 +143,14 @@ def _check_episodes(config: Config) -> None:
         splits.append(config.evaluation.select_on)
     tasks = find_tasks(config)
     gate.check_tasks(tasks, splits, labelled=config.evaluation.tasks)
-    share_counts(gate.task_shares(tasks, "train"), config.rollout.tasks)
+    parts = gate.task_shares(tasks, "train")
+    share_counts(parts, config.rollout.tasks)
     check_references(config, tasks)
+    firsts = [part.task_ids[0] for part in parts if part.task_ids]
     if config.algorithm.forks not in ("none", "candidates"):
-        environment = envs.make(config.env.name, **config.env.options)
-        check_replayable(environment, gate.task_ids(tasks, "train")[0], config.seed)
+        check_replayable(make_environment(config.env), firsts, config.seed)
+    if config.rollout.grammar == TOOL_CALLS and not config.agent.given:
+        _check_tools(config, firsts)
     if not config.warm_start.stages:
         return
     if not isinstance(envs.make(config.env.name, **config.env.options), Demonstrator):
@@ -153,6 +158,18 @@ def _check_episodes(config: Config) -> None:
             f"config.warm_start.stages: got {len(config.warm_start.stages)}; allowed: none, since"
             f" env {config.env.name} has no demonstrations() and vocabulary()."
         )
+
+
+def _check_tools(config: Config, task_ids: Sequence[str]) -> None:
+    """The tools of these tasks are such that a grammar can constrain their calls."""
+    with contextlib.closing(make_environment(config.env)) as environment:
+        for task_id in task_ids:
+            try:
+                opening = gate.reset(environment, task_id, config.seed, episode_seed=0)
+                _, tools = gate.check_opening(opening)
+            except Exception:  # of a user's code: the run counts episodes that fail
+                continue
+            check_tools(tools)
 
 
 def check_model(config: Config, mesh: jax.sharding.Mesh, *, tokenizer: bool = True) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from seeupo_jax.agents.calls import Access, Runner, Session
 from seeupo_jax.agents.runners.command_agents import CommandAgents, split_command
 from seeupo_jax.agents.runners.function_agents import FunctionAgents, load_function, open_clients
 from seeupo_jax.agents.tool_format import choose_format
+from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs import Environment
 from seeupo_jax.envs.pool import EnvPool
@@ -45,17 +47,18 @@ def check_host(config: Config) -> None:
         check_isolated(env.name, env.options, memory_mib=env.memory_mib, timeout_s=env.timeout_s)
 
 
+def make_environment(env: schema.Env) -> Environment:
+    """One that plays episodes; in a process of its own it begins when used."""
+    if env.isolation == "process":
+        return Isolated(env.name, env.options, memory_mib=env.memory_mib)
+    return envs.make(env.name, **env.options)
+
+
 def build_pool(config: Config, size: int) -> EnvPool:
-    """`size` environments, a conversation each; in processes of their own they begin when used."""
+    """`size` environments, a conversation each."""
     env = config.env
-
-    def make() -> Environment:
-        if env.isolation == "process":
-            return Isolated(env.name, env.options, memory_mib=env.memory_mib)
-        return envs.make(env.name, **env.options)
-
     return EnvPool(
-        make,
+        functools.partial(make_environment, env),
         size,
         workers=env.workers,
         timeout_s=env.timeout_s,

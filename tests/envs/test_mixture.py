@@ -11,6 +11,7 @@ from reward_collections import collected
 from seeupo_jax import envs
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Demonstrator, StepResult, TaskShare
+from seeupo_jax.envs.snapshot import has_fork, take_snapshot
 from seeupo_jax.envs.transport.isolated import Isolated
 from seeupo_jax.rollout.episode_metrics import rollout_metrics
 from seeupo_jax.rollout.tasks import TrainingTasks, draw_tasks, repeats, share_counts
@@ -53,6 +54,24 @@ def test_an_episodes_own_seed_reaches_those_that_take_one():
     assert env._made["seeded"].seeds == [77]
     env.close()
     assert all(made.closed for made in env._made.values())
+
+
+def test_a_mixture_can_be_copied_where_all_of_its_environments_can():
+    rolling = {"name": "isolated_cases:Rolling"}
+    assert not has_fork(mixture(rolling, maze())) and not has_fork(mixture(maze()))
+    assert isinstance(mixture(DESK), Demonstrator) and not isinstance(
+        mixture(DESK, rolling), Demonstrator
+    )
+    env = mixture(rolling, rolling | {"label": "b"})
+    env.reset("b:a", seed=0)
+    env.step("x")
+    copy = take_snapshot(env).fork()
+    assert copy.step("x").observation == env.step("x").observation
+    assert copy.step("x").done and copy.score() == 1 and env.score() == 2 / 3
+    copy.reset("Rolling:a", seed=0)  # of another environment than it was copied with
+    assert copy.step("x").observation[0]["content"] == "1" and env.step("x").done
+    copy.close()
+    env.close()
 
 
 def test_the_first_tasks_hold_each_environment_in_proportion_to_its_weight():

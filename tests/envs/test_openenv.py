@@ -201,6 +201,26 @@ def test_a_lost_connection_is_a_lost_episode_and_no_other(ws_url, text):
     env.close()
 
 
+def test_half_a_character_and_what_is_no_number_fail_no_episode(url):
+    env = make(url, action_field=None)
+    env.reset("train/4", seed=0)
+    assert env.step(r'{"message": "\ud800"}').observation[0]["content"] == "wrong"
+    for number in ("NaN", "1e999"):
+        said = env.step(f'{{"message": {number}}}').observation[0]["content"]
+        assert said == "Invalid action: the last line must be a JSON object"
+    env.close()
+
+
+@pytest.mark.parametrize("field", [None, "text"])
+def test_half_a_character_of_a_server_is_escaped(field):
+    answer = OBSERVED | {"observation": {"text": "a\ud800"}}
+    with answering({"reset": answer}) as url:
+        env = make(url, observation_field=field)
+        (message,), _ = gate.check_opening(env.reset("train/4", seed=0))
+        assert r"a\ud800" in message["content"]
+        env.close()
+
+
 def test_nothing_more_is_asked_of_an_environment_that_failed(ws_url):
     env = make(ws_url)
     env.reset("train/4", seed=0)

@@ -213,6 +213,17 @@ def test_an_idle_session_expires_and_its_environment_is_closed(token_file):
     assert [one.closed for one in made] == [1, 1, 1, 1]
 
 
+def test_a_session_whose_request_runs_is_not_idle(token_file):
+    made = []
+    with served(lambda: made.append(Echo()) or made[-1], token_file, idle_s=0.4) as server:
+        env = remote(server.url, token_file)
+        env.reset("train/0", 0)
+        threading.Timer(1.2, made[1].go_on.set).start()
+        assert env.step("wait").info == {"steps": 1} and server.sessions == 1
+        assert env.step("two").info == {"steps": 2}  # its time counts from the answer
+        until(lambda: server.sessions == 0)
+
+
 def test_an_environment_is_closed_once_and_not_while_it_is_at_work(token_file):
     made = []
     with served(lambda: made.append(Echo()) or made[-1], token_file) as server:

@@ -117,6 +117,29 @@ def test_rewards_of_turns_that_are_compared_by_name_are_a_signal_where_one_that_
     assert not has_signal([first, last], {"env": 0.0}, by_turn=True)
 
 
+@pytest.mark.parametrize("turn, signal", [(0.0, False), (1.0, True)])
+def test_turns_that_an_episode_did_not_have_are_compared_as_paid_nothing(turn, signal):
+    one, other = turns_of((0.0, 0.0)), turns_of((0.0, 0.0, turn))
+    assert has_signal([one, other], by_turn=True) == signal
+    named = [
+        dataclasses.replace(t, rewards={"env": 0.0}, named_turn_rewards={"env": t.turn_rewards})
+        for t in (one, other)
+    ]
+    assert has_signal(named, {}, by_turn=True) == signal
+
+
+@pytest.mark.parametrize("rewards, signal", [((1.0, 2.0), True), ((1.0, 1.0), False)])
+def test_where_trajectories_fork_turns_are_compared_that_begin_at_one_node(rewards, signal):
+    whole = turns_of((1.0, 0.5))
+    failed = dataclasses.replace(turns_of((9.0,)), stop="env_error")
+    branch = dataclasses.replace(turns_of((rewards[0], 0.5)), parent=0, fork=1)
+    assert has_signal([whole, failed, branch, turns_of(rewards[1:])], by_turn=True) == signal
+    # Second turns that begin at other nodes are not compared.
+    other = turns_of((1.0, 0.7))
+    assert not has_signal([whole, failed, branch, other], by_turn=True)
+    assert has_signal([whole, dataclasses.replace(other, parent=0, fork=1)], by_turn=True)
+
+
 def test_without_more_rounds_a_collection_is_what_was_sampled():
     sample, collected = played("e0 s0 f0", "", rounds=0)
     assert sample.asked == [(0, ["e0", "s0", "f0"])]

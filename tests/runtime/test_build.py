@@ -171,6 +171,40 @@ def test_a_warm_start_needs_an_environment_that_demonstrates(monkeypatch):
         check_config(load_config(CONFIG, ["warm_start.stages=({'steps': 1},)"]))
 
 
+class OddTools(OrderDesk):
+    """The tools of its first task have a schema that no grammar can hold."""
+
+    def reset(self, task_id, seed):
+        messages, _ = super().reset(task_id, seed)
+        return messages, ({"name": "go", "parameters": {"properties": {"a": {"type": "float"}}}},)
+
+
+def test_a_tool_that_no_grammar_can_hold_is_told_before_any_episode():
+    odd = f"env.name={__name__}:OddTools"
+    check_config(load_config(CONFIG, [odd]))
+    with pytest.raises(ValueError, match="grammar: llguidance refused tool 'go': .*type: float"):
+        check_config(load_config(CONFIG, [odd, "rollout.grammar=tool_calls"]))
+    check_config(load_config(CONFIG, ["rollout.grammar=tool_calls"]))
+
+
+FORKS = ["recipe=spo_tree", "rollout.group_size=4"]
+
+
+def test_what_plays_is_what_is_asked_whether_conversations_can_branch():
+    rolling = "env.name=isolated_cases:Rolling"
+    check_config(load_config(CONFIG, [*FORKS, rolling]))
+    with pytest.raises(ValueError, match="Isolated.reset.*called twice.*env.isolation=thread, or"):
+        check_config(load_config(CONFIG, [*FORKS, rolling, "env.isolation=process"]))
+
+
+def test_every_part_of_a_mixture_is_asked_whether_conversations_can_branch():
+    mixture = "env={'name': 'mixture', 'options': {'environments': [%s]}}"
+    rolling, steady = "{'name': 'isolated_cases:Rolling'}", "{'name': 'order_desk'}"
+    check_config(load_config(CONFIG, [*FORKS, mixture % rolling]))
+    with pytest.raises(ValueError, match="forks: Mixture.reset.'Rolling:a', .*called twice"):
+        check_config(load_config(CONFIG, [*FORKS, mixture % f"{steady}, {rolling}"]))
+
+
 @pytest.mark.parametrize(
     "source, reason", [("calls", "allowed: none, 'tool_calls'"), ("no.json", "no file")]
 )

@@ -76,3 +76,32 @@ class Paying(Wild):
 
     def finish(self, stop):
         return {"max_turns": 2.0, "max_tokens": 4.0}[stop]
+
+
+class Rolling:
+    """Begins otherwise each time; can be copied."""
+
+    def __init__(self):
+        self._steps = 0
+
+    def task_ids(self, split):
+        return ["a", "b"]
+
+    def reset(self, task_id, seed):
+        self._steps = 0
+        return ({"role": "user", "content": str(time.monotonic_ns())},), ()
+
+    def step(self, text):
+        self._steps += 1
+        return StepResult(({"role": "tool", "content": f"{self._steps}"},), 0.0, self._steps == 3)
+
+    def score(self):
+        return self._steps / 3
+
+    def fork(self):
+        copy = type(self)()
+        copy._steps = self._steps
+        return copy
+
+    def close(self):
+        pass

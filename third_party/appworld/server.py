@@ -10,6 +10,8 @@ import asyncio
 import faulthandler
 import gc
 import hmac
+import io
+import json
 import os
 import resource
 import shutil
@@ -21,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MIB = 2**20
+_RESIDENT, _DATA = 1, 5  # columns of /proc/self/statm
+MAX_TEXT = MIB  # characters: of a block's output, and of what it asks an app
 
 
 @dataclass(frozen=True)
@@ -28,8 +32,8 @@ class Limits:
     """Limits of a server.
 
     request_s: a request that takes longer ends the process (opening a world does not).
-    memory_mb: resident memory above which the process ends instead of starting an episode. Within
-      an episode, twice that is a MemoryError in the policy's code.
+    memory_mb: resident or allocated memory above which the process ends instead of starting an
+      episode. Within an episode, twice that is a MemoryError in the policy's code.
     idle_s: without a request for so long, a client loses the server to the next one.
     """
 
@@ -84,7 +88,7 @@ def load():
 
     @app.get("/health")
     async def health() -> dict:
-        return {"output": {"memory_mb": _resident_mb(), "pid": os.getpid()}}
+        return {"output": {"memory_mb": _memory_mb(_RESIDENT), "pid": os.getpid()}}
 
     @app.exception_handler(Exception)
     async def failed(request, error: Exception) -> PlainTextResponse:
@@ -100,11 +104,69 @@ def serve(app, listener: socket.socket, token: str, folder: str, limits: Limits)
     """Answers until the process ends."""
     import uvicorn
 
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (2 * limits.memory_mb * MIB, hard))
+    contain(2 * limits.memory_mb * MIB)
     guard = Guard(app, token, folder, limits)
     server = uvicorn.Server(uvicorn.Config(guard, log_level="warning", access_log=False))
     asyncio.run(server.serve(sockets=[listener]))
+
+
+def contain(memory: int) -> None:
+    """Makes whatever a block of code does the output of that block, and no failure of the server.
+
+    Args:
+      memory: bytes, beyond which the code gets a MemoryError; AppWorld's own code does not.
+    """
+    import IPython.utils.capture
+    from appworld.environment import AppWorld
+    from appworld.requester import Requester
+    from starlette.responses import JSONResponse
+
+    run, ask = AppWorld.execute, Requester._request
+    most = resource.getrlimit(resource.RLIMIT_DATA)
+
+    def execute(world: AppWorld, code: str) -> str:
+        try:
+            output = run(world, code)
+        except BaseException as error:  # AppWorld catches exceptions of the code, not all errors
+            world.safety_guard.disable()
+            output = f"Execution failed. Traceback:\n{type(error).__name__}: {error}"
+        return output if len(output) <= MAX_TEXT else output[:MAX_TEXT] + "\n[output cut]"
+
+    def request(requester: Requester, **data) -> object:
+        if len(str(data)) > MAX_TEXT:
+            raise ValueError(f"A request of more than {MAX_TEXT} characters.")
+        return ask(requester, **data)
+
+    AppWorld.execute = execute
+    AppWorld._shell_run_cell = _within((memory, most[1]), AppWorld._shell_run_cell)
+    AppWorld._save_environment_io_log = lambda world: None  # unread; some texts cannot be written
+    Requester._request = _within(most, request)
+    IPython.utils.capture.StringIO = Printed
+    # Of this server and of the apps: any float and any text, lone surrogates among them.
+    JSONResponse.render = lambda response, content: json.dumps(content).encode()
+
+
+def _within(limits: tuple[int, int], function):
+    """A function for whose calls the process's memory has these limits."""
+    get, put = resource.getrlimit, resource.setrlimit
+
+    def call(*args, **named):
+        before = get(resource.RLIMIT_DATA)
+        put(resource.RLIMIT_DATA, limits)
+        try:
+            return function(*args, **named)
+        finally:
+            put(resource.RLIMIT_DATA, before)
+
+    return call
+
+
+class Printed(io.StringIO):
+    """What code prints; beyond what is sent, it is not kept."""
+
+    def write(self, text: str) -> int:
+        super().write(text[: max(0, MAX_TEXT + 1 - self.tell())])
+        return len(text)
 
 
 class Guard:
@@ -127,7 +189,8 @@ class Guard:
             self._client = b""
             return await _answer(send, 200, '{"output": null}')
         if path == "/initialize":
-            if _resident_mb() > self._limits.memory_mb:
+            # Also what is allocated and not written to yet, which the next code's limit counts.
+            if max(_memory_mb(_RESIDENT), _memory_mb(_DATA)) > self._limits.memory_mb:
                 await _answer(send, 503, "the server has grown too large and ends")
                 self._exit(1)
             shutil.rmtree(Path(self._folder) / "experiments", ignore_errors=True)
@@ -154,10 +217,10 @@ async def _answer(send, status: int, text: str) -> None:
     await send({"type": "http.response.body", "body": text.encode()})
 
 
-def _resident_mb() -> float:
-    """Resident memory in MiB; 0, and so no limit, where the system does not report it."""
+def _memory_mb(kind: int) -> float:
+    """Memory in MiB; 0, and so no limit, where the system does not report it."""
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        pages = int(Path("/proc/self/statm").read_text().split()[kind])
     except OSError:
         return 0.0
     return pages * resource.getpagesize() / MIB

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from seeupo_jax.configuration.user_code import escaped
 from seeupo_jax.envs.appworld.prompt import (
     cut,
     no_code_message,
@@ -173,7 +174,7 @@ class _Episode:
         self._executed.append(code is not None)
         completed = False
         if code is not None:
-            output = self._call("execute", code=code)
+            output = escaped(self._call("execute", code=code))
             self._executed[-1] = not output.startswith(_RAISED)
             answer = output_message(self._cut(output))
             completed = self._call("task_completed")

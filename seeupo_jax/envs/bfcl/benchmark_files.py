@@ -6,10 +6,14 @@ import functools
 import hashlib
 import importlib.resources
 import json
+from collections.abc import Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
+from seeupo_jax.configuration.user_code import describe
+from seeupo_jax.envs import gate
+from seeupo_jax.envs.base import Message
 from seeupo_jax.envs.bfcl.simulated_apis import Task, World, official
 
 CATEGORIES = (
@@ -100,7 +104,15 @@ def _check_task(task: Task) -> None:
     if len(task.questions) != len(task.reference):
         turns = f"{len(task.questions)} user turns and calls for {len(task.reference)}"
         raise ValueError(f"{task.task_id} has {turns}")
-    world = World(task)
+    if not task.questions:
+        raise ValueError(f"{task.task_id} has no user turn")
+    for messages in task.questions:
+        _check_question(task.task_id, messages)
+    try:
+        world = World(task)
+    except Exception as error:  # of a simulator
+        what = f"an initial_config that no simulator takes: {describe(error)}"
+        raise ValueError(f"{task.task_id} has {what}") from None
     try:
         for source in (source for turn in task.reference for source in turn):
             world.read(source)
@@ -108,6 +120,14 @@ def _check_task(task: Task) -> None:
             added_docs(task, turn)
     except KeyError as error:
         raise ValueError(f"{task.task_id} has no tool {error}") from None
+
+
+def _check_question(task_id: str, messages: Sequence[Message]) -> None:
+    try:
+        gate.check_opening((messages, ()))
+    except gate.ProtocolError as error:
+        wrong = str(error).removeprefix("reset() messages: ")
+        raise ValueError(f"{task_id} has a question that is none: {wrong}") from None
 
 
 @functools.cache

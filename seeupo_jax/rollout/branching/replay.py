@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from seeupo_jax.configuration.user_code import shown
@@ -12,16 +13,23 @@ from seeupo_jax.envs.snapshot import has_fork
 from seeupo_jax.rollout.episode import Episode
 
 
-def check_replayable(environment: Environment, task_id: str, seed: int) -> None:
-    """Whether an environment begins an episode alike each time, as a replay needs; it is closed.
+def check_replayable(environment: Environment, task_ids: Sequence[str], seed: int) -> None:
+    """Whether an environment can be copied or begins each task alike, as a replay needs.
+
+    It is closed.
 
     Raises:
       ValueError: one sentence with what differs, or what it failed by.
     """
-    where = f"config.algorithm.forks: {type(environment).__name__}.reset({task_id!r}, {seed})"
     try:
-        if has_fork(environment):
-            return
+        for task_id in () if has_fork(environment) else task_ids:
+            _check_task(environment, task_id, seed)
+    finally:
+        environment.close()
+
+
+def _check_task(environment: Environment, task_id: str, seed: int) -> None:
+    try:
         one, other = (
             gate.check_opening(gate.reset(environment, task_id, seed, episode_seed=0))
             for _ in range(2)
@@ -30,11 +38,10 @@ def check_replayable(environment: Environment, task_id: str, seed: int) -> None:
             _check_same(what, got, before)
     except Exception as error:  # of a user's code
         raise ValueError(
-            f"{where}, called twice: {gate.describe(error)}; allowed: an environment with fork(),"
-            " or whose episodes can be replayed."
+            f"config.algorithm.forks: {type(environment).__name__}.reset({task_id!r}, {seed}),"
+            f" called twice: {gate.describe(error)}; allowed: an environment with fork() and"
+            " env.isolation=thread, or whose episodes can be replayed."
         ) from error
-    finally:
-        environment.close()
 
 
 def begin_call(episode: Episode, seed: int, episode_seed: int) -> Call:

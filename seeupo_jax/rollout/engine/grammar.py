@@ -33,16 +33,18 @@ _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separ
 
 _TEXT = r"""
 TEXT: /(?s:.*)/
-PLAIN: TEXT & ~/(?s:.*)<\/?tool_call>(?s:.*)/
+THINKS: /[\s\x1c-\x1f]*<think>(?s:.*)/ & ~/(?s:.*)<\/think>(?s:.*)/
+PLAIN: TEXT & ~/(?s:.*)<\/?tool_call>(?s:.*)/ & ~THINKS
 """
 _NO_CALLS = _TEXT + "start: PLAIN"
-# No tag in a text before or without calls, no closing tag within a call (a JSON string may hold
-# one, but `parse_hermes` ends the call there), nothing but a line's end between calls.
+# No tag in a text before or without calls, where a thought that begins also ends; no closing tag
+# within a call (a JSON string may hold one, but `parse_hermes` ends the call there: strings are
+# whole in a block), nothing but a line's end between calls.
 _BLOCKS = (
     _TEXT
     + r"""
 start: MESSAGE
-BLOCK: TEXT & ~/(?s:.*)<\/tool_call>(?s:.*)/
+BLOCK: /([^"]|"([^"\\]|\\.)*")*/ & ~/(?s:.*)<\/tool_call>(?s:.*)/
 MESSAGE: PLAIN ("<tool_call>" BLOCK "</tool_call>" "\n"?)*
 """
 )
@@ -101,15 +103,11 @@ class Grammars:
         tools = json.loads(listing)
         if not tools:
             return (self._compile(_NO_CALLS, TOOL_CALLS),)
-        schemas = {tool["name"]: json.dumps(_arguments(tool)) for tool in tools}
+        schemas = [(tool["name"], json.dumps(_arguments(tool))) for tool in tools]
         try:
             calls = self._compile(_calls(schemas), TOOL_CALLS)
         except ValueError:
-            for name, schema in schemas.items():  # which of them it was
-                _check(
-                    _llguidance().LLMatcher.validate_grammar(f"start: %json {schema}"),
-                    f"tool {name!r}",
-                )
+            check_tools(tools)  # which of them it was
             raise
         return calls, self._compile(_BLOCKS, TOOL_CALLS)
 
@@ -234,10 +232,21 @@ def _check(error: str, name: str) -> None:
         raise ValueError(f"config.rollout.grammar: llguidance refused {name}: {reason}.")
 
 
-def _calls(schemas: Mapping[str, str]) -> str:
+def check_tools(tools: Sequence[Tool]) -> None:
+    """Whether calls of these tools can be constrained.
+
+    Raises:
+      ValueError: a tool whose schema llguidance refuses.
+    """
+    for tool in tools:
+        grammar = f"start: %json {json.dumps(_arguments(tool))}"
+        _check(_llguidance().LLMatcher.validate_grammar(grammar), f"tool {tool['name']!r}")
+
+
+def _calls(schemas: Sequence[tuple[str, str]]) -> str:
     """The grammar of actions that may call the tools whose schemas of arguments are given."""
     objects = []
-    for name, schema in schemas.items():
+    for name, schema in schemas:
         quoted = json.dumps(json.dumps(name, ensure_ascii=False), ensure_ascii=False)
         head = rf'"{{\"name\":" " "? {quoted} "," " "? "\"arguments\":" " "?'
         objects.append(f'{head} %json {schema} "}}"')
@@ -246,7 +255,7 @@ def _calls(schemas: Mapping[str, str]) -> str:
 
 def _arguments(tool: Tool) -> dict[str, Any]:
     """The schema of a tool's arguments: an object, and no key beyond those that are listed."""
-    schema = {"type": "object", **tool.get("parameters", {})}
+    schema = {**tool.get("parameters", {}), "type": "object"}
     guidance = schema.get("x-guidance", {})
     if not isinstance(guidance, dict):
         raise ValueError(

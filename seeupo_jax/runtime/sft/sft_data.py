@@ -10,6 +10,7 @@ import numpy as np
 
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import Progress
+from seeupo_jax.envs.base import Demonstration
 from seeupo_jax.learner.imitation.action_segments import Segments, Tokenized
 from seeupo_jax.parallel.distributed import gather
 from seeupo_jax.policy.files.tokenizer import Tokenizer
@@ -110,6 +111,8 @@ class _Reading:
         where = source.where(number)
         try:
             whole = tokenized.whole(number)
+            if self._config.sft.train_on == "last":
+                _check_last(source[number])
         except ValueError as error:
             message = str(error)
             raise ValueError(
@@ -146,6 +149,16 @@ class _Reading:
                 " in all of them."
             )
         return own
+
+
+def _check_last(shown: Demonstration) -> None:
+    """ValueError where the last message of an assistant, the only one to train on, is context."""
+    weights = [m.get("weight", 1) for m in shown.messages if m["role"] == "assistant"]
+    if weights and not weights[-1]:
+        raise ValueError(
+            "messages: got weight 0 for the last one of the assistant; allowed with"
+            " config.sft.train_on=last: 1."
+        )
 
 
 def _needed(segment: Segment) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from seeupo_jax import envs
+from seeupo_jax.envs import gate
 from seeupo_jax.envs.appworld.environment import HOME
 from seeupo_jax.envs.appworld.prompt import cut, output_message
 from seeupo_jax.envs.appworld.server import Address, ServerError, python_of
@@ -220,6 +221,38 @@ def test_long_output_is_cut_and_episodes_are_bounded(world, monkeypatch):
     assert last.done and last.info["out_of_calls"] and not last.info["completed"]
     with pytest.raises(ValueError, match="the episode is done"):
         world.step(block("print(1)"))
+
+
+@pytest.mark.parametrize(
+    "code, words",
+    [
+        (r"print('a\ud800b')", r"a\ud800b"),
+        (r"raise ValueError('\udc80')", r"ValueError: \udc80"),
+        ("print('a' * 70 * 2**20)", "more characters are left out"),
+        ("raise ValueError('a' * 70 * 2**20)", "more characters are left out"),
+        ("while True: print('spam ' * 200)", "timed out after 2 seconds"),
+        ("apis.supervisor.complete_task(answer='a' * 10**7)", "A request of more than 1048576"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        (
+            "kept = []\ntry:\n    while True:\n        kept.append(bytes(10**6))\n"
+            "except MemoryError:\n    pass",
+            "Execution successful",
+        ),
+    ],
+)
+def test_no_output_and_no_error_of_the_code_fails_the_episode(world, code, words):
+    world.reset("shopping_1", seed=0)
+    result = gate.check_step(world.step(block(code)))
+    assert words in result.observation[0]["content"] and not result.done
+    assert world.score() == 1 / 3
+    assert world.step(block("apis.supervisor.complete_task()")).info["completed"]
+
+
+@pytest.mark.parametrize("answer", [r"'\ud800'", "float('nan')", "float('inf')"])
+def test_an_answer_that_json_cannot_hold_is_a_wrong_answer(world, answer):
+    world.reset("contact_1", seed=0)
+    result = gate.check_step(world.step(block(f"apis.supervisor.complete_task(answer={answer})")))
+    assert result.done and result.info["completed"] and world.score() == 0
 
 
 def test_a_dead_server_is_replaced_by_the_next_reset(world):

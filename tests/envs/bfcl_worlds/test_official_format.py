@@ -112,7 +112,12 @@ def test_a_folder_that_is_none_of_this_format_is_refused_in_a_sentence(folder, t
 
 ROW = {"id": "t", "question": [[{"role": "user", "content": "Go."}]], "initial_config": {}}
 ROW |= {"involved_classes": ["MathAPI"]}
+BROKEN = {"GorillaFileSystem": {"root": {"x": {"type": "directory"}}}}
 TRUTH = {"id": "t", "ground_truth": [["mean(numbers=[1, 3])"]]}
+
+
+def asked(content):
+    return ROW | {"question": [[{"role": "user", "content": content}]]}
 
 
 @pytest.mark.parametrize(
@@ -126,6 +131,28 @@ TRUTH = {"id": "t", "ground_truth": [["mean(numbers=[1, 3])"]]}
         ([ROW], [TRUTH | {"ground_truth": [["add(a=1, b=2)", "fly()"]]}], "t has no tool 'fly'"),
         ([ROW | {"missed_function": {"0": ["fly"]}}], [TRUTH], "t has no tool 'fly'"),
         ([ROW], [], "KeyError: 't'"),
+        ([ROW | {"question": []}], [TRUTH | {"ground_truth": []}], "t has no user turn"),
+        (
+            [ROW | {"question": ["Go."]}],
+            [TRUTH],
+            "t has a question that is none: got a message 'G'",
+        ),
+        (
+            [asked(None)],
+            [TRUTH],
+            "t has a question that is none: got a content None; allowed: a te",
+        ),
+        ([asked("\ud800")], [TRUTH], "t has a question that is none: got a content"),
+        (
+            [ROW | {"involved_classes": ["GorillaFileSystem"], "initial_config": BROKEN}],
+            [TRUTH],
+            "t has an initial_config that no simulator takes: KeyError: 'contents'",
+        ),
+        (
+            [ROW | {"initial_config": None, "involved_classes": ["TradingBot"]}],
+            [TRUTH],
+            "t has an ini",
+        ),
     ],
 )
 def test_a_task_that_cannot_be_played_is_refused_before_the_run(tmp_path, rows, truths, sentence):

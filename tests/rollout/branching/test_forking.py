@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import time
 from collections import Counter
 
 import numpy as np
@@ -15,6 +16,8 @@ from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.envs.snapshot import has_fork
 from seeupo_jax.envs.transport.isolated import Isolated
 from seeupo_jax.envs.transport.remote import Remote
+from seeupo_jax.rewards.reward_functions import RewardFunction
+from seeupo_jax.rewards.scorer import Scorer
 from seeupo_jax.rollout.branching import plans
 from seeupo_jax.rollout.branching.fork_plan import Branch, Played
 from seeupo_jax.rollout.branching.replay import check_replayable
@@ -76,6 +79,25 @@ def test_neither_workers_nor_arrival_nor_other_groups_change_a_tree():
     assert_same(alone.trajectories, together.trajectories)
     first, _ = grow(tasks=tasks[:2])
     assert_same(first.trajectories, alone.trajectories[:24])
+
+
+def test_how_long_reward_functions_take_changes_no_step_of_a_deterministic_engine():
+    class Logged(Drawing):
+        def step(self, unfinished, stop=False):
+            if self._open:
+                self.log.append(sorted((turn.task, turn.member, turn.turn) for turn in self._open))
+            return super().step(unfinished, stop)
+
+    def steps(delays):
+        waits, engine = itertools.cycle(delays), Logged()
+        engine.log = []
+        pay = RewardFunction("pay", lambda _: time.sleep(next(waits)) or 1.0, 4, 5.0)
+        scorer = Scorer((pay,), {})
+        grow(tasks=("4", "2", "3"), engine=engine, deterministic=True, rewards=scorer)
+        scorer.close()
+        return engine.log
+
+    assert steps([0.0]) == steps([0.0, 0.03, 0.1]) == steps([0.1, 0.0, 0.0, 0.03])
 
 
 def test_processes_share_the_trees_out():
@@ -181,17 +203,28 @@ def test_what_cannot_branch_is_refused_before_anything_is_sampled():
 
 
 class Unlike(Counting):
-    def reset(self, task_id, seed):
+    def reset(self, task_id, seed, *, episode_seed=None):
         self.asked["reset"] += 1
         return ({"role": "user", "content": str(self.asked["reset"])},), ()
 
 
 def test_an_environment_that_begins_otherwise_each_time_is_refused():
-    check_replayable(Counting(), "4", 0)
+    check_replayable(Counting(), ["4"], 0)
     with pytest.raises(ValueError, match=r"Unlike.reset\('4', 0\), called twice: messages: got"):
-        check_replayable(Unlike(), "4", 0)
+        check_replayable(Unlike(), ["4"], 0)
     unlike_with_fork = type("UnlikeWithFork", (Unlike,), {"fork": lambda self: self})
-    check_replayable(unlike_with_fork(), "4", 0)
+    check_replayable(unlike_with_fork(), ["4"], 0)
+
+
+def test_every_task_that_is_named_is_tried():
+    class Mixed(Counting):
+        def reset(self, task_id, seed, *, episode_seed=None):
+            reset = (Unlike if task_id == "5" else Counting).reset
+            return reset(self, task_id, seed, episode_seed=episode_seed)
+
+    check_replayable(Mixed(), ["4", "3"], 0)
+    with pytest.raises(ValueError, match=r"Mixed.reset\('5', 0\), called twice"):
+        check_replayable(Mixed(), ["4", "5"], 0)
 
 
 def test_a_fork_that_is_no_environment_fails_its_episode():

@@ -179,6 +179,10 @@ def test_every_tool_can_be_called_in_either_way_of_writing(tokenizer, tool_calls
         '<tool_call>{"name": "look_up/order", "arguments": {"id": "1"}}</tool_call>',
         '<tool_call>{"name": "look_up/order", "arguments": {"id": 1, "note": "</tool_call>"}}'
         "</tool_call>",
+        '<tool_call>{"name": "look_up/order", "arguments": {"id": 1, "note": "</tool_call>'
+        '<tool_call>{"}}</tool_call>',
+        ' <think>Hm.<tool_call>{"name": "wait", "arguments": {}}</tool_call>',
+        "<think>Hm.",
         '<tool_call>{"name": "wait", "arguments": {}}</tool_call> Done.',
         "<tool_call>wait</tool_call>",
         "Done.</tool_call>",
@@ -188,6 +192,24 @@ def test_a_forged_call_cannot_be_written(tokenizer, tool_calls, text):
     matcher = tool_calls.begin(TOOLS)
     with pytest.raises(RuntimeError, match="may not follow"):
         for token in tokenizer.action(text):
+            matcher.accept(token)
+
+
+def test_tools_of_one_name_have_the_arguments_of_either(tokenizer, tool_calls):
+    kinds = [{"properties": {key: {"type": "integer"}}} for key in "ab"]
+    tools = [{"name": "go", "parameters": kind} for kind in kinds]
+    for arguments in ('{"a": 1}', '{"b": 1}'):
+        call = f'<tool_call>{{"name": "go", "arguments": {arguments}}}</tool_call>'
+        accept(tool_calls.begin(tools), tokenizer, call)
+
+
+def test_arguments_are_an_object_whatever_type_a_tool_says(tokenizer, tool_calls):
+    tools = [{"name": "go", "parameters": {"type": "null"}}]
+    start = '<tool_call>{"name": "go", "arguments": '
+    accept(tool_calls.begin(tools), tokenizer, start + "{}}</tool_call>")
+    with pytest.raises(RuntimeError, match="may not follow"):
+        matcher = tool_calls.begin(tools)
+        for token in tokenizer.action(start + "null}</tool_call>"):
             matcher.accept(token)
 
 
@@ -207,10 +229,11 @@ def test_a_tag_is_the_same_in_one_token_and_spelled_out():
     assert len(masks[0]) < 10
 
 
-def test_without_tools_no_call_begins(tokenizer, tool_calls):
+@pytest.mark.parametrize("text", ["Now <tool_call>", "<think>Hm."])
+def test_without_tools_no_call_begins_and_thoughts_end(tokenizer, tool_calls, text):
     matcher = tool_calls.begin(())
     with pytest.raises(RuntimeError, match="may not follow"):
-        for token in tokenizer.action("Now <tool_call>"):
+        for token in tokenizer.action(text):
             matcher.accept(token)
 
 

@@ -1,5 +1,7 @@
 """Which conversations a supervised run learns from, and which it only measures its loss on."""
 
+import json
+
 import imitation_cases
 import pytest
 import sft_cases as cases
@@ -37,3 +39,18 @@ def test_all_of_the_held_out_data_is_held_out_and_nothing_else(kind, tmp_path):
     data = read_data(from_dict(config), imitation_cases.tokenizer(), lambda *_: None)
     assert tokens_of(data.training) == desk("train", 5)
     assert tokens_of(data.held_out) == held_out
+
+
+def test_a_last_message_of_weight_0_is_refused_where_it_alone_is_trained_on(tmp_path):
+    def read(train_on):
+        config = {"sft": {"data": str(file), "train_on": train_on, "held_out": 0}}
+        config["rollout"] = {"max_context": 4096}
+        return read_data(from_dict(config), imitation_cases.tokenizer(), lambda *_: None)
+
+    file = cases.write_desk(tmp_path / "some.jsonl", 2)
+    row = json.loads(file.read_text().splitlines()[0])
+    [m for m in row["messages"] if m["role"] == "assistant"][-1]["weight"] = 0
+    file.write_text(json.dumps(row) + "\n")
+    assert len(read("all").training) == 1
+    with pytest.raises(ValueError, match="line 1.*: messages: got weight 0 for the last one of"):
+        read("last")
