@@ -146,11 +146,11 @@ check_module_arguments() {
 
 # check_kept: for preemptible machines, whose checkpoints must be in a bucket.
 check_kept() {
-    name=--workdir place=$workdir
-    [ -z "$checkpoints" ] || name=--config.checkpoint.directory place=$checkpoints
-    case $name:$place in
+    setting=--workdir where=$workdir
+    [ -z "$checkpoints" ] || setting=--config.checkpoint.directory where=$checkpoints
+    case $setting:$where in
         *:/mnt/?* | --config*:gs://?*) ;;
-        *) fail "$name: got '$place', which is lost with the machine; allowed: a folder of a \
+        *) fail "$setting: got '$where', which is lost with the machine; allowed: a folder of a \
 bucket, /mnt/BUCKET/DIR, or --config.checkpoint.directory=gs://BUCKET/DIR." ;;
     esac
 }

@@ -1,6 +1,5 @@
 """gpu_local.sh and cpu_processes.sh: the latter for real, with JAX in every process."""
 
-import fcntl
 import os
 import pty
 import re
@@ -8,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import termios
 import time
 
 import pytest
@@ -17,6 +15,13 @@ from places import ROOT
 from process_cases import environment
 
 SMALL = ["--module=small_process"]
+# Its input becomes the terminal that it is of; it ignores no hangup, also where the tests do.
+OF_A_TERMINAL = """
+import fcntl, os, signal, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 
 
 @pytest.fixture
@@ -106,10 +111,9 @@ def test_closing_the_terminal_lets_all_processes_save(here, tmp_path):
     command = here.command("cpu_processes.sh", "-n", "2", *SMALL, "--config=wait.py")
     screen, terminal = pty.openpty()
     with subprocess.Popen(
-        [*command, f"--workdir={tmp_path}/slow"],
+        [sys.executable, "-c", OF_A_TERMINAL, *command, f"--workdir={tmp_path}/slow"],
         env=here.env,
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(terminal, termios.TIOCSCTTY, 0),
         **dict.fromkeys(("stdin", "stdout", "stderr"), terminal),
     ) as run:
         os.close(terminal)
