@@ -11,7 +11,8 @@ fail() {
 
 # say WORD...: prints to stderr; a dry run prints only commands.
 say() {
-    [ -n "$dry_run" ] || printf '%s: %s\n' "$(basename "$0" .sh)" "$*" >&2
+    # It says on where nobody reads it any more, as when the terminal is closed.
+    [ -n "$dry_run" ] || printf '%s: %s\n' "$(basename "$0" .sh)" "$*" >&2 || true
 }
 
 # quote WORD...: one line that a shell reads as exactly these words.
@@ -134,6 +135,7 @@ check_module_arguments() {
 '*) fail "got an argument of several lines; allowed: one line each." ;;
             --config=?*) config=${argument#--config=} ;;
             --workdir=?*) workdir=${argument#--workdir=} ;;
+            --config.checkpoint.directory=none) checkpoints='' ;;
             --config.checkpoint.directory=*) checkpoints=${argument#*=} ;;
             --help | -h | --dry-run)
                 fail "$argument: got it after --config or --workdir; allowed: before them."

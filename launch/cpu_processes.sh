@@ -85,7 +85,7 @@ on_signal() {
     if [ -z "$signalled" ]; then
         signalled=1
         end_all
-        say "stopping; a second Ctrl-C does not wait for them to save" || true # the terminal is gone
+        say "stopping; a second Ctrl-C does not wait for them to save"
     elif [ "$1" = INT ]; then
         send KILL
     fi

@@ -138,11 +138,11 @@ def test_event_files_of_tensorboard_without_room_are_told_once_and_nothing_waits
     with limited(2000), MetricsWriter(tmp_path, ["tensorboard"]) as writer:
         for iteration in range(50):
             writer.draw(iteration, {f"metric/{i}": np.ones(1) for i in range(20)}, [])
-    assert caplog.text.count("File too large); training continues without it") == 1
+    assert caplog.text.count("File too large); nothing more is written to it") == 1
 
 
 def test_event_files_in_the_place_of_whose_folder_a_file_is_are_told(tmp_path, caplog):
     (tmp_path / "tensorboard").write_text("")
     with MetricsWriter(tmp_path, ["tensorboard"]) as writer:
         writer.write(1, {"a": 1.0})
-    assert "training continues without it" in caplog.text
+    assert "nothing more is written to it" in caplog.text

@@ -131,7 +131,8 @@ def update_weight(factor_N: jax.Array, ratio_N: jax.Array, *, clip: float | None
       factor_N: [N], the product so far; 1 before the first turn. A trajectory's weight is
         M = advantage x factor.
       ratio_N: [N], the turn's ratio under the updated parameters; 1 at null turns.
-      clip: the ratio and the product both stay within [1 - clip, 1 + clip]; None turns both off.
+      clip: the ratio and the product both stay within [1 - clip, 1 + clip]; None: the product
+        is at most e^30.
 
     Returns:
       float32 [N], the product with this turn.

@@ -30,7 +30,8 @@ def is_checkpoint(folder: epath.Path) -> bool:
 
     Its name does not tell: a user may have a folder 2024. An empty one is an interrupted save.
     """
-    with contextlib.suppress(FileNotFoundError):  # another process is removing it
+    # Another process may be removing it; what is closed to this user is not ours.
+    with contextlib.suppress(FileNotFoundError, PermissionError):
         if not folder.is_dir():
             return False
         inside = {path.name for path in folder.iterdir()}

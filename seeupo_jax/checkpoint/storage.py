@@ -98,7 +98,8 @@ def check_replaceable(folder: str | os.PathLike[str], name: str = "--workdir") -
       ValueError: it holds something that is no policy, or cannot be replaced.
     """
     target = Path(os.path.realpath(folder))
-    check_could_write(target, name)
+    for place in (target.parent, target):  # it is written beside it, and then takes its place
+        check_could_write(place, name)
     policy = any(any(target.glob(pattern)) for pattern in _OF_POLICY)
     if target.is_mount() or (any(target.glob("*")) and not policy):
         raise ValueError(

@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import itertools
 import json
+import os
 import re
 import signal
 import subprocess
@@ -227,6 +228,7 @@ def train(run: PlannedRun, request: StopRequest) -> None:
         # In a session of its own, Ctrl-C reaches it once: from here.
         process = subprocess.Popen(
             run.command,
+            env={name: x for name, x in os.environ.items() if name != "WANDB_RUN_ID"},  # of one run
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -20,7 +20,8 @@ class LossOptions:
     """Mean over an action's tokens, then over trajectories; over all tokens; or the sum over tokens
     divided by a constant."""
     weight_clip: float | None = above(0, 0.2, most=1000)
-    """Factors of M and their product stay in [1 - it, 1 + it]; none: Eq. 8 as written."""
+    """Factors of M and their product stay in [1 - it, 1 + it]; none: Eq. 8, their product at
+    most e^30."""
     clip_low: float | None = within(0, 1000, 0.2)
     """The ratio is clipped below 1 - it; none: not."""
     clip_high: float | None = within(0, 1000, 0.2)

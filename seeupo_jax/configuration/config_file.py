@@ -174,14 +174,18 @@ def _values(module: ModuleType, path: Path, function: str, argument: tuple[str, 
     return _plain(found(*argument))
 
 
-def _plain(values: Any, depth: int = 0) -> Any:
+def _plain(values: Any, within: tuple[int, ...] = ()) -> Any:
     """A copy of nested values, with dicts in the place of ConfigDicts and dataclasses.
 
-    An Algorithm stays, since it has to agree with its recipe, and so does what is nested deeper
-    than any field allows.
+    An Algorithm stays, since it has to agree with its recipe, and so does what holds itself or is
+    nested deeper than any field allows.
+
+    Args:
+      within: ids of the values that hold this one.
     """
-    if depth > _DEEPEST or isinstance(values, Algorithm):
+    if len(within) > _DEEPEST or id(values) in within or isinstance(values, Algorithm):
         return values
+    within = (*within, id(values))
     if isinstance(values, Config) and isinstance(values.algorithm, Algorithm):
         # What the recipe gave is not the file's, and another may replace it.
         given = vars(Config(recipe=values.recipe).algorithm)
@@ -189,12 +193,12 @@ def _plain(values: Any, depth: int = 0) -> Any:
         values = _fields(values) | {"algorithm": own}
     elif dataclasses.is_dataclass(values) and not isinstance(values, type):
         values = _fields(values)
-    elif hasattr(values, "to_dict"):  # an ml_collections.ConfigDict
+    elif type(values).__name__ in ("ConfigDict", "FrozenConfigDict"):  # of ml_collections
         values = values.to_dict()
     if isinstance(values, Mapping):
-        return {key: _plain(value, depth + 1) for key, value in values.items()}
+        return {key: _plain(value, within) for key, value in values.items()}
     if isinstance(values, list | tuple):
-        plain = [_plain(value, depth + 1) for value in values]
+        plain = [_plain(value, within) for value in values]
         return plain if isinstance(values, list) else tuple(plain)
     return values
 

@@ -158,13 +158,16 @@ def path(value: str) -> Path:
 
 def output_file(value: str) -> Path:
     """A file that can be written, known before long work starts; its folder may have to be made."""
-    file = Path(os.path.realpath(path(value)))  # a link's target is what is written
+    file = path(value)
     try:
+        if not file.exists():  # as a link to a file that is still to be written
+            file = Path(os.path.realpath(file))
         there = next(each for each in (file, *file.parents) if each.exists())
     except OSError:  # a name that is too long, a folder that is closed to this user
         raise Wrong(value, "a file that can be written") from None
-    free = there.is_dir() != (there == file) and not file.is_symlink()  # as of links in a circle
-    if not (free and os.access(there, os.W_OK)):
+    free = there.is_dir() != (there == file)
+    circle = file.is_symlink() and there != file  # of links
+    if circle or not (free and os.access(there, os.W_OK)):
         raise Wrong(value, "a file that can be written")
     return file
 

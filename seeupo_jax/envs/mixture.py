@@ -168,7 +168,7 @@ class DemonstratingMixture(Mixture):
 
 
 class _ForkingDemonstratingMixture(DemonstratingMixture, ForkingMixture):
-    """Both."""
+    """A mixture of environments that have demonstrations and can be copied."""
 
 
 class _Interleaved(Sequence[Demonstration]):

@@ -13,6 +13,7 @@ import hmac
 import json
 import logging
 import signal
+import socket
 import sys
 import threading
 import time
@@ -28,6 +29,7 @@ from seeupo_jax.envs.transport import remote_calls, wire
 from seeupo_jax.envs.transport.connections import BoundedServer
 
 _log = logging.getLogger(__name__)
+_HUNG = 20  # a request that runs for this many times `idle_s` is taken to hang
 
 
 class _Refusal(Exception):
@@ -42,7 +44,7 @@ class _Refusal(Exception):
 class _Session:
     """One environment and the last request that it has answered.
 
-    used: when a request last ended, by the monotonic clock.
+    used: when a request last began or ended, by the monotonic clock.
     retired: no request finds it any more; the last holder of the lock closes the environment.
     """
 
@@ -74,7 +76,8 @@ class EnvServer:
       token: of all clients.
       host, port: where to listen; port 0: a free one.
       max_sessions: open at once.
-      idle_s: a session without a request for longer is closed; one whose request runs is not.
+      idle_s: a session without a request for longer is closed. A session and a connection whose
+        request runs are given up after 20 times as long: what hangs keeps only its thread.
       max_connections: open at once; None: two a session, of which a client needs one.
       auth_s: seconds in which a new connection must send the token.
     """
@@ -99,7 +102,7 @@ class EnvServer:
         self._stopped = threading.Event()
         most = 2 * max_sessions if max_connections is None else max_connections
         self._http = _Http((host, port), _Handler, max_connections=most, admit_s=auth_s)
-        self._http.environments = self
+        self._http.environments, self._http.running = self, {}
         self.url = "http://{}:{}".format(*self._http.server_address[:2])
 
     @property
@@ -169,6 +172,7 @@ class EnvServer:
         name = request["session"]
         with self._lock:
             if name in self._sessions:
+                self._sessions[name].used = time.monotonic()
                 return self._sessions[name]
             if operation != "reset" or request["number"] != 0:
                 raise _Refusal(wire.GONE, "the session is over, or the server was started anew.")
@@ -206,8 +210,14 @@ class EnvServer:
 
     def _expire(self) -> None:
         while not self._stopped.wait(min(self._idle_s / 4, 30.0)):
-            limit = time.monotonic() - self._idle_s
-            self._retire_if(lambda session, limit=limit: session.idle and session.used < limit)
+            self._expire_at(time.monotonic())
+
+    def _expire_at(self, now: float) -> None:
+        idle, hung = now - self._idle_s, now - _HUNG * self._idle_s
+        for connection, began in self._http.running.copy().items():
+            if began < hung:  # it makes room for another; its thread ends with its request
+                self._http.shutdown_request(connection)
+        self._retire_if(lambda session: session.used < (idle if session.idle else hung))
 
     def _retire_if(self, condition: Callable[[_Session], bool]) -> None:
         with self._lock:
@@ -272,6 +282,7 @@ def _check(request: Any, fields: dict[str, type], optional: dict[str, type] | No
 
 class _Http(BoundedServer):
     environments: EnvServer
+    running: dict[socket.socket, float]  # when each connection's request began
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -311,7 +322,11 @@ class _Handler(BaseHTTPRequestHandler):
             request = json.loads(self.rfile.read(int(length)))
         except (ValueError, RecursionError):
             raise _Refusal(400, "body: allowed: JSON.") from None
-        return served.answer(self.path.removeprefix("/"), request)
+        self.server.running[self.connection] = time.monotonic()
+        try:
+            return served.answer(self.path.removeprefix("/"), request)
+        finally:
+            del self.server.running[self.connection]
 
     def log_message(self, format: str, *args: Any) -> None:
         """Silent: a line per request would hide the failures of environments."""

@@ -93,7 +93,7 @@ class MetricsWriter:
                 action(tracker)
             except Exception as error:  # of a library, its server, or the disk
                 del self._trackers[name]
-                self._log(f"{name} failed ({describe(error)}); training continues without it")
+                self._log(f"{name} failed ({describe(error)}); nothing more is written to it")
 
     def _append(self, line: bytes) -> None:
         """Writes a line whole or not at all."""

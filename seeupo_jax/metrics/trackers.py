@@ -212,10 +212,10 @@ def _kept_id(folder: Path) -> str:
     """The run's id: the environment's, else the kept one, else a new one."""
     file = folder / "run-id.txt"
     kept = file.read_text().strip() if file.is_file() else ""
-    number = os.environ.get("WANDB_RUN_ID") or kept or secrets.token_hex(4)
-    if number != kept:
-        write_atomically(file, f"{number}\n".encode())
-    return number
+    run_id = os.environ.get("WANDB_RUN_ID") or kept or secrets.token_hex(4)
+    if run_id != kept:
+        write_atomically(file, f"{run_id}\n".encode())
+    return run_id
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:

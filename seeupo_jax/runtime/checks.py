@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -40,7 +39,7 @@ from seeupo_jax.rollout.tasks import share_counts
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.algorithm_trial import check_entries
 from seeupo_jax.runtime.build_sampler import build_grammars
-from seeupo_jax.runtime.episode_host import check_host, make_environment
+from seeupo_jax.runtime.episode_host import check_host, started
 from seeupo_jax.runtime.training.reference_answers import check_references
 from seeupo_jax.trajectories.json_lines import plain
 
@@ -148,7 +147,8 @@ def _check_episodes(config: Config) -> None:
     check_references(config, tasks)
     firsts = [part.task_ids[0] for part in parts if part.task_ids]
     if config.algorithm.forks not in ("none", "candidates"):
-        check_replayable(make_environment(config.env), firsts, config.seed)
+        with started(config.env, calls=2 * len(firsts)) as environment:
+            check_replayable(environment, firsts, config.seed, config.env.name)
     if config.rollout.grammar == TOOL_CALLS and not config.agent.given:
         _check_tools(config, firsts)
     if not config.warm_start.stages:
@@ -162,7 +162,7 @@ def _check_episodes(config: Config) -> None:
 
 def _check_tools(config: Config, task_ids: Sequence[str]) -> None:
     """The tools of these tasks are such that a grammar can constrain their calls."""
-    with contextlib.closing(make_environment(config.env)) as environment:
+    with started(config.env, calls=len(task_ids)) as environment:
         for task_id in task_ids:
             try:
                 opening = gate.reset(environment, task_id, config.seed, episode_seed=0)
@@ -226,7 +226,7 @@ def made_by(config: Config) -> str:
     ):
         if not given:  # stored rollouts of versions that had none stay usable
             del same[part]
-    # Without the layout: as earlier versions had it where only remat was chosen for the machine.
+    # Without the layout, written as earlier versions did for remat=none.
     model = replace(config.model, remat="none", attention="auto", scan_layers=False)
     choices = [same, str(model), str(config.chat)]
     choices.append(config.algorithm.dynamic_sampling)

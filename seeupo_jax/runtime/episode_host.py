@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import logging
+import threading
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from seeupo_jax import envs
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
     from seeupo_jax.agents.endpoint import Endpoint
 
+_log = logging.getLogger(__name__)
 MODEL = "policy"  # what the endpoint calls it; agents may name any
 
 
@@ -52,6 +56,29 @@ def make_environment(env: schema.Env) -> Environment:
     if env.isolation == "process":
         return Isolated(env.name, env.options, memory_mib=env.memory_mib)
     return envs.make(env.name, **env.options)
+
+
+@contextlib.contextmanager
+def started(env: schema.Env, calls: int) -> Iterator[Environment]:
+    """One for that many calls, then closed; late calls end the process that it may have."""
+    environment, limit_s = make_environment(env), calls * env.timeout_s
+
+    def kill(isolated: Isolated) -> None:
+        text = (
+            "config.env.timeout_s: %d calls of env %s take more than %g s; its process is killed."
+        )
+        _log.warning(text, calls, env.name, limit_s)
+        isolated.kill()
+
+    timer = threading.Timer(limit_s, kill, (environment,))
+    if isinstance(environment, Isolated):
+        timer.start()
+    try:
+        yield environment
+    finally:
+        timer.cancel()
+        with contextlib.suppress(Exception):  # of a user's code: no episode is played yet
+            environment.close()
 
 
 def build_pool(config: Config, size: int) -> EnvPool:

@@ -118,14 +118,14 @@ def selection_split(config: Config, tasks: Tasks) -> str | None:
     return VALIDATION if not own & others else evaluation.split
 
 
-def due(config: Config, every: int, iteration: int) -> bool:
+def due(config: Config, iteration: int, every: int) -> bool:
     """Whether something done `every` so many iterations, and after the last, is due."""
     return iteration == config.iterations or bool(every and iteration % every == 0)
 
 
 def compared_on(config: Config, selects_on: str | None, iteration: int) -> str | None:
     """`selects_on` where what is saved after an iteration is to be compared; else None."""
-    saved = iteration > 0 and due(config, config.checkpoint.every, iteration)
+    saved = iteration > 0 and due(config, iteration, config.checkpoint.every)
     return selects_on if saved else None
 
 

@@ -35,7 +35,7 @@ def write_policy(config: Config, policy: build.Policy, params: Any, folder: Path
       OSError: it could not be written; on all processes.
     """
     folder = Path(os.path.realpath(folder))
-    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    unfinished, before = (folder.with_name(folder.name + end) for end in (".unfinished", ".before"))
     model = policy.network.bind(policy.merged(params))
 
     def write() -> None:
@@ -47,9 +47,12 @@ def write_policy(config: Config, policy: build.Policy, params: Any, folder: Path
         else:
             dtype = config.model.param_dtype
             save_pretrained(merge(model), unfinished, policy.tokenizer, dtype=dtype)
-        if writes:
-            shutil.rmtree(folder, ignore_errors=True)
+        if writes:  # a kill at any moment leaves one of them whole
+            shutil.rmtree(before, ignore_errors=True)
+            if folder.exists():
+                folder.rename(before)
             unfinished.rename(folder)
+            shutil.rmtree(before, ignore_errors=True)
 
     on_all(write)
 

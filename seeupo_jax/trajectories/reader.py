@@ -76,7 +76,7 @@ class Shard(NamedTuple):
         return Path(workdir) / FOLDER / self.name
 
 
-def evaluated(split: str) -> str:
+def evaluation_label(split: str) -> str:
     """What an evaluation on a split is called where training's rollouts are called by theirs."""
     return f"eval_{split}" if split == TRAIN else split
 

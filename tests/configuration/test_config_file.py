@@ -170,7 +170,7 @@ def test_an_algorithm_object_takes_overrides_and_agrees_with_its_recipe():
 
 def test_values_nested_without_end_are_refused_from_a_dict_too():
     own = {}
-    own["own"] = own  # never ends
+    own["own"], own["again"] = own, [own]  # never ends
     for options in (own, _deep(dict), _deep(list)):
         assert "at most 32" in _sentence(
             lambda x=options: load_config({"env": {"options": {"a": x}}})

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib
 import io
+import os
 import sys
 import tomllib
 
@@ -173,7 +174,13 @@ def test_a_file_to_write_is_the_target_of_links(tmp_path):
     (tmp_path / "folder").symlink_to(tmp_path / "missing")
     assert output_file(str(tmp_path / "link")) == tmp_path / "gone" / "x.json"
     assert output_file(str(tmp_path / "folder" / "x")) == tmp_path / "missing" / "x"
+    reading, writing = os.pipe()  # as `| jq` makes of /dev/stdout
+    assert str(output_file(f"/proc/self/fd/{writing}")) == f"/proc/self/fd/{writing}"
+    os.close(reading)
+    os.close(writing)
     (tmp_path / "file").write_text("")
+    (tmp_path / "there").symlink_to(tmp_path / "file")
+    assert output_file(str(tmp_path / "there")) == tmp_path / "there"
     (tmp_path / "below").symlink_to(tmp_path / "file" / "x.json")
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
     for wrong in ("below", "circle"):

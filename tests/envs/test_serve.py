@@ -224,6 +224,28 @@ def test_a_session_whose_request_runs_is_not_idle(token_file):
         until(lambda: server.sessions == 0)
 
 
+class HangingReset(Echo):
+    def reset(self, task_id, seed):
+        assert task_id == "train/0" or self.go_on.wait(20)
+        return super().reset(task_id, seed)
+
+
+def test_a_request_that_hangs_makes_room_after_much_longer(token_file):
+    made, limits = [], {"max_sessions": 1, "max_connections": 1, "idle_s": 0.1}
+    with served(lambda: made.append(HangingReset()) or made[-1], token_file, **limits) as server:
+        with pytest.raises(TransientError):
+            remote(server.url, token_file, timeout_s=0.4).reset("train/1", 0)
+        other = remote(server.url, token_file)
+        with pytest.raises(TransientError):
+            other.reset("train/0", 0)
+        assert server.sessions == 1
+        until(lambda: server.sessions == 0)
+        other.reset("train/0", 0)
+        assert made[1].closed == 0
+        made[1].go_on.set()
+        until(lambda: made[1].closed == 1)
+
+
 def test_an_environment_is_closed_once_and_not_while_it_is_at_work(token_file):
     made = []
     with served(lambda: made.append(Echo()) or made[-1], token_file) as server:

@@ -96,6 +96,7 @@ def test_processes_that_do_not_end_are_killed_after_the_grace_or_a_second_ctrl_c
     assert run.returncode == 137
 
 
+@pytest.mark.skipif(shutil.which("timeout") is None, reason="it is of GNU")
 def test_timeouts_two_signals_let_all_processes_save(here):
     """It sends one to its child and then one to its group, the child included."""
     flags = ["-n", "2", *SMALL, "--config=wait.py", "--workdir=slow"]

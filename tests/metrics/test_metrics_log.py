@@ -220,7 +220,7 @@ def test_a_tracker_that_fails_is_told_once_and_the_others_go_on(tmp_path, monkey
             writer.write(iteration, {"a": 1.0})
             writer.draw(iteration, {}, [])
     why = "ConnectionResetError: the service is gone"
-    assert told == [f"wandb failed ({why}); training continues without it"]
+    assert told == [f"wandb failed ({why}); nothing more is written to it"]
     assert _scalars(tmp_path) == {(1, "a"): 1.0, (2, "a"): 1.0}
     assert [line["iteration"] for line in read_metrics(tmp_path)] == [1, 2]
 

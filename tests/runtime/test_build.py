@@ -5,12 +5,15 @@ import numpy as np
 import pytest
 from places import CONFIGS
 
+from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.envs.order_desk.environment import OrderDesk
+from seeupo_jax.envs.transport.isolated import ProcessDied
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.policy import from_pretrained, save_pretrained
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import check_config
+from seeupo_jax.runtime.episode_host import started
 
 CONFIG = CONFIGS / "quickstart.py"
 
@@ -193,15 +196,35 @@ FORKS = ["recipe=spo_tree", "rollout.group_size=4"]
 def test_what_plays_is_what_is_asked_whether_conversations_can_branch():
     rolling = "env.name=isolated_cases:Rolling"
     check_config(load_config(CONFIG, [*FORKS, rolling]))
-    with pytest.raises(ValueError, match="Isolated.reset.*called twice.*env.isolation=thread, or"):
+    with pytest.raises(ValueError, match="cases:Rolling.reset.*called twice.*isolation=thread, or"):
         check_config(load_config(CONFIG, [*FORKS, rolling, "env.isolation=process"]))
+
+
+class BadClose(OrderDesk):
+    def close(self):
+        raise OSError("no way out")
+
+
+def test_an_environment_that_cannot_be_closed_passes_the_checks():
+    check_config(
+        load_config(CONFIG, [*FORKS, f"env.name={__name__}:BadClose", "rollout.grammar=tool_calls"])
+    )
+
+
+def test_a_process_that_hangs_in_a_check_is_killed(tmp_path, caplog):
+    options = {"options": {"folder": str(tmp_path)}, "isolation": "process", "timeout_s": 1.5}
+    with started(schema.Env("isolated_cases:Wild", **options), calls=2) as environment:
+        with pytest.raises(ProcessDied, match="signal 9"):
+            environment.reset("hang", 0)
+            environment.step("")
+    assert "2 calls of env isolated_cases:Wild take more than 3 s" in caplog.text
 
 
 def test_every_part_of_a_mixture_is_asked_whether_conversations_can_branch():
     mixture = "env={'name': 'mixture', 'options': {'environments': [%s]}}"
     rolling, steady = "{'name': 'isolated_cases:Rolling'}", "{'name': 'order_desk'}"
     check_config(load_config(CONFIG, [*FORKS, mixture % rolling]))
-    with pytest.raises(ValueError, match="forks: Mixture.reset.'Rolling:a', .*called twice"):
+    with pytest.raises(ValueError, match="forks: mixture.reset.'Rolling:a', .*called twice"):
         check_config(load_config(CONFIG, [*FORKS, mixture % f"{steady}, {rolling}"]))
 
 

@@ -1,6 +1,7 @@
 """A policy is written whole, through links; what cannot be written ends the run everywhere."""
 
 import json
+from pathlib import Path
 
 import learner_cases
 import numpy as np
@@ -53,3 +54,26 @@ def test_a_link_to_itself_is_no_folder_for_a_policy(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(ValueError, match="--output: got .*loop, which is there; allowed: a new or"):
         check_output(tmp_path / "loop")
+
+
+def test_one_policy_or_the_other_is_whole_whenever_writing_ends(tmp_path, monkeypatch):
+    network, params = learner_cases.policy()
+    policy, rename = Policy(network, None, make_mesh(Mesh())), Path.rename
+
+    def killed(self, target):
+        if self.suffix == ".unfinished":
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    write_policy(Config(), policy, params, tmp_path / "policy")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "rename", killed)
+        write_policy(Config(), policy, params, tmp_path / "policy")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "policy.before",
+        "policy.unfinished",
+    ]
+    for folder in tmp_path.iterdir():
+        from_pretrained(folder)
+    write_policy(Config(), policy, params, tmp_path / "policy")
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]

@@ -11,7 +11,7 @@ from seeupo_jax.trajectories.reader import (
     FIELDS,
     FOLDER,
     Shard,
-    evaluated,
+    evaluation_label,
     find_shards,
     pack_shard,
     read_shard,
@@ -90,7 +90,7 @@ def test_evaluations_on_the_training_tasks_are_told_from_what_training_learned_f
     ]
     assert [*read_trajectories(tmp_path, evaluation=True)] == [played, old | {"evaluation": True}]
     assert len([*read_trajectories(tmp_path, split="train")]) == 4
-    assert [evaluated(split) for split in ("train", "test")] == ["eval_train", "test"]
+    assert [evaluation_label(split) for split in ("train", "test")] == ["eval_train", "test"]
 
 
 def test_files_are_named_by_split_and_iteration(tmp_path):

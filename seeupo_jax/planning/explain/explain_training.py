@@ -213,7 +213,7 @@ def _iterations(config: Config, begins: _Start) -> list[str]:
 
 def _due(config: Config, every: int, done: int) -> list[int]:
     """Iterations to come after which something done `every` so many is done."""
-    return [i for i in range(done + 1, config.iterations + 1) if due(config, every, i)]
+    return [i for i in range(done + 1, config.iterations + 1) if due(config, i, every)]
 
 
 def _evaluated(config: Config, begins: _Start) -> dict[str, list[int]]:
@@ -223,8 +223,8 @@ def _evaluated(config: Config, begins: _Start) -> dict[str, list[int]]:
     except Missing:
         selects_on = config.evaluation.select_on if config.checkpoint.keep_best else None
     splits: dict[str, list[int]] = {}
-    last = [] if begins.evaluated else [begins.done]
-    for iteration in last + _due(config, config.evaluation.every, begins.done):
+    pending = [] if begins.evaluated else [begins.done]
+    for iteration in pending + _due(config, config.evaluation.every, begins.done):
         for split in evaluated_splits(config, selects_on, iteration):
             splits.setdefault(split, []).append(iteration)
     return splits

@@ -13,22 +13,22 @@ from seeupo_jax.envs.snapshot import has_fork
 from seeupo_jax.rollout.episode import Episode
 
 
-def check_replayable(environment: Environment, task_ids: Sequence[str], seed: int) -> None:
+def check_replayable(
+    environment: Environment, task_ids: Sequence[str], seed: int, name: str | None = None
+) -> None:
     """Whether an environment can be copied or begins each task alike, as a replay needs.
 
-    It is closed.
+    Args:
+      name: what the error calls it; None: its class's.
 
     Raises:
       ValueError: one sentence with what differs, or what it failed by.
     """
-    try:
-        for task_id in () if has_fork(environment) else task_ids:
-            _check_task(environment, task_id, seed)
-    finally:
-        environment.close()
+    for task_id in () if has_fork(environment) else task_ids:
+        _check_task(environment, task_id, seed, name or type(environment).__name__)
 
 
-def _check_task(environment: Environment, task_id: str, seed: int) -> None:
+def _check_task(environment: Environment, task_id: str, seed: int, name: str) -> None:
     try:
         one, other = (
             gate.check_opening(gate.reset(environment, task_id, seed, episode_seed=0))
@@ -38,8 +38,8 @@ def _check_task(environment: Environment, task_id: str, seed: int) -> None:
             _check_same(what, got, before)
     except Exception as error:  # of a user's code
         raise ValueError(
-            f"config.algorithm.forks: {type(environment).__name__}.reset({task_id!r}, {seed}),"
-            f" called twice: {gate.describe(error)}; allowed: an environment with fork() and"
+            f"config.algorithm.forks: {name}.reset({task_id!r}, {seed}), called twice:"
+            f" {gate.describe(error)}; allowed: an environment with fork() and"
             " env.isolation=thread, or whose episodes can be replayed."
         ) from error
 

@@ -151,9 +151,9 @@ class _Reading:
         return own
 
 
-def _check_last(shown: Demonstration) -> None:
+def _check_last(conversation: Demonstration) -> None:
     """ValueError where the last message of an assistant, the only one to train on, is context."""
-    weights = [m.get("weight", 1) for m in shown.messages if m["role"] == "assistant"]
+    weights = [m.get("weight", 1) for m in conversation.messages if m["role"] == "assistant"]
     if weights and not weights[-1]:
         raise ValueError(
             "messages: got weight 0 for the last one of the assistant; allowed with"

@@ -33,7 +33,7 @@ from seeupo_jax.runtime.training.run_log import Labels
 from seeupo_jax.runtime.training.run_parts import RunParts, build_parts
 from seeupo_jax.runtime.training.stagnation import check_groups, check_paid
 from seeupo_jax.trajectories.forks import fill_up
-from seeupo_jax.trajectories.reader import TRAIN, evaluated
+from seeupo_jax.trajectories.reader import TRAIN, evaluation_label
 from seeupo_jax.types import Trajectory, TrajectoryStats
 
 UNKNOWN = Launch()  # how the run was begun is not known
@@ -89,7 +89,7 @@ class Run:
 
     def due(self, iteration: int, every: int) -> bool:
         """Whether something done `every` so many iterations, and after the last, is due."""
-        return due(self.parts.config, every, iteration)
+        return due(self.parts.config, iteration, every)
 
     def compile(self, state: RunState) -> RunState:
         """Compiles all programs ahead; the training state comes back bit for bit.
@@ -239,7 +239,7 @@ class Run:
         self, iteration: int, split: str, trajectories: Sequence[Trajectory], labels: Labels
     ) -> None:
         self.parts.log.episodes(iteration, split, trajectories, labels)
-        self.parts.callbacks.trajectories(iteration, evaluated(split), trajectories)
+        self.parts.callbacks.trajectories(iteration, evaluation_label(split), trajectories)
 
     def finish(self, state: RunState) -> None:
         """Waits for the last checkpoint and leaves the trained policy in WORKDIR/policy."""

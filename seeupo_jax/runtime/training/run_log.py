@@ -24,7 +24,7 @@ from seeupo_jax.rollout.episode_metrics import (
 )
 from seeupo_jax.runtime.build import Policy
 from seeupo_jax.runtime.training.phase_times import PhaseTimes, write_description
-from seeupo_jax.trajectories.reader import TRAIN, Shard, evaluated
+from seeupo_jax.trajectories.reader import TRAIN, Shard, evaluation_label
 from seeupo_jax.trajectories.trajectory_record import TokenTexts
 from seeupo_jax.trajectories.trajectory_writer import TrajectoryWriter
 from seeupo_jax.types import Trajectory, TrajectoryStats
@@ -121,7 +121,7 @@ class RunLog:
         """Keeps what was played in an evaluation after an iteration."""
         if self._writes:
             self._trajectories.write(Shard(iteration, split, evaluation=True), trajectories, labels)
-            self._metrics.draw(iteration, {}, samples_of(trajectories, evaluated(split)))
+            self._metrics.draw(iteration, {}, samples_of(trajectories, evaluation_label(split)))
 
     def evaluation(self, iteration: int, values: Mapping[str, Any]) -> dict[str, Any]:
         """Writes, shows and returns an evaluation's metrics."""
