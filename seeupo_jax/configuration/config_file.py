@@ -193,7 +193,7 @@ def _plain(values: Any, within: tuple[int, ...] = ()) -> Any:
         values = _fields(values) | {"algorithm": own}
     elif dataclasses.is_dataclass(values) and not isinstance(values, type):
         values = _fields(values)
-    elif type(values).__name__ in ("ConfigDict", "FrozenConfigDict"):  # of ml_collections
+    elif any(kind.__name__ == "ConfigDict" for kind in type(values).__mro__):  # of ml_collections
         values = values.to_dict()
     if isinstance(values, Mapping):
         return {key: _plain(value, within) for key, value in values.items()}
