@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,27 +35,46 @@ def write_policy(config: Config, policy: build.Policy, params: Any, folder: Path
     Raises:
       OSError: it could not be written; on all processes.
     """
-    folder = Path(os.path.realpath(folder))
-    unfinished, before = (folder.with_name(folder.name + end) for end in (".unfinished", ".before"))
     model = policy.network.bind(policy.merged(params))
 
-    def write() -> None:
-        writes = jax.process_index() == 0
-        if writes:
-            shutil.rmtree(unfinished, ignore_errors=True)
+    def write(unfinished: Path) -> None:
         if model.arch.lora is not None and not config.lora.merge:
             save_adapters(model, unfinished, str(config.model.path))
         else:
             dtype = config.model.param_dtype
             save_pretrained(merge(model), unfinished, policy.tokenizer, dtype=dtype)
-        if writes:  # a kill at any moment leaves one of them whole
+
+    replace_folder(folder, write)
+
+
+def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
+    """Writes a folder anew beside its place, and puts it there whole; all processes call it.
+
+    A kill at any moment leaves one of them whole.
+
+    Args:
+      folder: or a link to it, which stays.
+      write: takes the place beside it; what process 0 leaves there is the folder.
+
+    Raises:
+      OSError: it could not be written; on all processes.
+    """
+    folder = Path(os.path.realpath(folder))
+    unfinished, before = (folder.with_name(folder.name + end) for end in (".unfinished", ".before"))
+
+    def replace_it() -> None:
+        writes = jax.process_index() == 0
+        if writes:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        write(unfinished)
+        if writes:
             shutil.rmtree(before, ignore_errors=True)
             if folder.exists():
                 folder.rename(before)
             unfinished.rename(folder)
             shutil.rmtree(before, ignore_errors=True)
 
-    on_all(write)
+    on_all(replace_it)
 
 
 def saved_weights(config: Config, weights: str | None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from typing import Any
 import jax
 import optax
 
-from seeupo_jax.checkpoint.process_sync import on_all, on_primary
+from seeupo_jax.checkpoint.process_sync import on_primary
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.supervised_schema import WarmStartStage
 from seeupo_jax.display.progress import Progress
@@ -22,7 +21,7 @@ from seeupo_jax.parallel.distributed import agree
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.runtime import build
-from seeupo_jax.runtime.policy_folder import starting_folder
+from seeupo_jax.runtime.policy_folder import replace_folder, starting_folder
 from seeupo_jax.runtime.sft.conversation_sources import (
     DEMONSTRATIONS,
     WithCallsAsText,
@@ -56,7 +55,7 @@ def start_policy(
             f"--workdir: got {workdir}, whose warm_start not all processes see; allowed: a folder"
             " that all of them share."
         )
-    on_primary(lambda: _keep_output(config, folder))
+    _keep_output(config, folder)
     return folder
 
 
@@ -64,12 +63,14 @@ def _keep_output(config: Config, folder: str) -> None:
     """Copies the policy that a warm start has made to `config.warm_start.output`, once."""
     if config.warm_start.output is None or not config.warm_start.stages:
         return
-    output = Path(os.path.realpath(config.warm_start.output))
-    if not (output.exists() and any(output.iterdir())):
-        unfinished = output.with_name(f"{output.name}.unfinished")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        shutil.copytree(folder, unfinished)
-        unfinished.rename(output)
+    output = Path(config.warm_start.output)
+
+    def copy(unfinished: Path) -> None:
+        if jax.process_index() == 0:
+            shutil.copytree(folder, unfinished)
+
+    if on_primary(lambda: not output.exists() or not any(output.iterdir())):
+        replace_folder(output, copy)
 
 
 def _warm_start(
@@ -113,16 +114,10 @@ def _warm_start(
                 progress.log(
                     f"{shown.counts['cut']} demonstrations were cut at {shown.limit} tokens"
                 )
-    unfinished = workdir / "warm_start.unfinished"
-
-    def write() -> None:
-        if jax.process_index() == 0:
-            shutil.rmtree(unfinished, ignore_errors=True)
-        save_pretrained(policy.network.bind(policy.merged(params)), unfinished, policy.tokenizer)
-        if jax.process_index() == 0:
-            unfinished.rename(workdir / "warm_start")
-
-    on_all(write)  # the others look for it next
+    model = policy.network.bind(policy.merged(params))
+    replace_folder(
+        workdir / "warm_start", lambda folder: save_pretrained(model, folder, policy.tokenizer)
+    )
 
 
 def stage_optimizer(stage: WarmStartStage) -> optax.GradientTransformation:
