@@ -28,7 +28,7 @@ class Damaged(Exception):
 def is_checkpoint(folder: epath.Path) -> bool:
     """Whether a folder is a checkpoint, finished or not, by what is in it.
 
-    Its name does not tell: a user may have a folder 2024. An empty one is an interrupted save.
+    Its name does not decide: a user may have a folder 2024. An empty one is an interrupted save.
     """
     # Another process may be removing it; what is closed to this user is not ours.
     with contextlib.suppress(FileNotFoundError, PermissionError):
@@ -37,8 +37,8 @@ def is_checkpoint(folder: epath.Path) -> bool:
         inside = {path.name for path in folder.iterdir()}
         if MANIFEST in inside:
             return STATE in inside or _is_sealed(folder)
-        begun = any(name.startswith(_UNFINISHED) for name in inside)
-        return not inside or begun or any((folder / STATE / name).exists() for name in _OF_ORBAX)
+        started = any(name.startswith(_UNFINISHED) for name in inside)
+        return not inside or started or any((folder / STATE / name).exists() for name in _OF_ORBAX)
     return False
 
 

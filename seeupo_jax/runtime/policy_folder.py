@@ -48,9 +48,9 @@ def write_policy(config: Config, policy: build.Policy, params: Any, folder: Path
 
 
 def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Writes a folder anew beside its place, and puts it there whole; all processes call it.
+    """Writes a folder anew beside its place, then renames it; all processes call it.
 
-    A kill at any moment leaves one of them whole.
+    A kill at any moment leaves the old one or the new one complete.
 
     Args:
       folder: or a link to it, which stays.
