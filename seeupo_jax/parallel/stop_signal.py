@@ -20,9 +20,11 @@ class StoppedCompiling(Stopped):
 
 
 class StopRequest:
-    """Takes SIGTERM (preemption) and SIGINT while it is open; a second SIGINT acts as usual.
+    """Takes SIGTERM (preemption), SIGINT and SIGHUP while it is open.
 
-    A second SIGTERM does not: Slurm sends it twice, and launchers pass on what their group got.
+    SIGHUP comes with a terminal that is closed; one that is ignored, as under nohup, stays so. A
+    second SIGINT acts as usual. A second one of the others does not: Slurm sends SIGTERM twice,
+    and launchers pass on what their group got.
 
     On another thread than the main one it takes none: Python allows no handlers there.
 
@@ -38,7 +40,7 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in _signals():
                 self._before[number] = signal.signal(number, self._on_signal)
         return self
 
@@ -64,3 +66,10 @@ class StopRequest:
         self.ask(signal.Signals(number).name)
         if number == signal.SIGINT:
             signal.signal(number, self._before[number])
+
+
+def _signals() -> list[signal.Signals]:
+    """What a run takes; Windows has no SIGHUP."""
+    hangup = getattr(signal, "SIGHUP", None)
+    ignored = hangup is None or signal.getsignal(hangup) == signal.SIG_IGN
+    return [signal.SIGTERM, signal.SIGINT, *([] if ignored else [hangup])]

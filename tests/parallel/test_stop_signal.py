@@ -19,6 +19,7 @@ from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.runtime.training import warm_starting
 from seeupo_jax.train import train as train_run
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CHOICES = ("--config.iterations=4", "--config.checkpoint.every=3", "--config.evaluation.every=2")
 MANY = (
     *CHOICES,
@@ -286,9 +287,17 @@ def test_a_relative_workdir_is_that_of_the_folder_that_the_run_began_in(model, h
     assert (model.parent / "relative_saved" / "1" / "manifest.json").is_file()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_interrupt_acts_as_usual_and_a_second_sigterm_does_not(number):
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+@pytest.fixture
+def hangup():
+    """The tests may run under nohup, which has them ignore it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_second_interrupt_acts_as_usual_and_a_second_of_the_others_does_not(number, hangup):
+    before = [signal.getsignal(each) for each in SIGNALS]
     with StopRequest() as request:
         signal.raise_signal(number)
         assert (request.asked, request.reason) == (True, signal.Signals(number).name)
@@ -297,4 +306,11 @@ def test_a_second_interrupt_acts_as_usual_and_a_second_sigterm_does_not(number):
                 signal.raise_signal(number)
         else:
             signal.raise_signal(number)
-    assert before == (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
+    assert before == [signal.getsignal(each) for each in SIGNALS]
+
+
+def test_a_hangup_that_is_ignored_stays_so(hangup):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with StopRequest() as request:
+        signal.raise_signal(signal.SIGHUP)
+        assert not request.asked

@@ -153,6 +153,7 @@ class OwnServer:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
+                start_new_session=True,  # Ctrl-C in a terminal is for the trainer only
             )
         with contextlib.suppress(BrokenPipeError):  # it has died: reading its port fails
             self._process.stdin.write(f"{token}\n".encode())
