@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from seeupo_jax.envs.appworld.prompt import (
     system_message,
     task_message,
 )
-from seeupo_jax.envs.appworld.server import OwnServer, PoolServer, python_of
+from seeupo_jax.envs.appworld.server import OwnServer, PoolServer, ServerError, python_of
 from seeupo_jax.envs.base import Message, Missing, StepResult, Tool, check_choice
 from seeupo_jax.envs.episode_rewards import REWARDS, EpisodeReward
 from seeupo_jax.envs.tool_calls import ToolCallError, parse_fenced
@@ -28,6 +29,7 @@ SPLITS = {"train": "train", "test": "dev"} | {
     name: name for name in ("dev", "test_normal", "test_challenge")
 }
 _SERVER_MARGIN_S = 20  # of a request beyond its code: saving the world, evaluating it
+_HUNG = "The code could not be interrupted; the episode is over."
 _RAISED = "Execution failed."  # how AppWorld begins the output of code that raised
 
 
@@ -51,7 +53,8 @@ class AppWorld:
       tokenizer, as parts of words, digits and signs (`prompt.cut`): what the apps print
       has 1 to 1.3 times as many of them as of Qwen's tokens (access tokens: 0.8), of which the
       paper shows 3000.
-    code_s: seconds after which a block is interrupted; its output says so.
+    code_s: seconds after which a block is interrupted; its output says so. One that cannot be ends
+      its server with the limit of a request, and the episode, which then meets no requirement.
     start_s: seconds in which a server must start, or become free.
     memory_mb: a server that is larger is replaced before the next episode; in an episode, a block
       that takes it to twice that gets a MemoryError.
@@ -118,8 +121,8 @@ class AppWorld:
         """Runs a message's block and evaluates the world.
 
         info: `requirements_passed` of `requirements`, `completed` by the policy, `calls`,
-        `outputs_cut` so far, `bad_call` when the message held no block that could be run,
-        `out_of_calls` when the bound ended the episode.
+        `outputs_cut` so far, `bad_call` when the message held no block that could be run, `hung`
+        when its block could not be interrupted, `out_of_calls` when the bound ended the episode.
 
         Raises:
           ServerError: the server died or did not answer; the episode is lost.
@@ -171,16 +174,18 @@ class _Episode:
         self._calls += 1
         self._reward.read(text)
         code, answer = _read(text)
-        self._executed.append(code is not None)
-        completed = False
-        if code is not None:
-            output = escaped(self._call("execute", code=code))
-            self._executed[-1] = not output.startswith(_RAISED)
+        output = None if code is None else self._execute(code)
+        self._executed.append(output is not None and not output.startswith(_RAISED))
+        completed, hung = False, code is not None and output is None
+        if output is not None:
             answer = output_message(self._cut(output))
             completed = self._call("task_completed")
             self._evaluate()
-        out_of_calls = not completed and self._calls >= self._options.max_calls
-        self._done = completed or out_of_calls
+        elif hung:
+            answer, self._passed = _HUNG, 0  # with its server the world is gone
+        ended = completed or hung
+        out_of_calls = not ended and self._calls >= self._options.max_calls
+        self._done = ended or out_of_calls
         info = {
             "requirements_passed": self._passed,
             "requirements": self._requirements,
@@ -189,6 +194,7 @@ class _Episode:
             "outputs_cut": self._outputs_cut,
             "bad_call": code is None,
             "executed": [*self._executed],
+            "hung": hung,
             "out_of_calls": out_of_calls,
         }
         observation = ({"role": "user", "content": answer},)
@@ -197,6 +203,16 @@ class _Episode:
     @property
     def score(self) -> float:
         return self._passed / self._requirements
+
+    def _execute(self, code: str) -> str | None:
+        """What a block printed; None: it ran beyond its time, and its server with it."""
+        begun = time.monotonic()
+        try:
+            return escaped(self._call("execute", code=code))
+        except ServerError:
+            if time.monotonic() - begun <= self._options.code_s:
+                raise
+            return None
 
     def _evaluate(self) -> None:
         verdict = self._call("evaluate", suppress_errors=True)
