@@ -360,6 +360,7 @@ def test_when_all_are_damaged_the_error_names_each(saved):
     checkpoints, _ = _open(saved)
     with pytest.raises(ValueError, match="checkpoint 20 lacks .* checkpoint 10 lacks"):
         checkpoints.restore(_state())
+    assert checkpoints.restore(_state(), optional=True) is None
 
 
 def test_a_damaged_checkpoint_neither_blocks_nor_outlives_the_next_save(saved):
