@@ -28,6 +28,10 @@ RUN pip install --no-deps --editable . \
     && mkdir /runs \
     && chown seeupo /runs
 
+# What an environment needs besides: docker build --build-arg SETUP='sh third_party/bfcl/setup.sh python'
+ARG SETUP
+RUN sh -c "$SETUP"
+
 # Where a platform gives its devices to root alone: docker build --build-arg RUN_AS=root ...
 ARG RUN_AS=seeupo
 USER $RUN_AS

@@ -31,6 +31,7 @@ help:
 	@echo "make check        style, the rules of imports, and the tests of changed files (FILES='a.py b.py')"
 	@echo "make lint         ruff format, ruff check, pyright, shellcheck, and the site's links"
 	@echo "make docs         the documentation as a site, in site/"
+	@echo "make clean        remove $(VENV) and site/; what runs have written stays"
 
 $(UV):
 	@echo "Making $(VENV) ..."
@@ -122,4 +123,4 @@ docs: $(VENV)/development
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) runs site
+	rm -rf $(VENV) site

@@ -2,7 +2,8 @@
 # The launch scripts' part on a host of a cluster: set it up, run a command, follow and stop it.
 set -eu
 state=${HOME:-/tmp}/seeupo_jax_run # log, pid and exit code of the run that `start` began
-stopped_code=143           # a run that saved and ended after SIGTERM
+boot=/proc/sys/kernel/random/boot_id # another one whenever the machine starts
+stopped_code=143 # a run that saved and ended after SIGTERM
 
 usage() {
     cat <<END
@@ -11,7 +12,8 @@ usage: launch/on_host.sh run [--code FILE] COMMAND...   run it, and pass SIGTERM
        launch/on_host.sh follow [LINES]     show the log (its last LINES) until the run ends
        launch/on_host.sh code               its exit code, or: running, lost, none
        launch/on_host.sh stop [SECONDS]     SIGTERM, and wait for the end
-       launch/on_host.sh install REQUIREMENT   .venv with this package and, such as, jax[tpu]
+       launch/on_host.sh install REQUIREMENT [COMMAND]   .venv with this package and, such as,
+                                            jax[tpu]; then a command of the shell
        launch/on_host.sh mount BUCKET       a Cloud Storage bucket as /mnt/BUCKET
 
 A command that ends with 0 after SIGTERM was only stopped: the exit code is then $stopped_code, so
@@ -56,7 +58,7 @@ run() {
 code() {
     if [ ! -f "$state/pid" ]; then
         echo none
-    elif [ ! -f "$state/code" ] && kill -0 "$(cat "$state/pid")" 2>/dev/null; then
+    elif [ ! -f "$state/code" ] && kill -0 "$(cat "$state/pid")" 2>/dev/null && same_boot; then
         echo running
     elif [ -f "$state/code" ]; then # written before the run ends
         cat "$state/code"
@@ -65,11 +67,17 @@ code() {
     fi
 }
 
+# same_boot: whether the host has not restarted since `start`; else the number is another process's.
+same_boot() {
+    [ "$(cat "$state/boot" 2>/dev/null)" = "$(cat "$boot")" ]
+}
+
 start() {
     [ $# -gt 0 ] || fail "start: got no command; allowed: one."
     [ "$(code)" != running ] || fail "a run is active on this host; stop it first."
     mkdir -p "$state"
     rm -f "$state/code"
+    cat "$boot" >"$state/boot"
     : >>"$state/log" # exists at once, for `follow`
     (run --code "$state/code" "$@") </dev/null >>"$state/log" 2>&1 &
     echo $! >"$state/pid"
@@ -77,6 +85,7 @@ start() {
 
 follow() {
     [ -f "$state/log" ] || fail "no run was started on this host."
+    [ "$(code)" = running ] || exec tail -n "${1-+1}" "$state/log"
     # Ends with the run, after reading the rest of the log.
     exec tail -n "${1-+1}" -f --pid="$(cat "$state/pid")" "$state/log"
 }
@@ -92,13 +101,15 @@ stop() {
     done
 }
 
-# The Python of a TPU VM may be older than 3.11: uv installs its own.
+# The Python of a TPU VM may be older than 3.11: uv installs its own. An environment that uv makes
+# has no pip: the set-ups in third_party find uv there.
 install() {
     cd "$(dirname "$0")/.."
     export PIP_BREAK_SYSTEM_PACKAGES=1 # only uv is installed beside the system's packages
     python3 -m pip install --user --quiet --disable-pip-version-check uv
     [ -x .venv/bin/python ] || python3 -m uv venv --quiet --python 3.12 .venv
-    python3 -m uv pip install --quiet --python .venv/bin/python --editable '.[gcs]' "${1:?}"
+    python3 -m uv pip install --quiet --python .venv/bin/python --editable '.[gcs]' "${1:?}" uv
+    [ -z "${2-}" ] || sh -c "$2"
 }
 
 mount_bucket() {
@@ -110,11 +121,15 @@ mount_bucket() {
             "gcsfuse-$(lsb_release -cs) main" |
             sudo tee /etc/apt/sources.list.d/gcsfuse.list >/dev/null
         sudo apt-get update -qq
-        sudo apt-get install -qq -y gcsfuse
+        # A new machine may be installing its updates.
+        sudo apt-get -o DPkg::Lock::Timeout=300 install -qq -y gcsfuse
     fi
     sudo mkdir -p "/mnt/$1"
     sudo chown "$(id -u):$(id -g)" "/mnt/$1"
-    gcsfuse --implicit-dirs "$1" "/mnt/$1"
+    # Checkpoints and policies are renamed as folders, which is refused by default. What one host has
+    # written others must see, where the default of some machines is to remember for ever.
+    gcsfuse --implicit-dirs --rename-dir-limit=200000 --metadata-cache-ttl-secs=0 \
+        --metadata-cache-negative-ttl-secs=0 "$1" "/mnt/$1"
 }
 
 what=${1-}

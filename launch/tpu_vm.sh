@@ -2,8 +2,8 @@
 # Trains on Cloud TPU VMs that are asked for as a queued resource; one slice or several.
 set -eu
 dry_run='' module=seeupo_jax.train name='' zone='' project='' accelerator_type=''
-runtime_version='' spot='' slices=1 bucket='' git='' ref=main keep_alive='' max_restarts=50
-wait_limit=21600 poll=30 delete_when_done=''
+runtime_version='' spot='' slices=1 bucket='' git='' ref=main setup='' keep_alive=''
+max_restarts=50 wait_limit=21600 poll=30 delete_when_done=''
 # shellcheck source=launch/common.sh
 . "$(dirname "$0")/common.sh"
 
@@ -31,7 +31,9 @@ usage: launch/tpu_vm.sh COMMAND --name=NAME --zone=ZONE [OPTION...]
   --slices N                as many TPUs that train as one (default: $slices)
   --bucket BUCKET           a Cloud Storage bucket, /mnt/BUCKET on every host
   --git URL, --ref REF      install what is there instead of this checkout (default: $ref)
-  --keep-alive              resume automatically when the TPU is preempted
+  --setup COMMAND           run it on every host once that is installed, from the top of the
+                            checkout, such as 'sh third_party/bfcl/setup.sh .venv/bin/python'
+  --keep-alive              resume automatically when the TPU is preempted or a host restarts
   --max-restarts N          how often (default: $max_restarts)
   --wait-limit S            seconds in the queue (default: $wait_limit); --poll S between looks
   --delete-when-done        give the TPU back when training has ended, well or not
@@ -51,7 +53,7 @@ esac
 shift
 parse "--spot --keep-alive --delete-when-done --dry-run" "--name --zone --project \
 --accelerator-type --runtime-version --slices --bucket --git --ref --max-restarts --wait-limit \
---poll --module" "$@"
+--poll --setup --module" "$@"
 shift "$parsed"
 
 required --name "$name" my-tpu
@@ -72,13 +74,15 @@ case $command in
 esac
 # check_mounted: of a new machine, on which nothing but --bucket is at /mnt.
 check_mounted() {
-    case $workdir in
-        /mnt/?*)
-            wanted=${workdir#/mnt/} wanted=${wanted%%/*}
-            [ "$bucket" = "$wanted" ] ||
-                fail "--bucket: got '$bucket'; allowed: '$wanted', as in --workdir=$workdir."
-            ;;
-    esac
+    for given in "--workdir=$workdir" "--config.checkpoint.directory=$checkpoints"; do
+        case $given in
+            *=/mnt/?*)
+                wanted=${given#*=/mnt/} wanted=${wanted%%/*}
+                [ "$bucket" = "$wanted" ] ||
+                    fail "--bucket: got '$bucket'; allowed: '$wanted', as in $given."
+                ;;
+        esac
+    done
 }
 
 case $command in
@@ -95,12 +99,32 @@ case $command in
     *) [ $# -eq 0 ] || fail "$command: got '$1'; allowed: no arguments for the training." ;;
 esac
 need gcloud
-case $command in
-    all | install | resume) [ -n "$git" ] || need git tar ;;
-esac
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
+
+# packed: the names of this checkout's files, without what git ignores; each ends with a NUL.
+packed() {
+    git ls-files -z --cached --others --exclude-standard | xargs -0 sh -c "$existing" sh
+}
+# shellcheck disable=SC2016  # the inner shell expands it
+existing='for file; do [ ! -e "$file" ] || printf "%s\0" "$file"; done'
+
+check_size() {
+    need git tar
+    [ -z "$dry_run" ] || return 0
+    (cd "$root" && packed | xargs -0 du -sk) | sort -rn >"$scratch/sizes"
+    total=0 largest=''
+    while read -r size file; do
+        total=$((total + size)) largest=${largest:-$file}
+    done <"$scratch/sizes"
+    [ "$total" -le 500000 ] || fail "this checkout: got $((total / 1000)) MB, '$largest' its \
+largest file; allowed: 500 MB. Keep models and data in the bucket, or name them in .gitignore."
+}
+
+case $command in
+    all | install | resume) [ -n "$git" ] || check_size ;;
+esac
 
 # tpu VERB ARGUMENT...: gcloud on the queued resource.
 tpu() {
@@ -184,7 +208,7 @@ create() {
 }
 
 install_checkout() {
-    here='seeupo_jax/launch/on_host.sh install '$(quote 'jax[tpu]')
+    here='seeupo_jax/launch/on_host.sh install '$(quote 'jax[tpu]' ${setup:+"$setup"})
     if [ -n "$git" ]; then
         on_all "test -d seeupo_jax || git clone --quiet $(quote "$git") seeupo_jax; cd seeupo_jax &&\
  git fetch --quiet origin $(quote "$ref") && git checkout --quiet --detach FETCH_HEAD && cd .. &&\
@@ -193,34 +217,33 @@ install_checkout() {
         archive=$scratch/seeupo_jax.tar.gz
         pack "$archive" || return 1
         tpu scp "$archive" "$name:seeupo_jax.tar.gz" --node=all --worker=all || return 1
-        # Files of another checkout are removed; the environment and local runs stay.
+        # Files of another checkout are removed; local runs, models and what set-ups make stay.
         on_all "mkdir -p seeupo_jax && find seeupo_jax -mindepth 1 -maxdepth 1 ! -name .venv\
- ! -name runs -exec rm -rf {} + && tar -xzf seeupo_jax.tar.gz -C seeupo_jax && $here" || return 1
+ ! -name runs ! -name models ! -name third_party -exec rm -rf {} + &&\
+ tar -xzf seeupo_jax.tar.gz -C seeupo_jax && $here" || return 1
     fi
 }
 
 # pack FILE: this checkout as it is, without what git ignores.
 pack() {
-    # shellcheck disable=SC2016  # the inner shell expands it
-    existing='for file; do [ ! -e "$file" ] || printf "%s\0" "$file"; done'
     if [ -n "$dry_run" ]; then
         printf 'cd %s && %s | xargs -0 sh -c %s sh | tar --null -T - -czf %s\n' "$(quote "$root")" \
             'git ls-files -z --cached --others --exclude-standard' \
             "$(quote "$existing")" "$(quote "$1")"
         return 0
     fi
-    (
-        cd "$root"
-        git ls-files -z --cached --others --exclude-standard | xargs -0 sh -c "$existing" sh |
-            tar --null -T - -czf "$1"
-    )
+    (cd "$root" && packed | tar --null -T - -czf "$1")
 }
 
 # start ARGUMENT...: with the bucket, which a host that has restarted has lost.
 start() {
     mount=''
     [ -z "$bucket" ] || mount="launch/on_host.sh mount $bucket && "
-    on_all "cd seeupo_jax && ${mount}launch/on_host.sh start $(quote .venv/bin/python -m "$module" "$@")"
+    trains=$(quote .venv/bin/python -m "$module" "$@")
+    on_all "cd seeupo_jax && ${mount}launch/on_host.sh start $trains" || {
+        say "error: training was not started on every host; see the output above."
+        return 1
+    }
 }
 
 # follow LINES: the first host's log until its run or the connection ends; sets `outcome`.
@@ -260,18 +283,15 @@ supervise() {
     restarts=0 lines=+1 looks=0
     while :; do
         follow "$lines"
-        lines=20
+        lines=0
         case $outcome in
             0)
                 say "training has ended"
                 return 0
                 ;;
-            143 | lost | running | none | '') ;;
-            *)
-                say "error: training failed with exit code $outcome; the last lines of every host:"
-                on_all 'tail -n 20 seeupo_jax_run/log' || true
-                return "$outcome"
-                ;;
+            running | '') looks=0 lines=20 ;; # the connection was lost
+            143 | lost | none) ;;
+            *) may_be_lost || failed || return "$outcome" ;;
         esac
         ask_state ACTIVE
         case $state in
@@ -290,6 +310,18 @@ supervise() {
     done
 }
 
+# may_be_lost: whether the first host's run may have failed for want of another host: that ends it
+# with 1 or a signal, a user's mistake with 2.
+may_be_lost() {
+    [ -n "$keep_alive" ] && { [ "$outcome" -eq 1 ] || [ "$outcome" -gt 128 ]; }
+}
+
+failed() {
+    say "error: training failed with exit code $outcome; the last lines of every host:"
+    on_all 'tail -n 20 seeupo_jax_run/log' || true
+    return 1
+}
+
 # look_again ARGUMENT...: the TPU is ACTIVE although the first host's run has ended or does not
 # answer. The state may follow within minutes.
 look_again() {
@@ -301,16 +333,22 @@ look_again() {
             say "training was stopped and has saved; 'run' resumes"
             return 143
             ;;
-        lost | none)
-            [ -n "$keep_alive" ] && [ "$restarts" -lt "$max_restarts" ] || {
-                say "error: a host has restarted; 'run' resumes from the last checkpoint"
-                return 1
-            }
-            restarts=$((restarts + 1)) looks=0 lines=+1
-            say "a host has restarted; restart $restarts of $max_restarts"
-            start "$@"
-            ;;
+        lost | none) ;;
+        *) another_lost || failed || return "$outcome" ;;
     esac
+    [ -n "$keep_alive" ] && [ "$restarts" -lt "$max_restarts" ] || {
+        say "error: a host has restarted; 'run' resumes from the last checkpoint"
+        return 1
+    }
+    restarts=$((restarts + 1)) looks=0 lines=+1
+    say "a host has restarted; restart $restarts of $max_restarts"
+    on_all 'seeupo_jax/launch/on_host.sh stop' && start "$@"
+}
+
+# another_lost: whether any host has restarted or does not answer.
+another_lost() {
+    on_all 'seeupo_jax/launch/on_host.sh code' >"$scratch/codes" || return 0
+    grep -qw -e lost -e none "$scratch/codes"
 }
 
 # under_way: whether training is running, as after a `run` whose terminal was closed.
@@ -330,10 +368,7 @@ begin() {
             say "error: the hosts could not be set up; see the output above."
             return 1
         }
-        start "$@" || {
-            say "error: training was not started on every host; see the output above."
-            return 1
-        }
+        start "$@" || return 1
     fi
     code=0
     supervise "$@" || code=$?

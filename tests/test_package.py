@@ -65,6 +65,19 @@ def elsewhere(tmp_path_factory):
     return tmp_path_factory.mktemp("elsewhere")
 
 
+def test_an_image_holds_nothing_that_git_ignores():
+    """Git's pattern without a slash inside is one for every folder, Docker's one for the top."""
+
+    def lines(name):
+        return [line for line in (ROOT / name).read_text().split("\n") if line[:1] not in ("", "#")]
+
+    left_out = set(lines(".dockerignore"))
+    for line in lines(".gitignore"):
+        pattern = line.rstrip("/")
+        place = Path(pattern.lstrip("/") if "/" in pattern else f"**/{pattern}")
+        assert left_out & {str(place), *map(str, place.parents)}, line
+
+
 def test_the_installed_command_trains_a_shipped_configuration_from_any_folder(installed, elsewhere):
     small = {
         "iterations": 1,

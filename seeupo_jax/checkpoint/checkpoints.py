@@ -171,13 +171,16 @@ class Checkpoints:
         Raises:
           ValueError: the checkpoint is of another model or optimizer.
         """
+        return on_primary(lambda: self._newest(named_leaves(example), partial))
+
+    def _newest(self, wanted: Mapping[str, Any], partial: bool) -> tuple[int, Any] | None:
         for number, name in self._candidates(None):
             try:
                 manifest = read_manifest(self._directory / name)
             except Damaged as damage:
                 self._warn(f"{self._directory}: checkpoint {number} {damage}; it is skipped.")
                 continue
-            check_leaves(number, manifest["leaves"], named_leaves(example), partial)
+            check_leaves(number, manifest["leaves"], wanted, partial)
             return number, manifest["extra"]
         return None
 
@@ -190,7 +193,12 @@ class Checkpoints:
         return on_primary(lambda: next(iter(self._best_first(self._good())), None))
 
     def restore(
-        self, example: Any, *, step: int | None = None, partial: bool = False
+        self,
+        example: Any,
+        *,
+        step: int | None = None,
+        partial: bool = False,
+        optional: bool = False,
     ) -> tuple[int, Any, dict[str, Any]] | None:
         """Loads the newest checkpoint that is whole, or a given one.
 
@@ -199,6 +207,7 @@ class Checkpoints:
             is loaded gets its shardings (without one: the first device).
           step: which one; None: the newest that is whole.
           partial: load only the leaves that `example` has, for instance {"params": ...}.
+          optional: the run can do without: None, after the sentences, where all are damaged.
 
         Returns:
           (step, state, extra), or None when there is no checkpoint.
@@ -217,6 +226,8 @@ class Checkpoints:
                 reasons.append(f"checkpoint {number} {damage}")
                 passed = "it is skipped" if step is None else "it cannot be used"
                 self._warn(f"{self._directory}: {reasons[-1]}; {passed}.")
+        if optional:
+            return None
         if reasons and step is None:
             raise ValueError(
                 f"{self._directory}: all checkpoints are damaged: {'; '.join(reasons)}; remove them"

@@ -39,25 +39,45 @@ def is_bucket(folder: str | os.PathLike[str]) -> bool:
 
 
 def check_writable(folder: str | os.PathLike[str], name: str = "--workdir") -> None:
-    """Makes the folder where it is missing and writes a file there for a moment.
+    """Makes the folder where it is missing, and in it, for a moment, a folder that it renames.
 
     Args:
       folder: may be gs://BUCKET/PATH.
       name: of the setting that names the folder.
 
     Raises:
-      ValueError: this user cannot write there.
+      ValueError: this user cannot write there, or folders cannot be renamed there, as checkpoints
+        and policies are.
     """
     if is_bucket(folder):
         return _check_bucket(os.fspath(folder), name)
     path = epath.Path(folder)
-    probe = path / _probe()
     try:
         path.mkdir(parents=True, exist_ok=True)
-        probe.write_text("")
-        probe.unlink()
+        refused = _rename_one(path / _probe())
     except OSError as error:
         raise ValueError(_unwritable(folder, name, reason(error))) from error
+    if refused is not None:
+        raise ValueError(
+            f"{name}: got {os.fspath(folder)}, where folders cannot be renamed ({refused});"
+            " allowed: a folder where they can; a bucket needs a hierarchical namespace, or"
+            " gcsfuse --rename-dir-limit=200000."
+        )
+
+
+def _rename_one(probe: epath.Path) -> str | None:
+    """Makes a folder and removes it; why one in it, with a file, cannot be renamed."""
+    before = probe / "before"
+    before.mkdir(parents=True)
+    try:
+        (before / "file").write_text("")
+        try:
+            before.rename(probe / "after")
+        except OSError as error:
+            return reason(error)
+    finally:
+        probe.rmtree()
+    return None
 
 
 def _probe() -> str:

@@ -1,7 +1,9 @@
 """Checkpoints come back bit for bit, or are passed over with one sentence that says why."""
 
+import errno
 import itertools
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -360,6 +362,7 @@ def test_when_all_are_damaged_the_error_names_each(saved):
     checkpoints, _ = _open(saved)
     with pytest.raises(ValueError, match="checkpoint 20 lacks .* checkpoint 10 lacks"):
         checkpoints.restore(_state())
+    assert checkpoints.restore(_state(), optional=True) is None
 
 
 def test_a_damaged_checkpoint_neither_blocks_nor_outlives_the_next_save(saved):
@@ -578,6 +581,23 @@ def test_manifest_is_readable_by_people(saved):
 def test_a_workdir_is_made_and_left_empty(tmp_path):
     check_writable(tmp_path / "new" / "run")
     assert list((tmp_path / "new" / "run").iterdir()) == []
+
+
+def test_a_workdir_where_folders_cannot_be_renamed_is_refused(tmp_path, monkeypatch):
+    """As in a bucket with a flat namespace that gcsfuse mounts with its defaults."""
+    rename = os.rename
+
+    def refuse(source, target, **options):
+        if os.path.isdir(source) and os.listdir(source):
+            raise OSError(errno.EMFILE, "Too many open files")
+        rename(source, target, **options)
+
+    monkeypatch.setattr(os, "rename", refuse)
+    with pytest.raises(
+        ValueError, match="folders cannot be renamed .*; allowed: .*dir-limit=200000"
+    ):
+        check_writable(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_processes_of_one_number_in_two_containers_do_not_remove_each_others_file(

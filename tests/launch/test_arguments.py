@@ -70,6 +70,18 @@ WRONG = [
         ["all", *TPU, *MORE[:2], "--bucket=yours", *TRAINING],
         "--bucket: got 'yours'; allowed: 'mine', as in --workdir=/mnt/mine/run 1",
     ),
+    (
+        "tpu_vm.sh",
+        [
+            "all",
+            *TPU,
+            *MORE[:2],
+            *TRAINING[:1],
+            "--workdir=d",
+            "--config.checkpoint.directory=/mnt/b/c",
+        ],
+        "--bucket: got ''; allowed: 'b', as in --config.checkpoint.directory=/mnt/b/c",
+    ),
     ("gke_xpk.sh", ["submit"], "got 'submit'; allowed: run, logs"),
     ("gke_xpk.sh", ["run", "--cluster=c"], "--workload: got nothing"),
     ("gke_xpk.sh", ["run", *XPK], "--tpu-type: got nothing"),

@@ -62,6 +62,11 @@ def test_a_run_in_the_background_is_followed_stopped_and_asked_for_its_end(host)
     log = host.folder / "seeupo_jax_run" / "log"
     wait_for(lambda: log.exists() and log.read_text() == "ready\n")
     assert code() == "running"
+    boot = log.with_name("boot")
+    now = boot.read_text()
+    boot.write_text("of another start of the machine: the number is another process's\n")
+    assert code() == "lost" and host.run("on_host.sh", "follow").stdout == "ready\n"
+    boot.write_text(now)
     twice = host.run("on_host.sh", "start", "true")
     assert twice.returncode == 2 and "is active" in twice.stderr
     follower = subprocess.Popen(
@@ -94,9 +99,11 @@ def test_the_environment_is_made_by_uv_once(host):
     into = ["pip", "install", "--quiet", "--python", ".venv/bin/python", "--editable", ".[gcs]"]
     pip = ["python3", "-m", "pip", "install", "--user", "--quiet", "--disable-pip-version-check"]
     made = [*uv, "venv", "--quiet", "--python", "3.12", ".venv"]
-    assert host.calls() == [[*pip, "uv"], made, [*uv, *into, "jax[tpu]"]]
-    assert host.run("on_host.sh", "install", "jax[tpu]").returncode == 0
-    assert host.calls()[3:] == [[*pip, "uv"], [*uv, *into, "jax[tpu]"]]
+    assert host.calls() == [[*pip, "uv"], made, [*uv, *into, "jax[tpu]", "uv"]]
+    set_up = "test -x .venv/bin/python && touch 'set up'; exit 3"
+    assert host.run("on_host.sh", "install", "jax[tpu]", set_up).returncode == 3
+    assert host.calls()[3:] == [[*pip, "uv"], [*uv, *into, "jax[tpu]", "uv"]]
+    assert (host.checkout / "set up").exists()
 
 
 def test_a_bucket_is_mounted_once_with_gcsfuse_fetched_where_it_is_missing(host):
@@ -110,7 +117,8 @@ def test_a_bucket_is_mounted_once_with_gcsfuse_fetched_where_it_is_missing(host)
     host.tool("id", "echo 1000")
     host.tool("lsb_release", "echo jammy")
     assert host.run("on_host.sh", "mount", "mine").returncode == 0
-    assert ["sudo", "apt-get", "install", "-qq", "-y", "gcsfuse"] in host.calls("sudo")
+    fetched = ["-o", "DPkg::Lock::Timeout=300", "install", "-qq", "-y", "gcsfuse"]
+    assert ["sudo", "apt-get", *fetched] in host.calls("sudo")
     assert host.calls("sudo")[-2:] == [
         ["sudo", "mkdir", "-p", "/mnt/mine"],
         ["sudo", "chown", "1000:1000", "/mnt/mine"],
@@ -118,7 +126,10 @@ def test_a_bucket_is_mounted_once_with_gcsfuse_fetched_where_it_is_missing(host)
     host.tool("gcsfuse")
     before = len(host.calls("sudo"))
     assert host.run("on_host.sh", "mount", "mine").returncode == 0
-    assert host.calls("gcsfuse") == [["gcsfuse", "--implicit-dirs", "mine", "/mnt/mine"]]
+    (call,) = host.calls("gcsfuse")
+    # Without it, gcsfuse renames no folder of a bucket with a flat namespace.
+    assert call[:3] == ["gcsfuse", "--implicit-dirs", "--rename-dir-limit=200000"]
+    assert call[-2:] == ["mine", "/mnt/mine"]
     assert len(host.calls("sudo")) == before + 2
     host.tool("mountpoint", "exit 0")
     assert host.run("on_host.sh", "mount", "mine").returncode == 0

@@ -37,6 +37,15 @@ case $4 in
         for argument in "$@"; do
             case $argument in --command=*) command=${argument#--command=} ;; esac
         done
+        case $command in
+            *follow*)
+                if [ -s "$STAGE/cuts" ]; then # the connection is lost
+                    sed 1d "$STAGE/cuts" >"$STAGE/rest" && mv "$STAGE/rest" "$STAGE/cuts"
+                    exit 255
+                fi
+                touch "$STAGE/followed" ;;
+            *code) case $* in *--worker=all*) cat "$STAGE/others" 2>/dev/null ;; esac ;;
+        esac
         cd "$host" && HOME=$host exec sh -c "$command" ;;
 esac
 """
@@ -151,16 +160,25 @@ def test_the_checkout_is_on_every_host_as_it_is_here(cloud):
     package = cloud.folder / "host" / "seeupo_jax"
     (package / ".venv").mkdir(parents=True)
     (package / ".venv" / "kept").touch()
-    (package / "gone.py").touch()
-    done = cloud.run("tpu_vm.sh", "install", *HERE[:2])
+    for name in ("gone.py", "models", "third_party"):
+        (package / name).touch()
+    done = cloud.run("tpu_vm.sh", "install", *HERE[:2], "--setup=touch 'set up'")
     assert done.returncode == 0, done.stderr
     scp, ssh = cloud.calls("gcloud")[-2:]
     assert scp[4] == "scp" and scp[6:9] == ["q:seeupo_jax.tar.gz", "--node=all", "--worker=all"]
     assert ssh[4:8] == ["ssh", "q", "--node=all", "--worker=all"]
     names = {str(path.relative_to(package)) for path in package.rglob("*")}
-    assert {"configs/new file.py", "launch/on_host.sh", ".venv/kept"} < names
+    kept = {".venv/kept", "models", "third_party"}
+    assert {"configs/new file.py", "launch/on_host.sh", "set up", *kept} < names
     assert not {"gone.py", "left.py", "runs", "runs/large"} & names
-    assert cloud.calls("python3")[-1][-1] == "jax[tpu]"
+    assert cloud.calls("python3")[-1][-2:] == ["jax[tpu]", "uv"]
+
+
+def test_a_checkout_with_the_weights_of_a_model_is_refused(cloud):
+    cloud.tool("du", 'for file; do echo "10 $file"; done; echo "600000 a model/weights"')
+    done = cloud.run("tpu_vm.sh", "all", *HERE, *KIND, *TRAINING)
+    assert done.returncode == 2 and not cloud.calls("gcloud")
+    assert "got 600 MB, 'a model/weights' its largest file; allowed: 500 MB." in done.stderr
 
 
 def test_a_git_repository_can_be_installed_instead_and_a_bucket_mounted(cloud):
@@ -204,12 +222,30 @@ touch "$STAGE/second"
 printf 'SUSPENDED\n' >"$STAGE/states"
 rm -rf "$STAGE/host" # nothing of it is left
 """
+# The state follows after the end of the first host's run.
+LATE = r"""
+[ -e "$STAGE/second" ] && echo "goes on" && exit 0
+touch "$STAGE/second"
+while [ ! -e "$STAGE/followed" ]; do sleep 0.05; done
+printf 'ACTIVE\nACTIVE\nSUSPENDED\n' >"$STAGE/states"
+exit """
 
 
-def test_a_tpu_that_is_taken_away_is_replaced_and_the_same_command_given_again(cloud):
+@pytest.mark.parametrize(
+    "training, cuts",
+    [
+        (PREEMPTED, 0),
+        (LATE + "134", 0),  # it waited for another host, which was lost
+        (LATE + "143", 5),  # it has saved; before, connections to the log were lost
+    ],
+)
+def test_a_tpu_that_is_taken_away_is_replaced_and_the_same_command_given_again(
+    cloud, training, cuts
+):
     again = ("WAITING_FOR_RESOURCES", "ACTIVE")
     states(cloud, "ABSENT", "ACTIVE", after=again)
-    trains(cloud, PREEMPTED)
+    (cloud.folder / "cuts").write_text("cut\n" * cuts)
+    trains(cloud, training)
     done = cloud.run("tpu_vm.sh", "all", *HERE, *KIND, *FAST, "--spot", "--keep-alive", *TRAINING)
     assert done.returncode == 0, done.stderr
     assert "goes on" in done.stdout
@@ -219,6 +255,20 @@ def test_a_tpu_that_is_taken_away_is_replaced_and_the_same_command_given_again(c
     assert asked[asked.index("delete") :][:5] == ["delete", "create", "describe", "describe", "scp"]
     assert "q is SUSPENDED: it was preempted" in done.stderr
     assert "restart 1 of 50" in done.stderr
+
+
+@pytest.mark.parametrize("others, code", [("lost", 0), ("1\n1", 1)])
+def test_a_run_that_failed_is_started_again_where_a_host_has_restarted(cloud, others, code):
+    states(cloud, "ABSENT", "ACTIVE")
+    (cloud.folder / "others").write_text(f"{others}\n")
+    trains(
+        cloud, '[ -e "$STAGE/second" ] && echo "goes on" && exit 0; touch "$STAGE/second"; exit 1'
+    )
+    done = cloud.run("tpu_vm.sh", "all", *HERE, *KIND, *FAST, "--keep-alive", *TRAINING)
+    assert done.returncode == code, done.stderr
+    assert ("goes on" in done.stdout, "restart 1 of 50" in done.stderr) == (not code,) * 2
+    assert ("training failed with exit code 1" in done.stderr) == bool(code)
+    assert "delete" not in verbs(cloud)
 
 
 def test_restarts_have_an_end(cloud):

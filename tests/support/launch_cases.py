@@ -19,8 +19,8 @@ END = "end of the call"
 
 
 # All that a script finds beside the stand-ins: a real gcloud is out of its reach.
-ORDINARY = """basename cat chmod cp date dirname env find git grep gzip head mkdir mkfifo mktemp mv
-    rm sed sh sleep tail tar touch tr xargs""".split()
+ORDINARY = """basename cat chmod cp date dirname du env find git grep gzip head mkdir mkfifo mktemp
+    mv rm sed sh sleep sort tail tar touch tr xargs""".split()
 
 
 class Stage:

@@ -88,20 +88,17 @@ class RunCheckpoints:
             )
             return state
         newest = self._stopped.newest({}, partial=True)
-        origin = {} if newest is None else newest[1].get("trajectories", {})
+        if newest is None:
+            return self._sweep_again(iteration, state, "checkpoint is damaged")
+        origin = newest[1].get("trajectories", {})
         stored = self._parts.source.stored(iteration, Origin(**origin)) if origin else None
         if stored is None:
-            self._parts.progress.log(
-                f"the stopped sweep of iteration {iteration} starts again: its trajectories are"
-                " missing"
-            )
-            return state
+            return self._sweep_again(iteration, state, "trajectories are missing")
         trajectories = fill_up(stored.collected.trajectories, self._parts.trajectories)
-        restored = self._stopped.restore(
-            stopped_arrays(self._parts.learner, state.train, trajectories)
-        )
+        example = stopped_arrays(self._parts.learner, state.train, trajectories)
+        restored = self._stopped.restore(example, optional=True)
         if restored is None:
-            return state
+            return self._sweep_again(iteration, state, "checkpoint is damaged")
         _, arrays, notes = restored
         self._resume_from(iteration - 1, notes)
         self._parts.progress.log(f"resuming in the sweep of iteration {iteration}")
@@ -149,6 +146,12 @@ class RunCheckpoints:
         with contextlib.ExitStack() as parts:
             for part in (self._checkpoints, self._stopped):
                 parts.callback(part.close)
+
+    def _sweep_again(self, iteration: int, state: RunState, why: str) -> RunState:
+        self._parts.progress.log(
+            f"the stopped sweep of iteration {iteration} starts again: its {why}"
+        )
+        return state
 
     def _save_sweep(self, state: RunState, stopped: SweepStopped) -> None:
         source = self._parts.source

@@ -226,7 +226,7 @@ class TrajectorySource:
         """Resumes sampling ahead where the run was stopped in it; `like`: other parameters."""
         if self._samplers.latest() != iteration:
             return None
-        found = self._samplers.restore(like)
+        found = self._samplers.restore(like, optional=True)
         if found is None:
             return None
         _, params, notes = found

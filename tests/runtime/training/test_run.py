@@ -468,8 +468,8 @@ def test_a_run_that_goes_on_with_other_activations_kept_says_so(begin, monkeypat
         assert [sentence[:41] for sentence in logged if "remat" in sentence] == wanted
 
 
-def test_a_stopped_sweep_is_resumed_in_another_layout_and_skipped_beyond_the_last_iteration(
-    begin, monkeypatch
+def test_a_stopped_sweep_is_resumed_in_another_layout_and_skipped_where_it_cannot_be_used(
+    begin, monkeypatch, tmp_path
 ):
     logged = []
     monkeypatch.setattr(Progress, "log", lambda self, sentence: logged.append(sentence))
@@ -490,3 +490,21 @@ def test_a_stopped_sweep_is_resumed_in_another_layout_and_skipped_beyond_the_las
         assert state.done == 0 and state.stopped_sweep is None
     wanted = "the stopped sweep of iteration 2 is skipped: the last iteration is 1"
     assert [sentence for sentence in logged if "skipped" in sentence] == [wanted]
+    wanted = "the stopped sweep of iteration 2 starts again: its checkpoint is damaged"
+    for damaged in ("state/_CHECKPOINT_METADATA", "manifest.json"):
+        (tmp_path / "lowered" / "checkpoints" / "stopped" / "2" / damaged).write_text("damaged")
+        with begin("lowered") as (run, state):
+            assert state.done == 0 and state.stopped_sweep is None
+        assert "/stopped: checkpoint 2 " in logged[-2] and logged[-1] == wanted
+
+
+def test_a_run_does_without_damaged_parameters_that_sampled_ahead(begin, monkeypatch, tmp_path):
+    logged = []
+    monkeypatch.setattr(Progress, "log", lambda self, sentence: logged.append(sentence))
+    with begin("ahead", "rollout_ahead=1", "checkpoint.every=9") as (run, state):
+        params = state.train.params
+        run.parts.source._samplers.save(1, params, {"sampled_by": "", "version": 0})
+        run.parts.source._samplers.wait()
+        (tmp_path / "ahead/checkpoints/ahead/1/state/_CHECKPOINT_METADATA").write_text("damaged")
+        collected = run.rollout(1, state)
+    assert collected.trajectories and "/ahead: checkpoint 1 has 7 bytes" in logged[-1]
