@@ -81,6 +81,8 @@ def test_a_cell_is_the_same_whatever_changes_no_result(tmp_path):
     assert other.cells("tuning", {})[0].key == cell.key
     longer = study_of(tmp_path, overrides=["iterations=2"])
     assert longer.cells("tuning", {})[0].key != cell.key
+    given_none = study_of(tmp_path, overrides=["env.options={'limit': None}"])
+    assert given_none.cells("tuning", {})[0].definition()["env.options.limit"] is None
     # A field that has its default is not part of it, and so neither is a new field.
     assert "optimizer.name" not in cell.definition()
     assert cell.definition()["seed"] == 100 and cell.definition()["env.name"].endswith("Echo")
