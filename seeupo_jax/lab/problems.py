@@ -6,7 +6,6 @@ says what single turns pay.
 
 from __future__ import annotations
 
-import lzma
 import tokenize
 import zipfile
 import zlib
@@ -18,7 +17,7 @@ import numpy as np
 
 # Of numpy and of zipfile, on a damaged file: by its compression, its header, and its size.
 _UNREADABLE = (
-    *(ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
+    *(ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error),
     *(RuntimeError, tokenize.TokenError, MemoryError),
 )
 
