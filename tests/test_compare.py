@@ -23,6 +23,7 @@ from seeupo_jax.compare.__main__ import main
 from seeupo_jax.compare.runs import RunFailed, plan, train, train_all, updates_at_once
 from seeupo_jax.compare.seed_statistics import seed_interval
 from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.parallel.stop_signal import StopRequest
 
@@ -82,11 +83,23 @@ def test_a_command_says_all_that_its_run_was_planned_with(tmp_path):
         "seeupo_jax.train",
         f"--config={TINY}",
         f"--workdir={tmp_path / 'grpo' / 'seed0'}",
+        "--config.stop_after_idle=none",
         "--config.optimizer.name=lion",
         "--config.recipe=grpo",
         "--config.seed=0",
         "--config.algorithm.minibatches_per_turn=6",
     ]
+
+
+def test_a_run_that_collapses_is_trained_to_its_end_unless_the_user_says_when_it_ends(tmp_path):
+    assert planned(tmp_path)[0].config.stop_after_idle is None
+    for own in ("10", "3"):
+        assert planned(tmp_path, f"stop_after_idle={own}")[0].config.stop_after_idle == int(own)
+    runs = swept(tmp_path, "stop_after_idle=10,3", seeds=1)
+    assert [run.config.stop_after_idle for run in runs] == [10, 3]
+    file = tmp_path / "own.py"
+    file.write_text("def get_config():\n    return {'stop_after_idle': 3}\n")
+    assert planned(tmp_path, config=file)[0].config.stop_after_idle == 3
 
 
 @pytest.mark.parametrize("recipes", [["seeupo", "sepo"], ["seeupo", "seeupo"]])
@@ -221,10 +234,44 @@ def test_a_folder_with_another_configuration_is_refused(tmp_path):
     run = replaced(planned(tmp_path, seeds=1)[0], "")
     with StopRequest() as request, pytest.raises(RunFailed):
         train(run, request)
-    longer = planned(tmp_path, "iterations=9", "checkpoint.every=3", "telemetry.display=rich")
+    longer = planned(
+        tmp_path,
+        "iterations=9",
+        "checkpoint.every=3",
+        "telemetry.display=rich",
+        "stop_after_idle=9",
+    )
     assert longer[0].config.iterations == 9 and longer[0].folder == run.folder
     with pytest.raises(ValueError, match=r"config.optimizer.learning_rate: got 0.1; allowed for"):
         planned(tmp_path, "optimizer.learning_rate=0.1")
+
+
+COSINE = "optimizer.schedule=cosine"
+
+
+@pytest.mark.parametrize(
+    "before, now, sentence",
+    [
+        ([], ["env.options.x=2"], "config.env.options: got .*'x': 2.*; allowed .* with it: "),
+        (["env.options.x=2"], [], "config.env.options: got .*; allowed .* with it: .*'x': 2"),
+        (["optimizer.kwargs={'b1': 1}"], [], "config.optimizer.kwargs: got {}; .* it: {'b1': 1}"),
+        ([], ["chat.template_kwargs={'x': {}}"], "chat.template_kwargs: got {'x': {}}; .* it: {}"),
+        # After 4 iterations a cosine over 9 is far from its end.
+        *(
+            ([COSINE, f"iterations={a}"], [COSINE, f"iterations={b}"], f"iterations: got {b} with")
+            for a, b in ((9, 4), (4, 9))
+        ),
+    ],
+)
+def test_values_of_free_form_and_the_length_of_a_decay_are_the_runs_own(
+    tmp_path, before, now, sentence
+):
+    run = planned(tmp_path, *before, seeds=1)[0]
+    run.folder.mkdir(parents=True)
+    (run.folder / "config.json").write_text(json.dumps(to_dict(run.config)))
+    assert planned(tmp_path, *before, seeds=1)[0] == run
+    with pytest.raises(ValueError, match=sentence):
+        planned(tmp_path, *now, seeds=1)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "[" * 100_000, "\0"], ids=range(4))

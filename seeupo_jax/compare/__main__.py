@@ -9,7 +9,9 @@
 
 --sweep trains a field's values instead of recipes, or, with --recipes too, each with every recipe;
 several --sweep are combined. Everything is trained with seed 0 before seed 1. SIGTERM or Ctrl-C
-saves and stops the current run; rerunning the command resumes it and skips finished runs.
+saves and stops the current run; rerunning the command resumes it and skips finished runs. Runs are
+trained to their end: stop_after_idle is none, unless the configuration says another number than 10,
+or the command any.
 
 --study trains what get_study() of the configuration's file describes: tuning, runs with fresh
 seeds, ablations, a stability map. Its finished runs are kept in the folder --results, and its page

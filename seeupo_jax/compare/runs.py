@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,14 @@ from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
-from seeupo_jax.reports.run_data import flatten
 from seeupo_jax.trajectories.json_lines import read_file
 
 LOG_FILE = "log.txt"
 CONFIG_FILE = "config.json"
 _POLL_S = 0.2
 _LAST_LINES = 12
-# Fields of the configuration that may change when a comparison resumes.
-_MAY_CHANGE = ("iterations", "checkpoint", "profile", "telemetry")
+# Fields that may change when a comparison resumes: what a run has recorded is the same with them.
+_MAY_CHANGE = ("stop_after_idle", "checkpoint", "profile", "telemetry")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +70,9 @@ def plan(
 ) -> list[PlannedRun]:
     """All runs of a comparison, every variant with seed 0 first.
 
+    `stop_after_idle` is none in all of them where the file and the overrides leave it at its
+    default: a run that collapses is trained to its end too, and counts.
+
     Args:
       overrides: `field.sub=value`, for every run.
       recipes: names out of `RECIPES`, each once; None: the algorithm of the configuration.
@@ -91,12 +93,13 @@ def plan(
         if any(text.partition("=")[0] == field for text in overrides):
             raise ValueError(f"--config.{field}: each run has its own; use {flag}.")
     points = sweep_points(sweep, overrides)
-    own_recipe = load_config(config_file, overrides).recipe
-    named = [(own_recipe, [])] if recipes is None else [(r, [f"recipe={r}"]) for r in recipes]
+    common = load_config(config_file, overrides)
+    to_the_end = ["stop_after_idle=none"] * (common.stop_after_idle == Config.stop_after_idle)
+    named = [(common.recipe, [])] if recipes is None else [(r, [f"recipe={r}"]) for r in recipes]
     runs = []
     for seed in range(seeds):
         for (recipe, choice), point in itertools.product(named, points):
-            own = [*overrides, *choice, *point, f"seed={seed}"]
+            own = [*to_the_end, *overrides, *choice, *point, f"seed={seed}"]
             config = load_config(config_file, own)
             if equal_steps and updates_at_once(config.algorithm):
                 parts = config.algorithm.minibatches_per_turn * config.rollout.max_turns
@@ -274,11 +277,32 @@ def _check_same(run: PlannedRun) -> None:
             " there, or another workdir."
         )
     mine = json.loads(json.dumps(to_dict(run.config)))
-    recorded = dict(flatten(saved))
-    for field, value in flatten(mine):
-        theirs = recorded.get(field, value)  # a field may be newer than the run
-        if theirs != value and field.partition(".")[0] not in _MAY_CHANGE:
-            raise ValueError(
-                f"config.{field}: got {value!r}; allowed for {run.folder}, which has a run with it:"
-                f" {theirs!r}. Choose a new workdir for another comparison."
-            )
+    for field, value, theirs in _changes(run.config, mine, saved):
+        if field.partition(".")[0] in _MAY_CHANGE:
+            continue
+        schedule = run.config.optimizer.schedule
+        if field == "iterations" and schedule == "constant":
+            continue
+        why = f" with optimizer.schedule={schedule}, which depends on it" * (field == "iterations")
+        raise ValueError(
+            f"config.{field}: got {value!r}{why}; allowed for {run.folder}, which has a run with"
+            f" it: {theirs!r}. Choose a new workdir for another comparison."
+        )
+
+
+def _changes(
+    group: Any, mine: Mapping[str, Any], saved: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """Fields that differ, with both values; a field that is missing in a saved group is newer than
+    the run.
+
+    Args:
+      group: a dataclass of the configuration. mine: its fields as JSON has them.
+    """
+    for name, value in mine.items():
+        if name not in saved:
+            continue
+        if dataclasses.is_dataclass(vars(group)[name]) and isinstance(saved[name], dict):
+            yield from _changes(vars(group)[name], value, saved[name], f"{prefix}{name}.")
+        elif saved[name] != value:  # a dict of free form is one value
+            yield f"{prefix}{name}", value, saved[name]

@@ -11,6 +11,8 @@ from scipy.special import stdtr, stdtrit
 
 from seeupo_jax.metrics.statistics import Estimate
 
+_SAME = 2e-6  # recorded successes have six digits, so that equal differences are this far apart
+
 
 def seed_interval(values: Sequence[float] | np.ndarray) -> Estimate:
     """The mean over seeds and its 95% interval by Student's t, within [0, 1].
@@ -43,7 +45,7 @@ def _error(values: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class Difference:
-    """A mean of paired differences, its 95% interval and the p-value of Student's paired test."""
+    """A mean of paired differences, its 95% interval and a two-sided p-value."""
 
     estimate: Estimate
     p: float
@@ -52,19 +54,23 @@ class Difference:
 def paired_difference(values: Sequence[float], others: Sequence[float]) -> Difference:
     """The mean of values minus others, seed by seed: t = mean / (s / √n), two-sided, n-1 degrees.
 
-    Pairs with NaN are left out; of fewer than two pairs there is no p-value. Differences that are
-    all the same have p = 0, or 1 where they are 0.
+    Differences that are all the same have no spread, and t would be certain of any two seeds: their
+    p is the exact sign test's, 2 / 2^n, or 1 where they are 0, and they have no interval. Pairs
+    with NaN are left out; of fewer than two pairs there is no p-value.
+
+    Args:
+      values, others: success rates or means of them, in [0, 1].
     """
     differences = np.asarray(values, np.float64) - np.asarray(others, np.float64)
     differences = differences[~np.isnan(differences)]
     estimate = student_interval(differences)
     if differences.size < 2:
         return Difference(estimate, math.nan)
-    error = _error(differences)
-    if error == 0:
-        return Difference(estimate, float(estimate.value == 0))
-    p = 2 * float(stdtr(differences.size - 1, -abs(estimate.value) / error))
-    return Difference(estimate, p)
+    if np.ptp(differences) <= _SAME:
+        sign = 0.5 ** (differences.size - 1) if abs(estimate.value) > _SAME else 1.0
+        return Difference(Estimate(estimate.value, math.nan, math.nan), sign)
+    t = abs(estimate.value) / _error(differences)
+    return Difference(estimate, 2 * float(stdtr(differences.size - 1, -t)))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

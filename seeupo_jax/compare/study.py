@@ -192,7 +192,8 @@ class Cell:
         return {
             field: value
             for field, value in flatten(plain(to_dict(self.config)))
-            if default.get(field) != value and field.partition(".")[0] not in _NO_RESULT
+            if (field not in default or default[field] != value)
+            and field.partition(".")[0] not in _NO_RESULT
         }
 
     @functools.cached_property

@@ -35,8 +35,8 @@ _DEFINITIONS = """\
 - *collapsed*: ended below the 95% interval of its own first policy, or the last {in_a_row}
   rollouts succeeded less than half as often as the best {in_a_row} in a row.
 - Intervals are of the mean over seeds, 95%, by Student's t. Differences are paired by seed; *p* is
-  of Student's paired test, two-sided; *Holm* is corrected for the rows of the table, and decides
-  at 0.05."""
+  of Student's paired test, or where all seeds differ alike of the sign test, two-sided; *Holm* is
+  corrected for the rows of the table, and decides at 0.05."""
 
 
 def write_page(study: Study, results: Mapping[str, Result], folder: Path) -> Path:

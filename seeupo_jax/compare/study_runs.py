@@ -181,6 +181,8 @@ def _alone(folder: Path) -> Iterator[bool]:
 def _train(cell: Cell, places: Places, at: str) -> bool:
     """Trains a cell and keeps its result; False: it failed."""
     folder = places.workdir / cell.key
+    if _without_figure(cell, folder):
+        shutil.rmtree(folder)
     resumed = (folder / METRICS_FILE).exists()
     began = time.process_time()
     folder.mkdir(parents=True, exist_ok=True)
@@ -203,9 +205,23 @@ def _train(cell: Cell, places: Places, at: str) -> bool:
         versions=versions(_VERSIONS),
         records=kept_records(read_metrics(folder)),
     )
-    ended = history(cell, result)
+    try:
+        ended = history(cell, result)
+    except ValueError:
+        print(
+            f"{at}: failed: its last evaluation gave no figure, as where the environment fails in"
+            f" every episode; rerun the command to train it again. See {folder / _LOG_FILE}.",
+            flush=True,
+        )
+        return False
     add_result(places.results, result)
     shutil.rmtree(folder)
     took = "resumed" if result.cpu_s is None else f"{result.cpu_s:.0f} CPU s"
     print(f"{at}: success {ended.before.value:.2f} -> {ended.after:.2f}, {took}", flush=True)
     return True
+
+
+def _without_figure(cell: Cell, folder: Path) -> bool:
+    """Whether its run is over, with a last evaluation of which every episode failed."""
+    last = [line for line in read_metrics(folder) if line["iteration"] == cell.config.iterations]
+    return any(line.get(cell.metric, 0.0) is None for line in last)

@@ -6,11 +6,11 @@
       [--exact] [--json=OUT] [--plot=OUT.svg|OUT.png]
 
 Prints one table per problem with one line per recipe: the final value over the optimum (mean over
-the seeds with its 95% interval), the share of seeds that end at 95% of it or above, the iterations
-to get there (median over all seeds), the share of iterations in which the value fell, and the
-largest fall. A recipe is a name or, with choices changed, `seeupo:ratio=product:order=forward`.
-Values are always exact. With --exact the updates use expectations instead of samples. An invalid
-argument ends with exit code 2 and one sentence.
+the seeds, of several with its 95% interval), the share of seeds that end at 95% of it or above, the
+iterations to get there (median over all seeds), the share of iterations in which the value fell,
+and the largest fall. A recipe is a name or, with choices changed,
+`seeupo:ratio=product:order=forward`. Values are always exact. With --exact the updates use
+expectations instead of samples. An invalid argument ends with exit code 2 and one sentence.
 """
 
 from __future__ import annotations

@@ -67,10 +67,12 @@ def _table(name: str, recipes: Mapping[str, Result]) -> Table:
 
 
 def _cells(result: Result) -> tuple[str, ...]:
-    low, high = bootstrap_interval(result.final_over_optimum)
-    iterations = result.iterations_to_solve
+    finals_S, iterations = result.final_over_optimum, result.iterations_to_solve
+    interval = ""  # one seed does not say how seeds differ
+    if finals_S.size > 1:
+        interval = " [{:.3f}, {:.3f}]".format(*bootstrap_interval(finals_S))
     return (
-        f"{result.final_over_optimum.mean():.3f} [{low:.3f}, {high:.3f}]",
+        f"{finals_S.mean():.3f}{interval}",
         f"{result.solved:.0%}",
         "never" if math.isinf(iterations) else f"{iterations:g}",
         f"{result.drops:.1%}",

@@ -6,12 +6,20 @@ says what single turns pay.
 
 from __future__ import annotations
 
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+# Of numpy and of zipfile, on a damaged file: by its compression, its header, and its size.
+_UNREADABLE = (
+    *(ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error),
+    *(RuntimeError, tokenize.TokenError, MemoryError),
+)
 
 
 @dataclass(frozen=True)
@@ -134,8 +142,9 @@ def load_problem(path: str | Path) -> Problem:
             known = ("mean", "probability", "turn_mean", "noise")
             arrays = {key: file[key] for key in known if key in file}
             found = ", ".join(file.files)
-    except (ValueError, OSError, zipfile.BadZipFile) as error:
-        raise ValueError(f"--problem_file: got {path}, which numpy cannot read: {error}.") from None
+    except _UNREADABLE as error:
+        why = str(error) or type(error).__name__
+        raise ValueError(f"--problem_file: got {path}, which numpy cannot read: {why}.") from None
     if "mean" not in arrays:
         raise ValueError(f"--problem_file: got {path} with {found or 'no array'}; allowed: mean.")
     return Problem(path.stem, **{"probability": np.ones(arrays["mean"].shape)} | arrays)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 _Z = 1.959964  # the normal distribution's 97.5% point
+_FEW = 10  # tasks that differ from a bound, below which resampling alone finds too little spread
 _KEY = re.compile(r"(eval(?:_.+?)?/(?:avg|pass)@[0-9]+)(_low|_high)?")
 _ROW = re.compile(r"(?P<prefix>eval(?:_.+?)?)/(?P<metric>(?:avg|pass)@[0-9]+)(?P<kind>(?:/.*)?)")
 
@@ -33,10 +34,12 @@ class Estimate:
 def avg_at_k(success: np.ndarray, *, resamples: int = 2000, seed: int = 0) -> Estimate:
     """The mean over tasks of each task's mean success.
 
-    The interval is the 95% percentile bootstrap over tasks. Where all tasks have one value (or
-    there is one task) resampling finds no spread and would claim certainty; the Wilson interval for
-    as many draws as tasks stands in, since no variable in [0, 1] spreads more than a coin of the
-    same mean.
+    The interval is the 95% percentile bootstrap over tasks, which near 0 and 1 covers the truth too
+    rarely (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapters 13 and 14): of
+    tasks that are nearly all equal, resampling draws few of the others. Where all tasks have one
+    value, or fewer than ten another than 0, or than 1, it therefore reaches over the Wilson
+    interval (JASA 22, 1927) too, for as many draws as tasks: no variable in [0, 1] spreads more
+    than a coin of the same mean.
 
     Args:
       success: [tasks, k], 1 or 0; NaN where the episode failed for reasons that are not the
@@ -189,9 +192,12 @@ def _over_tasks(values: np.ndarray, resamples: int = 2000, seed: int = 0) -> Est
     if values.size == 0:
         return Estimate(math.nan, math.nan, math.nan)
     value = float(values.mean())
-    if np.ptp(values) == 0:
-        return Estimate(value, *wilson_interval(value, values.size))
-    return Estimate(value, *bootstrap_interval(values, resamples=resamples, seed=seed))
+    low, high = bootstrap_interval(values, resamples=resamples, seed=seed)
+    others = min(np.count_nonzero(values != bound) for bound in (0, 1))
+    if np.ptp(values) == 0 or others < _FEW:
+        wilson = wilson_interval(value, values.size)
+        low, high = min(low, wilson[0]), max(high, wilson[1])
+    return Estimate(value, low, high)
 
 
 def bootstrap_interval(

@@ -45,9 +45,16 @@ def test_pairs_without_both_values_are_left_out():
     assert math.isnan(paired_difference([], []).estimate.value)
 
 
-def test_differences_that_are_all_the_same_are_certain():
-    assert paired_difference([0.5, 0.75], [0.25, 0.5]).p == 0
-    assert paired_difference([0.5, 0.75], [0.5, 0.75]).p == 1
+@pytest.mark.parametrize("count", [2, 5, 8])
+def test_differences_that_are_all_the_same_have_scipys_sign_test_and_no_interval(count):
+    ours = np.linspace(0.3, 0.8, count)
+    # One episode of 256; the second as results have it, of six digits.
+    for theirs in (ours - 1 / 256, np.round(np.round(ours, 6) - 1 / 256, 6), ours + 1 / 256):
+        found = paired_difference(ours, theirs)
+        assert found.p == stats.binomtest(count, count).pvalue
+        assert abs(found.estimate.value) == pytest.approx(1 / 256, abs=1e-6)
+        assert math.isnan(found.estimate.low) and math.isnan(found.estimate.high)
+    assert paired_difference(ours, ours).p == 1
 
 
 def test_holms_correction_by_hand():

@@ -3,11 +3,13 @@
 import dataclasses
 import fcntl
 import gzip
+import json
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import loaded_python
 import numpy as np
@@ -79,6 +81,8 @@ def test_a_cell_is_the_same_whatever_changes_no_result(tmp_path):
     assert other.cells("tuning", {})[0].key == cell.key
     longer = study_of(tmp_path, overrides=["iterations=2"])
     assert longer.cells("tuning", {})[0].key != cell.key
+    given_none = study_of(tmp_path, overrides=["env.options={'limit': None}"])
+    assert given_none.cells("tuning", {})[0].definition()["env.options.limit"] is None
     # A field that has its default is not part of it, and so neither is a new field.
     assert "optimizer.name" not in cell.definition()
     assert cell.definition()["seed"] == 100 and cell.definition()["env.name"].endswith("Echo")
@@ -396,6 +400,28 @@ def test_failed_cells_are_the_exit_code(tmp_path, monkeypatch):
     # As a text: exit code 1.
     assert failed.value.code == "error: 4 runs failed; rerun the command to retry them."
     assert (tmp_path / "run" / "results.md").exists()
+
+
+def test_a_last_evaluation_without_figure_fails_its_cell_which_a_rerun_trains_again(
+    tmp_path, capsys, monkeypatch
+):
+    study, began = study_of(tmp_path), []
+    places = Places(tmp_path / "run", tmp_path / "results")
+    metric = study.cells("tuning", {})[0].metric
+
+    def train(config, folder):  # a run of one iteration, whose environment fails afterwards
+        began.append((folder / "metrics.jsonl").exists())
+        rollout = {"rollout/success_rate": 0.5, "rollout/action_tokens": 10}
+        lines = ({"iteration": 1, **rollout}, {"iteration": 1, metric: None})
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return SimpleNamespace(stopped=None)
+
+    monkeypatch.setattr(study_runs.seeupo_jax, "train", train)
+    for _ in range(2):
+        assert train_study(study, places, minutes=None) == 4
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) == 4 and "seed 100: failed: its last evaluation gave no fig" in lines[0]
+    assert began == [False] * 8 and not read_results(places.results)
 
 
 def test_a_cell_that_fails_ends_its_stage_and_is_said(tmp_path, capsys):

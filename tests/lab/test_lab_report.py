@@ -50,6 +50,10 @@ def test_the_table_has_a_line_a_recipe():
     assert ["small:", "optimum", "2"] in lines
     assert ["seeupo", "0.975", "[0.950,", "1.000]", "100%", "1.5", "25.0%", "1e-01"] in lines
     assert ["grpo", "0.500", "[0.500,", "0.500]", "0%", "never", "25.0%", "5e-01"] in lines
+    text = io.StringIO()
+    Console(width=80, file=text).print(tables({"small": {"one": Result(2.0, GOOD.value_SI[:1])}}))
+    lines = [line.split() for line in text.getvalue().splitlines()]
+    assert ["one", "1.000", "100%", "2", "0.0%", "0e+00"] in lines  # of one seed no interval
 
 
 def test_the_interval_narrows_with_the_seeds():

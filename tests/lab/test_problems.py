@@ -138,6 +138,13 @@ def test_a_wrong_file_is_reported_in_one_sentence(tmp_path):
     np.savez(tmp_path / "objects.npz", mean=np.array([[None, 1]]))
     with pytest.raises(ValueError, match="objects.npz, which numpy cannot read"):
         load_problem(tmp_path / "objects.npz")
+    np.savez_compressed(tmp_path / "torn.npz", mean=np.random.default_rng(0).random((9, 9)))
+    data = bytearray((tmp_path / "torn.npz").read_bytes())
+    compressed = data.index(b"mean.npy") + 60
+    data[compressed : compressed + 40] = b"\xff" * 40
+    (tmp_path / "torn.npz").write_bytes(data)
+    with pytest.raises(ValueError, match="torn.npz, which numpy cannot read: Error -3 while deco"):
+        load_problem(tmp_path / "torn.npz")
     np.savez(tmp_path / "flat.npz", mean=np.ones((2, 3)))
     with pytest.raises(ValueError, match="flat: got mean of shape"):
         load_problem(tmp_path / "flat.npz")

@@ -1,11 +1,11 @@
 """Estimates from repeated episodes."""
 
-import itertools
 import math
 import random
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from seeupo_jax.metrics.statistics import (
     Estimate,
@@ -33,13 +33,15 @@ def test_failed_episodes_and_tasks_without_any_other_are_left_out():
 
 
 def test_the_interval_is_that_of_every_possible_resample():
-    values = [0.0, 0.25, 0.5, 1.0, 1.0]
-    success = np.array([[1] * round(4 * v) + [0] * (4 - round(4 * v)) for v in values])
-    means = sorted(sum(pick) / 5 for pick in itertools.product(values, repeat=5))
-    estimate = avg_at_k(success, resamples=20_000)
-    # Means lie 0.05 apart; the quantiles of 20,000 resamples may fall one off.
-    assert estimate.low == pytest.approx(means[round(0.025 * len(means))], abs=0.051)
-    assert estimate.high == pytest.approx(means[round(0.975 * len(means))], abs=0.051)
+    solved = [0, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 3, 4, 4, 4]  # of 4 episodes
+    share = np.ones(1)  # of the resamples that solve 0, 1, 2, ... episodes
+    for _ in solved:
+        share = np.convolve(share, np.bincount(solved) / len(solved))
+    low, high = np.searchsorted(np.cumsum(share), [0.025, 0.975]) / 60
+    estimate = avg_at_k(np.arange(4) < np.array(solved)[:, None], resamples=20_000)
+    # Means lie 1/60 apart; the quantiles of 20,000 resamples may fall one off.
+    assert estimate.low == pytest.approx(low, abs=1.1 / 60)
+    assert estimate.high == pytest.approx(high, abs=1.1 / 60)
 
 
 def test_the_interval_agrees_with_a_loop_that_resamples_tasks():
@@ -78,6 +80,25 @@ def test_equal_tasks_still_leave_doubt(tasks, value, low, high):
     estimate = avg_at_k(np.full((tasks, 4), value))
     assert estimate.value == value
     assert (estimate.low, estimate.high) == pytest.approx((low, high), abs=1e-4)
+
+
+@pytest.mark.parametrize("tasks", [20, 64])
+def test_near_a_bound_the_interval_covers_the_truth_as_often_as_it_says(tasks):
+    estimates = [avg_at_k((np.arange(tasks) < n)[:, None]) for n in range(tasks + 1)]
+    for truth in (*np.linspace(0.005, 0.2, 40), *np.linspace(0.8, 0.995, 40)):
+        covers = [estimate.low <= truth <= estimate.high for estimate in estimates]
+        assert stats.binom.pmf(range(tasks + 1), tasks, truth) @ covers > 0.94
+
+
+def test_a_first_failure_lowers_the_interval_and_it_is_no_narrower_than_scipys_wilson():
+    success = np.ones((64, 4))
+    perfect = avg_at_k(success).low
+    success[0, 0] = 0
+    assert 0.9 < avg_at_k(success).low < perfect
+    success[0] = 0
+    wilson = stats.binomtest(63, 64).proportion_ci(0.95, method="wilson")
+    assert avg_at_k(success).low == pytest.approx(wilson.low, abs=1e-6)
+    assert pass_at_k(1 - success).high == pytest.approx(1 - wilson.low, abs=1e-6)
 
 
 def test_one_task_solved_half_the_time_says_little():
