@@ -71,7 +71,9 @@ def _folder(value: str) -> Path:
 
 
 def run_folder(workdir: str | Path) -> Path:
-    """The absolute path of a run's folder; ValueError: it is empty, or lies in a bucket."""
+    """The absolute path of a run's folder; ValueError: it is none, empty, or lies in a bucket."""
+    if not isinstance(workdir, str | Path):
+        raise ValueError(f"workdir: got {workdir!r}; allowed: {_ALLOWED_FOLDER}.")
     given = os.fspath(workdir)
     if not given.strip() or given.startswith("gs:/"):  # a Path has one slash
         raise ValueError(f"workdir: got {given!r}; allowed: {_ALLOWED_FOLDER}.")
