@@ -8,7 +8,7 @@ from typing import Any
 from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.runtime.checks import SUPERVISED, resumption
+from seeupo_jax.runtime.checks import SUPERVISED, check_same_model, resumption
 from seeupo_jax.runtime.sft.sft_parts import Best, SftParts, SftState
 from seeupo_jax.trajectories.json_lines import plain
 from seeupo_jax.types import TrainState
@@ -82,7 +82,8 @@ def check_same_sft(config: Config, fingerprint: str, notes: Mapping[str, Any]) -
     """A resumed run must see the same tokens in the same order as the one that was stopped.
 
     Raises:
-      ValueError: a checkpoint of a training, or of other conversations, batches or another seed.
+      ValueError: a checkpoint of a training, or of other conversations, batches or another seed;
+        or as of `check_same_model`.
     """
     if SUPERVISED not in notes:
         raise ValueError(
@@ -106,3 +107,4 @@ def check_same_sft(config: Config, fingerprint: str, notes: Mapping[str, Any]) -
             "--data: got conversations, or tokens of them, other than those that the checkpoint in"
             " this workdir was trained on; allowed: the same. Choose a new workdir for another run."
         )
+    check_same_model(config, saved)
