@@ -172,6 +172,7 @@ class Stop(Callback):
 
     def on_iteration(self, run, iteration, metrics):
         self.heard.append(("step", iteration))
+        self.metrics = {"iteration": iteration, **metrics}
         if iteration == self.at:
             run.stop("enough")
 
@@ -189,6 +190,10 @@ def test_a_callback_stops_a_run_between_any_two_steps(undisturbed, model, data, 
     assert (result.stopped, result.policy, result.step) == ("enough", None, None)
     order = [("evaluation", 0), ("step", 1), ("step", 2), ("evaluation", 2), ("step", 3)]
     assert stop.heard == [("start", 0), *order, ("end", "enough")]
+    assert stop.metrics == of_steps(result.workdir)[-1] and "time/sft_s" in stop.metrics
+    shorter = shutil.copytree(tmp_path / "run", tmp_path / "shorter")
+    sft(load(model, "sft.steps=3"), data, shorter)  # the last step is measured, as any run's is
+    assert list(losses(shorter)) == [0, 2, 3]
     resumed = Stop(None)
     sft(config, data, tmp_path / "run", [resumed])
     assert resumed.heard[0] == ("start", 3)

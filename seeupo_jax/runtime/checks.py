@@ -322,6 +322,17 @@ def _same_fields(config: Config) -> dict[str, Any]:
     return same | {"agent": agent, "curriculum": values["curriculum"], "judge": judge}
 
 
+def newly_last(done: int, asked: int, saved: Mapping[str, Any], every: int) -> bool:
+    """Whether a run ends with a checkpoint that was not its last, nor evaluated, when it was saved.
+
+    Args:
+      done: of the checkpoint. asked: iterations of the run now.
+      saved: the configuration that the checkpoint was made with.
+      every: iterations between its evaluations; 0: only before and after.
+    """
+    return done == asked < saved["iterations"] and not (every and done % every == 0)
+
+
 def resumption(unit: str, done: int, asked: int) -> str:
     """Where a run goes on from a checkpoint; also that it does not, where all is done.
 

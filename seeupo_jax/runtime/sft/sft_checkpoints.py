@@ -8,7 +8,7 @@ from typing import Any
 from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.runtime.checks import SUPERVISED, check_same_model, resumption
+from seeupo_jax.runtime.checks import SUPERVISED, check_same_model, newly_last, resumption
 from seeupo_jax.runtime.sft.sft_parts import Best, SftParts, SftState
 from seeupo_jax.trajectories.json_lines import plain
 from seeupo_jax.types import TrainState
@@ -33,10 +33,13 @@ class SftCheckpoints:
             return None
         done, train, notes = restored
         check_same_sft(self._parts.given, self._parts.data.fingerprint, notes)
-        self._parts.progress.log(resumption("step", done, self._parts.steps))
+        steps, saved = self._parts.steps, notes["config"]
+        self._parts.progress.log(resumption("step", done, steps))
         own = notes[SUPERVISED]
         best = None if own["best"] is None else Best(*own["best"])
-        return SftState(done, train, own["evaluated"], True, best, own["worse"], own["idle"])
+        last = newly_last(done, steps, saved, saved["sft"]["eval_every"])
+        evaluated = own["evaluated"] and not last
+        return SftState(done, train, evaluated, True, best, own["worse"], own["idle"])
 
     def save(self, state: SftState) -> SftState:
         """Saves a checkpoint in the background; the run with that noted."""
