@@ -156,7 +156,7 @@ def test_a_run_that_callbacks_stop_and_break_ends_with_the_same_bits(
     assert (tmp_path / "policy" / "model.safetensors").is_file()
 
 
-def test_an_evaluation_gives_its_figures_and_agrees_with_the_run(undisturbed, config):
+def test_an_evaluation_gives_its_figures_and_agrees_with_the_run(undisturbed, config, caplog):
     workdir = undisturbed[0].workdir
     result = evaluate(config, workdir)
     row = undisturbed[0].metrics[-1]
@@ -166,6 +166,9 @@ def test_an_evaluation_gives_its_figures_and_agrees_with_the_run(undisturbed, co
     assert (result.split, result.k, result.policy) == (config.evaluation.split, 2, {"iteration": 2})
     assert len(result.episodes) == 4 and result.file.parent == workdir / "evaluation"
     assert str(result).splitlines()[0].split() == ["tasks", "failed", "avg@2", "pass@2"]
+    assert "selected" not in caplog.text
+    assert evaluate(config, workdir, step="best").file == result.file
+    assert "checkpoint 2 was selected on the split" in caplog.text
 
 
 def test_of_two_processes_one_hears_and_both_stop(config, tmp_path):
