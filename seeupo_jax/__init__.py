@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from seeupo_jax.errors import NotLearning
     from seeupo_jax.evaluate import evaluate
     from seeupo_jax.runtime.evaluation_run import EvaluationResult
+    from seeupo_jax.runtime.policy_sources import Server
     from seeupo_jax.runtime.training.callbacks import Callback, RunHandle
     from seeupo_jax.sft import SftResult, sft
     from seeupo_jax.train import TrainResult, train
@@ -32,6 +33,7 @@ __all__ = [
     "EvaluationResult",
     "NotLearning",
     "RunHandle",
+    "Server",
     "SftResult",
     "StepResult",
     "TrainResult",
@@ -51,6 +53,7 @@ _MODULES = {
     "EvaluationResult": "runtime.evaluation_run",
     "NotLearning": "errors",
     "RunHandle": "runtime.training.callbacks",
+    "Server": "runtime.policy_sources",
     "SftResult": "sft",
     "StepResult": "envs.base",
     "TrainResult": "train",

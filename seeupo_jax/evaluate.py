@@ -1,11 +1,13 @@
 """Evaluation: avg@k and pass@k of a policy on a split, with 95% intervals.
 
-python -m seeupo_jax.evaluate --config=FILE.py --workdir=DIR [--untrained] [--weights=ema|trained]
-    [--split=test] [--k=4] [--greedy] [--explain] [--json=OUT] [--bfcl_results=FOLDER]
+python -m seeupo_jax.evaluate --config=FILE.py --workdir=DIR
+    [--untrained | --step=latest|best|N] [--weights=ema|trained] [--split=test] [--k=4] [--greedy]
+    [--explain] [--json=OUT] [--bfcl_results=FOLDER]
     [--server=http://HOST:PORT [--server_model=NAME] [--server_dialect=auto|vllm|sglang]
     [--server_seeded=True] [--server_timeout_s=600]]
 
-The policy is the run's last checkpoint; with --untrained, the policy that the run starts from; with
+The policy is the run's: of its last checkpoint, and after sft of the one with the lowest held-out
+loss, as WORKDIR/policy has it. With --untrained it is the one that the run starts from; with
 --server, the one that the server serves, whose tokenizer must be the run's: no model is loaded or
 computed here then. --explain prints which episodes would be played, and plays none.
 
@@ -20,6 +22,7 @@ several processes each writes a file of its own episodes; process 0's is complet
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import logging
 import sys
@@ -31,13 +34,16 @@ from typing import Any, NamedTuple, cast
 import jax
 
 from seeupo_jax import envs
+from seeupo_jax.agents.agent_tasks import find_tasks
 from seeupo_jax.checkpoint import check_could_write, check_writable
 from seeupo_jax.configuration.flags import Flags, output_file, path, positive, whole
 from seeupo_jax.configuration.loading import ConfigSource, load_config
 from seeupo_jax.configuration.schema import Config
+from seeupo_jax.envs import gate
 from seeupo_jax.envs.bfcl.result_files import export_results
 from seeupo_jax.errors import no_room_errors, sentence_errors
 from seeupo_jax.parallel.cluster import errors_end_at_once
+from seeupo_jax.parallel.platform import off_accelerator
 from seeupo_jax.planning.explain.explain_evaluation import (
     explain_episodes,
     explain_policy,
@@ -62,7 +68,7 @@ from seeupo_jax.runtime.evaluation_run import (
     evaluate_policy,
     evaluation_settings,
 )
-from seeupo_jax.runtime.policy_folder import WEIGHTS, saved_weights
+from seeupo_jax.runtime.policy_folder import STEP, WEIGHTS, saved_weights, warn_of_selection
 from seeupo_jax.runtime.policy_sources import (
     Server,
     about_policy,
@@ -78,18 +84,15 @@ from seeupo_jax.trajectories.json_lines import write_json
 _LOGGER = logging.getLogger(__name__)
 
 
-def _explain(
-    config: Config, given: argparse.Namespace, server: Server | None, split: str, k: int
-) -> list[Section]:
+def _explain(config: Config, workdir: Path, which: _Which, split: str, k: int) -> list[Section]:
     """What this evaluation would do; a server is not asked for anything."""
-    workdir = given.workdir
+    server = which.server
     if server is None:
         folder = policy_folder(config, workdir)
-        part = None if given.untrained else saved_weights(config, given.weights)
-        found = explain_policy(config, workdir, folder, part)
+        part = None if which.untrained else saved_weights(config, which.weights)
+        found = explain_policy(config, workdir, folder, part, which.step)
         same: dict[str, Any] | None = about_policy(config, found.iteration, part)
     else:
-        jax.config.update("jax_platforms", "cpu")
         check_served(config)
         found = explain_server(server.url, server.model)
         same = None if server.model is None else {"server": server.url, "model": server.model}
@@ -123,6 +126,7 @@ def _flags() -> Flags:
     add_cluster_flags(flags)
     flags.switch("explain", EXPLAIN)
     flags.switch("untrained", "evaluate the policy that the configuration starts from.")
+    flags.flag("step", STEP)
     flags.flag("weights", WEIGHTS)
     flags.flag("split", "the split to evaluate; default: config.evaluation.split.")
     flags.flag(
@@ -168,6 +172,11 @@ def _server(given: argparse.Namespace) -> Server | None:
     return None
 
 
+def _platform(server: Server | None) -> contextlib.AbstractContextManager[None]:
+    """Where an evaluation computes."""
+    return contextlib.nullcontext() if server is None else off_accelerator()
+
+
 def evaluate(
     config: ConfigSource,
     workdir: str | Path,
@@ -176,10 +185,11 @@ def evaluate(
     k: int | None = None,
     greedy: bool = False,
     untrained: bool = False,
+    step: int | str | None = None,
     weights: str | None = None,
     server: Server | None = None,
 ) -> EvaluationResult:
-    """avg@k and pass@k of a run's last checkpoint on a split; missing episodes alone are played.
+    """avg@k and pass@k of a run's policy on a split; missing episodes alone are played.
 
     Args:
       config: of `load_config`, or what that takes.
@@ -188,13 +198,16 @@ def evaluate(
       k: episodes per task; None: `config.evaluation.k`, and 1 if greedy.
       greedy: always take the likeliest token.
       untrained: evaluate the policy that the configuration starts from.
+      step: a checkpoint's number, latest or best; None: that of WORKDIR/policy, which is the last
+        one, and after sft that of the lowest held-out loss.
       weights: trained, or ema for their average; None: the average where the run has one.
-      server: evaluate the policy that it serves, and compute none here.
+      server: evaluate the policy that it serves, and compute none here. Where jax has not started
+        in this process, it keeps off the accelerator meanwhile.
 
     Raises:
       ValueError: what cannot be evaluated, before anything is played.
     """
-    _check_arguments(k, server)
+    _check_arguments(split, k, step, server)
     config, workdir = load_config(config), run_folder(workdir)
     quiet_logs()
     if server is None:
@@ -202,16 +215,21 @@ def evaluate(
         if not jax.distributed.is_initialized():
             join_cluster(config)
     config, split, k = _choices(config, split, k, greedy=greedy)
-    which = _Which(server, untrained, weights)
-    _check(config, workdir, which)
-    return _evaluate(config, workdir, which, split=split, k=k)
+    which = _Which(server, untrained, None if step is None else str(step), weights)
+    with _platform(server):
+        _check(config, workdir, which, split)
+        return _evaluate(config, workdir, which, split=split, k=k)
 
 
-def _check_arguments(k: Any, server: Any) -> None:
+def _check_arguments(split: Any, k: Any, step: Any, server: Any) -> None:
+    if split is not None and not isinstance(split, str):
+        raise ValueError(f"split: got {split!r}; allowed: the name of a split.")
+    if isinstance(step, bool) or not isinstance(step, str | Integral | None):
+        raise ValueError(f"step: got {step!r}; allowed: latest, best, or a number.")
     if k is not None and (isinstance(k, bool) or not isinstance(k, Integral) or k < 1):
         raise ValueError(f"k: got {k!r}; allowed: a whole number >= 1.")
     if server is not None and not isinstance(server, Server):
-        raise ValueError(f"server: got {server!r}; allowed: a seeupo_jax.evaluate.Server.")
+        raise ValueError(f"server: got {server!r}; allowed: a seeupo_jax.Server.")
 
 
 class _Which(NamedTuple):
@@ -219,33 +237,38 @@ class _Which(NamedTuple):
 
     server: Server | None
     untrained: bool
+    step: str | None
     weights: str | None
 
 
-def _check(config: Config, workdir: Path, which: _Which) -> None:
+def _check(config: Config, workdir: Path, which: _Which, split: str) -> None:
     """ValueError where there is nothing to evaluate, or no way to."""
-    server, untrained, weights = which
-    if weights is not None and (server is not None or untrained):
-        raise ValueError(
-            f"--weights: got {weights!r}; allowed: none with --server and --untrained, which say"
-            " what is evaluated."
-        )
+    server, untrained, step, weights = which
+    for name, value in (("step", step), ("weights", weights)):
+        if value is not None and (server is not None or untrained):
+            raise ValueError(
+                f"--{name}: got {value!r}; allowed: none with --server and --untrained, which say"
+                " what is evaluated."
+            )
     if server is not None and untrained:
         raise ValueError("--untrained: got True; allowed: without --server, which has its policy.")
     if server is None:
         check_config(config)
         saved_weights(config, weights)
-        if not untrained:
-            check_trained(config, workdir)
+    gate.check_tasks(find_tasks(config), [split], labelled=0)
+    if server is None and not untrained:
+        found = check_trained(config, workdir, step)
+        if step == "best" and found is not None:
+            warn_of_selection(config, *found, split)
 
 
 def _evaluate(
     config: Config, workdir: Path, which: _Which, *, split: str, k: int
 ) -> EvaluationResult:
     check_writable(workdir)
-    server, untrained, weights = which
+    server, untrained, step, weights = which
     if server is None:
-        opened = own_policy(config, workdir, untrained=untrained, weights=weights)
+        opened = own_policy(config, workdir, untrained=untrained, weights=weights, step=step)
     else:
         opened = served_policy(config, workdir, server)
     with opened as source:
@@ -258,7 +281,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
         given = _flags().read(arguments[1:])
         server = _server(given)
     log_to_stderr()
-    with errors_end_at_once(), no_room_errors(), sentence_errors():
+    with errors_end_at_once(), no_room_errors(), sentence_errors(), _platform(server):
         workdir = given.workdir
         config = read_config(given)
         check_could_write(workdir)
@@ -280,10 +303,10 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
                 f"--bfcl_results: got the agent {config.agent.label!r}; allowed: none, whose"
                 " episodes are not the benchmark's."
             )
-        which = _Which(server, given.untrained, given.weights)
-        _check(config, workdir, which)
+        which = _Which(server, given.untrained, given.step, given.weights)
+        _check(config, workdir, which, split)
         if given.explain:
-            return print_explanation(_explain(config, given, server, split, k))
+            return print_explanation(_explain(config, workdir, which, split, k))
         result = _evaluate(config, workdir, which, split=split, k=k)
         if jax.process_index() == 0:
             _report(config, given, result)

@@ -28,14 +28,14 @@ from seeupo_jax.runtime.cli import (
     read_config,
 )
 from seeupo_jax.runtime.hub import CARD, hub_client, model_card, push
-from seeupo_jax.runtime.policy_folder import WEIGHTS, export_policy, saved_weights
+from seeupo_jax.runtime.policy_folder import STEP, WEIGHTS, export_policy, saved_weights
 
 
 def _flags() -> Flags:
     flags = Flags("export", __doc__)
     add_run_flags(flags)
     add_cluster_flags(flags)
-    flags.flag("step", "which checkpoint: latest, best, or its number.", default="latest")
+    flags.flag("step", STEP)
     flags.flag("weights", WEIGHTS)
     flags.flag("output", "the folder to write; a new one, or empty.", path, required=True)
     flags.flag("push_to_hub", "also upload it to this repository of the Hugging Face Hub.")

@@ -39,7 +39,7 @@ from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.runtime.checks import check_sampling
 from seeupo_jax.runtime.cli import add_run_flags, log_to_stderr, prepare_xla, read_config
 from seeupo_jax.runtime.episode_host import make_endpoint
-from seeupo_jax.runtime.policy_folder import WEIGHTS, saved_weights
+from seeupo_jax.runtime.policy_folder import STEP, WEIGHTS, saved_weights
 from seeupo_jax.runtime.policy_sources import PolicySource, check_trained, own_policy
 
 _LOGGER = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ def _temperature(value: str) -> float:
 def _flags() -> Flags:
     flags = Flags("serve", __doc__)
     add_run_flags(flags, required=False)
-    flags.flag("step", "which checkpoint of the run: latest (default), best, or its number.")
+    flags.flag("step", STEP)
     flags.flag("weights", WEIGHTS)
     flags.flag("model", "a model folder or GGUF file, instead of a run.")
     flags.flag("host", "where to listen; others than a loopback address let other machines call.",
@@ -74,7 +74,7 @@ class _Source(NamedTuple):
     """The policy to serve. workdir: of a run; None: what the configuration starts from."""
 
     workdir: Path | None
-    step: str
+    step: str | None
     weights: str | None
 
 
@@ -106,8 +106,7 @@ def _choose(config: Config, given: argparse.Namespace) -> tuple[Config, _Source]
     if given.ignore_sampling is not None:
         agent = dataclasses.replace(agent, ignore_sampling=given.ignore_sampling)
     config = dataclasses.replace(config, rollout=rollout, agent=agent)
-    step = "latest" if given.step is None else given.step
-    return config, _Source(given.workdir, step, given.weights)
+    return config, _Source(given.workdir, given.step, given.weights)
 
 
 def _check(config: Config, source: _Source, host: str, port: int) -> None:
@@ -127,7 +126,7 @@ def _check(config: Config, source: _Source, host: str, port: int) -> None:
         )
     if source.workdir is not None:
         saved_weights(config, source.weights)
-        check_trained(config, source.workdir)
+        check_trained(config, source.workdir, source.step)
     check_sampling(config)
 
 

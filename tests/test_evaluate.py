@@ -135,6 +135,17 @@ def test_a_workdir_without_a_checkpoint_is_refused_and_not_made(tmp_path, capsys
     assert list(tmp_path.iterdir()) == [tmp_path / "empty"] and not list(tmp_path.rglob("*/*"))
 
 
+@pytest.mark.parametrize("more", [(), ("--server=http://nobody.invalid:1",)])
+def test_a_split_that_is_not_there_is_refused_before_anything_is_loaded(
+    folder, tmp_path, capsys, more
+):
+    with pytest.raises(SystemExit):
+        play(folder, "--split=dev", *more, workdir=tmp_path)
+    logged = capsys.readouterr().err
+    assert logged == "error: order_desk split: got 'dev'; allowed: train, validation, test.\n"
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_server_has_its_own_policy(folder, capsys):
     logged = refusal(folder, capsys, "--server=http://nobody.invalid:1", "--untrained")
     assert logged.startswith("error: --untrained: got True; allowed: without --server")
@@ -293,7 +304,6 @@ REFUSED = [
         ["--config.rollout.grammar=tool_calls"],
         "config.rollout.grammar: got 'tool_calls'; allowed with --server: none",
     ),
-    (["--split=dev"], "order_desk split: got 'dev'; allowed: train, validation, test."),
 ]
 
 

@@ -15,7 +15,16 @@ from ml_collections import ConfigDict
 from places import TINY
 from process_cases import run_processes
 
-from seeupo_jax import Callback, Config, evaluate, load_config, read_trajectories, sft, train
+from seeupo_jax import (
+    Callback,
+    Config,
+    Server,
+    evaluate,
+    load_config,
+    read_trajectories,
+    sft,
+    train,
+)
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.metrics.history import read_history
@@ -147,7 +156,7 @@ def test_a_run_that_callbacks_stop_and_break_ends_with_the_same_bits(
     assert (tmp_path / "policy" / "model.safetensors").is_file()
 
 
-def test_an_evaluation_gives_its_figures_and_agrees_with_the_run(undisturbed, config):
+def test_an_evaluation_gives_its_figures_and_agrees_with_the_run(undisturbed, config, caplog):
     workdir = undisturbed[0].workdir
     result = evaluate(config, workdir)
     row = undisturbed[0].metrics[-1]
@@ -157,6 +166,9 @@ def test_an_evaluation_gives_its_figures_and_agrees_with_the_run(undisturbed, co
     assert (result.split, result.k, result.policy) == (config.evaluation.split, 2, {"iteration": 2})
     assert len(result.episodes) == 4 and result.file.parent == workdir / "evaluation"
     assert str(result).splitlines()[0].split() == ["tasks", "failed", "avg@2", "pass@2"]
+    assert "selected" not in caplog.text
+    assert evaluate(config, workdir, step="best").file == result.file
+    assert "checkpoint 2 was selected on the split" in caplog.text
 
 
 def test_of_two_processes_one_hears_and_both_stop(config, tmp_path):
@@ -193,13 +205,17 @@ def test_episodes_that_do_not_count_are_not_among_an_evaluations(undisturbed, co
         ({"k": 2.0}, "k: got 2.0; allowed: a whole number >= 1."),
         ({"k": True}, "k: got True; allowed: a whole number >= 1."),
         ({"k": 0}, "k: got 0; allowed: a whole number >= 1."),
-        ({"server": "http://h:8000"}, "server: got 'http://h:8000'; allowed: a seeupo_jax.ev"),
+        ({"server": "http://h:8000"}, "server: got 'http://h:8000'; allowed: a seeupo_jax.Server."),
+        ({"split": 5}, "split: got 5; allowed: the name of a split."),
+        ({"step": 1.0}, "step: got 1.0; allowed: latest, best, or a number."),
+        ({"step": 3, "server": Server("http://h")}, "--step: got '3'; allowed: none with --server"),
+        ({"workdir": None}, "workdir: got None; allowed: a folder, such as a bucket that"),
     ],
 )
 def test_a_wrong_argument_of_an_evaluation_is_a_sentence(config, tmp_path, given, told):
     with pytest.raises(ValueError) as error:
-        evaluate(config, tmp_path, **given)
-    assert str(error.value).startswith(told)
+        evaluate(config, **{"workdir": tmp_path / "run"} | given)
+    assert str(error.value).startswith(told) and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("kind", [str, Path])

@@ -24,12 +24,15 @@ from seeupo_jax import Callback, evaluate, load_config, report, sft, train
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.envs.base import Demonstration
 from seeupo_jax.errors import NotLearning
+from seeupo_jax.evaluate import main as evaluation_main
 from seeupo_jax.learner.imitation.action_segments import to_segments
 from seeupo_jax.learner.imitation.imitation_step import Imitation
+from seeupo_jax.metrics.checksum import checksum
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy.lora import load_adapters
 from seeupo_jax.policy.network import split
+from seeupo_jax.runtime.policy_sources import own_policy
 from seeupo_jax.runtime.sft.sft_parts import SftState
 from seeupo_jax.sft import iterate, main
 
@@ -110,8 +113,10 @@ def test_a_run_learns_and_leaves_the_policy_of_the_lowest_held_out_loss(undistur
 
 def test_the_policy_can_be_evaluated_and_reported_and_is_no_training(undisturbed, model, capsys):
     config = load(model, "env.name=run_environment:Echo", "rollout.max_action_tokens=4")
-    found = evaluate(config, undisturbed.workdir, k=1, split="test")
-    assert found.policy["iteration"] == 12
+    found = evaluate(config, undisturbed.workdir, k=1, split="test", step=10)
+    assert found.policy["iteration"] == 10
+    with pytest.raises(ValueError, match=r"step: got 3; allowed: those in .*: 8, 10, 12"):
+        evaluate(config, undisturbed.workdir, step=3)
     report.main(["report", f"--workdir={undisturbed.workdir}"])
     page = (undisturbed.workdir / "report.html").read_text()
     assert "held-out loss" in page and "Supervised fine-tuning" in page and "finished" in page
@@ -167,6 +172,7 @@ class Stop(Callback):
 
     def on_iteration(self, run, iteration, metrics):
         self.heard.append(("step", iteration))
+        self.metrics = {"iteration": iteration, **metrics}
         if iteration == self.at:
             run.stop("enough")
 
@@ -184,6 +190,10 @@ def test_a_callback_stops_a_run_between_any_two_steps(undisturbed, model, data, 
     assert (result.stopped, result.policy, result.step) == ("enough", None, None)
     order = [("evaluation", 0), ("step", 1), ("step", 2), ("evaluation", 2), ("step", 3)]
     assert stop.heard == [("start", 0), *order, ("end", "enough")]
+    assert stop.metrics == of_steps(result.workdir)[-1] and "time/sft_s" in stop.metrics
+    shorter = shutil.copytree(tmp_path / "run", tmp_path / "shorter")
+    sft(load(model, "sft.steps=3"), data, shorter)  # the last step is measured, as any run's is
+    assert list(losses(shorter)) == [0, 2, 3]
     resumed = Stop(None)
     sft(config, data, tmp_path / "run", [resumed])
     assert resumed.heard[0] == ("start", 3)
@@ -202,9 +212,17 @@ def test_a_run_whose_held_out_loss_stops_falling_ends_and_keeps_the_best(
     assert read_metrics(result.workdir)[-1]["eval/worse"] == 2
     again = sft(config, data, tmp_path / "run")  # patience is at its end still
     assert list(losses(again.workdir)) == steps and again.step == result.step
+    exported = checksum(params_of(result.policy))
+    with own_policy(config, result.workdir) as source:  # what is evaluated and served
+        assert (source.iteration, checksum(source.params)) == (result.step, exported)
+    called = cases.arguments(model, data, result.workdir)
+    evaluation_main(["evaluate", *[a for a in called if "--data" not in a], "--explain"])
+    assert f"of the checkpoint after iteration {result.step} in" in capsys.readouterr().out
     shutil.rmtree(result.workdir / "checkpoints" / str(result.step))
     without = sft(config, data, tmp_path / "run")
     assert without.step == steps[-1] and without.policy == result.policy
+    with own_policy(config, result.workdir) as source:
+        assert source.iteration == steps[-1]
     assert f"after step {result.step}, is gone" in capsys.readouterr().out
 
 

@@ -163,18 +163,20 @@ class Checkpoints:
         """The newest step whose save was finished, or None."""
         return on_primary(lambda: max(self._finished(), default=None))
 
-    def newest(self, example: Any, *, partial: bool = False) -> tuple[int, dict[str, Any]] | None:
+    def newest(
+        self, example: Any, *, step: int | None = None, partial: bool = False
+    ) -> tuple[int, dict[str, Any]] | None:
         """Step and notes of what `restore` would load, if its files are as they were written.
 
         No array is read.
 
         Raises:
-          ValueError: the checkpoint is of another model or optimizer.
+          ValueError: the checkpoint is of another model or optimizer, or there is none of the step.
         """
-        return on_primary(lambda: self._newest(named_leaves(example), partial))
+        return on_primary(lambda: self._newest(named_leaves(example), step, partial))
 
-    def _newest(self, wanted: Mapping[str, Any], partial: bool) -> tuple[int, Any] | None:
-        for number, name in self._candidates(None):
+    def _newest(self, wanted: Mapping[str, Any], step: int | None, partial: bool) -> Any:
+        for number, name in self._candidates(step):
             try:
                 manifest = read_manifest(self._directory / name)
             except Damaged as damage:

@@ -164,7 +164,12 @@ class Checkpoint:
     """How many of the newest are kept."""
     keep_best: int = at_least(0, 1)
     """How many of the others are kept: those with the best evaluations."""
-    directory: str | None = checked(None, "a path", bool)
+    directory: str | None = checked(
+        None,
+        "a path or gs://BUCKET/PATH",
+        # With one slash, as a Path has it, it would be a folder here.
+        lambda v: bool(v) and (v.startswith("gs://") or not v.startswith("gs:/")),
+    )
     """A folder that all hosts see, or gs://...; none: in the workdir."""
     export: bool = True
     """After the last iteration, write WORKDIR/policy in Hugging Face's format."""

@@ -26,7 +26,8 @@ class StopRequest:
     second SIGINT acts as usual. A second one of the others does not: Slurm sends SIGTERM twice,
     and launchers pass on what their group got.
 
-    On another thread than the main one it takes none: Python allows no handlers there.
+    On another thread than the main one it takes none: Python allows no handlers there. A signal
+    whose handler Python did not install, as where an application embeds it, is left to that.
 
     asked: whether one has come, or `ask` was called.
     reason: why: the signal's name, or what `ask` was given; None: this process was not asked.
@@ -72,4 +73,5 @@ def _signals() -> list[signal.Signals]:
     """What a run takes; Windows has no SIGHUP."""
     hangup = getattr(signal, "SIGHUP", None)
     ignored = hangup is None or signal.getsignal(hangup) == signal.SIG_IGN
-    return [signal.SIGTERM, signal.SIGINT, *([] if ignored else [hangup])]
+    every = [signal.SIGTERM, signal.SIGINT, *([] if ignored else [hangup])]
+    return [number for number in every if signal.getsignal(number) is not None]

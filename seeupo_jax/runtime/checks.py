@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -50,7 +51,8 @@ _LAYOUT = (
     " reset_ahead_s"
 ).split()
 SUPERVISED = "sft"  # key of a checkpoint's notes that only supervised fine-tuning has
-_PROCESSES = ("isolation", "memory_mib")  # of config.env: where environments run, to the same end
+# Of config.env, where and how environments are called, to the same end.
+_CALLS = ("isolation", "memory_mib", "workers", "timeout_s", "retries", "retry_wait_s")
 
 
 def check_config(config: Config) -> None:
@@ -230,6 +232,9 @@ def made_by(config: Config) -> str:
     model = replace(config.model, remat="none", attention="auto", scan_layers=False)
     choices = [same, str(model), str(config.chat)]
     choices.append(config.algorithm.dynamic_sampling)
+    weights, by_turn = config.compared_weights, config.algorithm.by_turn
+    if config.algorithm.dynamic_sampling and (by_turn or weights is not None):  # as above
+        choices.append({"compared_weights": weights, "by_turn": by_turn})
     if config.algorithm.forks != "none":  # as above
         names = [name for name in vars(config.algorithm) if name.startswith("fork")]
         choices.append({name: vars(config.algorithm)[name] for name in names})
@@ -268,25 +273,64 @@ def check_same_run(config: Config, saved: Mapping[str, Any]) -> None:
                 f"config.{field}: got {value}; allowed for this workdir, whose checkpoint"
                 f" has it: {saved_value}. Choose a new workdir for another run."
             )
-    model = saved.get("model")
-    if model is not None and (before := model.get("path")) != config.model.path:
-        _LOGGER.warning(
-            "config.model.path: got %s; this workdir's checkpoint began with %s: the reference"
-            " policy, and parameters that do not train, are those of %s.",
-            *(config.model.path, before, config.model.path),
+    check_same_model(config, saved)
+
+
+def check_same_model(config: Config, saved: Mapping[str, Any]) -> None:
+    """A resumed run's checkpoint must be of the parameters that do not train, which it lacks.
+
+    Where all of them train, another `model.path` is a warning.
+
+    Args:
+      saved: as of `check_same_run`.
+
+    Raises:
+      ValueError: adapters or groups of frozen parameters, with another model or `lora.alpha`.
+    """
+    lora, path = config.lora, config.model.path
+    alpha = saved.get("lora", {}).get("alpha", lora.alpha)
+    if lora.rank and lora.path is None and alpha != lora.alpha:
+        raise ValueError(
+            f"config.lora.alpha: got {lora.alpha}; allowed for this workdir, whose checkpoint has"
+            f" adapters of it: {alpha}. Choose a new workdir for another run."
         )
+    before = saved.get("model", {}).get("path", path)
+    if before == path or os.path.realpath(str(before)) == os.path.realpath(str(path)):
+        return
+    if lora.rank or lora.path is not None or any(g.frozen for g in config.optimizer.groups):
+        raise ValueError(
+            f"config.model.path: got {path}; allowed for this workdir, whose checkpoint has only"
+            f" the parameters that train: {before}, or what that links to. Choose a new workdir for"
+            " another run."
+        )
+    _LOGGER.warning(
+        "config.model.path: got %s; this workdir's checkpoint began with %s: its parameters are"
+        " restored, and a reference policy is that of %s.",
+        *(path, before, path),
+    )
 
 
 def _same_fields(config: Config) -> dict[str, Any]:
     """What decides which trajectories are sampled, but for the policy."""
     values = to_dict(config)
     rollout = {name: v for name, v in values["rollout"].items() if name not in _LAYOUT}
-    env = {name: value for name, value in values["env"].items() if name not in _PROCESSES}
+    env = {name: value for name, value in values["env"].items() if name not in _CALLS}
     rewards = without_layout(values["rewards"])
     agent = without_places(values["agent"])
     same = {"seed": values["seed"], "rollout": rollout, "env": env, "rewards": rewards}
     judge = {name: values["judge"][name] for name in ("function", "options")}
     return same | {"agent": agent, "curriculum": values["curriculum"], "judge": judge}
+
+
+def newly_last(done: int, asked: int, saved: Mapping[str, Any], every: int) -> bool:
+    """Whether a run ends with a checkpoint that was not its last, nor evaluated, when it was saved.
+
+    Args:
+      done: of the checkpoint. asked: iterations of the run now.
+      saved: the configuration that the checkpoint was made with.
+      every: iterations between its evaluations; 0: only before and after.
+    """
+    return done == asked < saved["iterations"] and not (every and done % every == 0)
 
 
 def resumption(unit: str, done: int, asked: int) -> str:

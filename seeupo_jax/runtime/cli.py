@@ -28,7 +28,6 @@ from seeupo_jax.checkpoint import (
     check_shared,
     check_writable,
     find_directory,
-    is_bucket,
     reason,
 )
 from seeupo_jax.configuration.flags import Flags, Wrong, path, whole
@@ -65,15 +64,17 @@ _ALLOWED_FOLDER = (
 
 
 def _folder(value: str) -> Path:
-    if is_bucket(value):
+    if value.startswith("gs:/"):  # a Path has one slash
         raise Wrong(value, _ALLOWED_FOLDER)
     return path(value)
 
 
 def run_folder(workdir: str | Path) -> Path:
-    """The absolute path of a run's folder; ValueError: it is empty, or lies in a bucket."""
+    """The absolute path of a run's folder; ValueError: it is none, empty, or lies in a bucket."""
+    if not isinstance(workdir, str | Path):
+        raise ValueError(f"workdir: got {workdir!r}; allowed: {_ALLOWED_FOLDER}.")
     given = os.fspath(workdir)
-    if not given.strip() or given.startswith("gs:/"):  # a Path has one slash
+    if not given.strip() or given.startswith("gs:/"):
         raise ValueError(f"workdir: got {given!r}; allowed: {_ALLOWED_FOLDER}.")
     return Path(workdir).absolute()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from seeupo_jax.checkpoint import Checkpoints, check_writable, exclusive_output, find_directory
-from seeupo_jax.checkpoint.process_sync import on_all
+from seeupo_jax.checkpoint.process_sync import on_all, on_primary
 from seeupo_jax.checkpoint.storage import reason
 from seeupo_jax.configuration.schema import Config, Mesh
 from seeupo_jax.parallel.mesh import make_mesh
@@ -23,7 +23,11 @@ from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import SUPERVISED
 
 _LOGGER = logging.getLogger(__name__)
-# What --weights is.
+# What --step and --weights are.
+STEP = (
+    "which checkpoint: latest, best, or its number; default: that of WORKDIR/policy, which is the"
+    " last one, and after sft that of the lowest held-out loss."
+)
 WEIGHTS = "trained, or ema: their average; default: ema where config.optimizer.ema is set."
 
 
@@ -101,14 +105,14 @@ def saved_weights(config: Config, weights: str | None) -> str:
 def export_policy(
     config: Config,
     workdir: str | Path,
-    step: str,
+    step: str | None,
     folder: str | Path,
     weights: str | None = None,
 ) -> int:
     """Writes the policy of a checkpoint into a folder.
 
     Args:
-      step: latest, best, or a number.
+      step: as of `find_step`.
       folder: a new one, or an empty one.
       weights: as of `saved_weights`.
 
@@ -129,11 +133,11 @@ def export_policy(
         return _export(config, workdir, step, folder, part)
 
 
-def _export(config: Config, workdir: Path, step: str, folder: Path, part: str) -> int:
+def _export(config: Config, workdir: Path, step: str | None, folder: Path, part: str) -> int:
     checkpoints = Checkpoints(
         find_directory(config.checkpoint, workdir), config.checkpoint.keep, log=_LOGGER.warning
     )
-    number = find_step(checkpoints, step)
+    number = find_step(config, workdir, step)
     # Nothing is computed here, and the devices need not be those that trained.
     model = replace(config.model, attention="xla", remat="none")
     policy, example = _abstract_policy(replace(config, model=model), workdir)
@@ -142,14 +146,23 @@ def _export(config: Config, workdir: Path, step: str, folder: Path, part: str) -
         raise ValueError(f"--workdir: got {workdir}; allowed: one that has a checkpoint.")
     restored, state, notes = found
     write_policy(config, policy, state[part], folder)
-    reported = config.evaluation.split
+    if step == "best":
+        warn_of_selection(config, restored, notes, config.evaluation.split)
+    return restored
+
+
+def warn_of_selection(config: Config, step: int, notes: Mapping[str, Any], reported: str) -> None:
+    """Warns where the best checkpoint was selected on the split that it is reported on.
+
+    Args:
+      step, notes: of the checkpoint.
+    """
     played = SUPERVISED not in notes  # what is supervised is selected on its held-out loss
-    if step == "best" and played and notes.get("selected_on", reported) == reported:
+    if played and notes.get("selected_on", config.evaluation.split) == reported:
         _LOGGER.warning(
-            f"checkpoint {restored} was selected on the split {reported!r}: its figure there is"
+            f"checkpoint {step} was selected on the split {reported!r}: its figure there is"
             " biased upwards; report it on another split."
         )
-    return restored
 
 
 def check_output(folder: Path) -> None:
@@ -167,12 +180,21 @@ def check_output(folder: Path) -> None:
     check_writable(target.parent, "--output")
 
 
-def find_step(checkpoints: Checkpoints, step: str) -> int | None:
-    """Which checkpoint `--step` means: latest, best, or a number; None: the newest that is whole.
+def find_step(config: Config, workdir: Path, step: str | None) -> int | None:
+    """Which checkpoint `--step` means; every process calls it.
+
+    Args:
+      step: latest, best, or a number; None: that of WORKDIR/policy, as the run writes it.
+
+    Returns: None: the newest that is whole.
 
     Raises:
       ValueError: another word, or a best one where none has a score.
     """
+    directory = find_directory(config.checkpoint, workdir)
+    checkpoints = Checkpoints(directory, 1, log=lambda _: None)  # what restores says it
+    if step is None:
+        return on_primary(lambda: _exported_step(checkpoints))
     if step == "latest":
         return None
     if step.isdecimal():
@@ -183,6 +205,19 @@ def find_step(checkpoints: Checkpoints, step: str) -> int | None:
     if best is None:
         raise ValueError("--step: got 'best'; allowed: latest or a number, since none has a score.")
     return best
+
+
+def _exported_step(checkpoints: Checkpoints) -> int | None:
+    """After sft that of the lowest held-out loss, if it was kept; None: the newest."""
+    step, notes = checkpoints.newest({}, partial=True) or (None, {})
+    best = notes.get(SUPERVISED, {}).get("best")
+    if best is None or best[0] == step or not notes["config"]["checkpoint"]["keep_best"]:
+        return None
+    try:
+        found = checkpoints.newest({}, step=best[0], partial=True)
+    except ValueError:  # a life that kept fewer checkpoints removed it
+        return None
+    return None if found is None else found[0]
 
 
 def _abstract_policy(config: Config, workdir: Path) -> tuple[build.Policy, Any]:

@@ -13,6 +13,7 @@ import jax
 
 from seeupo_jax.agents.openai_server import OpenAIServer
 from seeupo_jax.checkpoint import Checkpoints, find_directory
+from seeupo_jax.checkpoint.process_sync import on_primary
 from seeupo_jax.configuration.flags import command_name
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.metrics.checksum import checksum
@@ -58,10 +59,21 @@ class PolicySource(NamedTuple):
     same: dict[str, Any]
 
 
-def check_trained(config: Config, workdir: Path) -> None:
-    """ValueError where there is no checkpoint to evaluate; every process calls it."""
+def check_trained(
+    config: Config, workdir: Path, step: str | None
+) -> tuple[int, dict[str, Any]] | None:
+    """Step and notes of the checkpoint that is meant; every process calls it.
+
+    Args:
+      step: as of `find_step`.
+
+    Returns: None: what is there is damaged.
+
+    Raises:
+      ValueError: there is no checkpoint, or not the one that is meant.
+    """
     directory = find_directory(config.checkpoint, workdir)
-    files = Checkpoints(directory, 1)
+    files = Checkpoints(directory, 1, log=lambda _: None)  # what restores says it
     if files.latest() is None:
         lacks = "has no checkpoint"
         if config.checkpoint.directory is None and not workdir.is_dir():
@@ -70,6 +82,8 @@ def check_trained(config: Config, workdir: Path) -> None:
             f"--workdir: got {workdir}, which {lacks}; allowed: the folder of a run, or --untrained"
             " to evaluate the policy that the configuration starts from."
         )
+    number = find_step(config, workdir, step)
+    return on_primary(lambda: files.newest({}, step=number, partial=True))
 
 
 def about_policy(config: Config, iteration: int, part: str | None) -> dict[str, Any]:
@@ -91,7 +105,7 @@ def own_policy(
     *,
     untrained: bool = False,
     weights: str | None = None,
-    step: str = "latest",
+    step: str | None = None,
 ) -> Iterator[PolicySource]:
     """A run's checkpoint in our own engine; what it starts from, where that is meant.
 
@@ -103,7 +117,7 @@ def own_policy(
     restored, iteration = None, 0
     if not untrained:
         files = Checkpoints(find_directory(config.checkpoint, workdir), 1)
-        number = find_step(files, step)
+        number = find_step(config, workdir, step)
         restored = files.restore({part: params}, step=number, partial=True)
     if restored is not None:
         iteration, state, _ = restored
@@ -119,8 +133,6 @@ def own_policy(
 @contextlib.contextmanager
 def served_policy(config: Config, workdir: Path, server: Server) -> Iterator[PolicySource]:
     """The policy at a server; at the end its cost is logged, if there was any."""
-    # The server may hold this machine's accelerator, and a TPU lets only one process in.
-    jax.config.update("jax_platforms", "cpu")
     rollout, url = config.rollout, server.url
     check_served(config)
     folder = policy_folder(config, workdir)

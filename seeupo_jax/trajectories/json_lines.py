@@ -80,7 +80,11 @@ def write_json(file: Path | None, value: Mapping[str, Any] | list[Any]) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Writes a file, and its folder: all of it or nothing, also where the machine stops."""
+    """Writes a file, and its folder: all of it or nothing, also where the machine stops.
+
+    A link stays, and what it points to is written.
+    """
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     try:

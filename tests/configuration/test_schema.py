@@ -166,7 +166,8 @@ def test_a_value_of_the_wrong_type_is_refused(key, value, allowed):
         ("algorithm.scale", "global", "one of batch, none, group"),
         ("mesh.fsdp", 0, "-1 or a number >= 1"),
         ("checkpoint.keep", 0, "a number >= 1"),
-        ("checkpoint.directory", "", "a path, or none"),  # not the working directory
+        ("checkpoint.directory", "", "a path or gs://BUCKET/PATH, or none"),  # not the working one
+        ("checkpoint.directory", "gs:/x", "a path or gs://BUCKET/PATH, or none"),
         ("warm_start.output", "", "a path, or none"),
         ("model.path", "", "a path, or none"),
         ("lora.path", "", "a path, or none"),

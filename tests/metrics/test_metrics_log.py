@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -86,6 +87,18 @@ def test_a_whole_last_line_without_its_line_end_is_kept(tmp_path):
     writer.write(3, {})
     writer.close()
     assert [line["iteration"] for line in read_metrics(tmp_path)] == [1, 2, 3]
+
+
+def test_a_link_to_a_file_elsewhere_stays_when_lines_are_forgotten(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "metrics.jsonl").symlink_to("disk/kept.jsonl")
+    for _ in range(2):  # the file is not there at first
+        with MetricsWriter(tmp_path) as writer:
+            writer.resume_from(2)
+            writer.write(2, {})
+    assert (tmp_path / "metrics.jsonl").readlink() == Path("disk/kept.jsonl")
+    assert (tmp_path / "disk/kept.jsonl").read_text() == '{"iteration": 2}\n'
+    assert len(list(tmp_path.iterdir())) == 2 and len(list((tmp_path / "disk").iterdir())) == 1
 
 
 def test_every_cut_of_the_file_can_be_read_and_resumed(tmp_path):

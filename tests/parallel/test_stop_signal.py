@@ -296,6 +296,17 @@ def hangup():
 
 
 @pytest.mark.parametrize("number", SIGNALS)
+def test_a_handler_of_an_application_that_embeds_python_stays(number, hangup, monkeypatch):
+    found = signal.getsignal
+    before = [found(each) for each in SIGNALS]
+    monkeypatch.setattr(signal, "getsignal", lambda n: None if n == number else found(n))
+    with StopRequest():
+        taken = [each for each, old in zip(SIGNALS, before, strict=True) if found(each) != old]
+        assert taken == [each for each in SIGNALS if each != number]
+    assert [found(each) for each in SIGNALS] == before
+
+
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_second_interrupt_acts_as_usual_and_a_second_of_the_others_does_not(number, hangup):
     before = [signal.getsignal(each) for each in SIGNALS]
     with StopRequest() as request:

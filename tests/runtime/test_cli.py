@@ -30,8 +30,9 @@ def test_a_bucket_is_no_workdir_and_is_not_taken_for_a_folder_of_that_name(tmp_p
     monkeypatch.chdir(tmp_path)
     flags = Flags("train", None)
     cli.add_run_flags(flags)
-    with pytest.raises(ValueError, match="^--workdir: got 'gs://bucket/run'; allowed: a folder"):
-        flags.read(["--config=none.py", "--workdir=gs://bucket/run"])
+    for bucket in ("gs://bucket/run", "gs:/bucket/run"):
+        with pytest.raises(ValueError, match=f"^--workdir: got '{bucket}'; allowed: a folder"):
+            flags.read(["--config=none.py", f"--workdir={bucket}"])
     assert not list(tmp_path.iterdir())
 
 

@@ -1,21 +1,50 @@
 """What is another run, or another evaluation, than the one that was begun."""
 
 import dataclasses
+import os
 
 import pytest
 
 from seeupo_jax.configuration.loading import from_dict, to_dict
 from seeupo_jax.runtime.checks import check_same_run, made_by
 from seeupo_jax.runtime.evaluation_run import episodes_name, evaluation_settings
+from seeupo_jax.runtime.sft.sft_checkpoints import check_same_sft
 
 
-def test_a_run_that_is_resumed_with_another_models_path_is_warned(caplog):
+def same_sft(config, saved):
+    check_same_sft(config, "x", {"config": saved, "sft": {"data": "x"}})
+
+
+@pytest.mark.parametrize("check", [check_same_run, same_sft])
+def test_a_run_that_is_resumed_with_another_models_path_is_warned(check, caplog):
     saved = to_dict(from_dict({"model": {"path": "first/policy"}}))
-    check_same_run(from_dict({"model": {"path": "first/policy"}}), saved)
+    for same in ("first/policy", "first/policy/", os.path.abspath("first/policy")):
+        check(from_dict({"model": {"path": same}}), saved)
     assert not caplog.records
-    check_same_run(from_dict({"model": {"path": "second"}}), saved)
+    check(from_dict({"model": {"path": "second"}}), saved)
     (record,) = caplog.records
     assert "got second; this workdir's checkpoint began with first/policy" in record.getMessage()
+
+
+FROZEN = ({"lora": {"rank": 8}}, {"optimizer": {"groups": [{"pattern": "*", "frozen": True}]}})
+
+
+@pytest.mark.parametrize("check", [check_same_run, same_sft])
+@pytest.mark.parametrize("partly", FROZEN)
+def test_parameters_that_were_trained_beside_anothers_are_refused(check, partly):
+    first, second = (from_dict(partly | {"model": {"path": path}}) for path in ("one", "two"))
+    check(first, to_dict(first))
+    with pytest.raises(ValueError, match="^config.model.path: got two; allowed for this .*: one,"):
+        check(second, to_dict(first))
+
+
+@pytest.mark.parametrize("check", [check_same_run, same_sft])
+def test_adapters_of_another_scale_are_refused(check):
+    model = {"model": {"path": "one"}}
+    first, second = (from_dict(model | {"lora": {"rank": 8, "alpha": a}}) for a in (16, 64))
+    with pytest.raises(ValueError, match="^config.lora.alpha: got 64.*; allowed for this .*: 16"):
+        check(second, to_dict(first))
+    check(from_dict({"lora": {"alpha": 64}}), to_dict(from_dict({})))  # there are none
 
 
 @pytest.mark.parametrize("layout", [{"remat": "full"}, {"attention": "xla"}, {"scan_layers": True}])
@@ -23,6 +52,20 @@ def test_stored_rollouts_are_of_a_model_in_any_layout(layout):
     made = made_by(from_dict({}))
     assert made_by(from_dict({"model": layout})) == made
     assert made_by(from_dict({"model": {"dtype": "bfloat16"}})) != made
+
+
+def test_stored_rollouts_are_of_the_rule_that_dynamic_sampling_keeps_groups_by():
+    for rounds, different in ((0, 1), (2, 3)):
+        chosen = {"algorithm": {"dynamic_sampling": rounds}}
+        made = {made_by(from_dict(chosen | {"recipe": r})) for r in ("seeupo", "gdpo", "gigpo")}
+        assert len(made) == different
+
+
+@pytest.mark.parametrize("name", ["workers", "timeout_s", "retries", "retry_wait_s"])
+def test_a_run_may_resume_that_calls_its_environments_otherwise(name):
+    check_same_run(from_dict({"env": {name: 3}}), to_dict(from_dict({})))
+    with pytest.raises(ValueError, match="^config.env: got "):
+        check_same_run(from_dict({"env": {name: 3, "max_reward": 2}}), to_dict(from_dict({})))
 
 
 def test_episodes_that_were_sampled_in_int8_are_of_another_evaluation():

@@ -19,6 +19,7 @@ from seeupo_jax.planning.explain.explain_parts import (
     task_ids,
 )
 from seeupo_jax.planning.explain.explanation import Section
+from seeupo_jax.runtime.policy_folder import find_step
 
 
 class FoundPolicy(NamedTuple):
@@ -28,17 +29,21 @@ class FoundPolicy(NamedTuple):
     sections: list[Section]
 
 
-def explain_policy(config: Config, workdir: Path, folder: str, part: str | None) -> FoundPolicy:
-    """The run's last checkpoint, or what it starts from, in our own engine.
+def explain_policy(
+    config: Config, workdir: Path, folder: str, part: str | None, step: str | None
+) -> FoundPolicy:
+    """A run's checkpoint, or what it starts from, in our own engine.
 
     Args:
       part: of the checkpoint, params or ema; None: what the run starts from.
+      step: as of `find_step`.
     """
     found, _ = plan_run(config, folder)
     files = Checkpoints(find_directory(config.checkpoint, workdir), 1)
     newest = None
     if part is not None:
-        newest = files.newest({part: found.state.params}, partial=True)
+        number = find_step(config, workdir, step)
+        newest = files.newest({part: found.state.params}, step=number, partial=True)
     files.close()
     iteration = 0 if newest is None else newest[0]
     weights = f"untrained, as {folder} has it"

@@ -124,7 +124,7 @@ class Transcript:
 
     def shared(self, context: Sequence[int]) -> int:
         """The length of the common prefix of the segment and a context, without its last token."""
-        limit = min(len(self._tokens), len(context) - 1)
+        limit = max(0, min(len(self._tokens), len(context) - 1))
         if list(context[:limit]) == self._tokens[:limit]:
             return limit
         return next(i for i in range(limit) if context[i] != self._tokens[i])

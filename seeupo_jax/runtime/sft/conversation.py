@@ -115,7 +115,8 @@ def _call(value: Any, where: str) -> dict[str, Any]:
             f"{where}.function: got {short(function)}; allowed: a name, and an object of arguments"
             " or its JSON."
         )
-    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+    given = {} if value.get("id") is None else {"id": str(value["id"])}
+    return {**given, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _tool(value: Any, where: str) -> Tool:

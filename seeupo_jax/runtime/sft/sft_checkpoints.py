@@ -8,7 +8,7 @@ from typing import Any
 from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.runtime.checks import SUPERVISED, resumption
+from seeupo_jax.runtime.checks import SUPERVISED, check_same_model, newly_last, resumption
 from seeupo_jax.runtime.sft.sft_parts import Best, SftParts, SftState
 from seeupo_jax.trajectories.json_lines import plain
 from seeupo_jax.types import TrainState
@@ -33,10 +33,13 @@ class SftCheckpoints:
             return None
         done, train, notes = restored
         check_same_sft(self._parts.given, self._parts.data.fingerprint, notes)
-        self._parts.progress.log(resumption("step", done, self._parts.steps))
+        steps, saved = self._parts.steps, notes["config"]
+        self._parts.progress.log(resumption("step", done, steps))
         own = notes[SUPERVISED]
         best = None if own["best"] is None else Best(*own["best"])
-        return SftState(done, train, own["evaluated"], True, best, own["worse"], own["idle"])
+        last = newly_last(done, steps, saved, saved["sft"]["eval_every"])
+        evaluated = own["evaluated"] and not last
+        return SftState(done, train, evaluated, True, best, own["worse"], own["idle"])
 
     def save(self, state: SftState) -> SftState:
         """Saves a checkpoint in the background; the run with that noted."""
@@ -82,7 +85,8 @@ def check_same_sft(config: Config, fingerprint: str, notes: Mapping[str, Any]) -
     """A resumed run must see the same tokens in the same order as the one that was stopped.
 
     Raises:
-      ValueError: a checkpoint of a training, or of other conversations, batches or another seed.
+      ValueError: a checkpoint of a training, or of other conversations, batches or another seed;
+        or as of `check_same_model`.
     """
     if SUPERVISED not in notes:
         raise ValueError(
@@ -106,3 +110,4 @@ def check_same_sft(config: Config, fingerprint: str, notes: Mapping[str, Any]) -
             "--data: got conversations, or tokens of them, other than those that the checkpoint in"
             " this workdir was trained on; allowed: the same. Choose a new workdir for another run."
         )
+    check_same_model(config, saved)

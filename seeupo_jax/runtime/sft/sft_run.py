@@ -133,7 +133,8 @@ class SftRun:
         values = self._values(number, batch, metrics, time.perf_counter() - began)
         if parts.config.log_checksum:
             values["state/checksum"] = checksum(train)
-        self._write(number, values | parts.times.take())
+        values |= parts.times.take()
+        self._write(number, values)
         parts.callbacks.iteration(number, values)
         parts.progress.step(number, parts.steps, f"loss {metrics['loss']:.4f}")
         idle = state.idle + 1 if metrics["update_skipped"] else 0

@@ -40,6 +40,7 @@ def test_a_context_that_continues_stays_in_its_segment():
         ([5, 6, 7, 8], 3),  # all that was said, and nothing new to read: the last is read again
         ([5, 6], 1),
         ([5], 0),
+        ([], 0),
     ],
 )
 def test_any_other_context_starts_a_segment_in_which_earlier_turns_are_context(context, shared):

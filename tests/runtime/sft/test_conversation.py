@@ -37,7 +37,7 @@ def test_openais_calls_and_tools_become_what_templates_read():
         ],
         tools=[{"type": "function", "function": TOOL}],
     )
-    call = {"type": "function", "function": {"name": "find", "arguments": {"name": "Ann"}}}
+    call = CALL | {"function": {"name": "find", "arguments": {"name": "Ann"}}}  # with its id
     assert shown.messages == (
         {"role": "system", "content": "Be kind."},
         USER,

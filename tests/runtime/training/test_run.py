@@ -468,6 +468,15 @@ def test_a_run_that_goes_on_with_other_activations_kept_says_so(begin, monkeypat
         assert [sentence[:41] for sentence in logged if "remat" in sentence] == wanted
 
 
+@pytest.mark.parametrize("every", [0, 1])
+def test_a_run_that_is_shortened_to_a_checkpoint_is_evaluated_there_once(begin, every):
+    with begin("shortened", f"evaluation.every={every}") as (run, state):
+        run.checkpoints.save(state._replace(done=1, evaluated=True))
+    for iterations, evaluated in ((1, every == 1), (2, True)):
+        with begin("shortened", f"iterations={iterations}") as (_, state):
+            assert (state.done, state.evaluated) == (1, evaluated)
+
+
 def test_a_stopped_sweep_is_resumed_in_another_layout_and_skipped_where_it_cannot_be_used(
     begin, monkeypatch, tmp_path
 ):
