@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from seeupo_jax.checkpoint import Checkpoints, check_writable, exclusive_output, find_directory
-from seeupo_jax.checkpoint.process_sync import on_all, on_primary
+from seeupo_jax.checkpoint.process_sync import on_all
 from seeupo_jax.checkpoint.storage import reason
 from seeupo_jax.configuration.schema import Config, Mesh
 from seeupo_jax.parallel.mesh import make_mesh
@@ -194,7 +194,7 @@ def find_step(config: Config, workdir: Path, step: str | None) -> int | None:
     directory = find_directory(config.checkpoint, workdir)
     checkpoints = Checkpoints(directory, 1, log=lambda _: None)  # what restores says it
     if step is None:
-        return on_primary(lambda: _exported_step(checkpoints))
+        return _exported_step(checkpoints)
     if step == "latest":
         return None
     if step.isdecimal():

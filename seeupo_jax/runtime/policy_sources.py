@@ -13,7 +13,6 @@ import jax
 
 from seeupo_jax.agents.openai_server import OpenAIServer
 from seeupo_jax.checkpoint import Checkpoints, find_directory
-from seeupo_jax.checkpoint.process_sync import on_primary
 from seeupo_jax.configuration.flags import command_name
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.metrics.checksum import checksum
@@ -83,7 +82,7 @@ def check_trained(
             " to evaluate the policy that the configuration starts from."
         )
     number = find_step(config, workdir, step)
-    return on_primary(lambda: files.newest({}, step=number, partial=True))
+    return files.newest({}, step=number, partial=True)
 
 
 def about_policy(config: Config, iteration: int, part: str | None) -> dict[str, Any]:
