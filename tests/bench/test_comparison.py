@@ -15,7 +15,6 @@ from seeupo_jax.bench.comparison import (
     require_same,
 )
 
-
 # What a sweep in bfloat16 did, and how far PyTorch's was from it, on an H200
 # (docs/benchmarks_gpu/update_order_desk_0.5b.json; loss and KL of a shorter one, on CPU).
 SWEPT = {"loss": 0.555, "kl": 4.4, "weights": 0.5, "parameters": 0.0031245413119904697}

@@ -233,7 +233,7 @@ def test_the_speed_is_the_median_of_the_last_iterations(tmp_path):
                 i, {"rollout/tokens_per_second": speed, "sweep/tokens_per_second": speed / 10}
             )
     text = write_report(tmp_path).read_text()
-    assert "<dd>500</dd><dd class=\"quiet\">rollout; 50 sweep</dd>" in re.sub(r"\s*\n\s*", "", text)
+    assert '<dd>500</dd><dd class="quiet">rollout; 50 sweep</dd>' in re.sub(r"\s*\n\s*", "", text)
 
 
 @pytest.mark.parametrize("selected_on", [0.0, 1.0])

@@ -159,10 +159,10 @@ def _updates(found: Mapping[str, Values]) -> str:
         " brackets the least and the greatest ratio of a round. PyTorch: scaled dot product"
         " attention by its fastest kernel, `torch.compile` where the name says so. MFU: FLOPs"
         " without what backward passes recompute, over the peak of the data sheet; ?: unknown."
-        " Same numbers: after one sweep from the same weights, losses, KL and weights M differ by at"
-        " most 0.05 (5% of those above 1), and by at most half of the largest loss and KL and of the"
-        " largest change of a weight M; parameters by at most half of the largest change that the"
-        " sweep made. Otherwise: what differs and by how much."
+        " Same numbers: after one sweep from the same weights, losses, KL and weights M differ by"
+        " at most 0.05 (5% of those above 1), and by at most half of the largest loss and KL and of"
+        " the largest change of a weight M; parameters by at most half of the largest change that"
+        " the sweep made. Otherwise: what differs and by how much."
     )
     runs = _runs(found)
     of_side = SWEEPS | {"FLOPs": _flops, "MFU": _mfu, "same numbers": _same}
