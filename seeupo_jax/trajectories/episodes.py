@@ -191,7 +191,8 @@ def _read(path: Path, content: bytes) -> tuple[dict[str, Any] | None, list[dict[
 def _episodes(path: Path, lines: Sequence[dict[str, Any]]) -> Iterator[Episode]:
     """The episodes that follow the settings."""
     for number, line in enumerate(lines, 2):
-        values = {"rewards": {}} | line  # files from before rewards had names have none
+        # Files from before rewards had names have none.
+        values: dict[str, Any] = {"rewards": {}} | line
         if values.keys() != _TYPES.keys():
             raise ValueError(f"{path} line {number}: got no episode; allowed: one a line.")
         for name, value in values.items():
