@@ -9,6 +9,8 @@ import sys
 from collections.abc import Generator
 
 _FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+# C0 and C1, among them the beginnings of escape sequences.
+_CONTROLS = {c: f"\\x{c:02x}" for c in (*range(32), *range(127, 160)) if chr(c) not in "\t\n"}
 
 
 class NotLearning(Exception):
@@ -22,6 +24,11 @@ class WriteError(OSError):
     def exit_code(self) -> int:
         """2 where there is no room, which another try does not change; else 1."""
         return 2 if is_full(self) else 1
+
+
+def printable(text: str) -> str:
+    """A text for a terminal: characters that control one as escapes, but new lines and tabs."""
+    return text.translate(_CONTROLS)
 
 
 def is_full(error: BaseException) -> bool:
@@ -62,5 +69,5 @@ def sentence_errors(
     try:
         yield
     except kind as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         sys.exit(getattr(error, "exit_code", code))

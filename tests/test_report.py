@@ -90,12 +90,13 @@ def test_a_mistake_is_told_before_the_pages_of_trajectories_are_written(tmp_path
 
 
 def test_a_run_that_cannot_be_read_is_one_sentence(tmp_path, capsys):
-    (tmp_path / "metrics.jsonl").mkdir()
+    workdir = tmp_path / "\x1b[2J"  # which would clear a terminal
+    (workdir / "metrics.jsonl").mkdir(parents=True)
     with pytest.raises(SystemExit) as ended:
-        main(["report", f"--workdir={tmp_path}"])
+        main(["report", f"--workdir={workdir}"])
     told = capsys.readouterr().err
     assert ended.value.code == 2 and told.startswith("error: ") and told.count("\n") == 1
-    assert str(tmp_path / "metrics.jsonl") in told
+    assert str(tmp_path / r"\x1b[2J" / "metrics.jsonl") in told
 
 
 def test_a_mistake_is_one_sentence(tmp_path):

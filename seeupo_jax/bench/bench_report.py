@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.resources
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from seeupo_jax.metrics.statistics import markdown_table
 from seeupo_jax.trajectories.json_lines import read_file
 
 _VARIED = {"turns": "turns", "prompt": "prompt, tokens", "group_size": "conversations a group"}
+_SIZES = re.compile(rf"sizes_(?:{'|'.join(_VARIED)})_\d+")  # files of a plot
+_NEEDED = ("command", "workload", "model", "machine", "contenders")  # of a file's figures
 
 
 def add_flags(parser: Flags) -> None:
@@ -70,6 +73,15 @@ def figures_in(folder: Path) -> dict[str, Figures]:
         elif figures is None or benchmark not in _SECTIONS:
             raise ValueError(
                 f"--results: got {file}, which is no bench run's; allowed: what --json wrote."
+            )
+        elif missing := [name for name in _NEEDED if name not in figures]:
+            raise ValueError(
+                f"--results: got {file} without {', '.join(missing)}; allowed: what --json wrote."
+            )
+        elif file.stem.startswith("sizes_") and not _SIZES.fullmatch(file.stem):
+            raise ValueError(
+                f"--results: got {file}; allowed: sizes_NAME_NUMBER.json for a plot, with NAME one"
+                f" of {', '.join(_VARIED)}, or a name that does not begin with sizes_."
             )
         else:
             found[file.stem] = figures
@@ -306,7 +318,8 @@ def _iterations(runs: list[Figures]) -> str:
 def _supervised(runs: list[Figures]) -> str:
     text = (
         "One optimizer step of supervised fine-tuning on all conversations, with the batch that it"
-        " needs. `transformers` has them padded or packed, in float32 on CPU; losses and weights"
+        " needs. `transformers` has them padded or packed, in float32 on CPU, in eager mode:"
+        " `torch.compile` is not among the sides, as it is of an update sweep. Losses and weights"
         " are the same on all sides. Logits are computed at assistant tokens only."
     )
     of_side: dict[str, OfSide] = {

@@ -144,12 +144,13 @@ def memory_growth(run: Callable[[], object], platform: str) -> int | None:
 
 
 def _of_process(run: Callable[[], object]) -> int | None:
-    if not _RESET.exists():  # no Linux
+    gc.collect()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+        _RESET.write_text("5")  # the peak so far is forgotten
+    except (AttributeError, OSError):  # no glibc, no Linux, or one that does not let us
         run()
         return None
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    _RESET.write_text("5")  # the peak so far is forgotten
     before = _kilobytes("VmRSS")
     run()
     return 1024 * max(0, _kilobytes("VmHWM") - before)

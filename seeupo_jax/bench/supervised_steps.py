@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from seeupo_jax.bench import comparison, machine
-from seeupo_jax.bench.comparison import JAX, TOLERANCES, side, torch_name
+from seeupo_jax.bench.comparison import JAX, side, torch_name
 from seeupo_jax.bench.jax_runner import by_file_name
 from seeupo_jax.bench.settings import PACKED, Settings
 from seeupo_jax.bench.torch_runner import (
@@ -196,8 +196,9 @@ def run(settings: Settings) -> dict[str, Any]:
         for way in settings.batches:
             contenders[torch_name(way)] = TorchSteps(inputs, segments, way)
     dtype, tokens = inputs.arch.dtype, inputs.work.tokens
+    start = contenders[JAX].tensors()
     steps = {name: [each.step() for _ in range(CHECKED)] for name, each in contenders.items()}
-    differences = _verify(contenders, steps, dtype)
+    verified = _verify(contenders, start, steps, dtype)
     timings = comparison.alternate(
         {name: _timed(each.step) for name, each in contenders.items()}, settings.repeats
     )
@@ -208,7 +209,7 @@ def run(settings: Settings) -> dict[str, Any]:
             | {"tokens_per_second": tokens / timing.median, "positions": steps[name][0].positions}
             for name, timing in timings.items()
         },
-        "verified": {"tolerance": TOLERANCES[dtype], "differences": differences},
+        "verified": verified,
     }
     columns = {
         "median s": side("median_s", "{:.3f}"),
@@ -222,10 +223,19 @@ def run(settings: Settings) -> dict[str, Any]:
 
 
 def _verify(
-    contenders: dict[str, JaxSteps | TorchSteps], steps: dict[str, list[Step]], dtype: str
-) -> dict[str, dict[str, float]]:
-    """The greatest differences from JAX in losses, and in weights after the steps."""
+    contenders: dict[str, JaxSteps | TorchSteps],
+    start: dict[str, np.ndarray],
+    steps: dict[str, list[Step]],
+    dtype: str,
+) -> dict[str, dict[str, Any]]:
+    """The greatest differences from JAX in losses, and in weights after the steps, with what they
+    may be."""
     jax_tensors, found = contenders[JAX].tensors(), {}
+    moved = {
+        "loss": max(step.loss for step in steps[JAX]),
+        "parameters": max(comparison.greatest(jax_tensors[key], start[key]) for key in start),
+    }
+    allowed = comparison.bounds(moved, dtype)
     for name in (name for name in contenders if name != JAX):
         losses = zip(steps[JAX], steps[name], strict=True)
         torch_tensors = contenders[name].tensors()
@@ -235,8 +245,8 @@ def _verify(
                 comparison.greatest(jax_tensors[key], torch_tensors[key]) for key in jax_tensors
             ),
         }
-        comparison.require_same(found[name], name, dtype)
-    return found
+        comparison.require_same(found[name], name, allowed)
+    return {"bounds": allowed, "differences": found, "moved": moved}
 
 
 def _timed(step: Callable[[], Step]) -> Callable[[int], float]:

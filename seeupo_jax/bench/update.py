@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from seeupo_jax.bench import comparison, machine
-from seeupo_jax.bench.comparison import JAX, TOLERANCES, Alone, Outcome, side, torch_name
+from seeupo_jax.bench.comparison import JAX, Alone, Outcome, side, torch_name
 from seeupo_jax.bench.jax_runner import Ablation, JaxSweeps, ablations
 from seeupo_jax.bench.settings import Settings
 from seeupo_jax.bench.torch_runner import TorchSweeps, torch_sweeps
@@ -102,7 +102,8 @@ class Contenders:
         else:
             apart = self._differences[name] = comparison.differences(self._jax_outcome, outcome)
             if self._strict:
-                comparison.require_same(apart, name, dtype)
+                allowed = comparison.bounds(self._moved, dtype)
+                comparison.require_same(apart, name, allowed)
         grown, held = machine.memory_growth(contender.run, self._platform), contender.state_bytes
         peak = None if grown is None else held + grown
         self._sides[name] = side | {"state_bytes": held, "peak_bytes": peak}
@@ -140,7 +141,7 @@ class Contenders:
                 for name, ablation in left_out.items()
             },
             "verified": {
-                "tolerance": TOLERANCES[arch.dtype],
+                "bounds": comparison.bounds(self._moved, arch.dtype),
                 "differences": dict(self._differences),
                 "moved": self._moved,
             },

@@ -78,7 +78,11 @@ class Line:
         return min((float(h.spent(axis)[-1]) for h in self.histories), default=0.0)
 
     def curve(self, axis: str = "tokens") -> list[Point]:
-        """At tokens or steps: the mean success of the runs there with its interval."""
+        """At tokens or steps: the mean success of the runs there with its interval.
+
+        A rollout without a success rate, as no environment worked, interrupts nothing: no step is
+        made on it, so the next one is of the same policy.
+        """
         if not self.histories:
             return []
         grid = np.linspace(0, self.reach(axis), max(len(h.success_I) for h in self.histories))

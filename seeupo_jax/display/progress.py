@@ -14,6 +14,7 @@ from seeupo_jax.display import view
 from seeupo_jax.display.pace import Pace, Rate
 from seeupo_jax.display.terminal import SafeStream, can_redraw, format_duration
 from seeupo_jax.display.view import Moment, Row, State
+from seeupo_jax.errors import printable
 from seeupo_jax.metrics.statistics import read_estimates, split_and_metric
 from seeupo_jax.rollout.watch import Watch
 
@@ -159,9 +160,10 @@ class Progress:
             self.log(view.join(f"evaluation {i}/{self._state.total}", *parts))
 
     def log(self, text: str) -> None:
-        """Writes a line that stays."""
+        """Writes a line that stays; what a policy or an environment said in it moves no cursor."""
         if not self._shown:
             return
+        text = printable(text)
         if _LOGGER.isEnabledFor(logging.INFO) or _has_level():
             _LOGGER.info(text)
             return

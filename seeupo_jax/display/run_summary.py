@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+import numpy as np
+
 from seeupo_jax.display.terminal import SafeStream, can_redraw
 from seeupo_jax.display.view import sparkline
 from seeupo_jax.metrics.metrics_log import METRICS_FILE, read_metrics
@@ -16,6 +18,7 @@ from seeupo_jax.metrics.trackers import TENSORBOARD_FOLDER
 if TYPE_CHECKING:
     from rich.table import Table
 
+_SUCCESS = "rollout/success_rate"
 CURVE_FILE = "learning_curve.png"
 CHECKPOINT_FOLDER = "checkpoints"
 _COLUMNS = ("split", "metric", "before", "after", "change")
@@ -37,7 +40,7 @@ def learning_curve(workdir: str | Path, *, split: str = "test") -> Path:
     import altair as alt
 
     lines = read_metrics(workdir)
-    rollouts, evaluations, window = _curves(lines, split)
+    rollouts, evaluations = _rollouts(lines), _evaluations(lines, split)
     names = list(dict.fromkeys(row["series"] for row in (*rollouts, *evaluations)))
     legend = alt.Legend(orient="top", title=None, labelLimit=320, columns=3, symbolOpacity=1)
     last = max((line["iteration"] for line in lines), default=0)
@@ -52,13 +55,12 @@ def learning_curve(workdir: str | Path, *, split: str = "test") -> Path:
     color = styled(alt.Color, _COLORS if rollouts else _COLORS[1:])
     shape = styled(alt.Shape, _SHAPES if rollouts else _SHAPES[1:])
     trained = alt.Chart(alt.InlineData(rollouts)).encode(x, color)
-    mean = trained.transform_window(mean="mean(value)", frame=[-(window // 2), window // 2])
     evaluated = alt.Chart(alt.InlineData(evaluations)).encode(x, color)
     every = [
         trained.mark_line(strokeWidth=1, opacity=0.4, point={"size": 9}).encode(
             alt.Y("value:Q", **y)
         ),
-        mean.mark_line(strokeWidth=2.2).encode(alt.Y("mean:Q", **y)),
+        trained.mark_line(strokeWidth=2.2).encode(alt.Y("mean:Q", **y)),
         evaluated.mark_errorbar(ticks=True).encode(alt.Y("low:Q", **y), alt.Y2("high:Q")),
         evaluated.mark_line(strokeWidth=1.4).encode(alt.Y("value:Q", **y)),
         evaluated.mark_point(filled=True, size=50, opacity=1).encode(alt.Y("value:Q", **y), shape),
@@ -74,17 +76,25 @@ def learning_curve(workdir: str | Path, *, split: str = "test") -> Path:
     return path
 
 
-def _curves(
-    lines: Sequence[Mapping[str, Any]], split: str
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]], int]:
-    """Rows of the rollouts and of the evaluations, and over how many rollouts the mean goes."""
-    iterations, success = _series(lines, "rollout/success_rate")
-    window = max(3, len(success) // 20 * 2 + 1)
-    series = f"rollouts (thick: mean of {window})"
-    rollouts = [
-        {"series": series, "iteration": i, "value": value}
-        for i, value in zip(iterations, success, strict=True)
-    ]
+def _rollouts(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of the rollouts, with the mean over iterations around each; None where no environment
+    worked, which interrupts both lines."""
+    points = [(line["iteration"], line[_SUCCESS]) for line in lines if _SUCCESS in line]
+    iterations = np.array([i for i, _ in points])
+    success = np.array([value for _, value in points], np.float64)  # NaN for None
+    if np.isnan(success).all():
+        return []
+    window = max(3, len(points) // 20 * 2 + 1)
+    rows = []
+    for i, value in points:
+        row = {"series": f"rollouts (thick: mean of {window})", "iteration": i, "value": value}
+        near = success[np.abs(iterations - i) <= window // 2]
+        rows.append(row | {"mean": None if value is None else float(np.nanmean(near))})
+    return rows
+
+
+def _evaluations(lines: Sequence[Mapping[str, Any]], split: str) -> list[dict[str, Any]]:
+    """Rows of the evaluations; None where no environment worked."""
     evaluations = []
     names = dict.fromkeys(n for line in lines for n in read_estimates(line) if "/avg@" in n)
     # Splits are mostly measured at the same iterations: a small shift keeps their bars apart.
@@ -93,12 +103,13 @@ def _curves(
         series = f"{' '.join(split_and_metric(name, split))}, 95% interval"
         for line in lines:
             estimate = read_estimates(line).get(name)
-            if estimate is not None and not math.isnan(estimate.value):
-                bounds = {"low": estimate.low, "high": estimate.high}
-                row = {"series": series, "iteration": line["iteration"] + i * shift}
-                row |= {k: v for k, v in bounds.items() if not math.isnan(v)}
-                evaluations.append(row | {"value": estimate.value})
-    return rollouts, evaluations, window
+            if estimate is not None:
+                found = {"low": estimate.low, "high": estimate.high, "value": estimate.value}
+                row = {k: None if math.isnan(v) else v for k, v in found.items()}
+                row |= {"series": series, "iteration": line["iteration"] + i * shift}
+                evaluations.append(row)
+    known = {row["series"] for row in evaluations if row["value"] is not None}
+    return [row for row in evaluations if row["series"] in known]
 
 
 def summary_table(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, SupportsIndex, overload
 
 from seeupo_jax.metrics.metrics_log import read_metrics
 
@@ -29,16 +29,16 @@ class History(Sequence[Row]):
         return list(dict.fromkeys(name for row in self._rows for name in row))
 
     @overload
-    def __getitem__(self, key: int) -> Row: ...
+    def __getitem__(self, key: SupportsIndex) -> Row: ...
     @overload
     def __getitem__(self, key: slice) -> History: ...
     @overload
     def __getitem__(self, key: str) -> list[Value]: ...
 
-    def __getitem__(self, key: int | slice | str) -> Row | History | list[Value]:
+    def __getitem__(self, key: SupportsIndex | slice | str) -> Row | History | list[Value]:
         if isinstance(key, slice):
             return History(self._rows[key])
-        if isinstance(key, int):
+        if isinstance(key, SupportsIndex):
             return self._rows[key]
         if key not in self.columns:
             raise KeyError(f"{key}: no such metric; there are: {', '.join(self.columns)}.")

@@ -34,7 +34,8 @@ def curves_section(runs: Sequence[Recorded]) -> Section:
         "curves",
         "Learning curves",
         "Bands are 95% intervals: of evaluations over their tasks; of training rollouts Wilson's"
-        " with the number of tasks as sample size, since a task's trajectories are correlated.",
+        " with the number of whole groups that were played as sample size, since a task's"
+        " trajectories are correlated.",
         {
             "Success": overlay("Success", runs, success, **unit),
             several: overlay(several, runs, passed, **unit),
@@ -88,9 +89,10 @@ def _rollouts(run: Recorded) -> list[Point]:
     for iteration, value in run.recorded(_SUCCESS):
         bounds = ()
         if value is not None and isinstance(tasks, int) and tasks > 0 and 0 <= value <= 1:
-            groups = tasks
-            if rounds.get(iteration, 1) > 1 and size:  # of more tasks: what the counts say
-                groups = max(tasks, played[iteration] / size)
+            groups = float(tasks)
+            if played[iteration] and size:  # without what failed; with several rounds of more tasks
+                counted = max(1, played[iteration] / size)
+                groups = counted if rounds.get(iteration, 1) > 1 else min(tasks, counted)
             bounds = wilson_interval(value, groups)
         points.append(Point(iteration, value, *bounds))
     return points

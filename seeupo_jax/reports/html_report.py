@@ -6,6 +6,7 @@ import base64
 import functools
 import hashlib
 import os
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ from importlib import resources
 from pathlib import Path
 from urllib.parse import quote
 
+from seeupo_jax.configuration.user_code import escaped
 from seeupo_jax.display.terminal import format_count, format_duration
 from seeupo_jax.parallel.file_lock import exclusive
 from seeupo_jax.reports.charts import unchecked
@@ -97,7 +99,7 @@ def write_loaded(runs: Sequence[Recorded], file: Path) -> Path:
     with exclusive(file.with_name(f".{file.name}.lock"), f"--output: got {file}"):
         text = render(runs, file.parent)
         try:
-            temporary.write_text(text, encoding="utf-8")
+            temporary.write_text(escaped(text), encoding="utf-8")
             os.replace(temporary, file)
         except OSError as error:
             raise ValueError(f"--output: got {file} ({error.strerror}); allowed: a file.") from None
@@ -219,9 +221,9 @@ def _speed(run: Recorded) -> tuple[str, str]:
     """The median of the last iterations' speeds, of the rollout and of the sweep."""
     speeds = {}
     for part in ("rollout", "sweep", "sft"):
-        values = sorted(v for _, v in run.series(f"{part}/tokens_per_second")[-_RECENT:])
+        values = [v for _, v in run.series(f"{part}/tokens_per_second")[-_RECENT:]]
         if values:
-            speeds[part] = format_count(values[len(values) // 2])
+            speeds[part] = format_count(statistics.median(values))
     sweep = f"rollout; {speeds['sweep']} sweep" if "sweep" in speeds else "rollout"
     if "sft" in speeds:
         return speeds["sft"], "of conversations"

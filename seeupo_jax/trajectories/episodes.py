@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from seeupo_jax.parallel.file_lock import exclusive
-from seeupo_jax.trajectories.json_lines import plain, read_object, to_line
+from seeupo_jax.trajectories.json_lines import plain, read_object, short, to_line
 from seeupo_jax.types import Trajectory
 
 
@@ -54,6 +54,23 @@ class Episode:
     def success(self) -> float:
         """1 or 0; NaN where the environment failed."""
         return math.nan if self.failed else float(self.score >= 1)
+
+
+# The fields of an episode, and what JSON gives for them.
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "task_id": (str,),
+    "member": (int,),
+    "score": (int, float),
+    "reward": (int, float),
+    "stop": (str,),
+    "failed": (bool,),
+    "turns": (int,),
+    "messages": (list,),
+    "info": (dict,),
+    "labels": (dict,),
+    "rewards": (dict,),
+}
+_BEGINNING = b'{"settings":'
 
 
 def to_episode(trajectory: Trajectory, labels: Mapping[str, str]) -> Episode:
@@ -114,16 +131,16 @@ class EpisodeFile:
 
     def _begin(self, settings: Mapping[str, Any]) -> None:
         self._file.seek(0)
-        complete, end, _ = self._file.read().rpartition(b"\n")
-        self._file.truncate(len(complete + end))
-        lines = _read_lines(self.path, complete)
-        if not lines:
-            return self._append({"settings": settings})
+        complete, end, _ = (content := self._file.read()).rpartition(b"\n")
+        saved, lines = _read(self.path, content)
         given = plain(settings, finite=False)
-        saved = lines[0].get("settings", {})
-        _check(self.path, saved, given, dict.fromkeys((*given, *saved)))
+        if saved is not None:
+            _check(self.path, saved, given, dict.fromkeys((*given, *saved)))
         for episode in _episodes(self.path, lines):
             self._take(episode)
+        self._file.truncate(len(complete + end))  # now that it is known to be ours
+        if saved is None:
+            self._append({"settings": settings})
 
     def _take(self, episode: Episode) -> None:
         if not episode.failed:
@@ -143,27 +160,47 @@ def read_played(path: Path, settings: Mapping[str, Any]) -> set[tuple[str, int]]
     """
     if not path.exists():
         return set()
-    lines = _read_lines(path, path.read_bytes().rpartition(b"\n")[0])
-    if not lines:
-        return set()
-    given = plain(settings, finite=False)
-    _check(path, lines[0].get("settings", {}), given, given)
+    saved, lines = _read(path, path.read_bytes())
+    if saved is not None:
+        given = plain(settings, finite=False)
+        _check(path, saved, given, given)
     return {episode.key for episode in _episodes(path, lines) if not episode.failed}
 
 
-def _read_lines(path: Path, complete: bytes) -> list[dict[str, Any]]:
-    return [
+def _read(path: Path, content: bytes) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+    """The settings, None where a kill cut them short, and the lines of the episodes.
+
+    Raises:
+      ValueError: it does not begin with settings, or a line is none of JSON.
+    """
+    complete, _, rest = content.rpartition(b"\n")
+    lines = [
         read_object(line, f"{path} line {number}", "an episode, a JSON object")
         for number, line in enumerate(complete.splitlines(), 1)
     ]
+    if lines and isinstance(settings := lines[0].get("settings"), dict):
+        return settings, lines[1:]
+    if lines or not _BEGINNING.startswith(rest[: len(_BEGINNING)]):
+        raise ValueError(
+            f"{path}: got {short(content.decode(errors='replace'))}; allowed: a file of an"
+            " evaluation's episodes, which begins with their settings, or none there."
+        )
+    return None, []
 
 
 def _episodes(path: Path, lines: Sequence[dict[str, Any]]) -> Iterator[Episode]:
     """The episodes that follow the settings."""
-    for number, line in enumerate(lines[1:], 2):
-        values = {"rewards": {}} | line  # files from before rewards had names have none
-        if set(values) != {each.name for each in fields(Episode)}:
+    for number, line in enumerate(lines, 2):
+        # Files from before rewards had names have none.
+        values: dict[str, Any] = {"rewards": {}} | line
+        if values.keys() != _TYPES.keys():
             raise ValueError(f"{path} line {number}: got no episode; allowed: one a line.")
+        for name, value in values.items():
+            if type(value) not in _TYPES[name]:
+                allowed = " or ".join(kind.__name__ for kind in _TYPES[name])
+                raise ValueError(
+                    f"{path} line {number}: {name}: got {short(value)}; allowed: {allowed}."
+                )
         yield Episode(**values)
 
 

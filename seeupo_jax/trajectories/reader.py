@@ -53,7 +53,17 @@ FIELDS: Mapping[str, tuple[type, ...]] = {
     "messages": (list,),
     "segments": (list,),
 }
-SEGMENT_FIELDS = ("tokens", "turn", "text", "logp", "trainer_logp", "entropy")
+_NUMBERS = (*_NUMBER, type(None))
+# The lists of a segment, as long as each other, and of a record, and what is in them.
+SEGMENT_FIELDS: Mapping[str, tuple[type, ...]] = {
+    "tokens": (int,),
+    "turn": (int,),
+    "text": (str,),
+    "logp": _NUMBERS,
+    "trainer_logp": _NUMBERS,
+    "entropy": _NUMBERS,
+}
+_LISTS = {"turn_rewards": _NUMBERS, "weights": _NUMBERS}
 
 
 class Shard(NamedTuple):
@@ -183,13 +193,30 @@ def _record(line: bytes, where: str, evaluation: bool) -> dict[str, Any]:
         if name not in record:
             raise ValueError(f"{where}: got no {name}; allowed: {', '.join(FIELDS)}.")
         if type(record[name]) not in allowed:
-            names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in allowed)
-            raise ValueError(f"{where}: {name}: got {str(record[name])[:60]}; allowed: {names}.")
+            got = str(record[name])[:60]
+            raise ValueError(f"{where}: {name}: got {got}; allowed: {_names(allowed)}.")
+    _check_lists(record, _LISTS, where)
     for segment in record["segments"]:
-        if not isinstance(segment, dict) or not segment.keys() >= set(SEGMENT_FIELDS):
+        if not isinstance(segment, dict) or not segment.keys() >= SEGMENT_FIELDS.keys():
             got = ", ".join(segment) if isinstance(segment, dict) else str(segment)[:60]
             raise ValueError(f"{where}: segments: got {got}; allowed: {', '.join(SEGMENT_FIELDS)}.")
+        _check_lists(segment, SEGMENT_FIELDS, f"{where}: segments")
         if len({len(segment[name]) for name in SEGMENT_FIELDS}) > 1:
             got = ", ".join(f"{len(segment[name])} {name}" for name in SEGMENT_FIELDS)
             raise ValueError(f"{where}: segments: got {got}; allowed: as many of each.")
     return record
+
+
+def _check_lists(
+    values: Mapping[str, Any], fields: Mapping[str, tuple[type, ...]], where: str
+) -> None:
+    """Raises ValueError where one of these fields is no list, or has other elements."""
+    for name, allowed in fields.items():
+        value = values[name]
+        if not isinstance(value, list) or not set(map(type, value)) <= set(allowed):
+            got, kinds = str(value)[:60], _names(allowed)
+            raise ValueError(f"{where}: {name}: got {got}; allowed: a list, each {kinds}.")
+
+
+def _names(allowed: Iterable[type]) -> str:
+    return " or ".join("null" if kind is type(None) else kind.__name__ for kind in allowed)

@@ -147,6 +147,17 @@ def test_the_page_tells_what_was_measured_and_what_was_not():
     assert "`quickstart`" not in cells  # done
 
 
+def test_sides_that_differ_are_told_with_what_differs():
+    differences = {
+        "kl": {"difference": 0.0587, "bound": 0.05},
+        "parameters": {"difference": 0.00085, "bound": 0.0019},
+    }
+    checks = [check("a sweep against PyTorch, compile", False, differences=differences)]
+    found = {"update_bfcl_0.5b": done(figures=figures(), checks=checks)}
+    text = page(PIECES, found, {}, DEVICE, rehearsal=False)
+    assert "| PyTorch, compile | 8.000 |" in text and "| **NO**: kl by 0.059 |" in text
+
+
 def test_without_pytorch_or_a_known_peak_our_side_stands_alone():
     ours = side(2.0, flops=2e12, flops_again=0.0)
     alone = figures(against=None, peak_flops=None, contenders={JAX: ours})

@@ -7,12 +7,18 @@ from seeupo_jax.bench.comparison import (
     Outcome,
     Timing,
     alternate,
+    bounds,
     differences,
     fastest,
     moved,
     ratio,
     require_same,
 )
+
+# What a sweep in bfloat16 did, and how far PyTorch's was from it, on an H200
+# (docs/benchmarks_gpu/update_order_desk_0.5b.json; loss and KL of a shorter one, on CPU).
+SWEPT = {"loss": 0.555, "kl": 4.4, "weights": 0.5, "parameters": 0.0031245413119904697}
+MEASURED = {"loss": 0.0022, "kl": 0.0069, "weights": 1e-7, "parameters": 0.0007334798574447632}
 
 
 def outcome(loss=0.5, kl=0.25, weights=(1.0, None), tensor=(1.0, 2.0), turn=0):
@@ -41,7 +47,7 @@ def test_a_changed_number_is_found_under_its_name(name, change, difference):
     found = differences(outcome(), outcome(**change))
     assert found[name] == pytest.approx(difference)
     with pytest.raises(ValueError, match=f"seeupo_jax and other differ: .*{name} by"):
-        require_same(found, "other", "float32")
+        require_same(found, "other", bounds(SWEPT, "float32"))
 
 
 def test_other_tensors_differ_infinitely():
@@ -51,15 +57,36 @@ def test_other_tensors_differ_infinitely():
 
 def test_the_tolerance_is_that_of_the_type():
     found = differences(outcome(), outcome(loss=0.5 + 1e-3))
-    with pytest.raises(ValueError, match="loss by 0.001; allowed in float32: 0.0001"):
-        require_same(found, "other", "float32")
-    require_same(found, "other", "bfloat16")
+    with pytest.raises(ValueError, match="loss by 0.001, allowed: 0.0001"):
+        require_same(found, "other", bounds(SWEPT, "float32"))
+    require_same(found, "other", bounds(SWEPT, "bfloat16"))
+
+
+@pytest.mark.parametrize("name", [None, *SWEPT])
+def test_a_side_that_does_nothing_is_not_the_same(name):
+    """As measured it is the same; a quantity as far off as the sweep went is not."""
+    allowed = bounds(SWEPT, "bfloat16")
+    if name is None:
+        return require_same(MEASURED, "other", allowed)
+    with pytest.raises(ValueError, match=f"differ: {name} by"):
+        require_same(MEASURED | {name: SWEPT[name]}, "other", allowed)
+
+
+def test_a_sweep_of_one_step_has_no_kl_to_be_compared_with():
+    assert bounds(SWEPT | {"kl": 4e-12}, "bfloat16")["kl"] == 1e-4  # of float32
+    assert bounds(SWEPT, "float32") == dict.fromkeys(SWEPT, 1e-4)
 
 
 def test_what_a_sweep_moved_is_reported():
-    steps = [{"turns": [1], "weights": [1.0]}, {"turns": [0], "weights": [0.75]}]
+    first = {"turns": [1], "weights": [1.0], "loss": -0.75, "kl": 0.0}
+    steps = [first, {"turns": [0], "weights": [0.75], "loss": 0.5, "kl": 0.125}]
     after = Outcome(steps, {"w": np.array([0.5])})
-    assert moved({"w": np.array([0.25])}, after) == {"weights": 0.25, "parameters": 0.25}
+    assert moved({"w": np.array([0.25])}, after) == {
+        "loss": 0.75,
+        "kl": 0.125,
+        "weights": 0.25,
+        "parameters": 0.25,
+    }
 
 
 def test_contenders_alternate():

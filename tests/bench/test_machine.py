@@ -17,6 +17,12 @@ def test_on_a_gpu_memory_is_measured_without_pytorch_too(monkeypatch):
     assert ran == [1]
 
 
+def test_a_peak_that_cannot_be_forgotten_is_not_known(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "_RESET", tmp_path)  # a folder: there, and not to be written
+    ran = []
+    assert machine.memory_growth(lambda: ran.append(1), "cpu") is None and ran == [1]
+
+
 @pytest.mark.parametrize("seconds", [0.5, 0.25])
 def test_a_machines_own_limits_follow_from_the_seconds_that_it_takes(monkeypatch, seconds):
     """A copy reads and writes each byte; a product has two FLOPs a pair. By a clock that is set."""

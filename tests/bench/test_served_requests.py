@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+from concurrent.futures import Future
 
 import httpx
 import pytest
@@ -11,7 +12,7 @@ from agent_cases import ToldSession
 from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
 from seeupo_jax.agents.endpoint import Endpoint
 from seeupo_jax.bench import __main__ as bench
-from seeupo_jax.bench.serving import generate_server
+from seeupo_jax.bench.serving import generate_server, served_requests
 from seeupo_jax.bench.serving.served_requests import Server, _Prompts, ask
 from seeupo_jax.bench.settings import architecture, write_model
 from seeupo_jax.policy.files.weights import read_tokenizer
@@ -43,6 +44,53 @@ def test_no_prompt_comes_twice_and_none_is_longer_than_was_planned():
     assert len(set(taken)) == 200
     lengths = [len(TOKENIZER.begin([{"role": "user", "content": p}], ()).tokens) for p in taken]
     assert max(lengths) + 4 <= prompts.longest
+
+
+class _Answered:
+    """A pool whose clients have answers already, by server."""
+
+    def __init__(self, **answers):
+        self._answers = {name: iter(each) for name, each in answers.items()}
+
+    def submit(self, ask, server, *_):
+        done = Future()
+        done.set_result(next(self._answers[server]))
+        return done
+
+
+def test_the_rates_of_a_line_are_of_one_time_and_texts_that_never_came_are_a_dash(capsys):
+    def answers(*seconds, first_s=0.1):
+        each = {"first_s": first_s, "tokens": 32}
+        return [{"seconds": s, "requests": [each] * 4} for s in seconds]
+
+    def measured(**answered):
+        given = argparse.Namespace(requests=4, repeats=3, answer=32)
+        prompts = argparse.Namespace(take=lambda count: ["x"] * count)
+        servers = {name: name for name in answered}
+        return served_requests._measure(servers, _Answered(**answered), 1, prompts, given)
+
+    found = measured(a=answers(1.0, 2.0, 17.0), b=answers(1.0, 1.0, 1.0, first_s=None))
+    slow, silent = found["contenders"].values()
+    assert (slow["requests_per_second"], slow["tokens_per_second"]) == (4 / 2, 4 * 32 / 2)
+    assert slow["tokens_per_request"] == 32 and slow["first_text_s"] == 0.1
+    assert silent["first_text_s"] is found["first_text_ratio"] is None
+    about = {"against": "b", "model": "x", "dtype": "float32", "prompt_words": 1}
+    about |= {"answer_tokens": 32, "machine": {"device": "CPU"}, "clients": {"1": found}}
+    served_requests._print(about)
+    printed = capsys.readouterr().out
+    assert "-x sooner" in printed and "first text after - ms (at most -)" in printed
+
+
+def test_a_server_that_neither_answers_nor_ends_is_given_up(monkeypatch):
+    monkeypatch.setattr(served_requests, "_START_S", 1.0)
+    monkeypatch.setattr(served_requests, "_END_S", 0.1)
+    serve = (
+        "import signal, socket; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        "s = socket.create_server(('127.0.0.1', {port})); signal.pause()"
+    )
+    with pytest.raises(ValueError, match="timeit: does not answer"):
+        with served_requests._running(["timeit", "-n1", "-r1", serve]):
+            pass
 
 
 def test_generate_streams_every_token_and_counts_them(tmp_path):

@@ -20,6 +20,7 @@ RUNS = {
     ),
 }
 EAGER = torch_name("eager")
+FIGURES = {"benchmark": "update"} | dict.fromkeys(bench_report._NEEDED)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,9 @@ def test_both_sides_are_the_same_before_they_are_timed(results, capsys):
         *(update.without_name(name) for name in found["without"]),
     }
     assert all(max(d.values()) < 1e-4 for d in found["verified"]["differences"].values())
-    assert min(found["verified"]["moved"].values()) > 1e-3  # or nothing would be shown
+    moved = found["verified"]["moved"]
+    assert min(moved["weights"], moved["parameters"]) > 1e-3  # or nothing would be shown
+    assert found["verified"]["bounds"].keys() == moved.keys()
     for one in found["contenders"].values():
         assert len(one["each_s"]) == 2 and one["peak_bytes"] >= one["state_bytes"] > 0
     first, second, third, *_ = capsys.readouterr().out.splitlines()
@@ -131,19 +134,28 @@ def test_the_page_has_the_figures_of_every_run(results, tmp_path, monkeypatch):
 
 
 def test_figures_of_other_pages_are_left_out_and_named(results, tmp_path, capsys):
-    keep(tmp_path, "update", {"benchmark": "update"})
+    keep(tmp_path, "update", FIGURES)
     keep(tmp_path, "prefixes", {"benchmark": "gain"})
     assert list(bench_report.read(tmp_path)) == ["update"]
     assert "prefixes.json: left out" in capsys.readouterr().out
 
 
-def test_files_of_other_kinds_are_refused(tmp_path):
-    (tmp_path / "x.json").write_text('{"benchmark": "chess"}')
-    with pytest.raises(ValueError, match="x.json, which is no bench run's"):
+@pytest.mark.parametrize(
+    ("name", "figures", "logged"),
+    [
+        ("x", {"benchmark": "chess"}, "x.json, which is no bench run's"),
+        ("x", {n: v for n, v in FIGURES.items() if n != "machine"}, "x.json without machine"),
+        ("sizes_turns_two", FIGURES, "sizes_turns_two.json; allowed: sizes_NAME_NUMBER.json"),
+        ("sizes_scale_1", FIGURES, "NAME one of turns, prompt, group_size"),
+    ],
+)
+def test_files_of_other_kinds_are_refused(tmp_path, name, figures, logged):
+    keep(tmp_path, name, figures)
+    with pytest.raises(ValueError, match=logged):
         bench_report.read(tmp_path)
     with pytest.raises(SystemExit):  # before anything is measured
         command.main(["bench", "all", f"--results={tmp_path}"])
-    assert [*tmp_path.iterdir()] == [tmp_path / "x.json"]
+    assert [*tmp_path.iterdir()] == [tmp_path / f"{name}.json"]
 
 
 def test_the_list_is_gone_on_with_and_ends_with_the_page(tmp_path, monkeypatch):
@@ -154,7 +166,7 @@ def test_the_list_is_gone_on_with_and_ends_with_the_page(tmp_path, monkeypatch):
         ran.append(file.stem)
         if len(ran) == 3:
             raise ValueError("bench all: broken")
-        file.write_text('{"benchmark": "update"}')
+        file.write_text(json.dumps(FIGURES))
 
     written = []
     monkeypatch.setattr(suites, "measure", measure)

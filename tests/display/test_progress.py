@@ -203,6 +203,15 @@ def test_rich_without_a_terminal_says_that_lines_are_plain():
     ]
 
 
+def test_what_a_model_says_in_a_line_reaches_no_terminal_as_control_characters():
+    """Of ECMA-48: CSI and OSC begin with ESC or one character of C1, BEL ends a title."""
+    progress, stream, _ = _plain()
+    with progress:
+        progress.log("no tool \x1b]0;owned\x07\x1b[2J \x9b2J\r\x7f\tü\n€")
+    wanted = "no tool \\x1b]0;owned\\x07\\x1b[2J \\x9b2J\\x0d\\x7f\tü\n€\n"
+    assert stream.getvalue() == wanted
+
+
 def test_an_unknown_display_is_refused():
     with pytest.raises(ValueError, match="got 'curses'; allowed: auto, rich, plain"):
         Progress(1, "curses")

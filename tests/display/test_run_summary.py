@@ -70,6 +70,20 @@ def test_a_wider_interval_is_drawn_longer(tmp_path):
     assert spans[1] == pytest.approx(6 * spans[0], rel=0.15)
 
 
+def test_lines_end_where_no_environment_worked(tmp_path):
+    """And the mean is over iterations: no rollout before the gap is in one behind it."""
+    success = [0.2] * 10 + [float("nan")] * 10 + [0.8] * 10
+    evaluations = {i: {"eval/avg@4": v} for i, v in ((9, 0.5), (15, float("nan")), (21, 0.5))}
+    _write(tmp_path, success, evaluations)
+    with Image.open(learning_curve(tmp_path)) as image:
+        plot = np.asarray(image.convert("RGB")).astype(int)[80:-80]
+    columns = np.flatnonzero((np.ptp(plot, axis=-1) > 20).any(axis=0))  # that have a colour
+    gap = np.diff(columns).max() / np.ptp(columns)
+    assert gap == pytest.approx(10 / 29, abs=0.06)  # from 10 to 21, without the points' sizes
+    means = _rows_of(tmp_path / "learning_curve.png", BLUE)
+    assert np.ptp(means) > 100 and np.diff(means).max() > 0.9 * np.ptp(means)  # two levels
+
+
 def test_runs_with_little_or_nothing_measured_still_give_a_curve(tmp_path):
     _write(tmp_path / "none")
     _write(tmp_path / "gaps", [0.5, float("nan"), 0.6], {2: {"eval/avg@4": float("nan")}})

@@ -125,16 +125,19 @@ def test_intervals_of_rollouts_are_as_wide_as_those_of_as_many_coins_as_tasks(ru
         assert abs(row["value"] - bound) == pytest.approx(distance, abs=1e-5)
 
 
-def test_intervals_of_several_rounds_are_of_the_groups_that_were_played(tmp_path):
+def test_intervals_of_rollouts_are_of_the_groups_that_were_played(tmp_path):
     with MetricsWriter(tmp_path / "run") as writer:
         counts = {"rollout/trajectories/turns=1": 200, "rollout/trajectories/turns=2": 392}
         for i in (1, 2):  # 74 groups of 8; in the second they are not recorded
             found = {"rollout/success_rate": 0.5, "rollout/rounds": 5}
             writer.write(i, found | (counts if i == 1 else {}))
+        for i, trajectories in ((3, 96), (4, 3)):  # the other environments failed
+            found = {"rollout/success_rate": 0.5, "rollout/rounds": 1}
+            writer.write(i, found | {"rollout/trajectories/turns=1": trajectories})
     report_cases.write_about(tmp_path / "run", rollout={"tasks": 64, "group_size": 8})
     chart = curves_section(load_runs([tmp_path / "run"])).charts[0]
     lows = {r["iteration"]: r["low"] for r in values(chart)}
-    for iteration, groups in ((1, 74), (2, 64)):
+    for iteration, groups in ((1, 74), (2, 64), (3, 12), (4, 1)):
         low = lows[iteration]
         assert 0.5 - low == pytest.approx(1.959964 * np.sqrt(low * (1 - low) / groups), abs=1e-5)
 
@@ -223,6 +226,16 @@ def test_turns_have_a_map_each(runs):
     assert {row["turn"] for row in weights} == set(range(1, report_cases.TURNS + 1))
 
 
+def test_the_speed_is_the_median_of_the_last_iterations(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        for i, speed in ((1, 100.0), (2, 900.0)):
+            writer.write(
+                i, {"rollout/tokens_per_second": speed, "sweep/tokens_per_second": speed / 10}
+            )
+    text = write_report(tmp_path).read_text()
+    assert '<dd>500</dd><dd class="quiet">rollout; 50 sweep</dd>' in re.sub(r"\s*\n\s*", "", text)
+
+
 @pytest.mark.parametrize("selected_on", [0.0, 1.0])
 def test_a_figure_that_the_best_checkpoint_was_chosen_by_is_marked(tmp_path, selected_on):
     with MetricsWriter(tmp_path) as writer:
@@ -302,16 +315,17 @@ def test_failures_of_evaluations_come_from_their_trajectories(tmp_path):
     with MetricsWriter(tmp_path) as writer:
         writer.write(5, {"eval/failed": 2, "eval_train/failed": 1})
         writer.write(10, {"eval/failed": 0})
-    records = [_record(0, None), _record(1, "OSError: gone")]
+    records = [_record(0, None), _record(1, "OSError: \ud83d gone")]
     write_shard(tmp_path, Shard(5, "test", True), pack_shard(records))
     rollouts = [_record(0, "of a rollout", split="train")]
     write_shard(tmp_path, Shard(5, "train", False), pack_shard(rollouts))
     rows = cells(failures_section(load_runs([tmp_path])).tables[0])
     assert rows == [
         ["(cause not recorded)", "evaluation on test", "1", "5 to 5"],
-        ["OSError: gone", "evaluation on test", "1", "5 to 5"],
+        ["OSError: \ud83d gone", "evaluation on test", "1", "5 to 5"],
         ["(cause not recorded)", "evaluation on train", "1", "5 to 5"],
     ]
+    assert r"OSError: \ud83d gone" in write_report(tmp_path).read_text()  # half of a character
 
 
 def test_failures_in_a_shard_that_the_run_has_just_removed_have_no_cause(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from seeupo_jax.trajectories.episodes import Episode, EpisodeFile, to_episode
+from seeupo_jax.trajectories.episodes import Episode, EpisodeFile, read_played, to_episode
 from seeupo_jax.types import Segment, Trajectory
 
 SETTINGS = {"split": "test", "k": 2, "rollout.top_p": None, "env.options": {"size": (1, 2)}}
@@ -121,6 +121,39 @@ def test_a_line_that_is_none_of_ours_is_told_and_stays(path, line):
     with pytest.raises(ValueError, match=f"{path.name} line 2: got "):
         played(path)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['{"accuracy": 0.91}', '{\n "my": 1,\n "last": 2\n}', '{"settings": 5}\n{}\n{"a"', "[1]\n"],
+)
+def test_a_file_of_something_else_is_told_and_stays(path, content):
+    path.parent.mkdir()
+    path.write_text(content)
+    for read in (played, read_played):
+        with pytest.raises(ValueError, match=path.name):
+            read(path, SETTINGS)
+    assert path.read_text() == content
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"task_id": [1]}, r"task_id: got \[1\]; allowed: str"),
+        ({"member": {}}, "member: got {}; allowed: int"),
+        ({"score": None}, "score: got None; allowed: int or float"),
+        ({"failed": 0}, "failed: got 0; allowed: bool"),
+        ({"messages": 5}, "messages: got 5; allowed: list"),
+    ],
+)
+def test_an_episode_with_a_field_of_another_kind_is_told_with_its_line(path, fields, told):
+    with EpisodeFile(path, SETTINGS) as file:
+        file.add(episode())
+    settings, line = path.read_text().splitlines()
+    path.write_text(f"{settings}\n{line}\n{json.dumps(json.loads(line) | fields)}\n")
+    for read in (played, read_played):
+        with pytest.raises(ValueError, match=f"{path.name} line 3: {told}"):
+            read(path, SETTINGS)
 
 
 def test_what_is_no_json_in_info_is_kept_as_text(path):

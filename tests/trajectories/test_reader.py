@@ -177,6 +177,10 @@ def test_a_shard_that_is_removed_while_others_are_read_is_left_out_and_told(tmp_
         next(read_shard(path))
 
 
+def of_segment(**fields):
+    return json.dumps(record(segments=[record()["segments"][0] | fields])).encode() + b"\n"
+
+
 @pytest.mark.parametrize(
     ("line", "logged"),
     [
@@ -187,10 +191,11 @@ def test_a_shard_that_is_removed_while_others_are_read_is_left_out_and_told(tmp_
         (json.dumps(record(failed=0)).encode() + b"\n", "failed: got 0; allowed: bool"),
         (json.dumps({"schema": 1}).encode() + b"\n", "got no split; allowed: schema, split"),
         (json.dumps(record(segments=[{}])).encode() + b"\n", "allowed: tokens, turn, text"),
-        (
-            json.dumps(record(segments=[record()["segments"][0] | {"turn": []}])).encode() + b"\n",
-            "2 tokens, 0 turn",
-        ),
+        (of_segment(turn=[]), "2 tokens, 0 turn"),
+        (of_segment(tokens=5), "segments: tokens: got 5; allowed: a list, each int."),
+        (of_segment(logp=None), "segments: logp: got None; allowed: a list, each int or float"),
+        (of_segment(turn=[None, 0]), "segments: turn: got [None, 0]; allowed: a list, each int."),
+        (json.dumps(record(weights=["a"])).encode() + b"\n", "weights: got ['a']; allowed: a list"),
     ],
 )
 def test_what_is_no_record_is_told_with_its_place(tmp_path, line, logged):

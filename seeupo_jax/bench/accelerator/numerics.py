@@ -127,8 +127,10 @@ def sweeps(record: Record, settings: Settings, rehearse: bool) -> None:
             work = inputs.work
             shape = f"{settings.model}, {work.name}, {work.tokens} tokens"
             sweeps = JaxSweeps(inputs)
+            start = sweeps.tensors()
             sweeps.run()
             fused, others = sweeps.outcome(), {}
+            allowed = comparison.bounds(comparison.moved(start, fused), dtype)
             separate = JaxSweeps(inputs, ABLATIONS["fused_refresh"])
             others["a sweep, fused against separate refresh"] = separate
             if missing is None:
@@ -136,7 +138,7 @@ def sweeps(record: Record, settings: Settings, rehearse: bool) -> None:
             for name, other in others.items():
                 other.run()
                 apart = comparison.differences(fused, other.outcome())
-                found = {of: (off, TOLERANCES[dtype]) for of, off in apart.items()}
+                found = {of: (off, allowed[of]) for of, off in apart.items()}
                 record.check(name, found, dtype=dtype, shape=shape)
             greatest, mean = _sampler_gap(sweeps, inputs)
             record.check(

@@ -144,7 +144,12 @@ def _mfu(figures: Values, name: str) -> str:
 def _same(figures: Values, name: str) -> str:
     for check in figures["checks"]:
         if check["name"] == f"a sweep against {name}":
-            return "yes" if check["passed"] else "**NO**"
+            wrong = [
+                f"{of} by {found['difference']:.2g}"
+                for of, found in check["differences"].items()
+                if not found["difference"] <= found["bound"]
+            ]
+            return f"**NO**: {', '.join(wrong)}" if wrong else "yes"
     return "-"
 
 
@@ -154,8 +159,10 @@ def _updates(found: Mapping[str, Values]) -> str:
         " brackets the least and the greatest ratio of a round. PyTorch: scaled dot product"
         " attention by its fastest kernel, `torch.compile` where the name says so. MFU: FLOPs"
         " without what backward passes recompute, over the peak of the data sheet; ?: unknown."
-        " Same numbers: losses, KL, weights M and parameters after one sweep from the same"
-        " weights differ by at most 5%."
+        " Same numbers: after one sweep from the same weights, losses, KL and weights M differ by"
+        " at most 0.05 (5% of those above 1), and by at most half of the largest loss and KL and of"
+        " the largest change of a weight M; parameters by at most half of the largest change that"
+        " the sweep made. Otherwise: what differs and by how much."
     )
     runs = _runs(found)
     of_side = SWEEPS | {"FLOPs": _flops, "MFU": _mfu, "same numbers": _same}

@@ -63,9 +63,9 @@ def update(record: Record, settings: Settings, rehearse: bool) -> None:
 
     figures = beside_torch(record, settings, "torch", run, ("eager",), rehearse=rehearse)
     record.put(figures=figures)
-    allowed = figures["verified"]["tolerance"]
+    allowed = figures["verified"]["bounds"]
     for name, differences in figures["verified"]["differences"].items():
-        bounded = {key: (value, allowed) for key, value in differences.items()}
+        bounded = {key: (value, allowed[key]) for key, value in differences.items()}
         record.check(f"a sweep against {name}", bounded, dtype=figures["dtype"])
 
 

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 TOKENIZER = "package:order_desk"  # of a random model
 _TIMEOUT_S = 3600.0  # of a request
 _START_S = 600.0  # that a server may take until it answers
+_END_S = 30.0  # that it may take to end
 _WORDS = "order ship late find open sold item cost none when paid gift"
 
 
@@ -208,16 +209,21 @@ def _running(line: Sequence[str]) -> Iterator[Server]:
             yield Server(f"{url}/v1", key, said["data"][0]["id"] if lists else line[2])
         finally:
             process.terminate()
-            process.wait()
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def _first_reply(process: subprocess.Popen[Any], url: str, key: str) -> dict[str, Any] | None:
     """What a new server says at an address; None: it ended, or took too long."""
     headers = {"Authorization": f"Bearer {key}"}
     until = time.monotonic() + _START_S
-    while process.poll() is None and time.monotonic() < until:
-        with contextlib.suppress(urllib.error.URLError, ConnectionError):
-            with urllib.request.urlopen(urllib.request.Request(url, headers=headers)) as reply:
+    while process.poll() is None and (left := until - time.monotonic()) > 0:
+        with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
+            request = urllib.request.Request(url, headers=headers)
+            with urllib.request.urlopen(request, timeout=left) as reply:
                 return json.load(reply)
         time.sleep(0.2)
     return None
@@ -248,16 +254,17 @@ def _measure(
     sides = {}
     for name, timing in timings.items():
         firsts = [one["first_s"] for one in found[name] if one["first_s"] is not None]
-        tokens = sum(one["tokens"] for one in found[name])
+        tokens = sum(one["tokens"] for one in found[name]) / given.repeats
         sides[name] = timing.as_json() | {
             "requests_per_second": count / timing.median,
-            "tokens_per_second": tokens / sum(timing.each),
-            "tokens_per_request": tokens / len(found[name]),
-            "first_text_s": statistics.median(firsts),
-            "first_text_most_s": max(firsts),
+            "tokens_per_second": tokens / timing.median,
+            "tokens_per_request": tokens / count,
+            "first_text_s": statistics.median(firsts) if firsts else None,
+            "first_text_most_s": max(firsts, default=None),
         }
     jax_name, baseline = contenders
-    first = sides[baseline]["first_text_s"] / sides[jax_name]["first_text_s"]
+    sooner, later = (sides[name]["first_text_s"] for name in (jax_name, baseline))
+    first = later / sooner if sooner and later else None
     ratio = comparison.ratio(timings[baseline], timings[jax_name])
     return {"requests": count, **ratio, "first_text_ratio": first, "contenders": sides}
 
@@ -330,13 +337,17 @@ def _print(figures: dict[str, Any]) -> None:
         print(
             f"{clients} clients: {found['ratio']:.2f}x ({found['ratio_least']:.2f} to"
             f" {found['ratio_most']:.2f} by rounds) the requests/s;"
-            f" {found['first_text_ratio']:.2f}x sooner to the first text"
+            f" {_shown(found['first_text_ratio'], 1, '.2f')}x sooner to the first text"
         )
         for name, side in found["contenders"].items():
             print(
                 f"  {name}: {side['requests_per_second']:.2f} requests/s,"
                 f" {side['tokens_per_second']:.0f} tokens/s, first text after"
-                f" {side['first_text_s'] * 1000:.0f} ms (at most"
-                f" {side['first_text_most_s'] * 1000:.0f}), {side['tokens_per_request']:.1f} tokens"
-                " a request"
+                f" {_shown(side['first_text_s'], 1000)} ms (at most"
+                f" {_shown(side['first_text_most_s'], 1000)}), {side['tokens_per_request']:.1f}"
+                " tokens a request"
             )
+
+
+def _shown(value: float | None, factor: float, form: str = ".0f") -> str:
+    return "-" if value is None else f"{factor * value:{form}}"
