@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from seeupo_jax.configuration.user_code import encodes
 from seeupo_jax.envs.tool_calls import (
@@ -20,6 +21,7 @@ from seeupo_jax.envs.tool_calls import (
     parse_llama,
     render_hermes,
 )
+from seeupo_jax.policy.files.tokenizer import Tokenizer
 
 Message = tuple[str, tuple[ToolCall, ...]]
 
@@ -31,11 +33,13 @@ class ToolFormat:
     parse: a message's content and calls.
     render: the text that `parse` reads as these.
     shown: of a text's beginning, how many characters are content whatever follows.
+    mark: what stands before calls; it may be the name of a control token.
     """
 
     parse: Callable[[str], Message]
     render: Callable[[str, Sequence[ToolCall]], str]
     shown: Callable[[str], int]
+    mark: str = ""
 
 
 class ContentSplitter:
@@ -61,6 +65,26 @@ def choose_format(name: str) -> ToolFormat:
     if name not in TOOL_FORMATS:
         raise ValueError(f"tool_format: got {name!r}; allowed: {', '.join(TOOL_FORMATS)}.")
     return TOOL_FORMATS[name]
+
+
+@lru_cache(maxsize=1)  # a process samples with one tokenizer, and reads it in one format
+def template_writes(tokenizer: Tokenizer, tool_format: ToolFormat) -> bool:
+    """Whether a tokenizer's chat template writes calls in a tool format, several and after text."""
+    if not tokenizer.writes_calls:
+        return False
+    content, call = "content", ToolCall("name", {"argument": 1})
+    functions = [as_function(call)] * 2
+    message = {"role": "assistant", "content": content, "tool_calls": functions}
+    try:
+        said = tokenizer.begin([{"role": "user", "content": "?"}], ()).say(message)
+    except Exception:  # a template may raise anything
+        return False
+    return tool_format.parse(tokenizer.text(said)) == (content, (call, call))
+
+
+def as_function(call: ToolCall) -> dict[str, object]:
+    """A call as chat templates read it."""
+    return {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 _THOUGHTS = re.compile(r"\s*<think>(?:.*?</think>|.*)", re.DOTALL)
@@ -112,7 +136,10 @@ def _parse_llama(text: str) -> Message:
 def _render_llama(content: str, calls: Sequence[ToolCall]) -> str:
     if not calls:
         return content
-    objects = [json.dumps({"name": c.name, "parameters": c.arguments}) for c in calls]
+    objects = [
+        json.dumps({"name": call.name, "parameters": call.arguments}, ensure_ascii=False)
+        for call in calls  # letters as they are, as Llama's template has them
+    ]
     return content + (PYTHON_TAG if content else "") + "; ".join(objects)
 
 
@@ -134,5 +161,7 @@ def _before(text: str, mark: str, start: int) -> int:
 
 TOOL_FORMATS = {
     "hermes": ToolFormat(_parse_hermes, _render_hermes, _shown_hermes),
-    "llama": ToolFormat(_parse_llama, _render_llama, _shown_llama),
+    "llama": ToolFormat(_parse_llama, _render_llama, _shown_llama, PYTHON_TAG),
 }
+# Of a call without tools, where a text is a text, whatever it looks like.
+NO_CALLS = ToolFormat(lambda text: (text, ()), lambda content, calls: content, len)
