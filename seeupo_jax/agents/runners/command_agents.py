@@ -130,10 +130,12 @@ class CommandAgents:
         if end.code < 0:
             name = f"signal {-end.code} ({signal_name(-end.code)})"
             return _failed("crash", f"it was ended by {name}{tail}")
-        if end.code > 1:
-            return _failed("exit", f"it ended with exit code {end.code}{tail}")
-        reward = float(end.code == 0)
-        return AgentResult(reward, reward, info=said)
+        if end.code == 0:
+            return AgentResult(1.0, 1.0, info=said)
+        failure = _failed("exit", f"it ended with exit code {end.code}{tail}")
+        # Python's uncaught exceptions end with 1 too: before an answer it says nothing of the policy.
+        answered = AgentResult(0.0, 0.0, info=said) if end.code == 1 else None
+        return dataclasses.replace(failure, answered=answered)
 
     def _read_result(self, text: str, said: Mapping[str, Any]) -> AgentResult | AgentFailure:
         try:
@@ -152,7 +154,8 @@ def _failed(cause: str, reason: str) -> AgentFailure:
 def environment_of(access: Access, model: str) -> dict[str, str]:
     """The variables by which the SDKs find the policy; others are those of this process."""
     direct = _without_proxy(urlsplit(access.base_url).hostname or "")
-    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), os.getcwd())))
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    paths = [*(os.path.abspath(entry) for entry in entries if entry), os.getcwd()]
     return {
         "OPENAI_BASE_URL": access.base_url,
         "OPENAI_API_BASE": access.base_url,
@@ -162,7 +165,8 @@ def environment_of(access: Access, model: str) -> dict[str, str]:
         "ANTHROPIC_API_KEY": access.api_key,
         "NO_PROXY": direct,  # the endpoint is not behind the proxy that the machine may have
         "no_proxy": direct,
-        "PYTHONPATH": path,  # `python -m my_agent` finds what is here, from its own folder
+        # `python -m my_agent` finds what is here, from its own folder.
+        "PYTHONPATH": os.pathsep.join(paths),
     }
 
 
