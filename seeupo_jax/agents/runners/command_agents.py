@@ -133,7 +133,7 @@ class CommandAgents:
         if end.code == 0:
             return AgentResult(1.0, 1.0, info=said)
         failure = _failed("exit", f"it ended with exit code {end.code}{tail}")
-        # Python's uncaught exceptions end with 1 too: before an answer it says nothing of the policy.
+        # So do Python's uncaught exceptions: before an answer it says nothing of the policy.
         answered = AgentResult(0.0, 0.0, info=said) if end.code == 1 else None
         return dataclasses.replace(failure, answered=answered)
 
