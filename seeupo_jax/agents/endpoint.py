@@ -251,7 +251,9 @@ class Endpoint:
 
     async def _read_exchange(self, dialect: Dialect, client: _Client, body: bytes) -> Exchange:
         client.requests += 1
-        caller = Caller(self._model, client.requests, client.rules, client.responses)
+        known = client.responses
+        last = next(reversed(known.values()), ())
+        caller = Caller(self._model, client.requests, client.rules, known, last)
 
         def read() -> Exchange:
             try:
