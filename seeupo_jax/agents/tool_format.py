@@ -1,7 +1,7 @@
 """How a model writes its tool calls: from sampled text to content and calls, and back.
 
 A call that breaks its form is no call: the whole text stays content, for the agent to answer.
-Thoughts, `<think>...</think>` at the start, are content too.
+Thoughts at the start are content too: `<think>...</think>`, or what the chat template has begun.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from seeupo_jax.envs.tool_calls import (
     parse_hermes,
     parse_llama,
     render_hermes,
+    thoughts_end,
 )
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 
@@ -87,13 +88,7 @@ def as_function(call: ToolCall) -> dict[str, object]:
     return {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-_THOUGHTS = re.compile(r"\s*<think>(?:.*?</think>|.*)", re.DOTALL)
 _BLOCK = re.compile(r"<tool_call>.*?</tool_call>", re.DOTALL)
-
-
-def _after_thoughts(text: str) -> int:
-    match = _THOUGHTS.match(text)
-    return match.end() if match else 0
 
 
 def _read(
@@ -109,7 +104,7 @@ def _read(
     # Half a character is JSON but no UTF-8, and could not be sent.
     if not calls or not encodes(json.dumps(named, ensure_ascii=False)):
         return text, ()
-    start = _after_thoughts(text)
+    start = thoughts_end(text)
     return (text[:start] + outside(text[start:])).rstrip(), calls
 
 
@@ -123,7 +118,7 @@ def _render_hermes(content: str, calls: Sequence[ToolCall]) -> str:
 
 
 def _shown_hermes(text: str) -> int:
-    return _before(text, "<tool_call>", _after_thoughts(text))
+    return _before(text, "<tool_call>", thoughts_end(text))
 
 
 def _parse_llama(text: str) -> Message:
@@ -144,7 +139,7 @@ def _render_llama(content: str, calls: Sequence[ToolCall]) -> str:
 
 
 def _shown_llama(text: str) -> int:
-    start = _after_thoughts(text)
+    start = thoughts_end(text)
     if text[start:].lstrip()[:1] in ("", "{"):
         return _before(text, "{", start)
     return _before(text, PYTHON_TAG, start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,10 +31,9 @@ def read_options(text: str) -> dict[str, Any]:
     Raises:
       ValueError: no JSON object.
     """
-    try:
+    options: dict[str, Any] | None = None
+    with contextlib.suppress(ValueError, RecursionError):
         options = json.loads(text)
-    except (ValueError, RecursionError):
-        options = None
     if not isinstance(options, dict):
         raise ValueError(f"--options: got {text!r}; allowed: a JSON object.")
     return options

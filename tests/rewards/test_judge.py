@@ -210,7 +210,10 @@ def test_a_damaged_file_of_the_cache_is_no_reply(tmp_path):
 @pytest.mark.parametrize(
     "options, sentence",
     [
-        ({"scale": (3, 3)}, r"scale: got \(3, 3\); allowed: two finite numbers, the lower one first"),
+        (
+            {"scale": (3, 3)},
+            r"scale: got \(3, 3\); allowed: two finite numbers, the lower one first",
+        ),
         ({"scale": 10}, "scale: got 10; allowed: two finite numbers"),
         ({"scale": (0, math.inf)}, r"scale: got \(0, inf\); allowed: two finite numbers"),
         ({"pattern": "("}, r"pattern: got '\(' \(missing"),
