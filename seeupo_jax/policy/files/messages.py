@@ -15,13 +15,12 @@ import jinja2.meta
 
 from seeupo_jax.configuration import loading, schema
 from seeupo_jax.envs.base import Message, Tool
-from seeupo_jax.envs.tool_calls import PYTHON_TAG
 from seeupo_jax.policy.files.json_file import read_object
 
 ROLES = ("system", "user", "assistant", "tool")
 CHAT_FILE = "chat.json"  # a model folder's own chat options
 # Names of control tokens behind which a model writes its calls: they may stand inside an action.
-CALL_MARKS = (PYTHON_TAG,)
+CALL_MARKS = ("<|python_tag|>",)
 # Key of an assistant's message: where in its content calls begin, with such a token or without.
 CALLS_AT = "calls_at"
 PROBE = "the-answer"  # found again in a rendered conversation
