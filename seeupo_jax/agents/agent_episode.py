@@ -155,6 +155,8 @@ class AgentEpisode(Episode):
         self.info |= {LINEAGES: lineages.count, REFUSED: self.refused}
         if self.ignored:
             self.info[IGNORED] = self.ignored.total()
+        if isinstance(outcome, AgentFailure) and outcome.answered and lineages.turns:
+            outcome = outcome.answered
         if self.limit and isinstance(outcome, AgentFailure) and outcome.cause in _LET_THROUGH:
             self.info["agent_error"] = outcome.reason
             outcome = AgentResult(0.0)

@@ -27,7 +27,7 @@ from seeupo_jax.agents.calls import (
 )
 from seeupo_jax.agents.lineages import Lineages, check_length
 from seeupo_jax.agents.sampled_text import SampledText
-from seeupo_jax.agents.tool_format import ToolFormat
+from seeupo_jax.agents.tool_format import NO_CALLS, ToolFormat
 from seeupo_jax.configuration.user_code import describe
 from seeupo_jax.envs.pool import Failure
 from seeupo_jax.rollout.engine.protocol import Action, Turn
@@ -171,7 +171,7 @@ class AgentPlayer:
         raise AssertionError("agents are never prefetched")
 
     def open(self, key: int, request: Request) -> None:
-        lineages = Lineages(self._worker.tokenizer, self._host.tool_format.render)
+        lineages = Lineages(self._worker.tokenizer, self._host.tool_format)
         episode = AgentEpisode(request, self._slots.pop(), lineages=lineages)
         self._open[key] = episode
         options, split = self._options, self._options.split
@@ -213,12 +213,9 @@ class AgentPlayer:
             episode.outcome = Failure("env_error", action.failure)
             episode.stop_agent()
             return self._drop(episode, turn)
-        call, context = turn.waiting.call, turn.turn.read.conversation.tokens
+        prompt_tokens = len(turn.turn.read.conversation.tokens)
         completion = turn.sampled.complete(
-            action,
-            self._host.tool_format.parse if call.tools else lambda text: (text, ()),
-            prompt_tokens=len(context),
-            cached_tokens=action.cached,
+            action, prompt_tokens=prompt_tokens, cached_tokens=action.cached
         )
         answer = HistoryMessage("assistant", completion.content, completion.calls)
         episode.lineages.act(turn.turn, action.tokens, action.logp, answer, action.experts)
@@ -303,8 +300,9 @@ class AgentPlayer:
         if turn.lineage not in episode.keys:
             key = episode.keys[turn.lineage] = next(self._keys)
             self._owner[key] = waiting.key
-        stop, streamed = waiting.call.stop, waiting.on_text is not None
-        sampled = SampledText(self._worker.tokenizer, stop, waiting.give if streamed else None)
+        call, on_text = waiting.call, None if waiting.on_text is None else waiting.give
+        tool_format = self._host.tool_format if call.tools else NO_CALLS
+        sampled = SampledText(self._worker.tokenizer, call.stop, on_text, tool_format)
         return OpenTurn(waiting, turn, episode.keys[turn.lineage], sampled)
 
     def _used_up(self, lineages: Lineages) -> CallRefused | None:

@@ -134,9 +134,11 @@ class AgentFailure(Failure):
     """Why an agent came to nothing.
 
     cause: exception | exit | crash | memory | output | result | timeout.
+    answered: what it counts as where the policy had answered a call; None: a failure too.
     """
 
     cause: str = "exception"
+    answered: AgentResult | None = None
 
 
 @dataclass(frozen=True)

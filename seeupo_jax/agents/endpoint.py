@@ -23,7 +23,7 @@ from seeupo_jax.agents.calls import (
     Session,
     can_be_sent,
 )
-from seeupo_jax.agents.tool_format import ContentSplitter, choose_format
+from seeupo_jax.agents.tool_format import NO_CALLS, ContentSplitter, choose_format
 
 try:
     import h11
@@ -251,7 +251,9 @@ class Endpoint:
 
     async def _read_exchange(self, dialect: Dialect, client: _Client, body: bytes) -> Exchange:
         client.requests += 1
-        caller = Caller(self._model, client.requests, client.rules, client.responses)
+        known = client.responses
+        last = next(reversed(known.values()), ())
+        caller = Caller(self._model, client.requests, client.rules, known, last)
 
         def read() -> Exchange:
             try:
@@ -287,7 +289,8 @@ class Endpoint:
 
     async def _events(self, session: Session, exchange: Exchange) -> AsyncGenerator[Event, None]:
         pieces: asyncio.Queue[str | None] = asyncio.Queue()
-        splitter, begun = ContentSplitter(self._tool_format), False
+        splitter = ContentSplitter(self._tool_format if exchange.call.tools else NO_CALLS)
+        begun = False
         async with ended(self._complete(session, exchange, pieces.put_nowait)) as task:
             task.add_done_callback(lambda _: pieces.put_nowait(None))
             while (piece := await pieces.get()) is not None:

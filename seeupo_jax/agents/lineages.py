@@ -9,16 +9,17 @@ sub-agent, begins a lineage of its own, in which what came before is context.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from seeupo_jax.agents.calls import CallRefused, HistoryMessage, ModelCall
-from seeupo_jax.agents.sampled_text import longest_token
+from seeupo_jax.agents.sampled_text import longest_token, text_with_mark
+from seeupo_jax.agents.tool_format import ToolFormat, as_function, template_writes
 from seeupo_jax.envs.base import Message, Tool
-from seeupo_jax.envs.tool_calls import ToolCall
+from seeupo_jax.policy.files.messages import CALLS_AT
 from seeupo_jax.policy.files.tokenizer import Conversation, Tokenizer, Transcript
 from seeupo_jax.rewards.finished_episode import HISTORY
 from seeupo_jax.types import Segment
@@ -33,7 +34,7 @@ class ReadCall:
     """A call as the model would read it.
 
     call: it. before, tools: its messages and tools.
-    parent: the turn that it continues. new: its messages since then.
+    parent: the turn that it continues. new: its messages since then, calls as text.
     conversation: up to the action.
     """
 
@@ -67,11 +68,11 @@ class Lineages:
     """The turns of one episode.
 
     Args:
-      render: the text of an assistant's message with this content and these calls.
+      tool_format: in which calls are written.
     """
 
-    def __init__(self, tokenizer: Tokenizer, render: Callable[[str, Sequence[ToolCall]], str]):
-        self._tokenizer, self._render = tokenizer, render
+    def __init__(self, tokenizer: Tokenizer, tool_format: ToolFormat):
+        self._tokenizer, self._format = tokenizer, tool_format
         self._turns: list[LineageTurn] = []  # that are open or answered
         self._tips: dict[int, LineageTurn] = {}  # the last turn of each lineage
         self._begun = self._lineages = 0
@@ -101,13 +102,14 @@ class Lineages:
         before, tools = tuple(map(plain_text, call.messages)), canonical_json(call.tools)
         parent = self._continued(before, tools)
         known = 0 if parent is None else len(parent.after)
-        new = tuple(map(self._message, call.messages[known:]))
-        plain = [{"role": each["role"], "content": each["content"]} for each in new]
+        new = call.messages[known:]
+        read = [as_read(each, self._tokenizer, self._format) for each in new]
         if parent is None:
-            conversation = self._tokenizer.begin(plain, call.tools)
+            conversation = self._tokenizer.begin(read, call.tools)
         else:
-            conversation = parent.read.conversation.extend(parent.action, plain)
-        return ReadCall(call, before, tools, parent, new, conversation)
+            conversation = parent.read.conversation.extend(parent.action, read)
+        shown = tuple(map(self._message, new))
+        return ReadCall(call, before, tools, parent, shown, conversation)
 
     def begin(self, read: ReadCall) -> LineageTurn:
         """The open turn of a call that was just read."""
@@ -162,8 +164,9 @@ class Lineages:
         """What each turn newly read, and its action; those that were answered, in their order."""
         messages: list[Message] = []
         for turn in self._answered():
-            said = {"role": "assistant", "content": self._tokenizer.text(turn.action)}
-            messages += [*turn.read.new, said]
+            mark = self._format.mark if turn.read.call.tools else ""
+            text = text_with_mark(self._tokenizer, turn.action, mark)
+            messages += [*turn.read.new, {"role": "assistant", "content": text}]
         return messages
 
     def _answered(self) -> list[LineageTurn]:
@@ -183,9 +186,9 @@ class Lineages:
         return max(filter(fits, self._turns), key=rank, default=None)
 
     def _message(self, message: HistoryMessage) -> Message:
-        """A message as the model reads it."""
-        mark = {HISTORY: "sent"} if message.role == "assistant" else {}
-        return {**as_read(message, self._render), **mark}
+        """A message as people read it."""
+        sent = {HISTORY: "sent"} if message.role == "assistant" else {}
+        return {"role": message.role, "content": _written(message, self._format), **sent}
 
 
 def check_length(call: ModelCall, tokenizer: Tokenizer, max_context: int) -> None:
@@ -212,15 +215,30 @@ def _characters(message: HistoryMessage) -> int:
     return len(message.content) + len(written)
 
 
-def as_read(message: HistoryMessage, render: Callable[[str, Sequence[ToolCall]], str]) -> Message:
-    """A client's message as the model reads it.
+def as_read(
+    message: HistoryMessage, tokenizer: Tokenizer, tool_format: ToolFormat
+) -> dict[str, Any]:
+    """A client's message as a tokenizer reads it.
+
+    Calls are left to the chat template where it writes them in the tool format; else they are text.
 
     Raises:
       ValueError: half a character, which JSON may hold.
     """
-    content = render(message.content, message.calls) if message.calls else message.content
-    content.encode()
-    return {"role": message.role, "content": content}
+    written = _written(message, tool_format)
+    written.encode()
+    if message.calls and template_writes(tokenizer, tool_format):
+        calls = [as_function(call) for call in message.calls]
+        return {"role": message.role, "content": message.content, "tool_calls": calls}
+    place = {CALLS_AT: len(message.content)} if message.calls else {}
+    return {"role": message.role, "content": written, **place}
+
+
+def _written(message: HistoryMessage, tool_format: ToolFormat) -> str:
+    """The text of a message with its calls, if any."""
+    if not message.calls:
+        return message.content
+    return tool_format.render(message.content, message.calls)
 
 
 def plain_text(message: HistoryMessage) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import groupby
 
 from seeupo_jax.agents.calls import Completion
-from seeupo_jax.envs.tool_calls import ToolCall
+from seeupo_jax.agents.tool_format import NO_CALLS, ToolFormat
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy.files.vocabulary import CONTROL
 from seeupo_jax.rollout.engine.protocol import Action
@@ -20,6 +21,7 @@ class SampledText:
     Args:
       stop: texts before which the message ends; none of them empty.
       on_text: as in `Session.complete`, in the thread that calls.
+      tool_format: in which calls are read.
     """
 
     def __init__(
@@ -27,8 +29,10 @@ class SampledText:
         tokenizer: Tokenizer,
         stop: Sequence[str] = (),
         on_text: Callable[[str], None] | None = None,
+        tool_format: ToolFormat = NO_CALLS,
     ):
         self._tokenizer, self._stop, self._on_text = tokenizer, stop, on_text
+        self._format = tool_format
         self._read = 0  # tokens
         self._given = 0  # characters
         # Tokens and characters up to a stop string, and which it is.
@@ -42,7 +46,7 @@ class SampledText:
     def listen(self, tokens: Sequence[int]) -> int | None:
         """Takes an action's tokens so far; how many of them end it, once a stop string is there."""
         if self._end is None:
-            text = self._tokenizer.text(tokens)
+            text = self._text(tokens)
             if self._place(text) is not None:
                 self._end = self._first_end(tokens)
                 text = text[: self._end[1]]
@@ -55,7 +59,6 @@ class SampledText:
     def complete(
         self,
         action: Action,
-        read: Callable[[str], tuple[str, tuple[ToolCall, ...]]],
         *,
         prompt_tokens: int,
         cached_tokens: int = 0,
@@ -63,15 +66,14 @@ class SampledText:
         """The message of an action that is over; the rest of its text is given to `on_text`.
 
         Args:
-          read: the content and the calls of a message's text.
           prompt_tokens, cached_tokens: as in `Completion`.
         """
         tokens = action.tokens[: self.listen(action.tokens)]
-        text = self._tokenizer.text(tokens)
+        text = self._text(tokens)
         if self._end is not None:
             text = text[: self._end[1]]
         self._give(text)
-        content, calls = read(text)
+        content, calls = self._format.parse(text)
         ended = self._end is not None or (bool(tokens) and tokens[-1] in self._tokenizer.end_ids)
         return Completion(
             text=text,
@@ -84,6 +86,9 @@ class SampledText:
             cached_tokens=cached_tokens,
             stopped_at=None if self._end is None else self._end[2],
         )
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return text_with_mark(self._tokenizer, tokens, self._format.mark)
 
     def _give(self, text: str) -> None:
         """Passes on what is new of the text so far."""
@@ -101,11 +106,11 @@ class SampledText:
         low, high = self._read + 1, len(tokens)
         while low < high:
             middle = (low + high) // 2
-            if self._place(self._tokenizer.text(tokens[:middle])) is None:
+            if self._place(self._text(tokens[:middle])) is None:
                 low = middle + 1
             else:
                 high = middle
-        place = self._place(self._tokenizer.text(tokens[:high]))
+        place = self._place(self._text(tokens[:high]))
         assert place is not None, "a text has a stop string that its tokens have not"
         return high, *place
 
@@ -119,6 +124,17 @@ class SampledText:
             if certain.endswith(stop[:size])
         )
         return len(text) - len(certain) + max(begun, default=0)
+
+
+def text_with_mark(tokenizer: Tokenizer, tokens: Sequence[int], mark: str) -> str:
+    """The text of an action in which a mark stands also where it is a control token."""
+    control = _control_token(tokenizer, mark) if mark else None
+    if control is None:
+        return tokenizer.text(tokens)
+    return "".join(
+        mark * len(list(run)) if found else tokenizer.text(list(run))
+        for found, run in groupby(tokens, key=control.__eq__)
+    )
 
 
 def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
@@ -136,6 +152,12 @@ def longest_token(tokenizer: Tokenizer) -> int | None:
     """Bytes of the longest token's text; None where they are unknown."""
     table = _bytes_by_id(tokenizer)
     return None if table is None else max(map(len, table))
+
+
+@lru_cache(maxsize=1)
+def _control_token(tokenizer: Tokenizer, name: str) -> int | None:
+    piece, table = CONTROL + name.encode(), _bytes_by_id(tokenizer) or []
+    return table.index(piece) if piece in table else None
 
 
 @lru_cache(maxsize=1)  # a process samples with one tokenizer

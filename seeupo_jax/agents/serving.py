@@ -18,9 +18,8 @@ from seeupo_jax.agents.calls import CallRefused, Completion, HistoryMessage, Mod
 from seeupo_jax.agents.lineages import as_read, check_length
 from seeupo_jax.agents.remembered import Answered, Remembered
 from seeupo_jax.agents.sampled_text import SampledText
-from seeupo_jax.agents.tool_format import ToolFormat
+from seeupo_jax.agents.tool_format import NO_CALLS, ToolFormat
 from seeupo_jax.configuration.user_code import describe
-from seeupo_jax.envs.tool_calls import ToolCall
 from seeupo_jax.policy.files.tokenizer import Conversation, Tokenizer
 from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.slots import SlotEngine
@@ -156,7 +155,12 @@ class Serving:
             )
         asked = self._max_action_tokens if call.call.max_tokens is None else call.call.max_tokens
         streamed = call.on_text is not None
-        sampled = SampledText(self._tokenizer, call.call.stop, call.give if streamed else None)
+        sampled = SampledText(
+            self._tokenizer,
+            call.call.stop,
+            call.give if streamed else None,
+            self._format if call.call.tools else NO_CALLS,
+        )
         self._open[call.key] = _Sampling(call, conversation, group, sampled)
         self._engine.submit(
             Turn(
@@ -176,7 +180,7 @@ class Serving:
         """A call's conversation, what was sampled of it untouched; and its group of the engine."""
         found = self._remembered.find(call.messages, call.tools)
         new = call.messages if found is None else found.messages
-        messages = [as_read(each, self._format.render) for each in new]
+        messages = [as_read(each, self._tokenizer, self._format) for each in new]
         if found is not None:
             answered = found.answered
             return answered.conversation.extend(answered.action, messages), answered.group
@@ -198,12 +202,8 @@ class Serving:
         if action.failure:
             self._engine.release(action.key)
             return self._refuse(call, action.failure, status=500, code="sampling_failed")
-        # Without tools a text is a text, whatever it looks like.
-        read = self._format.parse if call.call.tools else _as_content
         prompt_tokens = len(conversation.tokens)
-        done = sampled.complete(
-            action, read, prompt_tokens=prompt_tokens, cached_tokens=action.cached
-        )
+        done = sampled.complete(action, prompt_tokens=prompt_tokens, cached_tokens=action.cached)
         answer = HistoryMessage("assistant", done.content, done.calls)
         answered = Answered(conversation, action.tokens, group)
         self._remembered.add(action.key, [*call.call.messages, answer], call.call.tools, answered)
@@ -213,10 +213,6 @@ class Serving:
     def _refuse(self, call: WaitingCall, sentence: str, **fields: object) -> None:
         self.counts["refused"] += 1
         call.settle(CallRefused(sentence, **fields))
-
-
-def _as_content(text: str) -> tuple[str, tuple[ToolCall, ...]]:
-    return text, ()
 
 
 def _instructs(message: HistoryMessage) -> bool:

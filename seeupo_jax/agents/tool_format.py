@@ -1,7 +1,7 @@
 """How a model writes its tool calls: from sampled text to content and calls, and back.
 
 A call that breaks its form is no call: the whole text stays content, for the agent to answer.
-Thoughts, `<think>...</think>` at the start, are content too.
+Thoughts at the start are content too: `<think>...</think>`, or what the chat template has begun.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from seeupo_jax.configuration.user_code import encodes
 from seeupo_jax.envs.tool_calls import (
@@ -19,7 +20,9 @@ from seeupo_jax.envs.tool_calls import (
     parse_hermes,
     parse_llama,
     render_hermes,
+    thoughts_end,
 )
+from seeupo_jax.policy.files.tokenizer import Tokenizer
 
 Message = tuple[str, tuple[ToolCall, ...]]
 
@@ -31,11 +34,13 @@ class ToolFormat:
     parse: a message's content and calls.
     render: the text that `parse` reads as these.
     shown: of a text's beginning, how many characters are content whatever follows.
+    mark: what stands before calls; it may be the name of a control token.
     """
 
     parse: Callable[[str], Message]
     render: Callable[[str, Sequence[ToolCall]], str]
     shown: Callable[[str], int]
+    mark: str = ""
 
 
 class ContentSplitter:
@@ -63,13 +68,27 @@ def choose_format(name: str) -> ToolFormat:
     return TOOL_FORMATS[name]
 
 
-_THOUGHTS = re.compile(r"\s*<think>(?:.*?</think>|.*)", re.DOTALL)
+@lru_cache(maxsize=1)  # a process samples with one tokenizer, and reads it in one format
+def template_writes(tokenizer: Tokenizer, tool_format: ToolFormat) -> bool:
+    """Whether a tokenizer's chat template writes calls in a tool format, several and after text."""
+    if not tokenizer.writes_calls:
+        return False
+    content, call = "content", ToolCall("name", {"argument": 1})
+    functions = [as_function(call)] * 2
+    message = {"role": "assistant", "content": content, "tool_calls": functions}
+    try:
+        said = tokenizer.begin([{"role": "user", "content": "?"}], ()).say(message)
+    except Exception:  # a template may raise anything
+        return False
+    return tool_format.parse(tokenizer.text(said)) == (content, (call, call))
+
+
+def as_function(call: ToolCall) -> dict[str, object]:
+    """A call as chat templates read it."""
+    return {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
 _BLOCK = re.compile(r"<tool_call>.*?</tool_call>", re.DOTALL)
-
-
-def _after_thoughts(text: str) -> int:
-    match = _THOUGHTS.match(text)
-    return match.end() if match else 0
 
 
 def _read(
@@ -85,7 +104,7 @@ def _read(
     # Half a character is JSON but no UTF-8, and could not be sent.
     if not calls or not encodes(json.dumps(named, ensure_ascii=False)):
         return text, ()
-    start = _after_thoughts(text)
+    start = thoughts_end(text)
     return (text[:start] + outside(text[start:])).rstrip(), calls
 
 
@@ -99,7 +118,7 @@ def _render_hermes(content: str, calls: Sequence[ToolCall]) -> str:
 
 
 def _shown_hermes(text: str) -> int:
-    return _before(text, "<tool_call>", _after_thoughts(text))
+    return _before(text, "<tool_call>", thoughts_end(text))
 
 
 def _parse_llama(text: str) -> Message:
@@ -112,12 +131,15 @@ def _parse_llama(text: str) -> Message:
 def _render_llama(content: str, calls: Sequence[ToolCall]) -> str:
     if not calls:
         return content
-    objects = [json.dumps({"name": c.name, "parameters": c.arguments}) for c in calls]
+    objects = [
+        json.dumps({"name": call.name, "parameters": call.arguments}, ensure_ascii=False)
+        for call in calls  # letters as they are, as Llama's template has them
+    ]
     return content + (PYTHON_TAG if content else "") + "; ".join(objects)
 
 
 def _shown_llama(text: str) -> int:
-    start = _after_thoughts(text)
+    start = thoughts_end(text)
     if text[start:].lstrip()[:1] in ("", "{"):
         return _before(text, "{", start)
     return _before(text, PYTHON_TAG, start)
@@ -134,5 +156,7 @@ def _before(text: str, mark: str, start: int) -> int:
 
 TOOL_FORMATS = {
     "hermes": ToolFormat(_parse_hermes, _render_hermes, _shown_hermes),
-    "llama": ToolFormat(_parse_llama, _render_llama, _shown_llama),
+    "llama": ToolFormat(_parse_llama, _render_llama, _shown_llama, PYTHON_TAG),
 }
+# Of a call without tools, where a text is a text, whatever it looks like.
+NO_CALLS = ToolFormat(lambda text: (text, ()), lambda content, calls: content, len)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -21,6 +23,20 @@ ENVIRONMENT = "env"  # the label of a task that says of which environment of a `
 
 class Missing(ValueError):
     """What an environment needs is not on this machine: files, a benchmark, a server's program."""
+
+
+def read_options(text: str) -> dict[str, Any]:
+    """An environment's options as a command takes them, `--options`.
+
+    Raises:
+      ValueError: no JSON object.
+    """
+    options: dict[str, Any] | None = None
+    with contextlib.suppress(ValueError, RecursionError):
+        options = json.loads(text)
+    if not isinstance(options, dict):
+        raise ValueError(f"--options: got {text!r}; allowed: a JSON object.")
+    return options
 
 
 def check_choice(option: str, value: Any, allowed: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import urllib3
 
@@ -77,7 +77,9 @@ class _WebSocket:
 
 
 class _Http:
-    """POST /reset and /step, of a server that keeps the episode between them."""
+    """POST /reset and /step, of a server that keeps one episode between them."""
+
+    _playing: ClassVar[dict[str, _Http]] = {}  # by address, the last that has reset
 
     def __init__(self, url: str, timeout_s: float):
         self._url = url
@@ -85,13 +87,21 @@ class _Http:
         self._pool = urllib3.PoolManager(maxsize=1, retries=False, timeout=timeout)
 
     def reset(self, options: _Data) -> _Data:
+        self._playing[self._url] = self
         return self._post("reset", options)
 
     def step(self, action: _Data) -> _Data:
+        if self._playing.get(self._url) is not self:
+            raise RuntimeError(
+                f"{self._url}: another conversation has reset the server's only episode; allowed:"
+                " one open at once (rollout.concurrency=1), or OpenEnv's sessions by ws://."
+            )
         return self._post("step", {"action": action})
 
     def close(self) -> None:
         self._pool.clear()
+        if self._playing.get(self._url) is self:
+            del self._playing[self._url]
 
     def _post(self, operation: str, body: _Data) -> _Data:
         url = f"{self._url}/{operation}"

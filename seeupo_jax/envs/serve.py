@@ -24,7 +24,7 @@ from typing import Any
 
 from seeupo_jax import envs
 from seeupo_jax.envs import gate
-from seeupo_jax.envs.base import Environment
+from seeupo_jax.envs.base import Environment, read_options
 from seeupo_jax.envs.transport import remote_calls, wire
 from seeupo_jax.envs.transport.connections import BoundedServer
 
@@ -362,9 +362,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--idle-s", type=_seconds, default=3600.0, help="then a session is closed")
     flags = parser.parse_args(arguments)
     try:
-        options = json.loads(flags.options)
-        if not isinstance(options, dict):
-            raise ValueError(f"--options: got {flags.options}; allowed: a JSON object.")
+        options = read_options(flags.options)
         token_file = wire.ensure_token(flags.token_file)
         server = EnvServer(
             lambda: envs.make(flags.env, **options),

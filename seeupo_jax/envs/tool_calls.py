@@ -323,13 +323,26 @@ def _closes(line: str, shortest: int) -> bool:
     return len(fence) >= shortest and not fence.strip("`")
 
 
+def thoughts_end(text: str) -> int:
+    """Where the thoughts at a text's start end; 0: there are none; its length: they do not end.
+
+    They begin with `<think>`, or, where the chat template has written that, at once: then their
+    `</think>` begins or ends a line, as none can within a call.
+    """
+    if text.lstrip().startswith("<think>"):
+        before, closed, _ = text.partition("</think>")
+        return len(before) + len(closed)
+    end = _UNOPENED_END.search(text)
+    return end.end() if end else 0
+
+
+_UNOPENED_END = re.compile(r"(?:\A|\n)[ \t]*</think>|</think>(?=[ \t]*\n)")
+
+
 def _skip_thoughts(text: str) -> str:
-    if not text.lstrip().startswith("<think>"):
-        return text
-    _, closed, rest = text.partition("</think>")
-    if not closed:
+    if text.lstrip().startswith("<think>") and "</think>" not in text:
         raise ToolCallError("<think> needs its </think>")
-    return rest
+    return text[thoughts_end(text) :]
 
 
 def _no_duplicates(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:

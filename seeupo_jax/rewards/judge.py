@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -30,10 +31,13 @@ You grade an assistant that works for a user over several turns, with tools wher
 Explain briefly, then end with a line "Score: " and the number."""
 _MINUS = "\u2212"  # as typographers write it
 # The scale may stand in brackets after the word, as in "Score (0-10): 7".
-SCORE = (
-    r"(?i)score\s*(?:\([^)\n]*\)|\[[^\]\n]*\])?"
-    rf"[^\w.{_MINUS}-]{{0,8}}([{_MINUS}-]?(?:\d+(?:\.\d+)?|\.\d+))"
+_WORD_AND_NUMBER = (
+    r"score\s*(?:\([^)\n]*\)|\[[^\]\n]*\])?"
+    rf"[^\w.{_MINUS}-]{{0,8}}([{_MINUS}-]?(?:\d+(?:[.,]\d+)?|\.\d+))"
 )
+SCORE = rf"(?i)(?<![^\W_]){_WORD_AND_NUMBER}"
+# The same where a line or a sentence begins with it: not "the maximum score (10)".
+_FIRST_SCORE = rf"(?im)(?:^|[.!?]\s+)(?:[^\w\n]|_){{0,20}}{_WORD_AND_NUMBER}"
 _NO_KEY = "none"  # the client wants one; servers without keys ignore it
 
 
@@ -52,9 +56,10 @@ class ScoreOutOfRange(Exception):
 class Judge:
     """Asks a model what an episode is worth; the lowest score is the reward 0, the highest 1.
 
-    Only the text around the last match of `pattern` counts. A request that fails for a reason that
-    may pass (no connection, 408, 409, 429, 5xx, no answer in time) is retried with exponential
-    backoff, or when `Retry-After` says. Threads may call one object at once.
+    Only the text around the last match of `pattern` counts; of the default one, around the last
+    that begins a line or a sentence, if any does. A request that fails for a reason that may pass
+    (no connection, 408, 409, 429, 5xx, no answer in time) is retried with exponential backoff, or
+    when `Retry-After` says. Threads may call one object at once.
 
     Args:
       model: as the server names it.
@@ -87,7 +92,9 @@ class Judge:
         cache: str | None = None,
     ):
         self._low, self._high = _scale(scale)
-        self._pattern = _pattern(pattern)
+        self._patterns = [_pattern(pattern)]
+        if pattern == SCORE:
+            self._patterns.insert(0, re.compile(_FIRST_SCORE))
         self._prompt = _template(prompt)
         self._model = model
         self._sampling = {"temperature": 0} if sampling is None else dict(sampling)
@@ -149,10 +156,11 @@ class Judge:
         return content
 
     def _score(self, reply: str) -> float:
-        found = self._pattern.findall(reply)
-        if not found:
+        matches = (pattern.findall(reply) for pattern in self._patterns)
+        found = next(filter(None, matches), None)
+        if found is None:
             raise NoScore("no score in the reply")
-        score = float(found[-1].replace(_MINUS, "-"))
+        score = float(found[-1].replace(_MINUS, "-").replace(",", "."))
         if not self._low <= score <= self._high:
             raise ScoreOutOfRange(f"got {score:g}; allowed: {self._low:g} to {self._high:g}")
         return (score - self._low) / (self._high - self._low)
@@ -162,8 +170,9 @@ def _scale(scale: Any) -> tuple[float, float]:
     numbers = isinstance(scale, list | tuple) and [
         float(each) for each in scale if isinstance(each, int | float)
     ]
-    if not numbers or len(numbers) != 2 or len(scale) != 2 or not numbers[0] < numbers[1]:
-        raise ValueError(f"scale: got {scale!r}; allowed: two numbers, the lower one first.")
+    two = numbers and len(numbers) == len(scale) == 2 and all(map(math.isfinite, numbers))
+    if not two or not numbers[0] < numbers[1]:
+        raise ValueError(f"scale: got {scale!r}; allowed: two finite numbers, the lower one first.")
     return numbers[0], numbers[1]
 
 

@@ -6,8 +6,8 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from seeupo_jax import envs
 from seeupo_jax.agents.agent_player import AgentHost
@@ -19,6 +19,7 @@ from seeupo_jax.agents.tool_format import choose_format
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs import Environment
+from seeupo_jax.envs.mixture import read_parts
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.envs.transport.isolated import Isolated, check_isolated
 from seeupo_jax.rollout.engine.protocol import Engine
@@ -37,8 +38,9 @@ def check_host(config: Config) -> None:
     """Whether what plays the episodes can be made.
 
     Raises:
-      ValueError: an environment that cannot be made in a process of its own, an agent that cannot
-        be called or started, or a missing package; one sentence.
+      ValueError: an environment that cannot be made in a process of its own, or whose server keeps
+        one episode for several conversations, an agent that cannot be called or started, or a
+        missing package; one sentence.
     """
     env, agent = config.env, config.agent
     if agent.given:
@@ -47,8 +49,22 @@ def check_host(config: Config) -> None:
         if agent.name is not None:
             open_clients()
         _ = load_function(agent) if agent.name is not None else split_command(agent)
-    elif env.isolation == "process":
+        return
+    if config.rollout.concurrency != 1 and _keeps_one_episode(env.name, env.options):
+        raise ValueError(
+            f"config.rollout.concurrency: got {config.rollout.concurrency} with env openenv over"
+            " http, whose server keeps one episode; allowed: 1, or a ws:// address."
+        )
+    if env.isolation == "process":
         check_isolated(env.name, env.options, memory_mib=env.memory_mib, timeout_s=env.timeout_s)
+
+
+def _keeps_one_episode(name: str, options: Mapping[str, Any]) -> bool:
+    """Whether all of an environment's conversations would be one episode of a server."""
+    if name == "mixture":
+        parts = read_parts(options.get("environments")).values()
+        return any(_keeps_one_episode(part.name, part.options) for part in parts)
+    return name == "openenv" and str(options.get("url")).startswith(("http://", "https://"))
 
 
 def make_environment(env: schema.Env) -> Environment:

@@ -133,6 +133,8 @@ def test_a_parameter_that_would_change_the_sampling_is_refused(tmp_path):
 PROGRAM = """
 import json, os, sys, urllib.request
 task = json.load(open(os.environ["SEEUPO_TASK"]))
+if task["data"]["number"] == 5:
+    import no_such_package
 def ask(messages):
     body = {"model": os.environ["OPENAI_MODEL"], "messages": messages}
     head = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
@@ -155,14 +157,16 @@ def by_length(episode):
 
 def test_a_command_plays_the_tasks_of_a_file(tmp_path):
     tasks, program = tmp_path / "tasks.jsonl", tmp_path / "agent.py"
-    lines = [{"task_id": f"t{number}", "number": number} for number in (0, 1, 7)]
+    lines = [{"task_id": f"t{number}", "number": number} for number in (0, 1, 5, 7)]
     tasks.write_text("\n".join(map(json.dumps, lines)))
     program.write_text(PROGRAM)
     agent = {"command": f"{sys.executable} -IS {program}", "tasks": str(tasks)}
     rewards = [Reward(f"{__name__}:by_length", weight=0.5)]
     found, metrics = played(agent, rewards=rewards)
-    assert [t.reward for t in found.values()] == [1 + 2, 0 + 2, 0]
-    assert [t.turns for t in found.values()] == [2, 2, 2]
+    assert [t.reward for t in found.values()] == [1 + 2, 0 + 2, 0, 0]
+    assert [t.turns for t in found.values()] == [2, 2, 0, 2]
+    assert found["t5"].failed and "ModuleNotFoundError: No mod" in found["t5"].info["failure"]
+    assert metrics["rollout/agent_failed/exit"] == 1 and not found["t1"].failed
     assert [t.info["score"] for t in found.values()][:2] == [1.0, 0.0]
     assert found["t7"].failed and "signal 11 (SIGSEGV)" in found["t7"].info["failure"]
     assert metrics["rollout/agent_failed/crash"] == 1

@@ -69,6 +69,24 @@ def test_an_endpoint_that_never_listened_serves_its_own_process_and_closes():
     endpoint.close()
 
 
+@pytest.mark.parametrize(("name", "text"), [("llama", '{"n": 1}'), ("hermes", "<tool_call>")])
+def test_without_tools_all_text_streams_at_once(name, text):
+    endpoint = Endpoint(sampling=RULES, model="ours", tool_format=name)
+    access = endpoint.open_key(ToldSession(), key="mine")
+
+    async def talk():
+        http = httpx.AsyncClient(transport=httpx.ASGITransport(endpoint.app))
+        async with openai.AsyncOpenAI(
+            base_url=access.base_url, api_key="mine", http_client=http
+        ) as client:
+            messages = [{"role": "user", "content": text}]
+            stream = await client.chat.completions.create(model="m", messages=messages, stream=True)
+            return [chunk.choices[0].delta.content or "" async for chunk in stream]
+
+    pieces = [piece for piece in asyncio.run(talk()) if piece]
+    assert pieces == [text[i : i + 3] for i in range(0, len(text), 3)]  # as they are sampled
+
+
 def test_an_address_that_cannot_be_had_is_refused():
     endpoint = Endpoint(sampling=RULES, model="ours", tool_format="hermes")
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -7,11 +7,15 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from chat_cases import encode, library_tokens, make, raw_text
 from lineage_cases import HERMES, CharTokenizer, ask, assistant, heard, say, user
 
 from seeupo_jax.agents.calls import CallRefused, HistoryMessage, ModelCall
 from seeupo_jax.agents.lineages import Lineages, check_length
+from seeupo_jax.agents.sampled_text import SampledText
+from seeupo_jax.agents.tool_format import choose_format
 from seeupo_jax.envs.tool_calls import ToolCall
+from seeupo_jax.rollout.engine.protocol import Action
 from seeupo_jax.types import CONTEXT
 
 TOOL = {"name": "look", "description": "", "parameters": {}}
@@ -19,7 +23,7 @@ LOOK = ToolCall("look", {"at": {"b": 1, "a": [1.0, "x"]}})
 
 
 def made():
-    return Lineages(CharTokenizer(), HERMES.render)
+    return Lineages(CharTokenizer(), HERMES)
 
 
 def play(lineages, call, text, *, answer=None, end=True):
@@ -90,6 +94,62 @@ def test_what_was_sampled_stays_also_where_a_client_normalises_it(client):
     result = HistoryMessage("tool", "seen")
     play(lineages, ask("go", REWRITTEN[client](said), result, tools=(TOOL,)), "fine")
     assert segments(lineages) == [["/look//go//", (0, f"{text}/"), "/seen//", (1, "fine/")]]
+
+
+LLAMA, PYTHON_TAG, EOT = choose_format("llama"), 128010, 128009  # tokens of Llama 3
+SEARCH = ToolCall("look", {"for": "Grüße <|python_tag|>"})
+SEARCH_TEXT = '{"name": "look", "parameters": {"for": "Grüße <|python_tag|>"}}'
+
+
+def llama_lineages(said):
+    """Two calls: a turn whose call follows Llama's token, behind what it says; and its answer."""
+    lineages, first = Lineages(make("llama3_2"), LLAMA), ask("go <|python_tag|>", tools=(TOOL,))
+    turn, call = lineages.begin(lineages.read(first)), encode("llama3_2", SEARCH_TEXT, plain=True)
+    action = [*encode("llama3_2", said), PYTHON_TAG, *call, EOT]
+    sampled = SampledText(make("llama3_2"), tool_format=LLAMA)
+    done = sampled.complete(Action(0, action, [-1.0] * len(action)), prompt_tokens=1)
+    answer = assistant(done.content, *done.calls)
+    lineages.act(turn, action, done.logp, answer)
+    history = (*first.messages, answer, HistoryMessage("tool", "seen <|python_tag|>"))
+    return lineages, history, [*turn.read.conversation.tokens, *action]
+
+
+@pytest.mark.parametrize("said", ["", "I look. "])
+def test_a_call_behind_llamas_control_token_is_one_and_goes_on(said):
+    lineages, history, before = llama_lineages(said)
+    assert history[1] == assistant(said.strip(), SEARCH)
+    after = lineages.read(ask(*history, tools=(TOOL,))).conversation.tokens
+    assert after[: len(before)] == before and after.count(PYTHON_TAG) == 1
+    assert lineages.messages()[1]["content"] == f"{said}<|python_tag|>{SEARCH_TEXT}"
+
+
+def test_a_history_has_llamas_token_between_text_and_calls_only():
+    _, history, _ = llama_lineages("I look. ")
+    tokens = Lineages(make("llama3_2"), LLAMA).read(ask(*history)).conversation.tokens
+    place = tokens.index(PYTHON_TAG)
+    assert raw_text("llama3_2", tokens[:place]).endswith("\n\nI look.")
+    assert raw_text("llama3_2", tokens[place + 1 :]).startswith(f"{SEARCH_TEXT}<|eot_id|>")
+    assert tokens.count(PYTHON_TAG) == 1
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen2_5", "llama3_2"])
+def test_calls_in_a_clients_history_are_written_as_the_model_knows_them(name):
+    call = ToolCall("look", {"for": "Grüße", "n": [1, 2.5]})
+    said = assistant("", call) if name == "llama3_2" else assistant("I look.", call, call)
+    functions = [
+        {"type": "function", "function": {"name": "look", "arguments": dict(call.arguments)}}
+        for _ in said.calls
+    ]
+    wanted = library_tokens(
+        name,
+        [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": said.content, "tool_calls": functions},
+            {"role": "user", "content": "and?"},
+        ],
+    )
+    lineages = Lineages(make(name), LLAMA if name == "llama3_2" else HERMES)
+    assert lineages.read(ask("hi", said, "and?")).conversation.tokens == wanted
 
 
 # What is another message than our answer `yes`, or another question than `hi`.

@@ -6,8 +6,9 @@ import openai
 import pytest
 from agent_cases import CALLS, FOUND, RULES, TOOL, opened
 
-from seeupo_jax.agents.calls import HistoryMessage
+from seeupo_jax.agents.calls import CallRefused, HistoryMessage
 from seeupo_jax.agents.dialects import responses
+from seeupo_jax.agents.dialects.exchange import Caller
 
 TOOLS = [{"type": "function", "strict": True, **TOOL}]
 
@@ -100,6 +101,25 @@ def test_a_previous_response_must_be_remembered_and_of_the_same_key(endpoint, cl
     ask(client, "y")
     with pytest.raises(openai.BadRequestError, match=unknown):
         ask(client, "b", previous_response_id=mine)
+
+
+class Changing(dict):
+    """Conversations of which another request's answer drops one between two looks."""
+
+    def __contains__(self, key):
+        return True
+
+    def values(self):
+        raise RuntimeError("dictionary changed size during iteration")
+
+
+def test_a_large_request_is_read_while_others_are_answered():
+    last = (HistoryMessage("user", "a"),)
+    tree = {"model": "m", "input": "a", "previous_response_id": None}
+    caller = Caller("m", 1, RULES, Changing(), last)
+    assert responses.DIALECT.read(tree, caller).call.messages[0] is last[0]
+    with pytest.raises(CallRefused, match="got 'resp_1'; allowed: one of this key's last"):
+        responses.DIALECT.read(tree | {"previous_response_id": "resp_1"}, caller)
 
 
 def test_a_limit_of_tokens_leaves_the_response_incomplete(client):

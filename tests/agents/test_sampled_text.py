@@ -12,10 +12,6 @@ def tokenizer():
     return read_tokenizer("package:order_desk")
 
 
-def as_text(text):
-    return text, ()
-
-
 def follow(tokenizer, tokens, *, stop=(), step=1):
     """Tells of tokens so many at a time, as an engine does; the pieces, and the completion."""
     pieces = []
@@ -27,7 +23,7 @@ def follow(tokenizer, tokens, *, stop=(), step=1):
             break
     tokens = tokens[: end if kept is None else kept]
     action = Action(0, tokens, [-0.5] * len(tokens))
-    return pieces, sampled.complete(action, as_text, prompt_tokens=3)
+    return pieces, sampled.complete(action, prompt_tokens=3)
 
 
 @pytest.mark.parametrize("step", [1, 3, 100])
@@ -72,7 +68,7 @@ def test_what_may_become_a_stop_string_waits_and_is_given_when_it_does_not(token
     pieces = []
     sampled = SampledText(tokenizer, ("END",), pieces.append)
     assert sampled.listen(first) is None and "".join(pieces) == "a "
-    done = sampled.complete(Action(0, [*first, *rest], [0.0] * 99), as_text, prompt_tokens=1)
+    done = sampled.complete(Action(0, [*first, *rest], [0.0] * 99), prompt_tokens=1)
     assert "".join(pieces) == done.text == "a ENTRY"
 
 

@@ -29,6 +29,9 @@ READ = {
         (f"a{HERMES_REPLY}b{HERMES_FIND}", "ab", (REPLY, FIND)),
         (f"{THOUGHTS}\n\n{HERMES_FIND}", THOUGHTS, (FIND,)),
         (f"\n{THOUGHTS}\nx", f"\n{THOUGHTS}\nx", ()),
+        # Behind a header that opens the thoughts, as that of DeepSeek-R1's distillates.
+        (f"{HERMES_REPLY}?</think>\n{HERMES_FIND}", f"{HERMES_REPLY}?</think>", (FIND,)),
+        (f"{HERMES_REPLY}</think>{HERMES_FIND}", "</think>", (REPLY, FIND)),
     ],
     "llama": [
         ("Hello \n", "Hello \n", ()),
@@ -37,6 +40,7 @@ READ = {
         (f"<|python_tag|>{LLAMA_FIND}", "", (FIND,)),
         (f"I look. <|python_tag|>{LLAMA_REPLY}\n{LLAMA_FIND}", "I look.", (REPLY, FIND)),
         (f"<think>{{}}</think>\n{LLAMA_REPLY}", "<think>{}</think>", (REPLY,)),
+        (f"{{}}?\n</think>\n{LLAMA_REPLY}", "{}?\n</think>", (REPLY,)),
         ("<|python_tag|>print(1)", "<|python_tag|>print(1)", ()),
     ],
 }

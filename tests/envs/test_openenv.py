@@ -14,8 +14,10 @@ import pytest
 from remote_cases import answering
 
 from seeupo_jax import envs
+from seeupo_jax.configuration import loading
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import TransientError
+from seeupo_jax.runtime.episode_host import check_host
 
 websockets_server = pytest.importorskip("websockets.sync.server")
 
@@ -148,6 +150,35 @@ def test_an_episode_is_played_to_its_end(url):
     assert env.reset("test/3", seed=0)[0][1]["content"] == "guess 0-9"
     assert env.score() == 0.0 and env.step("8").done  # seed 28
     env.close()
+
+
+def test_a_server_of_one_episode_is_not_played_by_two(http_url):
+    first, second = make(http_url), make(http_url)
+    first.reset("train/4", seed=0)
+    second.reset("train/5", seed=0)
+    with pytest.raises(RuntimeError, match="another conversation has reset the server's only"):
+        first.step("5")
+    assert second.step("5").done
+    first.reset("train/4", seed=0)
+    assert first.step("4").done
+    first.close()
+    second.close()
+
+
+OPENENV = {"name": "openenv", "options": {"url": "http://127.0.0.1:9"}}
+
+
+@pytest.mark.parametrize(
+    "env", [OPENENV, {"name": "mixture", "options": {"environments": [OPENENV]}}]
+)
+def test_several_conversations_with_a_server_of_one_episode_are_refused_at_the_start(env):
+    for concurrency in (None, 2):
+        config = loading.from_dict({"env": env, "rollout": {"concurrency": concurrency}})
+        with pytest.raises(ValueError, match=f"rollout.concurrency: got {concurrency} with env op"):
+            check_host(config)
+    check_host(loading.from_dict({"env": env, "rollout": {"concurrency": 1}}))
+    by_socket = {"name": "openenv", "options": {"url": "ws://127.0.0.1:9"}}
+    check_host(loading.from_dict({"env": by_socket}))
 
 
 def test_whole_observations_and_actions_are_json(url):

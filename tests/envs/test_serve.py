@@ -301,6 +301,7 @@ def test_the_command_starts_without_jax_and_reports_mistakes_in_a_sentence(tmp_p
         *((f"--idle-s={value}", "a number of seconds > 0") for value in ("0", "-1", "nan", "x")),
         *((f"--max-sessions={value}", "a whole number >= 1") for value in ("0", "-2", "1.5")),
         ("--max-connections=0", "a whole number >= 1"),
+        ("--options={bad", "a JSON object"),
     ],
 )
 def test_limits_under_which_nobody_would_be_served_are_refused(capsys, flag, allowed):

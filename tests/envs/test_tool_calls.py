@@ -205,6 +205,9 @@ def test_a_number_that_is_not_json_is_never_rendered():
         ("f(x={-1: {}, 'k': (-2.5,)})", [ToolCall("f", {"x": {-1: {}, "k": (-2.5,)}})]),
         ("[f(), # '''\n f(x=r'\\d')]", [ToolCall("f", {}), ToolCall("f", {"x": r"\d"})]),
         ("<think>\n[g()] or cd(x=1)?\n</think>\n\n[f()]", [ToolCall("f", {})]),
+        ("Let me call f(x=1).\n</think>\n\n[f()]", [ToolCall("f", {})]),
+        ("\n</think>[f()]", [ToolCall("f", {})]),
+        ("f(x='a </think> b')", [ToolCall("f", {"x": "a </think> b"})]),
         ("f(x='<think></think>')", [ToolCall("f", {"x": "<think></think>"})]),
     ],
 )
@@ -356,6 +359,7 @@ def test_a_call_that_would_not_be_read_back_is_never_rendered(call):
         ("```python\nx\n`````", "x"),
         ("```python\na\u2028b\x0cc\n```", "a\u2028b\x0cc"),
         ("<think>\n```json\n{}\n```\n</think>\n```python\nx\n```", "x"),
+        ("\n```json\n{}\n```\n</think>\n```python\nx\n```", "x"),
     ],
 )
 def test_the_fenced_code_is_read(text, code):

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -52,6 +53,11 @@ def judge(server, **options):
         ("Score: .5", {}, 0.05),
         ("Score: [8]", {}, 0.8),
         ("Score (6)", {}, 0.6),
+        ("Score: 6. Maximum score (10).", {}, 0.6),
+        ("Score: 6\n\nThe maximum score (10) is for experts.", {}, 0.6),
+        ("The previous score (10) was generous. Score: 6", {}, 0.6),
+        ("Its final_score: 6", {}, 0.6),
+        ("Score: 0,7", {"scale": (0, 1)}, 0.7),
         ("<grade>4</grade>", {"pattern": r"<grade>(\d)</grade>", "scale": [0, 5]}, 0.8),
     ],
 )
@@ -62,6 +68,7 @@ def test_the_last_score_is_the_reward_within_the_scale(reply, options, reward):
 
 BAD = {
     "without": ("Very good.", "NoScore"),
+    "in another word": ("Underscore 3", "NoScore"),
     "above": ("Score: 11", "ScoreOutOfRange"),
     "garbage": (b"\x00\xff no JSON", "NoReply"),
     "empty": ({}, "NoReply"),
@@ -203,8 +210,12 @@ def test_a_damaged_file_of_the_cache_is_no_reply(tmp_path):
 @pytest.mark.parametrize(
     "options, sentence",
     [
-        ({"scale": (3, 3)}, r"scale: got \(3, 3\); allowed: two numbers, the lower one first"),
-        ({"scale": 10}, "scale: got 10; allowed: two numbers"),
+        (
+            {"scale": (3, 3)},
+            r"scale: got \(3, 3\); allowed: two finite numbers, the lower one first",
+        ),
+        ({"scale": 10}, "scale: got 10; allowed: two finite numbers"),
+        ({"scale": (0, math.inf)}, r"scale: got \(0, inf\); allowed: two finite numbers"),
         ({"pattern": "("}, r"pattern: got '\(' \(missing"),
         ({"pattern": "score"}, "with 0 groups; allowed: one, the score"),
         ({"prompt": "{{ gold }}"}, "prompt: got gold; allowed: answer, high, info, low, messages"),

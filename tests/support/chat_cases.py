@@ -91,6 +91,11 @@ def small_library():
     return library
 
 
+def encode(name, text, *, plain=False):
+    """The library's own tokens of a text; `plain`: names of control tokens are text in it."""
+    return library(name).encode(text, add_special_tokens=False, split_special_tokens=plain)
+
+
 def library_tokens(name, messages, tools=(), **options):
     """The library's own tokens of a conversation, with the next header; Llama's date as ours."""
     options |= {"date_string": "26 Jul 2024"} if name == "llama3_2" else {}

@@ -41,7 +41,7 @@ def heard(messages):
 class CharTokenizer:
     """Characters below 128; tokens 128 to 255 are bytes of longer ones, which `text` joins."""
 
-    vocab_size, end_ids = 256, (END,)
+    vocab_size, end_ids, writes_calls = 256, (END,), False
 
     def begin(self, messages, tools):
         if any(message["content"] == "refuse me" for message in messages):

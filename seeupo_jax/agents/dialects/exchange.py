@@ -24,7 +24,8 @@ class Caller:
     """Who sends a request.
 
     model: the served name. number: of the request among the caller's.
-    responses: conversations by the id of the response that ends them.
+    responses: conversations by the id of the response that ends them; others change it meanwhile.
+    last: the conversation that the latest of them ends.
     ignored: fields without effect, to be counted.
     """
 
@@ -32,6 +33,7 @@ class Caller:
     number: int
     rules: SamplingRules
     responses: dict[str, tuple[HistoryMessage, ...]]
+    last: tuple[HistoryMessage, ...]
     ignored: list[str] = field(default_factory=list[str])
 
 

@@ -296,20 +296,22 @@ class ResponsesExchange:
 def _read_history(request: ResponsesRequest, caller: Caller) -> tuple[HistoryMessage, ...]:
     """The conversation without the instructions, which hold for one response."""
     previous = request.previous_response_id
-    if previous is not None and previous not in caller.responses:
+    if previous is None:
+        return _share(tuple(_read_items(request.input)), caller)
+    before = caller.responses.get(previous)
+    if before is None:
         refuse(
             "previous_response_id",
             f"previous_response_id: got {previous[:80]!r}; allowed: one of this key's last"
             f" {REMEMBERED} responses that have not store=False.",
         )
-    before = () if previous is None else caller.responses[previous]
     return _share((*before, *_read_items(request.input)), caller)
 
 
 def _share(history: tuple[HistoryMessage, ...], caller: Caller) -> tuple[HistoryMessage, ...]:
     """The same messages, as far as possible those that the last response has, in memory too."""
-    last = next(reversed(caller.responses.values()), ())
-    same = [old if old == new else new for old, new in zip(last, history, strict=False)]
+    pairs = zip(caller.last, history, strict=False)
+    same = [old if old == new else new for old, new in pairs]
     return (*same, *history[len(same) :])
 
 

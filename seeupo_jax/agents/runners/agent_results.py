@@ -56,7 +56,10 @@ def _check_turns(value: Any, reward: float, max_reward: float) -> tuple[float, .
         gate.check_reward(each, f"{where}[{turn}]", max_reward=max_reward)
         for turn, each in enumerate(value)
     )
-    total = math.fsum(turns)
+    try:
+        total = math.fsum(turns)
+    except OverflowError:  # of numbers that are each within its range
+        total = math.inf
     if turns and not math.isclose(total, reward, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE):
         raise ProtocolError(
             f"{where}: got a sum of {total:g}; allowed: the reward, {reward:g}, as their sum."

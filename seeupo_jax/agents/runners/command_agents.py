@@ -97,10 +97,10 @@ class CommandAgents:
         key, env = next(self._keys), environment_of(access, self._model)
         request = {"env": env, "task": dataclasses.asdict(task)}
         with self._lock:
-            if self._helper is None or not self._helper.start(key, request, on_end):
+            if self._helper is None or self._helper.over:
                 self._helper = _Helper(self._first, self._read_end)
-                self._helper.start(key, request, on_end)
             helper = self._helper
+        helper.start(key, request, on_end)
         return lambda: helper.stop(key)
 
     def close(self) -> None:
@@ -130,10 +130,12 @@ class CommandAgents:
         if end.code < 0:
             name = f"signal {-end.code} ({signal_name(-end.code)})"
             return _failed("crash", f"it was ended by {name}{tail}")
-        if end.code > 1:
-            return _failed("exit", f"it ended with exit code {end.code}{tail}")
-        reward = float(end.code == 0)
-        return AgentResult(reward, reward, info=said)
+        if end.code == 0:
+            return AgentResult(1.0, 1.0, info=said)
+        failure = _failed("exit", f"it ended with exit code {end.code}{tail}")
+        # So do Python's uncaught exceptions: before an answer it says nothing of the policy.
+        answered = AgentResult(0.0, 0.0, info=said) if end.code == 1 else None
+        return dataclasses.replace(failure, answered=answered)
 
     def _read_result(self, text: str, said: Mapping[str, Any]) -> AgentResult | AgentFailure:
         try:
@@ -149,10 +151,14 @@ def _failed(cause: str, reason: str) -> AgentFailure:
     return AgentFailure("env_error", f"the agent's command: {reason}", cause)
 
 
+_GONE = _failed("crash", "the process that starts agents has ended")
+
+
 def environment_of(access: Access, model: str) -> dict[str, str]:
     """The variables by which the SDKs find the policy; others are those of this process."""
     direct = _without_proxy(urlsplit(access.base_url).hostname or "")
-    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), os.getcwd())))
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    paths = [*(os.path.abspath(entry) for entry in entries if entry), os.getcwd()]
     return {
         "OPENAI_BASE_URL": access.base_url,
         "OPENAI_API_BASE": access.base_url,
@@ -162,7 +168,8 @@ def environment_of(access: Access, model: str) -> dict[str, str]:
         "ANTHROPIC_API_KEY": access.api_key,
         "NO_PROXY": direct,  # the endpoint is not behind the proxy that the machine may have
         "no_proxy": direct,
-        "PYTHONPATH": path,  # `python -m my_agent` finds what is here, from its own folder
+        # `python -m my_agent` finds what is here, from its own folder.
+        "PYTHONPATH": os.pathsep.join(paths),
     }
 
 
@@ -180,7 +187,7 @@ class _Helper:
         self._read, self._waiting = read, dict[int, OnEnd]()
         self._lock = threading.Lock()  # of what waits; never held while the helper is written to
         self._writing = threading.Lock()  # whole lines, to a pipe that may be full
-        self._over = False
+        self.over = False  # the process is gone
         self._process = subprocess.Popen(
             python_command("seeupo_jax.agents.runners.command_processes"),
             stdin=subprocess.PIPE,
@@ -192,14 +199,15 @@ class _Helper:
         self._thread = threading.Thread(target=self._listen, name="agents", daemon=True)
         self._thread.start()
 
-    def start(self, key: int, request: Mapping[str, Any], on_end: OnEnd) -> bool:
-        """Starts the command; False: the process is gone."""
+    def start(self, key: int, request: Mapping[str, Any], on_end: OnEnd) -> None:
+        """Starts the command; where the process is gone, that is its end."""
         with self._lock:
-            if self._over:
-                return False
-            self._waiting[key] = on_end
+            over = self.over
+            if not over:
+                self._waiting[key] = on_end
+        if over:
+            return on_end(_GONE)
         self._write({"start": key, **request})
-        return True
 
     def stop(self, key: int) -> None:
         with self._lock:
@@ -234,9 +242,9 @@ class _Helper:
             if on_end is not None:
                 on_end(self._read(end))
         with self._lock:
-            self._over, waiting, self._waiting = True, self._waiting, {}
+            self.over, waiting, self._waiting = True, self._waiting, {}
         self._hang_up()
         self._process.wait()
         self._process.stdout.close()
         for on_end in waiting.values():
-            on_end(_failed("crash", "the process that starts agents has ended"))
+            on_end(_GONE)

@@ -8,10 +8,10 @@ The environment `bfcl` reads the folder: `--config.env.options.data=FOLDER`.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from seeupo_jax import envs
+from seeupo_jax.envs.base import read_options
 from seeupo_jax.envs.bfcl_worlds.environment import BfclWorlds
 from seeupo_jax.envs.bfcl_worlds.official_format import export_tasks
 
@@ -24,9 +24,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--options", default="{}", help="the environment's, as a JSON object")
     flags = parser.parse_args(arguments)
     try:
-        options = json.loads(flags.options)
-        if not isinstance(options, dict):
-            raise ValueError(f"--options: got {flags.options}; allowed: a JSON object.")
+        options = read_options(flags.options)
         environment = envs.make("bfcl_worlds", **options)
         assert isinstance(environment, BfclWorlds)
         written = export_tasks(environment, flags.output)

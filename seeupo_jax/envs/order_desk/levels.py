@@ -39,7 +39,8 @@ class Level:
           ValueError: an id that no task of this level has.
         """
         split, _, index = task_id.removeprefix(self.prefix).partition("/")
-        if not task_id.startswith(self.prefix) or not index.isdigit():
+        numbered = index.isascii() and index.isdigit()
+        if not task_id.startswith(self.prefix) or not numbered:
             allowed = f"{self.prefix}SPLIT/NUMBER"
             raise ValueError(f"order_desk task: got {task_id!r}; allowed: {allowed}.")
         return self.make_task(split, int(index))

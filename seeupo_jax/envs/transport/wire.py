@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import tempfile
 from pathlib import Path
 
 # A response of a model, and the longest answers of an environment (50,000 task ids take 1 MB).
@@ -47,10 +49,15 @@ def ensure_token(path: str | None) -> Path:
     """The token's file, made with a new random token where there is none, for its owner only."""
     file = default_token_file() if path is None else Path(path)
     file.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
+    if file.exists():
         return file
-    with os.fdopen(descriptor, "w") as opened:
-        opened.write(secrets.token_urlsafe(32) + "\n")
+    # Another server that begins meanwhile finds no file, or the whole one.
+    descriptor, written = tempfile.mkstemp(dir=file.parent)  # for its owner only
+    try:
+        with os.fdopen(descriptor, "w") as opened:
+            opened.write(secrets.token_urlsafe(32) + "\n")
+        with contextlib.suppress(FileExistsError):
+            os.link(written, file)
+    finally:
+        os.unlink(written)
     return file

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
+import itertools
 import json
 import logging
 import re
@@ -20,8 +20,11 @@ from seeupo_jax.envs.base import Message, Tool
 from seeupo_jax.policy.files import gguf_vocabulary, vocabulary
 from seeupo_jax.policy.files.json_file import read_object
 from seeupo_jax.policy.files.messages import (
+    CALL_MARKS,
+    CALLS_AT,
     PROBE,
     ROLES,
+    STOPPED_CLOCK,
     check_kwargs,
     check_written,
     choose_chat,
@@ -47,13 +50,6 @@ MARK = "\U0010fffd"
 _LONE_MARK = re.compile(f"(?<!{MARK}){MARK}(?!{MARK})")
 # Variables that every template gets; `config.chat.template_kwargs` may not set them.
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception"}
-
-# Templates that write the date (Llama 3) would change the prompt every day. Their clock is fixed at
-# the default date of Llama's template; a `date_string` in template_kwargs takes precedence.
-# `strftime_now` becomes a macro; the library trims the newline after it.
-_DATE = datetime.datetime(2024, 7, 26)
-_CODES = "".join(f" | replace('%{c}', '{_DATE.strftime('%' + c)}')" for c in "aAbBdHIjmMpSyY")
-_STOPPED_CLOCK = f"{{% macro strftime_now(format) %}}{{{{ format{_CODES} }}}}{{% endmacro %}}\n"
 
 
 class HuggingFaceTokenizer:
@@ -95,10 +91,11 @@ class HuggingFaceTokenizer:
         self._template = choose_template(library.chat_template, chat, where)
         reads = template_variables(self._template or "")
         check_kwargs(chat, reads - _GIVEN - library.special_tokens_map.keys())
+        self._call_marks = {i: name for i, name in self._control.items() if name in CALL_MARKS}
         self._lists_tools = "tools" in reads
         self.writes_calls = chat.tools == "auto" and "tool_calls" in (self._template or "")
         if "strftime_now" in reads:
-            self._template = _STOPPED_CLOCK + self._template
+            self._template = STOPPED_CLOCK + self._template
         library.chat_template = with_kwargs(self._template, chat)
         # One character at a time, so that all overlapping names are found.
         names = [*self._control.values(), *self._around_messages()]
@@ -231,14 +228,18 @@ class HuggingFaceTokenizer:
             tokens += ids[1:] if anchor else ids
         return tokens
 
-    def sampled_text(self, action: Sequence[int]) -> str | None:
-        """An action as rendered text; None where it has control tokens inside."""
+    def sampled_text(self, action: Sequence[int]) -> tuple[str, str | None]:
+        """An action as rendered text: without control tokens other than those of `CALL_MARKS`; and
+        all of it, its end too, which is None where it has others inside."""
         ended = bool(action) and action[-1] in self.end_ids
-        body = list(action[:-1] if ended else action)
-        if not self._control.keys().isdisjoint(body):
-            return None
-        end = self._control[action[-1]] if ended else ""
-        return self._part(self._backend.decode(body, skip_special_tokens=True)) + end
+        body, text = action[:-1] if ended else action, ""
+        for name, run in itertools.groupby(body, self._call_marks.get):
+            tokens = list(run)
+            said = self._backend.decode(tokens, skip_special_tokens=True)
+            text += self._part(said) if name is None else name * len(tokens)
+        if not (self._control.keys() - self._call_marks.keys()).isdisjoint(body):
+            return text, None
+        return text, text + (self._control[action[-1]] if ended else "")
 
     def _part_all(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         for message in messages:
@@ -247,7 +248,16 @@ class HuggingFaceTokenizer:
                 raise ValueError(f"message: role is {role!r}; allowed: {', '.join(ROLES)}.")
             if not isinstance(content, str):
                 raise ValueError(f"message: content of {role} is {content!r}; allowed: a text.")
-        return tuple(map(self._part, messages))
+        return tuple(map(self._part_message, messages))
+
+    def _part_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """A message with marks, but for the control token with which its calls begin."""
+        parted, text, place = self._part(message), message["content"], message.get(CALLS_AT, 0)
+        for name in self._call_marks.values() if CALLS_AT in message else ():
+            if text.startswith(name, place):
+                said, calls = text[:place], text[place + len(name) :]
+                parted["content"] = self._part(said) + name + self._part(calls)
+        return parted
 
     def _part(self, value: Any) -> Any:
         """A value with marks in all its texts, so that none forges a control token or a header."""
@@ -325,10 +335,10 @@ class TemplateConversation:
         not write), and the new text is tokenised as a whole.
         """
         tokenizer = self.tokenizer
-        said = {"role": "assistant", "content": tokenizer.text(action)}
-        messages = (*self.messages, *tokenizer.part([said]), *tokenizer.part(messages))
+        said, sampled = tokenizer.sampled_text(action)
+        answer = {"role": "assistant", "content": said}
+        messages = (*self.messages, answer, *tokenizer.part(messages))
         text = tokenizer.render(messages, self.functions)
-        sampled = tokenizer.sampled_text(action)
         if sampled is None or not text.startswith(self.text + sampled):
             return tokenizer.converse(messages, self.functions, text)
         after = tokenizer.encode(text[len(self.text + sampled) :], follows=True)

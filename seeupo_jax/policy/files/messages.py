@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,10 @@ from seeupo_jax.policy.files.json_file import read_object
 
 ROLES = ("system", "user", "assistant", "tool")
 CHAT_FILE = "chat.json"  # a model folder's own chat options
+# Names of control tokens behind which a model writes its calls: they may stand inside an action.
+CALL_MARKS = ("<|python_tag|>",)
+# Key of an assistant's message: where in its content calls begin, with such a token or without.
+CALLS_AT = "calls_at"
 PROBE = "the-answer"  # found again in a rendered conversation
 # Roles of short conversations, and which of the texts before, between and behind their messages
 # are a template's own. Before a first user's message may be a system message that it adds, and an
@@ -27,6 +32,13 @@ _PROBED = {
     ("user", "assistant", "tool"): (2, 3),
     ("system", "user"): (0, 1),
 }
+
+# Templates that write the date (Llama 3) would change the prompt every day. Their clock is fixed at
+# the default date of Llama's template; a `date_string` in template_kwargs takes precedence.
+# `strftime_now` becomes a macro; the library trims the newline after it.
+_DATE = datetime.datetime(2024, 7, 26)
+_CODES = "".join(f" | replace('%{c}', '{_DATE.strftime('%' + c)}')" for c in "aAbBdHIjmMpSyY")
+STOPPED_CLOCK = f"{{% macro strftime_now(format) %}}{{{{ format{_CODES} }}}}{{% endmacro %}}\n"
 
 
 def keep_messages(messages: Sequence[Message], chat: schema.Chat) -> list[Message]:

@@ -89,6 +89,15 @@ def test_it_is_given_the_variables_of_the_sdks_and_its_task(tmp_path):
     assert files == ["mine"] and folder != os.getcwd() and not Path(folder).parent.exists()
 
 
+def test_relative_folders_of_modules_are_found_from_its_own_folder(monkeypatch, tmp_path):
+    (tmp_path / "src").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["src", "", "/opt/lib", "../other"]))
+    found = environment_of(ACCESS, "policy")["PYTHONPATH"].split(os.pathsep)
+    wanted = [tmp_path / "src", Path("/opt/lib"), tmp_path.parent / "other", tmp_path]
+    assert found == list(map(str, wanted))
+
+
 def test_hosts_that_either_variable_names_stay_without_a_proxy(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "a.example,b.example")
     monkeypatch.setenv("no_proxy", "b.example, .c.example,")
@@ -100,7 +109,6 @@ def test_hosts_that_either_variable_names_stay_without_a_proxy(monkeypatch):
     "program, result",
     [
         ("exit 0", AgentResult(1.0, 1.0, info={})),
-        ("echo out; echo err >&2; exit 1", AgentResult(0.0, 0.0, info={"output": "out\nerr\n"})),
         ("echo -0.5 > $SEEUPO_RESULT", AgentResult(-0.5, 0.0, turn_rewards=())),
         ("echo 3 > $SEEUPO_RESULT; kill -9 $$", AgentResult(3.0, 1.0, turn_rewards=())),
     ],
@@ -113,6 +121,7 @@ def test_its_file_counts_or_else_its_exit_code(shell, program, result):
     "program, cause, says",
     [
         ("echo so sad; exit 3", "exit", "exit code 3; it printed: so sad"),
+        ("echo out; echo err >&2; exit 1", "exit", "exit code 1; it printed: out\nerr"),
         ("kill -11 $$", "crash", "signal 11 (SIGSEGV)"),
         ("kill -40 $$", "crash", "signal 40 (SIGRTMIN+6)"),
         ("echo nonsense > $SEEUPO_RESULT", "result", "is not JSON"),
@@ -130,11 +139,13 @@ def test_a_failure_has_its_cause_and_a_sentence(shell, program, cause, says):
         cause,
     )
     assert says in failure.reason
+    answered = AgentResult(0.0, 0.0, info={"output": "out\nerr\n"})
+    assert failure.answered == (answered if "exit code 1;" in says else None)
 
 
 def test_a_result_file_that_is_a_pipe_or_a_link_is_none(shell):
     assert ends(shell, "mkfifo $SEEUPO_RESULT; exit 0").reward == 1.0
-    assert ends(shell, "ln -s /etc/passwd $SEEUPO_RESULT; exit 1").reward == 0.0
+    assert ends(shell, "ln -s /etc/passwd $SEEUPO_RESULT; exit 0").reward == 1.0
 
 
 def test_many_run_at_once(shell):

@@ -86,7 +86,8 @@ def test_the_command_writes_the_folder_and_refuses_in_a_sentence(tmp_path, capsy
     assert said[0] == f"{tmp_path}/train/BFCL_v4_multi_turn_base.json: 16 tasks"
     assert len(said) == 3 and len(Bfcl(data=str(tmp_path)).task_ids("train")) == 16
     for wrong, sentence in (
-        ("[]", "--options: got []"),
+        ("[]", "--options: got '[]'"),
+        ("{bad", "--options: got '{bad'; allowed: a JSON object."),
         ('{"turns": 1}', "bfcl_worlds turns: got 1"),
     ):
         with pytest.raises(SystemExit) as left:

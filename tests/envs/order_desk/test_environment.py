@@ -275,7 +275,7 @@ def test_task_ids_are_the_splits_and_a_mistake_is_named():
         ValueError, match="order_desk split: got 'dev'; allowed: train, validation, test"
     ):
         desk.task_ids("dev")
-    for task_id in ("train", "train/x", "train/-1", "/", ""):
+    for task_id in ("train", "train/x", "train/-1", "train/²", "train/٣", "/", ""):
         with pytest.raises(ValueError, match=f"order_desk task: got '{task_id}'; allowed: SPLIT/"):
             desk.reset(task_id, seed=0)
     with pytest.raises(ValueError, match="order_desk split: got 'dev'"):

@@ -1,6 +1,7 @@
 """A token is made once, for its owner, and read back as it is."""
 
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,16 @@ def test_a_token_is_made_where_there_is_none_and_kept_where_there_is_one(tmp_pat
     other = tmp_path / "other"
     wire.ensure_token(str(other))
     assert wire.read_token(str(other)) != token
+
+
+def test_servers_that_begin_at_once_have_one_token(tmp_path):
+    def begin(file):
+        wire.ensure_token(str(file))
+        return wire.read_token(str(file))
+
+    with ThreadPoolExecutor(4) as pool:
+        for number in range(200):
+            assert len(set(pool.map(begin, [tmp_path / str(number)] * 4))) == 1
 
 
 def test_client_and_server_on_one_machine_agree_on_a_file(tmp_path, monkeypatch):
