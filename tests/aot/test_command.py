@@ -344,6 +344,28 @@ def test_what_is_expected_of_a_program_is_near_what_the_compiler_says(report, se
 
 
 @needs_libtpu
+def test_experts_that_lie_on_an_axis_of_their_own_are_not_gathered_over_fsdp():
+    """Of 30.5 billion parameters 48 layers x 128 experts x 3 x 2048 x 768 lie on `expert`."""
+    model = "model.path=package:architectures/Qwen3-30B-A3B"
+    small = ("batching.buckets=(18432,)", "rollout.tasks=8", "rollout.mesh=none")
+    seconds, traffic = [], ()
+    for mesh in ("{'fsdp': 1, 'context': 2, 'tensor': 4}", "{'fsdp': 8, 'tensor': 1}"):
+        sizes = (f"mesh={mesh}", "mesh.data=1", "mesh.expert=8")
+        config = load_config("package:qwen3_14b_bfcl", [model, *small, *sizes])
+        made = prepare(config, chips.parse_topology("v6e:8x8"))
+        programs = {each.kind: each for each in choose_programs(list_programs(made))}
+        figures = {kind: expected_figures(made, each) for kind, each in programs.items()}
+        seconds.append(tune.Layout({}, made, 0, programs, figures).seconds)
+        traffic = figures["sweep/turn"].collectives
+    assert seconds[1] < seconds[0]
+    experts = 48 * 128 * 3 * 2048 * 768
+    held = 30_532_122_624 - experts + experts / 8
+    for kind, size in (("all-gather", 2), ("reduce-scatter", 4)):  # bfloat16, float32
+        (each,) = (t for t in traffic if t.kind == kind)
+        assert (each.axes, each.bytes) == (("fsdp",), size * held * 7 / 8)
+
+
+@needs_libtpu
 @pytest.mark.parametrize("end", [tpu_cases.crash, tpu_cases.refuse])
 def test_a_compiler_that_fails_ends_no_search(tmp_path, capsys, monkeypatch, end):
     monkeypatch.setattr(tune, "COMPILED", 1)

@@ -271,6 +271,5 @@ def _rollout(setup: Setup) -> Iterator[Program]:
 
 def _weight_bytes(setup: Setup) -> float:
     """The model's matrices as a device multiplies by them: gathered, in the compute dtype."""
-    parts = setup.mesh.shape["tensor"] * setup.mesh.shape["expert"]
     width = jnp.dtype(setup.arch.dtype).itemsize
-    return flops.parameters(setup.arch) * width / parts
+    return flops.gathered_parameters(setup.arch, setup.mesh.shape) * width
