@@ -113,6 +113,9 @@ def test_flops_and_traffic_are_of_all_microbatches_and_of_all_decoded_tokens(rep
     assert turn["yardstick_flops"] == 6 * report["parameters"] * 8 * 512
     wanted = flops.turn_step_flops(setup.arch, 8, 512, 64, refresh=256, computed=True)
     assert turn["executed_flops"] == wanted > turn["needed_flops"]
+    (step,) = choose_programs(list_programs(setup), ["sweep/turn"])
+    # AdamW reads parameters, gradients and two moments, and writes all but the gradients.
+    assert step.update_bytes == 7 * report["parts"]["parameters"] < step.hbm_bytes
     # Each of four microbatches gathers each layer's matrices three times: forward, again, backward.
     gathered = [t for t in turn["traffic"] if (t["kind"], t["axes"]) == ("all-gather", ["fsdp"])]
     assert gathered[0]["count"] >= 4 * 3 * 2 * 7
