@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from seeupo_jax.configuration.algorithm_rules import reads_reference
+from seeupo_jax.configuration.rules.algorithm_rules import reads_reference
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.turn_order import update_order
 from seeupo_jax.parallel.compiling import WORKERS
