@@ -424,5 +424,11 @@ def test_explain_says_what_would_run_and_writes_nothing(model, data, undisturbed
     assert "16 conversations to train on" in said and "4 held out" in said
     assert "steps 4 of 4 conversations: 1.00 epochs" in said
     assert "from the start" in said and not (tmp_path / "run").exists()
-    main(["sft", *cases.arguments(model, data, undisturbed.workdir, "sft.epochs=3"), "--explain"])
-    assert "resuming after step 12 of 12: nothing is left to train" in capsys.readouterr().out
+    assert "at the end and at the lowest held-out loss so far" in said
+    more = ("sft.epochs=3", "checkpoint.keep_best=0")  # only the newest checkpoints are kept
+    main(["sft", *cases.arguments(model, data, undisturbed.workdir, *more), "--explain"])
+    said = capsys.readouterr().out
+    assert "resuming after step 12 of 12: nothing is left to train" in said
+    assert "at the end" in said and "lowest held-out loss so far" not in said
+    main(["sft", *cases.arguments(model, data, tmp_path / "all", "sft.held_out=0"), "--explain"])
+    assert "lowest held-out loss so far" not in capsys.readouterr().out

@@ -42,7 +42,7 @@ def _traffic(setup: Setup, program: Program) -> list[Collective]:
     times = program.trips * passes
     shards = program.mesh.size // (shape["tensor"] * shape["context"])
     tokens = program.work.tokens / shards / shape["context"]  # of a device, in one execution
-    held = flops.parameters(arch) / shape["tensor"]
+    held = flops.gathered_parameters(arch, shape)
 
     def over(axis: str, kind: str, size: float, count: int) -> Collective:
         """A device's operand of `size` bytes, `count` times."""

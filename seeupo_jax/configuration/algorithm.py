@@ -131,7 +131,8 @@ class Algorithm(LossOptions):
     refresh: str = choice("auto", "fused", "separate")
     """Whether the next turn's ratio is computed in the step's program or in one of its own."""
     dynamic_sampling: int = within(0, 127, 0)
-    """Rounds of new tasks that may replace zero-advantage groups."""
+    """Rounds of new tasks that may replace zero-advantage groups; 0 where groups of equal rewards
+    are none."""
     moments: str = choice("shared", "turn")
     """The optimizer's state: one for all turns, or one for each turn's steps (an ablation)."""
     kl_target: float | None = above(0, None, most=10)
@@ -219,6 +220,11 @@ class Algorithm(LossOptions):
             return "policy"
         own = "head" if self.critic == "none" else self.critic
         return own if "progress_NL" in needs else None
+
+    @property
+    def zero_if_equal(self) -> bool:
+        """Whether a group of equal rewards has advantages of 0, but for penalties."""
+        return self.grouped and self.scorer is None and not self.scores_gain
 
     @property
     def adapts_clip(self) -> bool:

@@ -64,14 +64,16 @@ def allowed_values(field: dataclasses.Field, hint: Any) -> str:
 
 
 def assign(values: dict[str, Any], key: str, value: Any) -> None:
-    """Sets `key`, a dotted path, in nested values.
+    """Sets `key`, a dotted path, in nested values; a group on it that is None becomes one.
 
     Raises:
       ValueError: a part of the path is a value already.
     """
     *parents, leaf = key.split(".")
     for depth, parent in enumerate(parents):
-        values = values.setdefault(parent, {})
+        if values.get(parent) is None:
+            values[parent] = {}
+        values = values[parent]
         if not isinstance(values, dict):
             name = ".".join(parents[: depth + 1])
             raise ValueError(

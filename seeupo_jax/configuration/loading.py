@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 from seeupo_jax.configuration.agent_schema import check_agent
 from seeupo_jax.configuration.algorithm import Algorithm
-from seeupo_jax.configuration.algorithm_rules import check_ahead, check_choices, check_weights
 from seeupo_jax.configuration.config_file import given_values, read_values
 from seeupo_jax.configuration.entry_points import find_entry
 from seeupo_jax.configuration.fields import assign, build, parse
 from seeupo_jax.configuration.reward import Judge, check_rewards
+from seeupo_jax.configuration.rules.algorithm_rules import check_ahead, check_choices, check_weights
+from seeupo_jax.configuration.rules.unread_fields import unread_fields
 from seeupo_jax.configuration.schema import Config, Curriculum, recipe_fields
 from seeupo_jax.configuration.user_code import shown
 
@@ -23,8 +24,8 @@ ConfigSource: TypeAlias = "Config | Mapping[str, Any] | str | os.PathLike[str]"
 def load_config(source: ConfigSource, overrides: Sequence[str] = ()) -> Config:
     """Reads `get_config()` of a file or `package:NAME` and applies `field.sub=value` overrides.
 
-    A recipe among the overrides replaces the file's fields of `algorithm` that it sets; the other
-    overrides take precedence over both.
+    A recipe among the overrides replaces the file's fields of `algorithm` that it sets, and those
+    that nothing reads with it; the other overrides take precedence over both.
 
     Args:
       source: a file's path, `package:NAME`, `module:function` that returns what `get_config`
@@ -45,7 +46,22 @@ def load_config(source: ConfigSource, overrides: Sequence[str] = ()) -> Config:
         values["algorithm"] = {**below, **recipe_fields(given["recipe"])}
     for key, value in given.items():
         assign(values, key, value)
+    own = values.get("algorithm")
+    if "recipe" in given and isinstance(own, Mapping):
+        values["algorithm"] = _without_unread(
+            cast("Mapping[str, Any]", own), recipe_fields(given["recipe"]), given
+        )
     return from_dict(values)
+
+
+def _without_unread(
+    own: Mapping[str, Any], recipe: Mapping[str, Any], given: Container[str]
+) -> dict[str, Any]:
+    """Fields of `algorithm`, but of those that nothing reads with this recipe only the given."""
+    unread = unread_fields(build(Algorithm, {**recipe, **own}, "config.algorithm"), recipe)
+    return {
+        name: x for name, x in own.items() if name not in unread or f"algorithm.{name}" in given
+    }
 
 
 def _check_overrides(given: Any) -> None:
@@ -77,7 +93,7 @@ def from_dict(values: Mapping[str, Any]) -> Config:
     if isinstance(algorithm, Mapping):
         values["algorithm"], made_of = {**fields, **algorithm}, recipe
     config = build(Config, values, "config", _made_of=made_of)
-    _check_together(config)
+    _check_together(config, fields)
     return config
 
 
@@ -88,10 +104,11 @@ def to_dict(config: Config) -> dict[str, Any]:
     return values
 
 
-def _check_together(config: Config) -> None:
-    """Checks that involve several fields."""
+def _check_together(config: Config, recipe: Mapping[str, Any]) -> None:
+    """Checks that involve several fields; `recipe`: the fields of its recipe."""
     algorithm, rollout, model = config.algorithm, config.rollout, config.model
-    check_choices(algorithm, max_turns=rollout.max_turns, ahead=bool(config.rollout_ahead))
+    ahead = bool(config.rollout_ahead)
+    check_choices(algorithm, max_turns=rollout.max_turns, ahead=ahead, recipe=recipe)
     check_rewards(config.rewards)
     check_weights(algorithm, config.rewards)
     check_agent(config.agent)

@@ -15,10 +15,10 @@ import numpy as np
 import optax
 
 from seeupo_jax.configuration.algorithm import Algorithm
-from seeupo_jax.configuration.algorithm_rules import check_choices
 from seeupo_jax.configuration.entry_points import find_entry
 from seeupo_jax.configuration.fields import above, at_least, build, checked, parse
 from seeupo_jax.configuration.recipes import RECIPES
+from seeupo_jax.configuration.rules.algorithm_rules import check_choices
 from seeupo_jax.configuration.schema import Optimizer, recipe_fields
 from seeupo_jax.lab.lab_advantages import LACKING, expected_credit, sampled_credit
 from seeupo_jax.lab.lab_sweep import Learned, sweep, values_of
@@ -139,7 +139,7 @@ class Settings:
         has_ratio = find_entry("objective", algorithm.objective).has_ratio
         if not has_ratio and "inner_epochs" not in changed:
             algorithm = dataclasses.replace(algorithm, inner_epochs=1)
-        check_choices(algorithm, max_turns=1)
+        check_choices(algorithm, max_turns=1, recipe=recipe_fields(name))
         check_entries(algorithm)
         _check_needs(algorithm)
         if self.exact and algorithm.advantage != "grae":

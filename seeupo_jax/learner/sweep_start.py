@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seeupo_jax.configuration.algorithm import Algorithm
-from seeupo_jax.configuration.algorithm_rules import reads_reference
+from seeupo_jax.configuration.rules.algorithm_rules import reads_reference
 from seeupo_jax.learner.batching import (
     ActionSpan,
     Layout,

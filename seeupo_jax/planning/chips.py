@@ -51,7 +51,7 @@ class Chip:
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("v4", 32 * GIB, 275e12, 1200 * GB, 300 * GB, 6.25 * GB, 4, 2, 3, 4096),
+        Chip("v4", 32 * GIB, 275e12, 1200 * GB, 300 * GB, 6.25 * GB, 4, 1, 3, 4096),
         Chip("v5e", 16 * GIB, 197e12, 800 * GB, 200 * GB, 3.125 * GB, 4, 1, 2, 256),
         Chip("v5p", 95 * GIB, 459e12, 2765 * GB, 600 * GB, 6.25 * GB, 4, 1, 3, 6144),
         Chip("v6e", 32 * GIB, 918e12, 1638 * GB, 400 * GB, 12.5 * GB, 4, 1, 2, 256),
@@ -195,6 +195,8 @@ def topology_devices(topology: Topology) -> list[jax.Device]:
         options["chips_per_host_bounds"] = (1, 1, 1)
     if topology.slices > 1:
         options["num_slices"] = topology.slices
+    if topology.chip.name == "v4":  # its two cores as one device, as jax shows those that are here
+        options["chip_config_name"] = "megacore"
     one = f"{topology.chip.name}:{'x'.join(map(str, topology.shape))}"
     try:
         found = topologies.get_topology_desc(platform="tpu", topology_name=one, **options)

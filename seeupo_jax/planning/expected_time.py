@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from seeupo_jax.configuration.algorithm_rules import reads_reference
+from seeupo_jax.configuration.rules.algorithm_rules import reads_reference
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.turn_order import update_order
 from seeupo_jax.parallel.compiling import WORKERS
@@ -59,7 +59,14 @@ def step_ends(config: Config) -> list[int]:
 
     Every conversation grows evenly to `max_context` in `max_turns` turns.
     """
-    return [end for end in _turn_ends(config) for _ in range(config.algorithm.inner_epochs)]
+    steps = config.algorithm.inner_epochs * minibatches(config)
+    return [end for end in _turn_ends(config) for _ in range(steps)]
+
+
+def minibatches(config: Config) -> int:
+    """Parts of the trajectories, each of which has a step of its own in every pass over a turn."""
+    trajectories = config.rollout.tasks * config.rollout.group_size
+    return min(config.algorithm.minibatches_per_turn, trajectories)
 
 
 def _turn_ends(config: Config) -> list[int]:
@@ -87,26 +94,40 @@ def old_ends(found: AbstractRun) -> list[int]:
     return _turn_ends(found.config) if by_turn else []
 
 
+def covariance_ends(config: Config) -> list[int]:
+    """As `step_ends`, of the passes over a step's part that `covariance` limits tokens by.
+
+    The first step needs none: no other has moved the policy.
+    """
+    return [] if config.algorithm.covariance == "none" else step_ends(config)[1:]
+
+
 def iteration_flops(found: AbstractRun) -> float:
-    """FLOPs of an iteration whose conversations all end at `max_context` and share nothing."""
+    """FLOPs of an iteration whose conversations all end at `max_context` and share nothing.
+
+    Every round of dynamic sampling has as many; reference answers that are scored, as many tokens.
+    """
     config, arch, shapes = found.config, found.policy.network.arch, found.learner.shapes
+    algorithm, parts = config.algorithm, minibatches(config)
     context, length = config.rollout.max_context, shapes.lengths[-1]
 
-    def rows(tokens: int) -> int:
-        return -(-found.trajectories * tokens // length)
+    def rows(tokens: int, of: int = 1) -> int:
+        return -(-found.trajectories * tokens // (of * length))
 
-    sampled = Pass(found.trajectories, context, head=context // 2)
-    scored = [context] * scoring_passes(config)
-    if config.algorithm.covariance != "none":  # again wherever a step has moved the policy
-        scored += step_ends(config)[1:]
-    scored += refresh_ends(found) + old_ends(found)
-    scores = (Pass(rows(end), length, head=length, trees=shapes.share) for end in scored)
-    steps = [step_flops(found, rows(end), length, computed=True) for end in step_ends(config)]
-    if config.algorithm.scorer is not None:
+    sampled = [Pass(found.trajectories, context, head=context // 2)]
+    scored = [rows(context)] * (scoring_passes(config) + algorithm.scores_gain)
+    scored += [rows(end) for end in refresh_ends(found) + old_ends(found)]
+    scored += [rows(end, parts) for end in covariance_ends(config)]
+    passes = sampled * (1 + algorithm.dynamic_sampling)
+    passes += [Pass(count, length, head=length, trees=shapes.share) for count in scored]
+    if algorithm.critic != "none":
+        passes.append(Pass(rows(context), length, trees=shapes.share))
+    ends = step_ends(config)
+    steps = [step_flops(found, rows(end, parts), length, computed=True) for end in ends]
+    if algorithm.scorer is not None:
         each = scorer_flops(found, rows(context), length, computed=True)
-        steps += [each] * config.algorithm.scorer_epochs
-    forward = sum(flops.forward_flops(arch, each) for each in (sampled, *scores))
-    return forward + sum(steps)
+        steps += [each] * algorithm.scorer_epochs
+    return sum(flops.forward_flops(arch, each) for each in passes) + sum(steps)
 
 
 def step_flops(found: AbstractRun, rows: int, length: int, *, computed: bool) -> float:

@@ -7,6 +7,7 @@ softmax, rotations, the optimizer) grows with a width instead of its square.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from seeupo_jax.policy.architecture import Architecture
@@ -42,6 +43,20 @@ def parameters(arch: Architecture, *, active: bool = False) -> int:
     """
     tables = (1 if arch.tied else 2) * arch.vocab_size * arch.width
     return tables + arch.width + sum(_layer(arch, i, active) for i in range(arch.layers))
+
+
+def gathered_parameters(arch: Architecture, mesh: Mapping[str, int]) -> float:
+    """Parameters that a device multiplies by, once gathered over the axes that only store them.
+
+    `tensor` cuts every matrix, `expert` those of experts; norms and routers count as matrices do.
+
+    Args:
+      mesh: sizes of the mesh's axes by name.
+    """
+    layers = sum(map(arch.is_sparse, range(arch.layers)))
+    experts = layers * _experts(arch, arch.moe.experts) if layers else 0
+    dense = parameters(arch) - experts
+    return (dense + experts / mesh["expert"]) / mesh["tensor"]
 
 
 def six_nd(arch: Architecture, tokens: int) -> int:
@@ -162,9 +177,14 @@ def _layer(arch: Architecture, layer: int, active: bool) -> int:
     count += sum(_low_rank(arch, name, shape) for name, shape in matrices.items())
     if arch.is_sparse(layer):
         experts = arch.moe.per_token if active else arch.moe.experts
-        count += arch.width * (arch.moe.experts + 3 * experts * arch.moe.mlp_width)
+        count += arch.width * arch.moe.experts + _experts(arch, experts)
     norms = 2 * arch.width + (2 * arch.head_dim if arch.qk_norm else 0)
     return count + norms
+
+
+def _experts(arch: Architecture, count: int) -> int:
+    """Parameters of so many experts of a layer."""
+    return count * 3 * arch.width * arch.moe.mlp_width
 
 
 def _biases(arch: Architecture) -> dict[str, bool]:

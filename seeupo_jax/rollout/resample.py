@@ -1,8 +1,8 @@
 """Dynamic sampling (DAPO, arXiv:2503.14476 §3.2): new tasks for zero-advantage groups.
 
 Where all rewards of a group are equal (of each turn, where turns are compared), so are its
-advantages: zero. Such groups give way to groups of other tasks, which are sampled in a few rounds
-more.
+advantages: zero, if they follow from its rewards alone (`Algorithm.zero_if_equal`). Such groups
+give way to groups of other tasks, which are sampled in a few rounds more.
 """
 
 from __future__ import annotations

@@ -113,6 +113,9 @@ def test_flops_and_traffic_are_of_all_microbatches_and_of_all_decoded_tokens(rep
     assert turn["yardstick_flops"] == 6 * report["parameters"] * 8 * 512
     wanted = flops.turn_step_flops(setup.arch, 8, 512, 64, refresh=256, computed=True)
     assert turn["executed_flops"] == wanted > turn["needed_flops"]
+    (step,) = choose_programs(list_programs(setup), ["sweep/turn"])
+    # AdamW reads parameters, gradients and two moments, and writes all but the gradients.
+    assert step.update_bytes == 7 * report["parts"]["parameters"] < step.hbm_bytes
     # Each of four microbatches gathers each layer's matrices three times: forward, again, backward.
     gathered = [t for t in turn["traffic"] if (t["kind"], t["axes"]) == ("all-gather", ["fsdp"])]
     assert gathered[0]["count"] >= 4 * 3 * 2 * 7
@@ -341,6 +344,28 @@ def test_what_is_expected_of_a_program_is_near_what_the_compiler_says(report, se
         assert expected.roofline.memory_s == measured["roofline"]["memory_s"]
         ratio = measured["roofline"]["network_s"] / expected.roofline.network_s
         assert 0.4 < ratio < 2.5, (kind, ratio)
+
+
+@needs_libtpu
+def test_experts_that_lie_on_an_axis_of_their_own_are_not_gathered_over_fsdp():
+    """Of 30.5 billion parameters 48 layers x 128 experts x 3 x 2048 x 768 lie on `expert`."""
+    model = "model.path=package:architectures/Qwen3-30B-A3B"
+    small = ("batching.buckets=(18432,)", "rollout.tasks=8", "rollout.mesh=none")
+    seconds, traffic = [], ()
+    for mesh in ("{'fsdp': 1, 'context': 2, 'tensor': 4}", "{'fsdp': 8, 'tensor': 1}"):
+        sizes = (f"mesh={mesh}", "mesh.data=1", "mesh.expert=8")
+        config = load_config("package:qwen3_14b_bfcl", [model, *small, *sizes])
+        made = prepare(config, chips.parse_topology("v6e:8x8"))
+        programs = {each.kind: each for each in choose_programs(list_programs(made))}
+        figures = {kind: expected_figures(made, each) for kind, each in programs.items()}
+        seconds.append(tune.Layout({}, made, 0, programs, figures).seconds)
+        traffic = figures["sweep/turn"].collectives
+    assert seconds[1] < seconds[0]
+    experts = 48 * 128 * 3 * 2048 * 768
+    held = 30_532_122_624 - experts + experts / 8
+    for kind, size in (("all-gather", 2), ("reduce-scatter", 4)):  # bfloat16, float32
+        (each,) = (t for t in traffic if t.kind == kind)
+        assert (each.axes, each.bytes) == (("fsdp",), size * held * 7 / 8)
 
 
 @needs_libtpu

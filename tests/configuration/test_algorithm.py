@@ -3,7 +3,7 @@
 import pytest
 
 from seeupo_jax.configuration.algorithm import Algorithm, fused_refresh_applies
-from seeupo_jax.configuration.loading import from_dict, load_config
+from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
 
 
 @pytest.mark.parametrize(
@@ -52,12 +52,74 @@ from seeupo_jax.configuration.loading import from_dict, load_config
         ("turns_per_update", {"order": "custom", "custom_order": (0, 1), "turns_per_update": None}),
         ("refresh", {"refresh": "fused", "weight": "off"}),
         ("refresh", {"refresh": "fused", "turns_per_update": None}),
+        # Of two tasks that all members of a group solve or fail, these tell the one from the other.
+        ("dynamic_sampling", {"dynamic_sampling": 2, "advantage": "returns"}),
+        ("dynamic_sampling", {"dynamic_sampling": 2, "advantage": "gae", "critic": "head"}),
+        ("dynamic_sampling", {"dynamic_sampling": 2, "baseline": "batch"}),
+        # What a model beside the policy, or the gain of an answer, says of turns differs too.
+        ("dynamic_sampling", {"dynamic_sampling": 2, "advantage": "istar"}),
+        ("dynamic_sampling", {"dynamic_sampling": 2, "advantage": "a2tgpo"}),
+        # Nothing reads these.
+        ("fork_tokens", {"fork_tokens": 100}),
+        ("fork_every", {"advantage": "tree", "forks": "entropy", "fork_every": 2}),
+        ("overlong_penalty", {"overlong_penalty": 3.0}),
+        ("kl_horizon", {"kl_horizon": 3.0}),
+        ("kl_in", {"kl_in": "reward", "kl_coef": 0.0}),
+        ("critic_learning_rate", {"critic_learning_rate": 0.1}),
+        ("value_coef", {"value_coef": 3.0}),
+        ("value_clip", {"value_clip": None}),
+        ("tree_baseline", {"tree_baseline": "root"}),
+        ("gain", {"gain": "turn_reward"}),
+        ("canon_metric", {"canon_metric": "tokens"}),
+        ("canon_mu", {"canon_mu": 1.0}),
+        ("a_grae_alpha", {"a_grae_alpha": 0.3}),
+        ("history", {"advantage": "gigpo", "history": 5}),
+        ("gae_lambda", {"advantage": "returns", "gae_lambda": 0.3}),
+        ("discount", {"discount": 0.5}),
+        ("implicit_coef", {"implicit_coef": 0.5}),
+        ("covariance_kl", {"covariance_kl": 4.0}),
+        ("covariance_high", {"covariance_high": 4.0}),
     ],
 )
 def test_choices_that_do_not_go_together_are_refused_by_name(field, choices):
     values = {"algorithm": choices, "rollout": {"max_turns": 2}}
     with pytest.raises(ValueError, match=rf"^config\.algorithm\.{field}: got .*; allowed"):
         from_dict(values)
+
+
+@pytest.mark.parametrize(
+    "recipe, choices",
+    [
+        ("dapo", {"advantage": "gigpo", "discount": 0.9}),
+        ("dapo", {"overlong_length": 5, "overlong_penalty": 0.5}),
+        ("a2tgpo", {"gain": "turn_reward", "dynamic_sampling": 1}),
+        ("ppo", {"gae_lambda": 0.9, "value_coef": 1.0, "bootstrap_truncated": True}),
+        ("slate", {"fork_tokens": 1000}),
+        # What the recipe itself sets, and what it is changed to does not read.
+        ("gigpo", {"advantage": "grae"}),
+        ("istar", {"advantage": "matchtir", "discount": 0.9}),
+        ("rloo", {"kl_coef": 0.0}),
+        ("rloo", {"advantage": "canon"}),
+        ("arpo", {"objective": "cispo"}),
+        ("ppo", {"advantage": "returns", "critic": "none"}),
+    ],
+)
+def test_what_something_reads_or_the_recipe_sets_is_allowed(recipe, choices):
+    config = from_dict({"recipe": recipe, "algorithm": choices})
+    assert choices.items() <= vars(config.algorithm).items()
+    assert from_dict(to_dict(config)) == config
+
+
+def test_a_recipe_of_the_command_line_drops_what_nothing_reads_of_the_file(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(
+        "def get_config():\n    return {'recipe': 'hgpo', 'algorithm': {'history': 4}}\n"
+    )
+    assert load_config(file).algorithm.history == 4
+    config = load_config(file, ["recipe=grpo"])
+    assert config.algorithm == from_dict({"recipe": "grpo"}).algorithm
+    with pytest.raises(ValueError, match=r"algorithm\.history: got 5 with advantage=grae, which"):
+        load_config(file, ["recipe=grpo", "algorithm.history=5"])
 
 
 def test_a_penalty_on_changes_needs_a_step_before_it_or_a_sampler_behind():

@@ -29,6 +29,7 @@ ALONE = Estimator(rewards, "trajectory", ("reward_N",))
 VALUED = Estimator(scored, "token", ("reward_NL", "value_NL"))
 PER_TURN = Estimator(rewards, "turn", ("reward_NK",))
 MISSPELT = Estimator(rewards, "trajectory", ("reward_N",), {"power": "no_such_field"})
+ASKING = Estimator(rewards, "trajectory", ("reward_N",), asked={"group_N": "no_such_field"})
 PLAIN, BARE = Objective(plain, ("ratio", "weight")), Objective(bare, ("logp", "weight"))
 
 FIELDS = {"ratio": "token", "custom_order": [], "advantage": "own_parts:ALONE"}
@@ -85,7 +86,8 @@ def test_names_of_ones_own_stay_texts_and_are_what_they_declare():
         ),
         ({"advantage": "own_parts:ALONE", "critic": "head"}, "critic: got 'head' with advantage="),
         ({"advantage": "own_parts:ALONE", "scale": "group"}, "scale: got 'group' with advantage="),
-        ({"advantage": "own_parts:ALONE", "baseline": "batch"}, "mean unless advantage=grae, and"),
+        ({"advantage": "own_parts:ALONE", "baseline": "batch"}, "mean, unless advantage=grae."),
+        ({"advantage": "own_parts:ASKING"}, "own_parts:ASKING has the option 'no_such_field'"),
         ({"advantage": "own_parts:PER_TURN", "kl_in": "reward"}, "kl_in: got 'reward' with adva"),
         ({"advantage": "own_parts:MISSPELT"}, "advantage: own_parts:MISSPELT has the option 'no_s"),
         ({"objective": "own_parts:BARE", "inner_epochs": 2}, "inner_epochs: got 2 with objective="),

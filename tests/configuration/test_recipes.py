@@ -7,8 +7,8 @@ import pytest
 
 from seeupo_jax.configuration import recipes
 from seeupo_jax.configuration.algorithm import Algorithm
-from seeupo_jax.configuration.algorithm_rules import check_choices
 from seeupo_jax.configuration.recipes import RECIPES
+from seeupo_jax.configuration.rules.algorithm_rules import check_choices
 
 NAMES = pytest.mark.parametrize("name", RECIPES)
 

@@ -9,7 +9,7 @@ import pytest
 from seeupo_jax.configuration.algorithm import Algorithm, fused_refresh_applies
 from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
 from seeupo_jax.configuration.recipes import RECIPES
-from seeupo_jax.configuration.schema import Config
+from seeupo_jax.configuration.schema import Config, Mesh
 
 
 def _refused(values):
@@ -333,6 +333,13 @@ def test_none_is_also_the_name_of_a_choice(file):
 def test_a_wrong_override_is_refused(file, override, sentence):
     with pytest.raises(ValueError, match=re.escape(sentence)):
         load_config(file, [override])
+
+
+def test_a_part_of_a_group_that_is_none_is_set_in_a_file_and_in_what_was_loaded(file):
+    loaded = load_config(file)
+    assert loaded.rollout.mesh is None
+    for source in (file, loaded, to_dict(loaded)):
+        assert load_config(source, ["rollout.mesh.fsdp=2"]).rollout.mesh == Mesh(fsdp=2)
 
 
 def test_a_file_that_is_no_configuration_is_refused(tmp_path):

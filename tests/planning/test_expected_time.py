@@ -102,6 +102,8 @@ def test_steps_end_where_evenly_growing_conversations_do():
     assert step_ends(config) == [128, 107, 86, 64, 43, 22]
     twice = load_config(CONFIGS / "quickstart.py", ["algorithm.inner_epochs=2"])
     assert step_ends(twice) == [128, 128, 107, 107, 86, 86, 64, 64, 43, 43, 22, 22]
+    parts = load_config(CONFIGS / "quickstart.py", ["algorithm.minibatches_per_turn=2"])
+    assert step_ends(parts) == step_ends(twice)
 
 
 def test_passes_of_their_own_that_refresh_weights_are_counted(quickstart):
@@ -117,12 +119,42 @@ def test_passes_of_their_own_that_refresh_weights_are_counted(quickstart):
     assert old_ends(by_turn) == [32, 64, 96, 128] and not old_ends(forwards)
 
 
-def test_an_iteration_is_reckoned_as_if_all_were_played_to_the_end(quickstart):
-    # Parameters times two: 128 trajectories of 128 tokens, sampled once and scored twice; six
-    # steps on 450 of 768 parts of them, forwards and backwards, and a refresh.
-    forward = 2 * 705_600 * 128 * 128
-    steps = sum(step_ends(quickstart.config)) / 128 * forward
-    assert 3 * forward + 3 * steps < iteration_flops(quickstart) < 2 * (3 * forward + 4 * steps)
+# The bundled policy has three layers of width 128, with four heads of 32, keys and values of two,
+# 384 inside, and 896 words. A token's matrices, times two; what attention takes of each pair of a
+# token and one that it sees; the scores of all words.
+MATRICES, PAIR, WORDS = 2 * 3 * (3 * 128**2 + 3 * 128 * 384), 3 * 4 * 4 * 32, 2 * 896 * 128
+# The 128 trajectories of 128 tokens, in 32 rows of 512; sampled, half of their tokens.
+PASS = 32 * (512 * MATRICES + 512 * 513 // 2 * PAIR)
+SAMPLED = 128 * (128 * MATRICES + 128 * 129 // 2 * PAIR + 64 * WORDS)
+
+
+@pytest.mark.parametrize(
+    "recipe, without, added, flops",
+    [
+        ("grpo", ["kl_coef=0"], [], PASS + 32 * 512 * WORDS),
+        ("grpo", [], ["dynamic_sampling=3"], 3 * SAMPLED),
+        (
+            "grpo",
+            ["minibatches_per_turn=4"],
+            ["minibatches_per_turn=4", "covariance=clip"],
+            3 / 4 * (PASS + 32 * 512 * WORDS),
+        ),
+        ("a2tgpo", ["gain=turn_reward"], [], PASS + 32 * 512 * WORDS),
+    ],
+)
+def test_a_choice_adds_the_passes_that_it_takes(recipe, without, added, flops):
+    before, after = (
+        iteration_flops(
+            quickstart_with(f"recipe={recipe}", *(f"algorithm.{choice}" for choice in choices))
+        )
+        for choices in (without, added)
+    )
+    assert after - before == flops
+
+
+def test_a_value_function_takes_a_pass_without_logits():
+    critic = iteration_flops(quickstart_with("recipe=ppo"))
+    assert critic - iteration_flops(quickstart_with("recipe=grpo")) == PASS
 
 
 def test_the_estimate_is_said_with_what_it_rests_on(quickstart, monkeypatch):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.learner.refresh_batch import refresh_batch
 from seeupo_jax.learner.step import turn_step
+from seeupo_jax.parallel.mesh import make_mesh, param_shardings
 from seeupo_jax.planning import flops
 from seeupo_jax.planning.flops import Pass
 from seeupo_jax.planning.program_flops import count
@@ -200,6 +202,22 @@ def test_attention_that_is_kept_is_not_computed_again():
 def test_parameters_are_those_of_the_network(arch):
     _, shapes = abstract(arch)
     assert flops.parameters(arch) == sum(leaf.size for leaf in jax.tree.leaves(shapes))
+
+
+@pytest.mark.parametrize("expert, tensor", [(1, 2), (4, 1), (4, 2)])
+def test_a_device_multiplies_by_its_part_of_the_experts_and_of_all_that_tensor_cuts(expert, tensor):
+    """As it has them on a mesh without `fsdp`: on `expert` lie the experts, and nothing else."""
+    arch = changed(moe=dataclasses.replace(MOE, dense_layers=(1,)))
+    sizes = schema.Mesh(data=1, fsdp=1, expert=expert, tensor=tensor)
+    mesh = make_mesh(sizes, jax.devices()[: expert * tensor])
+    network, shapes = abstract(arch)
+    where = param_shardings(mesh, network.logical_axes(), shapes)
+    held = [
+        math.prod(sharding.shard_shape(leaf.shape))
+        for leaf, sharding in zip(jax.tree.leaves(shapes), jax.tree.leaves(where), strict=True)
+    ]
+    found = flops.gathered_parameters(arch, mesh.shape)
+    assert found == pytest.approx(sum(held), rel=0.01)  # norms and the router are whole everywhere
 
 
 def test_a_token_goes_through_some_experts_only():

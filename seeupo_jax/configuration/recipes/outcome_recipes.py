@@ -89,8 +89,9 @@ def dapo() -> Choices:
     """GRPO with a wider clip above, the mean over all tokens, and no groups of equal rewards.
 
     Such groups are replaced by others of new tasks, for at most so many rounds. No KL. Here the
-    mean is over a step's tokens, in the paper over a task's; its overlong shaping of the reward is
-    left to the environment. DAPO, arXiv:2503.14476, Eq. 8 to 12.
+    mean is over a step's tokens, in the paper over a task's. Its overlong shaping of the reward
+    (Eq. 13) depends on the lengths that are allowed: algorithm.overlong_length sets it. DAPO,
+    arXiv:2503.14476, Eq. 8 to 12.
     """
     return grpo() | {
         "loss_mean": "token",

@@ -68,7 +68,7 @@ def explain_sft(config: Config, workdir: Path) -> list[Section]:
         ("optimizer", _optimizer(config, steps)),
         ("steps", _steps(config, data, steps, _begins(found, workdir, data))),
         ("evaluations", _evaluations(config, data)),
-        ("checkpoints", checkpoint_lines(config, workdir, found.state, _saved(config))),
+        ("checkpoints", checkpoint_lines(config, workdir, found.state, _saved(config, data))),
         ("files", file_lines(config, workdir, {})),
     ]
 
@@ -145,6 +145,7 @@ def _evaluations(config: Config, data: SftData) -> list[str]:
     return [f"loss of {len(data.held_out):,} conversations before, after{every}{ends}"]
 
 
-def _saved(config: Config) -> str:
+def _saved(config: Config, data: SftData) -> str:
     every = f"every {config.checkpoint.every} steps, " if config.checkpoint.every else ""
-    return f"{every}at the end and at the lowest held-out loss so far"
+    compared = data.held_out is not None and config.checkpoint.keep_best
+    return f"{every}at the end{' and at the lowest held-out loss so far' if compared else ''}"

@@ -197,8 +197,7 @@ def _parameters(found: AbstractRun) -> list[str]:
 
 
 def _iterations(config: Config, begins: _Start) -> list[str]:
-    rollout, algorithm = config.rollout, config.algorithm
-    steps = len(step_ends(config)) * algorithm.minibatches_per_turn
+    rollout, steps = config.rollout, len(step_ends(config))
     count = rollout.tasks * rollout.group_size
     return [
         f"{config.iterations}, {begins.lines[-1]}",

@@ -9,6 +9,8 @@ from typing import Protocol
 
 from seeupo_jax.planning.collectives import Collective
 from seeupo_jax.planning.expected_time import (
+    covariance_ends,
+    minibatches,
     old_ends,
     refresh_ends,
     scoring_passes,
@@ -88,18 +90,19 @@ def estimate_iteration(
     """
     if any(kind not in figures or figures[kind].roofline is None for kind in NEEDED):
         return None
-    rollout = setup.config.rollout
+    config, rollout = setup.config, setup.config.rollout
     tokens = rollout.max_context / rollout.max_turns
     sampled = min(rollout.max_action_tokens, int(tokens / 2))
     drawn = setup.trajectories * rollout.max_turns * sampled
     context = setup.trajectories * rollout.max_context - drawn
+    scored = sum(old_ends(setup)) + sum(covariance_ends(config)) / minibatches(config)
     amounts = {
         "rollout/reshard": 1.0,
         "rollout/prefill": context / programs["rollout/prefill"].work.tokens,
         "rollout/decode": drawn / programs["rollout/decode"].work.tokens,
-        "sweep/score": scoring_passes(setup.config) + sum(old_ends(setup)) / rollout.max_context,
+        "sweep/score": scoring_passes(config) + scored / rollout.max_context,
         "sweep/value": 1.0,
-        "sweep/scorer": float(setup.config.algorithm.scorer_epochs),
+        "sweep/scorer": float(config.algorithm.scorer_epochs),
         "sweep/refresh": sum(refresh_ends(setup)) / rollout.max_context,
     }
     parts = [
@@ -120,19 +123,23 @@ def estimate_iteration(
 def _steps(setup: Setup, program: Program, figures: Figures) -> Iterator[roofline.Roofline]:
     """Each step at the length that its rows are padded to.
 
-    Activations' traffic, along the tensor axis, shrinks with the length; weights' does not.
+    Activations' traffic, along the tensor axis, shrinks with the length; weights' does not. A
+    minibatch has its share of the microbatches, and the whole of the optimizer's memory traffic.
     """
-    shapes = setup.learner.shapes
+    shapes, parts = setup.learner.shapes, minibatches(setup.config)
     for end in step_ends(setup.config):
         length = shapes.allowed(end)[0]
-        rows, share = shapes.rows * shapes.microbatches(length), length / shapes.lengths[-1]
+        trips = -(-shapes.microbatches(length) // parts)
+        tripped, share = trips / program.trips, length / shapes.lengths[-1]
         traffic = [
-            dataclasses.replace(each, bytes=each.bytes * share) if "tensor" in each.axes else each
+            dataclasses.replace(
+                each, bytes=each.bytes * tripped * (share if "tensor" in each.axes else 1)
+            )
             for each in figures.collectives
         ]
         yield roofline.estimate(
-            step_flops(setup, rows, length, computed=True) / setup.mesh.size,
-            program.hbm_bytes,
+            step_flops(setup, shapes.rows * trips, length, computed=True) / setup.mesh.size,
+            (program.hbm_bytes - program.update_bytes) * tripped + program.update_bytes,
             traffic,
             setup.topology.chip,
             roofline.axis_links(setup.mesh),

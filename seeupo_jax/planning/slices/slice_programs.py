@@ -104,7 +104,8 @@ class Program:
     lower: gives the program for the devices of `mesh`.
     uses, makes: which of `Setup.parts` are among its arguments, and which only among its results.
     trips: how often its outer loop runs, over microbatches or over tokens.
-    hbm_bytes: that one device must read and write at least.
+    hbm_bytes: that one device must read and write at least; update_bytes: of these, those of the
+      optimizer, once however often the loop runs.
     row_length: tokens of its rows, where a score matrix or whole logits could appear.
     """
 
@@ -117,6 +118,7 @@ class Program:
     trips: int
     hbm_bytes: float
     row_length: int | None = None
+    update_bytes: float = 0.0
 
     @property
     def kind(self) -> str:
@@ -209,11 +211,12 @@ def _sweep(setup: Setup) -> Iterator[Program]:
         logits = dict.fromkeys(("sweep/score", "sweep/reference"), length)
         logits |= {"sweep/value": 0, "sweep/scores": of_tokens}
         rows, head = shapes.rows * trips, logits.get(kind, shapes.action)
-        steps, hbm_bytes = {"sweep/turn": step_flops, "sweep/scorer": scorer_flops}, once * trips
+        steps = {"sweep/turn": step_flops, "sweep/scorer": scorer_flops}
+        hbm_bytes, updated = once * trips, update if kind in steps else 0
         if kind in steps:
             done = (steps[kind](setup, rows, length, computed=c) for c in (False, True))
             work = Work(*done, rows * length)
-            hbm_bytes = hbm_bytes * passes + update
+            hbm_bytes = hbm_bytes * passes + updated
         else:
             work = Work.of(arch, Pass(rows, length, head=head, trees=shapes.share))
         yield Program(
@@ -226,6 +229,7 @@ def _sweep(setup: Setup) -> Iterator[Program]:
             trips=trips,
             hbm_bytes=hbm_bytes,
             row_length=length,
+            update_bytes=updated,
         )
 
 
@@ -271,6 +275,5 @@ def _rollout(setup: Setup) -> Iterator[Program]:
 
 def _weight_bytes(setup: Setup) -> float:
     """The model's matrices as a device multiplies by them: gathered, in the compute dtype."""
-    parts = setup.mesh.shape["tensor"] * setup.mesh.shape["expert"]
     width = jnp.dtype(setup.arch.dtype).itemsize
-    return flops.parameters(setup.arch) * width / parts
+    return flops.gathered_parameters(setup.arch, setup.mesh.shape) * width

@@ -285,7 +285,7 @@ def test_what_cannot_be_is_refused_before_anything_is_sampled():
             r"rewards\[0\].weight: got 1 of dumps with forks",
         ),
         ({"recipe": "slate", "algorithm": {"fork_roots": 2}}, "fork_roots: got 2 with forks=cand"),
-        ({"recipe": "arpo", "algorithm": {"fork_every": 2}}, "allowed: 1, unless forks=tree, whi"),
+        ({"recipe": "arpo", "algorithm": {"fork_every": 2}}, "allowed: 1, unless forks=tree."),
         (
             {"recipe": "slate", "algorithm": {"tree_baseline": "root"}},
             "'candidates' with tree_base",

@@ -8,13 +8,22 @@ from typing import Any, NamedTuple
 from seeupo_jax.configuration.algorithm import Algorithm, fused_refresh_applies
 from seeupo_jax.configuration.entry_points import entries_with, find_entry
 from seeupo_jax.configuration.reward import Reward
+from seeupo_jax.configuration.rules.unread_fields import unread_fields
 
 
-def check_choices(algorithm: Algorithm, *, max_turns: int, ahead: bool = False) -> None:
-    """Checks that the options go together.
+def check_choices(
+    algorithm: Algorithm,
+    *,
+    max_turns: int,
+    ahead: bool = False,
+    recipe: Mapping[str, Any] | None = None,
+) -> None:
+    """Checks that the options go together, and that all that differ from the defaults are read.
 
     Args:
       ahead: whether the policy before samples (config.rollout_ahead).
+      recipe: fields that its recipe sets; those may be read by nothing once another option is
+        changed.
 
     Raises:
       ValueError: one sentence with the field, what was got and what is allowed.
@@ -24,6 +33,7 @@ def check_choices(algorithm: Algorithm, *, max_turns: int, ahead: bool = False) 
     _check_overlong(algorithm)
     _check_reference(algorithm)
     _check_forks(algorithm)
+    _check_dynamic_sampling(algorithm)
     for rule in _RULES:
         name = vars(algorithm)[rule.beside]
         entry = find_entry(rule.beside, name)
@@ -36,13 +46,15 @@ def check_choices(algorithm: Algorithm, *, max_turns: int, ahead: bool = False) 
             f"config.algorithm.{rule.field}: got {vars(algorithm)[rule.field]!r} with"
             f" {rule.beside}={name}; allowed: {rule.allowed.format(' and '.join(names))}."
         )
-    fields = vars(algorithm)
-    options = find_entry("advantage", algorithm.advantage).options
-    if unknown := [name for name in options.values() if name not in fields]:
+    fields, entry = vars(algorithm), find_entry("advantage", algorithm.advantage)
+    options = (*entry.options.values(), *entry.asked.values())
+    if unknown := [name for name in options if name not in fields]:
         raise ValueError(
             f"config.algorithm.advantage: {algorithm.advantage} has the option {unknown[0]!r};"
             f" allowed: fields of config.algorithm, which are {', '.join(fields)}."
         )
+    for name, why in unread_fields(algorithm, {} if recipe is None else recipe).items():
+        raise ValueError(f"config.algorithm.{name}: {why}")
 
 
 class _Rule(NamedTuple):
@@ -95,20 +107,6 @@ _RULES = (
         lambda own, estimator: (own.critic != "none") == ("value_NL" in estimator.needs),
     ),
     _Rule(
-        "scorer_rate",
-        "advantage",
-        lambda estimator: estimator.scored,
-        "1 unless {}, whose model beside the policy it steps",
-        lambda own, estimator: own.scorer_rate == 1 or estimator.scored,
-    ),
-    _Rule(
-        "scorer_epochs",
-        "advantage",
-        lambda estimator: estimator.scored,
-        "1 unless {}, whose model beside the policy it steps",
-        lambda own, estimator: own.scorer_epochs == 1 or estimator.scored,
-    ),
-    _Rule(
         "scale",
         "advantage",
         lambda estimator: not estimator.reads("scale"),
@@ -119,27 +117,8 @@ _RULES = (
         "baseline",
         "advantage",
         lambda estimator: estimator.reads("baseline"),
-        "mean unless {}, and no batch with scale=group",
-        lambda own, estimator: (
-            (own.baseline == "mean" or estimator.reads("baseline"))
-            and (own.baseline, own.scale) != ("batch", "group")
-        ),
-    ),
-    _Rule(
-        "anchor",
-        "advantage",
-        lambda estimator: "state_NK" in estimator.needs,
-        "state unless {}, which compare turns with others of their anchor",
-        lambda own, estimator: own.anchor == "state" or "state_NK" in estimator.needs,
-    ),
-    _Rule(
-        "bootstrap_truncated",
-        "advantage",
-        lambda estimator: estimator.reads("bootstrap_truncated"),
-        "False unless {}, which has values to go on with",
-        lambda own, estimator: (
-            not own.bootstrap_truncated or estimator.reads("bootstrap_truncated")
-        ),
+        "mean or leave_one_out with scale=group of {}",
+        lambda own, _: (own.baseline, own.scale) != ("batch", "group"),
     ),
     _Rule(
         "kl_in",
@@ -156,13 +135,6 @@ _RULES = (
         lambda own, estimator: own.forks == "none" or "node_NK" in estimator.needs,
     ),
     _Rule(
-        "clip_dual",
-        "objective",
-        lambda objective: "clip_dual" in objective.bounds,
-        "none unless {}, whose loss it bounds",
-        lambda own, objective: own.clip_dual is None or "clip_dual" in objective.bounds,
-    ),
-    _Rule(
         "inner_epochs",
         "objective",
         lambda objective: not objective.has_ratio,
@@ -170,6 +142,18 @@ _RULES = (
         lambda own, objective: own.inner_epochs == 1 or objective.has_ratio,
     ),
 )
+
+
+def _check_dynamic_sampling(algorithm: Algorithm) -> None:
+    if algorithm.dynamic_sampling and not algorithm.zero_if_equal:
+        given = [f"advantage={algorithm.advantage}"]
+        given += ["baseline=batch"] * (algorithm.baseline == "batch")
+        given += ["gain=reference"] * algorithm.scores_gain
+        raise ValueError(
+            f"config.algorithm.dynamic_sampling: got {algorithm.dynamic_sampling} with"
+            f" {' and '.join(given)}; allowed: 0, since groups of equal rewards are learned from:"
+            " advantages are not of a group's rewards alone."
+        )
 
 
 def check_ahead(algorithm: Algorithm, drawn: Mapping[str, Any]) -> None:
@@ -242,11 +226,10 @@ def _check_covariance(algorithm: Algorithm, turns: int, ahead: bool) -> None:
 
 def _check_overlong(algorithm: Algorithm) -> None:
     length, buffer = algorithm.overlong_length, algorithm.overlong_buffer
-    if buffer is not None and (length is None or buffer > length):
-        allowed = "none without overlong_length" if length is None else f"at most {length}"
+    if buffer is not None and length is not None and buffer > length:
         raise ValueError(
             f"config.algorithm.overlong_buffer: got {buffer} with overlong_length={length};"
-            f" allowed: {allowed}."
+            f" allowed: at most {length}."
         )
 
 
@@ -272,24 +255,7 @@ def check_weights(algorithm: Algorithm, rewards: Sequence[Reward]) -> None:
             )
 
 
-# How conversations branch -> the fields that only this reads.
-_FORK_FIELDS = {
-    "tree": ("fork_factors", "fork_every"),
-    "entropy": ("fork_roots", "fork_probability", "fork_entropy_coef", "fork_entropy_tokens"),
-    "candidates": ("fork_candidates", "fork_temperature"),
-}
-
-
 def _check_forks(algorithm: Algorithm) -> None:
-    defaults = vars(Algorithm())
-    for forks, names in _FORK_FIELDS.items():
-        for name in names:
-            got = vars(algorithm)[name]
-            if algorithm.forks != forks and got != defaults[name]:
-                raise ValueError(
-                    f"config.algorithm.{name}: got {got} with forks={algorithm.forks}; allowed:"
-                    f" {defaults[name]}, unless forks={forks}, which alone reads it."
-                )
     if algorithm.forks == "candidates" and algorithm.tree_baseline != "siblings":
         raise ValueError(
             "config.algorithm.forks: got 'candidates' with"
@@ -322,11 +288,6 @@ def _check_reference(algorithm: Algorithm) -> None:
             raise ValueError(
                 f"config.algorithm.{name}: got {got:g} with kl_coef=0; allowed: none, since {why}."
             )
-    if algorithm.ref_decay and algorithm.ref_every is None:
-        raise ValueError(
-            f"config.algorithm.ref_decay: got {algorithm.ref_decay:g} with ref_every=none;"
-            " allowed: 0, since the reference policy does not move."
-        )
 
 
 def _check_order(algorithm: Algorithm, turns: int) -> None:

@@ -1,0 +1,1 @@
+"""Which values of a configuration go together."""

@@ -1,0 +1,99 @@
+"""Fields of an algorithm that are set and that nothing reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.configuration.entry_points import entries_with, find_entry
+
+
+def _option(name: str) -> Callable[[Any], bool]:
+    return lambda estimator: estimator.reads(name)
+
+
+def _needs(*arrays: str) -> Callable[[Any], bool]:
+    return lambda estimator: not {*arrays}.isdisjoint((*estimator.needs, *estimator.asked))
+
+
+# Fields that only some estimators or objectives read, and whether an entry does.
+_OF_ENTRIES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    **{
+        name: ("advantage", _option(name))
+        for name in (
+            "baseline discount step_coef clip_adaptation reward_std_floor history history_power"
+            " gae_lambda progress_coef grounding_coef bootstrap_truncated a_grae_alpha canon_mu"
+            " tree_baseline"
+        ).split()
+    },
+    **dict.fromkeys(("scorer_rate", "scorer_epochs"), ("advantage", lambda each: each.scored)),
+    **dict.fromkeys(
+        ("implicit_coef", "success_above", "pair_score"), ("advantage", _needs("implicit_NK"))
+    ),
+    **dict.fromkeys(("gain", "gain_template"), ("advantage", _needs("gain_NK"))),
+    "anchor": ("advantage", _needs("state_NK")),
+    "canon_metric": ("advantage", _needs("metric_N")),
+    "clip_dual": ("objective", lambda objective: "clip_dual" in objective.bounds),
+}
+# Fields that only a choice reads -> its field, and the values of it; none: numbers above 0.
+_OF_CHOICES: dict[str, tuple[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("fork_factors", "fork_every"), ("forks", ("tree",))),
+    **dict.fromkeys(
+        ("fork_roots", "fork_probability", "fork_entropy_coef", "fork_entropy_tokens"),
+        ("forks", ("entropy",)),
+    ),
+    **dict.fromkeys(("fork_candidates", "fork_temperature"), ("forks", ("candidates",))),
+    "fork_tokens": ("forks", ("tree", "entropy", "candidates")),
+    **dict.fromkeys(
+        ("value_coef", "value_clip", "critic_learning_rate"), ("critic", ("head", "model"))
+    ),
+    "covariance_kl": ("covariance", ("kl",)),
+    "covariance_share": ("covariance", ("clip", "kl")),
+    **dict.fromkeys(("covariance_low", "covariance_high"), ("covariance", ("clip",))),
+    "kl_in": ("kl_coef", ()),
+    "kl_horizon": ("kl_target", ()),
+    "ref_decay": ("ref_every", ()),
+    **dict.fromkeys(("overlong_buffer", "overlong_penalty"), ("overlong_length", ())),
+}
+
+
+def unread_fields(algorithm: Algorithm, recipe: Mapping[str, Any]) -> dict[str, str]:
+    """Fields with a value that is neither the default nor the recipe's, and that nothing reads.
+
+    Args:
+      recipe: the fields that the algorithm's recipe sets.
+
+    Returns: what was got and what is allowed, by field.
+    """
+    defaults, estimator = vars(Algorithm()), find_entry("advantage", algorithm.advantage)
+    found = {}
+    for name, value in vars(algorithm).items():
+        default = defaults[name]
+        if value in (default, recipe.get(name, default)) or estimator.reads(name):
+            continue
+        if unread := _unread(algorithm, name):
+            usual = "none" if default is None else default
+            found[name] = (
+                f"got {value} with {unread[0]}, which does not read it; allowed: {usual}, unless"
+                f" {unread[1]}."
+            )
+    return found
+
+
+def _unread(algorithm: Algorithm, name: str) -> tuple[str, str] | None:
+    """The choice that does not read a field, and those that do; None: it is read."""
+    if name in _OF_CHOICES:
+        choice, values = _OF_CHOICES[name]
+        got = vars(algorithm)[choice]
+        if got in values if values else got:
+            return None
+        others = " or ".join(f"{choice}={value}" for value in values)
+        return f"{choice}={'none' if got is None else got}", others or f"{choice} is above 0"
+    if name not in _OF_ENTRIES:
+        return None
+    beside, reads = _OF_ENTRIES[name]
+    entry = vars(algorithm)[beside]
+    if reads(find_entry(beside, entry)):
+        return None
+    return f"{beside}={entry}", " or ".join(entries_with(beside, reads))

@@ -1,0 +1,60 @@
+"""The estimate of an iteration, from the figures of a step's largest program."""
+
+from types import SimpleNamespace
+
+import jax
+import pytest
+from places import CONFIGS
+
+from seeupo_jax.configuration import schema
+from seeupo_jax.configuration.loading import load_config
+from seeupo_jax.parallel.mesh import make_mesh
+from seeupo_jax.planning.abstract_run import abstract_run
+from seeupo_jax.planning.chips import Chip
+from seeupo_jax.planning.collectives import Collective
+from seeupo_jax.planning.slices.iteration_time import NEEDED, estimate_iteration
+from seeupo_jax.planning.slices.roofline import Roofline
+from seeupo_jax.planning.slices.slice_programs import Program, Setup, Work
+
+# A byte a second of memory, and of all links together; FLOPs take no time.
+CHIP = Chip("toy", 1, float("inf"), 1.0, 1.0, 1.0, 4, 1, 3, 64)
+LINE = Roofline(0, 0, 0, "memory", 0, 0)
+
+
+def parts_of(*choices):
+    """The parts of an iteration by name, where a step reads 7 bytes a microbatch, and 5 once."""
+    config = load_config(CONFIGS / "quickstart.py", ["batching.buckets=(128,)", *choices])
+    run = abstract_run(config, make_mesh(schema.Mesh(), jax.devices()[:1]))
+    setup = Setup(**vars(run), given=config, source="", topology=SimpleNamespace(chip=CHIP))
+    trips = run.learner.shapes.microbatches(128)
+    assert trips == 128  # each of a conversation
+
+    def program(kind):
+        hbm = {"hbm_bytes": 7.0 * trips + 5, "update_bytes": 5.0}
+        return Program(kind, setup.mesh, lambda: None, (), (), Work(tokens=1), trips, **hbm)
+
+    gathered = Collective("all-gather", (), 8, 3, trips, "")
+    figures = SimpleNamespace(roofline=LINE, collectives=(gathered,))
+    kinds = (*NEEDED, "sweep/value")
+    found = estimate_iteration(setup, {k: program(k) for k in kinds}, dict.fromkeys(kinds, figures))
+    return {part.name: part for part in found.parts}
+
+
+@pytest.mark.parametrize(
+    "parts, epochs, steps, trips", [(1, 1, 1, 128), (4, 1, 4, 32), (3, 2, 6, 43), (500, 1, 128, 1)]
+)
+def test_a_minibatch_has_its_share_of_the_microbatches_and_the_whole_optimizer(
+    parts, epochs, steps, trips
+):
+    sizes = (f"algorithm.minibatches_per_turn={parts}", f"algorithm.inner_epochs={epochs}")
+    turn = parts_of("recipe=grpo", *sizes)["sweep/turn"]
+    assert turn.times == steps
+    assert turn.serial_s == pytest.approx(steps * (trips * (7 + 3) + 5))
+
+
+def test_passes_that_limit_tokens_by_their_covariance_are_of_a_minibatch():
+    sizes = ("algorithm.minibatches_per_turn=4", "algorithm.inner_epochs=2")
+    without = parts_of("recipe=grpo", *sizes)["sweep/score"].times
+    assert without == 2  # the old policy and the reference
+    limited = parts_of("recipe=grpo", "algorithm.covariance=clip", *sizes)["sweep/score"].times
+    assert limited == without + 7 / 4  # before each of 8 steps but the first
