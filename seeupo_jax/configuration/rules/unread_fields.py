@@ -51,7 +51,6 @@ _OF_CHOICES: dict[str, tuple[str, tuple[str, ...]]] = {
     "covariance_kl": ("covariance", ("kl",)),
     "covariance_share": ("covariance", ("clip", "kl")),
     **dict.fromkeys(("covariance_low", "covariance_high"), ("covariance", ("clip",))),
-    "kl_in": ("kl_coef", ()),
     "kl_horizon": ("kl_target", ()),
     "ref_decay": ("ref_every", ()),
     **dict.fromkeys(("overlong_buffer", "overlong_penalty"), ("overlong_length", ())),
