@@ -68,8 +68,9 @@ code() {
 }
 
 # same_boot: whether the host has not restarted since `start`; else the number is another process's.
+# A run that an earlier version began has left no mark.
 same_boot() {
-    [ "$(cat "$state/boot" 2>/dev/null)" = "$(cat "$boot")" ]
+    [ ! -f "$state/boot" ] || [ "$(cat "$state/boot")" = "$(cat "$boot")" ]
 }
 
 start() {

@@ -342,7 +342,11 @@ look_again() {
     }
     restarts=$((restarts + 1)) looks=0 lines=+1
     say "a host has restarted; restart $restarts of $max_restarts"
-    on_all 'seeupo_jax/launch/on_host.sh stop' && start "$@"
+    on_all 'seeupo_jax/launch/on_host.sh stop' || {
+        say "a host does not answer, or its run does not end; it is looked at again"
+        return 0
+    }
+    start "$@"
 }
 
 # another_lost: whether any host has restarted or does not answer.

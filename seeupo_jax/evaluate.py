@@ -41,7 +41,7 @@ from seeupo_jax.configuration.loading import ConfigSource, load_config
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.bfcl.result_files import export_results
-from seeupo_jax.errors import no_room_errors, sentence_errors
+from seeupo_jax.errors import no_room_errors, printable, sentence_errors
 from seeupo_jax.parallel.cluster import errors_end_at_once
 from seeupo_jax.parallel.platform import off_accelerator
 from seeupo_jax.planning.explain.explain_evaluation import (
@@ -314,7 +314,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
 
 def _report(config: Config, given: argparse.Namespace, result: EvaluationResult) -> None:
     """Prints what the evaluation came to, and writes what else was asked for."""
-    print(f"{result}\n\nEvery episode: {result.file}")
+    print(printable(f"{result}\n\nEvery episode: {result.file}"))
     if given.bfcl_results is not None:
         environment = cast(Any, envs.make(config.env.name, **config.env.options))
         played = ((e.task_id, e.member, e.messages) for e in result.episodes)

@@ -218,7 +218,11 @@ def test_a_run_whose_held_out_loss_stops_falling_ends_and_keeps_the_best(
     called = cases.arguments(model, data, result.workdir)
     evaluation_main(["evaluate", *[a for a in called if "--data" not in a], "--explain"])
     assert f"of the checkpoint after iteration {result.step} in" in capsys.readouterr().out
-    shutil.rmtree(result.workdir / "checkpoints" / str(result.step))
+    best = result.workdir / "checkpoints" / str(result.step)
+    max(best.rglob("*"), key=lambda file: file.stat().st_size).write_bytes(b"damaged")
+    with own_policy(config, result.workdir) as source:
+        assert source.iteration == steps[-1]
+    shutil.rmtree(best)
     without = sft(config, data, tmp_path / "run")
     assert without.step == steps[-1] and without.policy == result.policy
     with own_policy(config, result.workdir) as source:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import seeupo_jax
 from seeupo_jax.compare.cell_results import (
@@ -42,18 +44,21 @@ class Places:
 
 def history(cell: Cell, result: Result) -> History:
     """What a finished cell recorded."""
-    found = history_of(
-        result.records,
-        seed=cell.seed,
-        done=True,
-        metric=cell.metric,
-        last=cell.config.iterations,
-    )
-    if found is None or found.after != found.after:
+    found = _figures(cell, result.records)
+    if found is None:
         raise ValueError(
             f"--results: got {cell} without its last evaluation; allowed: what this command wrote."
         )
     return found
+
+
+def _figures(cell: Cell, records: Sequence[Mapping[str, Any]]) -> History | None:
+    """The record of a cell; None: no rollout, or not its last evaluation, gave a figure."""
+    config = cell.config
+    found = history_of(
+        records, seed=cell.seed, done=True, metric=cell.metric, last=config.iterations
+    )
+    return None if found is None or math.isnan(found.after) else found
 
 
 def tuning_scores(
@@ -181,7 +186,11 @@ def _alone(folder: Path) -> Iterator[bool]:
 def _train(cell: Cell, places: Places, at: str) -> bool:
     """Trains a cell and keeps its result; False: it failed."""
     folder = places.workdir / cell.key
-    if _without_figure(cell, folder):
+    recorded = read_metrics(folder)
+    over = any(
+        line["iteration"] == cell.config.iterations and cell.metric in line for line in recorded
+    )
+    if over and _figures(cell, recorded) is None:  # else it would only be finished again
         shutil.rmtree(folder)
     resumed = (folder / METRICS_FILE).exists()
     began = time.process_time()
@@ -205,12 +214,12 @@ def _train(cell: Cell, places: Places, at: str) -> bool:
         versions=versions(_VERSIONS),
         records=kept_records(read_metrics(folder)),
     )
-    try:
-        ended = history(cell, result)
-    except ValueError:
+    ended = _figures(cell, result.records)
+    if ended is None:
         print(
-            f"{at}: failed: its last evaluation gave no figure, as where the environment fails in"
-            f" every episode; rerun the command to train it again. See {folder / _LOG_FILE}.",
+            f"{at}: failed: its last evaluation, or every rollout, gave no figure, as where the"
+            " environment fails in every episode; rerun the command to train it again. See"
+            f" {folder / _LOG_FILE}.",
             flush=True,
         )
         return False
@@ -219,9 +228,3 @@ def _train(cell: Cell, places: Places, at: str) -> bool:
     took = "resumed" if result.cpu_s is None else f"{result.cpu_s:.0f} CPU s"
     print(f"{at}: success {ended.before.value:.2f} -> {ended.after:.2f}, {took}", flush=True)
     return True
-
-
-def _without_figure(cell: Cell, folder: Path) -> bool:
-    """Whether its run is over, with a last evaluation of which every episode failed."""
-    last = [line for line in read_metrics(folder) if line["iteration"] == cell.config.iterations]
-    return any(line.get(cell.metric, 0.0) is None for line in last)

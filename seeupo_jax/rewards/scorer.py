@@ -20,7 +20,6 @@ from seeupo_jax.configuration.user_code import describe
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Pay
 from seeupo_jax.envs.pool import Call, EnvPool, Failure
-from seeupo_jax.errors import printable
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
 from seeupo_jax.rewards.reward_functions import RewardFunction, load_functions
 
@@ -183,8 +182,7 @@ class _Calls:
         try:
             self._function.close()
         except (Exception, SystemExit) as error:  # of a user's code
-            why = printable(describe(error))
-            _LOGGER.warning("reward %s: its close() failed by %s.", self.name, why)
+            _LOGGER.warning("reward %s: its close() failed by %s.", self.name, describe(error))
 
     def _start(self) -> None:
         while self._free and self._waiting:

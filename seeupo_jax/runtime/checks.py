@@ -52,7 +52,8 @@ _LAYOUT = (
 ).split()
 SUPERVISED = "sft"  # key of a checkpoint's notes that only supervised fine-tuning has
 # Of config.env, where and how environments are called, to the same end.
-_CALLS = ("isolation", "memory_mib", "workers", "timeout_s", "retries", "retry_wait_s")
+_PROCESSES = ("isolation", "memory_mib")
+_CALLS = ("workers", "timeout_s", "retries", "retry_wait_s")
 
 
 def check_config(config: Config) -> None:
@@ -218,7 +219,9 @@ def _check_tokenizer(config: Config, vocab_size: int) -> None:
 
 def made_by(config: Config) -> str:
     """Names the policies that a run samples with."""
-    same = _same_fields(config)
+    same, usual = _same_fields(config), vars(Config().env)
+    env = {name: x for name, x in to_dict(config)["env"].items() if name not in _PROCESSES}
+    same["env"] = {name: usual[name] if name in _CALLS else x for name, x in env.items()}
     drawn = config.curriculum.by != "none"
     for part, given in (
         ("rewards", config.rewards),
@@ -314,7 +317,7 @@ def _same_fields(config: Config) -> dict[str, Any]:
     """What decides which trajectories are sampled, but for the policy."""
     values = to_dict(config)
     rollout = {name: v for name, v in values["rollout"].items() if name not in _LAYOUT}
-    env = {name: value for name, value in values["env"].items() if name not in _CALLS}
+    env = {name: v for name, v in values["env"].items() if name not in (*_PROCESSES, *_CALLS)}
     rewards = without_layout(values["rewards"])
     agent = without_places(values["agent"])
     same = {"seed": values["seed"], "rollout": rollout, "env": env, "rewards": rewards}
@@ -322,8 +325,8 @@ def _same_fields(config: Config) -> dict[str, Any]:
     return same | {"agent": agent, "curriculum": values["curriculum"], "judge": judge}
 
 
-def newly_last(done: int, asked: int, saved: Mapping[str, Any], every: int) -> bool:
-    """Whether a run ends with a checkpoint that was not its last, nor evaluated, when it was saved.
+def lacks_evaluation(done: int, asked: int, saved: Mapping[str, Any], every: int) -> bool:
+    """Whether a run now ends with a checkpoint that was saved as one on its way, unevaluated.
 
     Args:
       done: of the checkpoint. asked: iterations of the run now.

@@ -33,7 +33,7 @@ from seeupo_jax.checkpoint import (
 from seeupo_jax.configuration.flags import Flags, Wrong, path, whole
 from seeupo_jax.configuration.loading import load_config, to_dict
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.errors import WriteError, is_full
+from seeupo_jax.errors import WriteError, is_full, printable
 from seeupo_jax.parallel import cluster
 from seeupo_jax.parallel.device_memory import host_memory
 from seeupo_jax.runtime.heap import keep_freed_memory
@@ -98,7 +98,10 @@ def quiet_logs() -> None:
 
 
 class _StandardError(logging.StreamHandler):
-    """Writes what the package warns of as it is, and what others do with their name."""
+    """Writes what the package warns of as it is, and what others do with their name.
+
+    What a policy or an environment said in it moves no cursor.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +114,7 @@ class _StandardError(logging.StreamHandler):
 
     def format(self, record: logging.LogRecord) -> str:
         own = record.name.startswith("seeupo_jax.")
-        return record.getMessage() if own else super().format(record)
+        return printable(record.getMessage() if own else super().format(record))
 
 
 _STANDARD_ERROR = _StandardError()

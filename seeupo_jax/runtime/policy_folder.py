@@ -137,11 +137,10 @@ def _export(config: Config, workdir: Path, step: str | None, folder: Path, part:
     checkpoints = Checkpoints(
         find_directory(config.checkpoint, workdir), config.checkpoint.keep, log=_LOGGER.warning
     )
-    number = find_step(config, workdir, step)
     # Nothing is computed here, and the devices need not be those that trained.
     model = replace(config.model, attention="xla", remat="none")
     policy, example = _abstract_policy(replace(config, model=model), workdir)
-    found = checkpoints.restore({part: example}, step=number, partial=True)
+    found = restore_policy(checkpoints, {part: example}, find_step(config, workdir, step), step)
     if found is None:
         raise ValueError(f"--workdir: got {workdir}; allowed: one that has a checkpoint.")
     restored, state, notes = found
@@ -205,6 +204,23 @@ def find_step(config: Config, workdir: Path, step: str | None) -> int | None:
     if best is None:
         raise ValueError("--step: got 'best'; allowed: latest or a number, since none has a score.")
     return best
+
+
+def restore_policy(
+    checkpoints: Checkpoints, example: Any, number: int | None, step: str | None
+) -> tuple[int, Any, dict[str, Any]] | None:
+    """As `Checkpoints.restore`, of the leaves that `example` has; every process calls it.
+
+    Where no step was asked for and that of WORKDIR/policy is damaged, the newest takes its place.
+
+    Args:
+      number: what `find_step` gives for `step`.
+    """
+    optional = step is None and number is not None
+    found = checkpoints.restore(example, step=number, partial=True, optional=optional)
+    if found is None and optional:
+        return checkpoints.restore(example, partial=True)
+    return found
 
 
 def _exported_step(checkpoints: Checkpoints) -> int | None:

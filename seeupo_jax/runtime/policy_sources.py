@@ -22,7 +22,12 @@ from seeupo_jax.rollout.engine.protocol import Engine
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.build_sampler import build_engine, build_sampling
 from seeupo_jax.runtime.episode_host import check_host
-from seeupo_jax.runtime.policy_folder import find_step, saved_weights, starting_folder
+from seeupo_jax.runtime.policy_folder import (
+    find_step,
+    restore_policy,
+    saved_weights,
+    starting_folder,
+)
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -117,7 +122,7 @@ def own_policy(
     if not untrained:
         files = Checkpoints(find_directory(config.checkpoint, workdir), 1)
         number = find_step(config, workdir, step)
-        restored = files.restore({part: params}, step=number, partial=True)
+        restored = restore_policy(files, {part: params}, number, step)
     if restored is not None:
         iteration, state, _ = restored
         params = state[part]

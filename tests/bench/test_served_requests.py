@@ -82,7 +82,7 @@ def test_the_rates_of_a_line_are_of_one_time_and_texts_that_never_came_are_a_das
 
 
 def test_a_server_that_neither_answers_nor_ends_is_given_up(monkeypatch):
-    monkeypatch.setattr(served_requests, "_START_S", 1.0)
+    monkeypatch.setattr(served_requests, "_START_S", 0.3)
     monkeypatch.setattr(served_requests, "_END_S", 0.1)
     serve = (
         "import signal, socket; signal.signal(signal.SIGTERM, signal.SIG_IGN);"

@@ -235,8 +235,8 @@ exit """
     "training, cuts",
     [
         (PREEMPTED, 0),
-        (LATE + "134", 0),  # it waited for another host, which was lost
-        (LATE + "143", 5),  # it has saved; before, connections to the log were lost
+        # It waited for another host, which was lost; before, connections to the log were lost.
+        (LATE + "134", 5),
     ],
 )
 def test_a_tpu_that_is_taken_away_is_replaced_and_the_same_command_given_again(

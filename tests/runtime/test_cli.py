@@ -1,5 +1,6 @@
 """What all commands do before they begin."""
 
+import logging
 import re
 import sys
 from types import SimpleNamespace
@@ -90,6 +91,14 @@ def test_programs_are_forgotten_where_they_have_used_up_half_of_the_maps(tmp_pat
         cli._forget_programs()
         assert {program._cache_size() for program in made} == {kept}
     assert maps() < before - 30
+
+
+@pytest.mark.parametrize("name", ["seeupo_jax.envs", "others"])
+def test_what_a_model_says_in_a_warning_moves_no_cursor(name, monkeypatch, capsys):
+    monkeypatch.setattr(logging.root, "handlers", [])
+    cli.log_to_stderr()
+    logging.getLogger(name).warning("no tool \x1b[2J\x9b1A\x07")
+    assert capsys.readouterr().err.endswith("no tool \\x1b[2J\\x9b1A\\x07\n")
 
 
 def test_compiled_programs_are_kept_in_the_users_cache_or_not_at_all(monkeypatch, caplog):

@@ -20,7 +20,6 @@ from seeupo_jax.agents.runners.agent_results import check_result
 from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.configuration.user_code import import_attribute
 from seeupo_jax.envs.gate import ProtocolError, describe
-from seeupo_jax.errors import printable
 
 BLOCKED_S = 2.0  # in one step of an agent, after which a warning names it
 _CLOSE_S = 2.0  # for agents to end when the run does
@@ -215,7 +214,7 @@ class _Loop:
             try:
                 self._loop.run_forever()
             except BaseException as error:  # SystemExit of a task that an agent has begun
-                _LOGGER.warning("a task that an agent began raised %s", printable(describe(error)))
+                _LOGGER.warning("a task that an agent began raised %s", describe(error))
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
             task.cancel()

@@ -8,7 +8,7 @@ from typing import Any
 from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.runtime.checks import SUPERVISED, check_same_model, newly_last, resumption
+from seeupo_jax.runtime.checks import SUPERVISED, check_same_model, lacks_evaluation, resumption
 from seeupo_jax.runtime.sft.sft_parts import Best, SftParts, SftState
 from seeupo_jax.trajectories.json_lines import plain
 from seeupo_jax.types import TrainState
@@ -37,8 +37,8 @@ class SftCheckpoints:
         self._parts.progress.log(resumption("step", done, steps))
         own = notes[SUPERVISED]
         best = None if own["best"] is None else Best(*own["best"])
-        last = newly_last(done, steps, saved, saved["sft"]["eval_every"])
-        evaluated = own["evaluated"] and not last
+        lacks = lacks_evaluation(done, steps, saved, saved["sft"]["eval_every"])
+        evaluated = own["evaluated"] and not lacks
         return SftState(done, train, evaluated, True, best, own["worse"], own["idle"])
 
     def save(self, state: SftState) -> SftState:

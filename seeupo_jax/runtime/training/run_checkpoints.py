@@ -14,7 +14,7 @@ from seeupo_jax.errors import NotLearning
 from seeupo_jax.learner.credit.running_rewards import Moments, Statistics
 from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
 from seeupo_jax.parallel.stop_signal import Stopped, StoppedCompiling
-from seeupo_jax.runtime.checks import check_same_run, check_training, newly_last, resumption
+from seeupo_jax.runtime.checks import check_same_run, check_training, lacks_evaluation, resumption
 from seeupo_jax.runtime.training.run_parts import RunParts
 from seeupo_jax.runtime.training.trajectory_source import Origin, Stored
 from seeupo_jax.trajectories.forks import fill_up
@@ -75,7 +75,7 @@ class RunCheckpoints:
         self._parts.progress.log(resumption("iteration", done, asked))
         # Older versions saved after they evaluated, and did not say so.
         evaluated = notes.get("evaluated", True)
-        if newly_last(done, asked, saved, saved["evaluation"]["every"]):
+        if lacks_evaluation(done, asked, saved, saved["evaluation"]["every"]):
             evaluated = False
         return RunState(done, train, evaluated=evaluated, statistics=_statistics(notes))
 
