@@ -229,6 +229,7 @@ def as_read(
     written.encode()
     if message.calls and template_writes(tokenizer, tool_format):
         calls = [as_function(call) for call in message.calls]
+        json.dumps(calls, ensure_ascii=False).encode()  # as templates write them
         return {"role": message.role, "content": message.content, "tool_calls": calls}
     content = TextWithCalls(written, len(message.content)) if message.calls else written
     return {"role": message.role, "content": content}
