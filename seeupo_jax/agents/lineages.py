@@ -19,7 +19,7 @@ from seeupo_jax.agents.calls import CallRefused, HistoryMessage, ModelCall
 from seeupo_jax.agents.sampled_text import longest_token, text_with_mark
 from seeupo_jax.agents.tool_format import ToolFormat, as_function, template_writes
 from seeupo_jax.envs.base import Message, Tool
-from seeupo_jax.policy.files.messages import CALLS_AT
+from seeupo_jax.policy.files.messages import TextWithCalls
 from seeupo_jax.policy.files.tokenizer import Conversation, Tokenizer, Transcript
 from seeupo_jax.rewards.finished_episode import HISTORY
 from seeupo_jax.types import Segment
@@ -229,9 +229,10 @@ def as_read(
     written.encode()
     if message.calls and template_writes(tokenizer, tool_format):
         calls = [as_function(call) for call in message.calls]
+        json.dumps(calls, ensure_ascii=False).encode()  # as templates write them
         return {"role": message.role, "content": message.content, "tool_calls": calls}
-    place = {CALLS_AT: len(message.content)} if message.calls else {}
-    return {"role": message.role, "content": written, **place}
+    content = TextWithCalls(written, len(message.content)) if message.calls else written
+    return {"role": message.role, "content": content}
 
 
 def _written(message: HistoryMessage, tool_format: ToolFormat) -> str:

@@ -283,9 +283,9 @@ def parse_fenced(text: str, language: str = "python") -> str | None:
     A fence is a line that starts with three backticks or more; the one that opens the block names
     the language exactly (AppWorld does not take `py` or `Python` either), and the one that closes
     it holds nothing else and is at least as long, so that a longer fence can hold shorter ones.
-    Text beside the block is allowed, and `<think>...</think>` at the start is skipped. AppWorld's
-    agent runs the first block and forgets what follows; here a second block is refused, for the
-    model would take it as run.
+    Text beside the block is allowed, and `<think>...</think>` at the start is skipped; a `</think>`
+    without `<think>` that stands in a block is code. AppWorld's agent runs the first block and
+    forgets what follows; here a second block is refused, for the model would take it as run.
 
     Args:
       language: the word after the opening backticks.
@@ -296,7 +296,10 @@ def parse_fenced(text: str, language: str = "python") -> str | None:
     Raises:
       ToolCallError: the block has another language, is not closed or is empty, or a fence follows.
     """
-    lines = _skip_thoughts(text).replace("\r\n", "\n").split("\n")
+    said = _skip_thoughts(text)
+    if not text.lstrip().startswith("<think>") and _within_block(text[: len(text) - len(said)]):
+        said = text
+    lines = said.replace("\r\n", "\n").split("\n")
     start = next((i for i, line in enumerate(lines) if line.startswith("```")), None)
     if start is None:
         return None
@@ -318,6 +321,11 @@ def parse_fenced(text: str, language: str = "python") -> str | None:
     return code
 
 
+def _within_block(before: str) -> bool:
+    """Whether a text ends within a block: one fence opens it, the next closes it."""
+    return sum(line.startswith("```") for line in before.split("\n")) % 2 == 1
+
+
 def _closes(line: str, shortest: int) -> bool:
     fence = line.rstrip()
     return len(fence) >= shortest and not fence.strip("`")
@@ -327,12 +335,16 @@ def thoughts_end(text: str) -> int:
     """Where the thoughts at a text's start end; 0: there are none; its length: they do not end.
 
     They begin with `<think>`, or, where the chat template has written that, at once: then their
-    `</think>` begins or ends a line, as none can within a call.
+    `</think>` begins or ends a line, as none can within a call in JSON. Python may hold such a line
+    in a string of several lines: `parse_python` takes it for the end of thoughts.
     """
+    place = text.find("</think>")
     if text.lstrip().startswith("<think>"):
-        before, closed, _ = text.partition("</think>")
-        return len(before) + len(closed)
-    end = _UNOPENED_END.search(text)
+        return len(text) if place < 0 else place + len("</think>")
+    if place < 0:
+        return 0
+    # Each streamed piece asks anew: only the lines from the first `</think>` on are matched.
+    end = _UNOPENED_END.search(text, max(text.rfind("\n", 0, place), 0))
     return end.end() if end else 0
 
 

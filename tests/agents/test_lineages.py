@@ -150,6 +150,9 @@ def test_calls_in_a_clients_history_are_written_as_the_model_knows_them(name):
     )
     lineages = Lineages(make(name), LLAMA if name == "llama3_2" else HERMES)
     assert lineages.read(ask("hi", said, "and?")).conversation.tokens == wanted
+    half = ToolCall("look", {"for": "\ud83d"})
+    with pytest.raises(ValueError, match="surrogates not allowed"):
+        lineages.read(ask("hi", assistant("", half), "and?"))
 
 
 # What is another message than our answer `yes`, or another question than `hi`.

@@ -25,6 +25,7 @@ from seeupo_jax.envs.tool_calls import (
     parse_python,
     render_hermes,
     render_python,
+    thoughts_end,
 )
 
 ANSWERS = files(bfcl_eval) / "data" / "possible_answer"
@@ -104,6 +105,11 @@ def test_thoughts_at_the_start_hold_no_hermes_call():
     assert [call.name for call in parse_hermes(later)] == ["f", "g"]
     with pytest.raises(ToolCallError, match="needs its </think>"):
         parse_hermes("<think>" + render_hermes("f"))
+
+
+def test_the_end_of_thoughts_costs_little_for_each_streamed_piece():
+    for text in ("word " * 400_000, "I look.\n" * 250_000 + "</think>\n"):
+        assert costs_less(functools.partial(thoughts_end, text), 0.008)
 
 
 CALL = '{"name": "a", "arguments": {}}'
@@ -360,6 +366,7 @@ def test_a_call_that_would_not_be_read_back_is_never_rendered(call):
         ("```python\na\u2028b\x0cc\n```", "a\u2028b\x0cc"),
         ("<think>\n```json\n{}\n```\n</think>\n```python\nx\n```", "x"),
         ("\n```json\n{}\n```\n</think>\n```python\nx\n```", "x"),
+        ("```python\ns = '''\n</think>\n'''\n```", "s = '''\n</think>\n'''"),
     ],
 )
 def test_the_fenced_code_is_read(text, code):

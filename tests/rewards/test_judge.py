@@ -58,12 +58,24 @@ def judge(server, **options):
         ("The previous score (10) was generous. Score: 6", {}, 0.6),
         ("Its final_score: 6", {}, 0.6),
         ("Score: 0,7", {"scale": (0, 1)}, 0.7),
+        ("Score: 7/10 for form.\nScore: 5/10 for style.\nOverall score: 6", {}, 0.6),
+        ("Score 10 would need a perfect answer. Final score: 6", {}, 0.6),
+        ("**My final score:** 8\nScore 0 means failure, and so on.", {}, 0.8),
+        ("Score: 6. Maximum score: 10.", {}, 0.6),
+        ("Score 7/10", {}, 0.7),
         ("<grade>4</grade>", {"pattern": r"<grade>(\d)</grade>", "scale": [0, 5]}, 0.8),
     ],
 )
 def test_the_last_score_is_the_reward_within_the_scale(reply, options, reward):
     with judging({"t": [reply]}) as server, judge(server, **options) as ask:
         assert ask(episode()) == pytest.approx(reward, abs=1e-12)
+
+
+def test_a_comma_that_a_users_own_pattern_takes_is_no_decimal_one():
+    with judging({"t": ["Points: 1,000"]}) as server:
+        with judge(server, pattern=r"Points: ([\d,]+)", scale=(0, 2000)) as ask:
+            with pytest.raises(ValueError, match="'1,000'"):
+                ask(episode())
 
 
 BAD = {

@@ -51,13 +51,21 @@ def ensure_token(path: str | None) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     if file.exists():
         return file
-    # Another server that begins meanwhile finds no file, or the whole one.
+    # Another server that begins meanwhile finds no file, or, where there are links, the whole one.
+    token = secrets.token_urlsafe(32) + "\n"
     descriptor, written = tempfile.mkstemp(dir=file.parent)  # for its owner only
     try:
         with os.fdopen(descriptor, "w") as opened:
-            opened.write(secrets.token_urlsafe(32) + "\n")
-        with contextlib.suppress(FileExistsError):
+            opened.write(token)
+        try:
             os.link(written, file)
+        except OSError:  # the file is there meanwhile, or its file system has no hard links
+            with contextlib.suppress(FileExistsError), open(file, "x", opener=_for_owner) as opened:
+                opened.write(token)
     finally:
         os.unlink(written)
     return file
+
+
+def _for_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -21,10 +21,10 @@ from seeupo_jax.policy.files import gguf_vocabulary, vocabulary
 from seeupo_jax.policy.files.json_file import read_object
 from seeupo_jax.policy.files.messages import (
     CALL_MARKS,
-    CALLS_AT,
     PROBE,
     ROLES,
     STOPPED_CLOCK,
+    TextWithCalls,
     check_kwargs,
     check_written,
     choose_chat,
@@ -252,10 +252,10 @@ class HuggingFaceTokenizer:
 
     def _part_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """A message with marks, but for the control token with which its calls begin."""
-        parted, text, place = self._part(message), message["content"], message.get(CALLS_AT, 0)
-        for name in self._call_marks.values() if CALLS_AT in message else ():
-            if text.startswith(name, place):
-                said, calls = text[:place], text[place + len(name) :]
+        parted, text = self._part(message), message["content"]
+        for name in self._call_marks.values() if isinstance(text, TextWithCalls) else ():
+            if text.startswith(name, text.calls_at):
+                said, calls = text[: text.calls_at], text[text.calls_at + len(name) :]
                 parted["content"] = self._part(said) + name + self._part(calls)
         return parted
 

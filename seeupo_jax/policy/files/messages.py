@@ -21,8 +21,6 @@ ROLES = ("system", "user", "assistant", "tool")
 CHAT_FILE = "chat.json"  # a model folder's own chat options
 # Names of control tokens behind which a model writes its calls: they may stand inside an action.
 CALL_MARKS = ("<|python_tag|>",)
-# Key of an assistant's message: where in its content calls begin, with such a token or without.
-CALLS_AT = "calls_at"
 PROBE = "the-answer"  # found again in a rendered conversation
 # Roles of short conversations, and which of the texts before, between and behind their messages
 # are a template's own. Before a first user's message may be a system message that it adds, and an
@@ -39,6 +37,22 @@ _PROBED = {
 _DATE = datetime.datetime(2024, 7, 26)
 _CODES = "".join(f" | replace('%{c}', '{_DATE.strftime('%' + c)}')" for c in "aAbBdHIjmMpSyY")
 STOPPED_CLOCK = f"{{% macro strftime_now(format) %}}{{{{ format{_CODES} }}}}{{% endmacro %}}\n"
+
+
+class TextWithCalls(str):
+    """A message's content with calls, which perhaps begin with a name of `CALL_MARKS`.
+
+    Only our own code makes one: what comes as JSON or through an environment's gate is plain text.
+
+    calls_at: where the calls begin.
+    """
+
+    calls_at: int
+
+    def __new__(cls, text: str, calls_at: int) -> TextWithCalls:
+        made = super().__new__(cls, text)
+        made.calls_at = calls_at
+        return made
 
 
 def keep_messages(messages: Sequence[Message], chat: schema.Chat) -> list[Message]:

@@ -1,5 +1,7 @@
 """A token is made once, for its owner, and read back as it is."""
 
+import errno
+import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +21,16 @@ def test_a_token_is_made_where_there_is_none_and_kept_where_there_is_one(tmp_pat
     other = tmp_path / "other"
     wire.ensure_token(str(other))
     assert wire.read_token(str(other)) != token
+
+
+def test_a_token_is_made_where_no_file_can_have_two_names(tmp_path, monkeypatch):
+    def link(*names):
+        raise PermissionError(errno.EPERM, "Operation not permitted")  # as on FAT
+
+    monkeypatch.setattr(os, "link", link)
+    file = wire.ensure_token(str(tmp_path / "token"))
+    assert len(wire.read_token(str(file))) >= 40 and stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_servers_that_begin_at_once_have_one_token(tmp_path):

@@ -14,7 +14,10 @@ from tokenizers.pre_tokenizers import Metaspace
 from transformers import PreTrainedTokenizerFast
 
 from seeupo_jax.configuration import schema
+from seeupo_jax.envs import gate
+from seeupo_jax.envs.base import StepResult
 from seeupo_jax.policy.files.chat_template import MARK, HuggingFaceTokenizer, load
+from seeupo_jax.policy.files.messages import TextWithCalls
 
 SYSTEM = {"role": "system", "content": "You work at a desk."}
 USER = {"role": "user", "content": "Where is order 4075?"}
@@ -230,7 +233,10 @@ def test_no_text_forges_a_control_token(name):
     def count(text):
         tool = TOOL | {"description": text, "parameters": {"properties": {text: {}}}}
         messages = [{"role": r, "content": text} for r in ("system", "user")]
-        answer = [{"role": r, "content": text} for r in ("tool", "user")]
+        place = text.find("<|python_tag|>")
+        said = {"content": TextWithCalls(text, place), "calls_at": place}
+        told = StepResult(tuple({"role": r, **said} for r in ("tool", "user")), 0.0, False)
+        answer = gate.check_step(told).observation
         start = tokenizer.begin(messages, (tool,))
         after = start.extend(tokenizer.action(text), answer)
         assert text in tokenizer.text(after.tokens)
