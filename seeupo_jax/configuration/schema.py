@@ -224,7 +224,7 @@ class Config:
     log_checksum: bool = False
     """Log state/checksum, an exact fingerprint of parameters and optimizer state."""
     stop_after_idle: int | None = at_least(1, 10)
-    """Iterations in a row that move no parameter, after which a run ends; none: it does not."""
+    """Iterations in a row in which no reward moves a parameter, which end a run; none: none do."""
     rollout_ahead: int = within(0, 1, 0)
     """1: sample the next iteration while one is swept."""
     rewards: tuple[Reward, ...] = ()

@@ -82,6 +82,18 @@ def choose_chat(folder: Path, chat: schema.Chat | None) -> schema.Chat:
         raise ValueError(f"tokenizer: {folder} cannot be read: {error}") from None
 
 
+def left_out(folder: Path, chat: schema.Chat | None) -> str | None:
+    """What the model does not read of conversations, in a sentence; None: it reads all."""
+    options = choose_chat(folder, chat)
+    parts = ["system messages"] * (not options.system) + ["lists of tools"] * (
+        options.tools == "none"
+    )
+    if not parts:
+        return None
+    by = "config.chat" if options == chat else str(folder / CHAT_FILE)
+    return f"chat: the model reads no {' and no '.join(parts)}, as {by} has it"
+
+
 def save_chat(folder: Path, chat: schema.Chat) -> None:
     """Writes the options into a model folder, where `choose_chat` finds them."""
     values: dict[str, Any] = dataclasses.asdict(chat)

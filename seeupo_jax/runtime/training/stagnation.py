@@ -61,14 +61,15 @@ class Stagnation:
             return
         self.idle += 1
         sentence = (
-            f"iteration {iteration} changed no parameter: {reason}. Such iterations in a row:"
-            f" {self.idle}; allowed by config.stop_after_idle: "
+            f"iteration {iteration} learned nothing from its rewards: {reason}. Such iterations in"
+            f" a row: {self.idle}; config.stop_after_idle="
         )
-        if self._limit is None or self.idle < self._limit:
-            return self._warn(
-                f"{sentence}{'any number' if self._limit is None else self._limit - 1}."
-            )
-        raise NotLearning(f"{sentence}{self._limit - 1}, or with none any number.")
+        if self._limit is None:
+            return self._warn(f"{sentence}none lets any number pass.")
+        sentence += f"{self._limit} ends the run at {self._limit}"
+        if self.idle < self._limit:
+            return self._warn(f"{sentence}.")
+        raise NotLearning(f"{sentence}; none lets any number pass.")
 
 
 def _why_idle(metrics: Mapping[str, float]) -> str | None:

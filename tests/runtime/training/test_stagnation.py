@@ -48,8 +48,8 @@ def test_iterations_without_an_update_are_warned_of_and_end_the_run(reason):
     for iteration in (1, 2):
         stagnation.check(iteration, episodes(0.0, 0.5), LEARNS | IDLE[reason])
     assert [reason in warning for warning in warnings] == [True, True]
-    assert "in a row: 2; allowed by config.stop_after_idle: 2" in warnings[1]
-    with pytest.raises(NotLearning, match=f"iteration 3 changed no parameter: {reason}"):
+    assert "in a row: 2; config.stop_after_idle=3 ends the run at 3." in warnings[1]
+    with pytest.raises(NotLearning, match=f"3 learned nothing from its rewards: {reason}"):
         stagnation.check(3, episodes(0.0, 0.5), LEARNS | IDLE[reason])
     assert len(warnings) == 2
 
