@@ -85,13 +85,12 @@ def choose_chat(folder: Path, chat: schema.Chat | None) -> schema.Chat:
 def left_out(folder: Path, chat: schema.Chat | None) -> str | None:
     """What the model does not read of conversations, in a sentence; None: it reads all."""
     options = choose_chat(folder, chat)
-    parts = ["system messages"] * (not options.system) + ["lists of tools"] * (
-        options.tools == "none"
-    )
-    if not parts:
+    unread = {"system messages": not options.system, "lists of tools": options.tools == "none"}
+    if not any(unread.values()):
         return None
     by = "config.chat" if options == chat else str(folder / CHAT_FILE)
-    return f"chat: the model reads no {' and no '.join(parts)}, as {by} has it"
+    parts = " and no ".join(name for name, left in unread.items() if left)
+    return f"chat: the model reads no {parts}, as {by} has it"
 
 
 def save_chat(folder: Path, chat: schema.Chat) -> None:
