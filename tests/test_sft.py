@@ -373,6 +373,10 @@ def test_options_that_demonstrations_do_not_have_are_refused(options, model, tmp
         ("warm_start.stages=({},)", "config.warm_start.stages: got 1; allowed for sft: none"),
         ("profile.steps=2", "config.profile.steps: got (2,); allowed for sft: none"),
         ("sft.held_out=0.0", "config.sft.patience: got 1; allowed: none where"),
+        (
+            'optimizer={"name": "optax:adamw", "kwargs": {"b1": "high"}}',  # as a user's own
+            "config.optimizer: optax:adamw with kwargs={'b1': 'high'} and schedule=constant cannot",
+        ),
         ("optimizer.warmup_iterations=90", "config.optimizer.warmup_iterations: got 90"),
         ("rollout.max_context=40000", "config.rollout.max_context: got 40000"),
         ("sft.held_out_data=none.jsonl", "config.sft.held_out_data: got 'none.jsonl', which"),

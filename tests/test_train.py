@@ -303,7 +303,7 @@ def test_evaluate_plays_the_last_checkpoint(finished):
 @pytest.mark.parametrize(
     "override, logged",
     [
-        ("algorithm.ordr=reverse", "config.algorithm.ordr: no such field; Did you mean order?"),
+        ("algorithm.ordr=reverse", "config.algorithm.ordr: no such field; did you mean order?"),
         ("iterations=ten", "config.iterations: got 'ten' (str); allowed: a whole number."),
         (
             "algorithm.clip_low=-0.1",
@@ -313,6 +313,10 @@ def test_evaluate_plays_the_last_checkpoint(finished):
         ("env.name=chess", "env.name: got 'chess'; allowed: order_desk, bfcl, "),
         ("evaluation.split=dev", "order_desk split: got 'dev'; allowed: train, validation, test."),
         ("optimizer.name=adamm", "config.optimizer.name: got 'adamm'; allowed:"),
+        (
+            'optimizer={"name": "optax:adamw", "kwargs": {"b1": "high"}}',  # as a user's own
+            "optimizer: optax:adamw with kwargs={'b1': 'high'} and schedule=constant cannot take",
+        ),
         (
             "mesh.data=3",
             "config.mesh: got {'data': 3, 'fsdp': 1, 'expert': 1, 'context': 1, 'tensor': 1}, a"

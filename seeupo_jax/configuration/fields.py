@@ -23,6 +23,8 @@ _WORDS = {
     str: "a text",
     bool: "True or False",
 }
+_BRACKETS = ("[", "{", "(")
+_JSON = {"true": True, "false": False, "null": None}
 _LISTED = 800  # characters of the names that an error lists
 _LARGEST = 2**63 - 1  # more than any count, and the most that arrays and trackers hold
 
@@ -84,7 +86,7 @@ def assign(values: dict[str, Any], key: str, value: Any) -> None:
 
 
 def parse(text: str, name: str) -> Any:
-    """A Python literal where it is one, `none` as None, any other text as itself.
+    """A Python literal or JSON where it is one, `none` as None, any other text as itself.
 
     Args:
       name: of the value, in errors.
@@ -97,7 +99,7 @@ def parse(text: str, name: str) -> Any:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     try:
-        return ast.literal_eval(text)
+        return ast.literal_eval(_syntax(text))
     except (RecursionError, MemoryError):  # of its parser: the first of its tree, the last of text
         nested = True
     except SyntaxError as error:
@@ -107,6 +109,36 @@ def parse(text: str, name: str) -> Any:
     if nested:
         raise ValueError(f"{shortened(name)}: got {shown(text)}; allowed: {_LEVELS}.")
     return text
+
+
+def _syntax(text: str) -> ast.Expression:
+    """A text as Python reads it; in brackets, JSON's true, false and null are values."""
+    tree = ast.parse(text.strip(" \t"), mode="eval")
+    return _JsonNames().visit(tree) if text.lstrip(" \t")[:1] in _BRACKETS else tree
+
+
+class _JsonNames(ast.NodeTransformer):
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        if node.id not in _JSON:
+            return node
+        return ast.copy_location(ast.Constant(_JSON[node.id]), node)
+
+
+def _unread(value: Any) -> str:
+    """What keeps a text that begins with a bracket from being a value, and where; else nothing."""
+    if not isinstance(value, str) or not value.strip(" \t").startswith(_BRACKETS):
+        return ""
+    try:
+        nodes = [node for node in ast.walk(_syntax(value)) if isinstance(node, ast.Name)]
+        wrong = [(node.col_offset + 1, f"{shortened(node.id)} is no value") for node in nodes]
+    except SyntaxError as error:
+        wrong = [(error.offset or 1, error.msg)]
+    except (RecursionError, MemoryError, ValueError):
+        wrong = []
+    if not wrong:
+        return ""
+    column, why = min(wrong)
+    return f", neither a Python literal nor JSON (column {column}: {why})"
 
 
 def build(cls: type, values: Mapping[str, Any], name: str, **own: Any) -> Any:
@@ -122,13 +154,15 @@ def build(cls: type, values: Mapping[str, Any], name: str, **own: Any) -> Any:
     if dataclasses.is_dataclass(values):
         values = dataclasses.asdict(values)
     if not isinstance(values, Mapping):
-        raise ValueError(f"{name}: got {shown(values)}; allowed: a group of fields.")
+        raise ValueError(
+            f"{name}: got {shown(values)}{_unread(values)}; allowed: a group of fields."
+        )
     fields = {f.name: f for f in dataclasses.fields(cls) if not f.name.startswith("_")}
     hints = typing.get_type_hints(cls)
     for key in values:
         if key not in fields:
             near = difflib.get_close_matches(str(key), fields, n=1)
-            hint = f" Did you mean {near[0]}?" if near else ""
+            hint = f" did you mean {near[0]}?" if near else ""
             allowed = ", ".join(fields)
             if len(allowed) > _LISTED:
                 allowed = f"one of its {len(fields)} fields, which docs/configuration.md lists"
@@ -179,7 +213,8 @@ def _as_type(value: Any, expected: Any, name: str) -> Any:
     if not right_type:
         words = _WORDS.get(origin, "a dict")
         words += " below 2**63 in magnitude" * (origin is int and isinstance(value, int))
-        raise ValueError(f"{name}: got {shown(value)} ({type(value).__name__}); allowed: {words}.")
+        got = f"{shown(value)} ({type(value).__name__}){_unread(value)}"
+        raise ValueError(f"{name}: got {got}; allowed: {words}.")
     return value
 
 

@@ -131,7 +131,7 @@ class Flags(argparse.ArgumentParser):
             return f"{self._command}: got {argument!r}; allowed: flags only, as --NAME=VALUE."
         name = argument.partition("=")[0]
         near = difflib.get_close_matches("--" + name.lstrip("-"), flags, n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
+        hint = f" did you mean {near[0]}?" if near else ""
         return f"{name}: {self._command} has no such flag;{hint} allowed: {', '.join(flags)}."
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -60,6 +62,34 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}".removesuffix(": ").rstrip(".")
 
 
+def describe_in(error: BaseException, *names: str) -> str:
+    """As `describe`, with the line in a file of a user's `module:attribute` that led to it."""
+    modules = [
+        sys.modules.get(_module_name(name.partition(":")[0])) for name in names if ":" in name
+    ]
+    files = [getattr(module, "__file__", None) for module in modules]
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [
+        f" ({each.filename}, line {each.lineno})" for each in frames if each.filename in files
+    ]
+    return describe(error) + (places[-1] if places else "")
+
+
+def check_arguments(
+    signature: inspect.Signature, arguments: Sequence[Any], options: Mapping[str, Any]
+) -> None:
+    """TypeError where a function does not take these; it names an unknown option before all."""
+    try:
+        signature.bind(*arguments, **options)
+    except TypeError as error:
+        parameters = signature.parameters
+        is_open = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+        unknown = [name for name in options if name not in parameters and not is_open]
+        if unknown and repr(unknown[0]) not in str(error):
+            raise TypeError(f"{error}, got an unexpected one: {unknown[0]!r}") from None
+        raise
+
+
 def import_attribute(name: str, field: str, kind: str, fits: Callable[[Any], bool]) -> Any:
     """What a user's `module:attribute`, or `FILE.py:attribute`, stands for.
 
@@ -103,8 +133,13 @@ def _import(module: str) -> ModuleType:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     if module.endswith(".py"):
-        return _import_file(Path(module).absolute())
+        return _import_file(Path(_module_name(module)))
     return importlib.import_module(module)
+
+
+def _module_name(module: str) -> str:
+    """What `sys.modules` has it under."""
+    return str(Path(module).absolute()) if module.endswith(".py") else module
 
 
 def _import_file(file: Path) -> ModuleType:

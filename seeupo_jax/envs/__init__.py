@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from seeupo_jax.configuration.user_code import describe, import_attribute
+from seeupo_jax.configuration.user_code import check_arguments, describe, import_attribute
 from seeupo_jax.envs.base import (
     Demonstration,
     Demonstrator,
@@ -45,7 +45,7 @@ def make(name: str, **options: Any) -> Environment:
         raise ValueError(f"env.name: got {name!r}; allowed: {allowed}, or module:Class.")
     kind = import_attribute(ENVIRONMENTS.get(name, name), "env.name", "class", callable)
     try:
-        inspect.signature(kind).bind(**options)
+        check_arguments(inspect.signature(kind), (), options)
     except TypeError as error:
         raise ValueError(f"env.options: {name} refused {options}: {error}.") from None
     try:

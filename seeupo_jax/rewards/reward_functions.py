@@ -10,7 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from seeupo_jax.configuration.reward import Reward
-from seeupo_jax.configuration.user_code import describe, import_attribute, text_of
+from seeupo_jax.configuration.user_code import (
+    check_arguments,
+    describe,
+    import_attribute,
+    text_of,
+)
 from seeupo_jax.envs.base import Pay
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
 
@@ -111,7 +116,7 @@ def _check_call(
     except (TypeError, ValueError):  # not all that is written in C has one
         return
     try:
-        signature.bind(*arguments, **options)
+        check_arguments(signature, arguments, options)
     except TypeError as error:
         takes = "the finished episode and " if arguments else ""
         raise ValueError(

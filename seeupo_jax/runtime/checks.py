@@ -21,7 +21,7 @@ from seeupo_jax.configuration.reward import Judge, without_layout
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs import Demonstrator, gate
 from seeupo_jax.envs.base import Missing
-from seeupo_jax.learner.optimization.optimizer import make_optimizer
+from seeupo_jax.learner.optimization.optimizer import make_optimizer, try_own
 from seeupo_jax.learner.optimization.parameter_groups import split_trained
 from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.learner.state_layout import check_offload
@@ -66,6 +66,7 @@ def check_config(config: Config) -> None:
     _check_episodes(config)
     build.check_layout(config, mesh)
     check_model(config, mesh)
+    check_own_optimizer(config, mesh, build.total_steps(config))
 
 
 def check_sampling(config: Config) -> None:
@@ -97,6 +98,7 @@ def check_planned(config: Config) -> tuple[Config, list[str]]:
         missing.append(f"the environment's tasks: {error}")
     build.check_layout(given, mesh)
     check_model(given, mesh, tokenizer=given is config)
+    check_own_optimizer(given, mesh, build.total_steps(given))
     return given, missing
 
 
@@ -178,7 +180,7 @@ def _check_tools(config: Config, task_ids: Sequence[str]) -> None:
 def check_model(config: Config, mesh: jax.sharding.Mesh, *, tokenizer: bool = True) -> None:
     """The model has a tokenizer that can talk, the projections that adapters are for, and the
     parameters that groups of the optimizer are of."""
-    arch, lora = build.architecture(config, mesh), build.adapters(config)
+    arch = build.architecture(config, mesh)
     if tokenizer and config.model.path is not None:
         _check_tokenizer(config, arch.vocab_size)
     check_experts(config.algorithm, arch)
@@ -187,9 +189,27 @@ def check_model(config: Config, mesh: jax.sharding.Mesh, *, tokenizer: bool = Tr
             f"config.rollout.quantize: got {config.rollout.quantize!r} for a model of experts;"
             " allowed: none."
         )
-    if lora is not None or config.optimizer.groups:
-        made = policy.abstract(arch) if lora is None else with_adapters(arch, lora)
-        split_trained(config.optimizer.groups, *made)
+    if build.adapters(config) is not None or config.optimizer.groups:
+        _trained_shapes(config, arch)
+
+
+def check_own_optimizer(config: Config, mesh: jax.sharding.Mesh, total_steps: int) -> None:
+    """An optimizer of a user's own functions can step the parameters that train.
+
+    Raises:
+      ValueError: as of `try_own`.
+    """
+    parts = (config.optimizer, *config.optimizer.groups)
+    if any(":" in (part.name or "") for part in parts):
+        shapes = _trained_shapes(config, build.architecture(config, mesh))
+        try_own(config.optimizer, shapes, total_steps=total_steps)
+
+
+def _trained_shapes(config: Config, arch: Architecture) -> Any:
+    """Shapes of the parameters that train; ValueError where adapters or groups have none."""
+    lora = build.adapters(config)
+    made = policy.abstract(arch) if lora is None else with_adapters(arch, lora)
+    return split_trained(config.optimizer.groups, *made)[0]
 
 
 def check_experts(algorithm: Algorithm, arch: Architecture) -> None:

@@ -82,10 +82,14 @@ def test_names_of_ones_own_stay_texts_and_are_what_they_declare():
         ({"advantage": "own_parts:VALUED"}, "critic: got 'none' with advantage=own_parts:VALUED;"),
         (
             {"advantage": "own_parts:VALUED"},
-            "none unless advantage=gae and advantage=spa and advantage=own_parts:V",
+            "none unless advantage=own_parts:VALUED, which reads it.",
         ),
         ({"advantage": "own_parts:ALONE", "critic": "head"}, "critic: got 'head' with advantage="),
-        ({"advantage": "own_parts:ALONE", "scale": "group"}, "scale: got 'group' with advantage="),
+        (
+            {"advantage": "own_parts:ALONE", "scale": "group"},
+            "scale: got 'group' with advantage=own_parts:ALONE; allowed: batch or none with"
+            " advantage=own_parts:ALONE, which has no scale of its own.",
+        ),
         ({"advantage": "own_parts:ALONE", "baseline": "batch"}, "mean, unless advantage=grae."),
         ({"advantage": "own_parts:ASKING"}, "own_parts:ASKING has the option 'no_such_field'"),
         ({"advantage": "own_parts:PER_TURN", "kl_in": "reward"}, "kl_in: got 'reward' with adva"),
@@ -145,7 +149,7 @@ def test_a_recipe_of_ones_own_is_a_function_or_a_dict(recipe, tmp_path):
 @pytest.mark.parametrize(
     "recipe, said",
     [
-        ("own_parts:misspelt", "own_parts:misspelt.ratoi: no such field; Did you mean ratio?"),
+        ("own_parts:misspelt", "own_parts:misspelt.ratoi: no such field; did you mean ratio?"),
         ("own_parts:wrong", "own_parts:wrong.ratio: got 'tokens'; allowed: one of geometric"),
         ("own_parts:raises", "own_parts:raises failed: LookupError: no fields here."),
         ("own_parts:nothing", "own_parts:nothing returned None (NoneType); allowed: a dict"),

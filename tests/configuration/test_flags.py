@@ -92,7 +92,7 @@ def test_a_misspelt_flag_is_reported_with_the_nearest(command, capsys, tmp_path)
     flag = sorted(flags_of(command) - {"help", "k", "lr"}, key=len)[-1]
     wrong = flag[:-2] + flag[-1]
     told = refusal(command, capsys, tmp_path, f"--{wrong}=1")
-    assert told.startswith(f"--{wrong}: {command} has no such flag; Did you mean --{flag}?")
+    assert told.startswith(f"--{wrong}: {command} has no such flag; did you mean --{flag}?")
 
 
 @EVERY

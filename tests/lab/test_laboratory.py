@@ -89,7 +89,7 @@ def test_a_recipes_choices_can_be_changed():
     [
         ("sepo", "--recipes: got 'sepo'; allowed: seeupo, "),
         ("seeupo:ratio=x", "--recipes.ratio: got 'x'; allowed: one of geometric"),
-        ("seeupo:ration=token", "--recipes.ration: no such field; Did you mean ratio"),
+        ("seeupo:ration=token", "--recipes.ration: no such field; did you mean ratio"),
         ("seeupo:kl_coef=0.1", "got 'kl_coef=0.1' after a recipe's name"),
         ("seeupo:token", "got 'token' after a recipe's name; allowed: field=value"),
         ("seeupo:critic=head", "critic: got 'head' with advantage=grae"),

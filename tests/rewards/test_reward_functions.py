@@ -31,7 +31,7 @@ CASES = "reward_cases:"
         ([{"name": "x", "options": {"a": 1}}], r"options: got options without a function"),
         ([{"function": CASES + "one", "name": "env"}], "got 'env' for a function; allowed: anot"),
         ([{"function": CASES + "one"}, {"name": "one"}], r"rewards\[1\].name: got 'one', which an"),
-        ([{"function": "m:f", "wieght": 2}], "no such field; Did you mean weight?"),
+        ([{"function": "m:f", "wieght": 2}], "no such field; did you mean weight?"),
         ([{"function": "m:f", "timeout_s": 0}], "timeout_s: got 0.0; allowed: a number > 0"),
     ],
 )
@@ -49,6 +49,10 @@ def test_a_configuration_that_is_wrong_is_a_sentence(rewards, sentence):
         ({"function": CASES + "two"}, r"reward_cases:two\(episode, more\) cannot be called \(miss"),
         ({"function": CASES + "one", "options": {"x": 1}}, "unexpected keyword argument 'x'"),
         ({"function": CASES + "Counting"}, r"missing a required .*argument: 'seconds'"),
+        (
+            {"function": CASES + "Counting", "options": {"secnods": 1}},
+            "argument: 'seconds', got an unexpected one: 'secnods'",
+        ),
         ({"function": CASES + "Counting", "options": {"seconds": -1}}, "seconds: got -1; allowed"),
         ({"function": CASES + "NotCalled"}, r"got a class without __call__\(episode\)"),
     ],

@@ -18,7 +18,7 @@ from typing import Any
 from seeupo_jax.agents.calls import Access, AgentFailure, AgentResult, AgentTask
 from seeupo_jax.agents.runners.agent_results import check_result
 from seeupo_jax.configuration.agent_schema import Agent
-from seeupo_jax.configuration.user_code import import_attribute
+from seeupo_jax.configuration.user_code import check_arguments, import_attribute
 from seeupo_jax.envs.gate import ProtocolError, describe
 
 BLOCKED_S = 2.0  # in one step of an agent, after which a warning names it
@@ -46,7 +46,7 @@ def load_function(agent: Agent) -> AgentFunction:
             " agent(task, client), in which synchronous code runs by asyncio.to_thread."
         )
     try:
-        inspect.signature(found).bind(_TASK, None, **agent.options)
+        check_arguments(inspect.signature(found), (_TASK, None), agent.options)
     except TypeError as error:
         raise ValueError(
             f"config.agent.name: {name}{inspect.signature(found)} cannot be called ({error});"

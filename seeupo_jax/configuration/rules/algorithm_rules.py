@@ -39,9 +39,8 @@ def check_choices(
         entry = find_entry(rule.beside, name)
         if rule.fits(algorithm, entry):
             continue
-        names = entries_with(rule.beside, rule.concerns)
-        if ":" in name and rule.concerns(entry):
-            names.append(f"{rule.beside}={name}")
+        concerned = rule.concerns(entry)
+        names = [f"{rule.beside}={name}"] if concerned else entries_with(rule.beside, rule.concerns)
         raise ValueError(
             f"config.algorithm.{rule.field}: got {vars(algorithm)[rule.field]!r} with"
             f" {rule.beside}={name}; allowed: {rule.allowed.format(' and '.join(names))}."
@@ -60,7 +59,8 @@ def check_choices(
 class _Rule(NamedTuple):
     """A field's condition on the estimator or the objective.
 
-    beside: `advantage` or `objective`. concerns: entries that `allowed` names at {}.
+    beside: `advantage` or `objective`. concerns: entries that `allowed` names at {}; where the
+      given one is among them, it alone.
     """
 
     field: str
@@ -110,7 +110,7 @@ _RULES = (
         "scale",
         "advantage",
         lambda estimator: not estimator.reads("scale"),
-        "batch or none with {}, which have no such choice",
+        "batch or none with {}, which has no scale of its own",
         lambda own, estimator: own.scale != "group" or estimator.reads("scale"),
     ),
     _Rule(

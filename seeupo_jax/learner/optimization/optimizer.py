@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from seeupo_jax.configuration.optimizer_schema import Optimizer, ParameterGroup
-from seeupo_jax.configuration.user_code import import_attribute
+from seeupo_jax.configuration.user_code import describe_in, import_attribute
 from seeupo_jax.learner.optimization.muon import muon_options
 from seeupo_jax.learner.optimization.parameter_groups import REST, labels
 from seeupo_jax.learner.optimization.schedule import by_iteration, step_warmup
@@ -67,7 +67,10 @@ def _key(config: Optimizer) -> str | None:
 def _chain(config: Optimizer) -> optax.GradientTransformation:
     """The optimizers of the groups and of the rest, behind the clip."""
     optimizer = _named(config, "config.optimizer")
-    own = {str(index): _of_group(config, index) for index, _ in _trained(config)}
+    own = {
+        str(index): _named(_own_choices(config, index), f"config.optimizer.groups[{index}]")
+        for index, _ in _trained(config)
+    }
     if own:
         by_group = functools.partial(labels, config.groups)
         optimizer = optax.partition(own | {REST: optimizer}, by_group)
@@ -93,14 +96,13 @@ def _trained(config: Optimizer) -> list[tuple[int, ParameterGroup]]:
     return [(index, group) for index, group in enumerate(config.groups) if not group.frozen]
 
 
-def _of_group(config: Optimizer, index: int) -> optax.GradientTransformation:
-    """A group's optimizer: what it does not say is as for the other parameters."""
+def _own_choices(config: Optimizer, index: int) -> Optimizer:
+    """Of a group: what it does not say is as for the other parameters."""
     group = config.groups[index]
     name = config.name if group.name is None else group.name
     rate = config.learning_rate if group.learning_rate is None else group.learning_rate
     kwargs = {**(config.kwargs if name == config.name else {}), **group.kwargs}
-    own = dataclasses.replace(config, name=name, learning_rate=rate, kwargs=kwargs)
-    return _named(own, f"config.optimizer.groups[{index}]")
+    return dataclasses.replace(config, name=name, learning_rate=rate, kwargs=kwargs)
 
 
 def _named(config: Optimizer, field: str) -> optax.GradientTransformation:
@@ -126,10 +128,11 @@ def _named(config: Optimizer, field: str) -> optax.GradientTransformation:
         rate = config.learning_rate  # a few optax optimizers take a number only
     try:
         optimizer = make(rate)
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # of a user's function
         raise ValueError(
-            f"{field}: {config.name} refuses kwargs={dict(config.kwargs)!r} with"
-            f" schedule={config.schedule}: {error}"
+            f"{field}: {config.name} {'failed on' if ':' in config.name else 'refuses'}"
+            f" kwargs={dict(config.kwargs)!r} with schedule={config.schedule}:"
+            f" {describe_in(error, config.name)}."
         ) from error
     if not isinstance(optimizer, optax.GradientTransformation):
         raise ValueError(
@@ -138,10 +141,28 @@ def _named(config: Optimizer, field: str) -> optax.GradientTransformation:
         )
     if follows:
         optimizer = by_iteration(make, rate)
-    # A user's own function may know the names of the parameters, so only optax's are tried.
+    # A user's own function may know the names of the parameters: `try_own` has them.
     if ":" not in config.name:
-        _try_abstractly(config, optimizer, field)
+        shapes = {"matrix": (4, 4), "vector": (4,)}
+        params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+        _try_abstractly([config], optimizer, params, field)
     return optimizer
+
+
+def try_own(config: Optimizer, params: Any, *, total_steps: int) -> None:
+    """Traces a step where there are a user's own functions, so that a mistake fails at once.
+
+    Args:
+      params: shapes of the parameters that train, a tree like theirs.
+      total_steps: as of `make_optimizer`.
+
+    Raises:
+      ValueError: the step fails; one sentence.
+    """
+    parts = [config, *(_own_choices(config, index) for index, _ in _trained(config))]
+    if own := [part for part in parts if ":" in part.name]:
+        optimizer = make_optimizer(config, total_steps=total_steps)
+        _try_abstractly(own, optimizer, params, "config.optimizer")
 
 
 def _check_warmup(config: Optimizer, total_steps: int) -> None:
@@ -293,20 +314,25 @@ def _check_keywords(
         raise ValueError(f"{field}.kwargs: {name} needs {', '.join(missing)}.")
 
 
-def _try_abstractly(config: Optimizer, optimizer: optax.GradientTransformation, field: str) -> None:
-    """Traces a step on a matrix and a vector, so that a wrong keyword value fails at once."""
+def _try_abstractly(
+    parts: Sequence[Optimizer], optimizer: optax.GradientTransformation, params: Any, field: str
+) -> None:
+    """Traces a step of the optimizer of these parts, so that a wrong keyword value fails at once.
+
+    Args:
+      params: shapes of parameters.
+      field: named in errors.
+    """
 
     def step(params: Any) -> Any:
-        return optimizer.update(params, optimizer.init(params), params)
+        state = CriticState(params, optimizer.init(params))
+        return step_if_finite(optimizer, params, state, streamed=False)
 
-    shapes = {"matrix": (4, 4), "vector": (4,)}
-    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
     try:
         jax.eval_shape(step, params)
     except Exception as error:
-        reason = str(error).partition("\n")[0]
+        texts = {f"{part.name} with kwargs={dict(part.kwargs)!r}": part.name for part in parts}
         raise ValueError(
-            f"{field}: {config.name} with kwargs={dict(config.kwargs)!r} and"
-            f" schedule={config.schedule} cannot take a step from gradients and parameters alone:"
-            f" {reason}"
+            f"{field}: {', '.join(texts)} and schedule={parts[0].schedule} cannot take a step from"
+            f" gradients and parameters alone: {describe_in(error, *texts.values())}."
         ) from error

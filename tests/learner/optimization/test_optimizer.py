@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from seeupo_jax.configuration.schema import Optimizer
-from seeupo_jax.learner.optimization.optimizer import apply_update, make_optimizer
+from seeupo_jax.learner.optimization.optimizer import apply_update, make_optimizer, try_own
 from seeupo_jax.types import TrainState
 
 _NAMES = ("adam", "adamw", "lion", "adafactor", "sgd", "contrib.muon")
@@ -144,6 +144,11 @@ def test_a_users_own_function_is_imported_from_the_working_directory(tmp_path, m
         "    return learning_rate\n"
         "def open_ended(**kwargs):\n"
         "    return optax.sgd(kwargs['learning_rate'] * kwargs['factor'])\n"
+        "def misspelt(learning_rate):\n"
+        "    return optax.scale_by_adamm()\n"
+        "def named(learning_rate):\n"
+        "    step = lambda grads, state, params: ({'scale': grads['scale']}, state)\n"
+        "    return optax.GradientTransformation(lambda params: (), step)\n"
     )
     (tmp_path / "my_broken.py").write_text("import no_such_dependency\n")
     monkeypatch.chdir(tmp_path)
@@ -156,6 +161,14 @@ def test_a_users_own_function_is_imported_from_the_working_directory(tmp_path, m
         np.testing.assert_allclose(state.params["scale"], [-0.5])
     with pytest.raises(ValueError, match="my_optimizers:nothing returned a float; allowed"):
         _make(name="my_optimizers:nothing")
+    with pytest.raises(
+        ValueError, match=r"misspelt failed .*_adamm.*my_optimizers.py, line 9\)\.$"
+    ):
+        _make(name="my_optimizers:misspelt")
+    own = Optimizer(name="my_optimizers:named")
+    try_own(own, {"scale": jnp.zeros(1)}, total_steps=1)
+    with pytest.raises(ValueError, match=r"cannot take .*KeyError: 'scale' .*, line 11\)\.$"):
+        try_own(own, {"bias": jnp.zeros(1)}, total_steps=1)
     with pytest.raises(ValueError, match="no function 'half'; it has halved, nothing, open_ended"):
         _make(name="my_optimizers:half")
     with pytest.raises(ValueError, match="no module 'my_optimisers'"):
