@@ -7,13 +7,17 @@ import importlib.util
 import os
 import re
 import sys
+import sysconfig
 import textwrap
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 NAMES = "1 to 64 letters, digits, underscores, dots and hyphens"  # what `is_name` allows
+# Of this package, of Python's library and of what Python runs without a file.
+_NOT_USERS = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<frozen ")
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
@@ -52,6 +56,23 @@ def escaped(text: str) -> str:
 def encodes(text: str) -> bool:
     """Whether UTF-8 can encode a text: Python's may hold half of a surrogate pair."""
     return text.isascii() or escaped(text) == text
+
+
+def origin(error: BaseException) -> str:
+    """`(METHOD, FILE:LINE)` of the user's code that raised an error; empty: raised by no such code.
+
+    The method is the one that we called, the line the innermost one outside of libraries.
+    """
+    frames = [
+        (frame.f_code, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not frame.f_code.co_filename.startswith(_NOT_USERS)
+        and "site-packages" not in frame.f_code.co_filename
+    ]
+    if not frames:
+        return ""
+    code, line = frames[-1]
+    return f"({frames[0][0].co_name}, {os.path.basename(code.co_filename)}:{line})"
 
 
 def describe(error: BaseException) -> str:
