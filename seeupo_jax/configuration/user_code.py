@@ -77,7 +77,7 @@ def origin(error: BaseException) -> str:
 
 def describe(error: BaseException) -> str:
     """An error's class and text in one line, without a full stop."""
-    text = textwrap.shorten(text_of(error), 300, placeholder=" ...")
+    text = textwrap.shorten(text_of(error), 300, placeholder=" [...]")
     return f"{type(error).__name__}: {text}".removesuffix(": ").rstrip(".")
 
 
