@@ -17,7 +17,11 @@ from typing import Any
 
 NAMES = "1 to 64 letters, digits, underscores, dots and hyphens"  # what `is_name` allows
 # Of this package, of Python's library and of what Python runs without a file.
-_NOT_USERS = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<frozen ")
+_NOT_USERS = (
+    f"{Path(__file__).parents[1]}{os.sep}",
+    f"{sysconfig.get_path('stdlib')}{os.sep}",
+    "<frozen ",
+)
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
