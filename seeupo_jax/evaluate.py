@@ -82,6 +82,10 @@ from seeupo_jax.trajectories.episodes import read_played
 from seeupo_jax.trajectories.json_lines import write_json
 
 _LOGGER = logging.getLogger(__name__)
+_UNTRAINED = (
+    "--untrained (in Python untrained=True) to evaluate the policy that the configuration starts"
+    " from"
+)
 
 
 def _explain(config: Config, workdir: Path, which: _Which, split: str, k: int) -> list[Section]:
@@ -257,7 +261,7 @@ def _check(config: Config, workdir: Path, which: _Which, split: str) -> None:
         saved_weights(config, weights)
     gate.check_tasks(find_tasks(config), [split], labelled=0)
     if server is None and not untrained:
-        found = check_trained(config, workdir, step)
+        found = check_trained(config, workdir, step, otherwise=_UNTRAINED)
         if step == "best" and found is not None:
             warn_of_selection(config, *found, split)
 

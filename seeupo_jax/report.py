@@ -16,7 +16,7 @@ from urllib.parse import quote
 from seeupo_jax.configuration.flags import Flags, names, output_file, path
 from seeupo_jax.errors import sentence_errors
 from seeupo_jax.reports.html_report import report_file, write_loaded
-from seeupo_jax.reports.run_data import load_runs
+from seeupo_jax.reports.run_data import check_run, load_runs
 from seeupo_jax.reports.trajectory_pages import write_pages
 from seeupo_jax.trajectories.reader import FOLDER, find_shards
 
@@ -34,8 +34,11 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
     with sentence_errors((ValueError, OSError)):  # a folder that this user may not read
         given = _flags().read(arguments[1:])
         workdir = given.workdir
-        compare = [folder for listed in given.compare for folder in listed]
-        runs = load_runs([workdir, *map(Path, compare)])
+        compare = [Path(folder) for listed in given.compare for folder in listed]
+        check_run("workdir", workdir)
+        for folder in compare:
+            check_run("compare", folder)
+        runs = load_runs([workdir, *compare])
         file = report_file(workdir, given.output)
         pages = _write_pages(workdir, file)
         write_loaded(runs, file)

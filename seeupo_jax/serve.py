@@ -126,7 +126,8 @@ def _check(config: Config, source: _Source, host: str, port: int) -> None:
         )
     if source.workdir is not None:
         saved_weights(config, source.weights)
-        check_trained(config, source.workdir, source.step)
+        other = "--model=FOLDER to serve a model folder's policy"
+        check_trained(config, source.workdir, source.step, otherwise=other)
     check_sampling(config)
 
 

@@ -106,10 +106,11 @@ def sft(
         config = dataclasses.replace(config, sft=dataclasses.replace(config.sft, data=str(data)))
     quiet_logs()
     prepare_xla()
-    check_places(config, workdir)
+    check_places(config, workdir, make=False)
     if not jax.distributed.is_initialized():
         join_cluster(config)
     check_sft(config)
+    check_places(config, workdir)
     check_shared_places(config, workdir)
     return run_sft(config, workdir, callbacks)
 
@@ -212,11 +213,12 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
         with sentence_errors():
             own = () if given.data is None else (f"sft.data={given.data!r}",)
             config, workdir = load_config(given.config, (*given.override, *own)), given.workdir
-            check_places(config, workdir, make=not given.explain)
+            check_places(config, workdir, make=False)
             join_cluster(config, **cluster_flags(given))
             check_sft(config)
             if given.explain:
                 return print_explanation(explain_sft(config, workdir))
+            check_places(config, workdir)
             check_shared_places(config, workdir)
         launch = Launch.of_command("sft", given.config)
         with sentence_errors((WriteError, NotLearning), code=1):

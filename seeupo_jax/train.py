@@ -101,10 +101,11 @@ def train(
     config, workdir = load_config(config), run_folder(workdir)
     quiet_logs()
     prepare_xla()
-    check_places(config, workdir)
+    check_places(config, workdir, make=False)
     if not jax.distributed.is_initialized():
         join_cluster(config)
     check_config(config)
+    check_places(config, workdir)
     check_shared_places(config, workdir)
     return run_training(config, workdir, callbacks)
 
@@ -225,7 +226,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
         with sentence_errors():
             planned = plan_devices(given)
             config, workdir = read_config(given), given.workdir
-            check_places(config, workdir, make=not given.explain)
+            check_places(config, workdir, make=False)
             if planned is not None:
                 config, missing = check_planned(config)
                 return print_explanation(
@@ -235,6 +236,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
             check_config(config)
             if given.explain:
                 return print_explanation(explain_training(config, workdir))
+            check_places(config, workdir)
             check_shared_places(config, workdir)
         launch = Launch.of_command("train", given.config)
         with sentence_errors((WriteError, NotLearning), code=1):

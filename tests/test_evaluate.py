@@ -130,7 +130,8 @@ def test_a_workdir_without_a_checkpoint_is_refused_and_not_made(tmp_path, capsys
         assert ended.value.code == 2
         assert capsys.readouterr().err == (
             f"error: --workdir: got {tmp_path / name}, which {lacks}; allowed: the folder of a run,"
-            " or --untrained to evaluate the policy that the configuration starts from.\n"
+            " or --untrained (in Python untrained=True) to evaluate the policy that the"
+            " configuration starts from.\n"
         )
     assert list(tmp_path.iterdir()) == [tmp_path / "empty"] and not list(tmp_path.rglob("*/*"))
 

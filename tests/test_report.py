@@ -13,6 +13,7 @@ from process_cases import environment
 
 from seeupo_jax.parallel.file_lock import exclusive
 from seeupo_jax.report import main
+from seeupo_jax.reports.run_data import check_run
 
 
 def run(*arguments, cwd=None):
@@ -107,6 +108,34 @@ def test_a_mistake_is_one_sentence(tmp_path):
         done = run(*arguments)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith("error: ") and done.stderr.strip().endswith(sentence)
+
+
+@pytest.mark.parametrize("flag", ["workdir", "compare"])
+def test_a_folder_that_is_no_run_has_no_report(tmp_path, monkeypatch, capsys, flag):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "report.md").touch()
+    report_cases.write_run(tmp_path / "runs" / "b10", iterations=1)
+    report_cases.write_run(tmp_path / "runs" / "b9", iterations=1)
+    given = {"workdir": [], "compare": ["--workdir=runs/b9"]}[flag]
+    for folder, holds in (("docs", "nothing of a run"), ("runs", "runs: b9, b10")):
+        with pytest.raises(SystemExit) as ended:
+            main(["report", *given, f"--{flag}={folder}"])
+        told = capsys.readouterr()
+        assert (ended.value.code, told.out) == (2, "")
+        assert told.err.startswith(f"error: --{flag}: got ")
+        assert told.err.endswith(f"{folder}, which holds {holds}; allowed: the folder of a run.\n")
+    assert not list(tmp_path.rglob("*.html"))
+
+
+@pytest.mark.parametrize("name", ["run.json", "evaluation", "trajectories", "checkpoints"])
+def test_a_run_just_begun_or_only_evaluated_has_a_report(tmp_path, name):
+    if name == "run.json":
+        report_cases.write_run(tmp_path, iterations=1)
+        (tmp_path / "metrics.jsonl").unlink()
+    else:
+        (tmp_path / name).mkdir()
+    check_run("workdir", tmp_path)
 
 
 def test_one_report_at_a_time_and_while_a_run_writes(tmp_path):

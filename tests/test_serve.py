@@ -160,9 +160,14 @@ REFUSED = {
     "--step: got 'best'; allowed: with --workdir": ["--step=best"],
     "--weights: got 'ema'; allowed: with --workdir": ["--weights=ema"],
     "--model: got 'x' beside --workdir; allowed: one of the two": ["--model=x", "--workdir=runs"],
-    "--workdir: got .*, which is not there; allowed: the folder": ["--workdir=no_such"],
+    "--workdir: got .*, which is not there; allowed: the folder of a run, or --model=FOLDER to": [
+        "--workdir=no_such"
+    ],
     "--port: got 8000 at 203.0.113.7, which cannot be had": ["--host=203.0.113.7"],
-    "model path: got 'no_such'; allowed: a folder": ["--model=no_such", "--port=0"],
+    "model path: got 'no_such'; allowed: a folder .*, or package:NAME": [
+        "--model=no_such",
+        "--port=0",
+    ],
 }
 
 

@@ -205,8 +205,9 @@ class Endpoint:
             if client is not None:
                 return client
         raise CallRefused(
-            "the key: got none that is known; allowed: that of an open episode, as"
-            " `Authorization: Bearer KEY` or `x-api-key: KEY`.",
+            "the key: got none that is known; allowed: that of an open episode, or the one that"
+            " `serve` printed or took from SEEUPO_API_KEY, as `Authorization: Bearer KEY` or"
+            " `x-api-key: KEY`.",
             status=401,
             code="invalid_api_key",
         )

@@ -63,7 +63,7 @@ class Flags(argparse.ArgumentParser):
         if required:
             self._required.append((name, words))
         kind = text if kind is None else kind
-        about = words.rstrip(".")
+        about = words if words.endswith("...") else words.rstrip(".")
         if kind in _METAVARS:
             more.setdefault("metavar", _METAVARS[kind])
         elif isinstance(kind, _Whole):

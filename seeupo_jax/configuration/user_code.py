@@ -8,6 +8,7 @@ import inspect
 import os
 import re
 import sys
+import sysconfig
 import textwrap
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,12 @@ from types import ModuleType
 from typing import Any
 
 NAMES = "1 to 64 letters, digits, underscores, dots and hyphens"  # what `is_name` allows
+# Of this package, of Python's library and of what Python runs without a file.
+_NOT_USERS = (
+    f"{Path(__file__).parents[1]}{os.sep}",
+    f"{sysconfig.get_path('stdlib')}{os.sep}",
+    "<frozen ",
+)
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
@@ -56,23 +63,32 @@ def encodes(text: str) -> bool:
     return text.isascii() or escaped(text) == text
 
 
+def origin(error: BaseException) -> str:
+    """`(METHOD, FILE:LINE)` of the user's code that raised an error; empty: raised by no such code.
+
+    The method is the one that we called, the line the innermost one outside of libraries.
+    """
+    frames = [
+        (frame.f_code, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not frame.f_code.co_filename.startswith(_NOT_USERS)
+        and "site-packages" not in frame.f_code.co_filename
+    ]
+    if not frames:
+        return ""
+    code, line = frames[-1]
+    return f"({frames[0][0].co_name}, {os.path.basename(code.co_filename)}:{line})"
+
+
 def describe(error: BaseException) -> str:
     """An error's class and text in one line, without a full stop."""
-    text = textwrap.shorten(text_of(error), 300, placeholder=" ...")
+    text = textwrap.shorten(text_of(error), 300, placeholder=" [...]")
     return f"{type(error).__name__}: {text}".removesuffix(": ").rstrip(".")
 
 
-def describe_in(error: BaseException, *names: str) -> str:
-    """As `describe`, with the line in a file of a user's `module:attribute` that led to it."""
-    modules = [
-        sys.modules.get(_module_name(name.partition(":")[0])) for name in names if ":" in name
-    ]
-    files = [getattr(module, "__file__", None) for module in modules]
-    frames = traceback.extract_tb(error.__traceback__)
-    places = [
-        f" ({each.filename}, line {each.lineno})" for each in frames if each.filename in files
-    ]
-    return describe(error) + (places[-1] if places else "")
+def located(error: BaseException) -> str:
+    """As `describe`, with its `origin`."""
+    return f"{describe(error)} {origin(error)}".rstrip()
 
 
 def check_arguments(
@@ -133,13 +149,8 @@ def _import(module: str) -> ModuleType:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     if module.endswith(".py"):
-        return _import_file(Path(_module_name(module)))
+        return _import_file(Path(module).absolute())
     return importlib.import_module(module)
-
-
-def _module_name(module: str) -> str:
-    """What `sys.modules` has it under."""
-    return str(Path(module).absolute()) if module.endswith(".py") else module
 
 
 def _import_file(file: Path) -> ModuleType:

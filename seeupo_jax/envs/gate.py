@@ -310,12 +310,14 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 
 def _ask(where: str, question: Callable[[], Any]) -> Any:
-    """The class's answer; an error becomes one sentence, a ValueError's own if it has one."""
+    """The class's answer; an error becomes a sentence with the call, or a ValueError's of ours."""
     try:
         return question()
     except (Exception, SystemExit) as error:
-        own = text_of(error) if isinstance(error, ValueError) else ""
-        raise ValueError(own or f"{where} raised {describe(error)}.") from error
+        own, call = text_of(error), where[where.index(".") : where.index("(") + 1]
+        told = isinstance(error, ValueError) and ("; allowed: " in own or call in own)
+        sentence = own if told else f"{where} raised {describe(error).rstrip('.')}."
+        raise ValueError(sentence) from error
 
 
 def _messages(value: Any, where: str) -> tuple[Message, ...]:
@@ -335,8 +337,7 @@ def _messages(value: Any, where: str) -> tuple[Message, ...]:
 
 def _tools(value: Any) -> tuple[Tool, ...]:
     where = "reset() tools"
-    allowed = "a tuple or a list of dicts with the text name, the text description and the JSON"
-    allowed += " schema parameters"
+    allowed = "a tuple or a list of dicts with texts name and description, JSON schema parameters"
     if not isinstance(value, list | tuple):
         raise _refuse(where, value, allowed)
     for tool in value:
@@ -385,9 +386,8 @@ def check_of_steps(info: Mapping[str, Any], where: str, steps: int) -> None:
 
 def _number(value: Any) -> float | None:
     """A scalar of any library as a float; None: not a scalar."""
-    if isinstance(value, str | bytes) or not hasattr(type(value), "__float__"):
-        return None
-    if getattr(value, "shape", ()) != ():
+    text = isinstance(value, str | bytes)
+    if text or not hasattr(type(value), "__float__") or getattr(value, "shape", ()) != ():
         return None
     try:
         return float(value)

@@ -15,8 +15,12 @@ from typing import Any
 from seeupo_jax.configuration.schema import Evaluation
 from seeupo_jax.metrics.metrics_log import METRICS_FILE, read_metrics
 from seeupo_jax.metrics.phases import total_time
-from seeupo_jax.metrics.run_manifest import read_run_manifest
+from seeupo_jax.metrics.run_manifest import RUN_FILE, read_run_manifest
+from seeupo_jax.trajectories.reader import FOLDER
 
+# Of which a run's folder has at least one, also of a run just begun or only evaluated.
+_OF_A_RUN = (METRICS_FILE, RUN_FILE, FOLDER, "evaluation", "checkpoints")
+_NAMED = 8  # runs in a folder that is none itself
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?(e[-+]?[0-9]{1,3})?")
 
 
@@ -109,6 +113,21 @@ def load_runs(workdirs: Sequence[Path]) -> list[Recorded]:
     """
     folders = [Path(os.path.abspath(workdir)) for workdir in workdirs]
     return [_load(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
+
+
+def check_run(flag: str, folder: Path) -> None:
+    """ValueError where a folder holds nothing that a run writes; it names runs inside, if any."""
+    if not folder.is_dir() or _of_a_run(folder):
+        return
+    runs = sorted((each.name for each in folder.iterdir() if _of_a_run(each)), key=natural)
+    more = ", ..." if len(runs) > _NAMED else ""
+    inside = f", which holds runs: {', '.join(runs[:_NAMED])}{more}"
+    got = f"{folder}{inside if runs else ', which holds nothing of a run'}"
+    raise ValueError(f"--{flag}: got {got}; allowed: the folder of a run.")
+
+
+def _of_a_run(folder: Path) -> bool:
+    return any(os.path.exists(folder / name) for name in _OF_A_RUN)
 
 
 def _load(workdir: Path, name: str) -> Recorded:

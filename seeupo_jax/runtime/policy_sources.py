@@ -64,12 +64,13 @@ class PolicySource(NamedTuple):
 
 
 def check_trained(
-    config: Config, workdir: Path, step: str | None
+    config: Config, workdir: Path, step: str | None, *, otherwise: str
 ) -> tuple[int, dict[str, Any]] | None:
     """Step and notes of the checkpoint that is meant; every process calls it.
 
     Args:
       step: as of `find_step`.
+      otherwise: what else may be meant than a run, for the error.
 
     Returns: None: what is there is damaged.
 
@@ -83,8 +84,8 @@ def check_trained(
         if config.checkpoint.directory is None and not workdir.is_dir():
             lacks = "is not there"
         raise ValueError(
-            f"--workdir: got {workdir}, which {lacks}; allowed: the folder of a run, or --untrained"
-            " to evaluate the policy that the configuration starts from."
+            f"--workdir: got {workdir}, which {lacks}; allowed: the folder of a run, or"
+            f" {otherwise}."
         )
     number = find_step(config, workdir, step)
     return files.newest({}, step=number, partial=True)

@@ -117,8 +117,12 @@ def test_what_a_session_samples_is_that_of_its_own_rules():
             ask(access, "x", extra_body={"top_k": 2})
     with opened(endpoint) as (_, sampled), opened(endpoint, sampling=greedy) as (_, other):
         assert ask(other, "x", temperature=0, top_p=1, extra_body={"top_k": 5})
-        for access, options in ((sampled, {"temperature": 0}), (other, {"top_p": 0.9})):
-            with pytest.raises(openai.BadRequestError, match="for the run decides"):
+        for access, options, more in (
+            (sampled, {"temperature": 0}, "; --temperature of serve sets it"),
+            (other, {"top_p": 0.9}, ""),
+        ):
+            advice = rf"\(agent.*, or --ignore_sampling of serve, ignores the field{more}\)"
+            with pytest.raises(openai.BadRequestError, match=advice):
                 ask(access, "x", **options)
     endpoint.close()
 

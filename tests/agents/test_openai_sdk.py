@@ -245,7 +245,7 @@ def test_another_sampling_is_refused(client, name):
 
 def test_an_unknown_field_is_refused_by_its_name(client):
     messages = [{"role": "user", "content": "x", "mood": "good"}]
-    with pytest.raises(openai.BadRequestError, match="an unknown field") as caught:
+    with pytest.raises(openai.BadRequestError, match="unknown field; .* of serve, ig") as caught:
         client.chat.completions.create(model="m", messages=messages)
     assert caught.value.param == "messages[0].mood"
 

@@ -57,6 +57,9 @@ def own_parts(tmp_path, monkeypatch):
     (tmp_path / "own_parts.py").write_text(OWN)
     (tmp_path / "own_broken.py").write_text("import no_such_dependency\n")
     (tmp_path / "own_failing.py").write_text("raise SystemExit(3)\n")
+    source = "from seeupo_jax.algorithms.estimators import Estimator\n"
+    source += "X = Estimator(print, 'trajectory', needs=('reward',))\n"
+    (tmp_path / "own_needy.py").write_text(source)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield
@@ -108,6 +111,8 @@ def test_names_of_ones_own_stay_texts_and_are_what_they_declare():
         ),
         ({"advantage": "own_broken:X"}, "'own_broken:X' cannot be imported: ModuleNotFoundError"),
         ({"advantage": "own_failing:X"}, "'own_failing:X' cannot be imported: SystemExit: 3."),
+        ({"advantage": "own_needy:X"}, "got ('reward',); allowed: a tuple of reward_N, group_N"),
+        ({"advantage": "own_needy:X"}, ", [...]."),
         (
             {"advantage": "grea"},
             f"advantage: got 'grea'; allowed: one of {', '.join(ESTIMATORS)}, or",

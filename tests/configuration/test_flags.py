@@ -200,6 +200,7 @@ def test_help_lists_every_field_with_default_bounds_and_sentence(command, capsys
         importlib.import_module(f"seeupo_jax.{module}").main([command, *first, "--help"])
     said = capsys.readouterr().out
     lines = said.splitlines()
+    assert ", ;" not in " ".join(said.split())  # a list that goes on, cut
     if command not in CONFIGURED:
         assert "  seed=0" not in lines
         return

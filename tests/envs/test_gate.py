@@ -52,6 +52,9 @@ def fail(error):
         (lambda: fail(SystemExit(1)), r"raised SystemExit: 1\."),
         (lambda: fail(Mute()), r"raised Mute: a Mute whose text cannot be read\."),
         (lambda: fail(ValueError()), r"raised ValueError: \."),
+        (lambda: fail(ValueError("only train.")), r"raised ValueError: only train\."),
+        # as an environment within another has it
+        (lambda: gate.task_ids(Desk(lambda: fail(KeyError(1))), "dev"), r"raised KeyError: 1\."),
     ],
 )
 def test_tasks_that_are_no_list_of_texts_are_refused_in_a_sentence(tasks, wanted):

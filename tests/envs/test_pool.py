@@ -96,6 +96,12 @@ class Flaky:
         raise self.error
 
 
+def raised(error, method, lines, name=None):
+    """The failure of a method that raises, so many lines below its first; name: that is called."""
+    line = method.__code__.co_firstlineno + lines
+    return Failure("env_error", f"{error} ({name or method.__name__}, test_pool.py:{line})")
+
+
 def count(env):
     return env.count()
 
@@ -320,7 +326,7 @@ def test_an_exception_costs_one_call_and_keeps_the_environment(make):
         raise RuntimeError("no such order")
 
     failure, other = ask(pool, [(0, fail), (1, count)])
-    assert failure == Failure("env_error", "RuntimeError: no such order")
+    assert failure == raised("RuntimeError: no such order", fail, 2)
     assert (other, pool.abandoned) == (1, 0)
     assert ask(pool, [(0, count)]) == [3]
 
@@ -332,7 +338,7 @@ def test_an_environment_that_exits_is_an_exception_like_any_other(make):
         raise SystemExit(2)
 
     results = ask(pool, [(0, leave), (1, count)])
-    assert results == [Failure("env_error", "SystemExit: 2"), 1]
+    assert results == [raised("SystemExit: 2", leave, 1), 1]
     assert pool.abandoned == 0
 
 
@@ -453,7 +459,7 @@ def test_what_fails_at_every_try_is_a_failure_and_its_slot_gets_a_new_environmen
     pool = make(retries=2, retry_wait_s=0.001)
     flaky = Flaky(3)
     assert run(pool, [Call(0, flaky, fresh=True)]) == [
-        Outcome(Failure("env_error", "RuntimeError: down"), 2)
+        Outcome(raised("RuntimeError: down", Flaky.__call__, 7), 2)
     ]
     (after,) = ask(pool, [(0, lambda env: env)])
     assert after not in flaky.environments and not after.closed
@@ -465,7 +471,7 @@ def test_only_a_transient_error_repeats_a_call_that_goes_on_and_on_the_same_envi
     transient, lasting = Flaky(2, TransientError("busy")), Flaky(1)
     assert run(pool, [Call(0, transient), Call(1, lasting)]) == [
         Outcome(1, 2),
-        Outcome(Failure("env_error", "RuntimeError: down"), 0),
+        Outcome(raised("RuntimeError: down", Flaky.__call__, 7), 0),
     ]
     assert transient.environments == [before[0]] * 3 and len(lasting.moments) == 1
     assert not before[0].closed
@@ -571,7 +577,7 @@ def test_an_environment_that_cannot_be_made_again_costs_its_own_call(make):
     pool = make(retries=1, retry_wait_s=0.001, made=made)
     broken.set()
     outcomes = run(pool, [Call(0, Flaky(1), fresh=True), Call(1, count)])
-    assert outcomes == [Outcome(Failure("env_error", "OSError: no port left"), 1), Outcome(1, 0)]
+    assert outcomes == [Outcome(raised("OSError: no port left", made, 2, "new"), 1), Outcome(1, 0)]
     broken.clear()
     assert ask(pool, [(0, count), (1, count)]) == [1, 2]
 

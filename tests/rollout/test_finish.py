@@ -1,5 +1,6 @@
 """What an environment pays when the trainer ends its episode reaches the trajectory."""
 
+import re
 import time
 
 import pytest
@@ -95,7 +96,9 @@ def test_a_prompt_that_leaves_no_room_is_told_and_its_reward_belongs_to_no_turn(
 
 def test_finish_is_called_like_step():
     broken, word, busy = play(PaysAtTheEnd, ["broken 9", "word 9", "busy 9"])
-    assert (broken.stop, broken.info["failure"]) == ("env_error", "KeyError: 'ledger'")
+    line = PaysAtTheEnd.finish.__code__.co_firstlineno
+    raised = rf"KeyError: 'ledger' \(finish, test_finish\.py:{line + 5}\)"
+    assert broken.stop == "env_error" and re.fullmatch(raised, broken.info["failure"])
     assert word.info["failure"].startswith("finish(): got '2' (str); allowed: a finite number")
     assert paid(busy) == ("max_turns", (0.25, 2.25), 2.5, 0.5)
     (late,) = play(PaysAtTheEnd, ["late 9"], timeout_s=0.2)

@@ -107,7 +107,7 @@ def test_a_tensor_axis_that_would_cut_a_head_is_told():
     [
         ("rollout.max_context=40000", "max_context: got 40000; allowed: at most the 32768 posit"),
         ("model.attention=cudnn", "attention.*cudnn.*cpu"),
-        ("model.path=runs/nowhere", "got 'runs/nowhere'; allowed: a folder with a config.json, or"),
+        ("model.path=runs/nowhere", "got 'runs/nowhere'; allowed: a folder with a config.json, a"),
         ("lora.path=runs/nowhere", "no file runs/nowhere/adapter_config.json"),
         ("model.param_dtype=bfloat16", "param_dtype: got 'bfloat16'; allowed: 'float32' unless"),
         (

@@ -1,5 +1,6 @@
 """What all commands do before they begin."""
 
+import importlib
 import logging
 import re
 import sys
@@ -9,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 from loaded_python import run
-from places import SUPPORT
+from places import SUPPORT, TINY
 from process_cases import environment
 
 from seeupo_jax.configuration.flags import Flags
-from seeupo_jax.configuration.loading import from_dict
+from seeupo_jax.configuration.loading import from_dict, load_config
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.runtime import cli
 
@@ -67,6 +68,20 @@ def test_a_folder_of_something_else_where_a_policy_is_to_be_is_refused(tmp_path,
         cli.check_places(config, run, make=make)
     (kept / "config.json").touch()
     cli.check_places(config, run, make=make)  # a policy's
+
+
+@pytest.mark.parametrize("name", ["train", "sft"])
+def test_a_configuration_that_is_refused_leaves_no_folder(tmp_path, capsys, name):
+    module = importlib.import_module(f"seeupo_jax.{name}")
+    given = [f"--workdir={tmp_path / 'run'}", "--config.mesh.data=1000", "--config.sft.data=x"]
+    with pytest.raises(SystemExit) as ended:
+        module.main(["", f"--config={TINY}", *given])
+    assert ended.value.code == 2 and capsys.readouterr().err.startswith("error: ")
+    with pytest.raises(ValueError):
+        data = {"data": "x"} if name == "sft" else {}
+        config = load_config(TINY, ["mesh.data=1000"])
+        vars(module)[name](config, workdir=tmp_path / "run", **data)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc can be told to keep memory")

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, cast
 import pydantic
 
 from seeupo_jax.agents.calls import CallRefused
+from seeupo_jax.agents.dialects.sampling_rules import IGNORED_WITH
 from seeupo_jax.configuration.user_code import encodes, escaped
 
 MAX_DEPTH = 100  # of nested lists and objects
@@ -108,7 +109,7 @@ def read_fields(kind: type[Read], tree: Any, *, ignore: bool) -> tuple[Read, lis
     left_out = [e for e in unknown if e["input"] not in NOTHING]
     if left_out and not ignore:
         name = show_path(_path(tree, left_out[0]["loc"]))
-        refuse(name, f"{name}: an unknown field; agent.ignore_sampling=True ignores it.")
+        refuse(name, f"{name}: an unknown field; {IGNORED_WITH} ignores it.")
     names = [show_path(_path(tree, e["loc"])) for e in left_out]
     for path in [_path(tree, e["loc"]) for e in unknown]:
         _remove(tree, path)

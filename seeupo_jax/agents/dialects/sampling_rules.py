@@ -34,6 +34,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
+IGNORED_WITH = "agent.ignore_sampling=True, or --ignore_sampling of serve,"
+
+
 @dataclass(frozen=True)
 class SamplingRules:
     """How the policy is sampled, whatever a request asks for.
@@ -55,11 +58,12 @@ class SamplingRules:
         others = [name for name, value in fields.items() if not self._allows(name, value)]
         if others and not self.ignore:
             name, allowed = others[0], self._allowed(others[0])
+            own = "; --temperature of serve sets it" if name == "temperature" else ""
             raise CallRefused(
                 f"{name}: got {reprlib.repr(fields[name])}; allowed:"
                 f" {' or '.join(map(repr, allowed)) if allowed else 'no value'},"
-                " for the run decides how the policy is sampled (agent.ignore_sampling=True"
-                " ignores the field).",
+                " for the run or server decides how the policy is sampled"
+                f" ({IGNORED_WITH} ignores the field{own}).",
                 code="unsupported_value",
                 param=name,
             )

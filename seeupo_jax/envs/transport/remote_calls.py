@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from seeupo_jax.configuration.user_code import text_of
+from seeupo_jax.configuration.user_code import origin, text_of
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Environment, StepResult, TransientError
 from seeupo_jax.envs.transport import wire
@@ -61,7 +61,7 @@ def answer(
         return json.dumps({"transient": text_of(error)}).encode(), False
     except BaseException as error:  # even SystemExit ends this episode and no other
         on_error()
-        stated = {"type": type(error).__name__, "text": text_of(error)}
+        stated = {"type": type(error).__name__, "text": f"{text_of(error)} {origin(error)}".strip()}
         return json.dumps({"error": stated}).encode(), True
 
 

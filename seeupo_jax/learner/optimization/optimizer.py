@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from seeupo_jax.configuration.optimizer_schema import Optimizer, ParameterGroup
-from seeupo_jax.configuration.user_code import describe_in, import_attribute
+from seeupo_jax.configuration.user_code import import_attribute, located
 from seeupo_jax.learner.optimization.muon import muon_options
 from seeupo_jax.learner.optimization.parameter_groups import REST, labels
 from seeupo_jax.learner.optimization.schedule import by_iteration, step_warmup
@@ -132,7 +132,7 @@ def _named(config: Optimizer, field: str) -> optax.GradientTransformation:
         raise ValueError(
             f"{field}: {config.name} {'failed on' if ':' in config.name else 'refuses'}"
             f" kwargs={dict(config.kwargs)!r} with schedule={config.schedule}:"
-            f" {describe_in(error, config.name)}."
+            f" {located(error)}."
         ) from error
     if not isinstance(optimizer, optax.GradientTransformation):
         raise ValueError(
@@ -331,8 +331,8 @@ def _try_abstractly(
     try:
         jax.eval_shape(step, params)
     except Exception as error:
-        texts = {f"{part.name} with kwargs={dict(part.kwargs)!r}": part.name for part in parts}
+        texts = dict.fromkeys(f"{part.name} with kwargs={dict(part.kwargs)!r}" for part in parts)
         raise ValueError(
             f"{field}: {', '.join(texts)} and schedule={parts[0].schedule} cannot take a step from"
-            f" gradients and parameters alone: {describe_in(error, *texts.values())}."
+            f" gradients and parameters alone: {located(error)}."
         ) from error

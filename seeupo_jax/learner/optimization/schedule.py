@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from seeupo_jax.configuration.schema import Optimizer
-from seeupo_jax.configuration.user_code import describe_in, import_attribute, shown
+from seeupo_jax.configuration.user_code import import_attribute, located, shown
 
 # Iterations that are over and that there are, warm-up left out, and those of the decay at the end
 # -> share of the learning rate.
@@ -112,7 +112,7 @@ def _own_share(name: str, iteration: int, iterations: int) -> float:
     except Exception as error:
         raise ValueError(
             f"config.optimizer.schedule: {name}({iteration}, {iterations}) failed:"
-            f" {describe_in(error, name)}."
+            f" {located(error)}."
         ) from error
     try:
         number = float(share)

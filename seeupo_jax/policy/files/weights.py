@@ -51,8 +51,8 @@ def resolve_path(path: str | Path) -> Path:
     if "third_party" in place.parts:
         fetch = ", which `sh third_party/models/setup.sh` of the repository fetches"
     raise ValueError(
-        f"model path: got {str(path)!r}; allowed: a folder with a {CONFIG_FILE}, or a .gguf"
-        f" file{fetch}."
+        f"model path: got {str(path)!r}; allowed: a folder with a {CONFIG_FILE}, a .gguf file"
+        f"{fetch}, or {PACKAGE}NAME."
     )
 
 

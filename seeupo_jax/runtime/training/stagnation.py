@@ -18,7 +18,7 @@ def check_groups(iteration: int, collected: Collected, *, grouped: bool = True) 
         why = ", since a reward counts beside others of its group only" if grouped else ""
         raise NotLearning(
             f"iteration {iteration} has nothing to learn from{why}:"
-            f" {most_frequent_failure(collected)}."
+            f" {str(most_frequent_failure(collected)).rstrip('.')}."
         )
 
 

@@ -26,11 +26,11 @@ IDLE = {
 
 
 def episodes(*scores):
-    """A group with an episode of each score; None: its environment failed."""
+    """A group with an episode of each score; None, or the reason: its environment failed."""
     return Collected(
         tuple(
-            Trajectory((), 0.0, 0, stop="env_error", info={"failure": "down"})
-            if score is None
+            Trajectory((), 0.0, 0, stop="env_error", info={"failure": score or "down"})
+            if score is None or isinstance(score, str)
             else Trajectory((), score, 0, info={"score": score})
             for score in scores
         ),
@@ -77,6 +77,8 @@ def test_none_lets_any_number_pass_with_a_warning_each():
 
 
 def test_an_iteration_of_failed_environments_is_refused():
+    with pytest.raises(NotLearning, match=r"of them so: f\(\): got 2; allowed: 1\.$"):
+        check_groups(1, episodes("f(): got 2; allowed: 1."))
     check_groups(1, episodes(0.0, None, 1.0))
     with pytest.raises(NotLearning, match="iteration 2 has nothing to learn from.*: down"):
         check_groups(2, episodes(None, None, 1.0))
