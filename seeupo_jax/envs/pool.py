@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from seeupo_jax.configuration.user_code import located
+from seeupo_jax.configuration.user_code import origin
 from seeupo_jax.envs.base import Environment, TransientError
 from seeupo_jax.envs.gate import ProtocolError, describe
 from seeupo_jax.envs.transport.isolated import Isolated
@@ -268,8 +268,8 @@ class EnvPool:
         except BaseException as error:  # even SystemExit ends this episode and no other
             one.transient = issubclass(type(error), TransientError)
             one.answered |= issubclass(type(error), ProtocolError)  # where the answer is checked
-            why = describe(error) if one.transient else located(error)
-            failure = Failure("env_error", why)
+            where = "" if one.transient else origin(error)
+            failure = Failure("env_error", f"{describe(error)} {where}".rstrip())
         if call.fresh and not one.answered:
             _discard(one.environment)
             one.environment = None
