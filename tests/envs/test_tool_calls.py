@@ -170,7 +170,7 @@ def test_deep_values_far_down_the_stack_are_an_ordinary_error():
     def read_below(frames):
         return read_below(frames - 1) if frames else parse_python(f"f({'[' * 190 + ']' * 190})")
 
-    with pytest.raises(ToolCallError, match="too deep"):
+    with pytest.raises(ToolCallError, match="too deep|at most 64 deep"):  # Python 3.13 gets further
         read_below(700)
 
 
