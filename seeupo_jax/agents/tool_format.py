@@ -1,7 +1,7 @@
 """How a model writes its tool calls: from sampled text to content and calls, and back.
 
 A call that breaks its form is no call: the whole text stays content, for the agent to answer.
-Thoughts at the start are content too: `<think>...</think>`, or what the chat template has begun.
+Thoughts at the start are content too: `<think>...</think>`, or what the chat template has opened.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def origin(error: BaseException) -> str:
         (frame.f_code, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
         if not frame.f_code.co_filename.startswith(_NOT_USERS)
-        and "site-packages" not in frame.f_code.co_filename
+        and not {"site-packages", "dist-packages"} & {*Path(frame.f_code.co_filename).parts}
     ]
     if not frames:
         return ""

@@ -315,8 +315,8 @@ def _ask(where: str, question: Callable[[], Any]) -> Any:
         return question()
     except (Exception, SystemExit) as error:
         own, call = text_of(error), where[where.index(".") : where.index("(") + 1]
-        told = isinstance(error, ValueError) and ("; allowed: " in own or call in own)
-        sentence = own if told else f"{where} raised {describe(error).rstrip('.')}."
+        ours = isinstance(error, ValueError) and ("; allowed: " in own or call in own)
+        sentence = own if ours else f"{where} raised {describe(error).rstrip('.')}."
         raise ValueError(sentence) from error
 
 

@@ -18,7 +18,7 @@ from seeupo_jax.metrics.phases import total_time
 from seeupo_jax.metrics.run_manifest import RUN_FILE, read_run_manifest
 from seeupo_jax.trajectories.reader import FOLDER
 
-# Of which a run's folder has at least one, also of a run just begun or only evaluated.
+# Of which a run's folder has at least one, also of a run just started or only evaluated.
 _OF_A_RUN = (METRICS_FILE, RUN_FILE, FOLDER, "evaluation", "checkpoints")
 _NAMED = 8  # runs in a folder that is none itself
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?(e[-+]?[0-9]{1,3})?")

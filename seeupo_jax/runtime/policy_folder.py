@@ -56,7 +56,8 @@ def write_policy(config: Config, policy: build.Policy, params: Any, folder: Path
 def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
     """Writes a folder anew beside its place, then renames it; all processes call it.
 
-    A kill at any moment leaves the old one or the new one complete.
+    A kill at any moment leaves the old one or the new one complete: in its place, or between the
+    two renames at `.before` and `.unfinished` beside it.
 
     Args:
       folder: or a link to it, which stays.
@@ -136,13 +137,10 @@ def export_policy(
 
 
 def _export(config: Config, workdir: Path, step: str | None, folder: Path, part: str) -> int:
-    checkpoints = Checkpoints(
-        find_directory(config.checkpoint, workdir), config.checkpoint.keep, log=_LOGGER.warning
-    )
     # Nothing is computed here, and the devices need not be those that trained.
     model = replace(config.model, attention="xla", remat="none")
     policy, example = _abstract_policy(replace(config, model=model), workdir)
-    found = restore_policy(checkpoints, {part: example}, find_step(config, workdir, step), step)
+    found = restore_policy(config, workdir, step, {part: example})
     if found is None:
         raise ValueError(f"--workdir: got {workdir}; allowed: one that has a checkpoint.")
     restored, state, notes = found
@@ -209,15 +207,17 @@ def find_step(config: Config, workdir: Path, step: str | None) -> int | None:
 
 
 def restore_policy(
-    checkpoints: Checkpoints, example: Any, number: int | None, step: str | None
+    config: Config, workdir: Path, step: str | None, example: Any
 ) -> tuple[int, Any, dict[str, Any]] | None:
     """As `Checkpoints.restore`, of the leaves that `example` has; every process calls it.
 
     Where no step was asked for and that of WORKDIR/policy is damaged, the newest takes its place.
 
     Args:
-      number: what `find_step` gives for `step`.
+      step: as of `find_step`.
     """
+    checkpoints = Checkpoints(find_directory(config.checkpoint, workdir), 1)
+    number = find_step(config, workdir, step)
     optional = step is None and number is not None
     found = checkpoints.restore(example, step=number, partial=True, optional=optional)
     if found is None and optional:

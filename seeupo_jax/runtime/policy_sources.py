@@ -121,9 +121,7 @@ def own_policy(
     made, params = build.load_policy(config, policy_folder(config, workdir))
     restored, iteration = None, 0
     if not untrained:
-        files = Checkpoints(find_directory(config.checkpoint, workdir), 1)
-        number = find_step(config, workdir, step)
-        restored = restore_policy(files, {part: params}, number, step)
+        restored = restore_policy(config, workdir, step, {part: params})
     if restored is not None:
         iteration, state, _ = restored
         params = state[part]

@@ -206,11 +206,11 @@ class _Episode:
 
     def _execute(self, code: str) -> str | None:
         """What a block printed; None: it ran beyond its time, and its server with it."""
-        begun = time.monotonic()
+        began = time.monotonic()
         try:
             return escaped(self._call("execute", code=code))
         except ServerError:
-            if time.monotonic() - begun <= self._options.code_s:
+            if time.monotonic() - began <= self._options.code_s:
                 raise
             return None
 
