@@ -94,18 +94,18 @@ def _explain(config: Config, workdir: Path, which: _Which, split: str, k: int) -
     if server is None:
         folder = policy_folder(config, workdir)
         part = None if which.untrained else saved_weights(config, which.weights)
-        found = explain_policy(config, workdir, folder, part, which.step)
-        same: dict[str, Any] | None = about_policy(config, found.iteration, part)
+        explained = explain_policy(config, workdir, folder, part, which.step)
+        same: dict[str, Any] | None = about_policy(config, explained.iteration, part)
     else:
         check_served(config)
-        found = explain_server(server.url, server.model)
+        explained = explain_server(server.url, server.model)
         same = None if server.model is None else {"server": server.url, "model": server.model}
     path, played = workdir / "evaluation", None
     if same is not None:
         settings = evaluation_settings(config, split, k, same)
         path = path / episodes_name(settings)
         played = read_played(path, settings)
-    return [*found.sections, *explain_episodes(config, split, k, path, played)]
+    return [*explained.sections, *explain_episodes(config, split, k, path, played)]
 
 
 def _choices(
@@ -261,9 +261,9 @@ def _check(config: Config, workdir: Path, which: _Which, split: str) -> None:
         saved_weights(config, weights)
     gate.check_tasks(find_tasks(config), [split], labelled=0)
     if server is None and not untrained:
-        found = check_trained(config, workdir, step, otherwise=_UNTRAINED)
-        if step == "best" and found is not None:
-            warn_of_selection(config, *found, split)
+        selection = check_trained(config, workdir, step, otherwise=_UNTRAINED)
+        if step == "best" and selection is not None:
+            warn_of_selection(config, *selection, split)
 
 
 def _evaluate(

@@ -127,8 +127,8 @@ class _FileTasks:
     def reference(self, task_id: str) -> str | None:
         """The field `reference` of the task's data: that of training, or else of another split."""
         splits = sorted(self._lines, key=lambda split: split != TRAIN)
-        found = (self._lines[split].get(task_id) for split in splits)
-        lines = (line.data for line in found if line is not None)
+        matches = (self._lines[split].get(task_id) for split in splits)
+        lines = (line.data for line in matches if line is not None)
         return next((data["reference"] for data in lines if "reference" in data), None)
 
     def data(self, task_id: str, split: str) -> Mapping[str, Any]:

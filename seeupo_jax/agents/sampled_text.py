@@ -132,8 +132,8 @@ def text_with_mark(tokenizer: Tokenizer, tokens: Sequence[int], mark: str) -> st
     if control is None:
         return tokenizer.text(tokens)
     return "".join(
-        mark * len(list(run)) if found else tokenizer.text(list(run))
-        for found, run in groupby(tokens, key=control.__eq__)
+        mark * len(list(run)) if is_control else tokenizer.text(list(run))
+        for is_control, run in groupby(tokens, key=control.__eq__)
     )
 
 

@@ -178,11 +178,11 @@ class Serving:
 
     def _read(self, call: ModelCall) -> tuple[Conversation, int]:
         """A call's conversation, what was sampled of it untouched; and its group of the engine."""
-        found = self._remembered.find(call.messages, call.tools)
-        new = call.messages if found is None else found.messages
+        remembered = self._remembered.find(call.messages, call.tools)
+        new = call.messages if remembered is None else remembered.messages
         messages = [as_read(each, self._tokenizer, self._format) for each in new]
-        if found is not None:
-            answered = found.answered
+        if remembered is not None:
+            answered = remembered.answered
             return answered.conversation.extend(answered.action, messages), answered.group
         conversation = self._tokenizer.begin(messages, call.tools)
         # Those with the same tools and instructions, on each shard in turn.

@@ -52,11 +52,11 @@ def main(arguments: Sequence[str] = sys.argv) -> int:
     report = Report(setup, given.config)
     print(report.head() + "\n\ncompiling", flush=True)
     for program in programs:
-        found = figures.get(program.kind)
-        if found is None or found.name != program.name:
-            found = measure(setup, program)
-        report.add(program, found)
-        print(f"  {found.name}: {found.compile_s:.0f} s", flush=True)
+        program_figures = figures.get(program.kind)
+        if program_figures is None or program_figures.name != program.name:
+            program_figures = measure(setup, program)
+        report.add(program, program_figures)
+        print(f"  {program_figures.name}: {program_figures.compile_s:.0f} s", flush=True)
     print("\n" + report.text())
     largest = search(setup, report.figures) if given.search else {}
     for name, value in largest.items():
@@ -72,15 +72,15 @@ def _tuned(setup: Setup, file: Path) -> tuple[Setup, dict[str, Figures]]:
       ValueError: a file that is no list of layouts, or nothing fits.
     """
     known = read_layouts(file) if file.exists() else {}
-    found = tune(setup, lambda line: print(line, flush=True))
-    if found is None:
+    tuned = tune(setup, lambda line: print(line, flush=True))
+    if tuned is None:
         raise ValueError(
             f"--tune: none of the layouts that were compiled fits on {setup.topology}; allowed:"
             ' a larger slice, or what docs/tpu.md lists under "If it does not fit".'
         )
-    write_json(file, known | {str(setup.topology): found.fields})
-    print(f"wrote {file}: {setup.topology}: {json.dumps(found.fields)}\n")
-    return prepare(with_fields(setup.given, found.fields), setup.topology), found.figures
+    write_json(file, known | {str(setup.topology): tuned.fields})
+    print(f"wrote {file}: {setup.topology}: {json.dumps(tuned.fields)}\n")
+    return prepare(with_fields(setup.given, tuned.fields), setup.topology), tuned.figures
 
 
 def _command(arguments: Sequence[str]) -> str:

@@ -92,8 +92,8 @@ class Report:
 
     def _memory(self, done: Sequence[Figures]) -> str:
         """HBM of one device by part; what lies beside a program is in brackets."""
-        found = {name for each in done for part in (each.inside, each.beside) for name in part}
-        parts = [name for name in (*self._setup.parts, *_LAST) if name in found]
+        present = {name for each in done for part in (each.inside, each.beside) for name in part}
+        parts = [name for name in (*self._setup.parts, *_LAST) if name in present]
 
         def cell(each: Figures, name: str) -> str:
             if name in each.beside:

@@ -21,10 +21,10 @@ def factors() -> dict[str, tuple[float, float]]:
 
     The estimate is the one without overlap, since one CPU has nothing that overlaps.
     """
-    found: dict[str, list[float]] = {}
+    ratios: dict[str, list[float]] = {}
     for row in measured()["rows"]:
-        found.setdefault(row["part"], []).append(row["measured_s"] / row["serial_s"])
-    return {part: (min(each), max(each)) for part, each in found.items()}
+        ratios.setdefault(row["part"], []).append(row["measured_s"] / row["serial_s"])
+    return {part: (min(each), max(each)) for part, each in ratios.items()}
 
 
 def in_words() -> str:

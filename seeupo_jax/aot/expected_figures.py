@@ -49,7 +49,7 @@ def _traffic(setup: Setup, program: Program) -> list[Collective]:
         group = shape[axis]
         return Collective(kind, (axis,), group, received(kind, group) * size, count, "expected")
 
-    found = [
+    traffic = [
         over("tensor", "all-reduce", 2 * arch.layers * tokens * arch.width * item, passes),
         over(
             "context",
@@ -59,7 +59,7 @@ def _traffic(setup: Setup, program: Program) -> list[Collective]:
         ),
     ]
     if program.kind.startswith("sweep"):
-        found.append(over("fsdp", "all-gather", held * item / shape["fsdp"], times))
+        traffic.append(over("fsdp", "all-gather", held * item / shape["fsdp"], times))
     if program.kind == "sweep/turn":
-        found.append(over("fsdp", "reduce-scatter", held * _FLOAT32, program.trips))
-    return found
+        traffic.append(over("fsdp", "reduce-scatter", held * _FLOAT32, program.trips))
+    return traffic

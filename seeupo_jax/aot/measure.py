@@ -67,7 +67,7 @@ def measure(setup: Setup, program: Program) -> Figures:
     compile_s = time.perf_counter() - began
     text = compiled.as_text()
     mesh = program.mesh
-    found = collectives(text, dict(mesh.shape), unknown_trips=functools.partial(_trips, program))
+    traffic = collectives(text, dict(mesh.shape), unknown_trips=functools.partial(_trips, program))
     work = program.work
     return Figures(
         program.name,
@@ -77,8 +77,8 @@ def measure(setup: Setup, program: Program) -> Figures:
         needed_flops=work.needed,
         executed_flops=work.executed,
         yardstick_flops=flops.six_nd(setup.arch, work.tokens),
-        collectives=tuple(found),
-        roofline=program_roofline(setup, program, found),
+        collectives=tuple(traffic),
+        roofline=program_roofline(setup, program, traffic),
         held=tuple(forbidden(text, setup, program)),
         largest=tuple(hlo.largest_arrays(text, 5)),
     )

@@ -26,11 +26,11 @@ def search(setup: Setup, figures: Mapping[str, Figures]) -> dict[str, float | No
 
     Returns: by field; None where not even the smallest fits.
     """
-    found: dict[str, float | None] = {"batching.microbatch_tokens": _most_tokens(setup)}
+    largest: dict[str, float | None] = {"batching.microbatch_tokens": _most_tokens(setup)}
     rollout = [f for kind, f in figures.items() if kind.startswith("rollout/")]
     if any(map(_holds_cache, rollout)) and all(each.error is None for each in rollout):
-        found["rollout.cache_gib"] = _most_cache(setup, figures)
-    return found
+        largest["rollout.cache_gib"] = _most_cache(setup, figures)
+    return largest
 
 
 def _most_tokens(setup: Setup) -> int | None:

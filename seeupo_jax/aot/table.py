@@ -89,10 +89,10 @@ def _span(least: float, most: float) -> str:
 
 
 def _report(name: str) -> dict[str, Any]:
-    found = read_file(Path(name))
-    if found is None or not _KEYS <= found.keys():
+    report = read_file(Path(name))
+    if report is None or not _KEYS <= report.keys():
         raise Wrong(name, "a file that python -m seeupo_jax.aot --json=FILE wrote")
-    return found
+    return report
 
 
 def main(arguments: Sequence[str] = sys.argv) -> None:

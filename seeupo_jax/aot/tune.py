@@ -60,9 +60,9 @@ class Layout(NamedTuple):
 
     @property
     def iteration(self) -> Iteration:
-        found = estimate_iteration(self.setup, self.programs, self.figures)
-        assert found is not None  # each kind has figures, if expected ones
-        return found
+        estimate = estimate_iteration(self.setup, self.programs, self.figures)
+        assert estimate is not None  # each kind has figures, if expected ones
+        return estimate
 
     @property
     def fits(self) -> bool:
@@ -178,23 +178,23 @@ def _shortest(
     part: str, setup: Setup, tried: Iterable[Fields], log: Callable[[str], None]
 ) -> Layout | None:
     """The shortest iteration among the candidates, by the compiler; None where nothing fits."""
-    found = list[Layout]()
+    compiled_layouts = list[Layout]()
     ranked = _ranked(part, setup, tried)
     log(f"{part}: {len(ranked)} layouts")
     compiled, too_much = 0, math.inf
     for layout in ranked:
         least = layout.iteration.seconds(serial=False)
-        if layout.needs >= too_much or any(least >= other.seconds for other in found):
+        if layout.needs >= too_much or any(least >= other.seconds for other in compiled_layouts):
             continue  # longer also where all of its communication is hidden
         measured = _compiled(layout, _KINDS[part], log)
         if measured is not None and measured.fits:
-            found.append(measured)
+            compiled_layouts.append(measured)
         elif measured is not None:
             too_much = layout.needs
         compiled += 1
-        if len(found) == COMPILED or compiled == 2 * COMPILED:
+        if len(compiled_layouts) == COMPILED or compiled == 2 * COMPILED:
             break
-    return min(found, key=lambda layout: layout.seconds, default=None)
+    return min(compiled_layouts, key=lambda layout: layout.seconds, default=None)
 
 
 def _compiled(layout: Layout, kinds: tuple[str, ...], log: Callable[[str], None]) -> Layout | None:
@@ -238,7 +238,7 @@ def _figures(config: Config, topology: Topology, kinds: tuple[str, ...]) -> dict
 
 def _ranked(part: str, given: Setup, tried: Iterable[Fields]) -> list[Layout]:
     """What can be and has room for what lasts, the shortest iteration by formula first."""
-    found = []
+    layouts = []
     for fields in tried:
         try:
             setup = prepare(with_fields(given.given, fields), given.topology)
@@ -252,8 +252,8 @@ def _ranked(part: str, given: Setup, tried: Iterable[Fields]) -> list[Layout]:
             needs = plan_remat(setup.given, setup.mesh, hbm).needed(setup.given.model.remat)
         programs = {program.kind: program for program in choose_programs(list_programs(setup))}
         figures = {kind: expected_figures(setup, program) for kind, program in programs.items()}
-        found.append(Layout(fields, setup, needs, programs, figures))
-    return sorted(found, key=lambda layout: layout.seconds)
+        layouts.append(Layout(fields, setup, needs, programs, figures))
+    return sorted(layouts, key=lambda layout: layout.seconds)
 
 
 def _told(fields: Fields) -> str:

@@ -33,12 +33,12 @@ def run(flags: argparse.Namespace) -> None:
     Raises:
       ValueError: there is nothing to write about.
     """
-    found, drawn = read(flags.results), {}
+    results, drawn = read(flags.results), {}
     for name, label in _VARIED.items():
         prefix = f"sizes_{name}_"
         points = {
             int(file.removeprefix(prefix)): figures["contenders"]
-            for file, figures in found.items()
+            for file, figures in results.items()
             if file.startswith(prefix)
         }
         if points:
@@ -46,8 +46,8 @@ def run(flags: argparse.Namespace) -> None:
             draw(points, label, plot)
             drawn[label] = Path(os.path.relpath(plot, flags.output.parent)).as_posix()
     flags.output.parent.mkdir(parents=True, exist_ok=True)
-    flags.output.write_text(page(found, drawn))
-    print(f"wrote {flags.output}, from {len(found)} files of {flags.results}")
+    flags.output.write_text(page(results, drawn))
+    print(f"wrote {flags.output}, from {len(results)} files of {flags.results}")
 
 
 def read(folder: Path) -> dict[str, Figures]:
@@ -56,15 +56,15 @@ def read(folder: Path) -> dict[str, Figures]:
     Raises:
       ValueError: no folder, or none in it; a file that holds something else.
     """
-    found = figures_in(folder)
-    if not found:
+    results = figures_in(folder)
+    if not results:
         raise ValueError(f"--results: got {folder}; allowed: a folder with figures of bench runs.")
-    return found
+    return results
 
 
 def figures_in(folder: Path) -> dict[str, Figures]:
     """As `read`, of a folder that may have none."""
-    found = {}
+    results = {}
     for file in sorted(folder.glob("*.json")):
         figures = read_file(file)
         benchmark = None if figures is None else figures.get("benchmark")
@@ -84,8 +84,8 @@ def figures_in(folder: Path) -> dict[str, Figures]:
                 f" of {', '.join(_VARIED)}, or a name that does not begin with sizes_."
             )
         else:
-            found[file.stem] = figures
-    return found
+            results[file.stem] = figures
+    return results
 
 
 def draw(points: Mapping[int, Mapping[str, Mapping[str, Any]]], label: str, path: Path) -> None:
@@ -111,17 +111,17 @@ def draw(points: Mapping[int, Mapping[str, Mapping[str, Any]]], label: str, path
     altair.layer(chart.mark_line(point=True).encode(median), bars).save(path)
 
 
-def page(found: dict[str, Figures], drawn: dict[str, str]) -> str:
+def page(results: dict[str, Figures], drawn: dict[str, str]) -> str:
     """The page in Markdown.
 
     Args:
       drawn: paths of the plots from the page on, by what is varied.
     """
-    parts = [_prose("page_head.md"), _machines(found)]
+    parts = [_prose("page_head.md"), _machines(results)]
     for benchmark, (title, section) in _SECTIONS.items():
         runs = [
             figures
-            for name, figures in found.items()
+            for name, figures in results.items()
             if figures["benchmark"] == benchmark and not name.startswith("sizes_")
         ]
         if runs:
@@ -132,7 +132,7 @@ def page(found: dict[str, Figures], drawn: dict[str, str]) -> str:
             " medians, bars from least to most."
         )
         parts += [f"![seconds per sweep against {label}]({path})" for label, path in drawn.items()]
-    lines = "\n".join(f"{figures['command']}  # {name}" for name, figures in found.items())
+    lines = "\n".join(f"{figures['command']}  # {name}" for name, figures in results.items())
     parts += [f"## Commands\n\n```bash\n{lines}\n```", _prose("page_accelerator.md")]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
@@ -141,12 +141,12 @@ def _prose(name: str) -> str:
     return (importlib.resources.files("seeupo_jax") / "assets" / "bench" / name).read_text()
 
 
-def _machines(found: dict[str, Figures]) -> str:
+def _machines(results: dict[str, Figures]) -> str:
     """Each machine that figures are of, and which."""
     by_machine: dict[str, list[str]] = {}
-    for name, figures in found.items():
+    for name, figures in results.items():
         by_machine.setdefault(machine_line(figures["machine"]), []).append(name)
-    loads = [figures["machine"]["load_before"] for figures in found.values()]
+    loads = [figures["machine"]["load_before"] for figures in results.values()]
     lines = [
         about if len(by_machine) == 1 else f"- {about}: {', '.join(names)}"
         for about, names in by_machine.items()

@@ -53,13 +53,13 @@ def differences(one: Outcome, other: Outcome) -> dict[str, float]:
     """
     same = [step["turns"] for step in one.steps] == [step["turns"] for step in other.steps]
     pairs = list(zip(one.steps, other.steps, strict=True)) if same else []
-    found = {
+    largest = {
         name: max((greatest(a[name], b[name]) for a, b in pairs), default=np.inf)
         for name in ("loss", "kl", "weights")
     }
     same = one.tensors.keys() == other.tensors.keys()
     each = [greatest(one.tensors[n], other.tensors[n]) for n in one.tensors] if same else []
-    return found | {"parameters": max(each, default=np.inf)}
+    return largest | {"parameters": max(each, default=np.inf)}
 
 
 def moved(start: Mapping[str, np.ndarray], after: Outcome) -> dict[str, float]:
@@ -87,11 +87,11 @@ def bounds(moved: Mapping[str, float], dtype: str) -> dict[str, float]:
     return {name: max(least, min(most, _SHARE * size)) for name, size in moved.items()}
 
 
-def require_same(found: Mapping[str, float], name: str, allowed: Mapping[str, float]) -> None:
+def require_same(measured: Mapping[str, float], name: str, allowed: Mapping[str, float]) -> None:
     """Raises ValueError where JAX and a side differ by more than `bounds` allows."""
     wrong = [
         f"{of} by {apart:.2g}, allowed: {allowed[of]:.2g}"
-        for of, apart in found.items()
+        for of, apart in measured.items()
         if not apart <= allowed[of]
     ]
     if wrong:
@@ -138,12 +138,12 @@ def alternate(contenders: Mapping[str, Callable[[int], float]], repeats: int) ->
     Args:
       contenders: from the number of the round to the seconds that it took.
     """
-    found: dict[str, list[float]] = {name: [] for name in contenders}
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(repeats):
         names = list(contenders)
         for name in names if number % 2 == 0 else names[::-1]:
-            found[name].append(contenders[name](number))
-    return {name: Timing(tuple(each)) for name, each in found.items()}
+            seconds[name].append(contenders[name](number))
+    return {name: Timing(tuple(each)) for name, each in seconds.items()}
 
 
 def fastest(timings: Mapping[str, Timing], names: Sequence[str]) -> str:
@@ -170,13 +170,13 @@ def against_torch(
       over: the names of those ratios by way.
     """
     own = [torch_name(way) for way in ways if way not in over]
-    found: dict[str, Any] = {"against": None} | dict.fromkeys(over.values())
+    comparison: dict[str, Any] = {"against": None} | dict.fromkeys(over.values())
     if own:
-        found["against"] = against = fastest(timings, own)
-        found |= ratio(timings[against], timings[JAX])
+        comparison["against"] = against = fastest(timings, own)
+        comparison |= ratio(timings[against], timings[JAX])
     for way in set(ways) & set(over):
-        found[over[way]] = ratio(timings[torch_name(way)], timings[JAX])
-    return found
+        comparison[over[way]] = ratio(timings[torch_name(way)], timings[JAX])
+    return comparison
 
 
 def about(benchmark: str, settings: Settings, arch: Architecture, work: Workload) -> dict[str, Any]:

@@ -148,7 +148,7 @@ def _measure(case: Case, chip: Chip, repeats: int) -> tuple[Iteration, dict[str,
     alone = dataclasses.replace(work, group_size=1)  # no pages are shared
     engine = make_engine(sweeps.policy.network, alone, settings)
     engine.compile(sweeps.params())
-    found: dict[str, list[float]] = {part: [] for part in PARTS}
+    measured: dict[str, list[float]] = {part: [] for part in PARTS}
     for number in range(repeats + 1):
         timer.seconds.clear()
         sweeps.run()
@@ -156,10 +156,10 @@ def _measure(case: Case, chip: Chip, repeats: int) -> tuple[Iteration, dict[str,
         if number:  # the first compiles
             seconds = engine.seconds()
             for part, name in _SAMPLERS.items():
-                found[part].append(seconds[name])
+                measured[part].append(seconds[name])
             for part in _KINDS.values():
-                found[part].append(timer.seconds[part])
-    return estimated, {part: float(np.median(each)) for part, each in found.items()}
+                measured[part].append(timer.seconds[part])
+    return estimated, {part: float(np.median(each)) for part, each in measured.items()}
 
 
 def _fields(case: Case, work: Workload) -> dict[str, Any]:
@@ -197,8 +197,8 @@ def _conversations(case: Case) -> Workload:
 def _estimate(fields: dict[str, Any], chip: Chip) -> Iteration:
     config = load_config(Config(), [f"{name}={value}" for name, value in fields.items()])
     config, _ = choose_remat(config)
-    found = vars(abstract_run(config, make_mesh(config.mesh)))
-    setup = Setup(**found, given=config, source="", topology=Topology(chip, (1,)))
+    planned = vars(abstract_run(config, make_mesh(config.mesh)))
+    setup = Setup(**planned, given=config, source="", topology=Topology(chip, (1,)))
     programs = {each.kind: each for each in choose_programs(list_programs(setup))}
     figures = {kind: Figures(program_roofline(setup, each, ())) for kind, each in programs.items()}
     iteration = estimate_iteration(setup, programs, figures)

@@ -55,23 +55,23 @@ class _Passes:
 
     def branches(self) -> list[np.ndarray]:
         """The same pass with the answers as branches."""
-        found = self._branches()
-        batch, seats, _ = branch_batch(found, all_actions(self.rows), self._learner.shapes)
-        return information_gain(found, seats, self._score(batch), self.trajectories)
+        branches = self._branches()
+        batch, seats, _ = branch_batch(branches, all_actions(self.rows), self._learner.shapes)
+        return information_gain(branches, seats, self._score(batch), self.trajectories)
 
     def separate(self) -> list[np.ndarray]:
         """That pass, and one for the contexts of each turn."""
         self.plain()
-        found, shapes = self._branches(), self._learner.shapes
-        logp = np.zeros((len(found.spans), ANSWER), np.float32)
-        for turn in sorted(set(found.turn_B)):
-            own = [place for place, each in enumerate(found.turn_B) if each == turn]
-            spans = [found.spans[place] for place in own]
-            layout = lay_out(found.rows, spans, shapes, shapes.long)
-            batch = turn_batch(found.rows, layout, shapes, {}, action=shapes.longest)
+        branches, shapes = self._branches(), self._learner.shapes
+        logp = np.zeros((len(branches.spans), ANSWER), np.float32)
+        for turn in sorted(set(branches.turn_B)):
+            own = [place for place, each in enumerate(branches.turn_B) if each == turn]
+            spans = [branches.spans[place] for place in own]
+            layout = lay_out(branches.rows, spans, shapes, shapes.long)
+            batch = turn_batch(branches.rows, layout, shapes, {}, action=shapes.longest)
             logp[own] = self._score(batch)[: len(own), :ANSWER]
-        seats = [(place, 0) for place in range(len(found.spans))]
-        return information_gain(found, seats, logp, self.trajectories)
+        seats = [(place, 0) for place in range(len(branches.spans))]
+        return information_gain(branches, seats, logp, self.trajectories)
 
     def _branches(self) -> Branches:
         return answer_branches(self.rows, self.trajectories, self._answers, self._learner.shapes)

@@ -210,25 +210,25 @@ class JaxSweeps:
 
 def by_file_name(arch: Architecture, params: Any) -> dict[str, np.ndarray]:
     """A tree of the parameters' kind as float32 arrays, by their names in files."""
-    found = {}
+    tensors = {}
     for stored in stored_tensors(arch, params):
         leaf = at(params, stored.path)
         leaf = np.asarray(to_host(leaf if stored.layer is None else leaf[stored.layer]), np.float32)
-        found[stored.names[0]] = leaf.T if stored.transposed else leaf
-    return found
+        tensors[stored.names[0]] = leaf.T if stored.transposed else leaf
+    return tensors
 
 
 def _plain(rows: Rows, step: Step) -> dict[str, Any]:
     """A step as plain values by the names of the `update` command's JSON."""
-    found = {name: float(value) for name, value in jax.device_get(step.metrics).items()}
+    metrics = {name: float(value) for name, value in jax.device_get(step.metrics).items()}
     weight_N = np.full(rows.trajectories, np.nan)
     for segment, owner in enumerate(rows.trajectory_S):  # all of a trajectory's tokens have one
         weight_N[owner] = step.advantage[segment][0]
     weight_N *= np.asarray(step.cumulative_ratio_N)
     return {
         "turns": list(step.turns),
-        "loss": found["loss"],
-        "kl": found["kl"] / found["actions"],
+        "loss": metrics["loss"],
+        "kl": metrics["kl"] / metrics["actions"],
         "weights": weight_N.tolist(),
     }
 
@@ -349,11 +349,11 @@ def _visited(tree: Tree, past: Past | None, block: int, key_block: int) -> jax.A
 def _predicting(targets: list[Any], arch: Architecture) -> float:
     """The share of the chunks of tokens, as `network.token_logp` cuts them, that predict any."""
     at_once = max(1, min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // arch.vocab_size))
-    found = []
+    computed = []
     for target_RX in targets:
         flat = np.asarray(target_RX).reshape(-1)
         chunks = -(-flat.size // at_once)
         chunk = -(-flat.size // chunks)
         padded = np.pad(flat, (0, chunks * chunk - flat.size), constant_values=NO_TARGET)
-        found += (padded.reshape(chunks, chunk) != NO_TARGET).any(1).tolist()
-    return float(np.mean(found))
+        computed += (padded.reshape(chunks, chunk) != NO_TARGET).any(1).tolist()
+    return float(np.mean(computed))

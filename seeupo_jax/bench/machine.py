@@ -87,10 +87,10 @@ def describe(device: jax.Device) -> dict[str, Any]:
 def _processor() -> str:
     """Its name; where Linux tells them, its family too and whether it has vectors of 512 bits."""
     told = _CPUINFO.read_text() if _CPUINFO.exists() else ""
-    found = dict(re.findall(r"^(model name|cpu family|flags)\s*: (.+)$", told, re.M))
-    name = found.get("model name") or platform.processor() or platform.machine()
-    family = f" (family {found['cpu family']})" if "cpu family" in found else ""
-    wide = ", AVX-512" if "avx512f" in found.get("flags", "").split() else ""
+    cpuinfo = dict(re.findall(r"^(model name|cpu family|flags)\s*: (.+)$", told, re.M))
+    name = cpuinfo.get("model name") or platform.processor() or platform.machine()
+    family = f" (family {cpuinfo['cpu family']})" if "cpu family" in cpuinfo else ""
+    wide = ", AVX-512" if "avx512f" in cpuinfo.get("flags", "").split() else ""
     return f"{name}{family}{wide}"
 
 

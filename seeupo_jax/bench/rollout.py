@@ -205,8 +205,8 @@ def converse(engine: SlotEngine, params: Any, work: Workload, seed: int) -> Play
     for key in range(len(conversations)):
         submit(key)
     open_ = len(conversations)
-    while (found := engine.step(open_ > 0)) is not None:
-        for action in found:
+    while (sampled := engine.step(open_ > 0)) is not None:
+        for action in sampled:
             key, conversation = action.key, conversations[action.key]
             actions[key].append(action.tokens)
             logp[key].append(action.logp)

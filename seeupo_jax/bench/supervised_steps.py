@@ -230,7 +230,7 @@ def _verify(
 ) -> dict[str, dict[str, Any]]:
     """The greatest differences from JAX in losses, and in weights after the steps, with what they
     may be."""
-    jax_tensors, found = contenders[JAX].tensors(), {}
+    jax_tensors, differences = contenders[JAX].tensors(), {}
     moved = {
         "loss": max(step.loss for step in steps[JAX]),
         "parameters": max(comparison.greatest(jax_tensors[key], start[key]) for key in start),
@@ -239,14 +239,14 @@ def _verify(
     for name in (name for name in contenders if name != JAX):
         losses = zip(steps[JAX], steps[name], strict=True)
         torch_tensors = contenders[name].tensors()
-        found[name] = {
+        differences[name] = {
             "loss": max(comparison.greatest(a.loss, b.loss) for a, b in losses),
             "parameters": max(
                 comparison.greatest(jax_tensors[key], torch_tensors[key]) for key in jax_tensors
             ),
         }
-        comparison.require_same(found[name], name, allowed)
-    return {"bounds": allowed, "differences": found, "moved": moved}
+        comparison.require_same(differences[name], name, allowed)
+    return {"bounds": allowed, "differences": differences, "moved": moved}
 
 
 def _timed(step: Callable[[], Step]) -> Callable[[int], float]:

@@ -61,12 +61,12 @@ def no_torch(platform: str) -> str | None:
         return "the PyTorch baseline does not run on TPU"
     try:
         load("generate")
-        version, found = torch().__version__, torch().cuda.is_available()
+        version, has_gpu = torch().__version__, torch().cuda.is_available()
     except ValueError as error:  # a sentence already
         return str(error).removeprefix("bench: ").rstrip(".")
     except Exception as error:  # a broken CUDA library raises whatever it likes
         return f"{type(error).__name__}: {error}".splitlines()[0][:300]
-    return None if platform == "cpu" or found else f"PyTorch {version} sees no GPU"
+    return None if platform == "cpu" or has_gpu else f"PyTorch {version} sees no GPU"
 
 
 def torch_device() -> str:

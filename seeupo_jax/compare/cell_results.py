@@ -115,12 +115,12 @@ def by_key(results: Sequence[Result]) -> dict[str, Result]:
 
 def changed_cells(cells: Sequence[Cell], results: Sequence[Result]) -> list[str]:
     """A sentence for each cell that was trained with another definition, which does not count."""
-    found = by_key(results)
+    stored = by_key(results)
     named = {(result.stage, result.name): result for result in results}
     sentences = []
     for cell in cells:
         other = named.get((cell.stage, cell.name))
-        if cell.key in found or other is None:
+        if cell.key in stored or other is None:
             continue
         mine, theirs = cell.definition(), other.definition
         # As texts, as in the key: None is not a field left out, nor is 0 the same as 0.0.

@@ -19,10 +19,10 @@ def seed_interval(values: Sequence[float] | np.ndarray) -> Estimate:
 
     Values that are NaN are left out; of one value there is no interval, of none no mean.
     """
-    found = student_interval(values)
-    if math.isnan(found.low):
-        return found
-    return Estimate(found.value, max(0.0, found.low), min(1.0, found.high))
+    interval = student_interval(values)
+    if math.isnan(interval.low):
+        return interval
+    return Estimate(interval.value, max(0.0, interval.low), min(1.0, interval.high))
 
 
 def student_interval(values: Sequence[float] | np.ndarray) -> Estimate:

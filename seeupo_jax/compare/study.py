@@ -373,7 +373,7 @@ def _grid(value: Any, name: str) -> Grid:
 
 
 def _ablations(values: Mapping[str, Any], recipes: Mapping[str, Point]) -> dict[str, Ablation]:
-    found = {}
+    ablations = {}
     for name, own in _map(values.get("ablations", {}), "ablations").items():
         changes = _point(own, f"ablations.{name}")
         recipe = changes.pop("of", None)
@@ -382,5 +382,5 @@ def _ablations(values: Mapping[str, Any], recipes: Mapping[str, Point]) -> dict[
                 f"study.ablations.{name}.of: got {shown(recipe)}; allowed: one of"
                 f" {', '.join(recipes)}, and for the ablation a name of its own."
             )
-        found[name] = Ablation(recipe, changes)
-    return found
+        ablations[name] = Ablation(recipe, changes)
+    return ablations

@@ -75,8 +75,8 @@ def _outcome(study: Study, results: Mapping[str, Result], folder: Path) -> Itera
         yield "**Preliminary**: some final runs are missing."
     items = []
     for measure, words in MEASURES.items():
-        found = verdicts(compare_with(reference, others, measure))
-        said = [f"{kind} {_of(kind)}{', '.join(n)}" for kind, n in found.items() if n]
+        outcomes = verdicts(compare_with(reference, others, measure))
+        said = [f"{kind} {_of(kind)}{', '.join(n)}" for kind, n in outcomes.items() if n]
         items.append(f"- By {words}, {reference.variant} is {'; '.join(said) or 'alone'}.")
     yield "\n".join(items)
 

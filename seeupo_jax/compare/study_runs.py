@@ -44,21 +44,21 @@ class Places:
 
 def history(cell: Cell, result: Result) -> History:
     """What a finished cell recorded."""
-    found = _figures(cell, result.records)
-    if found is None:
+    ended = _figures(cell, result.records)
+    if ended is None:
         raise ValueError(
             f"--results: got {cell} without its last evaluation; allowed: what this command wrote."
         )
-    return found
+    return ended
 
 
 def _figures(cell: Cell, records: Sequence[Mapping[str, Any]]) -> History | None:
     """The record of a cell; None: no rollout, or not its last evaluation, gave a figure."""
     config = cell.config
-    found = history_of(
+    ended = history_of(
         records, seed=cell.seed, done=True, metric=cell.metric, last=config.iterations
     )
-    return None if found is None or math.isnan(found.after) else found
+    return None if ended is None or math.isnan(ended.after) else ended
 
 
 def tuning_scores(
@@ -71,8 +71,8 @@ def tuning_scores(
     histories: dict[str, list[tuple[Point, History | None]]] = {}
     for cell in study.cells("tuning", {}):
         result = results.get(cell.key)
-        found = None if result is None else history(cell, result)
-        histories.setdefault(cell.variant, []).append((cell.point, found))
+        ended = None if result is None else history(cell, result)
+        histories.setdefault(cell.variant, []).append((cell.point, ended))
     return {
         name: [
             (point, _score(study, [h for at, h in own if at == point], own))
@@ -143,8 +143,8 @@ def _train_stage(
     cells = study.cells(stage, tuned)
     failed: set[str] = set()
     while True:
-        found = by_key(read_results(places.results))
-        left = [cell for cell in cells if cell.key not in found and cell.key not in failed]
+        stored = by_key(read_results(places.results))
+        left = [cell for cell in cells if cell.key not in stored and cell.key not in failed]
         if not left:
             return len(failed)
         tried = False

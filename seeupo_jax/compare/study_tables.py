@@ -57,9 +57,9 @@ def compare_with(reference: Line, others: Sequence[Line], measure: str) -> list[
 
     An area is up to the tokens, or steps, that all runs of the two have got to.
     """
-    found = [(other.variant, *_difference(reference, other, measure)) for other in others]
-    corrected = holm([difference.p for _, _, difference in found])
-    return [Compared(*each, p) for each, p in zip(found, corrected, strict=True)]
+    differences = [(other.variant, *_difference(reference, other, measure)) for other in others]
+    corrected = holm([difference.p for _, _, difference in differences])
+    return [Compared(*each, p) for each, p in zip(differences, corrected, strict=True)]
 
 
 def _difference(reference: Line, other: Line, measure: str) -> tuple[float, Difference]:
@@ -76,13 +76,13 @@ def _difference(reference: Line, other: Line, measure: str) -> tuple[float, Diff
 
 def verdicts(compared: Sequence[Compared]) -> dict[str, list[str]]:
     """The variants that the reference is `ahead` of, `behind` or `undecided`, by a corrected p."""
-    found: dict[str, list[str]] = {"ahead": [], "behind": [], "undecided": []}
+    by_verdict: dict[str, list[str]] = {"ahead": [], "behind": [], "undecided": []}
     for each in compared:
         decided = each.corrected < 0.05
         above = each.difference.estimate.value > 0
         kind = "undecided" if not decided else "ahead" if above else "behind"
-        found[kind].append(each.variant)
-    return found
+        by_verdict[kind].append(each.variant)
+    return by_verdict
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def costs(study: Study, results: Mapping[str, Result]) -> list[Cost]:
             alike.setdefault(kind, []).append(cell)
     rates = {kind: _rates(cells, results) for kind, cells in alike.items()}
     seen: set[str] = set()
-    found = []
+    stages = []
     for stage in STAGES:
         cells = [cell for cell in every if cell.stage == stage]
         new = [c for c in cells if c.key not in results and c.key not in seen]
@@ -177,8 +177,8 @@ def costs(study: Study, results: Mapping[str, Result]) -> list[Cost]:
             spent += cell.config.iterations * rate
         done = sum(cell.key in results for cell in cells)
         iterations = sum(cell.config.iterations for cell in new)
-        found.append(Cost(stage, len(cells), done, iterations, *map(float, spent)))
-    return found
+        stages.append(Cost(stage, len(cells), done, iterations, *map(float, spent)))
+    return stages
 
 
 def _kinds(study: Study, cell: Cell) -> list[tuple]:

@@ -89,8 +89,8 @@ def given_values(given: Any) -> dict[str, Any]:
 
 def _split(given: str) -> tuple[str, tuple[str, ...]]:
     """A file or name, and what its function is called with: nothing, or one text."""
-    found = re.fullmatch(rf"(.+?\.py|{PACKAGE}[^:]+):(.*)", given)
-    return (given, ()) if found is None or Path(given).exists() else (found[1], (found[2],))
+    match = re.fullmatch(rf"(.+?\.py|{PACKAGE}[^:]+):(.*)", given)
+    return (given, ()) if match is None or Path(given).exists() else (match[1], (match[2],))
 
 
 def read_layouts(file: Path) -> dict[str, dict[str, Any]]:
@@ -100,12 +100,12 @@ def read_layouts(file: Path) -> dict[str, dict[str, Any]]:
       ValueError: a file that cannot be read, or that holds something else.
     """
     try:
-        found = json.loads(file.read_text())
+        layouts = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"{file} cannot be read: {describe(error)}.") from error
-    if not isinstance(found, dict) or not all(isinstance(x, dict) for x in found.values()):
+    if not isinstance(layouts, dict) or not all(isinstance(x, dict) for x in layouts.values()):
         raise ValueError(f"{file}: allowed: an object of objects, slices and fields by name.")
-    return found
+    return layouts
 
 
 def lay_out(config: ConfigDict, file: Path, slice: str | None) -> ConfigDict:
@@ -168,10 +168,10 @@ def _module(path: Path) -> ModuleType:
 
 def _values(module: ModuleType, path: Path, function: str, argument: tuple[str, ...] = ()) -> Any:
     """What the function returns, in plain values."""
-    found = getattr(module, function, None)
-    if not callable(found):
+    build = getattr(module, function, None)
+    if not callable(build):
         raise _NoConfig(f"--config: {path} has no function {function}().")
-    return _plain(found(*argument))
+    return _plain(build(*argument))
 
 
 def _plain(values: Any, within: tuple[int, ...] = ()) -> Any:

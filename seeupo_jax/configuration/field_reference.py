@@ -69,12 +69,12 @@ def fields_help(width: int) -> str:
 @functools.cache
 def describe_groups() -> Mapping[str, str]:
     """What each group of `describe_fields` is about, in its order."""
-    found = {"": _first_sentence(Config)}
+    descriptions = {"": _first_sentence(Config)}
     hints = typing.get_type_hints(Config)
     for field in describe_fields():
-        if field.group and field.group not in found:
-            found[field.group] = _first_sentence(_group_class(field.group, hints))
-    return types.MappingProxyType(found)
+        if field.group and field.group not in descriptions:
+            descriptions[field.group] = _first_sentence(_group_class(field.group, hints))
+    return types.MappingProxyType(descriptions)
 
 
 def _group_class(group: str, hints: Mapping[str, Any]) -> type:
@@ -136,7 +136,7 @@ def _type_name(hint: Any) -> str:
 @functools.cache
 def _sentences(cls: type) -> Mapping[str, str]:
     """The text below each field in a dataclass's source, and in those that it extends."""
-    found: dict[str, str] = {}
+    sentences: dict[str, str] = {}
     for each in reversed(cls.__mro__):
         if not dataclasses.is_dataclass(each):
             continue
@@ -146,5 +146,5 @@ def _sentences(cls: type) -> Mapping[str, str]:
             target = node.target if isinstance(node, ast.AnnAssign) else None
             text = after.value if isinstance(after, ast.Expr) else None
             if isinstance(target, ast.Name) and isinstance(text, ast.Constant):
-                found[target.id] = " ".join(str(text.value).split())
-    return types.MappingProxyType(found)
+                sentences[target.id] = " ".join(str(text.value).split())
+    return types.MappingProxyType(sentences)

@@ -214,11 +214,11 @@ class _Whole:
 
 def size(value: str) -> int:
     """Bytes, from texts such as 95GiB, 80GB or 1.5TiB."""
-    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([MGT])(i?)B", value.strip())
-    count = 0.0 if found is None else float(found[1])
-    if found is None or not count:
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([MGT])(i?)B", value.strip())
+    count = 0.0 if match is None else float(match[1])
+    if match is None or not count:
         raise Wrong(value, "a size above 0 with its unit, as 95GiB (MiB, GiB, TiB, MB, GB, TB)")
-    return int(count * (1024 if found[3] else 1000) ** (" KMGT".index(found[2])))
+    return int(count * (1024 if match[3] else 1000) ** (" KMGT".index(match[2])))
 
 
 def positive(value: str) -> float:

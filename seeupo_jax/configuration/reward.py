@@ -60,7 +60,7 @@ def check_rewards(rewards: Sequence[Reward]) -> None:
     Raises:
       ValueError: one sentence with the field, what was got and what is allowed.
     """
-    found: set[str] = set()
+    labels: set[str] = set()
     for number, reward in enumerate(rewards):
         field = f"config.rewards[{number}]"
         if reward.function is None and reward.name is None:
@@ -74,12 +74,12 @@ def check_rewards(rewards: Sequence[Reward]) -> None:
                 f"{field}.name: got 'env' for a function; allowed: another name, since 'env' is the"
                 " environment's own reward."
             )
-        if reward.label in found:
+        if reward.label in labels:
             raise ValueError(
                 f"{field}.name: got {reward.label!r}, which an earlier reward has; allowed: a name"
                 " of its own."
             )
-        found.add(reward.label)
+        labels.add(reward.label)
 
 
 def reward_weights(rewards: Sequence[Reward]) -> dict[str, float]:

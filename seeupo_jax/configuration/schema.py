@@ -287,9 +287,9 @@ def recipe_fields(recipe: str) -> dict[str, Any]:
 
 @functools.cache
 def _own_recipe(recipe: str) -> dict[str, Any]:
-    found = import_attribute(recipe, "config.recipe", "recipe", _may_be_a_recipe)
+    imported = import_attribute(recipe, "config.recipe", "recipe", _may_be_a_recipe)
     try:
-        fields = found() if callable(found) else found
+        fields = imported() if callable(imported) else imported
     except (Exception, SystemExit) as error:  # of a user's code
         raise ValueError(f"config.recipe: {recipe} failed: {describe(error)}.") from error
     if not isinstance(fields, Mapping):

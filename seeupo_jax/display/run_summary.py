@@ -104,8 +104,8 @@ def _evaluations(lines: Sequence[Mapping[str, Any]], split: str) -> list[dict[st
         for line in lines:
             estimate = read_estimates(line).get(name)
             if estimate is not None:
-                found = {"low": estimate.low, "high": estimate.high, "value": estimate.value}
-                row = {k: None if math.isnan(v) else v for k, v in found.items()}
+                interval = {"low": estimate.low, "high": estimate.high, "value": estimate.value}
+                row = {k: None if math.isnan(v) else v for k, v in interval.items()}
                 row |= {"series": series, "iteration": line["iteration"] + i * shift}
                 evaluations.append(row)
     known = {row["series"] for row in evaluations if row["value"] is not None}
@@ -216,12 +216,12 @@ def _where_to_look(workdir: Path) -> str:
         "live charts": (TENSORBOARD_FOLDER, "tensorboard --logdir={}"),
         "checkpoints": (CHECKPOINT_FOLDER, "{}"),
     }
-    found = [
+    lines = [
         f"  {label:<16}{form.format(workdir / name)}\n"
         for label, (name, form) in places.items()
         if (workdir / name).exists()
     ]
-    return "".join(["Where to look next\n", *found])
+    return "".join(["Where to look next\n", *lines])
 
 
 def _series(lines: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:

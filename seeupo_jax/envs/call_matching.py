@@ -80,11 +80,11 @@ def match_soft(similarity_PG: np.ndarray) -> np.ndarray:
     while _lack(plan_PG) > _TOLERANCE:
         # A round of Sinkhorn's iteration always comes nearer; where calls of one name nearly
         # balance their references, it would take 100,000 of them, and Newton's method a few.
-        found = [potential_G - REGULARIZATION * np.log(references * plan_PG.sum(0))]
+        candidates = [potential_G - REGULARIZATION * np.log(references * plan_PG.sum(0))]
         newton_G = potential_G + _newton_step(plan_PG)
         if np.ptp(newton_G) <= 1:  # as the solution's: similarities differ by 1 at most
-            found.append(newton_G)
-        potential_G = min(found, key=lambda each_G: _lack(_plan(similarity_PG, each_G)))
+            candidates.append(newton_G)
+        potential_G = min(candidates, key=lambda each_G: _lack(_plan(similarity_PG, each_G)))
         plan_PG = _plan(similarity_PG, potential_G)
     return (plan_PG * similarity_PG).sum(1)
 

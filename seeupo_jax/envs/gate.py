@@ -183,11 +183,11 @@ def task_ids(environment: Tasks, split: str) -> list[str]:
       ValueError: one sentence: no such split, no tasks, or what is no list of texts.
     """
     where = f"{type(environment).__name__}.task_ids({split!r})"
-    found = _ask(where, lambda: environment.task_ids(split))
-    listed = hasattr(found, "__len__") and hasattr(found, "__getitem__")
-    if not listed or isinstance(found, str | bytes | Mapping):
-        raise ValueError(str(_refuse(where, found, "a list of texts")))
-    tasks = _ask(where, lambda: list(found))
+    returned = _ask(where, lambda: environment.task_ids(split))
+    listed = hasattr(returned, "__len__") and hasattr(returned, "__getitem__")
+    if not listed or isinstance(returned, str | bytes | Mapping):
+        raise ValueError(str(_refuse(where, returned, "a list of texts")))
+    tasks = _ask(where, lambda: list(returned))
     if not tasks:
         raise ValueError(f"{where}: got no task; allowed: at least one.")
     texts = [task for task in tasks if isinstance(task, str)]
@@ -207,18 +207,18 @@ def task_shares(environment: Tasks, split: str) -> list[TaskShare]:
     if not callable(getattr(environment, "task_shares", None)):
         return [TaskShare("", 1.0, every)]
     where = f"{type(environment).__name__}.task_shares({split!r})"
-    found = _ask(where, lambda: cast(Shared, environment).task_shares(split))
-    shares = isinstance(found, list | tuple) and all(isinstance(s, TaskShare) for s in found)
+    returned = _ask(where, lambda: cast(Shared, environment).task_shares(split))
+    shares = isinstance(returned, list | tuple) and all(isinstance(s, TaskShare) for s in returned)
     if not shares:
-        raise ValueError(str(_refuse(where, found, "a list of TaskShare")))
-    if sorted(task for share in found for task in share.task_ids) != sorted(every):
+        raise ValueError(str(_refuse(where, returned, "a list of TaskShare")))
+    if sorted(task for share in returned for task in share.task_ids) != sorted(every):
         raise ValueError(f"{where}: got other tasks than task_ids({split!r}); allowed: the same.")
-    for share in found:
+    for share in returned:
         weight = _number(share.weight)
         if not share.task_ids or weight is None or not 0 < weight < math.inf:
             got = f"{share.name!r} with {len(share.task_ids)} tasks and weight {share.weight!r}"
             raise ValueError(f"{where}: got {got}; allowed: at least one task, a weight > 0.")
-    return list(found)
+    return list(returned)
 
 
 def labels(environment: Tasks, task_id: str) -> dict[str, str]:
@@ -231,13 +231,13 @@ def labels(environment: Tasks, task_id: str) -> dict[str, str]:
     if not callable(getattr(environment, "labels", None)):
         return {}
     where = f"{type(environment).__name__}.labels({task_id!r})"
-    found = _ask(where, lambda: cast(Labelled, environment).labels(task_id))
-    if not isinstance(found, Mapping):
-        raise ValueError(str(_refuse(where, found, "a dict of texts")))
-    for label, value in found.items():
+    returned = _ask(where, lambda: cast(Labelled, environment).labels(task_id))
+    if not isinstance(returned, Mapping):
+        raise ValueError(str(_refuse(where, returned, "a dict of texts")))
+    for label, value in returned.items():
         if not all(isinstance(text, str) and encodes(text) for text in (label, value)):
-            raise ValueError(str(_refuse(where, dict(found), "a dict of texts")))
-    return dict(found)
+            raise ValueError(str(_refuse(where, dict(returned), "a dict of texts")))
+    return dict(returned)
 
 
 def reference(environment: Tasks, task_id: str) -> str | None:
@@ -249,26 +249,26 @@ def reference(environment: Tasks, task_id: str) -> str | None:
     if not callable(getattr(environment, "reference", None)):
         return None
     where = f"{type(environment).__name__}.reference({task_id!r})"
-    found = _ask(where, lambda: cast(Referenced, environment).reference(task_id))
-    if found is not None and not (isinstance(found, str) and found and encodes(found)):
-        raise ValueError(str(_refuse(where, found, "a text that is not empty, or None")))
-    return found
+    returned = _ask(where, lambda: cast(Referenced, environment).reference(task_id))
+    if returned is not None and not (isinstance(returned, str) and returned and encodes(returned)):
+        raise ValueError(str(_refuse(where, returned, "a text that is not empty, or None")))
+    return returned
 
 
 def labels_of(
     environment: Tasks, tasks: Collection[str], warn: Callable[[str], None]
 ) -> dict[str, dict[str, str]]:
     """The labels of several tasks; one whose labels fail has none, and `warn` gets a sentence."""
-    found, wrong = {}, []
+    by_task, wrong = {}, []
     for task_id in tasks:
         try:
-            found[task_id] = labels(environment, task_id)
+            by_task[task_id] = labels(environment, task_id)
         except ValueError as error:
-            found[task_id] = {}
+            by_task[task_id] = {}
             wrong.append(str(error))
     if wrong:
         warn(f"{len(wrong)} of {len(tasks)} tasks have no labels: {wrong[0]}")
-    return found
+    return by_task
 
 
 def check_tasks(environment: Tasks, splits: Sequence[str], *, labelled: int) -> None:

@@ -153,12 +153,12 @@ class DemonstratingMixture(Mixture):
                 f"mixture demonstrations: got options {options[wrong[0]]!r} for {wrong[0]!r};"
                 f" allowed: {', '.join(self._parts)}, each with a dict of options."
             )
-        found = [
+        demonstrations = [
             made.demonstrations(split, **options.get(label, {}))
             for label in self._parts
             if isinstance(made := self._part(label), Demonstrator)
         ]
-        return _Interleaved(found)
+        return _Interleaved(demonstrations)
 
     def vocabulary(self) -> Sequence[str]:
         """All environments' words."""

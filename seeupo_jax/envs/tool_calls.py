@@ -211,7 +211,7 @@ def _keep_backslashes(match: re.Match[str]) -> str:
     token = match.group()
     if match.string[match.start() - 1] in "rR":  # at least the list's bracket stands before it
         return token
-    return _BACKSLASH.sub(lambda found: found.group() if found.group(1) else r"\\", token)
+    return _BACKSLASH.sub(lambda escape: escape.group() if escape.group(1) else r"\\", token)
 
 
 def _read_call(node: ast.expr) -> ToolCall:

@@ -83,11 +83,11 @@ def sampled_credit(
         "truncated_N": jnp.zeros(shape_N, bool),
         "metric_N": turns_N if entropy_NK is None else jnp.mean(entropy_NK, axis=1),
     }
-    found = estimator.credit(arrays, choices)
+    credit = estimator.credit(arrays, choices)
     if estimator.level == "trajectory":
-        return _same_in_all_turns(found.advantage, batch)
-    returns = jnp.zeros_like(found.advantage) if found.returns is None else found.returns
-    return Credit(found.advantage, returns, found.clip_scale if algorithm.adapts_clip else None)
+        return _same_in_all_turns(credit.advantage, batch)
+    returns = jnp.zeros_like(credit.advantage) if credit.returns is None else credit.returns
+    return Credit(credit.advantage, returns, credit.clip_scale if algorithm.adapts_clip else None)
 
 
 def expected_credit(algorithm: Algorithm, batch: Batch) -> Credit:

@@ -141,12 +141,12 @@ def load_problem(path: str | Path) -> Problem:
         with np.load(path) as file:
             known = ("mean", "probability", "turn_mean", "noise")
             arrays = {key: file[key] for key in known if key in file}
-            found = ", ".join(file.files)
+            names = ", ".join(file.files)
     except _UNREADABLE as error:
         why = str(error) or type(error).__name__
         raise ValueError(f"--problem_file: got {path}, which numpy cannot read: {why}.") from None
     if "mean" not in arrays:
-        raise ValueError(f"--problem_file: got {path} with {found or 'no array'}; allowed: mean.")
+        raise ValueError(f"--problem_file: got {path} with {names or 'no array'}; allowed: mean.")
     return Problem(path.stem, **{"probability": np.ones(arrays["mean"].shape)} | arrays)
 
 

@@ -122,8 +122,8 @@ class Learner:
 
     def scored(self, params: Any, batch: TurnBatch) -> Scored:
         """The result of `begin` for a batch."""
-        found = self.begin(params, batch)
-        return found if isinstance(found, Scored) else Scored(found)
+        result = self.begin(params, batch)
+        return result if isinstance(result, Scored) else Scored(result)
 
     @property
     def routing(self) -> Routing | None:
@@ -295,14 +295,14 @@ def score_program(
     temperature: float,
     replicated: jax.sharding.Sharding | None,
     full: bool = False,
-    **found: bool,
+    **statistics: bool,
 ) -> Callable[..., Any]:
     """One program for all learners of a network: few of the algorithm's choices matter to it.
 
     Args:
-      full: whether it finds more than log-probabilities; `found` are what, of `score_in_full`.
+      full: whether it computes more than log-probabilities: the `statistics` of `score_in_full`.
     """
-    run = functools.partial(turn_step.score_in_full, **found) if full else turn_step.score
+    run = functools.partial(turn_step.score_in_full, **statistics) if full else turn_step.score
 
     def score(frozen: Any, params: Any, batch: TurnBatch) -> Any:
         merged = join(on_device(params), frozen)

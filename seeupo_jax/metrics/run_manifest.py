@@ -76,11 +76,11 @@ def read_run_manifest(workdir: str | Path) -> dict[str, Any] | None:
 
 def versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
     """Versions of Python and of the installed packages; this one's from its source tree too."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for package in packages:
         try:
-            found[package] = metadata.version(package)
+            installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             if package == "seeupo_jax":
-                found[package] = "not installed: from its source tree"
-    return found
+                installed[package] = "not installed: from its source tree"
+    return installed

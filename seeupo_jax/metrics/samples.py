@@ -13,11 +13,11 @@ from seeupo_jax.types import Trajectory, TrajectoryStats
 
 def histograms_of(learned: Sequence[TrajectoryStats | None]) -> dict[str, np.ndarray]:
     """Histograms of advantages, and of weights M at every turn (from 1); of finite numbers."""
-    found = [each for each in learned if each is not None]
-    turns = max((len(each.weight_K) for each in found), default=0)
-    values = {"sweep/advantage": np.array([each.advantage for each in found])}
+    stats = [each for each in learned if each is not None]
+    turns = max((len(each.weight_K) for each in stats), default=0)
+    values = {"sweep/advantage": np.array([each.advantage for each in stats])}
     for turn in range(turns):
-        weights = [each.weight_K[turn] for each in found if len(each.weight_K) > turn]
+        weights = [each.weight_K[turn] for each in stats if len(each.weight_K) > turn]
         values[f"sweep/weight/turn={turn + 1}"] = np.array(weights, np.float64)
     finite = {name: x[np.isfinite(x)] for name, x in values.items()}
     return {name: x for name, x in finite.items() if x.size}

@@ -118,13 +118,13 @@ def evaluation_table(metrics: Mapping[str, float]) -> str:
     Raises:
       ValueError: there is not one evaluation in these metrics.
     """
-    found = [match for key in metrics if (match := _ROW.fullmatch(key))]
-    names = list(dict.fromkeys(match["metric"] for match in found))
-    if len({match["prefix"] for match in found}) != 1:
+    matches = [match for key in metrics if (match := _ROW.fullmatch(key))]
+    names = list(dict.fromkeys(match["metric"] for match in matches))
+    if len({match["prefix"] for match in matches}) != 1:
         raise ValueError(f"metrics: got {len(metrics)}; allowed: those of one evaluation.")
     rows = [("", "tasks", "failed", *names)]
-    for kind in dict.fromkeys(match["kind"] for match in found):
-        prefix = found[0]["prefix"]
+    for kind in dict.fromkeys(match["kind"] for match in matches):
+        prefix = matches[0]["prefix"]
         estimates = (
             Estimate(*(metrics[f"{prefix}/{name}{end}{kind}"] for end in ("", "_low", "_high")))
             for name in names

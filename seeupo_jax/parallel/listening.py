@@ -67,7 +67,7 @@ def _addresses(
     """Addresses of a host, IPv4 first; a name may not resolve as soon as the machine is up."""
     while True:
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             break
         except OSError as error:
             if time.monotonic() > deadline:
@@ -75,8 +75,8 @@ def _addresses(
                     f"{name}: got {host}:{port} ({error.strerror}); allowed: a host that is known."
                 ) from None
         time.sleep(_RETRY_S)
-    found.sort(key=lambda one: one[0] != socket.AF_INET)
-    return [(family, address) for family, _, _, _, address in found]
+    addresses.sort(key=lambda one: one[0] != socket.AF_INET)
+    return [(family, address) for family, _, _, _, address in addresses]
 
 
 def _names_loopback(host: str) -> bool:

@@ -117,20 +117,20 @@ def parse_topology(name: str) -> Topology:
     Raises:
       ValueError: an unknown chip, or a shape or size that it does not come in.
     """
-    found = re.fullmatch(r"(\w+)(?::(\d+(?:x\d+)*)|-(\d{1,9}))(?:\*([1-9]\d*))?", name)
-    kinds = CHIPS if found is None or found[3] is None else _TYPES
-    if found is None or found[1] not in kinds:
+    match = re.fullmatch(r"(\w+)(?::(\d+(?:x\d+)*)|-(\d{1,9}))(?:\*([1-9]\d*))?", name)
+    kinds = CHIPS if match is None or match[3] is None else _TYPES
+    if match is None or match[1] not in kinds:
         raise ValueError(
             f"--topology: got {name!r}; allowed: CHIP:SHAPE as in v5p:4x4x4 with a chip of"
             f" {', '.join(CHIPS)}, or an accelerator type of gcloud as in v5p-128, of"
             f" {', '.join(_TYPES)}; either with *SLICES behind it."
         )
-    slices = int(found[4] or 1)
-    if found[3] is not None:
-        chip, shape = _of_type(name, found[1], int(found[3]))
+    slices = int(match[4] or 1)
+    if match[3] is not None:
+        chip, shape = _of_type(name, match[1], int(match[3]))
         return Topology(chip, shape, slices)
-    chip = CHIPS[found[1]]
-    shape = tuple(int(side) for side in found[2].split("x"))
+    chip = CHIPS[match[1]]
+    shape = tuple(int(side) for side in match[2].split("x"))
     exists = shape in (_FLAT if chip.dims == 2 else _SMALL) or _of_cubes(chip, shape)
     if not exists:
         raise ValueError(f"--topology: got {name!r}; allowed for {chip.name}: {_allowed(chip)}.")
@@ -199,10 +199,10 @@ def topology_devices(topology: Topology) -> list[jax.Device]:
         options["chip_config_name"] = "megacore"
     one = f"{topology.chip.name}:{'x'.join(map(str, topology.shape))}"
     try:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=one, **options)
+        description = topologies.get_topology_desc(platform="tpu", topology_name=one, **options)
     except RuntimeError as error:
         raise ValueError(_why_not(topology, error)) from error
-    return list(found.devices)
+    return list(description.devices)
 
 
 def _why_not(topology: Topology, error: Exception) -> str:
@@ -224,9 +224,9 @@ def usable_hbm(device: jax.Device) -> int:
     try:
         jax.jit(lambda x: x + 1).lower(x).compile()
     except jax.errors.JaxRuntimeError as error:
-        found = re.search(r"available HBM \(([\d.]+)([KMGT]?)\)", str(error))
-        found = found or re.search(r"of ([\d.]+)([KMGT]?) hbm", str(error))
-        if found is not None:
-            return int(float(found[1]) * _UNITS[found[2]])
+        match = re.search(r"available HBM \(([\d.]+)([KMGT]?)\)", str(error))
+        match = match or re.search(r"of ([\d.]+)([KMGT]?) hbm", str(error))
+        if match is not None:
+            return int(float(match[1]) * _UNITS[match[2]])
         raise
     raise AssertionError("a TiB fits")

@@ -74,7 +74,7 @@ def collectives(
       mesh_shape: sizes of the mesh's axes by name, in its order.
     """
     module = parse(text)
-    found = []
+    operations = []
     for computation, runs in module.runs(unknown_trips).items():
         scattered = computation.startswith("all-reduce-scatter")
         for instruction in module.computations[computation].values():
@@ -85,14 +85,14 @@ def collectives(
             axes, group = _span(_groups(instruction.rest, mesh_shape), mesh_shape)
             size = module.operand_bytes(computation, instruction) * received(kind, group)
             scope = module.scope(computation, instruction)
-            found.append(Collective(kind, axes, group, size, runs, scope))
-    return found
+            operations.append(Collective(kind, axes, group, size, runs, scope))
+    return operations
 
 
-def by_kind_and_axis(found: Sequence[Collective]) -> list[Traffic]:
+def by_kind_and_axis(operations: Sequence[Collective]) -> list[Traffic]:
     """The collectives' sums by kind and axes, most bytes first."""
     same: dict[tuple[str, tuple[str, ...]], list[Collective]] = {}
-    for each in found:
+    for each in operations:
         same.setdefault((each.kind, each.axes), []).append(each)
     rows = [
         Traffic(*key, sum(c.count for c in group), sum(c.total for c in group))

@@ -80,18 +80,18 @@ def _turn_ends(config: Config) -> list[int]:
     return [-(-rollout.max_context * (1 + max(step)) // rollout.max_turns) for step in steps]
 
 
-def refresh_ends(found: AbstractRun) -> list[int]:
+def refresh_ends(run: AbstractRun) -> list[int]:
     """As `step_ends`, of the passes that refresh weights after a turn: none where steps do both."""
-    algorithm = found.config.algorithm
-    if found.learner.fused or not algorithm.weighs:
+    algorithm = run.config.algorithm
+    if run.learner.fused or not algorithm.weighs:
         return []
-    return _turn_ends(found.config)[:-1]
+    return _turn_ends(run.config)[:-1]
 
 
-def old_ends(found: AbstractRun) -> list[int]:
+def old_ends(run: AbstractRun) -> list[int]:
     """As `step_ends`, of the passes before a turn that score it by the policy of then."""
-    by_turn = found.config.algorithm.old_policy == "turn" and not found.learner.fused
-    return _turn_ends(found.config) if by_turn else []
+    by_turn = run.config.algorithm.old_policy == "turn" and not run.learner.fused
+    return _turn_ends(run.config) if by_turn else []
 
 
 def covariance_ends(config: Config) -> list[int]:
@@ -102,53 +102,53 @@ def covariance_ends(config: Config) -> list[int]:
     return [] if config.algorithm.covariance == "none" else step_ends(config)[1:]
 
 
-def iteration_flops(found: AbstractRun) -> float:
+def iteration_flops(run: AbstractRun) -> float:
     """FLOPs of an iteration whose conversations all end at `max_context` and share nothing.
 
     Every round of dynamic sampling has as many; reference answers that are scored, as many tokens.
     """
-    config, arch, shapes = found.config, found.policy.network.arch, found.learner.shapes
+    config, arch, shapes = run.config, run.policy.network.arch, run.learner.shapes
     algorithm, parts = config.algorithm, minibatches(config)
     context, length = config.rollout.max_context, shapes.lengths[-1]
 
     def rows(tokens: int, of: int = 1) -> int:
-        return -(-found.trajectories * tokens // (of * length))
+        return -(-run.trajectories * tokens // (of * length))
 
-    sampled = [Pass(found.trajectories, context, head=context // 2)]
+    sampled = [Pass(run.trajectories, context, head=context // 2)]
     scored = [rows(context)] * (scoring_passes(config) + algorithm.scores_gain)
-    scored += [rows(end) for end in refresh_ends(found) + old_ends(found)]
+    scored += [rows(end) for end in refresh_ends(run) + old_ends(run)]
     scored += [rows(end, parts) for end in covariance_ends(config)]
     passes = sampled * (1 + algorithm.dynamic_sampling)
     passes += [Pass(count, length, head=length, trees=shapes.share) for count in scored]
     if algorithm.critic != "none":
         passes.append(Pass(rows(context), length, trees=shapes.share))
     ends = step_ends(config)
-    steps = [step_flops(found, rows(end, parts), length, computed=True) for end in ends]
+    steps = [step_flops(run, rows(end, parts), length, computed=True) for end in ends]
     if algorithm.scorer is not None:
-        each = scorer_flops(found, rows(context), length, computed=True)
+        each = scorer_flops(run, rows(context), length, computed=True)
         steps += [each] * algorithm.scorer_epochs
     return sum(flops.forward_flops(arch, each) for each in passes) + sum(steps)
 
 
-def step_flops(found: AbstractRun, rows: int, length: int, *, computed: bool) -> float:
+def step_flops(run: AbstractRun, rows: int, length: int, *, computed: bool) -> float:
     """FLOPs of a sweep's step on so many rows of a length; see `flops.turn_step_flops`."""
-    shapes = found.learner.shapes
+    shapes = run.learner.shapes
     return flops.turn_step_flops(
-        found.policy.network.arch,
+        run.policy.network.arch,
         rows,
         length,
         shapes.action,
         trees=shapes.share,
-        refresh=shapes.chunk if found.learner.fused else 0,
-        critic=found.config.algorithm.critic,
+        refresh=shapes.chunk if run.learner.fused else 0,
+        critic=run.config.algorithm.critic,
         computed=computed,
     )
 
 
-def scorer_flops(found: AbstractRun, rows: int, length: int, *, computed: bool) -> float:
+def scorer_flops(run: AbstractRun, rows: int, length: int, *, computed: bool) -> float:
     """FLOPs of the scorer's step, on all action tokens, likewise."""
-    arch, kind = found.policy.network.arch, found.config.algorithm.scorer
-    trees = found.learner.shapes.share
+    arch, kind = run.policy.network.arch, run.config.algorithm.scorer
+    trees = run.learner.shapes.share
     return flops.scorer_step_flops(arch, kind, rows, length, trees=trees, computed=computed)
 
 
@@ -159,11 +159,11 @@ def scoring_passes(config: Config) -> int:
     return 1 + reads_reference(algorithm) + scored
 
 
-def time_lines(found: AbstractRun) -> list[str]:
+def time_lines(run: AbstractRun) -> list[str]:
     """The estimates in words, and what they rest on."""
-    platform, count = found.policy.mesh.devices.flat[0].platform, cores()
+    platform, count = run.policy.mesh.devices.flat[0].platform, cores()
     if platform != "cpu":
-        arch = found.policy.network.arch
+        arch = run.policy.network.arch
         lines = [f"not estimated for {platform}; python -m seeupo_jax.aot estimates TPU slices"]
         if arch.layers > 1 and not arch.scan_layers:
             lines.append(
@@ -171,10 +171,10 @@ def time_lines(found: AbstractRun) -> list[str]:
                 " an H200's busy host; with config.model.scan_layers=True one layer is compiled"
             )
         return lines
-    names = [*found.rollout_programs(), *found.sweep_programs()]
-    compiling = compile_seconds(names, found.policy.network.arch)
-    iteration = iteration_flops(found) / _CORE_FLOPS
-    rollout = found.config.rollout
+    names = [*run.rollout_programs(), *run.sweep_programs()]
+    compiling = compile_seconds(names, run.policy.network.arch)
+    iteration = iteration_flops(run) / _CORE_FLOPS
+    rollout = run.config.rollout
     return [
         f"compiling what is not in the cache: about {compiling / min(WORKERS, count):.0f} s on the"
         f" {count} cores here, where nothing else runs: {compiling:.0f} s of one core, each program"

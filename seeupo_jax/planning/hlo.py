@@ -52,8 +52,8 @@ class Instruction:
     @property
     def scope(self) -> str:
         """The scope in the source that it comes from; empty if unknown."""
-        found = _SCOPE.search(self.rest)
-        return found[1] if found else ""
+        match = _SCOPE.search(self.rest)
+        return match[1] if match else ""
 
     @property
     def called(self) -> list[str]:
@@ -72,8 +72,8 @@ class Instruction:
     @property
     def index(self) -> int | None:
         """Which part of a tuple it takes; None where it does not."""
-        found = re.search(r"index=(\d+)", self.rest)
-        return int(found[1]) if found and self.op == "get-tuple-element" else None
+        match = re.search(r"index=(\d+)", self.rest)
+        return int(match[1]) if match and self.op == "get-tuple-element" else None
 
 
 @dataclass
@@ -164,13 +164,13 @@ def parse(text: str) -> Module:
     module, here, last = Module(), "", None
     for line in text.splitlines():
         header = _COMPUTATION.match(line)
-        found = _INSTRUCTION.match(line) if here else None
+        match = _INSTRUCTION.match(line) if here else None
         if header:
             here = header[2]
             module.computations[here] = {}
             module.entry = here if header[1] else module.entry
-        elif found:
-            root, *parts = found.groups()
+        elif match:
+            root, *parts = match.groups()
             last = Instruction(*parts)
             module.computations[here][last.name] = last
             if root:
@@ -210,8 +210,8 @@ class Array:
 
 def largest_arrays(text: str, n: int) -> list[Array]:
     """The n largest arrays that lie in memory, one of each type and shape, largest first."""
-    found = _distinct(array for array in _arrays(parse(text)) if array.op not in _ALIASES)
-    return sorted(found, key=lambda array: -array.bytes)[:n]
+    arrays = _distinct(array for array in _arrays(parse(text)) if array.op not in _ALIASES)
+    return sorted(arrays, key=lambda array: -array.bytes)[:n]
 
 
 def find_shapes(text: str, predicate: Callable[[str, tuple[int, ...]], bool]) -> list[Array]:

@@ -44,11 +44,11 @@ def plan_devices(given: argparse.Namespace) -> Planned | None:
     try:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", given.devices)
-        found = jax.device_count()
+        available = jax.device_count()
     except RuntimeError as error:
         raise ValueError(f"--devices: got {given.devices}, and {error}.") from None
-    if found != given.devices:
+    if available != given.devices:
         raise ValueError(
-            f"--devices: got {given.devices}; allowed: {found}, which XLA_FLAGS ask for here."
+            f"--devices: got {given.devices}; allowed: {available}, which XLA_FLAGS ask for here."
         )
     return Planned(given.device_memory)

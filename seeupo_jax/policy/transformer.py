@@ -244,13 +244,15 @@ class Transformer(nnx.Module):
 
         keys = () if past is None else past.keys
         given_NLG = None if given_NLG is None else deal(given_NLG)
-        found = self._run(deal(tokens_NL), tree_mask.depth_NL, keys, attend, given_NLG)
+        computed = self._run(deal(tokens_NL), tree_mask.depth_NL, keys, attend, given_NLG)
         if devices == 1:
-            return found
-        hidden_NLD = zigzag.collect(found.hidden_NLD, devices, "embed")
+            return computed
+        hidden_NLD = zigzag.collect(computed.hidden_NLD, devices, "embed")
         axes = (head_axes(self.arch.kv_heads)[0], "head_dim")
-        kept = [KeyValues(*(zigzag.collect(x, devices, *axes) for x in new)) for new in found.keys]
-        routed_NLG = found.routed_NLG
+        kept = [
+            KeyValues(*(zigzag.collect(x, devices, *axes) for x in new)) for new in computed.keys
+        ]
+        routed_NLG = computed.routed_NLG
         if routed_NLG is not None:
             routed_NLG = zigzag.collect(routed_NLG, devices, None)
         return Computed(hidden_NLD, kept, routed_NLG)
@@ -327,8 +329,8 @@ class Transformer(nnx.Module):
                 self.each_layer(), past or [None] * self.arch.layers, given, strict=True
             ):
                 graph, state = nnx.split(layer)
-                x, found = remat(functools.partial(body, graph))(state, x, *own)
-                kept.append(found)
+                x, layer_output = remat(functools.partial(body, graph))(state, x, *own)
+                kept.append(layer_output)
         routed = [routed_NLP for _, routed_NLP in kept if routed_NLP is not None]
         routed_NLG = jnp.concatenate(routed, axis=-1) if routed else None
         return Computed(self.norm(x), [keys for keys, _ in kept], routed_NLG)

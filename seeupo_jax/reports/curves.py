@@ -51,8 +51,8 @@ def kinds_section(runs: Sequence[Recorded]) -> Section:
     by_turns, trajectories = "Success by number of turns", "Trajectories by number of turns"
     by_label: list[Chart | None] = []
     for name in (name for name in _evaluations(runs) if " avg@" in name):
-        found = {_label(k) for run in runs for k in _evaluated_kinds(run, name)}
-        for label in sorted(found, key=natural):
+        kinds = {_label(k) for run in runs for k in _evaluated_kinds(run, name)}
+        for label in sorted(kinds, key=natural):
             series = _evaluated_by(runs, name, label)
             by_label.append(range_chart(f"{name} by {label}", series, kind=label))
     for label in labels:

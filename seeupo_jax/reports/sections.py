@@ -85,13 +85,13 @@ def overlay(
 
 def charted(runs: Sequence[Recorded], section: str) -> dict[str, Sequence[Chart | None]]:
     """The charts of a section of `CHARTS` that any of the runs has data for, by title."""
-    found: dict[str, Sequence[Chart | None]] = {}
+    charts: dict[str, Sequence[Chart | None]] = {}
     for name, title in CHARTS[section].items():
         unit = METRICS[name].unit
         domain = (0.0, 1.0) if unit.startswith("share") else None
         if measures := _measures(runs, name, title):
-            found[title] = overlay(title, runs, measures, y=unit, domain=domain)
-    return found
+            charts[title] = overlay(title, runs, measures, y=unit, domain=domain)
+    return charts
 
 
 def _measures(runs: Sequence[Recorded], name: str, title: str) -> Measures:

@@ -80,16 +80,16 @@ def failures_section(runs: Sequence[Recorded]) -> Section:
 
 def _failures(run: Recorded) -> dict[tuple[str, str], Counter[int]]:
     """How many episodes failed in each iteration, by where and why."""
-    found: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)
+    counts: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)
     for where, metric, causes in _failing(run):
         known: Counter[int] = Counter()
         for iteration, cause, count in causes:
             known[iteration] += count
-            found[where, cause][iteration] += count
+            counts[where, cause][iteration] += count
         for iteration, count in run.series(metric):
             if count > known[iteration]:
-                found[where, _UNKNOWN][iteration] += count - known[iteration]
-    return found
+                counts[where, _UNKNOWN][iteration] += count - known[iteration]
+    return counts
 
 
 def _failing(run: Recorded) -> Iterator[tuple[str, str, list[tuple[int, str, float]]]]:

@@ -162,10 +162,10 @@ class Judge:
 
     def _score(self, reply: str) -> float:
         matches = (pattern.findall(reply) for pattern in self._patterns)
-        found = next(filter(None, matches), None)
-        if found is None:
+        match = next(filter(None, matches), None)
+        if match is None:
             raise NoScore("no score in the reply")
-        number = found[-1].replace(_MINUS, "-")
+        number = match[-1].replace(_MINUS, "-")
         score = float(number.replace(",", ".") if self._decimal_comma else number)
         if not self._low <= score <= self._high:
             raise ScoreOutOfRange(f"got {score:g}; allowed: {self._low:g} to {self._high:g}")

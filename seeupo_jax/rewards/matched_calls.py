@@ -47,13 +47,13 @@ class MatchedCalls:
             return ()
 
     def _reference(self, info: Mapping[str, Any]) -> list[ToolCall]:
-        found = info.get(self._field)
-        if not isinstance(found, list) or not all(map(_is_call, found)):
+        calls = info.get(self._field)
+        if not isinstance(calls, list) or not all(map(_is_call, calls)):
             raise ValueError(
-                f"info[{self._field!r}]: got {shown(found)}; allowed: a list of reference calls,"
+                f"info[{self._field!r}]: got {shown(calls)}; allowed: a list of reference calls,"
                 ' each {"name": text, "arguments": dict}.'
             )
-        return [ToolCall(call["name"], call["arguments"]) for call in found]
+        return [ToolCall(call["name"], call["arguments"]) for call in calls]
 
 
 def _is_call(value: Any) -> bool:

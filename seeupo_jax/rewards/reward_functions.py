@@ -77,15 +77,15 @@ def load_functions(rewards: Sequence[Reward]) -> tuple[RewardFunction, ...]:
 def load_function(reward: Reward, field: str) -> RewardFunction:
     """The function that a reward names; `field` is where, in errors. Raises: as above."""
     where, options = f"{field}.function", dict(reward.options)
-    found = import_attribute(reward.function, where, "function or class", callable)
+    function = import_attribute(reward.function, where, "function or class", callable)
     close: Callable[[], None] = _nothing_to_close
-    if inspect.isclass(found):
-        _check_call(found, (), options, f"{where}: {reward.function}", f"{field}.options")
-        found, options = _make(found, options, f"{where}: {reward.function}"), {}
-        own = getattr(found, "close", None)
+    if inspect.isclass(function):
+        _check_call(function, (), options, f"{where}: {reward.function}", f"{field}.options")
+        function, options = _make(function, options, f"{where}: {reward.function}"), {}
+        own = getattr(function, "close", None)
         close = own if callable(own) else close
-    _check_call(found, (_EPISODE,), options, f"{where}: {reward.function}", f"{field}.options")
-    call = functools.partial(found, **options)
+    _check_call(function, (_EPISODE,), options, f"{where}: {reward.function}", f"{field}.options")
+    call = functools.partial(function, **options)
     return RewardFunction(reward.label, call, reward.concurrency, reward.timeout_s, close)
 
 

@@ -117,8 +117,8 @@ def resample(
             break
         collected.append(sample(number, [*itertools.islice(others, len(idle))]))
         fresh = groups_of(collected[-1].trajectories).values()
-        found = [group for group in fresh if signals(group)]
-        for place, group in zip(idle, found, strict=False):
+        learnable = [group for group in fresh if signals(group)]
+        for place, group in zip(idle, learnable, strict=False):
             left_out += groups[place]
             groups[place] = [replace(trajectory, group=place) for trajectory in group]
         left_out += [t for group in fresh if not signals(group) for t in group]

@@ -53,8 +53,8 @@ def try_estimator(name: str, estimator: Estimator, choices: Mapping[str, Any]) -
     needed = {key: arrays[key] for key in estimator.inputs(choices)}
 
     def credit(arrays: Mapping[str, Any]) -> tuple[Any, ...]:
-        found = estimator.credit(arrays, choices)._replace(part_NQ=None)  # for metrics alone
-        return tuple(x for x in found if x is not None)
+        result = estimator.credit(arrays, choices)._replace(part_NQ=None)  # for metrics alone
+        return tuple(x for x in result if x is not None)
 
     results = _tried(name, wanted, credit, needed)
     masks = {"advantages": mask, "returns": arrays["mask_NL"], "clip scales": arrays["mask_NK"]}

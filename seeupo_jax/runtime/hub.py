@@ -198,7 +198,7 @@ def _settings(
     of_kind: those of its kind of run.
     """
     optimizer, versions = config.optimizer, manifest.get("versions", {})
-    found = {
+    settings = {
         "model": config.model.path,
         **of_kind,
         "optimizer": f"{optimizer.name}, learning rate {optimizer.learning_rate:g}",
@@ -208,7 +208,7 @@ def _settings(
         "versions": _words({name: versions[name] for name in _VERSIONS if name in versions}),
         "command": " ".join(map(str, manifest.get("command", ()))),
     }
-    return {name: value for name, value in found.items() if value not in (None, "")}
+    return {name: value for name, value in settings.items() if value not in (None, "")}
 
 
 def _words(devices: Any) -> str | None:

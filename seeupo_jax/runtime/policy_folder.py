@@ -140,10 +140,10 @@ def _export(config: Config, workdir: Path, step: str | None, folder: Path, part:
     # Nothing is computed here, and the devices need not be those that trained.
     model = replace(config.model, attention="xla", remat="none")
     policy, example = _abstract_policy(replace(config, model=model), workdir)
-    found = restore_policy(config, workdir, step, {part: example})
-    if found is None:
+    checkpoint = restore_policy(config, workdir, step, {part: example})
+    if checkpoint is None:
         raise ValueError(f"--workdir: got {workdir}; allowed: one that has a checkpoint.")
-    restored, state, notes = found
+    restored, state, notes = checkpoint
     write_policy(config, policy, state[part], folder)
     if step == "best":
         warn_of_selection(config, restored, notes, config.evaluation.split)
@@ -219,10 +219,10 @@ def restore_policy(
     checkpoints = Checkpoints(find_directory(config.checkpoint, workdir), 1)
     number = find_step(config, workdir, step)
     optional = step is None and number is not None
-    found = checkpoints.restore(example, step=number, partial=True, optional=optional)
-    if found is None and optional:
+    restored = checkpoints.restore(example, step=number, partial=True, optional=optional)
+    if restored is None and optional:
         return checkpoints.restore(example, partial=True)
-    return found
+    return restored
 
 
 def _exported_step(checkpoints: Checkpoints) -> int | None:
@@ -232,10 +232,10 @@ def _exported_step(checkpoints: Checkpoints) -> int | None:
     if best is None or best[0] == step or not notes["config"]["checkpoint"]["keep_best"]:
         return None
     try:
-        found = checkpoints.newest({}, step=best[0], partial=True)
+        newest = checkpoints.newest({}, step=best[0], partial=True)
     except ValueError:  # a life that kept fewer checkpoints removed it
         return None
-    return None if found is None else found[0]
+    return None if newest is None else newest[0]
 
 
 def _abstract_policy(config: Config, workdir: Path) -> tuple[build.Policy, Any]:

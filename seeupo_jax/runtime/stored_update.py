@@ -65,15 +65,15 @@ def update(
 
 
 def _plain_step(rows: Rows, step: Step) -> dict[str, Any]:
-    found = {name: float(value) for name, value in jax.device_get(step.metrics).items()}
+    metrics = {name: float(value) for name, value in jax.device_get(step.metrics).items()}
     advantage_N = _means(rows, step.advantage, step.turns)
     advantage_N[rows.trajectory_S[~rows.updated_S]] = np.nan
     return {
         "turns": list(step.turns),
-        "loss": plain(found["loss"]),
-        "kl": plain(found["kl"] / found["actions"]),
-        "grad_norm": plain(found["grad_norm"]),
-        "clip_fraction": plain(found["clipped"] / found["actions"]),
+        "loss": plain(metrics["loss"]),
+        "kl": plain(metrics["kl"] / metrics["actions"]),
+        "grad_norm": plain(metrics["grad_norm"]),
+        "clip_fraction": plain(metrics["clipped"] / metrics["actions"]),
         "weights": plain(advantage_N * np.asarray(step.cumulative_ratio_N)),
     }
 

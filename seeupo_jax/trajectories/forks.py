@@ -134,15 +134,15 @@ def find_forks(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     if any(trajectory.parent is not None for trajectory in trajectories):
         return list(trajectories)
     groups: dict[int, list[list[tuple[int, bytes, bytes]]]] = {}
-    found = []
+    with_parents = []
     for trajectory in trajectories:
         earlier, own = groups.setdefault(trajectory.group, []), _beginnings(trajectory)
         common = [_common(own, other) for other in earlier]
         earlier.append(own)
         fork = max(common, default=0)
         parent = common.index(fork) if fork else None
-        found.append(dataclasses.replace(trajectory, parent=parent, fork=fork))
-    return found
+        with_parents.append(dataclasses.replace(trajectory, parent=parent, fork=fork))
+    return with_parents
 
 
 def _beginnings(trajectory: Trajectory) -> list[tuple[int, bytes, bytes]]:

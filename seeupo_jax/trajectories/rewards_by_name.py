@@ -22,11 +22,11 @@ def named_rewards(
       first: names that come first, where trajectories have them; then `env`, then the others by the
         alphabet: the order of the trajectories does not matter.
     """
-    found = {name for t in trajectories for name in t.rewards}
+    named = {name for t in trajectories for name in t.rewards}
     # Without names all of a reward is the environment's own.
     given = [t.rewards if t.rewards else {OWN_REWARD: t.reward} for t in trajectories]
-    names = [name for name in dict.fromkeys((*first, OWN_REWARD)) if name in found]
-    names += sorted(found.difference(names))
+    names = [name for name in dict.fromkeys((*first, OWN_REWARD)) if name in named]
+    names += sorted(named.difference(names))
     return {name: np.array([g.get(name, 0.0) for g in given], np.float64) for name in names}
 
 

@@ -266,7 +266,7 @@ def _check_lengths(
 
 def _check_turns(turn: Sequence[np.ndarray], where: str) -> None:
     """Turns count from 0, none twice and none left out, and rise within a segment."""
-    found: list[int] = []
+    turns: list[int] = []
     for turn_L in turn:
         acted = turn_L[turn_L != CONTEXT]
         if acted.size and turn_L[0] != CONTEXT:
@@ -278,9 +278,9 @@ def _check_turns(turn: Sequence[np.ndarray], where: str) -> None:
             raise ValueError(
                 f"{where}: turn: got {after} after {before}; allowed: indices that do not decrease."
             )
-        found += np.unique(acted).tolist()
-    if sorted(found) != list(range(len(found))):
-        got = ", ".join(map(str, found))
+        turns += np.unique(acted).tolist()
+    if sorted(turns) != list(range(len(turns))):
+        got = ", ".join(map(str, turns))
         raise ValueError(
             f"{where}: turn: got the turns {short(got)}; allowed: 0, 1, 2, ..., each in one"
             " segment and none left out."

@@ -78,10 +78,10 @@ class TrajectoryWriter:
         """
         while len(self._pending) >= _WAITING:
             self._pending.popleft().result()
-        found = [None] * len(trajectories) if stats is None else stats
+        stats_or_none = [None] * len(trajectories) if stats is None else stats
         kept = [
             (trajectory, what)
-            for trajectory, what in zip(trajectories, found, strict=True)
+            for trajectory, what in zip(trajectories, stats_or_none, strict=True)
             if self._keeps(shard, trajectory.group)
         ]
         if kept:

@@ -237,10 +237,12 @@ def _join(blocks: Sequence[Any]) -> str:
 
 
 def _ending(completion: Completion) -> dict[str, Any]:
-    found = completion.stopped_at if completion.finish == "stop" else None
+    stop_sequence = completion.stopped_at if completion.finish == "stop" else None
     return {
-        "stop_reason": _STOP_REASONS[completion.finish] if found is None else "stop_sequence",
-        "stop_sequence": found,
+        "stop_reason": _STOP_REASONS[completion.finish]
+        if stop_sequence is None
+        else "stop_sequence",
+        "stop_sequence": stop_sequence,
     }
 
 

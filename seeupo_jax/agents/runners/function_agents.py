@@ -38,21 +38,21 @@ def load_function(agent: Agent) -> AgentFunction:
       ValueError: none that is async and takes (task, client); one sentence.
     """
     name = str(agent.name)
-    found = import_attribute(name, "config.agent.name", "function", callable)
-    either = (inspect.unwrap(found), found.__call__)  # of an object, its method
-    if isinstance(found, type) or not any(map(inspect.iscoroutinefunction, either)):
+    function = import_attribute(name, "config.agent.name", "function", callable)
+    either = (inspect.unwrap(function), function.__call__)  # of an object, its method
+    if isinstance(function, type) or not any(map(inspect.iscoroutinefunction, either)):
         raise ValueError(
             f"config.agent.name: {name} is no async function; allowed: async def"
             " agent(task, client), in which synchronous code runs by asyncio.to_thread."
         )
     try:
-        check_arguments(inspect.signature(found), (_TASK, None), agent.options)
+        check_arguments(inspect.signature(function), (_TASK, None), agent.options)
     except TypeError as error:
         raise ValueError(
-            f"config.agent.name: {name}{inspect.signature(found)} cannot be called ({error});"
+            f"config.agent.name: {name}{inspect.signature(function)} cannot be called ({error});"
             " allowed: what takes a task, a client, and the keywords of config.agent.options."
         ) from None
-    return functools.partial(found, **agent.options)
+    return functools.partial(function, **agent.options)
 
 
 class FunctionAgents:

@@ -142,11 +142,11 @@ class Estimator:
         needed = {name: arrays[name] for name in self._needed(choices)}
         options = {keyword: choices[name] for keyword, name in self.options.items()}
         result = self._program(**needed, **options)
-        found = Credit(*result) if isinstance(result, tuple) else Credit(result)
+        credit = Credit(*result) if isinstance(result, tuple) else Credit(result)
         if self._standardizes(choices):
             mask, clip = arrays[LEVELS[self.level]], choices["advantage_clip"]
-            found = found._replace(advantage=standardize(found.advantage, mask, clip=clip))
-        return found
+            credit = credit._replace(advantage=standardize(credit.advantage, mask, clip=clip))
+        return credit
 
     def _needed(self, choices: Mapping[str, Any]) -> tuple[str, ...]:
         return (*self.needs, *(name for name, choice in self.asked.items() if choices[choice]))

@@ -63,23 +63,23 @@ def run(flags: argparse.Namespace) -> None:
     ends = time.monotonic() + 60 * flags.minutes
     environment = _environment(rehearse=flags.rehearse)
     device = _probe(environment, rehearse=flags.rehearse)
-    _check_same(_found(flags.out), device, flags)
+    _check_same(read_results(flags.out), device, flags)
     flags.out.mkdir(parents=True, exist_ok=True)
     if device["count"] > 1:  # the baseline uses one
         environment |= _first_device(device["platform"], environment)
     jobs, too_large = _jobs(flags, device)
     budget_s = ends - time.monotonic()
     reasons = too_large | work_through(jobs, flags.out, budget_s=budget_s, environment=environment)
-    found, files = _found(flags.out), [flags.out / PAGE]
+    results, files = read_results(flags.out), [flags.out / PAGE]
     if flags.page is not None:
         files.append(flags.page)
     elif not flags.rehearse and (DOCS / "benchmarks.md").is_file():
         files.append(DOCS / PAGE)
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(page(PIECES, found, reasons, device, rehearsal=flags.rehearse))
+        file.write_text(page(PIECES, results, reasons, device, rehearsal=flags.rehearse))
         print(f"wrote {file}")
-    if any(_went_wrong(values) for values in found.values()):
+    if any(_went_wrong(values) for values in results.values()):
         sys.exit(1)
 
 
@@ -161,7 +161,7 @@ def _check_same(
             )
 
 
-def _found(out: Path) -> dict[str, dict[str, Any]]:
+def read_results(out: Path) -> dict[str, dict[str, Any]]:
     """Records of pieces by name."""
     read_ = {piece.name: read(out / f"{piece.name}.json") for piece in PIECES}
     return {name: values for name, values in read_.items() if values is not None}

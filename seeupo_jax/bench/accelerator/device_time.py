@@ -86,28 +86,28 @@ def events(planes: Iterable[Any]) -> Iterator[Event]:
             yield Event(program, kernel[:_NAME], start, start + 1e-9 * event.duration_ns)
 
 
-def summary(found: Sequence[Event]) -> dict[str, Any]:
+def summary(events: Sequence[Event]) -> dict[str, Any]:
     """Seconds in which any event ran, their number, and those that take longest.
 
     Returns: `busy_s`, `events`, and `programs` and `kernels`, each a list of dictionaries of
       `program`, `kernel` (of kernels only), `seconds` and `events`, the longest first.
     """
     busy, reached = 0.0, float("-inf")
-    for event in sorted(found, key=lambda event: event.start):
+    for event in sorted(events, key=lambda event: event.start):
         busy += max(0.0, event.end - max(event.start, reached))
         reached = max(reached, event.end)
     return {
         "busy_s": busy,
-        "events": len(found),
-        "programs": _sums(found, ("program",)),
-        "kernels": _sums(found, ("program", "kernel"))[:KERNELS],
+        "events": len(events),
+        "programs": _sums(events, ("program",)),
+        "kernels": _sums(events, ("program", "kernel"))[:KERNELS],
     }
 
 
-def _sums(found: Sequence[Event], keys: tuple[str, ...]) -> list[dict[str, Any]]:
+def _sums(events: Sequence[Event], keys: tuple[str, ...]) -> list[dict[str, Any]]:
     """Events with the same values of `keys`, together."""
     each: dict[tuple[str, ...], list[float]] = defaultdict(list)
-    for event in found:
+    for event in events:
         each[tuple(getattr(event, key) for key in keys)].append(event.end - event.start)
     rows = [
         dict(zip(keys, names, strict=True)) | {"seconds": sum(seconds), "events": len(seconds)}

@@ -68,16 +68,16 @@ def compare(
 
     kernel, reference = trained(fused), trained(plain)
     others = (weight, real_NL[:, :, None, None], places)
-    exact, found = _run(reference, qkv, "float32", *others), {}
+    exact, differences = _run(reference, qkv, "float32", *others), {}
     usual = exact if dtype == "float32" else _run(reference, qkv, dtype, *others)
     names = ("out", "d_q", "d_k", "d_v")
     for name, x, y, z in zip(names, _run(kernel, qkv, dtype, *others), usual, exact, strict=True):
         bound = FLOAT32 if dtype == "float32" else AS_PLAIN * _distance(y, z)
-        found[name] = (_distance(x, z), bound)
+        differences[name] = (_distance(x, z), bound)
     if not timed:
-        return found, {}
+        return differences, {}
     sides = {"kernel_s": kernel, "plain_s": reference}
-    return found, {name: _seconds(side, qkv, dtype, *others) for name, side in sides.items()}
+    return differences, {name: _seconds(side, qkv, dtype, *others) for name, side in sides.items()}
 
 
 def outputs_apart(

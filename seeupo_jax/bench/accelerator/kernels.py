@@ -286,14 +286,14 @@ def _try(
     """One comparison, whose failure does not end the others."""
     about = {"shape": str(case), "dtype": dtype, "kernel": kernel}
     try:
-        found, more = case.compare(dtype, kernel, timed=timed)
+        differences, more = case.compare(dtype, kernel, timed=timed)
     except NotHere as reason:
         record.note(f"{name}, {case}, {dtype}: not compared: {reason}.")
     except Exception as error:
         record.check(name, {}, error=error, **about)
         jnp.zeros(1).block_until_ready()  # a device that is lost ends the piece
     else:
-        record.check(name, found, **about | more)
+        record.check(name, differences, **about | more)
 
 
 def _require(kernel: str, length: int, heads: Heads, dtype: str, *, trees: bool) -> None:

@@ -138,8 +138,8 @@ def sweeps(record: Record, settings: Settings, rehearse: bool) -> None:
             for name, other in others.items():
                 other.run()
                 apart = comparison.differences(fused, other.outcome())
-                found = {of: (off, allowed[of]) for of, off in apart.items()}
-                record.check(name, found, dtype=dtype, shape=shape)
+                bounded = {of: (off, allowed[of]) for of, off in apart.items()}
+                record.check(name, bounded, dtype=dtype, shape=shape)
             greatest, mean = _sampler_gap(sweeps, inputs)
             record.check(
                 "log-probabilities of the sampler against the trainer's",
@@ -161,24 +161,24 @@ def long_sweep(record: Record, settings: Settings, rehearse: bool) -> None:
     missing = torch_runner.no_torch(jax.devices()[0].platform)
     if missing is not None:
         raise NotHere(missing)
-    found: dict[tuple[str, str], comparison.Outcome] = {}
+    outcomes: dict[tuple[str, str], comparison.Outcome] = {}
     for dtype in ("float32", "bfloat16"):
         with prepared(settings, dtype) as inputs, _precision(dtype):
             # PyTorch first: it can return its memory to the device, XLA does not.
             for side, make in (("torch", _eager), ("jax", JaxSweeps)):
                 sweeps = make(inputs)
                 sweeps.run()
-                found[side, dtype] = sweeps.outcome()
+                outcomes[side, dtype] = sweeps.outcome()
                 del sweeps
                 torch_runner.release_memory()
             shape = f"{settings.model}, {inputs.work.name}, {inputs.work.tokens} tokens"
-    jax_side, exact = found["jax", "float32"], found["torch", "float32"]
+    jax_side, exact = outcomes["jax", "float32"], outcomes["torch", "float32"]
     bounded = {
         of: (off, TOLERANCES["float32"])
         for of, off in comparison.differences(jax_side, exact).items()
     }
     record.check("a whole sweep against PyTorch", bounded, dtype="float32", shape=shape)
-    off, usual = (_distance(found[side, "bfloat16"], exact) for side in ("jax", "torch"))
+    off, usual = (_distance(outcomes[side, "bfloat16"], exact) for side in ("jax", "torch"))
     record.check(
         "a whole sweep, as near to PyTorch's in float32 as PyTorch's own",
         {"parameters": (off, AS_PYTORCH * usual)},

@@ -42,7 +42,7 @@ _STATUS = {
 
 def page(
     pieces: Sequence[Piece],
-    found: Mapping[str, Values],
+    results: Mapping[str, Values],
     reasons: Mapping[str, str],
     device: Values,
     *,
@@ -56,16 +56,16 @@ def page(
       device: the machine, by the probe.
     """
     if rehearsal:
-        return f"{REHEARSAL}\n\n{_rehearsed(pieces, found, reasons)}\n"
-    parts = [HEAD, _machine(device), _summary(pieces, found)]
+        return f"{REHEARSAL}\n\n{_rehearsed(pieces, results, reasons)}\n"
+    parts = [HEAD, _machine(device), _summary(pieces, results)]
     for section, (title, write) in _SECTIONS.items():
         names = [piece.name for piece in pieces if piece.section == section]
-        own = {name: found[name] for name in names if name in found}
+        own = {name: results[name] for name in names if name in results}
         text = write(own)
         if text:
             notes = [f"- `{name}`: {note}" for name, v in own.items() for note in v["notes"]]
             parts += [f"## {title}\n\n{text}", *(["\n".join(notes)] if notes else [])]
-    parts.append(_left(pieces, found, reasons))
+    parts.append(_left(pieces, results, reasons))
     return "\n\n".join(parts) + "\n"
 
 
@@ -80,9 +80,9 @@ def _machine(device: Values) -> str:
     )
 
 
-def _summary(pieces: Sequence[Piece], found: Mapping[str, Values]) -> str:
-    done = sum(found.get(piece.name, {}).get("status") == DONE for piece in pieces)
-    checks = [check for values in found.values() for check in values.get("checks", ())]
+def _summary(pieces: Sequence[Piece], results: Mapping[str, Values]) -> str:
+    done = sum(results.get(piece.name, {}).get("status") == DONE for piece in pieces)
+    checks = [check for values in results.values() for check in values.get("checks", ())]
     passed = sum(check["passed"] for check in checks)
     wrong = "" if passed == len(checks) else f" **{len(checks) - passed} were not.**"
     return (
@@ -91,7 +91,7 @@ def _summary(pieces: Sequence[Piece], found: Mapping[str, Values]) -> str:
     )
 
 
-def _correctness(found: Mapping[str, Values]) -> str:
+def _correctness(results: Mapping[str, Values]) -> str:
     """Comparisons of all pieces of the section."""
     text = (
         "The greatest difference of each comparison and its bound: attention relative to the"
@@ -102,7 +102,7 @@ def _correctness(found: Mapping[str, Values]) -> str:
         " float32); sweeps by losses, KL, weights M and parameters; log-probabilities in nats."
         " Milliseconds are of one call, forwards and backwards, kernel and plain attention."
     )
-    rows = [_check(check) for values in found.values() for check in values["checks"]]
+    rows = [_check(check) for values in results.values() for check in values["checks"]]
     head = ("comparison", "type", "shape", "difference", "bound", "", "ms", "ms, plain")
     return f"{text}\n\n{markdown_table(head, rows)}" if rows else ""
 
@@ -124,9 +124,9 @@ def _check(check: Values) -> tuple[str, ...]:
     return (*about, greatest, f"{worst['bound']:.1e}", verdict, *times)
 
 
-def _runs(found: Mapping[str, Values]) -> list[dict[str, Any]]:
+def _runs(results: Mapping[str, Values]) -> list[dict[str, Any]]:
     """Figures of the pieces that have some, with their checks."""
-    done = [values for values in found.values() if values.get("figures") is not None]
+    done = [values for values in results.values() if values.get("figures") is not None]
     return [values["figures"] | {"checks": values["checks"]} for values in done]
 
 
@@ -145,15 +145,15 @@ def _same(figures: Values, name: str) -> str:
     for check in figures["checks"]:
         if check["name"] == f"a sweep against {name}":
             wrong = [
-                f"{of} by {found['difference']:.2g}"
-                for of, found in check["differences"].items()
-                if not found["difference"] <= found["bound"]
+                f"{of} by {difference['difference']:.2g}"
+                for of, difference in check["differences"].items()
+                if not difference["difference"] <= difference["bound"]
             ]
             return f"**NO**: {', '.join(wrong)}" if wrong else "yes"
     return "-"
 
 
-def _updates(found: Mapping[str, Values]) -> str:
+def _updates(results: Mapping[str, Values]) -> str:
     text = (
         "One sweep in bfloat16: every turn's step, and all that it needs; medians of the runs, in"
         " brackets the least and the greatest ratio of a round. PyTorch: scaled dot product"
@@ -164,18 +164,18 @@ def _updates(found: Mapping[str, Values]) -> str:
         " the largest change of a weight M; parameters by at most half of the largest change that"
         " the sweep made. Otherwise: what differs and by how much."
     )
-    runs = _runs(found)
+    runs = _runs(results)
     of_side = SWEEPS | {"FLOPs": _flops, "MFU": _mfu, "same numbers": _same}
     return f"{text}\n\n{sides_table(runs, RATIO | SIZES, of_side)}" if runs else ""
 
 
-def _rollouts(found: Mapping[str, Values]) -> str:
+def _rollouts(results: Mapping[str, Values]) -> str:
     text = (
         "The same conversations sampled in bfloat16. The ratio is to the first side below"
         f" {JAX}. `{STATIC}`: `transformers` compiles its decode steps; conversations that have"
         " ended stay in its batch."
     )
-    runs = _runs(found)
+    runs = _runs(results)
     if not runs:
         return ""
     parts = [text, sides_table(runs, RATIO | SIZES, ROLLOUTS)]
@@ -184,13 +184,13 @@ def _rollouts(found: Mapping[str, Values]) -> str:
     return "\n\n".join(parts)
 
 
-def _device_time(found: Mapping[str, Values]) -> str:
+def _device_time(results: Mapping[str, Values]) -> str:
     text = (
         "One run of each under the profiler, after one that compiled. Busy: any kernel ran on the"
         " device. A kernel's name is without its number."
     )
     parts = []
-    for figures in _runs(found):
+    for figures in _runs(results):
         for name, run in figures["runs"].items():
             programs = ", ".join(
                 f"`{row['program']}` {row['seconds']:.3f} s" for row in run["programs"][:4]
@@ -214,9 +214,9 @@ def _device_time(found: Mapping[str, Values]) -> str:
     return "\n\n".join([text, *parts]) if parts else ""
 
 
-def _quickstart(found: Mapping[str, Values]) -> str:
+def _quickstart(results: Mapping[str, Values]) -> str:
     parts = []
-    for f in _runs(found):
+    for f in _runs(results):
         if f["curve"]:
             (first, before), (last, after) = f["curve"][0], f["curve"][-1]
             parts.append(
@@ -227,9 +227,11 @@ def _quickstart(found: Mapping[str, Values]) -> str:
     return "\n\n".join(parts)
 
 
-def _left(pieces: Sequence[Piece], found: Mapping[str, Values], reasons: Mapping[str, str]) -> str:
+def _left(
+    pieces: Sequence[Piece], results: Mapping[str, Values], reasons: Mapping[str, str]
+) -> str:
     """What is not done, each with its reason."""
-    states = {piece: _state(piece.name, found, reasons) for piece in pieces}
+    states = {piece: _state(piece.name, results, reasons) for piece in pieces}
     rows = [
         (f"`{piece.name}`", piece.words, state, why)
         for piece, (state, why) in states.items()
@@ -246,24 +248,24 @@ def _left(pieces: Sequence[Piece], found: Mapping[str, Values], reasons: Mapping
 
 
 def _rehearsed(
-    pieces: Sequence[Piece], found: Mapping[str, Values], reasons: Mapping[str, str]
+    pieces: Sequence[Piece], results: Mapping[str, Values], reasons: Mapping[str, str]
 ) -> str:
     """Every piece and whether it ran; no figures."""
     rows = []
     for piece in pieces:
-        state, why = _state(piece.name, found, reasons)
-        checks = found.get(piece.name, {}).get("checks", ())
+        state, why = _state(piece.name, results, reasons)
+        checks = results.get(piece.name, {}).get("checks", ())
         passed = sum(check["passed"] for check in checks)
         compared = f"{passed} of {len(checks)} within bounds" if checks else "-"
         rows.append((f"`{piece.name}`", piece.words, state, compared, why))
     return markdown_table(("piece", "would show", "rehearsed", "comparisons", "why not"), rows)
 
 
-def _state(name: str, found: Mapping[str, Values], reasons: Mapping[str, str]) -> tuple[str, str]:
+def _state(name: str, results: Mapping[str, Values], reasons: Mapping[str, str]) -> tuple[str, str]:
     """The state of a piece, and why it is not done."""
-    if name not in found:
+    if name not in results:
         return "not begun", reasons.get(name, "the command ended before it")
-    values = found[name]
+    values = results[name]
     return _STATUS[values["status"]], values.get("error") or "-"
 
 

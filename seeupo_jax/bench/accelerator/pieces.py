@@ -334,10 +334,10 @@ def run(name: str, record: Record, size: int, *, rehearse: bool) -> None:
 def _probe(record: Record) -> None:
     first, *others = jax.devices()
     about = machine.describe(first)
-    found = {
+    peak = {
         "count": 1 + len(others),
         "free_bytes": machine.free_bytes(first),
         "peak_flops": machine.peak_flops(about["device"]),
         "no_torch": torch_runner.no_torch(first.platform),
     }
-    record.put(figures=about | found)
+    record.put(figures=about | peak)

@@ -76,7 +76,7 @@ class Record:
     def check(
         self,
         name: str,
-        found: Mapping[str, tuple[float, float]],
+        bounded: Mapping[str, tuple[float, float]],
         *,
         error: Exception | None = None,
         **about: Any,
@@ -87,8 +87,8 @@ class Record:
           error: why it could not be made.
           about: plain values that describe it, such as `shape` and `dtype`.
         """
-        differences = {key: {"difference": d, "bound": b} for key, (d, b) in found.items()}
-        passed = error is None and all(d <= b for d, b in found.values())  # NaN passes nothing
+        differences = {key: {"difference": d, "bound": b} for key, (d, b) in bounded.items()}
+        passed = error is None and all(d <= b for d, b in bounded.values())  # NaN passes nothing
         one = {"name": name, **about, "differences": differences, "passed": passed}
         if error is not None:
             traceback.print_exception(error)

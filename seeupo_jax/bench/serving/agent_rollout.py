@@ -76,16 +76,16 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         "policies": measured,
     }
     print(f"{figures['episodes']} episodes of the order desk, {figures['machine']['device']}")
-    for name, found in measured.items():
-        _print(name, found)
+    for name, result in measured.items():
+        _print(name, result)
     return figures
 
 
-def _print(name: str, found: dict[str, Any]) -> None:
-    sides = found["contenders"]
+def _print(name: str, size: dict[str, Any]) -> None:
+    sides = size["contenders"]
     print(
-        f"{name} ({found['parameters'] / 1e6:.1f}M parameters): {found['ratio']:.2f}x"
-        f" ({found['ratio_least']:.2f} to {found['ratio_most']:.2f} by rounds) the rollout's time,"
+        f"{name} ({size['parameters'] / 1e6:.1f}M parameters): {size['ratio']:.2f}x"
+        f" ({size['ratio_least']:.2f} to {size['ratio_most']:.2f} by rounds) the rollout's time,"
         f" target at most {TARGET}: {AGENT} {_seconds(sides[AGENT])}, {ENVIRONMENT}"
         f" {_seconds(sides[ENVIRONMENT])}, {sides[AGENT]['turns']} turns,"
         f" {sides[AGENT]['sampled']} tokens"

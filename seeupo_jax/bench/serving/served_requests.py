@@ -237,14 +237,14 @@ def _measure(
     given: argparse.Namespace,
 ) -> dict[str, Any]:
     """Rounds of one number of clients, which are in the pool's process."""
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in contenders}
+    requests: dict[str, list[dict[str, Any]]] = {name: [] for name in contenders}
     rounds = [prompts.take(clients * given.requests) for _ in range(given.repeats)]
 
     def asks(name: str) -> Callable[[int], float]:
         def contend(number: int) -> float:
             job = pool.submit(ask, contenders[name], clients, rounds[number], given.answer)
             answered = job.result()
-            found[name] += answered["requests"]
+            requests[name] += answered["requests"]
             return answered["seconds"]
 
         return contend
@@ -253,8 +253,8 @@ def _measure(
     count = clients * given.requests
     sides = {}
     for name, timing in timings.items():
-        firsts = [one["first_s"] for one in found[name] if one["first_s"] is not None]
-        tokens = sum(one["tokens"] for one in found[name]) / given.repeats
+        firsts = [one["first_s"] for one in requests[name] if one["first_s"] is not None]
+        tokens = sum(one["tokens"] for one in requests[name]) / given.repeats
         sides[name] = timing.as_json() | {
             "requests_per_second": count / timing.median,
             "tokens_per_second": tokens / timing.median,
@@ -333,13 +333,13 @@ def _print(figures: dict[str, Any]) -> None:
         f" prompts of {figures['prompt_words']} words, answers of {figures['answer_tokens']} tokens"
         f" at most, {figures['machine']['device']}"
     )
-    for clients, found in figures["clients"].items():
+    for clients, measured in figures["clients"].items():
         print(
-            f"{clients} clients: {found['ratio']:.2f}x ({found['ratio_least']:.2f} to"
-            f" {found['ratio_most']:.2f} by rounds) the requests/s;"
-            f" {_shown(found['first_text_ratio'], 1, '.2f')}x sooner to the first text"
+            f"{clients} clients: {measured['ratio']:.2f}x ({measured['ratio_least']:.2f} to"
+            f" {measured['ratio_most']:.2f} by rounds) the requests/s;"
+            f" {_shown(measured['first_text_ratio'], 1, '.2f')}x sooner to the first text"
         )
-        for name, side in found["contenders"].items():
+        for name, side in measured["contenders"].items():
             print(
                 f"  {name}: {side['requests_per_second']:.2f} requests/s,"
                 f" {side['tokens_per_second']:.0f} tokens/s, first text after"

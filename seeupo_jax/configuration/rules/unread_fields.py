@@ -66,18 +66,18 @@ def unread_fields(algorithm: Algorithm, recipe: Mapping[str, Any]) -> dict[str, 
     Returns: what was got and what is allowed, by field.
     """
     defaults, estimator = vars(Algorithm()), find_entry("advantage", algorithm.advantage)
-    found = {}
+    reasons = {}
     for name, value in vars(algorithm).items():
         default = defaults[name]
         if value in (default, recipe.get(name, default)) or estimator.reads(name):
             continue
         if unread := _unread(algorithm, name):
             usual = "none" if default is None else default
-            found[name] = (
+            reasons[name] = (
                 f"got {value} with {unread[0]}, which does not read it; allowed: {usual}, unless"
                 f" {unread[1]}."
             )
-    return found
+    return reasons
 
 
 def _unread(algorithm: Algorithm, name: str) -> tuple[str, str] | None:

@@ -89,11 +89,11 @@ def _read_tasks(category: str, root: Traversable) -> dict[str, Task]:
 
 
 def _by_id(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+    rows_by_id: dict[str, dict[str, Any]] = {}
     for row in rows:
-        if found.setdefault(row["id"], row) is not row:
+        if rows_by_id.setdefault(row["id"], row) is not row:
             raise ValueError(f"{row['id']} is there twice")
-    return found
+    return rows_by_id
 
 
 def _check_task(task: Task) -> None:

@@ -82,10 +82,10 @@ def row_logp(
         logp_RX, hidden_RXD = logp_at(network, params, hidden_RLD, *predicted, temperature)
         return RowLogp(logp_RX, None, hidden_RXD, list(keys), routed_RLG)
     hidden_RXD = policy.pick(hidden_RLD, row.parent_MRX)
-    found = policy.token_logp_and_entropy(
+    scores = policy.token_logp_and_entropy(
         network, params, hidden_RXD, row.target_MRX, temperature=temperature
     )
-    return RowLogp(*found, hidden_RXD, list(keys), routed_RLG)
+    return RowLogp(*scores, hidden_RXD, list(keys), routed_RLG)
 
 
 def logp_at(

@@ -38,12 +38,12 @@ def explain_policy(
       part: of the checkpoint, params or ema; None: what the run starts from.
       step: as of `find_step`.
     """
-    found, _ = plan_run(config, folder)
+    run, _ = plan_run(config, folder)
     files = Checkpoints(find_directory(config.checkpoint, workdir), 1)
     newest = None
     if part is not None:
         number = find_step(config, workdir, step)
-        newest = files.newest({part: found.state.params}, step=number, partial=True)
+        newest = files.newest({part: run.state.params}, step=number, partial=True)
     files.close()
     iteration = 0 if newest is None else newest[0]
     weights = f"untrained, as {folder} has it"
@@ -52,13 +52,13 @@ def explain_policy(
         weights = f"of the checkpoint after iteration {iteration} in {workdir}{average}"
     sections = [
         ("policy", [weights]),
-        ("model", model_lines(found, folder)),
-        ("mesh", mesh_lines(found)),
+        ("model", model_lines(run, folder)),
+        ("mesh", mesh_lines(run)),
         (
             "memory",
-            [f"{bytes_of(found, 'parameters', 'frozen'):>12}  policy", *cache_lines(found)],
+            [f"{bytes_of(run, 'parameters', 'frozen'):>12}  policy", *cache_lines(run)],
         ),
-        ("programs", program_lines(found, 0)),
+        ("programs", program_lines(run, 0)),
     ]
     return FoundPolicy(iteration, sections)
 

@@ -66,12 +66,12 @@ class Described(Protocol):
     def state(self) -> TrainState: ...
 
 
-def model_lines(found: Described, start: str | None) -> list[str]:
-    arch, config = found.policy.network.arch, found.config
-    whole = jax.tree.leaves_with_path(found.policy.merged(found.state.params))
+def model_lines(run: Described, start: str | None) -> list[str]:
+    arch, config = run.policy.network.arch, run.config
+    whole = jax.tree.leaves_with_path(run.policy.merged(run.state.params))
     counts = [(str(path[-1].key).startswith(ADAPTER), x.size) for path, x in whole]
     every = sum(size for _, size in counts)
-    trained = sum(x.size for x in jax.tree.leaves(found.state.params))
+    trained = sum(x.size for x in jax.tree.leaves(run.state.params))
     adapters = sum(size for adapter, size in counts if adapter)
     name = "randomly initialised" if config.model.path is None else config.model.path
     trains = "all of them train" if trained == every else f"{trained:,} of them train"
@@ -97,8 +97,8 @@ def model_lines(found: Described, start: str | None) -> list[str]:
     return lines
 
 
-def mesh_lines(found: AbstractRun, planned: Planned | None = None) -> list[str]:
-    mesh, reshard = found.policy.mesh, found.engine.plan.reshard
+def mesh_lines(run: AbstractRun, planned: Planned | None = None) -> list[str]:
+    mesh, reshard = run.policy.mesh, run.engine.plan.reshard
     axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
     device = mesh.devices.flat[0]
     count = f"{mesh.size} x {device.platform} ({device.device_kind})"
@@ -115,13 +115,13 @@ def mesh_lines(found: AbstractRun, planned: Planned | None = None) -> list[str]:
     return [f"{count}{processes}: {axes if axes else 'one device'}", str(reshard), *more]
 
 
-def memory_lines(found: AbstractRun, remat: RematPlan, *, by_plan: bool) -> list[str]:
+def memory_lines(run: AbstractRun, remat: RematPlan, *, by_plan: bool) -> list[str]:
     """What lies on one device, in the order in which it comes.
 
     Args:
       by_plan: whether this plan selected the recomputation.
     """
-    config, arch = found.config, found.policy.network.arch
+    config, arch = run.config, run.policy.network.arch
     names = {
         "parameters": "parameters that train",
         "optimizer": "optimizer",
@@ -131,7 +131,7 @@ def memory_lines(found: AbstractRun, remat: RematPlan, *, by_plan: bool) -> list
         "average": "average of the parameters",
         "scorer": "model that scores turns and its optimizer",
     }
-    sizes = {label: found.parts[name] for name, label in names.items() if name in found.parts}
+    sizes = {label: run.parts[name] for name, label in names.items() if name in run.parts}
     sizes["gradients, two copies at most"] = remat.standing - sum(sizes.values())
     name = remat.same_as(arch.remat)
     sizes[f"activations of a microbatch, remat {name}"] = remat.activations[name]
@@ -146,19 +146,19 @@ def memory_lines(found: AbstractRun, remat: RematPlan, *, by_plan: bool) -> list
     away = [part for part, waits in vars(config.offload).items() if waits]
     if away:
         lines.append(f"in the host's memory while it waits: {', '.join(away)}")
-    return [*lines, *_record_lines(found), *cache_lines(found)]
+    return [*lines, *_record_lines(run), *cache_lines(run)]
 
 
-def _record_lines(found: AbstractRun) -> list[str]:
+def _record_lines(run: AbstractRun) -> list[str]:
     """What the host holds of experts that are replayed."""
-    replay, routing = found.config.algorithm.router_replay, found.learner.routing
+    replay, routing = run.config.algorithm.router_replay, run.learner.routing
     if replay == "none" or routing is None:
         return []
     token = routing.size * routing.dtype.itemsize
-    most = found.trajectories * found.config.rollout.max_context
+    most = run.trajectories * run.config.rollout.max_context
     cache = ""
     if replay == "rollout":
-        pages = found.engine.plan.pages * found.engine.plan.page_size
+        pages = run.engine.plan.pages * run.engine.plan.page_size
         cache = f", {in_units(pages * token)} a shard of rows for those in the KV cache"
     return [
         f"in the host's memory: at most {in_units(most * token)} for the experts of an iteration's"
@@ -166,13 +166,13 @@ def _record_lines(found: AbstractRun) -> list[str]:
     ]
 
 
-def bytes_of(found: AbstractRun, *names: str) -> str:
-    return in_units(sum(found.parts.get(name, 0) for name in names))
+def bytes_of(run: AbstractRun, *names: str) -> str:
+    return in_units(sum(run.parts.get(name, 0) for name in names))
 
 
-def cache_lines(found: AbstractRun) -> list[str]:
+def cache_lines(run: AbstractRun) -> list[str]:
     """What a rollout holds besides; the policy's way to the sampler is the mesh's to tell."""
-    plan = found.engine.plan
+    plan = run.engine.plan
     lines = [f"{in_units(plan.policy_bytes):>12}  the sampler's copy of the policy"]
     return [
         *(lines if plan.policy_bytes else []),
@@ -181,10 +181,10 @@ def cache_lines(found: AbstractRun) -> list[str]:
     ]
 
 
-def program_lines(found: AbstractRun, iterations: int) -> list[str]:
+def program_lines(run: AbstractRun, iterations: int) -> list[str]:
     """What is compiled for so many iterations."""
-    shapes, config = found.learner.shapes, found.config
-    rollout, sweep = found.rollout_programs(), found.sweep_programs()
+    shapes, config = run.learner.shapes, run.config
+    rollout, sweep = run.rollout_programs(), run.sweep_programs()
     if not iterations:
         return [f"at most {len(rollout)}, as they are needed: {grouped(rollout)}"]
     lines = [
@@ -193,7 +193,7 @@ def program_lines(found: AbstractRun, iterations: int) -> list[str]:
         f"sweep: {len(sweep)}: {grouped(sweep)}",
         f"rows of {listed(shapes.lengths)} tokens, {shapes.rows} a microbatch",
     ]
-    if few_shapes(config, found.policy.mesh):
+    if few_shapes(config, run.policy.mesh):
         lines.append(
             f"few shapes, since a policy of at most {SMALL:,} parameters computes a CPU's padding"
             " faster than it compiles more; config.batching.microbatch_tokens asks for more"

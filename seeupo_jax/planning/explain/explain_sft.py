@@ -52,23 +52,23 @@ def explain_sft(config: Config, workdir: Path) -> list[Section]:
         data = load_data(config, quiet)
     steps = count_steps(config, len(data.training))
     check_steps(config, steps)
-    found, mesh = _abstract(config, steps), make_mesh(config.mesh)
+    run, mesh = _abstract(config, steps), make_mesh(config.mesh)
     device = mesh.devices.flat[0]
     axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
     where = f"{mesh.size} x {device.platform} ({device.device_kind}): {axes or 'one device'}"
-    shapes = build.build_shapes(found.config, mesh, config.sft.batch_size)
+    shapes = build.build_shapes(run.config, mesh, config.sft.batch_size)
     rows = f"rows of {listed(shapes.lengths)} tokens, {shapes.rows} a microbatch"
     kinds = "a step" if data.held_out is None else "a step and a loss"
     return [
-        ("model", model_lines(found, config.model.path)),
+        ("model", model_lines(run, config.model.path)),
         ("mesh", [where]),
-        ("memory", _memory(found, mesh)),
+        ("memory", _memory(run, mesh)),
         ("data", [f"{config.sft.data}: {line}" for line in data.lines()]),
         ("programs", [f"{kinds} for each length that is needed", rows]),
         ("optimizer", _optimizer(config, steps)),
-        ("steps", _steps(config, data, steps, _begins(found, workdir, data))),
+        ("steps", _steps(config, data, steps, _begins(run, workdir, data))),
         ("evaluations", _evaluations(config, data)),
-        ("checkpoints", checkpoint_lines(config, workdir, found.state, _saved(config, data))),
+        ("checkpoints", checkpoint_lines(config, workdir, run.state, _saved(config, data))),
         ("files", file_lines(config, workdir, {})),
     ]
 
@@ -81,16 +81,16 @@ def _abstract(config: Config, steps: int) -> AbstractSft:
     return AbstractSft(config, policy, state)
 
 
-def _memory(found: AbstractSft, mesh: jax.sharding.Mesh) -> list[str]:
+def _memory(run: AbstractSft, mesh: jax.sharding.Mesh) -> list[str]:
     """What lies on one device while a step is computed."""
-    remat = plan_remat(found.config, mesh, total_memory(mesh.local_devices[0]))
+    remat = plan_remat(run.config, mesh, total_memory(mesh.local_devices[0]))
     sizes = {
-        "parameters that train": device_bytes(found.state.params),
-        "optimizer": device_bytes(found.state.opt_state),
-        "parameters that do not train": device_bytes(found.policy.frozen),
-        "average of the parameters": device_bytes(found.state.ema),
+        "parameters that train": device_bytes(run.state.params),
+        "optimizer": device_bytes(run.state.opt_state),
+        "parameters that do not train": device_bytes(run.policy.frozen),
+        "average of the parameters": device_bytes(run.state.ema),
     }
-    name = remat.same_as(found.policy.network.arch.remat)
+    name = remat.same_as(run.policy.network.arch.remat)
     sizes["gradients, two copies at most"] = 2 * sizes["parameters that train"]
     sizes[f"activations of a microbatch, remat {name}"] = remat.activations[name]
     lines = [f"{in_units(size):>12}  {label}" for label, size in sizes.items() if size]
@@ -110,19 +110,19 @@ def _optimizer(config: Config, steps: int) -> list[str]:
     return [f"{optimizer.name}, {optimizer.schedule}{average}", f"learning rate by step: {rates}"]
 
 
-def _begins(found: AbstractSft, workdir: Path, data: SftData) -> list[str]:
+def _begins(run: AbstractSft, workdir: Path, data: SftData) -> list[str]:
     """Where a run in this folder would begin."""
     passed: list[str] = []
-    folder = find_directory(found.config.checkpoint, workdir)
+    folder = find_directory(run.config.checkpoint, workdir)
     files = Checkpoints(folder, 1, log=passed.append)
-    newest = files.newest(found.state)
+    newest = files.newest(run.state)
     files.close()
     if newest is None:
         return [f"from the start: {folder} has no checkpoint", *passed]
-    check_same_sft(found.config, data.fingerprint, newest[1])
+    check_same_sft(run.config, data.fingerprint, newest[1])
     best = newest[1][SUPERVISED]["best"]
     lowest = "" if best is None else f"; the lowest held-out loss is {best[1]:.4f} at {best[0]}"
-    line = resumption("step", newest[0], found.config.iterations)
+    line = resumption("step", newest[0], run.config.iterations)
     return [f"{line}, from {folder}{lowest}", *passed]
 
 

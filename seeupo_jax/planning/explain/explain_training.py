@@ -71,36 +71,36 @@ def explain_training(
       ValueError: what the run would say, too.
     """
     start = starting_folder(config, workdir)
-    found, remat = plan_run(config, start, planned)
-    begins = _start(found, config, workdir)
+    run, remat = plan_run(config, start, planned)
+    begins = _start(run, config, workdir)
     evaluated = _evaluated(config, begins)
     lacks = [f"a run needs, and this machine has not: {what}" for what in missing]
     return [
         ("missing", lacks),
-        ("model", model_lines(found, start)),
-        ("mesh", mesh_lines(found, planned)),
-        ("memory", memory_lines(found, remat, by_plan=config.model.remat == "auto")),
-        ("programs", program_lines(found, config.iterations - begins.done)),
-        *([("time", time_lines(found))] if planned is None and config.iterations else []),
+        ("model", model_lines(run, start)),
+        ("mesh", mesh_lines(run, planned)),
+        ("memory", memory_lines(run, remat, by_plan=config.model.remat == "auto")),
+        ("programs", program_lines(run, config.iterations - begins.done)),
+        *([("time", time_lines(run))] if planned is None and config.iterations else []),
         episode_section(config),
         ("rewards", reward_lines(config)),
         ("tasks", _tasks(config, evaluated)),
         ("recipe", _recipe(config)),
         ("optimizer", _optimizer(config)),
-        ("parameters", _parameters(found)),
+        ("parameters", _parameters(run)),
         ("iterations", _iterations(config, begins)),
         ("evaluations", _evaluations(config, evaluated)),
-        ("checkpoints", _checkpoints(found, workdir, begins)),
+        ("checkpoints", _checkpoints(run, workdir, begins)),
         ("files", _files(config, workdir)),
     ]
 
 
-def _start(found: AbstractRun, config: Config, workdir: Path) -> _Start:
+def _start(run: AbstractRun, config: Config, workdir: Path) -> _Start:
     """Where a run in this folder with this configuration, as it was given, would resume."""
     folder = find_directory(config.checkpoint, workdir)
     passed: list[str] = []
     files, stopped = Checkpoints(folder, 1, log=passed.append), Checkpoints(f"{folder}/stopped", 1)
-    newest, sweep = files.newest(found.state), stopped.latest()
+    newest, sweep = files.newest(run.state), stopped.latest()
     files.close()
     stopped.close()
     if sweep is not None and sweep > config.iterations:
@@ -172,10 +172,10 @@ def _optimizer(config: Config) -> list[str]:
     return lines
 
 
-def _parameters(found: AbstractRun) -> list[str]:
+def _parameters(run: AbstractRun) -> list[str]:
     """Paths of what could train, layers of a kind together: shapes, counts and groups."""
-    policy, groups = found.policy, found.config.optimizer.groups
-    params, _ = trainable(policy.network, policy.merged(found.state.params))
+    policy, groups = run.policy, run.config.optimizer.groups
+    params, _ = trainable(policy.network, policy.merged(run.state.params))
     layers: dict[tuple[str, Any, int | None], list[int]] = {}
     for path, leaf in jax.tree.leaves_with_path(params):
         name = path_name(path)
@@ -243,10 +243,10 @@ def _evaluations(config: Config, evaluated: Mapping[str, Sequence[int]]) -> list
     return lines or ["none"]
 
 
-def _checkpoints(found: AbstractRun, workdir: Path, begins: _Start) -> list[str]:
-    after = _due(found.config, found.config.checkpoint.every, begins.done)
+def _checkpoints(run: AbstractRun, workdir: Path, begins: _Start) -> list[str]:
+    after = _due(run.config, run.config.checkpoint.every, begins.done)
     when = f"{len(after)}, after iterations {listed(after)}"
-    return checkpoint_lines(found.config, workdir, found.state, when) if after else ["none"]
+    return checkpoint_lines(run.config, workdir, run.state, when) if after else ["none"]
 
 
 def _files(config: Config, workdir: Path) -> list[str]:

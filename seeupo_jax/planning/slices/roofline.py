@@ -91,8 +91,8 @@ def axis_links(mesh: jax.sharding.Mesh) -> dict[str, float]:
             continue
         line = np.moveaxis(place, index, 0).reshape(size, -1, place.shape[-1])[:, 0]
         *torus, slices = (np.unique(line[:, d]) for d in range(line.shape[-1]))
-        found = sum(_links(at, side, flat) for at, side in zip(torus, sides, strict=True))
-        links[axis] = 0.0 if slices.size > 1 else found if found else 2.0 * (2 if flat else 3)
+        count = sum(_links(at, side, flat) for at, side in zip(torus, sides, strict=True))
+        links[axis] = 0.0 if slices.size > 1 else count if count else 2.0 * (2 if flat else 3)
     return links
 
 

@@ -130,11 +130,11 @@ class HuggingFaceTokenizer:
           text: rendered, from where an action begins.
         """
         ends = {token: text.find(self._control[token]) for token in self.end_ids}
-        found = {token: place for token, place in ends.items() if place >= 0}
-        if not found:  # the template writes none
+        present = {token: place for token, place in ends.items() if place >= 0}
+        if not present:  # the template writes none
             return [*self.encode(text, follows=True), self.end_ids[0]]
-        end = min(found, key=found.__getitem__)
-        return [*self.encode(text[: found[end]], follows=True), end]
+        end = min(present, key=present.__getitem__)
+        return [*self.encode(text[: present[end]], follows=True), end]
 
     def text(self, tokens: Sequence[int]) -> str:
         body = tokens[:-1] if tokens and tokens[-1] in self.end_ids else tokens

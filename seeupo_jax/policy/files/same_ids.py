@@ -45,8 +45,8 @@ def compare(
         raise ValueError(f"tokenizer: transformers does not read {folder}: {error}") from error
     for text in try_texts(pieces):
         wanted = list(encode(text))
-        found = library.encode(text, add_special_tokens=False, split_special_tokens=split)
-        if found != wanted or library.decode(wanted) != decode(wanted):
+        ids = library.encode(text, add_special_tokens=False, split_special_tokens=split)
+        if ids != wanted or library.decode(wanted) != decode(wanted):
             raise ValueError(
                 f"tokenizer: {type(library).__name__} of transformers, which is what it takes for"
                 f" {folder}, gives other tokens for {text!r}"

@@ -180,8 +180,10 @@ def _call(
     def visit(pair_T: jax.Array, *refs: jax.Array) -> None:
         t = pl.program_id(1)
         before, here, after = (_split(pair_T[t + x], b)[0] for x in range(3))
-        given, found = len(arrays), len(arrays) + len(results)
-        kernel(here != before, here != after, refs[:given], refs[given:found], refs[found:])
+        given, outputs_end = len(arrays), len(arrays) + len(results)
+        kernel(
+            here != before, here != after, refs[:given], refs[given:outputs_end], refs[outputs_end:]
+        )
 
     def run(count: jax.Array, pair_T: jax.Array, *arrays_: jax.Array, interpret: bool) -> list:
         return pl.pallas_call(
@@ -198,7 +200,7 @@ def _call(
             interpret=interpret,
         )(pair_T, *arrays_)
 
-    found = jax.lax.platform_dependent(
+    outputs = jax.lax.platform_dependent(
         visits.start_B[-1],
         visits.pair_T,
         *(x for x, _ in arrays),
@@ -211,7 +213,7 @@ def _call(
         others = [axis for axis, letter in enumerate(how) if letter not in ("n", held[1])]
         return jnp.where(jnp.expand_dims(visited, others), x, jnp.zeros_like(x))
 
-    return [filled(x, how) for x, (_, how) in zip(found, results, strict=True)]
+    return [filled(x, how) for x, (_, how) in zip(outputs, results, strict=True)]
 
 
 def _split(number: jax.Array, by: int) -> tuple[jax.Array, jax.Array]:

@@ -48,14 +48,14 @@ def open_conversations(
       ValueError: nothing is there, or nothing in it; one sentence.
     """
     if data.startswith(TFDS):
-        found: Conversations = TfdsConversations(data.removeprefix(TFDS), split, field)
+        conversations: Conversations = TfdsConversations(data.removeprefix(TFDS), split, field)
     elif data == DEMONSTRATIONS:
-        found = EnvironmentConversations(config, split, options, field)
+        conversations = EnvironmentConversations(config, split, options, field)
     else:
-        found = ConversationFile(Path(data), field)
-    if not len(found):
+        conversations = ConversationFile(Path(data), field)
+    if not len(conversations):
         raise ValueError(f"{field}: {data} has no conversation; allowed: at least one.")
-    return found
+    return conversations
 
 
 class ConversationFile:

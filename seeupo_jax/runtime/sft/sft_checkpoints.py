@@ -68,9 +68,9 @@ class SftCheckpoints:
           train: whose shapes and shardings they have.
         """
         part = "params" if train.ema is None else "ema"
-        found = self._checkpoints.restore({part: getattr(train, part)}, step=step, partial=True)
-        assert found is not None  # a given step is there, or `restore` raises
-        return found[1][part]
+        restored = self._checkpoints.restore({part: getattr(train, part)}, step=step, partial=True)
+        assert restored is not None  # a given step is there, or `restore` raises
+        return restored[1][part]
 
     def wait(self) -> None:
         """Returns when the last checkpoint is on the disk."""

@@ -54,8 +54,8 @@ class ReferenceAnswers:
         for task_id in dict.fromkeys(task_ids):
             if task_id not in self._known:
                 self._known[task_id] = self._ask(task_id)
-        found = ((task_id, self._known[task_id]) for task_id in task_ids)
-        return {task_id: answer for task_id, answer in found if answer is not None}
+        answers = ((task_id, self._known[task_id]) for task_id in task_ids)
+        return {task_id: answer for task_id, answer in answers if answer is not None}
 
     def _ask(self, task_id: str) -> AnswerTokens | None:
         try:

@@ -234,5 +234,5 @@ class RunCheckpoints:
 
 def _statistics(notes: Mapping[str, Any]) -> Statistics | None:
     """Statistics in a checkpoint's notes, each number bit for bit; None: it has none."""
-    found = notes.get("statistics")
-    return None if found is None else {name: Moments(*each) for name, each in found.items()}
+    stored = notes.get("statistics")
+    return None if stored is None else {name: Moments(*each) for name, each in stored.items()}

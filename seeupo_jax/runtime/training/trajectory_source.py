@@ -226,10 +226,10 @@ class TrajectorySource:
         """Resumes sampling ahead where the run was stopped in it; `like`: other parameters."""
         if self._samplers.latest() != iteration:
             return None
-        found = self._samplers.restore(like, optional=True)
-        if found is None:
+        restored = self._samplers.restore(like, optional=True)
+        if restored is None:
             return None
-        _, params, notes = found
+        _, params, notes = restored
         return self._begin_ahead(iteration, params, notes["sampled_by"], version=notes["version"])
 
     def _begin_ahead(self, iteration: int, params: Any, sampled_by: str, *, version: int) -> _Ahead:

@@ -168,8 +168,8 @@ def search_and_repeat(draft: Draft) -> Ask:
     note = sign_in(draft)
     old = next(iter(draft.choose(draft.simulator(MESSAGES).inbox).values()))
     word = draft.choose([word for word in old.split() if len(word) > 4])
-    found = draft.call("search_messages", keyword=word)["results"]
-    key = draft.choose(found if len(found) == 1 else [])["receiver_id"]
+    messages = draft.call("search_messages", keyword=word)["results"]
+    key = draft.choose(messages if len(messages) == 1 else [])["receiver_id"]
     text = draft.choose(words.ERRANDS)
     draft.call("send_message", receiver_id=key, message=text)
     draft.leave("receiver", key)

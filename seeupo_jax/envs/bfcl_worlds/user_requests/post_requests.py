@@ -184,8 +184,8 @@ def search_and_share(draft: Draft) -> Ask:
     note = sign_in(draft)
     text = _post(draft, mine=False)["content"]
     word = draft.choose([w for w in text.rstrip(".").split() if len(w) > 4])
-    found = draft.call("search_tweets", keyword=word)
-    draft.call("retweet", tweet_id=draft.choose(found if len(found) == 1 else [])["id"])
+    posts = draft.call("search_tweets", keyword=word)
+    draft.call("retweet", tweet_id=draft.choose(posts if len(posts) == 1 else [])["id"])
     return draft.ask(
         "One tweet has '{word}' in it. Search for that word and retweet what you find.",
         "Search the tweets for '{word}', then retweet the match.",

@@ -72,10 +72,10 @@ def _route(draft: Draft) -> dict[str, Any]:
 
 
 def price_by_city(draft: Draft) -> Ask:
-    found = _route(draft)
-    draft.call("get_nearest_airport_by_city", location=found["start"])
-    draft.call("get_nearest_airport_by_city", location=found["end"])
-    draft.call("get_flight_cost", **found["route"])
+    route = _route(draft)
+    draft.call("get_nearest_airport_by_city", location=route["start"])
+    draft.call("get_nearest_airport_by_city", location=route["end"])
+    draft.call("get_flight_cost", **route["route"])
     return draft.ask(
         "What does a seat in {travel_class} class cost, {start} to {end}, {travel_date}? Look up"
         " the nearest airport of each city for it.",
@@ -84,8 +84,8 @@ def price_by_city(draft: Draft) -> Ask:
         partial="Find the airports nearest to {start} and {end}, then what flying between them, in"
         " that direction, costs in {travel_class} class.",
         detail="The day is {travel_date}.",
-        **found,
-        **found["route"],
+        **route,
+        **route["route"],
     )
 
 
