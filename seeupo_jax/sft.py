@@ -211,8 +211,11 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
     prepare_xla()
     with errors_end_at_once():
         with sentence_errors():
-            own = () if given.data is None else (f"sft.data={given.data!r}",)
-            config, workdir = load_config(given.config, (*given.override, *own)), given.workdir
+            data_override = () if given.data is None else (f"sft.data={given.data!r}",)
+            config, workdir = (
+                load_config(given.config, (*given.override, *data_override)),
+                given.workdir,
+            )
             check_places(config, workdir, make=False)
             join_cluster(config, **cluster_flags(given))
             check_sft(config)

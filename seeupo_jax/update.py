@@ -51,8 +51,8 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
     with contextlib.ExitStack() as held:
         with sentence_errors():
             # The model is the one that is named here, whatever a training run would begin with.
-            own = (f"model.path={given.model!r}", "warm_start.stages=()")
-            config = load_config(given.config, (*given.override, *own))
+            overrides = (f"model.path={given.model!r}", "warm_start.stages=()")
+            config = load_config(given.config, (*given.override, *overrides))
             check_output(folder)
             held.enter_context(exclusive_output(folder))
             check_output(folder)  # which another one may just have written

@@ -182,14 +182,14 @@ class AgentEpisode(Episode):
         check_of_steps(result.info, "the agent's result: info", turns)
         where = "the agent's result: rewards"
         named = check_named_rewards(result.rewards, where, turns=turns)
-        own = given if given else [*[0.0] * (turns - 1), result.reward]
-        paid = weigh({OWN_REWARD: own, **named}, "the agent's result: reward", 0.0)
+        turn_rewards = given if given else [*[0.0] * (turns - 1), result.reward]
+        paid = weigh({OWN_REWARD: turn_rewards, **named}, "the agent's result: reward", 0.0)
         if turns:
             self.rewards = paid
         else:
             self.turnless_reward = sum(paid)
         self._name({OWN_REWARD: result.reward, **named})
-        self.named_turns[OWN_REWARD] = own[:turns]
+        self.named_turns[OWN_REWARD] = turn_rewards[:turns]
         score = result.reward if result.score is None else result.score
         self.score = min(max(score, 0.0), 1.0)
         self.info |= result.info

@@ -97,12 +97,12 @@ def _read_completions(reply: Any) -> _Reply:
 def _generate_body(
     model: str, context: Sequence[int], sampling: Sampling, seed: int | None
 ) -> dict[str, Any]:
-    own = {"max_new_tokens": sampling.max_tokens} | (
+    native = {"max_new_tokens": sampling.max_tokens} | (
         {} if seed is None else {"sampling_seed": seed}
     )
     return {
         "input_ids": list(context),
-        "sampling_params": _common(sampling) | own,
+        "sampling_params": _common(sampling) | native,
         "return_logprob": True,
         "return_text_in_logprobs": False,
     }

@@ -142,12 +142,14 @@ def temporary_bytes(memory: jax.stages.CompiledMemoryStats) -> int:
     to 1.7 times that as temporaries. Its peak is up to 2% below what it lays out, or more: it also
     counts what lies in VMEM, and in the host's memory.
     """
-    own = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    arguments = (
+        memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    )
     peak = memory.peak_memory_in_bytes - memory.host_argument_size_in_bytes
-    return min(memory.temp_size_in_bytes, max(0, round(_PACKED * peak) - own))
+    return min(memory.temp_size_in_bytes, max(0, round(_PACKED * peak) - arguments))
 
 
 def _beside(setup: Setup, program: Program) -> dict[str, int]:
     resident = setup.resident(program.kind)
-    own = (*program.uses, *program.makes)
-    return {name: size for name, size in resident.items() if name not in own}
+    in_program = (*program.uses, *program.makes)
+    return {name: size for name, size in resident.items() if name not in in_program}

@@ -169,10 +169,10 @@ def against_torch(
     Args:
       over: the names of those ratios by way.
     """
-    own = [torch_name(way) for way in ways if way not in over]
+    torch_sides = [torch_name(way) for way in ways if way not in over]
     comparison: dict[str, Any] = {"against": None} | dict.fromkeys(over.values())
-    if own:
-        comparison["against"] = against = fastest(timings, own)
+    if torch_sides:
+        comparison["against"] = against = fastest(timings, torch_sides)
         comparison |= ratio(timings[against], timings[JAX])
     for way in set(ways) & set(over):
         comparison[over[way]] = ratio(timings[torch_name(way)], timings[JAX])

@@ -65,11 +65,11 @@ class _Passes:
         branches, shapes = self._branches(), self._learner.shapes
         logp = np.zeros((len(branches.spans), ANSWER), np.float32)
         for turn in sorted(set(branches.turn_B)):
-            own = [place for place, each in enumerate(branches.turn_B) if each == turn]
-            spans = [branches.spans[place] for place in own]
+            places = [place for place, each in enumerate(branches.turn_B) if each == turn]
+            spans = [branches.spans[place] for place in places]
             layout = lay_out(branches.rows, spans, shapes, shapes.long)
             batch = turn_batch(branches.rows, layout, shapes, {}, action=shapes.longest)
-            logp[own] = self._score(batch)[: len(own), :ANSWER]
+            logp[places] = self._score(batch)[: len(places), :ANSWER]
         seats = [(place, 0) for place in range(len(branches.spans))]
         return information_gain(branches, seats, logp, self.trajectories)
 

@@ -78,8 +78,8 @@ def _score_by_turn(one_pass: Score, rows: Rows, shapes: Shapes) -> Score:
         found_PA = np.zeros(batch.mask_PA.shape, np.float32)
         for turn in range(rows.turns):
             spans = action_spans(rows, [turn])
-            own = turn_batch(rows, lay_out(rows, spans, shapes), shapes, {}, action=shapes.action)
-            for span, logp_A in zip(spans, np.asarray(one_pass(params, own)), strict=False):
+            part = turn_batch(rows, lay_out(rows, spans, shapes), shapes, {}, action=shapes.action)
+            for span, logp_A in zip(spans, np.asarray(one_pass(params, part)), strict=False):
                 row = place[span.segment]
                 column = np.searchsorted(whole[row].position_A, span.position_A)
                 found_PA[row, column] = logp_A[: column.size]

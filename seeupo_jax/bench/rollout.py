@@ -246,8 +246,10 @@ def run_iteration(settings: Settings) -> dict[str, Any]:
         return contend
 
     timings = comparison.alternate({name: timed(name) for name in sides}, settings.repeats)
-    own = [comparison.torch_name(way) for way in settings.torch if way not in comparison.OVER]
-    kept = [f"{name}, {CACHE_KEPT}" for name in own]
+    torch_sides = [
+        comparison.torch_name(way) for way in settings.torch if way not in comparison.OVER
+    ]
+    kept = [f"{name}, {CACHE_KEPT}" for name in torch_sides]
     fastest = comparison.fastest(timings, kept) if kept else None
     figures = about | {
         **comparison.against_torch(timings, settings.torch),

@@ -114,8 +114,8 @@ class TorchSteps:
         loss, positions = 0.0, 0
         self._optimizer.zero_grad(set_to_none=True)
         for rows in packed(self._segments, self._tokens) if self._pack else self._padded():
-            own, computed = self._backward(rows, trained)
-            loss, positions = loss + own, positions + computed
+            microbatch_loss, computed = self._backward(rows, trained)
+            loss, positions = loss + microbatch_loss, positions + computed
         limit = Config().optimizer.max_grad_norm
         self._torch.nn.utils.clip_grad_norm_(self._model.parameters(), limit)
         self._optimizer.step()

@@ -155,8 +155,8 @@ class TorchSweeps:
         began = time.perf_counter()
         with torch().no_grad():
             pairs = zip(self._sampler.parameters(), self.model.parameters(), strict=True)
-            for own, trained in pairs:
-                own.copy_(trained)
+            for copied, trained in pairs:
+                copied.copy_(trained)
         self._wait()
         return self._sampler, time.perf_counter() - began
 
@@ -172,7 +172,7 @@ def _sampler(model: Any, dtype: str) -> Any:
     """
     kind, transformers = getattr(torch(), dtype), importlib.import_module("transformers")
     shared = {id(p): p for p in model.parameters()} if kind == model.dtype else {}
-    own = copy.deepcopy(model, shared).to(kind).eval()
+    sampler = copy.deepcopy(model, shared).to(kind).eval()
     # An end token or a top-k of the folder's would change the work.
-    own.generation_config = transformers.GenerationConfig(pad_token_id=0)
-    return own
+    sampler.generation_config = transformers.GenerationConfig(pad_token_id=0)
+    return sampler

@@ -367,8 +367,8 @@ class Checkpoints:
         wanted = named_leaves(example)
         check_leaves(step, manifest["leaves"], wanted, partial)
         files = manifest["files"]
-        own = sorted(files)[jax.process_index() :: jax.process_count()]
-        on_all(lambda: check_files(folder, {key: files[key] for key in own}))
+        local = sorted(files)[jax.process_index() :: jax.process_count()]
+        on_all(lambda: check_files(folder, {key: files[key] for key in local}))
         verified = all(file["sha256"] is not None for file in files.values())
         context = ocp.Context()
         context.pytree.loading.partial_load = partial

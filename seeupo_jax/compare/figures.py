@@ -98,10 +98,10 @@ def read_lines(runs: Sequence[PlannedRun]) -> list[Line]:
     """What the runs of each recipe have recorded so far; variants in the order of the runs."""
     lines = []
     for variant in dict.fromkeys(run.variant for run in runs):
-        own = [run for run in runs if run.variant == variant]
-        read = [history for run in own if (history := read_history(run)) is not None]
+        of_variant = [run for run in runs if run.variant == variant]
+        read = [history for run in of_variant if (history := read_history(run)) is not None]
         ended = [history for history in read if history.done]
-        lines.append(Line(variant, len(own), tuple(ended if ended else read)))
+        lines.append(Line(variant, len(of_variant), tuple(ended if ended else read)))
     return lines
 
 

@@ -99,15 +99,15 @@ def plan(
     runs = []
     for seed in range(seeds):
         for (recipe, choice), point in itertools.product(named, points):
-            own = [*to_the_end, *overrides, *choice, *point, f"seed={seed}"]
-            config = load_config(config_file, own)
+            fields = [*to_the_end, *overrides, *choice, *point, f"seed={seed}"]
+            config = load_config(config_file, fields)
             if equal_steps and updates_at_once(config.algorithm):
                 parts = config.algorithm.minibatches_per_turn * config.rollout.max_turns
-                own.append(f"algorithm.minibatches_per_turn={parts}")
-                config = load_config(config_file, own)
+                fields.append(f"algorithm.minibatches_per_turn={parts}")
+                config = load_config(config_file, fields)
             folder = workdir / Path(*map(_folder_name, (recipe, *point))) / f"seed{seed}"
             command = [sys.executable, "-m", "seeupo_jax.train", f"--config={config_file}"]
-            command += [f"--workdir={folder}", *(f"--config.{text}" for text in own)]
+            command += [f"--workdir={folder}", *(f"--config.{text}" for text in fields)]
             variant = " ".join((recipe, *point))
             runs.append(PlannedRun(variant, seed, folder, config, command))
             _check_same(runs[-1])

@@ -131,10 +131,12 @@ class Study:
 
     def _ablation_cells(self, tuned: Mapping[str, Point]) -> list[Cell]:
         return [
-            self._cell("ablation", name, point | own.changes, seed, self.recipes[own.recipe], {})
+            self._cell(
+                "ablation", name, point | ablation.changes, seed, self.recipes[ablation.recipe], {}
+            )
             for seed in self.seeds
-            for name, own in self.ablations.items()
-            if (point := tuned.get(own.recipe)) is not None
+            for name, ablation in self.ablations.items()
+            if (point := tuned.get(ablation.recipe)) is not None
         ]
 
     def _stability_cells(self, tuned: Mapping[str, Point]) -> list[Cell]:
@@ -214,7 +216,7 @@ def read_study(config: str, overrides: Sequence[str]) -> Study:
     fields = ("recipes", "reference", "choose_by", "tuning", "seeds", "ablations", "stability")
     _check_names(values, "study", (*fields, "exploring"), required=("recipes", "tuning", "seeds"))
     named = _map(values.get("recipes", {}), "recipes")
-    recipes = {name: _point(own, f"recipes.{name}") for name, own in named.items()}
+    recipes = {name: _point(point, f"recipes.{name}") for name, point in named.items()}
     if not recipes:
         raise ValueError("study.recipes: got none; allowed: at least one name with its fields.")
     tuning, tuning_seeds = _grids(values, "tuning", recipes)
@@ -260,9 +262,11 @@ def _check_overrides(study: Study) -> None:
 
 def _fields_set(study: Study) -> Iterator[tuple[str, str]]:
     """Where a study sets fields, and which."""
-    points = {f"study.recipes.{name}": own for name, own in study.recipes.items()}
+    points = {f"study.recipes.{name}": fields for name, fields in study.recipes.items()}
     points["study.exploring"] = study.exploring
-    points |= {f"study.ablations.{name}": own.changes for name, own in study.ablations.items()}
+    points |= {
+        f"study.ablations.{name}": fields.changes for name, fields in study.ablations.items()
+    }
     for place, point in points.items():
         yield from ((place, field) for field in point)
     for stage, grids in (("tuning", study.tuning), ("stability", study.stability)):
@@ -342,10 +346,10 @@ def _grids(
     """The grid of each recipe, its own or the common one, and the seeds."""
     given = _map(values.get(name, {}), name)
     _check_names(given, f"study.{name}", ("seeds", "grid", "grids"), required=("seeds", "grid"))
-    own = _map(given.get("grids", {}), f"{name}.grids")
-    _check_names(own, f"study.{name}.grids", tuple(recipes))
+    by_recipe = _map(given.get("grids", {}), f"{name}.grids")
+    _check_names(by_recipe, f"study.{name}.grids", tuple(recipes))
     grids = {
-        recipe: _grid(own.get(recipe, given["grid"]), f"study.{name}: the grid of {recipe}")
+        recipe: _grid(by_recipe.get(recipe, given["grid"]), f"study.{name}: the grid of {recipe}")
         for recipe in recipes
     }
     return grids, _seeds(given, f"{name}.seeds")
@@ -374,8 +378,8 @@ def _grid(value: Any, name: str) -> Grid:
 
 def _ablations(values: Mapping[str, Any], recipes: Mapping[str, Point]) -> dict[str, Ablation]:
     ablations = {}
-    for name, own in _map(values.get("ablations", {}), "ablations").items():
-        changes = _point(own, f"ablations.{name}")
+    for name, ablation in _map(values.get("ablations", {}), "ablations").items():
+        changes = _point(ablation, f"ablations.{name}")
         recipe = changes.pop("of", None)
         if not isinstance(recipe, str) or recipe not in recipes or name in recipes:
             raise ValueError(

@@ -146,16 +146,16 @@ def _ablations(study: Study, results: Mapping[str, Result], folder: Path) -> Ite
     tuned = choose(study, results)
     yield "## Ablations"
     yield "Each is a recipe with its tuned point and some fields changed, on the seeds above."
-    rows = [(name, own.recipe, point_text(own.changes)) for name, own in study.ablations.items()]
+    rows = [(name, a.recipe, point_text(a.changes)) for name, a in study.ablations.items()]
     yield markdown_table(("ablation", "of", "with"), rows)
     lines = lines_of(study.cells("ablation", tuned), results)
     if not any(line.histories for line in lines):
         return
     final = lines_of(study.cells("final", tuned), results)
     yield _runs_table([_split(final, study.reference)[0], *lines])
-    for recipe in dict.fromkeys(own.recipe for own in study.ablations.values()):
-        own = [line for line in lines if study.ablations[line.variant].recipe == recipe]
-        yield from _differences([*(f for f in final if f.variant == recipe), *own], recipe)
+    for recipe in dict.fromkeys(a.recipe for a in study.ablations.values()):
+        of_recipe = [line for line in lines if study.ablations[line.variant].recipe == recipe]
+        yield from _differences([*(f for f in final if f.variant == recipe), *of_recipe], recipe)
 
 
 def _tuning(study: Study, results: Mapping[str, Result], folder: Path) -> Iterator[str]:

@@ -75,20 +75,20 @@ def tuning_scores(
         histories.setdefault(cell.variant, []).append((cell.point, ended))
     return {
         name: [
-            (point, _score(study, [h for at, h in own if at == point], own))
+            (point, _score(study, [h for at, h in by_point if at == point], by_point))
             for point in grid_points(study.tuning[name])
         ]
-        for name, own in histories.items()
+        for name, by_point in histories.items()
     }
 
 
 def _score(
-    study: Study, runs: Sequence[History | None], own: Sequence[tuple[Point, History | None]]
+    study: Study, runs: Sequence[History | None], by_point: Sequence[tuple[Point, History | None]]
 ) -> float | None:
     done = [run for run in runs if run is not None]
     if len(done) < len(runs):
         return None
-    until = min(h.tokens_I[-1] for _, h in own if h is not None)
+    until = min(h.tokens_I[-1] for _, h in by_point if h is not None)
     scores = [run.area("tokens", until) if study.choose_by == "area" else run.after for run in done]
     return sum(scores) / len(scores)
 

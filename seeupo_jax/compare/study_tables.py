@@ -32,9 +32,9 @@ def lines_of(cells: Sequence[Cell], results: Mapping[str, Result]) -> list[Line]
     """The finished cells of each variant, in the order of the cells."""
     lines = []
     for variant in dict.fromkeys(cell.variant for cell in cells):
-        own = [cell for cell in cells if cell.variant == variant]
-        ended = [history(cell, results[cell.key]) for cell in own if cell.key in results]
-        lines.append(Line(variant, len(own), tuple(ended)))
+        of_variant = [cell for cell in cells if cell.variant == variant]
+        ended = [history(cell, results[cell.key]) for cell in of_variant if cell.key in results]
+        lines.append(Line(variant, len(of_variant), tuple(ended)))
     return lines
 
 
@@ -109,9 +109,9 @@ def stability_map(study: Study, results: Mapping[str, Result]) -> list[MapCell]:
     places = []
     for recipe in dict.fromkeys(cell.variant for cell in cells):
         grid = study.stability[recipe]
-        own = [cell for cell in cells if cell.variant == recipe]
+        of_recipe = [cell for cell in cells if cell.variant == recipe]
         for point in grid_points(grid):
-            here = [cell for cell in own if point.items() <= cell.point.items()]
+            here = [cell for cell in of_recipe if point.items() <= cell.point.items()]
             places.append(_place(recipe, here, point, study, results))
     return places
 
@@ -183,8 +183,8 @@ def costs(study: Study, results: Mapping[str, Result]) -> list[Cost]:
 
 def _kinds(study: Study, cell: Cell) -> list[tuple]:
     """What its cost is reckoned by, the cells most like it first."""
-    own = study.ablations.get(cell.variant)
-    recipe = cell.variant if own is None else own.recipe
+    ablation = study.ablations.get(cell.variant)
+    recipe = cell.variant if ablation is None else ablation.recipe
     epochs = cell.config.algorithm.inner_epochs
     return [(recipe, epochs), (epochs,), (recipe,), ()]
 

@@ -218,8 +218,8 @@ class Algorithm(LossOptions):
         needs = find_entry("advantage", self.advantage).needs
         if "implicit_NK" in needs:
             return "policy"
-        own = "head" if self.critic == "none" else self.critic
-        return own if "progress_NL" in needs else None
+        critic = "head" if self.critic == "none" else self.critic
+        return critic if "progress_NL" in needs else None
 
     @property
     def zero_if_equal(self) -> bool:

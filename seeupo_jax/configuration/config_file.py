@@ -189,8 +189,8 @@ def _plain(values: Any, within: tuple[int, ...] = ()) -> Any:
     if isinstance(values, Config) and isinstance(values.algorithm, Algorithm):
         # What the recipe gave is not the file's, and another may replace it.
         given = vars(Config(recipe=values.recipe).algorithm)
-        own = {name: x for name, x in vars(values.algorithm).items() if x != given[name]}
-        values = _fields(values) | {"algorithm": own}
+        changed = {name: x for name, x in vars(values.algorithm).items() if x != given[name]}
+        values = _fields(values) | {"algorithm": changed}
     elif dataclasses.is_dataclass(values) and not isinstance(values, type):
         values = _fields(values)
     elif any(kind.__name__ == "ConfigDict" for kind in type(values).__mro__):  # of ml_collections

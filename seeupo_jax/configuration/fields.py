@@ -141,12 +141,12 @@ def _unread(value: Any) -> str:
     return f", neither a Python literal nor JSON (column {column}: {why})"
 
 
-def build(cls: type, values: Mapping[str, Any], name: str, **own: Any) -> Any:
+def build(cls: type, values: Mapping[str, Any], name: str, **private: Any) -> Any:
     """The dataclass of nested values, each of them checked.
 
     Args:
       name: of the dataclass, in errors.
-      own: private fields, whose names begin with an underscore; not checked.
+      private: fields whose names begin with an underscore; not checked.
 
     Raises:
       ValueError: an unknown key, a wrong type or a value that is not allowed.
@@ -173,7 +173,7 @@ def build(cls: type, values: Mapping[str, Any], name: str, **own: Any) -> Any:
         key: _convert(value, hints[key], fields[key], f"{name}.{key}")
         for key, value in values.items()
     }
-    return cls(**built, **own)
+    return cls(**built, **private)
 
 
 def _convert(value: Any, hint: Any, field: dataclasses.Field, name: str) -> Any:

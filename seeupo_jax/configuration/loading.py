@@ -46,21 +46,23 @@ def load_config(source: ConfigSource, overrides: Sequence[str] = ()) -> Config:
         values["algorithm"] = {**below, **recipe_fields(given["recipe"])}
     for key, value in given.items():
         assign(values, key, value)
-    own = values.get("algorithm")
-    if "recipe" in given and isinstance(own, Mapping):
+    algorithm = values.get("algorithm")
+    if "recipe" in given and isinstance(algorithm, Mapping):
         values["algorithm"] = _without_unread(
-            cast("Mapping[str, Any]", own), recipe_fields(given["recipe"]), given
+            cast("Mapping[str, Any]", algorithm), recipe_fields(given["recipe"]), given
         )
     return from_dict(values)
 
 
 def _without_unread(
-    own: Mapping[str, Any], recipe: Mapping[str, Any], given: Container[str]
+    algorithm: Mapping[str, Any], recipe: Mapping[str, Any], given: Container[str]
 ) -> dict[str, Any]:
     """Fields of `algorithm`, but of those that nothing reads with this recipe only the given."""
-    unread = unread_fields(build(Algorithm, {**recipe, **own}, "config.algorithm"), recipe)
+    unread = unread_fields(build(Algorithm, {**recipe, **algorithm}, "config.algorithm"), recipe)
     return {
-        name: x for name, x in own.items() if name not in unread or f"algorithm.{name}" in given
+        name: x
+        for name, x in algorithm.items()
+        if name not in unread or f"algorithm.{name}" in given
     }
 
 

@@ -202,8 +202,8 @@ class Progress:
         rate = 0.0 if activity is None else self._rate.of(now, activity.tokens)
         part = view.part_done(state, activity)
         done, total, _ = state.step
-        own = (done - state.first) / (total - state.first) if state.first < total else part
-        left = self._pace.left(state.phase, now - state.phase_began, own)
+        fraction = (done - state.first) / (total - state.first) if state.first < total else part
+        left = self._pace.left(state.phase, now - state.phase_began, fraction)
         return Moment(now, activity, rate, None if part == 1 else left)
 
     def _live_display(self) -> LiveDisplay:

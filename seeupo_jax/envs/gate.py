@@ -314,9 +314,11 @@ def _ask(where: str, question: Callable[[], Any]) -> Any:
     try:
         return question()
     except (Exception, SystemExit) as error:
-        own, call = text_of(error), where[where.index(".") : where.index("(") + 1]
-        ours = isinstance(error, ValueError) and ("; allowed: " in own or call in own)
-        sentence = own if ours else f"{where} raised {describe(error).rstrip('.')}."
+        message, call = text_of(error), where[where.index(".") : where.index("(") + 1]
+        is_from_gate = isinstance(error, ValueError) and (
+            "; allowed: " in message or call in message
+        )
+        sentence = message if is_from_gate else f"{where} raised {describe(error).rstrip('.')}."
         raise ValueError(sentence) from error
 
 

@@ -80,9 +80,9 @@ class Mixture:
     def reset(
         self, task_id: str, seed: int, episode_seed: int | None = None
     ) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
-        environment, own = self._find(task_id)
+        environment, part_task = self._find(task_id)
         self._playing = task_id.partition(":")[0]
-        return gate.reset(environment, own, seed, episode_seed)
+        return gate.reset(environment, part_task, seed, episode_seed)
 
     def step(self, text: str) -> StepResult:
         return self._running().step(text)
@@ -100,21 +100,21 @@ class Mixture:
             environment.close()
 
     def labels(self, task_id: str) -> dict[str, str]:
-        environment, own = self._find(task_id)
+        environment, part_task = self._find(task_id)
         label = task_id.partition(":")[0]
-        return {ENVIRONMENT: label} | gate.labels(environment, own) | {ENVIRONMENT: label}
+        return {ENVIRONMENT: label} | gate.labels(environment, part_task) | {ENVIRONMENT: label}
 
     def reference(self, task_id: str) -> str | None:
-        environment, own = self._find(task_id)
-        return gate.reference(environment, own)
+        environment, part_task = self._find(task_id)
+        return gate.reference(environment, part_task)
 
     def _find(self, task_id: str) -> tuple[Environment, str]:
         """A task's environment, and what it calls the task."""
-        label, colon, own = task_id.partition(":")
+        label, colon, part_task = task_id.partition(":")
         if not colon or label not in self._parts:
             allowed = ", ".join(f"{name}:TASK" for name in self._parts)
             raise ValueError(f"mixture task: got {shown(task_id)}; allowed: {allowed}.")
-        return self._part(label), own
+        return self._part(label), part_task
 
     def _part(self, label: str) -> Environment:
         if label not in self._made:
@@ -146,7 +146,9 @@ class DemonstratingMixture(Mixture):
           options: by label, those of an environment's own `demonstrations`.
         """
         wrong = [
-            k for k, own in options.items() if k not in self._parts or not isinstance(own, Mapping)
+            k
+            for k, option in options.items()
+            if k not in self._parts or not isinstance(option, Mapping)
         ]
         if wrong:
             raise ValueError(
@@ -180,8 +182,8 @@ class _Interleaved(Sequence[Demonstration]):
         return len(self._order)
 
     def __getitem__(self, index: int) -> Demonstration:
-        part, own = self._order[index]
-        return self._parts[part][own]
+        part, place = self._order[index]
+        return self._parts[part][place]
 
 
 def make_mixture(environments: Sequence[Mapping[str, Any]]) -> Mixture:

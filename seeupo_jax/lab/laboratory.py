@@ -276,7 +276,7 @@ def compile_experiment(
 def _compile(shape, algorithm, settings, of_turns):
     array = jax.ShapeDtypeStruct(shape, jnp.float32)
     seed_S = jax.ShapeDtypeStruct((settings.seeds,), jnp.int32)
-    numbers = (jax.ShapeDtypeStruct(own, jnp.float32) for own in ((len(shape), *shape), ()))
+    numbers = (jax.ShapeDtypeStruct(each, jnp.float32) for each in ((len(shape), *shape), ()))
     turn_rewards = TurnRewards(*numbers) if of_turns else None
     run = functools.partial(regrets, algorithm=algorithm, settings=settings)
     return jax.jit(run).lower(array, array, seed_S, turn_rewards).compile()

@@ -51,8 +51,8 @@ def shared(turns: int, actions: int) -> Policy:
     def init(key: jax.Array) -> Any:
         keys = jax.random.split(key, len(shapes))
         return [
-            {"kernel": start(own, shape), "bias": jnp.zeros(shape[1])}
-            for own, shape, start in zip(keys, shapes, starts, strict=True)
+            {"kernel": start(layer_key, shape), "bias": jnp.zeros(shape[1])}
+            for layer_key, shape, start in zip(keys, shapes, starts, strict=True)
         ]
 
     def logits(layers: Any, context: jax.Array) -> jax.Array:

@@ -248,16 +248,16 @@ def turn_batch(
     padded = {name: np.zeros((P, action), _DTYPES.get(name, np.float32)) for name in per_token}
     trajectory = np.full(P, rows.trajectories, np.int32)
     for number, (span, (place, start)) in enumerate(zip(spans, seats, strict=True)):
-        own, index_L = slice(start, start + span.position_A.size), forest.index[number]
-        slot[place, own] = predicted.slots(
+        columns, index_L = slice(start, start + span.position_A.size), forest.index[number]
+        slot[place, columns] = predicted.slots(
             int(forest.row_S[number]),
             index_L[span.position_A],
             index_L[span.position_A if behind else span.position_A - 1],
             rows.tokens[span.segment][span.position_A],
         )
-        mask[place, own] = 1
+        mask[place, columns] = 1
         for name, source in per_token.items():
-            padded[name][place, own] = source[span.segment][span.position_A]
+            padded[name][place, columns] = source[span.segment][span.position_A]
         trajectory[place] = rows.trajectory_S[span.segment]
 
     shape = (M, R, L)

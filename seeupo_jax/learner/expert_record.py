@@ -88,16 +88,16 @@ class ExpertRecord:
         """Numbers of the segments' tokens: equal in a group where the token and its experts are."""
         numbers = list(tokens)
         for group in np.unique(group_S):
-            own = np.flatnonzero(group_S == group)
-            token_X = np.concatenate([tokens[segment] for segment in own]).astype(np.uint32)
-            expert_XG = np.concatenate([self.expert_LG[segment] for segment in own])
+            members = np.flatnonzero(group_S == group)
+            token_X = np.concatenate([tokens[segment] for segment in members]).astype(np.uint32)
+            expert_XG = np.concatenate([self.expert_LG[segment] for segment in members])
             as_bytes = [x.view(np.uint8).reshape(token_X.size, -1) for x in (token_X, expert_XG)]
             both = np.concatenate(as_bytes, axis=1)
             # Of bytes as one: by columns, a sort compares them one by one.
             whole_X = both.view(np.dtype((np.void, both.shape[1])))[:, 0]
             _, number_X = np.unique(whole_X, return_inverse=True)
-            ends = np.cumsum([len(tokens[segment]) for segment in own])[:-1]
-            for segment, number_L in zip(own, np.split(number_X, ends), strict=True):
+            ends = np.cumsum([len(tokens[segment]) for segment in members])[:-1]
+            for segment, number_L in zip(members, np.split(number_X, ends), strict=True):
                 numbers[segment] = number_L.astype(np.int32)
         return tuple(numbers)
 

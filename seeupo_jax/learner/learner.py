@@ -168,15 +168,15 @@ class Learner:
     @functools.cached_property
     def critic(self) -> Critic | None:
         """The value function; None: the algorithm has none."""
-        own = self.critic_optimizer
-        optimizer = self.optimizer if own is None else own
+        config = self.critic_optimizer
+        optimizer = self.optimizer if config is None else config
         return make_critic(self.algorithm, self.network.arch.width, optimizer)
 
     @functools.cached_property
     def scorer(self) -> Scorer | None:
         """The model that scores turns; None: the estimator needs none."""
-        own = self.scorer_optimizer
-        optimizer, width = self.optimizer if own is None else own, self.network.arch.width
+        config = self.scorer_optimizer
+        optimizer, width = self.optimizer if config is None else config, self.network.arch.width
         return make_scorer(self.algorithm, width, optimizer, self.temperature)
 
     def at_iteration(self, state: TrainState, iteration: int) -> TrainState:
@@ -271,8 +271,8 @@ def refresh_program(
     def refresh(
         numbers: Numbers, frozen: Any, params: Any, batch: TurnBatch, cumulative_ratio_N: jax.Array
     ) -> jax.Array:
-        merged, own = join(params, frozen), config.with_numbers(numbers)
-        return turn_step.refresh(network, own, merged, batch, cumulative_ratio_N)
+        merged, loss_config = join(params, frozen), config.with_numbers(numbers)
+        return turn_step.refresh(network, loss_config, merged, batch, cumulative_ratio_N)
 
     return jax.jit(refresh, donate_argnums=4, out_shardings=replicated)
 
@@ -283,8 +283,8 @@ def value_program(
 ) -> Callable[..., Any]:
     """`turn_step.value` from the frozen parameters on."""
 
-    def value(frozen: Any, params: Any, own: Any, batch: TurnBatch) -> jax.Array:
-        return turn_step.value(network, critic, join(params, frozen), own, batch)
+    def value(frozen: Any, params: Any, critic_params: Any, batch: TurnBatch) -> jax.Array:
+        return turn_step.value(network, critic, join(params, frozen), critic_params, batch)
 
     return jax.jit(value, out_shardings=replicated)
 

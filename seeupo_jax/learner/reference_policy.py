@@ -81,5 +81,5 @@ def moved(params: Any, reference: Any, *, decay: float) -> Any:
     if decay == 0:
         return jax.tree.map(jnp.copy, params)
     return jax.tree.map(
-        lambda ref, own: decay * ref + (1 - decay) * own, on_device(reference), params
+        lambda ref, param: decay * ref + (1 - decay) * param, on_device(reference), params
     )

@@ -291,8 +291,8 @@ def _parts_of_actions(current: SweepState, spans: Sequence[ActionSpan]) -> list[
 
     def actions(span: ActionSpan) -> set[tuple[int, int]]:
         owner = int(current.data.rows.trajectory_S[span.segment])
-        own = [0] if number is None else np.unique(number[span.segment][span.position_A])
-        return {(owner, int(action)) for action in own}
+        numbers = [0] if number is None else np.unique(number[span.segment][span.position_A])
+        return {(owner, int(action)) for action in numbers}
 
     count = Counter(action for span in spans for action in actions(span))
     return [span for span in spans if any(count[action] > 1 for action in actions(span))]
@@ -324,7 +324,7 @@ def _denominator(
     action where the loss is so; or the part's own tokens, as in verl's `loss_agg_mode=token-mean`.
     """
     algorithm = learner.algorithm
-    active, own = (
+    active, updated = (
         len({int(current.data.rows.trajectory_S[span.segment]) for span in some})
         for some in (spans, part)
     )
@@ -335,4 +335,4 @@ def _denominator(
         "token": sum(span.position_A.size for span in part),
     }
     count = np.float32(counts[algorithm.loss_mean])
-    return count if algorithm.loss_mean == "token" else np.float32(count * own / active)
+    return count if algorithm.loss_mean == "token" else np.float32(count * updated / active)

@@ -65,12 +65,12 @@ def trajectory_stats(current: SweepState, weights: Weights) -> list[TrajectorySt
     total_N = np.bincount(owner, advantage, minlength=rows.trajectories)
     stats: list[TrajectoryStats | None] = [None] * rows.trajectories
     for number in np.unique(rows.trajectory_S):
-        own = np.flatnonzero(rows.trajectory_S == number)
-        turns = 1 + max(int(rows.turn[segment].max(initial=-1)) for segment in own)
+        segments = np.flatnonzero(rows.trajectory_S == number)
+        turns = 1 + max(int(rows.turn[segment].max(initial=-1)) for segment in segments)
         stats[number] = TrajectoryStats(
             float(total_N[number] / count_N[number]) if count_N[number] else float("nan"),
             weights.mean_NK[number, :turns].astype(np.float32),
-            *(tuple(numbers[segment] for segment in own) for numbers in initial.values()),
+            *(tuple(numbers[segment] for segment in segments) for numbers in initial.values()),
         )
     return stats
 

@@ -67,8 +67,11 @@ def begin_sweep(
     }
     old_logp = ref_logp = by_segment(first.scored.logp_PA)
     if reads_reference(learner.algorithm):  # by routers of its own
-        reference, own = reference_of(train, ref_params), batch._replace(expert_MRLG=None)
-        ref_logp = by_segment(learner.scored(reference, own).logp_PA)
+        reference, without_experts = (
+            reference_of(train, ref_params),
+            batch._replace(expert_MRLG=None),
+        )
+        ref_logp = by_segment(learner.scored(reference, without_experts).logp_PA)
     if first.scored.routed_MRLG is not None:
         rows = _with_experts(learner, rows, first)
         if train.critic is not None:  # its pass replays them

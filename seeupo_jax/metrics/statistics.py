@@ -98,8 +98,8 @@ def evaluation_metrics(
 def _kinds(labels: Sequence[Mapping[str, str]]) -> dict[str, list[int]]:
     """The tasks of each kind by `/label=value`; labels as they come, values in order."""
     rows: dict[str, dict[str, list[int]]] = {}
-    for row, own in enumerate(labels):
-        for label, value in own.items():
+    for row, task_labels in enumerate(labels):
+        for label, value in task_labels.items():
             rows.setdefault(label, {}).setdefault(value, []).append(row)
 
     def by_number(value: str) -> tuple[int, str]:

@@ -198,9 +198,9 @@ class _Wandb:
             for name, values in histograms.items()
         }
         for split in dict.fromkeys(sample.split for sample in samples):
-            own = [sample for sample in samples if sample.split == split]
-            columns = ["iteration", *own[0].about, "conversation"]
-            rows = [[iteration, *sample.about.values(), sample.text] for sample in own]
+            of_split = [sample for sample in samples if sample.split == split]
+            columns = ["iteration", *of_split[0].about, "conversation"]
+            rows = [[iteration, *sample.about.values(), sample.text] for sample in of_split]
             drawn[f"sample/{split}"] = self._wandb.Table(columns=columns, data=rows)
         self._run.log({"iteration": iteration, **drawn})
 

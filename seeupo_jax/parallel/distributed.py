@@ -85,8 +85,8 @@ def from_first(x: Any, *types: type) -> Any:
     first = jax.process_index() == 0
     data = _bytes(x if first else None, types)
     length = int(multihost_utils.broadcast_one_to_all(np.int32(len(data))))
-    own = data if first else np.zeros(length, np.uint8)
-    return codec.decode(np.asarray(multihost_utils.broadcast_one_to_all(own)).tobytes(), types)
+    local = data if first else np.zeros(length, np.uint8)
+    return codec.decode(np.asarray(multihost_utils.broadcast_one_to_all(local)).tobytes(), types)
 
 
 def _bytes(x: Any, types: tuple[type, ...]) -> np.ndarray:

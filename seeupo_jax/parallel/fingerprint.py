@@ -28,9 +28,9 @@ def fingerprint(tree: Any) -> str:
     # One by one: devices of a CPU wait for each other for ever with 32 sums over them under way.
     sums = [jax.device_get(_sums_of(leaf)) for _, leaf in leaves]
     digest = hashlib.sha256()
-    for (path, leaf), own in zip(leaves, sums, strict=True):
+    for (path, leaf), leaf_sums in zip(leaves, sums, strict=True):
         name = jax.tree_util.keystr(path)
-        digest.update(repr((name, str(leaf.dtype), leaf.shape, [*map(int, own)])).encode())
+        digest.update(repr((name, str(leaf.dtype), leaf.shape, [*map(int, leaf_sums)])).encode())
     return digest.hexdigest()
 
 

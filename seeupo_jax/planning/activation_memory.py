@@ -59,14 +59,14 @@ def microbatch_bytes(
         _layer_bytes, arch, rows=rows, length=length, platform=platform, expert=expert
     )
     kept = sum(of_layer(i, remat) for i in range(arch.layers))
-    own = max(of_layer(i, "none") for i in range(arch.layers))
+    largest_layer = max(of_layer(i, "none") for i in range(arch.layers))
     # Keys and values stand by for the refresh of the weights, whatever is computed again.
     keys = 2 * tokens * arch.layers * arch.kv_heads * arch.head_dim * item
     chunk = min(tokens, TOKENS_AT_ONCE, max(1, LOGITS_AT_ONCE // arch.vocab_size))
     head = 2 * arch.vocab_size * arch.width * _FLOAT32  # in float32, and its gradient
     outside = chunk * _LOGITS * arch.vocab_size * _FLOAT32 + head
     outside += _STREAMS * tokens * arch.width * item
-    counted = kept + own + keys + outside + _scores_at_once(arch, rows, length, platform)
+    counted = kept + largest_layer + keys + outside + _scores_at_once(arch, rows, length, platform)
     return counted if arch.routing is None else round(_SPARSE * counted)
 
 
@@ -151,11 +151,11 @@ def _traced(arch: Architecture, remat: str, rows: int, length: int) -> int:
 
     x = jax.ShapeDtypeStruct((rows, length, arch.width), jnp.dtype(arch.dtype))
     kept = jax.tree.leaves(jax.eval_shape(backward, params, frozen, x))
-    own = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves((params, frozen))]
+    parameters = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves((params, frozen))]
     return sum(
         math.prod(leaf.shape) * leaf.dtype.itemsize
         for leaf in kept
-        if (leaf.shape, leaf.dtype) not in own and leaf.dtype != position_NL.dtype
+        if (leaf.shape, leaf.dtype) not in parameters and leaf.dtype != position_NL.dtype
     )
 
 
@@ -181,8 +181,8 @@ def _forward(
     out = jnp.zeros_like(q)
     # Turned: kernels keep all four in an order of axes of their own.
     q, k, v, turned = (x.swapaxes(1, 2) for x in (q, k, v, out))
-    own = turned, jnp.zeros(q.shape[:3])
-    return out, (q, k, v, *(checkpoint_name(x, FUSED) if fused else x for x in own))
+    output_residuals = turned, jnp.zeros(q.shape[:3])
+    return out, (q, k, v, *(checkpoint_name(x, FUSED) if fused else x for x in output_residuals))
 
 
 def _backward(fused: bool, kept: tuple[jax.Array, ...], _: jax.Array) -> tuple[jax.Array, ...]:

@@ -114,10 +114,10 @@ def turn_step_flops(
     refreshed = forward_flops(arch, after, computed=computed) if refresh else 0.0
     # A transformer of the policy's architecture, without logits.
     if critic == "model":
-        own = turn_step_flops(arch, rows, length, 0, trees=trees, computed=computed)
+        critic_flops = turn_step_flops(arch, rows, length, 0, trees=trees, computed=computed)
     else:
-        own = 0.0
-    return projections + attention + head + backward + refreshed + own
+        critic_flops = 0.0
+    return projections + attention + head + backward + refreshed + critic_flops
 
 
 def scorer_step_flops(

@@ -143,8 +143,8 @@ class _Walk:
             if self.platform is None:
                 return most
             names = _BRANCHES.get(self.platform, {self.platform})
-            own = [i for i, each_ in enumerate(platforms) if each_ and names & set(each_)]
-            return each[own[0] if own else platforms.index(None)]
+            matching = [i for i, each_ in enumerate(platforms) if each_ and names & set(each_)]
+            return each[matching[0] if matching else platforms.index(None)]
         idle = any(flops.total == 0 for flops in each) and not place.kernel
         return most.times(self._passes(place).predicting) if idle else most
 

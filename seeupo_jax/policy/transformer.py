@@ -320,16 +320,18 @@ class Transformer(nnx.Module):
         else:
             kept = []
 
-            def run_own(graph: nnx.GraphDef, state: nnx.State, x: jax.Array, *own: Any) -> Any:
-                return run(nnx.merge(graph, state), x, *own)
+            def run_layer(
+                graph: nnx.GraphDef, state: nnx.State, x: jax.Array, *layer_inputs: Any
+            ) -> Any:
+                return run(nnx.merge(graph, state), x, *layer_inputs)
 
             # A sampler has many programs: in each, layers of a kind are traced and lowered once.
-            body = jax.jit(run_own, static_argnums=0) if unroll else run_own
-            for layer, *own in zip(
+            body = jax.jit(run_layer, static_argnums=0) if unroll else run_layer
+            for layer, *layer_inputs in zip(
                 self.each_layer(), past or [None] * self.arch.layers, given, strict=True
             ):
                 graph, state = nnx.split(layer)
-                x, layer_output = remat(functools.partial(body, graph))(state, x, *own)
+                x, layer_output = remat(functools.partial(body, graph))(state, x, *layer_inputs)
                 kept.append(layer_output)
         routed = [routed_NLP for _, routed_NLP in kept if routed_NLP is not None]
         routed_NLG = jnp.concatenate(routed, axis=-1) if routed else None

@@ -42,10 +42,10 @@ def collect(x_NL: jax.Array, devices: int, *logical: str | None) -> jax.Array:
     devices: more than one. logical: names of the axes behind the length, as of `constrain`.
     """
 
-    def own(part_NL: jax.Array) -> jax.Array:
+    def local_part(part_NL: jax.Array) -> jax.Array:
         whole_NL = in_order(jax.lax.all_gather(part_NL, LENGTH, axis=1, tiled=True), devices)
         size = part_NL.shape[1]
         return jax.lax.dynamic_slice_in_dim(whole_NL, jax.lax.axis_index(LENGTH) * size, size, 1)
 
     axes = ("rows", "length", *logical)
-    return per_shard(own, [axes], axes)(x_NL)
+    return per_shard(local_part, [axes], axes)(x_NL)

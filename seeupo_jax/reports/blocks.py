@@ -44,7 +44,10 @@ def thin(points: Sequence[Point], block: int) -> list[Point]:
     for point in points:
         blocks.setdefault(block_start(int(point.at), block), []).append(point)
     fields = ("at", "value", "low", "high")
-    return [Point(*(mean([getattr(p, f) for p in own]) for f in fields)) for own in blocks.values()]
+    return [
+        Point(*(mean([getattr(p, f) for p in members]) for f in fields))
+        for members in blocks.values()
+    ]
 
 
 def known(points: Iterable[Point]) -> list[Point]:

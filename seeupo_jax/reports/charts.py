@@ -110,7 +110,7 @@ def line_chart(
         _dots(base, x, 0 if most > _MARKED_POINTS else _DOT).encode(value, shape),
     ]
     if len(lines) > 1:
-        ends = {n: p.value for n, own in lines.items() for p in own if p.value is not None}
+        ends = {n: p.value for n, line in lines.items() for p in line if p.value is not None}
         layers.append(_end_names(end_labels(ends, low, high, height)).encode(color))
     return _made(title, alt.layer(*layers), rows, height, _mean_note(block, "point"))
 
@@ -160,8 +160,8 @@ def heat_map(title: str, cells: Iterable[tuple[int, int, float]], *, value: str)
     if not blocks:
         return None
     rows = [
-        _span(start, block) | {"turn": turn, "value": rounded(mean(own))}
-        for (start, turn), own in sorted(blocks.items())
+        _span(start, block) | {"turn": turn, "value": rounded(mean(values))}
+        for (start, turn), values in sorted(blocks.items())
     ]
     legend = alt.Legend(orient="top", gradientLength=160, title=value)
     shade = alt.Scale(scheme="viridis", zero=False)

@@ -143,16 +143,22 @@ def _evaluated_by(runs: Sequence[Recorded], name: str, label: str) -> dict[str, 
             ends = dict.fromkeys((*(points[:1] if len(runs) == 1 else ()), *points[-1:]))
             for point in ends:
                 where = run.name if len(runs) > 1 else f"iteration {point.at}"
-                own = replace(point, at=kind.partition("=")[2])
-                series.setdefault(where, []).append(own)
+                by_step = replace(point, at=kind.partition("=")[2])
+                series.setdefault(where, []).append(by_step)
     return series
 
 
 def _by_kind(runs: Sequence[Recorded], label: str) -> dict[str, list[Point]]:
     """Success of rollouts by a label's values, in the windows of a run or at the end of several."""
     if len(runs) == 1:
-        return {name: _in_window(runs[0], label, own) for name, own in _windows(runs[0]).items()}
-    return {r.name: _in_window(r, label, own) for r in runs for own in [*_windows(r).values()][-1:]}
+        return {
+            name: _in_window(runs[0], label, window) for name, window in _windows(runs[0]).items()
+        }
+    return {
+        r.name: _in_window(r, label, window)
+        for r in runs
+        for window in [*_windows(r).values()][-1:]
+    }
 
 
 def _windows(run: Recorded) -> dict[str, range]:
@@ -160,8 +166,8 @@ def _windows(run: Recorded) -> dict[str, range]:
     iterations = [iteration for iteration, _ in run.series(_SUCCESS)]
     size = max(1, len(iterations) // _WINDOW)
     windows = {}
-    for own in (iterations[:size], iterations[-size:]) if iterations else ():
-        first, last = own[0], own[-1]
+    for window in (iterations[:size], iterations[-size:]) if iterations else ():
+        first, last = window[0], window[-1]
         name = f"iteration {first}" if first == last else f"iterations {first} to {last}"
         windows[name] = range(first, last + 1)
     return windows

@@ -47,12 +47,12 @@ class Section:
 
     @property
     def charts(self) -> list[Chart]:
-        return [chart for own in self.wanted.values() for chart in own if chart is not None]
+        return [chart for charts in self.wanted.values() for chart in charts if chart is not None]
 
     @property
     def absent(self) -> list[str]:
         """What has no data to be drawn."""
-        return [name for name, own in self.wanted.items() if not any(own)]
+        return [name for name, charts in self.wanted.items() if not any(charts)]
 
 
 def metric(name: str) -> Callable[[Recorded], list[Point]]:
@@ -99,8 +99,8 @@ def _measures(runs: Sequence[Recorded], name: str, title: str) -> Measures:
     prefix = name.removesuffix("NAME")
     if prefix == name:
         return {title: metric(name)} if any(run.series(name) for run in runs) else {}
-    names = dict.fromkeys(own for run in runs for own, _ in run.keyed(prefix))
-    return {own: metric(prefix + own) for own in names}
+    names = dict.fromkeys(measure for run in runs for measure, _ in run.keyed(prefix))
+    return {measure: metric(prefix + measure) for measure in names}
 
 
 def parts_section(runs: Sequence[Recorded]) -> Section | None:
@@ -216,7 +216,7 @@ def time_section(runs: Sequence[Recorded]) -> Section:
     rates = {part: metric(f"{part}/tokens_per_second") for part in ("rollout", "sweep", "sft")}
     speed, title, whole = "Tokens per second", "Time per iteration", "Time of the run by phase"
     spent = {run.name: _spent(run) for run in runs}
-    shares = [(name, phase, s) for name, own in spent.items() for phase, s in own.items()]
+    shares = [(name, phase, s) for name, by_phase in spent.items() for phase, s in by_phase.items()]
     charts = [
         stack_chart(of_run(title, run, runs), _parts(run), PHASES, y="seconds") for run in runs
     ]
@@ -249,14 +249,14 @@ def _spent(run: Recorded) -> dict[str, float]:
 
 
 def _time_table(spent: Mapping[str, Mapping[str, float]]) -> Table:
-    whole = {name: sum(own.values()) for name, own in spent.items()}
+    whole = {name: sum(by_phase.values()) for name, by_phase in spent.items()}
     rows = []
     for phase in PHASES:
         cells = [
-            f"{format_duration(own[phase])} ({own[phase] / whole[name]:.0%})"
-            if phase in own
+            f"{format_duration(by_phase[phase])} ({by_phase[phase] / whole[name]:.0%})"
+            if phase in by_phase
             else "-"
-            for name, own in spent.items()
+            for name, by_phase in spent.items()
         ]
         if set(cells) != {"-"}:
             rows.append(Row([phase, *cells]))

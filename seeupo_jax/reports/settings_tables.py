@@ -43,11 +43,11 @@ def unrecorded(runs: Sequence[Recorded]) -> str:
 def _table(
     caption: str, what: str, runs: Sequence[Recorded], values: Sequence[Mapping[str, Any]]
 ) -> Table | None:
-    flat = [dict(flatten(own)) for own in values]
-    names = sorted(dict.fromkeys(name for own in flat for name in own), key=natural)
+    flat = [dict(flatten(fields)) for fields in values]
+    names = sorted(dict.fromkeys(name for fields in flat for name in fields), key=natural)
     rows = []
     for name in names:
-        cells = [_text(own[name]) if name in own else "-" for own in flat]
+        cells = [_text(fields[name]) if name in fields else "-" for fields in flat]
         rows.append(Row([name, *cells], marked=len(set(cells)) > 1))
     return Table(caption, [what, *(run.name for run in runs)], rows) if rows else None
 
@@ -69,8 +69,8 @@ def failures_section(runs: Sequence[Recorded]) -> Section:
     for run in runs:
         for (where, cause), iterations in sorted(_failures(run).items()):
             span = f"{min(iterations)} to {max(iterations)}"
-            own = [] if len(runs) == 1 else [run.name]
-            rows.append(Row([cause, *own, where, f"{sum(iterations.values()):g}", span]))
+            run_name = [] if len(runs) == 1 else [run.name]
+            rows.append(Row([cause, *run_name, where, f"{sum(iterations.values()):g}", span]))
     if not rows:
         return Section("failures", "Failures", "No environment failed.")
     header = ["cause", *(["run"] if len(runs) > 1 else []), "in", "episodes", "iterations"]

@@ -36,8 +36,8 @@ class MatchedCalls:
         Raises:
           ValueError: the environment gave no reference calls.
         """
-        own = (m for m in episode.messages if m["role"] == "assistant" and HISTORY not in m)
-        turns = [self._calls(message["content"]) for message in own]
+        answers = (m for m in episode.messages if m["role"] == "assistant" and HISTORY not in m)
+        turns = [self._calls(message["content"]) for message in answers]
         return matching_rewards(turns, self._reference(episode.info), self._matching)
 
     def _calls(self, text: str) -> tuple[ToolCall, ...]:

@@ -82,8 +82,8 @@ def load_function(reward: Reward, field: str) -> RewardFunction:
     if inspect.isclass(function):
         _check_call(function, (), options, f"{where}: {reward.function}", f"{field}.options")
         function, options = _make(function, options, f"{where}: {reward.function}"), {}
-        own = getattr(function, "close", None)
-        close = own if callable(own) else close
+        close_method = getattr(function, "close", None)
+        close = close_method if callable(close_method) else close
     _check_call(function, (_EPISODE,), options, f"{where}: {reward.function}", f"{field}.options")
     call = functools.partial(function, **options)
     return RewardFunction(reward.label, call, reward.concurrency, reward.timeout_s, close)
@@ -97,8 +97,8 @@ def _make(cls: type, options: Mapping[str, Any], where: str) -> Callable[..., An
     try:
         made = cls(**options)
     except (Exception, SystemExit) as error:
-        own = text_of(error) if isinstance(error, ValueError) else describe(error)
-        raise ValueError(f"{where}: {own.rstrip('.')}.") from error
+        message = text_of(error) if isinstance(error, ValueError) else describe(error)
+        raise ValueError(f"{where}: {message.rstrip('.')}.") from error
     if not callable(made):
         raise ValueError(f"{where}: got a class without __call__(episode); allowed: one with it.")
     return made

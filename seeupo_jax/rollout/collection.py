@@ -35,8 +35,8 @@ class Collection:
         self._worker, self._engine, self._rewards = worker, worker.engine, worker.rewards
         self._player = worker.host.player(worker, options)
         self._options, self._on_finished = options, on_finished
-        own = [request for request in requests if worker.engine.owns(request.group)]
-        self.forks = None if options.forks is None else Forks(options.forks, own)
+        local = [request for request in requests if worker.engine.owns(request.group)]
+        self.forks = None if options.forks is None else Forks(options.forks, local)
         self._requests = {self._key(i, request): request for i, request in enumerate(requests)}
         owned = (k for k, request in self._requests.items() if worker.engine.owns(request.group))
         self._queued = deque(owned)
@@ -49,10 +49,10 @@ class Collection:
 
     def adopt(self, prefetched: Prefetched) -> None:
         """Opens the first episodes, which have begun already."""
-        own, options = tuple(self._requests[key] for key in self._queued), prefetched.options
+        queued, options = tuple(self._requests[key] for key in self._queued), prefetched.options
         numbers = (self._options.seed, self._options.iteration)
         assert (options.seed, options.iteration) == numbers
-        assert prefetched.requests == own[: len(prefetched.requests)]
+        assert prefetched.requests == queued[: len(prefetched.requests)]
         keys = [self._next() for _ in prefetched.requests]
         self._player.adopt(keys, prefetched)
 

@@ -28,12 +28,12 @@ class TaskSuccess:
 
     def observe(self, iteration: int, trajectories: Sequence[Trajectory]) -> None:
         """Counts an iteration's trajectories, but for those that were not played to their end."""
-        own: dict[str, list[bool]] = {}
+        outcomes: dict[str, list[bool]] = {}
         for trajectory in trajectories:
             if trajectory.played:
-                own.setdefault(trajectory.task_id, []).append(trajectory.info["score"] >= 1)
-        self._before = {task_id: self._counts.get(task_id) for task_id in own}
-        for task_id, won in own.items():
+                outcomes.setdefault(trajectory.task_id, []).append(trajectory.info["score"] >= 1)
+        self._before = {task_id: self._counts.get(task_id) for task_id in outcomes}
+        for task_id, won in outcomes.items():
             successes, count = self._counts.get(task_id, (0.0, 0.0))
             memory = self._options.memory
             self._counts[task_id] = memory * successes + sum(won), memory * count + len(won)
@@ -73,7 +73,7 @@ class TaskSuccess:
     def restore(self, done: int, state: Mapping[str, Sequence[float]]) -> None:
         """Goes back to what `state` gave after iteration `done`."""
         self._iteration, self._before = done, {}
-        self._counts = {task_id: (own[0], own[1]) for task_id, own in state.items()}
+        self._counts = {task_id: (counts[0], counts[1]) for task_id, counts in state.items()}
 
 
 # How much is to be learned from a task of a success rate, at most 1.

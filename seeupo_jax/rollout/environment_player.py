@@ -59,7 +59,7 @@ def _reset_call(
 ) -> Call:
     """Begins an episode; gives what `Episode.on_result` takes."""
     seed = options.seed
-    own = request.episode_seed(seed=seed, iteration=options.iteration)
+    episode_seed = request.episode_seed(seed=seed, iteration=options.iteration)
 
     # Checked and tokenised in the worker: a message that the tokenizer refuses is the environment's
     # failure, not the run's.
@@ -67,7 +67,9 @@ def _reset_call(
         messages, tools = gate.check_opening(answer)
         return messages, tools, tokenizer.begin(messages, tools), gate.has_finish(env)
 
-    return Call(slot, lambda env: gate.reset(env, request.task_id, seed, own), begin, fresh=True)
+    return Call(
+        slot, lambda env: gate.reset(env, request.task_id, seed, episode_seed), begin, fresh=True
+    )
 
 
 class EnvironmentPlayer:
@@ -114,8 +116,8 @@ class EnvironmentPlayer:
         if request.fork is None:
             call = _reset_call(episode.slot, request, self._tokenizer, options)
         else:
-            own = request.episode_seed(seed=options.seed, iteration=options.iteration)
-            call = begin_call(episode, options.seed, own)
+            episode_seed = request.episode_seed(seed=options.seed, iteration=options.iteration)
+            call = begin_call(episode, options.seed, episode_seed)
         self._pool.submit(call)
 
     def poll(self, wait_s: float) -> list[tuple[int, Episode]]:
@@ -204,9 +206,9 @@ class EnvironmentPlayer:
         stop, earned, worker = episode.stop, episode.earned, self._worker
 
         def settle(env: Environment, answer: Any) -> Any:
-            own = gate.check_last_reward(answer, max_reward=worker.env.max_reward)
-            paid = worker.weigh({gate.OWN_REWARD: own}, "finish()", earned)
-            return own, paid, gate.check_score(env.score())
+            last_reward = gate.check_last_reward(answer, max_reward=worker.env.max_reward)
+            paid = worker.weigh({gate.OWN_REWARD: last_reward}, "finish()", earned)
+            return last_reward, paid, gate.check_score(env.score())
 
         self._pool.submit(Call(episode.slot, lambda env: env.finish(stop), settle))
 

@@ -148,8 +148,8 @@ class Episode:
         if isinstance(result, Failure):
             self.on_failure(result, timeout_as)
         elif self.stop is not None:  # of `finish`, whose reward is added to the last turn's
-            own, paid, self.score = result
-            self._name({gate.OWN_REWARD: own})
+            last_reward, paid, self.score = result
+            self._name({gate.OWN_REWARD: last_reward})
             self._add(paid)
         elif self.conversation is None:  # of `reset`
             messages, self.tools, self.conversation, self.has_finish = result
@@ -248,9 +248,9 @@ class Episode:
     def finish(self, seed: int, policy_version: int | None, *, weighted: bool) -> Trajectory:
         """The trajectory; `weighted`: its rewards have names, also where `env` is the only one."""
         request = self.request
-        own = {"score": self.score, "member": request.member, "retries": self.retries}
+        episode_info = {"score": self.score, "member": request.member, "retries": self.retries}
         if self.entropy:
-            own["entropy"] = [round(entropy, 6) for entropy in self.entropy]
+            episode_info["entropy"] = [round(entropy, 6) for entropy in self.entropy]
         has_names = weighted or len(self.named) > 1
         by_turn = {
             name: (*turns, *[0.0] * (self.turn - len(turns)))
@@ -264,7 +264,7 @@ class Episode:
             seed=seed,
             stop="done" if self.stop is None else self.stop,
             messages=tuple(self.messages),
-            info=self.info | own,
+            info=self.info | episode_info,
             policy_version=policy_version,
             turn_rewards=tuple(self.rewards),
             timeout_counts=self.timeout_counts,

@@ -141,9 +141,9 @@ def _by_kind(
     kinds: dict[str, list[bool]] = {}
     paid: dict[str, list[float]] = {}
     for trajectory in good:
-        own = [f"turns={trajectory.turns}"]
-        own += [f"{label}={v}" for label, v in labels.get(trajectory.task_id, {}).items()]
-        for kind in own:
+        episode_kinds = [f"turns={trajectory.turns}"]
+        episode_kinds += [f"{label}={v}" for label, v in labels.get(trajectory.task_id, {}).items()]
+        for kind in episode_kinds:
             kinds.setdefault(kind, []).append(trajectory.info["score"] >= 1)
             if kind.startswith(f"{ENVIRONMENT}="):
                 paid.setdefault(kind, []).append(trajectory.reward)

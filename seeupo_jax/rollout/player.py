@@ -55,8 +55,8 @@ class RolloutWorker:
           ProtocolError: a sum is no reward; `where` says whose.
         """
         paid: list[float] = []
-        for own in by_turn(rewards):
-            total = weighted_sum(own, self.rewards.weights) if own else 0.0
+        for turn_rewards in by_turn(rewards):
+            total = weighted_sum(turn_rewards, self.rewards.weights) if turn_rewards else 0.0
             paid.append(
                 gate.check_reward(
                     total, where, max_reward=self.env.max_reward, earned=sum(paid, earned)

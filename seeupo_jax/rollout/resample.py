@@ -81,8 +81,10 @@ def _turns_differ(
         return any(map(_differ, itertools.zip_longest(*rewards, fillvalue=0.0)))
     nodes = turn_nodes(group)
     turns: dict[int, tuple[int, float]] = {}  # where it begins, and its reward, by where it leads
-    for place, own in zip(places, rewards, strict=True):
-        for begin, node, reward in zip([-1, *nodes[place]], nodes[place], own, strict=False):
+    for place, turn_rewards in zip(places, rewards, strict=True):
+        for begin, node, reward in zip(
+            [-1, *nodes[place]], nodes[place], turn_rewards, strict=False
+        ):
             turns.setdefault(node, (begin, reward))
     return len({*turns.values()}) > len({begin for begin, _ in turns.values()})
 

@@ -38,12 +38,12 @@ def draw_tasks(
     """
     parts: list[TaskDraw] = []
     counts = share_counts(shares, count)
-    for part, (share, own) in enumerate(zip(shares, counts, strict=True)):
+    for part, (share, drawn) in enumerate(zip(shares, counts, strict=True)):
         if success is None:
-            parts.append(TrainingTasks(share.task_ids, count=own, seed=seed))
+            parts.append(TrainingTasks(share.task_ids, count=drawn, seed=seed))
             continue
         weight = success.weight
-        parts.append(WeightedTasks(share.task_ids, count=own, seed=(seed, part), weight=weight))
+        parts.append(WeightedTasks(share.task_ids, count=drawn, seed=(seed, part), weight=weight))
     return parts[0] if len(parts) == 1 else SharedTasks(parts, counts)
 
 
@@ -78,7 +78,9 @@ class SharedTasks:
 
     def __init__(self, parts: Sequence[TaskDraw], counts: Sequence[int]):
         self._parts = parts
-        places = [((i + 0.5) / own, part) for part, own in enumerate(counts) for i in range(own)]
+        places = [
+            ((i + 0.5) / count, part) for part, count in enumerate(counts) for i in range(count)
+        ]
         self._order = [part for _, part in sorted(places)]
 
     def of(self, iteration: int) -> list[str]:
@@ -174,10 +176,10 @@ def repeats(shares: Sequence[TaskShare], count: int) -> list[str]:
         return [] if note is None else [note]
     counts = zip(shares, share_counts(shares, count), strict=True)
     return [
-        f"an iteration has {own} groups of {share.name}, and there are {len(share.task_ids)}"
+        f"an iteration has {drawn} groups of {share.name}, and there are {len(share.task_ids)}"
         " training tasks of it: it repeats some (rollout/repeated_tasks)."
-        for share, own in counts
-        if own > len(share.task_ids)
+        for share, drawn in counts
+        if drawn > len(share.task_ids)
     ]
 
 

@@ -80,9 +80,9 @@ def try_objective(name: str, objective: Objective, choices: Mapping[str, Any]) -
     arrays = {key: arrays[key] if single else arrays[key][:, 0] for key in objective.needs}
     # Arguments, as they are of a step.
     bounds = {key: None if (x := choices[key]) is None else jnp.float32(x) for key in BOUNDS}
-    own = {key: bounds[key] for key in objective.bounds}
-    absent = {key: x for key, x in own.items() if x is None}
-    present = {key: x for key, x in own.items() if x is not None}
+    values = {key: bounds[key] for key in objective.bounds}
+    absent = {key: x for key, x in values.items() if x is None}
+    present = {key: x for key, x in values.items() if x is not None}
     shape = logp_NL.shape if single else logp_NL.shape[:1]
     wanted = {"terms": shape, "shares that are clipped": shape}
     call = jax.jit(lambda arrays: objective.function(**arrays, **absent))

@@ -21,7 +21,7 @@ from seeupo_jax.configuration.reward import Judge, without_layout
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs import Demonstrator, gate
 from seeupo_jax.envs.base import Missing
-from seeupo_jax.learner.optimization.optimizer import make_optimizer, try_own
+from seeupo_jax.learner.optimization.optimizer import make_optimizer, try_user_optimizer
 from seeupo_jax.learner.optimization.parameter_groups import split_trained
 from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.learner.state_layout import check_offload
@@ -197,12 +197,12 @@ def check_own_optimizer(config: Config, mesh: jax.sharding.Mesh, total_steps: in
     """An optimizer of a user's own functions can step the parameters that train.
 
     Raises:
-      ValueError: as of `try_own`.
+      ValueError: as of `try_user_optimizer`.
     """
     parts = (config.optimizer, *config.optimizer.groups)
     if any(":" in (part.name or "") for part in parts):
         shapes = _trained_shapes(config, build.architecture(config, mesh))
-        try_own(config.optimizer, shapes, total_steps=total_steps)
+        try_user_optimizer(config.optimizer, shapes, total_steps=total_steps)
 
 
 def _trained_shapes(config: Config, arch: Architecture) -> Any:

@@ -113,8 +113,8 @@ class _StandardError(logging.StreamHandler):
         super().emit(record)
 
     def format(self, record: logging.LogRecord) -> str:
-        own = record.name.startswith("seeupo_jax.")
-        return printable(record.getMessage() if own else super().format(record))
+        from_package = record.name.startswith("seeupo_jax.")
+        return printable(record.getMessage() if from_package else super().format(record))
 
 
 _STANDARD_ERROR = _StandardError()

@@ -109,13 +109,13 @@ def selection_split(config: Config, tasks: Tasks) -> str | None:
     if evaluation.select_on is not None:
         return evaluation.select_on
     try:
-        own = set(gate.task_ids(tasks, VALIDATION))
+        validation = set(gate.task_ids(tasks, VALIDATION))
     except ValueError:  # what is said of a split that there is not
         return evaluation.split
     # An environment that takes any name for one of its other splits has no validation tasks.
     splits = ("train", evaluation.split)
     others = {task_id for split in splits for task_id in gate.task_ids(tasks, split)}
-    return VALIDATION if not own & others else evaluation.split
+    return VALIDATION if not validation & others else evaluation.split
 
 
 def due(config: Config, iteration: int, every: int) -> bool:

@@ -34,10 +34,10 @@ def turn_nodes(trajectories: Sequence[Trajectory]) -> list[list[int]]:
         if trajectory.fork:
             _check(trajectory, earlier, turns)
             start = earlier[trajectory.parent][: trajectory.fork]
-        own = [*start, *range(count, count + turns - len(start))]
+        path = [*start, *range(count, count + turns - len(start))]
         count += turns - len(start)
-        earlier.append(own)
-        nodes.append(own)
+        earlier.append(path)
+        nodes.append(path)
     return nodes
 
 
@@ -66,11 +66,11 @@ def check_forks(trajectories: Sequence[Trajectory]) -> None:
     turn_nodes(trajectories)
     groups: dict[int, list[list[tuple[int, bytes, bytes]]]] = {}
     for trajectory in trajectories:
-        earlier, own = groups.setdefault(trajectory.group, []), _beginnings(trajectory)
-        earlier.append(own)
+        earlier, beginnings = groups.setdefault(trajectory.group, []), _beginnings(trajectory)
+        earlier.append(beginnings)
         if not trajectory.fork:
             continue
-        most = _common(own, earlier[trajectory.parent])
+        most = _common(beginnings, earlier[trajectory.parent])
         if trajectory.fork > most:
             raise ValueError(
                 f"{trajectory.task_id}: fork: got {trajectory.fork}; allowed: at most {most}, the"
@@ -86,18 +86,18 @@ def shared_turns(trajectories: Sequence[Trajectory], counted: Sequence[bool]) ->
     """
     owned: set[int] = set()
     shared = []
-    for own, counts in zip(turn_nodes(trajectories), counted, strict=True):
-        shared.append(sum(node in owned for node in own))
+    for path, counts in zip(turn_nodes(trajectories), counted, strict=True):
+        shared.append(sum(node in owned for node in path))
         if counts:
-            owned.update(own)
+            owned.update(path)
     return shared
 
 
 def node_numbers(trajectories: Sequence[Trajectory], turns: int) -> np.ndarray:
     """`turn_nodes` as int32 [N, K] for so many turns; -1 where there is no such turn."""
     node_NK = np.full((len(trajectories), turns), -1, np.int32)
-    for row, own in enumerate(turn_nodes(trajectories)):
-        node_NK[row, : len(own)] = own
+    for row, path in enumerate(turn_nodes(trajectories)):
+        node_NK[row, : len(path)] = path
     return node_NK
 
 
@@ -136,9 +136,9 @@ def find_forks(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     groups: dict[int, list[list[tuple[int, bytes, bytes]]]] = {}
     with_parents = []
     for trajectory in trajectories:
-        earlier, own = groups.setdefault(trajectory.group, []), _beginnings(trajectory)
-        common = [_common(own, other) for other in earlier]
-        earlier.append(own)
+        earlier, beginnings = groups.setdefault(trajectory.group, []), _beginnings(trajectory)
+        common = [_common(beginnings, other) for other in earlier]
+        earlier.append(beginnings)
         fork = max(common, default=0)
         parent = common.index(fork) if fork else None
         with_parents.append(dataclasses.replace(trajectory, parent=parent, fork=fork))

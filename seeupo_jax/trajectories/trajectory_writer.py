@@ -183,9 +183,9 @@ def dispensable(shards: Sequence[Shard], *, besides: Shard) -> Shard | None:
         kinds.setdefault(shard.kind, []).append(shard)
     newest = max((shard for shard in shards if not shard.evaluation), default=None)
     gaps: dict[Shard, float] = {}
-    for own in kinds.values():
-        gaps |= dict.fromkeys((own[0], own[-1]), float("inf"))
-        triples = zip(own, own[1:], own[2:], strict=False)
+    for of_kind in kinds.values():
+        gaps |= dict.fromkeys((of_kind[0], of_kind[-1]), float("inf"))
+        triples = zip(of_kind, of_kind[1:], of_kind[2:], strict=False)
         gaps |= {shard: right.iteration - left.iteration for left, shard, right in triples}
     free = [shard for shard in gaps if shard not in (newest, besides)]
     return min(free, key=lambda shard: (gaps[shard], shard), default=None)

@@ -58,12 +58,12 @@ class SamplingRules:
         others = [name for name, value in fields.items() if not self._allows(name, value)]
         if others and not self.ignore:
             name, allowed = others[0], self._allowed(others[0])
-            own = "; --temperature of serve sets it" if name == "temperature" else ""
+            hint = "; --temperature of serve sets it" if name == "temperature" else ""
             raise CallRefused(
                 f"{name}: got {reprlib.repr(fields[name])}; allowed:"
                 f" {' or '.join(map(repr, allowed)) if allowed else 'no value'},"
                 " for the run or server decides how the policy is sampled"
-                f" ({IGNORED_WITH} ignores the field{own}).",
+                f" ({IGNORED_WITH} ignores the field{hint}).",
                 code="unsupported_value",
                 param=name,
             )
@@ -76,8 +76,8 @@ class SamplingRules:
             case "top_p":
                 return (1 if self.top_p is None else self.top_p,)
             case "top_k":
-                own = (-1, 0) if self.top_k is None else (self.top_k,)
-                return own if self.temperature else (*own, 1)  # greedy, by another name
+                allowed = (-1, 0) if self.top_k is None else (self.top_k,)
+                return allowed if self.temperature else (*allowed, 1)  # greedy, by another name
             case _:
                 return NEUTRAL.get(name, ())
 

@@ -124,11 +124,11 @@ class _Processes:
         work, path = folder / "work", folder / "task.json"
         work.mkdir()
         path.write_text(json.dumps(task))
-        own = {"SEEUPO_TASK": str(path), "SEEUPO_RESULT": str(folder / RESULT_FILE)}
+        variables = {"SEEUPO_TASK": str(path), "SEEUPO_RESULT": str(folder / RESULT_FILE)}
         return subprocess.Popen(
             self._first["argv"],
             cwd=work,
-            env=os.environ | env | own,
+            env=os.environ | env | variables,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

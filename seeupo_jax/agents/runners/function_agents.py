@@ -255,8 +255,8 @@ class _Loop:
 
 def _place(stack: traceback.StackSummary) -> str:
     """The innermost line that is neither of the standard library nor of a package."""
-    own = [each for each in stack if "/lib/python" not in each.filename]
-    last = own[-1] if own else stack[-1]
+    frames = [each for each in stack if "/lib/python" not in each.filename]
+    last = frames[-1] if frames else stack[-1]
     return f" at {last.filename}, line {last.lineno}"
 
 

@@ -202,10 +202,10 @@ class Cached:
         order = np.random.default_rng(3).permutation(common + R * width).astype(np.int32)
         table = jnp.asarray(order[common:].reshape(R, width))
         start = jnp.full(R, self.prefix, jnp.int32)
-        own = jnp.where(held < self.prefix, NOWHERE, held)
+        position = jnp.where(held < self.prefix, NOWHERE, held)
         empty = jnp.zeros((kv_heads, order.size, _PAGE, d), k.dtype)
         pages, place = paged.Pages(empty, empty), paged.PageTable(table, start)
-        pages = paged.write(pages, KeyValues(k, v), own, place)
+        pages = paged.write(pages, KeyValues(k, v), position, place)
         if not common:
             return pages, place
         first = jnp.asarray(order[None, :common])

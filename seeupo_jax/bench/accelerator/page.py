@@ -60,10 +60,10 @@ def page(
     parts = [HEAD, _machine(device), _summary(pieces, results)]
     for section, (title, write) in _SECTIONS.items():
         names = [piece.name for piece in pieces if piece.section == section]
-        own = {name: results[name] for name in names if name in results}
-        text = write(own)
+        shown = {name: results[name] for name in names if name in results}
+        text = write(shown)
         if text:
-            notes = [f"- `{name}`: {note}" for name, v in own.items() for note in v["notes"]]
+            notes = [f"- `{name}`: {note}" for name, v in shown.items() for note in v["notes"]]
             parts += [f"## {title}\n\n{text}", *(["\n".join(notes)] if notes else [])]
     parts.append(_left(pieces, results, reasons))
     return "\n\n".join(parts) + "\n"

@@ -90,56 +90,60 @@ _RULES = (
         "advantage",
         lambda estimator: not _reads_rewards(estimator),
         "none with {}, which the penalty does not reach",
-        lambda own, estimator: own.overlong_length is None or _reads_rewards(estimator),
+        lambda algorithm, estimator: algorithm.overlong_length is None or _reads_rewards(estimator),
     ),
     _Rule(
         "overlong_length",
         "advantage",
         lambda estimator: estimator.reward_range is not None,
         "none with {}, whose rewards the penalty would take out of their range",
-        lambda own, estimator: own.overlong_length is None or estimator.reward_range is None,
+        lambda algorithm, estimator: (
+            algorithm.overlong_length is None or estimator.reward_range is None
+        ),
     ),
     _Rule(
         "critic",
         "advantage",
         lambda estimator: "value_NL" in estimator.needs,
         "none unless {}, which reads it",
-        lambda own, estimator: (own.critic != "none") == ("value_NL" in estimator.needs),
+        lambda algorithm, estimator: (
+            (algorithm.critic != "none") == ("value_NL" in estimator.needs)
+        ),
     ),
     _Rule(
         "scale",
         "advantage",
         lambda estimator: not estimator.reads("scale"),
         "batch or none with {}, which has no scale of its own",
-        lambda own, estimator: own.scale != "group" or estimator.reads("scale"),
+        lambda algorithm, estimator: algorithm.scale != "group" or estimator.reads("scale"),
     ),
     _Rule(
         "baseline",
         "advantage",
         lambda estimator: estimator.reads("baseline"),
         "mean or leave_one_out with scale=group of {}",
-        lambda own, _: (own.baseline, own.scale) != ("batch", "group"),
+        lambda algorithm, _: (algorithm.baseline, algorithm.scale) != ("batch", "group"),
     ),
     _Rule(
         "kl_in",
         "advantage",
         lambda estimator: not _takes_penalty(estimator),
         "loss with {}",
-        lambda own, estimator: own.kl_in == "loss" or _takes_penalty(estimator),
+        lambda algorithm, estimator: algorithm.kl_in == "loss" or _takes_penalty(estimator),
     ),
     _Rule(
         "forks",
         "advantage",
         lambda estimator: "node_NK" in estimator.needs,
         "none unless {}, which reads them",
-        lambda own, estimator: own.forks == "none" or "node_NK" in estimator.needs,
+        lambda algorithm, estimator: algorithm.forks == "none" or "node_NK" in estimator.needs,
     ),
     _Rule(
         "inner_epochs",
         "objective",
         lambda objective: not objective.has_ratio,
         "1 with {}, which has no ratio to correct for the steps before",
-        lambda own, objective: own.inner_epochs == 1 or objective.has_ratio,
+        lambda algorithm, objective: algorithm.inner_epochs == 1 or objective.has_ratio,
     ),
 )
 

@@ -115,14 +115,14 @@ class Remote:
         An older server, which rejects `episode_seed`, is asked without it, with a warning.
         """
         request = {"task_id": task_id, "seed": seed}
-        own = {} if episode_seed is None else {"episode_seed": episode_seed}
+        seed_field = {} if episode_seed is None else {"episode_seed": episode_seed}
         if self._in_doubt:
             self.close()
         try:
-            answer = self._begin(request, own)
+            answer = self._begin(request, seed_field)
         except _Gone:
             self._forget()
-            answer = self._begin(request, own)
+            answer = self._begin(request, seed_field)
         self._has_finish = answer.get("finish") is True  # older servers do not say
         return remote_calls.read_opening(answer)
 
@@ -159,11 +159,11 @@ class Remote:
         self._has_finish = False
         self._takes_episode_seed = True  # until the server refuses it, as older ones do
 
-    def _begin(self, request: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-        if not own or not self._takes_episode_seed:
+    def _begin(self, request: dict[str, Any], seed_field: dict[str, Any]) -> dict[str, Any]:
+        if not seed_field or not self._takes_episode_seed:
             return self._play("reset", request)
         try:
-            return self._play("reset", request | own)
+            return self._play("reset", request | seed_field)
         except _Malformed:
             answer = self._play("reset", request)
         self._takes_episode_seed = False

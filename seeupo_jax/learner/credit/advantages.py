@@ -108,7 +108,7 @@ def credit_programs(algorithm: Algorithm) -> list[str]:
 
 def _from_trajectories(batch: CreditArrays, advantage_N: np.ndarray) -> Ragged:
     pairs = zip(batch.rows.turn, advantage_N[batch.rows.trajectory_S], strict=True)
-    return [np.full(len(turn_L), own, np.float32) for turn_L, own in pairs]
+    return [np.full(len(turn_L), value, np.float32) for turn_L, value in pairs]
 
 
 def _from_turns(batch: CreditArrays, advantage_NK: np.ndarray) -> Ragged:

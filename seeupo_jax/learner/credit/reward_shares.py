@@ -46,7 +46,7 @@ def _centred(batch: CreditArrays, *, grouped: bool) -> np.ndarray:
     rewards_NQ, part_NQ = batch.rewards_NQ, np.zeros(batch.rewards_NQ.shape)
     group_N = batch.group_N if grouped else np.zeros_like(batch.group_N)
     for group in np.unique(group_N[batch.valid_N]):
-        own = np.flatnonzero((group_N == group) & batch.valid_N)
-        above_NQ = rewards_NQ[own] - rewards_NQ[own].min(axis=0)  # equal ones: exactly 0
-        part_NQ[own] = above_NQ - above_NQ.mean(axis=0)
+        members = np.flatnonzero((group_N == group) & batch.valid_N)
+        above_NQ = rewards_NQ[members] - rewards_NQ[members].min(axis=0)  # equal ones: exactly 0
+        part_NQ[members] = above_NQ - above_NQ.mean(axis=0)
     return part_NQ * batch.reward_weight_Q

@@ -55,12 +55,12 @@ def running_statistics(
 def _merged(before: Moments | None, numbers: np.ndarray) -> Moments:
     """Chan's update of a mean and of squared distances from it."""
     mean = float(numbers.mean())
-    own = Moments(numbers.size, mean, float(((numbers - mean) ** 2).sum()))
+    batch = Moments(numbers.size, mean, float(((numbers - mean) ** 2).sum()))
     if before is None:
-        return own
-    count, delta = before.count + own.count, own.mean - before.mean
+        return batch
+    count, delta = before.count + batch.count, batch.mean - before.mean
     return Moments(
         count,
-        before.mean + delta * own.count / count,
-        before.squares + own.squares + delta**2 * before.count * own.count / count,
+        before.mean + delta * batch.count / count,
+        before.squares + batch.squares + delta**2 * before.count * batch.count / count,
     )

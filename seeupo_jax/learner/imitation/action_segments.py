@@ -33,8 +33,8 @@ def to_segments(demonstration: Demonstration, tokenizer: Tokenizer) -> Segments:
     while start < len(messages):
         transcript.read(conversation.tokens)
         action = conversation.say(messages[start])
-        own = turn if messages[start].get("weight", 1) else CONTEXT
-        transcript.act(action, own, [0.0] * len(action))
+        label = turn if messages[start].get("weight", 1) else CONTEXT
+        transcript.act(action, label, [0.0] * len(action))
         end = start + 1
         while end < len(messages) and roles[end] != "assistant":
             end += 1

@@ -50,9 +50,9 @@ def imitation_step(
 
     def body(index: jax.Array, carry: Any) -> Any:
         total, grads = carry
-        own, new = loss(state.params, frozen, network, microbatch(batch, index))
+        microbatch_loss, new = loss(state.params, frozen, network, microbatch(batch, index))
         new, _ = place_gradients(layout, (new, None))
-        return total + own, jax.tree.map(jnp.add, grads, new)
+        return total + microbatch_loss, jax.tree.map(jnp.add, grads, new)
 
     with jax.named_scope("sft/step"):
         zeros, _ = place_gradients(layout, (jax.tree.map(jnp.zeros_like, state.params), None))

@@ -60,20 +60,20 @@ def _key(config: Optimizer) -> str | None:
     parts = (config, *config.groups)
     values = [value for part in parts for value in part.kwargs.values()]
     plain = all(value is None or isinstance(value, bool | int | float | str) for value in values)
-    own = any(":" in part.name for part in parts if part.name is not None)
-    return repr(config) if plain and not own else None
+    user_defined = any(":" in part.name for part in parts if part.name is not None)
+    return repr(config) if plain and not user_defined else None
 
 
 def _chain(config: Optimizer) -> optax.GradientTransformation:
     """The optimizers of the groups and of the rest, behind the clip."""
     optimizer = _named(config, "config.optimizer")
-    own = {
+    by_name = {
         str(index): _named(_own_choices(config, index), f"config.optimizer.groups[{index}]")
         for index, _ in _trained(config)
     }
-    if own:
+    if by_name:
         by_group = functools.partial(labels, config.groups)
-        optimizer = optax.partition(own | {REST: optimizer}, by_group)
+        optimizer = optax.partition(by_name | {REST: optimizer}, by_group)
     clip = optax.identity()  # keeps the state's structure, so a run can resume with another clip
     if config.max_grad_norm is not None:
         clip = optax.clip_by_global_norm(config.max_grad_norm)
@@ -141,7 +141,7 @@ def _named(config: Optimizer, field: str) -> optax.GradientTransformation:
         )
     if follows:
         optimizer = by_iteration(make, rate)
-    # A user's own function may know the names of the parameters: `try_own` has them.
+    # A user's own function may know the names of the parameters: `try_user_optimizer` has them.
     if ":" not in config.name:
         shapes = {"matrix": (4, 4), "vector": (4,)}
         params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
@@ -149,7 +149,7 @@ def _named(config: Optimizer, field: str) -> optax.GradientTransformation:
     return optimizer
 
 
-def try_own(config: Optimizer, params: Any, *, total_steps: int) -> None:
+def try_user_optimizer(config: Optimizer, params: Any, *, total_steps: int) -> None:
     """Traces a step where there are a user's own functions, so that a mistake fails at once.
 
     Args:
@@ -160,9 +160,9 @@ def try_own(config: Optimizer, params: Any, *, total_steps: int) -> None:
       ValueError: the step fails; one sentence.
     """
     parts = [config, *(_own_choices(config, index) for index, _ in _trained(config))]
-    if own := [part for part in parts if ":" in part.name]:
+    if user_defined := [part for part in parts if ":" in part.name]:
         optimizer = make_optimizer(config, total_steps=total_steps)
-        _try_abstractly(own, optimizer, params, "config.optimizer")
+        _try_abstractly(user_defined, optimizer, params, "config.optimizer")
 
 
 def _check_warmup(config: Optimizer, total_steps: int) -> None:

@@ -84,7 +84,7 @@ def make_scorer(
 
 
 def _row_scores(
-    network: Network, scorer: Scorer, params: Any, own: Any, row: TurnBatch
+    network: Network, scorer: Scorer, params: Any, scorer_params: Any, row: TurnBatch
 ) -> jax.Array:
     """The scorer's output for each token that one microbatch asks for: float32 [R, X].
 
@@ -92,8 +92,10 @@ def _row_scores(
       params: all of the policy's.
     """
     if not scorer.of_tokens:
-        return row_value(network, scorer, params, own, row)
-    logp_RX, *_ = row_logp(network, policy.join(own["trunk"], params), row, scorer.temperature)
+        return row_value(network, scorer, params, scorer_params, row)
+    logp_RX, *_ = row_logp(
+        network, policy.join(scorer_params["trunk"], params), row, scorer.temperature
+    )
     return logp_RX
 
 

@@ -30,7 +30,7 @@ def checkpoint_lines(config: Config, workdir: Path, state: Any, when: str) -> li
     ]
 
 
-def file_lines(config: Config, workdir: Path, own: Mapping[str, bool]) -> list[str]:
+def file_lines(config: Config, workdir: Path, extra: Mapping[str, bool]) -> list[str]:
     """The folder's files and folders.
 
     Args:
@@ -39,7 +39,7 @@ def file_lines(config: Config, workdir: Path, own: Mapping[str, bool]) -> list[s
     names = {
         "metrics.jsonl": True,
         "run.json": True,
-        **own,
+        **extra,
         **{f"{name}/": name in config.telemetry.trackers for name in ("tensorboard", "wandb")},
         "policy/": config.checkpoint.export,
     }

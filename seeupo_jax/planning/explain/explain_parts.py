@@ -261,7 +261,7 @@ def _with_options(name: str, options: Mapping[str, Any]) -> str:
 
 def reward_lines(config: Config) -> list[str]:
     """How an episode's reward is made; empty where it is only what the environment pays."""
-    own, others = 1.0, []
+    env_weight, others = 1.0, []
     if config.algorithm.forks == "candidates":
         judge = config.judge
         limits = f"{judge.concurrency} at a time, a call at most {judge.timeout_s:g} s"
@@ -269,14 +269,14 @@ def reward_lines(config: Config) -> list[str]:
         return [f"judge of each turn's candidates: {made_by}, {limits}; other rewards are logged"]
     for reward in config.rewards:
         if reward.function is None and reward.label == OWN_REWARD:
-            own = reward.weight
+            env_weight = reward.weight
             continue
         made_by = "named by the environment"
         if reward.function is not None:
             limits = f"{reward.concurrency} at a time, a call at most {reward.timeout_s:g} s"
             made_by = f"{reward.function}, {limits}"
         others.append(f"{reward.weight:g} x {reward.label}: {made_by}")
-    paid = f"{own:g} x {OWN_REWARD}: what the environment pays"
+    paid = f"{env_weight:g} x {OWN_REWARD}: what the environment pays"
     if config.rewards and config.algorithm.by_name:
         others.append(f"advantage={config.algorithm.advantage} compares each of them by itself")
     return [paid, *others] if config.rewards else []
@@ -294,7 +294,7 @@ def share_lines(config: Config) -> list[str]:
         return lines
     counts = zip(share_counts(shares, count), shares, strict=True)
     listed = ", ".join(
-        f"{own} of {each.name} ({len(each.task_ids):,} tasks)" for own, each in counts
+        f"{groups} of {each.name} ({len(each.task_ids):,} tasks)" for groups, each in counts
     )
     return [f"groups of every iteration: {listed}", *lines]
 

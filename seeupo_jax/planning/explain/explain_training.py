@@ -132,12 +132,12 @@ def _tasks(config: Config, evaluated: Mapping[str, Sequence[int]]) -> list[str]:
 
 
 def _recipe(config: Config) -> list[str]:
-    own, usual = vars(config.algorithm), vars(Algorithm())
-    shown = {name: own[name] for name in _SHOWN}
-    shown |= {name: value for name, value in own.items() if value != usual[name]}
+    algorithm, usual = vars(config.algorithm), vars(Algorithm())
+    shown = {name: algorithm[name] for name in _SHOWN}
+    shown |= {name: value for name, value in algorithm.items() if value != usual[name]}
     lines = [f"{config.recipe}: " + choices(shown)]
     recipe: Mapping[str, Any] = recipe_fields(config.recipe)
-    if other := {name: own[name] for name in recipe if own[name] != recipe[name]}:
+    if other := {name: algorithm[name] for name in recipe if algorithm[name] != recipe[name]}:
         lines.append(f"other than the recipe: {choices(other)}")
     return lines
 
@@ -159,8 +159,8 @@ def _optimizer(config: Config) -> list[str]:
         lines.append(f"learning rate by iteration: {at}")
     for index, group in enumerate(optimizer.groups):
         usual = vars(ParameterGroup()) | {"pattern": None}
-        own = {name: value for name, value in vars(group).items() if value != usual[name]}
-        lines.append(f"group {index}: {choices(own)}")
+        changed = {name: value for name, value in vars(group).items() if value != usual[name]}
+        lines.append(f"group {index}: {choices(changed)}")
     if config.algorithm.moments == "turn":
         turns = config.rollout.max_turns
         lines.append(f"{turns} states of it, one for each turn, in memory and in checkpoints")
@@ -250,11 +250,11 @@ def _checkpoints(run: AbstractRun, workdir: Path, begins: _Start) -> list[str]:
 
 
 def _files(config: Config, workdir: Path) -> list[str]:
-    own = {
+    written = {
         "trajectories/": True,
         "rollouts/, until a checkpoint covers them": True,
         "warm_start/": bool(config.warm_start.stages),
         "profile/": bool(config.profile.steps),
         "learning_curve.png": True,
     }
-    return file_lines(config, workdir, own)
+    return file_lines(config, workdir, written)

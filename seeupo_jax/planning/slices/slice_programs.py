@@ -239,8 +239,8 @@ def _rollout(setup: Setup) -> Iterator[Program]:
         1 if rollout.grammar is not None else min(rollout.decode_steps, rollout.max_action_tokens)
     )
     past = rollout.max_context // 2  # tokens that lie before those that are computed, on average
-    own = SAMPLER in setup.parts
-    policy = (SAMPLER,) if own else ("parameters", "frozen")
+    separate_sampler = SAMPLER in setup.parts
+    policy = (SAMPLER,) if separate_sampler else ("parameters", "frozen")
     held = sum(setup.parts.get(name, 0) for name in policy)
     trained = sum(setup.parts.get(name, 0) for name in ("parameters", "frozen"))
     for program in setup.engine.programs(setup.policy.merged(setup.state.params)):

@@ -104,8 +104,8 @@ def attend_trees(
     """
     kv_heads, heads = head_axes(keys.k.shape[2])
     queries, whole = ("rows", "length", heads, "head_dim"), ("rows", None, kv_heads, "head_dim")
-    own, all_ = ("rows", "length"), ("rows", None)
-    layouts = [queries, whole, whole, own, own, all_, all_, all_]
+    by_query, all_ = ("rows", "length"), ("rows", None)
+    layouts = [queries, whole, whole, by_query, by_query, all_, all_, all_]
     run = functools.partial(OF_TREES[kernel], window=window)
     if kernel == "xla":
         run = functools.partial(run, longest=longest)
@@ -119,8 +119,8 @@ def all_pairs(
     order_NL, depth_NL, first_NC, end_NC, key_depth_NC = tree_mask
 
     def attend(q: jax.Array, order_NL: jax.Array, depth_NL: jax.Array) -> jax.Array:
-        own = TreeMask(order_NL, depth_NL, first_NC, end_NC, key_depth_NC)
-        return _attend(q, KeyValues(k, v), visible_pairs(own, window))
+        mask = TreeMask(order_NL, depth_NL, first_NC, end_NC, key_depth_NC)
+        return _attend(q, KeyValues(k, v), visible_pairs(mask, window))
 
     return _in_chunks(attend, q_NLHd, order_NL, depth_NL, slots=k.shape[1])
 

@@ -194,10 +194,10 @@ class CandidateEngine:
         self._waited_s += time.monotonic() - began if idle else 0.0
 
     def _score(self, key: int, scored: Scored) -> None:
-        own, number = divmod(key, self._width)
-        if own not in self._open:
+        episode_key, number = divmod(key, self._width)
+        if episode_key not in self._open:
             return  # it was cancelled
-        candidate = self._open[own].candidates[number]
+        candidate = self._open[episode_key].candidates[number]
         candidate.judged, candidate.failure = True, scored.failure
         if scored.failure is not None:
             return
@@ -232,7 +232,9 @@ class CandidateEngine:
         if candidate.failure is not None:
             info |= {"failure": candidate.failure.reason} | _cause(candidate.failure)
         sampled = [candidate.score] if candidate.action.tokens else []
-        names = {name: (*own[:turn], *[0.0] * len(sampled)) for name, own in _env(whole).items()}
+        names = {
+            name: (*rewards[:turn], *[0.0] * len(sampled)) for name, rewards in _env(whole).items()
+        }
         return replace(
             _paid(
                 replace(whole, rewards={}, named_turn_rewards=names),
@@ -251,7 +253,7 @@ class CandidateEngine:
 def _paid(trajectory: Trajectory, scores: Sequence[float]) -> Trajectory:
     """A trajectory whose turns are paid by the judge; other rewards are named and weigh nothing."""
     names = dict(trajectory.named_turn_rewards)
-    totals = {name: sum(own) for name, own in names.items()} | trajectory.rewards
+    totals = {name: sum(rewards) for name, rewards in names.items()} | trajectory.rewards
     return replace(
         trajectory,
         reward=sum(scores),
@@ -264,7 +266,7 @@ def _paid(trajectory: Trajectory, scores: Sequence[float]) -> Trajectory:
 def _env(trajectory: Trajectory) -> dict[str, tuple[float, ...]]:
     """A trajectory's rewards of turns without the judge's."""
     named = trajectory.named_turn_rewards
-    return {name: own for name, own in named.items() if name != JUDGE}
+    return {name: rewards for name, rewards in named.items() if name != JUDGE}
 
 
 def _cause(failure: RewardFailure) -> dict[str, str]:
@@ -280,8 +282,8 @@ def _until(segments: Sequence[Segment], turn: int, action: Action) -> tuple[Segm
             kept[-1] = segment.until(int((segment.turn_L == turn).argmax()))
             break
     *earlier, last = kept
-    own = action.tokens, [turn] * len(action.tokens), action.logp
-    arrays = zip((last.tokens_L, last.turn_L, last.logp_L), own, strict=True)
+    action_arrays = action.tokens, [turn] * len(action.tokens), action.logp
+    arrays = zip((last.tokens_L, last.turn_L, last.logp_L), action_arrays, strict=True)
     joined = (np.append(x_L, np.asarray(y, x_L.dtype)) for x_L, y in arrays)
     return (*earlier, Segment(*joined, expert_LG=_experts(last, action)))
 

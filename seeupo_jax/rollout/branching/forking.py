@@ -80,10 +80,10 @@ class Forks:
         sampled = 0
         for each in (trajectory, *unchosen):
             acted = sum(int((s.turn_L != CONTEXT).sum()) for s in each.segments)
-            own = sum(int((turn_L != CONTEXT).sum()) for turn_L in new_turns(each))
+            new_tokens = sum(int((turn_L != CONTEXT).sum()) for turn_L in new_turns(each))
             self._counts["forks"] += int(each.parent is not None)
-            self._counts["reused_tokens"] += acted - own
-            sampled += own
+            self._counts["reused_tokens"] += acted - new_tokens
+            sampled += new_tokens
         group.unchosen += len(unchosen)
         self._counts["forks_failed"] += int(FORK_FAILURE in trajectory.info)
         self._counts["replayed_turns"] += request.fork.replayed_turns if request.fork else 0
@@ -124,9 +124,9 @@ class Forks:
         ]
 
 
-def _branch(parent: Request, episode: Episode, place: int, turns: int, own: int) -> Request:
-    """The request of a branch that has the place `own` in its group."""
-    member = parent.member - place + own
+def _branch(parent: Request, episode: Episode, place: int, turns: int, branch: int) -> Request:
+    """The request of a branch that has the place `branch` in its group."""
+    member = parent.member - place + branch
     if turns == 0:
         return replace(parent, member=member, fork=None)
     origin = parent.member if parent.fork is None else parent.fork.origin

@@ -45,8 +45,8 @@ class Layout:
     def __init__(self, trainers: Network, mesh: jax.sharding.Mesh | None, *, int8: bool = False):
         self._arch, self._mesh, self._int8 = trainers.arch, mesh, int8
         self._axes = flatten_dict(trainers.logical_axes())
-        own = dataclasses.replace(trainers.arch, scan_layers=False, int8=int8)
-        self.network = trainers if own == trainers.arch else abstract(own)[0]
+        arch = dataclasses.replace(trainers.arch, scan_layers=False, int8=int8)
+        self.network = trainers if arch == trainers.arch else abstract(arch)[0]
         self._programs: dict[Any, Any] = {}
 
     def place(self, params: Any) -> Any:
@@ -135,8 +135,8 @@ class Layout:
             scale = (*shape[:-2], shape[-1]), (*names[:-2], names[-1])
             moved[_scale_of(path)] = *scale, jax.numpy.dtype("float32")
         made = {}
-        for own, (shape, names, dtype) in moved.items():
-            for new, index in self._parts(own):
+        for moved_path, (shape, names, dtype) in moved.items():
+            for new, index in self._parts(moved_path):
                 cut = names[len(index) :]
                 place = None if self._mesh is None else sharding(self._mesh, cut)
                 made[new] = shape[len(index) :], dtype, place

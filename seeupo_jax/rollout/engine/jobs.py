@@ -207,8 +207,8 @@ class Shard:
         start_R = np.zeros(rows, np.int32)
         for row, job in enumerate(jobs):
             skip = skipped.get(row, 0)
-            own = job.lease.pages[skip:]
-            table_RP[row, : len(own)] = own
+            pages = job.lease.pages[skip:]
+            table_RP[row, : len(pages)] = pages
             start_R[row] = skip * self._plan.page_size
         return PageTable(table_RP, start_R, prefixes)
 
@@ -302,8 +302,8 @@ class Shard:
 
     def usage(self) -> dict[str, int]:
         """Counts since the last reset."""
-        own = {name: self.counts[name] for name in COUNTS}
-        return own | {"cached_tokens": self._tree.hits, "evicted_pages": self._tree.evicted}
+        counts = {name: self.counts[name] for name in COUNTS}
+        return counts | {"cached_tokens": self._tree.hits, "evicted_pages": self._tree.evicted}
 
     def release(self, key: int) -> None:
         """Lets go of a conversation that is over."""

@@ -101,9 +101,9 @@ class SlotEngine:
         self._mesh, self._read_plan, self._grammars = mesh, read_plan, grammars
         self._steps = 1 if grammars is not None else min(steps, sampling.max_tokens)
         self._group_size = group_size if read_plan.kernel == "xla" else 1
-        own = [0] if mesh is None else own_row_shards(mesh)
+        local = [0] if mesh is None else own_row_shards(mesh)
         self._records, routing = records, self._arch.routing if records else None
-        self._shards = {number: Shard(plan, sampling.max_tokens, routing) for number in own}
+        self._shards = {number: Shard(plan, sampling.max_tokens, routing) for number in local}
         parts = 1 if read_plan.block is not None else 4
         self._widths = sorted({-(-plan.row_pages * i // parts) for i in range(1, parts + 1)})
         halvings = 3 if parts == 1 else 1
@@ -317,8 +317,8 @@ class SlotEngine:
         pairs = self._join_shards([*map(self._pairs, copies)])
         self._pages = sampler.copy_pages(self._pages, *pairs)
         if self._records:
-            for shard, own in zip(self._shards.values(), copies, strict=True):
-                self._to_record.append(functools.partial(shard.experts.copy, own))
+            for shard, shard_copies in zip(self._shards.values(), copies, strict=True):
+                self._to_record.append(functools.partial(shard.experts.copy, shard_copies))
 
     def _prefill(self, length: int, rows: int) -> None:
         tiles = [shard.take_tiles(rows, length) for shard in self._shards.values()]
@@ -346,7 +346,7 @@ class SlotEngine:
         )
 
     def _decode_arguments(
-        self, params: Any, pages: Any, slots: Any, who: Any, page_table: Any, own: Any
+        self, params: Any, pages: Any, slots: Any, who: Any, page_table: Any, streams: Any
     ) -> tuple[Any, ...]:
         return (
             self._layout.network,
@@ -356,7 +356,7 @@ class SlotEngine:
             slots,
             who,
             page_table,
-            Streams(*self._numbers, *own),
+            Streams(*self._numbers, *streams),
             self._steps,
             *self._read_plan,
             self._records,
@@ -394,6 +394,8 @@ class SlotEngine:
                 result = tokens_RK[row, :count].tolist(), logp_RK[row, :count].tolist()
                 if entropy_RK is not None:
                     job.add_entropy(entropy_RK[row, :count].tolist())
-                own = None if routed_RKG is None else routed_RKG[row, :count]
-                actions += shard.on_result(job, *result, alive=bool(alive_R[row]), routed_KG=own)
+                job_routed_KG = None if routed_RKG is None else routed_RKG[row, :count]
+                actions += shard.on_result(
+                    job, *result, alive=bool(alive_R[row]), routed_KG=job_routed_KG
+                )
         return actions

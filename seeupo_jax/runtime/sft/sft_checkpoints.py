@@ -35,11 +35,11 @@ class SftCheckpoints:
         check_same_sft(self._parts.given, self._parts.data.fingerprint, notes)
         steps, saved = self._parts.steps, notes["config"]
         self._parts.progress.log(resumption("step", done, steps))
-        own = notes[SUPERVISED]
-        best = None if own["best"] is None else Best(*own["best"])
+        supervised = notes[SUPERVISED]
+        best = None if supervised["best"] is None else Best(*supervised["best"])
         lacks = lacks_evaluation(done, steps, saved, saved["sft"]["eval_every"])
-        evaluated = own["evaluated"] and not lacks
-        return SftState(done, train, evaluated, True, best, own["worse"], own["idle"])
+        evaluated = supervised["evaluated"] and not lacks
+        return SftState(done, train, evaluated, True, best, supervised["worse"], supervised["idle"])
 
     def save(self, state: SftState) -> SftState:
         """Saves a checkpoint in the background; the run with that noted."""
@@ -96,13 +96,13 @@ def check_same_sft(config: Config, fingerprint: str, notes: Mapping[str, Any]) -
     saved = notes["config"]
     for name in ("seed", "sft.batch_size", "sft.held_out"):
         group, _, leaf = name.rpartition(".")
-        own, before = (
+        given, before = (
             plain(values[group][leaf] if group else values[leaf], finite=False)
             for values in (to_dict(config), saved)
         )
-        if own != before:
+        if given != before:
             raise ValueError(
-                f"config.{name}: got {own}; allowed for this workdir, whose checkpoint has it:"
+                f"config.{name}: got {given}; allowed for this workdir, whose checkpoint has it:"
                 f" {before}. Choose a new workdir for another run."
             )
     if notes[SUPERVISED]["data"] != fingerprint:

@@ -142,13 +142,13 @@ class _Reading:
         Raises:
           ValueError: the processes have read different conversations.
         """
-        own = self._digest.hexdigest()
-        if len(set(gather(own))) > 1:
+        digest = self._digest.hexdigest()
+        if len(set(gather(digest))) > 1:
             raise ValueError(
                 "--data: got other conversations in one process than in another; allowed: the same"
                 " in all of them."
             )
-        return own
+        return digest
 
 
 def _check_last(conversation: Demonstration) -> None:

@@ -10,7 +10,11 @@ import optax
 import pytest
 
 from seeupo_jax.configuration.schema import Optimizer
-from seeupo_jax.learner.optimization.optimizer import apply_update, make_optimizer, try_own
+from seeupo_jax.learner.optimization.optimizer import (
+    apply_update,
+    make_optimizer,
+    try_user_optimizer,
+)
 from seeupo_jax.types import TrainState
 
 _NAMES = ("adam", "adamw", "lion", "adafactor", "sgd", "contrib.muon")
@@ -166,9 +170,9 @@ def test_a_users_own_function_is_imported_from_the_working_directory(tmp_path, m
     ):
         _make(name="my_optimizers:misspelt")
     own = Optimizer(name="my_optimizers:named")
-    try_own(own, {"scale": jnp.zeros(1)}, total_steps=1)
+    try_user_optimizer(own, {"scale": jnp.zeros(1)}, total_steps=1)
     with pytest.raises(ValueError, match=r"cannot take .*: 'scale' \(.*_optimizers.py:11\)\.$"):
-        try_own(own, {"bias": jnp.zeros(1)}, total_steps=1)
+        try_user_optimizer(own, {"bias": jnp.zeros(1)}, total_steps=1)
     with pytest.raises(ValueError, match="no function 'half'; it has halved, nothing, open_ended"):
         _make(name="my_optimizers:half")
     with pytest.raises(ValueError, match="no module 'my_optimisers'"):

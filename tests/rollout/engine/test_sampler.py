@@ -98,5 +98,5 @@ def test_layers_of_one_kind_are_lowered_once():
     )
     text = lowered.as_text()
     # And once the last, of which a prefill wants the keys and values only.
-    assert text.count("func.func private @run_own") == 2
-    assert text.count("call @run_own") == ARCH.layers == 3
+    assert text.count("func.func private @run_layer") == 2
+    assert text.count("call @run_layer") == ARCH.layers == 3

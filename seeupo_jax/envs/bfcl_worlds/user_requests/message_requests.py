@@ -12,12 +12,12 @@ def sign_in(draft: Draft) -> str:
     workspace = draft.simulator(MESSAGES)
     if workspace.current_user:
         return ""
-    own = next(iter(workspace.user_map.values()))
-    draft.call("message_login", user_id=own)
+    user_id = next(iter(workspace.user_map.values()))
+    draft.call("message_login", user_id=user_id)
     return draft.rng.choice(
         (
-            f" For messages I am '{own}'; log me in.",
-            f" Log in to the messages as '{own}' beforehand.",
+            f" For messages I am '{user_id}'; log me in.",
+            f" Log in to the messages as '{user_id}' beforehand.",
         )
     )
 
