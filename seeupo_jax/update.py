@@ -64,9 +64,9 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
             write_policy(config, policy, params, folder)
             write_json(given.json, done)
     steps, metrics = len(done["steps"]), done["metrics"]
-    learned = sum(advantage is not None for advantage in done["advantages"])
+    trained = sum(advantage is not None for advantage in done["advantages"])
     print(
-        f"wrote {folder}: {steps} steps on {learned} trajectories, loss"
+        f"wrote {folder}: {steps} steps on {trained} trajectories, loss"
         f" {metrics['sweep/loss']}, kl {metrics['sweep/kl']}"
     )
 

@@ -252,9 +252,9 @@ class Endpoint:
 
     async def _read_exchange(self, dialect: Dialect, client: _Client, body: bytes) -> Exchange:
         client.requests += 1
-        known = client.responses
-        last = next(reversed(known.values()), ())
-        caller = Caller(self._model, client.requests, client.rules, known, last)
+        responses = client.responses
+        last = next(reversed(responses.values()), ())
+        caller = Caller(self._model, client.requests, client.rules, responses, last)
 
         def read() -> Exchange:
             try:
@@ -291,18 +291,18 @@ class Endpoint:
     async def _events(self, session: Session, exchange: Exchange) -> AsyncGenerator[Event, None]:
         pieces: asyncio.Queue[str | None] = asyncio.Queue()
         splitter = ContentSplitter(self._tool_format if exchange.call.tools else NO_CALLS)
-        begun = False
+        started = False
         async with ended(self._complete(session, exchange, pieces.put_nowait)) as task:
             task.add_done_callback(lambda _: pieces.put_nowait(None))
             while (piece := await pieces.get()) is not None:
-                for event in () if begun else exchange.begin():
+                for event in () if started else exchange.begin():
                     yield event
-                begun = True
+                started = True
                 shown = splitter.feed(piece)
                 for event in exchange.text(shown) if shown else ():
                     yield event
             completion = await task
-        for event in () if begun else exchange.begin():
+        for event in () if started else exchange.begin():
             yield event
         for event in exchange.end(completion, splitter.rest(completion.content)):
             yield event

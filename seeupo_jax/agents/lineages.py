@@ -99,17 +99,17 @@ class Lineages:
         Raises:
           ValueError: messages that the tokenizer refuses.
         """
-        before, tools = tuple(map(plain_text, call.messages)), canonical_json(call.tools)
-        parent = self._continued(before, tools)
-        known = 0 if parent is None else len(parent.after)
-        new = call.messages[known:]
+        messages, tools = tuple(map(plain_text, call.messages)), canonical_json(call.tools)
+        parent = self._continued(messages, tools)
+        shared = 0 if parent is None else len(parent.after)
+        new = call.messages[shared:]
         read = [as_read(each, self._tokenizer, self._format) for each in new]
         if parent is None:
             conversation = self._tokenizer.begin(read, call.tools)
         else:
             conversation = parent.read.conversation.extend(parent.action, read)
         shown = tuple(map(self._message, new))
-        return ReadCall(call, before, tools, parent, shown, conversation)
+        return ReadCall(call, messages, tools, parent, shown, conversation)
 
     def begin(self, read: ReadCall) -> LineageTurn:
         """The open turn of a call that was just read."""

@@ -226,8 +226,8 @@ class OpenAIServer:
         if not unfinished and not self._pending:
             return None
         done, _ = wait(self._pending, STEP_S, FIRST_COMPLETED)
-        heard = [(self._pending.pop(future), future.result()) for future in done]
-        answers = [(_heard(turn, action), retries) for turn, (action, retries) in heard]
+        finished = [(self._pending.pop(future), future.result()) for future in done]
+        answers = [(_cut_at_stop(turn, action), retries) for turn, (action, retries) in finished]
         self._counts["server_retries"] += sum(retries for _, retries in answers)
         self._counts["server_failures"] += sum(bool(action.failure) for action, _ in answers)
         return [action for action, _ in answers]
@@ -360,10 +360,10 @@ class OpenAIServer:
             ) from None
 
 
-def _heard(turn: Turn, action: Action) -> Action:
+def _cut_at_stop(turn: Turn, action: Action) -> Action:
     """An action as far as its turn's listener, which is told of the whole one, keeps it."""
-    kept = None if turn.listen is None or action.failure else turn.listen(action.tokens)
-    return Action(action.key, action.tokens[:kept], action.logp[:kept], action.failure)
+    count = None if turn.listen is None or action.failure else turn.listen(action.tokens)
+    return Action(action.key, action.tokens[:count], action.logp[:count], action.failure)
 
 
 def _read_models(reply: Any) -> dict[str, Mapping[str, Any]]:

@@ -117,13 +117,13 @@ class SampledText:
     def _unsure(self, text: str) -> int:
         """Characters at the end that may still change, or become a stop string."""
         certain = text.rstrip(_UNFINISHED)
-        begun = (
+        prefixes = (
             size
             for stop in self._stop
             for size in range(min(len(stop) - 1, len(certain)), 0, -1)
             if certain.endswith(stop[:size])
         )
-        return len(text) - len(certain) + max(begun, default=0)
+        return len(text) - len(certain) + max(prefixes, default=0)
 
 
 def text_with_mark(tokenizer: Tokenizer, tokens: Sequence[int], mark: str) -> str:

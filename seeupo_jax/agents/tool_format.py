@@ -118,7 +118,7 @@ def _render_hermes(content: str, calls: Sequence[ToolCall]) -> str:
 
 
 def _shown_hermes(text: str) -> int:
-    return _before(text, "<tool_call>", thoughts_end(text))
+    return _text_before(text, "<tool_call>", thoughts_end(text))
 
 
 def _parse_llama(text: str) -> Message:
@@ -141,16 +141,16 @@ def _render_llama(content: str, calls: Sequence[ToolCall]) -> str:
 def _shown_llama(text: str) -> int:
     start = thoughts_end(text)
     if text[start:].lstrip()[:1] in ("", "{"):
-        return _before(text, "{", start)
-    return _before(text, PYTHON_TAG, start)
+        return _text_before(text, "{", start)
+    return _text_before(text, PYTHON_TAG, start)
 
 
-def _before(text: str, mark: str, start: int) -> int:
+def _text_before(text: str, mark: str, start: int) -> int:
     """Where the text ends before the mark, its possible beginning, and white space before these."""
     end = text.find(mark, start)
     if end < 0:
-        begun = (n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n], start))
-        end = len(text) - next(begun, 0)
+        prefixes = (n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n], start))
+        end = len(text) - next(prefixes, 0)
     return len(text[:end].rstrip())
 
 

@@ -71,14 +71,14 @@ def _tuned(setup: Setup, file: Path) -> tuple[Setup, dict[str, Figures]]:
     Raises:
       ValueError: a file that is no list of layouts, or nothing fits.
     """
-    known = read_layouts(file) if file.exists() else {}
+    layouts = read_layouts(file) if file.exists() else {}
     tuned = tune(setup, lambda line: print(line, flush=True))
     if tuned is None:
         raise ValueError(
             f"--tune: none of the layouts that were compiled fits on {setup.topology}; allowed:"
             ' a larger slice, or what docs/tpu.md lists under "If it does not fit".'
         )
-    write_json(file, known | {str(setup.topology): tuned.fields})
+    write_json(file, layouts | {str(setup.topology): tuned.fields})
     print(f"wrote {file}: {setup.topology}: {json.dumps(tuned.fields)}\n")
     return prepare(with_fields(setup.given, tuned.fields), setup.topology), tuned.figures
 

@@ -121,11 +121,11 @@ def _inside(setup: Setup, program: Program, memory: jax.stages.CompiledMemorySta
     # Parameters that a program does not read (a prefill has no use for the head) are no arguments.
     rest = max(0, memory.argument_size_in_bytes - sum(parts.values()))
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes - sum(made.values())
-    whole = temporary_bytes(memory)
-    temporaries = {"temporaries": whole}
+    total = temporary_bytes(memory)
+    temporaries = {"temporaries": total}
     if program.kind == "sweep/turn":  # the loop over microbatches adds gradients up
-        grads = min(setup.parts["parameters"], whole)
-        temporaries = {"gradients": grads, "activations": whole - grads}
+        grads = min(setup.parts["parameters"], total)
+        temporaries = {"gradients": grads, "activations": total - grads}
     return (
         parts
         | made

@@ -148,14 +148,14 @@ def _remats(setup: Setup, mesh: Mapping[str, int]) -> list[str]:
 
 def sampler_fields(setup: Setup) -> Iterator[Fields]:
     """Meshes of the sampler, with as many conversations at once as their caches have room for."""
-    whole = {} if setup.given.rollout.cache_gib is None else {"rollout.cache_gib": None}
+    cache = {} if setup.given.rollout.cache_gib is None else {"rollout.cache_gib": None}
     for tensor, concurrency in itertools.product(
         _doubling(setup.arch.kv_heads), _doubling(setup.trajectories)
     ):
         replicas, rest = divmod(setup.topology.devices, tensor)
         if not rest and concurrency >= replicas:
             mesh = {"data": -1, "tensor": tensor}
-            yield {"rollout.mesh": mesh, "rollout.concurrency": concurrency} | whole
+            yield {"rollout.mesh": mesh, "rollout.concurrency": concurrency} | cache
 
 
 def _doubling(most: int) -> Iterator[int]:

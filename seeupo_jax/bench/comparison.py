@@ -90,9 +90,9 @@ def bounds(moved: Mapping[str, float], dtype: str) -> dict[str, float]:
 def require_same(measured: Mapping[str, float], name: str, allowed: Mapping[str, float]) -> None:
     """Raises ValueError where JAX and a side differ by more than `bounds` allows."""
     wrong = [
-        f"{of} by {apart:.2g}, allowed: {allowed[of]:.2g}"
-        for of, apart in measured.items()
-        if not apart <= allowed[of]
+        f"{of} by {difference:.2g}, allowed: {allowed[of]:.2g}"
+        for of, difference in measured.items()
+        if not difference <= allowed[of]
     ]
     if wrong:
         raise ValueError(
@@ -107,8 +107,8 @@ def greatest(one: Any, other: Any) -> float:
     if one.shape != other.shape:
         return np.inf
     both = np.isnan(one) & np.isnan(other)
-    apart = np.abs(one - other) / np.maximum(1, np.abs(other))
-    return float(np.where(both, 0, np.where(np.isnan(apart), np.inf, apart)).max(initial=0))
+    relative = np.abs(one - other) / np.maximum(1, np.abs(other))
+    return float(np.where(both, 0, np.where(np.isnan(relative), np.inf, relative)).max(initial=0))
 
 
 @dataclass(frozen=True)

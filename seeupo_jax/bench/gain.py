@@ -93,10 +93,10 @@ def run(settings: Settings) -> dict[str, Any]:
         passes = _Passes(JaxSweeps(inputs), settings.seed)
     passes.plain()
     one, other = (np.concatenate(gains()) for gains in (passes.branches, passes.separate))
-    apart = float(np.nanmax(np.abs(one - other)) / np.nanmax(np.abs(one)))
-    if not apart <= TOLERANCES[dtype] or (np.isnan(one) != np.isnan(other)).any():
+    difference = float(np.nanmax(np.abs(one - other)) / np.nanmax(np.abs(one)))
+    if not difference <= TOLERANCES[dtype] or (np.isnan(one) != np.isnan(other)).any():
         raise ValueError(
-            f"bench: gains of the two ways differ by {apart:.2g} of the largest; allowed in"
+            f"bench: gains of the two ways differ by {difference:.2g} of the largest; allowed in"
             f" {dtype}: {TOLERANCES[dtype]:g}. Nothing was timed."
         )
     contenders = {PLAIN: passes.plain, BRANCHES: passes.branches, SEPARATE: passes.separate}
@@ -105,7 +105,7 @@ def run(settings: Settings) -> dict[str, Any]:
     )
     turns = [trajectory.turns for trajectory in passes.trajectories]
     figures = about | {
-        "largest_difference": apart,
+        "largest_difference": difference,
         "gains": int((~np.isnan(one)).sum()),
         "passes": 1 + max(turns),
         "separate_over_branches": comparison.ratio(timings[SEPARATE], timings[BRANCHES]),
@@ -132,8 +132,8 @@ def _print(figures: dict[str, Any], timings: dict[str, Timing]) -> None:
     print(
         f"{faster:.2f}x faster than {figures['passes']} passes; {dearer:.2f}x a pass without gains"
     )
-    apart = figures["largest_difference"]
-    print(f"{figures['gains']} gains; they differ by {apart:.1g} of the largest at most")
+    difference = figures["largest_difference"]
+    print(f"{figures['gains']} gains; they differ by {difference:.1g} of the largest at most")
     for name, timing in timings.items():
         print(
             f"{name:24} {timing.median:8.3f} s ({min(timing.each):.3f} to {max(timing.each):.3f})"

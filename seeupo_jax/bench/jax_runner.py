@@ -71,8 +71,8 @@ class Ablation:
 
 def _score_by_turn(one_pass: Score, rows: Rows, shapes: Shapes) -> Score:
     """What one pass gives for all turns, from a pass over each turn's contexts."""
-    whole = all_actions(rows)
-    place = {span.segment: number for number, span in enumerate(whole)}
+    spans_of_rows = all_actions(rows)
+    place = {span.segment: number for number, span in enumerate(spans_of_rows)}
 
     def score(params: Any, batch: TurnBatch) -> np.ndarray:
         found_PA = np.zeros(batch.mask_PA.shape, np.float32)
@@ -81,7 +81,7 @@ def _score_by_turn(one_pass: Score, rows: Rows, shapes: Shapes) -> Score:
             part = turn_batch(rows, lay_out(rows, spans, shapes), shapes, {}, action=shapes.action)
             for span, logp_A in zip(spans, np.asarray(one_pass(params, part)), strict=False):
                 row = place[span.segment]
-                column = np.searchsorted(whole[row].position_A, span.position_A)
+                column = np.searchsorted(spans_of_rows[row].position_A, span.position_A)
                 found_PA[row, column] = logp_A[: column.size]
         return found_PA
 

@@ -86,8 +86,8 @@ def describe(device: jax.Device) -> dict[str, Any]:
 
 def _processor() -> str:
     """Its name; where Linux tells them, its family too and whether it has vectors of 512 bits."""
-    told = _CPUINFO.read_text() if _CPUINFO.exists() else ""
-    cpuinfo = dict(re.findall(r"^(model name|cpu family|flags)\s*: (.+)$", told, re.M))
+    text = _CPUINFO.read_text() if _CPUINFO.exists() else ""
+    cpuinfo = dict(re.findall(r"^(model name|cpu family|flags)\s*: (.+)$", text, re.M))
     name = cpuinfo.get("model name") or platform.processor() or platform.machine()
     family = f" (family {cpuinfo['cpu family']})" if "cpu family" in cpuinfo else ""
     wide = ", AVX-512" if "avx512f" in cpuinfo.get("flags", "").split() else ""

@@ -142,9 +142,9 @@ def _print(figures: comparison.Figures) -> None:
 
 def phases(figures: comparison.Figures) -> str:
     """A sentence on where our side's last rollout spent its time, by the engine's clock."""
-    ours = figures["contenders"][JAX]
+    side = figures["contenders"][JAX]
     return (
-        f"{JAX}, last rollout: {ours['prefill_s']:.2f} s prefilling, {ours['decode_s']:.2f} s"
+        f"{JAX}, last rollout: {side['prefill_s']:.2f} s prefilling, {side['decode_s']:.2f} s"
         " decoding, as the host sees the ends of both."
     )
 
@@ -233,8 +233,8 @@ def run_iteration(settings: Settings) -> dict[str, Any]:
         about = comparison.about("iteration", settings, inputs.arch, inputs.work)
         sides = {JAX: _jax_rollout(JaxSweeps(inputs), inputs)}
         for name, sweeps in torch_sweeps(inputs).items():
-            sides[name] = _of_torch(sweeps, inputs, kept=False)
-            sides[f"{name}, {CACHE_KEPT}"] = _of_torch(sweeps, inputs, kept=True)
+            sides[name] = _of_torch(sweeps, inputs, keep_cache=False)
+            sides[f"{name}, {CACHE_KEPT}"] = _of_torch(sweeps, inputs, keep_cache=True)
     for contend in sides.values():
         contend(-1)  # compiles
 
@@ -249,8 +249,8 @@ def run_iteration(settings: Settings) -> dict[str, Any]:
     torch_sides = [
         comparison.torch_name(way) for way in settings.torch if way not in comparison.OVER
     ]
-    kept = [f"{name}, {CACHE_KEPT}" for name in torch_sides]
-    fastest = comparison.fastest(timings, kept) if kept else None
+    cached_sides = [f"{name}, {CACHE_KEPT}" for name in torch_sides]
+    fastest = comparison.fastest(timings, cached_sides) if cached_sides else None
     figures = about | {
         **comparison.against_torch(timings, settings.torch),
         "over_kept": fastest and comparison.ratio(timings[fastest], timings[JAX]),
@@ -298,11 +298,11 @@ def _jax_rollout(sweeps: JaxSweeps, inputs: Inputs) -> Callable[[int], Parts]:
     return contend
 
 
-def _of_torch(sweeps: TorchSweeps, inputs: Inputs, *, kept: bool) -> Callable[[int], Parts]:
+def _of_torch(sweeps: TorchSweeps, inputs: Inputs, *, keep_cache: bool) -> Callable[[int], Parts]:
     def contend(number: int) -> Parts:
         model, copying = sweeps.sampler()
         seed = inputs.settings.seed + number + 1
-        result = generate(model, inputs.work, seed=seed, kept=kept)
+        result = generate(model, inputs.work, seed=seed, kept=keep_cache)
         return result.seconds + copying, _swept(sweeps, inputs, result.actions)
 
     return contend

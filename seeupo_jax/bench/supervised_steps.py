@@ -153,11 +153,15 @@ class TorchSteps:
             return library.from_numpy(x).to(self._device)
 
         # Positions that begin again keep packed conversations apart; padding is masked instead.
-        apart = {"position_ids": bring(place)} if self._pack else {"attention_mask": bring(there)}
+        separation = (
+            {"position_ids": bring(place)} if self._pack else {"attention_mask": bring(there)}
+        )
         ids, where = bring(tokens), bring(np.argwhere(acted))
         wide = self._dtype != library.float32
         with library.autocast(self._device, dtype=self._dtype, enabled=wide):
-            hidden = self._model.model(input_ids=ids, use_cache=False, **apart).last_hidden_state
+            hidden = self._model.model(
+                input_ids=ids, use_cache=False, **separation
+            ).last_hidden_state
             logits = self._model.lm_head(hidden[where[:, 0], where[:, 1] - 1])
         targets = ids[where[:, 0], where[:, 1]]
         loss = library.nn.functional.cross_entropy(logits.float(), targets, reduction="sum")

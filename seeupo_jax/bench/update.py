@@ -100,10 +100,12 @@ class Contenders:
         if self._jax_outcome is None:
             self._jax_outcome, self._moved = outcome, comparison.moved(start, outcome)
         else:
-            apart = self._differences[name] = comparison.differences(self._jax_outcome, outcome)
+            differences = self._differences[name] = comparison.differences(
+                self._jax_outcome, outcome
+            )
             if self._strict:
                 allowed = comparison.bounds(self._moved, dtype)
-                comparison.require_same(apart, name, allowed)
+                comparison.require_same(differences, name, allowed)
         grown, held = machine.memory_growth(contender.run, self._platform), contender.state_bytes
         peak = None if grown is None else held + grown
         self._sides[name] = side | {"state_bytes": held, "peak_bytes": peak}
@@ -199,18 +201,18 @@ class Pools:
     @classmethod
     def of(cls, trajectories: Sequence[Trajectory]) -> Pools:
         """The pools of trajectories of one segment each."""
-        kept = [t for t, keep in zip(trajectories, learnable(trajectories), strict=True) if keep]
-        turn = [t.segments[0].turn_L for t in kept]
+        trained = [t for t, keep in zip(trajectories, learnable(trajectories), strict=True) if keep]
+        turn = [t.segments[0].turn_L for t in trained]
         prompt = [int(np.argmax(turn_L >= 0)) for turn_L in turn]
 
         def tokens(action: list[np.ndarray]) -> tuple[int, int]:
             """Tokens up to the last of these of each: with a group's prompt once, and in all."""
             end = [int(np.flatnonzero(is_L)[-1]) + 1 if is_L.any() else 0 for is_L in action]
             there = [i for i, e in enumerate(end) if e]
-            once = {kept[i].group: prompt[i] for i in there}
+            once = {trained[i].group: prompt[i] for i in there}
             return sum(end[i] - prompt[i] for i in there) + sum(once.values()), sum(end)
 
-        turns = range(max(t.turns for t in kept))
+        turns = range(max(t.turns for t in trained))
         shared, rows = zip(*(tokens([turn_L == t for turn_L in turn]) for t in turns), strict=True)
         return cls(tokens([turn_L >= 0 for turn_L in turn])[0], sum(shared), sum(rows))
 

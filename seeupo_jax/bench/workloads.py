@@ -303,10 +303,10 @@ def trajectory_lines(
         record["turn"] = [CONTEXT] * len(conversation.prompt)
         record["logp"] = [0.0] * len(conversation.prompt)
         for turn, (action, action_logp) in enumerate(zip(said, said_logp, strict=True)):
-            heard = conversation.observations[turn] if turn + 1 < len(said) else ()
-            record["tokens"] += [*action, *heard]
-            record["turn"] += [turn] * len(action) + [CONTEXT] * len(heard)
-            record["logp"] += [*action_logp, *[0.0] * len(heard)]
+            observation = conversation.observations[turn] if turn + 1 < len(said) else ()
+            record["tokens"] += [*action, *observation]
+            record["turn"] += [turn] * len(action) + [CONTEXT] * len(observation)
+            record["logp"] += [*action_logp, *[0.0] * len(observation)]
         record |= {"reward": rewards[number], "group": number // work.group_size}
         lines.append(json.dumps(record))
     return lines

@@ -282,8 +282,8 @@ class Checkpoints:
 
     def _sentence(self, step: int, error: Exception) -> str:
         try:
-            left = max(self._good(), default=None)
-            intact = "no other is there" if left is None else f"checkpoint {left} there is intact"
+            good = max(self._good(), default=None)
+            intact = "no other is there" if good is None else f"checkpoint {good} there is intact"
         except Exception:  # nothing can be said of a directory that cannot be read
             intact = "what is there cannot be read either"
         return (

@@ -51,8 +51,8 @@ def kept_records(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     records = []
     for line in lines:
         names = [n for n in line if n in _KEPT or (n.startswith("eval/") and "@" in n)]
-        kept = {name: line[name] for name in names if name.count("/") < 2}
-        numbers = {k: rounded(v) if isinstance(v, float) else v for k, v in kept.items()}
+        top_level = {name: line[name] for name in names if name.count("/") < 2}
+        numbers = {k: rounded(v) if isinstance(v, float) else v for k, v in top_level.items()}
         records.append(numbers)
     return records
 
@@ -91,8 +91,8 @@ def add_result(folder: Path, result: Result) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{result.stage}{SUFFIX}"
     with _locked(folder):
-        kept = [other for other in _read(file) if other.name != result.name]
-        ordered = sorted((*kept, result), key=lambda each: each.name)
+        others = [other for other in _read(file) if other.name != result.name]
+        ordered = sorted((*others, result), key=lambda each: each.name)
         data = b"".join(to_line(plain(dataclasses.asdict(each))) for each in ordered)
         write_atomically(file, gzip.compress(data, mtime=0))
 
@@ -122,14 +122,14 @@ def changed_cells(cells: Sequence[Cell], results: Sequence[Result]) -> list[str]
         other = named.get((cell.stage, cell.name))
         if cell.key in stored or other is None:
             continue
-        mine, theirs = cell.definition(), other.definition
+        definition, old = cell.definition(), other.definition
         # As texts, as in the key: None is not a field left out, nor is 0 the same as 0.0.
         now_texts, was_texts = (
             {(field, json.dumps(value, sort_keys=True)) for field, value in values.items()}
-            for values in (mine, theirs)
+            for values in (definition, old)
         )
         field, _ = min(now_texts ^ was_texts)
-        was, now = (values.get(field, "its default") for values in (theirs, mine))
+        was, now = (values.get(field, "its default") for values in (old, definition))
         sentences.append(
             f"{cell} was trained with config.{field}={was}, which is {now} now: what it came to"
             " does not count, and it is trained again"

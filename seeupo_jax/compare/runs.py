@@ -277,7 +277,7 @@ def _check_same(run: PlannedRun) -> None:
             " there, or another workdir."
         )
     mine = json.loads(json.dumps(to_dict(run.config)))
-    for field, value, theirs in _changes(run.config, mine, saved):
+    for field, value, saved_value in _changes(run.config, mine, saved):
         if field.partition(".")[0] in _MAY_CHANGE:
             continue
         schedule = run.config.optimizer.schedule
@@ -286,7 +286,7 @@ def _check_same(run: PlannedRun) -> None:
         why = f" with optimizer.schedule={schedule}, which depends on it" * (field == "iterations")
         raise ValueError(
             f"config.{field}: got {value!r}{why}; allowed for {run.folder}, which has a run with"
-            f" it: {theirs!r}. Choose a new workdir for another comparison."
+            f" it: {saved_value!r}. Choose a new workdir for another comparison."
         )
 
 

@@ -363,10 +363,10 @@ def _grid(value: Any, name: str) -> Grid:
     )
     axes = []
     for fields, values in value.items() if isinstance(value, Mapping) else ():
-        together = isinstance(fields, tuple)
-        names = fields if together else (fields,)
+        joint = isinstance(fields, tuple)
+        names = fields if joint else (fields,)
         listed = list(values) if isinstance(values, list | tuple | range) else []
-        rows = tuple(listed if together else ((each,) for each in listed))
+        rows = tuple(listed if joint else ((each,) for each in listed))
         fit = all(isinstance(row, list | tuple) and len(row) == len(names) for row in rows)
         if not rows or not fit or len({*map(repr, rows)}) < len(rows):
             raise ValueError(f"{name}: got {shown(values)} for {shown(fields)}; {allowed}")

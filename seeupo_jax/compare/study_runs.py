@@ -144,11 +144,11 @@ def _train_stage(
     failed: set[str] = set()
     while True:
         stored = by_key(read_results(places.results))
-        left = [cell for cell in cells if cell.key not in stored and cell.key not in failed]
-        if not left:
+        remaining = [cell for cell in cells if cell.key not in stored and cell.key not in failed]
+        if not remaining:
             return len(failed)
         tried = False
-        for cell in left:
+        for cell in remaining:
             if request.asked:
                 raise Stopped(f"stopped before {cell}; rerun the command to resume")
             if until is not None and time.monotonic() > until:

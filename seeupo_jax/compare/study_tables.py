@@ -66,12 +66,14 @@ def _difference(reference: Line, other: Line, measure: str) -> tuple[float, Diff
     until = math.nan
     if measure != "final" and reference.histories and other.histories:
         until = min(reference.reach(measure), other.reach(measure))
-    mine, theirs = (
+    reference_values, other_values = (
         {h.seed: h.after if measure == "final" else h.area(measure, until) for h in line.histories}
         for line in (reference, other)
     )
-    seeds = sorted(mine.keys() & theirs.keys())
-    return until, paired_difference([mine[s] for s in seeds], [theirs[s] for s in seeds])
+    seeds = sorted(reference_values.keys() & other_values.keys())
+    return until, paired_difference(
+        [reference_values[s] for s in seeds], [other_values[s] for s in seeds]
+    )
 
 
 def verdicts(compared: Sequence[Compared]) -> dict[str, list[str]]:

@@ -95,7 +95,7 @@ def from_dict(values: Mapping[str, Any]) -> Config:
     if isinstance(algorithm, Mapping):
         values["algorithm"], made_of = {**fields, **algorithm}, recipe
     config = build(Config, values, "config", _made_of=made_of)
-    _check_together(config, fields)
+    _check_combination(config, fields)
     return config
 
 
@@ -106,7 +106,7 @@ def to_dict(config: Config) -> dict[str, Any]:
     return values
 
 
-def _check_together(config: Config, recipe: Mapping[str, Any]) -> None:
+def _check_combination(config: Config, recipe: Mapping[str, Any]) -> None:
     """Checks that involve several fields; `recipe`: the fields of its recipe."""
     algorithm, rollout, model = config.algorithm, config.rollout, config.model
     ahead = bool(config.rollout_ahead)

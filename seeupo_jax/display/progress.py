@@ -203,8 +203,8 @@ class Progress:
         part = view.part_done(state, activity)
         done, total, _ = state.step
         fraction = (done - state.first) / (total - state.first) if state.first < total else part
-        left = self._pace.left(state.phase, now - state.phase_began, fraction)
-        return Moment(now, activity, rate, None if part == 1 else left)
+        remaining_s = self._pace.left(state.phase, now - state.phase_began, fraction)
+        return Moment(now, activity, rate, None if part == 1 else remaining_s)
 
     def _live_display(self) -> LiveDisplay:
         from seeupo_jax.display.live_display import LiveDisplay  # rich: only for a terminal

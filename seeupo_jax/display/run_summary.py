@@ -108,8 +108,8 @@ def _evaluations(lines: Sequence[Mapping[str, Any]], split: str) -> list[dict[st
                 row = {k: None if math.isnan(v) else v for k, v in interval.items()}
                 row |= {"series": series, "iteration": line["iteration"] + i * shift}
                 evaluations.append(row)
-    known = {row["series"] for row in evaluations if row["value"] is not None}
-    return [row for row in evaluations if row["series"] in known]
+    measured = {row["series"] for row in evaluations if row["value"] is not None}
+    return [row for row in evaluations if row["series"] in measured]
 
 
 def summary_table(

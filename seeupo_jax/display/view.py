@@ -152,13 +152,17 @@ def number(value: Any) -> float:
 
 def _phase_parts(state: State, moment: Moment) -> list[str]:
     done, total, detail = state.step
-    took, left = moment.now - state.phase_began, moment.phase_left
+    took, remaining_s = moment.now - state.phase_began, moment.phase_left
     parts = [state.phase] if state.phase else []
     if total:
         parts += [f"{done}/{total}", *([detail] if detail else [])]
     elif took >= 1:
         parts.append(format_duration(took))
-    return parts + ([f"left {format_duration(left)}"] if left is not None and left >= 0.5 else [])
+    return parts + (
+        [f"left {format_duration(remaining_s)}"]
+        if remaining_s is not None and remaining_s >= 0.5
+        else []
+    )
 
 
 def _environments(moment: Moment) -> list[str]:

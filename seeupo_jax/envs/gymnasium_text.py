@@ -51,10 +51,10 @@ class GymnasiumText:
             )
         space, names = self._env.action_space, self.actions
         if isinstance(space, spaces.Discrete):
-            known = len(names) == space.n and len(set(names)) == space.n
+            named = len(names) == space.n and len(set(names)) == space.n
         else:
-            known = isinstance(space, spaces.Text) and not names
-        if not known:
+            named = isinstance(space, spaces.Text) and not names
+        if not named:
             raise ValueError(
                 f"gymnasium_text actions: got {list(names)} for {space}; allowed: a name for each"
                 " action of a Discrete space, none for a Text space."

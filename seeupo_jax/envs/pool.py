@@ -123,9 +123,9 @@ class EnvPool:
     def oldest(self) -> tuple[int, float] | None:
         """The slot of the longest-running call, and its seconds so far; None: none runs."""
         with self._changed:
-            begun = [(one.started, slot) for slot, one in self._trying.items() if one.started]
-        started, slot = min(begun, default=(0.0, -1))
-        return (slot, time.monotonic() - started) if begun else None
+            running = [(one.started, slot) for slot, one in self._trying.items() if one.started]
+        started, slot = min(running, default=(0.0, -1))
+        return (slot, time.monotonic() - started) if running else None
 
     def submit(self, call: Call) -> None:
         """Queues a call on its slot and returns at once.

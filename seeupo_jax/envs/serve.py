@@ -268,15 +268,15 @@ def _ask(question: Callable[[], Any]) -> tuple[bytes, bool]:
 
 
 def _check(request: Any, fields: dict[str, type], optional: dict[str, type] | None = None) -> None:
-    known = fields | (optional or {})
+    allowed = fields | (optional or {})
     # bool is an int to isinstance, and no number to a client.
     if (
         not isinstance(request, dict)
-        or not fields.keys() <= request.keys() <= known.keys()
-        or any(type(request[key]) is not known[key] for key in request)
+        or not fields.keys() <= request.keys() <= allowed.keys()
+        or any(type(request[key]) is not allowed[key] for key in request)
     ):
         wanted = ", ".join(f"{key} ({kind.__name__})" for key, kind in fields.items())
-        may = "".join(f", and optionally {key} ({known[key].__name__})" for key in optional or ())
+        may = "".join(f", and optionally {key} ({allowed[key].__name__})" for key in optional or ())
         raise _Refusal(400, f"body: allowed: a JSON object with exactly {wanted}{may}.")
 
 

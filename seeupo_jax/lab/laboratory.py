@@ -121,9 +121,9 @@ class Settings:
           ValueError: an unknown recipe, field or value, or one that has no meaning here.
         """
         name, *changes = re.split(r":(?=\w+=)", recipe)  # a value may be a module:attribute
-        known, _, rest = name.partition(":")
-        if known in RECIPES:
-            name, changes = known, [*([rest] if rest else []), *changes]
+        preset, _, rest = name.partition(":")
+        if preset in RECIPES:
+            name, changes = preset, [*([rest] if rest else []), *changes]
         elif not rest:
             raise ValueError(f"--recipes: got {name!r}; allowed: {', '.join(RECIPES)}.")
         common = {

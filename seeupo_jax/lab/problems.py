@@ -139,8 +139,8 @@ def load_problem(path: str | Path) -> Problem:
         raise ValueError(f"--problem_file: got {path}, which is not in the .npz format.")
     try:
         with np.load(path) as file:
-            known = ("mean", "probability", "turn_mean", "noise")
-            arrays = {key: file[key] for key in known if key in file}
+            allowed = ("mean", "probability", "turn_mean", "noise")
+            arrays = {key: file[key] for key in allowed if key in file}
             names = ", ".join(file.files)
     except _UNREADABLE as error:
         why = str(error) or type(error).__name__

@@ -60,13 +60,13 @@ class Rows:
           routing: of the policy's routers.
           replays: whether these are given the experts that the sampler recorded.
         """
-        kept = np.flatnonzero(learnable(trajectories, grouped=grouped))
-        pairs = [(i, segment) for i in kept for segment in trajectories[i].segments]
-        groups = dict.fromkeys(trajectories[i].group for i in kept)
+        trained = np.flatnonzero(learnable(trajectories, grouped=grouped))
+        pairs = [(i, segment) for i in trained for segment in trajectories[i].segments]
+        groups = dict.fromkeys(trajectories[i].group for i in trained)
         number = {group: place for place, group in enumerate(groups)}  # groups are only names
         turn = tuple(segment.turn_L for _, segment in pairs)
         if forked(trajectories):
-            owners = {i for i in kept if not (mask_truncated and trajectories[i].truncated)}
+            owners = {i for i in trained if not (mask_truncated and trajectories[i].truncated)}
             shared = shared_turns(trajectories, [i in owners for i in range(len(trajectories))])
             owned = zip(turn, (shared[i] for i, _ in pairs), strict=True)
             turn = tuple(np.where(turn_L < first, CONTEXT, turn_L) for turn_L, first in owned)
@@ -91,15 +91,15 @@ class Rows:
         drawn = zip(rows.turn, rows.logp, strict=True)
         return rows.without([(turn_L != CONTEXT) & (logp_L == 0) for turn_L, logp_L in drawn])
 
-    def without(self, left_out: Sequence[np.ndarray]) -> Rows:
+    def without(self, as_context: Sequence[np.ndarray]) -> Rows:
         """The rows with some of the action tokens as context.
 
         Args:
-          left_out: bool, one array a segment.
+          as_context: bool, one array per segment.
         """
-        marked = zip(self.turn, left_out, strict=True)
-        turn = tuple(np.where(left_L, CONTEXT, turn_L) for turn_L, left_L in marked)
-        forced = self.forced + int(sum(np.sum(left_L) for left_L in left_out))
+        marked = zip(self.turn, as_context, strict=True)
+        turn = tuple(np.where(as_context_L, CONTEXT, turn_L) for turn_L, as_context_L in marked)
+        forced = self.forced + int(sum(np.sum(as_context_L) for as_context_L in as_context))
         return replace(self, turn=turn, turns=_turns(turn), forced=forced)
 
     @functools.cached_property
@@ -121,7 +121,9 @@ class Rows:
     @property
     def updated_turns(self) -> int:
         """K of the longest trajectory of which an update is made."""
-        updated = (turn_L for turn_L, kept in zip(self.turn, self.updated_S, strict=True) if kept)
+        updated = (
+            turn_L for turn_L, updates in zip(self.turn, self.updated_S, strict=True) if updates
+        )
         return _turns(tuple(updated))
 
 

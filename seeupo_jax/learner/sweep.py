@@ -278,9 +278,9 @@ def _logp_now(learner: Learner, current: SweepState, spans: Sequence[ActionSpan]
     """Log-probabilities [P, A] of spans' tokens, by a pass unless no step has moved the policy."""
     rows, shapes = current.data.rows, learner.shapes
     layout = lay_out(rows, spans, shapes, shapes.long)
-    known = {} if current.steps else {"logp": current.data.initial["trainer_logp"]}
-    batch = turn_batch(rows, layout, shapes, known, action=shapes.longest)
-    if known:
+    initial = {} if current.steps else {"logp": current.data.initial["trainer_logp"]}
+    batch = turn_batch(rows, layout, shapes, initial, action=shapes.longest)
+    if initial:
         return np.asarray(batch.logp_PA)
     return np.asarray(learner.scored(current.train.params, batch).logp_PA)
 

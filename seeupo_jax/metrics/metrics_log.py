@@ -64,14 +64,14 @@ class MetricsWriter:
         if lines is None:
             return
         if lines.damaged:
-            aside = self._path.with_name(DAMAGED_FILE)
-            with aside.open("ab") as file:
+            damaged = self._path.with_name(DAMAGED_FILE)
+            with damaged.open("ab") as file:
                 file.writelines(line + b"\n" for line in lines.damaged.values())
                 file.flush()
                 os.fsync(file.fileno())
-            self._log(f"{lines.sentence()}; they are set aside in {aside}")
-        kept = [line for line in lines.records if line["iteration"] < iteration]
-        write_atomically(self._path, "".join(map(_to_line, kept)).encode())
+            self._log(f"{lines.sentence()}; they are set aside in {damaged}")
+        earlier = [line for line in lines.records if line["iteration"] < iteration]
+        write_atomically(self._path, "".join(map(_to_line, earlier)).encode())
 
     def write(self, iteration: int, values: Mapping[str, float | int | str]) -> None:
         """Appends one line; NaN and infinities become null, NumPy and JAX scalars numbers.
@@ -97,13 +97,13 @@ class MetricsWriter:
 
     def _append(self, line: bytes) -> None:
         """Writes a line whole or not at all."""
-        before = self._file.seek(0, os.SEEK_END)
-        left = memoryview(line)
+        end = self._file.seek(0, os.SEEK_END)
+        remaining = memoryview(line)
         try:
-            while left:
-                left = left[self._file.write(left) :]
+            while remaining:
+                remaining = remaining[self._file.write(remaining) :]
         except OSError:
-            self._file.truncate(before)
+            self._file.truncate(end)
             raise
 
     def draw(

@@ -51,7 +51,7 @@ def write_run_manifest(
       resumed: whether the run resumes from a checkpoint.
       devices, model: see `docs/trajectories.md`.
     """
-    before = (read_run_manifest(workdir) if resumed else None) or {}
+    previous = (read_run_manifest(workdir) if resumed else None) or {}
     now = datetime.now(UTC).isoformat(timespec="seconds")
     manifest = {
         "schema": SCHEMA,
@@ -59,8 +59,8 @@ def write_run_manifest(
         "config": config,
         "config_file": launch.config_file,
         "command": launch.command,
-        "began": before.get("began", now),
-        "resumed": [*before.get("resumed", ()), *([now] if resumed else ())],
+        "began": previous.get("began", now),
+        "resumed": [*previous.get("resumed", ()), *([now] if resumed else ())],
         "versions": versions(),
         "devices": devices,
         "model": model,

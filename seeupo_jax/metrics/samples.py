@@ -11,13 +11,13 @@ from seeupo_jax.trajectories.trajectory_record import succeeded
 from seeupo_jax.types import Trajectory, TrajectoryStats
 
 
-def histograms_of(learned: Sequence[TrajectoryStats | None]) -> dict[str, np.ndarray]:
+def histograms_of(stats: Sequence[TrajectoryStats | None]) -> dict[str, np.ndarray]:
     """Histograms of advantages, and of weights M at every turn (from 1); of finite numbers."""
-    stats = [each for each in learned if each is not None]
-    turns = max((len(each.weight_K) for each in stats), default=0)
-    values = {"sweep/advantage": np.array([each.advantage for each in stats])}
+    present = [each for each in stats if each is not None]
+    turns = max((len(each.weight_K) for each in present), default=0)
+    values = {"sweep/advantage": np.array([each.advantage for each in present])}
     for turn in range(turns):
-        weights = [each.weight_K[turn] for each in stats if len(each.weight_K) > turn]
+        weights = [each.weight_K[turn] for each in present if len(each.weight_K) > turn]
         values[f"sweep/weight/turn={turn + 1}"] = np.array(weights, np.float64)
     finite = {name: x[np.isfinite(x)] for name, x in values.items()}
     return {name: x for name, x in finite.items() if x.size}

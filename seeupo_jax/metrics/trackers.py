@@ -42,8 +42,8 @@ class Sample:
 
 
 def _cut(text: str) -> str:
-    left = len(text) - _LONGEST
-    return text if left <= 0 else f"{text[:_LONGEST]} ... and {left} characters more"
+    remaining = len(text) - _LONGEST
+    return text if remaining <= 0 else f"{text[:_LONGEST]} ... and {remaining} characters more"
 
 
 class Tracker(Protocol):
@@ -211,9 +211,9 @@ class _Wandb:
 def _kept_id(folder: Path) -> str:
     """The run's id: the environment's, else the kept one, else a new one."""
     file = folder / "run-id.txt"
-    kept = file.read_text().strip() if file.is_file() else ""
-    run_id = os.environ.get("WANDB_RUN_ID") or kept or secrets.token_hex(4)
-    if run_id != kept:
+    stored = file.read_text().strip() if file.is_file() else ""
+    run_id = os.environ.get("WANDB_RUN_ID") or stored or secrets.token_hex(4)
+    if run_id != stored:
         write_atomically(file, f"{run_id}\n".encode())
     return run_id
 

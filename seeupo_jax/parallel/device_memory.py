@@ -54,14 +54,14 @@ def _container_limits() -> dict[Path, int]:
     return {file: int(text) for file, text in texts.items() if text.isdecimal()}
 
 
-def _left_of_limits() -> list[int]:
+def _free_under_limits() -> list[int]:
     """What a container may use beyond what it does, without pages of files that can be dropped."""
-    left = []
+    free = []
     for file, limit in _container_limits().items():
         used = [file.parent / name for name in _IN_USE if (file.parent / name).exists()]
         if used:
-            left.append(max(0, limit - int(used[0].read_text()) + _droppable(file.parent / _STAT)))
-    return left
+            free.append(max(0, limit - int(used[0].read_text()) + _droppable(file.parent / _STAT)))
+    return free
 
 
 def _droppable(stat: Path) -> int:
@@ -87,7 +87,7 @@ def _available_on_host() -> int | None:
     try:
         with open("/proc/meminfo") as file:
             fields = dict(line.split(":", 1) for line in file)
-        return min(int(fields["MemAvailable"].split()[0]) * 1024, *_left_of_limits(), 2**63)
+        return min(int(fields["MemAvailable"].split()[0]) * 1024, *_free_under_limits(), 2**63)
     except (OSError, KeyError):
         return None
 

@@ -126,8 +126,8 @@ def _nest(outer: Sequence[int], blocks: Sequence[np.ndarray]) -> np.ndarray:
     inner = blocks[0].shape
     stacked = np.stack(blocks).reshape(*outer, *inner)
     axes = [axis for i in range(len(inner)) for axis in (i, len(inner) + i)]
-    whole = [a * b for a, b in zip(outer, inner, strict=True)]
-    return stacked.transpose(axes).reshape(whole)
+    shape = [a * b for a, b in zip(outer, inner, strict=True)]
+    return stacked.transpose(axes).reshape(shape)
 
 
 def _array(things: Sequence[Any]) -> np.ndarray:

@@ -19,10 +19,10 @@ def off_accelerator() -> Generator[None]:
     if xla_bridge.backends_are_initialized():  # this process holds what there is
         yield
         return
-    before = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
+    platforms = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
     jax.config.update("jax_platforms", "cpu")
     try:
         yield
     finally:
         clear_backends()  # else jax would stay on the CPU
-        jax.config.update("jax_platforms", before)
+        jax.config.update("jax_platforms", platforms)

@@ -46,8 +46,8 @@ class StopRequest:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
         self._before = {}
 
     def ask(self, reason: str) -> None:

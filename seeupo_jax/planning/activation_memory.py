@@ -58,7 +58,7 @@ def microbatch_bytes(
     of_layer = functools.partial(
         _layer_bytes, arch, rows=rows, length=length, platform=platform, expert=expert
     )
-    kept = sum(of_layer(i, remat) for i in range(arch.layers))
+    saved = sum(of_layer(i, remat) for i in range(arch.layers))
     largest_layer = max(of_layer(i, "none") for i in range(arch.layers))
     # Keys and values stand by for the refresh of the weights, whatever is computed again.
     keys = 2 * tokens * arch.layers * arch.kv_heads * arch.head_dim * item
@@ -66,7 +66,7 @@ def microbatch_bytes(
     head = 2 * arch.vocab_size * arch.width * _FLOAT32  # in float32, and its gradient
     outside = chunk * _LOGITS * arch.vocab_size * _FLOAT32 + head
     outside += _STREAMS * tokens * arch.width * item
-    counted = kept + largest_layer + keys + outside + _scores_at_once(arch, rows, length, platform)
+    counted = saved + largest_layer + keys + outside + _scores_at_once(arch, rows, length, platform)
     return counted if arch.routing is None else round(_SPARSE * counted)
 
 
@@ -109,11 +109,11 @@ def _layer_bytes(
         of_row, cast = _kept(alike, remat, length)
     else:
         moe = dataclasses.replace(arch.moe, dense_layers=())
-        whole = _kept(dataclasses.replace(alike, moe=moe), remat, length)
+        all_experts = _kept(dataclasses.replace(alike, moe=moe), remat, length)
         rest = _kept(dataclasses.replace(alike, mlp_width=1), remat, length)
         # A device has the tokens of all that share the experts, and its part of the experts.
-        of_row = rest[0] + expert * (whole[0] - rest[0])
-        cast = rest[1] + (whole[1] - rest[1]) // expert
+        of_row = rest[0] + expert * (all_experts[0] - rest[0])
+        cast = rest[1] + (all_experts[1] - rest[1]) // expert
     scores = 0
     if _in_whole(arch, rows, length, platform):
         item = {"none": jnp.dtype(arch.dtype).itemsize, "dots": _FLOAT32}.get(remat, 0)
@@ -142,19 +142,19 @@ def _traced(arch: Architecture, remat: str, rows: int, length: int) -> int:
     attend = functools.partial(_attend, _fused(arch))
 
     def run(params: Any, frozen: Any, x: jax.Array) -> jax.Array:
-        whole = nnx.merge(graph, nnx.State(policy.join(params, frozen)))
-        return whole(x, position_NL, attend)[0]
+        layer = nnx.merge(graph, nnx.State(policy.join(params, frozen)))
+        return layer(x, position_NL, attend)[0]
 
     def backward(params: Any, frozen: Any, x: jax.Array) -> Any:
         body = REMAT[remat](run)
         return jax.vjp(lambda params, x: body(params, frozen, x), params, x)[1]
 
     x = jax.ShapeDtypeStruct((rows, length, arch.width), jnp.dtype(arch.dtype))
-    kept = jax.tree.leaves(jax.eval_shape(backward, params, frozen, x))
+    residuals = jax.tree.leaves(jax.eval_shape(backward, params, frozen, x))
     parameters = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves((params, frozen))]
     return sum(
         math.prod(leaf.shape) * leaf.dtype.itemsize
-        for leaf in kept
+        for leaf in residuals
         if (leaf.shape, leaf.dtype) not in parameters and leaf.dtype != position_NL.dtype
     )
 
@@ -185,8 +185,8 @@ def _forward(
     return out, (q, k, v, *(checkpoint_name(x, FUSED) if fused else x for x in output_residuals))
 
 
-def _backward(fused: bool, kept: tuple[jax.Array, ...], _: jax.Array) -> tuple[jax.Array, ...]:
-    return tuple(x.swapaxes(1, 2) for x in kept[:3])
+def _backward(fused: bool, residuals: tuple[jax.Array, ...], _: jax.Array) -> tuple[jax.Array, ...]:
+    return tuple(x.swapaxes(1, 2) for x in residuals[:3])
 
 
 _attended.defvjp(_forward, _backward)

@@ -157,10 +157,10 @@ def _of_type(name: str, kind: str, count: int) -> tuple[Chip, tuple[int, ...]]:
 def _compact(cubes: int) -> tuple[int, ...]:
     """The shape of so many cubes whose sides are shortest together, rising."""
     sides = range(1, cubes + 1)
-    whole = (
+    shapes = (
         (a, b, cubes // (a * b)) for a in sides for b in sides[a - 1 :] if cubes % (a * b) == 0
     )
-    best = min((each for each in whole if each == tuple(sorted(each))), key=sum)
+    best = min((each for each in shapes if each == tuple(sorted(each))), key=sum)
     return tuple(CUBE * side for side in best)
 
 

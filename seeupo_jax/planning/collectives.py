@@ -133,12 +133,12 @@ def _named_groups(axes: str, order: str | None, spanned: str) -> np.ndarray:
     split: list[tuple[int, bool]] = []
     parts = re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", spanned)
     for name, size in sizes.items():
-        before = 1
+        merged_size = 1
         for _, offset, part in sorted(p for p in parts if p[0] == name):
             start, width = (int(offset), int(part)) if part else (1, size)
-            split += [(start // before, False), (width, True)]
-            before = start * width
-        split.append((size // before, False))
+            split += [(start // merged_size, False), (width, True)]
+            merged_size = start * width
+        split.append((size // merged_size, False))
     total = math.prod(sizes.values())
     devices = np.arange(total) if order is None else _iota(order)
     inside = [i for i, (_, member) in enumerate(split) if member]

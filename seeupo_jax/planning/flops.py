@@ -107,7 +107,9 @@ def turn_step_flops(
     trained = 2 if arch.lora is None else 1  # of frozen matrices only their input's gradient
     backward = trained * (projections - adapters + head) + 2 * adapters
     if computed:
-        backward += _ATTENTION_BACKWARD[kernel] * attention + _again(arch, work, kernel, attention)
+        backward += _ATTENTION_BACKWARD[kernel] * attention + _recomputed(
+            arch, work, kernel, attention
+        )
     else:
         backward += 2 * attention
     after = Pass(rows, refresh, length, head=refresh if computed else action)
@@ -266,7 +268,7 @@ def _in_blocks(new: int, window: int | None, block: int) -> int:
 _COMPUTED = {"xla": _all, "splash": _of_splash, "cudnn": _seen, "trees": _of_trees}
 
 
-def _again(arch: Architecture, work: Pass, kernel: str, attention: float) -> float:
+def _recomputed(arch: Architecture, work: Pass, kernel: str, attention: float) -> float:
     """What the backward pass computes again, forwards.
 
     Of a layer that is everything but its last product (the projection down, or the sum over a
@@ -278,7 +280,7 @@ def _again(arch: Architecture, work: Pass, kernel: str, attention: float) -> flo
     last = sum(arch.moe.per_token if moe else arch.mlp_width for moe in sparse) * arch.width
     layers = _projections(arch, work) - 2.0 * work.rows * work.new * last
     # The results of our own kernels are kept by their name; "xla" are plain products.
-    again = {
+    recomputed = {
         "none": 0.0,
         "dots": attention if kernel in ("splash", "cudnn") else 0.0,
         "attention": layers + (0.0 if kernel == "trees" else attention),
@@ -286,5 +288,5 @@ def _again(arch: Architecture, work: Pass, kernel: str, attention: float) -> flo
     }[arch.remat]
     at_once = SCORES_AT_ONCE // (work.rows * arch.heads * (work.past + work.new))
     if kernel == "xla" and work.new > max(QUERIES_AT_LEAST, at_once):
-        again += attention / 2
-    return again + _head(arch, work)
+        recomputed += attention / 2
+    return recomputed + _head(arch, work)

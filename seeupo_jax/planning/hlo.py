@@ -97,8 +97,8 @@ class Module:
             for instruction in self.computations[computation].values():
                 each = times
                 if instruction.op == "while":
-                    known = self.trips(computation, instruction)
-                    each *= unknown_trips(instruction.scope) if known is None else known
+                    trips = self.trips(computation, instruction)
+                    each *= unknown_trips(instruction.scope) if trips is None else trips
                 for called in instruction.called:
                     visit(called, each)
 
@@ -137,8 +137,8 @@ class Module:
 
     def _constant(self, computation: str, name: str) -> int | None:
         made = self._source(computation, name)
-        whole = made.op == "constant" and re.fullmatch(r"-?\d+", made.operands)
-        return int(made.operands) if whole else None
+        is_integer = made.op == "constant" and re.fullmatch(r"-?\d+", made.operands)
+        return int(made.operands) if is_integer else None
 
     def _source(self, computation: str, name: str) -> Instruction:
         """The instruction that made a value, seen through copies of it."""

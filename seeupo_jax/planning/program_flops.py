@@ -106,7 +106,7 @@ class _Walk:
     def _equation(self, equation: Any, place: _Place) -> Flops:
         name, params = equation.primitive.name, equation.params
         place = place._replace(recomputed=place.recomputed or _recomputes(equation))
-        known = {
+        rules = {
             "dot_general": lambda: _product(equation, place),
             "ragged_dot": lambda: _ragged(equation, place),
             "ragged_dot_general": lambda: _ragged(equation, place),
@@ -114,8 +114,8 @@ class _Walk:
             "cond": lambda: self._branch(params, place),
             "pallas_call": lambda: self._kernel(params, place),
         }
-        if name in known:
-            return known[name]()
+        if name in rules:
+            return rules[name]()
         total = Flops()
         for inner in _inside(params):
             total = total.plus(self.of(inner, place))

@@ -317,12 +317,12 @@ def _read_windows(family: Family, values: Mapping[str, Any], source: str) -> tup
         raise ValueError(f"{source}: sliding_window is {window}; allowed for this family: null.")
     # A family that does not say it layer by layer has the window in all of them.
     kinds = values.get("layer_types") or ["sliding_attention"] * layers
-    known = {"full_attention": None, "sliding_attention": window}
-    if len(kinds) != layers or set(kinds) - known.keys():
+    window_of = {"full_attention": None, "sliding_attention": window}
+    if len(kinds) != layers or set(kinds) - window_of.keys():
         raise ValueError(
-            f"{source}: layer_types is {shown(kinds)}; allowed: {layers} of {', '.join(known)}."
+            f"{source}: layer_types is {shown(kinds)}; allowed: {layers} of {', '.join(window_of)}."
         )
-    windows = tuple(known[kind] for kind in kinds)
+    windows = tuple(window_of[kind] for kind in kinds)
     return windows if any(windows) else ()
 
 

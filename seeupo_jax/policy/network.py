@@ -273,9 +273,11 @@ def _by_chunk_forward(
 
 
 def _by_chunk_backward(
-    predict: Callable[..., tuple[jax.Array, ...]], kept: tuple[Any, ...], d_out: tuple[Any, ...]
+    predict: Callable[..., tuple[jax.Array, ...]],
+    residuals: tuple[Any, ...],
+    d_out: tuple[Any, ...],
 ) -> tuple[jax.Array | None, jax.Array, None]:
-    wide_VD, hidden_CXD, target_CX, trains = kept
+    wide_VD, hidden_CXD, target_CX, trains = residuals
 
     def zero(d: Any) -> jax.Array:
         return jnp.zeros(d.shape, d.dtype) if isinstance(d, SymbolicZero) else d

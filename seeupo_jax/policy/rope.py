@@ -62,8 +62,8 @@ def _llama3(rope: Rope, frequency: np.ndarray) -> tuple[np.ndarray, float]:
     Slow and fast: by the number of turns that a pair makes within the original context.
     """
     turns = np.float32(rope.original_positions) / (np.float32(2 * math.pi) / frequency)
-    kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-    return _blend(frequency / np.float32(rope.factor), frequency, kept), 1.0
+    weight = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    return _blend(frequency / np.float32(rope.factor), frequency, weight), 1.0
 
 
 def _yarn(rope: Rope, frequency: np.ndarray) -> tuple[np.ndarray, float]:

@@ -112,14 +112,14 @@ class Layer(nnx.Module):
           given_NLP: as of `Experts`.
         """
         q, new = self._project(self.attention_norm(x), position_NL)
-        y, kept = attend(q, new, self.window)
+        y, keys = attend(q, new, self.window)
         x = x + self.out(y.reshape(*y.shape[:2], -1))
         y, routed_NLP = self.mlp_norm(x), None
         if isinstance(self.mlp, Experts):
             y, routed_NLP = self.mlp(y, given_NLP)
         else:
             y = self.mlp(y)
-        return constrain(x + y, "rows", "length", "embed"), kept, routed_NLP
+        return constrain(x + y, "rows", "length", "embed"), keys, routed_NLP
 
     def _project(self, x: jax.Array, position_NL: jax.Array) -> tuple[jax.Array, KeyValues]:
 
@@ -249,13 +249,13 @@ class Transformer(nnx.Module):
             return computed
         hidden_NLD = zigzag.collect(computed.hidden_NLD, devices, "embed")
         axes = (head_axes(self.arch.kv_heads)[0], "head_dim")
-        kept = [
+        keys_values = [
             KeyValues(*(zigzag.collect(x, devices, *axes) for x in new)) for new in computed.keys
         ]
         routed_NLG = computed.routed_NLG
         if routed_NLG is not None:
             routed_NLG = zigzag.collect(routed_NLG, devices, None)
-        return Computed(hidden_NLD, kept, routed_NLG)
+        return Computed(hidden_NLD, keys_values, routed_NLG)
 
     def extend(
         self,
@@ -279,11 +279,11 @@ class Transformer(nnx.Module):
         """
 
         def attend(old: Pages, q: jax.Array, new: KeyValues, window: int | None) -> Any:
-            kept = paged.write(old, new, position_RL, page_table)
+            written = paged.write(old, new, position_RL, page_table)
             y = paged.attend(
-                q, kept, position_RL, page_table, window=window, kernel=kernel, block=block
+                q, written, position_RL, page_table, window=window, kernel=kernel, block=block
             )
-            return y, kept
+            return y, written
 
         # Unrolled: a scan would copy the cache into its stack and out of it.
         return self._run(tokens_RL, position_RL, pages, attend, unroll=True)
@@ -315,10 +315,10 @@ class Transformer(nnx.Module):
             old = jax.tree.map(lambda *layers: jnp.stack(layers), *past) if past else None
             given = None if given_NLG is None else jnp.stack(given)
             body = remat(lambda x, layer: run(nnx.merge(graph, layer[0]), x, *layer[1:]))
-            x, kept = jax.lax.scan(body, x, (stacked, old, given))
-            kept = [jax.tree.map(lambda y, i=i: y[i], kept) for i in range(self.arch.layers)]
+            x, outputs = jax.lax.scan(body, x, (stacked, old, given))
+            outputs = [jax.tree.map(lambda y, i=i: y[i], outputs) for i in range(self.arch.layers)]
         else:
-            kept = []
+            outputs = []
 
             def run_layer(
                 graph: nnx.GraphDef, state: nnx.State, x: jax.Array, *layer_inputs: Any
@@ -332,10 +332,10 @@ class Transformer(nnx.Module):
             ):
                 graph, state = nnx.split(layer)
                 x, layer_output = remat(functools.partial(body, graph))(state, x, *layer_inputs)
-                kept.append(layer_output)
-        routed = [routed_NLP for _, routed_NLP in kept if routed_NLP is not None]
+                outputs.append(layer_output)
+        routed = [routed_NLP for _, routed_NLP in outputs if routed_NLP is not None]
         routed_NLG = jnp.concatenate(routed, axis=-1) if routed else None
-        return Computed(self.norm(x), [keys for keys, _ in kept], routed_NLG)
+        return Computed(self.norm(x), [keys for keys, _ in outputs], routed_NLG)
 
     def each_layer(self) -> list[Layer]:
         """The layers one by one, also where they are stored stacked."""

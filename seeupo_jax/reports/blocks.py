@@ -57,8 +57,8 @@ def known(points: Iterable[Point]) -> list[Point]:
 
 def mean(numbers: Sequence[float | None]) -> float | None:
     """The mean of the values that are there."""
-    known = [number for number in numbers if number is not None]
-    return sum(known) / len(known) if known else None
+    present = [number for number in numbers if number is not None]
+    return sum(present) / len(present) if present else None
 
 
 def rounded(number: float) -> float:

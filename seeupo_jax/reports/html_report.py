@@ -194,8 +194,8 @@ def _result(run: Recorded) -> Tile:
         lowest = f"lowest {min(losses[1:]):.4f}" if len(losses) > 1 else ""
         return Tile("held-out loss", " → ".join(f"{loss:.4f}" for loss in ends) or "-", lowest)
     measure, points = first_and_last(run)
-    whole = all(point.low is not None for point in points)
-    intervals = [f"[{p.low:.2f}, {p.high:.2f}]" for p in points] if whole else []
+    measured = all(point.low is not None for point in points)
+    intervals = [f"[{p.low:.2f}, {p.high:.2f}]" for p in points] if measured else []
     values = " → ".join(f"{point.value:.2f}" for point in points) or "-"
     return Tile(f"success, {measure}", values, " → ".join(intervals), _selected_on(run))
 

@@ -150,8 +150,8 @@ def _names(folders: Sequence[Path]) -> list[str]:
         while any(f.parts[-depth:] == folder.parts[-depth:] for f in twins):
             depth += 1
         name = "/".join(folder.parts[-depth:])
-        again = names.count(name)
-        names.append(f"{name} ({again + 1})" if again else name)
+        repeats = names.count(name)
+        names.append(f"{name} ({repeats + 1})" if repeats else name)
     return names
 
 

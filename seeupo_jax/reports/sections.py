@@ -214,7 +214,7 @@ def supervised_section(runs: Sequence[Recorded]) -> Section:
 def time_section(runs: Sequence[Recorded]) -> Section:
     """Throughput, and the parts of each iteration's time."""
     rates = {part: metric(f"{part}/tokens_per_second") for part in ("rollout", "sweep", "sft")}
-    speed, title, whole = "Tokens per second", "Time per iteration", "Time of the run by phase"
+    speed, title, parts = "Tokens per second", "Time per iteration", "Time of the run by phase"
     spent = {run.name: _spent(run) for run in runs}
     shares = [(name, phase, s) for name, by_phase in spent.items() for phase, s in by_phase.items()]
     charts = [
@@ -229,7 +229,7 @@ def time_section(runs: Sequence[Recorded]) -> Section:
         {
             speed: overlay(speed, runs, rates, y="tokens per second"),
             title: charts,
-            whole: [share_chart(whole, shares, PHASES)],
+            parts: [share_chart(parts, shares, PHASES)],
         },
         [_time_table(spent)] if shares else [],
     )
@@ -249,16 +249,16 @@ def _spent(run: Recorded) -> dict[str, float]:
 
 
 def _time_table(spent: Mapping[str, Mapping[str, float]]) -> Table:
-    whole = {name: sum(by_phase.values()) for name, by_phase in spent.items()}
+    totals = {name: sum(by_phase.values()) for name, by_phase in spent.items()}
     rows = []
     for phase in PHASES:
         cells = [
-            f"{format_duration(by_phase[phase])} ({by_phase[phase] / whole[name]:.0%})"
+            f"{format_duration(by_phase[phase])} ({by_phase[phase] / totals[name]:.0%})"
             if phase in by_phase
             else "-"
             for name, by_phase in spent.items()
         ]
         if set(cells) != {"-"}:
             rows.append(Row([phase, *cells]))
-    rows.append(Row(["all", *map(format_duration, whole.values())]))
+    rows.append(Row(["all", *map(format_duration, totals.values())]))
     return Table("Time by phase", ["phase", *spent], rows)

@@ -19,15 +19,17 @@ _UNKNOWN = "(cause not recorded)"
 
 def configuration_table(runs: Sequence[Recorded]) -> Table | None:
     """Every field of the runs' configurations; None where no run recorded one."""
-    known = [run for run in runs if run.about["config"]]
-    return _table("Configuration", "field", known, [run.about["config"] for run in known])
+    with_config = [run for run in runs if run.about["config"]]
+    return _table(
+        "Configuration", "field", with_config, [run.about["config"] for run in with_config]
+    )
 
 
 def versions_table(runs: Sequence[Recorded]) -> Table | None:
     """A table of what the runs were made with: model, devices, software versions, command."""
-    known = [run for run in runs if "versions" in run.about]
-    abouts = [{key: run.about[key] for key in _ABOUT if key in run.about} for run in known]
-    return _table("Versions", "what", known, abouts)
+    with_versions = [run for run in runs if "versions" in run.about]
+    abouts = [{key: run.about[key] for key in _ABOUT if key in run.about} for run in with_versions]
+    return _table("Versions", "what", with_versions, abouts)
 
 
 def unrecorded(runs: Sequence[Recorded]) -> str:
@@ -82,13 +84,13 @@ def _failures(run: Recorded) -> dict[tuple[str, str], Counter[int]]:
     """How many episodes failed in each iteration, by where and why."""
     counts: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)
     for where, metric, causes in _failing(run):
-        known: Counter[int] = Counter()
+        attributed: Counter[int] = Counter()
         for iteration, cause, count in causes:
-            known[iteration] += count
+            attributed[iteration] += count
             counts[where, cause][iteration] += count
         for iteration, count in run.series(metric):
-            if count > known[iteration]:
-                counts[where, _UNKNOWN][iteration] += count - known[iteration]
+            if count > attributed[iteration]:
+                counts[where, _UNKNOWN][iteration] += count - attributed[iteration]
     return counts
 
 

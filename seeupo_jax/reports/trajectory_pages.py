@@ -75,9 +75,9 @@ def _write_pages(workdir: Path, home: Path, report: str | None) -> None:
     # No `<`: JSON that ends no script and opens no comment, wherever the file is put.
     script = _json(index).replace("<", "\\u003c")
     _write(data / "index.js", f"receiveIndex({script});\n".encode())
-    kept = {"index.js", *parts, *(f"{row['chunk']}.js" for row in rows)}
+    wanted = {"index.js", *parts, *(f"{row['chunk']}.js" for row in rows)}
     for file in data.iterdir():
-        if file.name not in kept:
+        if file.name not in wanted:
             file.unlink(missing_ok=True)
 
 
@@ -91,8 +91,8 @@ def _part(data: Path, shard: Shard, path: Path) -> dict[str, list[dict[str, Any]
     """The rows of a shard, by the name of the file that keeps them; its chunks are written."""
     digest = hashlib.blake2b(LAYOUT.encode() + path.read_bytes(), digest_size=6).hexdigest()
     stem = f"{shard.name.partition('.')[0]}-{digest}"
-    kept = data / f"{stem}.json.gz"
-    if not kept.exists():  # it is the last that is written of a shard
+    file = data / f"{stem}.json.gz"
+    if not file.exists():  # it is the last that is written of a shard
         rows = []
         for number, records in enumerate(_chunks(read_shard(path))):
             chunk = f"{stem}-{number:02d}"
@@ -100,8 +100,8 @@ def _part(data: Path, shard: Shard, path: Path) -> dict[str, list[dict[str, Any]
             script = f'receiveChunk("{chunk}","{base64.b64encode(packed).decode()}");\n'
             _write(data / f"{chunk}.js", script.encode())
             rows += [_row(record, shard.kind, chunk, i) for i, (record, _) in enumerate(records)]
-        _write(kept, _pack(_json(rows)))
-    return {kept.name: json.loads(gzip.decompress(kept.read_bytes()))}
+        _write(file, _pack(_json(rows)))
+    return {file.name: json.loads(gzip.decompress(file.read_bytes()))}
 
 
 def _chunks(records: Iterable[dict[str, Any]]) -> Iterator[list[tuple[dict[str, Any], str]]]:

@@ -201,13 +201,13 @@ def _template(text: str) -> jinja2.Template:
         except OSError as error:
             raise ValueError(f"prompt: got {text} ({error.strerror}); allowed: a file.") from None
     environment = jinja2.sandbox.SandboxedEnvironment(undefined=jinja2.StrictUndefined)
-    known = {*FinishedEpisode.__dataclass_fields__, "answer", "low", "high"}
+    fields = {*FinishedEpisode.__dataclass_fields__, "answer", "low", "high"}
     try:
-        unknown = jinja2.meta.find_undeclared_variables(environment.parse(text)) - known
+        unknown = jinja2.meta.find_undeclared_variables(environment.parse(text)) - fields
     except jinja2.TemplateSyntaxError as error:
         raise ValueError(f"prompt: {error}; allowed: a Jinja template.") from None
     if unknown:
         raise ValueError(
-            f"prompt: got {', '.join(sorted(unknown))}; allowed: {', '.join(sorted(known))}."
+            f"prompt: got {', '.join(sorted(unknown))}; allowed: {', '.join(sorted(fields))}."
         )
     return environment.from_string(text)

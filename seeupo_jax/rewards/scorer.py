@@ -166,8 +166,8 @@ class _Calls:
         """Returns when a call has ended, or after so long."""
         for call, outcome in self._pool.poll(timeout_s):
             self._free.append(call.slot)
-            late = isinstance(outcome.result, Failure)  # nothing else: `_ask` raises nothing
-            answer = self._timeout() if late else outcome.result
+            timed_out = isinstance(outcome.result, Failure)  # nothing else: `_ask` raises nothing
+            answer = self._timeout() if timed_out else outcome.result
             self._answered.append((self._keys.pop(call.slot), answer))
         self._start()
 

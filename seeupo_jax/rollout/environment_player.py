@@ -162,8 +162,8 @@ class EnvironmentPlayer:
             paid = worker.weigh(named, "step() reward", earned)
             score = gate.check_score(env.score())
             after = None if step.done else conversation.extend(action.tokens, step.observation)
-            kept = Kept(take_snapshot(env)) if keeps and not step.done else None
-            return step, paid, score, after, kept
+            snapshot = Kept(take_snapshot(env)) if keeps and not step.done else None
+            return step, paid, score, after, snapshot
 
         self._pool.submit(Call(episode.slot, lambda env: env.step(text), extend))
 

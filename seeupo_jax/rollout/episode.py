@@ -228,7 +228,7 @@ class Episode:
         paid: Sequence[float],
         score: float,
         conversation: Conversation | None,
-        kept: Kept | None,
+        snapshot: Kept | None,
     ) -> None:
         *earlier, self.rewards[-1] = paid
         for turn, reward in enumerate(earlier):
@@ -239,8 +239,8 @@ class Episode:
         self.info = self.info | step.info
         if step.done:
             self.stop = "done"
-        if kept is not None:
-            self.ends[self.turn] = self.copy(kept.snapshot)
+        if snapshot is not None:
+            self.ends[self.turn] = self.copy(snapshot.snapshot)
 
     def fail(self, stop: str, reason: str) -> None:
         self.stop, self.info = stop, self.info | {"failure": reason}

@@ -45,7 +45,7 @@ def rollout_metrics(
     trajectories = collected.trajectories
     groups = groups_of(trajectories)
     trained = np.flatnonzero(learnable(trajectories, grouped=grouped))
-    kept = {trajectories[i].group for i in trained}
+    trained_groups = {trajectories[i].group for i in trained}
     idle = sum(not has_signal(group, weights, by_turn=by_turn) for group in groups.values())
 
     def mean(values: Sequence[float]) -> float:
@@ -64,7 +64,7 @@ def rollout_metrics(
         "rollout/failed": sum(t.failed for t in collected.sampled),
         "rollout/timeouts": stops.count("timeout"),
         "rollout/timeouts_counted": sum(t.timeout_counts for t in collected.sampled),
-        "rollout/groups_dropped": len(groups) - len(kept),
+        "rollout/groups_dropped": len(groups) - len(trained_groups),
         "rollout/no_signal_fraction": idle / len(groups),
         "rollout/repeated_tasks": len(groups) - len({t.task_id for t in trajectories}),
         "rollout/rounds": collected.rounds,

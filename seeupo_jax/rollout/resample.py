@@ -56,11 +56,13 @@ def has_signal(
         trajectories fork.
     """
     places = np.flatnonzero(learnable(group)).tolist()
-    kept = [group[i] for i in places]
+    included = [group[i] for i in places]
     differ = functools.partial(_turns_differ, group, places) if by_turn else _differ
-    if weights is not None and (named := (named_turn_rewards if by_turn else named_rewards)(kept)):
+    if weights is not None and (
+        named := (named_turn_rewards if by_turn else named_rewards)(included)
+    ):
         return any(weights.get(name, 1.0) and differ(each) for name, each in named.items())
-    return differ([rewards_of(t) if by_turn else t.reward for t in kept])
+    return differ([rewards_of(t) if by_turn else t.reward for t in included])
 
 
 def _differ(values: Sequence[Any]) -> bool:
@@ -124,10 +126,10 @@ def resample(
             left_out += groups[place]
             groups[place] = [replace(trajectory, group=place) for trajectory in group]
         left_out += [t for group in fresh if not signals(group) for t in group]
-    return _together(collected, groups, left_out)
+    return _merged(collected, groups, left_out)
 
 
-def _together(
+def _merged(
     rounds: Sequence[Collected],
     groups: dict[int, list[Trajectory]],
     left_out: Sequence[Trajectory],

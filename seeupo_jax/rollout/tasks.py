@@ -156,9 +156,9 @@ class TrainingTasks:
         There are at most as many of these, so all pairs lie in the epoch's first `count` places.
         """
         size, first = len(self._task_ids), self._iteration_of(epoch)
-        begin, whole = epoch * size, -(-first // size) * size
+        begin, end = epoch * size, -(-first // size) * size
         reached = min(first + self._count - begin, size)
-        taken = {self._at(place) for place in range(first, whole)}
+        taken = {self._at(place) for place in range(first, end)}
         repeated = [i for i in range(reached) if self._shuffled(begin + i) in taken]
         fresh = (i for i in range(reached, size) if self._shuffled(begin + i) not in taken)
         pairs = [(offset, next(fresh, offset)) for offset in repeated]

@@ -317,19 +317,19 @@ def check_same_model(config: Config, saved: Mapping[str, Any]) -> None:
             f"config.lora.alpha: got {lora.alpha}; allowed for this workdir, whose checkpoint has"
             f" adapters of it: {alpha}. Choose a new workdir for another run."
         )
-    before = saved.get("model", {}).get("path", path)
-    if before == path or os.path.realpath(str(before)) == os.path.realpath(str(path)):
+    saved_path = saved.get("model", {}).get("path", path)
+    if saved_path == path or os.path.realpath(str(saved_path)) == os.path.realpath(str(path)):
         return
     if lora.rank or lora.path is not None or any(g.frozen for g in config.optimizer.groups):
         raise ValueError(
             f"config.model.path: got {path}; allowed for this workdir, whose checkpoint has only"
-            f" the parameters that train: {before}, or what that links to. Choose a new workdir for"
-            " another run."
+            f" the parameters that train: {saved_path}, or what that links to. Choose a new workdir"
+            " for another run."
         )
     _LOGGER.warning(
         "config.model.path: got %s; this workdir's checkpoint began with %s: its parameters are"
         " restored, and a reference policy is that of %s.",
-        *(path, before, path),
+        *(path, saved_path, path),
     )
 
 

@@ -169,11 +169,11 @@ def full_disk(config: Config, workdir: Path) -> Generator[None]:
         if not is_full(error):
             raise
         newest = Checkpoints(find_directory(config.checkpoint, workdir), 1).finished()
-        kept = "no checkpoint was saved yet"
+        checkpoint = "no checkpoint was saved yet"
         if newest is not None:
-            kept = f"checkpoint {newest} is intact; rerun the command to resume from it"
+            checkpoint = f"checkpoint {newest} is intact; rerun the command to resume from it"
         place = getattr(error, "filename", None) or workdir
-        raise WriteError(f"{place} could not be written: {reason(error)}; {kept}.") from error
+        raise WriteError(f"{place} could not be written: {reason(error)}; {checkpoint}.") from error
 
 
 def cluster_flags(given: argparse.Namespace) -> dict[str, Any]:

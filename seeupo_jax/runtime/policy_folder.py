@@ -67,7 +67,9 @@ def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
       OSError: it could not be written; on all processes.
     """
     folder = Path(os.path.realpath(folder))
-    unfinished, before = (folder.with_name(folder.name + end) for end in (".unfinished", ".before"))
+    unfinished, previous = (
+        folder.with_name(folder.name + end) for end in (".unfinished", ".before")
+    )
 
     def replace_it() -> None:
         writes = jax.process_index() == 0
@@ -75,11 +77,11 @@ def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
             shutil.rmtree(unfinished, ignore_errors=True)
         write(unfinished)
         if writes:
-            shutil.rmtree(before, ignore_errors=True)
+            shutil.rmtree(previous, ignore_errors=True)
             if folder.exists():
-                folder.rename(before)
+                folder.rename(previous)
             unfinished.rename(folder)
-            shutil.rmtree(before, ignore_errors=True)
+            shutil.rmtree(previous, ignore_errors=True)
 
     on_all(replace_it)
 

@@ -52,8 +52,8 @@ def update(
     with jax.set_mesh(policy.mesh):
         swept = sweep(learner, state, reference, trajectories, iteration=ITERATION)
     # Of whole trajectories: a shared turn's numbers are those of all that have it.
-    whole = [replace(each, parent=None, fork=0) for each in trajectories]
-    rows = learner.rows(whole)
+    without_forks = [replace(each, parent=None, fork=0) for each in trajectories]
+    rows = learner.rows(without_forks)
     unknown = [np.full(len(tokens), np.nan) for tokens in rows.tokens]  # of a sweep without a step
     advantage = swept.steps[0].advantage if swept.steps else unknown
     return swept.train.params, {

@@ -105,11 +105,11 @@ def read_trajectories(
     if unread:
         log(f"{path}: fields that are not read: {', '.join(sorted(unread))}.")
     given = [t for t in trajectories if t.turn_rewards]
-    apart = sum(not math.isclose(sum(t.turn_rewards), t.reward, abs_tol=_SUM) for t in given)
-    if apart:
+    mismatched = sum(not math.isclose(sum(t.turn_rewards), t.reward, abs_tol=_SUM) for t in given)
+    if mismatched:
         log(
-            f"{path}: turn_rewards do not add up to reward in {apart} of {len(given)} lines that"
-            " have them: estimators of trajectories read reward, others turn_rewards."
+            f"{path}: turn_rewards do not add up to reward in {mismatched} of {len(given)} lines"
+            " that have them: estimators of trajectories read reward, others turn_rewards."
         )
     _check_together(trajectories, path, grouped)
     if not forks:

@@ -79,13 +79,13 @@ class TrajectoryWriter:
         while len(self._pending) >= _WAITING:
             self._pending.popleft().result()
         stats_or_none = [None] * len(trajectories) if stats is None else stats
-        kept = [
+        with_stats = [
             (trajectory, what)
             for trajectory, what in zip(trajectories, stats_or_none, strict=True)
             if self._keeps(shard, trajectory.group)
         ]
-        if kept:
-            self._pending.append(self._writer.submit(self._write, shard, kept, dict(labels)))
+        if with_stats:
+            self._pending.append(self._writer.submit(self._write, shard, with_stats, dict(labels)))
 
     def wait(self) -> None:
         """Returns when all that was given is on the disk, or was reported as lost."""
@@ -108,7 +108,7 @@ class TrajectoryWriter:
     def _write(
         self,
         shard: Shard,
-        kept: Sequence[tuple[Trajectory, TrajectoryStats | None]],
+        with_stats: Sequence[tuple[Trajectory, TrajectoryStats | None]],
         labels: Mapping[str, Mapping[str, str]],
     ) -> None:
         try:
@@ -122,7 +122,7 @@ class TrajectoryWriter:
                     texts=self._texts,
                     stats=stats,
                 )
-                for trajectory, stats in kept
+                for trajectory, stats in with_stats
             ]
             records.sort(key=lambda record: (record["group"], record["member"]))
             data = pack_shard(records)

@@ -106,11 +106,11 @@ def read_fields(kind: type[Read], tree: Any, *, ignore: bool) -> tuple[Read, lis
     for wrong in errors:
         if wrong["type"] != "extra_forbidden":
             _refuse_field(tree, wrong)
-    left_out = [e for e in unknown if e["input"] not in NOTHING]
-    if left_out and not ignore:
-        name = show_path(_path(tree, left_out[0]["loc"]))
+    ignored = [e for e in unknown if e["input"] not in NOTHING]
+    if ignored and not ignore:
+        name = show_path(_path(tree, ignored[0]["loc"]))
         refuse(name, f"{name}: an unknown field; {IGNORED_WITH} ignores it.")
-    names = [show_path(_path(tree, e["loc"])) for e in left_out]
+    names = [show_path(_path(tree, e["loc"])) for e in ignored]
     for path in [_path(tree, e["loc"]) for e in unknown]:
         _remove(tree, path)
     fields, others = read_fields(kind, tree, ignore=ignore)

@@ -215,10 +215,10 @@ class ResponsesExchange:
         yield self._of_part("response.content_part.done", part=part)
 
     def _send_call(self, index: int, item: dict[str, Any]) -> Iterator[Event]:
-        begun = item | {"arguments": "", "status": "in_progress"}
+        in_progress = item | {"arguments": "", "status": "in_progress"}
         place = {"output_index": index, "item_id": item["id"]}
         arguments, kind = item["arguments"], "response.function_call_arguments"
-        yield self._event("response.output_item.added", output_index=index, item=begun)
+        yield self._event("response.output_item.added", output_index=index, item=in_progress)
         yield self._event(f"{kind}.delta", **place, delta=arguments)
         yield self._event(f"{kind}.done", **place, name=item["name"], arguments=arguments)
 

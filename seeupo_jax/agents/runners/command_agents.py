@@ -176,8 +176,8 @@ def environment_of(access: Access, model: str) -> dict[str, str]:
 def _without_proxy(host: str) -> str:
     """The hosts that this process reaches without a proxy, by either variable, and one more."""
     listed = ",".join(os.environ.get(name, "") for name in ("NO_PROXY", "no_proxy"))
-    known = [each for each in map(str.strip, listed.split(",")) if each not in ("", host)]
-    return ",".join(dict.fromkeys([*known, host]))
+    hosts = [each for each in map(str.strip, listed.split(",")) if each not in ("", host)]
+    return ",".join(dict.fromkeys([*hosts, host]))
 
 
 class _Helper:

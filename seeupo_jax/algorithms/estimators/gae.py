@@ -46,8 +46,8 @@ def generalized_advantage(
         later_value_N, later_advantage_N = later
         error_N = reward_N + discount * later_value_N - value_N
         advantage_N = error_N + discount * lam * later_advantage_N
-        kept = jnp.where(mask_N, value_N, later_value_N)
-        return (kept, jnp.where(mask_N, advantage_N, later_advantage_N)), advantage_N
+        masked_value_N = jnp.where(mask_N, value_N, later_value_N)
+        return (masked_value_N, jnp.where(mask_N, advantage_N, later_advantage_N)), advantage_N
 
     tokens = (value_NL.T, masked(reward_NL, mask_NL).T, mask_NL.T)
     zero_N = jnp.zeros_like(value_NL[:, 0])

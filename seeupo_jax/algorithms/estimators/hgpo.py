@@ -62,8 +62,8 @@ def hgpo_advantage(
         member_NK = member_NK & (past_NK >= 0)
         group_NK = refined(group_NK, past_NK)
         advantage_NK = relative(turns.return_NK, group_NK, member_NK, **part)
-        spread_NK = member_NK & _has_spread(advantage_NK, group_NK)
-        depth_weight_NK = jnp.where(spread_NK, (depth + 1.0) ** power, 0.0)
+        differs_NK = member_NK & _differs(advantage_NK, group_NK)
+        depth_weight_NK = jnp.where(differs_NK, (depth + 1.0) ** power, 0.0)
         sum_NK, weight_NK = sum_NK + depth_weight_NK * advantage_NK, weight_NK + depth_weight_NK
         return (group_NK, member_NK, sum_NK, weight_NK), None
 
@@ -82,7 +82,7 @@ def _earlier(state_NK: jax.Array, turns: jax.Array) -> jax.Array:
     return jnp.where(within_K[None, :], jnp.roll(state_NK, turns, axis=1), -1)
 
 
-def _has_spread(advantage_NK: jax.Array, group_NK: jax.Array) -> jax.Array:
+def _differs(advantage_NK: jax.Array, group_NK: jax.Array) -> jax.Array:
     """Whether anyone in the turn's group has an advantage: equal returns are exactly 0 each."""
     size_M, group_M = jnp.abs(advantage_NK).ravel(), group_NK.ravel()
     largest_M = jax.ops.segment_max(size_M, group_M, num_segments=size_M.shape[0])

@@ -88,8 +88,8 @@ def tree_advantage(
     advantage_NK = _VALUES[baseline](nodes, _group_sizes(group_N, valid_N)) * unit
     advantage_NK = jnp.where(is_NK, advantage_NK, 0.0)
     if scale == "group":
-        spread_N = _deviation(over_N / unit, group_N, valid_N)
-        return advantage_NK / unit / (spread_N + 1e-6 / unit)[:, None]
+        deviation_N = _deviation(over_N / unit, group_N, valid_N)
+        return advantage_NK / unit / (deviation_N + 1e-6 / unit)[:, None]
     if scale == "batch":
         return _over_nodes(advantage_NK, node_NK, is_NK, clip)
     return advantage_NK
@@ -119,8 +119,8 @@ def _group_sizes(group_N: jax.Array, valid_N: jax.Array) -> jax.Array:
 def _over_parent(nodes: _Nodes, size_N: jax.Array) -> jax.Array:
     """V(child) - V(parent); a branch begins where fewer leaves pass than before."""
 
-    def step(before: tuple[jax.Array, ...], turn: _Nodes) -> tuple[tuple[jax.Array, ...], Any]:
-        leaves_N, value_N, parent_N = before
+    def step(carry: tuple[jax.Array, ...], turn: _Nodes) -> tuple[tuple[jax.Array, ...], Any]:
+        leaves_N, value_N, parent_N = carry
         parent_N = jnp.where(turn.leaves_NK < leaves_N, value_N, parent_N)
         return (turn.leaves_NK, turn.value_NK, parent_N), turn.value_NK - parent_N
 

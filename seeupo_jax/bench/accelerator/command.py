@@ -146,10 +146,10 @@ def _probe(environment: Mapping[str, str], *, rehearse: bool) -> dict[str, Any]:
 
 
 def _check_same(
-    before: Mapping[str, Mapping[str, Any]], device: Mapping[str, Any], flags: argparse.Namespace
+    results: Mapping[str, Mapping[str, Any]], device: Mapping[str, Any], flags: argparse.Namespace
 ) -> None:
     """Raises ValueError where the folder has results of another device, or of a rehearsal."""
-    for name, values in before.items():
+    for name, values in results.items():
         of, other = None, values.get("device")
         if values.get("rehearsal") not in (None, flags.rehearse):
             of = "a rehearsal" if values["rehearsal"] else "measurements"

@@ -51,24 +51,24 @@ def parity(record: Record, settings: Settings, rehearse: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_model(arch, Path(folder), seed=settings.seed)
         exact = _of_torch(folder, ids, "float32")
-        apart = _apart(_of_jax(folder, ids, "float32"), exact)
+        differences = _differences(_of_jax(folder, ids, "float32"), exact)
         record.check(
             "logits and gradients against PyTorch",
-            {name: (off, BOUNDS[name]) for name, off in apart.items()},
+            {name: (off, BOUNDS[name]) for name, off in differences.items()},
             dtype="float32",
             shape=shape,
         )
-        apart = _apart(_of_jax(folder, ids, "bfloat16"), exact)
-        usual = _apart(_of_torch(folder, ids, "bfloat16"), exact)
+        differences = _differences(_of_jax(folder, ids, "bfloat16"), exact)
+        usual = _differences(_of_torch(folder, ids, "bfloat16"), exact)
     record.check(
         "logits and gradients, as near to PyTorch's in float32 as PyTorch's own",
-        {name: (off, AS_PYTORCH * usual[name]) for name, off in apart.items()},
+        {name: (off, AS_PYTORCH * usual[name]) for name, off in differences.items()},
         dtype="bfloat16",
         shape=shape,
     )
 
 
-def _apart(numbers: Numbers, exact: Numbers) -> dict[str, float]:
+def _differences(numbers: Numbers, exact: Numbers) -> dict[str, float]:
     """Distances by the Euclidean norm, relative; of all gradients together."""
     squares = [
         (np.sum((numbers[1][name] - wanted) ** 2), np.sum(wanted**2))
@@ -109,12 +109,14 @@ def _of_jax(folder: str, ids: np.ndarray, dtype: str) -> Numbers:
 @contextlib.contextmanager
 def _precision(dtype: str) -> Iterator[None]:
     """Matrix products of float32 are of float32, in all threads; a GPU's are not by default."""
-    before = jax.config.jax_default_matmul_precision
-    jax.config.update("jax_default_matmul_precision", "highest" if dtype == "float32" else before)
+    precision = jax.config.jax_default_matmul_precision
+    jax.config.update(
+        "jax_default_matmul_precision", "highest" if dtype == "float32" else precision
+    )
     try:
         yield
     finally:
-        jax.config.update("jax_default_matmul_precision", before)
+        jax.config.update("jax_default_matmul_precision", precision)
 
 
 def sweeps(record: Record, settings: Settings, rehearse: bool) -> None:
@@ -137,8 +139,8 @@ def sweeps(record: Record, settings: Settings, rehearse: bool) -> None:
                 others["a sweep against PyTorch"] = TorchSweeps(inputs, "eager")
             for name, other in others.items():
                 other.run()
-                apart = comparison.differences(fused, other.outcome())
-                bounded = {of: (off, allowed[of]) for of, off in apart.items()}
+                differences = comparison.differences(fused, other.outcome())
+                bounded = {of: (off, allowed[of]) for of, off in differences.items()}
                 record.check(name, bounded, dtype=dtype, shape=shape)
             greatest, mean = _sampler_gap(sweeps, inputs)
             record.check(

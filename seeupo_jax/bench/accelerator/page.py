@@ -72,11 +72,11 @@ def page(
 def _machine(device: Values) -> str:
     free, peak = device["free_bytes"], device["peak_flops"]
     memory = "free memory unknown" if free is None else f"{free / 2**30:.1f} GiB free"
-    known = "not known" if peak is None else f"{peak / 1e12:,.0f} TFLOP/s in dense bfloat16"
+    peak_text = "not known" if peak is None else f"{peak / 1e12:,.0f} TFLOP/s in dense bfloat16"
     several = f" One of {device['count']} devices." if device["count"] > 1 else ""
     return (
         f"## Machine\n\n{machine_line(device)}; {memory}.{several} Its peak by the vendor's data"
-        f" sheet: {known}."
+        f" sheet: {peak_text}."
     )
 
 

@@ -58,8 +58,8 @@ def update(record: Record, settings: Settings, rehearse: bool) -> None:
     peak = {"peak_flops": machine.peak_flops(jax.devices()[0].device_kind)}
 
     def run(settings: Settings, alone: Alone | None) -> dict[str, Any]:
-        kept = None if alone is None else lambda figures: alone(figures | peak)
-        return update_bench.run(settings, strict=False, alone=kept) | peak
+        with_peak = None if alone is None else lambda figures: alone(figures | peak)
+        return update_bench.run(settings, strict=False, alone=with_peak) | peak
 
     figures = beside_torch(record, settings, "torch", run, ("eager",), rehearse=rehearse)
     record.put(figures=figures)
@@ -191,17 +191,17 @@ class Piece:
           free_bytes: of the device; None: not known, all are tried.
           alone: whether PyTorch does not run beside JAX.
         """
-        kept, notes = [], []
+        fitting, notes = [], []
         for index, size in enumerate(self.sizes):
             needed = size.alone if alone or not size.settings.torch else size.bytes
             if free_bytes is None or needed <= free_bytes:
-                kept.append(index)
+                fitting.append(index)
             else:
                 notes.append(
                     f"{size} would take about {needed / GIB:.0f} GiB of the"
                     f" {free_bytes / GIB:.0f} that are free."
                 )
-        return kept, notes
+        return fitting, notes
 
 
 def _of_sweep(settings: Settings, dtype: str = "bfloat16") -> Size:
@@ -209,8 +209,12 @@ def _of_sweep(settings: Settings, dtype: str = "bfloat16") -> Size:
     arch = architecture(settings.model, dtype)
     P, scale = parameters(arch), settings.scale or 1.0
     channels = arch.layers * (6 * arch.width + 3 * arch.mlp_width)
-    kept = jnp.dtype(dtype).itemsize * channels * _TOKENS * scale
-    return Size(settings, (_OURS + _TORCH) * P + 2 * kept + _BESIDE, _OURS * P + kept + _BESIDE)
+    activations = jnp.dtype(dtype).itemsize * channels * _TOKENS * scale
+    return Size(
+        settings,
+        (_OURS + _TORCH) * P + 2 * activations + _BESIDE,
+        _OURS * P + activations + _BESIDE,
+    )
 
 
 def _of_rollout(settings: Settings) -> Size:

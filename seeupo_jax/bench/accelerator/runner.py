@@ -122,8 +122,8 @@ class Job:
 def order(jobs: Sequence[Job], out: Path) -> list[Job]:
     """What is left to run: first what was never tried to its end, then what failed."""
     status = {job.name: (read(out / f"{job.name}.json") or {}).get("status") for job in jobs}
-    left = [job for job in jobs if status[job.name] != DONE]
-    return sorted(left, key=lambda job: status[job.name] not in _NEW)  # stable
+    remaining = [job for job in jobs if status[job.name] != DONE]
+    return sorted(remaining, key=lambda job: status[job.name] not in _NEW)  # stable
 
 
 def work_through(
@@ -142,21 +142,22 @@ def work_through(
 
     Returns: of those that were not begun, by name, why.
     """
-    ends, not_begun = time.monotonic() + budget_s, {}
+    ends, not_started = time.monotonic() + budget_s, {}
     for job in order(jobs, out):
-        left, least = ends - time.monotonic(), max(job.about_s, 1.0)
-        if left < least:
-            why = f"{max(0.0, left):.0f} s of the budget were left, and it may take {least:.0f} s"
-            not_begun[job.name] = why
+        remaining_s, least = ends - time.monotonic(), max(job.about_s, 1.0)
+        if remaining_s < least:
+            budget = f"{max(0.0, remaining_s):.0f} s of the budget were left"
+            why = f"{budget}, and it may take {least:.0f} s"
+            not_started[job.name] = why
             report(f"{job.name}: not begun: {why}")
             continue
-        report(f"{job.name}: begins, with at most {min(job.limit_s, left):.0f} s")
-        values = _run(job, out, left, environment)
+        report(f"{job.name}: begins, with at most {min(job.limit_s, remaining_s):.0f} s")
+        values = _run(job, out, remaining_s, environment)
         wrong = sum(not check["passed"] for check in values["checks"])
         checks = f", {wrong} of {len(values['checks'])} checks failed" if wrong else ""
         why = f": {values['error']}" if values.get("error") else ""
         report(f"{job.name}: {values['status']} in {values['seconds']:.0f} s{checks}{why}")
-    return not_begun
+    return not_started
 
 
 def _run(job: Job, out: Path, left_s: float, environment: Mapping[str, str]) -> dict[str, Any]:

@@ -220,10 +220,10 @@ def _first_reply(process: subprocess.Popen[Any], url: str, key: str) -> dict[str
     """What a new server says at an address; None: it ended, or took too long."""
     headers = {"Authorization": f"Bearer {key}"}
     until = time.monotonic() + _START_S
-    while process.poll() is None and (left := until - time.monotonic()) > 0:
+    while process.poll() is None and (remaining_s := until - time.monotonic()) > 0:
         with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
             request = urllib.request.Request(url, headers=headers)
-            with urllib.request.urlopen(request, timeout=left) as reply:
+            with urllib.request.urlopen(request, timeout=remaining_s) as reply:
                 return json.load(reply)
         time.sleep(0.2)
     return None

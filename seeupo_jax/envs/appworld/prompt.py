@@ -121,5 +121,5 @@ def cut(output: str, limit: int) -> str:
     rest = next(itertools.islice(_PIECE.finditer(output), limit, None), None)
     if rest is None:
         return output
-    left = len(output) - rest.start()
-    return f"{output[: rest.start()]}\n... [{left} more characters are left out]"
+    remaining = len(output) - rest.start()
+    return f"{output[: rest.start()]}\n... [{remaining} more characters are left out]"

@@ -98,9 +98,9 @@ def _by_id(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def _check_task(task: Task) -> None:
     """Raises ValueError where a task could not be played to its end."""
-    known = official("bfcl_eval.constants.executable_backend_config").CLASS_FILE_PATH_MAPPING
-    if unknown := [name for name in task.classes if name not in known]:
-        raise ValueError(f"{task.task_id} has no simulator {unknown[0]}; there are {[*known]}")
+    simulators = official("bfcl_eval.constants.executable_backend_config").CLASS_FILE_PATH_MAPPING
+    if unknown := [name for name in task.classes if name not in simulators]:
+        raise ValueError(f"{task.task_id} has no simulator {unknown[0]}; there are {[*simulators]}")
     if len(task.questions) != len(task.reference):
         turns = f"{len(task.questions)} user turns and calls for {len(task.reference)}"
         raise ValueError(f"{task.task_id} has {turns}")

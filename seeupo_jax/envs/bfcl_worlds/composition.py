@@ -138,8 +138,8 @@ def _write_turn(draft: Draft, options: list[Request]) -> tuple[Request, Ask]:
 
 def _link(rng: Random, ask: Ask, first: bool) -> Ask:
     """The words of a turn with those that lead to it and end it."""
-    lead, end = rng.choice(HELLOS if first else LINKS), rng.choice(ENDS)
+    prefix, end = rng.choice(HELLOS if first else LINKS), rng.choice(ENDS)
     texts = [
-        " ".join(part for part in (lead, text, end) if part) for text in (ask.text, ask.partial)
+        " ".join(part for part in (prefix, text, end) if part) for text in (ask.text, ask.partial)
     ]
     return Ask(texts[0], ask.partial and texts[1], ask.detail)

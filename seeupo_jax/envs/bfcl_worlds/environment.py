@@ -92,8 +92,8 @@ def _names(option: str, given: Any, allowed: Any) -> tuple[str, ...]:
 def _span(given: Any) -> tuple[int, int]:
     """The option `turns`."""
     span = tuple(given) if isinstance(given, Sequence) else ()
-    whole = len(span) == 2 and all(type(value) is int for value in span)
-    if not whole or not 1 <= span[0] <= span[1] <= MAX_TURNS:
+    is_pair = len(span) == 2 and all(type(value) is int for value in span)
+    if not is_pair or not 1 <= span[0] <= span[1] <= MAX_TURNS:
         raise ValueError(
             f"bfcl_worlds turns: got {given!r}; allowed: the fewest and the most, from 1 to"
             f" {MAX_TURNS}, such as (1, 3)."

@@ -81,7 +81,7 @@ def is_solvable(task: Task) -> bool:
     return verdict.valid
 
 
-def _nothing(_: Random, task_id: str, talk: Conversation) -> Task:
+def _no_op(_: Random, task_id: str, talk: Conversation) -> Task:
     """A task in which every turn can be done at once."""
     return _task(
         task_id,
@@ -138,8 +138,8 @@ def _task(
 
 # What is withheld in each category, named as the official ones; None: nothing can be.
 VARIANTS: dict[str, Callable[[Random, str, Conversation], Task | None]] = {
-    "multi_turn_base": _nothing,
+    "multi_turn_base": _no_op,
     "multi_turn_miss_func": _function,
     "multi_turn_miss_param": _parameter,
-    LONG: _nothing,
+    LONG: _no_op,
 }

@@ -112,8 +112,8 @@ def tickets(rng: Random) -> dict[str, Any]:
 
 
 def trading(rng: Random) -> dict[str, Any]:
-    known = rng.sample(sorted(words.COMPANIES.values()), 4)
-    symbols = [*known, *rng.sample(words.TICKERS, 4)]
+    companies = rng.sample(sorted(words.COMPANIES.values()), 4)
+    symbols = [*companies, *rng.sample(words.TICKERS, 4)]
     stocks = {symbol: _stock(rng) for symbol in symbols}
     first = rng.randint(2000, 9000)
     orders = {

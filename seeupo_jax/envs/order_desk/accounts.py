@@ -73,9 +73,9 @@ def _spend(
     account: Account, order_id: str, action: Callable[[ParcelledOrder], ParcelledOrder]
 ) -> Account:
     orders = (action(o) if o.order_id == order_id else o for o in account.orders)
-    left = account.changes - 1
-    overdrawn = account.overdrawn or left < 0
-    return replace(account, changes=left, overdrawn=overdrawn, orders=tuple(orders))
+    remaining = account.changes - 1
+    overdrawn = account.overdrawn or remaining < 0
+    return replace(account, changes=remaining, overdrawn=overdrawn, orders=tuple(orders))
 
 
 def carry_out(account: Account, outcome: str, order_id: str, address: str) -> Account:

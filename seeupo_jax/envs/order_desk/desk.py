@@ -120,8 +120,8 @@ class Desk:
         outcome = world.resolve(self.task.request, target)
         wanted = {o.order_id: o for c in self.task.customers for o in c.orders}
         wanted[target.order_id] = world.carry_out(outcome, target, self.task.address)
-        known = target.order_id in self.looked_up
-        return known and self.outcome == outcome and self.orders == wanted
+        looked_up = target.order_id in self.looked_up
+        return looked_up and self.outcome == outcome and self.orders == wanted
 
     def _find_customer(self, name: str) -> str:
         if name not in self.customers:

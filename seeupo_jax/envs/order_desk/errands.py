@@ -138,8 +138,8 @@ def _draw(rng: random.Random) -> Errand:
         for c in range(count)
     )
     customer = rng.randrange(count)
-    chosen = rng.sample(range(len(drawn[customer].orders)), rng.choice((2, 3, 3)))
-    requests = tuple(_draw_request(rng, order) for order in chosen)
+    orders = rng.sample(range(len(drawn[customer].orders)), rng.choice((2, 3, 3)))
+    requests = tuple(_draw_request(rng, order) for order in orders)
     said = [rng.choice(world.GREETINGS)]
     for request in requests:
         item = drawn[customer].orders[request.order].item

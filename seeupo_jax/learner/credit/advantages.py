@@ -70,8 +70,8 @@ def check_rewards(algorithm: Algorithm, trajectories: Sequence[Trajectory]) -> N
         return
     low, high = allowed
     kept_N = learnable(trajectories, grouped=algorithm.grouped)
-    for trajectory, kept in zip(trajectories, kept_N, strict=True):
-        if kept and not low <= trajectory.reward <= high:
+    for trajectory, is_learnable in zip(trajectories, kept_N, strict=True):
+        if is_learnable and not low <= trajectory.reward <= high:
             raise ValueError(
                 f"{trajectory.task_id}: reward: got {trajectory.reward:g}; allowed with"
                 f" advantage={algorithm.advantage}: a number from {low:g} to {high:g}."
@@ -92,8 +92,8 @@ def compile_credit(
     one = Trajectory((segment,), 0.0, 0, rewards=named[0], named_turn_rewards=named[1])
     alike = [one] * trajectories
     rows = Rows.of(alike, grouped=algorithm.grouped)
-    known = ("old_logp", "ref_logp", "value", "scorer_logp", "progress", "entropy")
-    per_token = {name: [zeros_L] * len(rows.tokens) for name in known}
+    token_fields = ("old_logp", "ref_logp", "value", "scorer_logp", "progress", "entropy")
+    per_token = {name: [zeros_L] * len(rows.tokens) for name in token_fields}
     if algorithm.scorer is not None:
         arrays = CreditArrays(algorithm, shapes, rows, alike, per_token)
         scorer_loss(algorithm, arrays, rows, alike)

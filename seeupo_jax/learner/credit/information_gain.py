@@ -77,14 +77,14 @@ def answer_branches(
             if rows.experts is not None:  # nothing sampled the answer
                 none = rows.experts.unknown(answer.tokens_L.size)
                 experts.append(np.concatenate([context.expert_LG, none]))
-    nothing = [np.full(len(tokens_L), CONTEXT, np.int32) for tokens_L in tokens]
+    no_actions = [np.full(len(tokens_L), CONTEXT, np.int32) for tokens_L in tokens]
     owner_B = np.array(branches.trajectory_B, np.int32)
     group_B = np.array([group_of[owner] for owner in branches.trajectory_B], np.int32)
     more = dataclasses.replace(
         rows,
         masked_S=None,  # of no concern to scores
         tokens=(*rows.tokens, *tokens),
-        turn=(*rows.turn, *nothing),
+        turn=(*rows.turn, *no_actions),
         logp=(*rows.logp, *(np.zeros(len(tokens_L), np.float32) for tokens_L in tokens)),
         trajectory_S=np.concatenate([rows.trajectory_S, owner_B]),
         group_S=np.concatenate([rows.group_S, group_B]),
@@ -132,19 +132,19 @@ def information_gain(
 
     The last turn has none: no context follows it.
     """
-    known = [np.full(t.turns + 1, np.nan) for t in trajectories]  # b
+    progress = [np.full(t.turns + 1, np.nan) for t in trajectories]  # b
     for place, (row, column) in enumerate(seats):
         logp_A = logp_PA[row, column : column + branches.spans[place].position_A.size]
-        known[branches.trajectory_B[place]][branches.turn_B[place]] = np.exp(
+        progress[branches.trajectory_B[place]][branches.turn_B[place]] = np.exp(
             np.mean(logp_A, dtype=np.float64)
         )
-    return [np.diff(b_K).astype(np.float32) for b_K in known]
+    return [np.diff(b_K).astype(np.float32) for b_K in progress]
 
 
 def describe_gains(gains: Sequence[np.ndarray], rows: Rows) -> dict[str, float]:
     """The mean gain of a turn, and the share of the turns with a next one that have a gain."""
-    kept = [gains[owner][:-1] for owner in np.unique(rows.trajectory_S)]
-    gain_M = np.concatenate([*kept, np.zeros(0, np.float32)])
+    included = [gains[owner][:-1] for owner in np.unique(rows.trajectory_S)]
+    gain_M = np.concatenate([*included, np.zeros(0, np.float32)])
     scored_M = ~np.isnan(gain_M)
     some = bool(scored_M.any())
     return {

@@ -55,7 +55,7 @@ def with_overlong_penalties(
 
 
 def _less(trajectory: Trajectory, penalty: float) -> Trajectory:
-    *before, last = trajectory.turn_rewards or (0.0,)
-    turn_rewards = (*before, last + penalty) if trajectory.turn_rewards else ()
+    *earlier, last = trajectory.turn_rewards or (0.0,)
+    turn_rewards = (*earlier, last + penalty) if trajectory.turn_rewards else ()
     reward = trajectory.reward + penalty
     return dataclasses.replace(trajectory, reward=reward, turn_rewards=turn_rewards)

@@ -29,7 +29,7 @@ Statistics = Mapping[str, Moments]  # by the name of a reward
 
 
 def running_statistics(
-    trajectories: Sequence[Trajectory], before: Statistics | None = None
+    trajectories: Sequence[Trajectory], previous: Statistics | None = None
 ) -> dict[str, Moments]:
     """The statistics after an iteration, whose turns count in them.
 
@@ -39,12 +39,12 @@ def running_statistics(
     Args:
       before: those before it; None: of nothing.
     """
-    statistics = {} if before is None else dict(before)
+    statistics = {} if previous is None else dict(previous)
     pairs = zip(trajectories, learnable(trajectories), strict=True)
-    kept = [trajectory for trajectory, keep in pairs if keep]
-    columns = named_turn_rewards(kept)
+    included = [trajectory for trajectory, keep in pairs if keep]
+    columns = named_turn_rewards(included)
     if not columns:
-        columns = {OWN_REWARD: [rewards_of(trajectory) for trajectory in kept]}
+        columns = {OWN_REWARD: [rewards_of(trajectory) for trajectory in included]}
     for name, each in columns.items():
         numbers = np.concatenate([np.zeros(0), *each])
         if numbers.size:
@@ -52,15 +52,15 @@ def running_statistics(
     return statistics
 
 
-def _merged(before: Moments | None, numbers: np.ndarray) -> Moments:
+def _merged(previous: Moments | None, numbers: np.ndarray) -> Moments:
     """Chan's update of a mean and of squared distances from it."""
     mean = float(numbers.mean())
     batch = Moments(numbers.size, mean, float(((numbers - mean) ** 2).sum()))
-    if before is None:
+    if previous is None:
         return batch
-    count, delta = before.count + batch.count, batch.mean - before.mean
+    count, delta = previous.count + batch.count, batch.mean - previous.mean
     return Moments(
         count,
-        before.mean + delta * batch.count / count,
-        before.squares + batch.squares + delta**2 * before.count * batch.count / count,
+        previous.mean + delta * batch.count / count,
+        previous.squares + batch.squares + delta**2 * previous.count * batch.count / count,
     )

@@ -218,9 +218,9 @@ def apply_update(
 
 
 def either(
-    condition: jax.Array, step: Callable[[], T], kept: Callable[[], T], *, streamed: bool
+    condition: jax.Array, step: Callable[[], T], unchanged: Callable[[], T], *, streamed: bool
 ) -> T:
-    """What `step` gives where a condition holds, and else what `kept` gives.
+    """What `step` gives where a condition holds, and else what `unchanged` gives.
 
     Args:
       streamed: whether the optimizer's state comes from the host's memory. A branch would hold all
@@ -228,8 +228,8 @@ def either(
         Elsewhere a branch it is: it updates donated buffers in place, and a choice copies most.
     """
     if streamed:
-        return jax.tree.map(functools.partial(jax.lax.select, condition), step(), kept())
-    return jax.lax.cond(condition, step, kept)
+        return jax.tree.map(functools.partial(jax.lax.select, condition), step(), unchanged())
+    return jax.lax.cond(condition, step, unchanged)
 
 
 def step_if_finite(

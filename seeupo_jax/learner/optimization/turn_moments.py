@@ -43,13 +43,13 @@ def of_turn(state: Any, turns: Sequence[int]) -> Any:
     return state._replace(opt_state=moments.sets[turn])
 
 
-def put_back(stepped: TrainState, before: TrainState, turns: Sequence[int]) -> TrainState:
+def put_back(stepped: TrainState, previous: TrainState, turns: Sequence[int]) -> TrainState:
     """The state after a step on a turn, with the optimizer's states of all turns as they are now.
 
     Args:
       stepped: what the step made of `of_turn(before, turns)`.
     """
-    moments = before.opt_state
+    moments = previous.opt_state
     if not isinstance(moments, TurnMoments) or isinstance(stepped.opt_state, TurnMoments):
         return stepped
     (turn,) = turns

@@ -207,10 +207,10 @@ def apply_gradients(
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Steps the policy and the critic; nothing where the batch has no rows."""
     # These wait for the iteration's end, maybe in the host's memory: they go by the branch.
-    aside = {name: getattr(state, name) for name in ("ema", "scorer", "reference")}
+    not_optimized = {name: getattr(state, name) for name in ("ema", "scorer", "reference")}
     streamed = in_host_memory(state.opt_state)
     opt_state, critic_state = on_device(state.opt_state), on_device(state.critic)
-    state = state._replace(opt_state=opt_state, critic=critic_state, **dict.fromkeys(aside))
+    state = state._replace(opt_state=opt_state, critic=critic_state, **dict.fromkeys(not_optimized))
     others = () if critic is None else (critic.optimizer, grads[1])
     norms = ("grad_norm",) if critic is None else ("grad_norm", "critic_grad_norm")
     state, metrics = either(
@@ -219,7 +219,7 @@ def apply_gradients(
         lambda: (state, {name: jnp.zeros(()) for name in (*norms, "update_skipped")}),
         streamed=streamed,
     )
-    return state._replace(**aside), metrics
+    return state._replace(**not_optimized), metrics
 
 
 def _trained(state: TrainState) -> tuple[Any, Any]:

@@ -20,13 +20,13 @@ def checkpoint_lines(config: Config, workdir: Path, state: Any, when: str) -> li
     Args:
       state: arrays, or structs of their shapes.
     """
-    kept: Any = config.checkpoint
+    settings: Any = config.checkpoint
     leaves = jax.tree.leaves(state)
     size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
     return [
         f"{when}, of at most {in_units(size)} each",
-        f"the newest {kept.keep} and the best {kept.keep_best} of the others stay, in"
-        f" {find_directory(kept, workdir)}",
+        f"the newest {settings.keep} and the best {settings.keep_best} of the others stay, in"
+        f" {find_directory(settings, workdir)}",
     ]
 
 

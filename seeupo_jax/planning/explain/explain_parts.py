@@ -68,8 +68,8 @@ class Described(Protocol):
 
 def model_lines(run: Described, start: str | None) -> list[str]:
     arch, config = run.policy.network.arch, run.config
-    whole = jax.tree.leaves_with_path(run.policy.merged(run.state.params))
-    counts = [(str(path[-1].key).startswith(ADAPTER), x.size) for path, x in whole]
+    params = jax.tree.leaves_with_path(run.policy.merged(run.state.params))
+    counts = [(str(path[-1].key).startswith(ADAPTER), x.size) for path, x in params]
     every = sum(size for _, size in counts)
     trained = sum(x.size for x in jax.tree.leaves(run.state.params))
     adapters = sum(size for adapter, size in counts if adapter)

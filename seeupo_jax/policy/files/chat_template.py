@@ -109,8 +109,8 @@ class HuggingFaceTokenizer:
             listing, functions = "", [{"type": "function", "function": tool} for tool in tools]
         else:
             listing, functions = list_tools(tools, self._chat.tools), None
-        kept = with_listing(keep_messages(messages, self._chat), listing)
-        parted, functions = self._part_all(kept), self._part(functions)
+        retained = with_listing(keep_messages(messages, self._chat), listing)
+        parted, functions = self._part_all(retained), self._part(functions)
         return self.converse(parted, functions, self.render(parted, functions))
 
     def converse(

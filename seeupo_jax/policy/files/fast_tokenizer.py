@@ -61,8 +61,10 @@ def made_from(folder: Path) -> str | None:
         file = json.loads((folder / CONFIG_FILE).read_text()).get(MADE_FROM)
     except (OSError, ValueError, AttributeError, RecursionError):
         return None  # the reader of the file reports what is wrong with it
-    ours = file is not None and any((folder / name).exists() for name in (str(file), CHAT_FILE))
-    return file if ours else None
+    has_source = file is not None and any(
+        (folder / name).exists() for name in (str(file), CHAT_FILE)
+    )
+    return file if has_source else None
 
 
 def chat_template(controls: Mapping[str, str], end: str, *, system: bool, tools: str) -> str:
@@ -75,7 +77,7 @@ def chat_template(controls: Mapping[str, str], end: str, *, system: bool, tools:
         f" | replace({_quote(name)}, {_quote(protect(name))})" for name in (*controls.values(), end)
     )
     headers = ", ".join(f"{_quote(role)}: {_quote(name)}" for role, name in controls.items())
-    kept = "" if system else ' if message.role != "system"'
+    condition = "" if system else ' if message.role != "system"'
     return (
         f"{{%- set headers = {{{headers}}} -%}}"
         "{%- macro say(role, text) -%}"
@@ -85,7 +87,7 @@ def chat_template(controls: Mapping[str, str], end: str, *, system: bool, tools:
         f"{{{{ headers[role] }}}}{{{{ text{escaped} }}}}{{{{ {_quote(end)} }}}}"
         "{%- endmacro -%}"
         f"{_listing(tools)}"
-        f"{{%- for message in messages{kept} -%}}"
+        f"{{%- for message in messages{condition} -%}}"
         "{{ say(message.role, message.content) }}"
         "{%- endfor -%}"
         '{%- if add_generation_prompt -%}{{ headers["assistant"] }}{%- endif -%}'

@@ -58,10 +58,10 @@ class StoredTensor:
 
     def check(self, path: Path, name: str) -> None:
         """Raises ValueError unless `dequantize` reads it and the file holds all of it."""
-        known = {kind.value: kind for kind in GGMLQuantizationType}
-        if self.type_code not in known or not _is_readable(known[self.type_code]):
-            got = known[self.type_code].name if self.type_code in known else self.type_code
-            allowed = ", ".join(kind.name for kind in known.values() if _is_readable(kind))
+        kinds = {kind.value: kind for kind in GGMLQuantizationType}
+        if self.type_code not in kinds or not _is_readable(kinds[self.type_code]):
+            got = kinds[self.type_code].name if self.type_code in kinds else self.type_code
+            allowed = ", ".join(kind.name for kind in kinds.values() if _is_readable(kind))
             raise ValueError(f"{path}: {name} is of type {got}; allowed: {allowed}.")
         block = GGML_QUANT_SIZES[self.kind][0]
         if len(self.shape) not in (1, 2) or 0 in self.shape or self.shape[-1] % block:

@@ -89,7 +89,7 @@ def left_out(folder: Path, chat: schema.Chat | None) -> str | None:
     if not any(unread.values()):
         return None
     by = "config.chat" if options == chat else str(folder / CHAT_FILE)
-    parts = " and no ".join(name for name, left in unread.items() if left)
+    parts = " and no ".join(name for name, is_unread in unread.items() if is_unread)
     return f"chat: the model reads no {parts}, as {by} has it"
 
 

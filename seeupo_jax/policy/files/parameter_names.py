@@ -81,11 +81,11 @@ def stored_tensors(arch: Architecture, params: Any) -> Iterator[Stored]:
 def _stored_in_layer(
     arch: Architecture, keys: tuple[Any, ...], inside: Sequence[str], layer: int | None, prefix: str
 ) -> Stored:
-    whole = "/".join(inside)
-    if whole in _EXPERTS:
-        grouped = "{expert}" in _EXPERTS[whole]
+    path = "/".join(inside)
+    if path in _EXPERTS:
+        grouped = "{expert}" in _EXPERTS[path]
         count = arch.moe.experts if grouped else 1
-        names = tuple(prefix + _EXPERTS[whole].format(expert=number) for number in range(count))
+        names = tuple(prefix + _EXPERTS[path].format(expert=number) for number in range(count))
         return Stored(keys, layer, names, grouped, True)
     *module, leaf = inside
     file_leaf, transposed = _LEAF[leaf]

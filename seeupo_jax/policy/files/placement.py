@@ -28,10 +28,12 @@ _REDUNDANT = ("rotary_emb.inv_freq", _HEAD)
 def check_tensors(tensors: Tensors, stored: Sequence[Stored], shapes: Any, place: Path) -> None:
     """Raises ValueError where tensors are missing, unknown or of other shapes."""
     wanted = {name: shape_in_file(shapes, each) for each in stored for name in each.names}
-    known = {name for name in tensors.shapes if name not in wanted and name.endswith(_REDUNDANT)}
+    redundant = {
+        name for name in tensors.shapes if name not in wanted and name.endswith(_REDUNDANT)
+    }
     for problem, wrong in (
         ("lacks", wanted.keys() - tensors.shapes.keys()),
-        ("has unknown", tensors.shapes.keys() - wanted.keys() - known),
+        ("has unknown", tensors.shapes.keys() - wanted.keys() - redundant),
     ):
         if wrong:
             more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
@@ -39,14 +41,14 @@ def check_tensors(tensors: Tensors, stored: Sequence[Stored], shapes: Any, place
     for name, shape in wanted.items():
         if tensors.shapes[name] != shape:
             raise ValueError(f"{place}: {name} is {tensors.shapes[name]}; allowed: {shape}.")
-    for name in known:
+    for name in redundant:
         if name.endswith(_HEAD) and not _repeats_embedding(tensors, name, wanted):
             raise ValueError(
                 f"{place}: {name} is another matrix than the embedding, though config.json has"
                 " tie_word_embeddings=true; allowed: false, or the same matrix."
             )
-    if known:
-        _LOGGER.warning("%s: not read, since the model computes it: %s", place, sorted(known))
+    if redundant:
+        _LOGGER.warning("%s: not read, since the model computes it: %s", place, sorted(redundant))
 
 
 def _repeats_embedding(tensors: Tensors, head: str, wanted: Mapping[str, tuple[int, ...]]) -> bool:
@@ -121,10 +123,10 @@ def _read_part(
 ) -> np.ndarray:
     """A part of a parameter, transposed and cast, read some rows of the file at a time."""
     spans = [part.indices(size)[:2] for part, size in zip(index, shape, strict=True)]
-    whole = _aligned([stop - start for start, stop in spans], jnp.dtype(dtype))
-    groups, views = stored.names, [whole]
+    buffer = _aligned([stop - start for start, stop in spans], jnp.dtype(dtype))
+    groups, views = stored.names, [buffer]
     if stored.grouped:
-        groups, views, spans = stored.names[slice(*spans[0])], list(whole), spans[1:]
+        groups, views, spans = stored.names[slice(*spans[0])], list(buffer), spans[1:]
     for name, view in zip(groups, views, strict=True):
         view, stretch = (view.T, spans[::-1]) if stored.transposed else (view, spans)
         first, last = stretch[0]
@@ -133,7 +135,7 @@ def _read_part(
         for start in range(first, last, step):
             rows = slice(start, min(start + step, last))
             view[start - first : rows.stop - first] = tensors.read(name, (rows, *rest))
-    return whole
+    return buffer
 
 
 def _aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:

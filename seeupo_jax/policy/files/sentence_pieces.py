@@ -74,8 +74,8 @@ class SentencePieceTokenizer:
 
     def text(self, tokens: Sequence[int]) -> str:
         # A model may have more tokens than its tokenizer (a padded head); those have no text.
-        known = (token for token in tokens if token != self._end and token < self.vocab_size)
-        return self._pieces.decode(list(known))
+        decodable = (token for token in tokens if token != self._end and token < self.vocab_size)
+        return self._pieces.decode(list(decodable))
 
     def token_bytes(self) -> list[bytes]:
         return [self._bytes(token) for token in range(self.vocab_size)]

@@ -131,13 +131,13 @@ class Transcript:
 
     def read(self, context: Sequence[int]) -> None:
         """Sets the context of the next action."""
-        kept = self.shared(context)
-        if kept < len(self._tokens):
+        shared = self.shared(context)
+        if shared < len(self._tokens):
             self._finished.append(self._segment())
             self._tokens, self._turn, self._logp, self._experts = [], [], [], []
-            kept = 0
-        count = len(context) - kept
-        self._record(context[kept:], [CONTEXT] * count, [0.0] * count)
+            shared = 0
+        count = len(context) - shared
+        self._record(context[shared:], [CONTEXT] * count, [0.0] * count)
 
     def act(
         self,
@@ -177,10 +177,10 @@ class Transcript:
         """Filled up with the greatest number of its type where nothing was recorded."""
         if not self._experts:
             return None
-        known_LG = np.concatenate(self._experts)
-        missing = len(self._tokens) - len(known_LG), known_LG.shape[1]
-        none_LG = np.full(missing, np.iinfo(known_LG.dtype).max, known_LG.dtype)
-        return np.concatenate([known_LG, none_LG])
+        recorded_LG = np.concatenate(self._experts)
+        missing = len(self._tokens) - len(recorded_LG), recorded_LG.shape[1]
+        none_LG = np.full(missing, np.iinfo(recorded_LG.dtype).max, recorded_LG.dtype)
+        return np.concatenate([recorded_LG, none_LG])
 
 
 # File of a model folder -> the loader of its tokenizer; the first that exists.
@@ -205,8 +205,8 @@ def load_tokenizer(folder: Path, chat: schema.Chat | None = None) -> Tokenizer |
       ValueError: a file is missing or damaged; options that the tokenizer cannot honour.
     """
     files = [*folder.iterdir(), *([Path(chat.template)] if chat and chat.template else [])]
-    kept = ((str(file), file.stat()) for file in files if file.is_file())
-    stamps = tuple(sorted((name, stat.st_mtime_ns, stat.st_size) for name, stat in kept))
+    stats = ((str(file), file.stat()) for file in files if file.is_file())
+    stamps = tuple(sorted((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats))
     return _load(_Source(folder.absolute(), stamps, repr(chat), chat))
 
 

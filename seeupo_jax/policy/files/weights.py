@@ -74,8 +74,8 @@ def inspect(path: str | Path, **layout: Any) -> Architecture:
 
 def _gguf(file: Path) -> GgufFile:
     """A GGUF file; its library is imported with the first one."""
-    kept = file.stat()
-    return _read_gguf(file.absolute(), kept.st_mtime_ns, kept.st_size)
+    stat = file.stat()
+    return _read_gguf(file.absolute(), stat.st_mtime_ns, stat.st_size)
 
 
 # The last one is kept: a start asks for its config, its vocabulary and its tensors in turn.

@@ -103,13 +103,14 @@ def attend_trees(
       longest: tokens of the longest path in a tree, which sets the size of blocks on CPU.
     """
     kv_heads, heads = head_axes(keys.k.shape[2])
-    queries, whole = ("rows", "length", heads, "head_dim"), ("rows", None, kv_heads, "head_dim")
+    query_axes = ("rows", "length", heads, "head_dim")
+    key_axes = ("rows", None, kv_heads, "head_dim")
     by_query, all_ = ("rows", "length"), ("rows", None)
-    layouts = [queries, whole, whole, by_query, by_query, all_, all_, all_]
+    layouts = [query_axes, key_axes, key_axes, by_query, by_query, all_, all_, all_]
     run = functools.partial(OF_TREES[kernel], window=window)
     if kernel == "xla":
         run = functools.partial(run, longest=longest)
-    return per_shard(run, layouts, queries)(q_NLHd, *keys, *tree_mask)
+    return per_shard(run, layouts, query_axes)(q_NLHd, *keys, *tree_mask)
 
 
 def all_pairs(
@@ -129,11 +130,11 @@ def _by_platform(*arrays: jax.Array, window: int | None, longest: int | None) ->
     queries, heads = arrays[0].shape[1:3]
     block = block_for(heads, longest)
     loops = functools.partial(tree_attention.attend, window=window, block=block)
-    whole = functools.partial(all_pairs, window=window)
+    dense = functools.partial(all_pairs, window=window)
     if arrays[1].shape[1] <= FEW_KEYS or queries <= block_for(heads):
-        return whole(*arrays)
+        return dense(*arrays)
     # A loop over small products is fast where they are computed one after the other anyway.
-    return jax.lax.platform_dependent(*arrays, cpu=loops, default=whole)
+    return jax.lax.platform_dependent(*arrays, cpu=loops, default=dense)
 
 
 def _on_gpu(q_NLHd: jax.Array, *arrays: jax.Array, window: int | None) -> jax.Array:
@@ -185,13 +186,14 @@ def attend(
         raise ValueError("attend: segment_NL and key_segment_NC must be given both or neither.")
     if kernel in ("xla", "all_pairs"):
         kv_heads, heads = head_axes(keys.k.shape[2])
-        queries, whole = ("rows", "length", heads, "head_dim"), ("rows", None, kv_heads, "head_dim")
-        layouts = [queries, whole, whole, ("rows", "length"), ("rows", None)]
+        query_axes = ("rows", "length", heads, "head_dim")
+        key_axes = ("rows", None, kv_heads, "head_dim")
+        layouts = [query_axes, key_axes, key_axes, ("rows", "length"), ("rows", None)]
         arrays = [q_NLHd, *keys, position_NL, key_position_NC]
         if segment_NL is not None:
             layouts += [("rows", "length"), ("rows", None)]
             arrays += [segment_NL, key_segment_NC]
-        return per_shard(functools.partial(_plain, window=window), layouts, queries)(*arrays)
+        return per_shard(functools.partial(_plain, window=window), layouts, query_axes)(*arrays)
     if kernel not in _FUSED:
         raise ValueError(
             f"attend: got kernel {kernel!r}; allowed: {', '.join(('xla', 'all_pairs', *_FUSED))}."
@@ -312,9 +314,9 @@ def _weigh_forward(
 
 
 def _weigh_backward(
-    kept: tuple[jax.Array, ...], d_out: jax.Array
+    residuals: tuple[jax.Array, ...], d_out: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, None]:
-    q, k, v, weights, total, out = kept
+    q, k, v, weights, total, out = residuals
     d_weighted = d_out.astype(jnp.float32) / total
     mean = jnp.sum(d_weighted * out, axis=-1, keepdims=True)
     d_weighted = d_weighted.astype(q.dtype)

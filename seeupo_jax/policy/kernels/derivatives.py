@@ -29,14 +29,14 @@ def _matmul_forward(
     x_NLD: CustomVJPPrimal, w_DF: CustomVJPPrimal
 ) -> tuple[jax.Array, tuple[jax.Array | None, jax.Array | None]]:
     # A weight that does not train (beside an adapter) has no gradient, and nothing is kept for it.
-    kept = x_NLD.value if w_DF.perturbed else None, w_DF.value if x_NLD.perturbed else None
-    return x_NLD.value @ w_DF.value, kept
+    residuals = x_NLD.value if w_DF.perturbed else None, w_DF.value if x_NLD.perturbed else None
+    return x_NLD.value @ w_DF.value, residuals
 
 
 def _matmul_backward(
-    kept: tuple[jax.Array | None, jax.Array | None], dy_NLF: jax.Array
+    residuals: tuple[jax.Array | None, jax.Array | None], dy_NLF: jax.Array
 ) -> tuple[jax.Array | None, jax.Array | None]:
-    x_NLD, w_DF = kept
+    x_NLD, w_DF = residuals
 
     def dot(a: jax.Array, b: jax.Array, axes: tuple) -> jax.Array:
         return jax.lax.dot_general(a, b, (axes, ((), ())))
@@ -64,9 +64,9 @@ def _rms_norm_forward(
 
 
 def _rms_norm_backward(
-    eps: float, kept: tuple[jax.Array, jax.Array, jax.Array], dy: jax.Array
+    eps: float, residuals: tuple[jax.Array, jax.Array, jax.Array], dy: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    x, scale, inverse = kept
+    x, scale, inverse = residuals
     dy, unit = dy.astype(jnp.float32), x.astype(jnp.float32) * inverse
     d_unit = dy * _last(scale, x)
     dx = inverse * (d_unit - unit * jnp.mean(d_unit * unit, axis=-1, keepdims=True))

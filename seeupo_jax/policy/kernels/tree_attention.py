@@ -130,9 +130,9 @@ def _forward(
 
 
 def _backward(
-    N: int, window: int | None, kept: tuple, d_out: jax.Array
+    N: int, window: int | None, residuals: tuple, d_out: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, None, None]:
-    q, k, v, blocks, visits, out, logsumexp = kept
+    q, k, v, blocks, visits, out, logsumexp = residuals
     along = jnp.sum(d_out.astype(jnp.float32) * out, axis=3)
 
     def queries(r: jax.Array, carry: tuple) -> tuple:

@@ -115,8 +115,8 @@ def _forward(
     return out, (q, k, v, places, visits, out, logsumexp)
 
 
-def _backward(window: int | None, block: int, kept: tuple, d_out: jax.Array) -> tuple:
-    q, k, v, places, visits, out, logsumexp = kept
+def _backward(window: int | None, block: int, residuals: tuple, d_out: jax.Array) -> tuple:
+    q, k, v, places, visits, out, logsumexp = residuals
     along = jnp.sum(d_out.astype(jnp.float32) * out, axis=4)
     groups, d = q.shape[2], q.shape[4]
     arrays = [(q, _Q), (k, _K), (v, _K), (d_out, _Q), (logsumexp, _Q_ROWS), (along, _Q_ROWS)]

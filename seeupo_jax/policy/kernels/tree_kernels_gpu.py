@@ -137,8 +137,8 @@ def _forward(
     return out, (q, k, v, places, visits, out, logsumexp)
 
 
-def _backward(plan: _Plan, kept: tuple, d_out: jax.Array) -> tuple:
-    q, k, v, places, visits, out, logsumexp = kept
+def _backward(plan: _Plan, residuals: tuple, d_out: jax.Array) -> tuple:
+    q, k, v, places, visits, out, logsumexp = residuals
     along = jnp.sum(d_out.astype(jnp.float32) * out, axis=3).transpose(0, 2, 1)
 
     def arrays(queries: str, keys: str, rows: str, order: str, interval: str) -> list:

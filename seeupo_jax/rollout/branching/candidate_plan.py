@@ -43,11 +43,11 @@ def candidate_counts(candidates: int, budget: Budget) -> tuple[int, ...]:
 
     What the group holds besides its episode is shared out evenly, the remainder to early turns.
     """
-    left, counts = budget.group_size - 1, []
+    remaining, counts = budget.group_size - 1, []
     for turn in range(budget.max_turns):
-        more = min(candidates - 1, -(-left // (budget.max_turns - turn)))
+        more = min(candidates - 1, -(-remaining // (budget.max_turns - turn)))
         counts.append(1 + more)
-        left -= more
+        remaining -= more
     return tuple(counts)
 
 
@@ -60,8 +60,8 @@ def choose(score_C: Sequence[float], temperature: float, chance: float) -> int:
       score_C: r, the judge's. chance: uniform in [0, 1).
     """
     over_C = np.asarray(score_C, np.float64) - np.mean(score_C)
-    spread = np.sqrt((over_C**2).sum() / max(len(over_C) - 1, 1))
-    logit_C = over_C / (spread + 1e-6) / temperature
+    deviation = np.sqrt((over_C**2).sum() / max(len(over_C) - 1, 1))
+    logit_C = over_C / (deviation + 1e-6) / temperature
     weight_C = np.exp(logit_C - logit_C.max())
     below_C = np.cumsum(weight_C) / weight_C.sum()
     return min(int(np.searchsorted(below_C, chance, side="right")), len(over_C) - 1)

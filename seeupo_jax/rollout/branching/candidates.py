@@ -153,17 +153,17 @@ class CandidateEngine:
         """
         steps = self._steps.pop(key, [])
         scores = [step.score for step in steps][: trajectory.turns]
-        whole = _paid(trajectory, scores)
+        executed = _paid(trajectory, scores)
         if steps and steps[-1].chosen is None:
             failure = steps[-1].candidates[0].failure
-            whole = replace(whole, info=whole.info | _cause(failure))
+            executed = replace(executed, info=executed.info | _cause(failure))
         unchosen = [
-            self._unchosen(whole, step, number)
+            self._unchosen(executed, step, number)
             for step in steps
             for number in range(step.count)
             if number != (0 if step.chosen is None else step.chosen)
         ]
-        return [whole, *unchosen]
+        return [executed, *unchosen]
 
     def _of_all(self, function: Callable[[int], None], key: int) -> None:
         for number in range(self._width):
@@ -224,7 +224,7 @@ class CandidateEngine:
             self._engine.release(key * self._width + number)
         return replace(step.candidates[step.chosen].action, key=key)
 
-    def _unchosen(self, whole: Trajectory, step: _Step, number: int) -> Trajectory:
+    def _unchosen(self, executed: Trajectory, step: _Step, number: int) -> Trajectory:
         candidate, turn = step.candidates[number], step.turn.turn
         # The episode takes the chosen one's place, and that one's the first candidate.
         place = self._plan.place(turn, step.chosen if number == 0 else number)
@@ -233,14 +233,15 @@ class CandidateEngine:
             info |= {"failure": candidate.failure.reason} | _cause(candidate.failure)
         sampled = [candidate.score] if candidate.action.tokens else []
         names = {
-            name: (*rewards[:turn], *[0.0] * len(sampled)) for name, rewards in _env(whole).items()
+            name: (*rewards[:turn], *[0.0] * len(sampled))
+            for name, rewards in _env(executed).items()
         }
         return replace(
             _paid(
-                replace(whole, rewards={}, named_turn_rewards=names),
-                [*whole.turn_rewards[:turn], *sampled],
+                replace(executed, rewards={}, named_turn_rewards=names),
+                [*executed.turn_rewards[:turn], *sampled],
             ),
-            segments=_until(whole.segments, turn, candidate.action),
+            segments=_until(executed.segments, turn, candidate.action),
             stop=UNCHOSEN if candidate.failure is None else "env_error",
             messages=tuple(candidate.messages),
             info=info,
@@ -275,13 +276,13 @@ def _cause(failure: RewardFailure) -> dict[str, str]:
 
 def _until(segments: Sequence[Segment], turn: int, action: Action) -> tuple[Segment, ...]:
     """What was read before a turn, and another action in its place."""
-    kept: list[Segment] = []
+    result: list[Segment] = []
     for segment in segments:
-        kept.append(segment)
+        result.append(segment)
         if (segment.turn_L == turn).any():
-            kept[-1] = segment.until(int((segment.turn_L == turn).argmax()))
+            result[-1] = segment.until(int((segment.turn_L == turn).argmax()))
             break
-    *earlier, last = kept
+    *earlier, last = result
     action_arrays = action.tokens, [turn] * len(action.tokens), action.logp
     arrays = zip((last.tokens_L, last.turn_L, last.logp_L), action_arrays, strict=True)
     joined = (np.append(x_L, np.asarray(y, x_L.dtype)) for x_L, y in arrays)
@@ -295,6 +296,6 @@ def _experts(read: Segment, action: Action) -> np.ndarray | None:
     unknown = np.iinfo(action.experts.dtype).max
     own_LG = np.append(action.experts, np.full_like(action.experts[:1], unknown), axis=0)
     if read.expert_LG is not None:
-        known_LG, start = read.expert_LG, len(read.expert_LG)
-        own_LG[:start] = np.where(known_LG == unknown, own_LG[:start], known_LG)
+        recorded_LG, start = read.expert_LG, len(read.expert_LG)
+        own_LG[:start] = np.where(recorded_LG == unknown, own_LG[:start], recorded_LG)
     return own_LG

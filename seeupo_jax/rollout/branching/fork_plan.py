@@ -53,10 +53,10 @@ class Budget:
         fit = list(wanted[: self.group_size - len(played)])
         if self.tokens is None:
             return fit
-        left = self.tokens - sum(one.tokens for one in played)
+        remaining = self.tokens - sum(one.tokens for one in played)
         for count, branch in enumerate(fit):
-            left -= self.most_tokens(branch.turns)
-            if left < 0:
+            remaining -= self.most_tokens(branch.turns)
+            if remaining < 0:
                 return fit[:count]
         return fit
 

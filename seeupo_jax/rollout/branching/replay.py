@@ -34,8 +34,8 @@ def _check_task(environment: Environment, task_id: str, seed: int, name: str) ->
             gate.check_opening(gate.reset(environment, task_id, seed, episode_seed=0))
             for _ in range(2)
         )
-        for what, got, before in zip(("messages", "tools"), other, one, strict=True):
-            _check_same(what, got, before)
+        for what, got, wanted in zip(("messages", "tools"), other, one, strict=True):
+            _check_same(what, got, wanted)
     except Exception as error:  # of a user's code
         raise ValueError(
             f"config.algorithm.forks: {name}.reset({task_id!r}, {seed}), called twice:"

@@ -54,8 +54,8 @@ class Layout:
         if (program := self.program(params)) is None:
             return params
         function, changed = program
-        kept = {path: x for path, x in flatten_dict(params).items() if path not in changed}
-        return unflatten_dict(kept | function(changed))
+        unchanged = {path: x for path, x in flatten_dict(params).items() if path not in changed}
+        return unflatten_dict(unchanged | function(changed))
 
     def program(self, params: Any) -> tuple[Any, Mapping[Path, Any]] | None:
         """The program that lays parameters out, and its argument: those that it has to change.
@@ -163,8 +163,8 @@ class Layout:
         return flatten_dict(param_shardings(self._mesh, axes, params, key))
 
     def _dtype(self, path: Path, x: Any) -> jax.numpy.dtype:
-        kept = x.dtype if path[-1] == "scale" else self._arch.dtype
-        return jax.numpy.dtype("int8" if self._rounded(path) else kept)
+        dtype = x.dtype if path[-1] == "scale" else self._arch.dtype
+        return jax.numpy.dtype("int8" if self._rounded(path) else dtype)
 
     def _rounded(self, path: Path) -> bool:
         return self._int8 and path[-1] == "kernel"

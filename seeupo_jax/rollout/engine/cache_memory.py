@@ -75,14 +75,14 @@ class CachePlan:
         return 0 if self.reshard is None else self.reshard.held_bytes
 
     def __str__(self) -> str:
-        whole = self.row_pages * self.page_size * self.token_bytes
+        row_bytes = self.row_pages * self.page_size * self.token_bytes
         fit = self.pages // self.row_pages
         cut = f" on each of {self.shards} shards" if self.shards > 1 else ""
         way = "" if self.reshard is None else f"; {self.reshard}"
         return (
             f"KV cache: {self.slots} slots{cut} for {self.concurrency} conversations,"
             f" {in_units(self.bytes)} in {self.pages} pages of {self.page_size} tokens"
-            f" ({in_units(self.token_bytes)} per token, {in_units(whole)} per conversation of"
+            f" ({in_units(self.token_bytes)} per token, {in_units(row_bytes)} per conversation of"
             f" {self.max_context} tokens; {fit} of them fit at once){way}"
         )
 

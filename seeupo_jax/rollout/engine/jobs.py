@@ -259,11 +259,11 @@ class Shard:
         job.tokens += tokens
         job.logp += logp
         self.counts["decoded_tokens"] += len(tokens)
-        kept = None if job.turn.listen is None else job.turn.listen(job.tokens)
-        if kept is not None:
+        count = None if job.turn.listen is None else job.turn.listen(job.tokens)
+        if count is not None:
             # A dispatch on its way may write behind these tokens; what has the pages next is
             # dispatched after it.
-            job.tokens, job.logp, alive = job.tokens[:kept], job.logp[:kept], False
+            job.tokens, job.logp, alive = job.tokens[:count], job.logp[:count], False
         try:
             if alive and job.matcher is not None:
                 job.matcher.accept(tokens[-1])
@@ -273,11 +273,11 @@ class Shard:
             return [Action(job.turn.key, job.tokens, job.logp, failure=str(error))]
         if alive:
             return []
-        known = {"cached": job.lease.cached, "entropy": job.entropy}
+        statistics = {"cached": job.lease.cached, "entropy": job.entropy}
         if self.experts is not None:
-            known["experts"] = self.experts.read(job.lease.pages, job.position)
+            statistics["experts"] = self.experts.read(job.lease.pages, job.position)
         self._end(job)
-        return [Action(job.turn.key, job.tokens, job.logp, **known)]
+        return [Action(job.turn.key, job.tokens, job.logp, **statistics)]
 
     def _end(self, job: Job) -> None:
         """Frees an action's slot; what it computed stays in the cache."""

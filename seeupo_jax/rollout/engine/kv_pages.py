@@ -277,9 +277,9 @@ class PageTree:
     def _end(self, path: list[_Node]) -> _Node:
         return path[-1] if path else self._root
 
-    def _has_room(self, pages: int, kept: list[_Node]) -> bool:
+    def _has_room(self, pages: int, retained: list[_Node]) -> bool:
         """Whether so many pages can be had without evicting the nodes to be kept."""
-        idle = len(self._idle) - sum(not node.references for node in kept)
+        idle = len(self._idle) - sum(not node.references for node in retained)
         return pages <= len(self._free) + idle
 
     def _take(self) -> int:

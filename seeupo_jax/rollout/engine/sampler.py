@@ -180,8 +180,8 @@ def decode(
         i, _, _, _, alive_R, *_ = carry
         return (i < steps) & alive_R.any()
 
-    nothing = _nothing(network, sampling, (token_R.shape[0], steps), records)
-    carry = jnp.int32(0), token_R, position_R, step_R, alive_R, nothing, pages
+    padding = _padding(network, sampling, (token_R.shape[0], steps), records)
+    carry = jnp.int32(0), token_R, position_R, step_R, alive_R, padding, pages
     with jax.named_scope("rollout/decode"):
         i, *after, drawn, pages = jax.lax.while_loop(unfinished, body, carry)
     _, _, step_R, alive_R = after
@@ -203,7 +203,7 @@ def _by_rows(x: jax.Array) -> jax.Array:
     return constrain(x, "rows", *(None,) * (x.ndim - 1))
 
 
-def _nothing(
+def _padding(
     network: Network, sampling: Sampling, shape: tuple[int, int], records: bool
 ) -> tuple[jax.Array | None, ...]:
     """Empty arrays for a dispatch's samples, [R, K]; see `Sampled`."""

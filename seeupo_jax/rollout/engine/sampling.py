@@ -78,10 +78,10 @@ def filter_logits(logits_NV: jax.Array, *, top_k: int | None, top_p: float | Non
     if top_p is not None and top_p < 1:
         order = jnp.argsort(-logits_NV, axis=1)
         p = jax.nn.softmax(jnp.take_along_axis(logits_NV, order, axis=1), axis=1)
-        before = jnp.cumsum(p, axis=1) - p
-        kept = (before < top_p).at[:, 0].set(True)
+        mass_before = jnp.cumsum(p, axis=1) - p
+        in_top_p = (mass_before < top_p).at[:, 0].set(True)
         rows = jnp.arange(logits_NV.shape[0])[:, None]
-        keep_NV = jnp.zeros_like(kept).at[rows, order].set(kept)
+        keep_NV = jnp.zeros_like(in_top_p).at[rows, order].set(in_top_p)
         logits_NV = jnp.where(keep_NV, logits_NV, -jnp.inf)
     return logits_NV
 

@@ -59,12 +59,12 @@ def _message(value: Any, where: str) -> dict[str, Any]:
     role = given.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise ValueError(f"{where}.role: got {short(role)}; allowed: {', '.join(_ROLES)}.")
-    known = (*_READ, *_KEPT, *(_OF_ASSISTANTS if role == "assistant" else ()))
+    allowed = (*_READ, *_KEPT, *(_OF_ASSISTANTS if role == "assistant" else ()))
     for name, item in given.items():
-        if name not in known and item not in ([], {}):
+        if name not in allowed and item not in ([], {}):
             raise ValueError(
                 f"{where}: got {short(name)} in a message of role {role}; allowed:"
-                f" {', '.join(known)}."
+                f" {', '.join(allowed)}."
             )
     message = {"role": _ROLES[role], "content": _content(given.get("content"), where)}
     message |= {name: str(given[name]) for name in _KEPT if name in given}

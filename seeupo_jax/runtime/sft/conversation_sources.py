@@ -193,7 +193,7 @@ class WithCallsAsText(Sequence[Demonstration]):
 
 
 def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {n: v for n, v in message.items() if n not in ("tool_calls", "reasoning_content")}
+    plain = {n: v for n, v in message.items() if n not in ("tool_calls", "reasoning_content")}
     calls = [
         ToolCall(call["function"]["name"], call["function"]["arguments"])
         for call in message.get("tool_calls", ())
@@ -201,4 +201,4 @@ def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
     said = TOOL_FORMATS["hermes"].render(message["content"], calls)
     if thoughts := message.get("reasoning_content"):
         said = f"<think>\n{thoughts.strip()}\n</think>\n\n{said}"
-    return kept | {"content": said}
+    return plain | {"content": said}

@@ -18,9 +18,11 @@ class SftCheckpoints:
     """All of a run that outlives its process; with several processes each calls every method."""
 
     def __init__(self, parts: SftParts):
-        kept, self._parts = parts.config.checkpoint, parts
-        folder = find_directory(kept, parts.workdir)
-        self._checkpoints = Checkpoints(folder, kept.keep, kept.keep_best, log=parts.progress.log)
+        settings, self._parts = parts.config.checkpoint, parts
+        folder = find_directory(settings, parts.workdir)
+        self._checkpoints = Checkpoints(
+            folder, settings.keep, settings.keep_best, log=parts.progress.log
+        )
 
     def restore(self, example: TrainState) -> SftState | None:
         """The run as its newest checkpoint has it; None where there is none.
@@ -96,14 +98,14 @@ def check_same_sft(config: Config, fingerprint: str, notes: Mapping[str, Any]) -
     saved = notes["config"]
     for name in ("seed", "sft.batch_size", "sft.held_out"):
         group, _, leaf = name.rpartition(".")
-        given, before = (
+        given, saved_value = (
             plain(values[group][leaf] if group else values[leaf], finite=False)
             for values in (to_dict(config), saved)
         )
-        if given != before:
+        if given != saved_value:
             raise ValueError(
                 f"config.{name}: got {given}; allowed for this workdir, whose checkpoint has it:"
-                f" {before}. Choose a new workdir for another run."
+                f" {saved_value}. Choose a new workdir for another run."
             )
     if notes[SUPERVISED]["data"] != fingerprint:
         raise ValueError(

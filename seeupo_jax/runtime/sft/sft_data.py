@@ -110,7 +110,7 @@ class _Reading:
         limit, too_long = self._config.rollout.max_context, self._config.sft.too_long
         where = source.where(number)
         try:
-            whole = tokenized.whole(number)
+            segments = tokenized.whole(number)
             if self._config.sft.train_on == "last":
                 _check_last(source[number])
         except ValueError as error:
@@ -118,23 +118,23 @@ class _Reading:
             raise ValueError(
                 message if message.startswith(where) else f"{where}: {message}"
             ) from None
-        longest = max(_needed(segment) for segment in whole)
+        longest = max(_needed(segment) for segment in segments)
         if longest > limit and too_long == "error":
             raise ValueError(
                 f"{where}: got a conversation of {longest:,} tokens; allowed: at most"
                 f" config.rollout.max_context={limit}, or config.sft.too_long=skip or cut."
             )
-        kept = [segment for segment in whole if _needed(segment)]
+        included = [segment for segment in segments if _needed(segment)]
         if longest > limit and too_long == "cut":
-            kept = list(tokenized[number])
-        if (longest > limit and too_long == "skip") or not kept:
+            included = list(tokenized[number])
+        if (longest > limit and too_long == "skip") or not included:
             self.skipped += 1
             return 0
         self.cut += longest > limit
-        for segment in kept:
+        for segment in included:
             self._digest.update(np.int64(len(segment.tokens_L)).tobytes())
             self._digest.update(segment.tokens_L.tobytes() + segment.turn_L.tobytes())
-        return int(sum((segment.turn_L != CONTEXT).sum() for segment in kept))
+        return int(sum((segment.turn_L != CONTEXT).sum() for segment in included))
 
     def fingerprint(self) -> str:
         """A hash of what was kept so far, the same in all processes.
@@ -184,8 +184,8 @@ def read_data(config: Config, tokenizer: Tokenizer, on_read: OnRead) -> SftData:
         )
         held_out = Subset(*reading.read(other)[:2])
     elif sft.held_out:
-        numbers, sizes, apart = _hold_out(numbers, sizes, sft.held_out, config.seed)
-        held_out = Subset(tokenized, apart)
+        numbers, sizes, held_out_places = _hold_out(numbers, sizes, sft.held_out, config.seed)
+        held_out = Subset(tokenized, held_out_places)
     lacks = "to train on" if not numbers else "to hold out"
     if not numbers or (held_out is not None and not len(held_out)):
         raise ValueError(
@@ -209,12 +209,12 @@ def _hold_out(
     """Numbers and sizes to train on, and the numbers held out: a share of them, at least one."""
     count = max(1, round(share * len(numbers)))
     drawn = np.random.default_rng((seed, _SPLIT_STREAM)).permutation(len(numbers))
-    apart = set(drawn[:count].tolist())
-    kept = [place for place in range(len(numbers)) if place not in apart]
+    held_out = set(drawn[:count].tolist())
+    training = [place for place in range(len(numbers)) if place not in held_out]
     return (
-        [numbers[place] for place in kept],
-        [sizes[place] for place in kept],
-        [numbers[place] for place in sorted(apart)],
+        [numbers[place] for place in training],
+        [sizes[place] for place in training],
+        [numbers[place] for place in sorted(held_out)],
     )
 
 

@@ -170,9 +170,9 @@ class SftRun:
 
     def due_to_save(self, state: SftState) -> bool:
         """Whether a checkpoint is due: by number of steps, or since the held-out loss is lowest."""
-        best, kept = state.best, self.parts.config.checkpoint
-        improved = best is not None and best.step == state.done and kept.keep_best > 0
-        return improved or self.due(state.done, kept.every)
+        best, settings = state.best, self.parts.config.checkpoint
+        improved = best is not None and best.step == state.done and settings.keep_best > 0
+        return improved or self.due(state.done, settings.every)
 
     def finish(self, state: SftState) -> int:
         """Waits for the last checkpoint and leaves the policy in WORKDIR/policy.

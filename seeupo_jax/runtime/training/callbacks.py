@@ -150,12 +150,12 @@ class Callbacks:
         for each in self._callbacks:
             each.on_end(self._run, error)
 
-    def _tell(self, tell: Callable[[Callback], None]) -> None:
+    def _tell(self, call: Callable[[Callback], None]) -> None:
         for each in self._callbacks:
             if self.error is not None:
                 return
             try:
-                tell(each)
+                call(each)
             except Exception as error:  # of a user's code: `train` raises it when all is saved
                 self.error = error
                 self._run.stop(f"{type(each).__name__} raised {type(error).__name__}")

@@ -57,9 +57,9 @@ class RunCheckpoints:
 
     def __init__(self, parts: RunParts):
         self._parts = parts
-        kept, log = parts.config.checkpoint, parts.progress.log
-        folder = find_directory(kept, parts.workdir)
-        self._checkpoints = Checkpoints(folder, kept.keep, kept.keep_best, log=log)
+        settings, log = parts.config.checkpoint, parts.progress.log
+        folder = find_directory(settings, parts.workdir)
+        self._checkpoints = Checkpoints(folder, settings.keep, settings.keep_best, log=log)
         self._stopped = Checkpoints(f"{folder}/stopped", 1, 0, log=log)
 
     def restore(self, example: TrainState) -> RunState | None:
@@ -214,21 +214,21 @@ class RunCheckpoints:
     def _print_selection(self, notes: Mapping[str, Any]) -> None:
         """Warns where checkpoints so far were selected on another split than from now on."""
         selects_on = self._parts.selects_on
-        before = notes.get("selected_on", self._parts.config.evaluation.split)
-        if None not in (selects_on, before) and selects_on != before:
+        saved = notes.get("selected_on", self._parts.config.evaluation.split)
+        if None not in (selects_on, saved) and selects_on != saved:
             self._parts.progress.log(
                 f"checkpoints are selected on split {selects_on!r} from now on, and were on"
-                f" {before!r}: the best one is selected by figures of both"
+                f" {saved!r}: the best one is selected by figures of both"
             )
 
     def _print_remat(self, notes: Mapping[str, Any]) -> None:
         """Says where rematerialisation is another than before, as on other devices."""
         remat = self._parts.policy.network.arch.remat
-        before = notes.get("remat", remat)  # older versions did not say
-        if before != remat:
+        saved = notes.get("remat", remat)  # older versions did not say
+        if saved != remat:
             self._parts.progress.log(
-                f"remat: {remat}, and {before} when the checkpoint was made: results are the"
-                f" same up to rounding; with model.remat={before} they are bitwise the same"
+                f"remat: {remat}, and {saved} when the checkpoint was made: results are the"
+                f" same up to rounding; with model.remat={saved} they are bitwise the same"
             )
 
 

@@ -34,8 +34,8 @@ def _post(draft: Draft, mine: bool | None = None) -> dict[str, Any]:
 
 def _stranger(draft: Draft) -> str:
     account = draft.simulator(POSTS)
-    known = {account.username, *account.following_list}
-    return draft.choose([name for name in words.HANDLES if name not in known])
+    usernames = {account.username, *account.following_list}
+    return draft.choose([name for name in words.HANDLES if name not in usernames])
 
 
 def publish(draft: Draft) -> Ask:
