@@ -36,7 +36,7 @@ import jax
 from seeupo_jax import envs
 from seeupo_jax.agents.agent_tasks import find_tasks
 from seeupo_jax.checkpoint import check_could_write, check_writable
-from seeupo_jax.configuration.flags import Flags, output_file, path, positive, whole
+from seeupo_jax.configuration.flags import Flags, integer, output_file, path, positive
 from seeupo_jax.configuration.loading import ConfigSource, load_config
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs import gate
@@ -134,7 +134,7 @@ def _flags() -> Flags:
     flags.flag("weights", WEIGHTS)
     flags.flag("split", "the split to evaluate; default: config.evaluation.split.")
     flags.flag(
-        "k", "episodes per task; default: config.evaluation.k, and 1 with --greedy.", whole(1)
+        "k", "episodes per task; default: config.evaluation.k, and 1 with --greedy.", integer(1)
     )
     flags.switch("greedy", "always take the likeliest token.")
     flags.flag(

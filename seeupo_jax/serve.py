@@ -31,7 +31,7 @@ from typing import NamedTuple
 from seeupo_jax.agents.calls import Access, can_be_sent
 from seeupo_jax.agents.serving import Serving
 from seeupo_jax.agents.tool_format import choose_format
-from seeupo_jax.configuration.flags import Flags, Wrong, whole
+from seeupo_jax.configuration.flags import Flags, Wrong, integer
 from seeupo_jax.configuration.schema import Config, WarmStart
 from seeupo_jax.errors import sentence_errors
 from seeupo_jax.parallel.stop_signal import StoppedCompiling, StopRequest
@@ -62,7 +62,7 @@ def _flags() -> Flags:
     flags.flag("model", "a model folder or GGUF file, instead of a run.")
     flags.flag("host", "where to listen; others than a loopback address let other machines call.",
                default="127.0.0.1")  # fmt: skip
-    flags.flag("port", "where to listen; 0 is a free one.", whole(0, 65_535), default=8000)
+    flags.flag("port", "where to listen; 0 is a free one.", integer(0, 65_535), default=8000)
     flags.flag("temperature", "of sampling; 0: the likeliest token; default: the configuration's.",
                _temperature)  # fmt: skip
     flags.switch("ignore_sampling", "ignore what requests say of sampling; default: refuse other"

@@ -55,7 +55,7 @@ from seeupo_jax.runtime.sft.sft_data import load_data
 from seeupo_jax.runtime.sft.sft_parts import SftState
 from seeupo_jax.runtime.sft.sft_run import SftRun, begin_sft
 from seeupo_jax.runtime.sft.supervised import check_sft, check_steps, count_steps, supervised
-from seeupo_jax.runtime.training.callbacks import Callback, check_callbacks, heard
+from seeupo_jax.runtime.training.callbacks import Callback, check_callbacks, notify_callbacks
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def run_sft(
                 *(policy, params, data, launch, callbacks),
             )
             del params
-        with jax.set_mesh(policy.mesh), heard(run, run.parts.callbacks, state.done):
+        with jax.set_mesh(policy.mesh), notify_callbacks(run, run.parts.callbacks, state.done):
             step = iterate(run, state)
     written = config.checkpoint.export and step is not None
     return SftResult(

@@ -52,7 +52,7 @@ from seeupo_jax.runtime.cli import (
     read_config,
     run_folder,
 )
-from seeupo_jax.runtime.training.callbacks import Callback, check_callbacks, heard
+from seeupo_jax.runtime.training.callbacks import Callback, check_callbacks, notify_callbacks
 from seeupo_jax.runtime.training.run import UNKNOWN, Run, begin_run
 from seeupo_jax.runtime.training.run_checkpoints import RunState
 from seeupo_jax.runtime.training.warm_starting import start_policy
@@ -168,7 +168,7 @@ def _train(
             run, state = begin_run(
                 config, workdir, progress, request, policy, params, launch, callbacks
             )
-        with jax.set_mesh(policy.mesh), heard(run, run.parts.callbacks, state.done):
+        with jax.set_mesh(policy.mesh), notify_callbacks(run, run.parts.callbacks, state.done):
             ended = iterate(run, state)
     return None if ended else request.reason or ELSEWHERE
 

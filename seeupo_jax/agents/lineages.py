@@ -75,7 +75,7 @@ class Lineages:
         self._tokenizer, self._format = tokenizer, tool_format
         self._turns: list[LineageTurn] = []  # that are open or answered
         self._tips: dict[int, LineageTurn] = {}  # the last turn of each lineage
-        self._begun = self._lineages = 0
+        self._started = self._lineages = 0
         self.tools: dict[str, Tool] = {}  # that were shown in any call, by name
 
     @property
@@ -91,7 +91,7 @@ class Lineages:
     @property
     def cancelled(self) -> int:
         """How many were."""
-        return self._begun - len(self._turns)
+        return self._started - len(self._turns)
 
     def read(self, call: ModelCall) -> ReadCall:
         """The turn that a call would continue, and its tokens; changes nothing.
@@ -118,8 +118,8 @@ class Lineages:
             lineage = parent.lineage
         else:
             lineage, self._lineages = self._lineages, self._lineages + 1
-        turn = LineageTurn(read, self._begun, lineage)
-        self._begun += 1
+        turn = LineageTurn(read, self._started, lineage)
+        self._started += 1
         self._turns.append(turn)
         self._tips[lineage] = turn
         self.tools |= {tool["name"]: tool for tool in read.call.tools}

@@ -29,7 +29,7 @@ from seeupo_jax.bench.workloads import (
     random_actions,
     trajectory_lines,
 )
-from seeupo_jax.configuration.flags import Flags, output_file, whole
+from seeupo_jax.configuration.flags import Flags, integer, output_file
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.learner import Program
@@ -80,7 +80,7 @@ SMALLEST = (Case("nano", 64, 2, 2),)
 
 def add_flags(parser: Flags) -> None:
     """Adds the command's flags."""
-    parser.flag("repeats", "timed iterations of each case", whole(1), default=3)
+    parser.flag("repeats", "timed iterations of each case", integer(1), default=3)
     parser.switch("smallest", "one small case, to try the command")
     parser.flag("json", "also write the figures to this file", output_file)
 

@@ -14,11 +14,11 @@ from flax import nnx
 from seeupo_jax.configuration.flags import (
     Flags,
     Wrong,
+    integer,
     names,
     one_of,
     output_file,
     positive,
-    whole,
 )
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.architecture import Architecture
@@ -78,12 +78,14 @@ class Settings:
     workload: str = _flag("bfcl", one_of(*WORKLOADS), f"lengths of: {', '.join(WORKLOADS)}")
     model: str = _flag("tiny", one_of(*MODELS), f"random weights of a size: {', '.join(MODELS)}")
     scale: float | None = _flag(None, positive, "of the workload's lengths; 1 is real")
-    groups: int = _flag(2, whole(1), "prompts")
-    group_size: int = _flag(8, whole(2), "conversations that begin with each prompt")
-    turns: int | None = _flag(None, whole(1), "cut or stretch the conversations to so many")
-    prompt: int | None = _flag(None, whole(1), "tokens of the prompts; default: the workload's own")
-    repeats: int = _flag(3, whole(1), "timed runs of each contender")
-    seed: int = _flag(0, whole(0), "of weights, tokens and rewards")
+    groups: int = _flag(2, integer(1), "prompts")
+    group_size: int = _flag(8, integer(2), "conversations that begin with each prompt")
+    turns: int | None = _flag(None, integer(1), "cut or stretch the conversations to so many")
+    prompt: int | None = _flag(
+        None, integer(1), "tokens of the prompts; default: the workload's own"
+    )
+    repeats: int = _flag(3, integer(1), "timed runs of each contender")
+    seed: int = _flag(0, integer(0), "of weights, tokens and rewards")
     torch: tuple[str, ...] = _flag(
         CONTENDERS,
         _some(*CONTENDERS),
@@ -92,7 +94,7 @@ class Settings:
     )
     torch_tokens: int | None = _flag(
         None,
-        whole(1),
+        integer(1),
         "of a microbatch of the baseline, at most; default: by the device",
         "update iteration sft",
     )
@@ -112,10 +114,10 @@ class Settings:
         "sft",
     )
     slots: int | None = _flag(
-        None, whole(1), "conversations that decode together; default: all", "rollout iteration"
+        None, integer(1), "conversations that decode together; default: all", "rollout iteration"
     )
     decode_steps: int = _flag(
-        16, whole(1), "tokens that a dispatch decodes at most", "rollout iteration"
+        16, integer(1), "tokens that a dispatch decodes at most", "rollout iteration"
     )
 
     def command(self, benchmark: str) -> str:

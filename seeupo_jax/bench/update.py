@@ -51,17 +51,17 @@ def run(
     Raises:
       ValueError: a wrong setting; or, if strict, the sides do not compute the same.
     """
-    device, left_out = machine.only_device(), ablations(settings.without)
+    device, ablated = machine.only_device(), ablations(settings.without)
     with prepared(settings, machine.fast_dtype(device)) as inputs:
         contenders = Contenders(inputs, device.platform, strict)
         contenders.add(JAX, JaxSweeps(inputs))
         if alone is not None:
             alone(contenders.figures({}))
-        for name, ablation in left_out.items():
+        for name, ablation in ablated.items():
             contenders.add(without_name(name), JaxSweeps(inputs, ablation))
         for name, contender in torch_sweeps(inputs).items():
             contenders.add(name, contender)
-    figures = contenders.figures(left_out)
+    figures = contenders.figures(ablated)
     _print(figures)
     return figures
 
@@ -111,11 +111,11 @@ class Contenders:
         self._sides[name] = side | {"state_bytes": held, "peak_bytes": peak}
         self._contenders[name] = contender
 
-    def figures(self, left_out: Mapping[str, Ablation]) -> dict[str, Any]:
+    def figures(self, ablated: Mapping[str, Ablation]) -> dict[str, Any]:
         """Times all that were added, one sweep each in turn.
 
         Args:
-          left_out: of our contenders without a technique, the techniques.
+          ablated: of our contenders without a technique, the techniques.
         """
         arch, work, settings = self._inputs.arch, self._inputs.work, self._inputs.settings
         timings = comparison.alternate(
@@ -140,7 +140,7 @@ class Contenders:
             "without": {
                 name: _contribution(sides[without_name(name)], sides[JAX])
                 | {"words": ablation.words}
-                for name, ablation in left_out.items()
+                for name, ablation in ablated.items()
             },
             "verified": {
                 "bounds": comparison.bounds(self._moved, arch.dtype),

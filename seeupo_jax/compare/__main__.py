@@ -33,7 +33,7 @@ from seeupo_jax.compare.study import STAGES, read_study
 from seeupo_jax.compare.study_page import explain_study, write_page
 from seeupo_jax.compare.study_runs import THREADS, Places, choose, train_study
 from seeupo_jax.configuration.config_file import find_config
-from seeupo_jax.configuration.flags import Flags, names, output_file, path, positive, whole
+from seeupo_jax.configuration.flags import Flags, integer, names, output_file, path, positive
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.errors import no_room_errors, sentence_errors
 from seeupo_jax.parallel.stop_signal import Stopped
@@ -63,7 +63,7 @@ def _flags() -> Flags:
     flags.flag(
         "seeds",
         "runs of each recipe or combination; their seeds count from 0.",
-        whole(1),
+        integer(1),
         default=5,
     )
     flags.switch(

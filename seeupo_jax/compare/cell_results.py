@@ -46,7 +46,7 @@ class Result:
     records: list[dict[str, Any]]
 
 
-def kept_records(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def compact_records(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """What a result keeps of a run's metrics: no times, and none of single kinds of tasks."""
     records = []
     for line in lines:

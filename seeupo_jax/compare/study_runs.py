@@ -17,7 +17,7 @@ from seeupo_jax.compare.cell_results import (
     Result,
     add_result,
     by_key,
-    kept_records,
+    compact_records,
     read_results,
 )
 from seeupo_jax.compare.figures import History, history_of
@@ -212,7 +212,7 @@ def _train(cell: Cell, places: Places, at: str) -> bool:
         definition=cell.definition(),
         cpu_s=None if resumed else round(time.process_time() - began, 1),
         versions=versions(_VERSIONS),
-        records=kept_records(read_metrics(folder)),
+        records=compact_records(read_metrics(folder)),
     )
     ended = _figures(cell, result.records)
     if ended is None:

@@ -66,7 +66,7 @@ class Flags(argparse.ArgumentParser):
         about = words if words.endswith("...") else words.rstrip(".")
         if kind in _METAVARS:
             more.setdefault("metavar", _METAVARS[kind])
-        elif isinstance(kind, _Whole):
+        elif isinstance(kind, _Integer):
             more.setdefault("metavar", "N")
             about += f"; {kind.allowed}"
         if default and "default" not in words and not required:
@@ -188,13 +188,13 @@ def one_of(*allowed: str) -> Callable[[str], str]:
     return read
 
 
-def whole(low: int, high: int | None = None) -> Callable[[str], int]:
+def integer(low: int, high: int | None = None) -> Callable[[str], int]:
     """Whole numbers from `low` on, up to `high`."""
-    return _Whole(low, high)
+    return _Integer(low, high)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Whole:
+class _Integer:
     low: int
     high: int | None
 

@@ -122,7 +122,7 @@ class EnvServer:
         finally:
             self._stopped.set()
             self._http.server_close()
-            self._retire_if(lambda session: True)
+            self._end_sessions(lambda session: True)
             self._catalogue.close()
 
     def stop(self) -> None:
@@ -150,7 +150,7 @@ class EnvServer:
             with self._lock:
                 session = self._sessions.pop(request["session"], None)
             if session is not None:
-                _retire(session)
+                _end(session)
             return json.dumps({"result": None}).encode()
         if operation not in remote_calls.PLAYS:
             allowed = ", ".join([*_OF_TASKS, *remote_calls.PLAYS, "close"])
@@ -166,7 +166,7 @@ class EnvServer:
                     session.used = time.monotonic()
         finally:
             if session.retired:
-                _retire(session)
+                _end(session)
 
     def _session(self, operation: str, request: dict[str, Any]) -> _Session:
         name = request["session"]
@@ -217,15 +217,15 @@ class EnvServer:
         for connection, began in self._http.running.copy().items():
             if began < hung:  # it makes room for another; its thread ends with its request
                 self._http.shutdown_request(connection)
-        self._retire_if(lambda session: session.used < (idle if session.idle else hung))
+        self._end_sessions(lambda session: session.used < (idle if session.idle else hung))
 
-    def _retire_if(self, condition: Callable[[_Session], bool]) -> None:
+    def _end_sessions(self, condition: Callable[[_Session], bool]) -> None:
         with self._lock:
             retiring = {name: s for name, s in self._sessions.items() if condition(s)}
             for name in retiring:
                 del self._sessions[name]
         for session in retiring.values():
-            _retire(session)
+            _end(session)
 
 
 def _task_shares(catalogue: Environment, split: str) -> list[tuple[str, float, Sequence[str]]]:
@@ -242,7 +242,7 @@ _OF_TASKS: dict[str, tuple[str, Callable[[Environment, str], Any]]] = {
 }
 
 
-def _retire(session: _Session) -> None:
+def _end(session: _Session) -> None:
     """Closes the environment, or leaves that to the request that is running in it.
 
     `retired` is set before the lock is tried, and read after the lock is released, so one of the

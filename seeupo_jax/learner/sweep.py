@@ -35,7 +35,7 @@ from seeupo_jax.learner.reference_policy import next_kl_coef, sampled_kl
 from seeupo_jax.learner.refresh_batch import RefreshBatch, refresh_batch
 from seeupo_jax.learner.sweep_control import Pace, SweepStopped, resume_sweep
 from seeupo_jax.learner.sweep_metrics import (
-    left_out,
+    exclusion_metrics,
     step_weights,
     sweep_metrics,
     trajectory_stats,
@@ -95,7 +95,7 @@ def sweep(
     algorithm, seed = learner.algorithm, (learner.seed, iteration)
     _, shaped = with_overlong_penalties(algorithm, trajectories)
     rows = learner.rows(trajectories)
-    shaped |= left_out(learner, rows)
+    shaped |= exclusion_metrics(learner, rows)
     if not rows.updated_turns:
         train = _end_iteration(learner, train, iteration)
         return SweepResult(train, {"sweep/turns": 0} | shaped, [None] * len(trajectories), ())

@@ -48,7 +48,7 @@ def sweep_metrics(
     return {**current.data.initial_metrics, **metrics}
 
 
-def left_out(learner: Learner, rows: Rows) -> dict[str, float]:
+def exclusion_metrics(learner: Learner, rows: Rows) -> dict[str, float]:
     """Metrics of the tokens and the trajectories of which no update is made."""
     metrics = {"sweep/forced_fraction": forced_fraction(rows)} if learner.truncated else {}
     if rows.masked_S is not None:

@@ -175,7 +175,7 @@ class _Wandb:
                 dir=str(workdir),
                 project=os.environ.get("WANDB_PROJECT", "seeupo_jax"),
                 name=os.environ.get("WANDB_NAME", workdir.name),
-                id=_kept_id(workdir / WANDB_FOLDER),
+                id=_stored_id(workdir / WANDB_FOLDER),
                 resume="allow",
                 settings=wandb.Settings(console="off", silent=True),  # the display is ours
             )
@@ -208,7 +208,7 @@ class _Wandb:
         self._run.finish()
 
 
-def _kept_id(folder: Path) -> str:
+def _stored_id(folder: Path) -> str:
     """The run's id: the environment's, else the kept one, else a new one."""
     file = folder / "run-id.txt"
     stored = file.read_text().strip() if file.is_file() else ""

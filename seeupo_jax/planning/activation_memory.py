@@ -106,11 +106,11 @@ def _layer_bytes(
         arch, layers=1, windows=(), scan_layers=False, remat="none", moe=None
     )
     if arch.moe is None or not arch.is_sparse(index):
-        of_row, cast = _kept(alike, remat, length)
+        of_row, cast = _saved_bytes(alike, remat, length)
     else:
         moe = dataclasses.replace(arch.moe, dense_layers=())
-        all_experts = _kept(dataclasses.replace(alike, moe=moe), remat, length)
-        rest = _kept(dataclasses.replace(alike, mlp_width=1), remat, length)
+        all_experts = _saved_bytes(dataclasses.replace(alike, moe=moe), remat, length)
+        rest = _saved_bytes(dataclasses.replace(alike, mlp_width=1), remat, length)
         # A device has the tokens of all that share the experts, and its part of the experts.
         of_row = rest[0] + expert * (all_experts[0] - rest[0])
         cast = rest[1] + (all_experts[1] - rest[1]) // expert
@@ -121,7 +121,7 @@ def _layer_bytes(
     return of_row * rows + cast + scores
 
 
-def _kept(arch: Architecture, remat: str, length: int) -> tuple[int, int]:
+def _saved_bytes(arch: Architecture, remat: str, length: int) -> tuple[int, int]:
     """Bytes of a layer for each row, and of its parameters in the compute dtype."""
     one, two = (_traced(arch, remat, count, length) for count in (1, 2))
     # What does not grow with the rows is parameters.

@@ -6,7 +6,7 @@ import argparse
 
 import jax
 
-from seeupo_jax.configuration.flags import Flags, size, whole
+from seeupo_jax.configuration.flags import Flags, integer, size
 from seeupo_jax.planning.abstract_run import Planned
 
 _MOST = 16384  # more than the largest slice has
@@ -18,7 +18,7 @@ def add_planned_flags(flags: Flags) -> None:
         "devices",
         "with --explain: how many the run would have; the model, its tokenizer and the"
         " environment's files need not be here either.",
-        whole(1, _MOST),
+        integer(1, _MOST),
     )
     flags.flag("device_memory", "with --devices: of each, as 95GiB.", size)
 

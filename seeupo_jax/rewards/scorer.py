@@ -217,28 +217,28 @@ class _EventLoop:
 
     def __init__(self):
         self._lock = threading.Lock()
-        self._begun: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] | None = None
+        self._loop: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] | None = None
         # Daemon: a coroutine that blocks it must not keep the process alive.
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
     def submit(self, awaitable: Awaitable[Any]) -> Future[Any]:
         """Runs a coroutine; any thread may call this."""
         with self._lock:
-            if self._begun is None:
-                self._begun = Future()
+            if self._loop is None:
+                self._loop = Future()
                 self._thread.start()
-        return asyncio.run_coroutine_threadsafe(_awaited(awaitable), self._begun.result()[0])
+        return asyncio.run_coroutine_threadsafe(_awaited(awaitable), self._loop.result()[0])
 
     def close(self) -> None:
         """Cancels what still runs and ends the thread, unless a coroutine blocks it."""
-        if self._begun is not None:
-            loop, ended = self._begun.result()
+        if self._loop is not None:
+            loop, ended = self._loop.result()
             loop.call_soon_threadsafe(ended.set)
             self._thread.join(_CLOSE_S)
 
     async def _serve(self) -> None:
         ended = asyncio.Event()
-        self._begun.set_result((asyncio.get_running_loop(), ended))
+        self._loop.set_result((asyncio.get_running_loop(), ended))
         await ended.wait()
 
 

@@ -30,7 +30,7 @@ from seeupo_jax.checkpoint import (
     find_directory,
     reason,
 )
-from seeupo_jax.configuration.flags import Flags, Wrong, path, whole
+from seeupo_jax.configuration.flags import Flags, Wrong, integer, path
 from seeupo_jax.configuration.loading import load_config, to_dict
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.errors import WriteError, is_full, printable
@@ -82,12 +82,12 @@ def run_folder(workdir: str | Path) -> Path:
 def add_cluster_flags(flags: Flags) -> None:
     """Declares what makes a process one of several."""
     flags.flag("coordinator", "HOST:PORT of process 0, if the environment does not define it.")
-    flags.flag("process_id", "this process, from 0 on.", whole(0))
-    flags.flag("num_processes", "how many there are.", whole(1))
+    flags.flag("process_id", "this process, from 0 on.", integer(0))
+    flags.flag("num_processes", "how many there are.", integer(1))
     flags.flag(
         "cluster_timeout_s",
         "how long to wait for all processes at the start.",
-        whole(1),
+        integer(1),
         default=_CLUSTER_TIMEOUT_S,
     )
 

@@ -18,7 +18,7 @@ from seeupo_jax.checkpoint.storage import reason
 from seeupo_jax.configuration.schema import Config, Mesh
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.policy import save_pretrained
-from seeupo_jax.policy.files.messages import left_out
+from seeupo_jax.policy.files.messages import unread_notice
 from seeupo_jax.policy.files.weights import resolve_path
 from seeupo_jax.policy.lora import merge, save_adapters
 from seeupo_jax.runtime import build
@@ -260,10 +260,10 @@ def _abstract_policy(config: Config, workdir: Path) -> tuple[build.Policy, Any]:
     return policy, example
 
 
-def left_out_of_chats(config: Config, workdir: Path) -> str | None:
-    """As `left_out`, of the policy that a run starts from."""
+def unread_chat_notice(config: Config, workdir: Path) -> str | None:
+    """As `unread_notice`, of the policy that a run starts from."""
     path = starting_folder(config, workdir)
-    return None if path is None else left_out(resolve_path(path), config.chat)
+    return None if path is None else unread_notice(resolve_path(path), config.chat)
 
 
 def starting_folder(config: Config, workdir: Path) -> str | None:

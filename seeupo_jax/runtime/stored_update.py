@@ -205,10 +205,10 @@ def prepare(
                 " (stop max_turns or max_tokens); allowed: keep."
             )
         log(f"{int(cut_N.sum())} of {len(trajectories)} trajectories were cut and are masked.")
-    left_out = int(np.sum(~learned_N))
-    if left_out:
+    excluded = int(np.sum(~learned_N))
+    if excluded:
         why = "they failed, or all the others of their group did" if grouped else "they failed"
-        log(f"{left_out} of {len(trajectories)} trajectories are left out: {why}.")
+        log(f"{excluded} of {len(trajectories)} trajectories are left out: {why}.")
     return config, trajectories
 
 

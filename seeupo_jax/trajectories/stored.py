@@ -48,7 +48,7 @@ class _Kind(NamedTuple):
     dtype: type[np.generic] = np.int32
 
 
-def _whole(lowest: int) -> Callable[[Any], bool]:
+def _integer(lowest: int) -> Callable[[Any], bool]:
     return lambda value: type(value) is int and lowest <= value < _INT32
 
 
@@ -57,15 +57,15 @@ def _number(highest: float) -> Callable[[Any], bool]:
 
 
 _KINDS = {
-    "tokens": _Kind(_whole(0), "token ids, whole numbers >= 0"),
-    "turn": _Kind(_whole(CONTEXT), "-1 at context, or the turn's index"),
+    "tokens": _Kind(_integer(0), "token ids, whole numbers >= 0"),
+    "turn": _Kind(_integer(CONTEXT), "-1 at context, or the turn's index"),
     "logp": _Kind(_number(_ROUNDING), "log-probabilities, finite numbers <= 0", np.float32),
     "reward": _Kind(_number(_LARGEST), "a finite number"),
     "turn_rewards": _Kind(_number(_LARGEST), "finite numbers, one for each turn"),
-    "group": _Kind(_whole(-_INT32), "a whole number"),
+    "group": _Kind(_integer(-_INT32), "a whole number"),
     "stop": _Kind(lambda value: value in STOPS, ", ".join(STOPS)),
-    "parent": _Kind(_whole(0), "a place in the group, a whole number >= 0"),
-    "fork": _Kind(_whole(1), "a number of turns, a whole number >= 1"),
+    "parent": _Kind(_integer(0), "a place in the group, a whole number >= 0"),
+    "fork": _Kind(_integer(1), "a number of turns, a whole number >= 1"),
 }
 
 

@@ -25,7 +25,7 @@ from seeupo_jax.compare.cell_results import (
     add_result,
     by_key,
     changed_cells,
-    kept_records,
+    compact_records,
     read_results,
 )
 from seeupo_jax.compare.study import STAGES, grid_points, read_study
@@ -307,7 +307,7 @@ def test_damaged_results_are_one_sentence(tmp_path, capsys, damage):
 
 
 def test_results_keep_what_is_read_of_them():
-    (record,) = kept_records(
+    (record,) = compact_records(
         [{"iteration": 1, "rollout/success_rate": 1 / 3, "time/sweep_s": 2.0, "eval/avg@2/a=b": 1}]
     )
     assert record == {"iteration": 1, "rollout/success_rate": 0.333333}

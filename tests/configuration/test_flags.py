@@ -12,7 +12,7 @@ import pytest
 from places import ROOT, TINY
 
 from seeupo_jax.configuration.field_reference import describe_fields, describe_groups
-from seeupo_jax.configuration.flags import Flags, Wrong, names, output_file, path, positive, whole
+from seeupo_jax.configuration.flags import Flags, Wrong, integer, names, output_file, path, positive
 
 RUN = (f"--config={TINY}", "--workdir=DIR")
 UPDATE = (f"--config={TINY}", "--model=DIR/m", "--trajectories=DIR/t.jsonl", "--output=DIR/o")
@@ -155,7 +155,7 @@ def test_values_are_read_as_they_are_meant(tmp_path, monkeypatch):
     flags = Flags("command", None)
     flags.switch("fast", "")
     flags.switch("safe", "", default=True)
-    flags.flag("count", "", whole(0))
+    flags.flag("count", "", integer(0))
     flags.flag("share", "", positive)
     flags.flag("folder", "", path)
     flags.flag("others", "", names)

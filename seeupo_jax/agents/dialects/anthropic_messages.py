@@ -120,7 +120,7 @@ class MessagesExchange:
         self.stream = bool(request.stream)
         self._caller = caller
         self._id = f"msg_{reply_id()}"
-        self._begun = False  # a block of text
+        self._in_text_block = False  # a block of text
 
     def reply(self, completion: Completion) -> dict[str, Any]:
         content = [
@@ -136,17 +136,17 @@ class MessagesExchange:
         yield {"type": "message_start", "message": self._message([]) | {"usage": usage}}
 
     def text(self, piece: str) -> Iterator[Event]:
-        if not self._begun:
-            self._begun = True
+        if not self._in_text_block:
+            self._in_text_block = True
             yield from _begin_block(0, {"type": "text", "text": ""})
         yield _delta(0, {"type": "text_delta", "text": piece})
 
     def end(self, completion: Completion, rest: str) -> Iterator[Event]:
         if rest:
             yield from self.text(rest)
-        if self._begun:
+        if self._in_text_block:
             yield {"type": "content_block_stop", "index": 0}
-        for index, block in enumerate(self._write_calls(completion), start=self._begun):
+        for index, block in enumerate(self._write_calls(completion), start=self._in_text_block):
             yield from _begin_block(index, block | {"input": {}})
             arguments = write_arguments(block["input"])
             yield _delta(index, {"type": "input_json_delta", "partial_json": arguments})

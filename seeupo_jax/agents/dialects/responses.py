@@ -170,7 +170,7 @@ class ResponsesExchange:
         self._created = int(time.time())
         self._sent = 0  # events
         self._text = ""  # sent of the message
-        self._begun = False  # the message
+        self._message_open = False  # the message
 
     def reply(self, completion: Completion) -> dict[str, Any]:
         self._remember(completion)
@@ -182,8 +182,8 @@ class ResponsesExchange:
             yield self._event(f"response.{name}", response=self._response("in_progress", []))
 
     def text(self, piece: str) -> Iterator[Event]:
-        if not self._begun:
-            self._begun = True
+        if not self._message_open:
+            self._message_open = True
             item = self._message("", "in_progress", [])
             part = item["content"].pop()
             yield self._event("response.output_item.added", output_index=0, item=item)
@@ -192,7 +192,7 @@ class ResponsesExchange:
         yield self._of_part("response.output_text.delta", delta=piece, logprobs=[])
 
     def end(self, completion: Completion, rest: str) -> Iterator[Event]:
-        if rest or not (self._begun or completion.calls):
+        if rest or not (self._message_open or completion.calls):
             yield from self.text(rest)
         reply = self.reply(completion)
         for index, item in enumerate(reply["output"]):

@@ -29,7 +29,7 @@ from seeupo_jax.bench.accelerator.runner import (
     work_through,
 )
 from seeupo_jax.checkpoint import check_could_write
-from seeupo_jax.configuration.flags import Flags, one_of, output_file, path, positive, whole
+from seeupo_jax.configuration.flags import Flags, integer, one_of, output_file, path, positive
 from seeupo_jax.envs.transport.processes import die_with
 from seeupo_jax.runtime.cli import prepare_xla
 
@@ -48,7 +48,7 @@ def add_flags(parser: Flags) -> None:
     parser.switch("rehearse", "all pieces on CPU in the smallest sizes")
     words = "only this one, in this process, without the page"
     parser.flag("piece", words, one_of(PROBE, *pieces.BY_NAME))
-    parser.flag("size", "of --piece; 0 is the largest", whole(0), default=0)
+    parser.flag("size", "of --piece; 0 is the largest", integer(0), default=0)
 
 
 def run(flags: argparse.Namespace) -> None:

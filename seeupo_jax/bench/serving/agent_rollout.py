@@ -23,7 +23,7 @@ from seeupo_jax import envs
 from seeupo_jax.bench import comparison, machine
 from seeupo_jax.bench.settings import MODELS, architecture, write_model
 from seeupo_jax.configuration.agent_schema import Agent
-from seeupo_jax.configuration.flags import Flags, one_of, output_file, whole
+from seeupo_jax.configuration.flags import Flags, integer, one_of, output_file
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.planning.flops import parameters
@@ -44,10 +44,10 @@ def add_flags(parser: Flags) -> None:
     """What is played, and by which policies."""
     sizes = f"size of the random policy: {', '.join(MODELS)}"
     parser.flag("model", sizes, one_of(*MODELS), default="tiny")
-    parser.flag("tasks", "groups of episodes", whole(1), default=16)
-    parser.flag("group_size", "episodes of a group", whole(2), default=8)
-    parser.flag("repeats", "rounds", whole(1), default=5)
-    parser.flag("seed", "of weights and episodes", whole(0), default=0)
+    parser.flag("tasks", "groups of episodes", integer(1), default=16)
+    parser.flag("group_size", "episodes of a group", integer(2), default=8)
+    parser.flag("repeats", "rounds", integer(1), default=5)
+    parser.flag("seed", "of weights and episodes", integer(0), default=0)
     parser.switch("deterministic", "the engine waits until all agents call; default: it does not.")
     parser.flag("json", "also write the figures to this file", output_file)
 

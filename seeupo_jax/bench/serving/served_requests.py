@@ -34,7 +34,7 @@ from transformers.utils.import_utils import is_serve_available
 from seeupo_jax.bench import comparison, machine
 from seeupo_jax.bench.comparison import JAX
 from seeupo_jax.bench.settings import MODELS, architecture, write_model
-from seeupo_jax.configuration.flags import Flags, Wrong, names, one_of, output_file, whole
+from seeupo_jax.configuration.flags import Flags, Wrong, integer, names, one_of, output_file
 from seeupo_jax.policy import from_pretrained, save_pretrained
 from seeupo_jax.policy.files.chat_template import GENERATION_FILE
 from seeupo_jax.policy.files.json_file import read_object
@@ -64,11 +64,11 @@ def add_flags(parser: Flags) -> None:
     parser.flag("model", sizes, one_of(*MODELS), default="tiny")
     parser.flag("model_path", "a chat model's folder or GGUF file instead of random weights")
     parser.flag("clients", "that ask at once; default: 1,8,32", _counts, default=(1, 8, 32))
-    parser.flag("requests", "of each client in a round", whole(1), default=4)
-    parser.flag("words", "of a prompt", whole(1), default=64)
-    parser.flag("answer", "tokens of an answer at most", whole(1), default=32)
-    parser.flag("repeats", "rounds", whole(1), default=3)
-    parser.flag("seed", "of weights and prompts", whole(0), default=0)
+    parser.flag("requests", "of each client in a round", integer(1), default=4)
+    parser.flag("words", "of a prompt", integer(1), default=64)
+    parser.flag("answer", "tokens of an answer at most", integer(1), default=32)
+    parser.flag("repeats", "rounds", integer(1), default=3)
+    parser.flag("seed", "of weights and prompts", integer(0), default=0)
     parser.flag("json", "also write the figures to this file", output_file)
 
 

@@ -62,13 +62,13 @@ class Tokenized(Sequence[Segments]):
         return len(self.conversations)
 
     def __getitem__(self, index: int) -> Segments:
-        segments = self.whole(index)
+        segments = self.all_segments(index)
         if self.limit is not None:
             self.counts["cut"] += any(len(s.tokens_L) > self.limit for s in segments)
             segments = tuple(segment.until(self.limit) for segment in segments)
         return tuple(s for s in segments if (s.turn_L != CONTEXT).any())
 
-    def whole(self, index: int) -> Segments:
+    def all_segments(self, index: int) -> Segments:
         """Before any is cut, those without a token to train on too."""
         segments = to_segments(self.conversations[index], self.tokenizer)
         if self.train_on == "all":

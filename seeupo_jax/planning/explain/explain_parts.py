@@ -19,7 +19,7 @@ from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.planning.abstract_run import AbstractRun, Planned, abstract_run
 from seeupo_jax.planning.explain.explanation import Section, grouped, listed
 from seeupo_jax.planning.remat import SHARE, RematPlan, choose_remat, plan_remat
-from seeupo_jax.policy.files.messages import left_out
+from seeupo_jax.policy.files.messages import unread_notice
 from seeupo_jax.policy.files.weights import PACKAGE, resolve_path
 from seeupo_jax.policy.network import ADAPTER
 from seeupo_jax.rollout.tasks import repeats, share_counts
@@ -90,7 +90,7 @@ def model_lines(run: Described, start: str | None) -> list[str]:
         lines.append("weights: not here")
     else:
         lines.append(f"weights: {resolve_path(start)}")
-        if (notice := left_out(resolve_path(start), config.chat)) is not None:
+        if (notice := unread_notice(resolve_path(start), config.chat)) is not None:
             lines.append(notice)
     if config.lora.path is not None:
         lines.append(f"adapters: {config.lora.path}")

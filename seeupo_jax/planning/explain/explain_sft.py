@@ -66,7 +66,7 @@ def explain_sft(config: Config, workdir: Path) -> list[Section]:
         ("data", [f"{config.sft.data}: {line}" for line in data.lines()]),
         ("programs", [f"{kinds} for each length that is needed", rows]),
         ("optimizer", _optimizer(config, steps)),
-        ("steps", _steps(config, data, steps, _begins(run, workdir, data))),
+        ("steps", _steps(config, data, steps, _start_lines(run, workdir, data))),
         ("evaluations", _evaluations(config, data)),
         ("checkpoints", checkpoint_lines(config, workdir, run.state, _saved(config, data))),
         ("files", file_lines(config, workdir, {})),
@@ -110,7 +110,7 @@ def _optimizer(config: Config, steps: int) -> list[str]:
     return [f"{optimizer.name}, {optimizer.schedule}{average}", f"learning rate by step: {rates}"]
 
 
-def _begins(run: AbstractSft, workdir: Path, data: SftData) -> list[str]:
+def _start_lines(run: AbstractSft, workdir: Path, data: SftData) -> list[str]:
     """Where a run in this folder would begin."""
     passed: list[str] = []
     folder = find_directory(run.config.checkpoint, workdir)

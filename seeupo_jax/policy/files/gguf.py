@@ -173,7 +173,7 @@ class _Settings:
     family: str
     values: Mapping[str, Any]
 
-    def whole(self, key: str, *default: int) -> int:
+    def integer(self, key: str, *default: int) -> int:
         value = self.values.get(key, *default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.refusal(key, "a whole number >= 1")
@@ -215,24 +215,24 @@ def _read_settings(path: Path, fields: Mapping[str, Any]) -> _Settings:
 def _config(settings: _Settings, stored: Mapping[str, StoredTensor]) -> dict[str, Any]:
     if _EMBEDDING not in stored:
         raise ValueError(f"{settings.path} lacks {_EMBEDDING}; allowed: a file that has it.")
-    width, heads = settings.whole("embedding_length"), settings.whole("attention.head_count")
-    head_dim = settings.whole("attention.key_length", width // heads)
+    width, heads = settings.integer("embedding_length"), settings.integer("attention.head_count")
+    head_dim = settings.integer("attention.key_length", width // heads)
     for key in ("attention.value_length", "rope.dimension_count"):
-        if settings.whole(key, head_dim) != head_dim:
+        if settings.integer(key, head_dim) != head_dim:
             raise settings.refusal(key, f"{head_dim}, the size of a head")
     config = {
         "model_type": settings.family,
-        "vocab_size": settings.whole("vocab_size", stored[_EMBEDDING].shape[0]),
+        "vocab_size": settings.integer("vocab_size", stored[_EMBEDDING].shape[0]),
         "hidden_size": width,
-        "num_hidden_layers": settings.whole("block_count"),
+        "num_hidden_layers": settings.integer("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": settings.whole("attention.head_count_kv", heads),
+        "num_key_value_heads": settings.integer("attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "intermediate_size": settings.whole("feed_forward_length"),
+        "intermediate_size": settings.integer("feed_forward_length"),
         "rms_norm_eps": settings.real("attention.layer_norm_rms_epsilon"),
         "rope_theta": settings.real("rope.freq_base", 10_000.0),  # llama.cpp's default
         "rope_scaling": _rope_scaling(settings),
-        "max_position_embeddings": settings.whole("context_length"),
+        "max_position_embeddings": settings.integer("context_length"),
         "tie_word_embeddings": _OUTPUT not in stored,
         "hidden_act": "silu",
     }
@@ -250,8 +250,8 @@ def _rope_scaling(settings: _Settings) -> dict[str, Any] | None:
         return None
     scaling = {"rope_type": kind, "factor": factor}
     if kind == "yarn":
-        context = settings.whole("context_length")  # the default of llama.cpp too
-        original = settings.whole("rope.scaling.original_context_length", context)
+        context = settings.integer("context_length")  # the default of llama.cpp too
+        original = settings.integer("rope.scaling.original_context_length", context)
         scaling["original_max_position_embeddings"] = original
         for name in ("beta_fast", "beta_slow"):
             if f"rope.scaling.yarn_{name}" in settings.values:

@@ -82,7 +82,7 @@ def choose_chat(folder: Path, chat: schema.Chat | None) -> schema.Chat:
         raise ValueError(f"tokenizer: {folder} cannot be read: {error}") from None
 
 
-def left_out(folder: Path, chat: schema.Chat | None) -> str | None:
+def unread_notice(folder: Path, chat: schema.Chat | None) -> str | None:
     """What the model does not read of conversations, in a sentence; None: it reads all."""
     options = choose_chat(folder, chat)
     unread = {"system messages": not options.system, "lists of tools": options.tools == "none"}

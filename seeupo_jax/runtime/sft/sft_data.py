@@ -110,7 +110,7 @@ class _Reading:
         limit, too_long = self._config.rollout.max_context, self._config.sft.too_long
         where = source.where(number)
         try:
-            segments = tokenized.whole(number)
+            segments = tokenized.all_segments(number)
             if self._config.sft.train_on == "last":
                 _check_last(source[number])
         except ValueError as error:

@@ -18,7 +18,7 @@ from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.metrics.metrics_log import MetricsWriter
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.runtime import build
-from seeupo_jax.runtime.policy_folder import left_out_of_chats
+from seeupo_jax.runtime.policy_folder import unread_chat_notice
 from seeupo_jax.runtime.sft.sft_data import SftData
 from seeupo_jax.runtime.sft.supervised import begin_imitation
 from seeupo_jax.runtime.training.callbacks import Callback, Callbacks, RunHandle
@@ -123,6 +123,6 @@ def build_sft_parts(
         f"attention: {policy.network.arch.attention} (model.attention={config.model.attention} on"
         f" {jax.devices()[0].platform})"
     )
-    if (notice := left_out_of_chats(given, workdir)) is not None:
+    if (notice := unread_chat_notice(given, workdir)) is not None:
         progress.log(notice)
     return parts, train

@@ -60,7 +60,7 @@ class Callback(Protocol):
     ) -> None:
         """Trajectories were sampled: of split `train` before the sweep of an iteration that learns
         from them, of another one in the evaluation after it (`eval_train`: of an evaluation on the
-        training tasks). A resumed sweep's are heard again.
+        training tasks). Those of a resumed sweep are passed again.
         """
 
     def on_step(self, run: RunHandle, iteration: int, step: int, steps: int) -> None:
@@ -93,8 +93,10 @@ def check_callbacks(callbacks: Sequence[object]) -> None:
 
 
 @contextlib.contextmanager
-def heard(run: AbstractContextManager[Any], callbacks: Callbacks, done: int) -> Generator[None]:
-    """Tells callbacks where a run begins and, when all of it is closed, how it ends.
+def notify_callbacks(
+    run: AbstractContextManager[Any], callbacks: Callbacks, done: int
+) -> Generator[None]:
+    """Calls `on_start` of the callbacks and, when all of the run is closed, `on_end`.
 
     Args:
       run: is closed. done: the iterations that are done.
@@ -119,10 +121,10 @@ def heard(run: AbstractContextManager[Any], callbacks: Callbacks, done: int) -> 
 
 
 class Callbacks:
-    """The callbacks of one run, each told in turn.
+    """The callbacks of one run, called in turn.
 
     Attributes:
-      error: what one of them raised; nothing but the end is told after it.
+      error: what one of them raised; after it only `on_end` is called.
     """
 
     def __init__(self, callbacks: Sequence[Callback], run: RunHandle):
@@ -131,26 +133,26 @@ class Callbacks:
         self.error: Exception | None = None
 
     def start(self, iteration: int) -> None:
-        self._tell(lambda each: each.on_start(self._run, iteration))
+        self._notify(lambda each: each.on_start(self._run, iteration))
 
     def trajectories(self, iteration: int, split: str, trajectories: Sequence[Trajectory]) -> None:
-        self._tell(lambda each: each.on_trajectories(self._run, iteration, split, trajectories))
+        self._notify(lambda each: each.on_trajectories(self._run, iteration, split, trajectories))
 
     def step(self, iteration: int, step: int, steps: int) -> None:
-        self._tell(lambda each: each.on_step(self._run, iteration, step, steps))
+        self._notify(lambda each: each.on_step(self._run, iteration, step, steps))
 
     def iteration(self, iteration: int, metrics: Mapping[str, Any]) -> None:
-        self._tell(lambda each: each.on_iteration(self._run, iteration, metrics))
+        self._notify(lambda each: each.on_iteration(self._run, iteration, metrics))
 
     def evaluation(self, iteration: int, metrics: Mapping[str, Any]) -> None:
-        self._tell(lambda each: each.on_evaluation(self._run, iteration, metrics))
+        self._notify(lambda each: each.on_evaluation(self._run, iteration, metrics))
 
     def end(self, error: BaseException | None) -> None:
-        """Tells all of them, also after an error; one that fails here raises at once."""
+        """Calls `on_end` of all, also after an error; one that fails here raises at once."""
         for each in self._callbacks:
             each.on_end(self._run, error)
 
-    def _tell(self, call: Callable[[Callback], None]) -> None:
+    def _notify(self, call: Callable[[Callback], None]) -> None:
         for each in self._callbacks:
             if self.error is not None:
                 return

@@ -47,14 +47,14 @@ class ReferenceAnswers:
         self._tasks, self._tokenizer, self._warn = tasks, tokenizer, warn
         self._before, _, self._after = template.partition(PLACE)
         self._sizes = np.array([len(text) for text in tokenizer.token_bytes()])
-        self._known: dict[str, AnswerTokens | None] = {}
+        self._answers: dict[str, AnswerTokens | None] = {}
 
     def of(self, task_ids: Iterable[str]) -> dict[str, AnswerTokens]:
         """The answers of those tasks that have one."""
         for task_id in dict.fromkeys(task_ids):
-            if task_id not in self._known:
-                self._known[task_id] = self._ask(task_id)
-        answers = ((task_id, self._known[task_id]) for task_id in task_ids)
+            if task_id not in self._answers:
+                self._answers[task_id] = self._ask(task_id)
+        answers = ((task_id, self._answers[task_id]) for task_id in task_ids)
         return {task_id: answer for task_id, answer in answers if answer is not None}
 
     def _ask(self, task_id: str) -> AnswerTokens | None:

@@ -24,7 +24,7 @@ from seeupo_jax.runtime import build
 from seeupo_jax.runtime.build_sampler import build_engine
 from seeupo_jax.runtime.episode_host import build_host
 from seeupo_jax.runtime.evaluation import selection_split, selection_warning
-from seeupo_jax.runtime.policy_folder import left_out_of_chats
+from seeupo_jax.runtime.policy_folder import unread_chat_notice
 from seeupo_jax.runtime.training.callbacks import Callback, Callbacks, RunHandle
 from seeupo_jax.runtime.training.reference_answers import ReferenceAnswers
 from seeupo_jax.runtime.training.run_log import RunLog
@@ -117,7 +117,7 @@ def build_parts(
         f"attention: {policy.network.arch.attention}"
         f" (model.attention={config.model.attention} on {platform})"
     )
-    if (notice := left_out_of_chats(config, workdir)) is not None:
+    if (notice := unread_chat_notice(config, workdir)) is not None:
         progress.log(notice)
     progress.log(str(engine.plan))
     if (warning := selection_warning(config, selects_on)) is not None:

@@ -11,7 +11,7 @@ from seeupo_jax.configuration import schema
 from seeupo_jax.envs.order_desk.demonstrator import demonstrate
 from seeupo_jax.envs.order_desk.desk import TOOLS
 from seeupo_jax.envs.order_desk.environment import OrderDesk
-from seeupo_jax.policy.files.messages import ROLES, left_out, list_tools
+from seeupo_jax.policy.files.messages import ROLES, list_tools, unread_notice
 from seeupo_jax.policy.files.sentence_pieces import load, train_tokenizer
 from seeupo_jax.policy.files.tokenizer import load_tokenizer
 
@@ -250,13 +250,13 @@ def test_given_options_go_before_the_folders_own_and_defaults_behind_them(tmp_pa
 
 
 def test_what_the_model_does_not_read_is_told_with_what_says_so(tmp_path):
-    assert left_out(tmp_path, None) is None
+    assert unread_notice(tmp_path, None) is None
     (tmp_path / "chat.json").write_text('{"system": false, "tools": "none"}')
     told = f"no system messages and no lists of tools, as {tmp_path}/chat.json has it"
-    assert left_out(tmp_path, schema.Chat()).endswith(told)
-    no_tools = left_out(tmp_path, schema.Chat(tools="none"))
+    assert unread_notice(tmp_path, schema.Chat()).endswith(told)
+    no_tools = unread_notice(tmp_path, schema.Chat(tools="none"))
     assert no_tools == "chat: the model reads no lists of tools, as config.chat has it"
-    assert left_out(tmp_path, schema.Chat(tools="signatures")) is None
+    assert unread_notice(tmp_path, schema.Chat(tools="signatures")) is None
 
 
 def test_a_folder_without_chat_options_is_told(tokenizer, tmp_path):
