@@ -30,13 +30,13 @@ def limited(size):
     It needs no rights, unlike a small disk of one's own, and is an error of the same calls.
     """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    heard = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    received = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, heard)
+        signal.signal(signal.SIGXFSZ, received)
 
 
 @pytest.fixture(scope="module")

@@ -70,5 +70,5 @@ def test_the_page_names_what_the_package_has():
     names = {alias.name for node in nodes for alias in node.names}
     assert {node.module for node in nodes} == {"seeupo_jax"} and names <= set(seeupo_jax.__all__)
     page = (ROOT / "docs" / "python.md").read_text()
-    heard = {name for name in vars(seeupo_jax.Callback) if name.startswith("on_")}
-    assert set(re.findall(r"^\| `(on_\w+)\(", page, re.MULTILINE)) == heard
+    received = {name for name in vars(seeupo_jax.Callback) if name.startswith("on_")}
+    assert set(re.findall(r"^\| `(on_\w+)\(", page, re.MULTILINE)) == received

@@ -36,11 +36,11 @@ class Recorder(Callback):
     """Notes what it hears; at one moment it does something."""
 
     def __init__(self, moment=None, action=None):
-        self.heard, self.metrics, self.trajectories = [], {}, {}
+        self.events, self.metrics, self.trajectories = [], {}, {}
         self.moment, self.action = moment, action
 
     def note(self, run, *moment):
-        self.heard.append(moment)
+        self.events.append(moment)
         if moment == self.moment:
             self.action(run)
 
@@ -107,9 +107,9 @@ def test_a_run_gives_its_policy_its_metrics_and_its_best_iteration(undisturbed):
 
 def test_callbacks_hear_everything_in_its_order(undisturbed, config):
     result, recorder = undisturbed
-    heard = [moment for moment in recorder.heard if moment[0] != "step"]
+    received = [moment for moment in recorder.events if moment[0] != "step"]
     split = config.evaluation.split
-    assert heard == [
+    assert received == [
         ("start", 0),
         ("trajectories", 0, split),
         ("evaluation", 0),
@@ -121,7 +121,7 @@ def test_callbacks_hear_everything_in_its_order(undisturbed, config):
         ("evaluation", 2),
         ("end", "NoneType", None),
     ]
-    assert {("step", 2, 1), ("step", 2, 2)} <= set(recorder.heard)
+    assert {("step", 2, 1), ("step", 2, 2)} <= set(recorder.events)
     assert len(recorder.trajectories[1, "train"]) == 2 * 4
     reward = recorder.metrics[1]["rollout/reward_mean"]
     assert reward == result.metrics[1]["rollout/reward_mean"]
@@ -141,17 +141,17 @@ def test_a_run_that_callbacks_stop_and_break_ends_with_the_same_bits(
     assert raised.traceback[-1].name == "fail"
     assert Checkpoints(tmp_path / "checkpoints", 1).latest() == 1
     end = ("end", "RuntimeError", "Recorder raised RuntimeError")
-    assert breaker.heard[-2:] == [("iteration", 1), end] and other.heard[-1] == end
-    assert ("iteration", 1) not in other.heard
+    assert breaker.events[-2:] == [("iteration", 1), end] and other.events[-1] == end
+    assert ("iteration", 1) not in other.events
     stopper = Recorder(("step", 2, 1), lambda run: run.stop("far enough"))
     result = train(config, tmp_path, [stopper])
     assert result.stopped == "far enough" and result.policy is None
-    assert result.metrics["iteration"] == [0, 1] and stopper.heard[0] == ("start", 1)
-    assert stopper.heard[-1] == ("end", "NoneType", "far enough")
+    assert result.metrics["iteration"] == [0, 1] and stopper.events[0] == ("start", 1)
+    assert stopper.events[-1] == ("end", "NoneType", "far enough")
     assert "in the sweep of iteration 2" in capsys.readouterr().out
     last = Recorder()
     result = train(config, tmp_path, [last])
-    assert last.heard[0] == ("start", 1) and result.stopped is None
+    assert last.events[0] == ("start", 1) and result.stopped is None
     assert cases.checksums(tmp_path) == cases.checksums(undisturbed[0].workdir)
     assert (tmp_path / "policy" / "model.safetensors").is_file()
 
@@ -172,15 +172,15 @@ def test_an_evaluation_gives_its_figures_and_agrees_with_the_run(undisturbed, co
 
 
 def test_of_two_processes_one_hears_and_both_stop(config, tmp_path):
-    def heard(how):
+    def run_pair(how):
         given = tmp_path, config.model.path, tmp_path / how, how
         return run_processes("callback_process.py", 2, 1, *given, read=json.loads)
 
-    assert heard("stop") == [
+    assert run_pair("stop") == [
         [[1], "enough", [0, 1]],
         [[], "another process was asked to stop", [0, 1]],
     ]
-    first, second = heard("raise")
+    first, second = run_pair("raise")
     assert first == "LookupError('enough')"
     assert second.startswith("RuntimeError('callbacks: one of process 0 raised; ")
 
@@ -199,7 +199,7 @@ def test_episodes_that_do_not_count_are_not_among_an_evaluations(undisturbed, co
 
 
 @pytest.mark.parametrize(
-    "given, told",
+    "given, message",
     [
         ({"k": "4"}, "k: got '4'; allowed: a whole number >= 1."),
         ({"k": 2.0}, "k: got 2.0; allowed: a whole number >= 1."),
@@ -212,10 +212,10 @@ def test_episodes_that_do_not_count_are_not_among_an_evaluations(undisturbed, co
         ({"workdir": None}, "workdir: got None; allowed: a folder, such as a bucket that"),
     ],
 )
-def test_a_wrong_argument_of_an_evaluation_is_a_sentence(config, tmp_path, given, told):
+def test_a_wrong_argument_of_an_evaluation_is_a_sentence(config, tmp_path, given, message):
     with pytest.raises(ValueError) as error:
         evaluate(config, **{"workdir": tmp_path / "run"} | given)
-    assert str(error.value).startswith(told) and not list(tmp_path.iterdir())
+    assert str(error.value).startswith(message) and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("kind", [str, Path])
@@ -281,7 +281,7 @@ def test_another_recipe_replaces_all_of_the_first_ones_fields_and_none_of_the_us
 
 
 @pytest.mark.parametrize(
-    "given, told",
+    "given, message",
     [
         ((None,), "config: got None (NoneType); allowed: a file's path, package:NAME, module:func"),
         ((7,), "config: got 7 (int); allowed: a file's path"),
@@ -291,10 +291,10 @@ def test_another_recipe_replaces_all_of_the_first_ones_fields_and_none_of_the_us
         (({}, [("iterations", 2)]), "overrides: got [('iterations', 2)]; allowed: a sequence"),
     ],
 )
-def test_what_is_no_configuration_is_a_sentence(given, told):
+def test_what_is_no_configuration_is_a_sentence(given, message):
     with pytest.raises(ValueError) as error:
         load_config(*given)
-    assert str(error.value).startswith(told)
+    assert str(error.value).startswith(message)
 
 
 def test_what_a_step_and_its_evaluation_both_took_is_added_up(tmp_path):

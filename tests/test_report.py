@@ -74,9 +74,11 @@ def test_the_report_is_written_where_the_pages_of_trajectories_cannot_be(tmp_pat
     (tmp_path / "trajectories" / "data").write_text("a file")
     with pytest.raises(SystemExit) as ended:
         main(["report", f"--workdir={tmp_path}"])
-    told = capsys.readouterr()
-    assert ended.value.code == 2 and told.out.startswith(f"wrote {tmp_path / 'report.html'} (")
-    assert told.err.startswith(f"error: workdir: got {tmp_path} (") and told.err.count("\n") == 1
+    output = capsys.readouterr()
+    assert ended.value.code == 2 and output.out.startswith(f"wrote {tmp_path / 'report.html'} (")
+    assert (
+        output.err.startswith(f"error: workdir: got {tmp_path} (") and output.err.count("\n") == 1
+    )
     assert "index.html" not in (tmp_path / "report.html").read_text()
 
 
@@ -95,9 +97,9 @@ def test_a_run_that_cannot_be_read_is_one_sentence(tmp_path, capsys):
     (workdir / "metrics.jsonl").mkdir(parents=True)
     with pytest.raises(SystemExit) as ended:
         main(["report", f"--workdir={workdir}"])
-    told = capsys.readouterr().err
-    assert ended.value.code == 2 and told.startswith("error: ") and told.count("\n") == 1
-    assert str(tmp_path / r"\x1b[2J" / "metrics.jsonl") in told
+    output = capsys.readouterr().err
+    assert ended.value.code == 2 and output.startswith("error: ") and output.count("\n") == 1
+    assert str(tmp_path / r"\x1b[2J" / "metrics.jsonl") in output
 
 
 def test_a_mistake_is_one_sentence(tmp_path):
@@ -121,10 +123,12 @@ def test_a_folder_that_is_no_run_has_no_report(tmp_path, monkeypatch, capsys, fl
     for folder, holds in (("docs", "nothing of a run"), ("runs", "runs: b9, b10")):
         with pytest.raises(SystemExit) as ended:
             main(["report", *given, f"--{flag}={folder}"])
-        told = capsys.readouterr()
-        assert (ended.value.code, told.out) == (2, "")
-        assert told.err.startswith(f"error: --{flag}: got ")
-        assert told.err.endswith(f"{folder}, which holds {holds}; allowed: the folder of a run.\n")
+        output = capsys.readouterr()
+        assert (ended.value.code, output.out) == (2, "")
+        assert output.err.startswith(f"error: --{flag}: got ")
+        assert output.err.endswith(
+            f"{folder}, which holds {holds}; allowed: the folder of a run.\n"
+        )
     assert not list(tmp_path.rglob("*.html"))
 
 

@@ -165,22 +165,22 @@ def test_a_run_that_is_stopped_or_killed_resumes_to_the_bit(
 
 class Stop(Callback):
     def __init__(self, at):
-        self.at, self.heard = at, []
+        self.at, self.events = at, []
 
     def on_start(self, run, iteration):
-        self.heard.append(("start", iteration))
+        self.events.append(("start", iteration))
 
     def on_iteration(self, run, iteration, metrics):
-        self.heard.append(("step", iteration))
+        self.events.append(("step", iteration))
         self.metrics = {"iteration": iteration, **metrics}
         if iteration == self.at:
             run.stop("enough")
 
     def on_evaluation(self, run, iteration, metrics):
-        self.heard.append(("evaluation", iteration))
+        self.events.append(("evaluation", iteration))
 
     def on_end(self, run, error):
-        self.heard.append(("end", run.stopping))
+        self.events.append(("end", run.stopping))
 
 
 def test_a_callback_stops_a_run_between_any_two_steps(undisturbed, model, data, tmp_path):
@@ -189,14 +189,14 @@ def test_a_callback_stops_a_run_between_any_two_steps(undisturbed, model, data, 
     result = sft(config, data, tmp_path / "run", [stop])
     assert (result.stopped, result.policy, result.step) == ("enough", None, None)
     order = [("evaluation", 0), ("step", 1), ("step", 2), ("evaluation", 2), ("step", 3)]
-    assert stop.heard == [("start", 0), *order, ("end", "enough")]
+    assert stop.events == [("start", 0), *order, ("end", "enough")]
     assert stop.metrics == of_steps(result.workdir)[-1] and "time/sft_s" in stop.metrics
     shorter = shutil.copytree(tmp_path / "run", tmp_path / "shorter")
     sft(load(model, "sft.steps=3"), data, shorter)  # the last step is measured, as any run's is
     assert list(losses(shorter)) == [0, 2, 3]
     resumed = Stop(None)
     sft(config, data, tmp_path / "run", [resumed])
-    assert resumed.heard[0] == ("start", 3)
+    assert resumed.events[0] == ("start", 3)
     assert checksums(tmp_path / "run") == checksums(undisturbed.workdir)
 
 
@@ -245,9 +245,9 @@ def test_steps_in_a_row_without_a_finite_gradient_end_a_run_also_over_a_restart(
     with pytest.raises(NotLearning, match="of 2 steps in a row .* learned after step 2;"):
         sft(config, data, workdir)
     assert [line["sft/updates_skipped"] for line in of_steps(workdir)] == [1, 0, 1, 1]
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     for number, warned in enumerate([True, False, True, False], start=1):
-        assert (f"step {number}: the gradient is not finite" in told) == warned
+        assert (f"step {number}: the gradient is not finite" in output) == warned
     assert (workdir / "checkpoints" / "4" / "manifest.json").exists()
 
 
@@ -338,7 +338,7 @@ def refusal(capsys, *given):
 
 
 @pytest.mark.parametrize(
-    "lines, told",
+    "lines, message",
     [
         ([GOOD, {"messages": [USER]}], "line 2: messages: got the roles user; allowed: at least"),
         ([GOOD, GOOD, LONG], "line 3: got a conversation of"),
@@ -348,13 +348,13 @@ def refusal(capsys, *given):
     ],
 )
 def test_bad_data_is_one_sentence_before_anything_is_made(
-    lines, told, model, tmp_path, capsys, monkeypatch
+    lines, message, model, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr("seeupo_jax.runtime.build.load_policy", None)  # which would be an error
     data = cases.write(tmp_path / "bad.jsonl", lines)
     error = refusal(capsys, *cases.arguments(model, data, tmp_path / "run"))
     assert error.startswith(f"--data: {data}, ") or error.startswith("--data: ")
-    assert told in error
+    assert message in error
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
@@ -366,7 +366,7 @@ def test_options_that_demonstrations_do_not_have_are_refused(options, model, tmp
 
 
 @pytest.mark.parametrize(
-    "choice, told",
+    "choice, message",
     [
         ("sft.data=none", "--data: got none"),
         ("model.path=none", "config.model.path: got none; allowed for sft"),
@@ -382,14 +382,16 @@ def test_options_that_demonstrations_do_not_have_are_refused(options, model, tmp
         ("sft.held_out_data=none.jsonl", "config.sft.held_out_data: got 'none.jsonl', which"),
     ],
 )
-def test_choices_that_do_not_go_together_are_refused(choice, told, model, data, tmp_path, capsys):
+def test_choices_that_do_not_go_together_are_refused(
+    choice, message, model, data, tmp_path, capsys
+):
     given = cases.arguments(model, data, tmp_path / "run", "sft.patience=1")
     given = [each for each in given if not each.startswith(f"--config.{choice.split('=')[0]}=")]
     if choice.startswith("sft.data"):
         given = [each for each in given if not each.startswith("--data")]
     if choice.startswith("rollout.max_context"):
         given.append("--config.batching.buckets=(40000,)")
-    assert refusal(capsys, *given, f"--config.{choice}").startswith(told)
+    assert refusal(capsys, *given, f"--config.{choice}").startswith(message)
 
 
 def test_long_conversations_are_left_out_or_cut_and_counted(model, tmp_path, capsys):
@@ -409,18 +411,18 @@ def test_long_conversations_are_left_out_or_cut_and_counted(model, tmp_path, cap
 
 
 @pytest.mark.parametrize(
-    "choice, told",
+    "choice, message",
     [
         ("seed=1", "config.seed: got 1; allowed for this workdir, whose checkpoint has it: 0."),
         ("sft.batch_size=2", "config.sft.batch_size: got 2"),
         ("sft.train_on=last", "--data: got conversations, or tokens of them, other than"),
     ],
 )
-def test_another_run_in_a_workdir_is_refused(choice, told, undisturbed, model, data, capsys):
+def test_another_run_in_a_workdir_is_refused(choice, message, undisturbed, model, data, capsys):
     workdir = undisturbed.workdir
     given = cases.arguments(model, data, workdir, "sft.epochs=3", choice)
-    assert refusal(capsys, *given).startswith(told)
-    assert refusal(capsys, *given, "--explain").startswith(told)
+    assert refusal(capsys, *given).startswith(message)
+    assert refusal(capsys, *given, "--explain").startswith(message)
 
 
 def test_explain_says_what_would_run_and_writes_nothing(model, data, undisturbed, tmp_path, capsys):

@@ -117,9 +117,9 @@ def test_losses_and_weights_are_those_of_transformers(folder, rows, tmp_path, mo
     np.testing.assert_allclose([line["sft/loss"] for line in lines], losses, atol=1e-4)
     np.testing.assert_allclose([line["sft/grad_norm"] for line in lines], norms, rtol=1e-4)
     assert rows < 512 or lines[0]["sft/shared_fraction"] > 0.2  # smaller rows share less
-    ours = AutoModelForCausalLM.from_pretrained(result.policy, dtype=torch.float32).state_dict()
-    assert ours.keys() == weights.keys()
+    actual = AutoModelForCausalLM.from_pretrained(result.policy, dtype=torch.float32).state_dict()
+    assert actual.keys() == weights.keys()
     for name, wanted in weights.items():
-        np.testing.assert_allclose(ours[name], wanted, atol=1e-4, err_msg=name)
+        np.testing.assert_allclose(actual[name], wanted, atol=1e-4, err_msg=name)
     written = json.loads((result.policy / "config.json").read_text())
     assert written["model_type"] == transformers.AutoConfig.from_pretrained(folder).model_type

@@ -168,12 +168,12 @@ def test_the_command_writes_the_same_bits_and_what_transformers_loads(small, sto
     assert names == {file.name for file in made.iterdir()} >= {"tokenizer.model", "chat.json"}
     for name in names:
         assert (tmp_path / "out" / name).read_bytes() == (out / name).read_bytes()
-    ours, _ = from_pretrained(str(out), dtype="float32")
-    theirs = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    actual, _ = from_pretrained(str(out), dtype="float32")
+    reference = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     tokens = np.array([[5, 9, 3, 7]])
     with torch.inference_mode():
-        logits = theirs(torch.from_numpy(tokens)).logits.numpy()
-    np.testing.assert_allclose(ours(jnp.asarray(tokens)), logits, atol=1e-4)
+        logits = reference(torch.from_numpy(tokens)).logits.numpy()
+    np.testing.assert_allclose(actual(jnp.asarray(tokens)), logits, atol=1e-4)
 
 
 def test_a_mesh_changes_no_number(small, stored, tmp_path, monkeypatch):
@@ -181,8 +181,8 @@ def test_a_mesh_changes_no_number(small, stored, tmp_path, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(update, "prepare_xla", lambda: None)
     mesh = ("mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
-    spread, logged = run(made, stored, tmp_path, *mesh)
-    cases.assert_trees_close(spread, params, 1e-5)
+    sharded, logged = run(made, stored, tmp_path, *mesh)
+    cases.assert_trees_close(sharded, params, 1e-5)
     for name in ("loss", "grad_norm"):
         np.testing.assert_allclose(of(logged, name), of(done, name), rtol=1e-4, atol=1e-6)
 
@@ -293,9 +293,11 @@ def test_turn_rewards_that_are_read_unweighted_are_told(model, tmp_path):
     ):
         logged = []
         stored_update.prepare(config_of(model, choice, LATE), str(file), logged.append)
-        told = [each for each in logged if each.startswith("config.rewards does not count in the")]
-        assert len(told) == reads, choice
-        assert not told or "turn_rewards of 2 of 2 lines, which advantage=" in told[0]
+        reported = [
+            each for each in logged if each.startswith("config.rewards does not count in the")
+        ]
+        assert len(reported) == reads, choice
+        assert not reported or "turn_rewards of 2 of 2 lines, which advantage=" in reported[0]
 
 
 def test_what_differs_between_turns_is_told_of_the_turns_of_a_step():
@@ -354,8 +356,8 @@ def test_turn_rewards_of_lines_that_begin_alike_compare_the_turns_that_follow(mo
         (9, 2): [score[9][2], score[6][2]],
     }
     for (line, turn), values in siblings.items():
-        spread = np.std(values, ddof=1) + 1e-6 if len(values) > 1 else 1.0
-        wanted = (values[0] - np.mean(values)) / spread
+        deviation = np.std(values, ddof=1) + 1e-6 if len(values) > 1 else 1.0
+        wanted = (values[0] - np.mean(values)) / deviation
         np.testing.assert_allclose(done["turn_advantages"][line][turn], wanted, atol=1e-5)
     assert done["turn_advantages"][2] is None
     made = cases.learner(**RECIPES["slate"] | {"kl_coef": 0.1})

@@ -111,7 +111,7 @@ def read_trajectories(
             f"{path}: turn_rewards do not add up to reward in {mismatched} of {len(given)} lines"
             " that have them: estimators of trajectories read reward, others turn_rewards."
         )
-    _check_together(trajectories, path, grouped)
+    _check_learnable(trajectories, path, grouped)
     if not forks:
         return trajectories
     trajectories = find_forks(trajectories)
@@ -300,7 +300,7 @@ def _check_names(trajectories: Sequence[Trajectory]) -> None:
             )
 
 
-def _check_together(trajectories: Sequence[Trajectory], path: str | Path, grouped: bool) -> None:
+def _check_learnable(trajectories: Sequence[Trajectory], path: str | Path, grouped: bool) -> None:
     if not trajectories:
         raise ValueError(f"{path}: got no line; allowed: a JSON object for each trajectory.")
     _check_names(trajectories)

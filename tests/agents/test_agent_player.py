@@ -165,16 +165,16 @@ async def talk(session, *words, **options):
 
 
 def test_an_agents_calls_are_its_turns_and_its_reward_the_episodes():
-    told = []
+    logged = []
 
     async def agent(task, session):
-        told.append(task)
+        logged.append(task)
         await talk(session, "a", "b", tools=(TOOL,))
         return AgentResult(0.75, 0.5, info={"mood": "good"})
 
     engine = Telling()
     trajectory = play_one(agent, engine=engine, data=lambda task_id, split: [task_id, split])
-    (task,) = told
+    (task,) = logged
     assert (task.task_id, task.split, task.data) == ("task", "test", ["task", "test"])
     assert (task.seed, task.max_turns) == (5, 4)
     assert task.episode_seed == Request("task", 0, 0).episode_seed(seed=5, iteration=1)
@@ -362,12 +362,12 @@ def test_a_client_that_vanishes_leaves_no_turn(where):
 
     async def agent(task, session):
         (answer,) = await talk(session, "a")
-        heard = asyncio.Event()
+        received = asyncio.Event()
         again = ask("a", assistant(answer.content), "b")
-        call = session.complete(again, lambda piece: heard.set())
+        call = session.complete(again, lambda piece: received.set())
         vanishing = asyncio.ensure_future(call)
         if where == "sampling":
-            await heard.wait()
+            await received.wait()
         else:
             await asyncio.sleep(0)
         vanishing.cancel()
@@ -644,10 +644,12 @@ async def restless(task, session):
 
     with contextlib.suppress(CallRefused):
         while True:
-            chosen = [histories[-1 if rng.random() < 0.7 else 0] for _ in range(rng.integers(1, 4))]
+            continued = [
+                histories[-1 if rng.random() < 0.7 else 0] for _ in range(rng.integers(1, 4))
+            ]
             if rng.random() < 0.15:
-                chosen.append((user(f"8 {len(histories)}"),))
-            await asyncio.gather(*map(ask_one, chosen))
+                continued.append((user(f"8 {len(histories)}"),))
+            await asyncio.gather(*map(ask_one, continued))
     return float(rng.random())
 
 

@@ -192,6 +192,6 @@ def test_a_run_resumes_and_an_evaluation_goes_on_with_the_same_agent_wherever_it
             check_same_run(from_dict({"agent": agent}), other)
     a, b, c = (made_by(from_dict({"agent": agent})) for agent in (plain, first, second))
     assert len({a, b, c}) == 3 and made_by(from_dict({"agent": {"port": 5}})) == a
-    told = [evaluation_settings(from_dict({"agent": x}), "test", 1, {}) for x in (plain, first)]
-    assert "config.agent" not in told[0] and told[1]["config.agent"]["command"] == "sh a"
-    assert not {"host", "port", "output_kib"} & told[1]["config.agent"].keys()
+    reported = [evaluation_settings(from_dict({"agent": x}), "test", 1, {}) for x in (plain, first)]
+    assert "config.agent" not in reported[0] and reported[1]["config.agent"]["command"] == "sh a"
+    assert not {"host", "port", "output_kib"} & reported[1]["config.agent"].keys()

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from chat_cases import encode, library_tokens, make, raw_text
-from lineage_cases import HERMES, CharTokenizer, ask, assistant, heard, say, user
+from lineage_cases import HERMES, CharTokenizer, ask, assistant, context_tokens, say, user
 
 from seeupo_jax.agents.calls import CallRefused, HistoryMessage, ModelCall
 from seeupo_jax.agents.lineages import Lineages, check_length
@@ -30,9 +30,9 @@ def play(lineages, call, text, *, answer=None, end=True):
     """A turn, and what the client was told."""
     turn = lineages.begin(lineages.read(call))
     tokens = say(text, end=end)
-    told = assistant(*_parted(text)) if answer is None else answer
-    lineages.act(turn, tokens, [-1.0] * len(tokens), told)
-    return told
+    answered = assistant(*_parted(text)) if answer is None else answer
+    lineages.act(turn, tokens, [-1.0] * len(tokens), answered)
+    return answered
 
 
 def _parted(text):
@@ -40,7 +40,7 @@ def _parted(text):
     return content, *calls
 
 
-def told(segment):
+def describe(segment):
     """A segment as a readable list: context as text, each turn's number with its text."""
     parts = []
     pairs = zip(segment.turn_L.tolist(), segment.tokens_L.tolist(), strict=True)
@@ -51,7 +51,7 @@ def told(segment):
 
 
 def segments(lineages):
-    return [told(segment) for segment in lineages.segments()]
+    return [describe(segment) for segment in lineages.segments()]
 
 
 def test_a_history_that_goes_on_is_one_segment():
@@ -75,13 +75,15 @@ def test_arguments_of_calls_count_in_a_length_before_they_are_tokenised():
 
 # How clients send our answer back.
 REWRITTEN = {
-    "as it was": lambda told: told,
-    "white space": lambda told: dataclasses.replace(told, content=f"\n {told.content}  "),
-    "other order and numbers": lambda told: dataclasses.replace(
-        told, calls=(ToolCall("look", {"at": {"a": [1, "x"], "b": 1.0}}),)
+    "as it was": lambda answered: answered,
+    "white space": lambda answered: dataclasses.replace(
+        answered, content=f"\n {answered.content}  "
     ),
-    "through JSON": lambda told: dataclasses.replace(
-        told, calls=(ToolCall("look", json.loads(json.dumps(LOOK.arguments, indent=2))),)
+    "other order and numbers": lambda answered: dataclasses.replace(
+        answered, calls=(ToolCall("look", {"at": {"a": [1, "x"], "b": 1.0}}),)
+    ),
+    "through JSON": lambda answered: dataclasses.replace(
+        answered, calls=(ToolCall("look", json.loads(json.dumps(LOOK.arguments, indent=2))),)
     ),
 }
 
@@ -175,13 +177,13 @@ def test_what_differs_begins_a_segment_with_all_before_as_context(change):
     play(lineages, ask("hi"), "yes")
     play(lineages, call, "no")
     first, second = lineages.segments()
-    assert told(first) == ["/hi//", (0, "yes/")]
+    assert describe(first) == ["/hi//", (0, "yes/")]
     shown = [{"role": "system", "content": "look"}] if call.tools else []
     written = [
         {"role": m.role, "content": HERMES.render(m.content, m.calls) if m.calls else m.content}
         for m in call.messages
     ]
-    context = heard([*shown, *written])
+    context = context_tokens([*shown, *written])
     assert second.tokens_L.tolist() == [*context, *say("no")]
     assert second.turn_L.tolist() == [CONTEXT] * len(context) + [1] * 3
     sent = [m for m in lineages.messages() if "history" in m]
@@ -294,11 +296,15 @@ class Oracle:
             if alike:
                 found = max(found or (0, 0, 0), (len(whole), self.goes_on(place) is None, place))
         if found is None:
-            context = heard([*as_messages(call.tools), *as_messages(call.messages)])
+            context = context_tokens([*as_messages(call.tools), *as_messages(call.messages)])
         else:
             known, _, place = found
             before = self.turns[place]
-            context = [*before.context, *before.action, *heard(as_messages(call.messages[known:]))]
+            context = [
+                *before.context,
+                *before.action,
+                *context_tokens(as_messages(call.messages[known:])),
+            ]
         parent = found[2] if found is not None and found[1] else None
         self.turns.append(OracleTurn(call, context, parent))
         return context

@@ -112,8 +112,8 @@ def test_logprobs_are_those_of_every_sampled_token(client):
 def test_a_logprob_that_is_unknown_is_what_openai_writes_then(client, session, monkeypatch):
     say = session._say
 
-    def unknown(*told):
-        return dataclasses.replace(say(*told), logp=(-0.5, math.nan))
+    def unknown(*reported):
+        return dataclasses.replace(say(*reported), logp=(-0.5, math.nan))
 
     monkeypatch.setattr(session, "_say", unknown)
     (choice,) = ask(client, "abcdé", logprobs=True).choices

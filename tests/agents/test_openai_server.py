@@ -505,10 +505,10 @@ def test_a_collection_plays_on_a_server_what_the_policy_would_play(server):
 
 
 def test_a_listener_hears_the_whole_action_and_keeps_its_beginning(server):
-    heard = []
+    received = []
 
     def listen(tokens):
-        heard.append((list(tokens), threading.current_thread()))
+        received.append((list(tokens), threading.current_thread()))
         return 2
 
     turn = next(t for t in map(turn_of, range(30)) if len(sampled(t)[0]) > 3)
@@ -517,7 +517,7 @@ def test_a_listener_hears_the_whole_action_and_keeps_its_beginning(server):
         (action,) = finish(engine)
     tokens, logp = sampled(turn)
     assert (action.tokens, action.logp) == (tokens[:2], logp[:2])
-    assert heard == [(tokens, threading.current_thread())]
+    assert received == [(tokens, threading.current_thread())]
 
 
 def test_a_cancelled_turn_brings_no_action(server):

@@ -41,9 +41,9 @@ REWRITTEN = {
 }
 
 
-@pytest.mark.parametrize("ours", REWRITTEN.values(), ids=REWRITTEN)
-def test_a_history_that_says_the_same_continues(remembered, ours):
-    found = remembered.find([SYSTEM, USER, ours, NEXT, USER], (TOOL,))
+@pytest.mark.parametrize("actual", REWRITTEN.values(), ids=REWRITTEN)
+def test_a_history_that_says_the_same_continues(remembered, actual):
+    found = remembered.find([SYSTEM, USER, actual, NEXT, USER], (TOOL,))
     assert found is not None and found.answered.tokens == 10
     assert found.messages == (NEXT, USER)
 

@@ -73,8 +73,8 @@ def test_a_cut_episode_goes_on_with_its_last_value():
             results[1][n, mask_L], expected_A + value_A, rtol=1e-4, atol=1e-5
         )
     plain = generalized_advantage(value_NL, reward_NL, mask_NL, **choices)
-    nobody = generalized_advantage(value_NL, reward_NL, mask_NL, np.zeros(6, bool), **choices)
-    np.testing.assert_array_equal(nobody, plain)
+    empty = generalized_advantage(value_NL, reward_NL, mask_NL, np.zeros(6, bool), **choices)
+    np.testing.assert_array_equal(empty, plain)
     assert not np.allclose(results[0][1], plain[0][1])
 
 

@@ -58,11 +58,11 @@ def setup():
 @needs_libtpu
 def test_the_parts_of_memory_are_these_to_the_byte(report):
     matrices = 2 * (384 * 3 * 256 + 256 * 384 + 3 * 384 * 384) + 1_024 * 384
-    across_fsdp, everywhere = (2 * 2 + 1) * 384, 2 * 2 * 128  # norms of width; of queries and keys
-    parameters = 4 * (matrices // 4 + across_fsdp // 2 + everywhere)
-    assert report["parameters"] == matrices + across_fsdp + everywhere
+    across_fsdp, replicated = (2 * 2 + 1) * 384, 2 * 2 * 128  # norms of width; of queries and keys
+    parameters = 4 * (matrices // 4 + across_fsdp // 2 + replicated)
+    assert report["parameters"] == matrices + across_fsdp + replicated
     # Matrices of bfloat16 cut over the two devices of the sampler's tensor axis; norms are float32.
-    copied = 2 * matrices // 2 + 4 * (across_fsdp + everywhere)
+    copied = 2 * matrices // 2 + 4 * (across_fsdp + replicated)
     assert report["parts"] == {
         "parameters": parameters,
         "optimizer": 2 * parameters + 4,
@@ -154,8 +154,8 @@ def test_what_does_not_fit_is_told_and_exits_1(capsys):
     wide = ("--config.model.head_dim=512", "--config.model.dtype=float32")  # eight times the bytes
     flags = (*wide, "--config.rollout.tasks=10000", "--programs=rollout/decode")
     assert run(*flags) == 1
-    told = capsys.readouterr().out
-    assert re.search(r"rollout: fits: no: rollout/decode \d+x32: .*exceed.*HBM.*\.\n", told)
+    output = capsys.readouterr().out
+    assert re.search(r"rollout: fits: no: rollout/decode \d+x32: .*exceed.*HBM.*\.\n", output)
 
 
 @needs_libtpu
@@ -322,16 +322,16 @@ def test_the_layout_of_the_shortest_iteration_is_found_and_written(tmp_path, cap
     file.write_text('{"v5p:4x4x4": {"mesh": {"fsdp": 64}}}')
     choices = ("--config.offload.optimizer=True", "--programs=rollout/reshard")
     assert run(f"--tune={file}", *choices) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     found = json.loads(file.read_text())
     assert found.keys() == {"v5p:4x4x4", "v5e:2x2"}  # others' stay
     tuned = found["v5e:2x2"]
     searched = {"mesh", "model.remat", "rollout.mesh", "rollout.concurrency"}
     assert tuned.keys() == {"offload.optimizer", *searched}  # what it was found with
     assert tuned["model.remat"] == "none" and tuned["rollout.concurrency"] == 8
-    assert told.count("an iteration of") == 2
+    assert output.count("an iteration of") == 2
     mesh = " x ".join(f"{axis} {size}" for axis, size in tuned["mesh"].items() if size > 1)
-    assert f"mesh: {mesh}; the sampler's: " in told
+    assert f"mesh: {mesh}; the sampler's: " in output
 
 
 @needs_libtpu
@@ -374,9 +374,9 @@ def test_a_compiler_that_fails_ends_no_search(tmp_path, capsys, monkeypatch, end
     monkeypatch.setattr(tune, "COMPILED", 1)
     monkeypatch.setattr(tune, "_figures", end)
     assert run(f"--tune={tmp_path / 'layouts.json'}") == 2
-    told = capsys.readouterr()
-    assert "model.remat none: the compiler fails" in told.out
-    assert told.err.startswith("error: --tune: none of the layouts that were compiled fits")
+    output = capsys.readouterr()
+    assert "model.remat none: the compiler fails" in output.out
+    assert output.err.startswith("error: --tune: none of the layouts that were compiled fits")
 
 
 @needs_libtpu

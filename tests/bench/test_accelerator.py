@@ -68,8 +68,8 @@ def test_the_command_goes_on_with_what_is_left_and_writes_the_page(
     probed(monkeypatch)
     page = tmp_path / "page.md"
     bench.main(["bench", "accelerator", f"--out={out}", "--rehearse", f"--page={page}"])
-    told = capsys.readouterr().out
-    assert [line.partition(":")[0] for line in told.splitlines() if "begins" in line] == [PROCESS]
+    output = capsys.readouterr().out
+    assert [line.partition(":")[0] for line in output.splitlines() if "begins" in line] == [PROCESS]
     assert {name: (out / name).read_bytes() for name in before} == before
     text = page.read_text()
     assert text == (out / command.PAGE).read_text()

@@ -159,8 +159,8 @@ def test_sides_that_differ_are_told_with_what_differs():
 
 
 def test_without_pytorch_or_a_known_peak_our_side_stands_alone():
-    ours = side(2.0, flops=2e12, flops_again=0.0)
-    alone = figures(against=None, peak_flops=None, contenders={JAX: ours})
+    actual = side(2.0, flops=2e12, flops_again=0.0)
+    alone = figures(against=None, peak_flops=None, contenders={JAX: actual})
     found = {"update_bfcl_0.5b": done(figures=alone)}
     unknown = DEVICE | {"peak_flops": None, "free_bytes": None}
     text = page(PIECES, found, {}, unknown, rehearsal=False)

@@ -28,18 +28,18 @@ put(status="done", checks=[check], error=None)
 """
 
 
-def job(out, name, *told, limit_s=30.0, about_s=0.0):
+def job(out, name, *reported, limit_s=30.0, about_s=0.0):
     file = str(out / f"{name}.json")
-    commands = [[sys.executable, "-S", "-c", PIECE, file, each] for each in told]
+    commands = [[sys.executable, "-S", "-c", PIECE, file, each] for each in reported]
     return Job(name, commands, limit_s, about_s)
 
 
 def run(jobs, out, budget_s=60.0):
-    heard = []
+    received = []
     reasons = work_through(
-        jobs, out, budget_s=budget_s, environment=os.environ, report=heard.append
+        jobs, out, budget_s=budget_s, environment=os.environ, report=received.append
     )
-    return reasons, heard
+    return reasons, received
 
 
 def test_whatever_becomes_of_a_piece_the_next_one_runs(tmp_path):
@@ -49,7 +49,7 @@ def test_whatever_becomes_of_a_piece_the_next_one_runs(tmp_path):
         job(tmp_path, "hangs", "wait", limit_s=4.0),
         job(tmp_path, "works", ""),
     ]
-    reasons, heard = run(jobs, tmp_path)
+    reasons, received = run(jobs, tmp_path)
     found = {each.name: read(tmp_path / f"{each.name}.json") for each in jobs}
     assert reasons == {}
     assert {name: values["status"] for name, values in found.items()} == {
@@ -68,7 +68,7 @@ def test_whatever_becomes_of_a_piece_the_next_one_runs(tmp_path):
         "raises",
         "hangs",
     ]
-    assert heard[-1].startswith("works: done in ")
+    assert received[-1].startswith("works: done in ")
 
 
 def test_a_second_start_runs_what_is_left_and_what_failed_last(tmp_path):

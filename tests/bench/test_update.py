@@ -83,13 +83,13 @@ def test_the_sampler_computes_every_token_once_and_resending_does_not(results, c
     assert_alone(first, found)
     keep(results, "rollout", found)
     # What is shared is shared by whole pages; the least of all is each token once.
-    ours = found["contenders"][JAX]
-    assert 1 <= ours["waste"] < 1.1
+    actual = found["contenders"][JAX]
+    assert 1 <= actual["waste"] < 1.1
     assert found["contenders"][rollout.RESENT]["waste"] > 1.5
-    assert 0 < ours["prefill_s"] + ours["decode_s"] <= ours["most_s"]
+    assert 0 < actual["prefill_s"] + actual["decode_s"] <= actual["most_s"]
     printed = capsys.readouterr().out
     assert printed.startswith(f"{found['ratio']:.2f}x")
-    assert f"{ours['decode_s']:.2f} s decoding" in printed
+    assert f"{actual['decode_s']:.2f} s decoding" in printed
 
 
 def test_an_iteration_is_a_rollout_and_a_sweep(results, capsys):
@@ -98,9 +98,9 @@ def test_an_iteration_is_a_rollout_and_a_sweep(results, capsys):
     assert found["against"] == EAGER
     for one in found["contenders"].values():
         assert one["rollout_s"] + one["sweep_s"] == pytest.approx(one["median_s"])
-    kept, ours = (found["contenders"][name] for name in (f"{EAGER}, {rollout.CACHE_KEPT}", JAX))
+    kept, actual = (found["contenders"][name] for name in (f"{EAGER}, {rollout.CACHE_KEPT}", JAX))
     # Packed rows with the cache kept, which may be faster, have another ratio.
-    assert found["over_kept"]["ratio"] == pytest.approx(kept["median_s"] / ours["median_s"])
+    assert found["over_kept"]["ratio"] == pytest.approx(kept["median_s"] / actual["median_s"])
     assert capsys.readouterr().out.startswith(f"{found['ratio']:.2f}x")
 
 

@@ -125,9 +125,9 @@ def test_order_desk_reads_as_the_environment_writes():
         looked_up = f'{{"customer_id": "{task.customers[task.customer].customer_id}"}}'
         answer = [{"role": "tool", "content": looked_up}]
         begun = tokenizer.begin(messages, tools)
-        heard = begun.extend([], answer).tokens[len(prompt) :]
+        received = begun.extend([], answer).tokens[len(prompt) :]
         for conversation in groups_of(workload)[group]:
-            assert list(conversation.observations[0]) == heard
+            assert list(conversation.observations[0]) == received
     assert workload.vocab_size == tokenizer.vocab_size
 
 

@@ -271,8 +271,8 @@ def test_tints_are_of_the_record_and_their_scale_is_printed(tmp_path, page, tint
 
 @pytest.mark.parametrize("tint", ["weight", "gap", "entropy"])
 def test_numbers_nobody_computed_are_said_to_be_missing(tmp_path, page, tint):
-    nobody = [None] * 2
-    made = sampled(nobody, nobody, nobody)
+    empty = [None] * 2
+    made = sampled(empty, empty, empty)
     go(page, write_one(tmp_path, **made, weights=[None]), f"#train/0/0/0?tint={tint}")
     expect(page.locator(".legend")).to_contain_text("hold no such numbers")
     expect(page.locator(".turn .token.none").first).to_be_visible()
@@ -421,11 +421,11 @@ def test_hostile_text_is_text_everywhere(tmp_path, page, screenshot):
 )
 def test_the_page_refuses_markup_scripts_and_addresses_of_others(run, page, attempt, refused):
     go(page, run)
-    told = page.evaluate(
+    reported = page.evaluate(
         f"async () => {{ try {{ {attempt}; return 'done'; }}"
         " catch (error) { return error.message; } }"
     )
-    assert refused in told
+    assert refused in reported
     assert not [text for text in page.wrong if "asked the network" in text]
     page.wrong.clear()
 

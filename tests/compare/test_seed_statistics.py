@@ -17,14 +17,14 @@ from seeupo_jax.compare.seed_statistics import (
 
 @pytest.mark.parametrize("count", [2, 3, 8])
 def test_paired_differences_are_scipys(count):
-    ours, theirs = np.random.default_rng(count).random((2, count))
-    found = paired_difference(ours, theirs)
-    wanted = stats.ttest_rel(ours, theirs)
+    actual, reference = np.random.default_rng(count).random((2, count))
+    found = paired_difference(actual, reference)
+    wanted = stats.ttest_rel(actual, reference)
     low, high = wanted.confidence_interval(0.95)
     estimate = found.estimate
     np.testing.assert_allclose(found.p, wanted.pvalue, rtol=1e-10)
     np.testing.assert_allclose(
-        [estimate.value, estimate.low, estimate.high], [(ours - theirs).mean(), low, high]
+        [estimate.value, estimate.low, estimate.high], [(actual - reference).mean(), low, high]
     )
 
 
@@ -47,14 +47,18 @@ def test_pairs_without_both_values_are_left_out():
 
 @pytest.mark.parametrize("count", [2, 5, 8])
 def test_differences_that_are_all_the_same_have_scipys_sign_test_and_no_interval(count):
-    ours = np.linspace(0.3, 0.8, count)
+    actual = np.linspace(0.3, 0.8, count)
     # One episode of 256; the second as results have it, of six digits.
-    for theirs in (ours - 1 / 256, np.round(np.round(ours, 6) - 1 / 256, 6), ours + 1 / 256):
-        found = paired_difference(ours, theirs)
+    for reference in (
+        actual - 1 / 256,
+        np.round(np.round(actual, 6) - 1 / 256, 6),
+        actual + 1 / 256,
+    ):
+        found = paired_difference(actual, reference)
         assert found.p == stats.binomtest(count, count).pvalue
         assert abs(found.estimate.value) == pytest.approx(1 / 256, abs=1e-6)
         assert math.isnan(found.estimate.low) and math.isnan(found.estimate.high)
-    assert paired_difference(ours, ours).p == 1
+    assert paired_difference(actual, actual).p == 1
 
 
 def test_holms_correction_by_hand():

@@ -49,14 +49,14 @@ def test_cells_are_what_the_study_says(tmp_path):
     ]
     assert [cell.config.optimizer.learning_rate for cell in tuning] == [1e-3, 1e-2] * 2
     assert [cell.config.algorithm.minibatches_per_turn for cell in tuning] == [1, 1, 2, 2]
-    chosen = {"seeupo": {RATE: 1e-2}, "grpo": {RATE: 1e-3}}
-    assert [cell.name for cell in study.cells("final", chosen)] == [
+    tuned = {"seeupo": {RATE: 1e-2}, "grpo": {RATE: 1e-3}}
+    assert [cell.name for cell in study.cells("final", tuned)] == [
         "seeupo learning_rate=0.01 seed 0",
         "grpo learning_rate=0.001 seed 0",
         "seeupo learning_rate=0.01 seed 1",
         "grpo learning_rate=0.001 seed 1",
     ]
-    (ablation, _) = study.cells("ablation", chosen)
+    (ablation, _) = study.cells("ablation", tuned)
     assert ablation.config.algorithm.weight_clip is None
     assert ablation.config.optimizer.learning_rate == 1e-2
     assert {cell.variant for cell in study.cells("final", {"grpo": {RATE: 1e-3}})} == {"grpo"}
@@ -350,9 +350,9 @@ def test_a_study_that_was_killed_and_resumed_gives_the_same_page(tmp_path, monke
     assert (parted / "study.md").read_text() == page
     after = {result.key: result for result in read_results(parted / "study")}
     assert {key: after[key] for key in before} == before
-    for mine, theirs in zip(read_results(whole / "study"), after.values(), strict=True):
+    for mine, reference in zip(read_results(whole / "study"), after.values(), strict=True):
         same = {"cpu_s": None}
-        assert dataclasses.replace(mine, **same) == dataclasses.replace(theirs, **same)
+        assert dataclasses.replace(mine, **same) == dataclasses.replace(reference, **same)
     assert not [file for file in (parted / "run").iterdir() if file.is_dir()]
 
     (parted / "study").rename(tmp_path / "study")  # all that the page needs
@@ -376,8 +376,8 @@ def test_a_cell_that_another_process_trains_is_waited_for(tmp_path, monkeypatch)
     study = study_of(tmp_path, overrides=["model.path=nowhere"])
     places = Places(tmp_path / "run", tmp_path / "results")
     last, *others = study.cells("tuning", {})
-    chosen = {"seeupo": last.point, "grpo": last.point}
-    for cell in (*others, *study.cells("final", chosen), *study.cells("ablation", chosen)):
+    tuned = {"seeupo": last.point, "grpo": last.point}
+    for cell in (*others, *study.cells("final", tuned), *study.cells("ablation", tuned)):
         add_result(places.results, done(cell))
     waits = []
 

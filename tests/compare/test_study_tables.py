@@ -23,8 +23,8 @@ from seeupo_jax.compare.study_tables import (
 
 def test_a_recipe_is_compared_seed_by_seed_with_those_that_are_corrected_together(tmp_path):
     study = study_of(tmp_path, "study['seeds'] = range(4)")
-    chosen = {name: grid_points(grid)[0] for name, grid in study.tuning.items()}
-    cells = study.cells("final", chosen)
+    tuned = {name: grid_points(grid)[0] for name, grid in study.tuning.items()}
+    cells = study.cells("final", tuned)
     after = {"seeupo": (0.9, 0.8, 0.95, 0.85), "grpo": (0.5, 0.6, 0.55, 0.4)}
     results = by_key([done(cell, after=after[cell.variant][cell.seed]) for cell in cells])
     seeupo, grpo = lines_of(cells, results)
@@ -41,8 +41,8 @@ def test_a_recipe_is_compared_seed_by_seed_with_those_that_are_corrected_togethe
 
 def test_areas_are_up_to_what_both_have_got_to(tmp_path):
     study = study_of(tmp_path)
-    chosen = {name: grid_points(grid)[0] for name, grid in study.tuning.items()}
-    cells = study.cells("final", chosen)
+    tuned = {name: grid_points(grid)[0] for name, grid in study.tuning.items()}
+    cells = study.cells("final", tuned)
     results = by_key(
         [
             done(cell, (0.2, 0.4, 0.6) if cell.variant == "seeupo" else (0.1, 0.1), tokens=100)

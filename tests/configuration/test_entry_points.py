@@ -146,9 +146,9 @@ def test_a_recipe_of_ones_own_is_a_function_or_a_dict(recipe, tmp_path):
     file.write_text(
         "def get_config():\n    return {'algorithm': {'scale': 'none', 'ratio': 'x'}}\n"
     )
-    chosen = load_config(file, [f"recipe={recipe}", "algorithm.weight=off"]).algorithm
+    algorithm = load_config(file, [f"recipe={recipe}", "algorithm.weight=off"]).algorithm
     # What the recipe leaves out is SeeUPO's, whatever the file has.
-    assert (chosen.ratio, chosen.scale, chosen.weight) == ("token", "batch", "off")
+    assert (algorithm.ratio, algorithm.scale, algorithm.weight) == ("token", "batch", "off")
 
 
 @pytest.mark.parametrize(

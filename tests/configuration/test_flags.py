@@ -77,9 +77,9 @@ def test_a_flag_that_the_command_does_not_read_is_refused(command, capsys, tmp_p
     others = set().union(*(flags_of(each) for each in COMMANDS)) - own
     assert len(others) > 20
     for other in sorted(others):
-        told = refusal(command, capsys, tmp_path, f"--{other}=1")
-        assert told.startswith(f"--{other}: {command} has no such flag;"), told
-        assert all(f"--{name}" in told for name in own - {"help"})
+        reported = refusal(command, capsys, tmp_path, f"--{other}=1")
+        assert reported.startswith(f"--{other}: {command} has no such flag;"), reported
+        assert all(f"--{name}" in reported for name in own - {"help"})
 
 
 def test_flags_of_evaluation_and_export_are_not_trainings(capsys, tmp_path):
@@ -91,20 +91,20 @@ def test_flags_of_evaluation_and_export_are_not_trainings(capsys, tmp_path):
 def test_a_misspelt_flag_is_reported_with_the_nearest(command, capsys, tmp_path):
     flag = sorted(flags_of(command) - {"help", "k", "lr"}, key=len)[-1]
     wrong = flag[:-2] + flag[-1]
-    told = refusal(command, capsys, tmp_path, f"--{wrong}=1")
-    assert told.startswith(f"--{wrong}: {command} has no such flag; did you mean --{flag}?")
+    reported = refusal(command, capsys, tmp_path, f"--{wrong}=1")
+    assert reported.startswith(f"--{wrong}: {command} has no such flag; did you mean --{flag}?")
 
 
 @EVERY
 def test_what_is_no_flag_is_refused(command, capsys, tmp_path):
-    told = refusal(command, capsys, tmp_path, "stray")
-    assert told == f"{command}: got 'stray'; allowed: flags only, as --NAME=VALUE.\n"
+    reported = refusal(command, capsys, tmp_path, "stray")
+    assert reported == f"{command}: got 'stray'; allowed: flags only, as --NAME=VALUE.\n"
 
 
 @pytest.mark.parametrize("command", ["report", "lab", "bench update"])
 def test_a_command_without_a_configuration_refuses_its_fields(command, capsys, tmp_path):
-    told = refusal(command, capsys, tmp_path, "--config.seed=1")
-    assert told.startswith(f"--config.seed: {command} has no such flag;")
+    reported = refusal(command, capsys, tmp_path, "--config.seed=1")
+    assert reported.startswith(f"--config.seed: {command} has no such flag;")
 
 
 @pytest.mark.parametrize(

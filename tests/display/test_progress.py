@@ -329,8 +329,8 @@ def test_lines_that_a_narrower_terminal_has_wrapped_are_erased_too(terminal):
 def test_what_cannot_be_redrawn_gets_lines(terminal, monkeypatch, term):
     screen, clock = terminal(80), _Clock()
     monkeypatch.setenv("TERM", term)
-    chosen = "plain" if term == "xterm" else "auto"
-    with Progress(2, chosen, stream=screen.stream, clock=clock) as progress:
+    style = "plain" if term == "xterm" else "auto"
+    with Progress(2, style, stream=screen.stream, clock=clock) as progress:
         _iterate(progress, clock, 1, 2.0)
     shown = screen.end()
     assert "\x1b" not in shown and shown.startswith("iteration 1/2  success 0.71")

@@ -81,12 +81,14 @@ def test_tasks_are_texts_in_any_list():
 def test_labels_that_are_no_texts_by_name_are_refused_at_the_start_and_reported_later(
     labels, wanted
 ):
-    desk, told = Desk(kind={"b": labels}), []
+    desk, logged = Desk(kind={"b": labels}), []
     gate.check_tasks(desk, ["train"], labelled=1)
     with pytest.raises(ValueError, match=rf"^Desk\.labels\('b'\):? {wanted}$"):
         gate.check_tasks(desk, ["train"], labelled=2)
-    assert gate.labels_of(desk, ["a", "b"], told.append) == {"a": {"kind": "a"}, "b": {}}
-    assert len(told) == 1 and told[0].startswith("1 of 2 tasks have no labels: Desk.labels('b')")
+    assert gate.labels_of(desk, ["a", "b"], logged.append) == {"a": {"kind": "a"}, "b": {}}
+    assert len(logged) == 1 and logged[0].startswith(
+        "1 of 2 tasks have no labels: Desk.labels('b')"
+    )
 
 
 def test_an_environment_without_labels_has_none():

@@ -71,8 +71,8 @@ def test_falling_in_ends_the_episode_without_a_reward():
 def test_an_unknown_action_is_answered_and_changes_nothing():
     env = lake()
     env.reset("train/0", seed=0)
-    told = env.step("jump").observation[0]["content"]
-    assert told == "No action 'jump'. Actions: left, down, right, up."
+    reported = env.step("jump").observation[0]["content"]
+    assert reported == "No action 'jump'. Actions: left, down, right, up."
     for move in ("down", "down", "right", "right", "down", "right"):
         step = env.step(move)
     assert env.score() == 1.0 and step.done
@@ -150,5 +150,5 @@ def test_without_a_seed_of_the_episode_the_task_decides_everything():
     env.reset("train/1", 7, episode_seed=3)
     assert slid(env) == slid(lake(**SLIPPERY))
     words = envs.make("gymnasium_text", id="Parrot-v0")
-    told = {words.reset("train/2", 7, episode_seed=own)[0][0]["content"] for own in range(4)}
-    assert told == {words.reset("train/2", 7)[0][0]["content"]}
+    reported = {words.reset("train/2", 7, episode_seed=own)[0][0]["content"] for own in range(4)}
+    assert reported == {words.reset("train/2", 7)[0][0]["content"]}

@@ -159,8 +159,10 @@ def test_connections_are_bounded_and_one_that_ends_makes_room(token_file):
             with pytest.raises(TransientError):
                 env.reset("train/0", 0)
             with connect(server) as third:
-                told = third.makefile("rb").read()
-            assert told.startswith(b"HTTP/1.1 503 ") and b"all 2 connections are open." in told
+                reported = third.makefile("rb").read()
+            assert (
+                reported.startswith(b"HTTP/1.1 503 ") and b"all 2 connections are open." in reported
+            )
             second.close()
             deadline = time.monotonic() + 10
             while True:

@@ -153,15 +153,15 @@ def test_a_critic_moves_towards_the_returns_of_its_contexts():
 @pytest.mark.parametrize("span", [1, 2, None])
 def test_steps_are_those_of_training(order, span):
     turns_SUL, present_SUL = update_steps(Algorithm(order=order, turns_per_update=span), 5)
-    ours = [
+    actual = [
         tuple(turns_UL[present_UL])
         for turns_UL, present_UL in zip(turns_SUL, present_SUL, strict=True)
     ]
-    theirs = update_order(5, order, turns_per_update=span)
+    reference = update_order(5, order, turns_per_update=span)
     if order == "parallel":
-        ours, theirs = ([sorted(step) for step in steps] for steps in (ours, theirs))
+        actual, reference = ([sorted(step) for step in steps] for steps in (actual, reference))
         assert turns_SUL.shape[1] == -(-5 // (5 if span is None else span))
-    assert ours == theirs
+    assert actual == reference
 
 
 def test_the_last_of_three_turns_in_pairs_is_alone():

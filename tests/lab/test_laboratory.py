@@ -24,8 +24,8 @@ def test_the_same_seed_gives_the_same_numbers_alone_and_among_others():
     assert np.ptp(together.value_SI[:, -1]) > 1e-3
     np.testing.assert_allclose(together.value_SI[:, 0], PROBLEM.mean.mean(), rtol=1e-5)
     arrays = [jnp.asarray(x, jnp.float32) for x in (PROBLEM.mean, PROBLEM.probability)]
-    chosen = {"algorithm": SMALL.algorithm("seeupo"), "settings": SMALL}
-    alone = jax.jit(functools.partial(regrets, **chosen))
+    options = {"algorithm": SMALL.algorithm("seeupo"), "settings": SMALL}
+    alone = jax.jit(functools.partial(regrets, **options))
     for seed in (0, 2):
         value_I = PROBLEM.optimum - alone(*arrays, jnp.array([seed]))[0]
         np.testing.assert_allclose(value_I, together.value_SI[seed], rtol=1e-4, atol=1e-6)
@@ -73,8 +73,8 @@ WITHOUT = ["istar", "spa"]  # which need a model beside the policy
 
 @pytest.mark.parametrize("recipe", [name for name in RECIPES if name not in WITHOUT])
 def test_a_recipe_is_what_training_has_but_for_the_penalty_and_the_clips(recipe):
-    ours = dataclasses.asdict(Settings().algorithm(recipe))
-    assert {field: ours[field] for field in RECIPES[recipe]} == RECIPES[recipe] | {
+    actual = dataclasses.asdict(Settings().algorithm(recipe))
+    assert {field: actual[field] for field in RECIPES[recipe]} == RECIPES[recipe] | {
         field: value for field, value in {"kl_coef": 0.0}.items() if field in RECIPES[recipe]
     }
 

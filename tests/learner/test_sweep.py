@@ -185,9 +185,9 @@ def test_metrics_of_truncated_importance(ratio, old_policy):
 def test_what_the_sampler_recorded_reaches_nothing_without_tis_clip():
     other = cases.observe(cases.learner(), mismatched(), ref_params=reference())
     cases.assert_trees_equal(other.state, default().state)
-    ours = {k: v for k, v in other.metrics.items() if not k.startswith("logp/")}
-    assert ours.items() <= default().metrics.items()
-    assert not [name for name in ours if "tis" in name]
+    actual = {k: v for k, v in other.metrics.items() if not k.startswith("logp/")}
+    assert actual.items() <= default().metrics.items()
+    assert not [name for name in actual if "tis" in name]
 
 
 @pytest.mark.parametrize("ratio", ["geometric", "token"])

@@ -110,9 +110,9 @@ def test_the_host_is_never_far_ahead_of_the_device(monkeypatch):
 
 
 def test_a_sweep_says_how_many_of_its_steps_the_device_has_done():
-    heard = []
-    run(cases.learner(), on_step=lambda *logged: heard.append(logged))
-    assert heard == [(0, 4), (0, 4), (1, 4), (2, 4)]  # before each; two may be under way
+    received = []
+    run(cases.learner(), on_step=lambda *logged: received.append(logged))
+    assert received == [(0, 4), (0, 4), (1, 4), (2, 4)]  # before each; two may be under way
 
 
 @pytest.mark.parametrize(

@@ -155,29 +155,31 @@ def test_damaged_lines_are_set_aside_and_the_good_ones_kept(tmp_path, damage):
     lines = [GOOD[0], DAMAGED[damage], GOOD[1], DAMAGED[damage], GOOD[2]]
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b"\n".join(lines) + b"\n")
-    good, told = [json.loads(line) for line in GOOD], []
+    good, logged = [json.loads(line) for line in GOOD], []
     count = f"{path}: {2 * (1 + DAMAGED[damage].count(10))} of "
-    assert read_metrics(tmp_path, log=told.append) == good
-    assert len(told) == 1 and told[0].startswith(count) and "the first of them line 2" in told[0]
+    assert read_metrics(tmp_path, log=logged.append) == good
+    assert (
+        len(logged) == 1 and logged[0].startswith(count) and "the first of them line 2" in logged[0]
+    )
     before = path.read_bytes()
-    with MetricsWriter(tmp_path, log=told.append) as writer:
+    with MetricsWriter(tmp_path, log=logged.append) as writer:
         writer.resume_from(2)
         writer.write(2, {"a": 7})
     aside = tmp_path / "metrics.jsonl.damaged"
-    assert told[1].startswith(count) and told[1].endswith(f"they are set aside in {aside}")
+    assert logged[1].startswith(count) and logged[1].endswith(f"they are set aside in {aside}")
     assert aside.read_bytes() == b"".join(2 * [DAMAGED[damage] + b"\n"])
-    assert read_metrics(tmp_path, log=told.append) == [*good[:2], {"iteration": 2, "a": 7}]
+    assert read_metrics(tmp_path, log=logged.append) == [*good[:2], {"iteration": 2, "a": 7}]
     path.write_bytes(before)  # and once more, as after a kill between the two files
-    MetricsWriter(tmp_path, log=told.append).resume_from(2)
-    assert aside.read_bytes() == b"".join(4 * [DAMAGED[damage] + b"\n"]) and len(told) == 3
+    MetricsWriter(tmp_path, log=logged.append).resume_from(2)
+    assert aside.read_bytes() == b"".join(4 * [DAMAGED[damage] + b"\n"]) and len(logged) == 3
 
 
 def test_a_last_line_that_is_cut_short_is_told_by_who_resumes_alone(tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(GOOD[0] + b"\n" + GOOD[1][:-3])
-    told = []
-    assert read_metrics(tmp_path, log=told.append) == [json.loads(GOOD[0])] and told == []
-    MetricsWriter(tmp_path, log=told.append).resume_from(2)
-    assert len(told) == 1 and "1 of 2 lines are damaged, the first of them line 2" in told[0]
+    logged = []
+    assert read_metrics(tmp_path, log=logged.append) == [json.loads(GOOD[0])] and logged == []
+    MetricsWriter(tmp_path, log=logged.append).resume_from(2)
+    assert len(logged) == 1 and "1 of 2 lines are damaged, the first of them line 2" in logged[0]
     assert (tmp_path / "metrics.jsonl.damaged").read_bytes() == GOOD[1][:-3] + b"\n"
 
 
@@ -227,13 +229,13 @@ def test_a_tracker_that_fails_is_told_once_and_the_others_go_on(tmp_path, monkey
 
     monkeypatch.setitem(TRACKERS, "wandb", lambda *_: Broken())
     monkeypatch.setattr(metrics_log, "check_trackers", lambda _: None)
-    told = []
-    with MetricsWriter(tmp_path, ["wandb", "tensorboard"], log=told.append) as writer:
+    logged = []
+    with MetricsWriter(tmp_path, ["wandb", "tensorboard"], log=logged.append) as writer:
         for iteration in (1, 2):
             writer.write(iteration, {"a": 1.0})
             writer.draw(iteration, {}, [])
     why = "ConnectionResetError: the service is gone"
-    assert told == [f"wandb failed ({why}); nothing more is written to it"]
+    assert logged == [f"wandb failed ({why}); nothing more is written to it"]
     assert _scalars(tmp_path) == {(1, "a"): 1.0, (2, "a"): 1.0}
     assert [line["iteration"] for line in read_metrics(tmp_path)] == [1, 2]
 

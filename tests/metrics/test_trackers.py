@@ -16,7 +16,7 @@ from tensorboard_cases import events_of
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.metrics.metrics_log import MetricsWriter
 from seeupo_jax.metrics.samples import histograms_of, samples_of
-from seeupo_jax.metrics.trackers import Sample, _kept_id, as_code, check_trackers
+from seeupo_jax.metrics.trackers import Sample, _stored_id, as_code, check_trackers
 from seeupo_jax.types import Trajectory, TrajectoryStats
 
 HOSTILE = "# title\n<script>alert(1)</script>\n```\n| a |\r\n\x85[x](javascript:1)\u2028**b**"
@@ -149,12 +149,12 @@ def test_the_id_of_a_run_is_the_environments_or_the_kept_one_or_new(tmp_path, mo
     monkeypatch.delenv("WANDB_RUN_ID", raising=False)
     file = tmp_path / "run-id.txt"
     file.write_text("")  # of a machine that stopped as it was written
-    number = _kept_id(tmp_path)
-    assert number and _kept_id(tmp_path) == number == file.read_text().strip()
+    number = _stored_id(tmp_path)
+    assert number and _stored_id(tmp_path) == number == file.read_text().strip()
     monkeypatch.setenv("WANDB_RUN_ID", "mine")
-    assert _kept_id(tmp_path) == "mine"
+    assert _stored_id(tmp_path) == "mine"
     monkeypatch.delenv("WANDB_RUN_ID")
-    assert _kept_id(tmp_path) == "mine"
+    assert _stored_id(tmp_path) == "mine"
 
 
 def test_wandb_without_an_account_is_told_in_a_sentence(tmp_path):

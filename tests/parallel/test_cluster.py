@@ -18,7 +18,7 @@ ABOUT = {"jax": "0.10.2", "config.seed": "0"}
 
 
 @pytest.fixture
-def begun(monkeypatch):
+def initialized(monkeypatch):
     """The processes, here threads, that got as far as to begin."""
     numbers = []
     monkeypatch.setattr(jax.distributed, "initialize", lambda _, n, i, **k: numbers.append((i, n)))
@@ -57,28 +57,28 @@ def meet(*processes, timeout_s=20):
     return [logged[index] for index in range(len(processes))]
 
 
-def test_all_begin_once_all_have_come(begun):
+def test_all_begin_once_all_have_come(initialized):
     assert meet((2, 3, ABOUT), (0, 3, ABOUT), (1, 3, ABOUT)) == [None] * 3
-    assert sorted(begun) == [(0, 3), (1, 3), (2, 3)]
+    assert sorted(initialized) == [(0, 3), (1, 3), (2, 3)]
 
 
-def test_they_meet_whatever_the_size_of_their_configuration(begun):
+def test_they_meet_whatever_the_size_of_their_configuration(initialized):
     about = ABOUT | {"config.env": "x" * 10**6}
     assert meet((0, 2, about), (1, 2, about)) == [None] * 2
 
 
-def test_the_coordinator_names_the_processes_that_did_not_come(begun):
+def test_the_coordinator_names_the_processes_that_did_not_come(initialized):
     logged = meet((0, 4, ABOUT), (2, 4, ABOUT), timeout_s=2)
-    assert logged[0] == logged[1] and not begun
+    assert logged[0] == logged[1] and not initialized
     assert logged[0].startswith("2 of 4 processes did not connect to localhost:")
     assert logged[0].endswith(" within 2 s: 1, 3.")
 
 
-def test_a_process_without_a_coordinator_gives_up_in_time(begun):
+def test_a_process_without_a_coordinator_gives_up_in_time(initialized):
     started = time.monotonic()
     (logged,) = meet((1, 2, ABOUT), timeout_s=1)
     assert "process 1 of 2 did not reach process 0 at localhost:" in logged
-    assert time.monotonic() - started < 10 and not begun
+    assert time.monotonic() - started < 10 and not initialized
 
 
 @pytest.mark.parametrize(
@@ -89,14 +89,18 @@ def test_a_process_without_a_coordinator_gives_up_in_time(begun):
         ([(1, 2, {"jax": "0.10.2"})], "config.seed: got None in process 1 and 0 in process 0"),
     ],
 )
-def test_processes_that_differ_are_all_told_how(begun, others, wanted):
+def test_processes_that_differ_are_all_told_how(initialized, others, wanted):
     logged = meet((0, 2, ABOUT), *others)
-    assert len(set(logged)) == 1 and logged[0].startswith(wanted) and not begun
+    assert len(set(logged)) == 1 and logged[0].startswith(wanted) and not initialized
 
 
-def test_a_number_that_comes_twice_is_told(begun):
+def test_a_number_that_comes_twice_is_told(initialized):
     logged = meet((0, 3, ABOUT), (1, 3, ABOUT), (1, 3, ABOUT))
-    assert len(set(logged)) == 1 and logged[0].startswith("--process_id: got 1 twice") and not begun
+    assert (
+        len(set(logged)) == 1
+        and logged[0].startswith("--process_id: got 1 twice")
+        and not initialized
+    )
 
 
 def test_the_coordinator_listens_at_its_own_address_and_no_other(bound):
@@ -141,14 +145,14 @@ def test_a_host_that_is_not_known_in_time_is_told(bound):
         join(Place("nowhere.invalid:1", 0, 2), ABOUT, timeout_s=0)
 
 
-def test_a_port_that_is_in_use_is_told(begun):
+def test_a_port_that_is_in_use_is_told(initialized):
     with socket.create_server(("", 0)) as taken:
         place = Place(f"localhost:{taken.getsockname()[1]}", 0, 2)
         with pytest.raises(ValueError, match="cannot be listened to .* allowed: a free one"):
             join(place, ABOUT, timeout_s=1)
 
 
-def test_who_says_something_else_is_not_counted(begun):
+def test_who_says_something_else_is_not_counted(initialized):
     port, logged = free_port(), []
 
     def welcome():

@@ -143,9 +143,9 @@ def test_context_cuts_the_length_of_activations_and_the_width_of_parameters():
     assert placed["up"].shard_shape(kernel.shape) == (4, 12)
     assert row_shards(mesh) == 2
     with jax.set_mesh(mesh):
-        spread = jax.jit(lambda x: constrain(x, "rows", "length", "embed"))(jnp.ones((4, 6, 16)))
+        sharded = jax.jit(lambda x: constrain(x, "rows", "length", "embed"))(jnp.ones((4, 6, 16)))
         assert [parts(name) for name in ("rows", "length", "heads", "embed")] == [2, 2, 2, 1]
-    assert spread.sharding.shard_shape((4, 6, 16)) == (2, 3, 16)
+    assert sharded.sharding.shard_shape((4, 6, 16)) == (2, 3, 16)
 
 
 def test_row_lengths_that_context_does_not_divide_are_named():
@@ -222,8 +222,8 @@ def test_constraining_without_a_mesh_does_nothing():
 
 def test_constraining_spreads_the_rows():
     with jax.set_mesh(mesh_of(data=2, fsdp=2, tensor=2)):
-        spread = jax.jit(lambda x: constrain(x, "rows", "embed"))(jnp.ones((8, 16)))
-    assert spread.sharding.shard_shape((8, 16)) == (2, 16)
+        sharded = jax.jit(lambda x: constrain(x, "rows", "embed"))(jnp.ones((8, 16)))
+    assert sharded.sharding.shard_shape((8, 16)) == (2, 16)
 
 
 def test_a_function_runs_as_it_is_where_no_mesh_is_set():

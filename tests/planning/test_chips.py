@@ -82,8 +82,8 @@ def test_a_type_that_does_not_exist_is_told_those_that_do(name, sizes):
     ["v9:2x2", "v5p", "v5p:", "v5e:16x16*0", "v5e:2x2x", "v5-16", "tpu7x-8", "v3-8", "v5p-64x2"],
 )
 def test_an_unknown_name_is_told_the_chips_and_the_types(name):
-    told = r"v4, v5e, v5p, v6e, tpu7x, or .* v5p-128, of v4, v5p, v5e, v5litepod, v6e; "
-    with pytest.raises(ValueError, match=f"--topology: got .*{told}") as error:
+    reported = r"v4, v5e, v5p, v6e, tpu7x, or .* v5p-128, of v4, v5p, v5e, v5litepod, v6e; "
+    with pytest.raises(ValueError, match=f"--topology: got .*{reported}") as error:
         parse_topology(name)
     assert repr(name) in str(error.value)
 

@@ -372,13 +372,13 @@ def test_a_mistake_is_told_in_the_runs_own_words(main, mistake, tmp_path, capsys
     arguments = [f"--config={QUICKSTART}", f"--workdir={tmp_path}/run", mistake.format(tmp_path)]
     if main == evaluate:
         arguments.append("--untrained")
-    told = []
+    logged = []
     for more in ((), ("--explain",)):
         with pytest.raises(SystemExit) as ended:
             call(main, *arguments, *more)
         assert ended.value.code == 2
-        told.append(capsys.readouterr().err)
-    assert told[0] == told[1] and told[0].startswith("error: ")
+        logged.append(capsys.readouterr().err)
+    assert logged[0] == logged[1] and logged[0].startswith("error: ")
 
 
 def test_the_commands_flag_runs_nothing(tmp_path, capsys, monkeypatch):
@@ -453,9 +453,9 @@ def test_a_shipped_14b_run_is_told_without_its_devices_model_and_benchmark(tmp_p
         timeout=300,
     )
     assert ended.returncode == 0, ended.stderr
-    told = re.sub(r"\s+", " ", ended.stdout).split("CONFIG ")[1:]
-    assert len(told) == 4
-    for file, said in zip(files, told, strict=True):
+    reported = re.sub(r"\s+", " ", ended.stdout).split("CONFIG ")[1:]
+    assert len(reported) == 4
+    for file, said in zip(files, reported, strict=True):
         # Figures of the published models: 14.77 billion parameters, 4 bytes each over 64 devices.
         count = int(re.search(r"([\d,]+) parameters, all of them", said)[1].replace(",", ""))
         assert round(count / 1e9, 2) == 14.77
@@ -472,7 +472,7 @@ def test_a_shipped_14b_run_is_told_without_its_devices_model_and_benchmark(tmp_p
 
 
 @pytest.mark.parametrize(
-    "flags, told",
+    "flags, message",
     [
         (("--devices=8",), "--devices: got 8 without --explain; allowed: with it only."),
         (
@@ -483,16 +483,18 @@ def test_a_shipped_14b_run_is_told_without_its_devices_model_and_benchmark(tmp_p
         (("--explain", "--devices=8", "--device_memory=95"), "--device_memory: got '95'; allowed:"),
     ],
 )
-def test_what_cannot_be_planned_is_one_sentence(flags, told, tmp_path, capsys):
+def test_what_cannot_be_planned_is_one_sentence(flags, message, tmp_path, capsys):
     arguments = [f"--config={QUICKSTART}", f"--workdir={tmp_path / 'run'}", *flags]
     with pytest.raises(SystemExit) as ended:
         call(train, *arguments)
     error = capsys.readouterr().err
-    assert ended.value.code == 2 and error.startswith(f"error: {told}") and error.count("\n") == 1
+    assert (
+        ended.value.code == 2 and error.startswith(f"error: {message}") and error.count("\n") == 1
+    )
 
 
 @pytest.mark.parametrize(
-    "choices, told",
+    "choices, message",
     [
         (
             ["model.path=models/unheard-of"],
@@ -503,8 +505,8 @@ def test_what_cannot_be_planned_is_one_sentence(flags, told, tmp_path, capsys):
         (["mesh.tensor=3"], "config.mesh: got "),
     ],
 )
-def test_a_mistake_is_not_what_is_missing(choices, told):
-    with pytest.raises(ValueError, match=f"^{re.escape(told)}"):
+def test_a_mistake_is_not_what_is_missing(choices, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         check_planned(load_config(QUICKSTART, choices))
 
 

@@ -48,10 +48,10 @@ def traced_step(arch, rows, length, action, refresh, share=True):
     optimizer = make_optimizer(schema.Optimizer(), total_steps=10)
     state = TrainState(params, jax.eval_shape(optimizer.init, params), SCALAR, SCALAR)
     lengths = Shapes((max(refresh, 1), length), action, rows, rows, share=share)
-    nobody = Rows((), (), (), np.zeros(0, np.int32), np.zeros(0, np.int32), 16, 0)
+    empty = Rows((), (), (), np.zeros(0, np.int32), np.zeros(0, np.int32), 16, 0)
     learner = Learner(network, optimizer, schema.Algorithm(), lengths, 0.9)
-    batch = empty_batch(nobody, lengths, learner.per_token, length=length, action=action)
-    continued = refresh_batch(nobody, empty_layout(length), [], lengths, [])[0] if refresh else None
+    batch = empty_batch(empty, lengths, learner.per_token, length=length, action=action)
+    continued = refresh_batch(empty, empty_layout(length), [], lengths, [])[0] if refresh else None
     step = functools.partial(turn_step.turn_step, network, optimizer, learner.loss_config, None)
     number_N = jax.ShapeDtypeStruct((16,), jnp.float32)
     one = jax.ShapeDtypeStruct((), jnp.float32)
@@ -98,10 +98,10 @@ def test_xla_counts_a_few_percent_more_for_all_that_is_no_product():
     """The rest is softmax, norms, activations and some 15 FLOPs a parameter of AdamW."""
     arch = changed(layers=1)
     step = traced_step(arch, 2, 64, 16, 0)
-    ours = flops.turn_step_flops(arch, 2, 64, 16, computed=True)
+    actual = flops.turn_step_flops(arch, 2, 64, 16, computed=True)
     compiled = step.lower().compile(compiler_options={"xla_backend_optimization_level": 0})
-    rest = compiled.cost_analysis()["flops"] - ours
-    assert 15 * flops.parameters(arch) < rest < 0.05 * ours
+    rest = compiled.cost_analysis()["flops"] - actual
+    assert 15 * flops.parameters(arch) < rest < 0.05 * actual
 
 
 def page_table(rows, width):

@@ -94,8 +94,8 @@ def test_both_branches_count():
 
 
 def test_what_the_compiler_inserts_is_found_too():
-    spread = NamedSharding(mesh(), P("a", "b"))
-    x = jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=spread)
+    sharding = NamedSharding(mesh(), P("a", "b"))
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=sharding)
     by_rows = NamedSharding(mesh(), P("a"))
     text = jax.jit(lambda x: x + 1, out_shardings=by_rows).lower(x).compile().as_text()
     (found,) = collectives(text, SHAPE)

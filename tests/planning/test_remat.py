@@ -33,8 +33,8 @@ def test_the_least_recomputation_that_fits_is_chosen(one):
     assert needed["none"] > needed["dots"] > needed["full"] > plan.standing
     # On CPU half of the memory is for the step.
     for name in needed:
-        chosen, found = choose_remat(config_of(), one, memory_bytes=2 * needed[name])
-        assert (chosen.model.remat, found.selected) == (name, name)
+        config, found = choose_remat(config_of(), one, memory_bytes=2 * needed[name])
+        assert (config.model.remat, found.selected) == (name, name)
     less, found = choose_remat(config_of(), one, memory_bytes=2 * needed["full"] - 2)
     assert less.model.remat == "full" and "more than available" in str(found)
 
@@ -67,23 +67,23 @@ def test_what_was_chosen_by_hand_stays(one, name):
 
 def test_nothing_else_of_the_configuration_changes(one):
     config = config_of()
-    chosen, _ = choose_remat(config, one, memory_bytes=64 * GIB)
+    planned, _ = choose_remat(config, one, memory_bytes=64 * GIB)
     model = dataclasses.replace(config.model, remat="none")
-    assert config.model.remat == "auto" and chosen == dataclasses.replace(config, model=model)
+    assert config.model.remat == "auto" and planned == dataclasses.replace(config, model=model)
 
 
 def test_a_cpu_computes_nothing_again_where_layers_are_not_scanned(one):
-    chosen, plan = choose_remat(config_of(scan_layers=False), one, memory_bytes=1)
-    assert chosen.model.remat == "none" and [*plan.activations] == ["none"]
+    config, plan = choose_remat(config_of(scan_layers=False), one, memory_bytes=1)
+    assert config.model.remat == "none" and [*plan.activations] == ["none"]
 
 
 def test_parameters_that_devices_share_are_counted_once():
     config = config_of()
     meshes = [config_of(mesh=sizes).mesh for sizes in ({"data": 8}, {"data": 1, "fsdp": 8})]
-    spread, cut = (plan_remat(config, make_mesh(mesh), None) for mesh in meshes)
+    sharded, cut = (plan_remat(config, make_mesh(mesh), None) for mesh in meshes)
     alone = plan_remat(config, make_mesh(config.mesh, jax.devices()[:1]), None)
-    assert spread.standing == alone.standing and cut.standing < alone.standing / 4
-    assert spread.activations == cut.activations == alone.activations  # each has its own rows
+    assert sharded.standing == alone.standing and cut.standing < alone.standing / 4
+    assert sharded.activations == cut.activations == alone.activations  # each has its own rows
 
 
 def test_what_does_not_train_has_no_gradient_and_what_samples_meanwhile_stands_by(one):

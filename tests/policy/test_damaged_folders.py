@@ -88,7 +88,7 @@ def test_rope_settings_of_any_value_are_read_or_refused_in_a_sentence():
 
 
 @pytest.mark.parametrize(
-    "changes, told",
+    "changes, message",
     [
         ({"model_type": []}, "model_type is []; allowed: llama, qwen2"),
         ({"num_hidden_layers": 10**8}, "num_hidden_layers is 100000000; allowed: a whole number"),
@@ -102,10 +102,10 @@ def test_rope_settings_of_any_value_are_read_or_refused_in_a_sentence():
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'; allowed: true or false"),
     ],
 )
-def test_sizes_are_bounded_and_typed_before_anything_is_built(tmp_path, changes, told):
+def test_sizes_are_bounded_and_typed_before_anything_is_built(tmp_path, changes, message):
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_14B | changes))
     text = _sentence(lambda: inspect(str(tmp_path)))
-    assert f"{tmp_path / 'config.json'}: {told}" in text
+    assert f"{tmp_path / 'config.json'}: {message}" in text
 
 
 @pytest.mark.parametrize(
@@ -124,9 +124,9 @@ def test_a_model_made_from_nothing_is_bounded_too(name, most):
 )
 def test_from_python_a_layout_is_a_configuration_s_that_has_decided(tmp_path, name, got):
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_14B))
-    told = _sentence(lambda: from_pretrained(tmp_path, **{name: got}))
+    reported = _sentence(lambda: from_pretrained(tmp_path, **{name: got}))
     of_the_configuration = _sentence(lambda: from_dict({"model": {name: "?"}}))
-    allowed = told.removeprefix(f"{name}: got '{got}'; allowed: ").removesuffix(".").split(", ")
+    allowed = reported.removeprefix(f"{name}: got '{got}'; allowed: ").removesuffix(".").split(", ")
     assert {*allowed} == {*of_the_configuration.split("one of ")[1][:-1].split(", ")} - {"auto"}
     for value in allowed:
         assert getattr(inspect(tmp_path, **{name: value}), name) == value

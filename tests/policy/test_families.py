@@ -107,11 +107,11 @@ def test_a_window_lies_in_the_layers_that_say_so():
     kinds = ["sliding_attention", "full_attention"] * 2
     named = read_architecture(QWEN3_14B | on | {"layer_types": kinds}, "new")
     assert named.windows == (64, None, 64, None)
-    everywhere = read_architecture(QWEN3_30B_A3B | on, "moe")
-    assert everywhere.windows == (64,) * 4
+    replicated = read_architecture(QWEN3_30B_A3B | on, "moe")
+    assert replicated.windows == (64,) * 4
     off = read_architecture(QWEN2_5_14B | on | {"use_sliding_window": False}, "off")
     assert off.windows == ()
-    for arch in (old, named, everywhere):
+    for arch in (old, named, replicated):
         assert read_architecture(config_json(arch), "again") == arch
 
 

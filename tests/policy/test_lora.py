@@ -115,9 +115,9 @@ def test_peft_reads_what_we_write_and_computes_the_same(peft, tmp_path, targets,
     save_pretrained(make(), tmp_path / "base")
     save_adapters(model, tmp_path / "adapters", str(tmp_path / "base"))
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
-    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapters").eval()
+    reference = peft.PeftModel.from_pretrained(base, tmp_path / "adapters").eval()
     with torch.no_grad():
-        wanted = theirs(torch.tensor(TOKENS)).logits.numpy()
+        wanted = reference(torch.tensor(TOKENS)).logits.numpy()
     np.testing.assert_allclose(logits(model), wanted, atol=5e-5, rtol=1e-5)
 
 
@@ -127,12 +127,12 @@ def test_we_read_what_peft_writes(peft, tmp_path):
     options = peft.LoraConfig(
         r=5, lora_alpha=7, target_modules=["o_proj", "up_proj"], init_lora_weights=False
     )
-    theirs = peft.get_peft_model(base, options).eval()
-    theirs.save_pretrained(tmp_path / "adapters")
+    reference = peft.get_peft_model(base, options).eval()
+    reference.save_pretrained(tmp_path / "adapters")
     model = load_adapters(make(), tmp_path / "adapters")
     assert model.arch.lora == Lora(5, 7.0, ("o_proj", "up_proj"))
     with torch.no_grad():
-        wanted = theirs(torch.tensor(TOKENS)).logits.numpy()
+        wanted = reference(torch.tensor(TOKENS)).logits.numpy()
     np.testing.assert_allclose(logits(model), wanted, atol=2e-5, rtol=1e-5)
     assert np.abs(wanted - logits(make())).max() > 1e-3
 

@@ -63,9 +63,9 @@ def twin(params, x_NLD, *, per_token=P, normalize=True):
         logits = x @ router
         probability = np.exp(logits - logits.max())
         probability /= probability.sum()
-        chosen = np.argsort(-probability, kind="stable")[:per_token]
-        total = probability[chosen].sum() if normalize else 1.0
-        for e in chosen:
+        experts = np.argsort(-probability, kind="stable")[:per_token]
+        total = probability[experts].sum() if normalize else 1.0
+        for e in experts:
             a = x @ gate[e]
             y = (a / (1 + np.exp(-a)) * (x @ up[e])) @ down[e]
             y_NLD[at] += probability[e] / total * y
@@ -152,13 +152,13 @@ def given_twin(params, x_NLD, given_NLP, normalize):
     for leaf in leaves.values():
         leaf.requires_grad_()
     sums = []
-    for row, chosen in zip(leaves["x"].reshape(-1, D), given_NLP.reshape(-1, P), strict=True):
-        probability = torch.softmax(row @ leaves["router"], dim=0)[torch.tensor(chosen).long()]
+    for row, experts in zip(leaves["x"].reshape(-1, D), given_NLP.reshape(-1, P), strict=True):
+        probability = torch.softmax(row @ leaves["router"], dim=0)[torch.tensor(experts).long()]
         weights = probability / probability.sum() if normalize else probability
         outputs = [
             (torch.nn.functional.silu(row @ leaves["gate"][e]) * (row @ leaves["up"][e]))
             @ leaves["down"][e]
-            for e in chosen
+            for e in experts
         ]
         sums.append(sum(weight * y for weight, y in zip(weights, outputs, strict=True)))
     return torch.stack(sums).reshape(*x_NLD.shape), leaves
@@ -226,13 +226,13 @@ def test_bfloat16_is_as_near_to_float32_as_that_of_transformers():
     x_NLD = tokens(8, 16).astype(jnp.bfloat16).astype(np.float32)
     got = run(graph, params, x_NLD.astype(jnp.bfloat16))
     assert got.dtype == jnp.bfloat16
-    theirs = torch_block(params, True, torch.bfloat16)(torch.tensor(x_NLD, dtype=torch.bfloat16))
+    reference = torch_block(params, True, torch.bfloat16)(torch.tensor(x_NLD, dtype=torch.bfloat16))
     exact = twin(params, x_NLD)
 
     def error(y):
         return np.sqrt(np.mean((np.asarray(y, np.float32) - exact) ** 2))
 
-    assert error(got) <= 1.1 * error(theirs.float().detach().numpy()) < 0.1
+    assert error(got) <= 1.1 * error(reference.float().detach().numpy()) < 0.1
 
 
 def test_the_routing_of_bfloat16_tokens_is_a_float32_softmax():

@@ -107,8 +107,10 @@ def test_chunks_without_a_prediction_have_no_part_in_the_gradient(trained, monke
 
     def plain(hidden_RAD, table_VD):
         logp_RAV = jax.nn.log_softmax(hidden_RAD @ table_VD.T / 0.7)
-        chosen = jnp.take_along_axis(logp_RAV, np.where(real_RA, target_RA, 0)[..., None], axis=2)
-        return jnp.sum(weight_RA * chosen[..., 0])
+        target_logit = jnp.take_along_axis(
+            logp_RAV, np.where(real_RA, target_RA, 0)[..., None], axis=2
+        )
+        return jnp.sum(weight_RA * target_logit[..., 0])
 
     given = hidden_RAD, params["embedding"]
     got, wanted = (jax.jit(jax.value_and_grad(f, trained))(*given) for f in (ours, plain))

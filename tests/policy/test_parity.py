@@ -116,8 +116,8 @@ def test_logits_are_those_of_pytorch(case, torch_model):
     lengths = np.array([LENGTH, 5, 13])
     mask = np.arange(LENGTH) < lengths[:, None]
     padded = torch_logits(reference, ids * mask, mask.astype(int))
-    ours = np.asarray(model(jnp.asarray(ids * mask)))
-    assert np.abs(ours - padded)[mask].max() <= 2e-5
+    actual = np.asarray(model(jnp.asarray(ids * mask)))
+    assert np.abs(actual - padded)[mask].max() <= 2e-5
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -174,11 +174,11 @@ def test_gradients_are_those_of_pytorch(case, torch_model):
 
         return jax.grad(loss)(params)
 
-    ours = jax.device_get(gradient(params))
+    actual = jax.device_get(gradient(params))
     wanted = torch_gradients(reference, ids)
     compared = set()
     for stored in stored_tensors(model.arch, params):
-        node = at(ours, stored.path)
+        node = at(actual, stored.path)
         for name, part in zip(stored.names, node if stored.grouped else [node], strict=True):
             part = part.T if stored.transposed else part
             gap = np.abs(part - wanted[name]).max() / np.abs(wanted[name]).max()
@@ -193,11 +193,11 @@ def test_bfloat16_is_as_exact_as_in_pytorch(case, torch_model):
     exact = torch_logits(reference, tokens())
     half = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
     model, _ = from_pretrained(folder, dtype="bfloat16")
-    ours = np.abs(np.asarray(model(jnp.asarray(tokens()))) - exact)
-    theirs = np.abs(torch_logits(half, tokens()) - exact)
-    assert ours.mean() <= theirs.mean()
-    assert ours.max() <= 1.5 * theirs.max()  # the largest of 37,000 rounding errors: chance
-    assert ours.mean() > 1e-5  # it was computed in bfloat16
+    actual = np.abs(np.asarray(model(jnp.asarray(tokens()))) - exact)
+    other = np.abs(torch_logits(half, tokens()) - exact)
+    assert actual.mean() <= other.mean()
+    assert actual.max() <= 1.5 * other.max()  # the largest of 37,000 rounding errors: chance
+    assert actual.mean() > 1e-5  # it was computed in bfloat16
 
 
 @pytest.mark.parametrize("case", ["qwen2", "qwen3 yarn", "moe"])
@@ -218,7 +218,11 @@ def test_the_saved_config_says_the_same_to_transformers(torch_model, tmp_path):
         _, folder = torch_model(case)
         model, _ = from_pretrained(folder, dtype="float32")
         save_pretrained(model, tmp_path / case)
-        ours = json.loads((tmp_path / case / "config.json").read_text())
-        theirs = json.loads(Path(folder, "config.json").read_text())
-        for key in theirs.keys() - {"transformers_version", "max_window_layers", "sliding_window"}:
-            assert ours[key] == theirs[key], (case, key)
+        actual = json.loads((tmp_path / case / "config.json").read_text())
+        reference = json.loads(Path(folder, "config.json").read_text())
+        for key in reference.keys() - {
+            "transformers_version",
+            "max_window_layers",
+            "sliding_window",
+        }:
+            assert actual[key] == reference[key], (case, key)

@@ -94,14 +94,14 @@ def test_the_perplexity_of_a_text_is_that_of_pytorch(loaded, reference):
     assert ids.shape[1] > 100
     network, params = policy.split(model)
     hidden, _ = policy.hidden(network, params, ids[:, :-1])
-    ours = policy.token_logp(network, params, hidden, ids[:, 1:], temperature=1.0)
+    actual = policy.token_logp(network, params, hidden, ids[:, 1:], temperature=1.0)
     with torch.no_grad():
         logits = reference(torch.tensor(ids)).logits[:, :-1]
-    theirs = torch.log_softmax(logits.float(), dim=-1).numpy()
-    theirs = np.take_along_axis(theirs, ids[:, 1:, None], axis=2)[..., 0]
-    assert perplexity(ours) == pytest.approx(perplexity(theirs), abs=1e-3)
-    assert 5 < perplexity(theirs) < 30
-    np.testing.assert_allclose(ours, theirs, atol=1e-3)
+    other = torch.log_softmax(logits.float(), dim=-1).numpy()
+    other = np.take_along_axis(other, ids[:, 1:, None], axis=2)[..., 0]
+    assert perplexity(actual) == pytest.approx(perplexity(other), abs=1e-3)
+    assert 5 < perplexity(other) < 30
+    np.testing.assert_allclose(actual, other, atol=1e-3)
 
 
 def test_it_answers_a_question(loaded):
@@ -120,10 +120,10 @@ def test_it_answers_a_question(loaded):
 def test_as_a_folder_it_is_the_same_model_and_vocabulary_to_transformers(loaded, tmp_path):
     model, tokenizer = loaded
     save_pretrained(model, tmp_path, tokenizer, dtype="bfloat16")
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    other = transformers.AutoTokenizer.from_pretrained(tmp_path)
     conversation = [{"role": "user", "content": "Hi!\n  \tnaïve 1234 🙂"}]
     options = {"add_generation_prompt": True, "return_dict": False}
-    wanted = theirs.apply_chat_template(conversation, **options)
+    wanted = other.apply_chat_template(conversation, **options)
     assert list(tokenizer.begin(conversation, ()).tokens) == wanted
     again, _ = from_pretrained(str(tmp_path), dtype="float32", scan_layers=True)
     assert again.arch == model.arch

@@ -585,8 +585,8 @@ def test_a_rewritten_context_starts_a_segment_that_ends_with_its_turn(rewritten)
             assert set(segment.turn_L) == {CONTEXT, turn}
             (where,) = np.nonzero(segment.turn_L == turn)
             assert where[-1] == len(segment.turn_L) - 1
-            heard = trajectory.messages[: 2 * turn + 1]
-            wanted = tokenizer.begin(heard, ()).tokens
+            received = trajectory.messages[: 2 * turn + 1]
+            wanted = tokenizer.begin(received, ()).tokens
             assert segment.tokens_L[: where[0]].tolist() == wanted
 
 

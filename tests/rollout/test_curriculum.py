@@ -96,8 +96,8 @@ def test_tasks_come_with_the_probability_of_their_weights():
     for name, weight in WEIGHTS.items():
         then = sum(w / 2 * weight / (2 - w) for other, w in WEIGHTS.items() if other != name)
         for counts, wanted in ((first, weight / 2), (second, then)):
-            spread = np.sqrt(wanted * (1 - wanted) / draws)
-            assert abs(counts[name] / draws - wanted) < 4 * spread
+            deviation = np.sqrt(wanted * (1 - wanted) / draws)
+            assert abs(counts[name] / draws - wanted) < 4 * deviation
 
 
 def test_a_draw_is_of_its_seed_part_and_iteration():

@@ -17,8 +17,8 @@ from seeupo_jax.runtime.policy_folder import check_output, write_policy
 
 
 def test_what_cannot_be_written_is_an_error_of_all_processes(tmp_path):
-    told = run_processes("policy_folder_process.py", 2, 2, tmp_path, tmp_path, read=json.loads)
-    first, second = told
+    reported = run_processes("policy_folder_process.py", 2, 2, tmp_path, tmp_path, read=json.loads)
+    first, second = reported
     assert (first["written"], first["no folder"]) == ("", "Not a directory")
     assert "File too large" in first["no room"] and first["written again"] == ""
     assert second["no room"] in first["no room"]

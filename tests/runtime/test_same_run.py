@@ -57,8 +57,8 @@ def test_stored_rollouts_are_of_a_model_in_any_layout(layout):
 
 def test_stored_rollouts_are_of_the_rule_that_dynamic_sampling_keeps_groups_by():
     for rounds, different in ((0, 1), (2, 3)):
-        chosen = {"algorithm": {"dynamic_sampling": rounds}}
-        made = {made_by(from_dict(chosen | {"recipe": r})) for r in ("seeupo", "gdpo", "gigpo")}
+        fields = {"algorithm": {"dynamic_sampling": rounds}}
+        made = {made_by(from_dict(fields | {"recipe": r})) for r in ("seeupo", "gdpo", "gigpo")}
         assert len(made) == different
 
 

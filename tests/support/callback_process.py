@@ -1,6 +1,6 @@
 """A process of a run whose callback stops it, or raises: RANK COUNT PORT OUT MODEL WORKDIR HOW.
 
-OUT: JSON of what was heard, and why the run stopped; or of the error.
+OUT: JSON of the iterations that ended, and why the run stopped; or of the error.
 """
 
 import json
@@ -16,10 +16,10 @@ from seeupo_jax.runtime.cli import join_cluster
 
 class Stopper(Callback):
     def __init__(self, raises: bool):
-        self.heard, self._raises = [], raises
+        self.iterations, self._raises = [], raises
 
     def on_iteration(self, run, iteration, metrics):
-        self.heard.append(iteration)
+        self.iterations.append(iteration)
         if self._raises:
             raise LookupError("enough")
         run.stop("enough")
@@ -42,7 +42,7 @@ def main(rank: str, count: str, port: str, out: str, model: str, workdir: str, h
         Path(out).write_text(json.dumps(repr(error)))
         return
     rows = result.metrics["iteration"]
-    Path(out).write_text(json.dumps([stopper.heard, result.stopped, rows]))
+    Path(out).write_text(json.dumps([stopper.iterations, result.stopped, rows]))
 
 
 if __name__ == "__main__":

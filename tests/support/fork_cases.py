@@ -46,22 +46,25 @@ class Counting:
         self.asked["reset"] += 1
         length, _, moody = task_id.partition("@")
         self.length, self.moody = int(length), int(moody) if moody else None
-        self.told, self.seeds = [], [seed % 7, episode_seed % 11]
+        self.actions, self.seeds = [], [seed % 7, episode_seed % 11]
         return ({"role": "user", "content": f"9 {seed % 7}"},), ()
 
     def step(self, text):
         self.asked["step"] += 1
-        self.told.append(text)
-        turn = len(self.told)
+        self.actions.append(text)
+        turn = len(self.actions)
         mood = self.asked["moody"] if turn == self.moody else 0
         self.asked["moody"] += turn == self.moody
-        reply = {"role": "tool", "content": f"{sum(map(int, ' '.join(self.told).split()))} {mood}"}
+        reply = {
+            "role": "tool",
+            "content": f"{sum(map(int, ' '.join(self.actions).split()))} {mood}",
+        }
         reply["content"] += f" {self.seeds[1]}"
         done = turn == self.length
-        return StepResult(() if done else (reply,), float(self.told[-1].split()[0]), done)
+        return StepResult(() if done else (reply,), float(self.actions[-1].split()[0]), done)
 
     def score(self):
-        return len(self.told) / 10
+        return len(self.actions) / 10
 
     def close(self):
         self.asked["close"] += 1
@@ -71,7 +74,7 @@ class Forking(Counting):
     def fork(self):
         self.asked["fork"] += 1
         copy = type(self)()
-        copy.__dict__ |= vars(self) | {"told": list(self.told)}
+        copy.__dict__ |= vars(self) | {"actions": list(self.actions)}
         return copy
 
 

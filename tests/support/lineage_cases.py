@@ -27,10 +27,10 @@ class CharConversation:
     tokens: list
 
     def extend(self, action, messages):
-        return CharConversation([*self.tokens, *action, *heard(messages)])
+        return CharConversation([*self.tokens, *action, *context_tokens(messages)])
 
 
-def heard(messages):
+def context_tokens(messages):
     """Messages and the header of the next one, without a tokenizer's code."""
     tokens = []
     for message in messages:
@@ -47,7 +47,7 @@ class CharTokenizer:
         if any(message["content"] == "refuse me" for message in messages):
             raise RuntimeError("no such message")
         shown = [{"role": "system", "content": tool["name"]} for tool in tools]
-        return CharConversation(heard([*shown, *messages]))
+        return CharConversation(context_tokens([*shown, *messages]))
 
     def text(self, tokens):
         return bytes(token for token in tokens if token > 4).decode(errors="replace")

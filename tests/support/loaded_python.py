@@ -111,15 +111,15 @@ class _Server:
     """A process that has imported everything, and forks."""
 
     def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket, reference = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         paths = os.pathsep.join([WITHOUT_TORCH, str(SUPPORT), str(ROOT)])
-        with theirs:
+        with reference:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())],
+                [sys.executable, __file__, str(reference.fileno())],
                 env=os.environ | {"PYTHONPATH": paths},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[reference.fileno()],
             )
 
         atexit.register(self._close)

@@ -470,10 +470,10 @@ def sibling_advantages(
     advantages = {}
     for siblings in rewards.values():
         values = [*siblings.values()]
-        spread = np.std(values, ddof=1) + 1e-6 if len(values) > 1 else 1.0
+        deviation = np.std(values, ddof=1) + 1e-6 if len(values) > 1 else 1.0
         for node, reward in siblings.items():
             over = reward - np.mean(values)
-            advantages[node] = over / spread if scale == "group" else over
+            advantages[node] = over / deviation if scale == "group" else over
     return advantages
 
 

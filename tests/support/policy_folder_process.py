@@ -34,16 +34,16 @@ def main() -> None:
             return getattr(error, "strerror", None) or str(error)
         return ""
 
-    told = {"written": refusal(DIRECTORY / "policy")}
-    told["no folder"] = refusal(DIRECTORY / "policy" / "config.json" / "policy")
+    reported = {"written": refusal(DIRECTORY / "policy")}
+    reported["no folder"] = refusal(DIRECTORY / "policy" / "config.json" / "policy")
     if RANK == 0:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
-    told["no room"] = refusal(DIRECTORY / "policy")
+    reported["no room"] = refusal(DIRECTORY / "policy")
     if RANK == 0:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-    told["written again"] = refusal(DIRECTORY / "policy")
-    OUT.write_text(json.dumps(told))
+    reported["written again"] = refusal(DIRECTORY / "policy")
+    OUT.write_text(json.dumps(reported))
     os._exit(0)
 
 

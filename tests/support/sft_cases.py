@@ -40,5 +40,5 @@ def write(path: Path, lines: Sequence[Any]) -> Path:
 
 
 def arguments(model: Path, data: Path | str, workdir: Path, *choices: str) -> list[str]:
-    chosen = [f"--config.{choice}" for choice in (f"model.path={model}", *CHOICES, *choices)]
-    return [f"--config={TINY}", f"--data={data}", f"--workdir={workdir}", *chosen]
+    overrides = [f"--config.{choice}" for choice in (f"model.path={model}", *CHOICES, *choices)]
+    return [f"--config={TINY}", f"--data={data}", f"--workdir={workdir}", *overrides]

@@ -90,8 +90,8 @@ THEIRS = [trajectories.parse(line(t), f"line {n}") for n, t in enumerate(TRAJECT
 def their_sweep(folder, values, given=THEIRS, **own):
     """The baseline's sweep, and the weights after it by their names in files."""
     model = update.load(folder)
-    chosen = options.from_flat({"seed": 5, "rollout.max_turns": 4} | values, **own)
-    result = sweep.Sweep(model, chosen).run(given, iteration=3)
+    parsed = options.from_flat({"seed": 5, "rollout.max_turns": 4} | values, **own)
+    result = sweep.Sweep(model, parsed).run(given, iteration=3)
     tensors = {name: p.detach().numpy() for name, p in model.named_parameters()}
     return result, tensors
 
@@ -103,20 +103,20 @@ def our_sweep(family, values):
         group, _, leaf = name.partition(".")
         by_group[group][leaf] = value
     by_group["rollout"]["max_turns"] = 4
-    chosen = loading.from_dict(by_group)
+    config = loading.from_dict(by_group)
     optimizer = optax.chain(
         learner_cases._kept_gradients(),
-        make_optimizer(chosen.optimizer, total_steps=build.total_steps(chosen)),
+        make_optimizer(config.optimizer, total_steps=build.total_steps(config)),
     )
     net, params = network(family)
     learner = Learner(
         net,
         optimizer,
-        chosen.algorithm,
+        config.algorithm,
         learner_cases.SHAPES,
-        chosen.rollout.temperature,
+        config.rollout.temperature,
         seed=5,
-        schedule=Schedule(chosen.optimizer, chosen.iterations),
+        schedule=Schedule(config.optimizer, config.iterations),
     )
     observed = observe(
         learner,
@@ -228,11 +228,11 @@ def test_one_iteration_is_that_of_our_sweep(case, folder):
     for numbers in (result.advantages, *(step.weights for step in result.steps)):
         assert np.isnan(numbers).tolist() == (~kept).tolist()
 
-    ours = tensors_of(observed.state.params, ARCHITECTURES[family])
-    assert ours.keys() == tensors.keys()
+    actual = tensors_of(observed.state.params, ARCHITECTURES[family])
+    assert actual.keys() == tensors.keys()
     start = tensors_of(network(family)[1], ARCHITECTURES[family])
     for name, tensor in tensors.items():
-        close(tensor, ours[name])
+        close(tensor, actual[name])
         assert np.abs(tensor - start[name]).max() > 4e-4, name
 
 
@@ -360,8 +360,8 @@ def test_a_gradient_that_is_not_finite_changes_nothing(folder):
     with torch.no_grad():
         model.lm_head.weight.fill_(torch.nan)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    chosen = options.from_flat(SGD)
-    result = sweep.Sweep(model, chosen).run(THEIRS)
+    parsed = options.from_flat(SGD)
+    result = sweep.Sweep(model, parsed).run(THEIRS)
     assert result.skipped == len(result.steps) == 4
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter.nan_to_num(9.0), before[name].nan_to_num(9.0))

@@ -42,42 +42,42 @@ def flat(values, group=""):
     return found
 
 
-def assert_same(theirs, ours):
+def assert_same(reference, actual):
     """Options of theirs are what our configuration says."""
     for group in ("algorithm", "optimizer"):
-        for name, value in vars(getattr(theirs, group)).items():
-            assert value == getattr(getattr(ours, group), name), name
-    assert theirs.temperature == ours.rollout.temperature
-    assert (theirs.seed, theirs.dtype) == (ours.seed, ours.model.dtype)
-    assert theirs.total_steps == build.total_steps(ours)
-    assert theirs.iterations == ours.iterations
+        for name, value in vars(getattr(reference, group)).items():
+            assert value == getattr(getattr(actual, group), name), name
+    assert reference.temperature == actual.rollout.temperature
+    assert (reference.seed, reference.dtype) == (actual.seed, actual.model.dtype)
+    assert reference.total_steps == build.total_steps(actual)
+    assert reference.iterations == actual.iterations
 
 
 def test_defaults_are_those_of_our_configuration():
-    ours = flat(loading.to_dict(schema.Config()))
+    actual = flat(loading.to_dict(schema.Config()))
     for name, (default, _) in options.FIELDS.items():
-        assert default == ours[name], name
+        assert default == actual[name], name
     for name, only in options.FIXED.items():
-        assert only == ours[name], name
+        assert only == actual[name], name
     assert_same(options.Options(), schema.Config())
     assert_same(options.from_flat({}), schema.Config())
 
 
 def test_every_field_of_the_algorithm_and_the_optimizer_is_spoken_for():
-    for group, ours in (("algorithm", schema.Algorithm), ("optimizer", schema.Optimizer)):
-        for field in dataclasses.fields(ours):
+    for group, actual in (("algorithm", schema.Algorithm), ("optimizer", schema.Optimizer)):
+        for field in dataclasses.fields(actual):
             assert f"{group}.{field.name}" in HERE or field.name in options.UNREAD, field.name
     fields = {field.name for field in dataclasses.fields(schema.Algorithm)}
     assert set(options.UNREAD) <= fields
 
 
 def test_recipes_are_ours_where_a_turn_is_a_step():
-    ours = {
+    actual = {
         name: {key: value for key, value in recipe.items() if f"algorithm.{key}" in HERE}
         for name, recipe in RECIPES.items()
         if recipe["turns_per_update"] == 1 and recipe["order"] != "parallel"
     }
-    assert options.RECIPES == ours
+    assert options.RECIPES == actual
 
 
 @pytest.mark.parametrize(
@@ -92,25 +92,25 @@ def test_recipes_are_ours_where_a_turn_is_a_step():
 )
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_our_configuration_files_mean_the_same(path, overrides):
-    ours = loading.load_config(path, overrides)
+    actual = loading.load_config(path, overrides)
     try:
-        theirs = options.read_options(path, overrides)
+        reference = options.read_options(path, overrides)
     except ValueError as error:
         assert "allowed here" in str(error)
-        refused = ours.lora.rank or ours.optimizer.groups
-        assert refused or ours.algorithm.turns_per_update != 1
+        refused = actual.lora.rank or actual.optimizer.groups
+        assert refused or actual.algorithm.turns_per_update != 1
         return
-    assert_same(theirs, ours)
+    assert_same(reference, actual)
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
 @pytest.mark.parametrize("warmup", [{}, {"warmup_iterations": 3}, {"warmup_steps": 5}])
 def test_learning_rates_are_those_of_our_schedules(schedule, warmup):
-    chosen = {"schedule": schedule, "learning_rate": 0.3} | warmup
-    ours, theirs = Schedule(schema.Optimizer(**chosen), 10), options.Optimizer(**chosen)
+    fields = {"schedule": schedule, "learning_rate": 0.3} | warmup
+    actual, reference = Schedule(schema.Optimizer(**fields), 10), options.Optimizer(**fields)
     at = [(iteration, 2 * iteration) for iteration in range(1, 14)]
-    got = [optimizer.learning_rate(theirs, step, iteration, 10) for iteration, step in at]
-    np.testing.assert_allclose(got, [ours.rate(*each) for each in at], rtol=1e-12, atol=1e-12)
+    got = [optimizer.learning_rate(reference, step, iteration, 10) for iteration, step in at]
+    np.testing.assert_allclose(got, [actual.rate(*each) for each in at], rtol=1e-12, atol=1e-12)
 
 
 def test_the_kl_penalty_of_far_tokens_is_bounded_as_ours():

@@ -37,10 +37,10 @@ def models(tmp_path_factory):
         if family not in made:
             arch = Architecture(**SIZES, **FAMILIES[family])
             network, params = split(Transformer(arch, nnx.Rngs(1)))
-            ours = network.bind(jax.tree.map(lambda p: 1.7 * p, params))  # attention that matters
+            actual = network.bind(jax.tree.map(lambda p: 1.7 * p, params))  # attention that matters
             folder = tmp_path_factory.mktemp(family)
-            save_pretrained(ours, folder)
-            made[family] = ours, torch_generate.load(str(folder), "cpu", "float32")
+            save_pretrained(actual, folder)
+            made[family] = actual, torch_generate.load(str(folder), "cpu", "float32")
         return made[family]
 
     return make
@@ -67,11 +67,11 @@ def even(groups, lengths, group_size):
 def ragged():
     """Prompts, actions, observations and numbers of turns that all differ."""
     lengths = ((3, 1, 4), (1, 5, 2), (2,), (4, 4, 1, 3), (2, 6), (5, 1, 1))
-    heard = ((2, 5), (4, 1), (), (3, 1, 6), (1,), (2, 7))
+    received = ((2, 5), (4, 1), (), (3, 1, 6), (1,), (2, 7))
     prompts = [tokens(5, 0)] * 3 + [tokens(11, 1)] * 3
     conversations = (
         Conversation(prompt, length, tuple(tokens(n, 100 + n) for n in counts))
-        for prompt, length, counts in zip(prompts, lengths, heard, strict=True)
+        for prompt, length, counts in zip(prompts, lengths, received, strict=True)
     )
     return Workload("ragged", tuple(conversations), group_size=3, vocab_size=VOCAB)
 
@@ -87,13 +87,13 @@ def texts(workload, result):
         yield text, at
 
 
-def our_logits(ours, workload, result):
+def our_logits(actual, workload, result):
     """Our network's logits before every action token, and the tokens: [A, V] and [A]."""
     rows = list(texts(workload, result))
     padded = np.zeros((len(rows), max(len(text) for text, _ in rows)), np.int32)
     for row, (text, _) in enumerate(rows):
         padded[row, : len(text)] = text
-    logits = np.asarray(ours(jnp.asarray(padded)))
+    logits = np.asarray(actual(jnp.asarray(padded)))
     before = [logits[row, np.array(at) - 1] for row, (_, at) in enumerate(rows)]
     return np.concatenate(before), np.concatenate([np.array(text)[at] for text, at in rows])
 
@@ -105,13 +105,13 @@ def logp_of(result):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("batch", [6, 4, 1])
 def test_greedy_tokens_of_both_modes_are_those_of_our_network(models, family, batch):
-    ours, model = models(family)
+    actual, model = models(family)
     workload, options = ragged(), {"temperature": 0.0, "seed": 0, "batch": batch}
     resend = torch_generate.run(model, workload.conversations, kept=False, **options)
     kept = torch_generate.run(model, workload.conversations, kept=True, **options)
     assert kept.actions == resend.actions
     for result in (resend, kept):
-        logits, sampled = our_logits(ours, workload, result)
+        logits, sampled = our_logits(actual, workload, result)
         np.testing.assert_array_equal(logits.argmax(1), sampled)
         logp = np.asarray(jax.nn.log_softmax(logits))[np.arange(len(sampled)), sampled]
         np.testing.assert_allclose(logp_of(result), logp, atol=2e-5)
@@ -132,12 +132,12 @@ def test_a_static_cache_holds_what_a_growing_one_does(models):
 
 @MODES
 def test_log_probabilities_are_of_the_whole_distribution_at_the_temperature(models, kept):
-    ours, model = models("qwen3")
+    actual, model = models("qwen3")
     workload = ragged()
     result = torch_generate.run(
         model, workload.conversations, kept=kept, temperature=1.5, seed=0, batch=6
     )
-    logits, sampled = our_logits(ours, workload, result)
+    logits, sampled = our_logits(actual, workload, result)
     logp = np.asarray(jax.nn.log_softmax(logits / 1.5))[np.arange(len(sampled)), sampled]
     np.testing.assert_allclose(logp_of(result), logp, atol=2e-5)
 
@@ -145,12 +145,12 @@ def test_log_probabilities_are_of_the_whole_distribution_at_the_temperature(mode
 @MODES
 def test_unlikely_tokens_are_sampled_too(models, kept):
     """Nothing is cut off: at a high temperature half of the tokens rank below the middle."""
-    ours, model = models("qwen3")
+    actual, model = models("qwen3")
     workload = even(2, (74, (1,) * 8, (2,) * 7), group_size=8)
     result = torch_generate.run(
         model, workload.conversations, kept=kept, temperature=1e6, seed=0, batch=16
     )
-    logits, sampled = our_logits(ours, workload, result)
+    logits, sampled = our_logits(actual, workload, result)
     rank = (logits > logits[np.arange(len(sampled)), sampled][:, None]).sum(1)
     assert 0.3 < np.mean(rank > VOCAB / 2) < 0.7
 

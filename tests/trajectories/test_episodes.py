@@ -137,7 +137,7 @@ def test_a_file_of_something_else_is_told_and_stays(path, content):
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"task_id": [1]}, r"task_id: got \[1\]; allowed: str"),
         ({"member": {}}, "member: got {}; allowed: int"),
@@ -146,13 +146,13 @@ def test_a_file_of_something_else_is_told_and_stays(path, content):
         ({"messages": 5}, "messages: got 5; allowed: list"),
     ],
 )
-def test_an_episode_with_a_field_of_another_kind_is_told_with_its_line(path, fields, told):
+def test_an_episode_with_a_field_of_another_kind_is_told_with_its_line(path, fields, message):
     with EpisodeFile(path, SETTINGS) as file:
         file.add(episode())
     settings, line = path.read_text().splitlines()
     path.write_text(f"{settings}\n{line}\n{json.dumps(json.loads(line) | fields)}\n")
     for read in (played, read_played):
-        with pytest.raises(ValueError, match=f"{path.name} line 3: {told}"):
+        with pytest.raises(ValueError, match=f"{path.name} line 3: {message}"):
             read(path, SETTINGS)
 
 

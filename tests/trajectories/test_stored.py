@@ -34,12 +34,12 @@ def test_the_page_makes_a_file_of_what_a_run_has_stored(tmp_path, monkeypatch):
     stored = list(reader.read_trajectories("runs/quickstart", evaluation=False, iterations=[1]))
     found = read_trajectories("trajectories.jsonl")
     assert len(found) == len(stored) > 8
-    for mine, theirs in zip(found, stored, strict=True):
+    for mine, reference in zip(found, stored, strict=True):
         assert (mine.reward, mine.group, mine.stop) == tuple(
-            theirs[name] for name in ("reward", "group", "stop")
+            reference[name] for name in ("reward", "group", "stop")
         )
-        assert list(mine.turn_rewards) == theirs["turn_rewards"]
-        for segment, known in zip(mine.segments, theirs["segments"], strict=True):
+        assert list(mine.turn_rewards) == reference["turn_rewards"]
+        for segment, known in zip(mine.segments, reference["segments"], strict=True):
             assert segment.tokens_L.tolist() == known["tokens"]
             assert segment.turn_L.tolist() == known["turn"]
             np.testing.assert_allclose(segment.logp_L, [x or 0.0 for x in known["logp"]], 1e-6)
@@ -51,7 +51,7 @@ def test_what_is_read_is_what_was_written(tmp_path):
     file = files.write(tmp_path / "file.jsonl", wanted)
     found = read_trajectories(file)
     assert len(found) == len(wanted)
-    for number, (mine, theirs) in enumerate(zip(found, wanted, strict=True), start=1):
+    for number, (mine, reference) in enumerate(zip(found, wanted, strict=True), start=1):
         for name in (
             "reward",
             "group",
@@ -61,9 +61,9 @@ def test_what_is_read_is_what_was_written(tmp_path):
             "turn_rewards",
             "policy_version",
         ):
-            assert getattr(mine, name) == getattr(theirs, name)
+            assert getattr(mine, name) == getattr(reference, name)
         assert mine.task_id == f"{file}:{number}"
-        for segment, other in zip(mine.segments, theirs.segments, strict=True):
+        for segment, other in zip(mine.segments, reference.segments, strict=True):
             for name in ("tokens_L", "turn_L", "logp_L"):
                 got, expected = getattr(segment, name), getattr(other, name)
                 assert got.dtype == expected.dtype and got.tolist() == expected.tolist()

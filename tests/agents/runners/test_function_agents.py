@@ -52,14 +52,14 @@ def end(agents, act):
 
 
 def test_it_is_given_the_task_and_a_client_of_its_episode(agents):
-    told = []
+    logged = []
 
     async def act(task, client):
-        told.extend([task, str(client.base_url), client.max_retries, client.timeout])
+        logged.extend([task, str(client.base_url), client.max_retries, client.timeout])
         return AgentResult(1, info={"n": np.int32(3)})
 
     assert end(agents, act) == AgentResult(1.0, 1.0, info={"n": 3}, turn_rewards=())
-    assert told == [TASK, "http://127.0.0.1:9/v1/", 0, None]
+    assert logged == [TASK, "http://127.0.0.1:9/v1/", 0, None]
 
 
 @pytest.mark.parametrize(

@@ -90,8 +90,8 @@ def test_held_out_tools_are_unseen_until_their_turn(form):
     for task_id, task in load_tasks("multi_turn_miss_func").items():
         messages, tools = env.reset(task_id, seed=0)
         ((turn, names),) = task.held_out.items()
-        told = str(tools) + messages[0]["content"]
-        assert not any(f"{quote}{n}{quote}" in told for n in names for quote in ("'", '"'))
+        reported = str(tools) + messages[0]["content"]
+        assert not any(f"{quote}{n}{quote}" in reported for n in names for quote in ("'", '"'))
         replies = [env.step(CLOSING).observation for _ in range(turn)]
         assert replies[:-1] == [task.questions[index] for index in range(1, turn)]
         assert all(f'"{name}"' in replies[-1][0]["content"] for name in names)

@@ -146,8 +146,8 @@ def test_the_weather_of_a_long_context_is_read_by_one_thread_at_a_time(monkeypat
 )
 def test_answers_within_the_bounds_are_the_official_ones_errors_included(name, arguments):
     source = f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
-    ours = call(world_of(*EMPTY), name, **arguments)
-    assert [ours] == official_answers([source], EMPTY, EMPTY)
+    actual = call(world_of(*EMPTY), name, **arguments)
+    assert [actual] == official_answers([source], EMPTY, EMPTY)
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,8 @@ def play(errand, *calls, outcomes=None, look=True):
     """The score after a look at each order, calls (tool, argument ...), and replies."""
     case = Case(Counter(errand))
     looks = [("get_order", order.order_id) for order in errand.targets] if look else []
-    told = zip(errand.targets, outcomes or errands.settle(errand)[0].outcomes, strict=True)
-    replies = [("reply", order.item, outcome) for order, outcome in told]
+    reported = zip(errand.targets, outcomes or errands.settle(errand)[0].outcomes, strict=True)
+    replies = [("reply", order.item, outcome) for order, outcome in reported]
     for name, *values in (*looks, *calls, *replies):
         result = case.step(render_hermes(name, **dict(zip(NAMES[name], values, strict=True))))
         assert result.info["bad_calls"] == 0
@@ -113,8 +113,8 @@ def test_random_calls_do_what_another_implementation_does():
             expected = twin.call(call.name, call.arguments)
             assert result.info["executed"][-1] == (expected is not None)
             for message in result.observation:
-                told = json.loads(message["content"])
-                assert told == expected or (expected is None and "error" in told)
+                reported = json.loads(message["content"])
+                assert reported == expected or (expected is None and "error" in reported)
             if result.done:
                 break
         assert case.score() == twin.score()

@@ -184,15 +184,15 @@ def test_a_bad_call_is_answered_with_its_reason_and_changes_nothing(text, error)
     task_id, task = case("cancel", "shipped")
     desk = start(task_id)
     result = desk.step(text)
-    told = {"bad_calls": 1, "executed": [False]}
-    assert (result.reward, result.done, result.info) == (0.0, False, told)
+    reported = {"bad_calls": 1, "executed": [False]}
+    assert (result.reward, result.done, result.info) == (0.0, False, reported)
     ((role, content),) = [(m["role"], m["content"]) for m in result.observation]
     assert role == "tool" and json.loads(content)["error"].startswith(error)
     content.encode()  # every tokenizer takes it
     call(desk, "get_order", order_id=task.target.order_id)
     last = desk.step(render_hermes("reply", outcome="refused"))
     assert (last.reward, last.done) == (1.0, True)
-    assert last.info["executed"] == [False, True, True] and result.info == told
+    assert last.info["executed"] == [False, True, True] and result.info == reported
 
 
 def test_an_ended_order_is_not_acted_on_again():
@@ -202,10 +202,12 @@ def test_an_ended_order_is_not_acted_on_again():
         desk = start(task_id)
         call(desk, first, order_id=task.target.order_id)
         for again in ("cancel_order", "return_order"):
-            told = call(desk, again, order_id=task.target.order_id)
-            assert told == {"error": f"{task.target.order_id} is already {status}"}
-        told = call(desk, "change_address", order_id=task.target.order_id, address="1 Elm Street")
-        assert told == {"error": f"{task.target.order_id} is already {status}"}
+            reported = call(desk, again, order_id=task.target.order_id)
+            assert reported == {"error": f"{task.target.order_id} is already {status}"}
+        reported = call(
+            desk, "change_address", order_id=task.target.order_id, address="1 Elm Street"
+        )
+        assert reported == {"error": f"{task.target.order_id} is already {status}"}
 
 
 def test_text_before_a_call_is_allowed():
@@ -213,8 +215,8 @@ def test_text_before_a_call_is_allowed():
     desk = start(task_id)
     desk.step("First: " + render_hermes("get_order", order_id=task.target.order_id))
     result = desk.step("It is shipped. " + render_hermes("reply", outcome="refused"))
-    told = {"bad_calls": 0, "executed": [True, True]}
-    assert (result.reward, result.done, result.info) == (1.0, True, told)
+    reported = {"bad_calls": 0, "executed": [True, True]}
+    assert (result.reward, result.done, result.info) == (1.0, True, reported)
 
 
 def test_a_right_guess_without_looking_fails():

@@ -70,8 +70,8 @@ def test_the_policy_demands_what_brute_force_over_all_permitted_courses_finds(tr
         assert account.changes == wanted["changes"] and not account.overdrawn
         for order in account.orders:
             row = wanted["orders"][order.order_id]
-            told = {"status": order.status, "address": order.address, "changed": order.changed}
-            assert {**told, "label": order.sent_to}.items() <= row.items()
+            reported = {"status": order.status, "address": order.address, "changed": order.changed}
+            assert {**reported, "label": order.sent_to}.items() <= row.items()
 
 
 def test_plans_take_10_to_16_turns_and_requests_depend_on_each_other(train):

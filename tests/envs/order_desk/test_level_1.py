@@ -39,15 +39,15 @@ def test_tasks_openings_labels_and_words_are_those_of_before():
 @pytest.mark.parametrize("skill", [1.0, 0.4, 0.0])
 def test_demonstrations_and_scores_are_those_of_before(skill):
     played = (demonstrate(task_id, skill=skill, seed=3) for task_id in IDS)
-    told = [(list(shown.messages), list(shown.tools), score) for shown, score in played]
-    assert digest(told) == GOLDEN[f"demonstrations_skill{skill}"]
+    reported = [(list(shown.messages), list(shown.tools), score) for shown, score in played]
+    assert digest(reported) == GOLDEN[f"demonstrations_skill{skill}"]
 
 
 def test_answers_to_bad_calls_are_those_of_before():
-    desk, told = OrderDesk(), []
+    desk, logged = OrderDesk(), []
     for task_id in IDS[:100]:
         for text in HOSTILE:
             desk.reset(task_id, seed=1)
             step = desk.step(text)
-            told.append((step.observation, step.reward, step.done, step.info, desk.score()))
-    assert digest(told) == GOLDEN["hostile_steps"]
+            logged.append((step.observation, step.reward, step.done, step.info, desk.score()))
+    assert digest(logged) == GOLDEN["hostile_steps"]

@@ -51,8 +51,8 @@ class Reciting(Saying):
     def __init__(self, tokenizer, tasks):
         self._texts = {}
         for task_id in tasks:
-            told, _ = demonstrate(task_id, skill=0.5)
-            texts = [m["content"] for m in told.messages if m["role"] == "assistant"]
+            reported, _ = demonstrate(task_id, skill=0.5)
+            texts = [m["content"] for m in reported.messages if m["role"] == "assistant"]
             self._texts[task_number(task_id)] = [tokenizer.action(text) for text in texts]
 
     def fits(self, context):
@@ -67,10 +67,10 @@ class Reciting(Saying):
 def recited(isolation, data_dir):
     """Trajectories of the order desk in threads or in processes, as a run's pool has them."""
     options = {"data_dir": str(data_dir)}
-    chosen = loading.from_dict({"env": {"options": options, "isolation": isolation}})
+    config = loading.from_dict({"env": {"options": options, "isolation": isolation}})
     tasks = ["train/3", "train/8", "test/1"]
     tokenizer = read_tokenizer("package:order_desk")
-    engine, pool = Reciting(tokenizer, tasks), build_pool(chosen, 4)
+    engine, pool = Reciting(tokenizer, tasks), build_pool(config, 4)
     worker = make_worker(engine, pool, tokenizer, max_turns=20)
     try:
         requests, numbers = group_requests(tasks, 1), CollectionOptions(seed=3, iteration=1)
@@ -85,9 +85,9 @@ def test_threads_and_processes_give_the_same_trajectories_of_the_order_desk(tmp_
     for one, other in zip(threads, processes, strict=True):
         for name in vars(one).keys() - {"segments"}:
             assert getattr(one, name) == getattr(other, name)
-        for mine, theirs in zip(one.segments, other.segments, strict=True):
+        for mine, reference in zip(one.segments, other.segments, strict=True):
             for name in vars(mine):
-                np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name))
+                np.testing.assert_array_equal(getattr(mine, name), getattr(reference, name))
 
 
 def test_what_ends_a_process_costs_its_episode_and_says_how():
@@ -228,18 +228,18 @@ def test_ctrl_c_is_the_trainers_to_hear(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "fields, told",
+    "fields, message",
     [
         ({"name": "isolated_cases:None"}, "config.env.isolation: got process, where env isolated_"),
         ({"memory_mib": 20}, "config.env.isolation: got process, where env order_desk cannot be"),
         ({"timeout_s": 0.01}, "cannot be made within 0.01 s (its process was ended by signal 9"),
     ],
 )
-def test_what_cannot_be_made_in_a_process_is_one_sentence_beforehand(fields, told):
-    chosen = loading.from_dict({"env": {"isolation": "process", **fields}})
+def test_what_cannot_be_made_in_a_process_is_one_sentence_beforehand(fields, message):
+    config = loading.from_dict({"env": {"isolation": "process", **fields}})
     with pytest.raises(ValueError) as error:
-        check_host(chosen)
-    assert told in str(error.value) and len(str(error.value).splitlines()) == 1
+        check_host(config)
+    assert message in str(error.value) and len(str(error.value).splitlines()) == 1
 
 
 def test_a_bound_on_memory_that_nothing_would_read_is_refused():

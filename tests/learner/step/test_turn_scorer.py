@@ -128,8 +128,8 @@ def batch_of(made, value):
 def test_a_gradient_that_is_not_finite_leaves_the_scorer_as_it_was():
     made = learner("istar")
     before = cases.host(state_of(made))
-    state, told = made.scorer_step(state_of(made), batch_of(made, np.inf))
-    assert told["scorer_skipped"] == 1 and not np.isfinite(told["scorer_grad_norm"])
+    state, reported = made.scorer_step(state_of(made), batch_of(made, np.inf))
+    assert reported["scorer_skipped"] == 1 and not np.isfinite(reported["scorer_grad_norm"])
     cases.assert_trees_equal(cases.host(state), before)
 
 
@@ -175,14 +175,14 @@ def test_on_a_mesh_it_lies_as_the_policy_and_its_moments_wait_on_the_host():
     alone = cases.new_state(made.optimizer)
     alone = alone._replace(scorer=made.scorer.init(alone.params))
     batch = batch_of(made, 0.01)
-    wanted, told = made.scorer_step(alone, batch)
-    spread = cases.unshared(made, layout=layout, replicated=sharding(mesh, ()))
+    wanted, reported = made.scorer_step(alone, batch)
+    sharded = cases.unshared(made, layout=layout, replicated=sharding(mesh, ()))
     with jax.set_mesh(mesh):
-        state, again = spread.scorer_step(state, batch)
+        state, again = sharded.scorer_step(state, batch)
     assert where(state) == layout
     cases.assert_trees_close(cases.host(state), cases.host(wanted), 1e-5)
-    np.testing.assert_allclose(again["scorer_grad_norm"], told["scorer_grad_norm"], rtol=1e-5)
-    assert told["scorer_grad_norm"] > 0
+    np.testing.assert_allclose(again["scorer_grad_norm"], reported["scorer_grad_norm"], rtol=1e-5)
+    assert reported["scorer_grad_norm"] > 0
 
 
 def test_programs_compiled_ahead_are_all_that_a_sweep_needs():

@@ -235,8 +235,8 @@ def test_no_text_forges_a_control_token(name):
         messages = [{"role": r, "content": text} for r in ("system", "user")]
         place = text.find("<|python_tag|>")
         said = {"content": TextWithCalls(text, place), "calls_at": place}
-        told = StepResult(tuple({"role": r, **said} for r in ("tool", "user")), 0.0, False)
-        answer = gate.check_step(told).observation
+        reported = StepResult(tuple({"role": r, **said} for r in ("tool", "user")), 0.0, False)
+        answer = gate.check_step(reported).observation
         start = tokenizer.begin(messages, (tool,))
         after = start.extend(tokenizer.action(text), answer)
         assert text in tokenizer.text(after.tokens)
@@ -527,15 +527,15 @@ def test_thoughts_are_said_and_an_empty_thought_is_no_part_of_a_call():
 
 
 @pytest.mark.parametrize(
-    "name, message, told",
+    "name, message, reported",
     [
         ("llama3_2", calling("Wait."), "it does not write 'Wait.' of an assistant's message"),
         ("llama3_2", calling(reasoning_content="Hm."), "it does not write 'Hm.'"),
         ("llama3_2", {**calling(), "tool_calls": [CALL, CALL]}, "only supports single tool-calls"),
     ],
 )
-def test_what_a_template_leaves_out_of_a_message_is_told(name, message, told):
-    with pytest.raises(ValueError, match=f"chat template: .*{told}"):
+def test_what_a_template_leaves_out_of_a_message_is_told(name, message, reported):
+    with pytest.raises(ValueError, match=f"chat template: .*{reported}"):
         make(name).begin([USER], [TOOL]).say(message)
 
 

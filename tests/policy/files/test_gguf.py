@@ -287,9 +287,9 @@ def test_smollm2_is_read_whole(smollm2):
         "attention_bias": False,
     }
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 30)
-    theirs = {names.get_name(name, (".weight",)): shape for name, shape in file.shapes.items()}
-    assert theirs == {t.name: tuple(reversed(t.shape.tolist())) for t in reference.tensors}
-    assert len(theirs) == 272
+    other = {names.get_name(name, (".weight",)): shape for name, shape in file.shapes.items()}
+    assert other == {t.name: tuple(reversed(t.shape.tolist())) for t in reference.tensors}
+    assert len(other) == 272
     for name, shape in file.shapes.items():
         assert file.read(name, (slice(2),)).shape == (min(2, shape[0]), *shape[1:])
 

@@ -70,39 +70,39 @@ def random_texts(tokenizer):
 
 @pytest.mark.parametrize("name", ["order_desk", "repetitive"])
 def test_a_sentencepiece_policy_has_the_same_ids_and_texts_there(tmp_path, name):
-    ours = made(name)
-    theirs = export(ours, tmp_path)
-    for text in [*random_texts(ours), *FORGED]:
-        ids = ours.action(text)[:-1]
-        found = theirs(text, add_special_tokens=False, split_special_tokens=True).input_ids
+    actual = made(name)
+    reference = export(actual, tmp_path)
+    for text in [*random_texts(actual), *FORGED]:
+        ids = actual.action(text)[:-1]
+        found = reference(text, add_special_tokens=False, split_special_tokens=True).input_ids
         assert found == ids, text
-        assert theirs.decode(ids) == ours.text(ids) == text.replace("▁", " ")
+        assert reference.decode(ids) == actual.text(ids) == text.replace("▁", " ")
         if not any(f"<|{name}|>" in text for name in (*ROLES, "end")):
-            assert theirs(text).input_ids == ids, text  # nothing is added, nothing to be split
-    assert (theirs.eos_token_id,) == ours.end_ids
-    assert len(theirs) == ours.vocab_size
-    header = ours.observation(())
-    assert theirs("<|assistant|>").input_ids == header  # as in every tokenizer of that library
+            assert reference(text).input_ids == ids, text  # nothing is added, nothing to be split
+    assert (reference.eos_token_id,) == actual.end_ids
+    assert len(reference) == actual.vocab_size
+    header = actual.observation(())
+    assert reference("<|assistant|>").input_ids == header  # as in every tokenizer of that library
     loaded = load_tokenizer(tmp_path)
-    assert isinstance(loaded, SentencePieceTokenizer) and loaded.model == ours.model
+    assert isinstance(loaded, SentencePieceTokenizer) and loaded.model == actual.model
 
 
 @pytest.mark.parametrize("system", [True, False])
 @pytest.mark.parametrize("tools", ["none", "signatures", "json", "hermes", "auto"])
 def test_its_chat_template_gives_our_ids_whatever_the_messages_hold(tmp_path, system, tools):
-    ours = made("repetitive", json.dumps({"system": system, "tools": tools}))
-    ours.save(tmp_path)
-    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    actual = made("repetitive", json.dumps({"system": system, "tools": tools}))
+    actual.save(tmp_path)
+    reference = AutoTokenizer.from_pretrained(tmp_path)
     wrapped = [{"type": "function", "function": tool} for tool in TOOLS]
     for given, listed in ((None, ()), (list(TOOLS), TOOLS), (wrapped, TOOLS)):
-        found = theirs.apply_chat_template(
+        found = reference.apply_chat_template(
             list(MESSAGES), tools=given, add_generation_prompt=True, return_dict=False
         )
-        assert found == list(ours.begin(MESSAGES, listed).tokens)
-    whole = theirs.apply_chat_template(list(MESSAGES), return_dict=False)
-    assert whole == list(ours.begin(MESSAGES, ()).tokens)[:-1]
+        assert found == list(actual.begin(MESSAGES, listed).tokens)
+    whole = reference.apply_chat_template(list(MESSAGES), return_dict=False)
+    assert whole == list(actual.begin(MESSAGES, ()).tokens)[:-1]
     with pytest.raises(Exception, match="allowed: texts of system, user, assistant, tool"):
-        theirs.apply_chat_template([{"role": "critic", "content": "?"}])
+        reference.apply_chat_template([{"role": "critic", "content": "?"}])
 
 
 def unigram():
@@ -135,22 +135,22 @@ def unigram():
 def test_what_would_have_other_ids_there_is_not_written_and_that_is_said(
     tmp_path, caplog, make, arch, reason
 ):
-    ours = make()
-    theirs = export(ours, tmp_path, arch)
-    assert len(theirs) <= 1 and not theirs.encode("ab")  # made of nothing: no wrong ids
+    actual = make()
+    reference = export(actual, tmp_path, arch)
+    assert len(reference) <= 1 and not reference.encode("ab")  # made of nothing: no wrong ids
     assert not {"tokenizer.json", "tokenizer.model"} & {file.name for file in tmp_path.iterdir()}
     (record,) = caplog.records
     assert record.getMessage().endswith("sentencepiece.model, which this package reads.")
     assert re.search(reason, record.getMessage())
     loaded = load_tokenizer(tmp_path)
-    assert loaded.begin(MESSAGES, ()).tokens == ours.begin(MESSAGES, ()).tokens
+    assert loaded.begin(MESSAGES, ()).tokens == actual.begin(MESSAGES, ()).tokens
 
 
 def test_a_policy_that_transformers_has_saved_again_is_read(tmp_path):
-    ours, again = made("order_desk"), tmp_path / "again"
-    export(ours, tmp_path).save_pretrained(again)
+    actual, again = made("order_desk"), tmp_path / "again"
+    export(actual, tmp_path).save_pretrained(again)
     found = load_tokenizer(again).begin(MESSAGES, ()).tokens
-    assert found == ours.begin(MESSAGES, ()).tokens
+    assert found == actual.begin(MESSAGES, ()).tokens
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
@@ -160,28 +160,28 @@ def test_a_folder_of_the_library_keeps_ids_and_template(tmp_path, family):
     library = chat_cases.small_library()
     library.chat_template = template
     chat = schema.Chat(template_kwargs={"loud": True})
-    ours = HuggingFaceTokenizer(library, chat, generation={}, where="here")
-    ours.save(tmp_path)
-    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    actual = HuggingFaceTokenizer(library, chat, generation={}, where="here")
+    actual.save(tmp_path)
+    reference = AutoTokenizer.from_pretrained(tmp_path)
     messages = [{"role": "user", "content": " two  cups "}]
-    found = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert found == list(ours.begin(messages, ()).tokens)
-    assert theirs.decode(found).startswith("26 Jul 2024<|im_start|>")
-    quiet = theirs.apply_chat_template(messages, loud=False, tokenize=False)
+    found = reference.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert found == list(actual.begin(messages, ()).tokens)
+    assert reference.decode(found).startswith("26 Jul 2024<|im_start|>")
+    quiet = reference.apply_chat_template(messages, loud=False, tokenize=False)
     assert quiet.startswith("<|im_start|>")
     for text in try_texts(["order", " the", "list", "\n"], seed=2):
-        assert theirs(text).input_ids == ours.action(text)[:-1]
+        assert reference(text).input_ids == actual.action(text)[:-1]
     again = tmp_path / "again"
     load_tokenizer(tmp_path).save(again)
-    assert (again / "chat_template.jinja").read_text() == theirs.chat_template
+    assert (again / "chat_template.jinja").read_text() == reference.chat_template
 
 
 def test_a_folder_that_transformers_would_read_otherwise_has_no_tokenizer(tmp_path, caplog):
     # Whatever the folder says, this family is read by a class that normalises.
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
     library = chat_cases.small_library()
-    ours = HuggingFaceTokenizer(library, schema.Chat(), generation={}, where="here")
-    ours.save(tmp_path)
+    actual = HuggingFaceTokenizer(library, schema.Chat(), generation={}, where="here")
+    actual.save(tmp_path)
     (record,) = caplog.records
     assert "Qwen2Tokenizer" in record.getMessage()
     assert record.getMessage().endswith("no tokenizer is written.")
@@ -190,15 +190,15 @@ def test_a_folder_that_transformers_would_read_otherwise_has_no_tokenizer(tmp_pa
 
 def test_a_gguf_files_vocabulary_keeps_ids_and_template(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    ours = chat_cases.make("smollm2")
-    ours.save(tmp_path)
-    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    actual = chat_cases.make("smollm2")
+    actual.save(tmp_path)
+    reference = AutoTokenizer.from_pretrained(tmp_path)
     rng = np.random.default_rng(2)
     texts = [chat_cases.random_text(rng).replace("<|im_end|>", "") for _ in range(300)]
     for text in ["", "  ", "\x00\r\n", *texts]:
-        ids = theirs(text).input_ids
-        assert ids == ours.action(text)[:-1]
-        assert theirs.decode(ids) == ours.text(ids)
+        ids = reference(text).input_ids
+        assert ids == actual.action(text)[:-1]
+        assert reference.decode(ids) == actual.text(ids)
     messages = [{"role": "user", "content": "hi"}]
-    found = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert found == list(ours.begin(messages, ()).tokens)
+    found = reference.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert found == list(actual.begin(messages, ()).tokens)

@@ -252,8 +252,8 @@ def test_given_options_go_before_the_folders_own_and_defaults_behind_them(tmp_pa
 def test_what_the_model_does_not_read_is_told_with_what_says_so(tmp_path):
     assert unread_notice(tmp_path, None) is None
     (tmp_path / "chat.json").write_text('{"system": false, "tools": "none"}')
-    told = f"no system messages and no lists of tools, as {tmp_path}/chat.json has it"
-    assert unread_notice(tmp_path, schema.Chat()).endswith(told)
+    reported = f"no system messages and no lists of tools, as {tmp_path}/chat.json has it"
+    assert unread_notice(tmp_path, schema.Chat()).endswith(reported)
     no_tools = unread_notice(tmp_path, schema.Chat(tools="none"))
     assert no_tools == "chat: the model reads no lists of tools, as config.chat has it"
     assert unread_notice(tmp_path, schema.Chat(tools="signatures")) is None

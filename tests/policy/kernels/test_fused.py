@@ -119,10 +119,10 @@ def test_devices_with_their_own_rows_and_heads_give_what_one_device_gives(cudnn_
     alone = with_gradients(f, qkv)
     mesh = make_mesh(schema.Mesh(data=2, fsdp=2, tensor=2))
     with jax.set_mesh(mesh):
-        spread = with_gradients(f, qkv)
-        assert_equal_pass(spread, alone)
+        sharded = with_gradients(f, qkv)
+        assert_equal_pass(sharded, alone)
         by_device = sharding(mesh, ("rows", "length", "heads", "head_dim"))
-    assert spread[0].sharding.is_equivalent_to(by_device, 4)
+    assert sharded[0].sharding.is_equivalent_to(by_device, 4)
 
 
 def test_splash_in_bfloat16_is_as_near_to_the_exact_result_as_plain_attention():

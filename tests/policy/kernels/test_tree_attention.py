@@ -158,10 +158,10 @@ def test_bfloat16_is_as_near_to_the_exact_result_as_all_scores_at_once(implement
     tree_mask = CASES["trees"].tree_mask
     qkv = random_arrays(CASES["trees"], dtype=jnp.bfloat16)[:3]
     exact = attended(*(x.astype(np.float32) for x in qkv), tree_mask, "all_pairs")
-    ours, all_pairs = (attended(*qkv, tree_mask, name) for name in (implementation, "all_pairs"))
-    assert ours.dtype == jnp.bfloat16
-    exact, ours, all_pairs = (np.asarray(x, np.float32) for x in (exact, ours, all_pairs))
-    assert np.abs(ours - exact).max() <= 1.5 * np.abs(all_pairs - exact).max()
+    actual, all_pairs = (attended(*qkv, tree_mask, name) for name in (implementation, "all_pairs"))
+    assert actual.dtype == jnp.bfloat16
+    exact, actual, all_pairs = (np.asarray(x, np.float32) for x in (exact, actual, all_pairs))
+    assert np.abs(actual - exact).max() <= 1.5 * np.abs(all_pairs - exact).max()
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,8 @@ def test_gradients_in_bfloat16_are_as_near_to_the_exact_ones_as_all_scores_at_on
     run = functools.partial(trained, tree_mask=case.tree_mask, window=None)
     arrays = random_arrays(case, dtype=jnp.bfloat16)
     exact = run(*(x.astype(jnp.float32) for x in arrays), implementation="all_pairs")
-    ours, all_pairs = (run(*arrays, implementation=name) for name in ("triton", "all_pairs"))
-    for x, y, z in zip(ours, all_pairs, exact, strict=True):
+    actual, all_pairs = (run(*arrays, implementation=name) for name in ("triton", "all_pairs"))
+    for x, y, z in zip(actual, all_pairs, exact, strict=True):
         assert x.dtype == jnp.bfloat16
         off, allowed = (np.abs(np.asarray(a, np.float32) - z).max() for a in (x, y))
         assert off <= 1.5 * allowed

@@ -132,8 +132,8 @@ def test_the_judges_scores_are_what_is_paid_and_the_environments_rewards_have_na
 def chances(scores, temperature):
     """softmax(A / temperature) as the paper writes it; standard deviation of n - 1."""
     scores = np.asarray(scores, np.float64)
-    spread = np.std(scores, ddof=1) if len(scores) > 1 else 0.0
-    weights = np.exp((scores - scores.mean()) / (spread + 1e-6) / temperature)
+    deviation = np.std(scores, ddof=1) if len(scores) > 1 else 0.0
+    weights = np.exp((scores - scores.mean()) / (deviation + 1e-6) / temperature)
     return weights / weights.sum()
 
 
@@ -235,7 +235,7 @@ def test_an_episode_whose_candidates_all_lack_a_score_fails(call, cause, reason)
 
 class Breaking(Counting):
     def step(self, text):
-        if len(self.told) == 2:
+        if len(self.actions) == 2:
             raise RuntimeError("broken")
         return super().step(text)
 

@@ -126,7 +126,7 @@ def test_where_nothing_branches_episodes_begin_anew_until_the_group_is_full():
 
 class Failing(Counting):
     def step(self, text):
-        if len(self.told) == 2:
+        if len(self.actions) == 2:
             raise RuntimeError("broken")
         return super().step(text)
 

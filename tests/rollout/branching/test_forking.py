@@ -41,10 +41,10 @@ def test_a_group_is_the_plans_tree_and_shared_turns_are_equal_to_the_bit():
         assert [t.parent for t in tree[2:]] == [0, 1, 0, 1, 0, 1, 2, 3, 4, 5]
         for child in tree[2:]:
             parent, turns = tree[child.parent], range(child.fork)
-            (theirs,), (own,) = parent.segments, child.segments
-            until = 1 + int(np.flatnonzero(np.isin(theirs.turn_L, turns))[-1])
+            (reference,), (own,) = parent.segments, child.segments
+            until = 1 + int(np.flatnonzero(np.isin(reference.turn_L, turns))[-1])
             for name in ("tokens_L", "turn_L", "logp_L"):
-                left, right = (getattr(x, name)[:until] for x in (theirs, own))
+                left, right = (getattr(x, name)[:until] for x in (reference, own))
                 np.testing.assert_array_equal(left, right)
             assert child.turn_rewards[: child.fork] == parent.turn_rewards[: child.fork]
             assert child.reward == sum(child.turn_rewards)

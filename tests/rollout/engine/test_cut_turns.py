@@ -110,16 +110,16 @@ KEEP = [1, 2, 3, 4, 7, 8, 9, NEVER]
 
 
 def test_an_action_that_is_cut_is_the_beginning_of_the_uncut_one_and_the_cache_stays_right():
-    contexts, heard = {}, {}
+    contexts, received = {}, {}
 
     def turn(key, number, context):
         contexts[key, number] = context
         keep = KEEP[(3 * key + number) % len(KEEP)]
-        told = heard[key, number] = []
+        logged = received[key, number] = []
 
         def listen(tokens):
-            assert tokens[: len(told[-1]) if told else 0] == (told[-1] if told else [])
-            told.append(list(tokens))
+            assert tokens[: len(logged[-1]) if logged else 0] == (logged[-1] if logged else [])
+            logged.append(list(tokens))
             return keep if len(tokens) >= keep else None
 
         return turn_of(key, context, number, listen)
@@ -141,7 +141,7 @@ def test_an_action_that_is_cut_is_the_beginning_of_the_uncut_one_and_the_cache_s
         cut += kept < len(whole.tokens)
         assert action.tokens == whole.tokens[:kept]
         np.testing.assert_allclose(action.logp, whole.logp[:kept], atol=1e-5)
-        assert heard[key, number][-1][:kept] == action.tokens
+        assert received[key, number][-1][:kept] == action.tokens
         # Whatever a dispatch on its way wrote behind the cut is in no later turn's past.
         context = contexts[key, number]
         logp_LV = network_logp()([*context, *action.tokens])

@@ -388,17 +388,17 @@ class Evens:
 
     class Matcher:
         def __init__(self, tools):
-            self.heard, self.tools = [], tools
+            self.accepted, self.tools = [], tools
 
         def allowed(self, words_W):
-            if self.tools == "stick" and len(self.heard) == 2:
+            if self.tools == "stick" and len(self.accepted) == 2:
                 raise RuntimeError("stuck after two")
-            only = self.tools == "force" and not self.heard
+            only = self.tools == "force" and not self.accepted
             words_W[:] = sum(1 << token for token in ([4] if only else range(0, 30, 2)))
 
         def accept(self, token):
             assert token % 2 == 0
-            self.heard.append(token)
+            self.accepted.append(token)
 
     def begin(self, tools):
         if tools == "refuse":

@@ -63,7 +63,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
 
 
 @pytest.mark.parametrize(
-    "messages, told",
+    "messages, message",
     [
         (None, "messages: got none; allowed: a list of messages"),
         ("hello", "messages: got hello; allowed: a list"),
@@ -86,11 +86,11 @@ IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
         ([USER, ANSWER | {"tool_calls": [{"function": {"name": "f", "arguments": "3"}}]}], "objec"),
     ],
 )
-def test_what_is_no_conversation_is_told_with_its_place(messages, told):
+def test_what_is_no_conversation_is_told_with_its_place(messages, message):
     with pytest.raises(ValueError) as error:
         read(messages)
     text = str(error.value)
-    assert text.startswith("here") and told in text and "\n" not in text and "allowed: " in text
+    assert text.startswith("here") and message in text and "\n" not in text and "allowed: " in text
 
 
 @pytest.mark.parametrize("tools", [3, "{", [{"type": "function"}], ["find"]])
@@ -116,7 +116,7 @@ def test_lines_are_read_by_number_and_empty_ones_count_for_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "line, told",
+    "line, message",
     [
         (b"{", "got {, which is not JSON"),
         (b"\xff\xfe", "which is not JSON"),
@@ -124,12 +124,12 @@ def test_lines_are_read_by_number_and_empty_ones_count_for_nothing(tmp_path):
         (b'{"prompt": 1}', "messages: got none"),
     ],
 )
-def test_a_broken_line_is_told_with_file_and_number(line, told, tmp_path):
+def test_a_broken_line_is_told_with_file_and_number(line, message, tmp_path):
     file = write(tmp_path / "c.jsonl", GOOD, line)
     found = ConversationFile(file, "--data")
     with pytest.raises(ValueError, match=f"--data: {file}, line 2") as error:
         found[1]
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize("data", ["no.jsonl", "."])

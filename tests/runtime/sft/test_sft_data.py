@@ -26,13 +26,13 @@ def test_all_of_the_held_out_data_is_held_out_and_nothing_else(kind, tmp_path):
     if kind == "files":
         data = cases.write_desk(tmp_path / "some.jsonl", 5)
         other = cases.write_desk(tmp_path / "other.jsonl", 3, split="test")
-        chosen, held_out = {"data": str(data), "held_out_data": str(other)}, desk("test", 3)
+        fields, held_out = {"data": str(data), "held_out_data": str(other)}, desk("test", 3)
     else:
         names = "data", "held_out_data"
-        chosen = {**dict.fromkeys(names, "demonstrations"), "options": {"episodes": 5}}
+        fields = {**dict.fromkeys(names, "demonstrations"), "options": {"episodes": 5}}
         held_out = desk("test", 5)
     config = {
-        "sft": {**chosen, "held_out": 0.5},
+        "sft": {**fields, "held_out": 0.5},
         "rollout": {"max_context": 4096},
         "env": {"options": {"data_dir": str(tmp_path)}},
     }

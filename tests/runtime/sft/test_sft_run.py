@@ -14,9 +14,9 @@ from seeupo_jax.runtime.sft.supervised import count_steps
     [(5, 1, 2), (5, 3, 4), (3, 1, 1), (4, 1, 1), (8, 3, 6)],
 )
 def test_a_run_has_the_fewest_steps_that_are_all_epochs(conversations, epochs, steps):
-    chosen = {"epochs": epochs, "batch_size": 4}
-    assert count_steps(from_dict({"sft": chosen}), conversations) == steps
-    assert count_steps(from_dict({"sft": {**chosen, "steps": 7}}), conversations) == 7
+    fields = {"epochs": epochs, "batch_size": 4}
+    assert count_steps(from_dict({"sft": fields}), conversations) == steps
+    assert count_steps(from_dict({"sft": {**fields, "steps": 7}}), conversations) == 7
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_a_run_has_the_fewest_steps_that_are_all_epochs(conversations, epochs, s
 def test_the_loss_that_is_told_is_that_of_the_policy_that_is_left(
     keep_best, best, said, tmp_path, monkeypatch
 ):
-    told, nothing = [], SimpleNamespace(wait=lambda: None, policy_at=lambda step, train: {})
+    logged, nothing = [], SimpleNamespace(wait=lambda: None, policy_at=lambda step, train: {})
     checkpoint = SimpleNamespace(keep_best=keep_best, export=True)
     monkeypatch.setattr(sft_run, "final_params", lambda train: {})
     monkeypatch.setattr(sft_run, "write_policy", lambda *given: None)
@@ -40,10 +40,10 @@ def test_the_loss_that_is_told_is_that_of_the_policy_that_is_left(
         workdir=tmp_path,
         given=None,
         policy=None,
-        progress=SimpleNamespace(log=told.append),
+        progress=SimpleNamespace(log=logged.append),
     )
     lowest = None if best is None else SimpleNamespace(step=best, loss=0.25)
     state = SimpleNamespace(best=lowest, saved=True, done=12, train=None)
     run = SimpleNamespace(parts=parts, checkpoints=nothing)
     sft_run.SftRun.finish(run, state)
-    assert told == [f"wrote {tmp_path / 'policy'}: {said}"]
+    assert logged == [f"wrote {tmp_path / 'policy'}: {said}"]

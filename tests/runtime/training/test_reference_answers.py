@@ -49,12 +49,12 @@ def test_the_answers_own_tokens_are_scored_and_what_follows_them_is_left_out(tem
 
 
 def test_a_task_is_asked_once_and_one_without_an_answer_is_told_of():
-    tasks, told = Answers(), []
-    answers = ReferenceAnswers(tasks, TOKENIZER, "{answer}", told.append)
+    tasks, logged = Answers(), []
+    answers = ReferenceAnswers(tasks, TOKENIZER, "{answer}", logged.append)
     for _ in range(2):
         assert answers.of(["fine", "", "broken", "fine"]).keys() == {"fine"}
     assert tasks.asked == ["fine", "", "broken"]
-    assert told == [
+    assert logged == [
         "task '' has no reference answer: its turns have no gain.",
         "task 'broken' has no gains: Answers.reference('broken') raised RuntimeError: no such"
         " file.",
