@@ -257,7 +257,7 @@ class AgentPlayer:
             episode.outcome = outcome
 
     def _take(self, wait_s: float) -> None:
-        """Hears of calls and ends, and ends agents that are late."""
+        """Receives calls and ends, and ends agents that are late."""
         limit_s = self._host.timeout_s
         left_s = (limit_s - each.thought_s for each in self._open.values() if each.thinks)
         self._inbox.take(max(0.0, min(wait_s, *left_s, math.inf)))
@@ -341,7 +341,7 @@ class AgentPlayer:
         """Forgets a turn that comes to nothing."""
         episode.lineages.cancel(turn.turn)
         episode.remove_turn(turn, answered=False)
-        turn.waiting.settle(_over())  # who has vanished does not hear it
+        turn.waiting.settle(_over())  # a client that disconnected does not receive it
 
     def _end(self, key: int, episode: AgentEpisode) -> None:
         """Ends an episode whose agent has come to something."""

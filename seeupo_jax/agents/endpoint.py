@@ -223,7 +223,7 @@ class Endpoint:
             completion = await until_gone(request.receive, call)
             return JSONResponse(exchange.reply(completion))
         except (ClientGone, ClientDisconnect):
-            return Response(status_code=499)  # for nobody
+            return Response(status_code=499)  # the client has disconnected
         except Exception as error:
             return await _answer_error(request, error)
 

@@ -133,7 +133,7 @@ class Lineages:
         answer: HistoryMessage,
         expert_LG: np.ndarray | None = None,
     ) -> None:
-        """Takes what was sampled in an open turn, and what the client was told of it.
+        """Takes what was sampled in an open turn, and what the client received of it.
 
         Args:
           expert_LG: as of `Transcript.act`.

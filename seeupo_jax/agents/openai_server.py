@@ -252,7 +252,7 @@ class OpenAIServer:
         return None
 
     def usage(self) -> Mapping[str, int]:
-        """Counts of repeated requests, failed actions and answers that nobody waits for."""
+        """Counts of repeated requests, failed actions and dropped answers."""
         return self._counts
 
     def seconds(self) -> Mapping[str, float]:
@@ -361,7 +361,7 @@ class OpenAIServer:
 
 
 def _cut_at_stop(turn: Turn, action: Action) -> Action:
-    """An action as far as its turn's listener, which is told of the whole one, keeps it."""
+    """An action as far as its turn's listener, which is given all of it, keeps it."""
     count = None if turn.listen is None or action.failure else turn.listen(action.tokens)
     return Action(action.key, action.tokens[:count], action.logp[:count], action.failure)
 

@@ -40,7 +40,7 @@ class SampledText:
 
     @property
     def listens(self) -> bool:
-        """Whether it is to be told of tokens before the action is over."""
+        """Whether it needs the tokens before the action is over."""
         return bool(self._stop) or self._on_text is not None
 
     def listen(self, tokens: Sequence[int]) -> int | None:

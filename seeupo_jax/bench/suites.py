@@ -59,7 +59,7 @@ def run(flags: argparse.Namespace) -> None:
     check_could_write(flags.results, "--results")
     commands = SUITES[flags.suite]
     flags.results.mkdir(parents=True, exist_ok=True)
-    bench_report.figures_in(flags.results)  # a file that is none's is told before hours of work
+    bench_report.figures_in(flags.results)  # an unknown file is reported before hours of work
     for number, (name, command) in enumerate(commands.items(), 1):
         file = flags.results / f"{name}.json"
         if file.exists():

@@ -29,7 +29,7 @@ def find_directory(config: schema.Checkpoint, workdir: str | os.PathLike[str]) -
 
 
 def absolute(folder: str | os.PathLike[str]) -> str:
-    """A folder as it is named from everywhere; one in a bucket is already."""
+    """The absolute path of a folder; one in a bucket is already absolute."""
     return os.fspath(folder) if is_bucket(folder) else os.path.abspath(folder)
 
 

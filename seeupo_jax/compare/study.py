@@ -181,7 +181,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """What tells it from the others of its stage."""
+        """What distinguishes it from the others of its stage."""
         return " ".join(filter(None, (self.variant, point_text(self.point), f"seed {self.seed}")))
 
     @property

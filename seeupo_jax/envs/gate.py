@@ -314,11 +314,9 @@ def _ask(where: str, question: Callable[[], Any]) -> Any:
     try:
         return question()
     except (Exception, SystemExit) as error:
-        message, call = text_of(error), where[where.index(".") : where.index("(") + 1]
-        is_from_gate = isinstance(error, ValueError) and (
-            "; allowed: " in message or call in message
-        )
-        sentence = message if is_from_gate else f"{where} raised {describe(error).rstrip('.')}."
+        text, call = text_of(error), where[where.index(".") : where.index("(") + 1]
+        complete = isinstance(error, ValueError) and ("; allowed: " in text or call in text)
+        sentence = text if complete else f"{where} raised {describe(error).rstrip('.')}."
         raise ValueError(sentence) from error
 
 

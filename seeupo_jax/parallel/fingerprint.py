@@ -15,7 +15,7 @@ _FEW = 2**20  # elements, of which NumPy adds up the hashes in 20 ms
 
 
 def fingerprint(tree: Any) -> str:
-    """Tells pytrees of arrays apart, by every bit of every leaf, its place, dtype and path.
+    """Distinguishes pytrees of arrays by every bit of every leaf, its place, dtype and path.
 
     The devices add up hashes of all elements modulo 2^32, which no order of adding changes: how an
     array is cut over devices and processes makes no difference. Two sums per leaf, 64 bits, come to

@@ -182,7 +182,7 @@ def constrain(x: jax.Array, *logical: str | None) -> jax.Array:
 
 
 def row_shards(mesh: jax.sharding.Mesh) -> int:
-    """How many devices the rows of a batch are spread over."""
+    """How many devices the rows of a batch are sharded over."""
     return math.prod(mesh.shape[axis] for axis in ROW_AXES)
 
 

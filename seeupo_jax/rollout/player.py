@@ -99,7 +99,7 @@ class Prefetched:
 
 
 class Player(Protocol):
-    """Plays the episodes of one collection: asks the engine for actions and hears of each.
+    """Plays the episodes of one collection: asks the engine for actions and receives each.
 
     Keys name episodes; turns that it submits to the engine have keys of its own choice.
     """

@@ -161,7 +161,7 @@ def test_what_is_not_done_here_is_refused_by_name(values, words):
 
 
 @pytest.mark.parametrize(
-    ("chosen", "words"),
+    ("fields", "words"),
     [
         (
             {"name": "adam", "kwargs": {"eps_root": 1e-3}},
@@ -171,10 +171,10 @@ def test_what_is_not_done_here_is_refused_by_name(values, words):
         ({"warmup_iterations": 3}, "warmup_iterations: got 3; allowed: fewer than the run's 3"),
     ],
 )
-def test_optimizers_refuse_what_they_cannot(chosen, words):
+def test_optimizers_refuse_what_they_cannot(fields, words):
     with pytest.raises(ValueError, match=words):
         optimizer.Stepper(
-            [torch.zeros(2)], options.Optimizer(**chosen), iterations=3, total_steps=9
+            [torch.zeros(2)], options.Optimizer(**fields), iterations=3, total_steps=9
         )
 
 

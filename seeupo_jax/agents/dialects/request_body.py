@@ -156,7 +156,7 @@ def _remove(tree: Any, path: Path) -> None:
 
 
 def by_type(default: str | None = None, **kinds: type[Fields]) -> Any:
-    """One of several kinds of objects, which their field `type` tells apart.
+    """One of several kinds of objects, which their field `type` distinguishes.
 
     Args:
       default: of an object without the field.

@@ -181,7 +181,7 @@ def _without_proxy(host: str) -> str:
 
 
 class _Helper:
-    """The process that starts commands, and a thread that hears how they end."""
+    """The process that starts commands, and a thread that receives how they end."""
 
     def __init__(self, first: Mapping[str, Any], read: Callable[[End], AgentResult | AgentFailure]):
         self._read, self._waiting = read, dict[int, OnEnd]()

@@ -78,7 +78,7 @@ class Isolated:
         return remote_calls.read_step(self._ask("step", text=text))
 
     def finish(self, stop: str) -> float | None:
-        """Tells the environment, where it has `finish`, that the trainer ends its episode."""
+        """Calls the environment's `finish`, where it has one: the trainer ends its episode."""
         if not self._has_finish:
             return None
         return gate.check_last_reward(self._ask("finish", stop=stop)["reward"])

@@ -132,7 +132,7 @@ class Remote:
         return remote_calls.read_step(self._play("step", {"text": text}))
 
     def finish(self, stop: str) -> float | None:
-        """Tells the environment, where it has `finish`, that the trainer ends its episode."""
+        """Calls the environment's `finish`, where it has one: the trainer ends its episode."""
         if self._score is None:
             raise ValueError("remote: reset() must come before finish().")
         if not self._has_finish:

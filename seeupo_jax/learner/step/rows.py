@@ -21,7 +21,7 @@ _OF_ROWS = (
 
 
 def microbatch(batch: TurnBatch, index: jax.Array) -> TurnBatch:
-    """Microbatch `index`: its rows, spread over the mesh, and its own spans' slots in them.
+    """Microbatch `index`: its rows, sharded over the mesh, and its own spans' slots in them.
 
     Other spans have no mask.
     """
@@ -32,7 +32,7 @@ def microbatch(batch: TurnBatch, index: jax.Array) -> TurnBatch:
 
 
 def take(x: jax.Array, index: jax.Array) -> jax.Array:
-    """Part `index` of an array: rows, spread over the mesh."""
+    """Part `index` of an array: rows, sharded over the mesh."""
     x = jax.lax.dynamic_index_in_dim(x, index, keepdims=False)
     return constrain(x, "rows", *(None,) * (x.ndim - 1))
 

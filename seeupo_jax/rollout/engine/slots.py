@@ -394,8 +394,7 @@ class SlotEngine:
                 result = tokens_RK[row, :count].tolist(), logp_RK[row, :count].tolist()
                 if entropy_RK is not None:
                     job.add_entropy(entropy_RK[row, :count].tolist())
-                job_routed_KG = None if routed_RKG is None else routed_RKG[row, :count]
-                actions += shard.on_result(
-                    job, *result, alive=bool(alive_R[row]), routed_KG=job_routed_KG
-                )
+                routed_KG = None if routed_RKG is None else routed_RKG[row, :count]
+                alive = bool(alive_R[row])
+                actions += shard.on_result(job, *result, alive=alive, routed_KG=routed_KG)
         return actions

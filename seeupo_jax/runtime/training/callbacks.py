@@ -45,7 +45,7 @@ class RunHandle:
 
 @runtime_checkable
 class Callback(Protocol):
-    """Hears of a run what it overrides; each method does nothing of its own.
+    """Is called at the events of a run; by default each method does nothing.
 
     Methods are called in the thread that called `train`, on process 0 only; a run waits for them.
     `run.stop()` stops the run. A method that raises stops it too: the run saves its state, no
@@ -64,7 +64,7 @@ class Callback(Protocol):
         """
 
     def on_step(self, run: RunHandle, iteration: int, step: int, steps: int) -> None:
-        """The device has done so many of an iteration's optimizer steps; the last are not told."""
+        """The device has done so many optimizer steps of an iteration; the last go unreported."""
 
     def on_iteration(self, run: RunHandle, iteration: int, metrics: Mapping[str, Any]) -> None:
         """An iteration is done; metrics by their names in metrics.jsonl, numbers and texts."""

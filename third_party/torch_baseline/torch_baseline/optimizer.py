@@ -30,25 +30,25 @@ class Stepper:
     def __init__(
         self,
         parameters: Sequence[torch.Tensor],
-        chosen: options.Optimizer,
+        config: options.Optimizer,
         *,
         iterations: int,
         total_steps: int,
     ) -> None:
         """Raises ValueError where a keyword argument is unknown or the warm-up too long."""
-        if chosen.warmup_iterations and chosen.warmup_iterations >= iterations:
+        if config.warmup_iterations and config.warmup_iterations >= iterations:
             raise ValueError(
-                f"config.optimizer.warmup_iterations: got {chosen.warmup_iterations}; allowed:"
+                f"config.optimizer.warmup_iterations: got {config.warmup_iterations}; allowed:"
                 f" fewer than the run's {iterations} iterations."
             )
-        if chosen.warmup_steps and chosen.warmup_steps >= total_steps:
+        if config.warmup_steps and config.warmup_steps >= total_steps:
             raise ValueError(
-                f"config.optimizer.warmup_steps: got {chosen.warmup_steps}; allowed: fewer than"
+                f"config.optimizer.warmup_steps: got {config.warmup_steps}; allowed: fewer than"
                 f" the run's {total_steps} optimizer steps."
             )
         self._parameters = list(parameters)
-        self._chosen, self._iterations = chosen, iterations
-        self._optimizer = _make(self._parameters, chosen)
+        self._config, self._iterations = config, iterations
+        self._optimizer = _make(self._parameters, config)
         self.iteration = 1  # that steps are taken in
         self.steps = 0
         self.skipped = 0
@@ -58,11 +58,11 @@ class Stepper:
         grads = [p.grad for p in self._parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(grads)
         if torch.isfinite(norm):
-            if self._chosen.max_grad_norm is not None:
-                torch._foreach_mul_(grads, (self._chosen.max_grad_norm / norm).clamp(max=1.0))
+            if self._config.max_grad_norm is not None:
+                torch._foreach_mul_(grads, (self._config.max_grad_norm / norm).clamp(max=1.0))
             for group in self._optimizer.param_groups:
                 group["lr"] = learning_rate(
-                    self._chosen, self.steps, self.iteration, self._iterations
+                    self._config, self.steps, self.iteration, self._iterations
                 )
             self._optimizer.step()
             self.steps += 1
@@ -72,34 +72,34 @@ class Stepper:
         return norm
 
 
-def learning_rate(chosen: options.Optimizer, step: int, iteration: int, iterations: int) -> float:
+def learning_rate(config: options.Optimizer, step: int, iteration: int, iterations: int) -> float:
     """Of the step after `step` others, in an iteration from 1 on.
 
     It rises over the warm-up of iterations, then goes by the schedule; times a rise over a warm-up
     of steps.
     """
-    warmup = chosen.warmup_iterations
+    warmup = config.warmup_iterations
     progress = (iteration - 1 - warmup) / max(iterations - warmup, 1)
     rise = min(iteration / max(warmup, 1), 1.0)
-    rise *= min((step + 1) / max(chosen.warmup_steps, 1), 1.0)
-    return chosen.learning_rate * rise * _DECAY[chosen.schedule](min(max(progress, 0.0), 1.0))
+    rise *= min((step + 1) / max(config.warmup_steps, 1), 1.0)
+    return config.learning_rate * rise * _DECAY[config.schedule](min(max(progress, 0.0), 1.0))
 
 
-def _make(parameters: list[torch.Tensor], chosen: options.Optimizer) -> torch.optim.Optimizer:
-    known = KWARGS[chosen.name]
-    wrong = [key for key in chosen.kwargs if key not in known]
+def _make(parameters: list[torch.Tensor], config: options.Optimizer) -> torch.optim.Optimizer:
+    defaults = KWARGS[config.name]
+    wrong = [key for key in config.kwargs if key not in defaults]
     if wrong:
         raise ValueError(
-            f"config.optimizer.kwargs: got {wrong[0]!r} for {chosen.name}; allowed here:"
-            f" {', '.join(known)}."
+            f"config.optimizer.kwargs: got {wrong[0]!r} for {config.name}; allowed here:"
+            f" {', '.join(defaults)}."
         )
-    settings = known | dict(chosen.kwargs)
-    shared = {"lr": chosen.learning_rate, "fused": True}
-    if chosen.name == "sgd":
+    settings = defaults | dict(config.kwargs)
+    shared = {"lr": config.learning_rate, "fused": True}
+    if config.name == "sgd":
         momentum = 0.0 if settings["momentum"] is None else settings["momentum"]
         nesterov = settings["nesterov"] and momentum > 0
         return torch.optim.SGD(parameters, momentum=momentum, nesterov=nesterov, **shared)
     shared |= {"betas": (settings["b1"], settings["b2"]), "eps": settings["eps"]}
-    if chosen.name == "adam":
+    if config.name == "adam":
         return torch.optim.Adam(parameters, **shared)
     return torch.optim.AdamW(parameters, weight_decay=settings["weight_decay"], **shared)

@@ -61,7 +61,7 @@ class Result:
 
 
 @dataclass
-class _Pass:
+class _SweepState:
     """A sweep under way: what it reads of the trajectories and what it keeps on the device.
 
     batches, sizes: of each turn, the microbatches and how many real samples they hold.
@@ -112,13 +112,13 @@ class Sweep:
           iteration: seeds the random order, with the seed of the options, and sets the learning
             rate.
         """
-        chosen, kept = self.options.algorithm, learnable(trajectories)
+        algorithm, kept = self.options.algorithm, learnable(trajectories)
         self.stepper.iteration = iteration
         current = self._begin(trajectories, kept)
-        order = update_order(len(current.batches), chosen.order, (self.options.seed, iteration))
+        order = update_order(len(current.batches), algorithm.order, (self.options.seed, iteration))
         order = [turn for turn in order if current.batches[turn]]
         skipped = self.stepper.skipped
-        if chosen.old_policy == "iteration":
+        if algorithm.old_policy == "iteration":
             for turn in order:
                 current.old[turn] = self._score(self.model, current, turn, "old")
         for turn in order:
@@ -132,14 +132,14 @@ class Sweep:
             self.stepper.skipped - skipped,
         )
 
-    def _begin(self, trajectories: Sequence[Trajectory], kept: np.ndarray) -> _Pass:
-        chosen = self.options.algorithm
+    def _begin(self, trajectories: Sequence[Trajectory], kept: np.ndarray) -> _SweepState:
+        algorithm = self.options.algorithm
         advantage = group_relative(
             [t.reward for t in trajectories],
             [t.group for t in trajectories],
             kept,
-            scale=chosen.scale,
-            clip=chosen.advantage_clip,
+            scale=algorithm.scale,
+            clip=algorithm.advantage_clip,
         )
         turns = max((trajectories[i].turns for i in np.flatnonzero(kept)), default=0)
         samples = {
@@ -148,7 +148,7 @@ class Sweep:
         }
         real = {turn: sum(sample.real for sample in own) for turn, own in samples.items()}
         budget, share = self.options.microbatch_tokens, self.options.share_prefixes
-        return _Pass(
+        return _SweepState(
             {
                 t: microbatches(own if real[t] else [], budget, self.device, share_prefixes=share)
                 for t, own in samples.items()
@@ -160,29 +160,29 @@ class Sweep:
             Clock(self.device),
         )
 
-    def _update_turn(self, current: _Pass, turn: int, *, last: bool) -> None:
-        chosen = self.options.algorithm
-        if chosen.old_policy == "turn":
+    def _update_turn(self, current: _SweepState, turn: int, *, last: bool) -> None:
+        algorithm = self.options.algorithm
+        if algorithm.old_policy == "turn":
             current.old[turn] = self._score(self.model, current, turn, "old")
-        if chosen.kl_coef:
+        if algorithm.kl_coef:
             current.ref[turn] = self._score(self.reference, current, turn, "reference")
-        elif chosen.old_policy == "iteration":
+        elif algorithm.old_policy == "iteration":
             current.ref[turn] = current.old[turn]  # what the sweep began with
-        for _ in range(chosen.inner_epochs):
+        for _ in range(algorithm.inner_epochs):
             self._train(current, turn)
         # Nobody would read what the last turn's step does to the weights.
-        if chosen.weight == "on" and not last:
+        if algorithm.weight == "on" and not last:
             new = self._score(self.model, current, turn, "refresh")
             triples = zip(current.batches[turn], new, current.old[turn], strict=True)
             for batch, logp, old in triples:
-                current.factor = updated_factor(chosen, batch, logp, old, current.factor)
+                current.factor = updated_factor(algorithm, batch, logp, old, current.factor)
 
-    def _score(self, model: Any, current: _Pass, turn: int, phase: str) -> Logps:
+    def _score(self, model: Any, current: _SweepState, turn: int, phase: str) -> Logps:
         """Log-probabilities of a turn's actions, without gradients."""
         with current.clock.phase(phase), self._no_grad(), self._autocast():
             return [self._logp(model, batch, current, phase) for batch in current.batches[turn]]
 
-    def _train(self, current: _Pass, turn: int) -> None:
+    def _train(self, current: _SweepState, turn: int) -> None:
         """One optimizer step on one turn."""
         algorithm = self.options.algorithm
         count = {"all": current.valid, "active": current.sizes[turn]}[algorithm.pool_mean]
@@ -205,7 +205,9 @@ class Sweep:
         total[1:] /= current.sizes[turn]
         current.records.append((turn, torch.cat([total, norm[None]]), weight))
 
-    def _logp(self, model: Any, batch: Microbatch, current: _Pass, phase: str) -> torch.Tensor:
+    def _logp(
+        self, model: Any, batch: Microbatch, current: _SweepState, phase: str
+    ) -> torch.Tensor:
         current.clock.count(phase, batch.length, batch.tokens.numel())
         return token_logp(model, batch, self.options.temperature)
 
@@ -254,7 +256,7 @@ def update_order(turns: int, order: str, seed: Sequence[int]) -> list[int]:
     return orders[order]()
 
 
-def _steps(current: _Pass) -> list[Step]:
+def _steps(current: _SweepState) -> list[Step]:
     """What was recorded, on the host; this waits for the device."""
     steps = []
     for turn, numbers, weight in current.records:

@@ -8,7 +8,7 @@ from seeupo_jax.envs.bfcl_worlds.scenarios import MESSAGES
 
 
 def sign_in(draft: Draft) -> str:
-    """Signs in where nobody is; what the user says to it."""
+    """Signs in if no user is signed in; returns what the user says to it."""
     workspace = draft.simulator(MESSAGES)
     if workspace.current_user:
         return ""

@@ -11,7 +11,7 @@ from seeupo_jax.envs.bfcl_worlds.scenarios import POSTS
 
 
 def sign_in(draft: Draft) -> str:
-    """Signs in where nobody is; what the user says to it."""
+    """Signs in if no user is signed in; returns what the user says to it."""
     account = draft.simulator(POSTS)
     if account.authenticated:
         return ""

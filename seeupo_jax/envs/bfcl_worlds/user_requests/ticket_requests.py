@@ -10,7 +10,7 @@ from seeupo_jax.envs.bfcl_worlds.scenarios import TICKETS
 
 
 def sign_in(draft: Draft) -> str:
-    """Signs in where nobody is; what the user says to it."""
+    """Signs in if no user is signed in; returns what the user says to it."""
     if draft.simulator(TICKETS).current_user:
         return ""
     owners = [ticket["created_by"] for ticket in draft.simulator(TICKETS).ticket_queue]

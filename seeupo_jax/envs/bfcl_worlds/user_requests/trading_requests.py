@@ -10,7 +10,7 @@ from seeupo_jax.envs.bfcl_worlds.scenarios import TRADING
 
 
 def sign_in(draft: Draft) -> str:
-    """Signs in where nobody is; what the user says to it."""
+    """Signs in if no user is signed in; returns what the user says to it."""
     if draft.simulator(TRADING).authenticated:
         return ""
     name, key = draft.choose(words.HANDLES), words.password(draft.rng)
