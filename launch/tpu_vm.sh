@@ -113,6 +113,9 @@ existing='for file; do [ ! -e "$file" ] || printf "%s\0" "$file"; done'
 check_size() {
     need git tar
     [ -z "$dry_run" ] || return 0
+    git -C "$root" rev-parse --is-inside-work-tree >/dev/null 2>&1 ||
+        fail "$root: got no git repository, whose files are to be installed; allowed: a clone, or \
+--git URL."
     (cd "$root" && packed | xargs -0 du -sk) | sort -rn >"$scratch/sizes"
     total=0 largest=''
     while read -r size file; do

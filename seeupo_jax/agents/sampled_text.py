@@ -33,6 +33,7 @@ class SampledText:
     ):
         self._tokenizer, self._stop, self._on_text = tokenizer, stop, on_text
         self._format = tool_format
+        self._growing = GrowingText(self._text)
         self._read = 0  # tokens
         self._given = 0  # characters
         # Tokens and characters up to a stop string, and which it is.
@@ -46,7 +47,7 @@ class SampledText:
     def listen(self, tokens: Sequence[int]) -> int | None:
         """Takes an action's tokens so far; how many of them end it, once a stop string is there."""
         if self._end is None:
-            text = self._text(tokens)
+            text = self._growing.decode(tokens)
             if self._place(text) is not None:
                 self._end = self._first_end(tokens)
                 text = text[: self._end[1]]
@@ -124,6 +125,31 @@ class SampledText:
             if certain.endswith(stop[:size])
         )
         return len(text) - len(certain) + max(prefixes, default=0)
+
+
+class GrowingText:
+    """Decodes an action that grows: at each call the last few tokens, not all of them again.
+
+    What is decoded begins a whole character before the new tokens, since a decoder may drop the
+    first space of a text.
+
+    Args:
+      decode: the text of tokens; U+FFFD stands for bytes that are no character yet.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]):
+        self._decode = decode
+        self._text = ""  # of the first `_decoded` tokens
+        self._first = self._decoded = 0
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of an action's tokens so far: those of the last call, and more."""
+        before = self._decode(tokens[self._first : self._decoded])
+        window = self._decode(tokens[self._first :])
+        text = self._text + window[len(before) :]
+        if len(window) > len(before) and not text.endswith(_UNFINISHED):
+            self._text, self._first, self._decoded = text, self._decoded, len(tokens)
+        return text
 
 
 def text_with_mark(tokenizer: Tokenizer, tokens: Sequence[int], mark: str) -> str:

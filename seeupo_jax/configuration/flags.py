@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from seeupo_jax.configuration.field_reference import fields_help
 
 _MODULE, _SCRIPT = "python -m seeupo_jax.", "seeupo-"
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # two letters or more: C:/ is a path
 
 
 def as_overrides(arguments: Sequence[str]) -> list[str]:
@@ -150,9 +151,11 @@ def text(value: str) -> str:
 
 
 def path(value: str) -> Path:
-    """An absolute path."""
+    """An absolute path of this machine."""
     if not value.strip():
         raise Wrong(value, "a path")
+    if _URL.match(value):  # a Path has one slash: it would be a folder here
+        raise Wrong(value, "a path of this machine, such as a bucket that gcsfuse mounts")
     return Path(value).absolute()
 
 

@@ -65,5 +65,7 @@ class WarmStart:
     """One after the other, each a dict of steps, learning_rate and demonstrations; (): none."""
     batch_size: int = at_least(1, 64)
     """Demonstrations per step."""
-    output: str | None = checked(None, "a path", bool)
+    output: str | None = checked(
+        None, "a path of this machine", lambda v: bool(v) and not v.startswith("gs:/")
+    )
     """Also write the warm policy into this folder, if it has none; none: into the workdir only."""

@@ -64,7 +64,7 @@ _ALLOWED_FOLDER = (
 
 
 def _folder(value: str) -> Path:
-    if value.startswith("gs:/"):  # a Path has one slash
+    if value.startswith("gs:/"):
         raise Wrong(value, _ALLOWED_FOLDER)
     return path(value)
 

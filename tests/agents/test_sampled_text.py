@@ -1,8 +1,12 @@
 """A client's text is what the tokens say: whole characters, up to the first stop string."""
 
 import pytest
+from places import MODELS
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
 
-from seeupo_jax.agents.sampled_text import SampledText, token_bytes
+from seeupo_jax.agents.sampled_text import GrowingText, SampledText, token_bytes
+from seeupo_jax.policy.files.tokenizer import load_tokenizer
 from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.rollout.engine.protocol import Action
 
@@ -85,3 +89,50 @@ def test_only_streams_and_stop_strings_need_to_listen(tokenizer):
 def test_a_control_tokens_text_is_its_name_and_a_padded_heads_is_empty(tokenizer):
     assert token_bytes(tokenizer, tokenizer.end_ids[0]) == b"<|end|>"
     assert token_bytes(tokenizer, tokenizer.vocab_size + 5) == b""
+
+
+def llama2(text):
+    """Tokens as Llama 2's and their decoder: rare characters are bytes, no first space."""
+    pieces = {"<s>": 0, "▁": 1, **{f"<0x{byte:02X}>": 2 + byte for byte in range(256)}}
+    pieces |= {letter: 300 + number for number, letter in enumerate("acdeghinoprstw")}
+    library = Tokenizer(BPE(pieces, [], byte_fallback=True))
+    library.add_special_tokens(["<s>"])
+    library.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    ids = library.encode("▁" + text.replace(" ", "▁")).ids
+    return [0, *ids, 0, *ids], library.decode
+
+
+def order_desk(text):
+    tokenizer = read_tokenizer("package:order_desk")
+    return tokenizer.action(text), tokenizer.text
+
+
+def qwen3(text):
+    tokenizer = load_tokenizer(MODELS / "qwen3")
+    return [*tokenizer.action(text)[:-1], 151_657, *tokenizer.action(text)], tokenizer.text
+
+
+@pytest.mark.parametrize("case", [llama2, order_desk, qwen3])
+@pytest.mark.parametrize("step", [1, 3])
+def test_text_that_grows_is_that_of_all_tokens_from_a_few_at_a_time(case, step):
+    tokens, decode = case("  it is  a 多言語 🙂🙂 cat\ufffd  on the  step, " * 9)
+    sizes = []
+
+    def counted(some):
+        sizes.append(len(some))
+        return decode(some)
+
+    growing = GrowingText(counted)
+    for end in range(step, len(tokens) + 1, step):
+        wanted, text = decode(tokens[:end]), growing.decode(tokens[:end])
+        # Llama 2's decoder takes back whole characters where bytes of the next one follow.
+        assert text.startswith(wanted.rstrip("\ufffd"))
+        assert text == wanted or wanted.endswith("\ufffd")
+    assert max(sizes) < 40 < len(tokens) / 5

@@ -3,7 +3,9 @@
 import argparse
 import asyncio
 import json
+import threading
 from concurrent.futures import Future
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
@@ -36,6 +38,27 @@ def test_clients_ask_every_prompt_once_and_count_what_was_sampled():
     assert asked == sorted(prompts) and {call.max_tokens for call in session.calls} == {3}
     assert sorted(one["tokens"] for one in done["requests"]) == [1, 3, 3]
     assert all(0 < one["first_s"] < done["seconds"] for one in done["requests"])
+
+
+class _Uncounted(BaseHTTPRequestHandler):
+    """Streams one text, and no usage."""
+
+    def do_POST(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'data: {"choices": [{"delta": {"content": "a"}}]}\n\ndata: [DONE]\n\n')
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_server_that_counts_no_tokens_is_named():
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Uncounted) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        with pytest.raises(ValueError, match="has no usage; allowed: a server that counts"):
+            ask(Server(url, "key", "x"), 1, ["one"], max_tokens=3)
+        server.shutdown()
 
 
 def test_no_prompt_comes_twice_and_none_is_longer_than_was_planned():

@@ -140,6 +140,11 @@ def test_a_flag_that_is_missing_is_named(command, missing, capsys, tmp_path, mon
         ("train", "--num_processes=0", "--num_processes: got '0'; allowed: a whole number >= 1."),
         ("compare", "--seeds=0", "--seeds: got '0'; allowed: a whole number >= 1."),
         ("report", "--output=", "--output: got ''; allowed: a path."),
+        (
+            "export",
+            "--output=gs://b/p",
+            "--output: got 'gs://b/p'; allowed: a path of this machine",
+        ),
         ("evaluate", "--json=/", "--json: got '/'; allowed: a file that can be written."),
         ("compare", "--json=/dev/null/x", "--json: got '/dev/null/x'; allowed: a file that can"),
         ("evaluate", f"--json={'x' * 300}", "--json: got 'xxx"),

@@ -167,8 +167,9 @@ def test_a_value_of_the_wrong_type_is_refused(key, value, allowed):
         ("mesh.fsdp", 0, "-1 or a number >= 1"),
         ("checkpoint.keep", 0, "a number >= 1"),
         ("checkpoint.directory", "", "a path or gs://BUCKET/PATH, or none"),  # not the working one
+        ("warm_start.output", "gs://b/x", "a path of this machine, or none"),
         ("checkpoint.directory", "gs:/x", "a path or gs://BUCKET/PATH, or none"),
-        ("warm_start.output", "", "a path, or none"),
+        ("warm_start.output", "", "a path of this machine, or none"),
         ("model.path", "", "a path, or none"),
         ("lora.path", "", "a path, or none"),
     ],

@@ -4,6 +4,7 @@ One real thing stands behind it: a host is a folder, where the real on_host.sh r
 ssh. Its Python is a shell script that plays the training.
 """
 
+import shutil
 import subprocess
 
 import pytest
@@ -179,6 +180,13 @@ def test_a_checkout_with_the_weights_of_a_model_is_refused(cloud):
     done = cloud.run("tpu_vm.sh", "all", *HERE, *KIND, *TRAINING)
     assert done.returncode == 2 and not cloud.calls("gcloud")
     assert "got 600 MB, 'a model/weights' its largest file; allowed: 500 MB." in done.stderr
+
+
+def test_what_is_no_clone_is_refused(cloud):
+    shutil.rmtree(cloud.checkout / ".git")
+    done = cloud.run("tpu_vm.sh", "install", *HERE)
+    assert done.returncode == 2 and not cloud.calls("gcloud")
+    assert f"{cloud.checkout}: got no git repository" in done.stderr
 
 
 def test_a_git_repository_can_be_installed_instead_and_a_bucket_mounted(cloud):

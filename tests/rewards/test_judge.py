@@ -63,6 +63,9 @@ def judge(server, **options):
         ("**My final score:** 8\nScore 0 means failure, and so on.", {}, 0.8),
         ("Score: 6. Maximum score: 10.", {}, 0.6),
         ("Score 7/10", {}, 0.7),
+        ("Good. Score - 8", {}, 0.8),
+        ("I would say score: 4 (maximum score: 10)", {}, 0.4),
+        ("I would say score: 4, of a max_score: 10", {}, 0.4),
         ("<grade>4</grade>", {"pattern": r"<grade>(\d)</grade>", "scale": [0, 5]}, 0.8),
     ],
 )

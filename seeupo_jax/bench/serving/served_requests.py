@@ -324,6 +324,11 @@ async def _request(
                 first_s = time.perf_counter() - began
             if event.get("usage"):
                 tokens = event["usage"]["completion_tokens"]
+    if tokens is None:
+        raise ValueError(
+            f"{reply.url}: the reply has no usage; allowed: a server that counts the tokens of a"
+            " stream (stream_options.include_usage)."
+        )
     return {"first_s": first_s, "tokens": tokens}
 
 
