@@ -17,7 +17,8 @@ from seeupo_jax.parallel.host_cores import cores
 MANIFEST = "manifest.json"
 STATE = "state"
 _UNFINISHED = f"{STATE}.orbax-checkpoint-tmp"  # how Orbax names the state until it is written
-_OF_ORBAX = ("state", "_CHECKPOINT_METADATA")  # some of what it makes in a state
+# What it makes in a state.
+_OF_ORBAX = ("state", "_CHECKPOINT_METADATA", "orbax.checkpoint", "commit_success.txt")
 _READERS = min(8, cores())  # hashing lets other threads run
 
 
@@ -28,7 +29,8 @@ class Damaged(Exception):
 def is_checkpoint(folder: epath.Path) -> bool:
     """Whether a folder is a checkpoint, finished or not, by what is in it.
 
-    Its name does not decide: a user may have a folder 2024. An empty one is an interrupted save.
+    Its name does not decide: a user may have a folder 2024. An empty one is an interrupted save,
+    and one with an empty state an interrupted removal.
     """
     # Another process may be removing it; what is closed to this user is not ours.
     with contextlib.suppress(FileNotFoundError, PermissionError):
@@ -37,8 +39,11 @@ def is_checkpoint(folder: epath.Path) -> bool:
         inside = {path.name for path in folder.iterdir()}
         if MANIFEST in inside:
             return STATE in inside or _is_sealed(folder)
-        started = any(name.startswith(_UNFINISHED) for name in inside)
-        return not inside or started or any((folder / STATE / name).exists() for name in _OF_ORBAX)
+        if any(name.startswith(_UNFINISHED) for name in inside):
+            return True
+        state = folder / STATE
+        parts = {path.name for path in state.iterdir()} if state.is_dir() else set()
+        return inside <= {STATE} and not parts or not parts.isdisjoint(_OF_ORBAX)
     return False
 
 

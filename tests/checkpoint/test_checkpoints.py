@@ -22,6 +22,7 @@ from etils import epath
 from process_cases import environment
 
 from seeupo_jax.checkpoint import Checkpoints, SaveError, check_writable
+from seeupo_jax.checkpoint.manifest import is_checkpoint
 from seeupo_jax.types import TrainState
 
 
@@ -348,6 +349,38 @@ def test_what_the_user_has_in_the_directory_is_left_alone(saved):
     assert {path.name for path in saved.iterdir()} - {n.partition("/")[0] for n in mine} == {"30.1"}
     again.clear()
     assert sorted(_files_with_data(saved)) == mine
+
+
+def _removals(folder, order):
+    """What a removal of a folder deletes, one after the other."""
+    for path in order(list(folder.iterdir())):
+        if path.is_dir():
+            yield from _removals(path, order)
+        else:
+            yield path
+    yield folder
+
+
+@pytest.mark.parametrize("order", [sorted, lambda paths: sorted(paths, reverse=True)])
+def test_a_removal_that_is_killed_anywhere_is_finished_by_the_next_save(saved, order):
+    removed = saved / "10"
+    (removed / "manifest.json").unlink()  # it goes first
+    for path in list(_removals(removed, order))[:-1]:
+        assert is_checkpoint(epath.Path(removed)), path
+        path.rmdir() if path.is_dir() else path.unlink()
+    checkpoints, _ = _open(saved)
+    checkpoints.save(30, _state(3.0), {})
+    checkpoints.close()
+    assert _steps(saved) == [20, 30]
+
+
+def test_the_last_of_more_than_ten_saves_of_a_step_counts(saved):
+    for attempt in (9, 10):
+        shutil.copytree(saved / "20", saved / f"20.{attempt}")
+    checkpoints, _ = _open(saved)
+    checkpoints.save(30, _state(3.0), {})
+    checkpoints.close()
+    assert {path.name for path in saved.iterdir()} == {"20.10", "30"}
 
 
 def test_what_is_cleared_is_gone_with_its_directory(saved):
