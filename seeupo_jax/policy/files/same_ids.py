@@ -1,7 +1,7 @@
 """What tokenizer.json says, whatever class `transformers` takes for the folder.
 
-Version 5 of `transformers` takes the vocabulary and the merges of that file, and the rest from the
-class; version 4, with which most models were trained, takes the file as it is.
+Version 4 of `transformers` takes that file as it is; some classes of version 5 take its vocabulary
+and merges only.
 """
 
 from __future__ import annotations
