@@ -145,6 +145,7 @@ class Colour(enum.StrEnum):
         (Colour.RED, "red"),
         (b"bytes", "b'bytes'"),
         (np.longdouble(0.5), "0.5"),
+        ([np.float32("inf"), -np.inf], [np.inf, -np.inf]),  # no JSON, yet read back as it was
         (Silent(), "a Silent"),
     ],
 )

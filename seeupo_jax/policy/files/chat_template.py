@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.envs.base import Message, Tool
-from seeupo_jax.policy.files import gguf_vocabulary, vocabulary
+from seeupo_jax.policy.files import gguf_vocabulary, same_ids, vocabulary
 from seeupo_jax.policy.files.json_file import read_object
 from seeupo_jax.policy.files.messages import (
     CALL_MARKS,
@@ -37,11 +37,10 @@ from seeupo_jax.policy.files.messages import (
     with_kwargs,
     with_listing,
 )
-from seeupo_jax.policy.files.same_ids import compare
+from seeupo_jax.policy.files.same_ids import CONFIG_FILE, TOKENIZER_FILE
 
 _LOGGER = logging.getLogger(__name__)
 
-TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 TEMPLATE_FILE, GENERATION_FILE = "chat_template.jinja", "generation_config.json"
 
 # A private-use character that splits a control token's name where a message has it as plain text.
@@ -151,9 +150,9 @@ class HuggingFaceTokenizer:
         return pieces
 
     def save(self, folder: Path) -> None:
-        self._library.save_pretrained(folder)
+        same_ids.save_library(self._library, folder)
         try:
-            compare(folder, self._texts(), self._plain, self._decode_all)
+            same_ids.compare(folder, self._texts(), self._plain, self._decode_all)
         except ValueError as error:
             for name in (TOKENIZER_FILE, CONFIG_FILE, TEMPLATE_FILE):
                 (folder / name).unlink(missing_ok=True)
@@ -354,7 +353,7 @@ def load(folder: Path, chat: schema.Chat | None) -> HuggingFaceTokenizer:
     """
     options = choose_chat(folder, chat)
     try:
-        library = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        library = same_ids.read_library(folder)
     except Exception as error:  # the library raises errors of any class for a damaged file
         raise ValueError(f"tokenizer: {folder} cannot be read: {error}.") from error
     file = folder / GENERATION_FILE

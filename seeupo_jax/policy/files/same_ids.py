@@ -1,13 +1,33 @@
-"""Checks that `transformers` reads the tokenizer that was written into a folder."""
+"""What tokenizer.json says, whatever class `transformers` takes for the folder.
+
+Version 4 of `transformers` takes that file as it is; some classes of version 5 take its vocabulary
+and merges only.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
 import random
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from seeupo_jax.policy.files.json_file import read_object
+
+_LOGGER = logging.getLogger(__name__)
+
+TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
+
+_PARTS = ("normalizer", "pre_tokenizer", "model", "decoder")
+# Options without effect on ids and texts: of offsets, and all of a byte-level decoder.
+_INERT = {
+    "pre_tokenizer": re.compile(rb',"trim_offsets":\w+'),
+    "decoder": re.compile(rb'(?<="type":"ByteLevel")[^}]*'),
+}
 _ALONE, _ROWS, _LONGEST, _REPEATED = 2000, 500, 12, 40
 _HOSTILE = (
     "",
@@ -16,8 +36,55 @@ _HOSTILE = (
     "\n\r\n\t\x00\x01\x7f\x85\xa0\u2028\u3000\ufeff\u200d",
     "naïve café e\u0301 Ω ﬁ 漢字 한글 🙂🏽👩‍👩‍👧 \U0010ffff\ufffd",
     "▁▁literal▁ <0x41><0x0A> <unk> <s></s>",
+    "don't I'LL x1y2 ４５ ½ ² Ⅷ",
     "0123456789 3.14e-10 --==-- aaaaaaaa ababababa",
 )
+
+
+def read_library(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder, which tokenises as its tokenizer.json says, if it has one.
+
+    Raises:
+      Exception: of any class, for a damaged file.
+    """
+    library = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    file = folder / TOKENIZER_FILE
+    if not file.is_file() or not library.is_fast:
+        return library
+    stated, actual = _parts(Tokenizer.from_file(str(file))), _parts(library.backend_tokenizer)
+    differing = [name for name in _PARTS if stated[name] != actual[name]]
+    if not differing:
+        return library
+    _LOGGER.warning(
+        "tokenizer: %s of transformers, which is what it takes for %s, has another %s than %s,"
+        " by which texts are tokenised here.",
+        *(type(library).__name__, folder, ", ".join(differing), TOKENIZER_FILE),
+    )
+    as_written = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    known, vocabulary = as_written.special_tokens_map, as_written.get_vocab()
+    roles = library.special_tokens_map.items()  # with those that the class names by default
+    named = {r: t for r, t in roles if r not in known and isinstance(t, str) and t in vocabulary}
+    as_written.add_special_tokens(named)
+    return as_written
+
+
+def save_library(library: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Writes a tokenizer's files, with a class that versions 4 and 5 of `transformers` have."""
+    library.save_pretrained(folder)
+    values = read_object(folder / CONFIG_FILE)
+    if values["tokenizer_class"] == PreTrainedTokenizerFast.__name__:  # the name in version 5
+        values["tokenizer_class"] = "PreTrainedTokenizerFast"
+        (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+
+
+def _parts(tokenizer: Tokenizer) -> dict[str, bytes | None]:
+    """What determines ids and texts, but for added tokens."""
+    parts = {}
+    for name in _PARTS:
+        part = getattr(tokenizer, name)
+        state = None if part is None else part.__getstate__()
+        parts[name] = _INERT[name].sub(b"", state) if state and name in _INERT else state
+    return parts
 
 
 def compare(

@@ -12,7 +12,7 @@ import numpy as np
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.envs.base import Message, Tool
-from seeupo_jax.policy.files import chat_template, fast_tokenizer, sentence_pieces
+from seeupo_jax.policy.files import chat_template, fast_tokenizer, same_ids, sentence_pieces
 from seeupo_jax.policy.files.sentence_pieces import MODEL_FILE, UNREAD_FILE, train_tokenizer
 from seeupo_jax.types import CONTEXT, Segment
 
@@ -185,8 +185,8 @@ class Transcript:
 
 # File of a model folder -> the loader of its tokenizer; the first that exists.
 LOADERS = {
-    chat_template.TOKENIZER_FILE: chat_template.load,
-    chat_template.CONFIG_FILE: chat_template.load,  # beside a SentencePiece model, as Llama 2 has
+    same_ids.TOKENIZER_FILE: chat_template.load,
+    same_ids.CONFIG_FILE: chat_template.load,  # beside a SentencePiece model, as Llama 2 has
     UNREAD_FILE: sentence_pieces.load,
     MODEL_FILE: sentence_pieces.load,
 }

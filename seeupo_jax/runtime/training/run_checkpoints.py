@@ -118,6 +118,7 @@ class RunCheckpoints:
         """Saves a checkpoint in the background; the run with that noted."""
         notes = self._notes(state) | {"evaluated": state.evaluated}
         with self._parts.log.timed("checkpoint"):
+            self._parts.log.wait()  # a resumed run writes no trajectories of this iteration again
             self._checkpoints.save(state.done, state.train, notes, state.score)
             self._forget_covered()
         return state._replace(saved=True)
@@ -163,6 +164,7 @@ class RunCheckpoints:
             "trajectories": source.origin._asdict(),
         }
         source.wait()  # what was stopped is nothing without its trajectories
+        self._parts.log.wait()
         self._stopped.save(state.done + 1, stopped.arrays, notes)
         self._stopped.wait()
 

@@ -51,6 +51,10 @@ class RunLog:
             log=progress.log,
         )
 
+    def wait(self) -> None:
+        """Returns when the trajectories so far are on the disk, or were reported as lost."""
+        self._trajectories.wait()
+
     def close(self) -> None:
         """Finishes what is being written."""
         with contextlib.ExitStack() as parts:  # all are closed, even where one of them fails

@@ -10,6 +10,8 @@ import chat_cases
 import numpy as np
 import pytest
 import sentencepiece
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import BPE
 from transformers import AutoTokenizer
 from twin_policy import network_of, numpy_weights
 
@@ -19,7 +21,7 @@ from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer
 from seeupo_jax.policy.files.messages import ROLES
-from seeupo_jax.policy.files.same_ids import try_texts
+from seeupo_jax.policy.files.same_ids import read_library, try_texts
 from seeupo_jax.policy.files.sentence_pieces import SentencePieceTokenizer, train_tokenizer
 from seeupo_jax.policy.files.tokenizer import load_tokenizer
 from seeupo_jax.policy.files.weights import read_tokenizer
@@ -186,6 +188,113 @@ def test_a_folder_that_transformers_would_read_otherwise_has_no_tokenizer(tmp_pa
     assert "Qwen2Tokenizer" in record.getMessage()
     assert record.getMessage().endswith("no tokenizer is written.")
     assert load_tokenizer(tmp_path) is None
+
+
+# Normaliser and decoder of the tokenizer.json of Llama 2, TinyLlama and Vicuna, and of Yi, which
+# puts no space before a text.
+PREFIXED, BARE = (
+    [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")],
+    [normalizers.Replace(" ", "▁")],
+)
+PLAIN_TEMPLATE = (
+    "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}a: {% endif %}"
+)
+
+
+def llama_folder(folder, steps):
+    """A folder as Llama 2 has it, without its tokenizer.model; returns that model."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(REPETITIVE),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=310,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=steps is PREFIXED,
+        minloglevel=2,
+    )
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    names = [pieces.id_to_piece(index) for index in range(len(pieces))]
+    ranked = [n for i, n in enumerate(names) if not (pieces.is_control(i) or pieces.is_byte(i))]
+    merges = [
+        (name[:at], name[at:])
+        for name in sorted(ranked, key=lambda name: -pieces.get_score(names.index(name)))
+        for at in range(1, len(name))
+        if {name[:at], name[at:]} <= {*ranked}
+    ]
+    tokenizer = Tokenizer(
+        BPE({name: index for index, name in enumerate(names)}, merges, byte_fallback=True)
+    )
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    strip = [decoders.Strip(" ", 1, 0)] if steps is PREFIXED else []
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
+    tokenizer.add_special_tokens([AddedToken(n, normalized=False) for n in names[:3]])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    values = {"tokenizer_class": "LlamaTokenizer", "chat_template": PLAIN_TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(values))
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    return pieces
+
+
+@pytest.mark.parametrize("steps", [PREFIXED, BARE], ids=["prefixed", "bare"])
+def test_a_llama_folder_has_sentencepieces_ids_and_so_has_its_export(tmp_path, caplog, steps):
+    """As version 4 of `transformers` reads it; version 5 has a pre-tokenizer of its own."""
+    pieces = llama_folder(tmp_path, steps)
+    actual, again = load_tokenizer(tmp_path), tmp_path / "again"
+    assert "LlamaTokenizer of transformers" in caplog.text
+    for text in ["ab", " two  spaces", "-=2 ab\nab", "漢字"]:
+        # The file's normaliser prepares the text behind a control token anew.
+        wanted = [*pieces.encode(text), 2, *pieces.encode("a: ")]
+        assert actual.begin([{"role": "user", "content": text}], ()).tokens == wanted
+    assert actual.text([*pieces.encode("ab 2"), 2]) == "ab 2"
+    assert (actual.end_ids, actual.vocab_size) == ((2,), 310)  # the class names </s>
+    again.mkdir()
+    (again / "config.json").write_text('{"model_type": "llama"}')
+    actual.save(again)
+    exported = AutoTokenizer.from_pretrained(again)
+    assert exported.encode("-=2 ab", add_special_tokens=False) == pieces.encode("-=2 ab")
+    stored = [json.loads((f / "tokenizer.json").read_text()) for f in (tmp_path, again)]
+    assert stored[0]["normalizer"] == stored[1]["normalizer"]
+    values = json.loads((again / "tokenizer_config.json").read_text())
+    assert values["tokenizer_class"] == "PreTrainedTokenizerFast"  # which version 4 has, too
+
+
+def test_a_file_that_another_class_would_split_otherwise_is_what_tokenises(tmp_path, caplog):
+    """The digits of SmolLM2's pre-tokenizer; qwen2, whose class normalises, cannot be exported."""
+    library, folder = chat_cases.small_library(), tmp_path / "again"
+    folder.mkdir()
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    library.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [digits, library.backend_tokenizer.pre_tokenizer]
+    )
+    library.save_pretrained(tmp_path)
+    for family, reading in (("llama", "GPT2Tokenizer"), ("qwen2", "Qwen2Tokenizer")):
+        values = json.loads((tmp_path / "tokenizer_config.json").read_text())
+        values["tokenizer_class"] = reading
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(values))
+        for place in (tmp_path, folder):
+            (place / "config.json").write_text(json.dumps({"model_type": family}))
+        caplog.clear()
+        actual = load_tokenizer(tmp_path)
+        (record,) = caplog.records
+        assert f"{reading} of transformers" in record.getMessage()
+        file = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+        for text in (" ４５ ½ ²", "e\u0301", "the order"):
+            assert actual.action(text)[:-1] == file.encode(text).ids
+        actual.save(folder)
+        assert (load_tokenizer(folder) is None) is (family == "qwen2")
+    assert caplog.records[-1].getMessage().endswith("no tokenizer is written.")
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen2_5", "llama3_2"])
+def test_the_models_own_class_reads_the_same_and_is_kept(caplog, name):
+    library = read_library(chat_cases.MODELS / name)
+    assert type(library) is type(chat_cases.library(name)) and not caplog.records
 
 
 def test_a_gguf_files_vocabulary_keeps_ids_and_template(tmp_path):

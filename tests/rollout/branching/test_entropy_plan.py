@@ -105,6 +105,13 @@ def test_a_branch_is_where_the_rule_fires_and_nowhere_else():
         assert (one.parent, one.fork, one.messages) == (other.parent, other.fork, other.messages)
 
 
+def test_with_probability_one_it_branches_also_where_a_turn_is_much_more_certain():
+    """clamp(0.5 - 2 (0 - 1), 0, 1) is 1."""
+    for probability, keeps in ((1.0, True), (0.99, False)):
+        plan = dataclasses.replace(PLAN, probability=probability)
+        assert plan.keeps(1, [1.0, 0.0], 0.5) is keeps
+
+
 @pytest.mark.parametrize("tokens", [36, 40, 1000])
 def test_a_group_never_samples_more_than_its_tokens(tokens):
     plan = dataclasses.replace(PLAN, budget=dataclasses.replace(BUDGET, tokens=tokens))

@@ -142,11 +142,17 @@ def test_a_token_is_picked_where_the_cumulative_sum_passes(size, tensor):
 
 
 def test_no_rounding_picks_what_may_not_be():
-    """Of a sum that ends before u, the last candidate; never one of the tokens behind it."""
-    logits_NV = np.full((2, 300), -np.inf, np.float32)
-    logits_NV[:, 3:200] = np.random.default_rng(0).normal(size=(2, 197))
-    last = np.nextafter(np.float32(1), np.float32(0))
-    np.testing.assert_array_equal(pick(jnp.asarray(logits_NV), jnp.asarray([last, 0.0])), [199, 3])
+    """Of a sum that ends before u, the last candidate; never one of the tokens behind it.
+
+    Float32 sums of so many weights in two orders differ in the last bit, in several rows of 64.
+    """
+    logits_NV = np.full((64, 30_000), -np.inf, np.float32)
+    logits_NV[:, 3:20_000] = np.random.default_rng(0).normal(size=(64, 19_997))
+    logits_NV[:, 19_999] = 0  # far more than what rounding moves
+    u_N = np.full(64, np.nextafter(np.float32(1), np.float32(0)))
+    u_N[0] = 0
+    token_N = np.asarray(pick(jnp.asarray(logits_NV), jnp.asarray(u_N)))
+    np.testing.assert_array_equal(token_N, [3, *[19_999] * 63])
 
 
 @pytest.mark.parametrize("top_k, top_p", [(None, None), (1, None), (None, 0.39), (None, 0.65)])

@@ -16,6 +16,7 @@ from metric_names import checked
 from places import TINY
 from run_environment import Settled
 
+from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.checkpoint.manifest import read_manifest
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.display.progress import Progress
@@ -32,7 +33,10 @@ from seeupo_jax.runtime import build
 from seeupo_jax.runtime.training.run import begin_run
 from seeupo_jax.runtime.training.run_checkpoints import RunCheckpoints
 from seeupo_jax.runtime.training.run_parts import RunParts
+from seeupo_jax.runtime.training.trajectory_source import Origin
 from seeupo_jax.train import iterate
+from seeupo_jax.trajectories import trajectory_writer
+from seeupo_jax.trajectories.reader import Shard, find_shards, write_shard
 from seeupo_jax.types import Segment, Trajectory, learnable
 
 
@@ -382,6 +386,39 @@ def test_a_stopped_sweep_knows_the_success_that_its_tasks_were_drawn_by(begin, m
         ((iteration, _, notes),) = noted
         assert iteration == 3 and notes["task_success"] == source.success.state(2)
         assert source.success.state(2) != source.success.state(3)
+
+
+def test_checkpoints_begin_when_the_trajectories_that_they_cover_are_on_the_disk(
+    begin, monkeypatch, tmp_path
+):
+    """A resumed run writes none of them again: what is not there then is lost."""
+    at_save, saving = [], threading.Event()
+
+    def write(*shard):
+        saving.wait(0.3)  # a checkpoint that does not wait is saved meanwhile
+        write_shard(*shard)
+
+    def save(_, step, *more):
+        at_save.append((step, find_shards(tmp_path / "recorded")))
+        saving.set()
+
+    monkeypatch.setattr(trajectory_writer, "write_shard", write)
+    monkeypatch.setattr(Checkpoints, "save", save)
+    shards = [Shard(iteration, "test", evaluation=True) for iteration in (1, 2)]
+    segment = Segment(np.array([1, 2]), np.array([-1, 0]), np.zeros(2, np.float32))
+    trajectory = Trajectory((segment,), 0.0, 0, task_id="a", info={"member": 0})
+    stopped = SweepStopped.__new__(SweepStopped)
+    stopped.arrays, stopped.notes = {}, {"done": 1}
+    with begin("recorded") as (run, state):
+        run.parts.source.origin = Origin(0, 0)
+        for done in (1, 2):
+            saving.clear()
+            run.parts.log.episodes(done, "test", [trajectory], {})
+            if done == 1:
+                run.checkpoints.save(state._replace(done=1))
+            else:
+                run.checkpoints.save_stopped(state._replace(done=2), stopped)
+    assert at_save == [(1, shards[:1]), (3, shards)]
 
 
 def began(run):
