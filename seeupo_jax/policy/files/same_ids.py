@@ -69,12 +69,16 @@ def read_library(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def save_library(library: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Writes a tokenizer's files, with a class that versions 4 and 5 of `transformers` have."""
+    """Writes a tokenizer's files such that versions 4 and 5 of `transformers` read them."""
     library.save_pretrained(folder)
     values = read_object(folder / CONFIG_FILE)
     if values["tokenizer_class"] == PreTrainedTokenizerFast.__name__:  # the name in version 5
         values["tokenizer_class"] = "PreTrainedTokenizerFast"
-        (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+    if isinstance(values.get("extra_special_tokens"), list):  # version 4 has names for these
+        values["additional_special_tokens"] = values.pop("extra_special_tokens")
+    for name in ("is_local", "local_files_only"):  # of this folder, as it was read here
+        values.pop(name, None)
+    (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
 
 
 def _parts(tokenizer: Tokenizer) -> dict[str, bytes | None]:

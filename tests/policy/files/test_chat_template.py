@@ -464,6 +464,16 @@ def test_a_saved_tokenizer_comes_back_for_us_and_for_the_library(tmp_path, name)
     assert library.encode(text, add_special_tokens=False) == encode(name, text)
 
 
+def test_a_saved_tokenizer_has_the_names_of_version_4_of_transformers(tmp_path):
+    """That version reads extra_special_tokens as a dict, and fails on a list."""
+    make("qwen3").save(tmp_path)
+    names = ("additional_special_tokens", "eos_token", "pad_token", "tokenizer_class")
+    files = (tmp_path, cases.MODELS / "qwen3")
+    got, wanted = (json.loads((f / "tokenizer_config.json").read_text()) for f in files)
+    assert [got[name] for name in names] == [wanted[name] for name in names]
+    assert not {"extra_special_tokens", "is_local", "local_files_only"} & set(got)
+
+
 def test_threads_do_not_disturb_each_other():
     @functools.cache
     def tokens(seed):
