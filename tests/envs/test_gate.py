@@ -118,6 +118,33 @@ def test_info_becomes_what_json_holds():
     assert (got.reward, type(got.reward), got.done, type(got.done)) == (1.0, float, False, bool)
 
 
+ROOMS = [{"name": f"room {i}"} for i in range(4)]
+for i, room in enumerate(ROOMS):
+    room["left"], room["right"] = ROOMS[i - 1], ROOMS[(i + 1) % 4]  # 2 ** 32 paths of 32 rooms
+TWICE = []
+for _ in range(60):
+    TWICE = [TWICE, TWICE]  # no circle; its text alone has 2 ** 60 brackets
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        StepResult((), 0.0, True, {"rooms": ROOMS}),
+        StepResult(({"role": "user", "content": "", "twice": TWICE},), 0.0, True),
+    ],
+)
+def test_parts_that_hold_each_other_are_refused_in_a_sentence_and_in_time(step):
+    with pytest.raises(
+        gate.ProtocolError, match=r"step\(\) .*: got more than 250,000 values; allo"
+    ):
+        gate.check_step(step)
+
+
+def test_large_info_is_kept_whole():
+    boards = {"boards": [[[0] * 100 for _ in range(100)] for _ in range(10)]}
+    assert gate.check_step(StepResult((), 0.0, True, boards)).info == boards
+
+
 @pytest.mark.parametrize(
     "name", [LINEAGES, REFUSED, IGNORED, AGENT_FAILURE, REWARD_FAILURE, FORK_FAILURE]
 )
