@@ -162,6 +162,24 @@ def test_a_sum_of_shares_is_a_score_and_more_is_none():
             gate.check_score(wrong)
 
 
+def test_the_sum_of_an_episodes_rewards_is_bounded_as_each_of_them_is():
+    for reward, earned in ((2, 2), (-3, -1), (4, -4)):
+        assert gate.check_reward(reward, "step() reward", max_reward=4, earned=earned) == reward
+    for reward, earned in ((3, 2), (-2, -3)):
+        wanted = rf"^step\(\) reward: got {reward} after {earned}; allowed: a finite number of magn"
+        with pytest.raises(gate.ProtocolError, match=wanted):
+            gate.check_reward(reward, "step() reward", max_reward=4, earned=earned)
+
+
+@pytest.mark.parametrize("name, one", [("states", "a"), ("executed", True)])
+def test_lists_of_steps_have_one_for_each_step_so_far(name, one):
+    info = {name: [one, one]}
+    assert gate.check_step(StepResult((), 0.0, False, info), turn=1).info == info
+    for turn in (0, 2):
+        with pytest.raises(gate.ProtocolError, match=f"a list of {turn + 1} .*, one for each step"):
+            gate.check_step(StepResult((), 0.0, False, info), turn=turn)
+
+
 def test_an_errors_text_is_bounded_and_can_be_printed():
     assert gate.describe(KeyError("x" * 10_000)).startswith("KeyError: 'xxx")
     assert len(gate.describe(KeyError("x" * 10_000))) == 2000

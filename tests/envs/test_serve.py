@@ -303,6 +303,27 @@ def test_an_environment_is_closed_once_and_not_while_it_is_at_work(token_file):
         until(lambda: made[1].closed == 1)
 
 
+def test_a_request_that_waited_while_its_session_was_closed_reaches_no_environment(token_file):
+    made, answers = [], []
+    with served(lambda: made.append(Echo()) or made[-1], token_file) as server:
+        env = remote(server.url, token_file, timeout_s=20)
+        env.reset("train/0", 0)
+        stepping = threading.Thread(target=env.step, args=("wait",))
+        stepping.start()
+        assert made[1].entered.wait(10)
+        body = {"session": env._session, "number": 2, "text": "late"}
+        late = threading.Thread(target=lambda: answers.append(post(server, "step", body)))
+        late.start()
+        until(lambda: len(server._http.running) == 2)
+        time.sleep(0.2)  # it has found its session, and waits for the first one
+        assert post(server, "close", {"session": env._session})[0] == 200
+        made[1].go_on.set()
+        for thread in (stepping, late):
+            thread.join(20)
+    assert answers == [(410, {"refused": "the session is over."})]
+    assert made[1].steps == 1 and len(made) == 2
+
+
 def test_a_connection_that_the_server_gave_up_is_replaced_unnoticed(token_file, monkeypatch):
     monkeypatch.setattr(serve._Handler, "timeout", 0.2)
     with served(Echo, token_file) as server:
