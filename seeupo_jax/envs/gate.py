@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from seeupo_jax.configuration.user_code import NAMES, encodes, escaped, is_name, shown, text_of
+from seeupo_jax.configuration.user_code import NAMES, encodes, is_name, shown, text_of
 from seeupo_jax.envs.base import (
     Environment,
     Labelled,
@@ -26,6 +26,7 @@ from seeupo_jax.envs.base import (
     TaskShare,
     Tool,
 )
+from seeupo_jax.envs.plain_values import TooMany, plain
 
 ROLES = ("system", "user", "assistant", "tool")
 OWN_REWARD = "env"  # what `StepResult.reward` is called among the rewards by name
@@ -40,9 +41,7 @@ _FIELDS = ("observation", "reward", "done", "info")
 _MOST_REWARDS = 64  # by name, of a step
 _SHOWN = 60  # characters of a refused value
 _LONGEST = 2000  # characters of an error's text
-_DEEPEST = 32  # levels of lists and dicts in `info`
 _ROUNDING = 1e-6  # a score that is a sum of shares may come out above 1
-_INT64 = 2**63  # trackers and JSON readers hold no larger integers
 
 
 class ProtocolError(Exception):
@@ -289,26 +288,6 @@ def describe(error: BaseException) -> str:
     return f"{kind}{text_of(error)}"[:_LONGEST]
 
 
-def plain(value: Any, depth: int = 0) -> Any:
-    """A value as JSON holds it; other values become texts."""
-    if isinstance(value, str):
-        return escaped(str.__str__(value))
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, float) and math.isfinite(value):
-        return float(value)
-    if isinstance(value, int) and -_INT64 <= value < _INT64:
-        return value
-    if depth < _DEEPEST and isinstance(value, Mapping):
-        return {text_of(key): plain(item, depth + 1) for key, item in value.items()}
-    if depth < _DEEPEST and isinstance(value, list | tuple):
-        return [plain(item, depth + 1) for item in value]
-    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
-        inner = value.tolist()
-        return text_of(value) if isinstance(inner, complex) else plain(inner, depth + 1)
-    return text_of(value)
-
-
 def _ask(where: str, question: Callable[[], Any]) -> Any:
     """The class's answer; an error becomes a sentence with the call, or a ValueError's of ours."""
     try:
@@ -332,7 +311,7 @@ def _messages(value: Any, where: str) -> tuple[Message, ...]:
             raise _refuse(where, role, ", ".join(ROLES), "a role ")
         if not isinstance(content, str) or not encodes(content):
             raise _refuse(where, content, "a text that UTF-8 can encode", "a content ")
-    return tuple({key: plain(item) for key, item in message.items()} for message in value)
+    return tuple(_plain(dict(message), where) for message in value)
 
 
 def _tools(value: Any) -> tuple[Tool, ...]:
@@ -358,7 +337,7 @@ def check_info(value: Any, where: str, steps: int | None = None) -> dict[str, An
     """`info` as `plain` leaves it; `steps`: so far, None: unknown."""
     if not isinstance(value, Mapping):
         raise _refuse(where, value, "a dict")
-    info = plain(value)
+    info = _plain(value, where)
     taken = [name for name in TRAINER_NAMES if name in info]
     if taken:
         got = f"the name {taken[0]!r}, which the trainer uses"
@@ -382,6 +361,13 @@ def check_of_steps(info: Mapping[str, Any], where: str, steps: int) -> None:
         if not listed or len(given) != steps:
             allowed = f"a list of {steps} {words}, one for each step so far"
             raise _refuse(f'{where}["{name}"]', given, allowed)
+
+
+def _plain(value: Mapping[Any, Any], where: str) -> dict[str, Any]:
+    try:
+        return plain(value)
+    except TooMany as error:
+        raise ProtocolError(f"{where}: got {error}") from None
 
 
 def _number(value: Any) -> float | None:

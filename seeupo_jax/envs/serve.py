@@ -29,6 +29,7 @@ from seeupo_jax.envs.transport import remote_calls, wire
 from seeupo_jax.envs.transport.connections import BoundedServer
 
 _log = logging.getLogger(__name__)
+_CLOSING_S = 10.0  # in which environments must close as the server ends
 _HUNG = 20  # a request that runs for this many times `idle_s` is taken to hang
 
 
@@ -114,7 +115,7 @@ class EnvServer:
     def serve_forever(self) -> None:
         """Answers requests, each connection in a thread of its own, until `stop` or an interrupt.
 
-        Then stops listening and closes every idle environment.
+        Then stops listening and closes every idle environment, for at most 10 s.
         """
         threading.Thread(target=self._expire, daemon=True).start()
         try:
@@ -122,7 +123,9 @@ class EnvServer:
         finally:
             self._stopped.set()
             self._http.server_close()
-            self._end_sessions(lambda session: True)
+            until = time.monotonic() + _CLOSING_S
+            for closing in self._end_sessions(lambda session: True):
+                closing.join(max(0.0, until - time.monotonic()))
             self._catalogue.close()
 
     def stop(self) -> None:
@@ -219,13 +222,19 @@ class EnvServer:
                 self._http.shutdown_request(connection)
         self._end_sessions(lambda session: session.used < (idle if session.idle else hung))
 
-    def _end_sessions(self, condition: Callable[[_Session], bool]) -> None:
+    def _end_sessions(self, condition: Callable[[_Session], bool]) -> list[threading.Thread]:
+        """Each in a thread of its own, so that a `close` that hangs keeps only its thread."""
         with self._lock:
             retiring = {name: s for name, s in self._sessions.items() if condition(s)}
             for name in retiring:
                 del self._sessions[name]
-        for session in retiring.values():
-            _end(session)
+        threads = [
+            threading.Thread(target=_end, args=(session,), daemon=True)
+            for session in retiring.values()
+        ]
+        for thread in threads:
+            thread.start()
+        return threads
 
 
 def _task_shares(catalogue: Environment, split: str) -> list[tuple[str, float, Sequence[str]]]:
@@ -255,7 +264,7 @@ def _end(session: _Session) -> None:
         environment, session.environment = session.environment, None
         if environment is not None:
             environment.close()
-    except Exception:
+    except (Exception, SystemExit):
         _log.exception("an environment could not be closed")
     finally:
         session.lock.release()

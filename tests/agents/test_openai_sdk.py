@@ -144,6 +144,7 @@ def test_text_streams_as_it_is_sampled_and_tool_calls_at_the_end(client):
     assert [chunk.choices[0].finish_reason for chunk in chunks][-2:] == [None, "tool_calls"]
     assert len(chunks[-1].choices[0].logprobs.content) == last.usage.completion_tokens
     assert {chunk.usage for chunk in chunks} == {None}
+    assert all("usage" in chunk.model_fields_set for chunk in chunks)  # null, as the API has it
 
 
 def test_the_clients_own_accumulation_of_a_stream_is_the_reply(client):

@@ -64,6 +64,10 @@ def test_the_stop_string_that_ended_it_is_named_whatever_tokens_it_is_of(tokeniz
     assert (done.text, done.stopped_at) == ("one ", "語")
     _, done = follow(tokenizer, tokenizer.action("ab"), stop=("b", "a"), step=100)
     assert (done.text, done.stopped_at) == ("", "a")  # where both stand, it was cut
+    (token, _), mug = tokenizer.action("mug"), "mug"
+    assert tokenizer.text([token]).strip() == mug  # one token has them all
+    _, done = follow(tokenizer, [token], stop=("ug", "mu", "g"))
+    assert (done.text.strip(), done.stopped_at) == ("", "mu")
     assert follow(tokenizer, tokens, stop=("three",))[1].stopped_at is None
 
 

@@ -178,6 +178,39 @@ def test_a_client_that_vanishes_frees_its_slot_and_leaves_nothing(serve, made):
     assert serving.counts["answered"] + serving.counts["cancelled"] == 10
 
 
+class Released:
+    """An engine, and the keys that it was told to forget."""
+
+    def __init__(self, engine):
+        self._engine, self.keys = engine, []
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def release(self, key):
+        self.keys.append(key)
+        self._engine.release(key)
+
+
+def test_the_pages_of_a_client_that_vanished_are_released(made):
+    engine, params = made
+    engine.begin(params, seed=1, iteration=0, temperature=0.01)
+    released = Released(engine)
+    limits = {"max_action_tokens": ACTION, "max_context": CONTEXT}
+    serving = Serving(released, TOKENIZER, choose_format("hermes"), **limits)
+
+    async def vanish():
+        call = asyncio.ensure_future(serving.complete(ModelCall((user("1 2"),))))
+        await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.wait([call])
+
+    asyncio.run(vanish())
+    serving.stop()
+    serving.run()
+    assert serving.counts == {"cancelled": 1} and released.keys == [0]
+
+
 def test_it_sleeps_while_there_is_nothing_to_sample(serve):
     serving = serve()
     ask(serving, user("1 2"))

@@ -118,6 +118,33 @@ def test_info_becomes_what_json_holds():
     assert (got.reward, type(got.reward), got.done, type(got.done)) == (1.0, float, False, bool)
 
 
+ROOMS = [{"name": f"room {i}"} for i in range(4)]
+for i, room in enumerate(ROOMS):
+    room["left"], room["right"] = ROOMS[i - 1], ROOMS[(i + 1) % 4]  # 2 ** 32 paths of 32 rooms
+TWICE = []
+for _ in range(60):
+    TWICE = [TWICE, TWICE]  # no circle; its text alone has 2 ** 60 brackets
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        StepResult((), 0.0, True, {"rooms": ROOMS}),
+        StepResult(({"role": "user", "content": "", "twice": TWICE},), 0.0, True),
+    ],
+)
+def test_parts_that_hold_each_other_are_refused_in_a_sentence_and_in_time(step):
+    with pytest.raises(
+        gate.ProtocolError, match=r"step\(\) .*: got more than 250,000 values; allo"
+    ):
+        gate.check_step(step)
+
+
+def test_large_info_is_kept_whole():
+    boards = {"boards": [[[0] * 100 for _ in range(100)] for _ in range(10)]}
+    assert gate.check_step(StepResult((), 0.0, True, boards)).info == boards
+
+
 @pytest.mark.parametrize(
     "name", [LINEAGES, REFUSED, IGNORED, AGENT_FAILURE, REWARD_FAILURE, FORK_FAILURE]
 )
@@ -133,6 +160,24 @@ def test_a_sum_of_shares_is_a_score_and_more_is_none():
     for wrong in (1.001, -0.001, np.ones(1), "1", None, 1j):
         with pytest.raises(gate.ProtocolError, match=r"^score\(\): got .*; allowed: a number from"):
             gate.check_score(wrong)
+
+
+def test_the_sum_of_an_episodes_rewards_is_bounded_as_each_of_them_is():
+    for reward, earned in ((2, 2), (-3, -1), (4, -4)):
+        assert gate.check_reward(reward, "step() reward", max_reward=4, earned=earned) == reward
+    for reward, earned in ((3, 2), (-2, -3)):
+        wanted = rf"^step\(\) reward: got {reward} after {earned}; allowed: a finite number of magn"
+        with pytest.raises(gate.ProtocolError, match=wanted):
+            gate.check_reward(reward, "step() reward", max_reward=4, earned=earned)
+
+
+@pytest.mark.parametrize("name, one", [("states", "a"), ("executed", True)])
+def test_lists_of_steps_have_one_for_each_step_so_far(name, one):
+    info = {name: [one, one]}
+    assert gate.check_step(StepResult((), 0.0, False, info), turn=1).info == info
+    for turn in (0, 2):
+        with pytest.raises(gate.ProtocolError, match=f"a list of {turn + 1} .*, one for each step"):
+            gate.check_step(StepResult((), 0.0, False, info), turn=turn)
 
 
 def test_an_errors_text_is_bounded_and_can_be_printed():

@@ -226,6 +226,45 @@ def test_a_session_whose_request_runs_is_not_idle(token_file):
         until(lambda: server.sessions == 0)
 
 
+class StubbornClose(Echo):
+    """The first one made for a session hangs in `close`, the second one exits."""
+
+    number = 0
+
+    def reset(self, task_id, seed):
+        self.number = int(task_id[-1])
+        return super().reset(task_id, seed)
+
+    def close(self):
+        super().close()
+        assert self.number != 1 or self.go_on.wait(30)
+        if self.number == 2:
+            sys.exit("no")
+
+
+@pytest.mark.parametrize("task", [1, 2])
+def test_an_environment_that_does_not_close_keeps_no_other_from_it(token_file, task):
+    made = []
+    with served(
+        lambda: made.append(StubbornClose(4)) or made[-1], token_file, idle_s=0.2
+    ) as server:
+        remote(server.url, token_file).reset(f"train/{task}", 0)
+        until(lambda: made[1].closed)
+        remote(server.url, token_file).reset("train/3", 0)
+        until(lambda: server.sessions == 0 and made[2].closed)
+        made[1].go_on.set()
+
+
+def test_the_server_ends_although_an_environment_does_not_close(token_file, monkeypatch):
+    monkeypatch.setattr(serve, "_CLOSING_S", 0.2, raising=False)
+    made = []
+    with served(lambda: made.append(StubbornClose(4)) or made[-1], token_file) as server:
+        for task in (1, 3):
+            remote(server.url, token_file).reset(f"train/{task}", 0)
+    assert [one.closed for one in made] == [1, 1, 1]
+    made[1].go_on.set()
+
+
 class HangingReset(Echo):
     def reset(self, task_id, seed):
         assert task_id == "train/0" or self.go_on.wait(20)
@@ -271,6 +310,27 @@ def test_an_environment_is_closed_once_and_not_while_it_is_at_work(token_file):
         made[1].go_on.set()
         stepping.join(10)
         until(lambda: made[1].closed == 1)
+
+
+def test_a_request_that_waited_while_its_session_was_closed_reaches_no_environment(token_file):
+    made, answers = [], []
+    with served(lambda: made.append(Echo()) or made[-1], token_file) as server:
+        env = remote(server.url, token_file, timeout_s=20)
+        env.reset("train/0", 0)
+        stepping = threading.Thread(target=env.step, args=("wait",))
+        stepping.start()
+        assert made[1].entered.wait(10)
+        body = {"session": env._session, "number": 2, "text": "late"}
+        late = threading.Thread(target=lambda: answers.append(post(server, "step", body)))
+        late.start()
+        until(lambda: len(server._http.running) == 2)
+        time.sleep(0.2)  # it has found its session, and waits for the first one
+        assert post(server, "close", {"session": env._session})[0] == 200
+        made[1].go_on.set()
+        for thread in (stepping, late):
+            thread.join(20)
+    assert answers == [(410, {"refused": "the session is over."})]
+    assert made[1].steps == 1 and len(made) == 2
 
 
 def test_a_connection_that_the_server_gave_up_is_replaced_unnoticed(token_file, monkeypatch):

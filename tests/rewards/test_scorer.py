@@ -13,6 +13,7 @@ from rollout_cases import Saying
 
 from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.envs.transport.isolated import Isolated
+from seeupo_jax.rewards.finished_episode import FinishedEpisode
 from seeupo_jax.rewards.scorer import make_scorer
 from seeupo_jax.rollout.episode_metrics import rollout_metrics, unpaid_rewards
 from seeupo_jax.rollout.resample import resample
@@ -144,6 +145,34 @@ def test_a_function_that_fails_costs_its_episode_and_is_counted(name, cause, rea
     metrics = rollout_metrics(found)
     assert metrics[f"rollout/reward_failed/{name}={cause}"] == 1
     assert metrics["rollout/failed"] == 1 and not undeclared(metrics)
+
+
+def finished(task_id):
+    return FinishedEpisode(task_id, "train", (), (), "done", 2, 0.0, {}, 0.0, {})
+
+
+def test_a_coroutine_beyond_its_time_is_cancelled_and_runs_no_longer():
+    reward_cases.cancelled.clear()
+    scorer = make_scorer(from_dict({"rewards": [own("hangs_awaiting", timeout_s=0.1)]}).rewards)
+    try:
+        scorer.submit(0, finished("bad"))
+        ((_, scored),) = scorer.poll(1.0, timeout_s=20)
+        assert scored.failure.cause == "timeout"
+        assert reward_cases.cancelled.wait(20)  # and not only as the scorer is closed
+    finally:
+        scorer.close()
+
+
+def test_of_several_failures_the_first_one_of_the_configuration_is_named():
+    names = ["infinite", "one", "broken", "words"]
+    scorer = make_scorer(from_dict({"rewards": [own(name) for name in names]}).rewards)
+    try:
+        scorer.submit(0, finished("bad"))
+        ((_, scored),) = scorer.poll(1.0, timeout_s=20)
+    finally:
+        scorer.close()
+    assert (scored.failure.name, scored.failure.cause) == ("infinite", "invalid")
+    assert scored.rewards == {"one": 1.0}
 
 
 def test_metrics_are_means_whose_weighted_sum_is_the_reward():

@@ -8,6 +8,7 @@ import time
 from seeupo_jax.envs.base import StepResult
 
 released = threading.Event()  # lets hung calls end with the test
+cancelled = threading.Event()  # a coroutine was
 seen = []
 
 
@@ -47,7 +48,11 @@ def hangs(episode):
 
 
 async def hangs_awaiting(episode):
-    await asyncio.sleep(30 if episode.task_id == "bad" else 0)
+    try:
+        await asyncio.sleep(30 if episode.task_id == "bad" else 0)
+    except asyncio.CancelledError:
+        cancelled.set()
+        raise
     return 1.0
 
 

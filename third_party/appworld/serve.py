@@ -4,7 +4,7 @@ Usage: third_party/appworld/.venv/bin/python third_party/appworld/serve.py --ser
 
 AppWorld is loaded once and every server is a fork: they share unchanged memory, and one that dies
 (over its memory limit, stuck, or killed) is restarted at once, on its port. FILE, readable only by
-its owner, holds the ports and the token. The servers end with this process.
+its owner, holds the ports, the token and the limit of a request. The servers end with this process.
 """
 
 import argparse
@@ -88,7 +88,8 @@ class Pool:
         part = self._options.file.with_suffix(".part")
         part.unlink(missing_ok=True)
         with open(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-            json.dump({"token": self._token, "ports": ports}, file)
+            limit = self._options.request_s
+            json.dump({"token": self._token, "ports": ports, "request_s": limit}, file)
         part.rename(self._options.file)
         print(
             f"{len(ports)} servers; --config.env.options.servers={self._options.file}", flush=True

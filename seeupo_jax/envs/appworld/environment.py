@@ -17,7 +17,7 @@ from seeupo_jax.envs.appworld.prompt import (
     system_message,
     task_message,
 )
-from seeupo_jax.envs.appworld.server import OwnServer, PoolServer, ServerError, python_of
+from seeupo_jax.envs.appworld.server import OwnServer, PoolServer, Unanswered, python_of
 from seeupo_jax.envs.base import Message, Missing, StepResult, Tool, check_choice
 from seeupo_jax.envs.episode_rewards import REWARDS, EpisodeReward
 from seeupo_jax.envs.tool_calls import ToolCallError, parse_fenced
@@ -30,6 +30,7 @@ SPLITS = {"train": "train", "test": "dev"} | {
 }
 _SERVER_MARGIN_S = 20  # of a request beyond its code: saving the world, evaluating it
 _HUNG = "The code could not be interrupted; the episode is over."
+_CRASHED = "The code ended its Python process; the episode is over."
 _RAISED = "Execution failed."  # how AppWorld begins the output of code that raised
 
 
@@ -54,7 +55,8 @@ class AppWorld:
       has 1 to 1.3 times as many of them as of Qwen's tokens (access tokens: 0.8), of which the
       paper shows 3000.
     code_s: seconds after which a block is interrupted; its output says so. One that cannot be ends
-      its server with the limit of a request, and the episode, which then meets no requirement.
+      its server with the limit of a request, and the episode, which then meets no requirement; so
+      does one that crashes Python.
     start_s: seconds in which a server must start, or become free.
     memory_mb: a server that is larger is replaced before the next episode; in an episode, a block
       that takes it to twice that gets a MemoryError.
@@ -122,10 +124,12 @@ class AppWorld:
 
         info: `requirements_passed` of `requirements`, `completed` by the policy, `calls`,
         `outputs_cut` so far, `bad_call` when the message held no block that could be run, `hung`
-        when its block could not be interrupted, `out_of_calls` when the bound ended the episode.
+        when its block could not be interrupted, `crashed` when it ended the server's process,
+        `out_of_calls` when the bound ended the episode.
 
         Raises:
-          ServerError: the server died or did not answer; the episode is lost.
+          ServerError: the server died outside of a block, refused, or its pool ended; the episode
+            is lost.
         """
         return self._running().step(text)
 
@@ -141,7 +145,9 @@ class AppWorld:
     def _make_server(self, home: Path) -> OwnServer | PoolServer:
         request_s = self.code_s + _SERVER_MARGIN_S
         if self.servers is not None:
-            return PoolServer(Path(self.servers), start_s=self.start_s, request_s=request_s)
+            pool = PoolServer(Path(self.servers), start_s=self.start_s, request_s=request_s)
+            _check_limit(self.code_s, pool.limit_s, self.servers)
+            return pool
         _check_installed(home)
         return OwnServer(
             home,
@@ -174,16 +180,16 @@ class _Episode:
         self._calls += 1
         self._reward.read(text)
         code, answer = _read(text)
-        output = None if code is None else self._execute(code)
+        output, lost = (None, None) if code is None else self._execute(code)
         self._executed.append(output is not None and not output.startswith(_RAISED))
-        completed, hung = False, code is not None and output is None
+        completed = False
         if output is not None:
             answer = output_message(self._cut(output))
             completed = self._call("task_completed")
             self._evaluate()
-        elif hung:
-            answer, self._passed = _HUNG, 0  # with its server the world is gone
-        ended = completed or hung
+        elif lost is not None:
+            answer, self._passed = lost, 0  # with its server the world is gone
+        ended = completed or lost is not None
         out_of_calls = not ended and self._calls >= self._options.max_calls
         self._done = ended or out_of_calls
         info = {
@@ -194,7 +200,8 @@ class _Episode:
             "outputs_cut": self._outputs_cut,
             "bad_call": code is None,
             "executed": [*self._executed],
-            "hung": hung,
+            "hung": lost == _HUNG,
+            "crashed": lost == _CRASHED,
             "out_of_calls": out_of_calls,
         }
         observation = ({"role": "user", "content": answer},)
@@ -204,15 +211,18 @@ class _Episode:
     def score(self) -> float:
         return self._passed / self._requirements
 
-    def _execute(self, code: str) -> str | None:
-        """What a block printed; None: it ran beyond its time, and its server with it."""
+    def _execute(self, code: str) -> tuple[str | None, str | None]:
+        """What a block printed; or None, and what to answer where its server ended with it.
+
+        That is the policy's failure: one of the environment would not count, and the policy could
+        end bad episodes so.
+        """
         began = time.monotonic()
         try:
-            return escaped(self._call("execute", code=code))
-        except ServerError:
-            if time.monotonic() - began <= self._options.code_s:
-                raise
-            return None
+            return escaped(self._call("execute", code=code)), None
+        except Unanswered:
+            hung = time.monotonic() - began > self._options.code_s
+            return None, _HUNG if hung else _CRASHED
 
     def _evaluate(self) -> None:
         verdict = self._call("evaluate", suppress_errors=True)
@@ -252,6 +262,14 @@ def _check_data(home: Path, root: Path) -> None:
         raise Missing(
             f"appworld root: got {root}, which has no data/tasks; allowed: a folder filled by "
             f"`{home}/.venv/bin/appworld download data --root {root}` (needs the internet)."
+        )
+
+
+def _check_limit(code_s: float, limit_s: float | None, servers: str) -> None:
+    if limit_s is not None and limit_s <= code_s:
+        raise ValueError(
+            f"appworld code_s: got {code_s}; allowed: less than {limit_s:g}, the --request_s of "
+            f"the pool in {servers}, whose servers end with a request that takes as long."
         )
 
 

@@ -29,6 +29,14 @@ class ServerError(RuntimeError):
     """A server ended, did not answer or refused a request; its world is lost."""
 
 
+class Unanswered(ServerError):
+    """A server took a request and did not answer it in time."""
+
+
+class Ended(Unanswered):
+    """A server took a request and ended before it had answered."""
+
+
 @dataclass(frozen=True)
 class Address:
     """A server's port, the token of every request, and the client that has the world."""
@@ -41,7 +49,8 @@ class Address:
         """The output of one of AppWorld's methods; without a body it is a GET.
 
         Raises:
-          ServerError: there was no answer in time, or a refusal.
+          Unanswered, Ended: it took the request, and there is no answer.
+          ServerError: it could not be reached, or refused.
         """
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
         headers = {
@@ -49,14 +58,19 @@ class Address:
             "x-client": self.client,
             "content-type": "application/json",
         }
+        failure = ServerError
         try:
             with contextlib.closing(connection):
+                connection.connect()
+                failure = Ended
                 data = json.dumps(body).encode() if body else None
                 connection.request("POST" if body else "GET", f"/{method}", data, headers)
                 response = connection.getresponse()
                 reply = response.read(MAX_REPLY + 1)
         except (OSError, http.client.HTTPException) as error:
-            raise ServerError(f"{method} had no answer ({type(error).__name__})") from None
+            if failure is Ended and isinstance(error, TimeoutError):
+                failure = Unanswered
+            raise failure(f"{method} had no answer ({type(error).__name__})") from None
         if response.status != 200:
             text = reply[:200].decode(errors="replace")
             raise ServerError(f"{method} was answered with {response.status}, {text}")
@@ -113,14 +127,15 @@ class OwnServer:
         """The output of one of AppWorld's methods.
 
         Raises:
-          ServerError: the server has been ended, since the state of its world is unknown.
+          ServerError: the server has been ended, since the state of its world is unknown; its
+            subclasses as in `Address.ask`.
         """
         if self.pid is None:
             raise self._failed(f"the server was gone before {method}")
         try:
             return self._address.ask(method, body, self._request_s + _GRACE_S)
         except ServerError as error:
-            raise self._failed(str(error)) from None
+            raise self._failed(str(error), type(error)) from None
 
     def stop(self) -> None:
         """Ends the server, if there is one, and removes its folder."""
@@ -172,14 +187,14 @@ class OwnServer:
             line += part
         return int(line)
 
-    def _failed(self, what: str) -> ServerError:
+    def _failed(self, what: str, kind: type[ServerError] = ServerError) -> ServerError:
         """Ends the server; the error has the reason and the last line of its log."""
         try:
             lines = (self._folder / "log").read_text(errors="replace")[-_LAST:].splitlines()
         except OSError:
             lines = []
         self.stop()
-        return ServerError(f"appworld: {what}; its log ends: {lines[-1] if lines else 'empty'}")
+        return kind(f"appworld: {what}; its log ends: {lines[-1] if lines else 'empty'}")
 
 
 class PoolServer:
@@ -199,6 +214,15 @@ class PoolServer:
     @property
     def port(self) -> int | None:
         return None if self._address is None else self._address.port
+
+    @property
+    def limit_s(self) -> float | None:
+        """Seconds of a request after which the pool's servers end; None: its file does not say."""
+        try:
+            limit = json.loads(self._file.read_text())["request_s"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return limit if isinstance(limit, int | float) else None
 
     def begin(self, **body: Any) -> Any:
         """Opens a world on the server held so far, else on a free one.
@@ -227,15 +251,19 @@ class PoolServer:
         """The output of one of AppWorld's methods.
 
         Raises:
-          ServerError: the server is no longer held.
+          ServerError: the server is no longer held; its subclasses as in `Address.ask`, but
+            `Ended` only where the pool lives on.
         """
         if self._address is None:
             raise ServerError(f"appworld: the server was gone before {method}")
         try:
             return self._address.ask(method, body, self._request_s + _GRACE_S)
         except ServerError as error:
+            kind = type(error)
+            if kind is Ended and not self._is_replaced():
+                kind = ServerError
             self.stop()
-            raise ServerError(f"appworld: {error}") from None
+            raise kind(f"appworld: {error}") from None
 
     def stop(self) -> None:
         """Releases the server."""
@@ -243,6 +271,14 @@ class PoolServer:
             with contextlib.suppress(ServerError):
                 self._address.ask("release", {}, _GRACE_S)
         self._address = None
+
+    def _is_replaced(self) -> bool:
+        """Whether the pool has started the server that ended again; else the pool has ended."""
+        try:
+            self._address.ask("health", {}, self._start_s)
+        except ServerError:
+            return False
+        return True
 
     def _candidates(self) -> list[Address]:
         """The server held, then the others in random order; the file may have changed."""

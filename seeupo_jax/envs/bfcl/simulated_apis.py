@@ -116,6 +116,7 @@ class World:
         if call.name not in self._methods:
             raise NameError(f"name '{call.name}' is not defined")
         method = self._methods[call.name]
+        call = copy.deepcopy(call)  # simulators keep lists, and later calls change them
         # A NaN in the state would not equal itself when the verdict compares states.
         json.dumps([call.positional, call.arguments], allow_nan=False)
         try:

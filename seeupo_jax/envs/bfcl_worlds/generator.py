@@ -38,7 +38,8 @@ def opening_split(text: str) -> str:
     """The split that a conversation belongs to, by its first request alone.
 
     So no conversation of one split begins with the request of one of another, whatever the options
-    were.
+    were; except where its first message lacks a detail (`multi_turn_miss_param`), which the
+    complete request does not.
     """
     return SPLITS[hashlib.sha256(text.encode()).digest()[0] % len(SPLITS)]
 

@@ -79,7 +79,10 @@ class OpenDesk(Protocol):
 
 
 class Desk:
-    """The database of one case, and the outcome that the customer was given."""
+    """The database of one case, and the outcome that the customer was given.
+
+    hasty: whether an action was about an order that had not been looked up.
+    """
 
     max_turns: ClassVar[int] = MAX_TURNS
 
@@ -89,6 +92,7 @@ class Desk:
         self.orders = {order.order_id: order for c in task.customers for order in c.orders}
         self.looked_up: set[str] = set()  # order ids
         self.outcome: str | None = None
+        self.hasty = False
 
     @property
     def finished(self) -> bool:
@@ -115,12 +119,12 @@ class Desk:
         return tools[call.name](**call.arguments)
 
     def solved(self) -> bool:
-        """Whether reply and orders follow the desk's policy, and the target was looked up."""
+        """Whether reply and orders follow the desk's policy, and no order was decided unseen."""
         target = self.task.target
         outcome = world.resolve(self.task.request, target)
         wanted = {o.order_id: o for c in self.task.customers for o in c.orders}
         wanted[target.order_id] = world.carry_out(outcome, target, self.task.address)
-        looked_up = target.order_id in self.looked_up
+        looked_up = target.order_id in self.looked_up and not self.hasty
         return looked_up and self.outcome == outcome and self.orders == wanted
 
     def _find_customer(self, name: str) -> str:
@@ -149,6 +153,7 @@ class Desk:
         if order.status in ("cancelled", "returned"):
             raise Refusal(f"{order_id} is already {order.status}")
         self.orders[order_id] = action(order)
+        self.hasty |= order_id not in self.looked_up
         return json.dumps({"done": order_id})
 
     def _reply(self, outcome: str) -> str:

@@ -258,6 +258,7 @@ def test_an_answer_that_json_cannot_hold_is_a_wrong_answer(world, answer):
 def test_a_dead_server_is_replaced_by_the_next_reset(world):
     world.reset("contact_1", seed=0)
     os.kill(pid(world), 9)
+    world._server._process.wait()  # it has not taken the block: no failure of the policy
     with pytest.raises(ServerError, match="execute"):
         world.step(block("print(1)"))
     world.reset("contact_1", seed=0)
@@ -336,7 +337,7 @@ def pool(root, tmp_path_factory):
 
 def test_a_pool_lends_each_environment_a_server_and_restarts_what_dies(pool, make):
     assert pool.stat().st_mode & 0o777 == 0o600
-    first, second, third = (make(servers=str(pool), start_s=4) for _ in range(3))
+    first, second, third = (make(servers=str(pool), start_s=4, code_s=2) for _ in range(3))
     for env in (first, second):
         env.reset("contact_1", seed=0)
     ports = {first._server.port, second._server.port}
@@ -356,7 +357,7 @@ def test_a_pool_lends_each_environment_a_server_and_restarts_what_dies(pool, mak
 
 
 def test_a_server_killed_in_the_middle_of_an_episode_costs_one_trajectory(pool, make):
-    slots = EnvPool(lambda: make(servers=str(pool)), 1, workers=1, timeout_s=60)
+    slots = EnvPool(lambda: make(servers=str(pool), code_s=2), 1, workers=1, timeout_s=60)
 
     def ask(what):
         slots.submit(Call(0, what))
@@ -389,8 +390,27 @@ def test_code_that_no_signal_interrupts_ends_server_and_episode_without_success(
     assert "1" in output(env, "print(1)")
 
 
+@pytest.mark.parametrize("borrowed", [False, True])
+def test_code_that_crashes_python_ends_the_episode_without_success(world, pool, make, borrowed):
+    env = make(servers=str(pool), code_s=2) if borrowed else world
+    env.reset("shopping_1", seed=0)
+    paid = env.step(block("print(1)")).reward
+    crash = "x = ()\nfor _ in range(10**6): x = (x,)\nhash(x)"  # a stack overflow of C
+    end = gate.check_step(env.step(block(crash)))
+    assert end.done and end.info["crashed"] and not end.info["hung"]
+    assert end.info["executed"] == [True, False] and end.info["requirements_passed"] == 0
+    assert paid == 1 / 3 and env.score() == paid + end.reward == 0.0
+    env.reset("shopping_1", seed=0)
+    assert "1" in output(env, "print(1)")
+
+
+def test_a_pool_whose_servers_end_before_code_is_interrupted_is_refused(pool, make):
+    with pytest.raises(ValueError, match="appworld code_s: got 3; allowed: less than 3"):
+        make(servers=str(pool), code_s=3)
+
+
 def test_a_server_over_the_memory_ceiling_is_replaced_before_the_next_episode(pool, make):
-    env = make(servers=str(pool))
+    env = make(servers=str(pool), code_s=2)
     env.reset("contact_1", seed=0)
     first = health(env)
     env.reset("contact_1", seed=0)

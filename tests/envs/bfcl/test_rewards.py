@@ -9,6 +9,7 @@ from seeupo_jax.envs.bfcl.benchmark_files import CATEGORIES, load_tasks
 from seeupo_jax.envs.bfcl.environment import Bfcl
 from seeupo_jax.envs.bfcl.multi_turn import CLOSING
 from seeupo_jax.envs.episode_rewards import REWARDS
+from seeupo_jax.envs.tool_calls import render_hermes
 
 TASK = "multi_turn_base_0"  # four user turns, each with a solution
 LOOP = "and again " * 60
@@ -118,6 +119,20 @@ def test_a_later_call_takes_the_reference_call_from_a_worse_one():
     unread = env.step("<tool_call>")
     assert unread.info["bad_call"] and unread.rewards == {"matching": [0, 0]}
     assert env.step(first).rewards == {"matching": [-2 / 3, 0, 1]}
+
+
+def test_a_message_is_matched_as_it_was_written_whatever_a_simulator_did_with_its_arguments():
+    # TwitterAPI keeps the lists of a post and adds later mentions to them.
+    env = Bfcl(max_calls=60, turn_reward="matching_hard")
+    task_id = "multi_turn_base_4"
+    turns = [*env.play(task_id, "one")]
+    matched(env, task_id, itertools.chain(*turns[:2]))
+    post = turns[2][0]
+    assert '"name": "post_tweet"' in post and env.step(post).rewards["matching"][-1] == 1
+    env.step(render_hermes("mention", tweet_id=2, mentioned_usernames=["@somebody"]))
+    later = env.step(render_hermes("get_tweet", tweet_id=2))
+    assert "@somebody" in later.observation[0]["content"]
+    assert later.rewards["matching"] == [0.0] * len(later.rewards["matching"])
 
 
 def test_the_turn_reward_is_off_by_default_and_named_wrongly_refused():

@@ -151,7 +151,7 @@ def opening(task):
 
 
 def test_no_conversation_begins_with_the_request_of_one_of_another_split():
-    whole = ("multi_turn_base", "multi_turn_miss_func")
+    whole = ("multi_turn_base", "multi_turn_miss_func", "multi_turn_long_context")
     kinds = [Options(whole[:1], (1, 1), CLASSES, 3), Options(whole, (1, 3), CLASSES, 0)]
     first = {split: {opening(t) for o in kinds for t in tasks(60, split, o)} for split in SPLITS}
     assert all(len(begins) > 80 for begins in first.values())

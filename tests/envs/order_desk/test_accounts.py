@@ -44,6 +44,8 @@ def test_a_return_and_a_move_take_a_change_and_an_account_remembers_that_it_was_
     assert (twice.changes, twice.overdrawn) == (-1, True)
     again = accounts.cancel(twice, "mug-10")
     assert (again.changes, again.overdrawn) == (0, True)
+    paid = accounts.move(accounts.cancel(again, "lamp-11"), "rug-12", NEW)
+    assert (paid.changes, paid.overdrawn) == (0, True)
 
 
 def test_an_outcome_does_what_it_says():

@@ -227,6 +227,14 @@ def test_a_right_guess_without_looking_fails():
     assert play(task_id, ("get_order", mine.order_id), ("reply", "refused"), look=False) == 0.0
 
 
+def test_a_look_after_the_action_does_not_justify_it():
+    task_id, task = case("cancel", "processing")
+    order_id = task.target.order_id
+    act, look, reply = ("cancel_order", order_id), ("get_order", order_id), ("reply", "cancelled")
+    assert play(task_id, act, look, reply, look=False) == 0
+    assert play(task_id, look, act, look, reply, look=False) == 1
+
+
 def test_the_reply_ends_the_case_with_its_score_and_without_an_observation():
     task_id, task = case("cancel", "shipped")
     for outcome, reward in (("refused", 1.0), ("cancelled", 0.0)):

@@ -45,6 +45,13 @@ def until(condition):
         time.sleep(0.01)
 
 
+def test_one_that_is_killed_before_its_process_runs_does_not_begin():
+    environment = wild()()
+    environment.kill()
+    with pytest.raises(ProcessDied, match="signal 9"):
+        environment.begin()
+
+
 class Reciting(Saying):
     """Says what a demonstrator of each task's would say."""
 

@@ -1,0 +1,58 @@
+"""Values of a user's classes as JSON holds them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from seeupo_jax.configuration.user_code import escaped, text_of
+
+MAX_VALUES = 250_000  # as written: what is held in two places counts twice
+_DEEPEST = 32  # levels of lists and dicts
+_INT64 = 2**63  # trackers and JSON readers hold no larger integers
+
+
+class TooMany(ValueError):
+    """More than `MAX_VALUES`; the text continues "got"."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"more than {MAX_VALUES:,} values; allowed: fewer, so no lists and dicts that hold "
+            "each other, which are written again wherever they are held."
+        )
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON holds it; other values become texts, and deeper lists and dicts "[...]".
+
+    Raises:
+      TooMany: it has too many values.
+    """
+    return _plain(value, 0, itertools.count())
+
+
+def _plain(value: Any, depth: int, counter: Iterator[int]) -> Any:
+    if next(counter) == MAX_VALUES:
+        raise TooMany
+    if isinstance(value, str):
+        return escaped(str.__str__(value))
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return float(value)
+    if isinstance(value, int) and -_INT64 <= value < _INT64:
+        return value
+    if isinstance(value, Mapping | list | tuple) and depth >= _DEEPEST:
+        return "[...]"  # its text may be exponentially long
+    if isinstance(value, Mapping):
+        return {text_of(key): _plain(item, depth + 1, counter) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, depth + 1, counter) for item in value]
+    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+        inner = value.tolist()
+        return text_of(value) if isinstance(inner, complex) else _plain(inner, depth + 1, counter)
+    return text_of(value)
