@@ -129,3 +129,27 @@ def test_returns_are_standardised_over_all_turns():
     returns_NK = REWARD_N[:, None] * [0.5, 1.0]
     wanted_NK = (returns_NK - returns_NK.mean()) / returns_NK.std(ddof=1)
     np.testing.assert_allclose(advantage_NK, wanted_NK, rtol=1e-4)
+
+
+def test_rewards_of_turns_are_scaled_by_their_deviation_over_the_batch():
+    reward_NK = np.stack([3.0 * ACTION_NK[:, 0], 0.5 * ACTION_NK[:, 1]], axis=1)
+    batch = batch_of(ACTION_NK, REWARD_N)._replace(reward_NK=jnp.asarray(reward_NK))
+    algorithm = Algorithm(**RECIPES["prorl"])
+    found = sampled_credit(algorithm, batch, 0 * batch.reward_NK, group_size=8)
+    # What is still to come, less its mean: 1.75 from the first turn, 0.25 from the second.
+    wanted_NK = np.stack([reward_NK.sum(axis=1) - 1.75, reward_NK[:, 1] - 0.25], axis=1)
+    np.testing.assert_allclose(found.advantage_NK, wanted_NK / reward_NK.std(ddof=1), rtol=1e-5)
+
+
+def test_a_last_turn_has_no_gain_whatever_it_is_paid():
+    reward_NK = np.stack([3.0 * ACTION_NK[:, 0], 0.5 * ACTION_NK[:, 1]], axis=1)
+    batch = batch_of(ACTION_NK, REWARD_N)._replace(reward_NK=jnp.asarray(reward_NK))
+    algorithm = Algorithm(**RECIPES["a2tgpo"])
+    found = sampled_credit(algorithm, batch, 0 * batch.reward_NK, group_size=8)
+    # Half of the first turns gain 3, half 0: one deviation from their mean.
+    sign_N = 2 * ACTION_NK[:, 0] - 1
+    outcome_N = (REWARD_N - REWARD_N.mean()) / REWARD_N.std()
+    wanted_NK = np.stack([outcome_N + 0.3 * sign_N, outcome_N], axis=1)
+    np.testing.assert_allclose(found.advantage_NK, wanted_NK, rtol=1e-5)
+    scale_NK = np.stack([1 + 0.3 * sign_N * np.tanh(0.5), np.ones(16)], axis=1)
+    np.testing.assert_allclose(found.clip_scale_NK, scale_NK, rtol=1e-5)

@@ -1,5 +1,6 @@
 """An iteration of the laboratory against the same one written out in NumPy."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -9,9 +10,9 @@ import numpy as np
 import pytest
 
 from seeupo_jax.configuration.algorithm import Algorithm
-from seeupo_jax.lab.lab_advantages import expected_credit, sampled_credit
+from seeupo_jax.lab.lab_advantages import Credit, expected_credit, sampled_credit
 from seeupo_jax.lab.lab_sweep import Learned, sweep, update_steps, values_of
-from seeupo_jax.lab.lab_trajectories import expected_batch, sampled_batch
+from seeupo_jax.lab.lab_trajectories import Batch, expected_batch, sampled_batch
 from seeupo_jax.lab.laboratory import Settings
 from seeupo_jax.lab.policies import POLICIES
 from seeupo_jax.learner.turn_order import update_order
@@ -170,3 +171,92 @@ def test_the_last_of_three_turns_in_pairs_is_alone():
     alone = once("seeupo_unweighted", 0).policy
     np.testing.assert_allclose(paired[0], alone[0], rtol=1e-5)
     assert np.abs(paired[1:] - alone[1:]).max() > 0.01
+
+
+# Five trajectories whose turns all begin in one of two contexts: a step on some moves the others.
+MIXED = np.random.default_rng(44)  # every choice matters
+CONTEXT_NK, ACTION_NK = MIXED.integers(0, 2, (2, 5, TURNS))
+SHARE_N = MIXED.dirichlet(np.ones(5))
+ADVANTAGE_NK, RETURN_NK = MIXED.normal(size=(2, 5, TURNS))
+SCALE_NK = MIXED.uniform(0.3, 1.7, (5, TURNS))
+START = 0.3 * MIXED.normal(size=6)  # both contexts' tables, then their values
+RATE = 3.0
+
+
+def mixed_logp(x):
+    return np.log(softmax(x[:4].reshape(2, 2)))[CONTEXT_NK, ACTION_NK]
+
+
+def mixed_objective(x, old_logp_NK, weight_NK, actions, choices):
+    """What a step maximises; `actions` are the turns of each of its actions."""
+    difference_NK, value_NK = mixed_logp(x) - old_logp_NK, x[4:][CONTEXT_NK]
+    old_value_NK, total = START[4:][CONTEXT_NK], 0.0
+    for i, turns in itertools.product(range(5), actions):
+        parts = [a_NK[i, turns] for a_NK in (difference_NK, weight_NK, SCALE_NK)]
+        if choices.ratio != "token":
+            parts = [part.mean(keepdims=True) for part in parts]
+        difference, weight, scale = parts
+        ratio = np.exp(difference * (len(turns) if choices.ratio == "product" else 1))
+        near = np.clip(ratio, 1 - scale * choices.clip_low, 1 + scale * choices.clip_high)
+        term = np.minimum(ratio * weight, near * weight)
+        if choices.clip_dual is not None:
+            term = np.where(weight < 0, np.maximum(term, choices.clip_dual * weight), term)
+        value, old, wanted = (a_NK[i, turns] for a_NK in (value_NK, old_value_NK, RETURN_NK))
+        held = np.clip(value, old - choices.value_clip, old + choices.value_clip)
+        error = np.maximum((value - wanted) ** 2, (held - wanted) ** 2) / 2
+        divisor = {
+            "action": 1,
+            "token": sum(map(len, actions)) / len(turns),
+            "constant": choices.turns_per_update / len(turns),
+        }[choices.loss_mean]
+        total += SHARE_N[i] * (term.mean() - choices.value_coef * error.mean()) / divisor
+    return total
+
+
+def mixed_twin(choices):
+    """Tables and values after one iteration, whose gradients are differences of the objective."""
+    steps = [[[1, 2], [0]]] if choices.order == "parallel" else [[[1, 2]], [[0]]]
+    x, factor_N, old_NK = START, np.ones(5), mixed_logp(START)
+    for actions in steps:
+        old_NK = mixed_logp(x) if choices.old_policy == "turn" else old_NK
+        given = old_NK, ADVANTAGE_NK * factor_N[:, None], actions, choices
+        for _ in range(choices.inner_epochs):
+            ends = [[mixed_objective(x + h, *given) for h in (-d, d)] for d in 1e-6 * np.eye(6)]
+            x = x + RATE * np.diff(ends).ravel() / 2e-6
+        if choices.order != "parallel":
+            moved_NT = (mixed_logp(x) - old_NK)[:, actions[0]]
+            moved_N = moved_NT.sum(1) if choices.ratio == "product" else moved_NT.mean(1)
+            bounds = 1 - choices.weight_clip, 1 + choices.weight_clip
+            factor_N = np.clip(factor_N * np.clip(np.exp(moved_N), *bounds), *bounds)
+    return x
+
+
+TOGETHER = {"order": "parallel", "inner_epochs": 3, "clip_dual": 1.3}
+IN_TURN = {"order": "reverse", "inner_epochs": 2, "weight_clip": 0.6}
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        TOGETHER | {"loss_mean": "token"},
+        TOGETHER | {"loss_mean": "constant", "ratio": "token"},
+        IN_TURN | {"ratio": "product"},
+        IN_TURN | {"ratio": "token", "old_policy": "turn"},
+    ],
+    ids=str,
+)
+def test_every_choice_of_a_step_is_what_its_formula_says(choices):
+    algorithm = Algorithm(turns_per_update=2, value_clip=0.1, **choices)
+    zero = jnp.zeros((), jnp.int32)
+    params = Learned(jnp.float32(START[:4].reshape(2, 2)), jnp.float32(START[4:]))
+    state = TrainState(params, OPTIMIZER.init(params), zero, zero)
+    batch = Batch(*map(jnp.asarray, (CONTEXT_NK, ACTION_NK, np.zeros(5), np.float32(SHARE_N))))
+    credit = Credit(*map(jnp.float32, (ADVANTAGE_NK, RETURN_NK, SCALE_NK)))
+    found = SWEEP(POLICY, OPTIMIZER, algorithm, state, batch, credit, jax.random.key(0)).params
+    wanted = mixed_twin(algorithm)
+    actual = np.concatenate([found.policy.ravel(), found.value_C])
+    np.testing.assert_allclose(actual, wanted, rtol=2e-4, atol=2e-5)
+    plain = vars(Algorithm(value_clip=1e9))
+    for name in {*choices, "value_clip"} - {"order"}:
+        other = mixed_twin(dataclasses.replace(algorithm, **{name: plain[name]}))
+        assert np.abs(other - wanted).max() > 0.01, name
