@@ -59,6 +59,12 @@ def test_metrics_are_of_turns_tokens_and_their_entropy():
     assert entropy_N[4] == 0 and entropy_N.dtype == np.float32
 
 
+def test_a_token_without_an_entropy_is_not_one_of_entropy_0():
+    batch = arrays(canon_metric="entropy")
+    batch._per_token["entropy"][1][9] = np.nan  # of the second's three, at 5, 9 and 10
+    assert batch.metric_N[1] == pytest.approx((0.5 + 2.0) / 2)
+
+
 def test_what_is_not_learned_from_is_sampled_all_the_same():
     """By tokens and entropies canon compares actions, and by implicit rewards istar, as a whole."""
     whole = {name: arrays(canon_metric=name) for name in ("tokens", "entropy")}
