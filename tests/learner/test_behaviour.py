@@ -6,6 +6,7 @@ from unittest import mock
 
 import learner_cases as cases
 import numpy as np
+import numpy_model
 import numpy_twin as twin
 import pytest
 
@@ -101,3 +102,8 @@ def test_the_gap_between_sampler_and_trainer_is_told_of_every_policy():
         metrics = observe(sampled_by(*versions)).metrics
         gaps.append((metrics["logp/sampler_trainer_gap"], metrics["logp/sampler_trainer_gap_mean"]))
     assert gaps[0] == gaps[1] and min(gaps[0]) > 0.05
+    weights, apart = cases.weights_of(cases.policy()[1]), []
+    for segment in (s for t in sampled_by(*VERSIONS) if not t.failed for s in t.segments):
+        exact_L, _ = numpy_model.token_logps(weights, segment.tokens_L, cases.NUMPY_ARCH, 1.0)
+        apart.extend(np.abs(exact_L - segment.logp_L)[segment.turn_L >= 0])
+    np.testing.assert_allclose(gaps[0], (max(apart), np.mean(apart)), rtol=1e-4)
