@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from seeupo_jax.configuration import schema
-from seeupo_jax.learner.batching import all_actions
+from seeupo_jax.learner.batching import all_actions, lay_out, turn_batch
 from seeupo_jax.learner.credit.information_gain import (
     AnswerTokens,
     answer_branches,
@@ -173,6 +173,18 @@ def test_the_samplers_experts_are_replayed_in_every_pass():
     other, metrics = run(made, played=sampled(change=2))
     assert 0 < metrics["logp/router_mismatch"] < 0.2
     assert difference(other, wanted) > 1e-4
+
+
+def test_a_critics_own_transformer_runs_by_its_own_routers():
+    made, (_, params) = learner(router_replay="rollout", critic="model", advantage="gae"), policy()
+    critic = cases.jittered(made.critic.init(params).params, 0.2)
+    rows = made.rows(sampled())
+    layout = lay_out(rows, all_actions(rows), made.shapes, made.shapes.long)
+    batch = turn_batch(rows, layout, made.shapes, {}, action=made.shapes.longest)
+    others = batch._replace(expert_MRLG=(batch.expert_MRLG + 1) % EXPERTS)
+    values = [np.asarray(made.value(params, critic, each)) for each in (batch, others)]
+    np.testing.assert_array_equal(*values)
+    assert np.ptp(values[0][np.asarray(batch.mask_PA) > 0]) > 0.01
 
 
 def test_answers_that_are_scored_are_not_replayed_and_what_precedes_them_is():
