@@ -15,6 +15,7 @@ import pytest
 
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration import schema
+from seeupo_jax.configuration.optimizer_schema import ParameterGroup
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.learner import sweep as sweep_module
 from seeupo_jax.learner.batching import Rows, Shapes, all_actions, lay_out, turn_batch
@@ -532,3 +533,12 @@ def test_the_critics_learning_rate_is_its_own_or_the_policys():
         optimizer = critic_optimizer(whole, total_steps=4)
         updates, _ = optimizer.update(jnp.ones(2), optimizer.init(jnp.ones(2)))
         np.testing.assert_allclose(updates, -wanted)
+
+
+def test_groups_of_the_policys_parameters_are_not_the_critics():
+    groups = (ParameterGroup("kernel", learning_rate=8.0), ParameterGroup("bias", frozen=True))
+    fields = schema.Optimizer(name="sgd", learning_rate=0.5, max_grad_norm=None, groups=groups)
+    optimizer = critic_optimizer(schema.Config(optimizer=fields), total_steps=4)
+    head = fresh_head(2)
+    updates, _ = optimizer.update(jax.tree.map(jnp.ones_like, head), optimizer.init(head))
+    jax.tree.map(lambda x: np.testing.assert_allclose(x, -0.5), updates)
