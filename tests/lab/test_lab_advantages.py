@@ -131,21 +131,24 @@ def test_returns_are_standardised_over_all_turns():
     np.testing.assert_allclose(advantage_NK, wanted_NK, rtol=1e-4)
 
 
+PAID_NK = np.stack([3.0 * ACTION_NK[:, 0], 0.5 * ACTION_NK[:, 1]], axis=1)
+
+
+def paid_credit(recipe):
+    """By a recipe, of turns that are paid."""
+    batch = batch_of(ACTION_NK, REWARD_N)._replace(reward_NK=jnp.asarray(PAID_NK))
+    return sampled_credit(Algorithm(**RECIPES[recipe]), batch, jnp.zeros((16, 2)), group_size=8)
+
+
 def test_rewards_of_turns_are_scaled_by_their_deviation_over_the_batch():
-    reward_NK = np.stack([3.0 * ACTION_NK[:, 0], 0.5 * ACTION_NK[:, 1]], axis=1)
-    batch = batch_of(ACTION_NK, REWARD_N)._replace(reward_NK=jnp.asarray(reward_NK))
-    algorithm = Algorithm(**RECIPES["prorl"])
-    found = sampled_credit(algorithm, batch, 0 * batch.reward_NK, group_size=8)
+    found = paid_credit("prorl")
     # What is still to come, less its mean: 1.75 from the first turn, 0.25 from the second.
-    wanted_NK = np.stack([reward_NK.sum(axis=1) - 1.75, reward_NK[:, 1] - 0.25], axis=1)
-    np.testing.assert_allclose(found.advantage_NK, wanted_NK / reward_NK.std(ddof=1), rtol=1e-5)
+    wanted_NK = np.stack([PAID_NK.sum(axis=1) - 1.75, PAID_NK[:, 1] - 0.25], axis=1)
+    np.testing.assert_allclose(found.advantage_NK, wanted_NK / PAID_NK.std(ddof=1), rtol=1e-5)
 
 
 def test_a_last_turn_has_no_gain_whatever_it_is_paid():
-    reward_NK = np.stack([3.0 * ACTION_NK[:, 0], 0.5 * ACTION_NK[:, 1]], axis=1)
-    batch = batch_of(ACTION_NK, REWARD_N)._replace(reward_NK=jnp.asarray(reward_NK))
-    algorithm = Algorithm(**RECIPES["a2tgpo"])
-    found = sampled_credit(algorithm, batch, 0 * batch.reward_NK, group_size=8)
+    found = paid_credit("a2tgpo")
     # Half of the first turns gain 3, half 0: one deviation from their mean.
     sign_N = 2 * ACTION_NK[:, 0] - 1
     outcome_N = (REWARD_N - REWARD_N.mean()) / REWARD_N.std()

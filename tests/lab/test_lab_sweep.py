@@ -180,7 +180,6 @@ SHARE_N = MIXED.dirichlet(np.ones(5))
 ADVANTAGE_NK, RETURN_NK = MIXED.normal(size=(2, 5, TURNS))
 SCALE_NK = MIXED.uniform(0.3, 1.7, (5, TURNS))
 START = 0.3 * MIXED.normal(size=6)  # both contexts' tables, then their values
-RATE = 3.0
 
 
 def mixed_logp(x):
@@ -222,7 +221,7 @@ def mixed_twin(choices):
         given = old_NK, ADVANTAGE_NK * factor_N[:, None], actions, choices
         for _ in range(choices.inner_epochs):
             ends = [[mixed_objective(x + h, *given) for h in (-d, d)] for d in 1e-6 * np.eye(6)]
-            x = x + RATE * np.diff(ends).ravel() / 2e-6
+            x = x + 3.0 * np.diff(ends).ravel() / 2e-6
         if choices.order != "parallel":
             moved_NT = (mixed_logp(x) - old_NK)[:, actions[0]]
             moved_N = moved_NT.sum(1) if choices.ratio == "product" else moved_NT.mean(1)
