@@ -93,6 +93,12 @@ def test_an_overlong_episode_is_less_rewarded_by_its_sampled_tokens():
     assert metrics["sweep/overlong_fraction"] == np.mean(np.array(without) < 0) > 0
 
 
+def test_without_an_episode_that_counts_no_penalty_is_logged():
+    failed = [dataclasses.replace(t, stop="env_error") for t in cases.ragged()]
+    made, metrics = with_overlong_penalties(Algorithm(overlong_length=10), failed)
+    assert len(made) == len(failed) and metrics == {}
+
+
 def test_a_sweep_reads_the_rewards_less_the_penalty():
     shaped = cases.learner(overlong_length=11, overlong_buffer=8)
     trajectories = cases.ragged()
