@@ -171,7 +171,8 @@ class TurnBatch(NamedTuple):
       None: nothing is counted.
     expert_MRLG: experts that the routers are given, as `Architecture.routing` says; None: they
       choose.
-    parent_MRX: int32, index of the token that predicts; rising along a row, 0 beyond.
+    parent_MRX: int32, index of the token that predicts, in the order of the spans, which need not
+      rise along a row; 0 beyond.
     target_MRX: int32, the token that is predicted; `NO_TARGET` beyond.
 
     slot_PA: int32, where in the flattened [M, R, X] each action token is predicted.

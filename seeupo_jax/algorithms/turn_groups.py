@@ -16,6 +16,8 @@ import jax.numpy as jnp
 from seeupo_jax.algorithms.estimators.grae import group_relative_advantage
 from seeupo_jax.algorithms.estimators.returns import reward_to_go
 
+_EPSILON = float(jnp.finfo(jnp.float32).eps)
+
 # Scale -> what each group's advantages are scaled by; `batch` scales their sum instead.
 GROUP_SCALES = {"group": "group", "none": "none", "batch": "none"}
 
@@ -26,6 +28,7 @@ class Turns(NamedTuple):
     is_NK: jax.Array
     reward_NK: jax.Array
     return_NK: jax.Array  # discounted, from the turn on
+    rounding_NK: jax.Array  # how far apart float32 may bring equal returns
     state_NK: jax.Array
     task_NK: jax.Array  # id of the trajectory's group
     valid_N: jax.Array
@@ -52,8 +55,21 @@ def compared_turns(
     is_NK = (state_NK >= 0) & valid_N[:, None]
     reward_NK = jnp.where(is_NK, reward_NK, 0.0)
     return_NK = reward_to_go(reward_NK, is_NK, discount=discount)
+    # A reward is rounded at most 3 n times in a return of n, by eps / 2 of its size each: itself,
+    # the discounts, the products with them, the sums. Two returns: eps instead of eps / 2.
+    size_NK = reward_to_go(jnp.abs(reward_NK), is_NK, discount=discount)
+    rounding_NK = 3 * _EPSILON * reward_to_go(jnp.ones_like(reward_NK), is_NK) * size_NK
     task_NK = jnp.broadcast_to(group_N[:, None], state_NK.shape)
-    return Turns(is_NK, reward_NK, return_NK, state_NK, task_NK, valid_N)
+    return Turns(is_NK, reward_NK, return_NK, rounding_NK, state_NK, task_NK, valid_N)
+
+
+def of_episodes(turns: Turns, group_N: jax.Array, *, scale: str, clip: float | None) -> jax.Array:
+    """`group_relative_advantage` of the trajectories' total rewards, [N]."""
+    total_N = turns.reward_NK.sum(axis=1)
+    # A reward is rounded at most n times in a total of n: itself, and in the sums.
+    rounding_N = _EPSILON * turns.is_NK.sum(axis=1) * jnp.abs(turns.reward_NK).sum(axis=1)
+    masks = {"valid_N": turns.valid_N, "rounding_N": rounding_N}
+    return group_relative_advantage(total_N, group_N, scale=scale, clip=clip, **masks)
 
 
 def refined(group_NK: jax.Array, state_NK: jax.Array) -> jax.Array:
@@ -72,8 +88,15 @@ def relative(
     *,
     scale: str,
     clip: float | None,
+    rounding_NK: jax.Array | None = None,
 ) -> jax.Array:
     """`group_relative_advantage` of turns instead of trajectories."""
-    flat = (x_NK.ravel() for x_NK in (return_NK, group_NK))
-    advantage_M = group_relative_advantage(*flat, scale=scale, clip=clip, valid_N=member_NK.ravel())
+    advantage_M = group_relative_advantage(
+        return_NK.ravel(),
+        group_NK.ravel(),
+        scale=scale,
+        clip=clip,
+        valid_N=member_NK.ravel(),
+        rounding_N=None if rounding_NK is None else rounding_NK.ravel(),
+    )
     return advantage_M.reshape(return_NK.shape)

@@ -2,10 +2,11 @@
 
 Every turn is an action of one token, every trajectory has all K turns, all groups are of the one
 task, the old policy is the iteration's first, and there is no KL term. What follows from that:
-`pool_mean` and dynamic sampling have no effect. Recipes that
-update all turns together make `inner_epochs` steps an iteration; those that update turn by turn
-make K times as many, each of which touches one turn. With one
-table per turn only the weights connect turns: `seeupo_unweighted` and `parallel` are equal there.
+`pool_mean` has no effect. Dynamic sampling is left out: with `dapo` too, groups of equal rewards
+stay in the batch, where they have advantages of 0 and count in the mean. Recipes that update all
+turns together make `inner_epochs` steps an iteration; those that update turn by turn make K times
+as many, each of which touches one turn. With one table per turn only the weights connect turns:
+`seeupo_unweighted` and `parallel` are equal there.
 """
 
 from __future__ import annotations

@@ -264,6 +264,49 @@ def test_equal_rewards_are_exactly_zero(estimator, scale):
     assert not estimator(reward_NK, np.zeros(7, int), state_NK, scale=scale).any()
 
 
+@EVERY
+@pytest.mark.parametrize(
+    "pay", [[2 / 3, 1 / 2, 1, 1 / 3, 0.6, 0.8], [12.5, 33.3, 7.1, 25.9, 18.4, 40.2]]
+)
+def test_equal_sums_of_other_rewards_are_exactly_zero(pay, scale):
+    # Totals are 3.9 and 137.4, whatever the order and in one reward; in float32 some are 1 ulp off.
+    rng = np.random.default_rng(0)
+    rows = [rng.permutation(pay) for _ in range(14)]
+    reward_NK, group_N = np.array([*rows, [0, 0, sum(pay), 0, 0, 0]]), np.zeros(15, int)
+    assert len(set(np.float32(reward_NK).sum(axis=1))) > 1
+    state_NK = np.arange(90).reshape(15, 6)
+    state_NK[:, 0] = 0  # the one state that turns begin from together
+    for estimator in (gigpo, hgpo):
+        assert not estimator(reward_NK, group_N, state_NK, discount=1.0, scale=scale).any()
+    # Later turns of MatchTIR are compared by index, where rewards to go differ.
+    first_N = matchtir(reward_NK, group_N, state_NK, discount=1.0, scale="group")[:, 0]
+    assert not first_N.any()
+
+
+@EVERY
+def test_equal_discounted_sums_of_other_rewards_are_exactly_zero(scale):
+    # One reward of 100.1 x 0.9^(5 - t) in turn t: 100.1 x 0.9^5 from the first turn on.
+    turn_N = np.arange(15) % 6
+    reward_NK = (np.arange(6) == turn_N[:, None]) * 100.1 * 0.9 ** (5 - turn_N[:, None])
+    state_NK = np.arange(90).reshape(15, 6)
+    state_NK[:, 0] = 0
+    assert not hgpo(reward_NK, np.zeros(15, int), state_NK, discount=0.9, scale=scale).any()
+
+
+@pytest.mark.parametrize("name", ["gigpo", "matchtir"])
+def test_sums_that_differ_by_more_than_rounding_keep_their_advantage(name):
+    # Totals 3.9 and 3.9001.
+    rng = np.random.default_rng(0)
+    reward_NK = np.stack([rng.permutation([2 / 3, 1 / 2, 1, 1 / 3, 0.6, 0.8]) for _ in range(15)])
+    reward_NK[:7, 0] += 1e-4
+    group_N, state_NK = np.zeros(15, int), np.arange(90).reshape(15, 6)
+    state_NK[:, 0] = 0
+    loops = {"gigpo": gigpo_twin, "matchtir": matchtir_twin}[name]
+    expected = loops(reward_NK, group_N, state_NK, np.ones(15, bool), "group")
+    result = ESTIMATORS[name](reward_NK, group_N, state_NK)
+    np.testing.assert_allclose(result, expected, atol=0.02)
+
+
 @BOTH
 def test_ids_are_only_names_and_rows_have_no_order(estimator):
     reward_NK, group_N, state_NK, valid_N = ragged(6)

@@ -80,19 +80,12 @@ def test_the_states_coefficient_weighs_the_loss_and_is_adapted_by_what_was_sampl
     assert observed.state.kl_coef == np.float32(adapted) != KL_COEF
 
 
-def test_a_penalty_in_the_reward_has_the_states_coefficient_too():
+def test_a_penalty_in_the_reward_has_the_states_coefficient_and_the_loss_none():
     made = learner(kl_in="reward", scale="none")
-    state = state_of(made)
-    with pytest.raises(SweepStopped) as stopped:
-        sweep(made, state, {}, cases.ragged(), iteration=3, stop=lambda: True)
-    wanted = cases.twin_sweep(made, cases.ragged(), [], ref_params=reference(), kl_coef=KL_COEF)
-    kept = [own for own in wanted.credit if any(np.any(credit_L) for credit_L in own)]
-    assert len(kept) == 7
-    advantage = np.array(stopped.value.arrays["advantage"])
-    turns = [s.turn_L for t in cases.ragged() if not t.failed for s in t.segments]
-    acted = np.concatenate(turns) >= 0
-    credit = np.concatenate([credit_L for own in kept for credit_L in own])
-    np.testing.assert_allclose(advantage[acted], credit[acted], rtol=1e-4, atol=1e-5)
+    given = {"state": state_of(made), "ref_params": reference(), "kl_coef": KL_COEF}
+    observed, wanted = cases.assert_equal_to_the_twin(made, cases.ragged(), REVERSE, **given)
+    credited = [any(np.any(credit_L) for credit_L in own) for own in wanted.credit]
+    assert credited.count(True) == 7 and observed.metrics["sweep/kl_coef"] == KL_COEF
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.75])

@@ -25,6 +25,9 @@ CASES = {
     "gspo": RECIPES["gspo"] | OFTEN,
     "ppo, product": RECIPES["ppo"] | OFTEN | {"ratio": "product", "loss_mean": "action"},
     "two turns an action, old_policy=turn": {"turns_per_update": 2, "old_policy": "turn"},
+    "a clip range of each turn": RECIPES["gspo"]
+    | OFTEN
+    | {"advantage": "a2tgpo", "clip_adaptation": 0.9, "clip_low": 0.05, "clip_high": 0.05},
     "grpo, by hand": RECIPES["grpo"] | HAND,
     "gspo, by hand": RECIPES["gspo"] | HAND,
 }
@@ -49,7 +52,8 @@ def whole():
     kept = [t for t in cases.ragged() if len(t.segments) == 1]
     rng = np.random.default_rng(3)
     long = Trajectory((cases.segment(rng, *((turn, 2, 3) for turn in range(4))),), 0.2, 2)
-    return tuple(cases.as_sampled([*kept, long], spread=1.0))
+    paid = [dataclasses.replace(t, turn_rewards=(*rng.random(t.turns),)) for t in [*kept, long]]
+    return tuple(cases.as_sampled(paid, spread=1.0))
 
 
 @functools.cache

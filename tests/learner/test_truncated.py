@@ -74,7 +74,7 @@ def test_the_soft_overlong_punishment_by_hand(tokens, wanted):
 def test_an_overlong_episode_is_less_rewarded_by_its_sampled_tokens():
     """The buffer is a fifth of the length where none is given; the last turn's reward has it."""
     trajectories = [
-        dataclasses.replace(t, turn_rewards=(t.reward / t.turns,) * t.turns) if i % 2 else t
+        dataclasses.replace(t, turn_rewards=(t.reward / t.turns,) * t.turns) if i % 3 == 0 else t
         for i, t in enumerate(cases.ragged())
     ]
     algorithm = Algorithm(overlong_length=10, overlong_penalty=3.0)
@@ -91,6 +91,12 @@ def test_an_overlong_episode_is_less_rewarded_by_its_sampled_tokens():
     without = [less for less, t in zip(penalty, trajectories, strict=True) if not t.failed]
     assert metrics["sweep/overlong_penalty"] == np.mean(without)
     assert metrics["sweep/overlong_fraction"] == np.mean(np.array(without) < 0) > 0
+
+
+def test_without_an_episode_that_counts_no_penalty_is_logged():
+    failed = [dataclasses.replace(t, stop="env_error") for t in cases.ragged()]
+    made, metrics = with_overlong_penalties(Algorithm(overlong_length=10), failed)
+    assert len(made) == len(failed) and metrics == {}
 
 
 def test_a_sweep_reads_the_rewards_less_the_penalty():

@@ -8,8 +8,13 @@ import jax
 import jax.numpy as jnp
 
 from seeupo_jax.algorithms.estimators import Estimator
-from seeupo_jax.algorithms.estimators.grae import group_relative_advantage
-from seeupo_jax.algorithms.turn_groups import GROUP_SCALES, compared_turns, refined, relative
+from seeupo_jax.algorithms.turn_groups import (
+    GROUP_SCALES,
+    compared_turns,
+    of_episodes,
+    refined,
+    relative,
+)
 from seeupo_jax.algorithms.value import standardize
 
 
@@ -55,10 +60,11 @@ def gigpo_advantage(
     """
     turns = compared_turns(reward_NK, group_N, state_NK, discount, scale, valid_N)
     part = {"scale": GROUP_SCALES[scale], "clip": clip}
-    total_N = turns.reward_NK.sum(axis=1)
-    episode_N = group_relative_advantage(total_N, group_N, valid_N=turns.valid_N, **part)
+    episode_N = of_episodes(turns, group_N, **part)
     anchor_NK = refined(turns.task_NK, turns.state_NK)
-    turn_NK = relative(turns.return_NK, anchor_NK, turns.is_NK, **part)
+    turn_NK = relative(
+        turns.return_NK, anchor_NK, turns.is_NK, rounding_NK=turns.rounding_NK, **part
+    )
     advantage_NK = jnp.where(turns.is_NK, episode_N[:, None] + step_coef * turn_NK, 0.0)
     return standardize(advantage_NK, turns.is_NK, clip=clip) if scale == "batch" else advantage_NK
 

@@ -54,7 +54,7 @@ def hgpo_advantage(
     if history < 0:
         raise ValueError(f"history: got {history!r}; allowed: an integer >= 0.")
     turns = compared_turns(reward_NK, group_N, state_NK, discount, scale, valid_N)
-    part = {"scale": GROUP_SCALES[scale], "clip": clip}
+    part = {"scale": GROUP_SCALES[scale], "clip": clip, "rounding_NK": turns.rounding_NK}
 
     def deeper(level, depth):
         group_NK, member_NK, sum_NK, weight_NK = level

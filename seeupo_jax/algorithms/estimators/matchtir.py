@@ -8,8 +8,13 @@ import jax
 import jax.numpy as jnp
 
 from seeupo_jax.algorithms.estimators import Estimator
-from seeupo_jax.algorithms.estimators.grae import group_relative_advantage
-from seeupo_jax.algorithms.turn_groups import GROUP_SCALES, compared_turns, refined, relative
+from seeupo_jax.algorithms.turn_groups import (
+    GROUP_SCALES,
+    compared_turns,
+    of_episodes,
+    refined,
+    relative,
+)
 from seeupo_jax.algorithms.value import standardize
 
 
@@ -54,10 +59,11 @@ def matchtir_advantage(
     index_NK = jnp.where(mask_NK, jnp.arange(mask_NK.shape[-1]), -1)
     turns = compared_turns(reward_NK, group_N, index_NK, discount, scale, valid_N)
     part = {"scale": GROUP_SCALES[scale], "clip": clip}
-    total_N = turns.reward_NK.sum(axis=1)
-    trajectory_N = group_relative_advantage(total_N, group_N, valid_N=turns.valid_N, **part)
+    trajectory_N = of_episodes(turns, group_N, **part)
     same_index_NK = refined(turns.task_NK, turns.state_NK)
-    turn_NK = relative(turns.return_NK, same_index_NK, turns.is_NK, **part)
+    turn_NK = relative(
+        turns.return_NK, same_index_NK, turns.is_NK, rounding_NK=turns.rounding_NK, **part
+    )
     advantage_NK = jnp.where(turns.is_NK, (trajectory_N[:, None] + turn_NK) / 2, 0.0)
     return standardize(advantage_NK, turns.is_NK, clip=clip) if scale == "batch" else advantage_NK
 

@@ -31,7 +31,7 @@ def with_overlong_penalties(
 ) -> tuple[Sequence[Trajectory], dict[str, float]]:
     """The trajectories with the penalty in their reward, and in that of their last turn; metrics.
 
-    Context counts for nothing: the environment wrote it.
+    Context counts for nothing: the environment wrote it. No metrics where every episode failed.
     """
     length, buffer = algorithm.overlong_length, algorithm.overlong_buffer
     if length is None:
@@ -46,10 +46,10 @@ def with_overlong_penalties(
         penalty=algorithm.overlong_penalty,
     )
     counted_N = np.array([not t.failed for t in trajectories], bool)
-    metrics = {
-        "sweep/overlong_penalty": float(penalty_N[counted_N].mean()),
-        "sweep/overlong_fraction": float((penalty_N < 0)[counted_N].mean()),
-    }
+    metrics = {}
+    if counted_N.any():
+        metrics["sweep/overlong_penalty"] = float(penalty_N[counted_N].mean())
+        metrics["sweep/overlong_fraction"] = float((penalty_N < 0)[counted_N].mean())
     pairs = zip(trajectories, penalty_N, strict=True)
     return [_less(trajectory, float(penalty)) for trajectory, penalty in pairs], metrics
 

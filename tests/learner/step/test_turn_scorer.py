@@ -16,7 +16,8 @@ from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.learner.batching import Rows, Shapes, all_actions, lay_out, turn_batch
-from seeupo_jax.learner.credit.turn_scores import score_turns
+from seeupo_jax.learner.credit.credit_arrays import CreditArrays
+from seeupo_jax.learner.credit.turn_scores import score_turns, scorer_loss
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.programs import compile_programs
 from seeupo_jax.learner.state_layout import HOST, abstract_state, make_state, state_layout
@@ -106,6 +107,15 @@ def test_an_overlong_success_is_a_success_to_the_scorer():
     )
     assert shaped.metrics["sweep/overlong_penalty"] == -5 and plain.metrics["sweep/pairs"] == 4
     cases.assert_trees_equal(shaped.state.scorer, plain.state.scorer)
+
+
+def test_a_reward_that_is_just_success_above_is_a_failure():
+    # 0.6 and -0.7 are no pair; 1 with 0 and 0.5, and 0.9 with 0 are.
+    algorithm = schema.Algorithm(**RECIPES["istar"] | {"success_above": 0.6})
+    nothing = [np.zeros(len(tokens), np.float32) for tokens in ROWS.tokens]
+    said = {"scorer_logp": nothing, "old_logp": nothing}
+    arrays = CreditArrays(algorithm, SHAPES, ROWS, TRAJECTORIES, said)
+    assert scorer_loss(algorithm, arrays, ROWS, TRAJECTORIES).metrics["sweep/pairs"] == 3
 
 
 def test_without_a_pair_the_scorer_takes_no_step():
