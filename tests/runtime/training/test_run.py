@@ -532,6 +532,11 @@ def test_a_stopped_sweep_is_resumed_in_another_layout_and_skipped_where_it_canno
         with begin("lowered", f"model.{layout}") as (run, state):
             assert state.done == 1 and state.stopped_sweep is not None
     assert logged[-1] == "resuming in the sweep of iteration 2"
+    wanted = r"^config.algorithm.order: got 'forward'; allowed: 'reverse', .*/checkpoints/stopped: "
+    with pytest.raises(ValueError, match=wanted), begin("lowered", "algorithm.order=forward"):
+        pass
+    with pytest.raises(ValueError, match="^config.seed: got 6; "), begin("lowered", "seed=6"):
+        pass
     with begin("lowered", "iterations=1") as (run, state):
         assert state.done == 0 and state.stopped_sweep is None
     wanted = "the stopped sweep of iteration 2 is skipped: the last iteration is 1"
