@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.optimization.schedule import Schedule
+from seeupo_jax.metrics.metrics_log import METRICS_FILE, read_metrics
+from seeupo_jax.metrics.run_manifest import read_run_manifest
 from seeupo_jax.trajectories.json_lines import plain
 
 
@@ -41,3 +46,46 @@ def check_same_sweep(config: Config, iteration: int, saved: Mapping[str, Any], f
             f" the sweep of iteration {iteration}. Let that iteration end first, or remove"
             f" {folder}: the run then continues from its newest checkpoint."
         )
+
+
+def check_begins(config: Config, workdir: Path) -> None:
+    """A run that finds no checkpoint must not replace the record of one that wrote some.
+
+    A run that was killed before its first checkpoint does begin again.
+
+    Raises:
+      ValueError: the checkpoints of the run in this folder are elsewhere, or were removed.
+    """
+    done = max((line["iteration"] for line in read_metrics(workdir, log=lambda _: None)), default=0)
+    folder = find_directory(config.checkpoint, workdir)
+    written = _written_to(config, workdir, folder) if done else None
+    if written is not None:
+        raise ValueError(
+            f"--workdir: got {workdir}, whose {METRICS_FILE} reaches iteration {done} of a run that"
+            f" wrote checkpoints to {written}; none was found in {folder}. Allowed:"
+            " config.checkpoint.directory as it was, with its checkpoints, or another workdir."
+        )
+
+
+def _written_to(config: Config, workdir: Path, folder: str) -> str | None:
+    """Where the run in a workdir wrote checkpoints; None: nothing says that it wrote any.
+
+    Args:
+      folder: where none was found.
+    """
+    manifest = read_run_manifest(workdir) or {}
+    if (noted := manifest.get("checkpoints")) is not None:
+        return noted
+    # Of a version that noted nothing, or killed before it did.
+    directory = manifest.get("config", {}).get("checkpoint", {}).get("directory")
+    earlier = find_directory(replace(config.checkpoint, directory=directory), workdir)
+    ended = any((workdir / "policy").glob("*.safetensors"))  # written after the last checkpoint
+    return earlier if ended or (earlier != folder and _may_have_checkpoints(earlier)) else None
+
+
+def _may_have_checkpoints(folder: str) -> bool:
+    places = (folder, f"{folder}/stopped")
+    try:
+        return any(Checkpoints(place, 1).finished() is not None for place in places)
+    except Exception:  # a bucket, or its library, that is not there: the record is kept
+        return True

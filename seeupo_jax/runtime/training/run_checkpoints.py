@@ -13,6 +13,7 @@ from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.errors import NotLearning
 from seeupo_jax.learner.credit.running_rewards import Moments, Statistics
 from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
+from seeupo_jax.metrics.run_manifest import note_checkpoints
 from seeupo_jax.parallel.stop_signal import Stopped, StoppedCompiling
 from seeupo_jax.runtime.checks import check_same_run, check_training, lacks_evaluation, resumption
 from seeupo_jax.runtime.resuming import check_same_sweep
@@ -61,7 +62,7 @@ class RunCheckpoints:
         settings, log = parts.config.checkpoint, parts.progress.log
         folder = find_directory(settings, parts.workdir)
         self._checkpoints = Checkpoints(folder, settings.keep, settings.keep_best, log=log)
-        self._stopped_folder = f"{folder}/stopped"
+        self._folder, self._stopped_folder = folder, f"{folder}/stopped"
         self._stopped = Checkpoints(self._stopped_folder, 1, 0, log=log)
 
     def restore(self, example: TrainState) -> RunState | None:
@@ -147,7 +148,7 @@ class RunCheckpoints:
         elif not state.saved:
             self.save(state)
         self._parts.source.save_ahead()
-        self._checkpoints.wait()
+        self.wait()
         self._parts.progress.log(f"stopped {where}; rerun the command to resume")
 
     def wait(self) -> None:
@@ -179,10 +180,12 @@ class RunCheckpoints:
         self._stopped.wait()
 
     def _forget_covered(self) -> None:
-        """Removes what the newest checkpoint that is on the disk covers."""
+        """Notes that a checkpoint is on the disk, and removes what the newest one covers."""
         covered, stopped = self._checkpoints.latest(), self._stopped.latest()
         if covered is None:
             return
+        if jax.process_index() == 0:
+            note_checkpoints(self._parts.workdir, self._folder)
         self._parts.source.forget(covered)
         if stopped is not None and stopped <= covered and jax.process_index() == 0:
             self._stopped.clear()
