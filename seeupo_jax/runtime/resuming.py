@@ -44,7 +44,7 @@ def check_same_sweep(config: Config, iteration: int, saved: Mapping[str, Any], f
         raise ValueError(
             f"config.{field}: got {value!r}; allowed: {was!r}, with which the run was stopped in"
             f" the sweep of iteration {iteration}. Let that iteration end first, or remove"
-            f" {folder}: the run then continues from its newest checkpoint."
+            f" {folder}: the run then continues from its newest checkpoint, or anew."
         )
 
 
