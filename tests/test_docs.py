@@ -262,7 +262,7 @@ def test_the_page_on_trajectories_has_every_field():
     assert tables("trajectories.md", "field") == [
         *reader.FIELDS,
         *reader.SEGMENT_FIELDS,
-        *("schema", "name", *of_runs, "model"),
+        *("schema", "name", *of_runs, "model", "checkpoints"),
     ]
     assert tables("trajectories.md", "field") and tables(
         "trajectories.md", "field of `config.telemetry`"

@@ -132,6 +132,16 @@ def test_the_same_command_again_does_nothing_but_export(undisturbed, model, data
     assert again.step == undisturbed.step
 
 
+def test_a_run_whose_checkpoints_are_not_found_is_refused(undisturbed, model, data, tmp_path):
+    before = (undisturbed.workdir / "metrics.jsonl").read_bytes()
+    about = json.loads((undisturbed.workdir / "run.json").read_text())
+    assert about["checkpoints"] == str(undisturbed.workdir / "checkpoints")
+    config = load(model, "sft.epochs=3", f"checkpoint.directory={tmp_path / 'other'}")
+    with pytest.raises(ValueError, match="reaches iteration 12 .* none was found in .*/other"):
+        sft(config, data, undisturbed.workdir)
+    assert (undisturbed.workdir / "metrics.jsonl").read_bytes() == before
+
+
 def command(model, data, workdir):
     choices = ("sft.epochs=3", "log_checksum=True")
     module = [sys.executable, "-m", "seeupo_jax.sft"]

@@ -232,8 +232,8 @@ class Checkpoints:
             return None
         if reasons and step is None:
             raise ValueError(
-                f"{self._directory}: all checkpoints are damaged: {'; '.join(reasons)}; remove them"
-                " to start again, or choose a new workdir."
+                f"{self._directory}: all checkpoints are damaged: {'; '.join(reasons)}; choose a"
+                " new workdir to start again."
             )
         if reasons:
             raise ValueError(f"{self._directory}: {reasons[0]}; allowed: an intact one.")

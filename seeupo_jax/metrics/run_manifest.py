@@ -64,9 +64,18 @@ def write_run_manifest(
         "versions": versions(),
         "devices": devices,
         "model": model,
+        "checkpoints": previous.get("checkpoints"),
     }
     text = json.dumps(plain(manifest), indent=2) + "\n"
     write_atomically(Path(workdir) / RUN_FILE, text.encode())
+
+
+def note_checkpoints(workdir: str | Path, folder: str) -> None:
+    """Notes, once, in which folder a checkpoint of the run has been written."""
+    manifest = read_run_manifest(workdir) or {}
+    if manifest and manifest.get("checkpoints") != folder:
+        text = json.dumps(manifest | {"checkpoints": folder}, indent=2) + "\n"
+        write_atomically(Path(workdir) / RUN_FILE, text.encode())
 
 
 def read_run_manifest(workdir: str | Path) -> dict[str, Any] | None:

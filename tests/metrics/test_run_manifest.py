@@ -4,7 +4,12 @@ import json
 import platform
 
 from seeupo_jax.metrics import run_manifest
-from seeupo_jax.metrics.run_manifest import Launch, read_run_manifest, write_run_manifest
+from seeupo_jax.metrics.run_manifest import (
+    Launch,
+    note_checkpoints,
+    read_run_manifest,
+    write_run_manifest,
+)
 
 
 def write(workdir, resumed, **config):
@@ -45,6 +50,21 @@ def test_a_run_that_goes_on_keeps_when_it_began(tmp_path, monkeypatch):
     assert record["config"]["seed"] == 2  # that of the last life
     write(tmp_path, False)
     assert read_run_manifest(tmp_path)["resumed"] == []  # begun anew
+
+
+def test_a_run_that_goes_on_keeps_where_its_checkpoints_are(tmp_path):
+    note_checkpoints(tmp_path, "a")  # there is no run
+    assert not list(tmp_path.iterdir())
+    write(tmp_path, False)
+    begun = read_run_manifest(tmp_path)
+    assert begun["checkpoints"] is None
+    for folder in ("a", "a", "b"):
+        note_checkpoints(tmp_path, folder)
+        assert read_run_manifest(tmp_path) == begun | {"checkpoints": folder}
+    write(tmp_path, True)
+    assert read_run_manifest(tmp_path)["checkpoints"] == "b"
+    write(tmp_path, False)
+    assert read_run_manifest(tmp_path)["checkpoints"] is None
 
 
 class _Stamp:

@@ -16,9 +16,10 @@ import run_cases as cases
 from places import ROOT, TINY
 from process_cases import PYTHONPATH
 
+from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.configuration.algorithm import Algorithm
-from seeupo_jax.configuration.loading import load_config
+from seeupo_jax.configuration.loading import load_config, to_dict
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.evaluate import main as evaluate
 from seeupo_jax.learner.credit.advantages import compile_credit, credit_programs
@@ -322,6 +323,12 @@ def test_a_run_that_goes_on_is_told_from_where(begin, tmp_path, capsys):
     wider = dataclasses.replace(config.optimizer, name="lion")
     with pytest.raises(ValueError, match="checkpoint 2 is of another model or optimizer"):
         explain_training(dataclasses.replace(config, optimizer=wider), tmp_path)
+    stopped = Checkpoints(tmp_path / "checkpoints" / "stopped", 1, 0)
+    stopped.save(3, {"x": jax.numpy.zeros(1)}, {"config": to_dict(config)})
+    stopped.close()
+    faster = dataclasses.replace(config.optimizer, learning_rate=0.5)
+    with pytest.raises(ValueError, match="config.optimizer.learning_rate: got 0.5; allowed: "):
+        explain_training(dataclasses.replace(config, optimizer=faster), tmp_path)
 
 
 def test_the_page_of_optimizers_shows_what_is_printed(tmp_path, capsys):

@@ -21,6 +21,7 @@ from seeupo_jax.planning.explain.explanation import Section, listed
 from seeupo_jax.planning.remat import choose_remat, plan_remat
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import SUPERVISED, resumption
+from seeupo_jax.runtime.resuming import check_begins
 from seeupo_jax.runtime.sft.sft_checkpoints import check_same_sft
 from seeupo_jax.runtime.sft.sft_data import SftData, load_data
 from seeupo_jax.runtime.sft.supervised import (
@@ -118,6 +119,7 @@ def _start_lines(run: AbstractSft, workdir: Path, data: SftData) -> list[str]:
     newest = files.newest(run.state)
     files.close()
     if newest is None:
+        check_begins(run.config, workdir)
         return [f"from the start: {folder} has no checkpoint", *passed]
     check_same_sft(run.config, data.fingerprint, newest[1])
     best = newest[1][SUPERVISED]["best"]

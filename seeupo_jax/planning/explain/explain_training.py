@@ -39,6 +39,7 @@ from seeupo_jax.policy.network import trainable
 from seeupo_jax.runtime.checks import check_same_run, check_training, resumption
 from seeupo_jax.runtime.evaluation import due, evaluated_splits, selection_split
 from seeupo_jax.runtime.policy_folder import starting_folder
+from seeupo_jax.runtime.resuming import check_begins, check_same_sweep
 
 # What of an algorithm is always shown; the other fields where they are not the default.
 _SHOWN = "order ratio objective advantage baseline scale old_policy weight_clip kl_coef".split()
@@ -106,12 +107,15 @@ def _start(run: AbstractRun, config: Config, workdir: Path) -> _Start:
     if sweep is not None and sweep > config.iterations:
         sweep = None  # it is skipped
     if newest is None and sweep is None:
+        check_begins(config, workdir)
         return _Start(0, False, [*passed, f"from the start: {folder} has no checkpoint"])
     done, notes = (0, {}) if newest is None else newest
     if notes:
         check_training(notes)
         check_same_run(config, notes["config"])
     if sweep is not None and sweep > done:
+        if (found := stopped.newest({}, partial=True)) is not None:
+            check_same_sweep(config, sweep, found[1]["config"], f"{folder}/stopped")
         line = f"resuming in the sweep of iteration {sweep}, where a run was stopped"
         return _Start(sweep - 1, True, [*passed, line])
     line = resumption("iteration", done, config.iterations)

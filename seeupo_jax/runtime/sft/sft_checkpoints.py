@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+
 from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.configuration.schema import Config
+from seeupo_jax.metrics.run_manifest import note_checkpoints
 from seeupo_jax.runtime.checks import SUPERVISED, check_same_model, lacks_evaluation, resumption
 from seeupo_jax.runtime.sft.sft_parts import Best, SftParts, SftState
 from seeupo_jax.trajectories.json_lines import plain
@@ -19,9 +22,9 @@ class SftCheckpoints:
 
     def __init__(self, parts: SftParts):
         settings, self._parts = parts.config.checkpoint, parts
-        folder = find_directory(settings, parts.workdir)
+        self._folder = find_directory(settings, parts.workdir)
         self._checkpoints = Checkpoints(
-            folder, settings.keep, settings.keep_best, log=parts.progress.log
+            self._folder, settings.keep, settings.keep_best, log=parts.progress.log
         )
 
     def restore(self, example: TrainState) -> SftState | None:
@@ -61,6 +64,7 @@ class SftCheckpoints:
         score = -best.loss if best is not None and best.step == state.done else None
         with self._parts.times.timed("checkpoint"):
             self._checkpoints.save(state.done, state.train, notes, score)
+            self._note()
         return state._replace(saved=True)
 
     def policy_at(self, step: int, train: TrainState) -> Any:
@@ -77,6 +81,11 @@ class SftCheckpoints:
     def wait(self) -> None:
         """Returns when the last checkpoint is on the disk."""
         self._checkpoints.wait()
+        self._note()
+
+    def _note(self) -> None:
+        if self._checkpoints.latest() is not None and jax.process_index() == 0:
+            note_checkpoints(self._parts.workdir, self._folder)
 
     def close(self) -> None:
         """Finishes what is being written."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from seeupo_jax.checkpoint.process_sync import on_primary
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.errors import NotLearning
@@ -23,6 +24,7 @@ from seeupo_jax.parallel.distributed import agree, to_global
 from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
 from seeupo_jax.runtime.build import Policy
 from seeupo_jax.runtime.policy_folder import write_policy
+from seeupo_jax.runtime.resuming import check_begins
 from seeupo_jax.runtime.sft.sft_checkpoints import SftCheckpoints
 from seeupo_jax.runtime.sft.sft_data import SftData
 from seeupo_jax.runtime.sft.sft_parts import Best, SftParts, SftState, build_sft_parts
@@ -59,6 +61,8 @@ def begin_sft(
     with contextlib.ExitStack() as opened:  # what does not begin is closed
         opened.enter_context(run)
         restored = run.checkpoints.restore(train)
+        if restored is None:
+            on_primary(lambda: check_begins(config, workdir))
         state = SftState(0, train) if restored is None else restored
         if jax.process_index() == 0:
             resumed = restored is not None

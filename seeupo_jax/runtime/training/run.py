@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from seeupo_jax.checkpoint.process_sync import on_primary
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.envs import gate
@@ -27,6 +28,7 @@ from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.runtime.build import Policy
 from seeupo_jax.runtime.evaluation import compared_on, due, evaluate, evaluated_splits
 from seeupo_jax.runtime.policy_folder import write_policy
+from seeupo_jax.runtime.resuming import check_begins
 from seeupo_jax.runtime.training.callbacks import Callback
 from seeupo_jax.runtime.training.run_checkpoints import RunCheckpoints, RunState
 from seeupo_jax.runtime.training.run_log import Labels
@@ -63,6 +65,8 @@ def begin_run(
         del train, restored  # `restore_sweep` may load another state: one copy beside it is enough
         state = run.checkpoints.restore_sweep(state)
         resumed = resumed or state.stopped_sweep is not None
+        if not resumed:
+            on_primary(lambda: check_begins(config, workdir))
         progress.resumed(state.done)
         parts.log.resume_from(state.done + 1 if resumed else 0)
         parts.log.describe(launch, policy, state.train.params, resumed=resumed)

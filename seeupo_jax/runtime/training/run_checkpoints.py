@@ -13,8 +13,10 @@ from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.errors import NotLearning
 from seeupo_jax.learner.credit.running_rewards import Moments, Statistics
 from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
+from seeupo_jax.metrics.run_manifest import note_checkpoints
 from seeupo_jax.parallel.stop_signal import Stopped, StoppedCompiling
 from seeupo_jax.runtime.checks import check_same_run, check_training, lacks_evaluation, resumption
+from seeupo_jax.runtime.resuming import check_same_sweep
 from seeupo_jax.runtime.training.run_parts import RunParts
 from seeupo_jax.runtime.training.trajectory_source import Origin, Stored
 from seeupo_jax.trajectories.forks import fill_up
@@ -60,7 +62,8 @@ class RunCheckpoints:
         settings, log = parts.config.checkpoint, parts.progress.log
         folder = find_directory(settings, parts.workdir)
         self._checkpoints = Checkpoints(folder, settings.keep, settings.keep_best, log=log)
-        self._stopped = Checkpoints(f"{folder}/stopped", 1, 0, log=log)
+        self._folder, self._stopped_folder = folder, f"{folder}/stopped"
+        self._stopped = Checkpoints(self._stopped_folder, 1, 0, log=log)
 
     def restore(self, example: TrainState) -> RunState | None:
         """The run as its newest checkpoint has it; None where there is none."""
@@ -68,6 +71,7 @@ class RunCheckpoints:
         if restored is None:
             return None
         done, train, notes = restored
+        self._check_same_run(notes)
         self._resume_from(done, notes)
         self._print_remat(notes)
         self._print_selection(notes)
@@ -80,7 +84,11 @@ class RunCheckpoints:
         return RunState(done, train, evaluated=evaluated, statistics=_statistics(notes))
 
     def restore_sweep(self, state: RunState) -> RunState:
-        """The run in the middle of its next sweep where it was stopped in one; else as it is."""
+        """The run in the middle of its next sweep where it was stopped in one; else as it is.
+
+        Raises:
+          ValueError: it is of another run, or of another rule of the updates.
+        """
         iteration, last = self._stopped.latest(), self._parts.config.iterations
         if iteration is None or iteration <= state.done:
             return state
@@ -93,7 +101,10 @@ class RunCheckpoints:
         newest = self._stopped.newest({}, partial=True)
         if newest is None:
             return self._sweep_again(iteration, state, "checkpoint is damaged")
-        origin = newest[1].get("trajectories", {})
+        notes = newest[1]
+        self._check_same_run(notes)
+        check_same_sweep(self._parts.config, iteration, notes["config"], self._stopped_folder)
+        origin = notes.get("trajectories", {})
         stored = self._parts.source.stored(iteration, Origin(**origin)) if origin else None
         if stored is None:
             return self._sweep_again(iteration, state, "trajectories are missing")
@@ -137,7 +148,7 @@ class RunCheckpoints:
         elif not state.saved:
             self.save(state)
         self._parts.source.save_ahead()
-        self._checkpoints.wait()
+        self.wait()
         self._parts.progress.log(f"stopped {where}; rerun the command to resume")
 
     def wait(self) -> None:
@@ -169,10 +180,12 @@ class RunCheckpoints:
         self._stopped.wait()
 
     def _forget_covered(self) -> None:
-        """Removes what the newest checkpoint that is on the disk covers."""
+        """Notes that a checkpoint is on the disk, and removes what the newest one covers."""
         covered, stopped = self._checkpoints.latest(), self._stopped.latest()
         if covered is None:
             return
+        if jax.process_index() == 0:
+            note_checkpoints(self._parts.workdir, self._folder)
         self._parts.source.forget(covered)
         if stopped is not None and stopped <= covered and jax.process_index() == 0:
             self._stopped.clear()
@@ -200,14 +213,13 @@ class RunCheckpoints:
             **({} if state.statistics is None else {"statistics": dict(state.statistics)}),
         }
 
-    def _resume_from(self, done: int, notes: Mapping[str, Any]) -> None:
-        """Takes a checkpoint's notes; it was made after iteration `done`, or in the next one.
-
-        Raises:
-          ValueError: they are of another run.
-        """
+    def _check_same_run(self, notes: Mapping[str, Any]) -> None:
+        """ValueError: a checkpoint's notes are of another run."""
         check_training(notes)
         check_same_run(self._parts.config, notes["config"])
+
+    def _resume_from(self, done: int, notes: Mapping[str, Any]) -> None:
+        """Takes a checkpoint's notes; it was made after iteration `done`, or in the next one."""
         self._parts.stagnation.idle = notes.get("idle_iterations", 0)
         success = self._parts.source.success
         if success is not None:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import shutil
 import threading
 import time
 
@@ -493,6 +494,33 @@ def test_a_stopped_sweep_is_saved_after_the_trajectories_it_is_of(begin, monkeyp
         assert collected.trajectories and done[:2] == ["trajectories", "sweep"]
 
 
+@pytest.mark.parametrize("ended", ["finish", "save_stopped", "save"])
+def test_a_run_that_lost_its_checkpoints_is_refused_and_keeps_its_record(begin, tmp_path, ended):
+    folder = tmp_path / "lost"
+    with begin("lost") as (run, state):
+        run.parts.log.evaluation(1, {"eval/x": 0.5})
+    with begin("lost") as (run, state):  # killed before its first checkpoint: it begins again
+        assert not read_metrics(folder)
+        run.parts.log.evaluation(1, {"eval/x": 0.5})
+        run.checkpoints.save(state._replace(done=1))
+        if ended == "save":
+            run.checkpoints.save(state._replace(done=2))
+        elif ended == "finish":
+            run.checkpoints.wait()
+        else:
+            run.checkpoints.save_stopped(state._replace(done=1), Stopped("stopped"))
+    elsewhere = f"checkpoint.directory={tmp_path / 'elsewhere'}"
+    with (
+        pytest.raises(ValueError, match="none was found in .*/elsewhere"),
+        begin("lost", elsewhere),
+    ):
+        pass
+    shutil.rmtree(folder / "checkpoints")
+    with pytest.raises(ValueError, match="none was found in .*/lost/checkpoints"), begin("lost"):
+        pass
+    assert [line["iteration"] for line in read_metrics(folder)] == [1]
+
+
 def test_a_run_that_goes_on_with_other_activations_kept_says_so(begin, monkeypatch):
     logged = []
     monkeypatch.setattr(Progress, "log", lambda self, sentence: logged.append(sentence))
@@ -532,6 +560,11 @@ def test_a_stopped_sweep_is_resumed_in_another_layout_and_skipped_where_it_canno
         with begin("lowered", f"model.{layout}") as (run, state):
             assert state.done == 1 and state.stopped_sweep is not None
     assert logged[-1] == "resuming in the sweep of iteration 2"
+    wanted = r"^config.algorithm.order: got 'forward'; allowed: 'reverse', .*/checkpoints/stopped: "
+    with pytest.raises(ValueError, match=wanted), begin("lowered", "algorithm.order=forward"):
+        pass
+    with pytest.raises(ValueError, match="^config.seed: got 6; "), begin("lowered", "seed=6"):
+        pass
     with begin("lowered", "iterations=1") as (run, state):
         assert state.done == 0 and state.stopped_sweep is None
     wanted = "the stopped sweep of iteration 2 is skipped: the last iteration is 1"

@@ -1,0 +1,91 @@
+"""What a run must not do to the work of the one before it in the same folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from seeupo_jax.checkpoint import Checkpoints, find_directory
+from seeupo_jax.configuration.loading import to_dict
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.learner.optimization.schedule import Schedule
+from seeupo_jax.metrics.metrics_log import METRICS_FILE, read_metrics
+from seeupo_jax.metrics.run_manifest import read_run_manifest
+from seeupo_jax.trajectories.json_lines import plain
+
+
+def check_same_sweep(config: Config, iteration: int, saved: Mapping[str, Any], folder: str) -> None:
+    """A sweep that was stopped must end by the rule that it began with.
+
+    Its order's steps are counted, and its advantages and weights were computed, for that rule.
+
+    Args:
+      iteration: of the sweep. saved: the configuration that it was stopped with.
+      folder: where it is saved.
+
+    Raises:
+      ValueError: another algorithm, optimizer, or learning rate in this iteration.
+    """
+    now, usual = (plain(to_dict(each), finite=False) for each in (config, Config()))
+    pairs = {
+        f"{part}.{name}": (value, saved[part].get(name, usual[part][name]))
+        for part in ("algorithm", "optimizer")
+        for name, value in now[part].items()
+    }
+    changed = [(field, *values) for field, values in pairs.items() if values[0] != values[1]]
+    if not changed:  # then iterations are all that a schedule depends on
+        planned = config.iterations, saved["iterations"]
+        shares = {Schedule(config.optimizer, each).share(iteration) for each in planned}
+        changed = [("iterations", *planned)] if len(shares) > 1 else []
+    if changed:
+        field, value, was = changed[0]
+        raise ValueError(
+            f"config.{field}: got {value!r}; allowed: {was!r}, with which the run was stopped in"
+            f" the sweep of iteration {iteration}. Let that iteration end first, or remove"
+            f" {folder}: the run then continues from its newest checkpoint, or anew."
+        )
+
+
+def check_begins(config: Config, workdir: Path) -> None:
+    """A run that finds no checkpoint must not replace the record of one that wrote some.
+
+    A run that was killed before its first checkpoint does begin again.
+
+    Raises:
+      ValueError: the checkpoints of the run in this folder are elsewhere, or were removed.
+    """
+    done = max((line["iteration"] for line in read_metrics(workdir, log=lambda _: None)), default=0)
+    folder = find_directory(config.checkpoint, workdir)
+    written = _written_to(config, workdir, folder) if done else None
+    if written is not None:
+        raise ValueError(
+            f"--workdir: got {workdir}, whose {METRICS_FILE} reaches iteration {done} of a run that"
+            f" wrote checkpoints to {written}; none was found in {folder}. Allowed:"
+            " config.checkpoint.directory as it was, with its checkpoints, or another workdir."
+        )
+
+
+def _written_to(config: Config, workdir: Path, folder: str) -> str | None:
+    """Where the run in a workdir wrote checkpoints; None: nothing says that it wrote any.
+
+    Args:
+      folder: where none was found.
+    """
+    manifest = read_run_manifest(workdir) or {}
+    if (noted := manifest.get("checkpoints")) is not None:
+        return noted
+    # Of a version that noted nothing, or killed before it did.
+    directory = manifest.get("config", {}).get("checkpoint", {}).get("directory")
+    earlier = find_directory(replace(config.checkpoint, directory=directory), workdir)
+    ended = any((workdir / "policy").glob("*.safetensors"))  # written after the last checkpoint
+    return earlier if ended or (earlier != folder and _may_have_checkpoints(earlier)) else None
+
+
+def _may_have_checkpoints(folder: str) -> bool:
+    places = (folder, f"{folder}/stopped")
+    try:
+        return any(Checkpoints(place, 1).finished() is not None for place in places)
+    except Exception:  # a bucket, or its library, that is not there: the record is kept
+        return True

@@ -1,0 +1,111 @@
+"""What a run that resumes must not do to the work of the one before it."""
+
+import json
+import re
+import shutil
+
+import jax.numpy as jnp
+import pytest
+
+from seeupo_jax.checkpoint import Checkpoints
+from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
+from seeupo_jax.metrics.metrics_log import MetricsWriter
+from seeupo_jax.metrics.run_manifest import Launch, note_checkpoints, write_run_manifest
+from seeupo_jax.runtime.resuming import check_begins, check_same_sweep
+
+FADING = ("optimizer.schedule=linear", "iterations=30")
+
+
+def as_saved(config):
+    return json.loads(json.dumps(to_dict(config)))
+
+
+@pytest.mark.parametrize(
+    ("begun", "resumed", "field"),
+    [
+        ((), ("algorithm.order=forward",), "algorithm.order: got 'forward'; allowed: 'reverse'"),
+        ((), ("recipe=grpo",), "algorithm."),
+        ((), ("algorithm.tis_clip=2",), "algorithm.tis_clip: got 2.0; allowed: None"),
+        (("optimizer.learning_rate=0.5",), (), "optimizer.learning_rate: got "),
+        (FADING, (*FADING, "iterations=60"), "iterations: got 60; allowed: 30"),
+        (FADING, FADING, None),
+        ((), ("iterations=90",), None),  # at the same rate
+        ((), ("checkpoint.every=1", "evaluation.k=2", "batching.buckets=(256,)"), None),
+    ],
+)
+def test_a_stopped_sweep_ends_by_the_rule_that_it_began_with(begun, resumed, field):
+    config, saved = load_config({}, resumed), as_saved(load_config({}, begun))
+    if field is None:
+        return check_same_sweep(config, 7, saved, "runs/x/stopped")
+    with pytest.raises(ValueError, match=f"^config.{re.escape(field)}.* iteration 7.* runs/x/stop"):
+        check_same_sweep(config, 7, saved, "runs/x/stopped")
+
+
+def test_a_sweep_that_an_earlier_version_stopped_had_the_default_of_a_field_that_is_new():
+    saved = as_saved(from_dict({}))
+    del saved["algorithm"]["tis_clip"]
+    check_same_sweep(from_dict({}), 7, saved, "stopped")
+    with pytest.raises(ValueError, match="^config.algorithm.tis_clip: got 2.0; allowed: None"):
+        check_same_sweep(from_dict({"algorithm": {"tis_clip": 2}}), 7, saved, "stopped")
+
+
+def ran(workdir, config, *, iterations):
+    """A workdir with the record of a run that was killed before it wrote a checkpoint."""
+    with MetricsWriter(workdir) as metrics:
+        for iteration in range(iterations + 1):
+            metrics.write(iteration, {"x": 1.0})
+    parts = {"config": to_dict(config), "devices": {}, "model": {}}
+    write_run_manifest(workdir, resumed=False, launch=Launch(), **parts)
+    return workdir
+
+
+def save(folder):
+    checkpoints = Checkpoints(folder, 1)
+    checkpoints.save(5, {"x": jnp.zeros(1)}, {})
+    checkpoints.close()
+
+
+def in_folder(folder):
+    return from_dict({"checkpoint": {"directory": str(folder)}})
+
+
+@pytest.mark.parametrize("iterations", [0, 5])
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path, iterations):
+    workdir, config = ran(tmp_path / "run", from_dict({}), iterations=iterations), from_dict({})
+    (workdir / "checkpoints" / "5" / "state").mkdir(parents=True)  # of a save that did not end
+    (workdir / "policy").mkdir()
+    check_begins(config, workdir)
+    check_begins(in_folder(tmp_path / "another"), workdir)
+    check_begins(config, tmp_path / "new")
+
+
+def test_a_run_whose_checkpoints_were_removed_or_moved_is_refused(tmp_path):
+    workdir, config = ran(tmp_path / "run", from_dict({}), iterations=5), from_dict({})
+    note_checkpoints(workdir, "/far/away")
+    wanted = f"got {workdir}, whose metrics.jsonl reaches iteration 5 .* to /far/away; none was"
+    with pytest.raises(ValueError, match=f"{wanted} found in {workdir}/checkpoints. Allowed: "):
+        check_begins(config, workdir)
+    ran(workdir, config, iterations=0)  # begun anew: what was noted is forgotten
+    check_begins(config, workdir)
+
+
+@pytest.mark.parametrize("place", ["", "stopped"])
+def test_another_directory_than_that_of_the_checkpoints_is_refused(tmp_path, place):
+    """Also where a version that noted nothing wrote them."""
+    kept = tmp_path / "kept"
+    workdir = ran(tmp_path / "run", in_folder(kept), iterations=5)
+    check_begins(from_dict({}), workdir)
+    save(kept / place)
+    with pytest.raises(ValueError, match=f"checkpoints to {kept}; none was found in {workdir}/ch"):
+        check_begins(from_dict({}), workdir)
+    shutil.rmtree(kept)
+    check_begins(from_dict({}), workdir)
+
+
+def test_a_run_that_had_ended_is_refused_without_its_checkpoints(tmp_path):
+    """It may be of a version that noted nothing."""
+    workdir = ran(tmp_path / "run", from_dict({}), iterations=5)
+    (workdir / "policy").mkdir()
+    (workdir / "policy" / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match="Allowed: config.checkpoint.directory as it was"):
+        check_begins(from_dict({}), workdir)
