@@ -68,12 +68,17 @@ from seeupo_jax.runtime.evaluation_run import (
     evaluate_policy,
     evaluation_settings,
 )
-from seeupo_jax.runtime.policy_folder import STEP, WEIGHTS, saved_weights, warn_of_selection
+from seeupo_jax.runtime.policy_folder import (
+    STEP,
+    WEIGHTS,
+    check_trained,
+    saved_weights,
+    warn_of_selection,
+)
 from seeupo_jax.runtime.policy_sources import (
     Server,
     about_policy,
     check_served,
-    check_trained,
     own_policy,
     policy_folder,
     served_policy,
@@ -83,7 +88,7 @@ from seeupo_jax.trajectories.json_lines import write_json
 
 _LOGGER = logging.getLogger(__name__)
 _UNTRAINED = (
-    "--untrained (in Python untrained=True) to evaluate the policy that the configuration starts"
+    ", or --untrained (in Python untrained=True) to evaluate the policy that the configuration starts"
     " from"
 )
 
@@ -261,7 +266,7 @@ def _check(config: Config, workdir: Path, which: _Which, split: str) -> None:
         saved_weights(config, weights)
     gate.check_tasks(find_tasks(config), [split], labelled=0)
     if server is None and not untrained:
-        selection = check_trained(config, workdir, step, otherwise=_UNTRAINED)
+        selection = check_trained(config, workdir, step, weights, _UNTRAINED)
         if step == "best" and selection is not None:
             warn_of_selection(config, *selection, split)
 
