@@ -88,8 +88,8 @@ from seeupo_jax.trajectories.json_lines import write_json
 
 _LOGGER = logging.getLogger(__name__)
 _UNTRAINED = (
-    ", or --untrained (in Python untrained=True) to evaluate the policy that the configuration starts"
-    " from"
+    ", or --untrained (in Python untrained=True) to evaluate the policy that the configuration"
+    " starts from"
 )
 
 
