@@ -131,9 +131,9 @@ def run_sft(
     """
     display = config.telemetry.display
     with contextlib.ExitStack() as held:
+        held.enter_context(full_disk(config, workdir))
         with preparing():
             held.enter_context(exclusive_run(workdir, config.checkpoint))
-        held.enter_context(full_disk(config, workdir))
         request = held.enter_context(StopRequest())
         shown = jax.process_index() == 0
         progress = held.enter_context(Progress(0, display, shown=shown))

@@ -125,12 +125,12 @@ def run_training(
       preparing: around what comes before the first iteration, where a ValueError is a user's.
     """
     with contextlib.ExitStack() as held:
+        held.enter_context(full_disk(config, workdir))
         with preparing():
             held.enter_context(exclusive_run(workdir, config.checkpoint))
-        with full_disk(config, workdir):
-            stopped = _train(config, workdir, callbacks, launch, preparing)
-            if jax.process_index() == 0 and stopped is None:
-                learning_curve(workdir, split=config.evaluation.split)
+        stopped = _train(config, workdir, callbacks, launch, preparing)
+        if jax.process_index() == 0 and stopped is None:
+            learning_curve(workdir, split=config.evaluation.split)
         best = Checkpoints(find_directory(config.checkpoint, workdir), 1).best()
     written = config.checkpoint.export and stopped is None
     return TrainResult(

@@ -49,6 +49,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
 
     folder = given.output
     with contextlib.ExitStack() as held:
+        held.enter_context(no_room_errors())
         with sentence_errors():
             # The model is the one that is named here, whatever a training run would begin with.
             overrides = (f"model.path={given.model!r}", "warm_start.stages=()")
@@ -60,9 +61,8 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
             config, _ = choose_remat(config)
             policy, params = load_policy(config, config.model.path)
         params, done = update(config, policy, params, trajectories)
-        with no_room_errors():
-            write_policy(config, policy, params, folder)
-            write_json(given.json, done)
+        write_policy(config, policy, params, folder)
+        write_json(given.json, done)
     steps, metrics = len(done["steps"]), done["metrics"]
     trained = sum(advantage is not None for advantage in done["advantages"])
     print(
