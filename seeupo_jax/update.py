@@ -24,6 +24,7 @@ from seeupo_jax.runtime.build import load_policy
 from seeupo_jax.runtime.cli import add_config_flags, log_to_stderr, prepare_xla
 from seeupo_jax.runtime.policy_folder import check_output, write_policy
 from seeupo_jax.runtime.stored_update import prepare, update
+from seeupo_jax.runtime.training.stagnation import why_idle
 from seeupo_jax.trajectories.json_lines import write_json
 
 
@@ -64,6 +65,11 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
         write_policy(config, policy, params, folder)
         write_json(given.json, done)
     steps, metrics = len(done["steps"]), done["metrics"]
+    if not steps:
+        return print(
+            f"wrote {folder}: no step was taken, since {why_idle(metrics)}; the weights are those"
+            f" of {given.model}"
+        )
     trained = sum(advantage is not None for advantage in done["advantages"])
     print(
         f"wrote {folder}: {steps} steps on {trained} trajectories, loss"
