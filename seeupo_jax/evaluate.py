@@ -39,6 +39,7 @@ from seeupo_jax.checkpoint import check_could_write, check_writable
 from seeupo_jax.configuration.flags import Flags, integer, output_file, path, positive
 from seeupo_jax.configuration.loading import ConfigSource, load_config
 from seeupo_jax.configuration.schema import Config
+from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.bfcl.result_files import export_results
 from seeupo_jax.errors import no_room_errors, printable, sentence_errors
@@ -284,6 +285,7 @@ def _evaluate(
         return evaluate_policy(config, workdir, source, split=split, k=k)
 
 
+@safe_output()
 def main(arguments: Sequence[str] = sys.argv) -> None:
     """The command."""
     with sentence_errors():

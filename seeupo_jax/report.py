@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from seeupo_jax.configuration.flags import Flags, names, output_file, path
+from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.errors import no_room_errors, sentence_errors
 from seeupo_jax.reports.html_report import report_file, write_loaded
 from seeupo_jax.reports.run_data import check_run, load_runs
@@ -29,6 +30,7 @@ def _flags() -> Flags:
     return flags
 
 
+@safe_output()
 def main(arguments: Sequence[str] = sys.argv) -> None:
     """The command."""
     # An OSError: a folder that this user may not read.

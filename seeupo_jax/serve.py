@@ -33,6 +33,7 @@ from seeupo_jax.agents.serving import Serving
 from seeupo_jax.agents.tool_format import choose_format
 from seeupo_jax.configuration.flags import Flags, Wrong, integer
 from seeupo_jax.configuration.schema import Config, WarmStart
+from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.errors import sentence_errors
 from seeupo_jax.parallel.stop_signal import StoppedCompiling, StopRequest
 from seeupo_jax.rollout.engine.slots import SlotEngine
@@ -203,6 +204,7 @@ def _answer(config: Config, source: _Source, host: str, port: int) -> None:
         print(f"Stopped by {stop.reason}; calls: {counts or 'none'}.")
 
 
+@safe_output()
 def main(arguments: Sequence[str] = sys.argv) -> None:
     """The command."""
     with sentence_errors():

@@ -27,6 +27,7 @@ from seeupo_jax.configuration.loading import ConfigSource, load_config
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.display.run_summary import learning_curve, print_summary
+from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.errors import NotLearning, WriteError, sentence_errors
 from seeupo_jax.metrics.history import History, read_history
 from seeupo_jax.metrics.run_manifest import Launch
@@ -216,6 +217,7 @@ def _flags() -> Flags:
     return flags
 
 
+@safe_output()
 def main(arguments: Sequence[str] = sys.argv) -> None:
     """The command."""
     with sentence_errors():

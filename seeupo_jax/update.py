@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from seeupo_jax.checkpoint import exclusive_output
 from seeupo_jax.configuration.flags import Flags, output_file, path
 from seeupo_jax.configuration.loading import load_config
+from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.errors import no_room_errors, sentence_errors
 from seeupo_jax.planning.remat import choose_remat
 from seeupo_jax.runtime.build import load_policy
@@ -38,6 +39,7 @@ def _flags() -> Flags:
     return flags
 
 
+@safe_output()
 def main(arguments: Sequence[str] = sys.argv) -> None:
     """The command."""
     with sentence_errors():
