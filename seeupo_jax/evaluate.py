@@ -39,6 +39,7 @@ from seeupo_jax.checkpoint import check_could_write, check_writable
 from seeupo_jax.configuration.flags import Flags, integer, output_file, path, positive
 from seeupo_jax.configuration.loading import ConfigSource, load_config
 from seeupo_jax.configuration.schema import Config
+from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.bfcl.result_files import export_results
 from seeupo_jax.errors import no_room_errors, printable, sentence_errors
@@ -68,12 +69,17 @@ from seeupo_jax.runtime.evaluation_run import (
     evaluate_policy,
     evaluation_settings,
 )
-from seeupo_jax.runtime.policy_folder import STEP, WEIGHTS, saved_weights, warn_of_selection
+from seeupo_jax.runtime.policy_folder import (
+    STEP,
+    WEIGHTS,
+    check_trained,
+    saved_weights,
+    warn_of_selection,
+)
 from seeupo_jax.runtime.policy_sources import (
     Server,
     about_policy,
     check_served,
-    check_trained,
     own_policy,
     policy_folder,
     served_policy,
@@ -83,8 +89,8 @@ from seeupo_jax.trajectories.json_lines import write_json
 
 _LOGGER = logging.getLogger(__name__)
 _UNTRAINED = (
-    "--untrained (in Python untrained=True) to evaluate the policy that the configuration starts"
-    " from"
+    ", or --untrained (in Python untrained=True) to evaluate the policy that the configuration"
+    " starts from"
 )
 
 
@@ -261,7 +267,7 @@ def _check(config: Config, workdir: Path, which: _Which, split: str) -> None:
         saved_weights(config, weights)
     gate.check_tasks(find_tasks(config), [split], labelled=0)
     if server is None and not untrained:
-        selection = check_trained(config, workdir, step, otherwise=_UNTRAINED)
+        selection = check_trained(config, workdir, step, weights, _UNTRAINED)
         if step == "best" and selection is not None:
             warn_of_selection(config, *selection, split)
 
@@ -279,6 +285,7 @@ def _evaluate(
         return evaluate_policy(config, workdir, source, split=split, k=k)
 
 
+@safe_output()
 def main(arguments: Sequence[str] = sys.argv) -> None:
     """The command."""
     with sentence_errors():

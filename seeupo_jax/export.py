@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import jax
 
 from seeupo_jax.configuration.flags import Flags, path
+from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.errors import WriteError, no_room_errors, sentence_errors
 from seeupo_jax.parallel.cluster import errors_end_at_once
 from seeupo_jax.runtime.cli import (
@@ -43,6 +44,7 @@ def _flags() -> Flags:
     return flags
 
 
+@safe_output()
 def main(arguments: Sequence[str] = sys.argv) -> None:
     """The command."""
     with sentence_errors():

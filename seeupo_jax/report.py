@@ -14,7 +14,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from seeupo_jax.configuration.flags import Flags, names, output_file, path
-from seeupo_jax.errors import sentence_errors
+from seeupo_jax.display.terminal import safe_output
+from seeupo_jax.errors import no_room_errors, sentence_errors
 from seeupo_jax.reports.html_report import report_file, write_loaded
 from seeupo_jax.reports.run_data import check_run, load_runs
 from seeupo_jax.reports.trajectory_pages import write_pages
@@ -29,9 +30,11 @@ def _flags() -> Flags:
     return flags
 
 
+@safe_output()
 def main(arguments: Sequence[str] = sys.argv) -> None:
     """The command."""
-    with sentence_errors((ValueError, OSError)):  # a folder that this user may not read
+    # An OSError: a folder that this user may not read.
+    with sentence_errors(OSError), no_room_errors(), sentence_errors():
         given = _flags().read(arguments[1:])
         workdir = given.workdir
         compare = [Path(folder) for listed in given.compare for folder in listed]

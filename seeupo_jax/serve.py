@@ -33,14 +33,15 @@ from seeupo_jax.agents.serving import Serving
 from seeupo_jax.agents.tool_format import choose_format
 from seeupo_jax.configuration.flags import Flags, Wrong, integer
 from seeupo_jax.configuration.schema import Config, WarmStart
+from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.errors import sentence_errors
 from seeupo_jax.parallel.stop_signal import StoppedCompiling, StopRequest
 from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.runtime.checks import check_sampling
 from seeupo_jax.runtime.cli import add_run_flags, log_to_stderr, prepare_xla, read_config
 from seeupo_jax.runtime.episode_host import make_endpoint
-from seeupo_jax.runtime.policy_folder import STEP, WEIGHTS, saved_weights
-from seeupo_jax.runtime.policy_sources import PolicySource, check_trained, own_policy
+from seeupo_jax.runtime.policy_folder import STEP, WEIGHTS, check_trained, saved_weights
+from seeupo_jax.runtime.policy_sources import PolicySource, own_policy
 
 _LOGGER = logging.getLogger(__name__)
 KEY_VARIABLE = "SEEUPO_API_KEY"
@@ -126,8 +127,8 @@ def _check(config: Config, source: _Source, host: str, port: int) -> None:
         )
     if source.workdir is not None:
         saved_weights(config, source.weights)
-        other = "--model=FOLDER to serve a model folder's policy"
-        check_trained(config, source.workdir, source.step, otherwise=other)
+        other = ", or --model=FOLDER to serve a model folder's policy"
+        check_trained(config, source.workdir, source.step, source.weights, other)
     check_sampling(config)
 
 
@@ -203,6 +204,7 @@ def _answer(config: Config, source: _Source, host: str, port: int) -> None:
         print(f"Stopped by {stop.reason}; calls: {counts or 'none'}.")
 
 
+@safe_output()
 def main(arguments: Sequence[str] = sys.argv) -> None:
     """The command."""
     with sentence_errors():

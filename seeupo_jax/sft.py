@@ -29,6 +29,7 @@ from seeupo_jax.configuration.flags import Flags
 from seeupo_jax.configuration.loading import ConfigSource, load_config
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import Progress
+from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.errors import NotLearning, WriteError, sentence_errors
 from seeupo_jax.metrics.history import History, read_history
 from seeupo_jax.metrics.run_manifest import Launch
@@ -131,9 +132,9 @@ def run_sft(
     """
     display = config.telemetry.display
     with contextlib.ExitStack() as held:
+        held.enter_context(full_disk(config, workdir))
         with preparing():
             held.enter_context(exclusive_run(workdir, config.checkpoint))
-        held.enter_context(full_disk(config, workdir))
         request = held.enter_context(StopRequest())
         shown = jax.process_index() == 0
         progress = held.enter_context(Progress(0, display, shown=shown))
@@ -203,6 +204,7 @@ def _flags() -> Flags:
     return flags
 
 
+@safe_output()
 def main(arguments: Sequence[str] = sys.argv) -> None:
     """The command."""
     with sentence_errors():

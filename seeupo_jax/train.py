@@ -27,6 +27,7 @@ from seeupo_jax.configuration.loading import ConfigSource, load_config
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.display.run_summary import learning_curve, print_summary
+from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.errors import NotLearning, WriteError, sentence_errors
 from seeupo_jax.metrics.history import History, read_history
 from seeupo_jax.metrics.run_manifest import Launch
@@ -125,12 +126,12 @@ def run_training(
       preparing: around what comes before the first iteration, where a ValueError is a user's.
     """
     with contextlib.ExitStack() as held:
+        held.enter_context(full_disk(config, workdir))
         with preparing():
             held.enter_context(exclusive_run(workdir, config.checkpoint))
-        with full_disk(config, workdir):
-            stopped = _train(config, workdir, callbacks, launch, preparing)
-            if jax.process_index() == 0 and stopped is None:
-                learning_curve(workdir, split=config.evaluation.split)
+        stopped = _train(config, workdir, callbacks, launch, preparing)
+        if jax.process_index() == 0 and stopped is None:
+            learning_curve(workdir, split=config.evaluation.split)
         best = Checkpoints(find_directory(config.checkpoint, workdir), 1).best()
     written = config.checkpoint.export and stopped is None
     return TrainResult(
@@ -216,6 +217,7 @@ def _flags() -> Flags:
     return flags
 
 
+@safe_output()
 def main(arguments: Sequence[str] = sys.argv) -> None:
     """The command."""
     with sentence_errors():

@@ -18,12 +18,14 @@ from collections.abc import Sequence
 from seeupo_jax.checkpoint import exclusive_output
 from seeupo_jax.configuration.flags import Flags, output_file, path
 from seeupo_jax.configuration.loading import load_config
+from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.errors import no_room_errors, sentence_errors
 from seeupo_jax.planning.remat import choose_remat
 from seeupo_jax.runtime.build import load_policy
 from seeupo_jax.runtime.cli import add_config_flags, log_to_stderr, prepare_xla
 from seeupo_jax.runtime.policy_folder import check_output, write_policy
 from seeupo_jax.runtime.stored_update import prepare, update
+from seeupo_jax.runtime.training.stagnation import why_idle
 from seeupo_jax.trajectories.json_lines import write_json
 
 
@@ -37,6 +39,7 @@ def _flags() -> Flags:
     return flags
 
 
+@safe_output()
 def main(arguments: Sequence[str] = sys.argv) -> None:
     """The command."""
     with sentence_errors():
@@ -49,6 +52,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
 
     folder = given.output
     with contextlib.ExitStack() as held:
+        held.enter_context(no_room_errors())
         with sentence_errors():
             # The model is the one that is named here, whatever a training run would begin with.
             overrides = (f"model.path={given.model!r}", "warm_start.stages=()")
@@ -60,10 +64,14 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
             config, _ = choose_remat(config)
             policy, params = load_policy(config, config.model.path)
         params, done = update(config, policy, params, trajectories)
-        with no_room_errors():
-            write_policy(config, policy, params, folder)
-            write_json(given.json, done)
+        write_policy(config, policy, params, folder)
+        write_json(given.json, done)
     steps, metrics = len(done["steps"]), done["metrics"]
+    if not steps:
+        return print(
+            f"wrote {folder}: no step was taken, since {why_idle(metrics)}; the weights are those"
+            f" of {given.model}"
+        )
     trained = sum(advantage is not None for advantage in done["advantages"])
     print(
         f"wrote {folder}: {steps} steps on {trained} trajectories, loss"

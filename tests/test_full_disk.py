@@ -8,9 +8,13 @@ import resource
 import signal
 
 import jax
+import learner_cases
 import numpy as np
 import pytest
+import report_cases
 import run_cases as cases
+import stored_cases
+from places import TINY
 
 from seeupo_jax.configuration.flags import Flags
 from seeupo_jax.configuration.schema import Config
@@ -94,6 +98,32 @@ def test_a_run_without_room_ends_in_a_sentence_and_resumes_when_there_is_room(
     assert "could not be written: File too large; what is finished is" in capfd.readouterr().err
     evaluate(evaluated)
     assert "avg@2" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["train", "sft", "update", "report"])
+def test_a_command_that_starts_without_room_names_a_file_in_one_sentence(
+    command, model, tmp_path, capsys
+):
+    report_cases.write_run(tmp_path / "run", iterations=1)
+    stored = stored_cases.write(tmp_path / "stored.jsonl", learner_cases.ragged())
+    run = cases.command(model, tmp_path / "run")[3:]
+    line, lock = {
+        "train": (run, "run/.lock"),
+        "sft": ([*run, "--config.sft.data=demonstrations"], "run/.lock"),
+        "update": (
+            [f"--config={TINY}", f"--model={model}", f"--trajectories={stored}"]
+            + [f"--output={tmp_path / 'out'}"],
+            ".out.lock",
+        ),
+        "report": ([f"--workdir={tmp_path / 'run'}"], "run/.report.html.lock"),
+    }[command]
+    module = importlib.import_module(f"seeupo_jax.{command}")
+    with pytest.raises(SystemExit) as end, limited(0):
+        module.main([command, *line])
+    assert end.value.code == 2
+    (sentence,) = [x for x in capsys.readouterr().err.splitlines() if "could not be written" in x]
+    assert sentence.startswith(f"error: {tmp_path / lock} could not be written: File too large; ")
+    assert not (tmp_path / lock).exists()
 
 
 def test_a_line_of_metrics_without_room_is_not_there_at_all(tmp_path):

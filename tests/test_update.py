@@ -495,6 +495,20 @@ def test_cut_trajectories_are_masked_where_others_are_left(small, tmp_path, caps
     assert "config.algorithm.truncated: got 'mask' with" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("choice", ["algorithm.mask_above=0.0", "rollout.top_k=5"])
+def test_a_sweep_without_a_step_says_why_and_leaves_the_weights(small, tmp_path, capsys, choice):
+    pair = cases.ragged()[:2]
+    for trajectory in pair:
+        trajectory.segments[0].logp_L[:] = 0.0
+    file = files.write(tmp_path / "stored.jsonl", pair)
+    params, done = run(small[0], file, tmp_path, choice)
+    why = "likelier than algorithm.mask_above" if "mask" in choice else "forced: its"
+    assert f"no step was taken, since every sampled token was {why}" in capsys.readouterr().out
+    assert done["steps"] == [] and done["metrics"]["sweep/turns"] == 0
+    before = split(from_pretrained(str(small[0]), dtype="float32")[0])[1]
+    cases.assert_trees_equal(cases.host(params), cases.host(before))
+
+
 def test_tokens_and_lengths_that_the_model_has_not_are_told(model, tmp_path, capsys):
     rng = np.random.default_rng(0)
     pair = [cases.Trajectory((cases.segment(rng, (0, 4, 2)),), float(i), 0) for i in range(2)]

@@ -23,6 +23,7 @@ from seeupo_jax.aot.tune import tune, with_fields
 from seeupo_jax.configuration.config_file import read_layouts
 from seeupo_jax.configuration.flags import Flags, names, output_file
 from seeupo_jax.configuration.loading import load_config
+from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.errors import no_room_errors, sentence_errors
 from seeupo_jax.planning.chips import parse_topology
 from seeupo_jax.planning.slices.slice_programs import (
@@ -36,6 +37,7 @@ from seeupo_jax.runtime.cli import add_config_flags
 from seeupo_jax.trajectories.json_lines import write_json
 
 
+@safe_output()
 @no_room_errors()
 def main(arguments: Sequence[str] = sys.argv) -> int:
     """Prints the report; returns the exit status."""

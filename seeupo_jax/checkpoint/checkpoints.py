@@ -208,7 +208,7 @@ class Checkpoints:
           example: a tree like the state that was saved, of arrays or `jax.ShapeDtypeStruct`; what
             is loaded gets its shardings (without one: the first device).
           step: which one; None: the newest that is whole.
-          partial: load only the leaves that `example` has, for instance {"params": ...}.
+          partial: load only the parts that `example` has, for instance {"params": ...}.
           optional: the run can do without: None, after the sentences, where all are damaged.
 
         Returns:

@@ -50,10 +50,14 @@ def check_leaves(
 ) -> None:
     """Compares what was saved with what is wanted.
 
+    Args:
+      partial: whether whole parts of the state may be left out, such as the optimizer's.
+
     Raises:
       ValueError: the checkpoint is of another model or optimizer.
     """
-    extra = [] if partial else [name for name in saved if name not in wanted]
+    parts = {name.partition("/")[0] for name in (wanted if partial else saved)}
+    extra = [n for n in saved if n not in wanted and n.partition("/")[0] in parts]
     for name in [*wanted, *extra]:
         there = saved[name] if name in saved else "missing"
         here = describe(wanted[name]) if name in wanted else "missing"

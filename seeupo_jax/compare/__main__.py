@@ -35,6 +35,7 @@ from seeupo_jax.compare.study_runs import THREADS, Places, choose, train_study
 from seeupo_jax.configuration.config_file import find_config
 from seeupo_jax.configuration.flags import Flags, integer, names, output_file, path, positive
 from seeupo_jax.configuration.loading import load_config
+from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.errors import no_room_errors, sentence_errors
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.runtime.cli import add_run_flags, check_places, read_config
@@ -87,6 +88,7 @@ def _flags() -> Flags:
     return flags
 
 
+@safe_output()
 @no_room_errors()
 def main(arguments: Sequence[str] = sys.argv) -> None:
     """The command."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Generator
 from typing import TextIO
 
 _UNABLE = ("", "dumb", "unknown")  # values of TERM that cannot move the cursor
@@ -65,6 +66,17 @@ class SafeStream:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())
             os.close(nowhere)
+
+
+@contextlib.contextmanager
+def safe_output() -> Generator[None]:
+    """Around a command whose reader may leave (`| head`): it continues, without what it prints."""
+    stream = SafeStream()
+    with contextlib.redirect_stdout(stream):
+        try:
+            yield
+        finally:
+            stream.flush()
 
 
 def can_redraw(stream: SafeStream) -> bool:

@@ -33,6 +33,7 @@ def exclusive(file: Path, got: str) -> Iterator[None]:
 
     Raises:
       ValueError: another holds it; the sentence says which process on which host, and since when.
+      OSError: there is no room for it; the error names the file, which is removed.
     """
     held = _acquire(file, got)
     try:
@@ -64,7 +65,7 @@ def _acquire(file: Path, got: str) -> IO[str] | None:
             opened.close()
             return _unlocked(file, error)
         if _is_there(file, opened):
-            _sign(opened)
+            _sign(file, opened)
             return opened
         opened.close()
     raise ValueError(f"{got}, in use by one process after the other; allowed: one at a time.")
@@ -85,16 +86,20 @@ def _is_there(file: Path, opened: IO[str]) -> bool:
         return False
 
 
-def _sign(opened: IO[str]) -> None:
-    opened.truncate(0)
+def _sign(file: Path, opened: IO[str]) -> None:
     me = {
         "process": os.getpid(),
         "host": socket.gethostname(),
         "since": datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": shlex.join(sys.orig_argv),
     }
-    opened.write(json.dumps(me) + "\n")
-    opened.flush()
+    try:
+        opened.truncate(0)
+        os.write(opened.fileno(), f"{json.dumps(me)}\n".encode())  # nothing is left for `close`
+    except OSError as error:
+        file.unlink(missing_ok=True)
+        opened.close()
+        raise OSError(error.errno, error.strerror, str(file)) from None
 
 
 def _holder(opened: IO[str]) -> str:

@@ -300,12 +300,23 @@ def check_same_run(config: Config, saved: Mapping[str, Any]) -> None:
 
 
 def check_same_model(config: Config, saved: Mapping[str, Any]) -> None:
-    """A resumed run's checkpoint must be of the parameters that do not train, which it lacks.
+    """As `check_same_policy`; where all parameters train, another `model.path` is a warning."""
+    check_same_policy(config, saved)
+    path = config.model.path
+    saved_path = _other_path(config, saved)
+    if saved_path != path:
+        _LOGGER.warning(
+            "config.model.path: got %s; this workdir's checkpoint began with %s: its parameters are"
+            " restored, and a reference policy is that of %s.",
+            *(path, saved_path, path),
+        )
 
-    Where all of them train, another `model.path` is a warning.
+
+def check_same_policy(config: Config, saved: Mapping[str, Any]) -> None:
+    """A checkpoint must be of the parameters that do not train, which it lacks.
 
     Args:
-      saved: as of `check_same_run`.
+      saved: the configuration that the checkpoint was made with.
 
     Raises:
       ValueError: adapters or groups of frozen parameters, with another model or `lora.alpha`.
@@ -317,20 +328,22 @@ def check_same_model(config: Config, saved: Mapping[str, Any]) -> None:
             f"config.lora.alpha: got {lora.alpha}; allowed for this workdir, whose checkpoint has"
             f" adapters of it: {alpha}. Choose a new workdir for another run."
         )
-    saved_path = saved.get("model", {}).get("path", path)
-    if saved_path == path or os.path.realpath(str(saved_path)) == os.path.realpath(str(path)):
-        return
-    if lora.rank or lora.path is not None or any(g.frozen for g in config.optimizer.groups):
+    saved_path = _other_path(config, saved)
+    partly = lora.rank or lora.path is not None or any(g.frozen for g in config.optimizer.groups)
+    if partly and saved_path != path:
         raise ValueError(
             f"config.model.path: got {path}; allowed for this workdir, whose checkpoint has only"
             f" the parameters that train: {saved_path}, or what that links to. Choose a new workdir"
             " for another run."
         )
-    _LOGGER.warning(
-        "config.model.path: got %s; this workdir's checkpoint began with %s: its parameters are"
-        " restored, and a reference policy is that of %s.",
-        *(path, saved_path, path),
-    )
+
+
+def _other_path(config: Config, saved: Mapping[str, Any]) -> str | None:
+    """The saved `model.path`; that of `config` where both are one place."""
+    path = config.model.path
+    saved_path = saved.get("model", {}).get("path", path)
+    same = os.path.realpath(str(saved_path)) == os.path.realpath(str(path))
+    return path if same else saved_path
 
 
 def _same_fields(config: Config) -> dict[str, Any]:

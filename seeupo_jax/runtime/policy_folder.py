@@ -22,7 +22,7 @@ from seeupo_jax.policy.files.messages import unread_notice
 from seeupo_jax.policy.files.weights import resolve_path
 from seeupo_jax.policy.lora import merge, save_adapters
 from seeupo_jax.runtime import build
-from seeupo_jax.runtime.checks import SUPERVISED
+from seeupo_jax.runtime.checks import SUPERVISED, check_same_policy
 
 _LOGGER = logging.getLogger(__name__)
 # What --step and --weights are.
@@ -124,14 +124,12 @@ def export_policy(
     Returns: the checkpoint's step.
 
     Raises:
-      ValueError: a folder that is there or that another process is writing, no such checkpoint, or
-        no such weights.
+      ValueError: a folder that is there or that another process is writing, no such weights, or as
+        of `check_trained`.
     """
     part = saved_weights(config, weights)
     workdir, folder = Path(workdir).absolute(), Path(folder).absolute()
-    if Checkpoints(find_directory(config.checkpoint, workdir), 1).latest() is None:
-        lacks = "has no checkpoint" if workdir.is_dir() else "is not there"
-        raise ValueError(f"--workdir: got {workdir}, which {lacks}; allowed: the folder of a run.")
+    check_trained(config, workdir, step, weights)
     check_output(folder)
     with exclusive_output(folder):
         check_output(folder)  # which another one may just have written
@@ -179,6 +177,42 @@ def check_output(folder: Path) -> None:
     if taken:
         raise ValueError(f"--output: got {folder}, which is there; allowed: a new or empty folder.")
     check_writable(target.parent, "--output")
+
+
+def check_trained(
+    config: Config, workdir: Path, step: str | None, weights: str | None, otherwise: str = ""
+) -> tuple[int, dict[str, Any]] | None:
+    """Step and notes of the checkpoint that is meant; every process calls it.
+
+    Args:
+      step: as of `find_step`. weights: as of `saved_weights`.
+      otherwise: what else may be meant than a run, for the error.
+
+    Returns: None: what is there is damaged.
+
+    Raises:
+      ValueError: there is no checkpoint, or not the one that is meant, or `config` would make
+        another policy of it than the run's.
+    """
+    directory = find_directory(config.checkpoint, workdir)
+    files = Checkpoints(directory, 1, log=lambda _: None)  # what restores says it
+    if files.latest() is None:
+        lacks = "has no checkpoint"
+        if config.checkpoint.directory is None and not workdir.is_dir():
+            lacks = "is not there"
+        raise ValueError(
+            f"--workdir: got {workdir}, which {lacks}; allowed: the folder of a run{otherwise}."
+        )
+    found = files.newest({}, step=find_step(config, workdir, step), partial=True)
+    saved = {} if found is None else found[1].get("config", {})
+    check_same_policy(config, saved)
+    average = saved.get("optimizer", {}).get("ema")
+    if weights is None and config.optimizer.ema is None and average is not None:
+        raise ValueError(
+            "config.optimizer.ema: got none; allowed for this workdir, whose policy is the average:"
+            f" {average}, or --weights=trained for the parameters that it is of."
+        )
+    return found
 
 
 def find_step(config: Config, workdir: Path, step: str | None) -> int | None:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 
 from seeupo_jax.agents.openai_server import OpenAIServer
-from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration.flags import command_name
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.metrics.checksum import checksum
@@ -23,7 +22,6 @@ from seeupo_jax.runtime import build
 from seeupo_jax.runtime.build_sampler import build_engine, build_sampling
 from seeupo_jax.runtime.episode_host import check_host
 from seeupo_jax.runtime.policy_folder import (
-    find_step,
     restore_policy,
     saved_weights,
     starting_folder,
@@ -61,34 +59,6 @@ class PolicySource(NamedTuple):
     iteration: int
     about: dict[str, Any]
     same: dict[str, Any]
-
-
-def check_trained(
-    config: Config, workdir: Path, step: str | None, *, otherwise: str
-) -> tuple[int, dict[str, Any]] | None:
-    """Step and notes of the checkpoint that is meant; every process calls it.
-
-    Args:
-      step: as of `find_step`.
-      otherwise: what else may be meant than a run, for the error.
-
-    Returns: None: what is there is damaged.
-
-    Raises:
-      ValueError: there is no checkpoint, or not the one that is meant.
-    """
-    directory = find_directory(config.checkpoint, workdir)
-    files = Checkpoints(directory, 1, log=lambda _: None)  # what restores says it
-    if files.latest() is None:
-        lacks = "has no checkpoint"
-        if config.checkpoint.directory is None and not workdir.is_dir():
-            lacks = "is not there"
-        raise ValueError(
-            f"--workdir: got {workdir}, which {lacks}; allowed: the folder of a run, or"
-            f" {otherwise}."
-        )
-    number = find_step(config, workdir, step)
-    return files.newest({}, step=number, partial=True)
 
 
 def about_policy(config: Config, iteration: int, part: str | None) -> dict[str, Any]:

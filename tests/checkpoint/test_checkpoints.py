@@ -451,6 +451,9 @@ def test_a_part_of_the_state_can_be_restored_alone(saved):
     _assert_same_bits(part, {"params": _state(2.0).params})
     with pytest.raises(ValueError, match="params/bias is missing in it"):
         checkpoints.restore({"params": {"bias": jnp.zeros(2)}}, partial=True)
+    fewer = {"params": {"norm": _state().params["norm"]}}  # as where the others are frozen
+    with pytest.raises(ValueError, match="is of another model .*: params/.* and missing in this"):
+        checkpoints.restore(fewer, partial=True)
 
 
 def test_buffers_donated_right_after_save_are_saved_as_they_were(tmp_path):

@@ -5,10 +5,15 @@ import io
 import os
 import subprocess
 import sys
+import tomllib
+from pkgutil import resolve_name
 
 import pytest
+from places import ROOT
 
 from seeupo_jax.display.terminal import SafeStream, can_redraw, format_count, format_duration
+
+COMMANDS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 
 
 class _Failing(io.StringIO):
@@ -65,6 +70,19 @@ def test_a_reader_that_leaves_does_not_end_the_process():
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait(timeout=60) == 0
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_reader_that_leaves_does_not_end_a_command(command, monkeypatch):
+    read, write = os.pipe()
+    os.close(read)
+    room = 2**20  # for all of the help: argparse hides errors of writing
+    with os.fdopen(write, "w", room) as stream, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stream)
+        with pytest.raises(SystemExit) as ended:
+            resolve_name(COMMANDS[command])([command, "--help"])
+        assert ended.value.code == 0
+        stream.flush()  # as the interpreter does at its end
 
 
 @pytest.mark.parametrize(("term", "able"), [("xterm", True), ("dumb", False), ("", False)])

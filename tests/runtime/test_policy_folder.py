@@ -1,19 +1,23 @@
 """A policy is written whole, through links; what cannot be written ends the run everywhere."""
 
+import importlib
 import json
 from pathlib import Path
 
+import jax.numpy as jnp
 import learner_cases
 import numpy as np
 import pytest
 from process_cases import run_processes
 from safetensors.numpy import load_file
 
+from seeupo_jax.checkpoint import Checkpoints
+from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
 from seeupo_jax.configuration.schema import Config, Mesh
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.policy.files.weights import from_pretrained
 from seeupo_jax.runtime.build import Policy
-from seeupo_jax.runtime.policy_folder import check_output, write_policy
+from seeupo_jax.runtime.policy_folder import check_output, check_trained, write_policy
 
 
 def test_what_cannot_be_written_is_an_error_of_all_processes(tmp_path):
@@ -77,3 +81,55 @@ def test_one_policy_or_the_other_is_whole_whenever_writing_ends(tmp_path, monkey
         from_pretrained(folder)
     write_policy(Config(), policy, params, tmp_path / "policy")
     assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+
+
+def a_checkpoint(workdir, config):
+    """A run's folder, of which only the notes of its checkpoint are read."""
+    checkpoints = Checkpoints(workdir / "checkpoints", keep=1)
+    checkpoints.save(3, {"params": jnp.zeros(2)}, {"config": to_dict(config)})
+    checkpoints.close()
+    return workdir
+
+
+@pytest.mark.parametrize("command", ["evaluate", "export", "serve"])
+def test_no_command_makes_another_policy_of_a_checkpoint_than_the_run_did(
+    tmp_path, capsys, command
+):
+    own = ["lora.rank=4", "lora.alpha=64"]
+    a_checkpoint(tmp_path, load_config("package:quickstart", own))
+    line = [command, "--config=package:quickstart", f"--workdir={tmp_path}", "--config.lora.rank=4"]
+    more = {"serve": ["--port=0"], "export": [f"--output={tmp_path / 'out'}"]}.get(command, [])
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(f"seeupo_jax.{command}").main([*line, *more])
+    assert ended.value.code == 2
+    assert "error: config.lora.alpha: got 32.0; allowed for this workdir" in capsys.readouterr().err
+
+
+def test_which_policy_a_checkpoint_is_of_is_what_its_run_says(tmp_path, caplog):
+    path = {"model": {"path": "one"}}
+    ran = {name: path | part for name, part in {
+        "adapters": {"lora": {"rank": 4}},
+        "frozen": {"optimizer": {"groups": [{"pattern": "*", "frozen": True}]}},
+        "average": {"optimizer": {"ema": 0.9}},
+    }.items()}  # fmt: skip
+    run = {name: a_checkpoint(tmp_path / name, from_dict(ran[name])) for name in ran}
+    other = {"model": {"path": "two"}}
+    for name, given, weights, sentence in (
+        (
+            "adapters",
+            ran["adapters"] | other,
+            None,
+            "^config.model.path: got two; .*: one, or what",
+        ),
+        ("frozen", ran["frozen"] | other, None, "^config.model.path: got two; .*: one, or what"),
+        ("average", path, None, "^config.optimizer.ema: got none; .*: 0.9, or --weights=trained"),
+        ("average", path, "trained", None),
+        ("average", ran["average"] | other, None, None),
+        ("average", path | {"optimizer": {"ema": 0.5}}, "ema", None),
+    ):
+        if sentence is None:
+            assert check_trained(from_dict(given), run[name], None, weights)[0] == 3
+            continue
+        with pytest.raises(ValueError, match=sentence):
+            check_trained(from_dict(given), run[name], None, weights)
+    assert not caplog.records

@@ -52,7 +52,7 @@ class Stagnation:
         Raises:
           NotLearning: the limit is reached.
         """
-        reason = _why_idle(metrics)
+        reason = why_idle(metrics)
         if reason is None:
             self.idle = 0
             return
@@ -72,12 +72,10 @@ class Stagnation:
         raise NotLearning(f"{sentence}; none lets any number pass.")
 
 
-def _why_idle(metrics: Mapping[str, float]) -> str | None:
+def why_idle(metrics: Mapping[str, float]) -> str | None:
     """Why no reward moved a parameter in a sweep; None where one did."""
     if not metrics["sweep/turns"]:
-        masked = metrics.get("sweep/masked_trajectories")
-        cut = "every episode was cut, of which algorithm.truncated=mask makes no update"
-        return cut if masked else "no turn was sampled"
+        return _why_no_step(metrics)
     steps, skipped = int(metrics["sweep/steps"]), int(metrics["sweep/updates_skipped"])
     if steps == skipped:
         return f"all {steps} optimizer steps were skipped, since their gradients were not finite"
@@ -86,3 +84,13 @@ def _why_idle(metrics: Mapping[str, float]) -> str | None:
     if not metrics["sweep/updates"]:
         return f"the gradient was 0 in all {steps - skipped} optimizer steps"
     return None
+
+
+def _why_no_step(metrics: Mapping[str, float]) -> str:
+    if metrics.get("sweep/masked_trajectories"):
+        return "every episode was cut, of which algorithm.truncated=mask makes no update"
+    if metrics.get("sweep/masked_fraction") == 1:
+        return "every sampled token was likelier than algorithm.mask_above"
+    if metrics.get("sweep/forced_fraction") == 1:
+        return "every sampled token was forced: its log-probability is 0"
+    return "no turn was sampled"

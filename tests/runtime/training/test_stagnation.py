@@ -22,6 +22,8 @@ IDLE = {
     "the gradient was 0 in all 3 optimizer steps": {"sweep/updates": 0},
     "no turn was sampled": {"sweep/turns": 0},
     "every episode was cut": {"sweep/turns": 0, "sweep/masked_trajectories": 4},
+    "every sampled token was likelier": {"sweep/turns": 0, "sweep/masked_fraction": 1.0},
+    "every sampled token was forced": {"sweep/turns": 0, "sweep/forced_fraction": 1.0},
 }
 
 
