@@ -79,6 +79,7 @@ class TrainResult:
     stopped: str | None
 
 
+@quiet_logs()
 def train(
     config: ConfigSource, workdir: str | Path, callbacks: Sequence[Callback] = ()
 ) -> TrainResult:
@@ -99,7 +100,6 @@ def train(
     """
     check_callbacks(callbacks)
     config, workdir = load_config(config), run_folder(workdir)
-    quiet_logs()
     prepare_xla()
     check_places(config, workdir, make=False)
     if not jax.distributed.is_initialized():
