@@ -242,7 +242,8 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
         with sentence_errors((WriteError, NotLearning), code=1):
             result = run_training(config, workdir, launch=launch, preparing=sentence_errors)
         if jax.process_index() == 0 and result.stopped is None:
-            print_summary(workdir, split=config.evaluation.split)
+            split, display = config.evaluation.split, config.telemetry.display
+            print_summary(workdir, split=split, display=display)
 
 
 if __name__ == "__main__":

@@ -140,7 +140,11 @@ def summary_text(
 
 
 def print_summary(
-    workdir: str | Path, *, stream: TextIO | None = None, split: str = "test"
+    workdir: str | Path,
+    *,
+    stream: TextIO | None = None,
+    split: str = "test",
+    display: str = "auto",
 ) -> None:
     """Prints the evaluation before training against the last one after, and where to look next.
 
@@ -148,12 +152,13 @@ def print_summary(
       workdir: a run's folder; only what is there is named.
       stream: where to print; None takes the standard output.
       split: what the metrics named `eval/` were measured on.
+      display: as `config.telemetry.display`.
     """
     safe = SafeStream(stream)
     before, after = _before_and_after(read_metrics(workdir))
     if not (before or after):
         safe.write("No evaluation has been recorded.\n")
-    elif can_redraw(safe):
+    elif display != "plain" and can_redraw(safe):
         from rich.console import Console
 
         Console(file=safe, force_terminal=True).print(summary_table(before, after, split=split))

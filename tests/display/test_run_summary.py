@@ -17,6 +17,11 @@ from seeupo_jax.metrics.metrics_log import MetricsWriter
 BLUE, RED = (0x4C, 0x78, 0xA8), (0xE4, 0x57, 0x56)
 
 
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
 def _estimate(name, value, low, high):
     return {name: value, f"{name}_low": low, f"{name}_high": high}
 
@@ -124,6 +129,17 @@ def test_the_summary_compares_first_with_last_and_names_only_what_is_there(tmp_p
     assert f"tensorboard --logdir={tmp_path / 'tensorboard'}" in text
     assert str(tmp_path / "metrics.jsonl") in text
     assert "checkpoints" not in text and "learning_curve" not in text
+
+
+def test_a_plain_display_ends_with_plain_text_on_a_terminal_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    _write(tmp_path, (), {0: BEFORE, 10: AFTER})
+    texts = []
+    for display in ("plain", "auto", "rich"):
+        print_summary(tmp_path, stream=(stream := Terminal()), display=display)
+        texts.append(stream.getvalue())
+    assert texts[0].startswith(summary_text(BEFORE, AFTER)) and "\x1b" not in texts[0]
+    assert texts[1] == texts[2] and "\x1b" in texts[1]
 
 
 def test_only_iteration_0_is_before_training(tmp_path):
