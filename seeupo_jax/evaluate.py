@@ -187,6 +187,7 @@ def _platform(server: Server | None) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext() if server is None else off_accelerator()
 
 
+@quiet_logs()
 def evaluate(
     config: ConfigSource,
     workdir: str | Path,
@@ -219,7 +220,6 @@ def evaluate(
     """
     _check_arguments(split, k, step, server)
     config, workdir = load_config(config), run_folder(workdir)
-    quiet_logs()
     if server is None:
         prepare_xla()
         if not jax.distributed.is_initialized():

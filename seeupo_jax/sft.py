@@ -79,6 +79,7 @@ class SftResult:
     stopped: str | None
 
 
+@quiet_logs()
 def sft(
     config: ConfigSource,
     data: str | Path | None,
@@ -105,7 +106,6 @@ def sft(
     config, workdir = load_config(config), run_folder(workdir)
     if data is not None:
         config = dataclasses.replace(config, sft=dataclasses.replace(config.sft, data=str(data)))
-    quiet_logs()
     prepare_xla()
     check_places(config, workdir, make=False)
     if not jax.distributed.is_initialized():

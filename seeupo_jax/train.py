@@ -80,6 +80,7 @@ class TrainResult:
     stopped: str | None
 
 
+@quiet_logs()
 def train(
     config: ConfigSource, workdir: str | Path, callbacks: Sequence[Callback] = ()
 ) -> TrainResult:
@@ -100,7 +101,6 @@ def train(
     """
     check_callbacks(callbacks)
     config, workdir = load_config(config), run_folder(workdir)
-    quiet_logs()
     prepare_xla()
     check_places(config, workdir, make=False)
     if not jax.distributed.is_initialized():
@@ -244,7 +244,8 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
         with sentence_errors((WriteError, NotLearning), code=1):
             result = run_training(config, workdir, launch=launch, preparing=sentence_errors)
         if jax.process_index() == 0 and result.stopped is None:
-            print_summary(workdir, split=config.evaluation.split)
+            split, display = config.evaluation.split, config.telemetry.display
+            print_summary(workdir, split=split, display=display)
 
 
 if __name__ == "__main__":

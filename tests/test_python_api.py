@@ -346,3 +346,23 @@ def test_the_package_is_imported_without_jax():
     subprocess.run([sys.executable, "-c", program], check=True)
     with pytest.raises(ImportError, match="trayn"):
         exec("from seeupo_jax import trayn")
+
+
+def test_an_application_may_configure_logging_after_it_has_imported_the_package_and_run(tmp_path):
+    source = tmp_path / "logs.py"
+    source.write_text(
+        "from absl import logging\n\ndef get_config():\n"
+        "    logging.info('as Orbax at every save')\n    raise ValueError('no configuration')\n"
+    )
+    program = (
+        "import logging, sys\n"
+        "from seeupo_jax import evaluate, sft, train\n"
+        "assert not logging.root.handlers, 'after the import'\n"
+        "for run, data in ((train, ()), (evaluate, ()), (sft, (None,))):\n"
+        "    try:\n        run(sys.argv[1], *data, 'runs')\n"
+        "    except ValueError as error:\n        assert 'no configuration' in str(error)\n"
+        "    assert not logging.root.handlers, run\n"
+        "logging.basicConfig(level=logging.INFO)\n"
+        "assert logging.getLogger('seeupo_jax.run').isEnabledFor(logging.INFO)\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(source)], check=True)

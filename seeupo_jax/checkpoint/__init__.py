@@ -8,6 +8,7 @@ from seeupo_jax.checkpoint.storage import (
     check_writable,
     find_directory,
     is_bucket,
+    keep_root_logger,
     reason,
 )
 
@@ -22,5 +23,6 @@ __all__ = [
     "exclusive_run",
     "find_directory",
     "is_bucket",
+    "keep_root_logger",
     "reason",
 ]

@@ -23,7 +23,6 @@ from typing import Any
 
 import jax
 from etils import epath
-from orbax.checkpoint import v1 as ocp
 
 from seeupo_jax.checkpoint.leaves import (
     abstract,
@@ -43,7 +42,7 @@ from seeupo_jax.checkpoint.manifest import (
     read_score,
     write_manifest,
 )
-from seeupo_jax.checkpoint.process_sync import on_all, on_primary, wait_for
+from seeupo_jax.checkpoint.process_sync import ocp, on_all, on_primary, wait_for
 from seeupo_jax.checkpoint.storage import absolute, quiet_threads, reason
 from seeupo_jax.errors import WriteError
 from seeupo_jax.parallel.distributed import gather

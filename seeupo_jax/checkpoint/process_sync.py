@@ -13,13 +13,15 @@ from typing import TypeVar
 import jax
 from etils import epath
 from jax._src import distributed  # the processes' common notes, which need no device
-from orbax.checkpoint import v1 as ocp
 
 from seeupo_jax.checkpoint.manifest import Damaged
-from seeupo_jax.checkpoint.storage import is_bucket, reason
+from seeupo_jax.checkpoint.storage import is_bucket, keep_root_logger, reason
 from seeupo_jax.configuration import schema
 from seeupo_jax.parallel.distributed import from_first, gather
 from seeupo_jax.parallel.file_lock import exclusive
+
+with keep_root_logger():
+    from orbax.checkpoint import v1 as ocp
 
 T = TypeVar("T")
 _SENT = {"ValueError": ValueError, "Damaged": Damaged}  # what is raised on all processes alike

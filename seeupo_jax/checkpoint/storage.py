@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
 import re
 import secrets
 import textwrap
+from collections.abc import Generator
 from pathlib import Path
 
 import tensorstore
@@ -173,6 +175,25 @@ def reason(error: BaseException) -> str:
     text = str(error) or type(error).__name__
     # TensorStore appends its whole specification, addresses and all.
     return textwrap.shorten(text.partition(" [")[0], 200, placeholder=" ...")
+
+
+@contextlib.contextmanager
+def keep_root_logger() -> Generator[None]:
+    """Leaves the root logger without handlers, if it has none, whatever Orbax logs meanwhile.
+
+    absl, which Orbax logs with, calls `logging.basicConfig` where the root logger has no handler,
+    and an application's own call would then do nothing. Meanwhile the root logger has the handler
+    that Python uses where there is none.
+    """
+    root, handler = logging.root, logging.lastResort
+    if root.handlers or handler is None:
+        yield
+        return
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
 
 
 def quiet_threads() -> None:

@@ -140,20 +140,25 @@ def summary_text(
 
 
 def print_summary(
-    workdir: str | Path, *, stream: TextIO | None = None, split: str = "test"
+    workdir: str | Path,
+    *,
+    stream: TextIO | None = None,
+    split: str = "test",
+    display: str = "auto",
 ) -> None:
-    """Prints the first evaluation against the last, and where to look next.
+    """Prints the evaluation before training against the last one after, and where to look next.
 
     Args:
       workdir: a run's folder; only what is there is named.
       stream: where to print; None takes the standard output.
       split: what the metrics named `eval/` were measured on.
+      display: as `config.telemetry.display`.
     """
     safe = SafeStream(stream)
-    before, after = _first_and_last(read_metrics(workdir))
-    if not before:
+    before, after = _before_and_after(read_metrics(workdir))
+    if not (before or after):
         safe.write("No evaluation has been recorded.\n")
-    elif can_redraw(safe):
+    elif display != "plain" and can_redraw(safe):
         from rich.console import Console
 
         Console(file=safe, force_terminal=True).print(summary_table(before, after, split=split))
@@ -185,14 +190,14 @@ def _change(old: Estimate, new: Estimate) -> tuple[str, str]:
     return f"{new.value - old.value:+.2f}", style
 
 
-def _first_and_last(lines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Each evaluation metric's first value, and its last where it was measured again."""
+def _before_and_after(lines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Each evaluation metric's value before training, at iteration 0, and its last one after."""
     before: dict[str, Any] = {}
     after: dict[str, Any] = {}
     for line in lines:
         for name in read_estimates(line):
             values = {key: line.get(key) for key in (name, f"{name}_low", f"{name}_high")}
-            (after if name in before else before).update(values)
+            (after if line["iteration"] else before).update(values)
     return before, after
 
 

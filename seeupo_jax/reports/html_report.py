@@ -36,6 +36,7 @@ from seeupo_jax.reports.settings_tables import (
     unrecorded,
     versions_table,
 )
+from seeupo_jax.trajectories.json_lines import write_atomically
 from seeupo_jax.trajectories.reader import FOLDER
 
 REPORT_FILE = "report.html"
@@ -81,7 +82,8 @@ def write_report(
       workdir: the run's folder, or a copy of it.
       compare: folders of other runs. Each run whose pages of trajectories are there gets a link to
         them: call `write_pages` before this.
-      output: the file; None: WORKDIR/report.html. It is replaced whole.
+      output: the file; None: WORKDIR/report.html. It is replaced whole; a link stays, and what it
+        points to is replaced. Its folder is made.
 
     Returns: the file.
 
@@ -95,14 +97,13 @@ def write_report(
 
 def write_loaded(runs: Sequence[Recorded], file: Path) -> Path:
     """As `write_report`, of runs that are read."""
-    temporary = file.with_name(f"{file.name}.tmp")
-    with exclusive(file.with_name(f".{file.name}.lock"), f"--output: got {file}"):
-        text = render(runs, file.parent)
-        try:
-            temporary.write_text(escaped(text), encoding="utf-8")
-            os.replace(temporary, file)
-        except OSError as error:
-            raise ValueError(f"--output: got {file} ({error.strerror}); allowed: a file.") from None
+    target = Path(os.path.realpath(file))  # whatever its links are named, a file has one lock
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive(target.with_name(f".{target.name}.lock"), f"--output: got {file}"):
+            write_atomically(file, escaped(render(runs, file.parent)).encode())
+    except OSError as error:
+        raise ValueError(f"--output: got {file} ({error.strerror}); allowed: a file.") from None
     return file
 
 

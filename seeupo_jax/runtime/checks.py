@@ -278,11 +278,14 @@ def check_training(notes: Mapping[str, Any]) -> None:
 def check_same_run(config: Config, saved: Mapping[str, Any]) -> None:
     """A resumed run must draw the same random numbers and tasks as the one that was stopped.
 
+    Its metrics named `eval/` must be of one split too, since they do not name it.
+
     Args:
       saved: the configuration that a checkpoint was made with.
 
     Raises:
-      ValueError: another seed, environment, agent, rollout or curriculum, or other rewards.
+      ValueError: another seed, environment, agent, rollout, curriculum or evaluation split, or
+        other rewards.
     """
     wanted, defaults = (plain(_same_fields(each), finite=False) for each in (config, Config()))
     for field, value in wanted.items():
@@ -296,6 +299,13 @@ def check_same_run(config: Config, saved: Mapping[str, Any]) -> None:
                 f"config.{field}: got {value}; allowed for this workdir, whose checkpoint"
                 f" has it: {saved_value}. Choose a new workdir for another run."
             )
+    split = saved.get("evaluation", {}).get("split", Config().evaluation.split)
+    if config.evaluation.split != split:
+        raise ValueError(
+            f"config.evaluation.split: got {config.evaluation.split!r}; allowed for this workdir,"
+            f" whose figures are of it: {split!r}. Name others in config.evaluation.extra_splits,"
+            " or evaluate the finished run on them."
+        )
     check_same_model(config, saved)
 
 

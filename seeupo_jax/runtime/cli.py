@@ -28,6 +28,7 @@ from seeupo_jax.checkpoint import (
     check_shared,
     check_writable,
     find_directory,
+    keep_root_logger,
     reason,
 )
 from seeupo_jax.configuration.flags import Flags, Wrong, integer, path
@@ -92,9 +93,12 @@ def add_cluster_flags(flags: Flags) -> None:
     )
 
 
-def quiet_logs() -> None:
-    """Otherwise Orbax logs every step of every save."""
+@contextlib.contextmanager
+def quiet_logs() -> Generator[None]:
+    """Around a run from Python: what Orbax logs of every step of every save is left out."""
     absl.logging.set_verbosity(absl.logging.WARNING)
+    with keep_root_logger():
+        yield
 
 
 class _StandardError(logging.StreamHandler):
@@ -121,13 +125,8 @@ _STANDARD_ERROR = _StandardError()
 
 
 def log_to_stderr() -> None:
-    """What a command logs goes to its standard error, a sentence a line.
-
-    Orbax's import gives the root logger a handler that would write each of them again.
-    """
-    quiet_logs()
-    for handler in (h for h in logging.root.handlers[:] if type(h) is logging.StreamHandler):
-        logging.root.removeHandler(handler)
+    """What a command logs goes to its standard error, a sentence a line."""
+    absl.logging.set_verbosity(absl.logging.WARNING)
     logging.root.addHandler(_STANDARD_ERROR)
 
 

@@ -82,8 +82,12 @@ def write_json(file: Path | None, value: Mapping[str, Any] | list[Any]) -> None:
 def write_atomically(path: Path, data: bytes) -> None:
     """Writes a file, and its folder: all of it or nothing, also where the machine stops.
 
-    A link stays, and what it points to is written.
+    A link stays, and what it points to is written. What is no file, such as a pipe or /dev/null,
+    stays too, and is written to.
     """
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")

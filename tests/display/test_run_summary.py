@@ -17,6 +17,11 @@ from seeupo_jax.metrics.metrics_log import MetricsWriter
 BLUE, RED = (0x4C, 0x78, 0xA8), (0xE4, 0x57, 0x56)
 
 
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
 def _estimate(name, value, low, high):
     return {name: value, f"{name}_low": low, f"{name}_high": high}
 
@@ -120,10 +125,35 @@ def test_the_summary_compares_first_with_last_and_names_only_what_is_there(tmp_p
     print_summary(tmp_path, stream=stream)
     text = stream.getvalue()
     assert "test   avg@4   0.52 [0.46, 0.58]  0.80 [0.75, 0.85]  +0.28" in text
-    assert "train  avg@4   0.90 [0.80, 1.00]  -" in text
+    assert "train  avg@4   -                  0.90 [0.80, 1.00]  -" in text
     assert f"tensorboard --logdir={tmp_path / 'tensorboard'}" in text
     assert str(tmp_path / "metrics.jsonl") in text
     assert "checkpoints" not in text and "learning_curve" not in text
+
+
+def test_a_plain_display_ends_with_plain_text_on_a_terminal_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    _write(tmp_path, (), {0: BEFORE, 10: AFTER})
+    texts = []
+    for display in ("plain", "auto", "rich"):
+        print_summary(tmp_path, stream=(stream := Terminal()), display=display)
+        texts.append(stream.getvalue())
+    assert texts[0].startswith(summary_text(BEFORE, AFTER)) and "\x1b" not in texts[0]
+    assert texts[1] == texts[2] and "\x1b" in texts[1]
+
+
+def test_only_iteration_0_is_before_training(tmp_path):
+    """Validation is first played when a checkpoint is due."""
+    last = {10: {**AFTER, **_estimate("eval_validation/avg@4", 0.6, 0.5, 0.7)}}
+    _write(tmp_path / "both", (), {0: BEFORE, 5: _estimate("eval_dev/avg@4", 0.1, 0, 0.2), **last})
+    _write(tmp_path / "never_again", (), {0: BEFORE})
+    texts = {}
+    for workdir in tmp_path.iterdir():
+        print_summary(workdir, stream=(stream := io.StringIO()))
+        texts[workdir.name] = [line.split() for line in stream.getvalue().splitlines()]
+    assert ["validation", "avg@4", "-", "0.60", "[0.50,", "0.70]", "-"] in texts["both"]
+    assert ["dev", "avg@4", "-", "0.10", "[0.00,", "0.20]", "-"] in texts["both"]
+    assert ["test", "avg@4", "0.52", "[0.46,", "0.58]", "-", "-"] in texts["never_again"]
 
 
 def test_a_run_without_evaluations_says_so(tmp_path):

@@ -407,5 +407,15 @@ def test_a_run_that_stands_still_is_told_from_one_that_runs(tmp_path):
 
 
 def test_a_file_that_cannot_be_written_is_told(tmp_path):
-    with pytest.raises(ValueError, match="--output: got .*No such file"):
-        write_report(tmp_path, output=tmp_path / "no" / "r.html")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"--output: got .*\(Not a directory\)"):
+        write_report(tmp_path, output=tmp_path / "file" / "new" / "r.html")
+
+
+def test_a_link_stays_and_its_target_becomes_the_page_in_a_folder_that_is_made(tmp_path):
+    link, target = tmp_path / "report.html", tmp_path / "new" / "site" / "run.html"
+    link.symlink_to(target)
+    for _ in range(2):  # a target that is missing, and one that is there
+        assert write_report(tmp_path) == link and link.is_symlink()
+        assert target.read_text().startswith("<!doctype html>")
+    assert os.listdir(target.parent) == ["run.html"] and len(os.listdir(tmp_path)) == 2

@@ -69,6 +69,16 @@ def test_a_run_may_resume_that_calls_its_environments_otherwise(name):
         check_same_run(from_dict({"env": {name: 3, "max_reward": 2}}), to_dict(from_dict({})))
 
 
+def test_a_run_whose_figures_are_of_one_split_resumes_with_no_other():
+    """Metrics named `eval/` do not name it: of two splits, one would have the other's name."""
+    saved = to_dict(from_dict({"evaluation": {"split": "dev"}}))
+    free = {"k": 8, "tasks": 9, "every": 1, "extra_splits": ["train"], "select_on": "train"}
+    check_same_run(from_dict({"evaluation": {"split": "dev", **free}}), saved)
+    sentence = "^config.evaluation.split: got 'train'; allowed for this workdir, .*: 'dev'"
+    with pytest.raises(ValueError, match=sentence):
+        check_same_run(from_dict({"evaluation": {"split": "train"}}), saved)
+
+
 def test_episodes_that_were_sampled_in_int8_are_of_another_evaluation():
     config = from_dict({})
     int8 = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, quantize="int8"))
