@@ -47,11 +47,12 @@ class SampledText:
     def listen(self, tokens: Sequence[int]) -> int | None:
         """Takes an action's tokens so far; how many of them end it, once a stop string is there."""
         if self._end is None:
-            text = self._growing.decode(tokens)
+            text = self._growing.text(tokens)
             if self._place(text) is not None:
                 self._end = self._first_end(tokens)
                 text = text[: self._end[1]]
             else:
+                self._growing.fix(tokens, text)
                 text = text[: len(text) - self._unsure(text)]
             self._read = len(tokens)
             self._give(text)
@@ -70,10 +71,12 @@ class SampledText:
           prompt_tokens, cached_tokens: as in `Completion`.
         """
         tokens = action.tokens[: self.listen(action.tokens)]
-        text = self._text(tokens)
+        text, given = self._text(tokens), self._growing.text(tokens)
         if self._end is not None:
-            text = text[: self._end[1]]
-        self._give(text)
+            given = given[: self._end[1]]
+            place = self._place(text)
+            text = given if place is None else text[: place[0]]
+        self._give(given)
         content, calls = self._format.parse(text)
         ended = self._end is not None or (bool(tokens) and tokens[-1] in self._tokenizer.end_ids)
         return Completion(
@@ -107,11 +110,11 @@ class SampledText:
         low, high = self._read + 1, len(tokens)
         while low < high:
             middle = (low + high) // 2
-            if self._place(self._text(tokens[:middle])) is None:
+            if self._place(self._growing.text(tokens[:middle])) is None:
                 low = middle + 1
             else:
                 high = middle
-        place = self._place(self._text(tokens[:high]))
+        place = self._place(self._growing.text(tokens[:high]))
         assert place is not None, "a text has a stop string that its tokens have not"
         return high, *place
 
@@ -131,7 +134,8 @@ class GrowingText:
     """Decodes an action that grows: at each call the last few tokens, not all of them again.
 
     What is decoded begins a whole character before the new tokens, since a decoder may drop the
-    first space of a text.
+    first space of a text. Where bytes that are no text follow, Llama 2's decoder also takes back
+    the characters before them; what has been decoded here stays.
 
     Args:
       decode: the text of tokens; U+FFFD stands for bytes that are no character yet.
@@ -139,17 +143,18 @@ class GrowingText:
 
     def __init__(self, decode: Callable[[Sequence[int]], str]):
         self._decode = decode
-        self._text = ""  # of the first `_decoded` tokens
+        self._fixed = ""  # the text of the first `_decoded` tokens
         self._first = self._decoded = 0
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of an action's tokens so far: those of the last call, and more."""
-        before = self._decode(tokens[self._first : self._decoded])
-        window = self._decode(tokens[self._first :])
-        text = self._text + window[len(before) :]
-        if len(window) > len(before) and not text.endswith(_UNFINISHED):
-            self._text, self._first, self._decoded = text, self._decoded, len(tokens)
-        return text
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of an action's tokens so far, no fewer than were fixed."""
+        fixed = self._decode(tokens[self._first : self._decoded])
+        return self._fixed + self._decode(tokens[self._first :])[len(fixed) :]
+
+    def fix(self, tokens: Sequence[int], text: str) -> None:
+        """Fixes their text, if it ends with a whole character: they are not decoded again."""
+        if len(text) > len(self._fixed) and not text.endswith(_UNFINISHED):
+            self._fixed, self._first, self._decoded = text, self._decoded, len(tokens)
 
 
 def text_with_mark(tokenizer: Tokenizer, tokens: Sequence[int], mark: str) -> str:
