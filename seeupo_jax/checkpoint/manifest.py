@@ -17,6 +17,7 @@ from seeupo_jax.parallel.host_cores import cores
 MANIFEST = "manifest.json"
 STATE = "state"
 _UNFINISHED = f"{STATE}.orbax-checkpoint-tmp"  # how Orbax names the state until it is written
+_UNFINISHED_MANIFEST = f"{MANIFEST}.unfinished"
 # What it makes in a state.
 _OF_ORBAX = ("state", "_CHECKPOINT_METADATA", "orbax.checkpoint", "commit_success.txt")
 _READERS = min(8, cores())  # hashing lets other threads run
@@ -30,7 +31,7 @@ def is_checkpoint(folder: epath.Path) -> bool:
     """Whether a folder is a checkpoint, finished or not, by what is in it.
 
     Its name does not decide: a user may have a folder 2024. An empty one is an interrupted save,
-    and one with an empty state an interrupted removal.
+    and one with an empty state, or with no more than a begun manifest, an interrupted removal.
     """
     # Another process may be removing it; what is closed to this user is not ours.
     with contextlib.suppress(FileNotFoundError, PermissionError):
@@ -43,7 +44,8 @@ def is_checkpoint(folder: epath.Path) -> bool:
             return True
         state = folder / STATE
         parts = {path.name for path in state.iterdir()} if state.is_dir() else set()
-        return inside <= {STATE} and not parts or not parts.isdisjoint(_OF_ORBAX)
+        no_more = inside <= {STATE, _UNFINISHED_MANIFEST} and not parts
+        return no_more or not parts.isdisjoint(_OF_ORBAX)
     return False
 
 
@@ -102,7 +104,7 @@ def write_manifest(folder: epath.Path, manifest: Mapping[str, Any]) -> None:
     if is_bucket(folder):  # an object is there whole or not at all
         (folder / MANIFEST).write_text(text)
         return
-    unfinished = folder / f"{MANIFEST}.unfinished"
+    unfinished = folder / _UNFINISHED_MANIFEST
     unfinished.write_text(text)
     unfinished.replace(folder / MANIFEST)
 

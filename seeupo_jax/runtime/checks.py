@@ -311,7 +311,10 @@ def check_same_run(config: Config, saved: Mapping[str, Any]) -> None:
 
 def check_same_model(config: Config, saved: Mapping[str, Any]) -> None:
     """As `check_same_policy`; where all parameters train, another `model.path` is a warning."""
-    check_same_policy(config, saved)
+    try:
+        check_same_policy(config, saved)
+    except ValueError as error:
+        raise ValueError(f"{error} Choose a new workdir for another run.") from error
     path = config.model.path
     saved_path = _other_path(config, saved)
     if saved_path != path:
@@ -336,15 +339,15 @@ def check_same_policy(config: Config, saved: Mapping[str, Any]) -> None:
     if lora.rank and lora.path is None and alpha != lora.alpha:
         raise ValueError(
             f"config.lora.alpha: got {lora.alpha}; allowed for this workdir, whose checkpoint has"
-            f" adapters of it: {alpha}. Choose a new workdir for another run."
+            f" adapters of it: {alpha}."
         )
     saved_path = _other_path(config, saved)
     partly = lora.rank or lora.path is not None or any(g.frozen for g in config.optimizer.groups)
     if partly and saved_path != path:
         raise ValueError(
             f"config.model.path: got {path}; allowed for this workdir, whose checkpoint has only"
-            f" the parameters that train: {saved_path}, or what that links to. Choose a new workdir"
-            " for another run."
+            f" the parameters that train: {saved_path}, or what that links to; for a folder that"
+            " was moved, a link at its old place."
         )
 
 

@@ -362,9 +362,13 @@ def _removals(folder, order):
 
 
 @pytest.mark.parametrize("order", [sorted, lambda paths: sorted(paths, reverse=True)])
-def test_a_removal_that_is_killed_anywhere_is_finished_by_the_next_save(saved, order):
+@pytest.mark.parametrize("is_written", [True, False])
+def test_a_removal_that_is_killed_anywhere_is_finished_by_the_next_save(saved, order, is_written):
     removed = saved / "10"
-    (removed / "manifest.json").unlink()  # it goes first
+    if is_written:
+        (removed / "manifest.json").unlink()  # it goes first
+    else:  # the save was killed, too
+        (removed / "manifest.json").rename(removed / "manifest.json.unfinished")
     for path in list(_removals(removed, order))[:-1]:
         assert is_checkpoint(epath.Path(removed)), path
         path.rmdir() if path.is_dir() else path.unlink()

@@ -102,7 +102,9 @@ def test_no_command_makes_another_policy_of_a_checkpoint_than_the_run_did(
     with pytest.raises(SystemExit) as ended:
         importlib.import_module(f"seeupo_jax.{command}").main([*line, *more])
     assert ended.value.code == 2
-    assert "error: config.lora.alpha: got 32.0; allowed for this workdir" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "error: config.lora.alpha: got 32.0; allowed for this workdir" in error
+    assert error.endswith(" adapters of it: 64.0.\n")  # a new workdir would be no help
 
 
 def test_which_policy_a_checkpoint_is_of_is_what_its_run_says(tmp_path, caplog):
@@ -114,14 +116,10 @@ def test_which_policy_a_checkpoint_is_of_is_what_its_run_says(tmp_path, caplog):
     }.items()}  # fmt: skip
     run = {name: a_checkpoint(tmp_path / name, from_dict(ran[name])) for name in ran}
     other = {"model": {"path": "two"}}
+    moved = "^config.model.path: got two; .*: one, or what .* moved, a link at its old place.$"
     for name, given, weights, sentence in (
-        (
-            "adapters",
-            ran["adapters"] | other,
-            None,
-            "^config.model.path: got two; .*: one, or what",
-        ),
-        ("frozen", ran["frozen"] | other, None, "^config.model.path: got two; .*: one, or what"),
+        ("adapters", ran["adapters"] | other, None, moved),
+        ("frozen", ran["frozen"] | other, None, moved),
         ("average", path, None, "^config.optimizer.ema: got none; .*: 0.9, or --weights=trained"),
         ("average", path, "trained", None),
         ("average", ran["average"] | other, None, None),

@@ -23,10 +23,14 @@ _LOGGER = logging.getLogger(__name__)
 TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 
 _PARTS = ("normalizer", "pre_tokenizer", "model", "decoder")
-# Options without effect on ids and texts: of offsets, and all of a byte-level decoder.
+# Options without effect on ids and texts: of offsets, and all of a byte-level decoder; and those of
+# the model whose value is none, which classes and publishers write in two ways.
 _INERT = {
     "pre_tokenizer": re.compile(rb',"trim_offsets":\w+'),
     "decoder": re.compile(rb'(?<="type":"ByteLevel")[^}]*'),
+    "model": re.compile(
+        rb'"(dropout":(null|0\.0)|(continuing_subword_prefix|end_of_word_suffix)":(null|"")),'
+    ),
 }
 _ALONE, _ROWS, _LONGEST, _REPEATED = 2000, 500, 12, 40
 _HOSTILE = (

@@ -297,6 +297,28 @@ def test_the_models_own_class_reads_the_same_and_is_kept(caplog, name):
     assert type(library) is type(chat_cases.library(name)) and not caplog.records
 
 
+@pytest.mark.parametrize(
+    "options, is_kept",
+    [
+        ({"continuing_subword_prefix": None, "end_of_word_suffix": None}, True),
+        ({"continuing_subword_prefix": "", "end_of_word_suffix": "", "dropout": 0.0}, True),
+        ({"dropout": 0.5}, False),
+    ],
+)
+def test_options_of_the_model_that_have_no_effect_are_no_difference(
+    tmp_path, caplog, options, is_kept
+):
+    """GPT2Tokenizer has empty texts where publishers may have null."""
+    chat_cases.small_library().save_pretrained(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    file = tmp_path / "tokenizer.json"
+    values = json.loads(file.read_text())
+    values["model"] |= options
+    file.write_text(json.dumps(values))
+    read_library(tmp_path)
+    assert (not caplog.records) is is_kept
+
+
 def test_a_gguf_files_vocabulary_keeps_ids_and_template(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     actual = chat_cases.make("smollm2")
