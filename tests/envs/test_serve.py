@@ -255,14 +255,17 @@ def test_an_environment_that_does_not_close_keeps_no_other_from_it(token_file, t
         made[1].go_on.set()
 
 
-def test_the_server_ends_although_an_environment_does_not_close(token_file, monkeypatch):
-    monkeypatch.setattr(serve, "_CLOSING_S", 0.2, raising=False)
+@pytest.mark.parametrize("own", [0, 1, 2])  # how the server's own, which lists the tasks, closes
+def test_the_server_ends_although_an_environment_does_not_close(token_file, monkeypatch, own):
+    monkeypatch.setattr(serve, "_CLOSING_S", 0.2)
     made = []
     with served(lambda: made.append(StubbornClose(4)) or made[-1], token_file) as server:
+        made[0].number = own
         for task in (1, 3):
             remote(server.url, token_file).reset(f"train/{task}", 0)
     assert [one.closed for one in made] == [1, 1, 1]
-    made[1].go_on.set()
+    for one in made:
+        one.go_on.set()
 
 
 class HangingReset(Echo):
