@@ -325,9 +325,10 @@ def test_a_request_that_waited_while_its_session_was_closed_reaches_no_environme
         assert made[1].entered.wait(10)
         body = {"session": env._session, "number": 2, "text": "late"}
         late = threading.Thread(target=lambda: answers.append(post(server, "step", body)))
+        session = server._sessions[env._session]
+        before = session.used
         late.start()
-        until(lambda: len(server._http.running) == 2)
-        time.sleep(0.2)  # it has found its session, and waits for the first one
+        until(lambda: session.used > before)  # it has found its session
         assert post(server, "close", {"session": env._session})[0] == 200
         made[1].go_on.set()
         for thread in (stepping, late):
