@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 import sys
-from collections.abc import Generator
-from typing import TextIO
+from collections.abc import Generator, Iterable
+from typing import Any, TextIO
+
+from seeupo_jax.errors import sentence_errors
 
 _UNABLE = ("", "dumb", "unknown")  # values of TERM that cannot move the cursor
 
@@ -68,15 +72,66 @@ class SafeStream:
             os.close(nowhere)
 
 
-@contextlib.contextmanager
-def safe_output() -> Generator[None]:
-    """Around a command whose reader may leave (`| head`): it continues, without what it prints."""
-    stream = SafeStream()
-    with contextlib.redirect_stdout(stream):
+class _Unwritten(OSError):
+    """The standard output could not be written, for another reason than that its reader left."""
+
+    def __str__(self) -> str:
+        return f"{self.filename} could not be written: {self.strerror}."
+
+
+class _Output(SafeStream):
+    """A command's standard output: that stream itself, but it has no reader that can leave."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def finish(self) -> None:
+        """The last flush, after which the interpreter's does not fail."""
+        try:
+            self.flush()
+        except _Unwritten:
+            self._discard_from_now_on()
+            raise
+
+    @contextlib.contextmanager
+    def _guard(self):
         try:
             yield
-        finally:
-            stream.flush()
+        except OSError as error:
+            if not self._reader_left(error):
+                raise _Unwritten(error.errno, error.strerror, "standard output") from error
+            self._discard_from_now_on()
+
+    def _reader_left(self, error: OSError) -> bool:
+        """Whether a pipe is closed or a terminal, which is a character device, is hung up."""
+        if error.errno != errno.EIO:
+            return isinstance(error, BrokenPipeError)
+        return stat.S_ISCHR(os.fstat(self.fileno()).st_mode)
+
+
+@contextlib.contextmanager
+def safe_output() -> Generator[None]:
+    """Around a command whose reader (`| head`, a terminal) may leave: it continues, unread.
+
+    Where its output cannot be written for another reason, it ends with one sentence and 2.
+    """
+    if sys.stdout is None:
+        yield
+        return
+    output = _Output()
+    with sentence_errors(_Unwritten), contextlib.redirect_stdout(output):
+        try:
+            yield
+        except BaseException as end:
+            failed = getattr(end, "code", 1)  # then its own error is the one to report
+            with contextlib.suppress(_Unwritten) if failed else contextlib.nullcontext():
+                output.finish()
+            raise
+        output.finish()
 
 
 def can_redraw(stream: SafeStream) -> bool:

@@ -11,7 +11,8 @@ import numpy as np
 
 from seeupo_jax.configuration.user_code import escaped, text_of
 
-MAX_VALUES = 250_000  # as written: what is held in two places counts twice
+# As written: what is held in two places counts twice. An array counts as one value.
+MAX_VALUES = 250_000
 _DEEPEST = 32  # levels of lists and dicts
 _INT64 = 2**63  # trackers and JSON readers hold no larger integers
 
@@ -53,6 +54,6 @@ def _plain(value: Any, depth: int, counter: Iterator[int]) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item, depth + 1, counter) for item in value]
     if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
-        inner = value.tolist()
-        return text_of(value) if isinstance(inner, complex) else _plain(inner, depth + 1, counter)
+        inner, uncounted = value.tolist(), itertools.repeat(0)
+        return text_of(value) if isinstance(inner, complex) else _plain(inner, depth + 1, uncounted)
     return text_of(value)

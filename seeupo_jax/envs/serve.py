@@ -124,9 +124,9 @@ class EnvServer:
             self._stopped.set()
             self._http.server_close()
             until = time.monotonic() + _CLOSING_S
-            for closing in self._end_sessions(lambda session: True):
+            own = _end_apart(_Session(environment=self._catalogue))
+            for closing in [own, *self._end_sessions(lambda session: True)]:
                 closing.join(max(0.0, until - time.monotonic()))
-            self._catalogue.close()
 
     def stop(self) -> None:
         """Lets `serve_forever`, which must have begun in another thread, return."""
@@ -223,18 +223,11 @@ class EnvServer:
         self._end_sessions(lambda session: session.used < (idle if session.idle else hung))
 
     def _end_sessions(self, condition: Callable[[_Session], bool]) -> list[threading.Thread]:
-        """Each in a thread of its own, so that a `close` that hangs keeps only its thread."""
         with self._lock:
             retiring = {name: s for name, s in self._sessions.items() if condition(s)}
             for name in retiring:
                 del self._sessions[name]
-        threads = [
-            threading.Thread(target=_end, args=(session,), daemon=True)
-            for session in retiring.values()
-        ]
-        for thread in threads:
-            thread.start()
-        return threads
+        return [_end_apart(session) for session in retiring.values()]
 
 
 def _task_shares(catalogue: Environment, split: str) -> list[tuple[str, float, Sequence[str]]]:
@@ -268,6 +261,13 @@ def _end(session: _Session) -> None:
         _log.exception("an environment could not be closed")
     finally:
         session.lock.release()
+
+
+def _end_apart(session: _Session) -> threading.Thread:
+    """Ends it in a thread of its own, so that a `close` that hangs keeps only its thread."""
+    thread = threading.Thread(target=_end, args=(session,), daemon=True)
+    thread.start()
+    return thread
 
 
 def _ask(question: Callable[[], Any]) -> tuple[bytes, bool]:

@@ -134,8 +134,9 @@ def errors_end_at_once() -> Iterator[None]:
         code = error.code if isinstance(error, SystemExit) else 1
         if not isinstance(error, SystemExit):
             traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(code if isinstance(code, int) else 1)
 
 

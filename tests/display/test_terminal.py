@@ -11,7 +11,14 @@ from pkgutil import resolve_name
 import pytest
 from places import ROOT
 
-from seeupo_jax.display.terminal import SafeStream, can_redraw, format_count, format_duration
+from seeupo_jax.display.terminal import (
+    SafeStream,
+    can_redraw,
+    format_count,
+    format_duration,
+    safe_output,
+)
+from seeupo_jax.errors import no_room_errors
 
 COMMANDS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 
@@ -83,6 +90,74 @@ def test_a_reader_that_leaves_does_not_end_a_command(command, monkeypatch):
             resolve_name(COMMANDS[command])([command, "--help"])
         assert ended.value.code == 0
         stream.flush()  # as the interpreter does at its end
+
+
+def test_a_commands_output_is_the_standard_output_to_a_users_code(monkeypatch):
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="utf-8", errors="strict", newline="")
+    monkeypatch.setattr(sys, "stdout", stream)
+    with safe_output():
+        sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
+        assert sys.stdout.line_buffering and sys.stdout.errors == "backslashreplace"
+        sys.stdout.writelines(["a\n", "b\n"])
+        sys.stdout.buffer.write(b"board\n")
+        assert not sys.stdout.closed
+    assert raw.getvalue() == b"a\nb\nboard\n" and sys.stdout is stream
+
+
+def whole():
+    print("text")
+
+
+def at_once():
+    print("text", flush=True)
+
+
+def helped():
+    print("text")
+    sys.exit(0)
+
+
+def in_a_sentence():
+    with no_room_errors():
+        at_once()
+
+
+def failed():
+    print("text")
+    sys.exit(1)
+
+
+def in_progress():
+    stream = SafeStream()
+    stream.write("text")
+    stream.flush()
+    sys.exit(1)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
+@pytest.mark.parametrize(
+    "command, code",
+    [(whole, 2), (at_once, 2), (helped, 2), (in_a_sentence, 2), (failed, 1), (in_progress, 1)],
+)
+def test_a_full_disk_under_the_output_is_one_sentence(command, code, monkeypatch, capsys):
+    with open("/dev/full", "w") as stream, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stream)
+        with pytest.raises(SystemExit) as end:
+            safe_output()(command)()
+        assert end.value.code == code
+        stream.flush()  # as the interpreter does at its end
+    sentence = "error: standard output could not be written: No space left on device"
+    assert capsys.readouterr().err.startswith(sentence) == (code == 2)
+
+
+def test_a_terminal_that_disconnects_does_not_end_a_command(monkeypatch):
+    master, slave = os.openpty()
+    with os.fdopen(slave, "w") as stream, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stream)
+        os.close(master)
+        safe_output()(at_once)()
+        stream.flush()
 
 
 @pytest.mark.parametrize(("term", "able"), [("xterm", True), ("dumb", False), ("", False)])

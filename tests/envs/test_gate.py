@@ -143,6 +143,11 @@ def test_parts_that_hold_each_other_are_refused_in_a_sentence_and_in_time(step):
 def test_large_info_is_kept_whole():
     boards = {"boards": [[[0] * 100 for _ in range(100)] for _ in range(10)]}
     assert gate.check_step(StepResult((), 0.0, True, boards)).info == boards
+    screen = np.zeros((300, 300, 3), np.float32)  # 270,000 numbers
+    screen[1, 2, 0] = np.nan
+    got = gate.check_step(StepResult((), 0.0, True, {"screen": screen})).info["screen"]
+    assert got[1].pop(2) == ["nan", 0.0, 0.0] and got[1] == [[0.0] * 3] * 299
+    assert got[:1] + got[2:] == [[[0.0] * 3] * 300] * 299
 
 
 @pytest.mark.parametrize(

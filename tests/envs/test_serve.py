@@ -255,14 +255,17 @@ def test_an_environment_that_does_not_close_keeps_no_other_from_it(token_file, t
         made[1].go_on.set()
 
 
-def test_the_server_ends_although_an_environment_does_not_close(token_file, monkeypatch):
-    monkeypatch.setattr(serve, "_CLOSING_S", 0.2, raising=False)
+@pytest.mark.parametrize("own", [0, 1, 2])  # how the server's own, which lists the tasks, closes
+def test_the_server_ends_although_an_environment_does_not_close(token_file, monkeypatch, own):
+    monkeypatch.setattr(serve, "_CLOSING_S", 0.2)
     made = []
     with served(lambda: made.append(StubbornClose(4)) or made[-1], token_file) as server:
+        made[0].number = own
         for task in (1, 3):
             remote(server.url, token_file).reset(f"train/{task}", 0)
     assert [one.closed for one in made] == [1, 1, 1]
-    made[1].go_on.set()
+    for one in made:
+        one.go_on.set()
 
 
 class HangingReset(Echo):
@@ -322,9 +325,10 @@ def test_a_request_that_waited_while_its_session_was_closed_reaches_no_environme
         assert made[1].entered.wait(10)
         body = {"session": env._session, "number": 2, "text": "late"}
         late = threading.Thread(target=lambda: answers.append(post(server, "step", body)))
+        session = server._sessions[env._session]
+        before = session.used
         late.start()
-        until(lambda: len(server._http.running) == 2)
-        time.sleep(0.2)  # it has found its session, and waits for the first one
+        until(lambda: session.used > before)  # it has found its session
         assert post(server, "close", {"session": env._session})[0] == 200
         made[1].go_on.set()
         for thread in (stepping, late):

@@ -66,14 +66,15 @@ def served(make, token_file, *, kind=EnvServer, **options):
     """A server in this process."""
     token_file.write_text("secret-token\n")
     server = kind(make, token="secret-token", **options)
-    thread = threading.Thread(target=server.serve_forever)
+    returned = []
+    thread = threading.Thread(target=lambda: returned.append(server.serve_forever()))
     thread.start()
     try:
         yield server
     finally:
         server.stop()
         thread.join(20)
-        assert not thread.is_alive()
+        assert returned, "it hangs, or has raised"
 
 
 @contextlib.contextmanager
