@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from seeupo_jax.configuration.user_code import escaped
 from seeupo_jax.display.terminal import format_count, format_duration
+from seeupo_jax.errors import is_full
 from seeupo_jax.parallel.file_lock import exclusive
 from seeupo_jax.reports.charts import unchecked
 from seeupo_jax.reports.curves import curves_section, first_and_last, kinds_section
@@ -90,6 +91,7 @@ def write_report(
     Raises:
       ValueError: no such folder, metrics that are none, a file that cannot be written, or that
         another report is writing.
+      OSError: there is no room for it.
     """
     runs = load_runs([Path(folder) for folder in (workdir, *compare)])
     return write_loaded(runs, report_file(workdir, output))
@@ -103,6 +105,8 @@ def write_loaded(runs: Sequence[Recorded], file: Path) -> Path:
         with exclusive(target.with_name(f".{target.name}.lock"), f"--output: got {file}"):
             write_atomically(file, escaped(render(runs, file.parent)).encode())
     except OSError as error:
+        if is_full(error):
+            raise
         raise ValueError(f"--output: got {file} ({error.strerror}); allowed: a file.") from None
     return file
 
