@@ -152,12 +152,19 @@ def test_a_full_disk_under_the_output_is_one_sentence(command, code, monkeypatch
 
 
 def test_a_terminal_that_disconnects_does_not_end_a_command(monkeypatch):
+    ended = []
+
+    def command():
+        print("text", flush=True)
+        ended.append(True)
+
     master, slave = os.openpty()
     with os.fdopen(slave, "w") as stream, monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", stream)
         os.close(master)
-        safe_output()(at_once)()
+        safe_output()(command)()
         stream.flush()
+    assert ended == [True]
 
 
 @pytest.mark.parametrize(("term", "able"), [("xterm", True), ("dumb", False), ("", False)])

@@ -299,14 +299,20 @@ def test_a_request_that_hangs_makes_room_after_much_longer(token_file):
         until(lambda: made[1].closed == 1)
 
 
+def waiting_step(env, made):
+    """A thread whose step, the first of an episode, waits in the environment for `go_on`."""
+    env.reset("train/0", 0)
+    stepping = threading.Thread(target=env.step, args=("wait",))
+    stepping.start()
+    assert made[1].entered.wait(10)
+    return stepping
+
+
 def test_an_environment_is_closed_once_and_not_while_it_is_at_work(token_file):
     made = []
     with served(lambda: made.append(Echo()) or made[-1], token_file) as server:
         env = remote(server.url, token_file, timeout_s=20)
-        env.reset("train/0", 0)
-        stepping = threading.Thread(target=env.step, args=("wait",))
-        stepping.start()
-        assert made[1].entered.wait(10)
+        stepping = waiting_step(env, made)
         began = time.monotonic()
         assert post(server, "close", {"session": env._session})[0] == 200
         assert time.monotonic() - began < 5 and made[1].closed == 0
@@ -319,10 +325,7 @@ def test_a_request_that_waited_while_its_session_was_closed_reaches_no_environme
     made, answers = [], []
     with served(lambda: made.append(Echo()) or made[-1], token_file) as server:
         env = remote(server.url, token_file, timeout_s=20)
-        env.reset("train/0", 0)
-        stepping = threading.Thread(target=env.step, args=("wait",))
-        stepping.start()
-        assert made[1].entered.wait(10)
+        stepping = waiting_step(env, made)
         body = {"session": env._session, "number": 2, "text": "late"}
         late = threading.Thread(target=lambda: answers.append(post(server, "step", body)))
         session = server._sessions[env._session]
