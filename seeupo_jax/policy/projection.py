@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seeupo_jax.policy.architecture import Lora
-from seeupo_jax.policy.kernels.derivatives import matmul
+from seeupo_jax.policy.kernels.derivatives import add_bias, matmul
 
 
 class Projection(nnx.Module):
@@ -49,7 +49,7 @@ class Projection(nnx.Module):
         if self.lora is not None:
             low = x @ self.lora_a[...].astype(x.dtype)
             y = y + (low @ self.lora_b[...].astype(x.dtype)) * self.lora.scale
-        return y if self.bias is None else y + self.bias[...].astype(x.dtype)[None, None, :]
+        return y if self.bias is None else add_bias(y, self.bias[...].astype(x.dtype))
 
 
 def quantize(kernel: jax.Array) -> tuple[jax.Array, jax.Array]:

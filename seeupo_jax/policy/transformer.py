@@ -15,7 +15,7 @@ from seeupo_jax.policy import zigzag
 from seeupo_jax.policy.architecture import Architecture, Lora
 from seeupo_jax.policy.kernels import attention, paged
 from seeupo_jax.policy.kernels.attention import KeyValues, Past, Tree
-from seeupo_jax.policy.kernels.derivatives import FUSED, rms_norm
+from seeupo_jax.policy.kernels.derivatives import FUSED, look_up, rms_norm
 from seeupo_jax.policy.kernels.fused import kernel_for
 from seeupo_jax.policy.kernels.paged import Pages, PageTable
 from seeupo_jax.policy.moe import Experts, by_layer
@@ -302,7 +302,7 @@ class Transformer(nnx.Module):
         table_VD = constrain(self.embedding[...].astype(self.arch.dtype), "vocab", "embed")
         # Replicated lengths: a program's inputs must be sharded evenly, and lengths may not divide.
         tokens_NL = constrain(tokens_NL, "rows", None)
-        x = constrain(table_VD[tokens_NL], "rows", "length", "embed")
+        x = constrain(look_up(table_VD, tokens_NL), "rows", "length", "embed")
         remat = REMAT[self.arch.remat]
 
         def run(layer: Layer, x: jax.Array, old: Any, given: Any) -> Any:
