@@ -127,6 +127,13 @@ class TorchSweeps:
         self._wait()
         return time.perf_counter() - began
 
+    def set_residual_type(self, dtype: str) -> None:
+        """The residual stream in this type: sublayers' results, in that of autocast, are added."""
+        to = getattr(torch(), dtype)
+        for model in filter(None, (self.model, self._sweep.reference)):
+            embedding = model.get_input_embeddings()
+            embedding.register_forward_hook(lambda _, __, vectors: vectors.to(to))
+
     def outcome(self) -> Outcome:
         """The outcome of the last sweep, and the current weights."""
         named = self.model.named_parameters()

@@ -13,9 +13,10 @@ from flax import nnx
 from seeupo_jax.parallel.mesh import constrain, head_axes
 from seeupo_jax.policy import zigzag
 from seeupo_jax.policy.architecture import Architecture, Lora
+from seeupo_jax.policy.embedding import embed, new_table
 from seeupo_jax.policy.kernels import attention, paged
 from seeupo_jax.policy.kernels.attention import KeyValues, Past, Tree
-from seeupo_jax.policy.kernels.derivatives import FUSED, look_up, rms_norm
+from seeupo_jax.policy.kernels.derivatives import FUSED, rms_norm
 from seeupo_jax.policy.kernels.fused import kernel_for
 from seeupo_jax.policy.kernels.paged import Pages, PageTable
 from seeupo_jax.policy.moe import Experts, by_layer
@@ -150,11 +151,11 @@ class Transformer(nnx.Module):
 
     def __init__(self, arch: Architecture, rngs: nnx.Rngs):
         self.arch = arch
-        self.embedding = _table(arch, rngs)
+        self.embedding = new_table(arch, rngs)
         layers = [Layer(arch, index, rngs) for index in range(arch.layers)]
         self.layers = _stack(layers) if arch.scan_layers else nnx.List(layers)
         self.norm = Norm(arch.width, arch.norm_eps, "embed")
-        self.head = None if arch.tied else _table(arch, rngs)
+        self.head = None if arch.tied else new_table(arch, rngs)
 
     def __call__(self, tokens_NL: jax.Array) -> jax.Array:
         """Float32 logits [N, L, V] of every next token, for rows without left padding."""
@@ -298,11 +299,7 @@ class Transformer(nnx.Module):
         *,
         unroll: bool = False,
     ) -> Computed:
-        # Unsharded width before the look-up: XLA would replicate its result to shard the rows.
-        table_VD = constrain(self.embedding[...].astype(self.arch.dtype), "vocab", "embed")
-        # Replicated lengths: a program's inputs must be sharded evenly, and lengths may not divide.
-        tokens_NL = constrain(tokens_NL, "rows", None)
-        x = constrain(look_up(table_VD, tokens_NL), "rows", "length", "embed")
+        x = embed(self.embedding[...].astype(self.arch.dtype), tokens_NL)
         remat = REMAT[self.arch.remat]
 
         def run(layer: Layer, x: jax.Array, old: Any, given: Any) -> Any:
@@ -367,12 +364,6 @@ def _starts(segment_NL: jax.Array) -> jax.Array:
     index_L = jnp.arange(segment_NL.shape[1])
     first_NL = jnp.diff(segment_NL, axis=1, prepend=segment_NL[:, :1]) != 0
     return jax.lax.cummax(jnp.where(first_NL, index_L[None, :], 0), axis=1)
-
-
-def _table(arch: Architecture, rngs: nnx.Rngs) -> nnx.Param:
-    """Token vectors [V, D], of unit expected norm."""
-    init = jax.random.normal(rngs.params(), (arch.vocab_size, arch.width)) * arch.width**-0.5
-    return nnx.Param(init, logical=("vocab", "embed"))
 
 
 def _stack(layers: Sequence[Layer]) -> Layer:

@@ -155,7 +155,8 @@ def long_sweep(record: Record, settings: Settings, rehearse: bool) -> None:
     """A sweep over whole conversations in float32, and how far one in bfloat16 is from it.
 
     Rounding grows from turn to turn, as steps follow from each other: what bfloat16 makes of a
-    sweep is measured by PyTorch's own distance, over all parameters.
+    sweep is measured by PyTorch's own distance, over all parameters, with the residual stream in
+    bfloat16 as here; autocast alone keeps it in float32.
 
     Raises:
       NotHere: PyTorch is missing.
@@ -167,7 +168,7 @@ def long_sweep(record: Record, settings: Settings, rehearse: bool) -> None:
     for dtype in ("float32", "bfloat16"):
         with prepared(settings, dtype) as inputs, _precision(dtype):
             # PyTorch first: it can return its memory to the device, XLA does not.
-            for side, make in (("torch", _eager), ("jax", JaxSweeps)):
+            for side, make in (("torch", _eager_sweeps), ("jax", JaxSweeps)):
                 sweeps = make(inputs)
                 sweeps.run()
                 outcomes[side, dtype] = sweeps.outcome()
@@ -201,9 +202,11 @@ def long_sweep(record: Record, settings: Settings, rehearse: bool) -> None:
         )
 
 
-def _eager(inputs: Inputs) -> TorchSweeps:
+def _eager_sweeps(inputs: Inputs) -> TorchSweeps:
     torch_runner.torch().set_float32_matmul_precision("highest")
-    return TorchSweeps(inputs, "eager")
+    sweeps = TorchSweeps(inputs, "eager")
+    sweeps.set_residual_type(inputs.arch.dtype)
+    return sweeps
 
 
 def _distances(one: comparison.Outcome, exact: comparison.Outcome) -> dict[str, float]:

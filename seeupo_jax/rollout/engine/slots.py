@@ -322,11 +322,11 @@ class SlotEngine:
 
     def _prefill(self, length: int, rows: int) -> None:
         tiles = [shard.take_tiles(rows, length) for shard in self._shards.values()]
-        state = self._layout.network, self._params, self._pages
+        state, began = (self._layout.network, self._params, self._pages), self._clock.now()
         self._pages, mark, routed_RLG = sampler.prefill(
             *state, *self._join_shards(tiles), self._read_plan.block, self._records
         )
-        self._clock.prefill(mark)
+        self._clock.prefill(began, mark)
         if self._records:
             self._to_record.append(functools.partial(self._record_tiles, tiles, routed_RLG))
 
@@ -368,19 +368,19 @@ class SlotEngine:
             self._rows(shard, each, rows, width)
             for shard, each in zip(self._shards.values(), taken, strict=True)
         ]
-        state = self._params, self._pages, self._slots
+        state, began = (self._params, self._pages, self._slots), self._clock.now()
         sampled, self._pages, self._slots = sampler.decode(
             *self._decode_arguments(*state, *self._join_shards(parts))
         )
-        for leaf in jax.tree.leaves(sampled):
-            leaf.copy_to_host_async()
-        self._flights.append(_Flight(taken, sampled, self._clock.decode(), self._to_record))
+        jax.copy_to_host_async(sampled)
+        ticket = self._clock.decode(began, sampled)
+        self._flights.append(_Flight(taken, sampled, ticket, self._to_record))
         self._to_record = []
 
     def _land(self) -> list[Action]:
         """Fetches the oldest dispatch; the actions that it finished."""
         flight = self._flights.popleft()
-        self._clock.land(flight.ticket, flight.sampled)
+        self._clock.land(flight.ticket)
         for record in flight.records:
             record()
         sampled = jax.tree.map(own_rows, flight.sampled)
