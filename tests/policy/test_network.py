@@ -279,3 +279,20 @@ def test_entropy_changes_no_bit_of_the_log_probabilities():
         for find in (policy.token_logp, policy.token_logp_and_entropy)
     )
     np.testing.assert_array_equal(alone_RA, logp_RA)
+
+
+def test_no_gradient_is_summed_over_tokens_in_bfloat16():
+    """XLA sums so on a GPU and a TPU; on CPU it does not show in the numbers."""
+    biased = {"qkv_bias": True, "out_bias": True, "qk_norm": False}
+    network, params = random_network(dataclasses.replace(ARCH, dtype="bfloat16", **biased))
+    tokens_RL = make()[2]
+
+    def loss(params):
+        hidden_RLD, _ = policy.hidden(network, params, tokens_RL)
+        return jnp.sum(
+            policy.token_logp(network, params, hidden_RLD, jnp.asarray(tokens_RL), temperature=1.0)
+        )
+
+    text = str(jax.make_jaxpr(jax.grad(loss))(params))
+    assert re.search(r"f32\[\d+,\d+\] = scatter-add", text)  # where it would be seen
+    assert not re.findall(r"bf16\[[\d,]*\] = (?:scatter-add|reduce_sum|cumsum)", text)
