@@ -34,7 +34,7 @@ class Clock:
     """
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="clock")
+        self._thread: ThreadPoolExecutor | None = None
         self.begin()
 
     def begin(self) -> None:
@@ -42,6 +42,12 @@ class Clock:
         self._seconds = {"prefill_s": 0.0, "decode_s": 0.0}
         self._ended = 0.0  # the last dispatch that is known to be over
         self._prefills: list[Dispatch] = []
+
+    def end(self) -> None:
+        """Ends the thread once what was dispatched is over; the seconds stay."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False)
+            self._thread = None
 
     @property
     def seconds(self) -> Mapping[str, float]:
@@ -69,6 +75,8 @@ class Clock:
         self._add("decode_s", ticket.decode)
 
     def _dispatch(self, began: float, results: Any) -> Dispatch:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="clock")
         return Dispatch(began, self._thread.submit(_end, results))
 
     def _add(self, kind: str, dispatch: Dispatch) -> None:

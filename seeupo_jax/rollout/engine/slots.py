@@ -2,9 +2,8 @@
 
 One step: turns that can begin take a slot and pages; all actions under way decode a few tokens in
 one dispatch; contexts that are not in the cache yet are prefilled in tiles. Results are fetched
-once the next dispatch is on its way, so the device never waits for Python between tokens.
-
-All programs run under the sampler's own mesh, whatever mesh is set around them.
+once the next dispatch is on its way, so the device never waits for Python between tokens. All
+programs run under the sampler's own mesh, whatever mesh is set around them.
 """
 
 from __future__ import annotations
@@ -143,8 +142,8 @@ class SlotEngine:
         """Starts a collection with an empty cache, which only these parameters will fill."""
         for shard in self._shards.values():
             shard.reset()
-        self._clock.begin()
         self._free()
+        self._clock.begin()
         with self.mesh_in_force():
             self._params = jax.block_until_ready(self._layout.place(params))  # needs memory itself
             self._pages, self._slots = self._empty()
@@ -273,6 +272,7 @@ class SlotEngine:
         self._params = self._pages = self._slots = None
         self._flights.clear()
         self._to_record.clear()
+        self._clock.end()
 
     def _empty(self) -> tuple[Any, Any]:
         """The cache and the slots, with nothing in them."""

@@ -65,3 +65,14 @@ def test_what_fails_on_the_devices_is_raised_where_it_is_waited_for(monkeypatch)
     ticket = clock.decode(0, None)
     with pytest.raises(RuntimeError, match="out of memory"):
         clock.land(ticket)
+
+
+def test_its_thread_ends_with_a_collection_and_the_seconds_stay(clock):
+    before = set(threading.enumerate())
+    clock.land(clock.decode(5, 6))
+    (thread,) = set(threading.enumerate()) - before
+    clock.end()
+    thread.join(60)
+    assert not thread.is_alive() and clock.seconds["decode_s"] == 1
+    clock.land(clock.decode(8, 10))  # another collection
+    assert clock.seconds["decode_s"] == 1 + 2
