@@ -101,7 +101,6 @@ SFT = (
     Metric("sft/skipped_conversations", "conversations", "count of the whole run"),
     Metric("sft/cut_conversations", "conversations", "count of the whole run"),
     Metric("sft/programs_compiled", "programs", "count"),
-    Metric("evaluation/programs_compiled", "programs", "count"),
 )
 # Of the trajectories of all rounds, without those whose environment failed where it says mean.
 ROLLOUT = (
@@ -179,6 +178,7 @@ TIMES = (
     Metric("time/compile_s", "seconds", "wall time"),
     Metric("time/checkpoint_s", "seconds", "wall time"),
     Metric("time/evaluation_s", "seconds", "wall time"),
+    Metric("evaluation/programs_compiled", "programs", "count"),
 )
 # All but the last three also for each `LABEL=VALUE`, behind the name.
 EVALUATION = (

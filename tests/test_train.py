@@ -216,6 +216,8 @@ def test_times_and_kinds_are_written(finished):
         assert "rollout/failed/cause" not in " ".join(line)
     evaluations = [line for line in read_metrics(finished[0]) if "eval/avg@2" in line]
     assert min(line["time/evaluation_s"] for line in evaluations) > 0
+    assert all(line["time/compile_s"] <= line["time/evaluation_s"] for line in evaluations)
+    assert {"evaluation/programs_compiled"} <= set.intersection(*map(set, evaluations))
 
 
 def test_a_damaged_checkpoint_is_told_and_the_one_before_it_used(finished):

@@ -56,11 +56,19 @@ class PhaseTimes:
     @contextlib.contextmanager
     def counted(self, name: str) -> Iterator[None]:
         """As `phase`, for a phase that is shown already."""
-        programs, compiling = self._compilations.programs, self._compilations.seconds
-        with self.timed(name):
+        with self.apart(name) as spent:
             yield
-        self.spent[f"{name}/programs_compiled"] += self._compilations.programs - programs
-        self.spent["time/compile_s"] += self._compilations.seconds - compiling
+        self.spent.update(spent)
+
+    @contextlib.contextmanager
+    def apart(self, name: str) -> Iterator[dict[str, float]]:
+        """As `counted`, into the metrics that it yields, which have their values in the end."""
+        programs, compiling = self._compilations.programs, self._compilations.seconds
+        began, spent = time.perf_counter(), {}
+        yield spent
+        spent[f"time/{name}_s"] = time.perf_counter() - began
+        spent[f"{name}/programs_compiled"] = self._compilations.programs - programs
+        spent["time/compile_s"] = self._compilations.seconds - compiling
 
 
 def write_description(

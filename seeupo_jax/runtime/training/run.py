@@ -220,7 +220,7 @@ class Run:
         parts.progress.phase("evaluation")
         params = parts.policy.merged(final_params(state.train))
         values: dict[str, float] = {} if state.train.ema is None else {"eval/ema": 1.0}
-        with parts.log.timed("evaluation"):
+        with parts.log.apart("evaluation") as spent:
             for split in evaluated_splits(parts.config, parts.selects_on, iteration):
                 values |= evaluate(
                     parts.config,
@@ -236,7 +236,7 @@ class Run:
         if selects_on is not None:
             score = values[f"{evaluation_prefix(config.split, selects_on)}/avg@{config.k}"]
             values["eval/selected_on"] = float(selects_on == config.split)
-        parts.callbacks.evaluation(iteration, parts.log.evaluation(iteration, values))
+        parts.callbacks.evaluation(iteration, parts.log.evaluation(iteration, values | spent))
         return state._replace(evaluated=True, score=score)
 
     def _on_played(

@@ -42,6 +42,7 @@ class RunLog:
         self._metrics = MetricsWriter(workdir, telemetry.trackers, log=progress.log)
         self._times = PhaseTimes(progress)
         self.phase, self.timed, self.spent = self._times.phase, self._times.timed, self._times.spent
+        self.apart = self._times.apart
         self._trajectories = TrajectoryWriter(
             workdir,
             texts=TokenTexts(tokenizer.token_bytes),
@@ -129,7 +130,7 @@ class RunLog:
 
     def evaluation(self, iteration: int, values: Mapping[str, Any]) -> dict[str, Any]:
         """Writes, shows and returns an evaluation's metrics."""
-        values = dict(values) | {"time/evaluation_s": self.spent.pop("time/evaluation_s", 0.0)}
+        values = dict(values)
         if self._writes:
             self._metrics.write(iteration, values)
         self._progress.evaluation(iteration, values)
