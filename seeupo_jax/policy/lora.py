@@ -31,6 +31,7 @@ _LOGGER = logging.getLogger(__name__)
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # before every module's name in PEFT's files
 TARGETS = schema.Lora.targets
+_KEPT = 0.9  # of what adapters add, where merging them is not worth a warning
 _LARGEST_ALPHA = 10**6  # thousands are published
 MLP = ("gate_proj", "up_proj", "down_proj")
 # Fields of an adapter_config.json that change the computation, and their supported values.
@@ -87,10 +88,15 @@ def attach(
 
 
 def merge(model: Transformer) -> Transformer:
-    """The model with its adapters added into its kernels, in float32; without them it is itself."""
+    """The model with its adapters added into its kernels, in float32; without them it is itself.
+
+    Kernels keep their type. Where its rounding loses more than a tenth of what the adapters add, a
+    warning says so.
+    """
     if model.arch.lora is None:
         return model
     scale = model.arch.lora.scale
+    added: list[tuple[jax.Array, jax.Array]] = []  # along what the adapters add, and all of it
 
     def merged(node: Any) -> Any:
         if not isinstance(node, dict):
@@ -98,11 +104,22 @@ def merge(model: Transformer) -> Transformer:
         if "lora_a" in node:
             kernel = node["kernel"]
             delta = jnp.matmul(node["lora_a"], node["lora_b"], precision="highest") * scale
-            node = node | {"kernel": (kernel.astype(jnp.float32) + delta).astype(kernel.dtype)}
+            old = kernel.astype(jnp.float32)
+            node = node | {"kernel": (old + delta).astype(kernel.dtype)}
+            change = node["kernel"].astype(jnp.float32) - old
+            added.append((jnp.sum(change * delta), jnp.sum(delta * delta)))
         return {k: merged(v) for k, v in node.items() if not str(k).startswith(ADAPTER)}
 
     network, _ = abstract(replace(model.arch, lora=None))
-    return network.bind(merged(split(model)[1]))
+    params = merged(split(model)[1])
+    along, whole = (float(sum(each)) for each in zip(*added, strict=True))
+    if along < _KEPT * whole:
+        _LOGGER.warning(
+            "merging adapters: rounding to the model's type keeps %.0f%% of what they add; all of"
+            " it is kept with lora.merge=False, or with model.param_dtype=float32.",
+            100 * along / whole,
+        )
+    return network.bind(params)
 
 
 def save_adapters(model: Transformer, path: str | Path, base: str) -> None:

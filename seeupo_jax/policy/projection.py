@@ -48,7 +48,8 @@ class Projection(nnx.Module):
             y = (y * self.kernel_scale[...][None, None, :]).astype(x.dtype)
         if self.lora is not None:
             low = x @ self.lora_a[...].astype(x.dtype)
-            y = y + (low @ self.lora_b[...].astype(x.dtype)) * self.lora.scale
+            more = (low @ self.lora_b[...].astype(x.dtype)).astype(jnp.float32) * self.lora.scale
+            y = y + more.astype(x.dtype)
         return y if self.bias is None else add_bias(y, self.bias[...].astype(x.dtype))
 
 

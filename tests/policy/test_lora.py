@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -35,12 +36,14 @@ def make(arch=ARCH):
     return network.bind(params)
 
 
-def randomised(model):
+def randomised(model, size=1.0):
     """The model with adapters that matter."""
     network, params = split(model)
     adapters, frozen = trainable(network, params)
     rng = np.random.default_rng(3)
-    drawn = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), adapters)
+    drawn = jax.tree.map(
+        lambda x: jnp.asarray(size * rng.normal(size=x.shape), jnp.float32), adapters
+    )
     return network.bind(join(drawn, frozen))
 
 
@@ -111,6 +114,28 @@ def test_frozen_bfloat16_kernels_are_merged_in_float32_and_rounded_once():
     kernel = np.asarray(layer.kernel[...]).astype(np.float64)
     wanted = (kernel + a @ b * 12 / 3).astype(np.float32).astype(jnp.bfloat16)
     np.testing.assert_array_equal(np.asarray(merge(model).layers[0].q.kernel[...]), wanted)
+
+
+@pytest.mark.parametrize("size, told", [(3e-3, True), (0.3, False)])
+def test_what_bfloat16_loses_of_merged_adapters_is_told(caplog, size, told):
+    """Of what moves a kernel by less than half a unit nothing is left; the share, against NumPy."""
+    network, params = split(make())
+    half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    model = randomised(attach(network.bind(half), LORA), size)
+    with caplog.at_level("WARNING"):
+        merge(model)
+    percents = re.findall(r"keeps (\d+)% of what they add", caplog.text)
+    along, whole = 0.0, 0.0
+    for layer in model.layers:
+        mlp = layer.mlp
+        for projection in (layer.q, layer.k, layer.v, layer.out, mlp.gate, mlp.up, mlp.down):
+            arrays = projection.lora_a, projection.lora_b, projection.kernel
+            a, b, kernel = (np.asarray(x[...]).astype(np.float64) for x in arrays)
+            delta = a @ b * 12 / 3
+            change = (kernel + delta).astype(jnp.bfloat16).astype(np.float64) - kernel
+            along, whole = along + np.sum(change * delta), whole + np.sum(delta**2)
+    assert (along < 0.9 * whole) == told == bool(percents)
+    assert not told or abs(100 * along / whole - int(percents[0])) <= 1
 
 
 @pytest.fixture(scope="module")
