@@ -41,3 +41,23 @@ def test_a_sweep_is_estimated_by_its_products():
     # Steps over whole and over half conversations; the refresh and the logits of actions besides.
     stepped = 6 * (tokens + tokens / 2) * layers + 3 * (pairs + pairs / 4)
     assert 1 < parts["sweep/turn"].serial_s * PEAK / stepped < 1.8
+
+
+def test_what_an_iteration_reads_is_counted_by_hand():
+    """In float32: weights anew in each pass and each step, keys and values of half a context."""
+    case = estimates.Case("tiny", 512, 2, 16)
+    chip = Chip("cpu", 0, float("inf"), 1.0, 0.0, 0.0, 1, 1, 2, 1)  # a byte per second
+    fields = estimates._fields(case, estimates._conversations(case))
+    layer = 2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 512 + 2 * 256 + 2 * 64  # and four norms
+    weights = 4 * (6 * layer + 256 + 256 * 8192)
+    cache = 6 * 2 * 2 * 64 * 4  # of a token: in six layers keys and values, two heads of 64
+    reads = {part.name: part.serial_s for part in estimates._estimate(fields, chip).parts}
+    # Of 16 conversations half the tokens are sampled: 4,096, and as many are prefilled, 8 x 128 at
+    # once. All are decoded together, 256 times one token.
+    assert reads["rollout/prefill"] == 4 * (weights + 8 * 256 * cache)
+    assert reads["rollout/decode"] == 256 * (weights + 16 * 256 * cache)
+    # Two steps of 16 microbatches, and once AdamW: it reads parameters, gradients and two moments,
+    # and writes all but the gradients.
+    assert reads["sweep/turn"] == 2 * (16 * 2 * weights + 7 * weights)
+    again = estimates._estimate(fields | {"model.remat": "full"}, chip).parts[-1]
+    assert again.serial_s == 2 * (16 * 3 * weights + 7 * weights)

@@ -7,10 +7,10 @@ import pytest
 from scipy import stats
 from study_cases import done, finished, study_of
 
+from seeupo_jax.compare import study_page
 from seeupo_jax.compare.cell_results import by_key
 from seeupo_jax.compare.stability_chart import draw_map
 from seeupo_jax.compare.study import grid_points
-from seeupo_jax.compare.study_page import explain_study
 from seeupo_jax.compare.study_runs import choose, history
 from seeupo_jax.compare.study_tables import (
     compare_with,
@@ -33,6 +33,8 @@ def test_a_recipe_is_compared_seed_by_seed_with_those_that_are_corrected_togethe
     assert found.difference.p == pytest.approx(wanted.pvalue) == found.corrected
     assert found.difference.estimate.value == pytest.approx(0.3625)
     assert verdicts([found]) == {"ahead": ["grpo"], "behind": [], "undecided": []}
+    unsure = dataclasses.replace(found, corrected=0.051)  # what decides is the usual 0.05
+    assert verdicts([unsure])["undecided"] == ["grpo"]
     (back,) = compare_with(grpo, [seeupo], "final")
     assert verdicts([back])["behind"] == ["seeupo"]
     (none,) = compare_with(seeupo, [dataclasses.replace(grpo, histories=())], "steps")
@@ -56,6 +58,10 @@ def test_areas_are_up_to_what_both_have_got_to(tmp_path):
     assert (tokens.until, steps.until) == (100, 4)
     assert tokens.difference.estimate.value == pytest.approx(0.2)
     assert seeupo.histories[0].area("steps", 8) == pytest.approx(0.4)
+    *_, first, second = study_page._runs_table([seeupo, grpo]).splitlines()
+    # As many tokens of both, in a table too: to 200 `seeupo` has 0.4.
+    assert "area over 100 tokens" in study_page._runs_table([seeupo, grpo])
+    assert "| 0.30 [0.30, 0.30] |" in first and "| 0.10 [0.10, 0.10] |" in second
 
 
 @pytest.mark.parametrize(
@@ -75,23 +81,24 @@ def test_what_a_collapsed_run_is(tmp_path, success, after, collapsed):
 
 def test_the_stability_map_has_every_place_and_is_drawn(tmp_path):
     study = study_of(tmp_path, "study['stability']['grid']['algorithm.inner_epochs'] = (1, 2)")
-    results = finished(study.cells("tuning", {}), after=0.75)
+    results = finished(study.cells("tuning", {}), after=0.875)
     places = stability_map(study, results)
     assert [(p.recipe, p.x, p.y, p.runs, p.planned) for p in places[:3]] == [
         ("seeupo", "0.001", "inner_epochs=1", 1, 1),
         ("seeupo", "0.001", "inner_epochs=2", 0, 1),
         ("seeupo", "0.01", "inner_epochs=1", 1, 1),
     ]
-    assert places[0].final.value == 0.75 and math.isnan(places[1].final.value)
+    assert places[0].final.value == 0.875 and math.isnan(places[1].final.value)
     assert places[0].steps == 8 and len(places) == 8
     draw_map(places, tmp_path / "map.svg", x="learning_rate")
-    assert "0.75" in (tmp_path / "map.svg").read_text()
+    drawn = (tmp_path / "map.svg").read_text()
+    assert drawn.count(">0.88<") == sum(place.runs for place in places)
 
 
 def test_costs_are_means_of_finished_cells_and_unknown_before(tmp_path):
     study = study_of(tmp_path, overrides=["iterations=2"])
     assert all(math.isnan(c.cpu_s) for c in costs(study, {}) if c.iterations)
-    assert "unknown until a cell is finished" in explain_study(study, {})
+    assert "unknown until a cell is finished" in study_page.explain_study(study, {})
     first = study.cells("tuning", {})[0]
     left = {cost.stage: cost for cost in costs(study, {first.key: done(first, cpu_s=8.0)})}
     # 4 CPU seconds and 100 tokens by iteration; one recipe's finished cell stands for both.

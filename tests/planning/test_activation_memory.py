@@ -22,6 +22,7 @@ SMALL = Architecture(
     scan_layers=True,  # XLA for CPU undoes recomputation elsewhere
 )
 WIDE = dataclasses.replace(SMALL, layers=3, width=128, heads=2, mlp_width=512, qk_norm=False)
+STREAM = dataclasses.replace(SMALL, layers=1, width=1024, heads=1, kv_heads=1, mlp_width=16)
 
 
 def compiled_bytes(arch, rows, length):
@@ -41,7 +42,12 @@ def compiled_bytes(arch, rows, length):
 
 
 @pytest.mark.parametrize(
-    "arch, rows, length, names", [(WIDE, 2, 384, remats(WIDE, "cpu")), (SMALL, 4, 256, ("dots",))]
+    "arch, rows, length, names",
+    [
+        (WIDE, 2, 384, remats(WIDE, "cpu")),
+        (SMALL, 4, 256, ("dots",)),
+        (STREAM, 2, 512, ("full",)),  # which hardly has more than the residual stream
+    ],
 )
 @pytest.mark.usefixtures("optimized")
 def test_the_estimate_is_what_xla_gives_the_program_within_a_quarter(arch, rows, length, names):

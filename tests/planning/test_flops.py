@@ -86,6 +86,25 @@ def test_splash_multiplies_its_blocks_and_one_sum_of_each_rows_gradient():
     assert count(traced_step(arch, 2, 256, 16, 0, share=False).jaxpr).total == wanted + sums
 
 
+def test_cudnn_makes_the_scores_once_more_backwards():
+    """Backwards 5 products, forwards 2: FlashAttention-2, arXiv:2307.08691 §4.1."""
+    arch = changed(attention="cudnn", dtype="bfloat16")
+    causal = 4 * arch.layers * 4 * arch.heads * arch.head_dim * 256 * 257 / 2
+    whole = 4 * arch.layers * 4 * arch.heads * arch.head_dim * 256**2
+    plain = flops.turn_step_flops(changed(), 4, 256, 16, trees=False, computed=True)
+    fused = flops.turn_step_flops(arch, 4, 256, 16, trees=False, computed=True)
+    assert plain - fused == (1 + 2) * whole - (1 + 2.5) * causal
+
+
+def test_a_scorer_that_is_a_policy_has_logits_of_every_token_forwards_and_backwards():
+    step = functools.partial(flops.scorer_step_flops, ARCH, rows=4, length=64)
+    logits = 2 * 4 * 64 * ARCH.vocab_size * ARCH.width
+    assert step("policy") - step("model") == 3 * logits
+    # Backwards they are computed again, in chunks.
+    assert step("policy", computed=True) - step("model", computed=True) == 4 * logits
+    assert step("head") == flops.forward_flops(ARCH, Pass(4, 64))
+
+
 def test_adapters_spare_the_gradients_of_frozen_matrices():
     arch = changed(lora=LORA, layers=6)
     wanted = flops.turn_step_flops(arch, 4, 64, 16, computed=True)

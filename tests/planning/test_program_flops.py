@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import pallas as pl
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -81,6 +82,22 @@ def test_the_branch_of_the_platform_counts():
     assert counted(f, platform="cpu").weights == 2 * ONE
     assert counted(f, platform="gpu").weights == ONE
     assert counted(f).weights == 2 * ONE
+
+
+def test_a_kernel_meets_the_pairs_of_blocks_of_what_its_programs_hold():
+    def kernel(name):
+        def run(x_ref, out_ref):
+            out_ref[...] = square(x_ref[...])
+
+        like = jax.ShapeDtypeStruct((4, 4), jnp.float32)
+        return pl.pallas_call(run, out_shape=like, grid=(2, 3), name=name)
+
+    def both(x, n):
+        return kernel("keys_gradient")(kernel("queries_gradient")(x))
+
+    assert counted(both).attention == 2 * (2 * 3) * ONE
+    given = Trips(1, Passes(pairs=5.0, key_pairs=7.0))  # of each of two heads
+    assert counted(both, given=given) == Flops(attention=2 * (5 + 7) * ONE)
 
 
 def test_without_data_loops_run_once_and_the_most_expensive_branch_counts():
