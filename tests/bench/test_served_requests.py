@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
+import jax
 import pytest
 from agent_cases import ToldSession
 
@@ -143,3 +144,12 @@ def test_a_wrong_setting_is_one_sentence(flag, capsys):
     assert ended.value.code == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {flag.partition('=')[0]}: got ") and error.count("\n") == 1
+
+
+def test_a_tpu_which_is_one_processs_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    with pytest.raises(SystemExit) as ended:
+        bench.main(["bench", "serving"])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: bench serving: got a TPU; allowed: ") and error.count("\n") == 1
