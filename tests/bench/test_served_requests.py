@@ -98,6 +98,8 @@ def test_the_rates_of_a_line_are_of_one_time_and_texts_that_never_came_are_a_das
     assert (slow["requests_per_second"], slow["tokens_per_second"]) == (4 / 2, 4 * 32 / 2)
     assert slow["tokens_per_request"] == 32 and slow["first_text_s"] == 0.1
     assert silent["first_text_s"] is found["first_text_ratio"] is None
+    both = measured(a=answers(*[1.0] * 3), b=answers(*[1.0] * 3, first_s=0.4))
+    assert both["first_text_ratio"] == pytest.approx(4.0)  # times sooner
     about = {"against": "b", "model": "x", "dtype": "float32", "prompt_words": 1}
     about |= {"answer_tokens": 32, "machine": {"device": "CPU"}, "clients": {"1": found}}
     served_requests._print(about)
