@@ -164,8 +164,8 @@ def _updates(results: Mapping[str, Values]) -> str:
         " Same numbers: after one sweep from the same weights, losses, KL and weights M differ by"
         " at most 0.05 (5% of those above 1), and by at most half of the largest loss and KL and of"
         " the largest change of a weight M; parameters by at most half of the largest change that"
-        " the sweep made; norms of gradients before clipping, of runs that compared them, by at most"
-        " 5%. Otherwise: what differs and by how much."
+        " the sweep made; norms of gradients before clipping, of runs that compared them, by at"
+        " most 5%. Otherwise: what differs and by how much."
     )
     runs = _runs(results)
     of_side = SWEEPS | {"FLOPs": _flops, "MFU": _mfu, "same numbers": _same}
