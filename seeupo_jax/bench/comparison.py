@@ -48,6 +48,7 @@ class Outcome:
 def differences(one: Outcome, other: Outcome) -> dict[str, float]:
     """The greatest difference of each kind of number, against 1 or the number if that is larger.
 
+    Of norms of gradients before clipping, which hides them from the parameters, against the norm.
     What does not fit together at all (other steps, other tensors, no number on one side) is
     infinitely different.
     """
@@ -57,6 +58,8 @@ def differences(one: Outcome, other: Outcome) -> dict[str, float]:
         name: max((greatest(a[name], b[name]) for a, b in pairs), default=np.inf)
         for name in ("loss", "kl", "weights")
     }
+    norms = (off_norm(a["grad_norm"], b["grad_norm"]) for a, b in pairs)
+    largest["grad_norm"] = max(norms, default=np.inf)
     same = one.tensors.keys() == other.tensors.keys()
     each = [greatest(one.tensors[n], other.tensors[n]) for n in one.tensors] if same else []
     return largest | {"parameters": max(each, default=np.inf)}
@@ -78,13 +81,15 @@ def bounds(moved: Mapping[str, float], dtype: str) -> dict[str, float]:
     """The greatest differences of sides that compute the same, by name.
 
     What the activations' type allows, and no more than half of what the sweep itself did, or a side
-    that does nothing would pass; but what float32 allows is always allowed.
+    that does nothing would pass; but what float32 allows is always allowed. Norms of gradients,
+    whose difference is relative, may differ by what the type allows.
 
     Args:
       moved: as `moved` gives it.
     """
     least, most = TOLERANCES["float32"], TOLERANCES[dtype]
-    return {name: max(least, min(most, _SHARE * size)) for name, size in moved.items()}
+    allowed = {name: max(least, min(most, _SHARE * size)) for name, size in moved.items()}
+    return allowed | {"grad_norm": most}
 
 
 def require_same(measured: Mapping[str, float], name: str, allowed: Mapping[str, float]) -> None:
@@ -99,6 +104,12 @@ def require_same(measured: Mapping[str, float], name: str, allowed: Mapping[str,
             f"bench: from the same weights {JAX} and {name} differ: {'; '.join(wrong)}. Nothing was"
             " timed."
         )
+
+
+def off_norm(one: float | None, other: float | None) -> float:
+    """The difference of two norms, against the other; None is no number."""
+    size = other if other is not None and other > 0 else 1.0
+    return greatest(*(np.nan if norm is None else norm / size for norm in (one, other)))
 
 
 def greatest(one: Any, other: Any) -> float:

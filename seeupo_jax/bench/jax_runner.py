@@ -229,6 +229,7 @@ def _plain(rows: Rows, step: Step) -> dict[str, Any]:
         "turns": list(step.turns),
         "loss": metrics["loss"],
         "kl": metrics["kl"] / metrics["actions"],
+        "grad_norm": metrics["grad_norm"],
         "weights": weight_N.tolist(),
     }
 

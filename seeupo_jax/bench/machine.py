@@ -123,9 +123,11 @@ def peak_flops(name: str) -> float | None:
 
 
 def free_bytes(device: jax.Device) -> int | None:
-    """Memory of a device that no process has taken; None where it is not known."""
+    """Memory of the first visible device that no process has taken; None where it is not known."""
     if device.platform == "gpu" and shutil.which("nvidia-smi"):
         line = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0].strip()
+        line += [f"--id={visible}"] if visible else []  # it lists all, whatever is visible
         done = subprocess.run(line, capture_output=True, text=True)
         first = done.stdout.split("\n")[0].strip()
         if done.returncode == 0 and first.isdigit():

@@ -43,9 +43,13 @@ CHECKED = 2  # steps of each side that must agree before anything is timed
 
 
 class Step(NamedTuple):
-    """What a step came to. loss: before it. positions: computed, padding included."""
+    """What a step came to.
+
+    loss: before it. grad_norm: before clipping. positions: computed, padding included.
+    """
 
     loss: float
+    grad_norm: float
     positions: int
 
 
@@ -84,7 +88,7 @@ class JaxSteps:
         with jax.set_mesh(self._policy.mesh):
             self._state, metrics = self._imitation.step(self._state, batch.rows)
         jax.block_until_ready(self._state)
-        return Step(float(metrics["loss"]), batch.padded)
+        return Step(float(metrics["loss"]), float(metrics["grad_norm"]), batch.padded)
 
     def tensors(self) -> dict[str, np.ndarray]:
         """The weights by their names in files."""
@@ -117,12 +121,12 @@ class TorchSteps:
             microbatch_loss, computed = self._backward(rows, trained)
             loss, positions = loss + microbatch_loss, positions + computed
         limit = Config().optimizer.max_grad_norm
-        self._torch.nn.utils.clip_grad_norm_(self._model.parameters(), limit)
+        norm = self._torch.nn.utils.clip_grad_norm_(self._model.parameters(), limit)
         self._optimizer.step()
         total = float(loss)  # which waits for the device
         if self._device == "cuda":
             self._torch.cuda.synchronize()
-        return Step(total, positions)
+        return Step(total, float(norm), positions)
 
     def tensors(self) -> dict[str, np.ndarray]:
         named = self._model.named_parameters()
@@ -232,8 +236,8 @@ def _verify(
     steps: dict[str, list[Step]],
     dtype: str,
 ) -> dict[str, dict[str, Any]]:
-    """The greatest differences from JAX in losses, and in weights after the steps, with what they
-    may be."""
+    """The greatest differences from JAX in losses, norms of gradients and weights after the steps,
+    with what they may be."""
     jax_tensors, differences = contenders[JAX].tensors(), {}
     moved = {
         "loss": max(step.loss for step in steps[JAX]),
@@ -241,10 +245,11 @@ def _verify(
     }
     allowed = comparison.bounds(moved, dtype)
     for name in (name for name in contenders if name != JAX):
-        losses = zip(steps[JAX], steps[name], strict=True)
+        pairs = list(zip(steps[JAX], steps[name], strict=True))
         torch_tensors = contenders[name].tensors()
         differences[name] = {
-            "loss": max(comparison.greatest(a.loss, b.loss) for a, b in losses),
+            "loss": max(comparison.greatest(a.loss, b.loss) for a, b in pairs),
+            "grad_norm": max(comparison.off_norm(a.grad_norm, b.grad_norm) for a, b in pairs),
             "parameters": max(
                 comparison.greatest(jax_tensors[key], torch_tensors[key]) for key in jax_tensors
             ),

@@ -1,8 +1,8 @@
 """One sweep, in JAX beside the PyTorch baseline's: same weights, same trajectories, same numbers.
 
 The first sweep of every contender starts from the same weights and must give the same losses, KL,
-weights M and parameters, or nothing is timed. In the second its memory is measured. Then they
-alternate.
+weights M, norms of gradients and parameters, or nothing is timed. In the second its memory is
+measured. Then they alternate.
 """
 
 from __future__ import annotations

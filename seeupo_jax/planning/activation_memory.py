@@ -138,19 +138,20 @@ def _traced(arch: Architecture, remat: str, rows: int, length: int) -> int:
     layer = nnx.eval_shape(lambda: Layer(arch, 0, nnx.Rngs(0)))
     graph, state = nnx.split(layer)
     params, frozen = policy.trainable(Network(arch, graph), nnx.to_pure_dict(state))
-    position_NL = jnp.zeros((rows, length), jnp.int32)
+    # A shape too: planning takes no device, which may be another process's.
+    position_NL = jax.ShapeDtypeStruct((rows, length), jnp.int32)
     attend = functools.partial(_attend, _fused(arch))
 
-    def run(params: Any, frozen: Any, x: jax.Array) -> jax.Array:
+    def run(params: Any, frozen: Any, x: jax.Array, position_NL: jax.Array) -> jax.Array:
         layer = nnx.merge(graph, nnx.State(policy.join(params, frozen)))
         return layer(x, position_NL, attend)[0]
 
-    def backward(params: Any, frozen: Any, x: jax.Array) -> Any:
+    def backward(params: Any, frozen: Any, x: jax.Array, position_NL: jax.Array) -> Any:
         body = REMAT[remat](run)
-        return jax.vjp(lambda params, x: body(params, frozen, x), params, x)[1]
+        return jax.vjp(lambda params, x: body(params, frozen, x, position_NL), params, x)[1]
 
     x = jax.ShapeDtypeStruct((rows, length, arch.width), jnp.dtype(arch.dtype))
-    residuals = jax.tree.leaves(jax.eval_shape(backward, params, frozen, x))
+    residuals = jax.tree.leaves(jax.eval_shape(backward, params, frozen, x, position_NL))
     parameters = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves((params, frozen))]
     return sum(
         math.prod(leaf.shape) * leaf.dtype.itemsize

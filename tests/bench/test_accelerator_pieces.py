@@ -1,5 +1,7 @@
 """What pieces are run with: sizes that fit, the other side where it runs, true comparisons."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.policy.kernels import attention
 
 GIB = 2**30
+LONG_SWEEPS = ("sweep_long", "device_time_0.5b")  # of one group, and of four
 DEVICE = {"platform": "gpu", "free_bytes": 79 * GIB, "no_torch": None}
 
 
@@ -47,10 +50,33 @@ def test_sizes_are_those_that_fit_into_the_memory_that_is_free():
     assert notes[0].endswith("of the 20 that are free.")
     large = BY_NAME["update_bfcl_1.5b"]
     assert large.fitting(20 * GIB, alone=False)[0] == []
-    # Alone it needs half: beside PyTorch it is the last resort, without PyTorch the first.
-    assert large.fitting(60 * GIB, alone=False)[0] == [2]
-    assert large.fitting(60 * GIB, alone=True)[0] == [0, 1, 2]
+    # Alone it needs much less: beside PyTorch it is the last resort, without PyTorch the first.
+    assert large.fitting(79 * GIB, alone=False)[0] == [2]
+    assert large.fitting(79 * GIB, alone=True)[0] == [0, 1, 2]
     assert str(large.sizes[2]) == "1.5b, bfcl, 4 groups of 8, without PyTorch"
+
+
+@pytest.mark.parametrize(("model", "peak_gib"), [("0.5b", 32.6), ("1.5b", 66.1)])
+def test_our_side_takes_what_it_took_on_an_h200(model, peak_gib):
+    """`peak_bytes` of docs/benchmarks_gpu/update_bfcl_*.json."""
+    (largest, *_) = BY_NAME[f"update_bfcl_{model}"].sizes
+    _, ours = largest.memory(largest.settings)
+    assert ours / GIB == pytest.approx(peak_gib, rel=0.15)
+
+
+def test_fewer_tokens_than_a_microbatch_takes_need_less():
+    """Where a sweep has more of them, their number changes nothing."""
+    one, four = ([s.memory(s.settings)[1] for s in BY_NAME[name].sizes] for name in LONG_SWEEPS)
+    assert one[2] < one[1] < one[0]
+    assert four[1] == four[0]
+
+
+def test_what_pieces_take_is_known_without_a_device():
+    """Which the processes of the pieces are to have."""
+    said = "from seeupo_jax.bench.accelerator.pieces import BY_NAME as p; "
+    said += "print(p['update_bfcl_0.5b'].fitting(None, alone=True))"
+    environment = os.environ | {"JAX_PLATFORMS": "nowhere"}
+    subprocess.run([sys.executable, "-c", said], env=environment, check=True)
 
 
 def test_what_fits_in_no_size_is_not_run_and_says_so(tmp_path):

@@ -21,8 +21,8 @@ SWEPT = {"loss": 0.555, "kl": 4.4, "weights": 0.5, "parameters": 0.0031245413119
 MEASURED = {"loss": 0.0022, "kl": 0.0069, "weights": 1e-7, "parameters": 0.0007334798574447632}
 
 
-def outcome(loss=0.5, kl=0.25, weights=(1.0, None), tensor=(1.0, 2.0), turn=0):
-    step = {"turns": [turn], "loss": loss, "kl": kl, "weights": list(weights)}
+def outcome(loss=0.5, kl=0.25, weights=(1.0, None), tensor=(1.0, 2.0), turn=0, norm=0.25):
+    step = {"turns": [turn], "loss": loss, "kl": kl, "weights": list(weights), "grad_norm": norm}
     return Outcome([step], {"w": np.array(tensor)})
 
 
@@ -41,6 +41,10 @@ def test_equal_outcomes_do_not_differ():
         ("parameters", {"tensor": (1.0, 4.0)}, 0.5),
         ("parameters", {"tensor": (np.nan, 2.0)}, np.inf),
         ("loss", {"turn": 1}, np.inf),
+        # Clipping hides a gradient's size from the weights; relative, however small.
+        ("grad_norm", {"norm": 0.75}, 2 / 3),
+        ("grad_norm", {"norm": 0.0}, 0.25),
+        ("grad_norm", {"norm": None}, np.inf),
     ],
 )
 def test_a_changed_number_is_found_under_its_name(name, change, difference):
@@ -74,7 +78,8 @@ def test_a_side_that_does_nothing_is_not_the_same(name):
 
 def test_a_sweep_of_one_step_has_no_kl_to_be_compared_with():
     assert bounds(SWEPT | {"kl": 4e-12}, "bfloat16")["kl"] == 1e-4  # of float32
-    assert bounds(SWEPT, "float32") == dict.fromkeys(SWEPT, 1e-4)
+    assert bounds(SWEPT, "float32") == dict.fromkeys((*SWEPT, "grad_norm"), 1e-4)
+    assert bounds(SWEPT, "bfloat16")["grad_norm"] == 5e-2
 
 
 def test_what_a_sweep_moved_is_reported():

@@ -1,6 +1,8 @@
 """`bench estimates`: the work that is measured is the work that is estimated."""
 
+import itertools
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -36,6 +38,16 @@ def test_every_part_of_an_iteration_is_estimated_and_measured(quick, tmp_path, c
     assert (found["least"], found["most"]) == (min(over), max(over))
     assert found["median"] == pytest.approx(np.median(over))
     assert f"median {found['median']:.2f}" in capsys.readouterr().out
+
+
+def test_a_programs_seconds_are_those_of_the_clock(monkeypatch):
+    clock = itertools.count(step=0.25)
+    monkeypatch.setattr(estimates, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    timer = estimates.Timer()
+    (name, kind), *_ = estimates._KINDS.items()
+    program = timer.through(name, lambda x: x + 1)
+    assert [program(1), program(2)] == [2, 3]
+    assert timer.seconds == {kind: 0.5}
 
 
 def test_another_device_is_refused(quick, monkeypatch, capsys):

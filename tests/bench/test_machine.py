@@ -1,6 +1,7 @@
 """Memory that runs take, and what a machine can do."""
 
 import itertools
+import os
 import sys
 from types import SimpleNamespace
 
@@ -43,3 +44,30 @@ def test_a_processor_is_told_with_what_its_name_leaves_open(monkeypatch, tmp_pat
     assert machine.describe(jax.devices()[0])["device"] == "AMD EPYC (family 26), AVX-512"
     file.write_text("".join(core.format(n, 25, "avx2 fma") for n in range(2)))
     assert machine.describe(jax.devices()[0])["device"] == "AMD EPYC (family 25)"
+
+
+NVIDIA_SMI = """#!/bin/sh
+case "$*" in
+*--id=1*|*--id=GPU-b*) echo 142600;;
+*--id=*) echo 'No devices were found'; exit 6;;
+*) printf '3120\n142600\n';;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("visible", "mib"),
+    [(None, 3120), ("1", 142600), ("1,0", 142600), ("GPU-b", 142600), ("MIG-a", 5)],
+)
+def test_a_gpus_free_memory_is_the_visible_ones(visible, mib, monkeypatch, tmp_path):
+    """By a stand-in that, as the real one, lists all GPUs whatever CUDA_VISIBLE_DEVICES says."""
+    tmp_path.joinpath("nvidia-smi").write_text(NVIDIA_SMI)
+    tmp_path.joinpath("nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    gpu = SimpleNamespace(platform="gpu")
+    gpu.client = SimpleNamespace(local_devices=lambda: [gpu])
+    gpu.memory_stats = lambda: {"bytes_limit": 7 * 2**20, "bytes_in_use": 2 * 2**20}
+    assert machine.free_bytes(gpu) == mib * 2**20

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
+import jax
 import pytest
 from agent_cases import ToldSession
 
@@ -97,6 +98,8 @@ def test_the_rates_of_a_line_are_of_one_time_and_texts_that_never_came_are_a_das
     assert (slow["requests_per_second"], slow["tokens_per_second"]) == (4 / 2, 4 * 32 / 2)
     assert slow["tokens_per_request"] == 32 and slow["first_text_s"] == 0.1
     assert silent["first_text_s"] is found["first_text_ratio"] is None
+    both = measured(a=answers(*[1.0] * 3), b=answers(*[1.0] * 3, first_s=0.4))
+    assert both["first_text_ratio"] == pytest.approx(4.0)  # times sooner
     about = {"against": "b", "model": "x", "dtype": "float32", "prompt_words": 1}
     about |= {"answer_tokens": 32, "machine": {"device": "CPU"}, "clients": {"1": found}}
     served_requests._print(about)
@@ -143,3 +146,12 @@ def test_a_wrong_setting_is_one_sentence(flag, capsys):
     assert ended.value.code == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {flag.partition('=')[0]}: got ") and error.count("\n") == 1
+
+
+def test_a_tpu_which_is_one_processs_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    with pytest.raises(SystemExit) as ended:
+        bench.main(["bench", "serving"])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: bench serving: got a TPU; allowed: ") and error.count("\n") == 1

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 from bench_cases import SETTINGS, small  # noqa: F401
 
 from seeupo_jax.bench import bench_report, comparison, supervised_steps
@@ -35,6 +36,16 @@ def test_sides_that_differ_are_not_timed(monkeypatch):
     monkeypatch.setattr(comparison, "alternate", None)  # which would be an error
     settings = dataclasses.replace(SETTINGS, batches=("padded",))
     with pytest.raises(ValueError, match="padded differ: loss by .*Nothing was timed"):
+        supervised_steps.run(settings)
+
+
+def test_a_gradient_of_another_size_is_found_though_it_is_clipped(monkeypatch):
+    """Both sides clip what is three times as large to the same step."""
+    real = torch.Tensor.backward
+    monkeypatch.setattr(torch.Tensor, "backward", lambda loss: real(3 * loss))
+    monkeypatch.setattr(comparison, "alternate", None)
+    settings = dataclasses.replace(SETTINGS, batches=("padded",))
+    with pytest.raises(ValueError, match="padded differ: grad_norm by 0.67"):
         supervised_steps.run(settings)
 
 

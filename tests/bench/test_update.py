@@ -7,8 +7,10 @@ import pytest
 from bench_cases import SETTINGS, small  # noqa: F401
 
 from seeupo_jax.bench import __main__ as command
-from seeupo_jax.bench import bench_report, comparison, rollout, suites, update
+from seeupo_jax.bench import bench_report, comparison, machine, rollout, suites, update
 from seeupo_jax.bench.comparison import JAX, torch_name
+from seeupo_jax.bench.jax_runner import JaxSweeps
+from seeupo_jax.bench.workloads import prepared
 
 RUNS = {
     "update": lambda **more: update.run(
@@ -55,13 +57,24 @@ def test_both_sides_are_the_same_before_they_are_timed(results, capsys):
     assert all(max(d.values()) < 1e-4 for d in found["verified"]["differences"].values())
     moved = found["verified"]["moved"]
     assert min(moved["weights"], moved["parameters"]) > 1e-3  # or nothing would be shown
-    assert found["verified"]["bounds"].keys() == moved.keys()
+    assert found["verified"]["bounds"].keys() == moved.keys() | {"grad_norm"}
     for one in found["contenders"].values():
         assert len(one["each_s"]) == 2 and one["peak_bytes"] >= one["state_bytes"] > 0
     first, second, third, *_ = capsys.readouterr().out.splitlines()
     assert first.startswith(f"{found['ratio']:.2f}x") and EAGER in first
     assert second.startswith(f"{found['over_recipe']['ratio']:.2f}x the reference's recipe")
     assert third.startswith(f"{found['over_packed']['ratio']:.2f}x the baseline with the common")
+
+
+def test_mfu_is_a_share_of_what_the_peak_would_do_in_a_sweeps_seconds(monkeypatch):
+    monkeypatch.setattr(machine, "matmul_peak", lambda dtype: 1e9)
+    with prepared(SETTINGS, "float32") as inputs:
+        contenders = update.Contenders(inputs, "tpu", True)
+        contenders.add(JAX, JaxSweeps(inputs))
+    found = contenders.figures({})
+    side = found["contenders"][JAX]
+    once = side["flops"] - side["flops_again"]
+    assert found["mfu"] == pytest.approx(once / (1e9 * side["median_s"]))
 
 
 def test_nothing_is_timed_where_one_sides_numbers_are_others(monkeypatch):

@@ -24,8 +24,9 @@ Values = Mapping[str, Any]
 
 HEAD = """# Benchmarks on an accelerator
 
-Written by `python -m seeupo_jax.bench accelerator`; no figure was entered by hand. Every piece is a
-process of its own with a time limit; weights are random. What was not measured is at the end."""
+Written by `python -m seeupo_jax.bench accelerator`; notes of pieces apart, no figure was entered by
+hand. Every piece is a process of its own with a time limit; weights are random. What was not
+measured is at the end."""
 REHEARSAL = """# Rehearsal of the benchmarks on an accelerator
 
 **This page holds no measurements.** `python -m seeupo_jax.bench accelerator --rehearse` ran every
@@ -158,11 +159,13 @@ def _updates(results: Mapping[str, Values]) -> str:
         "One sweep in bfloat16: every turn's step, and all that it needs; medians of the runs, in"
         " brackets the least and the greatest ratio of a round. PyTorch: scaled dot product"
         " attention by its fastest kernel, `torch.compile` where the name says so. MFU: FLOPs"
-        " without what backward passes recompute, over the peak of the data sheet; ?: unknown."
+        " without the logits and attention scores that backward passes compute again, but with what"
+        " rematerialised layers do, over the peak of the data sheet; ?: unknown."
         " Same numbers: after one sweep from the same weights, losses, KL and weights M differ by"
         " at most 0.05 (5% of those above 1), and by at most half of the largest loss and KL and of"
         " the largest change of a weight M; parameters by at most half of the largest change that"
-        " the sweep made. Otherwise: what differs and by how much."
+        " the sweep made; norms of gradients before clipping, of runs that compared them, by at"
+        " most 5%. Otherwise: what differs and by how much."
     )
     runs = _runs(results)
     of_side = SWEEPS | {"FLOPs": _flops, "MFU": _mfu, "same numbers": _same}

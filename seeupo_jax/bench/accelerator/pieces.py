@@ -25,7 +25,10 @@ from seeupo_jax.bench.accelerator.device_time import device_time
 from seeupo_jax.bench.accelerator.runner import Record, is_out_of_memory, sentence
 from seeupo_jax.bench.comparison import Alone
 from seeupo_jax.bench.settings import Settings, architecture
+from seeupo_jax.planning.activation_memory import microbatch_bytes
 from seeupo_jax.planning.flops import parameters
+from seeupo_jax.policy.kernels.fused import preferred_kernel
+from seeupo_jax.runtime.build import LEAST_TOKENS
 
 GIB = 2**30
 PROBE = "machine"  # the name of the record of what the machine is
@@ -33,9 +36,10 @@ CORRECTNESS, UPDATE, ROLLOUT, QUICKSTART = "correctness", "update", "rollout", "
 DEVICE_TIME = "device_time"
 LIMIT_S = 450.0  # of a piece: with what surrounds it, under eight minutes
 REHEARSAL_LIMIT_S = 300.0
-# Bytes a parameter at the peak of a sweep: float32 weights, the reference policy's, two moments
-# and gradients, and a copy in bfloat16; the baseline samples with one more.
-_OURS, _TORCH = 22, 24
+# Bytes a parameter at the peak of a sweep. Ours, as `plan_remat` has them: float32 weights, the
+# reference policy's, two moments, gradients added up and those of a microbatch. The baseline's: one
+# gradient fewer, a copy in bfloat16, and another that it samples with.
+_OURS, _TORCH = 24, 24
 _SAMPLED = 2  # of a rollout, a side: weights in bfloat16
 _TOKENS = 9000  # of a microbatch of one group's conversations, at real lengths, about
 _BESIDE = 6 * GIB  # logits, caches and the libraries themselves, about
@@ -154,12 +158,11 @@ def quickstart(record: Record, _: Settings, rehearse: bool) -> None:
 class Size:
     """What a piece is measured with, and the memory that it takes at its peak, about.
 
-    bytes: with both sides. alone: without PyTorch.
+    memory: bytes of settings, with both sides and without PyTorch.
     """
 
     settings: Settings
-    bytes: float = 4 * GIB
-    alone: float = 4 * GIB
+    memory: Callable[[Settings], tuple[float, float]] = lambda _: (4 * GIB, 4 * GIB)
 
     def __str__(self) -> str:
         s = self.settings
@@ -193,7 +196,8 @@ class Piece:
         """
         fitting, notes = [], []
         for index, size in enumerate(self.sizes):
-            needed = size.alone if alone or not size.settings.torch else size.bytes
+            both, ours = size.memory(size.settings)
+            needed = ours if alone or not size.settings.torch else both
             if free_bytes is None or needed <= free_bytes:
                 fitting.append(index)
             else:
@@ -204,28 +208,30 @@ class Piece:
         return fitting, notes
 
 
-def _of_sweep(settings: Settings, dtype: str = "bfloat16") -> Size:
-    """Weights and what lies beside them, and what layers keep for the backward pass."""
+def _of_sweep(settings: Settings, dtype: str = "bfloat16") -> tuple[float, float]:
+    """Weights and what lies beside them, and what layers keep for the backward pass.
+
+    Of our side on a GPU: as many groups in a microbatch as it takes, and nothing recomputed.
+    """
     arch = architecture(settings.model, dtype)
     P, scale = parameters(arch), settings.scale or 1.0
+    length = min(LEAST_TOKENS["gpu"], round(settings.groups * _TOKENS * scale))
+    fused = replace(arch, attention=preferred_kernel("gpu"), scan_layers=True)
+    ours = _OURS * P + microbatch_bytes(fused, "none", rows=1, length=length, platform="gpu")
     channels = arch.layers * (6 * arch.width + 3 * arch.mlp_width)
-    activations = jnp.dtype(dtype).itemsize * channels * _TOKENS * scale
-    return Size(
-        settings,
-        (_OURS + _TORCH) * P + 2 * activations + _BESIDE,
-        _OURS * P + activations + _BESIDE,
-    )
+    torch = _TORCH * P + jnp.dtype(dtype).itemsize * channels * _TOKENS * scale
+    return ours + torch + _BESIDE, ours + _BESIDE
 
 
-def _of_rollout(settings: Settings) -> Size:
+def _of_rollout(settings: Settings) -> tuple[float, float]:
     P = parameters(architecture(settings.model, "bfloat16"))
-    return Size(settings, 2 * (_SAMPLED * P + _BESIDE), _SAMPLED * P + _BESIDE)
+    return 2 * (_SAMPLED * P + _BESIDE), _SAMPLED * P + _BESIDE
 
 
 def _checked(name: str, words: str, measure: Any, about_s: float, *models: str) -> Piece:
     """Checks of numbers; of a model's with short conversations."""
     each = Settings(workload="bfcl", groups=1, group_size=4, scale=0.125)
-    sizes = tuple(_of_sweep(replace(each, model=model)) for model in models)
+    sizes = tuple(Size(replace(each, model=model), _of_sweep) for model in models)
     more = {"sizes": sizes} if sizes else {}
     return Piece(name, CORRECTNESS, words, measure, about_s, **more)
 
@@ -241,7 +247,7 @@ def _update(workload: str, model: str, groups: int, about_s: float) -> Piece:
     few = replace(first, groups=max(1, groups // 4), scale=half)
     last = replace(few, model="135m") if model == "0.5b" else replace(first, torch=())
     words = f"an update sweep, {workload}-shaped, {model}, against PyTorch"
-    sizes = tuple(map(_of_sweep, (first, few, last)))
+    sizes = tuple(Size(each, _of_sweep) for each in (first, few, last))
     return Piece(f"update_{workload}_{model}", UPDATE, words, update, about_s, sizes)
 
 
@@ -250,7 +256,7 @@ def _rollout(model: str, groups: int, about_s: float) -> Piece:
     few = replace(first, groups=max(1, groups // 4))
     last = replace(few, model="135m") if model == "0.5b" else replace(few, scale=0.5)
     words = f"a rollout, bfcl-shaped, {model}, against generate with a static KV cache"
-    sizes = tuple(map(_of_rollout, (first, few, last)))
+    sizes = tuple(Size(each, _of_rollout) for each in (first, few, last))
     return Piece(f"rollout_{model}", ROLLOUT, words, rollout, about_s, sizes)
 
 
@@ -285,7 +291,10 @@ PIECES = (
         numerics.long_sweep,
         120,
         tuple(
-            _of_sweep(Settings("bfcl", "0.5b", scale, groups=1), "float32")
+            Size(
+                Settings("bfcl", "0.5b", scale, groups=1),
+                functools.partial(_of_sweep, dtype="float32"),
+            )
             for scale in (1.0, 0.5, 0.25)
         ),
     ),
@@ -299,7 +308,8 @@ PIECES = (
         device_time,
         120,
         tuple(
-            _of_sweep(Settings("bfcl", "0.5b", scale, groups=4, torch=())) for scale in (1.0, 0.5)
+            Size(Settings("bfcl", "0.5b", scale, groups=4, torch=()), _of_sweep)
+            for scale in (1.0, 0.5)
         ),
     ),
     Piece("quickstart", QUICKSTART, "configs/quickstart.py trained to its end", quickstart, 150),

@@ -28,6 +28,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
 import numpy as np
 from transformers.utils.import_utils import is_serve_available
 
@@ -84,8 +85,13 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     """Measures, prints and returns the figures.
 
     Raises:
-      ValueError: a wrong setting, a package that is missing, or a server that does not start.
+      ValueError: a TPU; a wrong setting, a package that is missing, a server that does not start.
     """
+    if jax.default_backend() == "tpu":
+        raise ValueError(
+            "bench serving: got a TPU; allowed: a CPU or a GPU. A TPU is one process's, and the"
+            " servers are processes of their own."
+        )
     from seeupo_jax.agents import endpoint  # noqa: F401  # says what package is missing
 
     device = machine.only_device()
