@@ -22,7 +22,7 @@ def add_planned_flags(flags: Flags) -> None:
     )
     flags.flag(
         "device_memory",
-        "with --devices: of each, as 95GiB; a step of the sweep may take 0.9 of it.",
+        "with --devices: of each, as 95GiB; a step or a rollout may take 0.9 of it.",
         size,
     )
 
