@@ -95,8 +95,8 @@ def sizes(config: Config, mesh: jax.sharding.Mesh, plan: RematPlan) -> list[str]
         run = abstract_run(config, mesh, Planned(GPU_GIB * GIB))
     except ValueError:  # the sampler's copy of the policy
         return [*swept, "-", "-", "does not fit"]
-    held = sum(size for part, size in run.parts.items() if part != CACHE)
     cache = run.engine.plan
+    held = sum(size for part, size in run.parts.items() if part != CACHE) + cache.gathered_bytes
     each = cache.row_pages * cache.page_size * cache.token_bytes  # of a whole conversation
     room = math.floor(10 * (SHARE * GPU_GIB * GIB - held) / GIB) / 10
     gib = min(room, math.ceil(10 * cache.concurrency * each / GIB) / 10)

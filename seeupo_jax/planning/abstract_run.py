@@ -15,6 +15,7 @@ from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.learner.programs import COPY_FACTORS, distinct_programs, sweep_programs
 from seeupo_jax.parallel.device_memory import device_bytes
+from seeupo_jax.planning.remat import PLATFORM, SHARE
 from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.build_sampler import build_engine
@@ -96,9 +97,11 @@ def abstract_run(
     held = device_bytes((state, reference, policy.frozen))
 
     def free(_: jax.Device) -> int | None:
-        return None if planned.memory_bytes is None else max(0, planned.memory_bytes - held)
+        memory = planned.memory_bytes
+        return None if memory is None else max(0, int(SHARE * memory) - held)
 
-    engine = build_engine(config, policy, None if planned is None else free)
+    where = (None, None) if planned is None else (free, PLATFORM)
+    engine = build_engine(config, policy, *where)
     parts = {
         "parameters": device_bytes(state.params),
         "optimizer": device_bytes(state.opt_state),

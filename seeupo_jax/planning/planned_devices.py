@@ -20,7 +20,11 @@ def add_planned_flags(flags: Flags) -> None:
         " environment's files need not be here either.",
         integer(1, _MOST),
     )
-    flags.flag("device_memory", "with --devices: of each, as 95GiB.", size)
+    flags.flag(
+        "device_memory",
+        "with --devices: of each, as 95GiB; a step or a rollout may take 0.9 of it.",
+        size,
+    )
 
 
 def plan_devices(given: argparse.Namespace) -> Planned | None:

@@ -22,6 +22,8 @@ from seeupo_jax.runtime.build_sampler import plan_sampler
 # has environments and other programs to hold, and allocators need some room to themselves.
 _SHARES = {"cpu": 0.5}
 SHARE = 0.9
+# Of devices that are not here, for a sampler's memory: there it takes most beside its cache.
+PLATFORM = "gpu"
 
 
 @dataclass(frozen=True)
@@ -100,12 +102,14 @@ def plan_remat(
     memory_bytes: int | None,
     *,
     share: float | None = None,
+    sampler: str | None = None,
 ) -> RematPlan:
     """The estimate; nothing is compiled or allocated.
 
     Args:
       memory_bytes: that programs of one device may use; None: unknown.
       share: of it that a step may take; None: what suits the devices of the mesh.
+      sampler: the platform that decodes; None: that of the mesh.
     """
     policy, params = build.abstract_policy(config, mesh)
     optimizer = make_optimizer(config.optimizer, total_steps=build.total_steps(config))
@@ -131,7 +135,7 @@ def plan_remat(
     }
     share = _SHARES.get(platform, SHARE) if share is None else share
     allowed = memory_bytes and int(share * memory_bytes)
-    sampling = _sampling_bytes(config, policy, params) if config.rollout_ahead else 0
+    sampling = _sampling_bytes(config, policy, params, sampler) if config.rollout_ahead else 0
     return RematPlan(standing, activations, allowed, _replayed_bytes(config, mesh, arch), sampling)
 
 
@@ -146,7 +150,6 @@ def _replayed_bytes(config: Config, mesh: jax.sharding.Mesh, arch: Architecture)
     return tokens * arch.routing.size * arch.routing.dtype.itemsize
 
 
-def _sampling_bytes(config: Config, policy: build.Policy, params: Any) -> int:
-    """Bytes of the KV cache, the parameters that sample, and the sampler's own copy of them."""
-    plan = plan_sampler(config, policy)
-    return plan.bytes + plan.policy_bytes + device_bytes(params)
+def _sampling_bytes(config: Config, policy: build.Policy, params: Any, platform: str | None) -> int:
+    """Bytes of the parameters that sample, and of all that decoding holds besides."""
+    return plan_sampler(config, policy, platform=platform).needed_bytes + device_bytes(params)

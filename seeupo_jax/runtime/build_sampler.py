@@ -23,12 +23,16 @@ from seeupo_jax.runtime import build
 
 
 def build_engine(
-    config: Config, made: build.Policy, free: Callable[[jax.Device], int | None] | None = None
+    config: Config,
+    made: build.Policy,
+    free: Callable[[jax.Device], int | None] | None = None,
+    platform: str | None = None,
 ) -> SlotEngine:
     """The sampler, on a layout of its own of the policy's devices.
 
     Args:
       free: bytes that a device has left, or None where unknown; default: what it says.
+      platform: as of `plan_sampler`.
 
     Raises:
       ValueError: its cache and its copy of the policy do not fit into what memory is free.
@@ -39,7 +43,7 @@ def build_engine(
     return SlotEngine(
         made.network,
         build_sampling(config, made.tokenizer),
-        plan_sampler(config, made, (free_memory if free is None else free)(device)),
+        plan_sampler(config, made, (free_memory if free is None else free)(device), platform),
         mesh=mesh,
         group_size=rollout.group_size,
         steps=rollout.decode_steps,
@@ -52,17 +56,25 @@ def build_engine(
     )
 
 
-def plan_sampler(config: Config, made: build.Policy, free_bytes: int | None = None) -> CachePlan:
+def plan_sampler(
+    config: Config,
+    made: build.Policy,
+    free_bytes: int | None = None,
+    platform: str | None = None,
+) -> CachePlan:
     """The KV cache, and how the policy comes to the sampler.
 
     Args:
       free_bytes: what a device has left; None: unknown.
+      platform: that decodes, as `jax.Device.platform` names it; None: the mesh's.
 
     Raises:
       ValueError: as `build_engine`.
     """
     rollout = config.rollout
     mesh = sampler_mesh(made.mesh, rollout.mesh)
+    if platform is None:
+        platform = mesh.devices.flat[0].platform
     layout = Layout(made.network, mesh, int8=rollout.quantize == "int8")
     return plan_cache(
         made.network.arch,
@@ -71,6 +83,7 @@ def plan_sampler(config: Config, made: build.Policy, free_bytes: int | None = No
         tensor=mesh.shape["tensor"],
         reshard=layout.reshard(_held(config, made)),
         free_bytes=free_bytes,
+        read_plan=choose_read_plan(made.network.arch, rollout, platform),
     )
 
 

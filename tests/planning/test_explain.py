@@ -27,7 +27,7 @@ from seeupo_jax.metrics.compilation import Compilations
 from seeupo_jax.parallel.compiling import WORKERS
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.parallel.stop_signal import StopRequest
-from seeupo_jax.planning.abstract_run import Planned
+from seeupo_jax.planning.abstract_run import Planned, abstract_run
 from seeupo_jax.planning.explain.explain_parts import (
     episode_section,
     plan_run,
@@ -524,6 +524,21 @@ def test_less_memory_than_a_run_needs_is_told_for_planned_devices(tmp_path):
     ):
         explain_training(config, tmp_path, Planned(24 * 2**20))
     explain_training(config, tmp_path, Planned(64 * 2**20))
+
+
+def test_a_rollout_on_planned_devices_has_nine_tenths_and_counts_what_a_gpu_gathers():
+    config = load_config(QUICKSTART)
+    mesh = make_mesh(config.mesh, jax.devices()[:1])
+    run = abstract_run(config, mesh, Planned())
+    plan, arch = run.engine.plan, run.policy.network.arch
+    # 16 tasks x 8; a layer's keys and values of float32, of 128 rows and of 16 prefixes.
+    row = plan.row_pages * plan.page_size * 2 * arch.kv_heads * arch.head_dim * 4
+    assert plan.gathered_bytes == (128 + 16) * row
+    assert abstract_run(config, mesh).engine.plan.gathered_bytes == 0
+    needed = sum(run.parts.values()) + plan.gathered_bytes
+    abstract_run(config, mesh, Planned(needed * 10 // 9 + 1024))
+    with pytest.raises(ValueError, match="that decoding gathers .* that are free"):
+        abstract_run(config, mesh, Planned(needed))
 
 
 def test_an_agent_is_told_with_its_limits_and_where_the_policy_is_served(tmp_path):

@@ -97,6 +97,9 @@ def test_what_does_not_train_has_no_gradient_and_what_samples_meanwhile_stands_b
     copy = params - 4 * (256 + 1) * 64  # the sampler's: of the layers, which the trainer scans
     beside = plan_remat(ahead, one, None)
     assert beside.sampling == params + copy + cache
+    gathered = (64 + 8) * 128 * 2 * 2 * 16 * 4  # of one layer, of rows and groups' prefixes
+    on_gpu = plan_remat(ahead, one, None, sampler="gpu")
+    assert on_gpu.sampling == beside.sampling + gathered
     assert beside.needed("none") == plain.needed("none") + params + copy + cache
     critic = plan_remat(config_of(algorithm={"critic": "model", "advantage": "gae"}), one, None)
     assert critic.activations["full"] == 2 * plain.activations["full"]

@@ -18,7 +18,7 @@ from seeupo_jax.parallel.device_memory import in_units, total_memory
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.planning.abstract_run import AbstractRun, Planned, abstract_run
 from seeupo_jax.planning.explain.explanation import Section, grouped, listed
-from seeupo_jax.planning.remat import SHARE, RematPlan, choose_remat, plan_remat
+from seeupo_jax.planning.remat import PLATFORM, SHARE, RematPlan, choose_remat, plan_remat
 from seeupo_jax.policy.files.messages import unread_notice
 from seeupo_jax.policy.files.weights import PACKAGE, resolve_path
 from seeupo_jax.policy.network import ADAPTER
@@ -42,7 +42,8 @@ def plan_run(
         rollout = dataclasses.replace(config.rollout, grammar=None)
         config = dataclasses.replace(config, rollout=rollout)
     if planned is not None:
-        plan = plan_remat(config, mesh, planned.memory_bytes, share=SHARE)
+        memory = planned.memory_bytes
+        plan = plan_remat(config, mesh, memory, share=SHARE, sampler=PLATFORM)
         if config.model.remat == "auto":
             model = dataclasses.replace(config.model, remat=plan.selected)
             config = dataclasses.replace(config, model=model)
@@ -173,11 +174,14 @@ def bytes_of(run: AbstractRun, *names: str) -> str:
 def cache_lines(run: AbstractRun) -> list[str]:
     """What a rollout holds besides; the policy's way to the sampler is the mesh's to tell."""
     plan = run.engine.plan
-    lines = [f"{in_units(plan.policy_bytes):>12}  the sampler's copy of the policy"]
+    sizes = {
+        "the sampler's copy of the policy": plan.policy_bytes,
+        "KV cache of a rollout": plan.bytes,
+        "keys and values that a GPU's decode step gathers of a layer": plan.gathered_bytes,
+    }
     return [
-        *(lines if plan.policy_bytes else []),
-        f"{in_units(plan.bytes):>12}  KV cache of a rollout",
-        str(dataclasses.replace(plan, reshard=None)),
+        *(f"{in_units(size):>12}  {label}" for label, size in sizes.items() if size),
+        str(dataclasses.replace(plan, reshard=None, gathered_bytes=0)),
     ]
 
 

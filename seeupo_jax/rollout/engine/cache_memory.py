@@ -11,6 +11,7 @@ import numpy as np
 from seeupo_jax.configuration import schema
 from seeupo_jax.parallel.device_memory import GIB, in_units
 from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.rollout.engine.read_plan import ANYWHERE, KVReadPlan
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class CachePlan:
     slots: actions in the making. concurrency: open conversations. pages: of page_size tokens each.
     token_bytes: keys and values of one token in all layers, on one device.
     reshard: how the policy comes to the sampler; None: unknown.
+    gathered_bytes: keys and values of one layer that a decode step gathers of whole rows, on one
+      device; 0: a block of tokens at a time, or none.
     """
 
     shards: int
@@ -58,6 +61,7 @@ class CachePlan:
     max_context: int
     token_bytes: int
     reshard: Reshard | None = None
+    gathered_bytes: int = 0
 
     @property
     def row_pages(self) -> int:
@@ -74,16 +78,24 @@ class CachePlan:
         """Bytes of the sampler's own copy of the policy on one device."""
         return 0 if self.reshard is None else self.reshard.held_bytes
 
+    @property
+    def needed_bytes(self) -> int:
+        """Bytes of all of it on one device."""
+        return self.bytes + self.policy_bytes + self.gathered_bytes
+
     def __str__(self) -> str:
         row_bytes = self.row_pages * self.page_size * self.token_bytes
         fit = self.pages // self.row_pages
         cut = f" on each of {self.shards} shards" if self.shards > 1 else ""
         way = "" if self.reshard is None else f"; {self.reshard}"
+        beside = ""
+        if self.gathered_bytes:
+            beside = f"; {in_units(self.gathered_bytes)} beside it, gathered to decode"
         return (
             f"KV cache: {self.slots} slots{cut} for {self.concurrency} conversations,"
             f" {in_units(self.bytes)} in {self.pages} pages of {self.page_size} tokens"
             f" ({in_units(self.token_bytes)} per token, {in_units(row_bytes)} per conversation of"
-            f" {self.max_context} tokens; {fit} of them fit at once){way}"
+            f" {self.max_context} tokens; {fit} of them fit at once){beside}{way}"
         )
 
 
@@ -95,6 +107,7 @@ def plan_cache(
     tensor: int = 1,
     reshard: Reshard | None = None,
     free_bytes: int | None = None,
+    read_plan: KVReadPlan = ANYWHERE,
 ) -> CachePlan:
     """The cache of a run: every open conversation at full length, or what `cache_gib` allows.
 
@@ -102,6 +115,7 @@ def plan_cache(
       shards: parts that rows are cut into. tensor: devices that share a row's heads.
       reshard: how the policy comes to the sampler, whose copy of it lies beside the cache.
       free_bytes: what a device has left; None: unknown.
+      read_plan: how the cache is read. Without blocks a decode step gathers whole rows.
 
     Raises:
       ValueError: numbers that shards do not divide; less memory than one conversation needs; more
@@ -121,6 +135,7 @@ def plan_cache(
     token_bytes = arch.layers * 2 * heads * arch.head_dim * jnp.dtype(arch.dtype).itemsize
     page_bytes = token_bytes * rollout.page_size
     row_pages = -(-rollout.max_context // rollout.page_size)
+    row_bytes = row_pages * page_bytes // arch.layers  # in one layer
     pages = concurrency // shards * row_pages
     if rollout.cache_gib is not None:
         pages = min(pages, int(rollout.cache_gib * GIB) // page_bytes)
@@ -139,19 +154,38 @@ def plan_cache(
         max_context=rollout.max_context,
         token_bytes=token_bytes,
         reshard=reshard,
+        gathered_bytes=_gathered_rows(rollout, read_plan, slots // shards) * row_bytes,
     )
-    if free_bytes is not None and plan.bytes + plan.policy_bytes > free_bytes:
-        free = f"less than the {in_units(free_bytes)} that are free"
-        if plan.policy_bytes:
-            copy = f"{in_units(plan.policy_bytes)} of the sampler's policy ({_whose_mesh(rollout)})"
-            free = f"with {copy} together {free}"
-        raise ValueError(
-            f"config.rollout.cache_gib: got {rollout.cache_gib}, which means {in_units(plan.bytes)}"
-            f" per device for {plan.concurrency} conversations of {plan.max_context} tokens;"
-            f" allowed: {free}."
-        )
+    if free_bytes is not None:
+        _check_free(rollout, plan, free_bytes)
     _check_places(rollout, heads, plan)
     return plan
+
+
+def _gathered_rows(rollout: schema.Rollout, read_plan: KVReadPlan, slots: int) -> int:
+    """Rows at full length that a decode step gathers: slots, and prefixes that groups share."""
+    if read_plan.block is not None:
+        return 0
+    return slots + (max(1, slots // rollout.group_size) if rollout.group_size > 1 else 0)
+
+
+def _check_free(rollout: schema.Rollout, plan: CachePlan, free_bytes: int) -> None:
+    """ValueError: more than a device has left."""
+    if plan.needed_bytes <= free_bytes:
+        return
+    others = []
+    if plan.policy_bytes:
+        whose = _whose_mesh(rollout)
+        others.append(f"{in_units(plan.policy_bytes)} of the sampler's policy ({whose})")
+    if plan.gathered_bytes:
+        size = in_units(plan.gathered_bytes)
+        others.append(f"{size} that decoding gathers (config.rollout.slots, {plan.slots})")
+    beside = f"with {' and '.join(others)} together " if others else ""
+    raise ValueError(
+        f"config.rollout.cache_gib: got {rollout.cache_gib}, which means {in_units(plan.bytes)}"
+        f" per device for {plan.concurrency} conversations of {plan.max_context} tokens;"
+        f" allowed: {beside}less than the {in_units(free_bytes)} that are free."
+    )
 
 
 def _check_places(rollout: schema.Rollout, heads: int, plan: CachePlan) -> None:

@@ -8,6 +8,7 @@ from seeupo_jax.configuration import schema
 from seeupo_jax.parallel.device_memory import GIB
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.rollout.engine.cache_memory import Reshard, plan_cache
+from seeupo_jax.rollout.engine.read_plan import KVReadPlan
 
 ARCH = Architecture(
     vocab_size=32, width=64, layers=4, heads=8, kv_heads=4, head_dim=16, mlp_width=128
@@ -44,6 +45,33 @@ def test_a_copy_that_does_not_fit_beside_the_cache_is_refused():
         plan_cache(ARCH, rollout, reshard=COPY, free_bytes=cache + 3 * GIB - 1)
     with pytest.raises(ValueError, match=r"allowed: less than the .* that are free"):
         plan_cache(ARCH, rollout, free_bytes=cache - 1)
+
+
+def test_what_a_gpu_gathers_to_decode_is_planned_beside_the_cache():
+    arch = dataclasses.replace(ARCH, layers=36, kv_heads=8, head_dim=128, dtype="bfloat16")
+    rollout = schema.Rollout(
+        tasks=16, group_size=8, max_context=8192, page_size=16, cache_gib=2.25, slots=64
+    )
+    # A token has 2 x 8 x 128 numbers of 2 bytes in a layer, 4 KiB, and 8192 of them 32 MiB: those
+    # of 64 rows, and of the 8 prefixes of groups of 8 among them.
+    gathered = (64 + 8) * 32 * 2**20
+    given = {"read_plan": KVReadPlan("xla", None)}
+    # The cache: two conversations, of 36 layers.
+    cache = 2 * 36 * 32 * 2**20
+    plan = plan_cache(arch, rollout, free_bytes=cache + gathered, **given)
+    assert plan.gathered_bytes == gathered and plan.bytes == cache
+    assert "; 2.25 GiB beside it, gathered to decode" in str(plan)
+    short = (
+        r"allowed: with 2.25 GiB that decoding gathers \(config.rollout.slots, 64\) together less"
+    )
+    with pytest.raises(ValueError, match=short):
+        plan_cache(arch, rollout, free_bytes=cache + gathered - 1, **given)
+    alone = dataclasses.replace(rollout, tasks=64, group_size=1, slots=None)
+    assert plan_cache(arch, alone, **given).gathered_bytes == 64 * 32 * 2**20
+    assert plan_cache(arch, rollout, shards=4, tensor=2, **given).gathered_bytes == (
+        (16 + 2) * 16 * 2**20  # half of the heads
+    )
+    assert plan_cache(arch, rollout).gathered_bytes == 0  # in blocks, as on a CPU and a TPU
 
 
 @pytest.mark.parametrize(
