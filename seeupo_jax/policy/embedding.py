@@ -27,14 +27,11 @@ def embed(table_VD: jax.Array, tokens_NL: jax.Array) -> jax.Array:
     Every device looks up its own tokens, and sums their gradients in float32, in its own part of
     the vocabulary; devices' sums are added in the type of the table.
     """
-    # Unsharded width before the look-up: XLA would replicate its result to shard the rows.
-    table_VD = constrain(table_VD, "vocab", "embed")
     # Replicated lengths: a program's inputs must be sharded evenly, and lengths may not divide.
     tokens_NL = constrain(tokens_NL, "rows", None)
     local = functools.partial(_look_up, cut=parts("vocab") > 1)
-    vectors = ("rows", "length", "embed")
-    x = per_shard(local, [("vocab", "embed"), ("rows", "length")], vectors)(table_VD, tokens_NL)
-    return constrain(x, *vectors)
+    inputs, vectors = [("vocab", "embed"), ("rows", "length")], ("rows", "length", "embed")
+    return constrain(per_shard(local, inputs, vectors)(table_VD, tokens_NL), *vectors)
 
 
 def _look_up(table_VD: jax.Array, tokens_NL: jax.Array, *, cut: bool) -> jax.Array:

@@ -76,7 +76,9 @@ def test_what_pieces_take_is_known_without_a_device():
     said = "from seeupo_jax.bench.accelerator.pieces import BY_NAME as p; "
     said += "print(p['update_bfcl_0.5b'].fitting(None, alone=True))"
     environment = os.environ | {"JAX_PLATFORMS": "nowhere"}
-    subprocess.run([sys.executable, "-c", said], env=environment, check=True)
+    command = [sys.executable, "-c", said]
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    assert done.stdout == "([0, 1, 2], [])\n"
 
 
 def test_what_fits_in_no_size_is_not_run_and_says_so(tmp_path):

@@ -30,6 +30,7 @@ AS_PYTORCH = 1.5  # times PyTorch's own distance from the exact numbers, in bflo
 # Of log-probabilities, in nats. Between prefill and decode 2e-6 and 1e-2 were seen on CPU.
 GAPS = {"float32": 1e-4, "bfloat16": 0.1}
 GAPS_MEAN = {"float32": 1e-5, "bfloat16": 1e-2}
+_OF_STEPS = ("loss", "kl", "weights")
 ROWS, LENGTH = 2, 256  # of the tokens that logits are compared for
 
 Numbers = tuple[np.ndarray, dict[str, np.ndarray]]  # logits, gradients by their names in files
@@ -182,11 +183,11 @@ def long_sweep(record: Record, settings: Settings, rehearse: bool) -> None:
     }
     record.check("a whole sweep against PyTorch", bounded, dtype="float32", shape=shape)
     off, usual = (_distances(outcomes[side, "bfloat16"], exact) for side in ("jax", "torch"))
-    sizes = _distances(_zeros(exact), exact)
     # Of the steps there are few numbers, whose rounding may be greater by chance.
     bounded = {of: (off[of], AS_PYTORCH * usual[of]) for of in off}
-    for of in ("loss", "kl", "weights"):
-        least = TOLERANCES["bfloat16"] * sizes[of]
+    for of in _OF_STEPS:
+        numbers = np.asarray([step[of] for step in exact.steps], np.float64)
+        least = TOLERANCES["bfloat16"] * float(np.sqrt(np.nansum(numbers**2)))
         bounded[of] = off[of], max(bounded[of][1], least)
     record.check(
         "a whole sweep, as near to PyTorch's in float32 as PyTorch's own",
@@ -206,7 +207,7 @@ def _eager_sweeps(inputs: Inputs) -> TorchSweeps:
 def _distances(one: comparison.Outcome, exact: comparison.Outcome) -> dict[str, float]:
     """The distances by the Euclidean norm: of all parameters, and of each of the steps' numbers."""
     steps = list(zip(one.steps, exact.steps, strict=True))
-    pairs = {name: [(a[name], b[name]) for a, b in steps] for name in ("loss", "kl", "weights")}
+    pairs = {name: [(a[name], b[name]) for a, b in steps] for name in _OF_STEPS}
     pairs["parameters"] = [(one.tensors[name], exact.tensors[name]) for name in exact.tensors]
     return {
         name: float(np.sqrt(sum(_square(*pair) for pair in each))) for name, each in pairs.items()
@@ -218,15 +219,6 @@ def _square(one: Any, exact: Any) -> float:
     one, exact = np.asarray(one, np.float64), np.asarray(exact, np.float64)
     off = np.where(np.isnan(one) & np.isnan(exact), 0, one - exact)
     return float(np.sum(np.where(np.isnan(off), np.inf, off) ** 2))
-
-
-def _zeros(outcome: comparison.Outcome) -> comparison.Outcome:
-    """Zeros in place of numbers, NaN where it has NaN."""
-    steps = [
-        {name: np.multiply(step[name], 0.0) for name in ("loss", "kl", "weights")}
-        for step in outcome.steps
-    ]
-    return comparison.Outcome(steps, {name: 0 * x for name, x in outcome.tensors.items()})
 
 
 def _sampler_gap(sweeps: JaxSweeps, inputs: Inputs) -> tuple[float, float]:
