@@ -37,6 +37,7 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.errors import WriteError, is_full, printable
 from seeupo_jax.parallel import cluster
 from seeupo_jax.parallel.device_memory import host_memory
+from seeupo_jax.parallel.program_cache import keep_programs
 from seeupo_jax.runtime.heap import keep_freed_memory
 
 _LOGGER = logging.getLogger(__name__)
@@ -236,7 +237,7 @@ def prepare_xla() -> None:
     have used up half of its memory maps.
     """
     _forget_programs()
-    jax.config.update("jax_compilation_cache_dir", _cache_folder())
+    keep_programs(_cache_folder())
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     _set_products_of_gpu()
