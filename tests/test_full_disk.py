@@ -14,6 +14,7 @@ import pytest
 import report_cases
 import run_cases as cases
 import stored_cases
+from jax.experimental.compilation_cache import compilation_cache
 from places import TINY
 
 from seeupo_jax.configuration.flags import Flags
@@ -68,13 +69,17 @@ def checkpoints(workdir):
     return sorted(path.name for path in (workdir / "checkpoints").iterdir())
 
 
-# What takes long to compile is kept on disk as well; that there is no room for it is JAX's warning.
+# Compiled programs are kept on disk as well; that there is no room for one is JAX's warning.
 @pytest.mark.filterwarnings("ignore:Error writing persistent compilation cache entry")
 def test_a_run_without_room_ends_in_a_sentence_and_resumes_when_there_is_room(
     model, tmp_path, capfd, monkeypatch
 ):
     one = jax.devices()[:1]  # programs of one device compile sooner
     monkeypatch.setattr(jax, "devices", lambda: one)
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "programs"))
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    compilation_cache.reset_cache()
     workdir, fresh = tmp_path / "run", tmp_path / "fresh"
     run(model, workdir, 1)
     assert refused(capfd, model, workdir, 2) == (
@@ -96,8 +101,11 @@ def test_a_run_without_room_ends_in_a_sentence_and_resumes_when_there_is_room(
         evaluate(evaluated)
     assert end.value.code == 2
     assert "could not be written: File too large; what is finished is" in capfd.readouterr().err
+    jax.clear_caches()
     evaluate(evaluated)
-    assert "avg@2" in capfd.readouterr().out
+    read = capfd.readouterr()
+    assert "avg@2" in read.out
+    assert f"{tmp_path}/programs/jit_decode" in read.err and "is no whole program" in read.err
 
 
 @pytest.mark.parametrize("command", ["train", "sft", "update", "report"])
