@@ -119,11 +119,13 @@ def all_pairs(
     """Attention from the scores of all pairs, and a mask; every query needs a visible key."""
     order_NL, depth_NL, first_NC, end_NC, key_depth_NC = tree_mask
 
-    def attend(q: jax.Array, order_NL: jax.Array, depth_NL: jax.Array) -> jax.Array:
+    def attend(
+        keys: KeyValues, q: jax.Array, order_NL: jax.Array, depth_NL: jax.Array
+    ) -> jax.Array:
         mask = TreeMask(order_NL, depth_NL, first_NC, end_NC, key_depth_NC)
-        return _attend(q, KeyValues(k, v), visible_pairs(mask, window))
+        return _attend(q, keys, visible_pairs(mask, window))
 
-    return _in_chunks(attend, q_NLHd, order_NL, depth_NL, slots=k.shape[1])
+    return _in_chunks(attend, KeyValues(k, v), q_NLHd, order_NL, depth_NL)
 
 
 def _by_platform(*arrays: jax.Array, window: int | None, longest: int | None) -> jax.Array:
@@ -220,30 +222,32 @@ def _plain(
     *,
     window: int | None,
 ) -> jax.Array:
-    def attend(q: jax.Array, position: jax.Array, segment: jax.Array | None) -> jax.Array:
+    def attend(
+        keys: KeyValues, q: jax.Array, position: jax.Array, segment: jax.Array | None
+    ) -> jax.Array:
         visible = _visible(position, key_position_NC, window, segment, key_segment_NC)
-        return _attend(q, KeyValues(k, v), visible)
+        return _attend(q, keys, visible)
 
-    return _in_chunks(attend, q_NLHd, position_NL, segment_NL, slots=k.shape[1])
+    return _in_chunks(attend, KeyValues(k, v), q_NLHd, position_NL, segment_NL)
 
 
 def _in_chunks(
     attend: Callable[..., jax.Array],
+    keys: KeyValues,
     q_NLHd: jax.Array,
     position_NL: jax.Array,
     segment_NL: jax.Array | None,
-    *,
-    slots: int,
 ) -> jax.Array:
     """Attention in chunks of queries where the scores of all would take too much memory.
 
     The backward pass computes a chunk's scores again: memory grows with the row's length, not with
-    its square. Queries do not depend on each other, so neither do their results on the chunks.
+    its square. Queries do not depend on each other, so neither do their results on the chunks. The
+    gradients that chunks give the keys and values are summed in float32.
     """
     N, L, H, _ = q_NLHd.shape
-    chunk = max(QUERIES_AT_LEAST, SCORES_AT_ONCE // (N * H * slots))
+    chunk = max(QUERIES_AT_LEAST, SCORES_AT_ONCE // (N * H * keys.k.shape[1]))
     if chunk >= L:
-        return attend(q_NLHd, position_NL, segment_NL)
+        return attend(keys, q_NLHd, position_NL, segment_NL)
     count = -(-L // chunk)
 
     def fold(x: jax.Array | None) -> jax.Array | None:
@@ -252,9 +256,14 @@ def _in_chunks(
         pad = ((0, 0), (0, count * chunk - L), *((0, 0),) * (x.ndim - 2))
         return jnp.moveaxis(jnp.pad(x, pad).reshape(N, count, chunk, *x.shape[2:]), 1, 0)
 
+    wide = KeyValues(*(x.astype(jnp.float32) for x in keys))
+
+    def attend_part(part: tuple[jax.Array | None, ...]) -> jax.Array:
+        return attend(KeyValues(*(x.astype(keys.k.dtype) for x in wide)), *part)
+
     parts = (fold(q_NLHd), fold(position_NL), fold(segment_NL))
     keep = jax.checkpoint_policies.save_only_these_names(_ATTENDED)
-    out = jax.lax.map(jax.checkpoint(lambda part: attend(*part), policy=keep), parts)
+    out = jax.lax.map(jax.checkpoint(attend_part, policy=keep), parts)
     return jnp.moveaxis(out, 0, 1).reshape(N, count * chunk, *q_NLHd.shape[2:])[:, :L]
 
 

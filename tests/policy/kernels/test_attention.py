@@ -139,6 +139,23 @@ def test_queries_in_chunks_give_the_same_values_and_gradients(monkeypatch, windo
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), *results)
 
 
+def test_gradients_of_a_value_from_many_chunks_are_summed_in_float32(monkeypatch):
+    # Equal weights: query i gives 1 / (i + 1) to each value up to its own. Summed in bfloat16, the
+    # worst of 512 was 1.8% off, of 4,096 28%.
+    monkeypatch.setattr(attention, "SCORES_AT_ONCE", 1)
+    monkeypatch.setattr(attention, "QUERIES_AT_LEAST", 4)
+    L = 512
+    q = jnp.zeros((1, L, 1, 2), jnp.bfloat16)
+    position_NL = jnp.arange(L)[None]
+
+    def total(v):
+        return attend(q, KeyValues(q, v), position_NL, position_NL).astype(jnp.float32).sum()
+
+    expected_L = np.cumsum(1 / np.arange(L, 0, -1))[::-1]
+    got_L = jax.jit(jax.grad(total))(q)[0, :, 0, 0].astype(np.float32)
+    np.testing.assert_allclose(got_L, expected_L, rtol=2**-7)
+
+
 @pytest.mark.usefixtures("optimized")
 def test_memory_grows_with_the_length_and_not_with_its_square():
     def temporaries(length):
