@@ -46,7 +46,7 @@ def compiled_bytes(arch, rows, length):
     [
         (WIDE, 2, 384, remats(WIDE, "cpu")),
         (SMALL, 4, 256, ("dots",)),
-        (STREAM, 2, 512, ("full",)),  # which hardly has more than the residual stream
+        (STREAM, 2, 1024, ("full",)),  # which hardly has more than the residual stream
     ],
 )
 @pytest.mark.usefixtures("optimized")

@@ -623,7 +623,7 @@ def test_a_deterministic_collection_is_the_same_to_the_last_bit_however_long_ans
         rng = np.random.default_rng(delays)
 
         class Slow(Script):
-            wait = functools.partial(rng.choice, [0, 0.003, 0.02])
+            wait = staticmethod(functools.partial(rng.choice, [0, 0.003, 0.02]))
 
             def step(self, text):
                 time.sleep(self.wait())
