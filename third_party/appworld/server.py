@@ -170,24 +170,41 @@ class Printed(io.StringIO):
 
 
 class Guard:
-    """The ASGI application behind a token, for one client at a time, within limits."""
+    """The ASGI application behind a token, for one client at a time, within limits.
+
+    A process in which code has run ends when a request fails, or when its client asks for `/end`.
+    """
 
     def __init__(self, app, token: str, folder: str, limits: Limits):
         self._app, self._folder, self._limits, self._exit = app, folder, limits, os._exit
         self._secret = f"Bearer {token}".encode()
-        self._client, self._asked = b"", 0.0
+        self._client, self._asked = b"", 0.0  # who opened a world here, and when it asked last
+        self._ran_code = False
 
     async def __call__(self, scope, receive, send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
+        done = False
+        try:
+            await self._serve(scope, receive, send)
+            done = True
+        finally:  # names of exceptions are the code's to change
+            if not done and self._ran_code:  # else not its doing: a new process would fail as well
+                self._exit(1)
+
+    async def _serve(self, scope, receive, send) -> None:
         path, headers = scope["path"], dict(scope["headers"])
         if not hmac.compare_digest(headers.get(b"authorization", b""), self._secret):
             return await _answer(send, 401, "a request must bring the server's token")
-        if path != "/health" and not self._take(headers.get(b"x-client", b"")):
-            return await _answer(send, 409, "another client has this server")
-        if path == "/release":
+        client = headers.get(b"x-client", b"")
+        if path != "/health" and (refusal := self._refusal(client, path == "/initialize")):
+            return await _answer(send, *refusal)
+        if path in ("/release", "/end"):
             self._client = b""
-            return await _answer(send, 200, '{"output": null}')
+            await _answer(send, 200, '{"output": null}')
+            if path == "/end" and self._ran_code:
+                self._exit(1)
+            return
         if path == "/initialize":
             # Also what is allocated and not written to yet, which the next code's limit counts.
             if max(_memory_mb(_RESIDENT), _memory_mb(_DATA)) > self._limits.memory_mb:
@@ -195,6 +212,7 @@ class Guard:
                 self._exit(1)
             shutil.rmtree(Path(self._folder) / "experiments", ignore_errors=True)
             return await self._app(scope, receive, send)
+        self._ran_code |= path == "/execute"
         # Ends the process from outside of Python, also where its code hangs.
         faulthandler.dump_traceback_later(self._limits.request_s, exit=True)
         try:
@@ -202,13 +220,16 @@ class Guard:
         finally:
             faulthandler.cancel_dump_traceback_later()
 
-    def _take(self, client: bytes) -> bool:
-        """Whether the server is this client's, or is from now on."""
+    def _refusal(self, client: bytes, opens: bool) -> tuple[int, str] | None:
+        """Why a client may not ask now. One that opens a world takes a server that is free."""
         now = time.clock_gettime(time.CLOCK_MONOTONIC)  # AppWorld freezes the other clocks
-        if self._client not in (b"", client) and now - self._asked < self._limits.idle_s:
-            return False
+        free = not self._client or now - self._asked >= self._limits.idle_s
+        if client != self._client and not (opens and free):
+            if self._client:
+                return 409, "another client has this server"
+            return 410, "the server was started anew and has no world"
         self._client, self._asked = client, now
-        return True
+        return None
 
 
 async def _answer(send, status: int, text: str) -> None:

@@ -17,7 +17,15 @@ from seeupo_jax.envs.appworld.prompt import (
     system_message,
     task_message,
 )
-from seeupo_jax.envs.appworld.server import OwnServer, PoolServer, Unanswered, python_of
+from seeupo_jax.envs.appworld.server import (
+    Broken,
+    Gone,
+    OwnServer,
+    PoolServer,
+    ServerError,
+    Unanswered,
+    python_of,
+)
 from seeupo_jax.envs.base import Message, Missing, StepResult, Tool, check_choice
 from seeupo_jax.envs.episode_rewards import REWARDS, EpisodeReward
 from seeupo_jax.envs.tool_calls import ToolCallError, parse_fenced
@@ -31,6 +39,7 @@ SPLITS = {"train": "train", "test": "dev"} | {
 _SERVER_MARGIN_S = 20  # of a request beyond its code: saving the world, evaluating it
 _HUNG = "The code could not be interrupted; the episode is over."
 _CRASHED = "The code ended its Python process; the episode is over."
+_DAMAGED = "The code damaged its Python process, which cannot go on; the episode is over."
 _RAISED = "Execution failed."  # how AppWorld begins the output of code that raised
 
 
@@ -56,7 +65,7 @@ class AppWorld:
       paper shows 3000.
     code_s: seconds after which a block is interrupted; its output says so. One that cannot be ends
       its server with the limit of a request, and the episode, which then meets no requirement; so
-      does one that crashes Python.
+      does one that crashes Python, or changes it so that AppWorld fails.
     start_s: seconds in which a server must start, or become free.
     memory_mb: a server that is larger is replaced before the next episode; in an episode, a block
       that takes it to twice that gets a MemoryError.
@@ -124,12 +133,13 @@ class AppWorld:
 
         info: `requirements_passed` of `requirements`, `completed` by the policy, `calls`,
         `outputs_cut` so far, `bad_call` when the message held no block that could be run, `hung`
-        when its block could not be interrupted, `crashed` when it ended the server's process,
-        `out_of_calls` when the bound ended the episode.
+        when its block could not be interrupted, `crashed` when it, or what an earlier one left
+        behind, ended the server's process, `damaged` when AppWorld could not go on in it, `lost`:
+        the error of these three, else None; `out_of_calls` when the bound ended the episode.
 
         Raises:
-          ServerError: the server died outside of a block, refused, or its pool ended; the episode
-            is lost.
+          ServerError: the server died before the first block, refused, or its pool ended; the
+            episode is lost.
         """
         return self._running().step(text)
 
@@ -163,6 +173,16 @@ class AppWorld:
         return self._episode
 
 
+@dataclass(frozen=True)
+class _Ran:
+    """A block's output; or, where its server is lost, what to answer and the error."""
+
+    output: str | None = None
+    completed: bool = False
+    lost: str | None = None
+    error: str | None = None
+
+
 class _Episode:
     """One conversation and the world that it acts on."""
 
@@ -170,6 +190,7 @@ class _Episode:
         self._options, self._server, self._task_id = options, server, task_id
         self._calls = self._outputs_cut = 0
         self._executed: list[bool] = []  # of each step
+        self._ran_code = False
         self._done = False
         self._reward = EpisodeReward(options.reward)
         self._evaluate()
@@ -180,28 +201,27 @@ class _Episode:
         self._calls += 1
         self._reward.read(text)
         code, answer = _read(text)
-        output, lost = (None, None) if code is None else self._execute(code)
-        self._executed.append(output is not None and not output.startswith(_RAISED))
-        completed = False
-        if output is not None:
-            answer = output_message(self._cut(output))
-            completed = self._call("task_completed")
-            self._evaluate()
-        elif lost is not None:
-            answer, self._passed = lost, 0  # with its server the world is gone
-        ended = completed or lost is not None
+        ran = _Ran() if code is None else self._run(code)
+        self._executed.append(ran.output is not None and not ran.output.startswith(_RAISED))
+        if ran.output is not None:
+            answer = output_message(self._cut(ran.output))
+        elif ran.lost is not None:
+            answer, self._passed = ran.lost, 0  # with its server the world is gone
+        ended = ran.completed or ran.lost is not None
         out_of_calls = not ended and self._calls >= self._options.max_calls
         self._done = ended or out_of_calls
         info = {
             "requirements_passed": self._passed,
             "requirements": self._requirements,
-            "completed": completed,
+            "completed": ran.completed,
             "calls": self._calls,
             "outputs_cut": self._outputs_cut,
             "bad_call": code is None,
             "executed": [*self._executed],
-            "hung": lost == _HUNG,
-            "crashed": lost == _CRASHED,
+            "hung": ran.lost == _HUNG,
+            "crashed": ran.lost == _CRASHED,
+            "damaged": ran.lost == _DAMAGED,
+            "lost": ran.error,
             "out_of_calls": out_of_calls,
         }
         observation = ({"role": "user", "content": answer},)
@@ -211,18 +231,25 @@ class _Episode:
     def score(self) -> float:
         return self._passed / self._requirements
 
-    def _execute(self, code: str) -> tuple[str | None, str | None]:
-        """What a block printed; or None, and what to answer where its server ended with it.
+    def _run(self, code: str) -> _Ran:
+        """Runs a block and evaluates the world.
 
-        That is the policy's failure: one of the environment would not count, and the policy could
-        end bad episodes so.
+        A server that fails or ends from the first block on is the policy's failure: one of the
+        environment would not count, and the policy could end bad episodes so.
         """
-        began = time.monotonic()
+        began, output = time.monotonic(), None
         try:
-            return escaped(self._call("execute", code=code)), None
-        except Unanswered:
-            hung = time.monotonic() - began > self._options.code_s
-            return None, _HUNG if hung else _CRASHED
+            output = self._call("execute", code=code)
+            self._ran_code = True
+            completed = self._call("task_completed")
+            self._evaluate()
+        except (Unanswered, Broken, Gone) as error:
+            if isinstance(error, Gone) and not self._ran_code:
+                raise ServerError(str(error)) from None
+            hung = output is None and time.monotonic() - began > self._options.code_s
+            lost = _DAMAGED if isinstance(error, Broken) else _HUNG if hung else _CRASHED
+            return _Ran(lost=lost, error=str(error))
+        return _Ran(escaped(output), completed)
 
     def _evaluate(self) -> None:
         verdict = self._call("evaluate", suppress_errors=True)

@@ -23,10 +23,19 @@ MAX_REPLY = 64 * 2**20  # bytes
 _LAST = 2000  # characters at the end of a server's log in which its last line is searched
 _GRACE_S = 10.0  # the client's timeout beyond that after which a server ends itself
 _RETRY_S = 0.2  # between two rounds through a pool without a free server
+_OUTPUTS = {"execute": [str], "task_completed": [bool], "evaluate": [list, int]}
 
 
 class ServerError(RuntimeError):
     """A server ended, did not answer or refused a request; its world is lost."""
+
+
+class Gone(ServerError):
+    """A server had ended before it took a request; where it runs again, without the world."""
+
+
+class Broken(ServerError):
+    """A server took a request, and what it answered is no answer to it."""
 
 
 class Unanswered(ServerError):
@@ -35,6 +44,11 @@ class Unanswered(ServerError):
 
 class Ended(Unanswered):
     """A server took a request and ended before it had answered."""
+
+
+# Statuses with which a server that works refuses: a wrong token, a world of another client, no
+# world since it was started anew, too large.
+_REFUSALS = {401: ServerError, 409: ServerError, 410: Gone, 503: ServerError}
 
 
 @dataclass(frozen=True)
@@ -50,7 +64,9 @@ class Address:
 
         Raises:
           Unanswered, Ended: it took the request, and there is no answer.
-          ServerError: it could not be reached, or refused.
+          Broken: it took the request, and failed or answered something else.
+          Gone: it could not be reached, or has been started anew.
+          ServerError: it refused.
         """
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
         headers = {
@@ -58,7 +74,7 @@ class Address:
             "x-client": self.client,
             "content-type": "application/json",
         }
-        failure = ServerError
+        failure = Gone
         try:
             with contextlib.closing(connection):
                 connection.connect()
@@ -73,10 +89,24 @@ class Address:
             raise failure(f"{method} had no answer ({type(error).__name__})") from None
         if response.status != 200:
             text = reply[:200].decode(errors="replace")
-            raise ServerError(f"{method} was answered with {response.status}, {text}")
+            kind = _REFUSALS.get(response.status, Broken)
+            raise kind(f"{method} was answered with {response.status}, {text}")
         if len(reply) > MAX_REPLY:
-            raise ServerError(f"{method} was answered with more than {MAX_REPLY} bytes")
-        return json.loads(reply)["output"]
+            raise Broken(f"{method} was answered with more than {MAX_REPLY} bytes")
+        return _output(method, reply)
+
+
+def _output(method: str, reply: bytes) -> Any:
+    """What a reply holds. Code can change how a server writes it: nothing of it is assumed."""
+    try:
+        output = json.loads(reply)["output"]
+        parts = [output["passes"], output["num_tests"]] if method == "evaluate" else [output]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise Broken(f"{method} was answered with no answer ({describe(error)})") from None
+    for part, kind in zip(parts, _OUTPUTS.get(method, [object]), strict=True):
+        if not isinstance(part, kind):
+            raise Broken(f"{method} was answered with no answer ({type(part).__name__})")
+    return output
 
 
 class OwnServer:
@@ -131,7 +161,7 @@ class OwnServer:
             subclasses as in `Address.ask`.
         """
         if self.pid is None:
-            raise self._failed(f"the server was gone before {method}")
+            raise self._failed(f"the server was gone before {method}", Gone)
         try:
             return self._address.ask(method, body, self._request_s + _GRACE_S)
         except ServerError as error:
@@ -239,6 +269,7 @@ class PoolServer:
                     output = address.ask("initialize", body, self._start_s)
                 except ServerError as error:
                     refusal = error
+                    _leave(address, error)
                     continue
                 self._address = address
                 return output
@@ -251,8 +282,8 @@ class PoolServer:
         """The output of one of AppWorld's methods.
 
         Raises:
-          ServerError: the server is no longer held; its subclasses as in `Address.ask`, but
-            `Ended` only where the pool lives on.
+          ServerError: the server is no longer held, and has been ended where it is `Broken`; its
+            subclasses as in `Address.ask`, but `Ended` and `Gone` only where the pool lives on.
         """
         if self._address is None:
             raise ServerError(f"appworld: the server was gone before {method}")
@@ -260,9 +291,10 @@ class PoolServer:
             return self._address.ask(method, body, self._request_s + _GRACE_S)
         except ServerError as error:
             kind = type(error)
-            if kind is Ended and not self._is_replaced():
+            if kind in (Ended, Gone) and not self._is_replaced():
                 kind = ServerError
-            self.stop()
+            _leave(self._address, error)
+            self._address = None
             raise kind(f"appworld: {error}") from None
 
     def stop(self) -> None:
@@ -292,6 +324,13 @@ class PoolServer:
             ) from None
         ports.sort(key=lambda port: port != self.port)
         return [Address(port, token, self._client) for port in ports]
+
+
+def _leave(address: Address, error: ServerError) -> None:
+    """Gives a pool's server that took a request back after an error; a broken one is to end."""
+    if isinstance(error, Broken | Unanswered):  # else it is not held
+        with contextlib.suppress(ServerError):
+            address.ask("end" if isinstance(error, Broken) else "release", {}, _GRACE_S)
 
 
 def python_of(home: Path) -> Path:

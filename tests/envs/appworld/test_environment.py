@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -103,6 +104,14 @@ def health(env):
 
 def pid(env):
     return env._server.pid
+
+
+def assert_lost(env, end, how):
+    """The policy's last step, after which its world is gone: no success, and the reason is said."""
+    end = gate.check_step(end)
+    assert end.done and env.score() == 0 and end.info["requirements_passed"] == 0
+    assert [k for k in ("hung", "crashed", "damaged") if end.info[k]] == [how] and end.info["lost"]
+    assert end.info["executed"] == [True, False] and not end.info["completed"]
 
 
 @pytest.mark.parametrize("task_id", ORACLE)
@@ -396,12 +405,50 @@ def test_code_that_crashes_python_ends_the_episode_without_success(world, pool, 
     env.reset("shopping_1", seed=0)
     paid = env.step(block("print(1)")).reward
     crash = "x = ()\nfor _ in range(10**6): x = (x,)\nhash(x)"  # a stack overflow of C
-    end = gate.check_step(env.step(block(crash)))
-    assert end.done and end.info["crashed"] and not end.info["hung"]
-    assert end.info["executed"] == [True, False] and end.info["requirements_passed"] == 0
-    assert paid == 1 / 3 and env.score() == paid + end.reward == 0.0
+    end = env.step(block(crash))
+    assert_lost(env, end, "crashed")
+    assert paid == 1 / 3 and paid + end.reward == 0.0
     env.reset("shopping_1", seed=0)
     assert "1" in output(env, "print(1)")
+    os.kill(health(env)["pid"], 9)  # as what code has started may do between two blocks
+    assert_lost(env, env.step(block("print(1)")), "crashed")
+
+
+@pytest.mark.parametrize(
+    "code, how, reason",
+    [
+        ("import json\njson.dumps = None", "damaged", "execute was answered with 500, TypeError"),
+        ("import json\njson.dumps = lambda *_, **__: '{}'", "damaged", "execute .* no answer"),
+        ("import appworld\nappworld.evaluator.evaluate_task = None", "damaged", "evaluate .* 500"),
+        ("import time\ntime.clock_gettime = None", "crashed", "task_completed had no answer"),
+    ],
+)
+def test_a_server_that_code_has_broken_ends_with_the_policys_episode(pool, make, code, how, reason):
+    """An error of the environment would not count, and the next episode needs a sound server."""
+    env = make(servers=str(pool), start_s=10, code_s=2)
+    env.reset("shopping_1", seed=0)
+    paid = env.step(block("print(1)")).reward
+    broken = health(env)["pid"]
+    end = env.step(block(code))
+    assert_lost(env, end, how)
+    assert re.search(reason, end.info["lost"]) and paid == 1 / 3 and paid + end.reward == 0
+    other = make(servers=str(pool), start_s=10, code_s=2)
+    for each in (env, other):  # both servers of the pool
+        each.reset("contact_1", seed=0)
+        assert health(each)["pid"] != broken
+        assert [each.step(block(code)).done for code in ORACLE["contact_1"]] == [False, True]
+        assert each.score() == 1
+
+
+def test_a_server_that_could_not_open_a_world_is_free_at_once(pool, make, root):
+    broken = root / "data" / "tasks" / "broken_1"
+    broken.mkdir()
+    env = make(servers=str(pool), start_s=2, code_s=2)
+    with pytest.raises(ServerError, match="initialize was answered with 500"):
+        env.reset("broken_1", seed=0)
+    broken.rmdir()
+    for _ in range(2):  # all servers of the pool
+        make(servers=str(pool), start_s=10, code_s=2).reset("contact_1", seed=0)
 
 
 def test_a_pool_whose_servers_end_before_code_is_interrupted_is_refused(pool, make):

@@ -7,7 +7,14 @@ import threading
 
 import pytest
 
-from seeupo_jax.envs.appworld.server import Ended, PoolServer, ServerError, Unanswered
+from seeupo_jax.envs.appworld.server import (
+    Broken,
+    Ended,
+    Gone,
+    PoolServer,
+    ServerError,
+    Unanswered,
+)
 
 
 @pytest.mark.parametrize(
@@ -75,8 +82,12 @@ BEGUN = _reply(200, None)  # of initialize
         ([b"HTTP/1.1 2", _reply(200, {}), BEGUN], Ended),  # in the middle of its answer
         ([b""], ServerError),  # it died with its pool
         ([b"", b""], ServerError),
-        ([_reply(500, "no world"), BEGUN], ServerError),  # started anew before the request
-        ([], ServerError),  # gone before the request
+        ([_reply(410, "no world"), _reply(200, {})], Gone),  # started anew before it
+        ([], ServerError),  # gone before the request, with its pool
+        ([_reply(409, "another client")], ServerError),
+        ([_reply(500, "TypeError"), BEGUN], Broken),
+        ([_reply(404, "no such path"), BEGUN], Broken),
+        ([_reply(200, None), BEGUN], Broken),  # no text that a block printed
     ],
 )
 def test_a_server_ended_with_a_request_where_it_took_it_and_its_pool_lives(tmp_path, replies, kind):
