@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from seeupo_jax.envs import gate
-from seeupo_jax.envs.base import Message, StepResult, Tool, TransientError
+from seeupo_jax.envs.base import Message, StepResult, Tool
 from seeupo_jax.envs.transport import remote_calls, wire
 from seeupo_jax.envs.transport.processes import (
     has_ended,
@@ -120,7 +120,7 @@ class Isolated:
             raise ProcessDied(self._end())
         answer = json.loads(line)
         if "transient" in answer:
-            raise TransientError(answer["transient"])
+            raise remote_calls.transient(answer)
         if "error" in answer:
             kind, text = answer["error"]["type"], answer["error"]["text"]
             if kind == "ProtocolError":
