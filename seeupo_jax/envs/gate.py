@@ -311,7 +311,7 @@ def _messages(value: Any, where: str) -> tuple[Message, ...]:
             raise _refuse(where, role, ", ".join(ROLES), "a role ")
         if not isinstance(content, str) or not encodes(content):
             raise _refuse(where, content, "a text that UTF-8 can encode", "a content ")
-    return tuple(_plain(dict(message), where) for message in value)
+    return tuple(_plain(message, where) for message in value)
 
 
 def _tools(value: Any) -> tuple[Tool, ...]:
