@@ -15,7 +15,6 @@ from seeupo_jax.envs import Environment, gate
 from seeupo_jax.envs.base import (
     ENVIRONMENT,
     Demonstration,
-    Demonstrator,
     Message,
     StepResult,
     TaskShare,
@@ -158,14 +157,13 @@ class DemonstratingMixture(Mixture):
         demonstrations = [
             made.demonstrations(split, **options.get(label, {}))
             for label in self._parts
-            if isinstance(made := self._part(label), Demonstrator)
+            if gate.has_demonstrations(made := self._part(label))
         ]
         return _Interleaved(demonstrations)
 
     def vocabulary(self) -> Sequence[str]:
         """All environments' words."""
-        every = [self._part(label) for label in self._parts]
-        makers = [made for made in every if isinstance(made, Demonstrator)]
+        makers = filter(gate.has_demonstrations, map(self._part, self._parts))
         return tuple(dict.fromkeys(word for made in makers for word in made.vocabulary()))
 
 
@@ -197,7 +195,7 @@ def make_mixture(environments: Sequence[Mapping[str, Any]]) -> Mixture:
     """
     parts = read_parts(environments)
     made = {label: envs.make(part.name, **part.options) for label, part in parts.items()}
-    shown_how = all(isinstance(each, Demonstrator) for each in made.values())
+    shown_how = all(map(gate.has_demonstrations, made.values()))
     return _KINDS[shown_how, all(map(has_fork, made.values()))](parts, made)
 
 

@@ -123,6 +123,14 @@ def test_demonstrations_are_interleaved_where_all_have_them():
         env.demonstrations("train", two=5)
 
 
+def test_what_a_wrapper_passes_on_are_its_demonstrations():
+    wrapper = {"name": "mixture_cases:Wrapper", "options": {"name": "mixture_cases:Shown"}}
+    env = mixture(wrapper, wrapper | {"label": "two"})
+    assert gate.has_demonstrations(env) and not gate.has_demonstrations(mixture(maze(), wrapper))
+    assert len(env.demonstrations("train")) == 8
+    assert list(env.vocabulary()) == ["north", "size 4"]
+
+
 SHARES = [
     TaskShare("a", 3.0, [f"a{number}" for number in range(10)]),
     TaskShare("b", 1.0, [f"b{number}" for number in range(3)]),
