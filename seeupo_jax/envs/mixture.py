@@ -60,15 +60,16 @@ class Mixture:
         self._parts, self._made, self._playing = parts, dict(made), playing
 
     def task_shares(self, split: str) -> list[TaskShare]:
-        """The tasks of each environment, with its weight."""
-        return [
-            TaskShare(
-                label,
-                part.weight,
-                [f"{label}:{task_id}" for task_id in gate.task_ids(self._part(label), split)],
-            )
-            for label, part in self._parts.items()
-        ]
+        """The tasks of each environment, with its weight, of which its own parts have shares."""
+        shares: list[TaskShare] = []
+        for label, part in self._parts.items():
+            own = gate.task_shares(self._part(label), split)
+            total = sum(share.weight for share in own)
+            for share in own:
+                name = f"{label}:{share.name}" if share.name else label
+                task_ids = [f"{label}:{task_id}" for task_id in share.task_ids]
+                shares.append(TaskShare(name, part.weight * (share.weight / total), task_ids))
+        return shares
 
     def task_ids(self, split: str) -> list[str]:
         shares = self.task_shares(split)

@@ -131,6 +131,21 @@ def test_what_a_wrapper_passes_on_are_its_demonstrations():
     assert list(env.vocabulary()) == ["north", "size 4"]
 
 
+def test_an_environment_with_parts_of_its_own_shares_its_weight_among_them():
+    inner = {"environments": [maze(label="a", weight=9), maze(label="b")]}
+    env = mixture({"name": "mixture", "label": "tools", "options": inner, "weight": 2}, maze())
+    shares = gate.task_shares(env, "train")
+    assert [(share.name, share.weight) for share in shares] == [
+        ("tools:a", 2 * 0.9),
+        ("tools:b", 2 * 0.1),
+        ("Maze", 1),
+    ]
+    assert shares[1].task_ids[0] == "tools:b:train/a:0"
+    assert share_counts(shares, 30) == [18, 2, 10]
+    env.reset("tools:b:train/a:3", seed=0)
+    assert env.step("x").reward == 3.0
+
+
 SHARES = [
     TaskShare("a", 3.0, [f"a{number}" for number in range(10)]),
     TaskShare("b", 1.0, [f"b{number}" for number in range(3)]),
