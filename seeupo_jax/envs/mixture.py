@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -96,8 +97,10 @@ class Mixture:
         return getattr(self._running(), "finish", None)
 
     def close(self) -> None:
-        for environment in self._made.values():
-            environment.close()
+        """Closes all environments, although one fails in it."""
+        with contextlib.ExitStack() as closing:
+            for environment in self._made.values():
+                closing.callback(environment.close)
 
     def labels(self, task_id: str) -> dict[str, str]:
         environment, part_task = self._find(task_id)

@@ -56,6 +56,19 @@ def test_an_episodes_own_seed_reaches_those_that_take_one():
     assert all(made.closed for made in env._made.values())
 
 
+def test_all_are_closed_although_one_fails_in_it():
+    env = mixture(maze(label="a"), maze(label="b"), maze(label="c"))
+    made = list(env._made.values())
+
+    def fail():
+        raise OSError("gone")
+
+    made[1].close = fail
+    with pytest.raises(OSError, match="gone"):
+        env.close()
+    assert made[0].closed and made[2].closed
+
+
 def test_a_mixture_can_be_copied_where_all_of_its_environments_can():
     rolling = {"name": "isolated_cases:Rolling"}
     assert not has_fork(mixture(rolling, maze())) and not has_fork(mixture(maze()))
