@@ -89,7 +89,7 @@ def test_texts_are_played_as_they_are_and_the_task_is_the_seed():
     assert env.task_ids("test") == ["test/0", "test/1"]
     words = [env.reset(task, seed=9)[0][0]["content"] for task in ("train/2", "test/0", "train/2")]
     parrot = Parrot()
-    assert words[:2] == [parrot.reset(seed=2)[0], parrot.reset(seed=3)[0]]
+    assert words[:2] == [parrot.reset(seed=2)[0], parrot.reset(seed=2**30)[0]]
     assert words[2] == words[0]
     assert "Text(" in env.step("too long").observation[0]["content"]
     assert env.step("nope").observation[0]["content"] == "YouSaidNope"
@@ -109,6 +109,10 @@ def test_texts_are_played_as_they_are_and_the_task_is_the_seed():
         (LAKE | {"full_reward": -13}, "gymnasium_text full_reward: got -13; allowed: a number > 0"),
         (LAKE | {"full_reward": math.nan}, "full_reward: got nan; allowed: a number > 0"),
         (LAKE | {"train_tasks": -5}, "train_tasks: got -5; allowed: a whole number >= 1"),
+        (
+            LAKE | {"test_seed": 999},
+            "test_seed: got 999; allowed: a whole number >= train_tasks, 1",
+        ),
         (LAKE | {"test_tasks": 0}, "test_tasks: got 0; allowed: a whole number >= 1"),
     ],
 )
