@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from seeupo_jax.envs.base import Message, StepResult, check_choice
 
-
 FIRST_TEST = 2**30  # so that no number of training tasks makes one of a test task
 
 

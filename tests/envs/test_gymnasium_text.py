@@ -37,7 +37,21 @@ class Parrot(gymnasium.Env):
         )
 
 
+class Dial(gymnasium.Env):
+    """Shows the number of the last action, of which the first is 1."""
+
+    observation_space = gymnasium.spaces.Text(1)
+    action_space = gymnasium.spaces.Discrete(2, start=1)
+
+    def reset(self, *, seed=None, options=None):
+        return "0", {}
+
+    def step(self, action):
+        return str(action), 0.0, False, False, {}
+
+
 gymnasium.register("Parrot-v0", entry_point=Parrot)
+gymnasium.register("Dial-v0", entry_point=Dial)
 
 
 def lake(**options):
@@ -76,6 +90,12 @@ def test_an_unknown_action_is_answered_and_changes_nothing():
     for move in ("down", "down", "right", "right", "down", "right"):
         step = env.step(move)
     assert env.score() == 1.0 and step.done
+
+
+def test_names_count_from_the_first_action_of_the_space():
+    env = envs.make("gymnasium_text", id="Dial-v0", actions=["low", "high"])
+    env.reset("train/0", seed=0)
+    assert [env.step(text).observation[0]["content"] for text in ("low", "high")] == ["1", "2"]
 
 
 def test_a_time_limit_ends_the_episode():

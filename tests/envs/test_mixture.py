@@ -11,6 +11,7 @@ from reward_collections import collected
 from seeupo_jax import envs
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Demonstrator, StepResult, TaskShare
+from seeupo_jax.envs.mixture import Mixture, read_parts
 from seeupo_jax.envs.snapshot import has_fork, take_snapshot
 from seeupo_jax.envs.transport.isolated import Isolated
 from seeupo_jax.rollout.episode_metrics import rollout_metrics
@@ -54,6 +55,11 @@ def test_an_episodes_own_seed_reaches_those_that_take_one():
     assert env._made["seeded"].seeds == [77]
     env.close()
     assert all(made.closed for made in env._made.values())
+
+
+def test_one_that_is_made_when_it_is_used_has_its_options():
+    env = Mixture(read_parts([maze(options={"size": 2})]), {})  # as a copy begins
+    assert env.task_ids("train") == ["Maze:train/a:0", "Maze:train/a:1"]
 
 
 def test_all_are_closed_although_one_fails_in_it():
@@ -216,6 +222,9 @@ def test_an_environments_own_parts_are_checked():
         gate.task_shares(env, "train")
     env.shares = [TaskShare("a", 0.0, env.task_ids("train"))]
     with pytest.raises(ValueError, match="got 'a' with 2 tasks and weight 0.0; allowed: at least"):
+        gate.task_shares(env, "train")
+    env.shares = [TaskShare("a", float("inf"), env.task_ids("train"))]
+    with pytest.raises(ValueError, match="with 2 tasks and weight inf; allowed: at least"):
         gate.task_shares(env, "train")
     env.shares = [TaskShare("a", "2", env.task_ids("train"))]
     with pytest.raises(ValueError, match="with 2 tasks and weight '2'; allowed: at least"):
