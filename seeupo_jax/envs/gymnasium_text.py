@@ -22,8 +22,7 @@ class GymnasiumText:
       instruction: the system message.
       train_tasks, test_tasks: each task is one seed of `reset`; those of training count from 0.
       full_reward: the sum of rewards that scores 1; 0 scores 0.
-      test_seed: of the first test task. It depends on no other option, so that a test task is a
-        training task of no run.
+      test_seed: of the first test task; the default lies above the training tasks of all runs.
     """
 
     id: str

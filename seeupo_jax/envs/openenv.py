@@ -151,8 +151,7 @@ class OpenEnv:
       train_tasks, test_tasks: each task is one seed of `reset`; those of training count from 0.
       full_reward: the sum of rewards that scores 1; 0 scores 0.
       timeout_s: without an answer; then the episode fails.
-      test_seed: of the first test task. It depends on no other option, so that a test task is a
-        training task of no run.
+      test_seed: of the first test task; the default lies above the training tasks of all runs.
     """
 
     url: str

@@ -260,7 +260,7 @@ class EnvPool:
 
     def _judge_wait(self, waited_s: float, reason: str) -> None:
         """Warns once of a long wait for a server's room, and ends one that is too long."""
-        text = f"{reason}, and this run has up to {len(self._envs)} environments (those of"
+        text = f"{reason}, and this process has up to {len(self._envs)} environments (those of"
         text += " config.rollout.concurrency)"
         allowed = "a server with --max-sessions for those of all trainers"
         if waited_s > self._timeout_s:

@@ -500,7 +500,7 @@ def test_a_wait_that_is_long_is_said_once_and_one_that_is_too_long_ends_the_run(
         drain(pool)
     assert len(other.moments) == 1  # others are answered meanwhile
     assert str(error.value) == (
-        "http://x: all 2 sessions are open, and this run has up to 3 environments (those of"
+        "http://x: all 2 sessions are open, and this process has up to 3 environments (those of"
         " config.rollout.concurrency); waited for 0.5 s (config.env.timeout_s); allowed: a server"
         " with --max-sessions for those of all trainers."
     )

@@ -243,9 +243,8 @@ def test_a_server_without_an_answer_is_transient_and_a_late_one_is_waited_for(to
         assert env.step("wait").info == {"steps": 1}
 
 
-@pytest.mark.parametrize("limits", [{"max_sessions": 2}, {"max_connections": 2}])
-def test_more_environments_than_the_server_has_room_for_wait_and_none_is_lost(token_file, limits):
-    with served(Echo, token_file, **limits) as server:
+def test_more_environments_than_the_server_has_sessions_wait_and_none_is_lost(token_file):
+    with served(Echo, token_file, max_sessions=2) as server:
         others = [remote(server.url, token_file) for _ in range(2)]
         for one in others:
             one.reset("train/0", 0)
@@ -263,6 +262,16 @@ def test_more_environments_than_the_server_has_room_for_wait_and_none_is_lost(to
         assert [o.result[0][0]["content"] for o in outcomes] == ["train/1 0"] * 2
         assert [o.retries for o in outcomes] == [0, 0]
         pool.close()
+
+
+def test_only_a_full_server_is_waited_for(token_file):
+    token_file.write_text("secret-token\n")
+    env = remote("http://127.0.0.1:9", token_file)
+    with pytest.raises(NoRoom, match="9: all 2 connections are open"):
+        env._read(503, b'{"refused": "all 2 connections are open."}')
+    with pytest.raises(TransientError) as error:  # of a proxy
+        env._read(503, b"all 2 connections are open.")
+    assert not isinstance(error.value, NoRoom)
 
 
 def test_an_environment_in_a_process_says_that_its_server_has_no_room(token_file):
