@@ -28,6 +28,7 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.display.run_summary import learning_curve, print_summary
 from seeupo_jax.display.terminal import safe_output
+from seeupo_jax.envs.pool import ServerFull
 from seeupo_jax.errors import NotLearning, WriteError, sentence_errors
 from seeupo_jax.metrics.history import History, read_history
 from seeupo_jax.metrics.run_manifest import Launch
@@ -241,7 +242,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
             check_places(config, workdir)
             check_shared_places(config, workdir)
         launch = Launch.of_command("train", given.config)
-        with sentence_errors((WriteError, NotLearning), code=1):
+        with sentence_errors((WriteError, NotLearning, ServerFull), code=1):
             result = run_training(config, workdir, launch=launch, preparing=sentence_errors)
         if jax.process_index() == 0 and result.stopped is None:
             split, display = config.evaluation.split, config.telemetry.display

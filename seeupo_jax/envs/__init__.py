@@ -33,7 +33,7 @@ ENVIRONMENTS = {
 _METHODS = ("task_ids", "reset", "step", "score", "close")
 
 
-def make(name: str, **options: Any) -> Environment:
+def make(name: str, /, **options: Any) -> Environment:
     """An environment by name, or a user's `module:Class`.
 
     Raises:

@@ -84,6 +84,10 @@ class TransientError(Exception):
     """
 
 
+class NoRoom(TransientError):
+    """A server has no room for another episode or connection; waiting for it is no retry."""
+
+
 class Tasks(Protocol):
     """What names the tasks: an environment, or what an agent's come from."""
 

@@ -10,12 +10,13 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 
 from seeupo_jax.configuration.user_code import NAMES, encodes, is_name, shown, text_of
 from seeupo_jax.envs.base import (
+    Demonstrator,
     Environment,
     Labelled,
     Message,
@@ -160,6 +161,12 @@ def has_finish(environment: Environment) -> bool:
     return callable(getattr(environment, "finish", None))
 
 
+def has_demonstrations(environment: Any) -> TypeGuard[Demonstrator]:
+    """Whether an environment has `demonstrations` and `vocabulary`, itself or by what it wraps."""
+    # Not by isinstance, which since Python 3.12 asks no __getattr__.
+    return all(callable(getattr(environment, n, None)) for n in ("demonstrations", "vocabulary"))
+
+
 def check_last_reward(value: Any, *, max_reward: float = math.inf) -> float:
     """What `finish` returned: a last reward, or None for 0; see `check_reward`."""
     if value is None:
@@ -226,7 +233,6 @@ def labels(environment: Tasks, task_id: str) -> dict[str, str]:
     Raises:
       ValueError: one sentence: `labels` raised, or returned no texts by name.
     """
-    # Not by isinstance: since Python 3.12 it does not see what a wrapper's __getattr__ passes on.
     if not callable(getattr(environment, "labels", None)):
         return {}
     where = f"{type(environment).__name__}.labels({task_id!r})"
@@ -311,7 +317,7 @@ def _messages(value: Any, where: str) -> tuple[Message, ...]:
             raise _refuse(where, role, ", ".join(ROLES), "a role ")
         if not isinstance(content, str) or not encodes(content):
             raise _refuse(where, content, "a text that UTF-8 can encode", "a content ")
-    return tuple(_plain(dict(message), where) for message in value)
+    return tuple(_plain(message, where) for message in value)
 
 
 def _tools(value: Any) -> tuple[Tool, ...]:

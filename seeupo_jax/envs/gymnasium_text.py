@@ -20,8 +20,9 @@ class GymnasiumText:
         FrozenLake-v1 and Taxi-v4), else the observation, which must be text.
       actions: names of the actions of a Discrete space, from its first; empty for a Text space.
       instruction: the system message.
-      train_tasks, test_tasks: each task is one seed of `reset`.
+      train_tasks, test_tasks: each task is one seed of `reset`; those of training count from 0.
       full_reward: the sum of rewards that scores 1; 0 scores 0.
+      test_seed: of the first test task; the default lies above the training tasks of all runs.
     """
 
     id: str
@@ -31,11 +32,12 @@ class GymnasiumText:
     train_tasks: int = 1000
     test_tasks: int = 100
     full_reward: float = 1.0
+    test_seed: int = seeded.FIRST_TEST
 
     def __post_init__(self) -> None:
         gymnasium = _gymnasium()
         self._tasks = seeded.numbered(
-            "gymnasium_text", self.train_tasks, self.test_tasks, self.full_reward
+            "gymnasium_text", self.train_tasks, self.test_tasks, self.full_reward, self.test_seed
         )
         try:
             self._env = gymnasium.make(self.id, **self.kwargs)

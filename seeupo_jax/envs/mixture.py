@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -15,7 +16,6 @@ from seeupo_jax.envs import Environment, gate
 from seeupo_jax.envs.base import (
     ENVIRONMENT,
     Demonstration,
-    Demonstrator,
     Message,
     StepResult,
     TaskShare,
@@ -61,15 +61,16 @@ class Mixture:
         self._parts, self._made, self._playing = parts, dict(made), playing
 
     def task_shares(self, split: str) -> list[TaskShare]:
-        """The tasks of each environment, with its weight."""
-        return [
-            TaskShare(
-                label,
-                part.weight,
-                [f"{label}:{task_id}" for task_id in gate.task_ids(self._part(label), split)],
-            )
-            for label, part in self._parts.items()
-        ]
+        """The tasks of each environment, with its weight, of which its own parts have shares."""
+        shares: list[TaskShare] = []
+        for label, part in self._parts.items():
+            own = gate.task_shares(self._part(label), split)
+            total = sum(share.weight for share in own)
+            for share in own:
+                name = f"{label}:{share.name}" if share.name else label
+                task_ids = [f"{label}:{task_id}" for task_id in share.task_ids]
+                shares.append(TaskShare(name, part.weight * (share.weight / total), task_ids))
+        return shares
 
     def task_ids(self, split: str) -> list[str]:
         shares = self.task_shares(split)
@@ -96,8 +97,10 @@ class Mixture:
         return getattr(self._running(), "finish", None)
 
     def close(self) -> None:
-        for environment in self._made.values():
-            environment.close()
+        """Closes all environments, although one fails in it."""
+        with contextlib.ExitStack() as closing:
+            for environment in self._made.values():
+                closing.callback(environment.close)
 
     def labels(self, task_id: str) -> dict[str, str]:
         environment, part_task = self._find(task_id)
@@ -158,14 +161,13 @@ class DemonstratingMixture(Mixture):
         demonstrations = [
             made.demonstrations(split, **options.get(label, {}))
             for label in self._parts
-            if isinstance(made := self._part(label), Demonstrator)
+            if gate.has_demonstrations(made := self._part(label))
         ]
         return _Interleaved(demonstrations)
 
     def vocabulary(self) -> Sequence[str]:
         """All environments' words."""
-        every = [self._part(label) for label in self._parts]
-        makers = [made for made in every if isinstance(made, Demonstrator)]
+        makers = filter(gate.has_demonstrations, map(self._part, self._parts))
         return tuple(dict.fromkeys(word for made in makers for word in made.vocabulary()))
 
 
@@ -197,7 +199,7 @@ def make_mixture(environments: Sequence[Mapping[str, Any]]) -> Mixture:
     """
     parts = read_parts(environments)
     made = {label: envs.make(part.name, **part.options) for label, part in parts.items()}
-    shown_how = all(isinstance(each, Demonstrator) for each in made.values())
+    shown_how = all(map(gate.has_demonstrations, made.values()))
     return _KINDS[shown_how, all(map(has_fork, made.values()))](parts, made)
 
 

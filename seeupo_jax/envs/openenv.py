@@ -148,9 +148,10 @@ class OpenEnv:
       observation_field: the field of an observation that the policy gets; None: all, as JSON.
       reset_options: sent with every reset beside the seed.
       instruction: the system message.
-      train_tasks, test_tasks: each task is one seed of `reset`.
+      train_tasks, test_tasks: each task is one seed of `reset`; those of training count from 0.
       full_reward: the sum of rewards that scores 1; 0 scores 0.
       timeout_s: without an answer; then the episode fails.
+      test_seed: of the first test task; the default lies above the training tasks of all runs.
     """
 
     url: str
@@ -163,6 +164,7 @@ class OpenEnv:
     test_tasks: int = 100
     full_reward: float = 1.0
     timeout_s: float = 60.0
+    test_seed: int = seeded.FIRST_TEST
 
     def __post_init__(self) -> None:
         scheme = self.url.partition("://")[0]
@@ -171,7 +173,7 @@ class OpenEnv:
             raise ValueError(f"openenv url: got {self.url!r}; allowed: {allowed}.")
         self._server = _TRANSPORTS[scheme](self.url.rstrip("/"), self.timeout_s)
         self._tasks = seeded.numbered(
-            "openenv", self.train_tasks, self.test_tasks, self.full_reward
+            "openenv", self.train_tasks, self.test_tasks, self.full_reward, self.test_seed
         )
         self._total: float | None = None
         self._done = True

@@ -27,12 +27,18 @@ class TooMany(ValueError):
         )
 
 
+class Counted(dict[str, Any]):
+    """A dict from a process in which `plain` made it: its arrays, now lists, count no more."""
+
+
 def plain(value: Any) -> Any:
     """A value as JSON holds it; other values become texts, and deeper lists and dicts "[...]".
 
     Raises:
       TooMany: it has too many values.
     """
+    if isinstance(value, Counted):
+        return value
     return _plain(value, 0, itertools.count())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import queue
 import threading
@@ -12,9 +13,16 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from seeupo_jax.configuration.user_code import origin
-from seeupo_jax.envs.base import Environment, TransientError
+from seeupo_jax.envs.base import Environment, NoRoom, TransientError
 from seeupo_jax.envs.gate import ProtocolError, describe
 from seeupo_jax.envs.transport.isolated import Isolated
+
+_log = logging.getLogger(__name__)
+_ROOM_WAIT_S = 0.5  # before a server without room is asked again
+
+
+class ServerFull(ValueError):
+    """A server has had no room for an environment for too long; the text is a sentence."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,7 @@ class _Try:
     due: when it is to be queued; None once it has been.
     worker: the thread that works on it, from `started` on.
     answered: the call has had its effect, so no part of it may be repeated.
+    waited_s: for a server's room, in earlier tries; full: this one found none.
     """
 
     call: Call
@@ -72,6 +81,8 @@ class _Try:
     worker: threading.Thread | None = None
     answered: bool = False
     transient: bool = False
+    waited_s: float = 0.0
+    full: bool = False
 
     @property
     def repeatable(self) -> bool:
@@ -89,6 +100,8 @@ class EnvPool:
         separate process is killed, which ends the thread as well.
       retries: tries after the first of a call that may be repeated.
       retry_wait_s: before the first retry; doubles with each. No thread waits meanwhile.
+
+    A call that raises `NoRoom` is repeated for up to `timeout_s` of polling, without using retries.
     """
 
     def __init__(
@@ -109,6 +122,9 @@ class EnvPool:
         self._trying: dict[int, _Try] = {}  # by slot, each call's latest try
         self._finished: dict[int, tuple[Call, Outcome]] = {}  # by slot, the first to finish first
         self.abandoned = 0  # tries abandoned so far
+        self._waits = True  # whether calls wait for a server's room
+        self._warned = False
+        self._full: ServerFull | None = None
         self._threads: set[threading.Thread] = set()  # those that are not abandoned
         for _ in range(min(workers, size)):
             self._add_worker()
@@ -153,12 +169,17 @@ class EnvPool:
         Returns:
           The calls finished since the last poll, in that order (abandoned ones: by slot); none
           after `timeout_s`, or at once if no call is open.
+
+        Raises:
+          ServerFull: a call has waited for a server's room for too long; it stays open.
         """
         until = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             while True:
                 now = time.monotonic()
                 self._meet_deadlines(now)
+                if self._full is not None and self._waits:
+                    raise self._full
                 if self._finished or not self._trying or now >= until:
                     finished, self._finished = list(self._finished.values()), {}
                     return finished
@@ -166,9 +187,11 @@ class EnvPool:
                 self._changed.wait(max(0.0, min(until, *deadlines) - now))
 
     def drain(self) -> None:
-        """Waits until no call is open, and drops their results."""
+        """Waits until no call is open, and drops their results; none waits for a server's room."""
+        self._waits = False
         while self.open:
             self.poll(None)
+        self._waits, self._full = True, None
 
     def close(self, most_s: float = math.inf) -> None:
         """Closes the environments and ends the threads; calls that have not begun are dropped.
@@ -179,7 +202,8 @@ class EnvPool:
           most_s: calls that have run for longer are late, whatever `timeout_s` says.
         """
         with self._changed:
-            self._retries, self._timeout_s = 0, min(self._timeout_s, most_s)
+            self._waits, self._retries = False, 0
+            self._timeout_s = min(self._timeout_s, most_s)
             self._trying = {s: one for s, one in self._trying.items() if one.started is not None}
             idle = [slot for slot in range(len(self._envs)) if slot not in self._trying]
             self._finished = {}
@@ -222,13 +246,29 @@ class EnvPool:
         """Gives the slot its environment; the call has finished or will be retried."""
         slot, number = one.call.slot, one.number
         self._envs[slot] = environment
-        if isinstance(result, Failure) and one.repeatable and number < self._retries:
+        if isinstance(result, Failure) and one.full and one.repeatable and self._waits:
+            due, waited_s = time.monotonic() + _ROOM_WAIT_S, one.waited_s + _ROOM_WAIT_S
+            self._trying[slot] = _Try(one.call, environment, number, due, waited_s=waited_s)
+            self._judge_wait(waited_s, result.reason.removeprefix("NoRoom: "))
+        elif isinstance(result, Failure) and one.repeatable and number < self._retries:
             due = time.monotonic() + self._retry_wait_s * 2**number
             self._trying[slot] = _Try(one.call, environment, number + 1, due)
         else:
             del self._trying[slot]
             self._finished[slot] = one.call, Outcome(result, number)
         self._changed.notify()
+
+    def _judge_wait(self, waited_s: float, reason: str) -> None:
+        """Warns once of a long wait for a server's room, and ends one that is too long."""
+        text = f"{reason}, and this process has up to {len(self._envs)} environments (those of"
+        text += " config.rollout.concurrency)"
+        allowed = "a server with --max-sessions for those of all trainers"
+        if waited_s > self._timeout_s:
+            waited = f"waited for {self._timeout_s:g} s (config.env.timeout_s)"
+            self._full = ServerFull(f"{text}; {waited}; allowed: {allowed}.")
+        elif waited_s > self._timeout_s / 4 and not self._warned:
+            self._warned = True
+            _log.warning("%s; waiting. Needed is %s.", text, allowed)
 
     def _add_worker(self) -> None:
         # Daemon: one that hangs must not keep the process alive. Should it come back while the
@@ -267,10 +307,11 @@ class EnvPool:
             return call.read(one.environment, answer)
         except BaseException as error:  # even SystemExit ends this episode and no other
             one.transient = issubclass(type(error), TransientError)
+            one.full = issubclass(type(error), NoRoom)
             one.answered |= issubclass(type(error), ProtocolError)  # where the answer is checked
             where = "" if one.transient else origin(error)
             failure = Failure("env_error", f"{describe(error)} {where}".rstrip())
-        if call.fresh and not one.answered:
+        if call.fresh and not (one.answered or one.full):
             _discard(one.environment)
             one.environment = None
         return failure

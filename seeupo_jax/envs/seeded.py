@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from seeupo_jax.envs.base import Message, StepResult, check_choice
 
+FIRST_TEST = 2**30  # so that no number of training tasks makes one of a test task
+
 
 class SeedTasks:
     """Tasks `SPLIT/INDEX`, each one seed.
@@ -34,19 +36,25 @@ class SeedTasks:
         return seeds[int(index)]
 
 
-def numbered(name: str, train_tasks: int, test_tasks: int, full_reward: float) -> SeedTasks:
-    """Tasks whose seeds count from 0: first those of `train`, then those of `test`.
+def numbered(
+    name: str, train_tasks: int, test_tasks: int, full_reward: float, test_seed: int
+) -> SeedTasks:
+    """Tasks whose seeds count from 0 in `train`, and from `test_seed` in `test`.
 
     Raises:
-      ValueError: no whole numbers of tasks >= 1, or a full reward that is no number > 0.
+      ValueError: no whole numbers of tasks >= 1, a full reward that is no number > 0, or a first
+        seed of tests that is one of training, or none.
     """
     for option, tasks in (("train_tasks", train_tasks), ("test_tasks", test_tasks)):
         if type(tasks) is not int or tasks < 1:
             raise ValueError(f"{name} {option}: got {tasks!r}; allowed: a whole number >= 1.")
     if not isinstance(full_reward, int | float) or not 0 < full_reward < math.inf:
         raise ValueError(f"{name} full_reward: got {full_reward!r}; allowed: a number > 0.")
-    last = train_tasks + test_tasks
-    return SeedTasks(name, {"train": range(train_tasks), "test": range(train_tasks, last)})
+    if type(test_seed) is not int or test_seed < train_tasks:
+        allowed = f"a whole number >= train_tasks, {train_tasks}"
+        raise ValueError(f"{name} test_seed: got {test_seed!r}; allowed: {allowed}.")
+    tests = range(test_seed, test_seed + test_tasks)
+    return SeedTasks(name, {"train": range(train_tasks), "test": tests})
 
 
 def answer(text: str, reward: float = 0.0, done: bool = False) -> StepResult:

@@ -364,7 +364,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="where to listen; this machine only")
     parser.add_argument("--port", type=int, default=8700, help="0 is a free one")
     parser.add_argument("--token-file", help="made with a new token where there is none")
-    parser.add_argument("--max-sessions", type=_count, default=256, help="episodes open at once")
+    parser.add_argument("--max-sessions", type=_count, default=256, help="of all trainers together")
     parser.add_argument(
         "--max-connections", type=_count, help="open at once; default: two a session"
     )

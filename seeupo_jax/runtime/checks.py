@@ -19,7 +19,7 @@ from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.configuration.reward import Judge, without_layout
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.envs import Demonstrator, gate
+from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Missing
 from seeupo_jax.learner.optimization.optimizer import make_optimizer, try_user_optimizer
 from seeupo_jax.learner.optimization.parameter_groups import split_trained
@@ -158,7 +158,7 @@ def _check_episodes(config: Config) -> None:
         _check_tools(config, firsts)
     if not config.warm_start.stages:
         return
-    if not isinstance(envs.make(config.env.name, **config.env.options), Demonstrator):
+    if not gate.has_demonstrations(envs.make(config.env.name, **config.env.options)):
         raise ValueError(
             f"config.warm_start.stages: got {len(config.warm_start.stages)}; allowed: none, since"
             f" env {config.env.name} has no demonstrations() and vocabulary()."

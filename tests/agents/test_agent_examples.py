@@ -5,6 +5,7 @@ What is asked of the policy is answered by a script, so that it is known what ea
 
 import asyncio
 import importlib
+import itertools
 import json
 import os
 import random
@@ -170,24 +171,44 @@ def test_the_agent_of_langgraph_solves_a_case_as_the_oracle_does(endpoint, tmp_p
     assert session.answers[-1].calls[0].name == "reply"
 
 
+def judged_by_both(task, texts):
+    """The score of the example's desk, which is the environment's."""
+    case = Case(Desk(task))
+    tools, solved = open_desk(json.loads(json.dumps(case_of(task))))
+    by_name = {tool.__name__: tool for tool in tools}
+    for text in texts:
+        (call,) = parse_hermes(text)
+        result = case.step(text)
+        said = by_name[call.name](**call.arguments)
+        for message in result.observation:
+            assert said == message["content"]
+        if result.done:
+            break
+    assert solved() == case.score()
+    return solved()
+
+
 def test_the_desk_of_the_example_judges_as_the_environment_does():
     scores = []
     for index in range(200):
         task = world.make_task("train", index)
-        case = Case(Desk(task))
-        tools, solved = open_desk(json.loads(json.dumps(case_of(task))))
-        by_name = {tool.__name__: tool for tool in tools}
-        for text in play(task, 0.4, random.Random(index)):
-            (call,) = parse_hermes(text)
-            result = case.step(text)
-            said = by_name[call.name](**call.arguments)
-            for message in result.observation:
-                assert said == message["content"]
-            if result.done:
-                break
-        assert solved() == case.score()
-        scores.append(solved())
+        scores.append(judged_by_both(task, play(task, 0.4, random.Random(index))))
     assert 0.2 < sum(scores) / len(scores) < 0.6
+
+
+def test_both_desks_want_the_order_looked_up_before_it_is_changed():
+    tasks = (world.make_task("train", index) for index in itertools.count())
+    task = next(t for t in tasks if world.resolve(t.request, t.target) == "cancelled")
+    of = {"order_id": task.target.order_id}
+    calls = {name: render_hermes(f"{name}_order", **of) for name in ("get", "cancel", "return")}
+    calls["reply"] = render_hermes("reply", outcome="cancelled")
+    for order, score in {
+        "get cancel reply": 1,
+        "cancel get reply": 0,
+        "cancel reply": 0,
+        "get cancel return reply": 1,  # what is cancelled cannot be returned
+    }.items():
+        assert judged_by_both(task, [calls[name] for name in order.split()]) == score
 
 
 def test_the_page_quotes_the_examples_as_they_are_tested():

@@ -37,7 +37,21 @@ class Parrot(gymnasium.Env):
         )
 
 
+class Dial(gymnasium.Env):
+    """Shows the number of the last action, of which the first is 1."""
+
+    observation_space = gymnasium.spaces.Text(1)
+    action_space = gymnasium.spaces.Discrete(2, start=1)
+
+    def reset(self, *, seed=None, options=None):
+        return "0", {}
+
+    def step(self, action):
+        return str(action), 0.0, False, False, {}
+
+
 gymnasium.register("Parrot-v0", entry_point=Parrot)
+gymnasium.register("Dial-v0", entry_point=Dial)
 
 
 def lake(**options):
@@ -78,6 +92,12 @@ def test_an_unknown_action_is_answered_and_changes_nothing():
     assert env.score() == 1.0 and step.done
 
 
+def test_names_count_from_the_first_action_of_the_space():
+    env = envs.make("gymnasium_text", id="Dial-v0", actions=["low", "high"])
+    env.reset("train/0", seed=0)
+    assert [env.step(text).observation[0]["content"] for text in ("low", "high")] == ["1", "2"]
+
+
 def test_a_time_limit_ends_the_episode():
     env = lake(kwargs=LAKE["kwargs"] | {"max_episode_steps": 2})
     env.reset("train/0", seed=0)
@@ -89,7 +109,7 @@ def test_texts_are_played_as_they_are_and_the_task_is_the_seed():
     assert env.task_ids("test") == ["test/0", "test/1"]
     words = [env.reset(task, seed=9)[0][0]["content"] for task in ("train/2", "test/0", "train/2")]
     parrot = Parrot()
-    assert words[:2] == [parrot.reset(seed=2)[0], parrot.reset(seed=3)[0]]
+    assert words[:2] == [parrot.reset(seed=2)[0], parrot.reset(seed=2**30)[0]]
     assert words[2] == words[0]
     assert "Text(" in env.step("too long").observation[0]["content"]
     assert env.step("nope").observation[0]["content"] == "YouSaidNope"
@@ -109,6 +129,10 @@ def test_texts_are_played_as_they_are_and_the_task_is_the_seed():
         (LAKE | {"full_reward": -13}, "gymnasium_text full_reward: got -13; allowed: a number > 0"),
         (LAKE | {"full_reward": math.nan}, "full_reward: got nan; allowed: a number > 0"),
         (LAKE | {"train_tasks": -5}, "train_tasks: got -5; allowed: a whole number >= 1"),
+        (
+            LAKE | {"test_seed": 999},
+            "test_seed: got 999; allowed: a whole number >= train_tasks, 1",
+        ),
         (LAKE | {"test_tasks": 0}, "test_tasks: got 0; allowed: a whole number >= 1"),
     ],
 )

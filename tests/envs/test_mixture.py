@@ -11,6 +11,7 @@ from reward_collections import collected
 from seeupo_jax import envs
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Demonstrator, StepResult, TaskShare
+from seeupo_jax.envs.mixture import Mixture, read_parts
 from seeupo_jax.envs.snapshot import has_fork, take_snapshot
 from seeupo_jax.envs.transport.isolated import Isolated
 from seeupo_jax.rollout.episode_metrics import rollout_metrics
@@ -54,6 +55,24 @@ def test_an_episodes_own_seed_reaches_those_that_take_one():
     assert env._made["seeded"].seeds == [77]
     env.close()
     assert all(made.closed for made in env._made.values())
+
+
+def test_one_that_is_made_when_it_is_used_has_its_options():
+    env = Mixture(read_parts([maze(options={"size": 2})]), {})  # as a copy begins
+    assert env.task_ids("train") == ["Maze:train/a:0", "Maze:train/a:1"]
+
+
+def test_all_are_closed_although_one_fails_in_it():
+    env = mixture(maze(label="a"), maze(label="b"), maze(label="c"))
+    made = list(env._made.values())
+
+    def fail():
+        raise OSError("gone")
+
+    made[1].close = fail
+    with pytest.raises(OSError, match="gone"):
+        env.close()
+    assert made[0].closed and made[2].closed
 
 
 def test_a_mixture_can_be_copied_where_all_of_its_environments_can():
@@ -123,6 +142,29 @@ def test_demonstrations_are_interleaved_where_all_have_them():
         env.demonstrations("train", two=5)
 
 
+def test_what_a_wrapper_passes_on_are_its_demonstrations():
+    wrapper = {"name": "mixture_cases:Wrapper", "options": {"name": "mixture_cases:Shown"}}
+    env = mixture(wrapper, wrapper | {"label": "two"})
+    assert gate.has_demonstrations(env) and not gate.has_demonstrations(mixture(maze(), wrapper))
+    assert len(env.demonstrations("train")) == 8
+    assert list(env.vocabulary()) == ["north", "size 4"]
+
+
+def test_an_environment_with_parts_of_its_own_shares_its_weight_among_them():
+    inner = {"environments": [maze(label="a", weight=9), maze(label="b")]}
+    env = mixture({"name": "mixture", "label": "tools", "options": inner, "weight": 2}, maze())
+    shares = gate.task_shares(env, "train")
+    assert [(share.name, share.weight) for share in shares] == [
+        ("tools:a", 2 * 0.9),
+        ("tools:b", 2 * 0.1),
+        ("Maze", 1),
+    ]
+    assert shares[1].task_ids[0] == "tools:b:train/a:0"
+    assert share_counts(shares, 30) == [18, 2, 10]
+    env.reset("tools:b:train/a:3", seed=0)
+    assert env.step("x").reward == 3.0
+
+
 SHARES = [
     TaskShare("a", 3.0, [f"a{number}" for number in range(10)]),
     TaskShare("b", 1.0, [f"b{number}" for number in range(3)]),
@@ -180,6 +222,9 @@ def test_an_environments_own_parts_are_checked():
         gate.task_shares(env, "train")
     env.shares = [TaskShare("a", 0.0, env.task_ids("train"))]
     with pytest.raises(ValueError, match="got 'a' with 2 tasks and weight 0.0; allowed: at least"):
+        gate.task_shares(env, "train")
+    env.shares = [TaskShare("a", float("inf"), env.task_ids("train"))]
+    with pytest.raises(ValueError, match="with 2 tasks and weight inf; allowed: at least"):
         gate.task_shares(env, "train")
     env.shares = [TaskShare("a", "2", env.task_ids("train"))]
     with pytest.raises(ValueError, match="with 2 tasks and weight '2'; allowed: at least"):

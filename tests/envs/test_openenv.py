@@ -133,7 +133,7 @@ def make(url, **options):
 
 
 def test_an_episode_is_played_to_its_end(url):
-    env = make(url, instruction="Guess.", train_tasks=25, full_reward=4.0)
+    env = make(url, instruction="Guess.", train_tasks=25, full_reward=4.0, test_seed=25)
     messages, tools = env.reset("train/17", seed=0)
     assert messages == (
         {"role": "system", "content": "Guess."},
@@ -182,11 +182,21 @@ def test_several_conversations_with_a_server_of_one_episode_are_refused_at_the_s
 
 
 def test_whole_observations_and_actions_are_json(url):
-    env = make(url, action_field=None, observation_field=None, reset_options={"level": 2})
+    given = {"level": 2, "seed": 9}  # the task's seed decides
+    env = make(url, action_field=None, observation_field=None, reset_options=given)
     ((user,), _) = env.reset("train/4", seed=0)
     assert json.loads(user["content"])["options"] == {"level": 2, "seed": 4}
     assert env.step('So:\n{"message": "4"}').done
     env.close()
+
+
+def test_an_episode_that_is_over_as_it_begins_takes_no_action():
+    with answering({"reset": {"observation": {"text": "over"}, "done": True}}) as url:
+        env = make(url)
+        ((message,), _) = env.reset("train/4", seed=0)
+        assert message["content"] == "over"
+        with pytest.raises(ValueError, match=r"reset\(\) must come before step"):
+            env.step("4")
 
 
 def test_an_invalid_action_is_answered_and_changes_nothing(url):

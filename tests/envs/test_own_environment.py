@@ -104,11 +104,13 @@ def test_every_environment_with_options_is_shown():
     assert len(settings_on_the_page()) == 4
 
 
-def test_the_wrapper_on_the_page_pays_its_bonus_whoever_ends_the_episode():
+def test_the_wrapper_on_the_page_pays_its_bonus_whoever_ends_the_episode(tmp_path):
     (block,) = re.findall(r"```python\n(import dataclasses.*?)```", PAGE, re.DOTALL)
-    names = {}
-    exec(block, names)
-    env = names["Thrifty"]("order_desk")
+    (tmp_path / "thrifty.py").write_text(block)
+    options = {"name": "order_desk", "level": 2}  # as `config.env.options` gives them
+    env = envs.make(f"{tmp_path}/thrifty.py:Thrifty", **options)
+    assert env.inner.level == 2
+    env = envs.make(f"{tmp_path}/thrifty.py:Thrifty", name="order_desk")
     assert gate.labels(env, gate.task_ids(env, "train")[0]).keys() == {"request"}
     env.reset("train/0", seed=0)
     assert env.step("one two").reward == 0.0 and env.finish("max_turns") == 1 / 3

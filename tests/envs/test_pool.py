@@ -5,8 +5,9 @@ import time
 
 import pytest
 
-from seeupo_jax.envs.base import TransientError
-from seeupo_jax.envs.pool import Call, EnvPool, Failure, Outcome
+from seeupo_jax.envs import pool as pool_module
+from seeupo_jax.envs.base import NoRoom, TransientError
+from seeupo_jax.envs.pool import Call, EnvPool, Failure, Outcome, ServerFull
 
 TIMEOUT_S = 0.5
 WAIT_S = 0.05
@@ -475,6 +476,39 @@ def test_only_a_transient_error_repeats_a_call_that_goes_on_and_on_the_same_envi
     ]
     assert transient.environments == [before[0]] * 3 and len(lasting.moments) == 1
     assert not before[0].closed
+
+
+FULL = NoRoom("http://x: all 2 sessions are open")
+
+
+def test_a_call_waits_for_a_servers_room_on_its_environment_and_uses_no_retry(make, monkeypatch):
+    monkeypatch.setattr(pool_module, "_ROOM_WAIT_S", 0.01)
+    pool, fresh, later = make(retries=1, timeout_s=30), Flaky(9, FULL), Flaky(4, FULL)
+    assert run(pool, [Call(0, fresh, fresh=True), Call(1, later)]) == [Outcome(1, 0)] * 2
+    for flaky in (fresh, later):
+        assert len(set(flaky.environments)) == 1 and not flaky.environments[0].closed
+
+
+def test_a_wait_that_is_long_is_said_once_and_one_that_is_too_long_ends_the_run(
+    make, monkeypatch, caplog
+):
+    monkeypatch.setattr(pool_module, "_ROOM_WAIT_S", 0.05)
+    pool, other = make(size=3, retries=1, retry_wait_s=0.001, timeout_s=0.5), Flaky(0)
+    for call in (Call(0, Flaky(99, FULL), fresh=True), Call(1, Flaky(99, FULL)), Call(2, other)):
+        pool.submit(call)
+    with pytest.raises(ServerFull) as error:
+        drain(pool)
+    assert len(other.moments) == 1  # others are answered meanwhile
+    assert str(error.value) == (
+        "http://x: all 2 sessions are open, and this process has up to 3 environments (those of"
+        " config.rollout.concurrency); waited for 0.5 s (config.env.timeout_s); allowed: a server"
+        " with --max-sessions for those of all trainers."
+    )
+    (record,) = caplog.records
+    assert "--max-sessions" in record.getMessage() and "all 2 sessions" in record.getMessage()
+    assert pool.open == 2  # no call is lost: the run ends before
+    pool.drain()  # waits for no room
+    assert pool.open == 0 and run(pool, [Call(0, count)])[0].result == 1
 
 
 def test_no_retries_are_allowed(make):

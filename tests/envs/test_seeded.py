@@ -45,3 +45,16 @@ def test_the_instruction_is_the_system_message():
 def test_rewards_become_a_score_between_nothing_and_one():
     scores = [seeded.score_of(total, 20.0) for total in (-200.0, 0.0, 5.0, 20.0, 21.0)]
     assert scores == [0.0, 0.0, 0.25, 1.0, 1.0]
+
+
+def test_no_test_task_is_a_training_task_whatever_their_numbers():
+    small, large = (
+        seeded.numbered("world", train, test, 1.0, seeded.FIRST_TEST)
+        for train, test in ((10, 300), (10_000, 5))
+    )
+    tests = {small.seed(task) for task in small.ids("test")}
+    assert [large.seed(task) for task in large.ids("test")] == [
+        small.seed(f"test/{index}") for index in range(5)
+    ]
+    assert not tests & {large.seed(task) for task in large.ids("train")}
+    assert 0 < min(tests) and max(tests) < 2**31  # of the smallest integers that servers have

@@ -45,6 +45,12 @@ def test_the_oracle_wins_and_idleness_does_not(game):
         assert play(env, task_id, ["inventory"] * 3)[1] < 1.0
 
 
+def test_a_mistake_that_the_game_does_not_forgive_ends_it():
+    env = make(game="simonsays")
+    said, score = play(env, "train/0", [env.solution("train/0")[1]])  # Simon has not said it yet
+    assert said[-1].done and said[-1].observation == () and score == 0.0
+
+
 def test_episodes_side_by_side_are_what_they_are_alone():
     env = make(**SMALL)
     tasks = [f"train/{index}" for index in range(12)]

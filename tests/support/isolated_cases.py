@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
+
 from seeupo_jax.envs.base import StepResult, TransientError
 
 
@@ -76,6 +78,21 @@ class Paying(Wild):
 
     def finish(self, stop):
         return {"max_turns": 2.0, "max_tokens": 4.0}[stop]
+
+
+class Screen(Wild):
+    """Its `info` and its messages hold an image of more numbers than an `info` may have values."""
+
+    def _seen(self, role):
+        return {"role": role, "content": "1 2", "image": np.ones((300, 300, 3), np.uint8)}
+
+    def reset(self, task_id, seed):
+        super().reset(task_id, seed)
+        return (self._seen("user"),), ()
+
+    def step(self, text):
+        seen = self._seen("tool")
+        return StepResult((seen,), 1.0, True, {"screen": seen["image"]})
 
 
 class Rolling:

@@ -1,5 +1,6 @@
 """Small environments for mixtures; imported by processes of their own, which import no jax."""
 
+from seeupo_jax import envs
 from seeupo_jax.envs.base import Demonstration, StepResult
 
 
@@ -50,3 +51,13 @@ class Shown(Maze):
 
     def vocabulary(self):
         return ["north", f"size {self._size}"]
+
+
+class Wrapper:
+    """Another environment, all of which it passes on."""
+
+    def __init__(self, name, **options):
+        self._inner = envs.make(name, **options)
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)

@@ -6,7 +6,7 @@ import json
 def open_desk(case):
     """A case's tools, and a function that says whether it was solved so far (1 or 0)."""
     orders = {order["order_id"]: dict(order) for order in case["orders"]}
-    looked_up, replies = set(), []
+    looked_up, unseen, replies = set(), set(), []
 
     def find_customer(name: str) -> str:
         """The id of a customer."""
@@ -30,6 +30,9 @@ def open_desk(case):
     def change(order_id, **fields):
         if order_id not in orders:
             return json.dumps({"error": f"no order {order_id!r}"})
+        if (status := orders[order_id]["status"]) in ("cancelled", "returned"):
+            return json.dumps({"error": f"{order_id} is already {status}"})
+        unseen.update({order_id} - looked_up)
         orders[order_id] |= {"changed_before": True, **fields}
         return json.dumps({"done": order_id})
 
@@ -52,7 +55,8 @@ def open_desk(case):
 
     def solved():
         as_wanted = list(orders.values()) == case["orders_in_the_end"]
-        return float(case["target"] in looked_up and replies == [case["outcome"]] and as_wanted)
+        looked_first = case["target"] in looked_up and not unseen
+        return float(looked_first and replies == [case["outcome"]] and as_wanted)
 
     tools = [find_customer, list_orders, get_order, cancel_order, return_order, change_address]
     return [*tools, reply], solved

@@ -9,6 +9,7 @@ step; these are `<tool_call>` blocks for `DECODER`, whatever `format` the episod
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -28,7 +29,7 @@ _NO_CALL = ToolCall("no_such_tool", {})
 def export_results(
     environment: Bfcl, played: Iterable[tuple[str, int, Sequence[Mapping[str, str]]]], folder: Path
 ) -> list[str]:
-    """Writes the result files; files of an earlier export to the same folder are replaced.
+    """Writes the result files in place of those of an earlier export of the category there.
 
     Args:
       environment: how the episodes were played.
@@ -41,16 +42,19 @@ def export_results(
     for task_id, member, messages in played:
         row = {"id": task_id, "result": to_result(environment, task_id, messages)}
         rows.setdefault(member, {})[task_id] = json.dumps(row) + "\n"
+    place = Path("result", DECODER.replace("/", "_"), "multi_turn")
+    file = f"BFCL_v4_{environment.category}_result.json"
+    for earlier in folder.glob(f"member_*/{place / file}"):
+        earlier.unlink()
     commands = []
     for member in sorted(rows):
         root = folder / f"member_{member}"
-        place = root / "result" / DECODER.replace("/", "_") / "multi_turn"
-        place.mkdir(parents=True, exist_ok=True)
+        (root / place).mkdir(parents=True, exist_ok=True)
         lines = sorted(rows[member].items(), key=lambda row: int(row[0].rpartition("_")[2]))
         text = "".join(line for _, line in lines)
-        (place / f"BFCL_v4_{environment.category}_result.json").write_text(text)
+        (root / place / file).write_text(text)
         commands.append(
-            f"BFCL_PROJECT_ROOT={root.absolute()} bfcl evaluate --model {DECODER}"
+            f"BFCL_PROJECT_ROOT={shlex.quote(str(root.absolute()))} bfcl evaluate --model {DECODER}"
             f" --test-category {environment.category} --partial-eval"
         )
     return commands

@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from seeupo_jax.envs import gate
-from seeupo_jax.envs.base import Message, StepResult, Tool, TransientError
+from seeupo_jax.envs.base import Message, StepResult, Tool
+from seeupo_jax.envs.plain_values import Counted
 from seeupo_jax.envs.transport import remote_calls, wire
 from seeupo_jax.envs.transport.processes import (
     has_ended,
@@ -72,10 +73,14 @@ class Isolated:
         """Starts an episode, in a new process where there is none or the last one has died."""
         result = self._ask("reset", task_id=task_id, seed=seed, episode_seed=episode_seed)
         self._has_finish = result["finish"]
+        result["messages"] = [*map(Counted, result["messages"])]
         return remote_calls.read_opening(result)
 
     def step(self, text: str) -> StepResult:
-        return remote_calls.read_step(self._ask("step", text=text))
+        result = self._ask("step", text=text)
+        result["info"] = Counted(result["info"])
+        result["observation"] = [*map(Counted, result["observation"])]
+        return remote_calls.read_step(result)
 
     def finish(self, stop: str) -> float | None:
         """Calls the environment's `finish`, where it has one: the trainer ends its episode."""
@@ -120,7 +125,7 @@ class Isolated:
             raise ProcessDied(self._end())
         answer = json.loads(line)
         if "transient" in answer:
-            raise TransientError(answer["transient"])
+            raise remote_calls.transient(answer)
         if "error" in answer:
             kind, text = answer["error"]["type"], answer["error"]["text"]
             if kind == "ProtocolError":

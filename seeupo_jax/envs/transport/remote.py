@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import re
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 import urllib3
 
 from seeupo_jax.envs import gate
-from seeupo_jax.envs.base import Message, StepResult, TaskShare, Tool, TransientError
+from seeupo_jax.envs.base import Message, NoRoom, StepResult, TaskShare, Tool, TransientError
 from seeupo_jax.envs.transport import remote_calls, wire
 
 _log = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ _ANSWERS = {
     "step": (*remote_calls.STEP, "score"),
     "finish": ("reward", "score"),
 }
+_FULL = re.compile(rb'\{"refused": "(all \d+ (?:sessions|connections) are open)\."\}')
 _ERRORS = {"ValueError": ValueError, "ProtocolError": gate.ProtocolError}
 
 
@@ -56,7 +58,8 @@ class Remote:
     Args:
       url: of the server, such as http://127.0.0.1:8700.
       token_file: the server's token; None: the default file of this machine.
-      timeout_s: without an answer; then the call is a `TransientError`.
+      timeout_s: without an answer; then the call is a `TransientError`. Where all of the server's
+        sessions or connections are open, it is a `NoRoom` at once.
     """
 
     url: str
@@ -225,6 +228,8 @@ class Remote:
 
     def _read(self, status: int, payload: bytes) -> dict[str, Any]:
         """The environment's own answer: a dict with `result` or `error`."""
+        if status == wire.BUSY and (full := _FULL.fullmatch(payload)):
+            raise NoRoom(f"{self.url}: {full[1].decode()}")
         if status in wire.MAY_PASS:
             raise TransientError(f"{self.url}: status {status}: {_excerpt(payload)}")
         if status == wire.GONE:
@@ -242,7 +247,7 @@ class Remote:
         if status != 200 or not isinstance(answer, dict):
             raise RemoteError(f"{self.url}: status {status}: {_excerpt(payload)}")
         if "transient" in answer:
-            raise TransientError(str(answer["transient"]))
+            raise remote_calls.transient(answer)
         return answer
 
 

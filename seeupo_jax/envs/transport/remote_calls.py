@@ -8,7 +8,7 @@ from typing import Any
 
 from seeupo_jax.configuration.user_code import origin, text_of
 from seeupo_jax.envs import gate
-from seeupo_jax.envs.base import Environment, StepResult, TransientError
+from seeupo_jax.envs.base import Environment, NoRoom, StepResult, TransientError
 from seeupo_jax.envs.transport import wire
 
 STEP = ("observation", "reward", "done", "info")
@@ -58,11 +58,17 @@ def answer(
             raise OverflowError(f"an answer of {len(data)} bytes; {wire.MAX_ANSWER_BYTES} allowed")
         return data, True
     except TransientError as error:
-        return json.dumps({"transient": text_of(error)}).encode(), False
+        full = {"full": True} if issubclass(type(error), NoRoom) else {}
+        return json.dumps({"transient": text_of(error)} | full).encode(), False
     except BaseException as error:  # even SystemExit ends this episode and no other
         on_error()
         stated = {"type": type(error).__name__, "text": f"{text_of(error)} {origin(error)}".strip()}
         return json.dumps({"error": stated}).encode(), True
+
+
+def transient(answer: dict[str, Any]) -> TransientError:
+    """The error of an answer with `transient`."""
+    return (NoRoom if answer.get("full") is True else TransientError)(str(answer["transient"]))
 
 
 def read_opening(result: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from seeupo_jax import envs
 from seeupo_jax.agents.tool_format import TOOL_FORMATS
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.envs import Demonstrator
+from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Demonstration
 from seeupo_jax.envs.tool_calls import ToolCall
 from seeupo_jax.runtime.sft.conversation import ALLOWED, read_conversation
@@ -152,7 +152,7 @@ class EnvironmentConversations:
 
     def __init__(self, config: Config, split: str, options: Mapping[str, Any], field: str):
         environment = envs.make(config.env.name, **config.env.options)
-        if not isinstance(environment, Demonstrator):
+        if not gate.has_demonstrations(environment):
             raise ValueError(
                 f"{field}: got {DEMONSTRATIONS!r}; allowed: another source, since env"
                 f" {config.env.name} has no demonstrations() and vocabulary()."

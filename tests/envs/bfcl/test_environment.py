@@ -200,6 +200,8 @@ def test_a_message_that_cannot_be_read_runs_nothing_and_keeps_the_turn():
     assert '"x"' not in answer.observation[0]["content"]
     last = env.step(render_hermes("no_such_tool")).info["executed"]
     assert (result.info["executed"], last) == ([False], [False, True, False])
+    mixed = env.step(render_hermes("ls") + render_hermes("no_such_tool"))
+    assert mixed.info["executed"][-1] is False and len(mixed.observation) == 2
 
 
 def test_the_last_allowed_message_ends_the_episode_without_success():

@@ -167,3 +167,21 @@ def test_a_call_that_was_refused_for_its_size_is_not_left_to_the_scorer():
         "Done.",
     )
     assert turn[0] == NOTHING and '"exponent": 2}' in turn[1]
+
+
+def test_a_command_is_one_of_a_shell_and_an_earlier_export_of_the_category_is_replaced(tmp_path):
+    folder = tmp_path / "John's results; echo"
+    env, other = Bfcl(max_calls=1), Bfcl(category="multi_turn_miss_func", max_calls=1)
+    name, other_name = "multi_turn_base_0", "multi_turn_miss_func_0"
+    export_results(other, [(other_name, 1, play(other, other_name, ["No."]))], folder)
+    played = play(env, name, ["No."])
+    export_results(env, [(name, member, played) for member in range(3)], folder)
+    (command,) = export_results(env, [(name, 0, played)], folder)
+    written = sorted(str(file.relative_to(folder)) for file in folder.rglob("*.json"))
+    assert [(file[:8], file.rpartition("/")[2]) for file in written] == [
+        ("member_0", "BFCL_v4_multi_turn_base_result.json"),
+        ("member_1", "BFCL_v4_multi_turn_miss_func_result.json"),
+    ]
+    ran = command.replace("bfcl evaluate", "printenv BFCL_PROJECT_ROOT #")
+    said = subprocess.run(["sh", "-c", ran], capture_output=True, text=True, check=True).stdout
+    assert said == f"{folder / 'member_0'}\n"

@@ -111,6 +111,15 @@ def test_what_ends_a_process_costs_its_episode_and_says_how():
     assert not any(t.info["jax"] or t.info["pid"] == os.getpid() for t in healthy)
 
 
+def test_an_array_of_info_or_of_a_message_counts_as_one_value_in_a_process_too():
+    (thread,) = play(lambda: envs.make("isolated_cases:Screen"), ["2"], timeout_s=30)
+    (process,) = play(wild(kind="Screen"), ["2"], timeout_s=30)
+    assert thread.stop == process.stop == "done" and thread.info == process.info
+    assert np.shape(process.info["screen"]) == (300, 300, 3)
+    assert np.shape(process.messages[-1]["image"]) == (300, 300, 3)
+    assert process.messages == thread.messages
+
+
 def test_a_call_that_is_late_ends_its_process_and_all_that_it_started(tmp_path):
     # A process takes seconds to begin where the machine is busy.
     hanging, healthy = play(wild(tmp_path), ["hang", "2"], timeout_s=8)

@@ -8,12 +8,13 @@ from remote_cases import CutWire, Echo, OldServer, Process, answering, remote, s
 
 from seeupo_jax import envs
 from seeupo_jax.envs import gate
-from seeupo_jax.envs.base import TaskShare, TransientError
+from seeupo_jax.envs.base import NoRoom, TaskShare, TransientError
 from seeupo_jax.envs.gate import ProtocolError
 from seeupo_jax.envs.order_desk import orders as world
 from seeupo_jax.envs.order_desk.environment import OrderDesk
 from seeupo_jax.envs.pool import Call, EnvPool, Failure
 from seeupo_jax.envs.tool_calls import render_hermes
+from seeupo_jax.envs.transport.isolated import Isolated
 from seeupo_jax.envs.transport.remote import Remote, RemoteError
 
 
@@ -240,6 +241,47 @@ def test_a_server_without_an_answer_is_transient_and_a_late_one_is_waited_for(to
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert env.step("wait").info == {"steps": 1}
+
+
+def test_more_environments_than_the_server_has_sessions_wait_and_none_is_lost(token_file):
+    with served(Echo, token_file, max_sessions=2) as server:
+        others = [remote(server.url, token_file) for _ in range(2)]
+        for one in others:
+            one.reset("train/0", 0)
+        pool = EnvPool(
+            lambda: remote(server.url, token_file), 2, workers=2, timeout_s=60, retries=0
+        )
+        for slot in range(2):
+            pool.submit(Call(slot, lambda env: env.reset("train/1", 0), fresh=True))
+        assert pool.poll(0.7) == []
+        for one in others:  # another trainer ends
+            one.close()
+        outcomes = []
+        while pool.open:
+            outcomes += [outcome for _, outcome in pool.poll(None)]
+        assert [o.result[0][0]["content"] for o in outcomes] == ["train/1 0"] * 2
+        assert [o.retries for o in outcomes] == [0, 0]
+        pool.close()
+
+
+def test_only_a_full_server_is_waited_for(token_file):
+    token_file.write_text("secret-token\n")
+    env = remote("http://127.0.0.1:9", token_file)
+    with pytest.raises(NoRoom, match="9: all 2 connections are open"):
+        env._read(503, b'{"refused": "all 2 connections are open."}')
+    with pytest.raises(TransientError) as error:  # of a proxy
+        env._read(503, b"all 2 connections are open.")
+    assert not isinstance(error.value, NoRoom)
+
+
+def test_an_environment_in_a_process_says_that_its_server_has_no_room(token_file):
+    with served(Echo, token_file, max_sessions=1) as server:
+        remote(server.url, token_file).reset("train/0", 0)
+        options = {"url": server.url, "token_file": str(token_file)}
+        isolated = Isolated("remote", options)
+        with pytest.raises(NoRoom, match="all 1 sessions are open"):
+            isolated.reset("train/0", 0)
+        isolated.close()
 
 
 def in_pool(pool, ask, **options):
