@@ -16,7 +16,7 @@ import sentencepiece.sentencepiece_model_pb2 as schema
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 from tokenizers.models import BPE
 
-from seeupo_jax.policy.files.chat_template import MARK
+from seeupo_jax.policy.files.chat.renderer import MARK
 from seeupo_jax.policy.files.messages import CHAT_FILE, ROLES, TOOL_LISTINGS
 from seeupo_jax.policy.files.same_ids import CONFIG_FILE, TOKENIZER_FILE, compare
 
