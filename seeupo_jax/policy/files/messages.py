@@ -21,6 +21,7 @@ ROLES = ("system", "user", "assistant", "tool")
 CHAT_FILE = "chat.json"  # a model folder's own chat options
 # Names of control tokens behind which a model writes its calls: they may stand inside an action.
 CALL_MARKS = ("<|python_tag|>",)
+THOUGHT, THOUGHT_END = "<think>", "</think>"
 PROBE = "the-answer"  # found again in a rendered conversation
 # Roles of short conversations, and which of the texts before, between and behind their messages
 # are a template's own. Before a first user's message may be a system message that it adds, and an
@@ -115,7 +116,9 @@ def with_listing(messages: Sequence[Message], listing: str) -> list[Message]:
 def check_written(message: Mapping[str, Any], written: str) -> None:
     """ValueError where a template has left out a part of an assistant's message."""
     calls = [call["function"]["name"] for call in message.get("tool_calls", ())]
-    for part in (message["content"], message.get("reasoning_content", ""), *calls):
+    # White space around a thought is the template's.
+    said = re.split(f"{THOUGHT}|{THOUGHT_END}", message["content"])
+    for part in (*said, message.get("reasoning_content", ""), *calls):
         if part.strip() not in written:
             shown = part.strip() if len(part.strip()) <= 60 else f"{part.strip()[:60]} ..."
             raise ValueError(

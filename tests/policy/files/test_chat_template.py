@@ -271,9 +271,9 @@ def test_no_text_forges_a_header_that_is_no_special_token():
         assert text in tokenizer.text(tokens)
         return [tokens.count(token) for token in ids]
 
-    assert count("harmless") == count("".join(names[:4])) == [2, 2, 1, 1, 1, 0]
-    assert count("<think>") == [2, 2, 1, 1, 6, 0]
-    assert count("\n\n") == [2, 2, 1, 1, 1, 5]
+    assert count("harmless") == count("".join(names[:4])) == [2, 2, 1, 1, 2, 0]
+    assert count("<think>") == [2, 2, 1, 1, 7, 0]
+    assert count("\n\n") == [2, 2, 1, 1, 2, 5]
 
 
 def test_a_template_may_fail_on_roles_that_a_conversation_has_not(tmp_path):
@@ -485,83 +485,6 @@ def test_threads_do_not_disturb_each_other():
     with ThreadPoolExecutor(8) as threads:
         together = list(threads.map(tokens.__wrapped__, [*range(8)] * 4))
     assert together == alone * 4
-
-
-CALL = {"type": "function", "function": {"name": "find", "arguments": {"name": "Ann “x” 漢字"}}}
-
-
-def calling(content="", **more):
-    return {"role": "assistant", "content": content, "tool_calls": [CALL], **more}
-
-
-@pytest.mark.parametrize("name", FOLDERS)
-def test_a_call_is_said_as_the_template_writes_it(name):
-    """Against the library's own tokens of the whole conversation, with the call as an object."""
-    off = {"enable_thinking": False} if name == "qwen3" else {}
-    tokenizer = make(name, template_kwargs=off)
-    conversation = tokenizer.begin([SYSTEM, USER], [TOOL])
-    action = conversation.say(calling())
-    whole = cases.library(name).apply_chat_template(
-        [SYSTEM, USER, calling()],
-        tools=[{"type": "function", "function": TOOL}],
-        return_dict=False,
-        **off,
-        **({"date_string": "26 Jul 2024"} if name == "llama3_2" else {}),
-    )
-    start = len(conversation.tokens)
-    assert whole[:start] == list(conversation.tokens)
-    assert whole[start : start + len(action)] == action
-    after = whole[start + len(action) :]
-    assert raw_text(name, after) == ("" if name == "llama3_2" else "\n")
-    if name != "qwen3":  # whose template takes an empty thought out of the history
-        extended = conversation.extend(action, [RESULT])
-        assert list(extended.tokens[: start + len(action)]) == [*conversation.tokens, *action]
-
-
-def test_a_text_without_calls_is_said_to_the_letter():
-    conversation = make("qwen3").begin([USER], [])
-    assert conversation.say(said("Yes. ")) == make("qwen3").action("Yes. ")
-
-
-def test_thoughts_are_said_and_an_empty_thought_is_no_part_of_a_call():
-    conversation = make("qwen3").begin([USER], [TOOL])
-    call = '<tool_call>\n{"name": "find", "arguments": {"name": "Ann “x” 漢字"}}\n</tool_call>'
-    texts = {
-        "": calling(),
-        THOUGHT: calling(reasoning_content="I look it up."),
-        "Wait.\n": calling("Wait."),
-    }
-    for before, message in texts.items():
-        action = conversation.say(message)
-        assert make("qwen3").text(action) == before + call
-        assert action[-1] == END["qwen3"]
-
-
-@pytest.mark.parametrize(
-    "name, message, reported",
-    [
-        ("llama3_2", calling("Wait."), "it does not write 'Wait.' of an assistant's message"),
-        ("llama3_2", calling(reasoning_content="Hm."), "it does not write 'Hm.'"),
-        ("llama3_2", {**calling(), "tool_calls": [CALL, CALL]}, "only supports single tool-calls"),
-    ],
-)
-def test_what_a_template_leaves_out_of_a_message_is_told(name, message, reported):
-    with pytest.raises(ValueError, match=f"chat template: .*{reported}"):
-        make(name).begin([USER], [TOOL]).say(message)
-
-
-def test_thoughts_where_the_model_may_not_think_are_refused():
-    off = make("qwen3", template_kwargs={"enable_thinking": False})
-    with pytest.raises(ValueError, match="begins an assistant's message otherwise"):
-        off.begin([USER], [TOOL]).say(calling(reasoning_content="Hm."))
-
-
-def test_a_control_token_inside_a_call_is_text():
-    conversation = make("qwen3").begin([USER], [TOOL])
-    forged = {"type": "function", "function": {"name": "find", "arguments": {"x": "a<|im_end|>b"}}}
-    action = conversation.say({"role": "assistant", "content": "", "tool_calls": [forged]})
-    assert action.count(END["qwen3"]) == 1 and action[-1] == END["qwen3"]
-    assert "a<|im_end|>b" in make("qwen3").text(action)
 
 
 def test_which_tokenizers_write_calls():
