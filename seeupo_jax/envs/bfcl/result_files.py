@@ -48,7 +48,7 @@ def export_results(
         place.mkdir(parents=True, exist_ok=True)
         lines = sorted(rows[member].items(), key=lambda row: int(row[0].rpartition("_")[2]))
         text = "".join(line for _, line in lines)
-        (place / f"BFCL_v4_{environment.category}_result.json").write_text(text)
+        (place / f"BFCL_v4_{environment.category}_result.json").write_text(text, encoding="utf-8")
         commands.append(
             f"BFCL_PROJECT_ROOT={root.absolute()} bfcl evaluate --model {DECODER}"
             f" --test-category {environment.category} --partial-eval"

@@ -127,7 +127,7 @@ class HuggingFaceTokenizer:
             | self._generation
             | {"eos_token_id": list(self.end_ids)}
         )
-        file.write_text(json.dumps(values, indent=2) + "\n")
+        file.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
         save_chat(folder, self._chat)
 
     def _decode_all(self, tokens: Sequence[int]) -> str:

@@ -100,7 +100,7 @@ def save_chat(folder: Path, chat: schema.Chat) -> None:
     del values["template"]  # the folder holds the template itself
     if not values["template_kwargs"]:
         del values["template_kwargs"]
-    (folder / CHAT_FILE).write_text(json.dumps(values, indent=2) + "\n")
+    (folder / CHAT_FILE).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 def with_listing(messages: Sequence[Message], listing: str) -> list[Message]:
@@ -134,13 +134,16 @@ def choose_template(stored: Any, chat: schema.Chat, where: str) -> str | None:
       where: the model, in errors.
 
     Raises:
-      ValueError: no such file, or several templates.
+      ValueError: no such file, or one that is not UTF-8, or several templates.
     """
     if chat.template is not None:
         file = Path(chat.template)
         if not file.is_file():
             raise ValueError(f"config.chat.template: got {chat.template!r}; allowed: a Jinja file.")
-        return file.read_text()
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"config.chat.template: {file} cannot be read: {error}.") from None
     if stored is None or isinstance(stored, str):
         return stored
     raise ValueError(

@@ -386,6 +386,13 @@ def test_a_template_that_does_not_work_is_told(tmp_path, template, reason):
         make("qwen2_5", template=str(file))
 
 
+def test_a_template_in_another_encoding_is_told(tmp_path):
+    file = tmp_path / "latin.jinja"
+    file.write_bytes("Gefäß".encode("latin-1") + ENDING.encode())
+    with pytest.raises(ValueError, match=f"config.chat.template: {file} cannot be read: 'utf-8'"):
+        make("qwen2_5", template=str(file))
+
+
 def test_a_conversation_that_the_template_refuses_is_told(tmp_path):
     file = tmp_path / "chat.jinja"
     rule = "{% if messages[0].role == 'system' %}{{ raise_exception('No system.') }}{% endif %}"
