@@ -176,8 +176,9 @@ def with_kwargs(template: str | None, chat: schema.Chat) -> str | None:
     """The template with `chat.template_kwargs` as its defaults, for other software."""
     if template is None:
         return None
+    # The library trims a newline after a tag: the template begins a line, as it does without these.
     given = "".join(
-        f"{{%- if {name} is not defined -%}}{{%- set {name} = {value!r} -%}}{{%- endif -%}}"
+        f"{{%- if {name} is not defined -%}}{{%- set {name} = {value!r} -%}}{{%- endif %}}\n"
         for name, value in chat.template_kwargs.items()
     )
     return template if template.startswith(given) else given + template
