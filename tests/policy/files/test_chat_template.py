@@ -1,5 +1,6 @@
 """Chat templates: rendered once, then extended; what was sampled stays; no text forges a role."""
 
+import copy
 import functools
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -470,6 +471,37 @@ def test_a_saved_tokenizer_comes_back_for_us_and_for_the_library(tmp_path, name)
     assert library.apply_chat_template(messages, tokenize=False).startswith("Calm.")
     text = cases.random_text(rng, pieces=40)
     assert library.encode(text, add_special_tokens=False) == encode(name, text)
+
+
+@pytest.mark.parametrize(
+    "start",
+    ["", " ", "\n", "\n\n ", "  {% if true %} {% endif %}", "\n  {%- if true %}x{% endif %}"],
+)
+def test_kwargs_of_an_exported_template_change_none_of_its_white_space(start):
+    template, kwargs = start + "{{ mood }}{{ more }}" + ENDING, {"mood": "Calm.", "more": 1}
+    library = copy.copy(cases.library("qwen2_5"))
+    wanted = library.apply_chat_template([USER], chat_template=template, tokenize=False, **kwargs)
+    library.chat_template = template
+    chat = schema.Chat(template_kwargs=kwargs)
+    tokenizer = HuggingFaceTokenizer(library, chat, generation={}, where="a test")
+    assert raw_text("qwen2_5", tokenizer.begin([USER], ()).tokens) == wanted
+    assert library.apply_chat_template([USER], tokenize=False) == wanted
+    exported = library.chat_template  # is read again, and exported as it is
+    tokenizer = HuggingFaceTokenizer(library, chat, generation={}, where="a test")
+    assert raw_text("qwen2_5", tokenizer.begin([USER], ()).tokens) == wanted
+    assert library.chat_template == exported
+
+
+def test_sampling_settings_are_saved_with_the_tokenizer(tmp_path):
+    folder, saved = small_folder(tmp_path / "read"), tmp_path / "saved"
+    saved.mkdir()
+    end = cases.small_library().convert_tokens_to_ids("<|im_end|>")
+    stored = {"eos_token_id": end, "temperature": 0.6, "top_k": 20}
+    (folder / "generation_config.json").write_text(json.dumps(stored))
+    (saved / "generation_config.json").write_text('{"temperature": 0.5, "max_length": 9}')
+    load(folder, None).save(saved)
+    values = json.loads((saved / "generation_config.json").read_text())
+    assert values == {"max_length": 9, **stored, "eos_token_id": [end]}
 
 
 def test_a_saved_tokenizer_has_the_names_of_version_4_of_transformers(tmp_path):
