@@ -80,7 +80,9 @@ def template_writes(tokenizer: Tokenizer, tool_format: ToolFormat) -> bool:
         said = tokenizer.begin([{"role": "user", "content": "?"}], ()).say(message)
     except Exception:  # a template may raise anything
         return False
-    return tool_format.parse(tokenizer.text(said)) == (content, (call, call))
+    text = tokenizer.text(said)
+    answer = text[thoughts_end(text) :].lstrip()  # some headers open a thought, empty here
+    return tool_format.parse(answer) == (content, (call, call))
 
 
 def as_function(call: ToolCall) -> dict[str, object]:

@@ -13,7 +13,7 @@ FILE = "assets/aot/estimates_cpu.json"  # as `bench estimates --json` writes it
 @functools.cache
 def measured() -> dict[str, Any]:
     """The figures, as they were written."""
-    return json.loads((importlib.resources.files("seeupo_jax") / FILE).read_text())
+    return json.loads((importlib.resources.files("seeupo_jax") / FILE).read_text(encoding="utf-8"))
 
 
 def factors() -> dict[str, tuple[float, float]]:

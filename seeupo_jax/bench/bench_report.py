@@ -46,7 +46,7 @@ def run(flags: argparse.Namespace) -> None:
             draw(points, label, plot)
             drawn[label] = Path(os.path.relpath(plot, flags.output.parent)).as_posix()
     flags.output.parent.mkdir(parents=True, exist_ok=True)
-    flags.output.write_text(page(results, drawn))
+    flags.output.write_text(page(results, drawn), encoding="utf-8")
     print(f"wrote {flags.output}, from {len(results)} files of {flags.results}")
 
 
@@ -138,7 +138,8 @@ def page(results: dict[str, Figures], drawn: dict[str, str]) -> str:
 
 
 def _prose(name: str) -> str:
-    return (importlib.resources.files("seeupo_jax") / "assets" / "bench" / name).read_text()
+    folder = importlib.resources.files("seeupo_jax") / "assets" / "bench"
+    return (folder / name).read_text(encoding="utf-8")
 
 
 def _machines(results: dict[str, Figures]) -> str:

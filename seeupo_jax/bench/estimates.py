@@ -140,7 +140,7 @@ def _measure(case: Case, chip: Chip, repeats: int) -> tuple[Iteration, dict[str,
         model, lines = Path(folder, "model"), Path(folder, "trajectories.jsonl")
         write_model(arch, model, seed=settings.seed)
         made = trajectory_lines(work, random_actions(work, settings.seed), seed=settings.seed)
-        lines.write_text("\n".join(made) + "\n")
+        lines.write_text("\n".join(made) + "\n", encoding="utf-8")
         sweeps = JaxSweeps(Inputs(settings, arch, work, model, lines, fields))
         estimated = _estimate(fields, chip)
     timer = Timer()

@@ -282,7 +282,7 @@ def _swept(sweeps: JaxSweeps | TorchSweeps, inputs: Inputs, actions: Actions) ->
     with tempfile.TemporaryDirectory() as folder:
         lines = Path(folder, "sampled.jsonl")
         made = trajectory_lines(inputs.work, actions, seed=inputs.settings.seed)
-        lines.write_text("\n".join(made) + "\n")
+        lines.write_text("\n".join(made) + "\n", encoding="utf-8")
         return sweeps.run(lines)
 
 

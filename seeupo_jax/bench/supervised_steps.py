@@ -55,7 +55,7 @@ class Step(NamedTuple):
 
 def read_segments(lines: Path) -> list[Segment]:
     """The conversations of a trajectory file, their actions as assistant messages."""
-    records = map(json.loads, lines.read_text().splitlines())
+    records = map(json.loads, lines.read_text(encoding="utf-8").splitlines())
     return [
         Segment(
             np.array(record["tokens"], np.int32),

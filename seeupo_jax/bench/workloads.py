@@ -226,7 +226,7 @@ def bfcl_lengths() -> tuple[Lengths, ...]:
     message.
     """
     file = importlib.resources.files("seeupo_jax") / BFCL_FILE
-    conversations = json.loads(file.read_text())["conversations"]
+    conversations = json.loads(file.read_text(encoding="utf-8"))["conversations"]
     return tuple(Lengths(prompt, tuple(a), tuple(o)) for prompt, a, o in conversations)
 
 
@@ -355,5 +355,5 @@ def prepared(settings: Settings, dtype: str) -> Iterator[Inputs]:
         write_model(arch, model, seed=settings.seed)
         actions = random_actions(work, settings.seed)
         made = trajectory_lines(work, actions, seed=settings.seed)
-        lines.write_text("\n".join(made) + "\n")
+        lines.write_text("\n".join(made) + "\n", encoding="utf-8")
         yield Inputs(settings, arch, work, model, lines, fields)

@@ -102,10 +102,10 @@ def write_manifest(folder: epath.Path, manifest: Mapping[str, Any]) -> None:
     """Makes the folder a checkpoint, at one moment."""
     text = json.dumps({"sha256": _seal(manifest), "manifest": manifest}, indent=1)
     if is_bucket(folder):  # an object is there whole or not at all
-        (folder / MANIFEST).write_text(text)
+        (folder / MANIFEST).write_text(text, encoding="utf-8")
         return
     unfinished = folder / _UNFINISHED_MANIFEST
-    unfinished.write_text(text)
+    unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(folder / MANIFEST)
 
 
@@ -116,7 +116,7 @@ def read_manifest(folder: epath.Path) -> dict[str, Any]:
       Damaged: it is not as it was written.
     """
     try:
-        sealed = json.loads((folder / MANIFEST).read_text())
+        sealed = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if sealed["sha256"] == _seal(sealed["manifest"]):
             return sealed["manifest"]
     except (ValueError, TypeError, LookupError, RecursionError, IsADirectoryError):

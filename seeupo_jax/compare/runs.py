@@ -226,7 +226,9 @@ def train(run: PlannedRun, request: StopRequest) -> None:
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunFailed("another process trains it") from None
-        (run.folder / CONFIG_FILE).write_text(json.dumps(to_dict(run.config), indent=2) + "\n")
+        (run.folder / CONFIG_FILE).write_text(
+            json.dumps(to_dict(run.config), indent=2) + "\n", encoding="utf-8"
+        )
         before = log.tell()
         # In a session of its own, Ctrl-C reaches it once: from here.
         process = subprocess.Popen(

@@ -196,7 +196,7 @@ def _train(cell: Cell, places: Places, at: str) -> bool:
     began = time.process_time()
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with (folder / _LOG_FILE).open("a") as log:
+        with (folder / _LOG_FILE).open("a", encoding="utf-8") as log:
             with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
                 stopped = seeupo_jax.train(cell.config, folder).stopped
     except (ValueError, NotLearning, WriteError) as error:

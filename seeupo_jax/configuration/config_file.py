@@ -100,7 +100,7 @@ def read_layouts(file: Path) -> dict[str, dict[str, Any]]:
       ValueError: a file that cannot be read, or that holds something else.
     """
     try:
-        layouts = json.loads(file.read_text())
+        layouts = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{file} cannot be read: {describe(error)}.") from error
     if not isinstance(layouts, dict) or not all(isinstance(x, dict) for x in layouts.values()):

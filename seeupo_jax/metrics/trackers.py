@@ -211,7 +211,7 @@ class _Wandb:
 def _stored_id(folder: Path) -> str:
     """The run's id: the environment's, else the kept one, else a new one."""
     file = folder / "run-id.txt"
-    stored = file.read_text().strip() if file.is_file() else ""
+    stored = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
     run_id = os.environ.get("WANDB_RUN_ID") or stored or secrets.token_hex(4)
     if run_id != stored:
         write_atomically(file, f"{run_id}\n".encode())

@@ -161,7 +161,7 @@ def save_adapters(model: Transformer, path: str | Path, base: str) -> None:
         "modules_to_save": None,
         "inference_mode": True,
     }
-    (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2) + "\n")
+    (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 def load_adapters(

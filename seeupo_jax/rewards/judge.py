@@ -211,9 +211,11 @@ def _pattern(text: str) -> re.Pattern[str]:
 def _template(text: str) -> jinja2.Template:
     if text.endswith(".jinja"):
         try:
-            text = Path(text).read_text()
+            text = Path(text).read_text(encoding="utf-8")
         except OSError as error:
             raise ValueError(f"prompt: got {text} ({error.strerror}); allowed: a file.") from None
+        except UnicodeDecodeError as error:
+            raise ValueError(f"prompt: got {text} ({error}); allowed: a text in UTF-8.") from None
     environment = jinja2.sandbox.SandboxedEnvironment(undefined=jinja2.StrictUndefined)
     fields = {*FinishedEpisode.__dataclass_fields__, "answer", "low", "high"}
     try:

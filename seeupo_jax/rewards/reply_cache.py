@@ -36,7 +36,7 @@ class ReplyCache:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
         try:
-            with os.fdopen(handle, "w") as file:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
                 json.dump({"request": request, "reply": reply}, file)
             os.replace(temporary, path)
         except BaseException:

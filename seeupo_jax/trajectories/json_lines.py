@@ -76,7 +76,9 @@ def write_json(file: Path | None, value: Mapping[str, Any] | list[Any]) -> None:
     """Writes what a command found, where a file was asked for; null for what is no number."""
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(plain(value), allow_nan=False, indent=2) + "\n")
+        file.write_text(
+            json.dumps(plain(value), allow_nan=False, indent=2) + "\n", encoding="utf-8"
+        )
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -2,9 +2,15 @@
 
 import random
 
+import chat_cases
 import pytest
 
-from seeupo_jax.agents.tool_format import TOOL_FORMATS, ContentSplitter, choose_format
+from seeupo_jax.agents.tool_format import (
+    TOOL_FORMATS,
+    ContentSplitter,
+    choose_format,
+    template_writes,
+)
 from seeupo_jax.envs.tool_calls import ToolCall
 
 FIND = ToolCall("find", {"name": "x </tool_call> <|python_tag|>", "n": [1, 2.5, None]})
@@ -124,3 +130,10 @@ def test_content_is_shown_at_once(name):
 def test_an_unknown_format_is_refused_with_those_that_are_known():
     with pytest.raises(ValueError, match="got 'mistral'; allowed: hermes, llama"):
         choose_format("mistral")
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_a_template_whose_header_opens_a_thought_writes_calls_as_it_does_without(name):
+    plain, thinking = chat_cases.make("qwen3"), chat_cases.thinking()[1]
+    for tokenizer in (plain, thinking):
+        assert template_writes(tokenizer, TOOL_FORMATS[name]) == (name == "hermes")

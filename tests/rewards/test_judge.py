@@ -254,3 +254,10 @@ def test_an_option_that_is_wrong_is_a_sentence(options, sentence):
     with pytest.raises(ValueError, match=sentence) as error:
         Judge(**({"model": "m", "key_variable": None} | options))
     assert "\n" not in str(error.value)
+
+
+def test_a_prompt_in_another_encoding_is_a_sentence(tmp_path):
+    file = tmp_path / "latin.jinja"
+    file.write_bytes("Gefäß".encode("latin-1"))
+    with pytest.raises(ValueError, match=f"prompt: got {file} .*; allowed: a text in UTF-8"):
+        Judge(model="m", key_variable=None, prompt=str(file))

@@ -28,6 +28,10 @@ TOOL = {
         "required": ["name"],
     },
 }
+# The last lines of the templates of Qwen3-*-Thinking-2507, which are Qwen3's else.
+ASKS_FOR_THOUGHTS = (
+    "{%- if add_generation_prompt %}\n    {{- '<|im_start|>assistant\\n<think>\\n' }}\n{%- endif %}"
+)
 # Words, digits, code, spaces and line ends; letters and signs beyond ASCII; bits of templates.
 FRAGMENTS = (
     *("order", " is", " Don't", "I'LL", " we've", "x", "_id", " naïve", "Straße", " 漢字かな"),
@@ -71,6 +75,17 @@ def make(name, chat="{}"):
     # The copy has a template of its own; loading the files again would take seconds.
     options = schema.Chat(**json.loads(chat))
     return HuggingFaceTokenizer(copy.copy(library(name)), options, generation={}, where=name)
+
+
+@functools.cache
+def thinking(template=None):
+    """The library's tokenizer with a template whose header opens a thought, and ours of it."""
+    theirs = copy.copy(library("qwen3"))
+    shared, asks, _ = theirs.chat_template.partition("{%- if add_generation_prompt %}")
+    assert asks
+    theirs.chat_template = shared + ASKS_FOR_THOUGHTS if template is None else template
+    own = copy.copy(theirs)
+    return theirs, HuggingFaceTokenizer(own, schema.Chat(), generation={}, where="a test")
 
 
 def small_library():

@@ -123,7 +123,7 @@ class _Processes:
     def _run(self, folder: Path, task: Any, env: dict[str, str]) -> subprocess.Popen[bytes]:
         work, path = folder / "work", folder / "task.json"
         work.mkdir()
-        path.write_text(json.dumps(task))
+        path.write_text(json.dumps(task), encoding="utf-8")
         variables = {"SEEUPO_TASK": str(path), "SEEUPO_RESULT": str(folder / RESULT_FILE)}
         return subprocess.Popen(
             self._first["argv"],

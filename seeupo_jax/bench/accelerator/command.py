@@ -77,7 +77,8 @@ def run(flags: argparse.Namespace) -> None:
         files.append(DOCS / PAGE)
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(page(PIECES, results, reasons, device, rehearsal=flags.rehearse))
+        text = page(PIECES, results, reasons, device, rehearsal=flags.rehearse)
+        file.write_text(text, encoding="utf-8")
         print(f"wrote {file}")
     if any(_went_wrong(values) for values in results.values()):
         sys.exit(1)

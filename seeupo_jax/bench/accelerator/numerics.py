@@ -228,7 +228,7 @@ def _sampler_gap(sweeps: JaxSweeps, inputs: Inputs) -> tuple[float, float]:
     engine.compile(params)
     played = converse(engine, params, inputs.work, seed)
     lines = trajectory_lines(inputs.work, played.actions, seed=seed, logp=played.logp)
-    inputs.lines.write_text("\n".join(lines) + "\n")
+    inputs.lines.write_text("\n".join(lines) + "\n", encoding="utf-8")
     sweeps.run(inputs.lines)
     gap = "logp/sampler_trainer_gap"
     return sweeps.metrics[gap], sweeps.metrics[f"{gap}_mean"]

@@ -139,7 +139,7 @@ def quickstart(record: Record, _: Settings, rehearse: bool) -> None:
         if done.returncode:
             said = [text for text in done.stdout.splitlines() if text.strip()]
             raise RuntimeError(f"training ended with {done.returncode}: {''.join(said[-1:])}")
-        lines = Path(folder, "metrics.jsonl").read_text().splitlines()
+        lines = Path(folder, "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     metrics = [json.loads(line) for line in lines]
     keys = {key for values in metrics for key in values}
     (name,) = (key for key in keys if re.fullmatch(r"eval/avg@\d+", key))

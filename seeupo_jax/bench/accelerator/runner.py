@@ -175,7 +175,7 @@ def _run(job: Job, out: Path, left_s: float, environment: Mapping[str, str]) -> 
         if status == DONE:
             log.unlink(missing_ok=True)
         else:
-            log.write_text(output)
+            log.write_text(output, encoding="utf-8")
         seconds = time.monotonic() - began
         record.put(status=status, error=error, seconds=round(seconds, 1), attempts=attempts)
         smaller = number < len(job.commands) and limit_s - seconds > 1

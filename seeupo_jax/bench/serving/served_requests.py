@@ -180,7 +180,7 @@ def _sample_all(folder: Path) -> None:
     file = folder / GENERATION_FILE
     values = read_object(file) if file.is_file() else {}
     values |= {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-    file.write_text(json.dumps(values))
+    file.write_text(json.dumps(values), encoding="utf-8")
 
 
 def _of_transformers(folder: Path, platform: str, dtype: str) -> tuple[str, list[str]]:

@@ -101,7 +101,7 @@ class AppWorld:
         file = self._data / "datasets" / f"{SPLITS[split]}.txt"
         if not file.is_file():
             raise Missing(f"appworld split: got {split!r}; allowed: one that {file} exists for.")
-        return file.read_text().split()
+        return file.read_text(encoding="utf-8").split()
 
     def reset(self, task_id: str, seed: int) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
         """Starts an episode in a new world. Nothing is random: `seed` is unused.

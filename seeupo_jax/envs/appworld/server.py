@@ -220,7 +220,8 @@ class OwnServer:
     def _failed(self, what: str, kind: type[ServerError] = ServerError) -> ServerError:
         """Ends the server; the error has the reason and the last line of its log."""
         try:
-            lines = (self._folder / "log").read_text(errors="replace")[-_LAST:].splitlines()
+            log = (self._folder / "log").read_text(encoding="utf-8", errors="replace")
+            lines = log[-_LAST:].splitlines()
         except OSError:
             lines = []
         self.stop()
@@ -249,7 +250,7 @@ class PoolServer:
     def limit_s(self) -> float | None:
         """Seconds of a request after which the pool's servers end; None: its file does not say."""
         try:
-            limit = json.loads(self._file.read_text())["request_s"]
+            limit = json.loads(self._file.read_text(encoding="utf-8"))["request_s"]
         except (OSError, ValueError, KeyError, TypeError):
             return None
         return limit if isinstance(limit, int | float) else None
@@ -315,7 +316,7 @@ class PoolServer:
     def _candidates(self) -> list[Address]:
         """The server held, then the others in random order; the file may have changed."""
         try:
-            pool = json.loads(self._file.read_text())
+            pool = json.loads(self._file.read_text(encoding="utf-8"))
             ports, token = random.sample(pool["ports"], len(pool["ports"])), pool["token"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ServerError(

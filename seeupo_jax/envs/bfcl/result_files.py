@@ -52,7 +52,7 @@ def export_results(
         (root / place).mkdir(parents=True, exist_ok=True)
         lines = sorted(rows[member].items(), key=lambda row: int(row[0].rpartition("_")[2]))
         text = "".join(line for _, line in lines)
-        (root / place / file).write_text(text)
+        (root / place / file).write_text(text, encoding="utf-8")
         commands.append(
             f"BFCL_PROJECT_ROOT={shlex.quote(str(root.absolute()))} bfcl evaluate --model {DECODER}"
             f" --test-category {environment.category} --partial-eval"

@@ -55,12 +55,15 @@ def ensure_token(path: str | None) -> Path:
     token = secrets.token_urlsafe(32) + "\n"
     descriptor, written = tempfile.mkstemp(dir=file.parent)  # for its owner only
     try:
-        with os.fdopen(descriptor, "w") as opened:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
             opened.write(token)
         try:
             os.link(written, file)
         except OSError:  # the file is there meanwhile, or its file system has no hard links
-            with contextlib.suppress(FileExistsError), open(file, "x", opener=_for_owner) as opened:
+            with (
+                contextlib.suppress(FileExistsError),
+                open(file, "x", opener=_for_owner, encoding="utf-8") as opened,
+            ):
                 opened.write(token)
     finally:
         os.unlink(written)

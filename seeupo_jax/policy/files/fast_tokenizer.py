@@ -16,7 +16,7 @@ import sentencepiece.sentencepiece_model_pb2 as schema
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 from tokenizers.models import BPE
 
-from seeupo_jax.policy.files.chat_template import MARK
+from seeupo_jax.policy.files.chat.renderer import MARK
 from seeupo_jax.policy.files.messages import CHAT_FILE, ROLES, TOOL_LISTINGS
 from seeupo_jax.policy.files.same_ids import CONFIG_FILE, TOKENIZER_FILE, compare
 
@@ -43,7 +43,7 @@ def save(folder: Path, model: bytes, file: str, template: str, end: str) -> None
         MADE_FROM: file,
     }
     convert(model).save(str(folder / TOKENIZER_FILE))
-    (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2) + "\n")
+    (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     try:
         _compare(folder, model)
     except ValueError:
@@ -58,7 +58,7 @@ def made_from(folder: Path) -> str | None:
     Neither is there where `transformers` saved it again, which keeps its config's fields.
     """
     try:
-        file = json.loads((folder / CONFIG_FILE).read_text()).get(MADE_FROM)
+        file = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")).get(MADE_FROM)
     except (OSError, ValueError, AttributeError, RecursionError):
         return None  # the reader of the file reports what is wrong with it
     has_source = file is not None and any(

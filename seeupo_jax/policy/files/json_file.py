@@ -14,7 +14,7 @@ def read_object(file: Path) -> dict[str, Any]:
       ValueError: it is something else, or nested deeper than Python reads.
     """
     try:
-        values = json.loads(file.read_text())
+        values = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
         raise ValueError(f"{file} cannot be read: {error}.") from None
     if not isinstance(values, dict):

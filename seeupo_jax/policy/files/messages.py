@@ -21,6 +21,7 @@ ROLES = ("system", "user", "assistant", "tool")
 CHAT_FILE = "chat.json"  # a model folder's own chat options
 # Names of control tokens behind which a model writes its calls: they may stand inside an action.
 CALL_MARKS = ("<|python_tag|>",)
+THOUGHT, THOUGHT_END = "<think>", "</think>"
 PROBE = "the-answer"  # found again in a rendered conversation
 # Roles of short conversations, and which of the texts before, between and behind their messages
 # are a template's own. Before a first user's message may be a system message that it adds, and an
@@ -99,7 +100,7 @@ def save_chat(folder: Path, chat: schema.Chat) -> None:
     del values["template"]  # the folder holds the template itself
     if not values["template_kwargs"]:
         del values["template_kwargs"]
-    (folder / CHAT_FILE).write_text(json.dumps(values, indent=2) + "\n")
+    (folder / CHAT_FILE).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 def with_listing(messages: Sequence[Message], listing: str) -> list[Message]:
@@ -115,7 +116,9 @@ def with_listing(messages: Sequence[Message], listing: str) -> list[Message]:
 def check_written(message: Mapping[str, Any], written: str) -> None:
     """ValueError where a template has left out a part of an assistant's message."""
     calls = [call["function"]["name"] for call in message.get("tool_calls", ())]
-    for part in (message["content"], message.get("reasoning_content", ""), *calls):
+    # White space around a thought is the template's.
+    said = re.split(f"{THOUGHT}|{THOUGHT_END}", message["content"])
+    for part in (*said, message.get("reasoning_content", ""), *calls):
         if part.strip() not in written:
             shown = part.strip() if len(part.strip()) <= 60 else f"{part.strip()[:60]} ..."
             raise ValueError(
@@ -131,13 +134,16 @@ def choose_template(stored: Any, chat: schema.Chat, where: str) -> str | None:
       where: the model, in errors.
 
     Raises:
-      ValueError: no such file, or several templates.
+      ValueError: no such file, or one that is not UTF-8, or several templates.
     """
     if chat.template is not None:
         file = Path(chat.template)
         if not file.is_file():
             raise ValueError(f"config.chat.template: got {chat.template!r}; allowed: a Jinja file.")
-        return file.read_text()
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"config.chat.template: {file} cannot be read: {error}.") from None
     if stored is None or isinstance(stored, str):
         return stored
     raise ValueError(
@@ -170,8 +176,9 @@ def with_kwargs(template: str | None, chat: schema.Chat) -> str | None:
     """The template with `chat.template_kwargs` as its defaults, for other software."""
     if template is None:
         return None
+    # The library trims a newline after a tag: the template begins a line, as it does without these.
     given = "".join(
-        f"{{%- if {name} is not defined -%}}{{%- set {name} = {value!r} -%}}{{%- endif -%}}"
+        f"{{%- if {name} is not defined -%}}{{%- set {name} = {value!r} -%}}{{%- endif %}}\n"
         for name, value in chat.template_kwargs.items()
     )
     return template if template.startswith(given) else given + template

@@ -151,4 +151,6 @@ def _write_files(
         write_file(dict(itertools.islice(tensors, len(names))), folder / file)
     if parts.is_sharded:
         index = {"metadata": parts.metadata, "weight_map": parts.tensor_to_filename}
-        (folder / INDEX_FILE).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+        (folder / INDEX_FILE).write_text(
+            json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+        )

@@ -83,7 +83,9 @@ def save_library(library: PreTrainedTokenizerBase, folder: Path) -> None:
         values["additional_special_tokens"] = values.pop("extra_special_tokens")
     for name in ("is_local", "local_files_only"):  # of this folder, as it was read here
         values.pop(name, None)
-    (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+    (folder / CONFIG_FILE).write_text(
+        json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
 
 
 def _parts(tokenizer: Tokenizer) -> dict[str, bytes | None]:

@@ -193,6 +193,8 @@ def save_pretrained(
     write_tensors(folder, sizes, read, max_file_bytes, writes=writes)
     if not writes:
         return
-    (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
+    (folder / CONFIG_FILE).write_text(
+        json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+    )
     if tokenizer is not None:
         tokenizer.save(folder)

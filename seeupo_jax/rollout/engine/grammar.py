@@ -221,7 +221,7 @@ def _read(source: str) -> str:
     if not file.is_file():
         raise ValueError(f"config.rollout.grammar: no file {source!r}.")
     try:
-        return FORMATS[file.suffix](file.read_text())
+        return FORMATS[file.suffix](file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"config.rollout.grammar: {source} cannot be read: {error}.") from None
 

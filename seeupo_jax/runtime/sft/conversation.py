@@ -14,7 +14,7 @@ _ROLES = {
     **{role: role for role in ("system", "user", "assistant", "tool")},
     "developer": "system",  # OpenAI's later name
 }
-# Of a message; others may be there with null.
+# Of a message; others may be there with null or empty.
 _READ = ("role", "content")
 _KEPT = ("name", "tool_call_id")
 _OF_ASSISTANTS = ("tool_calls", "reasoning_content", "weight")
@@ -61,11 +61,12 @@ def _message(value: Any, where: str) -> dict[str, Any]:
         raise ValueError(f"{where}.role: got {short(role)}; allowed: {', '.join(_ROLES)}.")
     allowed = (*_READ, *_KEPT, *(_OF_ASSISTANTS if role == "assistant" else ()))
     for name, item in given.items():
-        if name not in allowed and item not in ([], {}):
+        if name not in allowed and item not in ("", [], {}):
             raise ValueError(
                 f"{where}: got {short(name)} in a message of role {role}; allowed:"
                 f" {', '.join(allowed)}."
             )
+    given = {name: given[name] for name in allowed if name in given}
     message = {"role": _ROLES[role], "content": _content(given.get("content"), where)}
     message |= {name: str(given[name]) for name in _KEPT if name in given}
     if given.get("weight", 1) not in (0, 1):

@@ -50,6 +50,14 @@ def test_openais_calls_and_tools_become_what_templates_read():
     assert read([USER, ANSWER], tools=None).tools == ()
 
 
+@pytest.mark.parametrize("empty", [None, "", [], {}])
+def test_other_fields_may_be_null_or_empty(empty):
+    others = ("tool_calls", "reasoning_content", "weight", "refusal")
+    asked = USER | dict.fromkeys(others, empty)
+    answer = ANSWER | dict.fromkeys(("tool_calls", "reasoning_content", "refusal"), empty)
+    assert read([asked, answer]).messages == (USER, ANSWER)
+
+
 def _texts(*texts):
     return [{"type": "text", "text": text} for text in texts]
 

@@ -1,0 +1,1 @@
+"""Conversations of a chat template: as text, as tokens, and turn by turn."""

@@ -1,0 +1,98 @@
+"""A conversation of a chat template: rendered once, then extended turn by turn."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from seeupo_jax.envs.base import Message, Tool
+from seeupo_jax.policy.files.chat.renderer import MARK, Renderer
+from seeupo_jax.policy.files.messages import PROBE, THOUGHT, THOUGHT_END, check_written
+
+
+@dataclass(frozen=True)
+class TemplateConversation:
+    """Messages, their rendered text and its tokens.
+
+    messages, functions, text: with marks. text: as the template renders it, with the next header.
+    tokens: the tokens of that text; those of actions as sampled.
+    """
+
+    renderer: Renderer
+    messages: tuple[Message, ...]
+    functions: list[Tool] | None
+    text: str
+    tokens: list[int]
+
+    @functools.cached_property
+    def _opening(self) -> str:
+        """What the header has of a thought that it leaves open: `<think>` and what follows it."""
+        place = self.text.rfind(THOUGHT)
+        if place < 0 or THOUGHT_END in self.text[place:]:
+            return ""
+        before = self.renderer.render(self.messages, self.functions, header=False)
+        return self.text[place:] if place >= len(before) else ""
+
+    def say(self, message: Message) -> list[int]:
+        """The text of a message is said as it is; its thoughts and calls as the template has them.
+
+        What the template writes before the text of any message, such as an empty thought, is no
+        part of one without thoughts, unless the header leaves a thought open: the action then
+        begins inside it, and has its end.
+        """
+        renderer, opening = self.renderer, self._opening
+        thinks = bool(message.get("reasoning_content"))
+        if not message.get("tool_calls") and not thinks:
+            said = message["content"].removeprefix(opening)
+            if not opening or _ends_thought(renderer.protect(said)):
+                return renderer.action(said)
+        (marked,) = renderer.read([message])
+        said = self._after_header(marked)
+        if not opening and not thinks:
+            probe = self._after_header({"role": "assistant", "content": PROBE})
+            said = said.removeprefix(probe.partition(PROBE)[0])
+        check_written(marked, opening + said)
+        return renderer.action_before_end(said)
+
+    def _after_header(self, message: Message) -> str:
+        """What the template writes of an assistant's message behind the header that asks for it."""
+        text = self.renderer.render((*self.messages, message), self.functions, header=False)
+        said, opening = text[len(self.text) :], self._opening
+        if text.startswith(self.text) and (not opening or _ends_thought(said)):
+            return said
+        allowed = (
+            f"content that begins with {opening!r} and has {THOUGHT_END}"
+            if opening
+            else "reasoning_content only where config.chat.template_kwargs let the model think"
+        )
+        raise ValueError(
+            "chat template: it begins an assistant's message otherwise than the model is asked"
+            f" for it; allowed: {allowed}."
+        )
+
+    def extend(self, action: Sequence[int], messages: Sequence[Message]) -> TemplateConversation:
+        """Renders the whole conversation; the tokens so far stay where its text starts with theirs.
+
+        Else the template has rewritten history (or the model ended in a way that the template does
+        not write), and the new text is tokenised as a whole.
+        """
+        renderer = self.renderer
+        said, sampled = renderer.sampled_text(action)
+        answer = {"role": "assistant", "content": self._opening + said}
+        messages = (*self.messages, answer, *renderer.read(messages))
+        text = renderer.render(messages, self.functions)
+        if sampled is None or not text.startswith(self.text + sampled):
+            tokens = renderer.encode(text, follows=False)
+        else:
+            after = renderer.encode(text[len(self.text + sampled) :], follows=True)
+            tokens = [*self.tokens, *action, *after]
+        return dataclasses.replace(self, messages=messages, text=text, tokens=tokens)
+
+
+def _ends_thought(said: str) -> bool:
+    """Whether a text inside a thought has its end, and begins no other before or right behind."""
+    thought, end, answer = said.partition(THOUGHT_END)
+    begun = THOUGHT in thought or answer.replace(MARK, "").lstrip().startswith(THOUGHT)
+    return bool(end) and not begun
