@@ -361,7 +361,10 @@ def test_an_agent_that_stops_calling_is_ended_and_the_engines_time_is_not_its_ow
         ended.set()
 
     engine = Telling(step_s=0.3)  # for each of three tokens
-    trajectory = play_one(agent, engine=engine, timeout_s=0.8, env={"timeout_as": timeout_as})
+    options = {"timeout_s": 0.8, "env": {"timeout_as": timeout_as}}
+    with playing(agent, engine, **options) as (worker, agents):
+        (trajectory,) = collect(worker, None, group_requests(["task"], 1), NUMBERS).trajectories
+        assert agents.stopped == 1  # and not only as the host closes
     assert not ended.is_set()
     assert (trajectory.stop, trajectory.turns) == ("timeout", 2)
     assert trajectory.failed == (timeout_as == "failure")
