@@ -194,5 +194,5 @@ class AgentEpisode(Episode):
 
 
 def _let_through(failure: AgentFailure) -> bool:
-    """Whether an agent may have ended so because the error of a refused call ended it."""
+    """Whether it may be the error of a refused call that ended an agent."""
     return failure.cause == "exception" or failure.answered is not None

@@ -144,7 +144,7 @@ class Judge:
         request = {**self._sampling, "model": self._model, "messages": messages}
         reply = None if self._cache is None else self._cache.get(request)
         if reply is not None:
-            # Another pattern or scale may have kept it, which reads more.
+            # It may have been kept by another pattern or scale.
             with contextlib.suppress(NoScore, ScoreOutOfRange, ValueError):
                 return self._score(reply)
         reply = self._ask(messages)
