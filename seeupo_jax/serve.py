@@ -111,7 +111,11 @@ def _choose(config: Config, given: argparse.Namespace) -> tuple[Config, _Source]
 
 
 def _check(config: Config, source: _Source, host: str, port: int) -> None:
-    """ValueError where there is nothing to serve or no address, before anything is loaded."""
+    """Warns of an address that other machines reach, before anything is loaded.
+
+    Raises:
+      ValueError: there is nothing to serve or no address.
+    """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         socket.create_server((host, port), family=family).close()
@@ -130,6 +134,22 @@ def _check(config: Config, source: _Source, host: str, port: int) -> None:
         other = ", or --model=FOLDER to serve a model folder's policy"
         check_trained(config, source.workdir, source.step, source.weights, other)
     check_sampling(config)
+    if not _is_loopback(host):
+        _LOGGER.warning(
+            f"warning: --host={host}: whoever reaches this machine and has the key is answered, and"
+            " what they send and get is not encrypted."
+        )
+
+
+def _load(config: Config, source: _Source) -> contextlib.AbstractContextManager[PolicySource]:
+    """The policy that is meant."""
+    return own_policy(
+        config,
+        Path() if source.workdir is None else source.workdir,
+        untrained=source.workdir is None,
+        weights=source.weights,
+        step=source.step,
+    )
 
 
 def _begin(config: Config, source: PolicySource, stop: StopRequest) -> Serving:
@@ -182,15 +202,7 @@ def _answer(config: Config, source: _Source, host: str, port: int) -> None:
     endpoint = make_endpoint(config, name)
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
-        policy = stack.enter_context(
-            own_policy(
-                config,
-                Path() if source.workdir is None else source.workdir,
-                untrained=source.workdir is None,
-                weights=source.weights,
-                step=source.step,
-            )
-        )
+        policy = stack.enter_context(_load(config, source))
         serving = _begin(config, policy, stop)
         endpoint.start(host, port)
         stack.callback(endpoint.close)
@@ -214,11 +226,6 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
         config, source = _choose(read_config(given), given)
         prepare_xla()
         _check(config, source, given.host, given.port)
-        if not _is_loopback(given.host):
-            _LOGGER.warning(
-                f"warning: --host={given.host}: whoever reaches this machine and has the key is"
-                " answered, and what they send and get is not encrypted."
-            )
         _answer(config, source, given.host, given.port)
 
 

@@ -22,14 +22,16 @@ from process_cases import environment
 
 from seeupo_jax import serve
 from seeupo_jax.agents.calls import Access
+from seeupo_jax.agents.tool_format import choose_format
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.metrics.checksum import checksum
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy.network import split
+from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.runtime import build
-from seeupo_jax.runtime.policy_sources import own_policy
+from seeupo_jax.runtime.cli import read_config
 from seeupo_jax.serve import KEY_VARIABLE, main
 from seeupo_jax.types import TrainState
 
@@ -142,8 +144,56 @@ def test_the_checkpoint_that_is_meant_is_served(tmp_path, step, wanted):
         checkpoints.save(number, state, {}, score)
         saved[number] = checksum(made.merged(params))
     checkpoints.close()
-    with own_policy(config, tmp_path, step=step) as source:
+    with serve._load(config, serve._Source(tmp_path, step, None)) as source:
         assert source.iteration == wanted and checksum(source.params) == saved[wanted]
+
+
+def test_weights_that_the_run_does_not_have_are_not_served(tmp_path):
+    config = from_dict({"model": {"path": BASE}})
+    with pytest.raises(ValueError, match="^--weights: got 'ema'; allowed: trained, since"):
+        with serve._load(config, serve._Source(tmp_path, "latest", "ema")):
+            pass
+
+
+def test_flags_replace_what_the_configuration_says():
+    def choose(*flags, config="quickstart"):
+        given = serve._flags().read([f"--config={CONFIGS / config}.py", *flags])
+        return serve._choose(read_config(given), given)[0]
+
+    config = choose(f"--model={BASE}", "--temperature=0.5", "--ignore_sampling")
+    assert (config.rollout.temperature, config.agent.ignore_sampling) == (0.5, True)
+    assert choose().rollout.temperature == 1.0 and not choose().agent.ignore_sampling
+    config = choose("--model=mine", config="order_desk_warm_start")
+    assert config.model.path == "mine" and config.warm_start.stages == ()
+
+
+class Begun(SlotEngine):
+    """Compiles nothing, and keeps what it began with."""
+
+    def __init__(self):
+        self.began = None
+
+    def compile(self, params, between):
+        pass
+
+    def begin(self, params, **numbers):
+        self.began = numbers
+
+
+def test_a_server_begins_with_the_configured_seed_and_form_of_tool_calls():
+    config = from_dict({"seed": 7, "agent": {"tool_format": "llama"}})
+    policy = SimpleNamespace(engine=Begun(), params=None, tokenizer=None)
+    serving = serve._begin(config, policy, SimpleNamespace(asked=False))
+    assert policy.engine.began == {"seed": 7, "iteration": 0}
+    assert serving._format is choose_format("llama") is not choose_format("hermes")
+
+
+def test_an_address_that_other_machines_reach_is_warned_of(caplog):
+    config = from_dict({"model": {"path": BASE}})
+    for host in ("127.0.0.1", "localhost", "0.0.0.0"):
+        serve._check(config, serve._Source(None, None, None), host, 0)
+    (warning,) = caplog.messages
+    assert warning.startswith("warning: --host=0.0.0.0: whoever reaches this machine and has the")
 
 
 def refusal(capsys, *arguments):

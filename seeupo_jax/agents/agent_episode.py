@@ -27,9 +27,6 @@ from seeupo_jax.rollout.episode import Episode
 from seeupo_jax.rollout.episode_metrics import AGENT_FAILURE, IGNORED, LINEAGES, REFUSED
 from seeupo_jax.types import Segment
 
-# How an agent ends that lets the error of a refused call through.
-_LET_THROUGH = ("exception", "exit")
-
 
 @dataclass(eq=False)
 class WaitingCall:
@@ -157,7 +154,7 @@ class AgentEpisode(Episode):
             self.info[IGNORED] = self.ignored.total()
         if isinstance(outcome, AgentFailure) and outcome.answered and lineages.turns:
             outcome = outcome.answered
-        if self.limit and isinstance(outcome, AgentFailure) and outcome.cause in _LET_THROUGH:
+        if self.limit and isinstance(outcome, AgentFailure) and _let_through(outcome):
             self.info["agent_error"] = outcome.reason
             outcome = AgentResult(0.0)
         if isinstance(outcome, AgentResult):
@@ -194,3 +191,8 @@ class AgentEpisode(Episode):
         self.score = min(max(score, 0.0), 1.0)
         self.info |= result.info
         self.stop = "done" if self.limit is None else self.limit
+
+
+def _let_through(failure: AgentFailure) -> bool:
+    """Whether it may be the error of a refused call that ended an agent."""
+    return failure.cause == "exception" or failure.answered is not None

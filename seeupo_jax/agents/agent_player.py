@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import functools
 import itertools
 import math
@@ -180,7 +181,7 @@ class AgentPlayer:
         task = AgentTask(
             task_id=request.task_id,
             split=split,
-            data=self._host.data(request.task_id, split),
+            data=copy.deepcopy(self._host.data(request.task_id, split)),  # agents may change it
             seed=options.seed,
             episode_seed=request.episode_seed(seed=options.seed, iteration=options.iteration),
             max_turns=self._rollout.max_turns,

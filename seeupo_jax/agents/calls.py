@@ -100,7 +100,7 @@ class Session(Protocol):
 class AgentTask:
     """The task that an agent is given.
 
-    data: of the task's line in the file of tasks, or None.
+    data: of the task's line in the file of tasks, a copy for each episode; or None.
     seed, episode_seed: as `Environment.reset` takes them.
     max_turns: calls that it may make.
     """

@@ -201,6 +201,10 @@ class Serving:
         call, conversation, group, sampled = self._open.pop(action.key)
         if action.failure:
             self._engine.release(action.key)
+            if action.refuses_tools:
+                sentence = f"tools: {action.failure}"
+                return self._refuse(call, sentence, code="invalid_value", param="tools")
+            _LOGGER.error(f"a call failed: {action.failure}")
             return self._refuse(call, action.failure, status=500, code="sampling_failed")
         prompt_tokens = len(conversation.tokens)
         done = sampled.complete(action, prompt_tokens=prompt_tokens, cached_tokens=action.cached)

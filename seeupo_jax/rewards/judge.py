@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -51,6 +52,10 @@ _NO_KEY = "none"  # the client wants one; servers without keys ignore it
 
 class NoReply(Exception):
     """The server answered something else than a chat completion with a text."""
+
+
+class CutShort(Exception):
+    """The reply ended at a limit of tokens, so that a number in it may be no verdict."""
 
 
 class NoScore(Exception):
@@ -131,7 +136,7 @@ class Judge:
         """The reward of an episode, in [0, 1].
 
         Raises:
-          NoReply, NoScore, ScoreOutOfRange, and the errors of the openai package.
+          NoReply, CutShort, NoScore, ScoreOutOfRange, and the errors of the openai package.
         """
         fields = {**vars(episode), "answer": episode.answer}
         content = self._prompt.render(fields, low=f"{self._low:g}", high=f"{self._high:g}")
@@ -139,7 +144,9 @@ class Judge:
         request = {**self._sampling, "model": self._model, "messages": messages}
         reply = None if self._cache is None else self._cache.get(request)
         if reply is not None:
-            return self._score(reply)
+            # It may have been kept by another pattern or scale.
+            with contextlib.suppress(NoScore, ScoreOutOfRange, ValueError):
+                return self._score(reply)
         reply = self._ask(messages)
         score = self._score(reply)
         if self._cache is not None:  # only what has a score: the rest is asked for again
@@ -158,9 +165,12 @@ class Judge:
             answer = self._client.chat.completions.create(
                 model=self._model, messages=messages, extra_body=self._sampling
             )
-            content = answer.choices[0].message.content
+            choice = answer.choices[0]
+            content, finish = choice.message.content, getattr(choice, "finish_reason", None)
         except (AttributeError, IndexError, KeyError, TypeError, json.JSONDecodeError) as error:
             raise NoReply(f"no chat completion ({type(error).__name__})") from error
+        if finish == "length":
+            raise CutShort("finish_reason is length: the server's limit, or sampling's max_tokens")
         if not isinstance(content, str):
             raise NoReply("a chat completion without a text")
         return content

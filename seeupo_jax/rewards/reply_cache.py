@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,14 +34,14 @@ class ReplyCache:
         """Keeps a reply: all of its file or nothing, whoever else writes the same one."""
         path = self._path(request)
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        temporary = path.with_suffix(f".{uuid.uuid4().hex}.tmp")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
+            # Whoever may read other new files may read it.
+            with temporary.open("x", encoding="utf-8") as file:
                 json.dump({"request": request, "reply": reply}, file)
             os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def _path(self, request: Mapping[str, Any]) -> Path:
         digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()

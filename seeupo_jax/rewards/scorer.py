@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import inspect
 import logging
@@ -219,7 +220,7 @@ class _EventLoop:
         self._lock = threading.Lock()
         self._loop: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] | None = None
         # Daemon: a coroutine that blocks it must not keep the process alive.
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+        self._thread = threading.Thread(target=self._run, daemon=True)
 
     def submit(self, awaitable: Awaitable[Any]) -> Future[Any]:
         """Runs a coroutine; any thread may call this."""
@@ -233,13 +234,17 @@ class _EventLoop:
         """Cancels what still runs and ends the thread, unless a coroutine blocks it."""
         if self._loop is not None:
             loop, ended = self._loop.result()
-            loop.call_soon_threadsafe(ended.set)
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(ended.set)
             self._thread.join(_CLOSE_S)
 
-    async def _serve(self) -> None:
-        ended = asyncio.Event()
-        self._loop.set_result((asyncio.get_running_loop(), ended))
-        await ended.wait()
+    def _run(self) -> None:
+        with asyncio.Runner() as runner:
+            ended = asyncio.Event()
+            self._loop.set_result((runner.get_loop(), ended))
+            while not ended.is_set():
+                with contextlib.suppress(BaseException):  # SystemExit of a task, which keeps it
+                    runner.run(ended.wait())
 
 
 async def _awaited(awaitable: Awaitable[Any]) -> Any:

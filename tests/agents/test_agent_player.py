@@ -194,6 +194,20 @@ def test_an_agents_calls_are_its_turns_and_its_reward_the_episodes():
     assert segment.tokens_L.tolist() == [*second.context, *say("ok")]
 
 
+def test_what_an_agent_does_to_its_tasks_data_no_other_episode_sees():
+    line, given = {"messages": ["a"]}, []
+
+    async def agent(task, session):
+        given.append(list(task.data["messages"]))
+        task.data["messages"].append("b")
+        await talk(session, *task.data["messages"])
+        return 1.0
+
+    with playing(agent, Telling(), data=lambda task_id, split: line) as (worker, _):
+        collect(worker, None, group_requests(["task"], 2), NUMBERS)
+    assert given == [["a"]] * 2 and line == {"messages": ["a"]}
+
+
 def test_side_by_side_calls_are_segments_whose_turns_interleave():
     async def agent(task, session):
         async def side(word):
@@ -347,7 +361,10 @@ def test_an_agent_that_stops_calling_is_ended_and_the_engines_time_is_not_its_ow
         ended.set()
 
     engine = Telling(step_s=0.3)  # for each of three tokens
-    trajectory = play_one(agent, engine=engine, timeout_s=0.8, env={"timeout_as": timeout_as})
+    options = {"timeout_s": 0.8, "env": {"timeout_as": timeout_as}}
+    with playing(agent, engine, **options) as (worker, agents):
+        (trajectory,) = collect(worker, None, group_requests(["task"], 1), NUMBERS).trajectories
+        assert agents.stopped == 1  # and not only as the host closes
     assert not ended.is_set()
     assert (trajectory.stop, trajectory.turns) == ("timeout", 2)
     assert trajectory.failed == (timeout_as == "failure")

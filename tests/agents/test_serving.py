@@ -5,12 +5,14 @@ import contextlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
 import openai_cases
 import pytest
 from flax import nnx
+from lineage_cases import HERMES, CharTokenizer, context_tokens, say
 from rollout_cases import NumberTokenizer, stir
 
 from seeupo_jax.agents.calls import CallRefused, HistoryMessage, ModelCall
@@ -19,16 +21,19 @@ from seeupo_jax.agents.endpoint import Endpoint
 from seeupo_jax.agents.serving import Serving
 from seeupo_jax.agents.tool_format import choose_format
 from seeupo_jax.configuration import schema
+from seeupo_jax.envs.tool_calls import ToolCall
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.rope import Rope
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
+from seeupo_jax.rollout.engine.protocol import Action
 from seeupo_jax.rollout.engine.sampling import Sampling
 from seeupo_jax.rollout.engine.slots import SlotEngine
 
 ACTION, CONTEXT = 6, openai_cases.LENGTH
 TOKENIZER = NumberTokenizer()
+TOOL = {"name": "look", "description": "", "parameters": {}}
 ROLLOUT = schema.Rollout(
     tasks=1, group_size=3, max_action_tokens=ACTION, max_context=CONTEXT, page_size=8
 )
@@ -209,6 +214,77 @@ def test_the_pages_of_a_client_that_vanished_are_released(made):
     serving.stop()
     serving.run()
     assert serving.counts == {"cancelled": 1} and released.keys == [0]
+
+
+class Told:
+    """An engine that gives each turn the next of these actions, and keeps the turns."""
+
+    plan = SimpleNamespace(shards=2)
+
+    def __init__(self, *actions):
+        self._actions, self.turns, self.released = iter(actions), [], []
+
+    def submit(self, turn):
+        self.turns.append(turn)
+
+    def release(self, key):
+        self.released.append(key)
+
+    def step(self, unfinished):
+        tokens, fields = next(self._actions)
+        return [Action(self.turns[-1].key, tokens, [-1.0] * len(tokens), **fields)]
+
+
+@contextlib.contextmanager
+def told(engine):
+    """Serves characters by such an engine."""
+    limits = {"max_action_tokens": 200, "max_context": 400}
+    serving = Serving(engine, CharTokenizer(), HERMES, **limits)
+    thread = threading.Thread(target=serving.run)
+    thread.start()
+    try:
+        yield serving
+    finally:
+        serving.stop()
+        thread.join(30)
+
+
+def test_a_tool_that_the_grammar_refuses_is_the_clients_and_other_failures_are_logged(caplog):
+    refused = {"failure": "tool 'look': no such format", "refuses_tools": True}
+    engine = Told(([], {"failure": "the grammar is stuck"}), ([], refused))
+    replies = []
+    with told(engine) as serving:
+        for _ in range(2):
+            with pytest.raises(CallRefused) as error:
+                ask(serving, user("a"), tools=(TOOL,), max_tokens=999)
+            replies.append((error.value.status, error.value.param, str(error.value)))
+    assert replies == [
+        (500, "", "the grammar is stuck"),
+        (400, "tools", "tools: tool 'look': no such format"),
+    ]
+    assert caplog.messages == ["a call failed: the grammar is stuck"]
+    assert engine.released == [turn.key for turn in engine.turns] == [0, 1]
+    assert serving.counts == {"refused": 2}
+    turn = engine.turns[0]
+    # 1: the engine takes turns of number 0 after all others.
+    assert (turn.limit, turn.turn, turn.tools) == (200, 1, (TOOL,))
+
+
+def test_calls_of_tools_are_read_where_there_are_tools_and_continue_as_they_were_sampled():
+    call = ToolCall("look", {"at": 1})
+    action = say("so\n\n\n" + HERMES.render("", [call]))
+    engine = Told((action, {}), (say("ok"), {}), (action, {}))
+    with told(engine) as serving:
+        done = ask(serving, user("a"), tools=(TOOL,))
+        assert (done.content, done.calls) == ("so", (call,))
+        back = HistoryMessage("assistant", done.content, done.calls)
+        ask(serving, user("a"), back, user("b"), tools=(TOOL,))
+        plain = ask(serving, user("a"))
+    assert (plain.content, plain.calls) == (CharTokenizer().text(action), ())
+    first, second, third = engine.turns
+    new = context_tokens([{"role": "user", "content": "b"}])
+    assert list(second.context) == [*first.context, *action, *new]
+    assert second.group == first.group and third.tools == ()
 
 
 def test_it_sleeps_while_there_is_nothing_to_sample(serve):

@@ -15,7 +15,7 @@ from places import ROOT
 from reward_collections import collected
 
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
-from seeupo_jax.rewards.judge import Judge
+from seeupo_jax.rewards.judge import CutShort, Judge
 from seeupo_jax.rewards.reply_cache import ReplyCache
 from seeupo_jax.rollout.episode_metrics import rollout_metrics
 
@@ -101,6 +101,8 @@ BAD = {
     "list": ([1, 2], "NoReply"),
     "choiceless": ({**completion(""), "choices": []}, "NoReply"),
     "wordless": (completion(None), "NoReply"),
+    "cut": (completion("Score: 2 would be for rudeness. Here", "length"), "CutShort"),
+    "cut in thought": (completion(None, "length"), "CutShort"),
     "page": ((200, {"Content-Type": "text/html"}), "NoReply"),
     "key": ((401, {}), "AuthenticationError"),
     "busy": ((429, {"Retry-After": "1"}), "RateLimitError"),
@@ -122,6 +124,7 @@ def test_what_is_no_score_costs_its_episode_and_is_counted_by_cause():
         # Only the slow reply comes too late, however busy the machine is.
         found = judged(["fine", *(name for name in BAD if name != "slow")])
         late = judged(["slow"], request_timeout_s=0.5)
+        assert len(server.requests) == 1 + len(BAD)  # no retry
     found = replace(found, trajectories=(*found.trajectories, *late.trajectories))
     fine, *bad = found.trajectories
     assert fine.rewards == {"env": 0.5, "judge": 0.5} and fine.reward == 1.0
@@ -178,13 +181,18 @@ def test_the_request_has_the_conversation_the_settings_and_the_key(monkeypatch, 
 
 def test_a_reply_with_a_score_is_kept_by_model_prompt_and_sampling(tmp_path):
     folder = str(tmp_path / "cache")
-    with judging({"t": ["Score: 6", "Score: 1"], "u": ["none", "Score: 2"]}) as server:
+    cut = completion("Score: 1", "length")
+    answers = {"t": ["Score: 6", "Score: 1"], "u": ["none", "Score: 2"], "v": [cut, "Score: 3"]}
+    with judging(answers) as server:
         with judge(server, cache=folder) as ask:
             assert [ask(episode()), ask(episode())] == [0.6, 0.6]
             assert len(server.requests) == 1
             with pytest.raises(Exception, match="no score in the reply"):
                 ask(episode("u"))
             assert ask(episode("u")) == 0.2  # what had no score is asked for again
+            with pytest.raises(CutShort):
+                ask(episode("v"))
+            assert ask(episode("v")) == 0.3
         with judge(server, cache=folder, scale=(0, 12)) as ask:
             assert ask(episode()) == 0.5
         asked = len(server.requests)
@@ -192,6 +200,23 @@ def test_a_reply_with_a_score_is_kept_by_model_prompt_and_sampling(tmp_path):
             with judge(server, cache=folder, **other) as ask:
                 ask(episode())
         assert len(server.requests) == asked + 3
+
+
+@pytest.mark.parametrize(
+    "kept, by, other, reward",
+    [
+        ("Quality 8", {"pattern": r"Quality (\d)"}, {}, 0.4),
+        ("Score: 8", {}, {"scale": (0, 5)}, 0.8),
+        ("Score: 8 of ten", {}, {"pattern": r"of (\w+)"}, 0.4),
+    ],
+)
+def test_a_kept_reply_that_cannot_be_read_otherwise_is_asked_for(tmp_path, kept, by, other, reward):
+    with judging({"t": [kept, "Score: 4 of 4"]}) as server:
+        with judge(server, cache=str(tmp_path), **by) as ask:
+            assert ask(episode()) == 0.8
+        with judge(server, cache=str(tmp_path), **other) as ask:
+            assert [ask(episode()), ask(episode())] == [reward] * 2
+    assert len(server.requests) == 2
 
 
 def test_a_cache_that_cannot_be_written_costs_no_episode(tmp_path, caplog):
@@ -220,6 +245,19 @@ def test_several_processes_share_a_cache(tmp_path):
     assert [writer.wait(120) for writer in writers] == [0, 0, 0]
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert sorted(json.loads(f.read_text())["request"]["number"] for f in files) == [0, 1, 2]
+
+
+def test_a_file_of_the_cache_is_replaced_whole_and_as_readable_as_others(tmp_path):
+    cache = ReplyCache(tmp_path)
+    cache.put({"model": "m", "number": 1}, "first")
+    assert cache.get({"number": 1, "model": "m"}) == "first"  # whatever the order of the fields
+    (path,) = tmp_path.rglob("*.json")
+    with path.open() as opened:
+        cache.put({"number": 1, "model": "m"}, "second")
+        assert json.load(opened)["reply"] == "first"
+    (tmp_path / "plain").touch()
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
 def test_a_damaged_file_of_the_cache_is_no_reply(tmp_path):

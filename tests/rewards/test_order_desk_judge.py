@@ -42,6 +42,8 @@ def test_other_look_ups_are_worth_half_and_all_else_nothing():
     assert judged(TASKS[0], find) == 0.5
     assert judged(TASKS[0], find, find) == 0.0  # nothing new
     assert judged(TASKS[0], find, oracle[0]) == 1.0
+    # Two calls at once are refused, so that neither has been made.
+    assert judged(TASKS[0], oracle[0] + oracle[1], oracle[0]) == 1.0
     assert judged(TASKS[0], oracle[0], oracle[2]) == 0.5  # looked up before it was listed
     assert judged(TASKS[0], render_hermes("find_customer", name="No One")) == 0.0
     for text in ("Hello.", "", oracle[0] + oracle[1], oracle[-1]):

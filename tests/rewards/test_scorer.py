@@ -163,6 +163,22 @@ def test_a_coroutine_beyond_its_time_is_cancelled_and_runs_no_longer():
         scorer.close()
 
 
+@pytest.mark.parametrize("name", ["quits_awaiting", "quits_in_a_task"])
+def test_an_exit_of_a_coroutine_costs_its_episode_and_no_later_one(name):
+    scorer = make_scorer(from_dict({"rewards": [own(name, timeout_s=5)]}).rewards)
+    found = []
+    try:
+        for key, task in enumerate(["bad", "good", "good"]):
+            scorer.submit(key, finished(task))
+            found += scorer.poll(1.0, timeout_s=20)
+    finally:
+        scorer.close()
+        scorer.close()  # its loop is closed
+    causes = [scored.failure and scored.failure.cause for _, scored in found]
+    assert causes == ["SystemExit", None, None]
+    assert [scored.rewards for _, scored in found] == [{}, {name: 1.0}, {name: 1.0}]
+
+
 def test_of_several_failures_the_first_one_of_the_configuration_is_named():
     names = ["infinite", "one", "broken", "words"]
     scorer = make_scorer(from_dict({"rewards": [own(name) for name in names]}).rewards)

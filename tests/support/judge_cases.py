@@ -7,9 +7,9 @@ import threading
 import time
 
 
-def completion(text):
+def completion(text, finish="stop"):
     message = {"role": "assistant", "content": text}
-    choice = {"index": 0, "finish_reason": "stop", "message": message}
+    choice = {"index": 0, "finish_reason": finish, "message": message}
     return {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
 
 

@@ -88,6 +88,17 @@ def quits(episode):
     return exit(3) if episode.task_id == "bad" else 1.0
 
 
+async def quits_awaiting(episode):
+    if episode.task_id == "bad":
+        exit(3)
+    await asyncio.sleep(0.01)
+    return 1.0
+
+
+async def quits_in_a_task(episode):
+    return (await asyncio.gather(quits_awaiting(episode)))[0]
+
+
 class Counting:
     """Counts the calls that run at once."""
 

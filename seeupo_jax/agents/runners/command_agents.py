@@ -53,7 +53,7 @@ def split_command(agent: Agent) -> list[str]:
         raise ValueError(
             f"config.agent.command: got {command!r} ({error}); allowed: words as a shell has them."
         ) from None
-    words = [str(Path(word).absolute()) if Path(word).is_file() else word for word in words]
+    words = [str(Path(word).absolute()) if os.path.isfile(word) else word for word in words]
     if not words or shutil.which(words[0]) is None:
         got = words[0] if words else command
         raise ValueError(

@@ -126,7 +126,9 @@ class Shard:
             job.matcher.allowed(job.mask_W)
         except (ValueError, RuntimeError) as error:
             self._end(job)
-            self.failed.append(Action(job.turn.key, [], [], failure=str(error)))
+            refused = isinstance(error, ValueError)
+            failed = Action(job.turn.key, [], [], failure=str(error), refuses_tools=refused)
+            self.failed.append(failed)
             return False
         return True
 

@@ -45,7 +45,8 @@ class Action:
     """A sampled action, its end token included.
 
     logp: log-probability of each token under the distribution that it was drawn from.
-    failure: why there is none; empty otherwise.
+    failure: why there is none; empty otherwise. refuses_tools: it is a tool of the turn, of which
+      there is no grammar.
     cached: tokens of the context that the engine had computed before.
     entropy: of the distributions that its first `Sampling.entropy_tokens` tokens were drawn from,
       their sum in units of the largest that there is, log V; None: not computed.
@@ -60,6 +61,7 @@ class Action:
     cached: int = 0
     entropy: float | None = None
     experts: np.ndarray | None = None
+    refuses_tools: bool = False
 
 
 class Engine(Protocol):

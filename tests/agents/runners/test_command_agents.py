@@ -50,7 +50,8 @@ def ends(agents, program=None, count=1):
     return found[0] if count == 1 else found
 
 
-def test_it_is_given_the_variables_of_the_sdks_and_its_task(tmp_path):
+def test_it_is_given_the_variables_of_the_sdks_and_its_task(tmp_path, monkeypatch):
+    monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "the-users.own")  # not for its eyes
     left = tmp_path / "left.json"
     program = tmp_path / "agent.py"
     program.write_text(
@@ -254,6 +255,11 @@ def test_after_the_helper_has_died_another_one_starts_agents():
     assert ends(agents).cause == "crash"
     assert "has ended" in ends(agents).reason
     agents.close()
+
+
+def test_a_word_that_is_too_long_for_a_files_name_stays_as_it_is():
+    code = "import json; " + "x = 1; " * 50
+    assert split_command(Agent(command=f"sh -c '{code}'")) == ["sh", "-c", code]
 
 
 @pytest.mark.parametrize(

@@ -382,7 +382,7 @@ def test_an_action_may_have_a_limit_of_its_own():
 
 
 class Evens:
-    """A grammar of even tokens, stuck at the third or with but one first token where tools say."""
+    """A grammar of even tokens; tools say where it is stuck or has but one first token."""
 
     words = 1
 
@@ -393,6 +393,8 @@ class Evens:
         def allowed(self, words_W):
             if self.tools == "stick" and len(self.accepted) == 2:
                 raise RuntimeError("stuck after two")
+            if self.tools == "block":
+                raise RuntimeError("stuck at once")
             only = self.tools == "force" and not self.accepted
             words_W[:] = sum(1 << token for token in ([4] if only else range(0, 30, 2)))
 
@@ -410,7 +412,7 @@ def test_a_grammars_mask_is_in_the_distribution_and_its_failure_is_the_actions()
     engine = make_engine(sampling=SAMPLING._replace(end_ids=(6,)), options={"grammars": Evens()})
     params = make()[1]
     engine.begin(params, seed=1, iteration=2)
-    tools = {0: (), 1: "refuse", 2: "stick", 3: "force"}
+    tools = {0: (), 1: "refuse", 2: "stick", 3: "force", 4: "block"}
     for key in tools:
         engine.submit(Turn(key, STARTS[0], 0, 1, key, 0, tools=tools[key]))
     actions = {}
@@ -421,7 +423,9 @@ def test_a_grammars_mask_is_in_the_distribution_and_its_failure_is_the_actions()
         1: "no such tools",
         2: "stuck after two",
         3: "",
+        4: "stuck at once",
     }
+    assert [key for key in tools if actions[key].refuses_tools] == [1]
     for key in (0, 3):
         tokens, logp = actions[key].tokens, actions[key].logp
         assert len(tokens) == LONGEST or tokens[-1] == 6

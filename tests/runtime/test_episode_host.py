@@ -1,0 +1,71 @@
+"""What plays a run's episodes has the configuration's limits."""
+
+import queue
+import shlex
+import sys
+
+import httpx
+import pytest
+
+from seeupo_jax.agents.calls import Access, AgentResult, AgentTask
+from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
+from seeupo_jax.configuration.loading import from_dict
+from seeupo_jax.runtime.episode_host import _sampling_rules, build_runner, make_endpoint
+
+TASK, ACCESS = AgentTask("t", "train", None, 0, 0, 1), Access("http://127.0.0.1:9/v1", "key")
+
+
+def test_clients_are_told_the_sampling_of_the_configuration():
+    rollout = {"temperature": 0.7, "top_p": 0.9, "top_k": 5}
+    config = from_dict({"rollout": rollout, "agent": {"ignore_sampling": True}})
+    assert _sampling_rules(config) == SamplingRules(0.7, 0.9, 5, ignore=True)
+    assert _sampling_rules(config, 0.5) == SamplingRules(0.5, 0.9, 5, ignore=True)
+
+
+def test_a_request_beyond_the_configured_size_is_refused():
+    endpoint = make_endpoint(from_dict({"agent": {"request_kib": 1}}), "m")
+    endpoint.start()
+    try:
+        access = endpoint.open_key(None)
+        url, head = f"{access.base_url}/chat/completions", {"x-api-key": access.api_key}
+        assert httpx.post(url, content=b" " * 1024, headers=head).status_code == 400
+        assert httpx.post(url, content=b" " * 1025, headers=head).status_code == 413
+    finally:
+        endpoint.close()
+
+
+@pytest.mark.parametrize(
+    "program, says",
+    [
+        ("head -c 2000 /dev/zero", "it printed more than 1 KiB (config.agent.output_kib)"),
+        (
+            f"{sys.executable} -ISc {shlex.quote('x = bytearray(2**30)')}",
+            "no more memory than 256 MiB (config.agent.memory_mib)",
+        ),
+        ("echo 5 > $SEEUPO_RESULT", "of magnitude at most 4 (config.env.max_reward)"),
+    ],
+)
+def test_a_command_has_the_configured_limits(program, says):
+    limits = {"output_kib": 1, "memory_mib": 256}
+    command = f"sh -c {shlex.quote(program)}"
+    config = from_dict({"agent": {"command": command, **limits}, "env": {"max_reward": 4.0}})
+    assert says in end_of(config).reason
+
+
+def test_a_function_has_the_configured_limit(tmp_path):
+    file = tmp_path / "agent.py"
+    file.write_text("async def play(task, client):\n    return 5.0\n")
+    agent = {"name": f"{file}:play"}
+    assert end_of(from_dict({"agent": agent})) == AgentResult(5.0, 1.0)
+    failure = end_of(from_dict({"agent": agent, "env": {"max_reward": 4.0}}))
+    assert "of magnitude at most 4 (config.env.max_reward)" in failure.reason
+
+
+def end_of(config):
+    """What an agent of this configuration comes to."""
+    runner, ended = build_runner(config), queue.SimpleQueue()
+    try:
+        runner.start(TASK, ACCESS, ended.put)
+        return ended.get(timeout=20)
+    finally:
+        runner.close()
