@@ -156,6 +156,39 @@ def test_only_iteration_0_is_before_training(tmp_path):
     assert ["test", "avg@4", "0.52", "[0.46,", "0.58]", "-", "-"] in texts["never_again"]
 
 
+def test_after_is_the_last_evaluation_alone_and_no_change_is_between_other_measures(tmp_path):
+    """Where evaluation.k, or evaluation.tasks, was another before, or no episode counted."""
+    nothing = _estimate("eval/avg@4", *[float("nan")] * 3)
+    few, many = ({**BEFORE, "eval/tasks": tasks} for tasks in (4, 64))
+    k = {0: BEFORE, 10: AFTER, 20: _estimate("eval/avg@8", 0.1, 0.05, 0.2)}
+    for name, evaluations in {
+        "k": k,
+        "tasks": {0: few, 10: many},
+        "none": {0: BEFORE, 10: nothing},
+    }.items():
+        _write(tmp_path / name, (), evaluations)
+    tables = {}
+    for workdir in tmp_path.iterdir():
+        print_summary(workdir, stream=(stream := io.StringIO()))
+        tables[workdir.name] = stream.getvalue().partition("\n\n")[0].splitlines()[1:]
+    assert tables == {
+        "k": [
+            "test   avg@4   0.52 [0.46, 0.58]  -                  -",
+            "test   pass@4  0.70 [0.60, 0.80]  -                  -",
+            "test   avg@8   -                  0.10 [0.05, 0.20]  -",
+            "train  avg@4   -                  0.90 [0.80, 1.00]  -",
+        ],
+        "tasks": [
+            "test   avg@4   0.52 [0.46, 0.58]  0.52 [0.46, 0.58]  -",
+            "test   pass@4  0.70 [0.60, 0.80]  0.70 [0.60, 0.80]  -",
+        ],
+        "none": [
+            "test   avg@4   0.52 [0.46, 0.58]  -      -",
+            "test   pass@4  0.70 [0.60, 0.80]  -      -",
+        ],
+    }
+
+
 def test_a_run_without_evaluations_says_so(tmp_path):
     _write(tmp_path, [0.5])
     stream = io.StringIO()
