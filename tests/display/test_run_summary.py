@@ -89,6 +89,14 @@ def test_lines_end_where_no_environment_worked(tmp_path):
     assert np.ptp(means) > 100 and np.diff(means).max() > 0.9 * np.ptp(means)  # two levels
 
 
+def test_the_thick_line_is_the_mean_of_as_many_iterations_as_the_legend_says(tmp_path):
+    """Of 21 iterations 3: one success among failures raises it to 1/3, of an axis up to 1.02."""
+    _write(tmp_path, [0.0] * 10 + [1.0] + [0.0] * 10)
+    rows = _rows_of(learning_curve(tmp_path), BLUE)
+    rise = np.ptp(rows[rows > rows.min() + 20])  # without the point at 1, which is highest
+    assert rise == pytest.approx(640 / 1.02 / 3, abs=8)  # pixels; the line is 4 to 5 wide
+
+
 def test_runs_with_little_or_nothing_measured_still_give_a_curve(tmp_path):
     _write(tmp_path / "none")
     _write(tmp_path / "gaps", [0.5, float("nan"), 0.6], {2: {"eval/avg@4": float("nan")}})
