@@ -457,6 +457,15 @@ def test_a_stopped_comparison_goes_on_with_the_same_command(tmp_path):
     assert (tmp_path / "runs" / "comparison.svg").exists()
 
 
+def test_a_configuration_is_named_as_in_train_with_its_argument_too(tmp_path, capsys):
+    text = "package:qwen3_14b_bfcl:v5p:4x4x4"
+    given = [f"--config={text}", f"--workdir={tmp_path}", "--recipes=grpo", "--seeds=1"]
+    main(["compare", *given, "--draw_only"])
+    assert "0 of 1" in capsys.readouterr().out
+    (run,) = planned(tmp_path, recipes=["grpo"], seeds=1, config=text)
+    assert f"--config={text}" in run.command
+
+
 def test_nothing_is_trained_to_draw_only(tmp_path, capsys):
     called = command(tmp_path / "runs", "package:order_desk", "--draw_only")[2:]
     with pytest.raises(SystemExit) as refused:

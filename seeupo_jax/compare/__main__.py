@@ -32,7 +32,6 @@ from seeupo_jax.compare.runs import PlannedRun, plan, train_all
 from seeupo_jax.compare.study import STAGES, read_study
 from seeupo_jax.compare.study_page import explain_study, write_page
 from seeupo_jax.compare.study_runs import THREADS, Places, choose, train_study
-from seeupo_jax.configuration.config_file import find_config
 from seeupo_jax.configuration.flags import Flags, integer, names, output_file, path, positive
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.display.terminal import safe_output
@@ -115,7 +114,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
         if recipes is None and not given.sweep:
             recipes = names(_DEFAULT_RECIPES)
         runs = plan(
-            find_config(given.config).absolute(),
+            given.config,
             given.override,
             workdir,
             recipes=recipes,

@@ -59,7 +59,7 @@ class RunFailed(Exception):
 
 
 def plan(
-    config_file: Path,
+    config_file: str | Path,
     overrides: Sequence[str],
     workdir: Path,
     *,

@@ -117,10 +117,11 @@ def summary_table(
 ) -> Table:
     """A `rich` table of evaluation metrics before and after training, with 95% intervals.
 
-    A change is coloured where the two intervals do not overlap.
+    A change is coloured where the two intervals do not overlap; between other numbers of tasks
+    there is none.
 
     Args:
-      before, after: metrics as on evaluation lines: `eval/avg@4`, `eval/avg@4_low`, ...
+      before, after: metrics as on evaluation lines: `eval/avg@4`, `eval/avg@4_low`, `eval/tasks`...
       split: what the metrics named `eval/` were measured on.
     """
     from rich.table import Table
@@ -179,25 +180,34 @@ def _summary_rows(
         split_name, metric = split_and_metric(key, split)
         cells = [str(side[key]) if key in side else "-" for side in (old, new)]
         change, style = "-", ""
-        if key in old and key in new:
+        tasks = f"{key.rpartition('/')[0]}/tasks"
+        if key in old and key in new and before.get(tasks) == after.get(tasks):
             change, style = _change(old[key], new[key])
         rows.append(((split_name, metric, *cells, change), style))
     return rows
 
 
 def _change(old: Estimate, new: Estimate) -> tuple[str, str]:
+    if math.isnan(new.value - old.value):
+        return "-", ""
     style = "green" if new.low > old.high else "red" if new.high < old.low else ""
     return f"{new.value - old.value:+.2f}", style
 
 
 def _before_and_after(lines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Each evaluation metric's value before training, at iteration 0, and its last one after."""
-    before: dict[str, Any] = {}
-    after: dict[str, Any] = {}
+    """Each split's figures before training, at iteration 0, and of its last evaluation after."""
+    by_split: tuple[dict[str, dict[str, Any]], ...] = ({}, {})  # before, after
     for line in lines:
+        measured: dict[str, dict[str, Any]] = {}
         for name in read_estimates(line):
-            values = {key: line.get(key) for key in (name, f"{name}_low", f"{name}_high")}
-            (after if line["iteration"] else before).update(values)
+            split = name.rpartition("/")[0]
+            keys = (name, f"{name}_low", f"{name}_high", f"{split}/tasks")
+            measured.setdefault(split, {}).update({key: line.get(key) for key in keys})
+        by_split[line["iteration"] > 0].update(measured)
+    before, after = (
+        {key: value for values in side.values() for key, value in values.items()}
+        for side in by_split
+    )
     return before, after
 
 

@@ -16,7 +16,10 @@ import numpy as np
 _Z = 1.959964  # the normal distribution's 97.5% point
 _FEW = 10  # tasks that differ from a bound, below which resampling alone finds too little spread
 _KEY = re.compile(r"(eval(?:_.+?)?/(?:avg|pass)@[0-9]+)(_low|_high)?")
-_ROW = re.compile(r"(?P<prefix>eval(?:_.+?)?)/(?P<metric>(?:avg|pass)@[0-9]+)(?P<kind>(?:/.*)?)")
+_ROW = re.compile(
+    r"(?P<prefix>eval(?:_.+?)?)/(?P<metric>(?:avg|pass)@[0-9]+)(?P<kind>(?:/.*)?)",
+    re.DOTALL,  # a label is any text
+)
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,10 @@ class Estimate:
     high: float
 
     def __str__(self) -> str:
-        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+        if math.isnan(self.value):
+            return "-"
+        bounds = "" if math.isnan(self.low) else f" [{self.low:.2f}, {self.high:.2f}]"
+        return f"{self.value:.2f}{bounds}"
 
 
 def avg_at_k(success: np.ndarray, *, resamples: int = 2000, seed: int = 0) -> Estimate:
@@ -130,7 +136,8 @@ def evaluation_table(metrics: Mapping[str, float]) -> str:
             for name in names
         )
         counts = (metrics[f"{prefix}/{name}{kind}"] for name in ("tasks", "failed"))
-        rows.append((kind[1:] if kind else "all", *map(str, counts), *map(str, estimates)))
+        name = " ".join(kind[1:].splitlines()) if kind else "all"
+        rows.append((name, *map(str, counts), *map(str, estimates)))
     return aligned(rows)
 
 

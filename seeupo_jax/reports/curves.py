@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -73,12 +74,28 @@ def kinds_section(runs: Sequence[Recorded]) -> Section:
 
 
 def first_and_last(run: Recorded) -> tuple[str, list[Point]]:
-    """What success is measured by, and its value at first and now; none where nothing is."""
-    names = [name for name in _evaluations([run]) if " avg@" in name]
-    for name, recorded in [*((n, _evaluated(n)(run)) for n in names), ("rollouts", _rollouts(run))]:
-        if points := known(recorded):
-            return name, [points[0], points[-1]] if len(points) > 1 else points
-    return "success", []
+    """What success is measured by, and its value at first and now; none where nothing is.
+
+    Of evaluations it is the avg@k of the last one; at first only where that had as many tasks.
+    """
+    measured = [
+        key
+        for line in reversed(run.lines)
+        for key, estimate in read_estimates(line).items()
+        if "/avg@" in key and not math.isnan(estimate.value)
+    ]
+    if not measured:
+        points = known(_rollouts(run))
+        return ("rollouts" if points else "success"), _ends(points)
+    key = min(measured, key=lambda key: not key.startswith("eval/"))  # the first of equals
+    ends = _ends(known(_estimates(run, key, "")))
+    tasks = dict(run.recorded(f"{key.rpartition('/')[0]}/tasks"))
+    same = tasks.get(ends[0].at) == tasks.get(ends[-1].at)
+    return " ".join(split_and_metric(key, run.split)), ends if same else ends[-1:]
+
+
+def _ends(points: Sequence[Point]) -> list[Point]:
+    return [*points[:1], *points[1:][-1:]]
 
 
 def _rollouts(run: Recorded) -> list[Point]:

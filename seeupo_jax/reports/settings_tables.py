@@ -50,7 +50,10 @@ def _table(
     rows = []
     for name in names:
         cells = [_text(fields[name]) if name in fields else "-" for fields in flat]
-        rows.append(Row([name, *cells], marked=len(set(cells)) > 1))
+        exact = [_json(fields[name]) if name in fields else "-" for fields in flat]
+        if len(set(cells)) < len(set(exact)):  # as of 1 and "1"
+            cells = exact
+        rows.append(Row([name, *cells], marked=len(set(exact)) > 1))
     return Table(caption, [what, *(run.name for run in runs)], rows) if rows else None
 
 
@@ -62,6 +65,10 @@ def _text(value: Any) -> str:
         return str(value)
     if isinstance(value, list) and value and all(isinstance(part, str) for part in value):
         return " ".join(value)
+    return _json(value)
+
+
+def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from seeupo_jax.configuration.user_code import describe
 from seeupo_jax.errors import WriteError
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.metrics.run_manifest import read_run_manifest
-from seeupo_jax.metrics.statistics import markdown_table
+from seeupo_jax.metrics.statistics import markdown_table, read_estimates
 
 Lines = Sequence[Mapping[str, Any]]  # of metrics.jsonl
 CARD = "README.md"
@@ -43,7 +44,7 @@ def hub_client(repo: str) -> HfApi:
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), library_name="seeupo_jax")
     try:
         api.whoami()
-    except HTTPError as error:
+    except (HTTPError, OSError) as error:  # the last where HF_HUB_OFFLINE is set
         raise _as_sentence(error, f"{api.endpoint} did not take the token") from error
     return api
 
@@ -128,7 +129,7 @@ class _About(NamedTuple):
 
 
 def _trained(config: Config, lines: Lines, step: int, part: str) -> _About:
-    split, k = config.evaluation.split, config.evaluation.k
+    split, k = config.evaluation.split, _episodes(lines, config.evaluation.k)
     name, rollout = f"eval/avg@{k}", config.rollout
     played = config.agent.label if config.agent.given else config.env.name
     scored = [line for line in lines if line.get(name) is not None]
@@ -149,16 +150,22 @@ def _trained(config: Config, lines: Lines, step: int, part: str) -> _About:
             " This very policy was not evaluated: the last figures are those of iteration"
             f" {last['iteration']}{', of the averaged parameters' * averaged}."
         )
+    if last.get("eval/selected_on"):
+        note += (
+            " The best checkpoint is selected on this split too: its figure here is biased upwards."
+        )
+    linked = " ([SeeUPO](https://arxiv.org/abs/2602.06554))"
     figures = [_figures(line, k) for line in _first_and_last(scored)]
     return _About(
         tag="reinforcement-learning",
         what=f"The policy after iteration {step} of a run of seeupo_jax: multi-turn reinforcement"
         f" learning with the recipe `{config.recipe}`"
-        " ([SeeUPO](https://arxiv.org/abs/2602.06554)).",
+        f"{linked * config.recipe.startswith('seeupo')}.",
         measured=f"On the split `{split}` of `{played}`, {k} episodes per task,"
         f" with 95% intervals.{note}",
         evaluations=markdown_table(
-            ("iteration", f"avg@{k}", f"pass@{k}"), figures or [("none was recorded", "", "")]
+            ("iteration", "tasks", f"avg@{k}", f"pass@{k}"),
+            figures or [("none was recorded", "", "", "")],
         ),
         results=results,
         settings={
@@ -168,6 +175,17 @@ def _trained(config: Config, lines: Lines, step: int, part: str) -> _About:
             "tasks x trajectories per iteration": f"{rollout.tasks} x {rollout.group_size}",
         },
     )
+
+
+def _episodes(lines: Lines, planned: int) -> int:
+    """The k of the last avg@k that was measured; as planned where there is none."""
+    measured = [
+        int(name.rpartition("@")[2])
+        for line in lines
+        for name, estimate in read_estimates(line).items()
+        if name.startswith("eval/avg@") and not math.isnan(estimate.value)
+    ]
+    return [planned, *measured][-1]
 
 
 def _supervised(config: Config, lines: Lines, step: int) -> _About:
@@ -219,7 +237,7 @@ def _words(devices: Any) -> str | None:
 
 def _figures(line: Mapping[str, Any], k: int) -> list[str]:
     """A row of the table of evaluations."""
-    cells = [str(line["iteration"])]
+    cells = [str(line["iteration"]), str(line.get("eval/tasks", "-"))]
     for name in (f"eval/avg@{k}", f"eval/pass@{k}"):
         value, low, high = (line.get(f"{name}{end}") for end in ("", "_low", "_high"))
         bounds = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"

@@ -30,7 +30,7 @@ from seeupo_jax.compare.cell_results import (
 )
 from seeupo_jax.compare.study import STAGES, grid_points, read_study
 from seeupo_jax.compare.study_page import write_page
-from seeupo_jax.compare.study_runs import Places, choose, train_study
+from seeupo_jax.compare.study_runs import Places, choose, train_study, tuning_scores
 from seeupo_jax.compare.study_tables import (
     costs,
 )
@@ -148,6 +148,31 @@ def test_the_point_with_the_largest_mean_is_chosen_and_the_first_of_equals(tmp_p
         cell.key: done(cell, (0.9, 0.9), after=float(cell.point[RATE] == 1e-2)) for cell in cells
     }
     assert choose(by_final, last)["grpo"] == {RATE: 1e-2}
+
+
+def test_areas_that_decide_are_up_to_the_tokens_that_all_runs_have_got_to(tmp_path):
+    """A run that samples more tokens is not credited with what it reaches by them."""
+    study = study_of(tmp_path)
+    first, second = cells = study.cells("tuning", {})[:2]
+    results = by_key([done(first, (0.2, 0.4, 0.6)), done(second, (0.1, 0.5, 0.9), tokens=300)])
+    # 200 tokens: means of 0.2 to 0.6, and of 0.1 to 0.1 + 0.4 * 200 / 300; in all 0.4 and 0.5.
+    scores = [score for _, score in tuning_scores(study, results)["seeupo"]]
+    assert scores == pytest.approx([0.4, (0.1 + 0.1 + 0.8 / 3) / 2])
+    assert choose(study, results) == {"seeupo": cells[0].point}
+
+
+@pytest.mark.parametrize(
+    "chosen, mark", [(0, ", edge of learning_rate"), (1, ""), (2, ", edge of learning_rate")]
+)
+def test_a_chosen_value_at_either_end_of_an_axis_is_marked(tmp_path, chosen, mark):
+    study = study_of(
+        tmp_path, "study['tuning']['grid'] = {'optimizer.learning_rate': (1e-3, 3e-3, 1e-2)}"
+    )
+    rates = [0.5 if i % 3 == chosen else 0.25 for i in range(6)]
+    cells = zip(study.cells("tuning", {}), rates, strict=True)
+    results = by_key([done(cell, (rate, rate)) for cell, rate in cells])
+    text = write_page(study, results, tmp_path / "study").read_text()
+    assert text.count(f"| 0.500 | chosen{mark} |") == 2
 
 
 @pytest.mark.parametrize("name", ["study_order_desk", "study_bfcl_worlds"])

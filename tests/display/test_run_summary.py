@@ -89,6 +89,14 @@ def test_lines_end_where_no_environment_worked(tmp_path):
     assert np.ptp(means) > 100 and np.diff(means).max() > 0.9 * np.ptp(means)  # two levels
 
 
+def test_the_thick_line_is_the_mean_of_as_many_iterations_as_the_legend_says(tmp_path):
+    """Of 21 iterations 3: one success among failures raises it to 1/3, of an axis up to 1.02."""
+    _write(tmp_path, [0.0] * 10 + [1.0] + [0.0] * 10)
+    rows = _rows_of(learning_curve(tmp_path), BLUE)
+    rise = np.ptp(rows[rows > rows.min() + 20])  # without the point at 1, which is highest
+    assert rise == pytest.approx(640 / 1.02 / 3, abs=8)  # pixels; the line is 4 to 5 wide
+
+
 def test_runs_with_little_or_nothing_measured_still_give_a_curve(tmp_path):
     _write(tmp_path / "none")
     _write(tmp_path / "gaps", [0.5, float("nan"), 0.6], {2: {"eval/avg@4": float("nan")}})
@@ -154,6 +162,39 @@ def test_only_iteration_0_is_before_training(tmp_path):
     assert ["validation", "avg@4", "-", "0.60", "[0.50,", "0.70]", "-"] in texts["both"]
     assert ["dev", "avg@4", "-", "0.10", "[0.00,", "0.20]", "-"] in texts["both"]
     assert ["test", "avg@4", "0.52", "[0.46,", "0.58]", "-", "-"] in texts["never_again"]
+
+
+def test_after_is_the_last_evaluation_alone_and_no_change_is_between_other_measures(tmp_path):
+    """Where evaluation.k, or evaluation.tasks, was another before, or no episode counted."""
+    nothing = _estimate("eval/avg@4", *[float("nan")] * 3)
+    few, many = ({**BEFORE, "eval/tasks": tasks} for tasks in (4, 64))
+    k = {0: BEFORE, 10: AFTER, 20: _estimate("eval/avg@8", 0.1, 0.05, 0.2)}
+    for name, evaluations in {
+        "k": k,
+        "tasks": {0: few, 10: many},
+        "none": {0: BEFORE, 10: nothing},
+    }.items():
+        _write(tmp_path / name, (), evaluations)
+    tables = {}
+    for workdir in tmp_path.iterdir():
+        print_summary(workdir, stream=(stream := io.StringIO()))
+        tables[workdir.name] = stream.getvalue().partition("\n\n")[0].splitlines()[1:]
+    assert tables == {
+        "k": [
+            "test   avg@4   0.52 [0.46, 0.58]  -                  -",
+            "test   pass@4  0.70 [0.60, 0.80]  -                  -",
+            "test   avg@8   -                  0.10 [0.05, 0.20]  -",
+            "train  avg@4   -                  0.90 [0.80, 1.00]  -",
+        ],
+        "tasks": [
+            "test   avg@4   0.52 [0.46, 0.58]  0.52 [0.46, 0.58]  -",
+            "test   pass@4  0.70 [0.60, 0.80]  0.70 [0.60, 0.80]  -",
+        ],
+        "none": [
+            "test   avg@4   0.52 [0.46, 0.58]  -      -",
+            "test   pass@4  0.70 [0.60, 0.80]  -      -",
+        ],
+    }
 
 
 def test_a_run_without_evaluations_says_so(tmp_path):

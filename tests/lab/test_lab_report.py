@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import numpy as np
 import pytest
@@ -69,3 +70,13 @@ def test_the_plot_is_what_its_suffix_says(name, start, tmp_path):
     path = tmp_path / "new" / name
     draw({"a": {"seeupo": GOOD, "grpo": BAD}, "b": {"seeupo": GOOD, "grpo": BAD}}, path)
     assert path.read_bytes().startswith(start)
+
+
+def test_the_band_reaches_from_the_worst_seed_to_the_best(tmp_path):
+    """The axis of 240 pixels is of 0.5 to 1 of the optimum, and each iteration is 180 wide."""
+    draw({"a": {"seeupo": GOOD}}, tmp_path / "a.svg")
+    band = re.search(r'area mark" d="M([^"]*)Z"', (tmp_path / "a.svg").read_text())[1]
+    worst, best = [(0, 0.5), (1, 0.75), (2, 0.95)], [(2, 1.0), (1, 1.0), (0, 0.5)]
+    points = [(180 * i, (1 - share) * 480) for i, share in (*worst, *best)]
+    pairs = [tuple(map(float, pair.split(","))) for pair in band.split("L")]
+    np.testing.assert_allclose(pairs, points, atol=0.01)

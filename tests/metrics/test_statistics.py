@@ -151,6 +151,10 @@ def test_an_estimate_prints_with_its_interval():
     assert str(Estimate(0.523, 0.46, 0.581)) == "0.52 [0.46, 0.58]"
 
 
+def test_an_estimate_of_nothing_prints_as_a_dash_and_one_without_bounds_alone():
+    assert str(Estimate(NAN, NAN, NAN)) == "-" and str(Estimate(0.5, NAN, NAN)) == "0.50"
+
+
 LABELS = [
     {"kind": "a", "steps": "10"},
     {"kind": "b", "steps": "9"},
@@ -191,6 +195,14 @@ def test_the_table_has_a_line_for_all_tasks_and_for_each_kind_numbers_in_order()
         in lines[2]
     )
     assert len({line.index("[") for line in lines[1:]}) == 1
+
+
+def test_a_label_with_a_line_break_has_its_row_on_one_line():
+    labels = [{"request": "cancel\nmy order"}, {"request": "refund"}]
+    metrics = evaluation_metrics("eval", np.array([[1, 0], [0, 0]]), labels)
+    *_, cancel, refund = evaluation_table(metrics).splitlines()
+    assert cancel.startswith("request=cancel my order  1      0       0.50 [")
+    assert refund.startswith("request=refund           1      0       0.00 [")
 
 
 def test_a_table_is_of_one_evaluation():

@@ -188,6 +188,16 @@ def test_a_heat_map_has_a_cell_for_each_turn_and_iteration():
     ]
 
 
+def test_a_cell_of_many_iterations_is_their_mean_and_as_wide_as_they_are():
+    chart = heat_map("T", [(i, 1, i) for i in range(1, 241)], value="M")  # 240 / 119, rounded up
+    cells = rows(chart)
+    assert len(cells) == 80 and cells[:2] == [
+        {"from": 0.5, "to": 3.5, "turn": 1, "value": 2.0},
+        {"from": 3.5, "to": 6.5, "turn": 1, "value": 5.0},
+    ]
+    assert chart.note == "Each cell is the mean of 3 iterations."
+
+
 def test_bars_of_many_iterations_are_means_over_the_iterations_that_are_there():
     parts = [(i, name, v) for i in range(1, 242) for name, v in (("a", 1.0), ("b", 2.0))]
     chart = stack_chart("T", parts, ["b", "a"], y="s")

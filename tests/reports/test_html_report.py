@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import time
 
 import altair as alt
 import numpy as np
@@ -236,6 +237,30 @@ def test_the_speed_is_the_median_of_the_last_iterations(tmp_path):
     assert '<dd>500</dd><dd class="quiet">rollout; 50 sweep</dd>' in re.sub(r"\s*\n\s*", "", text)
 
 
+def tiles(workdir):
+    """The page's text without line breaks, where each tile is its label, value and detail."""
+    return re.sub(r"\s*\n\s*", "", write_report(workdir).read_text())
+
+
+def test_the_tiles_are_success_at_first_and_now_and_the_time_of_an_iteration(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        for i, value in ((0, 0.25), (2, 0.75)):
+            bounds = {"eval/avg@4_low": value - 0.125, "eval/avg@4_high": value + 0.125}
+            writer.write(i, {"eval/avg@4": value, **bounds, "time/rollout_s": 4.0 if i else 0.0})
+    text = tiles(tmp_path)
+    assert '<dd>0.25 → 0.75</dd><dd class="quiet">[0.12, 0.38] → [0.62, 0.88]</dd>' in text
+    assert '<dd>4s</dd><dd class="quiet">2.0 s per iteration</dd>' in text
+
+
+def test_the_lowest_held_out_loss_is_shown_beside_the_last(tmp_path):
+    losses = [{"eval/loss": 0.125}, {"sft/loss": 0.5}, {"eval/loss": 0.25}, {"eval/loss": 0.375}]
+    with MetricsWriter(tmp_path) as writer:
+        for i, values in enumerate(losses):
+            writer.write(i, values)
+    # The first is of the policy before, which is not one of those that are kept.
+    assert '<dd>0.1250 → 0.3750</dd><dd class="quiet">lowest 0.2500</dd>' in tiles(tmp_path)
+
+
 @pytest.mark.parametrize("selected_on", [0.0, 1.0])
 def test_a_figure_that_the_best_checkpoint_was_chosen_by_is_marked(tmp_path, selected_on):
     with MetricsWriter(tmp_path) as writer:
@@ -256,6 +281,18 @@ def test_the_time_table_adds_up(runs):
     assert last[0] == "all" and runs[0].seconds > 20
     shares = [float(re.search(r"\((\d+)%\)", row[1])[1]) for row in cells(section.tables[0])[:-1]]
     assert sum(shares) == pytest.approx(100, abs=len(shares) / 2)
+
+
+def test_percentages_of_the_time_are_of_each_run_alone(tmp_path):
+    for name, rollout in (("a", 3.0), ("b", 1.0)):
+        with MetricsWriter(tmp_path / name) as writer:
+            writer.write(1, {"time/rollout_s": rollout, "time/sweep_s": 1.0})
+    (table,) = time_section(load_runs([tmp_path / "a", tmp_path / "b"])).tables
+    assert cells(table) == [
+        ["rollout: rest", "3s (75%)", "1s (50%)"],
+        ["sweep", "1s (25%)", "1s (50%)"],
+        ["all", "4s", "2s"],
+    ]
 
 
 def test_what_an_old_run_did_not_record_is_named(tmp_path):
@@ -404,6 +441,16 @@ def test_a_run_that_stands_still_is_told_from_one_that_runs(tmp_path):
     assert "<dd>running</dd>" in write_report(workdir).read_text()
     os.utime(workdir / "metrics.jsonl", (1_000_000, 1_000_000))
     assert "<dd>stopped or waiting</dd>" in write_report(workdir).read_text()
+
+
+@pytest.mark.parametrize("age, state", [(200, "running"), (500, "stopped or waiting")])
+def test_a_run_may_be_silent_for_a_minute_and_three_of_its_iterations(tmp_path, age, state):
+    with MetricsWriter(tmp_path) as writer:
+        for i in (1, 2):
+            writer.write(i, {"time/rollout_s": 100.0})
+    then = time.time() - age  # of 60 + 3 * 100 seconds
+    os.utime(tmp_path / "metrics.jsonl", (then, then))
+    assert f"<dd>{state}</dd>" in write_report(tmp_path).read_text()
 
 
 def test_a_file_that_cannot_be_written_is_told(tmp_path):

@@ -24,6 +24,14 @@ def test_a_run_is_not_finished_before_its_last_evaluation(tmp_path):
     assert run.done == 12 and not run.finished
 
 
+@pytest.mark.parametrize("worse, finished", [(1, False), (2, True), (3, True)])
+def test_supervised_fine_tuning_is_over_when_its_patience_is(tmp_path, worse, finished):
+    workdir = report_cases.write_run(tmp_path / "a", iterations=3, planned=9, sft={"patience": 2})
+    with (workdir / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"iteration": 3, "eval/worse": worse}) + "\n")
+    assert load_runs([workdir])[0].finished == finished
+
+
 def test_the_age_is_that_of_the_last_line(tmp_path):
     workdir = report_cases.write_run(tmp_path / "a")
     os.utime(workdir / "metrics.jsonl", (1_000_000, 1_000_000))

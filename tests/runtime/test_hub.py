@@ -11,12 +11,14 @@ from places import TINY
 
 from seeupo_jax import export
 from seeupo_jax.configuration.loading import from_dict, to_dict
+from seeupo_jax.errors import WriteError
 from seeupo_jax.runtime.hub import hub_client, model_card, push
 
 EVALUATIONS = [
-    {"iteration": 0, "eval/avg@4": 0.39, "eval/avg@4_low": 0.35, "eval/avg@4_high": 0.43},
+    {"iteration": 0, "eval/avg@4": 0.39, "eval/avg@4_low": 0.35, "eval/avg@4_high": 0.43}
+    | {"eval/tasks": 4},
     {"iteration": 1, "rollout/success_rate": 0.5},
-    {"iteration": 2, "eval/avg@4": 0.75, "eval/pass@4": 0.875},
+    {"iteration": 2, "eval/avg@4": 0.75, "eval/pass@4": 0.875, "eval/tasks": 64},
     {"iteration": 4, "eval/avg@4": 0.99},
 ]
 MANIFEST = {
@@ -62,7 +64,9 @@ def test_the_card_has_the_first_evaluation_and_that_of_the_exported_policy(workd
     assert index["name"] == "agent"
     assert [(m["type"], m["value"]) for m in result["metrics"]] == [("avg@4", 0.75)]
     assert result["dataset"]["name"] == "order_desk"
-    assert "| 0 | 0.39 [0.35, 0.43] | - |\n| 2 | 0.75 | 0.88 |\n" in body and "0.99" not in body
+    assert result["dataset"]["split"] == "test"
+    table = "| 0 | 4 | 0.39 [0.35, 0.43] | - |\n| 2 | 64 | 0.75 | 0.88 |\n"
+    assert table in body and "0.99" not in body and "selected" not in body
     assert "`grpo`" in body and "| command | seeupo-train --config=package:quickstart |" in body
     assert "| versions | python 3.11.7, seeupo_jax 0.1.0, jax 0.10.2 |" in body
 
@@ -81,7 +85,30 @@ def test_settings_and_splits_of_the_card_are_the_runs_own(workdir):
     assert card == model_card(own, workdir, 2, "params", "agent").replace("transformers", "peft")
     for text in ("`grpo`", "learning rate 0.25", "| seed | 7 |", "`validation` of `order_desk`"):
         assert text in card
+    values = yaml.safe_load(card.split("---\n")[1])
+    assert values["model-index"][0]["results"][0]["dataset"]["split"] == "validation"
     assert "| iterations planned | 11 |" in card and "value: 0.75" in card
+
+
+def test_figures_of_the_card_are_of_as_many_episodes_as_in_the_last_evaluation(workdir):
+    """A resumed run may have another evaluation.k than before, or than its run.json."""
+    later = {"iteration": 3, "eval/avg@8": 0.625, "eval/tasks": 64, "eval/selected_on": 1.0}
+    with (workdir / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(later) + "\n")
+    card = model_card(a_config(), workdir, 3, "params", "agent")
+    values = yaml.safe_load(card.split("---\n")[1])
+    (metric,) = values["model-index"][0]["results"][0]["metrics"]
+    assert (metric["type"], metric["value"]) == ("avg@8", 0.625)
+    table = "| iteration | tasks | avg@8 | pass@8 |\n| --- | --- | --- | --- |\n"
+    assert f"{table}| 3 | 64 | 0.62 | - |\n\n" in card and "8 episodes per task" in card
+    assert "best checkpoint is selected on this split too: its figure here is biased up" in card
+
+
+def test_a_paper_is_linked_for_its_recipes_only(workdir):
+    link = "([SeeUPO](https://arxiv.org/abs/2602.06554))"
+    for recipe, linked in (("seeupo", 1), ("seeupo_forward", 1), ("grpo", 0), ("gigpo", 0)):
+        card = model_card(a_config(recipe=recipe), workdir, 2, "params", "agent")
+        assert f"`{recipe}`" in card and card.count(link) == linked
 
 
 @pytest.mark.parametrize(
@@ -127,7 +154,7 @@ def test_a_run_without_records_has_a_card_that_says_so(tmp_path):
     card = model_card(adapters, tmp_path, 3, "params", "agent")
     values = yaml.safe_load(card.split("---\n")[1])
     assert values["library_name"] == "peft" and "model-index" not in values
-    assert "| none was recorded |  |  |" in card and "after iteration 3" in card
+    assert "| none was recorded |  |  |  |" in card and "after iteration 3" in card
 
 
 def test_a_folder_is_uploaded_to_a_repository_that_is_made(place, tmp_path):
@@ -160,6 +187,12 @@ def test_the_command_refuses_before_it_exports(place, tmp_path, monkeypatch, cap
         closed.bind(("127.0.0.1", 0))
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
         assert "ConnectError" in refusal("--push_to_hub=a/b", code=1)
+
+
+def test_a_hub_that_is_switched_off_is_one_sentence(place, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(WriteError, match="--push_to_hub: .* did not take the token: Offline"):
+        hub_client("a/b")
 
 
 def test_a_token_is_needed(monkeypatch):
