@@ -41,8 +41,8 @@ class Sft:
     eval_every: int = at_least(0, 100)
     """Steps between two times that the held-out loss is measured; 0: only before and after."""
     patience: int | None = at_least(1, None)
-    """Measurements in a row without a lower held-out loss, after which a run ends; none: it does
-    not."""
+    """Measurements in a row without a held-out loss lower than all before, that before the first
+    step included, after which a run ends; none: it does not."""
 
 
 @dataclass(frozen=True)

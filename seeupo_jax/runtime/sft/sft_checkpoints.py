@@ -46,7 +46,9 @@ class SftCheckpoints:
         best = None if supervised["best"] is None else Best(*supervised["best"])
         lacks = lacks_evaluation(done, steps, saved, saved["sft"]["eval_every"])
         evaluated = supervised["evaluated"] and not lacks
-        return SftState(done, train, evaluated, True, best, supervised["worse"], supervised["idle"])
+        counts = supervised["worse"], supervised["idle"]
+        before = supervised.get("before")  # earlier versions did not say
+        return SftState(done, train, evaluated, True, best, *counts, before)
 
     def save(self, state: SftState) -> SftState:
         """Saves a checkpoint in the background; the run with that noted."""
@@ -62,6 +64,7 @@ class SftCheckpoints:
                 "best": best,
                 "worse": state.worse,
                 "idle": state.idle,
+                "before": state.before,
             },
         }
         score = -best.loss if best is not None and best.step == state.done else None
