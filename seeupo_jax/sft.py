@@ -5,8 +5,8 @@
 
 --data is a file with a conversation a line (`messages`, and perhaps `tools`), tfds:FOLDER,
 tfds:NAME, or demonstrations of the configuration's environment. The policy of the lowest held-out
-loss is left in WORKDIR/policy. Rerunning the command of a stopped run resumes it from its last
-checkpoint and reproduces the same results.
+loss after a step is left in WORKDIR/policy. Rerunning the command of a stopped run resumes it from
+its last checkpoint and reproduces the same results.
 """
 
 # Types of jax's own functions are partly unknown.

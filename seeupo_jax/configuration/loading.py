@@ -12,6 +12,7 @@ from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.config_file import given_values, read_values
 from seeupo_jax.configuration.entry_points import find_entry
 from seeupo_jax.configuration.fields import assign, build, parse
+from seeupo_jax.configuration.model_schema import Lora
 from seeupo_jax.configuration.reward import Judge, check_rewards
 from seeupo_jax.configuration.rules.algorithm_rules import check_ahead, check_choices, check_weights
 from seeupo_jax.configuration.rules.unread_fields import unread_fields
@@ -147,6 +148,13 @@ def _check_combination(config: Config, recipe: Mapping[str, Any]) -> None:
             f"config.model.param_dtype: got {model.param_dtype!r}; allowed: 'float32' unless"
             " config.lora.rank > 0, since what trains is float32."
         )
+    for name in ("alpha", "targets", "merge"):
+        value, usual = vars(lora)[name], vars(Lora())[name]
+        if value != usual and not (lora.rank or lora.path):
+            raise ValueError(
+                f"config.lora.{name}: got {value} without adapters, so that nothing reads it;"
+                f" allowed: {usual}, unless config.lora.rank > 0 or config.lora.path is set."
+            )
     if (lora.rank or lora.path) and (model.path is None or config.warm_start.stages):
         raise ValueError(
             f"config.lora: got rank {lora.rank} and path {lora.path!r}; allowed: 0 and none without"

@@ -28,7 +28,8 @@ class Sft:
     held_out_split: str = "test"
     """Split of held_out_data, as split is of data."""
     epochs: int = at_least(1, 1)
-    """Times that each conversation is trained on."""
+    """Passes over the conversations, in the fewest steps that make them; the last batch is filled
+    from a further pass, or from several where it is larger than the data."""
     steps: int | None = at_least(1, None)
     """Optimizer steps in place of epochs; none: as many as the epochs have."""
     batch_size: int = at_least(1, 16)
@@ -41,8 +42,8 @@ class Sft:
     eval_every: int = at_least(0, 100)
     """Steps between two times that the held-out loss is measured; 0: only before and after."""
     patience: int | None = at_least(1, None)
-    """Measurements in a row without a lower held-out loss, after which a run ends; none: it does
-    not."""
+    """Measurements in a row without a held-out loss lower than all before, that before the first
+    step included, after which a run ends; none: it does not."""
 
 
 @dataclass(frozen=True)

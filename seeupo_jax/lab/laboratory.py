@@ -134,12 +134,13 @@ class Settings:
         }
         fixed = {"inner_epochs": self.inner_epochs, "kl_coef": 0.0}
         changed = dict(_change(text) for text in changes)
-        values = {**common, **recipe_fields(name), **fixed, **changed}
+        recipe_values = {**common, **recipe_fields(name)}  # some recipes do not read all of these
+        values = {**recipe_values, **fixed, **changed}
         algorithm = build(Algorithm, values, "--recipes")
         has_ratio = find_entry("objective", algorithm.objective).has_ratio
         if not has_ratio and "inner_epochs" not in changed:
             algorithm = dataclasses.replace(algorithm, inner_epochs=1)
-        check_choices(algorithm, max_turns=1, recipe=recipe_fields(name))
+        check_choices(algorithm, max_turns=1, recipe=recipe_values)
         check_entries(algorithm)
         _check_needs(algorithm)
         if self.exact and algorithm.advantage != "grae":

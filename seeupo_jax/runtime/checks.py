@@ -7,7 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import jax
@@ -275,13 +275,16 @@ def check_training(notes: Mapping[str, Any]) -> None:
         )
 
 
-def check_same_run(config: Config, saved: Mapping[str, Any]) -> None:
+def check_same_run(
+    config: Config, saved: Mapping[str, Any], adapters: Mapping[str, Any] | None = None
+) -> None:
     """A resumed run must draw the same random numbers and tasks as the one that was stopped.
 
     Its metrics named `eval/` must be of one split too, since they do not name it.
 
     Args:
       saved: the configuration that a checkpoint was made with.
+      adapters: as for `check_same_policy`.
 
     Raises:
       ValueError: another seed, environment, agent, rollout, curriculum or evaluation split, or
@@ -306,42 +309,43 @@ def check_same_run(config: Config, saved: Mapping[str, Any]) -> None:
             f" whose figures are of it: {split!r}. Name others in config.evaluation.extra_splits,"
             " or evaluate the finished run on them."
         )
-    check_same_model(config, saved)
+    check_same_model(config, saved, adapters)
 
 
-def check_same_model(config: Config, saved: Mapping[str, Any]) -> None:
-    """As `check_same_policy`; where all parameters train, another `model.path` is a warning."""
+def check_same_model(
+    config: Config, saved: Mapping[str, Any], adapters: Mapping[str, Any] | None = None
+) -> None:
+    """As `check_same_policy`; another path of what trains is a warning, where it may be another."""
     try:
-        check_same_policy(config, saved)
+        check_same_policy(config, saved, adapters)
     except ValueError as error:
         raise ValueError(f"{error} Choose a new workdir for another run.") from error
-    path = config.model.path
-    saved_path = _other_path(config, saved)
-    if saved_path != path:
-        _LOGGER.warning(
-            "config.model.path: got %s; this workdir's checkpoint began with %s: its parameters are"
-            " restored, and a reference policy is that of %s.",
-            *(path, saved_path, path),
-        )
+    for part in ("model", "lora"):
+        path, saved_path = vars(config)[part].path, _other_path(config, saved, part)
+        if saved_path != path:
+            _LOGGER.warning(
+                "config.%s.path: got %s; this workdir's checkpoint began with %s: its parameters"
+                " are restored, and a reference policy is that of %s.",
+                *(part, path, saved_path, path),
+            )
 
 
-def check_same_policy(config: Config, saved: Mapping[str, Any]) -> None:
+def check_same_policy(
+    config: Config, saved: Mapping[str, Any], adapters: Mapping[str, Any] | None = None
+) -> None:
     """A checkpoint must be of the parameters that do not train, which it lacks.
 
     Args:
       saved: the configuration that the checkpoint was made with.
+      adapters: what `adapters_note` said of it; None: nothing, as in earlier versions.
 
     Raises:
-      ValueError: adapters or groups of frozen parameters, with another model or `lora.alpha`.
+      ValueError: adapters or groups of frozen parameters, with another model; adapters of another
+        rank, alpha or targets.
     """
+    _check_adapters(config, _noted_adapters(saved) if adapters is None else adapters)
     lora, path = config.lora, config.model.path
-    alpha = saved.get("lora", {}).get("alpha", lora.alpha)
-    if lora.rank and lora.path is None and alpha != lora.alpha:
-        raise ValueError(
-            f"config.lora.alpha: got {lora.alpha}; allowed for this workdir, whose checkpoint has"
-            f" adapters of it: {alpha}."
-        )
-    saved_path = _other_path(config, saved)
+    saved_path = _other_path(config, saved, "model")
     partly = lora.rank or lora.path is not None or any(g.frozen for g in config.optimizer.groups)
     if partly and saved_path != path:
         raise ValueError(
@@ -351,10 +355,35 @@ def check_same_policy(config: Config, saved: Mapping[str, Any]) -> None:
         )
 
 
-def _other_path(config: Config, saved: Mapping[str, Any]) -> str | None:
-    """The saved `model.path`; that of `config` where both are one place."""
-    path = config.model.path
-    saved_path = saved.get("model", {}).get("path", path)
+def adapters_note(config: Config) -> dict[str, Any]:
+    """The adapters that a run has, also those of `lora.path`, for its checkpoints; {}: none."""
+    lora = build.adapters(config)
+    return {} if lora is None else asdict(lora) | {"targets": sorted(lora.targets)}
+
+
+def _noted_adapters(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """As `adapters_note`, where only the configuration is saved; {}: `lora.path` had them."""
+    lora = saved.get("lora", {})
+    own = lora.get("rank") and lora.get("path") is None
+    return {"alpha": lora["alpha"], "targets": sorted(lora["targets"])} if own else {}
+
+
+def _check_adapters(config: Config, noted: Mapping[str, Any]) -> None:
+    """ValueError where both have adapters, of another rank, alpha or targets."""
+    path = config.lora.path
+    for name, value in adapters_note(config).items():
+        if (saved := noted.get(name, value)) != value:
+            got = f"{name}: got {value}" if path is None else f"path: got {path} of {name} {value}"
+            raise ValueError(
+                f"config.lora.{got}; allowed for this workdir, whose checkpoint has adapters of it:"
+                f" {saved}."
+            )
+
+
+def _other_path(config: Config, saved: Mapping[str, Any], part: str) -> str | None:
+    """The saved path of the model or of adapters; that of `config` where both are one place."""
+    path = vars(config)[part].path
+    saved_path = saved.get(part, {}).get("path", path)
     same = os.path.realpath(str(saved_path)) == os.path.realpath(str(path))
     return path if same else saved_path
 
@@ -369,24 +398,3 @@ def _same_fields(config: Config) -> dict[str, Any]:
     same = {"seed": values["seed"], "rollout": rollout, "env": env, "rewards": rewards}
     judge = {name: values["judge"][name] for name in ("function", "options")}
     return same | {"agent": agent, "curriculum": values["curriculum"], "judge": judge}
-
-
-def lacks_evaluation(done: int, asked: int, saved: Mapping[str, Any], every: int) -> bool:
-    """Whether a run now ends with a checkpoint that was saved as one on its way, unevaluated.
-
-    Args:
-      done: of the checkpoint. asked: iterations of the run now.
-      saved: the configuration that the checkpoint was made with.
-      every: iterations between its evaluations; 0: only before and after.
-    """
-    return done == asked < saved["iterations"] and not (every and done % every == 0)
-
-
-def resumption(unit: str, done: int, asked: int) -> str:
-    """Where a run goes on from a checkpoint; also that it does not, where all is done.
-
-    Args:
-      unit: what is counted, in the singular.
-    """
-    line = f"resuming after {unit} {done}"
-    return line if done < asked else f"{line} of {asked}: nothing is left to train"

@@ -204,8 +204,9 @@ def check_trained(
             f"--workdir: got {workdir}, which {lacks}; allowed: the folder of a run{otherwise}."
         )
     found = files.newest({}, step=find_step(config, workdir, step), partial=True)
-    saved = {} if found is None else found[1].get("config", {})
-    check_same_policy(config, saved)
+    notes = {} if found is None else found[1]
+    saved = notes.get("config", {})
+    check_same_policy(config, saved, notes.get("adapters"))
     average = saved.get("optimizer", {}).get("ema")
     if weights is None and config.optimizer.ema is None and average is not None:
         raise ValueError(

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from seeupo_jax.checkpoint import Checkpoints, find_directory
-from seeupo_jax.configuration.loading import to_dict
-from seeupo_jax.configuration.schema import Config
+from seeupo_jax.configuration.loading import from_dict, to_dict
+from seeupo_jax.configuration.schema import Chat, Config
 from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.metrics.metrics_log import METRICS_FILE, read_metrics
 from seeupo_jax.metrics.run_manifest import read_run_manifest
+from seeupo_jax.policy.files.messages import choose_chat
+from seeupo_jax.policy.files.weights import PACKAGE, resolve_path
+from seeupo_jax.runtime.build import ARCHITECTURES
+from seeupo_jax.runtime.policy_folder import starting_folder
 from seeupo_jax.trajectories.json_lines import plain
 
 
@@ -46,6 +51,47 @@ def check_same_sweep(config: Config, iteration: int, saved: Mapping[str, Any], f
             f" the sweep of iteration {iteration}. Let that iteration end first, or remove"
             f" {folder}: the run then continues from its newest checkpoint, or anew."
         )
+
+
+def chat_note(config: Config, workdir: Path) -> dict[str, Any] | None:
+    """The options of `config.chat` that a run's conversations have, for its checkpoints.
+
+    None: the folder of the policy that it starts from is not here.
+    """
+    return _choose(config, workdir, config.chat)
+
+
+def check_same_chat(config: Config, workdir: Path, notes: Mapping[str, Any]) -> None:
+    """A resumed run must make tokens of conversations as the one that was stopped.
+
+    Args:
+      notes: of a checkpoint; without `chat_note` in earlier versions.
+
+    Raises:
+      ValueError: other options of `config.chat`, or of the model folder's where it has none.
+    """
+    now = chat_note(config, workdir)
+    if now is None:
+        return
+    saved = notes.get("chat")
+    if saved is None:
+        given = from_dict({"chat": notes["config"].get("chat", {})}).chat
+        saved = _choose(config, workdir, given) or now
+    for name, value in now.items():
+        was = saved.get(name, vars(Chat())[name])
+        moved = name == "template" and None not in (value, was)
+        if value != was and not (moved and os.path.realpath(value) == os.path.realpath(was)):
+            raise ValueError(
+                f"config.chat.{name}: got {value!r}; allowed for this workdir, whose checkpoint has"
+                f" it: {was!r}. Choose a new workdir for another run."
+            )
+
+
+def _choose(config: Config, workdir: Path, chat: Chat) -> dict[str, Any] | None:
+    folder = starting_folder(config, workdir)
+    if folder is None or folder.startswith(f"{PACKAGE}{ARCHITECTURES}/"):  # sizes, no tokenizer
+        return None
+    return plain(asdict(choose_chat(resolve_path(folder), chat)))
 
 
 def check_begins(config: Config, workdir: Path) -> None:
@@ -89,3 +135,24 @@ def _may_have_checkpoints(folder: str) -> bool:
         return any(Checkpoints(place, 1).finished() is not None for place in places)
     except Exception:  # a bucket, or its library, that is not there: the record is kept
         return True
+
+
+def lacks_evaluation(done: int, asked: int, saved: Mapping[str, Any], every: int) -> bool:
+    """Whether a run now ends with a checkpoint that was saved as one on its way, unevaluated.
+
+    Args:
+      done: of the checkpoint. asked: iterations of the run now.
+      saved: the configuration that the checkpoint was made with.
+      every: iterations between its evaluations; 0: only before and after.
+    """
+    return done == asked < saved["iterations"] and not (every and done % every == 0)
+
+
+def resumption(unit: str, done: int, asked: int) -> str:
+    """Where a run goes on from a checkpoint; also that it does not, where all is done.
+
+    Args:
+      unit: what is counted, in the singular.
+    """
+    line = f"resuming after {unit} {done}"
+    return line if done < asked else f"{line} of {asked}: nothing is left to train"

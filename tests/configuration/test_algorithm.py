@@ -78,6 +78,19 @@ from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
         ("implicit_coef", {"implicit_coef": 0.5}),
         ("covariance_kl", {"covariance_kl": 4.0}),
         ("covariance_high", {"covariance_high": 4.0}),
+        ("clip_low", {"objective": "logp", "clip_low": 0.1}),
+        ("clip_high", {"objective": "logp", "clip_high": 0.28}),
+        ("weight_clip", {"weight": "off", "weight_clip": 0.5}),
+        ("weight_clip", {"order": "parallel", "weight_clip": 0.5}),
+        ("weight_clip", {"turns_per_update": None, "weight_clip": None}),
+        ("advantage_clip", {"scale": "group", "advantage_clip": 1.0}),
+        ("advantage_clip", {"advantage": "gigpo", "scale": "none", "advantage_clip": None}),
+        ("pool_mean", {"loss_mean": "token", "pool_mean": "active"}),
+        ("old_policy", {"objective": "logp", "weight": "off", "old_policy": "turn"}),
+        (
+            "gain_template",
+            {"advantage": "a2tgpo", "gain": "turn_reward", "gain_template": "It is {answer}."},
+        ),
     ],
 )
 def test_choices_that_do_not_go_together_are_refused_by_name(field, choices):
@@ -94,6 +107,13 @@ def test_choices_that_do_not_go_together_are_refused_by_name(field, choices):
         ("a2tgpo", {"gain": "turn_reward", "dynamic_sampling": 1}),
         ("ppo", {"gae_lambda": 0.9, "value_coef": 1.0, "bootstrap_truncated": True}),
         ("slate", {"fork_tokens": 1000}),
+        ("reinforce", {"weight": "on", "turns_per_update": 1, "old_policy": "turn"}),  # Eq. 8
+        ("grpo", {"turns_per_update": 2, "weight": "on", "weight_clip": 0.5}),
+        ("grpo", {"scale": "batch", "advantage_clip": 1.0}),
+        ("gigpo", {"scale": "batch", "advantage_clip": 1.0}),
+        ("grpo", {"loss_mean": "constant", "pool_mean": "active"}),
+        ("a2tgpo", {"gain_template": "It is {answer}."}),
+        ("dapo", {"clip_low": None, "clip_high": 0.3}),
         # What the recipe itself sets, and what it is changed to does not read.
         ("gigpo", {"advantage": "grae"}),
         ("istar", {"advantage": "matchtir", "discount": 0.9}),
@@ -108,6 +128,17 @@ def test_what_something_reads_or_the_recipe_sets_is_allowed(recipe, choices):
     config = from_dict({"recipe": recipe, "algorithm": choices})
     assert choices.items() <= vars(config.algorithm).items()
     assert from_dict(to_dict(config)) == config
+
+
+@pytest.mark.parametrize(
+    "name, value", [("alpha", 16.0), ("targets", ("q_proj",)), ("merge", True)]
+)
+def test_options_of_adapters_are_refused_without_adapters(name, value):
+    with pytest.raises(ValueError, match=rf"^config\.lora\.{name}: got .* without adapters"):
+        from_dict({"lora": {name: value}})
+    for adapters in ({"rank": 4}, {"path": "some/folder"}):
+        values = {"model": {"path": "some/model"}, "lora": {name: value, **adapters}}
+        assert vars(from_dict(values).lora)[name] == value
 
 
 def test_a_recipe_of_the_command_line_drops_what_nothing_reads_of_the_file(tmp_path):

@@ -64,7 +64,8 @@ def test_clips_are_the_laboratorys_unless_the_recipe_has_its_own():
     assert (dapo.clip_low, dapo.clip_high) == (0.2, 0.28)
     assert seeupo.weight_clip is None and seeupo.advantage_clip is None
     assert seeupo.kl_coef == 0 and seeupo.inner_epochs == 4
-    assert Settings().algorithm("rloo").inner_epochs == 1  # which has no ratio
+    rloo = Settings(clip=0.1, weight_clip=0.3).algorithm("rloo")  # which reads neither
+    assert rloo.inner_epochs == 1  # it has no ratio
     assert Settings(weight_clip=0.3).algorithm("seeupo").weight_clip == 0.3
 
 

@@ -83,10 +83,10 @@ def test_one_policy_or_the_other_is_whole_whenever_writing_ends(tmp_path, monkey
     assert [path.name for path in tmp_path.iterdir()] == ["policy"]
 
 
-def a_checkpoint(workdir, config):
+def a_checkpoint(workdir, config, **notes):
     """A run's folder, of which only the notes of its checkpoint are read."""
     checkpoints = Checkpoints(workdir / "checkpoints", keep=1)
-    checkpoints.save(3, {"params": jnp.zeros(2)}, {"config": to_dict(config)})
+    checkpoints.save(3, {"params": jnp.zeros(2)}, {"config": to_dict(config), **notes})
     checkpoints.close()
     return workdir
 
@@ -95,8 +95,8 @@ def a_checkpoint(workdir, config):
 def test_no_command_makes_another_policy_of_a_checkpoint_than_the_run_did(
     tmp_path, capsys, command
 ):
-    own = ["lora.rank=4", "lora.alpha=64"]
-    a_checkpoint(tmp_path, load_config("package:quickstart", own))
+    own = load_config("package:quickstart", ["lora.path=somewhere"])
+    a_checkpoint(tmp_path, own, adapters={"rank": 4, "alpha": 64.0})
     line = [command, "--config=package:quickstart", f"--workdir={tmp_path}", "--config.lora.rank=4"]
     more = {"serve": ["--port=0"], "export": [f"--output={tmp_path / 'out'}"]}.get(command, [])
     with pytest.raises(SystemExit) as ended:

@@ -11,7 +11,7 @@ from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
 from seeupo_jax.metrics.metrics_log import MetricsWriter
 from seeupo_jax.metrics.run_manifest import Launch, note_checkpoints, write_run_manifest
-from seeupo_jax.runtime.resuming import check_begins, check_same_sweep
+from seeupo_jax.runtime.resuming import check_begins, check_same_chat, check_same_sweep
 
 FADING = ("optimizer.schedule=linear", "iterations=30")
 
@@ -47,6 +47,38 @@ def test_a_sweep_that_an_earlier_version_stopped_had_the_default_of_a_field_that
     check_same_sweep(from_dict({}), 7, saved, "stopped")
     with pytest.raises(ValueError, match="^config.algorithm.tis_clip: got 2.0; allowed: None"):
         check_same_sweep(from_dict({"algorithm": {"tis_clip": 2}}), 7, saved, "stopped")
+
+
+def test_conversations_are_made_tokens_of_as_before(tmp_path, monkeypatch):
+    """A model folder whose own options list tools by their signatures."""
+    model, other = tmp_path / "model", tmp_path / "other"
+    for folder, own in ((model, "signatures"), (other, "json")):
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        (folder / "chat.json").write_text(json.dumps({"system": True, "tools": own}))
+
+    def load(path, **chat):
+        return from_dict({"model": {"path": str(path)}, "chat": chat})
+
+    def check(config, begun, **noted):
+        check_same_chat(config, tmp_path, {"config": as_saved(begun), **noted})
+
+    plain, note = load(model), {"system": True, "tools": "signatures", "template": None}
+    for noted in ({}, {"chat": {**note, "template_kwargs": {}}}):  # of earlier versions; of these
+        check(plain, plain, **noted)
+        check(load(model, tools="signatures"), plain, **noted)
+        for changed, field in (
+            (load(model, tools="none"), "tools: got 'none'; .*'signatures'"),
+            (load(model, tools="signatures", system=False), "system: got False; .*True"),
+            (load(model, tools="signatures", template_kwargs={"x": 1}), "template_kwargs: got"),
+            (load(model, tools="signatures", template="a.jinja"), "template: got 'a.jinja'"),
+        ):
+            with pytest.raises(ValueError, match=f"^config.chat.{field}.*another run.$"):
+                check(changed, plain, **noted)
+    with pytest.raises(ValueError, match="^config.chat.tools: got 'json'; .*'signatures'"):
+        check(load(other), plain, chat=note)
+    monkeypatch.chdir(tmp_path)
+    check(load(model, template="a.jinja"), load(model, template=str(tmp_path / "a.jinja")))
 
 
 def ran(workdir, config, *, iterations):

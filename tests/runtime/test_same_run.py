@@ -1,18 +1,20 @@
 """What is another run, or another evaluation, than the one that was begun."""
 
 import dataclasses
+import json
 import os
 
 import pytest
 
 from seeupo_jax.configuration.loading import from_dict, to_dict
-from seeupo_jax.runtime.checks import check_same_run, made_by
+from seeupo_jax.runtime.checks import adapters_note, check_same_run, made_by
 from seeupo_jax.runtime.evaluation_run import episodes_name, evaluation_settings
 from seeupo_jax.runtime.sft.sft_checkpoints import check_same_sft
 
 
-def same_sft(config, saved):
-    check_same_sft(config, "x", {"config": saved, "sft": {"data": "x"}})
+def same_sft(config, saved, adapters=None):
+    noted = {} if adapters is None else {"adapters": adapters}
+    check_same_sft(config, "x", {"config": saved, "sft": {"data": "x"}, **noted})
 
 
 @pytest.mark.parametrize("check", [check_same_run, same_sft])
@@ -45,7 +47,43 @@ def test_adapters_of_another_scale_are_refused(check):
     first, second = (from_dict(model | {"lora": {"rank": 8, "alpha": a}}) for a in (16, 64))
     with pytest.raises(ValueError, match="^config.lora.alpha: got 64.*; allowed .*: 16.0" + NEW):
         check(second, to_dict(first))
-    check(from_dict({"lora": {"alpha": 64}}), to_dict(from_dict({})))  # there are none
+
+
+def adapters_in(folder, alpha):
+    """A folder of adapters of rank 4, as far as a configuration reads it."""
+    folder.mkdir()
+    values = {"peft_type": "LORA", "r": 4, "lora_alpha": alpha, "target_modules": ["v_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(values))
+    return from_dict({"model": {"path": "one"}, "lora": {"path": str(folder)}})
+
+
+@pytest.mark.parametrize("check", [check_same_run, same_sft])
+def test_adapters_that_a_folder_has_are_compared_with_what_they_were(check, tmp_path, caplog):
+    begun = adapters_in(tmp_path / "begun", 64)
+    saved, note = to_dict(begun), adapters_note(begun)
+    assert note == {"rank": 4, "alpha": 64.0, "targets": ["v_proj"]}
+    check(begun, saved, note)
+
+    def new(**lora):
+        return from_dict(
+            {"model": {"path": "one"}, "lora": {"rank": 4, "targets": ["v_proj"], **lora}}
+        )
+
+    for other, sentence in (
+        (new(), "config.lora.alpha: got 32.0; allowed .*: 64.0"),
+        (new(alpha=64, rank=8), "config.lora.rank: got 8; allowed .*: 4"),
+        (new(alpha=64, targets=["q_proj"]), "config.lora.targets: got .*q_proj.*: .*v_proj.*"),
+        (adapters_in(tmp_path / "weak", 8), "config.lora.path: got .*weak of alpha 8.0; .*: 64.0"),
+    ):
+        with pytest.raises(ValueError, match=f"^{sentence}{NEW}"):
+            check(other, saved, note)
+        check(other, saved)  # of an earlier version, which did not say what the folder had
+    caplog.clear()
+    check(begun, saved, note)
+    assert not caplog.records
+    check(new(alpha=64), saved, note)
+    (record,) = caplog.records
+    assert "config.lora.path: got None; this workdir's checkpoint began" in record.getMessage()
 
 
 @pytest.mark.parametrize("layout", [{"remat": "full"}, {"attention": "xla"}, {"scan_layers": True}])

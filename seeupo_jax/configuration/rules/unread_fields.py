@@ -34,6 +34,8 @@ _OF_ENTRIES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(("gain", "gain_template"), ("advantage", _needs("gain_NK"))),
     "anchor": ("advantage", _needs("state_NK")),
     "canon_metric": ("advantage", _needs("metric_N")),
+    "clip_low": ("objective", lambda objective: "clip_low" in objective.bounds),
+    "clip_high": ("objective", lambda objective: "clip_high" in objective.bounds),
     "clip_dual": ("objective", lambda objective: "clip_dual" in objective.bounds),
 }
 # Fields that only a choice reads -> its field, and the values of it; none: numbers above 0.
@@ -54,6 +56,9 @@ _OF_CHOICES: dict[str, tuple[str, tuple[str, ...]]] = {
     "kl_horizon": ("kl_target", ()),
     "ref_decay": ("ref_every", ()),
     **dict.fromkeys(("overlong_buffer", "overlong_penalty"), ("overlong_length", ())),
+    "advantage_clip": ("scale", ("batch",)),
+    "pool_mean": ("loss_mean", ("action", "constant")),
+    "gain_template": ("gain", ("reference",)),
 }
 
 
@@ -65,11 +70,10 @@ def unread_fields(algorithm: Algorithm, recipe: Mapping[str, Any]) -> dict[str, 
 
     Returns: what was got and what is allowed, by field.
     """
-    defaults, estimator = vars(Algorithm()), find_entry("advantage", algorithm.advantage)
-    reasons = {}
+    defaults, reasons = vars(Algorithm()), {}
     for name, value in vars(algorithm).items():
         default = defaults[name]
-        if value in (default, recipe.get(name, default)) or estimator.reads(name):
+        if value in (default, recipe.get(name, default)) or _is_option(algorithm, name):
             continue
         if unread := _unread(algorithm, name):
             usual = "none" if default is None else default
@@ -80,15 +84,26 @@ def unread_fields(algorithm: Algorithm, recipe: Mapping[str, Any]) -> dict[str, 
     return reasons
 
 
+def _is_option(algorithm: Algorithm, name: str) -> bool:
+    """Whether the estimator reads a field; the package's bound advantages of scale=batch only."""
+    ours = ":" not in algorithm.advantage
+    if ours and name == "advantage_clip":
+        return False
+    return find_entry("advantage", algorithm.advantage).reads(name)
+
+
 def _unread(algorithm: Algorithm, name: str) -> tuple[str, str] | None:
     """The choice that does not read a field, and those that do; None: it is read."""
+    if name == "weight_clip":
+        return _unread_weights(algorithm)
+    if name == "old_policy":
+        return _unread_ratios(algorithm)
     if name in _OF_CHOICES:
         choice, values = _OF_CHOICES[name]
         got = vars(algorithm)[choice]
-        if got in values if values else got:
-            return None
-        others = " or ".join(f"{choice}={value}" for value in values)
-        return f"{choice}={'none' if got is None else got}", others or f"{choice} is above 0"
+        if not (got in values if values else got):
+            others = " or ".join(f"{choice}={value}" for value in values)
+            return f"{choice}={'none' if got is None else got}", others or f"{choice} is above 0"
     if name not in _OF_ENTRIES:
         return None
     beside, reads = _OF_ENTRIES[name]
@@ -96,3 +111,21 @@ def _unread(algorithm: Algorithm, name: str) -> tuple[str, str] | None:
     if reads(find_entry(beside, entry)):
         return None
     return f"{beside}={entry}", " or ".join(entries_with(beside, reads))
+
+
+def _unread_weights(algorithm: Algorithm) -> tuple[str, str] | None:
+    """As `_unread`, of what bounds the ratios of turns already updated."""
+    if algorithm.weighs:
+        return None
+    given = "weight=off"
+    if algorithm.weight == "on":
+        given = "order=parallel" if algorithm.order == "parallel" else "turns_per_update=none"
+    return given, "turns are updated one after the other with weight=on"
+
+
+def _unread_ratios(algorithm: Algorithm) -> tuple[str, str] | None:
+    """As `_unread`, of the denominator of ratios, in the objective and in Eq. 8."""
+    if algorithm.weighs or find_entry("objective", algorithm.objective).has_ratio:
+        return None
+    names = entries_with("objective", lambda objective: objective.has_ratio)
+    return f"objective={algorithm.objective}", " or ".join(names)

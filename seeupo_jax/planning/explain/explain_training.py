@@ -36,10 +36,15 @@ from seeupo_jax.planning.explain.explain_parts import (
 )
 from seeupo_jax.planning.explain.explanation import Section, choices, listed
 from seeupo_jax.policy.network import trainable
-from seeupo_jax.runtime.checks import check_same_run, check_training, resumption
+from seeupo_jax.runtime.checks import check_same_run, check_training
 from seeupo_jax.runtime.evaluation import due, evaluated_splits, selection_split
 from seeupo_jax.runtime.policy_folder import starting_folder
-from seeupo_jax.runtime.resuming import check_begins, check_same_sweep
+from seeupo_jax.runtime.resuming import (
+    check_begins,
+    check_same_chat,
+    check_same_sweep,
+    resumption,
+)
 
 # What of an algorithm is always shown; the other fields where they are not the default.
 _SHOWN = "order ratio objective advantage baseline scale old_policy weight_clip kl_coef".split()
@@ -112,7 +117,8 @@ def _start(run: AbstractRun, config: Config, workdir: Path) -> _Start:
     done, notes = (0, {}) if newest is None else newest
     if notes:
         check_training(notes)
-        check_same_run(config, notes["config"])
+        check_same_run(config, notes["config"], notes.get("adapters"))
+        check_same_chat(config, workdir, notes)
     if sweep is not None and sweep > done:
         if (found := stopped.newest({}, partial=True)) is not None:
             check_same_sweep(config, sweep, found[1]["config"], f"{folder}/stopped")

@@ -11,7 +11,8 @@ from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.metrics.run_manifest import note_checkpoints
-from seeupo_jax.runtime.checks import SUPERVISED, check_same_model, lacks_evaluation, resumption
+from seeupo_jax.runtime.checks import SUPERVISED, adapters_note, check_same_model
+from seeupo_jax.runtime.resuming import lacks_evaluation, resumption
 from seeupo_jax.runtime.sft.sft_parts import Best, SftParts, SftState
 from seeupo_jax.trajectories.json_lines import plain
 from seeupo_jax.types import TrainState
@@ -26,6 +27,7 @@ class SftCheckpoints:
         self._checkpoints = Checkpoints(
             self._folder, settings.keep, settings.keep_best, log=parts.progress.log
         )
+        self._adapters = adapters_note(parts.given)  # of a file, which may be gone later
 
     def restore(self, example: TrainState) -> SftState | None:
         """The run as its newest checkpoint has it; None where there is none.
@@ -44,13 +46,16 @@ class SftCheckpoints:
         best = None if supervised["best"] is None else Best(*supervised["best"])
         lacks = lacks_evaluation(done, steps, saved, saved["sft"]["eval_every"])
         evaluated = supervised["evaluated"] and not lacks
-        return SftState(done, train, evaluated, True, best, supervised["worse"], supervised["idle"])
+        counts = supervised["worse"], supervised["idle"]
+        before = supervised.get("before")  # earlier versions did not say
+        return SftState(done, train, evaluated, True, best, *counts, before)
 
     def save(self, state: SftState) -> SftState:
         """Saves a checkpoint in the background; the run with that noted."""
         best = state.best
         notes = {
             "config": to_dict(self._parts.given),
+            "adapters": self._adapters,
             "random": {"seed": self._parts.config.seed, "step": state.done},
             "data_position": state.done * self._parts.config.sft.batch_size,
             SUPERVISED: {
@@ -59,6 +64,7 @@ class SftCheckpoints:
                 "best": best,
                 "worse": state.worse,
                 "idle": state.idle,
+                "before": state.before,
             },
         }
         score = -best.loss if best is not None and best.step == state.done else None
@@ -121,4 +127,4 @@ def check_same_sft(config: Config, fingerprint: str, notes: Mapping[str, Any]) -
             "--data: got conversations, or tokens of them, other than those that the checkpoint in"
             " this workdir was trained on; allowed: the same. Choose a new workdir for another run."
         )
-    check_same_model(config, saved)
+    check_same_model(config, saved, notes.get("adapters"))

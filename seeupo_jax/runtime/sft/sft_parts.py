@@ -39,8 +39,9 @@ class SftState(NamedTuple):
     done: optimizer steps.
     evaluated, saved: whether what is due after `done` of these two has been done.
     best: None before the first evaluation after a step.
-    worse: evaluations in a row that found no lower loss.
+    worse: evaluations in a row that found no lower loss than all before them, also before a step.
     idle: steps in a row that moved no parameter.
+    before: held-out loss before the first step, in nats per token; None: not measured.
     """
 
     done: int
@@ -50,6 +51,7 @@ class SftState(NamedTuple):
     best: Best | None = None
     worse: int = 0
     idle: int = 0
+    before: float | None = None
 
 
 @dataclass(frozen=True)

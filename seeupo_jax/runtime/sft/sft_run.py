@@ -143,7 +143,7 @@ class SftRun:
         parts.progress.step(number, parts.steps, f"loss {metrics['loss']:.4f}")
         idle = state.idle + 1 if metrics["update_skipped"] else 0
         evaluated = not self.due(number, parts.config.sft.eval_every)
-        return SftState(number, train, evaluated, False, state.best, state.worse, idle)
+        return state._replace(done=number, train=train, evaluated=evaluated, saved=False, idle=idle)
 
     def evaluate(self, state: SftState) -> SftState:
         """Measures the held-out loss, where anything is held out."""
@@ -163,10 +163,10 @@ class SftRun:
         if parts.config.optimizer.ema is not None:
             values["eval/ema"] = 1.0
         if state.done:
-            lower = state.best is None or loss < state.best.loss
-            best = Best(state.done, loss) if lower else state.best
-            state = state._replace(best=best, worse=0 if lower else state.worse + 1)
+            state = with_loss(state, loss)
             values["eval/worse"] = state.worse
+        else:
+            state = state._replace(before=loss)
         self._write(state.done, values)
         parts.callbacks.evaluation(state.done, values)
         parts.progress.log(f"held-out loss {loss:.4f} after step {state.done}")
@@ -206,6 +206,12 @@ class SftRun:
             if best is not None and best.step == step:
                 measured = f", held-out loss {best.loss:.4f}"
             parts.progress.log(f"wrote {folder}: after step {step}{measured}")
+        if best is not None and state.before is not None and best.loss >= state.before:
+            parts.progress.log(
+                f"warning: the held-out loss was {state.before:.4f} before the first step and is"
+                f" {best.loss:.4f} at its lowest since, after step {best.step}: no policy of this"
+                " run is better than the one that it began with"
+            )
         return step
 
     def stopped(self, state: SftState) -> None:
@@ -245,3 +251,13 @@ class SftRun:
     def _write(self, number: int, values: dict[str, Any]) -> None:
         if jax.process_index() == 0:
             self.parts.metrics.write(number, values)
+
+
+def with_loss(state: SftState, loss: float) -> SftState:
+    """The state with a held-out loss that was measured after a step, in nats per token."""
+    best = state.best
+    lower = best is None or loss < best.loss
+    falls = lower and (state.before is None or loss < state.before)
+    return state._replace(
+        best=Best(state.done, loss) if lower else best, worse=0 if falls else state.worse + 1
+    )

@@ -15,8 +15,14 @@ from seeupo_jax.learner.credit.running_rewards import Moments, Statistics
 from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
 from seeupo_jax.metrics.run_manifest import note_checkpoints
 from seeupo_jax.parallel.stop_signal import Stopped, StoppedCompiling
-from seeupo_jax.runtime.checks import check_same_run, check_training, lacks_evaluation, resumption
-from seeupo_jax.runtime.resuming import check_same_sweep
+from seeupo_jax.runtime.checks import adapters_note, check_same_run, check_training
+from seeupo_jax.runtime.resuming import (
+    chat_note,
+    check_same_chat,
+    check_same_sweep,
+    lacks_evaluation,
+    resumption,
+)
 from seeupo_jax.runtime.training.run_parts import RunParts
 from seeupo_jax.runtime.training.trajectory_source import Origin, Stored
 from seeupo_jax.trajectories.forks import fill_up
@@ -64,6 +70,11 @@ class RunCheckpoints:
         self._checkpoints = Checkpoints(folder, settings.keep, settings.keep_best, log=log)
         self._folder, self._stopped_folder = folder, f"{folder}/stopped"
         self._stopped = Checkpoints(self._stopped_folder, 1, 0, log=log)
+        # Of files, which may be gone when a checkpoint is written.
+        self._made_with = {
+            "adapters": adapters_note(parts.config),
+            "chat": chat_note(parts.config, parts.workdir),
+        }
 
     def restore(self, example: TrainState) -> RunState | None:
         """The run as its newest checkpoint has it; None where there is none."""
@@ -203,20 +214,25 @@ class RunCheckpoints:
         """The notes of a run that every checkpoint has."""
         parts, success = self._parts, self._parts.source.success
         drawn_by = {} if success is None else {"task_success": success.state(state.done)}
-        return drawn_by | {
-            "config": to_dict(parts.config),
-            "random": {"seed": parts.config.seed, "iteration": state.done},
-            "remat": parts.policy.network.arch.remat,
-            "data_position": state.done * parts.config.rollout.tasks,
-            "idle_iterations": parts.stagnation.idle,
-            "selected_on": parts.selects_on,
-            **({} if state.statistics is None else {"statistics": dict(state.statistics)}),
-        }
+        return (
+            drawn_by
+            | self._made_with
+            | {
+                "config": to_dict(parts.config),
+                "random": {"seed": parts.config.seed, "iteration": state.done},
+                "remat": parts.policy.network.arch.remat,
+                "data_position": state.done * parts.config.rollout.tasks,
+                "idle_iterations": parts.stagnation.idle,
+                "selected_on": parts.selects_on,
+                **({} if state.statistics is None else {"statistics": dict(state.statistics)}),
+            }
+        )
 
     def _check_same_run(self, notes: Mapping[str, Any]) -> None:
         """ValueError: a checkpoint's notes are of another run."""
         check_training(notes)
-        check_same_run(self._parts.config, notes["config"])
+        check_same_run(self._parts.config, notes["config"], notes.get("adapters"))
+        check_same_chat(self._parts.config, self._parts.workdir, notes)
 
     def _resume_from(self, done: int, notes: Mapping[str, Any]) -> None:
         """Takes a checkpoint's notes; it was made after iteration `done`, or in the next one."""

@@ -41,6 +41,20 @@ def test_all_of_the_held_out_data_is_held_out_and_nothing_else(kind, tmp_path):
     assert tokens_of(data.held_out) == held_out
 
 
+def test_a_share_is_held_out_that_the_seed_draws(tmp_path):
+    """7 of 18 conversations are 0.38 of them: the nearest number to 0.37 x 18 = 6.66."""
+    file = cases.write_desk(tmp_path / "some.jsonl", 18)
+    shown, drawn = desk("train", 18), []
+    for seed in (0, 1, 0):
+        config = {"seed": seed, "sft": {"data": str(file), "held_out": 0.37}}
+        config["rollout"] = {"max_context": 4096}
+        data = read_data(from_dict(config), imitation_cases.tokenizer(), lambda *_: None)
+        held_out, training = tokens_of(data.held_out), tokens_of(data.training)
+        assert len(held_out) == 7 and sorted(held_out + training) == sorted(shown)
+        drawn.append(held_out)
+    assert drawn[0] == drawn[2] != drawn[1]
+
+
 def test_a_last_message_of_weight_0_is_refused_where_it_alone_is_trained_on(tmp_path):
     def read(train_on):
         config = {"sft": {"data": str(file), "train_on": train_on, "held_out": 0}}

@@ -6,6 +6,8 @@ import pytest
 
 from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.runtime.sft import sft_run
+from seeupo_jax.runtime.sft.sft_parts import SftState
+from seeupo_jax.runtime.sft.sft_run import with_loss
 from seeupo_jax.runtime.sft.supervised import count_steps
 
 
@@ -20,16 +22,18 @@ def test_a_run_has_the_fewest_steps_that_are_all_epochs(conversations, epochs, s
 
 
 @pytest.mark.parametrize(
-    ("keep_best", "best", "said"),
+    ("keep_best", "best", "said", "before"),
     [
-        (1, 8, "after step 8, held-out loss 0.2500"),
-        (1, 12, "after step 12, held-out loss 0.2500"),
-        (0, 8, "after step 12"),  # whose loss is not the best one
-        (1, None, "after step 12"),
+        (1, 8, "after step 8, held-out loss 0.2500", None),
+        (1, 12, "after step 12, held-out loss 0.2500", 0.26),
+        (0, 8, "after step 12", 0.26),  # whose loss is not the best one
+        (1, None, "after step 12", None),
+        (1, 8, "after step 8, held-out loss 0.2500", 0.25),
+        (0, 8, "after step 12", 0.0625),
     ],
 )
 def test_the_loss_that_is_told_is_that_of_the_policy_that_is_left(
-    keep_best, best, said, tmp_path, monkeypatch
+    keep_best, best, said, before, tmp_path, monkeypatch
 ):
     logged, nothing = [], SimpleNamespace(wait=lambda: None, policy_at=lambda step, train: {})
     checkpoint = SimpleNamespace(keep_best=keep_best, export=True)
@@ -43,7 +47,29 @@ def test_the_loss_that_is_told_is_that_of_the_policy_that_is_left(
         progress=SimpleNamespace(log=logged.append),
     )
     lowest = None if best is None else SimpleNamespace(step=best, loss=0.25)
-    state = SimpleNamespace(best=lowest, saved=True, done=12, train=None)
+    state = SimpleNamespace(best=lowest, saved=True, done=12, train=None, before=before)
     run = SimpleNamespace(parts=parts, checkpoints=nothing)
     sft_run.SftRun.finish(run, state)
-    assert logged == [f"wrote {tmp_path / 'policy'}: {said}"]
+    assert logged[0] == f"wrote {tmp_path / 'policy'}: {said}"
+    warned = before is not None and before <= 0.25
+    assert len(logged) == 1 + warned
+    if warned:
+        losses = f"was {before:.4f} before the first step and is 0.2500 at its lowest since, after"
+        assert logged[1].startswith(f"warning: the held-out loss {losses} step 8: no policy of")
+
+
+@pytest.mark.parametrize(
+    "before, losses, worse, best",
+    [
+        (0.5, [0.4, 0.3, 0.35, 0.3, 0.2], [0, 0, 1, 2, 0], 4),
+        (0.5, [0.9, 0.6, 0.7, 0.5, 0.4], [1, 2, 3, 4, 0], 4),
+        (0.1, [0.9, 0.6, 0.7], [1, 2, 3], 1),  # the lowest of those after a step
+        (None, [0.9, 0.6, 0.7], [0, 0, 1], 1),  # resumed from an earlier version's checkpoint
+    ],
+)
+def test_patience_counts_from_the_loss_before_the_first_step(before, losses, worse, best):
+    states = [SftState(0, None, before=before)]
+    for step, loss in enumerate(losses):
+        states.append(with_loss(states[-1]._replace(done=step), loss))
+    assert [state.worse for state in states[1:]] == worse
+    assert states[-1].best == (best, losses[best])
