@@ -361,19 +361,33 @@ another_lost() {
     grep -qw -e lost -e none "$scratch/codes"
 }
 
-# under_way: whether training is running, as after a `run` whose terminal was closed.
-under_way() {
-    [ -z "$dry_run" ] || return 1
-    outcome=$(on_first 'seeupo_jax/launch/on_host.sh code' 2>/dev/null | tail -n 1)
-    [ "$outcome" = running ] || return 1
-    say "training is running; this shows its log"
+# ask_first: sets `outcome` to what the first host says of its run. No answer does not mean that
+# there is none: its checkout would be replaced under it.
+ask_first() {
+    outcome=none script=seeupo_jax/launch/on_host.sh
+    [ -z "$dry_run" ] || return 0
+    for look in 1 2 3 4 5; do
+        [ "$look" -eq 1 ] || sleep "$poll"
+        outcome=$(on_first "test ! -e $script && echo none || $script code" \
+            2>"$scratch/error" | tail -n 1)
+        case $outcome in
+            running | none | lost | [0-9]*) return 0 ;;
+        esac
+    done
+    cat "$scratch/error" >&2
+    say "error: the first host does not say whether training is running; see the output above." \
+        "Nothing was installed or started."
+    return 1
 }
 
 # begin INSTALL ARGUMENT...: starts training, unless it is running, and supervises it.
 begin() {
     install=$1
     shift
-    if ! under_way; then
+    ask_first || return 1
+    if [ "$outcome" = running ]; then
+        say "training is running; this shows its log"
+    else
         [ -z "$install" ] || install_checkout || {
             say "error: the hosts could not be set up; see the output above."
             return 1
