@@ -25,8 +25,8 @@ usage: launch/tpu_vm.sh COMMAND --name=NAME --zone=ZONE [OPTION...]
   --name NAME               of the queued resource and its TPU
   --zone ZONE               such as us-east5-a
   --project PROJECT         (default: gcloud's)
-  --accelerator-type TYPE   such as v5p-64; for create
-  --runtime-version VERSION such as v2-alpha-tpuv5; for create
+  --accelerator-type TYPE   such as v5p-64; for create, and for run with --keep-alive
+  --runtime-version VERSION such as v2-alpha-tpuv5; likewise
   --spot                    cheaper, and may be preempted at any time
   --slices N                as many TPUs that train as one (default: $slices)
   --bucket BUCKET           a Cloud Storage bucket, /mnt/BUCKET on every host
@@ -66,7 +66,10 @@ whole_number --poll "$poll"
 case $bucket in
     *[!a-z0-9._-]*) fail "--bucket: got '$bucket'; allowed: the name alone, as in my-bucket." ;;
 esac
-case $command in
+# After a preemption, `run --keep-alive` does what `all` does.
+needs=$command
+[ "$command$keep_alive" != run1 ] || needs=all
+case $needs in
     all | create | resume)
         required --accelerator-type "$accelerator_type" v5p-64
         required --runtime-version "$runtime_version" v2-alpha-tpuv5
@@ -94,7 +97,7 @@ case $command in
         [ -n "$git" ] || check_config_file
         # Where the machine may be lost, or is deleted by this very command.
         [ -z "$spot$keep_alive$delete_when_done" ] && [ "$command" != resume ] || check_kept
-        [ "$command" = run ] || check_mounted
+        [ "$needs" = run ] || check_mounted
         ;;
     *) [ $# -eq 0 ] || fail "$command: got '$1'; allowed: no arguments for the training." ;;
 esac
@@ -125,7 +128,7 @@ check_size() {
 largest file; allowed: 500 MB. Keep models and data in the bucket, or name them in .gitignore."
 }
 
-case $command in
+case $needs in
     all | install | resume) [ -n "$git" ] || check_size ;;
 esac
 
@@ -358,19 +361,33 @@ another_lost() {
     grep -qw -e lost -e none "$scratch/codes"
 }
 
-# under_way: whether training is running, as after a `run` whose terminal was closed.
-under_way() {
-    [ -z "$dry_run" ] || return 1
-    outcome=$(on_first 'seeupo_jax/launch/on_host.sh code' 2>/dev/null | tail -n 1)
-    [ "$outcome" = running ] || return 1
-    say "training is running; this shows its log"
+# ask_first: sets `outcome` to what the first host says of its run. No answer does not mean that
+# there is none: its checkout would be replaced under it.
+ask_first() {
+    outcome=none script=seeupo_jax/launch/on_host.sh
+    [ -z "$dry_run" ] || return 0
+    for look in 1 2 3 4 5; do
+        [ "$look" -eq 1 ] || sleep "$poll"
+        outcome=$(on_first "test ! -e $script && echo none || $script code" \
+            2>"$scratch/error" | tail -n 1)
+        case $outcome in
+            running | none | lost | [0-9]*) return 0 ;;
+        esac
+    done
+    cat "$scratch/error" >&2
+    say "error: the first host does not say whether training is running; see the output above." \
+        "Nothing was installed or started."
+    return 1
 }
 
 # begin INSTALL ARGUMENT...: starts training, unless it is running, and supervises it.
 begin() {
     install=$1
     shift
-    if ! under_way; then
+    ask_first || return 1
+    if [ "$outcome" = running ]; then
+        say "training is running; this shows its log"
+    else
         [ -z "$install" ] || install_checkout || {
             say "error: the hosts could not be set up; see the output above."
             return 1

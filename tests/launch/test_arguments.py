@@ -82,6 +82,23 @@ WRONG = [
         ],
         "--bucket: got ''; allowed: 'b', as in --config.checkpoint.directory=/mnt/b/c",
     ),
+    # After a preemption it asks for a new TPU.
+    ("tpu_vm.sh", ["run", *TPU, "--keep-alive", *TRAINING], "--accelerator-type: got nothing"),
+    (
+        "tpu_vm.sh",
+        ["run", *TPU, MORE[0], "--keep-alive", *TRAINING],
+        "--runtime-version: got nothing",
+    ),
+    (
+        "tpu_vm.sh",
+        ["run", *TPU, *MORE[:2], "--keep-alive", *TRAINING],
+        "--bucket: got ''; allowed: 'mine', as in --workdir=/mnt/mine/run 1",
+    ),
+    (  # the stage's checkout is no clone
+        "tpu_vm.sh",
+        ["run", *TPU, *MORE, "--keep-alive", *TRAINING],
+        "got no git repository, whose files are to be installed",
+    ),
     ("gke_xpk.sh", ["submit"], "got 'submit'; allowed: run, logs"),
     ("gke_xpk.sh", ["run", "--cluster=c"], "--workload: got nothing"),
     ("gke_xpk.sh", ["run", *XPK], "--tpu-type: got nothing"),

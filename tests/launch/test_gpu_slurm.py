@@ -1,5 +1,6 @@
 """gpu_slurm.sh against stand-ins of Slurm; the batch script runs for real."""
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from launch_cases import TRAINING
 # Two tasks one after the other, as two nodes would run them at once.
 SRUN = r"""
 shift
+echo "${SRUN_CPUS_PER_TASK-}" >"$STAGE/cpus"
 code=0
 for number in 0 1; do
     [ "$number" -lt "$SLURM_JOB_NUM_NODES" ] || continue
@@ -30,17 +32,18 @@ def slurm(stage):
     return stage
 
 
-def job(stage, nodes=1):
-    """The batch script as Slurm starts it on the first node."""
+def job(stage, nodes=1, shell=()):
+    """The batch script as Slurm starts it on the first node, by `shell` if given."""
     command = stage.command("slurm_job.sh", "logs/run", ".venv/bin/python", "-m", "it", *TRAINING)
     (stage.checkout / "logs").mkdir(exist_ok=True)
     slurm = {
         "SLURM_JOB_ID": "4099",
         "SLURM_JOB_NUM_NODES": str(nodes),
         "SLURM_JOB_NODELIST": "g[7,9]",
+        "SLURM_CPUS_PER_TASK": "32",
     }
     return subprocess.Popen(
-        command,
+        [*shell, *command],
         cwd=stage.checkout,
         env=stage.env | slurm,
         stdout=subprocess.PIPE,
@@ -84,6 +87,8 @@ def test_every_node_runs_one_process_that_knows_its_place(slurm, nodes):
         wanted = [[*wanted[0], *place, f"--process_id={number}"] for number in (0, 1)]
     assert slurm.calls("python") == wanted
     assert slurm.calls("srun")[0][1] == "--kill-on-bad-exit=1"
+    # A step does not inherit its job's CPUs per task since Slurm 22.05.
+    assert (slurm.folder / "cpus").read_text() == "32\n"
     assert not [call for call in slurm.calls("scontrol") if "requeue" in call]
 
 
@@ -97,6 +102,36 @@ def test_a_job_whose_time_is_nearly_over_saves_and_is_put_back(slurm):
     assert batch.returncode == 0
     assert slurm.calls("scancel") == [["scancel", "--signal=TERM", "4099"]]
     assert slurm.calls("scontrol")[-1] == ["scontrol", "requeue", "4099"]
+
+
+def test_a_job_that_was_stopped_and_killed_before_it_had_saved_is_put_back(slurm):
+    slurm.tool("scancel", 'kill -KILL "$(cat "$STAGE/pid")"')
+    slurm.python(f'echo $$ >"$STAGE/pid"; {WAITS}')
+    with job(slurm) as batch:
+        assert batch.stdout.readline() == "ready\n"
+        batch.terminate()
+        assert "saved" not in batch.stdout.read()
+    assert batch.returncode == 128 + 9
+    assert slurm.calls("scontrol")[-1] == ["scontrol", "requeue", "4099"]
+
+
+# In bash, before one line of the script: Slurm's signal, when the step is already there.
+EARLY = r"""
+trap '[ "$BASH_COMMAND" != "step=\$!" ] || {
+    until [ -e "$STAGE/up" ]; do sleep 0.05; done
+    kill -TERM $$
+}' DEBUG
+"""
+
+
+def test_a_signal_before_the_script_knows_its_step_reaches_the_step(slurm):
+    slurm.tool("srun", 'touch "$STAGE/up"; exec sleep 5')  # ends with 0 unless it is told
+    (slurm.folder / "early").write_text(EARLY)
+    slurm.env["BASH_ENV"] = str(slurm.folder / "early")
+    with job(slurm, shell=[shutil.which("bash")]) as batch:
+        assert batch.wait(30) == 128 + 15, batch.stdout.read()
+    assert not slurm.calls("scancel")
+    assert slurm.calls("scontrol") == [["scontrol", "requeue", "4099"]]
 
 
 def preempt(slurm):

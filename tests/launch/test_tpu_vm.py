@@ -38,14 +38,17 @@ case $4 in
         for argument in "$@"; do
             case $argument in --command=*) command=${argument#--command=} ;; esac
         done
+        cut() { # loses the connection, as often as the file has lines
+            [ -s "$1" ] || return 0
+            sed 1d "$1" >"$STAGE/rest" && mv "$STAGE/rest" "$1"
+            echo "no route to the host" >&2
+            exit 255
+        }
         case $command in
-            *follow*)
-                if [ -s "$STAGE/cuts" ]; then # the connection is lost
-                    sed 1d "$STAGE/cuts" >"$STAGE/rest" && mv "$STAGE/rest" "$STAGE/cuts"
-                    exit 255
-                fi
-                touch "$STAGE/followed" ;;
-            *code) case $* in *--worker=all*) cat "$STAGE/others" 2>/dev/null ;; esac ;;
+            *follow*) cut "$STAGE/cuts"; touch "$STAGE/followed" ;;
+            *code)
+                cut "$STAGE/codes cut"
+                case $* in *--worker=all*) cat "$STAGE/others" 2>/dev/null ;; esac ;;
         esac
         cd "$host" && HOME=$host exec sh -c "$command" ;;
 esac
@@ -161,6 +164,8 @@ def test_the_checkout_is_on_every_host_as_it_is_here(cloud):
     package = cloud.folder / "host" / "seeupo_jax"
     (package / ".venv").mkdir(parents=True)
     (package / ".venv" / "kept").touch()
+    (package / "runs").mkdir()
+    (package / "runs" / "kept").touch()
     for name in ("gone.py", "models", "third_party"):
         (package / name).touch()
     done = cloud.run("tpu_vm.sh", "install", *HERE[:2], "--setup=touch 'set up'")
@@ -169,9 +174,9 @@ def test_the_checkout_is_on_every_host_as_it_is_here(cloud):
     assert scp[4] == "scp" and scp[6:9] == ["q:seeupo_jax.tar.gz", "--node=all", "--worker=all"]
     assert ssh[4:8] == ["ssh", "q", "--node=all", "--worker=all"]
     names = {str(path.relative_to(package)) for path in package.rglob("*")}
-    kept = {".venv/kept", "models", "third_party"}
+    kept = {".venv/kept", "runs/kept", "models", "third_party"}
     assert {"configs/new file.py", "launch/on_host.sh", "set up", *kept} < names
-    assert not {"gone.py", "left.py", "runs", "runs/large"} & names
+    assert not {"gone.py", "left.py", "runs/large"} & names
     assert cloud.calls("python3")[-1][-2:] == ["jax[tpu]", "uv"]
 
 
@@ -277,6 +282,23 @@ def test_a_run_that_failed_is_started_again_where_a_host_has_restarted(cloud, ot
     assert ("goes on" in done.stdout, "restart 1 of 50" in done.stderr) == (not code,) * 2
     assert ("training failed with exit code 1" in done.stderr) == bool(code)
     assert "delete" not in verbs(cloud)
+    first, *second = [at for at, verb in enumerate(verbs(cloud)) if "on_host.sh start" in verb]
+    assert len(second) == (not code)
+    for at in second:  # the hosts that have not restarted still wait for the one that has
+        stop = cloud.calls("gcloud")[at - 1]
+        everywhere = ["ssh", "q", "--node=all", "--worker=all"]
+        assert stop[4:9] == [*everywhere, "--command=seeupo_jax/launch/on_host.sh stop"]
+
+
+def test_a_state_that_cannot_be_asked_for_is_no_preemption(cloud):
+    states(cloud, "ABSENT", "ACTIVE", "ACTIVE", "BROKEN", "ACTIVE")
+    (cloud.folder / "cuts").write_text("cut\n" * 3)  # one look at the state after each
+    trains(cloud, 'while [ ! -e "$STAGE/followed" ]; do sleep 0.05; done; echo it trains')
+    done = cloud.run("tpu_vm.sh", "all", *HERE, *KIND, *FAST, "--keep-alive", *TRAINING)
+    assert done.returncode == 0 and "it trains" in done.stdout
+    assert "ERROR: no connection" in done.stderr and "preempted" not in done.stderr
+    asked = [verb.split()[0] for verb in verbs(cloud)]
+    assert asked.count("create") == 1 and "delete" not in asked
 
 
 def test_restarts_have_an_end(cloud):
@@ -301,28 +323,43 @@ def test_without_keep_alive_a_preemption_ends_with_what_to_do_and_resume_does_it
 def test_a_run_that_is_under_way_is_watched_not_started_twice(cloud):
     states(cloud, "ABSENT", "ACTIVE")
     trains(cloud, 'echo it trains; while [ ! -e "$STAGE/enough" ]; do sleep 0.1; done')
-    command = cloud.command("tpu_vm.sh", "all", *HERE, *KIND, *TRAINING)
+    command = cloud.command("tpu_vm.sh", "all", *HERE, *KIND, *FAST, *TRAINING)
     first = subprocess.Popen(command, env=cloud.env, stdout=subprocess.PIPE, text=True)
     assert first.stdout.readline() == "it trains\n"
     first.terminate()  # the terminal is closed; the run goes on
     with first:
         pass
+    (cloud.folder / "codes cut").write_text("cut\n" * 2)  # no answer is not taken for no run
     second = subprocess.Popen(command, env=cloud.env, stdout=subprocess.PIPE, text=True)
     assert second.stdout.readline() == "it trains\n"
     (cloud.folder / "enough").touch()
     second.communicate(timeout=120)
     assert second.returncode == 0 and len(cloud.calls("training")) == 1
+    assert [verb.split()[0] for verb in verbs(cloud)].count("scp") == 1
+
+
+@pytest.mark.parametrize("command", [["all", *KIND], ["run"]])
+def test_where_the_first_host_does_not_answer_nothing_is_installed_or_started(cloud, command):
+    states(cloud, "ACTIVE")
+    (cloud.folder / "host").mkdir()
+    (cloud.folder / "codes cut").write_text("cut\n" * 9)
+    done = cloud.run("tpu_vm.sh", *command, *HERE, *FAST, *TRAINING)
+    assert done.returncode == 1 and "no route to the host\n" in done.stderr
+    assert done.stderr.endswith("see the output above. Nothing was installed or started.\n")
+    assert all(verb == "describe" or verb.endswith("on_host.sh code") for verb in verbs(cloud))
 
 
 def test_a_stop_lets_training_save_and_differs_from_its_end(cloud):
     states(cloud, "ABSENT", "ACTIVE")
     trains(cloud, 'trap "echo saved; exit 0" TERM; echo ready; while :; do sleep 0.1; done')
-    command = cloud.command("tpu_vm.sh", "all", *HERE, *KIND, *FAST, "--keep-alive", *TRAINING)
+    options = ["--keep-alive", "--delete-when-done"]
+    command = cloud.command("tpu_vm.sh", "all", *HERE, *KIND, *FAST, *options, *TRAINING)
     with subprocess.Popen(command, env=cloud.env, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout.readline() == "ready\n"
         assert cloud.run("tpu_vm.sh", "stop", *HERE).returncode == 0
         assert run.stdout.read().startswith("saved\n")
     assert run.returncode == 143 and len(cloud.calls("training")) == 1
+    assert "delete" not in verbs(cloud)  # it is there for the next `run`
 
 
 def test_delete_and_status(cloud):
