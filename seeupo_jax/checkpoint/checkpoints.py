@@ -10,12 +10,10 @@ with anything else in them, are the user's and stay, whatever their names.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import logging
 import math
 import os
-import re
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +22,7 @@ from typing import Any
 import jax
 from etils import epath
 
+from seeupo_jax.checkpoint.folders import Folders, step_of
 from seeupo_jax.checkpoint.leaves import (
     abstract,
     check_leaves,
@@ -32,11 +31,9 @@ from seeupo_jax.checkpoint.leaves import (
     named_leaves,
 )
 from seeupo_jax.checkpoint.manifest import (
-    MANIFEST,
     STATE,
     Damaged,
     check_files,
-    is_checkpoint,
     list_files,
     read_manifest,
     read_score,
@@ -48,8 +45,6 @@ from seeupo_jax.errors import WriteError
 from seeupo_jax.parallel.distributed import gather
 
 _LOGGER = logging.getLogger(__name__)
-_REMOVALS, _REMOVAL_S = 20, 0.1
-_NAME = re.compile(r"(\d+)(?:\.(\d+))?")  # a step, and how often it had been saved before
 
 
 class SaveError(WriteError):
@@ -81,6 +76,7 @@ class Checkpoints:
         """
         quiet_threads()
         self._directory = epath.Path(absolute(directory))
+        self._folders = Folders(self._directory)
         self._keep, self._keep_best = keep, keep_best
         self._log = log
         self._damaged: set[str] = set()  # names of folders
@@ -117,12 +113,12 @@ class Checkpoints:
         self.wait()
         began = time.monotonic()
         try:
-            folder = self._directory / on_primary(lambda: self._make_folder(step))
+            folder = self._directory / on_primary(lambda: self._folders.make(step))
             written = on_all(lambda: ocp.save_async(folder / STATE, leaves, overwrite=True))
         except (OSError, ValueError) as error:
             sentence = self._sentence(step, error)
             if jax.process_index() == 0:
-                self._remove_unfinished()
+                self._folders.remove_unfinished()
             raise SaveError(sentence) from error
         self._pending = self._writer.submit(self._finish, folder, written, manifest, began)
 
@@ -153,14 +149,14 @@ class Checkpoints:
 
     def clear(self) -> None:
         """Removes all checkpoints, and the directory if nothing else is in it; on process 0."""
-        for name in self._names():
-            self._remove(name)
+        for name in self._folders.names():
+            self._folders.remove(name)
         with contextlib.suppress(OSError, ValueError):  # something else is, or it is in a bucket
             self._directory.rmdir()
 
     def latest(self) -> int | None:
         """The newest step whose save was finished, or None."""
-        return on_primary(lambda: max(self._finished(), default=None))
+        return on_primary(lambda: max(self._folders.finished(), default=None))
 
     def newest(
         self, example: Any, *, step: int | None = None, partial: bool = False
@@ -187,7 +183,7 @@ class Checkpoints:
 
     def finished(self) -> int | None:
         """As `latest`, but as this process alone sees it: no other need call it."""
-        return max(self._finished(), default=None)
+        return max(self._folders.finished(), default=None)
 
     def best(self) -> int | None:
         """The finished step with the best score, of equals the newer; None where none has one."""
@@ -238,19 +234,6 @@ class Checkpoints:
             raise ValueError(f"{self._directory}: {reasons[0]}; allowed: an intact one.")
         return None
 
-    def _make_folder(self, step: int) -> str:
-        """Makes the folder of a new checkpoint beside a finished one of the same step."""
-        names, finished = self._names(), self._finished()
-        first = _attempt(finished[step]) + 1 if step in finished else 0
-        for attempt in itertools.count(first):
-            name = f"{step}.{attempt}" if attempt else str(step)
-            if name in names:
-                self._remove(name)
-            if not (self._directory / name).exists():  # else it is the user's
-                break
-        (self._directory / name).mkdir(parents=True)
-        return name
-
     def _finish(
         self,
         folder: epath.Path,
@@ -271,7 +254,7 @@ class Checkpoints:
         except Exception as error:
             sentence = self._sentence(manifest["step"], error)
             if jax.process_index() == 0:
-                self._remove_unfinished()
+                self._folders.remove_unfinished()
             return time.monotonic() - began, sentence
         return None
 
@@ -291,53 +274,20 @@ class Checkpoints:
         )
 
     def _prune(self, newest: int) -> None:
-        finished, good = self._finished(), self._good()
+        finished, good = self._folders.finished(), self._good()
         older = sorted(set(good) - {newest}, reverse=True)
         others = {step: good[step] for step in older[self._keep - 1 :]}
         best = self._best_first(others)[: self._keep_best]
         keep = {finished[step] for step in (newest, *older[: self._keep - 1], *best)}
-        for name in self._names() - keep:
-            self._remove(name)
+        for name in self._folders.names() - keep:
+            self._folders.remove(name)
         self._damaged.clear()
-
-    def _remove(self, name: str) -> None:
-        """Removes a checkpoint so that it never counts while it is only half there."""
-        folder = self._directory / name
-        manifest = folder / MANIFEST
-        if manifest.is_dir():
-            manifest.rmtree()
-        manifest.unlink(missing_ok=True)
-        folder.rmtree()
-
-    def _remove_unfinished(self) -> None:
-        """Removes what failed saves have left, as far as it can be removed; it counts for nothing.
-
-        Other threads of Orbax may still write there, and make again what is just removed.
-        """
-        for _ in range(_REMOVALS):
-            with contextlib.suppress(Exception):
-                unfinished = self._names() - set(self._finished().values())
-                for name in unfinished:
-                    self._remove(name)
-                if not unfinished:
-                    return
-            time.sleep(_REMOVAL_S)
-
-    def _names(self) -> set[str]:
-        """Folders of checkpoints, finished or not."""
-        if not self._directory.is_dir():
-            return set()
-        named = (path for path in self._directory.iterdir() if _NAME.fullmatch(path.name))
-        return {path.name for path in named if is_checkpoint(path)}
-
-    def _finished(self) -> dict[int, str]:
-        """The finished steps, and in which folder the last save of each is."""
-        finished = {n for n in self._names() if (self._directory / n / MANIFEST).exists()}
-        return {_step(name): name for name in sorted(finished, key=_attempt)}
 
     def _good(self) -> dict[int, str]:
         """The finished steps that were not found damaged."""
-        return {k: name for k, name in self._finished().items() if name not in self._damaged}
+        return {
+            k: name for k, name in self._folders.finished().items() if name not in self._damaged
+        }
 
     def _best_first(self, steps: Mapping[int, str]) -> list[int]:
         """The checkpoints that have a score, the best first."""
@@ -347,13 +297,13 @@ class Checkpoints:
 
     def _candidates(self, step: int | None) -> list[tuple[int, str]]:
         """The finished steps, newest first; says which newer saves were interrupted."""
-        finished = self._finished()
+        finished = self._folders.finished()
         if step is not None and step not in finished:
             there = ", ".join(map(str, sorted(finished))) or "none"
             raise ValueError(f"step: got {step}; allowed: those in {self._directory}: {there}.")
         if step is not None:
             return [(step, finished[step])]
-        unfinished = {_step(name) for name in self._names()}.difference(finished)
+        unfinished = {step_of(name) for name in self._folders.names()}.difference(finished)
         for number in sorted(unfinished, reverse=True):
             self._warn(f"{self._directory}: checkpoint {number} was not finished; it is skipped.")
         return sorted(finished.items(), reverse=True)
@@ -389,11 +339,3 @@ class Checkpoints:
     def _warn(self, sentence: str) -> None:
         if jax.process_index() == 0:
             self._log(sentence)
-
-
-def _step(name: str) -> int:
-    return int(_NAME.fullmatch(name)[1])
-
-
-def _attempt(name: str) -> int:
-    return int(_NAME.fullmatch(name)[2] or 0)
