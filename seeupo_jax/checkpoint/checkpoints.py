@@ -40,7 +40,7 @@ from seeupo_jax.checkpoint.manifest import (
     write_manifest,
 )
 from seeupo_jax.checkpoint.process_sync import ocp, on_all, on_primary, wait_for
-from seeupo_jax.checkpoint.storage import absolute, quiet_threads, reason
+from seeupo_jax.checkpoint.storage import Folder, absolute, is_bucket, quiet_threads, reason
 from seeupo_jax.errors import WriteError
 from seeupo_jax.parallel.distributed import gather
 
@@ -75,7 +75,8 @@ class Checkpoints:
           log: takes one sentence for every checkpoint that is passed over, on process 0.
         """
         quiet_threads()
-        self._directory = epath.Path(absolute(directory))
+        path = absolute(directory)
+        self._directory = epath.Path(path) if is_bucket(path) else Folder(path)
         self._folders = Folders(self._directory)
         self._keep, self._keep_best = keep, keep_best
         self._log = log
