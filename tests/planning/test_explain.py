@@ -442,7 +442,7 @@ sys.modules["bfcl_eval"] = None  # not installed
 from seeupo_jax.train import main
 for file in sys.argv[1:]:
     print("CONFIG", file)
-    main(["train", f"--config={file}", "--workdir=run", "--explain", "--devices=64",
+    main(["train", f"--config={file}", f"--workdir={__file__}/run", "--explain", "--devices=64",
           "--device_memory=95GiB", "--config.env.options.%s=%s" % (
               ("home", "nowhere") if "appworld" in file else ("max_calls", "10"))])
 """
@@ -470,6 +470,7 @@ def test_a_shipped_14b_run_is_told_without_its_devices_model_and_benchmark(tmp_p
         assert held == pytest.approx(14.77e9 * 4 / 64 / 2**20, rel=1e-3)  # norms lie everywhere
         assert "64 devices of 95 GiB that are not here: fsdp 16 x tensor 4" in said
         assert "a step of the sweep, of 85.5 GiB" in said
+        assert "this machine has not: --workdir: got " in said  # it is below a file
         assert "this machine has not: the model's weights and tokenizer; its sizes are" in said
         bench = "which has no .venv" if "appworld" in file.name else "no module 'bfcl_eval'"
         assert "this machine has not: the environment's tasks: " in said and bench in said
