@@ -15,7 +15,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -160,27 +160,37 @@ class Checkpoints:
         return on_primary(lambda: max(self._folders.finished(), default=None))
 
     def newest(
-        self, example: Any, *, step: int | None = None, partial: bool = False
+        self,
+        example: Any,
+        *,
+        step: int | None = None,
+        partial: bool = False,
+        optional: bool = False,
     ) -> tuple[int, dict[str, Any]] | None:
-        """Step and notes of what `restore` would load, if its files are as they were written.
+        """Step and notes of what `restore` would load, as far as that is known without hashes.
 
-        No array is read.
+        Files are there and as large as they were written; none but the manifest is read.
 
         Raises:
-          ValueError: the checkpoint is of another model or optimizer, or there is none of the step.
+          ValueError: as `restore`.
         """
-        return on_primary(lambda: self._newest(named_leaves(example), step, partial))
+        return on_primary(lambda: self._newest(named_leaves(example), step, partial, optional))
 
-    def _newest(self, wanted: Mapping[str, Any], step: int | None, partial: bool) -> Any:
+    def _newest(
+        self, wanted: Mapping[str, Any], step: int | None, partial: bool, optional: bool
+    ) -> tuple[int, dict[str, Any]] | None:
+        reasons: list[str] = []
         for number, name in self._candidates(step):
+            folder = self._directory / name
             try:
-                manifest = read_manifest(self._directory / name)
+                manifest = read_manifest(folder)
+                check_leaves(number, manifest["leaves"], wanted, partial)
+                check_files(folder, manifest["files"], hashes=False)
             except Damaged as damage:
-                self._warn(f"{self._directory}: checkpoint {number} {damage}; it is skipped.")
-                continue
-            check_leaves(number, manifest["leaves"], wanted, partial)
-            return number, manifest["extra"]
-        return None
+                reasons.append(self._pass_over(number, damage, step))
+            else:
+                return number, manifest["extra"]
+        return self._none(reasons, step, optional)
 
     def finished(self) -> int | None:
         """As `latest`, but as this process alone sees it: no other need call it."""
@@ -215,25 +225,32 @@ class Checkpoints:
             there is none of the given step.
         """
         self.wait()
-        reasons = []
+        reasons: list[str] = []
         for number, name in on_primary(lambda: self._candidates(step)):
             try:
                 return self._load(number, name, example, partial)
             except Damaged as damage:
                 self._damaged.add(name)
-                reasons.append(f"checkpoint {number} {damage}")
-                passed = "it is skipped" if step is None else "it cannot be used"
-                self._warn(f"{self._directory}: {reasons[-1]}; {passed}.")
-        if optional:
-            return None
-        if reasons and step is None:
+                reasons.append(self._pass_over(number, damage, step))
+        return self._none(reasons, step, optional)
+
+    def _pass_over(self, number: int, damage: Damaged, step: int | None) -> str:
+        """Says that a checkpoint is damaged; how."""
+        reason = f"checkpoint {number} {damage}"
+        passed = "it is skipped" if step is None else "it cannot be used"
+        self._warn(f"{self._directory}: {reason}; {passed}.")
+        return reason
+
+    def _none(self, reasons: Sequence[str], step: int | None, optional: bool) -> None:
+        """ValueError where there are checkpoints, all of them damaged, and the run needs one."""
+        if optional or not reasons:
+            return
+        if step is None:
             raise ValueError(
                 f"{self._directory}: all checkpoints are damaged: {'; '.join(reasons)}; choose a"
                 " new workdir to start again."
             )
-        if reasons:
-            raise ValueError(f"{self._directory}: {reasons[0]}; allowed: an intact one.")
-        return None
+        raise ValueError(f"{self._directory}: {reasons[0]}; allowed: an intact one.")
 
     def _finish(
         self,

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -23,6 +23,7 @@ from orbax.checkpoint._src.serialization import ocdbt_utils
 from process_cases import environment
 
 from seeupo_jax.checkpoint import Checkpoints, SaveError, check_path, check_writable
+from seeupo_jax.checkpoint import checkpoints as checkpoints_module
 from seeupo_jax.checkpoint.manifest import is_checkpoint
 from seeupo_jax.types import TrainState
 
@@ -248,6 +249,22 @@ def test_a_file_of_another_size_is_damage(saved):
     assert "bytes" in log[0] and "were written" in log[0]
 
 
+def test_what_would_be_loaded_is_known_by_sizes_without_hashes(saved):
+    largest = max((saved / "20" / "state").rglob("d/*"), key=lambda path: path.stat().st_size)
+    whole = largest.read_bytes()
+    checkpoints, log = _open(saved)
+    largest.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    assert checkpoints.newest(_state()) == (20, {"iteration": 2})
+    assert log == []
+    largest.write_bytes(whole[:-7])
+    name = largest.relative_to(saved / "20").as_posix()
+    had = f"has {len(whole) - 7} bytes in {name} where {len(whole)} were written"
+    assert checkpoints.newest(_state()) == (10, {"iteration": 1})
+    assert log == [f"{saved}: checkpoint 20 {had}; it is skipped."]
+    with pytest.raises(ValueError, match="^.*: checkpoint 20 has .*; allowed: an intact one.$"):
+        checkpoints.newest(_state(), step=20)
+
+
 def test_a_failure_to_load_files_that_are_whole_is_not_damage(saved, monkeypatch):
     def out_of_memory(path, abstract):
         raise MemoryError("out of memory")
@@ -312,8 +329,7 @@ def test_a_wrecked_checkpoint_falls_back_to_the_one_before_and_makes_room(saved,
     assert step == 10 and "checkpoint 20 " in log[0] and log[0].endswith("it is skipped.")
     _assert_same_bits(state, _state(1.0))
     assert checkpoints.best() is None
-    if not wreck.startswith("state"):  # `newest` looks at no files of arrays
-        assert checkpoints.newest(_state())[0] == 10
+    assert checkpoints.newest(_state())[0] == 10
     checkpoints.save(20, _state(7.0), {})  # as the run does that begins again from 10
     checkpoints.close()
     again, log = _open(saved)
@@ -336,6 +352,9 @@ def test_where_no_other_is_left_a_wrecked_checkpoint_is_a_sentence_and_no_fresh_
         return
     with pytest.raises(ValueError, match="all checkpoints are damaged: checkpoint 20 ") as error:
         checkpoints.restore(_state())
+    with pytest.raises(ValueError, match=f"^{re.escape(str(error.value))}$"):
+        checkpoints.newest(_state())
+    assert checkpoints.newest(_state(), optional=True) is None
     assert "\n" not in str(error.value) and len(str(error.value)) < 500
 
 
@@ -552,6 +571,18 @@ def test_a_failed_save_is_reported_by_the_next_call_and_is_no_checkpoint(tmp_pat
     checkpoints.close()
     assert _steps(tmp_path) == [1, 2]
     _assert_same_bits(_open(tmp_path)[0].restore(_state())[1], _state(4.0))
+
+
+@pytest.mark.parametrize("others", [[(0.5, "a"), None], [None, (9.0, "b"), (0.5, "a")]])
+@pytest.mark.parametrize("own", [None, (3.0, "c")])
+def test_all_processes_end_with_what_failed_first(tmp_path, monkeypatch, others, own):
+    """Others fail for want of the process that did."""
+    monkeypatch.setattr(checkpoints_module, "gather", lambda value: [value, *others])
+    checkpoints, _ = _open(tmp_path)
+    checkpoints._pending = Future()
+    checkpoints._pending.set_result(own)
+    with pytest.raises(SaveError, match="^a$"):
+        checkpoints.wait()
 
 
 def test_a_state_that_orbax_has_not_put_together_is_no_checkpoint(saved, monkeypatch):
