@@ -70,7 +70,7 @@ def is_bucket(folder: str | os.PathLike[str]) -> bool:
 def check_path(directory: str, name: str) -> None:
     """ValueError: below this path of `find_directory` checkpoints cannot be written or found.
 
-    TensorStore takes a backslash for a slash; in a bucket, Orbax finds what `Folder.glob` would.
+    TensorStore takes a backslash for a slash. Paths in a bucket are epath's, not a `Folder`.
     """
     wrong = "\\[*?" if is_bucket(directory) else "\\"
     if not set(wrong).isdisjoint(directory):
