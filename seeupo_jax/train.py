@@ -49,6 +49,7 @@ from seeupo_jax.runtime.cli import (
     full_disk,
     join_cluster,
     log_to_stderr,
+    missing_places,
     prepare_xla,
     quiet_logs,
     read_config,
@@ -229,12 +230,14 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
         with sentence_errors():
             planned = plan_devices(given)
             config, workdir = read_config(given), given.workdir
-            check_places(config, workdir, make=False)
             if planned is not None:
+                places = missing_places(config, workdir)
                 config, missing = check_planned(config)
                 return print_explanation(
-                    explain_training(config, workdir, planned, missing), runs_here=False
+                    explain_training(config, workdir, planned, [*missing, *places]),
+                    runs_here=False,
                 )
+            check_places(config, workdir, make=False)
             join_cluster(config, **cluster_flags(given))
             check_config(config)
             if given.explain:

@@ -3,7 +3,9 @@
 from seeupo_jax.checkpoint.checkpoints import Checkpoints, SaveError
 from seeupo_jax.checkpoint.process_sync import check_shared, exclusive_output, exclusive_run
 from seeupo_jax.checkpoint.storage import (
+    Unwritable,
     check_could_write,
+    check_path,
     check_replaceable,
     check_writable,
     find_directory,
@@ -15,7 +17,9 @@ from seeupo_jax.checkpoint.storage import (
 __all__ = [
     "Checkpoints",
     "SaveError",
+    "Unwritable",
     "check_could_write",
+    "check_path",
     "check_replaceable",
     "check_shared",
     "check_writable",

@@ -10,20 +10,19 @@ with anything else in them, are the user's and stay, whatever their names.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import logging
 import math
 import os
-import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
 from etils import epath
 
+from seeupo_jax.checkpoint.folders import Folders, step_of
 from seeupo_jax.checkpoint.leaves import (
     abstract,
     check_leaves,
@@ -32,24 +31,20 @@ from seeupo_jax.checkpoint.leaves import (
     named_leaves,
 )
 from seeupo_jax.checkpoint.manifest import (
-    MANIFEST,
     STATE,
     Damaged,
     check_files,
-    is_checkpoint,
     list_files,
     read_manifest,
     read_score,
     write_manifest,
 )
 from seeupo_jax.checkpoint.process_sync import ocp, on_all, on_primary, wait_for
-from seeupo_jax.checkpoint.storage import absolute, quiet_threads, reason
+from seeupo_jax.checkpoint.storage import Folder, absolute, is_bucket, quiet_threads, reason
 from seeupo_jax.errors import WriteError
 from seeupo_jax.parallel.distributed import gather
 
 _LOGGER = logging.getLogger(__name__)
-_REMOVALS, _REMOVAL_S = 20, 0.1
-_NAME = re.compile(r"(\d+)(?:\.(\d+))?")  # a step, and how often it had been saved before
 
 
 class SaveError(WriteError):
@@ -80,7 +75,9 @@ class Checkpoints:
           log: takes one sentence for every checkpoint that is passed over, on process 0.
         """
         quiet_threads()
-        self._directory = epath.Path(absolute(directory))
+        path = absolute(directory)
+        self._directory = epath.Path(path) if is_bucket(path) else Folder(path)
+        self._folders = Folders(self._directory)
         self._keep, self._keep_best = keep, keep_best
         self._log = log
         self._damaged: set[str] = set()  # names of folders
@@ -117,12 +114,12 @@ class Checkpoints:
         self.wait()
         began = time.monotonic()
         try:
-            folder = self._directory / on_primary(lambda: self._make_folder(step))
+            folder = self._directory / on_primary(lambda: self._folders.make(step))
             written = on_all(lambda: ocp.save_async(folder / STATE, leaves, overwrite=True))
         except (OSError, ValueError) as error:
             sentence = self._sentence(step, error)
             if jax.process_index() == 0:
-                self._remove_unfinished()
+                self._folders.remove_unfinished()
             raise SaveError(sentence) from error
         self._pending = self._writer.submit(self._finish, folder, written, manifest, began)
 
@@ -153,41 +150,51 @@ class Checkpoints:
 
     def clear(self) -> None:
         """Removes all checkpoints, and the directory if nothing else is in it; on process 0."""
-        for name in self._names():
-            self._remove(name)
+        for name in self._folders.names():
+            self._folders.remove(name)
         with contextlib.suppress(OSError, ValueError):  # something else is, or it is in a bucket
             self._directory.rmdir()
 
     def latest(self) -> int | None:
         """The newest step whose save was finished, or None."""
-        return on_primary(lambda: max(self._finished(), default=None))
+        return on_primary(lambda: max(self._folders.finished(), default=None))
 
     def newest(
-        self, example: Any, *, step: int | None = None, partial: bool = False
+        self,
+        example: Any,
+        *,
+        step: int | None = None,
+        partial: bool = False,
+        optional: bool = False,
     ) -> tuple[int, dict[str, Any]] | None:
-        """Step and notes of what `restore` would load, if its files are as they were written.
+        """Step and notes of what `restore` would load, as far as that is known without hashes.
 
-        No array is read.
+        Files are there and as large as they were written; none but the manifest is read.
 
         Raises:
-          ValueError: the checkpoint is of another model or optimizer, or there is none of the step.
+          ValueError: as `restore`.
         """
-        return on_primary(lambda: self._newest(named_leaves(example), step, partial))
+        return on_primary(lambda: self._newest(named_leaves(example), step, partial, optional))
 
-    def _newest(self, wanted: Mapping[str, Any], step: int | None, partial: bool) -> Any:
+    def _newest(
+        self, wanted: Mapping[str, Any], step: int | None, partial: bool, optional: bool
+    ) -> tuple[int, dict[str, Any]] | None:
+        reasons: list[str] = []
         for number, name in self._candidates(step):
+            folder = self._directory / name
             try:
-                manifest = read_manifest(self._directory / name)
+                manifest = read_manifest(folder)
+                check_leaves(number, manifest["leaves"], wanted, partial)
+                check_files(folder, manifest["files"], hashes=False)
             except Damaged as damage:
-                self._warn(f"{self._directory}: checkpoint {number} {damage}; it is skipped.")
-                continue
-            check_leaves(number, manifest["leaves"], wanted, partial)
-            return number, manifest["extra"]
-        return None
+                reasons.append(self._pass_over(number, damage, step))
+            else:
+                return number, manifest["extra"]
+        return self._none(reasons, step, optional)
 
     def finished(self) -> int | None:
         """As `latest`, but as this process alone sees it: no other need call it."""
-        return max(self._finished(), default=None)
+        return max(self._folders.finished(), default=None)
 
     def best(self) -> int | None:
         """The finished step with the best score, of equals the newer; None where none has one."""
@@ -218,38 +225,32 @@ class Checkpoints:
             there is none of the given step.
         """
         self.wait()
-        reasons = []
+        reasons: list[str] = []
         for number, name in on_primary(lambda: self._candidates(step)):
             try:
                 return self._load(number, name, example, partial)
             except Damaged as damage:
                 self._damaged.add(name)
-                reasons.append(f"checkpoint {number} {damage}")
-                passed = "it is skipped" if step is None else "it cannot be used"
-                self._warn(f"{self._directory}: {reasons[-1]}; {passed}.")
-        if optional:
-            return None
-        if reasons and step is None:
+                reasons.append(self._pass_over(number, damage, step))
+        return self._none(reasons, step, optional)
+
+    def _pass_over(self, number: int, damage: Damaged, step: int | None) -> str:
+        """Says that a checkpoint is damaged; how."""
+        reason = f"checkpoint {number} {damage}"
+        passed = "it is skipped" if step is None else "it cannot be used"
+        self._warn(f"{self._directory}: {reason}; {passed}.")
+        return reason
+
+    def _none(self, reasons: Sequence[str], step: int | None, optional: bool) -> None:
+        """ValueError where there are checkpoints, all of them damaged, and the run needs one."""
+        if optional or not reasons:
+            return
+        if step is None:
             raise ValueError(
                 f"{self._directory}: all checkpoints are damaged: {'; '.join(reasons)}; choose a"
                 " new workdir to start again."
             )
-        if reasons:
-            raise ValueError(f"{self._directory}: {reasons[0]}; allowed: an intact one.")
-        return None
-
-    def _make_folder(self, step: int) -> str:
-        """Makes the folder of a new checkpoint beside a finished one of the same step."""
-        names, finished = self._names(), self._finished()
-        first = _attempt(finished[step]) + 1 if step in finished else 0
-        for attempt in itertools.count(first):
-            name = f"{step}.{attempt}" if attempt else str(step)
-            if name in names:
-                self._remove(name)
-            if not (self._directory / name).exists():  # else it is the user's
-                break
-        (self._directory / name).mkdir(parents=True)
-        return name
+        raise ValueError(f"{self._directory}: {reasons[0]}; allowed: an intact one.")
 
     def _finish(
         self,
@@ -271,7 +272,7 @@ class Checkpoints:
         except Exception as error:
             sentence = self._sentence(manifest["step"], error)
             if jax.process_index() == 0:
-                self._remove_unfinished()
+                self._folders.remove_unfinished()
             return time.monotonic() - began, sentence
         return None
 
@@ -291,53 +292,20 @@ class Checkpoints:
         )
 
     def _prune(self, newest: int) -> None:
-        finished, good = self._finished(), self._good()
+        finished, good = self._folders.finished(), self._good()
         older = sorted(set(good) - {newest}, reverse=True)
         others = {step: good[step] for step in older[self._keep - 1 :]}
         best = self._best_first(others)[: self._keep_best]
         keep = {finished[step] for step in (newest, *older[: self._keep - 1], *best)}
-        for name in self._names() - keep:
-            self._remove(name)
+        for name in self._folders.names() - keep:
+            self._folders.remove(name)
         self._damaged.clear()
-
-    def _remove(self, name: str) -> None:
-        """Removes a checkpoint so that it never counts while it is only half there."""
-        folder = self._directory / name
-        manifest = folder / MANIFEST
-        if manifest.is_dir():
-            manifest.rmtree()
-        manifest.unlink(missing_ok=True)
-        folder.rmtree()
-
-    def _remove_unfinished(self) -> None:
-        """Removes what failed saves have left, as far as it can be removed; it counts for nothing.
-
-        Other threads of Orbax may still write there, and make again what is just removed.
-        """
-        for _ in range(_REMOVALS):
-            with contextlib.suppress(Exception):
-                unfinished = self._names() - set(self._finished().values())
-                for name in unfinished:
-                    self._remove(name)
-                if not unfinished:
-                    return
-            time.sleep(_REMOVAL_S)
-
-    def _names(self) -> set[str]:
-        """Folders of checkpoints, finished or not."""
-        if not self._directory.is_dir():
-            return set()
-        named = (path for path in self._directory.iterdir() if _NAME.fullmatch(path.name))
-        return {path.name for path in named if is_checkpoint(path)}
-
-    def _finished(self) -> dict[int, str]:
-        """The finished steps, and in which folder the last save of each is."""
-        finished = {n for n in self._names() if (self._directory / n / MANIFEST).exists()}
-        return {_step(name): name for name in sorted(finished, key=_attempt)}
 
     def _good(self) -> dict[int, str]:
         """The finished steps that were not found damaged."""
-        return {k: name for k, name in self._finished().items() if name not in self._damaged}
+        return {
+            k: name for k, name in self._folders.finished().items() if name not in self._damaged
+        }
 
     def _best_first(self, steps: Mapping[int, str]) -> list[int]:
         """The checkpoints that have a score, the best first."""
@@ -347,13 +315,13 @@ class Checkpoints:
 
     def _candidates(self, step: int | None) -> list[tuple[int, str]]:
         """The finished steps, newest first; says which newer saves were interrupted."""
-        finished = self._finished()
+        finished = self._folders.finished()
         if step is not None and step not in finished:
             there = ", ".join(map(str, sorted(finished))) or "none"
             raise ValueError(f"step: got {step}; allowed: those in {self._directory}: {there}.")
         if step is not None:
             return [(step, finished[step])]
-        unfinished = {_step(name) for name in self._names()}.difference(finished)
+        unfinished = {step_of(name) for name in self._folders.names()}.difference(finished)
         for number in sorted(unfinished, reverse=True):
             self._warn(f"{self._directory}: checkpoint {number} was not finished; it is skipped.")
         return sorted(finished.items(), reverse=True)
@@ -389,11 +357,3 @@ class Checkpoints:
     def _warn(self, sentence: str) -> None:
         if jax.process_index() == 0:
             self._log(sentence)
-
-
-def _step(name: str) -> int:
-    return int(_NAME.fullmatch(name)[1])
-
-
-def _attempt(name: str) -> int:
-    return int(_NAME.fullmatch(name)[2] or 0)

@@ -20,6 +20,7 @@ _UNFINISHED = f"{STATE}.orbax-checkpoint-tmp"  # how Orbax names the state until
 _UNFINISHED_MANIFEST = f"{MANIFEST}.unfinished"
 # What it makes in a state.
 _OF_ORBAX = ("state", "_CHECKPOINT_METADATA", "orbax.checkpoint", "commit_success.txt")
+_INDEX = f"{STATE}/state/manifest.ocdbt"  # says where every array is
 _READERS = min(8, cores())  # hashing lets other threads run
 
 
@@ -50,15 +51,21 @@ def is_checkpoint(folder: epath.Path) -> bool:
 
 
 def list_files(folder: epath.Path) -> dict[str, dict[str, Any]]:
-    """Every file of a state with its size and its digest."""
+    """Every file of a state with its size and its digest.
+
+    Raises:
+      OSError: Orbax, which only warns then, has not put together what the processes wrote.
+    """
     paths = list(_walk(folder / STATE))
+    names = [path.relative_to(folder).as_posix() for path in paths]
+    if _INDEX not in names:
+        raise OSError(f"Orbax left no {_INDEX}, without which it cannot be loaded")
 
     def describe(path: epath.Path) -> dict[str, Any]:
         return {"bytes": path.stat().length, "sha256": digest(path)}
 
     with ThreadPoolExecutor(_READERS) as readers:
         described = list(readers.map(describe, paths))
-    names = (path.relative_to(folder).as_posix() for path in paths)
     return dict(zip(names, described, strict=True))
 
 
@@ -71,25 +78,30 @@ def _walk(folder: epath.Path) -> Iterator[epath.Path]:
             yield path
 
 
-def check_files(folder: epath.Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+def check_files(
+    folder: epath.Path, files: Mapping[str, Mapping[str, Any]], *, hashes: bool = True
+) -> None:
     """Compares files with what was written.
+
+    Args:
+      hashes: whether they are read; else only their sizes are compared.
 
     Raises:
       Damaged: one of them is missing or has changed.
     """
     with ThreadPoolExecutor(_READERS) as readers:
-        for _ in readers.map(lambda name: _check_file(folder, name, files[name]), files):
+        for _ in readers.map(lambda name: _check_file(folder, name, files[name], hashes), files):
             pass
 
 
-def _check_file(folder: epath.Path, name: str, file: Mapping[str, Any]) -> None:
+def _check_file(folder: epath.Path, name: str, file: Mapping[str, Any], hashes: bool) -> None:
     path = folder / name
     if not path.is_file():
         raise Damaged(f"lacks its file {name}")
     size = path.stat().length
     if size != file["bytes"]:
         raise Damaged(f"has {size} bytes in {name} where {file['bytes']} were written")
-    if file["sha256"] is not None and digest(path) != file["sha256"]:
+    if hashes and file["sha256"] is not None and digest(path) != file["sha256"]:
         raise Damaged(f"has a file {name} that changed after it was written")
 
 

@@ -117,10 +117,12 @@ def check_shared(folder: str | os.PathLike[str], name: str = "--workdir") -> Non
     on_primary(lambda: probe.unlink())
     blind = [str(process) for process, seen in enumerate(sees) if not seen]
     if blind:
+        allowed = "a folder that all hosts share"
+        if name != "--workdir":
+            allowed += ", or gs://BUCKET/PATH"
         raise ValueError(
             f"{name}: got {os.fspath(folder)}, which is another one on process"
-            f" {', '.join(blind)} than on process 0; allowed: a folder that all hosts share, or"
-            " gs://BUCKET/PATH."
+            f" {', '.join(blind)} than on process 0; allowed: {allowed}."
         )
 
 

@@ -9,11 +9,12 @@ import os
 import re
 import secrets
 import textwrap
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import tensorstore
 from etils import epath
+from etils.epath.gpath import PosixGPath
 
 from seeupo_jax.configuration import schema
 
@@ -22,6 +23,20 @@ _CODE = re.compile(r"os_error_code='(\d+)'")  # as TensorStore reports the syste
 _MOUNT = "a folder (gcsfuse mounts a bucket as one)"
 _OF_POLICY = ("config.json", "adapter_config.json", "*.safetensors")
 _TIMEOUT_S = 60  # of an answer from a bucket
+
+
+class Unwritable(ValueError):
+    """This user cannot make a folder on this machine, or not write to it.
+
+    name: of the setting that names the folder.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], name: str, why: str):
+        super().__init__(
+            f"{name}: got {os.fspath(folder)} ({why}); allowed: a folder that can be made and"
+            " written to."
+        )
+        self.name = name
 
 
 def find_directory(config: schema.Checkpoint, workdir: str | os.PathLike[str]) -> str:
@@ -35,9 +50,34 @@ def absolute(folder: str | os.PathLike[str]) -> str:
     return os.fspath(folder) if is_bucket(folder) else os.path.abspath(folder)
 
 
+class Folder(PosixGPath):
+    """A folder below which Orbax finds what it wrote, whatever characters are in its own path.
+
+    epath reads `[...]`, `*` and `?` in a folder's own path as a pattern, too: Orbax would find none
+    of a checkpoint's arrays, or those of another run.
+    """
+
+    def glob(self, pattern: str) -> Iterator[Folder]:
+        """What is below it by a pattern."""
+        return map(type(self), Path(self).glob(pattern))
+
+
 def is_bucket(folder: str | os.PathLike[str]) -> bool:
     """Whether a folder lies in a bucket of Google Cloud Storage."""
     return os.fspath(folder).startswith("gs://")
+
+
+def check_path(directory: str, name: str) -> None:
+    """ValueError: below this path of `find_directory` checkpoints cannot be written or found.
+
+    TensorStore takes a backslash for a slash. Paths in a bucket are epath's, not a `Folder`.
+    """
+    wrong = "\\[*?" if is_bucket(directory) else "\\"
+    if not set(wrong).isdisjoint(directory):
+        raise ValueError(
+            f"{name}: got {directory}; allowed where checkpoints are: a path without"
+            f" {' '.join(wrong)} in it."
+        )
 
 
 def check_writable(folder: str | os.PathLike[str], name: str = "--workdir") -> None:
@@ -48,8 +88,8 @@ def check_writable(folder: str | os.PathLike[str], name: str = "--workdir") -> N
       name: of the setting that names the folder.
 
     Raises:
-      ValueError: this user cannot write there, or folders cannot be renamed there, as checkpoints
-        and policies are.
+      Unwritable: this user cannot write there. ValueError: folders cannot be renamed there, as
+        checkpoints and policies are, or a bucket cannot be used.
     """
     if is_bucket(folder):
         return _check_bucket(os.fspath(folder), name)
@@ -58,7 +98,7 @@ def check_writable(folder: str | os.PathLike[str], name: str = "--workdir") -> N
         path.mkdir(parents=True, exist_ok=True)
         refused = _rename_one(path / _probe())
     except OSError as error:
-        raise ValueError(_unwritable(folder, name, reason(error))) from error
+        raise Unwritable(folder, name, reason(error)) from error
     if refused is not None:
         raise ValueError(
             f"{name}: got {os.fspath(folder)}, where folders cannot be renamed ({refused});"
@@ -93,7 +133,7 @@ def check_could_write(folder: str | os.PathLike[str], name: str = "--workdir") -
     Of a bucket only the name is looked at.
 
     Raises:
-      ValueError: this user cannot write there.
+      Unwritable: this user cannot write there. ValueError: a bucket cannot have that name.
     """
     if is_bucket(folder):
         return _check_bucket_name(os.fspath(folder), name)
@@ -101,14 +141,14 @@ def check_could_write(folder: str | os.PathLike[str], name: str = "--workdir") -
     try:
         there = next(each for each in (path, *path.parents) if each.exists())
     except OSError as error:  # a name that is too long, a folder that is closed to this user
-        raise ValueError(_unwritable(folder, name, reason(error))) from error
+        raise Unwritable(folder, name, reason(error)) from error
     problem = None
     if not there.is_dir():
         problem = errno.EEXIST if there == path else errno.ENOTDIR
     elif not os.access(there, os.W_OK | os.X_OK):
         problem = errno.EACCES
     if problem is not None:
-        raise ValueError(_unwritable(folder, name, os.strerror(problem)))
+        raise Unwritable(folder, name, os.strerror(problem))
 
 
 def check_replaceable(folder: str | os.PathLike[str], name: str = "--workdir") -> None:
@@ -128,13 +168,6 @@ def check_replaceable(folder: str | os.PathLike[str], name: str = "--workdir") -
             f"{name}: got {os.fspath(folder)}, which a policy cannot replace; allowed: a new or"
             " empty folder or one that holds a policy, and no mount point."
         )
-
-
-def _unwritable(folder: str | os.PathLike[str], name: str, why: str) -> str:
-    return (
-        f"{name}: got {os.fspath(folder)} ({why}); allowed: a folder that can be made and written"
-        " to."
-    )
 
 
 def _check_bucket_name(folder: str, name: str) -> None:

@@ -12,7 +12,8 @@ import logging
 import os
 import platform
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ import jax
 import seeupo_jax
 from seeupo_jax.checkpoint import (
     Checkpoints,
+    Unwritable,
     check_could_write,
+    check_path,
     check_replaceable,
     check_shared,
     check_writable,
@@ -147,23 +150,49 @@ def read_config(given: argparse.Namespace) -> Config:
 
 def check_places(config: Config, workdir: Path, *, make: bool = True) -> None:
     """ValueError where a run could not write; with `make` its folders are made and written to."""
+    for check in _place_checks(config, workdir, make=make):
+        check()
+
+
+def missing_places(config: Config, workdir: Path) -> list[str]:
+    """As `check_places` without `make`, for a run on another machine.
+
+    Returns: for each of its folders that cannot be written on this machine the sentence on it.
+
+    Raises:
+      ValueError: what would be wrong on any machine.
+    """
+    missing: dict[str, str] = {}
+    for check in _place_checks(config, workdir, make=False):
+        try:
+            check()
+        except Unwritable as error:
+            missing.setdefault(error.name, str(error))
+    return list(missing.values())
+
+
+def _place_checks(config: Config, workdir: Path, *, make: bool) -> Iterator[Callable[[], None]]:
     check = check_writable if make else check_could_write
-    check(workdir)
+    directory, output = config.checkpoint.directory, config.warm_start.output
+    name = "--workdir" if directory is None else "config.checkpoint.directory"
+    checkpoints = find_directory(config.checkpoint, workdir)
+    yield partial(check_path, checkpoints, name)
+    yield partial(check, workdir)
     if config.checkpoint.export:
-        check_replaceable(workdir / "policy")
-    if config.warm_start.output is not None:
-        check_replaceable(config.warm_start.output, "config.warm_start.output")
-    if config.checkpoint.directory is None:
-        check_could_write(find_directory(config.checkpoint, workdir))
+        yield partial(check_replaceable, workdir / "policy")
+    if output is not None:
+        yield partial(check_replaceable, output, "config.warm_start.output")
+    if directory is None:
+        yield partial(check_could_write, checkpoints)
     else:
-        check(config.checkpoint.directory, "config.checkpoint.directory")
+        yield partial(check, directory, name)
 
 
 def check_shared_places(config: Config, workdir: Path) -> None:
-    """ValueError where not all processes see the folder of the checkpoints."""
-    if config.checkpoint.directory is None:
+    """ValueError where not all processes see a folder that they read, be it after hours."""
+    if config.checkpoint.directory is None or config.warm_start.stages:
         check_shared(workdir)
-    else:
+    if config.checkpoint.directory is not None:
         check_shared(config.checkpoint.directory, "config.checkpoint.directory")
 
 

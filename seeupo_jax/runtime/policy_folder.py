@@ -203,7 +203,8 @@ def check_trained(
         raise ValueError(
             f"--workdir: got {workdir}, which {lacks}; allowed: the folder of a run{otherwise}."
         )
-    found = files.newest({}, step=find_step(config, workdir, step), partial=True)
+    number = find_step(config, workdir, step)
+    found = files.newest({}, step=number, partial=True, optional=True)
     notes = {} if found is None else found[1]
     saved = notes.get("config", {})
     check_same_policy(config, saved, notes.get("adapters"))
@@ -264,12 +265,12 @@ def restore_policy(
 
 def _exported_step(checkpoints: Checkpoints) -> int | None:
     """After sft that of the lowest held-out loss, if it was kept; None: the newest."""
-    step, notes = checkpoints.newest({}, partial=True) or (None, {})
+    step, notes = checkpoints.newest({}, partial=True, optional=True) or (None, {})
     best = notes.get(SUPERVISED, {}).get("best")
     if best is None or best[0] == step or not notes["config"]["checkpoint"]["keep_best"]:
         return None
     try:
-        newest = checkpoints.newest({}, step=best[0], partial=True)
+        newest = checkpoints.newest({}, step=best[0], partial=True, optional=True)
     except ValueError:  # a life that kept fewer checkpoints removed it
         return None
     return None if newest is None else newest[0]
@@ -305,5 +306,5 @@ def starting_folder(config: Config, workdir: Path) -> str | None:
     """Where the policy that training starts from lies; None while it has still to be made."""
     warm = workdir / "warm_start"
     if config.warm_start.stages:
-        return str(warm) if warm.is_dir() else None
+        return str(warm) if os.path.isdir(warm) else None  # False: closed to this user
     return config.model.path

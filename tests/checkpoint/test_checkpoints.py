@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -19,9 +19,11 @@ import numpy as np
 import optax
 import pytest
 from etils import epath
+from orbax.checkpoint._src.serialization import ocdbt_utils
 from process_cases import environment
 
-from seeupo_jax.checkpoint import Checkpoints, SaveError, check_writable
+from seeupo_jax.checkpoint import Checkpoints, SaveError, check_path, check_writable
+from seeupo_jax.checkpoint import checkpoints as checkpoints_module
 from seeupo_jax.checkpoint.manifest import is_checkpoint
 from seeupo_jax.types import TrainState
 
@@ -100,6 +102,16 @@ def test_containers_and_notes_come_back(saved):
     step, state, extra = checkpoints.restore(_state(0.0))
     assert (step, extra) == (20, {"iteration": 2})
     _assert_same_bits(state, _state(2.0))
+
+
+@pytest.mark.parametrize("name", ["lr[2e-4]", "[!a]", "a*b", "a?b", "{a,b}", "seed 1%20#2", "学习"])
+def test_a_folder_s_name_is_no_pattern(tmp_path, name):
+    other = tmp_path / "axb" / "1" / "state.orbax-checkpoint-tmp" / "state"  # a*b and a?b match it
+    (other / "ocdbt.process_0").mkdir(parents=True)  # its save has just begun
+    checkpoints, log = _open(tmp_path / name)
+    checkpoints.save(1, _state(3.0), {})
+    _assert_same_bits(checkpoints.restore(_state())[1], _state(3.0))
+    assert log == [] and os.listdir(other / "ocdbt.process_0") == []
 
 
 def test_without_a_checkpoint_there_is_nothing_to_restore(tmp_path):
@@ -237,6 +249,22 @@ def test_a_file_of_another_size_is_damage(saved):
     assert "bytes" in log[0] and "were written" in log[0]
 
 
+def test_what_would_be_loaded_is_known_by_sizes_without_hashes(saved):
+    largest = max((saved / "20" / "state").rglob("d/*"), key=lambda path: path.stat().st_size)
+    whole = largest.read_bytes()
+    checkpoints, log = _open(saved)
+    largest.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    assert checkpoints.newest(_state()) == (20, {"iteration": 2})
+    assert log == []
+    largest.write_bytes(whole[:-7])
+    name = largest.relative_to(saved / "20").as_posix()
+    had = f"has {len(whole) - 7} bytes in {name} where {len(whole)} were written"
+    assert checkpoints.newest(_state()) == (10, {"iteration": 1})
+    assert log == [f"{saved}: checkpoint 20 {had}; it is skipped."]
+    with pytest.raises(ValueError, match="^.*: checkpoint 20 has .*; allowed: an intact one.$"):
+        checkpoints.newest(_state(), step=20)
+
+
 def test_a_failure_to_load_files_that_are_whole_is_not_damage(saved, monkeypatch):
     def out_of_memory(path, abstract):
         raise MemoryError("out of memory")
@@ -301,8 +329,7 @@ def test_a_wrecked_checkpoint_falls_back_to_the_one_before_and_makes_room(saved,
     assert step == 10 and "checkpoint 20 " in log[0] and log[0].endswith("it is skipped.")
     _assert_same_bits(state, _state(1.0))
     assert checkpoints.best() is None
-    if not wreck.startswith("state"):  # `newest` looks at no files of arrays
-        assert checkpoints.newest(_state())[0] == 10
+    assert checkpoints.newest(_state())[0] == 10
     checkpoints.save(20, _state(7.0), {})  # as the run does that begins again from 10
     checkpoints.close()
     again, log = _open(saved)
@@ -325,6 +352,9 @@ def test_where_no_other_is_left_a_wrecked_checkpoint_is_a_sentence_and_no_fresh_
         return
     with pytest.raises(ValueError, match="all checkpoints are damaged: checkpoint 20 ") as error:
         checkpoints.restore(_state())
+    with pytest.raises(ValueError, match=f"^{re.escape(str(error.value))}$"):
+        checkpoints.newest(_state())
+    assert checkpoints.newest(_state(), optional=True) is None
     assert "\n" not in str(error.value) and len(str(error.value)) < 500
 
 
@@ -543,6 +573,35 @@ def test_a_failed_save_is_reported_by_the_next_call_and_is_no_checkpoint(tmp_pat
     _assert_same_bits(_open(tmp_path)[0].restore(_state())[1], _state(4.0))
 
 
+@pytest.mark.parametrize("others", [[(0.5, "a"), None], [None, (9.0, "b"), (0.5, "a")]])
+@pytest.mark.parametrize("own", [None, (3.0, "c")])
+def test_all_processes_end_with_what_failed_first(tmp_path, monkeypatch, others, own):
+    """Others fail for want of the process that did."""
+    monkeypatch.setattr(checkpoints_module, "gather", lambda value: [value, *others])
+    checkpoints, _ = _open(tmp_path)
+    checkpoints._pending = Future()
+    checkpoints._pending.set_result(own)
+    with pytest.raises(SaveError, match="^a$"):
+        checkpoints.wait()
+
+
+def test_a_state_that_orbax_has_not_put_together_is_no_checkpoint(saved, monkeypatch):
+    async def skipped(*_, **__):
+        """As where it finds nothing that a process wrote, which is a warning."""
+
+    checkpoints, _ = _open(saved)
+    with monkeypatch.context() as patch:
+        patch.setattr(ocdbt_utils, "merge_ocdbt_per_process_files", skipped)
+        checkpoints.save(30, _state(3.0), {})
+        with pytest.raises(SaveError) as failed:
+            checkpoints.wait()
+    assert str(failed.value) == (
+        f"checkpoint 30 could not be written to {saved}: Orbax left no state/state/manifest.ocdbt,"
+        " without which it cannot be loaded; checkpoint 20 there is intact."
+    )
+    assert _steps(saved) == [10, 20] and checkpoints.restore(_state())[0] == 20
+
+
 def test_what_an_interrupted_orbax_save_leaves_is_passed_over_and_overwritten(saved):
     leftover = saved / "30" / "state.orbax-checkpoint-tmp"
     shutil.copytree(saved / "20" / "state", leftover)
@@ -731,6 +790,16 @@ def test_a_directory_that_cannot_be_made_is_told_in_a_sentence(tmp_path):
     checkpoints, _ = _open(tmp_path / "file")
     with pytest.raises(SaveError, match="checkpoint 1 could not .*: Not a directory; no other is"):
         checkpoints.save(1, _state(), {})
+
+
+@pytest.mark.parametrize(
+    "path", ["/runs/a\\b", "gs://ours/a\\b", "gs://ours/lr[1]", "gs://ours/a*"]
+)
+def test_a_path_below_which_checkpoints_would_not_be_found_is_refused(path):
+    with pytest.raises(ValueError, match=re.escape(f"--workdir: got {path}; allowed where check")):
+        check_path(path, "--workdir")
+    check_path("gs://ours/lr=1e-4, seed 1", "--workdir")
+    check_path("/runs/lr[1e-4]*?", "--workdir")
 
 
 @pytest.mark.parametrize("bucket", ["gs://", "gs://ab", "gs://Bad_Bucket!/x", "gs:///x"])

@@ -56,9 +56,12 @@ def test_a_host_that_cannot_write_ends_the_save_on_all(saved):
 
 
 def test_a_folder_that_hosts_do_not_share_is_refused_by_all(saved):
-    for sentence in (one["blind"] for one in saved[1]):
-        assert sentence.startswith("config.checkpoint.directory: got ")
-        assert "which is another one on process 1 than on process 0; allowed:" in sentence
+    for workdir, directory in (one["blind"] for one in saved[1]):
+        assert workdir.startswith("--workdir: got ")
+        assert directory.startswith("config.checkpoint.directory: got ")
+        other = ", which is another one on process 1 than on process 0; allowed: a folder that all"
+        assert workdir.endswith(f"{other} hosts share.")
+        assert directory.endswith(f"{other} hosts share, or gs://BUCKET/PATH.")
 
 
 @pytest.mark.parametrize("shape", [None, (4, 1), (1, 8)])

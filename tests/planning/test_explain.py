@@ -20,6 +20,7 @@ from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.loading import load_config, to_dict
+from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.evaluate import main as evaluate
 from seeupo_jax.learner.credit.advantages import compile_credit, credit_programs
@@ -28,6 +29,7 @@ from seeupo_jax.parallel.compiling import WORKERS
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.planning.abstract_run import Planned, abstract_run
+from seeupo_jax.planning.explain import explain_training as explain_training_module
 from seeupo_jax.planning.explain.explain_parts import (
     episode_section,
     plan_run,
@@ -329,6 +331,26 @@ def test_a_run_that_goes_on_is_told_from_where(begin, tmp_path, capsys):
     faster = dataclasses.replace(config.optimizer, learning_rate=0.5)
     with pytest.raises(ValueError, match="config.optimizer.learning_rate: got 0.5; allowed: "):
         explain_training(dataclasses.replace(config, optimizer=faster), tmp_path)
+    (notes,) = tmp_path.glob("checkpoints/stopped/3/state/_CHECKPOINT_METADATA")
+    notes.unlink()
+    print_explanation(explain_training(config, tmp_path))
+    said = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert "checkpoint 3 lacks its file state/_CHECKPOINT_METADATA; it is skipped." in said
+    assert "the stopped sweep of iteration 3 starts again " in said
+    assert "iterations 4, resuming after iteration 2, from" in said
+    next(tmp_path.glob("checkpoints/2/state/_CHECKPOINT_METADATA")).write_text("")
+    with pytest.raises(ValueError, match="all checkpoints are damaged: checkpoint 2 has 0 bytes"):
+        explain_training(config, tmp_path)
+
+
+def test_a_workdir_that_is_closed_to_this_user_is_planned_from_the_start(tmp_path, monkeypatch):
+    def closed(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(explain_training_module, "check_begins", closed)
+    begins = explain_training_module._start(SimpleNamespace(state={}), Config(), tmp_path)
+    lacks = f"from the start: {tmp_path}/checkpoints has no checkpoint"
+    assert begins == (0, False, [lacks])
 
 
 def test_the_page_of_optimizers_shows_what_is_printed(tmp_path, capsys):
@@ -442,7 +464,7 @@ sys.modules["bfcl_eval"] = None  # not installed
 from seeupo_jax.train import main
 for file in sys.argv[1:]:
     print("CONFIG", file)
-    main(["train", f"--config={file}", "--workdir=run", "--explain", "--devices=64",
+    main(["train", f"--config={file}", f"--workdir={__file__}/run", "--explain", "--devices=64",
           "--device_memory=95GiB", "--config.env.options.%s=%s" % (
               ("home", "nowhere") if "appworld" in file else ("max_calls", "10"))])
 """
@@ -470,6 +492,7 @@ def test_a_shipped_14b_run_is_told_without_its_devices_model_and_benchmark(tmp_p
         assert held == pytest.approx(14.77e9 * 4 / 64 / 2**20, rel=1e-3)  # norms lie everywhere
         assert "64 devices of 95 GiB that are not here: fsdp 16 x tensor 4" in said
         assert "a step of the sweep, of 85.5 GiB" in said
+        assert "this machine has not: --workdir: got " in said  # it is below a file
         assert "this machine has not: the model's weights and tokenizer; its sizes are" in said
         bench = "which has no .venv" if "appworld" in file.name else "no module 'bfcl_eval'"
         assert "this machine has not: the environment's tasks: " in said and bench in said

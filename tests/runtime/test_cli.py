@@ -53,6 +53,53 @@ def test_a_file_where_checkpoints_are_to_be_is_refused_before_anything_runs(tmp_
 
 
 @pytest.mark.parametrize("make", [True, False])
+def test_a_backslash_where_checkpoints_are_to_be_is_refused_before_a_folder_is_made(tmp_path, make):
+    got = re.escape(f"--workdir: got {tmp_path}/a\\b/checkpoints; allowed")
+    with pytest.raises(ValueError, match=f"^{got}"):
+        cli.check_places(Config(), tmp_path / "a\\b", make=make)
+    with pytest.raises(ValueError, match=f"^{got}"):
+        cli.missing_places(Config(), tmp_path / "a\\b")
+    elsewhere = from_dict({"checkpoint": {"directory": str(tmp_path / "c\\d")}})
+    with pytest.raises(ValueError, match="^config.checkpoint.directory: got .*d; allowed"):
+        cli.check_places(elsewhere, tmp_path / "run", make=make)
+    assert not list(tmp_path.iterdir())
+
+
+def test_folders_that_this_machine_lacks_are_listed_once_each(tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    config = from_dict({"checkpoint": {"directory": str(file / "checkpoints")}})
+    why = "(Not a directory); allowed: a folder that can be made and written to."
+    assert cli.missing_places(config, file / "run") == [
+        f"--workdir: got {file}/run {why}",
+        f"config.checkpoint.directory: got {file}/checkpoints {why}",
+    ]
+    assert cli.missing_places(Config(), tmp_path / "run") == []
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "photo.jpg").touch()
+    with pytest.raises(ValueError, match="which a policy cannot replace"):  # on any machine
+        cli.missing_places(Config(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "directory, stages, checked",
+    [
+        (None, False, ["/run"]),
+        ("/shared", False, ["/shared"]),
+        ("/shared", True, ["/run", "/shared"]),  # a warm start leaves its policy in the workdir
+    ],
+)
+def test_all_that_processes_read_must_be_shared(directory, stages, checked, monkeypatch):
+    stage = {"steps": 1, "learning_rate": 1e-4}
+    warm_start = {"stages": [stage] if stages else []}
+    config = from_dict({"checkpoint": {"directory": directory}, "warm_start": warm_start})
+    seen = []
+    monkeypatch.setattr(cli, "check_shared", lambda folder, *_: seen.append(str(folder)))
+    cli.check_shared_places(config, cli.Path("/run"))
+    assert seen == checked
+
+
+@pytest.mark.parametrize("make", [True, False])
 @pytest.mark.parametrize("name", ["--workdir", "config.warm_start.output"])
 def test_a_folder_of_something_else_where_a_policy_is_to_be_is_refused(tmp_path, name, make):
     kept, run = tmp_path / "kept", tmp_path / "run"

@@ -50,7 +50,8 @@ def save(checkpoints):
     own = Path(f"{OUT}.folder")
     own.mkdir()
     process_sync._VISIBLE_TIMEOUT_S = 0.3
-    blind = refused(lambda: check_shared(own, "config.checkpoint.directory"), ValueError)
+    names = "--workdir", "config.checkpoint.directory"
+    blind = [refused(lambda name=name: check_shared(own, name), ValueError) for name in names]
     taken = Path(DIRECTORY) / "taken"
     with exclusive_output(taken):
         logged = {"taken": refused(exclusive_output(taken).__enter__, ValueError)}

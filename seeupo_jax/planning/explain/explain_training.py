@@ -105,25 +105,27 @@ def _start(run: AbstractRun, config: Config, workdir: Path) -> _Start:
     """Where a run in this folder with this configuration, as it was given, would resume."""
     folder = find_directory(config.checkpoint, workdir)
     passed: list[str] = []
-    files, stopped = Checkpoints(folder, 1, log=passed.append), Checkpoints(f"{folder}/stopped", 1)
+    files, stopped = (
+        Checkpoints(each, 1, log=passed.append) for each in (folder, f"{folder}/stopped")
+    )
     newest, sweep = files.newest(run.state), stopped.latest()
     files.close()
     stopped.close()
-    if sweep is not None and sweep > config.iterations:
-        sweep = None  # it is skipped
-    if newest is None and sweep is None:
-        check_begins(config, workdir)
-        return _Start(0, False, [*passed, f"from the start: {folder} has no checkpoint"])
     done, notes = (0, {}) if newest is None else newest
     if notes:
         check_training(notes)
         check_same_run(config, notes["config"], notes.get("adapters"))
         check_same_chat(config, workdir, notes)
-    if sweep is not None and sweep > done:
-        if (found := stopped.newest({}, partial=True)) is not None:
+    if sweep is not None and done < sweep <= config.iterations:  # else it is skipped
+        if (found := stopped.newest({}, partial=True, optional=True)) is not None:
             check_same_sweep(config, sweep, found[1]["config"], f"{folder}/stopped")
-        line = f"resuming in the sweep of iteration {sweep}, where a run was stopped"
-        return _Start(sweep - 1, True, [*passed, line])
+            line = f"resuming in the sweep of iteration {sweep}, where a run was stopped"
+            return _Start(sweep - 1, True, [*passed, line])
+        passed.append(f"the stopped sweep of iteration {sweep} starts again")
+    if newest is None:
+        with contextlib.suppress(PermissionError):  # of a folder that is meant on another machine
+            check_begins(config, workdir)
+        return _Start(0, False, [*passed, f"from the start: {folder} has no checkpoint"])
     line = resumption("iteration", done, config.iterations)
     return _Start(done, notes.get("evaluated", True), [*passed, f"{line}, from {folder}"])
 

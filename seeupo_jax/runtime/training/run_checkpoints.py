@@ -109,7 +109,7 @@ class RunCheckpoints:
                 f" {last}"
             )
             return state
-        newest = self._stopped.newest({}, partial=True)
+        newest = self._stopped.newest({}, partial=True, optional=True)
         if newest is None:
             return self._sweep_again(iteration, state, "checkpoint is damaged")
         notes = newest[1]
