@@ -105,7 +105,7 @@ def test_a_run_without_room_ends_in_a_sentence_and_resumes_when_there_is_room(
     evaluate(evaluated)
     read = capfd.readouterr()
     assert "avg@2" in read.out
-    assert f"{tmp_path}/programs/jit_decode" in read.err and "is no whole program" in read.err
+    assert f"{tmp_path}/programs/jit_decode" in read.err and "is incomplete" in read.err
 
 
 @pytest.mark.parametrize("command", ["train", "sft", "update", "report"])

@@ -6,7 +6,7 @@ import contextlib
 import logging
 
 import jax
-from jax._src import compilation_cache  # only here can the class that keeps programs be chosen
+from jax._src import compilation_cache  # the class that keeps programs has no public name
 from jax._src.lru_cache import LRUCache
 
 _LOGGER = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class ProgramCache(LRUCache):
             compilation_cache.decompress_executable(program)
         except Exception as error:  # of zlib, zstandard or Python's own zstd
             file = self.path / f"{key}-cache"
-            _LOGGER.warning("%s is no whole program (%s): it is compiled again.", file, error)
+            _LOGGER.warning("%s is incomplete (%s): it is compiled again.", file, error)
             with contextlib.suppress(OSError):  # a folder to read only: compiled, not kept
                 file.unlink()
             return None

@@ -38,7 +38,7 @@ def test_a_program_cut_short_on_disk_is_compiled_and_written_again(folder, caplo
     whole = file.read_bytes()
     file.write_bytes(whole[: int(left * len(whole))])
     assert called()[0] == 7
-    assert f"{file} is no whole program" in caplog.text
+    assert f"{file} is incomplete" in caplog.text
     caplog.clear()
     assert called()[0] == 7 and not caplog.text
     assert decompress_executable(file.read_bytes())
@@ -51,6 +51,6 @@ def test_in_a_folder_that_can_only_be_read_it_stays_and_is_compiled(tmp_path, ca
     cache = ProgramCache(str(tmp_path), max_size=-1)
     cache.put("program", b"cut short")
     monkeypatch.setattr(type(cache.path), "unlink", refuse)
-    assert cache.get("program") is None and "program-cache is no whole program" in caplog.text
+    assert cache.get("program") is None and "program-cache is incomplete" in caplog.text
     assert [file.name for file in tmp_path.iterdir()] == ["program-cache"]
     assert cache.get("another") is None

@@ -94,5 +94,5 @@ class TemplateConversation:
 def _ends_thought(said: str) -> bool:
     """Whether a text inside a thought has its end, and begins no other before or right behind."""
     thought, end, answer = said.partition(THOUGHT_END)
-    begun = THOUGHT in thought or answer.replace(MARK, "").lstrip().startswith(THOUGHT)
-    return bool(end) and not begun
+    opened = THOUGHT in thought or answer.replace(MARK, "").lstrip().startswith(THOUGHT)
+    return bool(end) and not opened
