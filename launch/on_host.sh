@@ -34,15 +34,14 @@ run() {
     fi
     [ $# -gt 0 ] || fail "run: got no command; allowed: one."
     pid=''
-    trap 'stopped=1; test -z "$pid" || kill -TERM "$pid" 2>/dev/null || true' TERM INT HUP
+    trap 'stopped=${stopped}1; test -z "$pid" || kill -TERM "$pid" 2>/dev/null || true' TERM INT HUP
     "$@" &
     pid=$!
     [ -z "$stopped" ] || kill -TERM "$pid"
-    code=0
-    wait "$pid" || code=$?
-    # A signal ends the wait, not the command.
-    while [ "$code" -gt 128 ] && kill -0 "$pid" 2>/dev/null; do
-        code=0
+    waited=never
+    # A signal ends the wait, whether the command has ended or not.
+    until [ "$waited" = "$stopped" ]; do
+        waited=$stopped code=0
         wait "$pid" || code=$?
     done
     told=$code

@@ -17,15 +17,15 @@ fi
 [ -z "${SLURM_CPUS_PER_TASK-}" ] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 # Slurm signals only this script before the time limit; it forwards the signal to the step.
 stopped='' step=''
-trap 'stopped=1; test -z "$step" || scancel --signal=TERM "$SLURM_JOB_ID"' TERM
+trap 'stopped=${stopped}1; test -z "$step" || scancel --signal=TERM "$SLURM_JOB_ID"' TERM
 srun --kill-on-bad-exit=1 sh -c \
     "exec launch/on_host.sh run --code \"\$0.\$SLURM_PROCID\" \"\$@\"${number-}" "$codes" "$@" &
 step=$!
 [ -z "$stopped" ] || kill -TERM "$step"
-code=0
-wait "$step" || code=$?
-while [ "$code" -gt 128 ] && kill -0 "$step" 2>/dev/null; do
-    code=0
+waited=never
+# A signal ends the wait, whether the step has ended or not.
+until [ "$waited" = "$stopped" ]; do
+    waited=$stopped code=0
     wait "$step" || code=$?
 done
 trap '' TERM

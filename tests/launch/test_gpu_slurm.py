@@ -105,7 +105,8 @@ def test_a_job_whose_time_is_nearly_over_saves_and_is_put_back(slurm):
 
 
 def test_a_job_that_was_stopped_and_killed_before_it_had_saved_is_put_back(slurm):
-    slurm.tool("scancel", 'kill -KILL "$(cat "$STAGE/pid")"')
+    # Where the step ends before scancel does, the shell has seen both when its `wait` ends.
+    slurm.tool("scancel", 'kill -KILL "$(cat "$STAGE/pid")"; sleep 0.2')
     slurm.python(f'echo $$ >"$STAGE/pid"; {WAITS}')
     with job(slurm) as batch:
         assert batch.stdout.readline() == "ready\n"
