@@ -22,7 +22,7 @@ from seeupo_jax.runtime import cli
 
 def faults(prepared, folder):
     """Page faults of twenty executions whose temporaries take 64 MiB, 16,384 pages."""
-    about = {"JAX_COMPILATION_CACHE_DIR": str(folder), "XLA_FLAGS": ""}
+    about = {"JAX_COMPILATION_CACHE_DIR": str(folder), "XLA_FLAGS": "", "LD_PRELOAD": ""}
     called = [sys.executable, SUPPORT / "page_faults.py", str(prepared)]
     done = run(called, env=environment() | about)
     assert done.returncode == 0, done.stderr

@@ -1,5 +1,6 @@
 """The heap of a process on the CPU, in processes of their own: its settings hold for good."""
 
+import os
 import subprocess
 import sys
 
@@ -34,7 +35,9 @@ print(full, heap.resident_bytes() - before, sum(x.sum() for x in small))
 def held(limit, seconds):
     """Bytes of the blocks while they were in use, and what was held of them once freed."""
     code = FRAGMENTED.format(limit=limit, seconds=seconds)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    env = os.environ | {"LD_PRELOAD": ""}  # glibc's own malloc
+    called = [sys.executable, "-c", code]
+    done = subprocess.run(called, env=env, capture_output=True, text=True, check=True)
     full, freed, total = done.stdout.split()
     assert float(total) == 250  # what is in use is left alone
     return int(full), int(freed)
