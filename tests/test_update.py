@@ -280,6 +280,15 @@ def test_weights_make_the_reward_of_estimators_that_read_one(model, with_rewards
         rewards_of(with_rewards, other)
 
 
+def test_timeouts_count_as_the_environment_is_configured(model, tmp_path):
+    hung = [dataclasses.replace(t, stop="timeout") for t in cases.ragged()[:1]]
+    file = files.write(tmp_path / "stored.jsonl", [*hung, *cases.ragged()[1:3]])
+    for choice, failed in (("failure", True), ("zero_reward", False)):
+        config = config_of(model, f"env.timeout_as={choice}")
+        prepared = stored_update.prepare(config, str(file), lambda _: None)[1]
+        assert [t.failed for t in prepared] == [failed, False, False]
+
+
 def test_turn_rewards_that_are_read_unweighted_are_told(model, tmp_path):
     turns = [dataclasses.replace(t, turn_rewards=(0.5,) * t.turns) for t in cases.ragged()[:2]]
     lines = [json.dumps(files.to_line(t) | {"rewards": {"late": 1.0}}) for t in turns]

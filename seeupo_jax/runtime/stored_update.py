@@ -171,8 +171,13 @@ def prepare(
         config = replace(config, optimizer=replace(config.optimizer, ema=None))
     arch = inspect(config.model.path)
     algorithm, grouped = config.algorithm, config.algorithm.grouped
-    forks = algorithm.reads_forks
-    trajectories = read_trajectories(path, log=log, grouped=grouped, forks=forks)
+    trajectories = read_trajectories(
+        path,
+        log=log,
+        grouped=grouped,
+        forks=algorithm.reads_forks,
+        timeouts_count=config.env.timeout_as == "zero_reward",
+    )
     trajectories = _weigh(config, trajectories, log)
     check_trajectories(
         trajectories,

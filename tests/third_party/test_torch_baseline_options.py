@@ -158,6 +158,7 @@ def test_defaults_of_optimizers_are_those_of_optax(name):
             {"rollout.grammar": "tool_calls"},
             "rollout.grammar: got 'tool_calls'; allowed here: None",
         ),
+        ({"env.timeout_as": "zero_reward"}, "got 'zero_reward'; allowed here: 'failure'"),
         ({"rollout.temperature": 0}, "rollout.temperature: got 0; allowed here: a number > 0"),
     ],
 )

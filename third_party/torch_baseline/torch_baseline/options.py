@@ -134,6 +134,7 @@ FIXED: dict[str, Any] = {
     "lora.path": None,
     "rollout.top_k": None,  # which, like top_p and grammar, makes context of forced tokens
     "rollout.grammar": None,
+    "env.timeout_as": "failure",
     "algorithm.custom_order": (),
     "algorithm.turns_per_update": 1,
     "algorithm.advantage": "grae",
