@@ -442,7 +442,7 @@ WRONG = {
     "recipe=a_grae": "reward: got -0.7; allowed with advantage=a_grae: a number from 0 to 1",
     "algorithm.clip=1": "config.algorithm.clip: no such field",
     "optimizer.name=adamww": "optimizer.name",
-    'optimizer={"name": "optax:adamw", "kwargs": {"b1": "high"}}': "'b1': 'high'} and schedule=const",
+    'optimizer={"name": "optax:adamw", "kwargs": {"b1": "high"}}': "optax:adamw with kwargs={'b1'",
     "rollout.max_turns=2": "config.rollout.max_turns: got 2; allowed with order=custom: at least",
     "mesh.data=3": "config.mesh",
     "--model=nowhere": "model path: got 'nowhere'; allowed: a folder with a config.json",
