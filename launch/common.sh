@@ -42,7 +42,8 @@ run() {
 }
 
 # parse FLAGS OPTIONS ARGUMENT...: sets the variable of each (--node-count=2: node_count=2) until
-# the first argument for the module, and `parsed` to the number of arguments that this took.
+# the first argument for the module, and `parsed` to the number of arguments that this took. A value
+# that begins with -- is taken only behind =: an unquoted empty variable would swallow an option.
 parse() {
     flags=$1 options=$2 parsed=0
     shift 2
@@ -84,7 +85,10 @@ parse() {
         case $1 in
             *=*) value=${1#*=} ;;
             *)
-                value=${2-}
+                case ${2-} in
+                    --*) ;;
+                    *) value=${2-} ;;
+                esac
                 shift $(($# > 1))
                 parsed=$((parsed + 1))
                 ;;

@@ -6,6 +6,8 @@ runtime_version='' spot='' slices=1 bucket='' git='' ref=main setup='' keep_aliv
 max_restarts=50 wait_limit=21600 poll=30 delete_when_done=''
 # shellcheck source=launch/common.sh
 . "$(dirname "$0")/common.sh"
+# shellcheck source=launch/queued_resource.sh
+. "$(dirname "$0")/queued_resource.sh"
 
 usage() {
     cat <<END
@@ -132,87 +134,6 @@ case $needs in
     all | install | resume) [ -n "$git" ] || check_size ;;
 esac
 
-# tpu VERB ARGUMENT...: gcloud on the queued resource.
-tpu() {
-    verb=$1
-    shift
-    run gcloud compute tpus queued-resources "$verb" "$@" "--zone=$zone" \
-        ${project:+"--project=$project"} --quiet
-}
-
-on_all() {
-    tpu ssh "$name" --node=all --worker=all "--command=$1"
-}
-
-on_first() {
-    tpu ssh "$name" --node=0 --worker=0 "--command=$1"
-}
-
-# ask_state EXPECTED: sets `state`; a dry run takes the expected one.
-ask_state() {
-    if [ -n "$dry_run" ]; then
-        tpu describe "$name" '--format=value(state.state)'
-        state=$1
-    elif state=$(tpu describe "$name" '--format=value(state.state)' 2>"$scratch/error"); then
-        :
-    elif grep -q NOT_FOUND "$scratch/error"; then
-        state=ABSENT
-    else
-        cat "$scratch/error" >&2
-        state=UNKNOWN
-    fi
-}
-
-wait_until_active() {
-    end=$(($(date +%s) + wait_limit)) last=''
-    while :; do
-        ask_state ACTIVE
-        [ "$state" = "$last" ] || say "$name is $state"
-        last=$state
-        case $state in
-            ACTIVE) return 0 ;;
-            FAILED | SUSPENDING | SUSPENDED | DELETING | ABSENT)
-                tpu describe "$name" '--format=yaml(state)' >&2 || true
-                say "error: $name became $state instead of ACTIVE; see the output above. Delete it with" \
-                    "'$0 delete', then ask again, for another zone or type."
-                return 1
-                ;;
-        esac
-        if [ "$(date +%s)" -ge "$end" ]; then
-            say "error: $name is $state after $wait_limit s (--wait-limit); it stays in the queue" \
-                "until '$0 delete'."
-            return 1
-        fi
-        sleep "$poll"
-    done
-}
-
-request() {
-    if [ "$slices" -eq 1 ]; then
-        set -- "--node-id=$name"
-    else
-        set -- "--node-count=$slices" "--node-prefix=$name"
-    fi
-    tpu create "$name" "--accelerator-type=$accelerator_type" \
-        "--runtime-version=$runtime_version" "$@" ${spot:+--spot} || {
-        say "error: the request for the TPU was rejected; see the output above."
-        return 1
-    }
-}
-
-create() {
-    ask_state ABSENT
-    case $state in
-        ABSENT) request || return 1 ;;
-        UNKNOWN)
-            say "error: gcloud does not report the state of $name; see the output above."
-            return 1
-            ;;
-        *) say "$name already exists" ;;
-    esac
-    wait_until_active
-}
-
 install_checkout() {
     here='seeupo_jax/launch/on_host.sh install '$(quote 'jax[tpu]' ${setup:+"$setup"})
     if [ -n "$git" ]; then
@@ -261,12 +182,6 @@ follow() {
     else
         outcome=$(on_first 'seeupo_jax/launch/on_host.sh code' 2>/dev/null | tail -n 1)
     fi
-}
-
-# give_back: deletes the TPU in any state.
-give_back() {
-    ask_state ACTIVE
-    [ "$state" = ABSENT ] || tpu delete "$name" --force
 }
 
 # again ARGUMENT...: another start, on a new TPU after a preemption.

@@ -280,6 +280,15 @@ def test_weights_make_the_reward_of_estimators_that_read_one(model, with_rewards
         rewards_of(with_rewards, other)
 
 
+def test_timeouts_count_as_the_environment_is_configured(model, tmp_path):
+    hung = [dataclasses.replace(t, stop="timeout") for t in cases.ragged()[:1]]
+    file = files.write(tmp_path / "stored.jsonl", [*hung, *cases.ragged()[1:3]])
+    for choice, failed in (("failure", True), ("zero_reward", False)):
+        config = config_of(model, f"env.timeout_as={choice}")
+        prepared = stored_update.prepare(config, str(file), lambda _: None)[1]
+        assert [t.failed for t in prepared] == [failed, False, False]
+
+
 def test_turn_rewards_that_are_read_unweighted_are_told(model, tmp_path):
     turns = [dataclasses.replace(t, turn_rewards=(0.5,) * t.turns) for t in cases.ragged()[:2]]
     lines = [json.dumps(files.to_line(t) | {"rewards": {"late": 1.0}}) for t in turns]
@@ -433,6 +442,7 @@ WRONG = {
     "recipe=a_grae": "reward: got -0.7; allowed with advantage=a_grae: a number from 0 to 1",
     "algorithm.clip=1": "config.algorithm.clip: no such field",
     "optimizer.name=adamww": "optimizer.name",
+    'optimizer={"name": "optax:adamw", "kwargs": {"b1": "high"}}': "optax:adamw with kwargs={'b1'",
     "rollout.max_turns=2": "config.rollout.max_turns: got 2; allowed with order=custom: at least",
     "mesh.data=3": "config.mesh",
     "--model=nowhere": "model path: got 'nowhere'; allowed: a folder with a config.json",

@@ -118,7 +118,7 @@ def sweep(
         current = update_turn(learner, current, turns, last=last, seed=(*seed, *turns))
     weights = step_weights(current)
     metrics = sweep_metrics(learner, current, weights, iteration, len(order)) | shaped
-    train, adapted = _adapt_kl_coef(learner, current)
+    train, adapted = _adapt_kl_coef(learner, current, rows)
     train = _end_iteration(learner, train, iteration)
     return SweepResult(train, metrics | adapted, trajectory_stats(current, weights), current.steps)
 
@@ -132,12 +132,18 @@ def _end_iteration(learner: Learner, train: TrainState, iteration: int) -> Train
     return train
 
 
-def _adapt_kl_coef(learner: Learner, current: SweepState) -> tuple[TrainState, dict[str, float]]:
-    """The state after the last step with the next iteration's KL coefficient, and metrics of it."""
+def _adapt_kl_coef(
+    learner: Learner, current: SweepState, rows: Rows
+) -> tuple[TrainState, dict[str, float]]:
+    """The state after the last step with the next iteration's KL coefficient, and metrics of it.
+
+    Args:
+      rows: with the tokens that `mask_above` makes context in those of the sweep.
+    """
     train = current.train
     if train.kl_coef is None:
         return train, {}
-    acted = np.concatenate(current.data.rows.turn) >= 0
+    acted = np.concatenate(rows.turn) >= 0
     both = current.data.initial["trainer_logp"], current.per_token["ref_logp"]
     kl = sampled_kl(*(np.concatenate(logp)[acted] for logp in both))
     metrics = {"sweep/kl_coef": float(np.asarray(train.kl_coef)), "sweep/kl_sampled": kl}

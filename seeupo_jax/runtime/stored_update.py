@@ -21,7 +21,7 @@ from seeupo_jax.parallel.mesh import make_mesh, row_shards
 from seeupo_jax.policy.files.weights import inspect
 from seeupo_jax.rewards.reward_functions import weighted_sum
 from seeupo_jax.runtime import build
-from seeupo_jax.runtime.checks import check_experts, check_learner
+from seeupo_jax.runtime.checks import check_experts, check_learner, check_own_optimizer
 from seeupo_jax.trajectories.json_lines import plain
 from seeupo_jax.trajectories.rewards_by_name import named_rewards
 from seeupo_jax.trajectories.stored import check_trajectories, read_trajectories
@@ -171,8 +171,13 @@ def prepare(
         config = replace(config, optimizer=replace(config.optimizer, ema=None))
     arch = inspect(config.model.path)
     algorithm, grouped = config.algorithm, config.algorithm.grouped
-    forks = algorithm.reads_forks
-    trajectories = read_trajectories(path, log=log, grouped=grouped, forks=forks)
+    trajectories = read_trajectories(
+        path,
+        log=log,
+        grouped=grouped,
+        forks=algorithm.reads_forks,
+        timeouts_count=config.env.timeout_as == "zero_reward",
+    )
     trajectories = _weigh(config, trajectories, log)
     check_trajectories(
         trajectories,
@@ -189,7 +194,9 @@ def prepare(
             " record of the sampler's experts; allowed: none or old."
         )
     config = fit(config, trajectories)
-    build.check_layout(config, check_learner(config))
+    mesh = check_learner(config)
+    build.check_layout(config, mesh)
+    check_own_optimizer(config, mesh, build.total_steps(config))
     if algorithm.scores_gain:
         given = sum(bool(t.turn_rewards) for t in trajectories)
         log(

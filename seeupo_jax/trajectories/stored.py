@@ -75,6 +75,7 @@ def read_trajectories(
     log: Callable[[str], None] = lambda sentence: None,
     grouped: bool = True,
     forks: bool = False,
+    timeouts_count: bool = False,
 ) -> list[Trajectory]:
     """The trajectories of a file, in its order; `task_id` is the FILE:LINE of each.
 
@@ -85,6 +86,8 @@ def read_trajectories(
         not add up to `reward`.
       grouped: as for `learnable`.
       forks: whether `parent` and `fork` are read or, where no line has them, found by the tokens.
+      timeouts_count: whether those count that stopped with `timeout` after an action
+        (env.timeout_as=zero_reward).
 
     Raises:
       ValueError: one sentence with the line, what was got and what is allowed.
@@ -101,7 +104,9 @@ def read_trajectories(
             where = f"{path}:{number}"
             values = read_object(line, where, f"a JSON object with {', '.join(REQUIRED)}")
             unread |= values.keys() - {*REQUIRED, *OPTIONAL, *(FORK if forks else ())}
-            trajectories.append(_with_fork(_trajectory(values, where), values, forks))
+            trajectory = _with_fork(_trajectory(values, where), values, forks)
+            counts = timeouts_count and trajectory.stop == "timeout" and trajectory.turns > 0
+            trajectories.append(replace(trajectory, timeout_counts=counts))
     if unread:
         log(f"{path}: fields that are not read: {', '.join(sorted(unread))}.")
     given = [t for t in trajectories if t.turn_rewards]

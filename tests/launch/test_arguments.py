@@ -34,6 +34,9 @@ WRONG = [
     ("tpu_vm.sh", ["create", *TPU, *MORE, "--slices=0"], "--slices: got '0'; allowed: a whole"),
     ("tpu_vm.sh", ["create", *TPU, *MORE, "--spot=yes"], "--spot: got a value, 'yes'"),
     ("tpu_vm.sh", ["create", *TPU, "--runtime-version"], "--runtime-version: got nothing"),
+    # as of an empty variable without quotes: --project $UNSET --dry-run
+    ("tpu_vm.sh", ["delete", *TPU, "--project", "--dry-run"], "--project: got nothing; allowed: a"),
+    ("tpu_vm.sh", ["create", *TPU, *MORE, "--ref", "--spot"], "--ref: got nothing; allowed: a"),
     ("tpu_vm.sh", ["create", *TPU, "--sppot"], "got '--sppot'; allowed: --spot --keep-alive"),
     ("tpu_vm.sh", ["create", *TPU, "--x$(id)=1"], "got '--x$(id)=1'; allowed: --spot"),
     ("tpu_vm.sh", ["create", *TPU, "spot"], "got 'spot'; allowed: --spot"),
@@ -112,11 +115,15 @@ WRONG = [
     ),
     ("gpu_slurm.sh", ["submit", "--nodes=two"], "--nodes: got 'two'; allowed: a whole number"),
     ("gpu_slurm.sh", ["submit", "--job-name=a b"], "--job-name: got 'a b'"),
+    ("gke_xpk.sh", ["logs", *XPK, "--zone", "--dry-run"], "--zone: got nothing; allowed: a"),
+    ("gpu_slurm.sh", ["submit", "--partition", *TRAINING], "--partition: got nothing; allowed: a"),
     ("gpu_slurm.sh", ["logs"], "--job: got ''; allowed: a whole number"),
     ("gpu_local.sh", [], "--config: got nothing"),
     ("gpu_local.sh", ["--gpus=0-3", *TRAINING], "--gpus: got '0-3'; allowed: numbers"),
     ("cpu_processes.sh", ["-n", "08", *TRAINING], "-n: got '08'; allowed: a whole number"),
     ("cpu_processes.sh", ["--devices", "two", *TRAINING], "--devices: got 'two'"),
+    ("gpu_local.sh", ["--gpus", "--dry-run", *TRAINING], "--gpus: got nothing; allowed: a"),
+    ("cpu_processes.sh", ["-n", "--dry-run", *TRAINING], "--processes: got nothing; allowed: a"),
     ("cpu_processes.sh", ["-n"], "--processes: got nothing; allowed: a value"),
 ]
 
@@ -179,6 +186,13 @@ def test_arguments_of_the_training_arrive_unchanged(stage, script, arguments):
                 found += shlex.split(word.removeprefix("--command="))
     start = found.index("my.module")
     assert found[start + 1 : start + 4] == TRAINING
+
+
+def test_a_value_that_begins_with_dashes_is_taken_behind_an_equals_sign(stage):
+    done = stage.run("tpu_vm.sh", "delete", *TPU, "--project=--dry-run")
+    assert done.returncode == 2 and "'gcloud' is not installed" in done.stderr
+    done = stage.run("tpu_vm.sh", "delete", *TPU, "--project=--spot", "--dry-run")
+    assert "--project=--spot" in shlex.split(done.stdout)
 
 
 def test_a_new_line_of_shell_is_never_made_of_an_argument(stage):

@@ -118,6 +118,21 @@ def test_tasks_without_an_answer_and_rows_without_room_have_no_gain():
     assert np.isnan(nothing["sweep/gain_mean"]) and nothing["sweep/gain_scored"] == 0
 
 
+@pytest.mark.parametrize("size, branches", [(16, 2), (17, 0)])
+def test_an_answer_longer_than_a_trajectory_may_be_has_no_branch(size, branches):
+    """The rows of a run are twice that, by default."""
+    shapes, rng = dataclasses.replace(SHAPES, context=16), np.random.default_rng(0)
+    made = [
+        cases.Trajectory((cases.segment(rng, (0, 4, 2)),), float(i), 0, task_id="task")
+        for i in range(2)
+    ]
+    rows, answer = Rows.of(made), AnswerTokens(np.ones(size, np.int32), np.ones(size, bool))
+    found = answer_branches(rows, made, {"task": answer}, shapes)
+    batch, seats, _ = branch_batch(found, all_actions(rows), shapes)
+    assert len(seats) == branches
+    assert batch.mask_PA.sum() == 2 * 2 + branches * size
+
+
 @pytest.mark.parametrize("order", ["parallel", "reverse"])
 def test_a_sweep_credits_turns_with_what_they_gained(order):
     """As if the gains of all but the last turn were their rewards."""

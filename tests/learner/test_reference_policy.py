@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import learner_cases as cases
 import numpy as np
+import numpy_model as model
 import pytest
 
 from seeupo_jax.algorithms.kl_control import adapted_kl_coef
@@ -78,6 +79,21 @@ def test_the_states_coefficient_weighs_the_loss_and_is_adapted_by_what_was_sampl
         KL_COEF, metrics["sweep/kl_sampled"], target=0.05, horizon=70.0, trajectories=7
     )
     assert observed.state.kl_coef == np.float32(adapted) != KL_COEF
+
+
+def test_the_kl_that_adapts_is_of_all_action_tokens_those_that_are_masked_too():
+    made = learner(mask_above=0.05)
+    _, metrics, *_ = sweep(made, state_of(made), {}, cases.ragged(), iteration=1)
+    assert 0.1 < metrics["sweep/masked_fraction"] < 0.9
+    weights, kl = [cases.weights_of(cases.policy()[1]), cases.weights_of(reference())], []
+    for segment in (part for t in cases.ragged() if not t.failed for part in t.segments):
+        own_L, ref_L = (
+            model.token_logps(each, segment.tokens_L, cases.NUMPY_ARCH, made.temperature)[0]
+            for each in weights
+        )
+        difference_A = (ref_L - own_L)[segment.turn_L >= 0]
+        kl += [*(np.exp(difference_A) - difference_A - 1)]
+    np.testing.assert_allclose(metrics["sweep/kl_sampled"], np.mean(kl), rtol=1e-3)
 
 
 def test_a_penalty_in_the_reward_has_the_states_coefficient_and_the_loss_none():

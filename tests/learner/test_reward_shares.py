@@ -1,5 +1,7 @@
 """Each named reward's share of the gradient, by hand."""
 
+import dataclasses
+
 import learner_cases as cases
 import numpy as np
 import pytest
@@ -27,7 +29,8 @@ def trajectories(*rewards):
 
 def shares(given, weights, **choices):
     algorithm = Algorithm(**choices)
-    rows = Rows.of(given, grouped=algorithm.grouped)
+    masks = algorithm.truncated == "mask"
+    rows = Rows.of(given, grouped=algorithm.grouped, mask_truncated=masks)
     arrays = CreditArrays(algorithm, SHAPES, rows, given, {}, weights)
     found = credit_tokens(algorithm, arrays)[1]
     return {name.removeprefix("sweep/reward_share/"): share for name, share in found.items()}
@@ -45,6 +48,16 @@ def test_a_sum_has_the_shares_of_its_centred_weighted_parts():
     found = shares(trajectories(*NAMED), {"form": 0.5}, baseline="batch")
     env = np.dot([3, 1, 1], np.abs([0, 1, 9] - np.mean([0, 1, 9])))
     form = np.dot([3, 1, 1], np.abs([1, 0, 9] - np.mean([1, 0, 9]))) / 2
+    assert found == pytest.approx({"form": form / (form + env), "env": env / (form + env)})
+
+
+def test_a_cut_trajectory_that_is_masked_counts_in_the_means_and_has_no_share():
+    first, *others = trajectories(*NAMED)
+    given = [dataclasses.replace(first, stop="max_turns"), *others]
+    found = shares(given, {"form": 0.5}, baseline="batch", truncated="mask")
+    # As above, with no token of the first.
+    env = abs(1 - 10 / 3) + abs(9 - 10 / 3)
+    form = (abs(0 - 10 / 3) + abs(9 - 10 / 3)) / 2
     assert found == pytest.approx({"form": form / (form + env), "env": env / (form + env)})
 
 

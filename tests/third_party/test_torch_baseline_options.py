@@ -85,7 +85,7 @@ def test_recipes_are_ours_where_a_turn_is_a_step():
     [
         [],
         ["algorithm.weight_clip=none", "seed=7", "optimizer.kwargs={'b1': 0.8}"],
-        ["recipe=seeupo_random", "rollout.temperature=0.5", "iterations=3"],
+        ["recipe=seeupo_random", "rollout.temperature=0.5", "iterations=3", "rollout.top_p=1"],
         ["recipe=seeupo_noscale", "algorithm.order=forward", "algorithm.inner_epochs=2"],
         ["algorithm.scale=none", "optimizer.name=adamw", "model.dtype=bfloat16"],
     ],
@@ -151,6 +151,14 @@ def test_defaults_of_optimizers_are_those_of_optax(name):
         ({"optimizer.max_grad_norm": True}, "max_grad_norm: got True"),
         ({"lora.rank": 8}, "lora.rank: got 8; allowed here: 0"),
         ({"model.dtype": "float16"}, "model.dtype: got 'float16'; allowed here: one of float32"),
+        # In a sweep a token that was forced is context.
+        ({"rollout.top_k": 5}, "rollout.top_k: got 5; allowed here: None"),
+        ({"rollout.top_p": 0.9}, "rollout.top_p: got 0.9; allowed here: none or 1"),
+        (
+            {"rollout.grammar": "tool_calls"},
+            "rollout.grammar: got 'tool_calls'; allowed here: None",
+        ),
+        ({"env.timeout_as": "zero_reward"}, "got 'zero_reward'; allowed here: 'failure'"),
         ({"rollout.temperature": 0}, "rollout.temperature: got 0; allowed here: a number > 0"),
     ],
 )

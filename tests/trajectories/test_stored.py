@@ -20,10 +20,10 @@ LOGP = [0, -0.5, -1.0, 0.0, -2]
 DOCS = Path(__file__).parents[2] / "docs" / "update.md"
 
 
-def read(tmp_path, *lines):
+def read(tmp_path, *lines, **choices):
     file = tmp_path / "file.jsonl"
     file.write_text("\n".join(x if isinstance(x, str) else json.dumps(x) for x in lines))
-    return read_trajectories(file)
+    return read_trajectories(file, **choices)
 
 
 def test_the_page_makes_a_file_of_what_a_run_has_stored(tmp_path, monkeypatch):
@@ -177,6 +177,19 @@ def test_a_wrong_line_is_named(tmp_path, name):
 def test_a_file_that_teaches_nothing_is_named(tmp_path, lines, said):
     with pytest.raises(ValueError, match=said):
         read(tmp_path, *lines)
+
+
+def test_a_timeout_behind_an_action_counts_where_it_is_a_mistake(tmp_path):
+    """As of an episode: one whose environment hung before any action was there has failed."""
+    hung = [LINE | {"stop": "timeout"}, LINE | {"stop": "timeout", "turn": [-1] * 5}]
+    lines = [LINE, LINE, *hung, LINE | {"stop": "env_error"}]
+    failed = {
+        counts: [t.failed for t in read(tmp_path, *lines, timeouts_count=counts)]
+        for counts in (False, True)
+    }
+    assert failed[False] == [False, False, True, True, True]
+    assert failed[True] == [False, False, False, True, True]
+    assert read(tmp_path, *lines[1:3], timeouts_count=True)[1].timeout_counts  # is a group
 
 
 def test_lines_that_did_not_fail_have_the_same_rewards(tmp_path):

@@ -55,14 +55,17 @@ class Branches(NamedTuple):
 def answer_branches(
     rows: Rows, trajectories: Sequence[Trajectory], references: References, shapes: Shapes
 ) -> Branches:
-    """A branch for every turn's context, where a row has room for the answer."""
+    """A branch for every turn's context, where a row has room for the answer.
+
+    An answer that is longer than a trajectory may be has none.
+    """
     tokens: list[np.ndarray] = []
     experts: list[np.ndarray] = []
     branches = Branches(rows, [], [], [])
     group_of = dict(zip(rows.trajectory_S.tolist(), rows.group_S.tolist(), strict=True))
     for owner in group_of:
         answer = references.get(trajectories[owner].task_id)
-        if answer is None:
+        if answer is None or np.count_nonzero(answer.scored_L) > shapes.longest:
             continue
         for turn, context in _contexts(trajectories[owner]):
             start = len(context.tokens_L)

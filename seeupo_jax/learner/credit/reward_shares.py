@@ -14,7 +14,7 @@ def reward_shares(batch: CreditArrays, part_NQ: Any, *, grouped: bool) -> dict[s
     """Each named reward's share of the gradient, as `sweep/reward_share/NAME`.
 
     Share of q: Σ_i n_i |part_iq| / Σ_i Σ_p n_i |part_ip|, with n_i the sampled tokens of trajectory
-    i; 0 where all parts are 0.
+    i of which updates are made; 0 where all parts are 0.
 
     Args:
       part_NQ: what each reward adds to the advantages of trajectories, or of turns as [N, K, Q], as
@@ -29,8 +29,9 @@ def reward_shares(batch: CreditArrays, part_NQ: Any, *, grouped: bool) -> dict[s
     if not names:
         return {}
     count_NK = np.zeros(batch.mask_NK.shape)
-    for owner, turn_L in zip(batch.rows.trajectory_S, batch.rows.turn, strict=True):
-        np.add.at(count_NK[owner], turn_L[turn_L != CONTEXT], 1)
+    rows = batch.rows
+    for owner, turn_L, updates in zip(rows.trajectory_S, rows.turn, rows.updated_S, strict=True):
+        np.add.at(count_NK[owner], turn_L[updates & (turn_L != CONTEXT)], 1)
     part_NQ = _centred(batch, grouped=grouped) if part_NQ is None else np.asarray(part_NQ)
     size = np.abs(part_NQ[..., : len(names)]).astype(np.float64)
     total_Q = np.tensordot(count_NK if by_turn else count_NK.sum(axis=1), size, size.ndim - 1)

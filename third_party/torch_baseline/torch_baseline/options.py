@@ -107,6 +107,7 @@ FIELDS: dict[str, tuple[Any, Check]] = {
     "model.dtype": ("float32", _one_of(*DTYPES)),
     "rollout.max_turns": (6, _number(1, whole=True)),
     "rollout.temperature": (1.0, _number(0, strict=True)),
+    "rollout.top_p": (None, ("none or 1", lambda value: value in (None, 1))),
     "algorithm.order": ("reverse", _one_of("reverse", "forward", "random")),
     "algorithm.weight": ("on", _one_of("on", "off")),
     "algorithm.scale": ("batch", _one_of(*SCALES)),
@@ -131,6 +132,9 @@ FIELDS: dict[str, tuple[Any, Check]] = {
 FIXED: dict[str, Any] = {
     "lora.rank": 0,
     "lora.path": None,
+    "rollout.top_k": None,  # which, like top_p and grammar, makes context of forced tokens
+    "rollout.grammar": None,
+    "env.timeout_as": "failure",
     "algorithm.custom_order": (),
     "algorithm.turns_per_update": 1,
     "algorithm.advantage": "grae",

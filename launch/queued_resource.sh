@@ -1,0 +1,91 @@
+# shellcheck shell=sh
+# shellcheck disable=SC2154  # options and `scratch`, a folder, are of tpu_vm.sh
+# A Cloud TPU as a queued resource: its state, its request, its hosts. Sourced by tpu_vm.sh
+# after common.sh; runs nothing itself.
+
+# tpu VERB ARGUMENT...: gcloud on the queued resource.
+tpu() {
+    verb=$1
+    shift
+    run gcloud compute tpus queued-resources "$verb" "$@" "--zone=$zone" \
+        ${project:+"--project=$project"} --quiet
+}
+
+on_all() {
+    tpu ssh "$name" --node=all --worker=all "--command=$1"
+}
+
+on_first() {
+    tpu ssh "$name" --node=0 --worker=0 "--command=$1"
+}
+
+# ask_state EXPECTED: sets `state`; a dry run takes the expected one.
+ask_state() {
+    if [ -n "$dry_run" ]; then
+        tpu describe "$name" '--format=value(state.state)'
+        state=$1
+    elif state=$(tpu describe "$name" '--format=value(state.state)' 2>"$scratch/error"); then
+        :
+    elif grep -q NOT_FOUND "$scratch/error"; then
+        state=ABSENT
+    else
+        cat "$scratch/error" >&2
+        state=UNKNOWN
+    fi
+}
+
+wait_until_active() {
+    end=$(($(date +%s) + wait_limit)) last=''
+    while :; do
+        ask_state ACTIVE
+        [ "$state" = "$last" ] || say "$name is $state"
+        last=$state
+        case $state in
+            ACTIVE) return 0 ;;
+            FAILED | SUSPENDING | SUSPENDED | DELETING | ABSENT)
+                tpu describe "$name" '--format=yaml(state)' >&2 || true
+                say "error: $name became $state instead of ACTIVE; see the output above. Delete it with" \
+                    "'$0 delete', then ask again, for another zone or type."
+                return 1
+                ;;
+        esac
+        if [ "$(date +%s)" -ge "$end" ]; then
+            say "error: $name is $state after $wait_limit s (--wait-limit); it stays in the queue" \
+                "until '$0 delete'."
+            return 1
+        fi
+        sleep "$poll"
+    done
+}
+
+request() {
+    if [ "$slices" -eq 1 ]; then
+        set -- "--node-id=$name"
+    else
+        set -- "--node-count=$slices" "--node-prefix=$name"
+    fi
+    tpu create "$name" "--accelerator-type=$accelerator_type" \
+        "--runtime-version=$runtime_version" "$@" ${spot:+--spot} || {
+        say "error: the request for the TPU was rejected; see the output above."
+        return 1
+    }
+}
+
+create() {
+    ask_state ABSENT
+    case $state in
+        ABSENT) request || return 1 ;;
+        UNKNOWN)
+            say "error: gcloud does not report the state of $name; see the output above."
+            return 1
+            ;;
+        *) say "$name already exists" ;;
+    esac
+    wait_until_active
+}
+
+# give_back: deletes the TPU in any state.
+give_back() {
+    ask_state ACTIVE
+    [ "$state" = ABSENT ] || tpu delete "$name" --force
+}
