@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from seeupo_jax.configuration.reward import Reward
-from seeupo_jax.envs.base import ENVIRONMENT
+from seeupo_jax.envs.base import ENVIRONMENT, TURNS
 from seeupo_jax.rewards.scorer import REWARD_FAILURE
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.rollout.resample import groups_of, has_signal
@@ -141,7 +141,7 @@ def _by_kind(
     kinds: dict[str, list[bool]] = {}
     paid: dict[str, list[float]] = {}
     for trajectory in good:
-        episode_kinds = [f"turns={trajectory.turns}"]
+        episode_kinds = [f"{TURNS}={trajectory.turns}"]
         episode_kinds += [f"{label}={v}" for label, v in labels.get(trajectory.task_id, {}).items()]
         for kind in episode_kinds:
             kinds.setdefault(kind, []).append(trajectory.info["score"] >= 1)
@@ -150,7 +150,7 @@ def _by_kind(
     counts = {
         f"rollout/trajectories/{kind}": len(won)
         for kind, won in kinds.items()
-        if kind.startswith(("turns=", f"{ENVIRONMENT}="))
+        if kind.startswith((f"{TURNS}=", f"{ENVIRONMENT}="))
     }
     rates = {f"rollout/success_rate/{kind}": float(np.mean(won)) for kind, won in kinds.items()}
     means = {f"rollout/reward_mean/{kind}": float(np.mean(paid[kind])) for kind in sorted(paid)}
