@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.util
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +21,13 @@ TENSORBOARD_FOLDER = "tensorboard"
 WANDB_FOLDER = "wandb"
 _LENIENT = "seeupo_jax"  # how paths begin whose files tensorboardX is to open as we do
 _LONGEST = 4000  # characters of a message that a tracker is given
+_NOT_OF_TAGS = re.compile(r"[^-/\w.]")  # what TensorBoard's tags do not hold
+# Names that can be read back from a tag: of their characters only the `@` of `avg@K` and one `=` of
+# the last part become `_`. The `=` was before the number at the end, else at the part's first `_`.
+_READ_BACK = re.compile(
+    r"(?:eval[-\w.]*/(?:avg|pass)@)?[-/\w.]*"
+    r"(?:(?<![^/])[-\w.]*=\d+|(?<![^/])(?:(?!_)[-\w.])*=(?!.*_\d+\Z)[-\w.]*)?"
+)
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,17 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
+def tag_of(name: str) -> str:
+    """A metric's tag in TensorBoard, of no other metric: what a tag may not hold becomes `_`.
+
+    Where the name cannot be read back from that, eight digits of its SHA-256 follow.
+    """
+    tag = _NOT_OF_TAGS.sub("_", name)
+    if tag == name or _READ_BACK.fullmatch(name):
+        return tag
+    return f"{tag}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
 class _TensorBoard:
     """Event files under DIR/tensorboard."""
 
@@ -77,14 +97,14 @@ class _TensorBoard:
 
     def write(self, iteration: int, values: Mapping[str, Any]) -> None:
         for name, value in _numbers(values).items():
-            self._writer.add_scalar(name, value, iteration)
+            self._writer.add_scalar(tag_of(name), value, iteration)
         self._flush()
 
     def draw(
         self, iteration: int, histograms: Mapping[str, np.ndarray], samples: Sequence[Sample]
     ) -> None:
         for name, values in histograms.items():
-            self._writer.add_histogram(name, values, iteration)
+            self._writer.add_histogram(tag_of(name), values, iteration)
         for number, sample in enumerate(samples):
             tag = f"sample/{sample.split}/{number}"
             self._writer.add_text(tag, as_code(sample.text), iteration)

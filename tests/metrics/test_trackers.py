@@ -2,6 +2,7 @@
 
 import builtins
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -16,7 +17,7 @@ from tensorboard_cases import events_of
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.metrics.metrics_log import MetricsWriter
 from seeupo_jax.metrics.samples import histograms_of, samples_of
-from seeupo_jax.metrics.trackers import Sample, _stored_id, as_code, check_trackers
+from seeupo_jax.metrics.trackers import Sample, _stored_id, as_code, check_trackers, tag_of
 from seeupo_jax.types import Trajectory, TrajectoryStats
 
 HOSTILE = "# title\n<script>alert(1)</script>\n```\n| a |\r\n\x85[x](javascript:1)\u2028**b**"
@@ -33,6 +34,31 @@ def test_tensorboard_gets_histograms_and_conversations(tmp_path):
     said = text.tensor.string_val[0].decode()
     assert step == 7 and "alert(1)" in said and "[user]" in said
     assert all(line.startswith("    ") for line in said.split("\n"))
+
+
+@pytest.mark.parametrize(
+    "name, tag",
+    [
+        ("sweep/kl", "sweep/kl"),
+        ("sweep/weight/turn=1", "sweep/weight/turn_1"),
+        ("eval/avg@4_low/user_turns=3", "eval/avg_4_low/user_turns_3"),
+        ("eval_dev/pass@4/env=order_desk", "eval_dev/pass_4/env_order_desk"),
+    ],
+)
+def test_a_name_that_can_be_read_back_from_its_tag_is_told_by_it_alone(name, tag):
+    assert tag_of(name) == tag
+
+
+def test_no_two_labels_of_tasks_share_a_tag_of_tensorboard(tmp_path):
+    texts = ["".join(t) for n in range(4) for t in itertools.product("a_3/=", repeat=n)]
+    kinds = {f"{label}={value}" for label in texts for value in texts}
+    assert len({tag_of(f"eval/avg@4/{kind}") for kind in kinds}) == len(kinds)
+    rates = {"amount=<100": 0.75, "amount=>100": 0.25, "lang=c++": 0.5, "lang=c##": 0.0}
+    with MetricsWriter(tmp_path, ["tensorboard"]) as writer:
+        writer.write(1, {f"rollout/success_rate/{kind}": rate for kind, rate in rates.items()})
+        writer.draw(1, {f"rollout/{kind}": np.array([rate]) for kind, rate in rates.items()}, [])
+    tags = [v.tag for e in events_of(tmp_path) for v in e.summary.value]
+    assert len(tags) == len({*tags}) == 2 * len(rates)
 
 
 def test_nothing_that_a_model_says_is_markup_in_tensorboard():
