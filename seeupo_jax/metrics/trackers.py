@@ -182,21 +182,22 @@ class _Wandb:
     """Weights & Biases, as WANDB_MODE, WANDB_PROJECT and the rest of its environment say.
 
     The run's id, WANDB_RUN_ID's or a new one, is kept in DIR/wandb, so that a resumed run is one
-    run there too. Iterations are an axis of their own: those that run again are drawn again, over
-    what they had.
+    run there too. A run of the application's own goes on beside it, untouched. Iterations are an
+    axis of their own: those that run again are drawn again, over what they had.
     """
 
     def __init__(self, workdir: Path, purge_from: int | None):
         import wandb
 
-        self._wandb = wandb
+        self._wandb, others = wandb, wandb.run
         try:
             self._run = wandb.init(
                 dir=str(workdir),
                 project=os.environ.get("WANDB_PROJECT", "seeupo_jax"),
                 name=os.environ.get("WANDB_NAME", workdir.name),
-                id=_stored_id(workdir / WANDB_FOLDER),
+                id=_stored_id(workdir / WANDB_FOLDER, None if others is None else others.id),
                 resume="allow",
+                reinit=None if others is None else "create_new",
                 settings=wandb.Settings(console="off", silent=True),  # the display is ours
             )
         except wandb.Error as error:
@@ -228,11 +229,12 @@ class _Wandb:
         self._run.finish()
 
 
-def _stored_id(folder: Path) -> str:
-    """The run's id: the environment's, else the kept one, else a new one."""
+def _stored_id(folder: Path, taken: str | None = None) -> str:
+    """The run's id: the environment's, else the kept one, else a new one; not one that is taken."""
     file = folder / "run-id.txt"
     stored = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
-    run_id = os.environ.get("WANDB_RUN_ID") or stored or secrets.token_hex(4)
+    known = (os.environ.get("WANDB_RUN_ID"), stored, secrets.token_hex(4))
+    run_id = next(each for each in known if each and each != taken)
     if run_id != stored:
         write_atomically(file, f"{run_id}\n".encode())
     return run_id

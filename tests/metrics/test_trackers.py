@@ -136,6 +136,7 @@ WANDB_RUN = """if True:
     from seeupo_jax.metrics.trackers import Sample
     import wandb
     first = int(sys.argv[2])
+    own = wandb.init(project="mine", dir=sys.argv[3]) if sys.argv[3:] else None
     with MetricsWriter(sys.argv[1], ["wandb"]) as writer:
         writer.resume_from(first)
         writer.open()
@@ -144,14 +145,16 @@ WANDB_RUN = """if True:
             writer.write(iteration, {"sweep/kl": iteration / 8, "note": "t", "bad": np.nan})
             writer.draw(iteration, {"sweep/advantage": np.arange(3.0)}, [sample])
         print(json.dumps([wandb.run.id, dict(wandb.run.summary)], default=str))
+    if own is not None:
+        own.log({"mine": 1})  # it raises if the run is over
 """
 
 
-def test_wandb_offline_takes_it_all_and_a_resumed_run_keeps_its_id(tmp_path):
-    def run(first):
+def test_wandb_offline_takes_it_all_and_a_resumed_run_keeps_its_id_beside_another(tmp_path):
+    def run(first, *own):
         quiet = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "JAX_PLATFORMS": "cpu"}
         done = subprocess.run(
-            [sys.executable, "-c", WANDB_RUN, str(tmp_path), str(first)],
+            [sys.executable, "-c", WANDB_RUN, str(tmp_path), str(first), *own],
             env=os.environ | quiet | {"WANDB_CACHE_DIR": str(tmp_path), "HOME": str(tmp_path)},
             capture_output=True,
             text=True,
@@ -164,11 +167,15 @@ def test_wandb_offline_takes_it_all_and_a_resumed_run_keeps_its_id(tmp_path):
     assert summary["sweep/kl"] == 0.25 and summary["iteration"] == 2
     assert {"histogram/sweep/advantage", "sample/train"} <= summary.keys()
     assert not {"note", "bad"} & summary.keys()
-    again, _ = run(2)
-    assert again == number == (tmp_path / "wandb" / "run-id.txt").read_text().strip()
+    (tmp_path / "own").mkdir()
+    mine, summary = run(2, str(tmp_path / "own"))
+    assert not [name for name in summary if name[0] != "_"]
+    assert mine != number == (tmp_path / "wandb" / "run-id.txt").read_text().strip()
     folders = [*(tmp_path / "wandb").glob("offline-run-*")]
-    assert folders and all(folder.name.endswith(number) for folder in folders)
-    assert [*(tmp_path / "wandb").glob("offline-run-*/*.wandb")]
+    assert len(folders) == 2 and all(folder.name.endswith(number) for folder in folders)
+    # Their records hold, in protocol buffers, that every metric ("*") is drawn over iterations.
+    logs = [*(tmp_path / "wandb").glob("offline-run-*/*.wandb")]
+    assert len(logs) == 2 and all(b'\x12\x01*"\x09iteration' in log.read_bytes() for log in logs)
 
 
 def test_the_id_of_a_run_is_the_environments_or_the_kept_one_or_new(tmp_path, monkeypatch):
@@ -179,8 +186,9 @@ def test_the_id_of_a_run_is_the_environments_or_the_kept_one_or_new(tmp_path, mo
     assert number and _stored_id(tmp_path) == number == file.read_text().strip()
     monkeypatch.setenv("WANDB_RUN_ID", "mine")
     assert _stored_id(tmp_path) == "mine"
+    assert _stored_id(tmp_path, "mine") not in ("mine", number)  # an application's run has it
     monkeypatch.delenv("WANDB_RUN_ID")
-    assert _stored_id(tmp_path) == "mine"
+    assert _stored_id(tmp_path) == file.read_text().strip() != "mine"
 
 
 def test_wandb_without_an_account_is_told_in_a_sentence(tmp_path):
