@@ -268,11 +268,11 @@ def test_a_terminal_is_redrawn_in_place(terminal):
     with Progress(2, stream=screen.stream, clock=clock) as progress:
         progress.phase("warm start")
         progress.step(3, 10, "loss 0.41")
-        progress.log("[not markup] stays")
+        progress.log("[not markup] main.c:100: stays")
         _iterate(progress, clock, 1, 2.0)
         _iterate(progress, clock, 2, 2.0, METRICS | {"rollout/retries": 7})
     shown = screen.end()
-    assert "[not markup] stays" in shown
+    assert "[not markup] main.c:100: stays" in shown
     assert "reward 0.71  turns 4.6  rollout" not in shown, "no line an iteration"
     assert "\x1b[2K" in shown, "lines are erased and drawn again"
     last = shown[shown.rindex("2/2") :]
