@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from seeupo_jax.configuration.reward import Reward
+from seeupo_jax.configuration.user_code import in_one_line
 from seeupo_jax.envs.base import ENVIRONMENT, TURNS
 from seeupo_jax.rewards.scorer import REWARD_FAILURE
 from seeupo_jax.rollout.collect import Collected
@@ -160,7 +160,7 @@ def _by_kind(
 def _causes(collected: Collected) -> dict[str, float]:
     """How many environments failed for each of the most frequent reasons."""
     reasons = (str(t.info["failure"]) for t in collected.sampled if t.failed)
-    counts = Counter(textwrap.shorten(reason, _CAUSE, placeholder="...") for reason in reasons)
+    counts = Counter(in_one_line(reason, _CAUSE) for reason in reasons)
     return {f"rollout/failed/cause={cause}": n for cause, n in counts.most_common(_CAUSES)}
 
 
@@ -171,7 +171,7 @@ def most_frequent_failure(collected: Collected) -> str | None:
         return None
     (reason, times), total = reasons.most_common(1)[0], sum(reasons.values())
     who = "agents" if any(LINEAGES in t.info for t in collected.sampled) else "environments"
-    return f"{total} {who} failed, {times} of them so: {textwrap.shorten(reason, 200)}"
+    return f"{total} {who} failed, {times} of them so: {in_one_line(reason, 200)}"
 
 
 def truncation(collected: Collected, max_context: int) -> str | None:
