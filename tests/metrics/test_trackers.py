@@ -77,10 +77,10 @@ def learned(advantage, *weights):
 
 
 def test_histograms_are_of_finite_numbers_by_turn():
-    made = histograms_of([learned(1.0, 1.0, math.nan), None, learned(math.nan, 2.0), learned(3.0)])
-    assert {name: x.tolist() for name, x in made.items()} == {
-        "sweep/advantage": [1.0, 3.0],
-        "sweep/weight/turn=1": [1.0, 2.0],
+    stats = [learned(-1.0, 1.0, math.nan), None, learned(math.nan, -2.0), learned(3.0)]
+    assert {name: x.tolist() for name, x in histograms_of(stats).items()} == {
+        "sweep/advantage": [-1.0, 3.0],
+        "sweep/weight/turn=1": [1.0, -2.0],
     }
     assert histograms_of([None]) == {}
 
