@@ -25,7 +25,7 @@ _NOT_OF_TAGS = re.compile(r"[^-/\w.]")  # what TensorBoard's tags do not hold
 # Names that can be read back from a tag: of their characters only the `@` of `avg@K` and one `=` of
 # the last part become `_`. The `=` was before the number at the end, else at the part's first `_`.
 _READ_BACK = re.compile(
-    r"(?:eval[-\w.]*/(?:avg|pass)@)?[-/\w.]*"
+    r"(?:eval[-/\w.]*/(?:avg|pass)@)?[-/\w.]*"
     r"(?:(?<![^/])[-\w.]*=\d+|(?<![^/])(?:(?!_)[-\w.])*=(?!.*_\d+\Z)[-\w.]*)?"
 )
 

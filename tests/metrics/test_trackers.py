@@ -42,7 +42,7 @@ def test_tensorboard_gets_histograms_and_conversations(tmp_path):
         ("sweep/kl", "sweep/kl"),
         ("sweep/weight/turn=1", "sweep/weight/turn_1"),
         ("eval/avg@4_low/user_turns=3", "eval/avg_4_low/user_turns_3"),
-        ("eval_dev/pass@4/env=order_desk", "eval_dev/pass_4/env_order_desk"),
+        ("eval_dev/hard/pass@4/env=order_desk", "eval_dev/hard/pass_4/env_order_desk"),
     ],
 )
 def test_a_name_that_can_be_read_back_from_its_tag_is_told_by_it_alone(name, tag):
