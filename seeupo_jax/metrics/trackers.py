@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import os
@@ -189,17 +190,21 @@ class _Wandb:
     def __init__(self, workdir: Path, purge_from: int | None):
         import wandb
 
-        self._wandb, others = wandb, wandb.run
+        self._wandb, other = wandb, wandb.run
+        number = _stored_id(workdir / WANDB_FOLDER, None if other is None else other.id)
+        begin = functools.partial(
+            wandb.init,
+            dir=str(workdir),
+            project=os.environ.get("WANDB_PROJECT", "seeupo_jax"),
+            name=os.environ.get("WANDB_NAME", workdir.name),
+            id=number,
+            resume="allow",
+            settings=wandb.Settings(console="off", silent=True),  # the display is ours
+        )
         try:
-            self._run = wandb.init(
-                dir=str(workdir),
-                project=os.environ.get("WANDB_PROJECT", "seeupo_jax"),
-                name=os.environ.get("WANDB_NAME", workdir.name),
-                id=_stored_id(workdir / WANDB_FOLDER, None if others is None else others.id),
-                resume="allow",
-                reinit=None if others is None else "create_new",
-                settings=wandb.Settings(console="off", silent=True),  # the display is ours
-            )
+            self._run = begin(reinit="return_previous" if other is None else "create_new")
+            if self._run.id != number:  # the application's, which is not always `wandb.run`
+                self._run = begin(reinit="create_new")
         except wandb.Error as error:
             raise ValueError(
                 f"config.telemetry.trackers: wandb cannot begin ({error}); allowed: after"
