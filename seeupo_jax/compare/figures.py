@@ -165,6 +165,7 @@ def table(lines: Sequence[Line], *, k: int) -> Table:
     """
     import rich.box
     from rich.table import Table
+    from rich.text import Text
 
     budget = token_budget(lines)
     at = [f"at {format_count(share * budget)} tokens" for share in SHARES]
@@ -182,7 +183,7 @@ def table(lines: Sequence[Line], *, k: int) -> Table:
         series += [[float(h.at(share * budget)) for h in histories] for share in SHARES]
         cells = [_cell(seed_interval(values)) for values in series]
         ended = sum(h.done for h in histories)
-        result.add_row(line.variant, f"{ended} of {line.planned}", steps, *cells)
+        result.add_row(Text(line.variant), f"{ended} of {line.planned}", steps, *cells)
     return result
 
 

@@ -9,7 +9,6 @@ import os
 import re
 import sys
 import sysconfig
-import textwrap
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -53,6 +52,12 @@ def shortened(text: str, most: int = 200) -> str:
     return text if len(text) <= most else f"{text[:most]} ..."
 
 
+def in_one_line(text: str, most: int) -> str:
+    """At most so many characters of a text, each run of its white space as one space."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most - 6]} [...]"
+
+
 def escaped(text: str) -> str:
     """A text with surrogates, which UTF-8 cannot encode, as escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
@@ -82,7 +87,7 @@ def origin(error: BaseException) -> str:
 
 def describe(error: BaseException) -> str:
     """An error's class and text in one line, without a full stop."""
-    text = textwrap.shorten(text_of(error), 300, placeholder=" [...]")
+    text = in_one_line(text_of(error), 300)
     return f"{type(error).__name__}: {text}".removesuffix(": ").rstrip(".")
 
 

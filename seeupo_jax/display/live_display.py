@@ -32,7 +32,9 @@ class LiveDisplay:
     def __init__(self, stream: SafeStream, look: Callable[[], Sequence[Row]]):
         self._stream, self._look = stream, look
         self._drawn: list[int] = []  # cells of each line, as drawn last
-        self._console = Console(file=stream, force_terminal=True, highlight=False)
+        self._console = Console(
+            file=stream, force_terminal=True, highlight=False, markup=False, emoji=False
+        )
         # What else is printed is drawn above the rows only if it goes to a terminal: `> file` and
         # `2> file` hold.
         shared = [each is not None and each.isatty() for each in (sys.stdout, sys.stderr)]
@@ -54,7 +56,7 @@ class LiveDisplay:
         """Writes a line that stays."""
         if self._live.is_started:
             self._live.refresh()  # to the terminal's width of now, before anything moves
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._console.print(text, soft_wrap=True)
 
     def _rows(self) -> Group:
         self._fit()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from seeupo_jax.display.terminal import format_count, format_duration
+from seeupo_jax.errors import printable
 from seeupo_jax.metric_table import DISPLAY
 from seeupo_jax.rollout.watch import Activity
 
@@ -62,7 +64,7 @@ class Row(NamedTuple):
 
 
 def rows(state: State, moment: Moment, *, unicode: bool = True) -> list[Row]:
-    """The display, the rows that matter most first; none is empty."""
+    """The display, the rows that matter most first; none is empty, and no part moves the cursor."""
     elapsed = f"elapsed {format_duration(moment.now - state.began)}"
     every = [
         Row("phase", _phase_parts(state, moment), part_done(state, moment.activity)),
@@ -84,7 +86,7 @@ def rows(state: State, moment: Moment, *, unicode: bool = True) -> list[Row]:
         every.insert(0, Row("iteration", parts, state.done / state.total))
     else:
         every[0] = every[0]._replace(parts=[*every[0].parts, elapsed])
-    return [row for row in every if row.parts]
+    return [row._replace(parts=[*map(_one_line, row.parts)]) for row in every if row.parts]
 
 
 def iteration_line(state: State) -> str:
@@ -100,7 +102,7 @@ def phase_line(state: State, moment: Moment) -> str:
     parts = _phase_parts(state, moment)
     at = len(parts) - parts[-1].startswith("left ")  # what is left comes last
     slowest = [f"slowest {text}" for text in _slowest(moment.activity)]
-    return join(*parts[:at], *_environments(moment), *slowest, *parts[at:])
+    return _one_line(join(*parts[:at], *_environments(moment), *slowest, *parts[at:]))
 
 
 def time_parts(state: State, now: float | None = None) -> list[str]:
@@ -148,6 +150,11 @@ def number(value: Any) -> float:
         return float(value)
     except (TypeError, ValueError):
         return math.nan
+
+
+def _one_line(text: str) -> str:
+    """What an environment named, a task say, without what ends a line or controls a terminal."""
+    return printable(re.sub(r"\s", " ", text))
 
 
 def _phase_parts(state: State, moment: Moment) -> list[str]:

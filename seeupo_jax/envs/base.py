@@ -19,6 +19,7 @@ Tool = dict[str, Any]
 Pay = float | Sequence[float]
 
 ENVIRONMENT = "env"  # the label of a task that says of which environment of a `mixture` it is
+TURNS = "turns"  # the trajectory's number of turns in names of metrics, where labels stand too
 
 
 class Missing(ValueError):

@@ -16,6 +16,7 @@ import numpy as np
 
 from seeupo_jax.configuration.user_code import NAMES, encodes, is_name, shown, text_of
 from seeupo_jax.envs.base import (
+    TURNS,
     Demonstrator,
     Environment,
     Labelled,
@@ -231,7 +232,8 @@ def labels(environment: Tasks, task_id: str) -> dict[str, str]:
     """A task's labels; empty where the environment has none.
 
     Raises:
-      ValueError: one sentence: `labels` raised, or returned no texts by name.
+      ValueError: one sentence: `labels` raised, or returned no texts by name, or one that is named
+        as the number of turns is in metrics.
     """
     if not callable(getattr(environment, "labels", None)):
         return {}
@@ -242,6 +244,9 @@ def labels(environment: Tasks, task_id: str) -> dict[str, str]:
     for label, value in returned.items():
         if not all(isinstance(text, str) and encodes(text) for text in (label, value)):
             raise ValueError(str(_refuse(where, dict(returned), "a dict of texts")))
+        if label.partition("=")[0] == TURNS:
+            allowed = f"any name but {TURNS}, the number of turns that metrics count"
+            raise ValueError(f"{where}: got the label {label!r}; allowed: {allowed}.")
     return dict(returned)
 
 

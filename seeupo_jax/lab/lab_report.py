@@ -10,6 +10,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from seeupo_jax.lab.laboratory import SOLVED, Result
 from seeupo_jax.metrics.statistics import bootstrap_interval
@@ -55,14 +56,15 @@ def tables(results: Results) -> Group:
 
 def _table(name: str, recipes: Mapping[str, Result]) -> Table:
     optimum = next(iter(recipes.values())).optimum
-    title = f"{name}: optimum {optimum:g}"
+    # `Text`: a file's name may look like markup.
+    title = Text(f"{name}: optimum {optimum:g}", "table.title")
     made = Table(title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True)
     made.add_column("recipe", overflow="fold")
     made.add_column("final / optimum (95%)", no_wrap=True)
     for heading in (f">= {SOLVED:g}", "iterations", "fell", "most"):
         made.add_column(heading, justify="right", no_wrap=True)
     for recipe, result in recipes.items():
-        made.add_row(recipe, *_cells(result))
+        made.add_row(Text(recipe), *_cells(result))
     return made
 
 

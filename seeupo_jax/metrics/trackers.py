@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import importlib.util
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +22,13 @@ TENSORBOARD_FOLDER = "tensorboard"
 WANDB_FOLDER = "wandb"
 _LENIENT = "seeupo_jax"  # how paths begin whose files tensorboardX is to open as we do
 _LONGEST = 4000  # characters of a message that a tracker is given
+_NOT_OF_TAGS = re.compile(r"[^-/\w.]")  # what TensorBoard's tags do not hold
+# Names that can be read back from a tag: of their characters only the `@` of `avg@K` and one `=` of
+# the last part become `_`. The `=` was before the number at the end, else at the part's first `_`.
+_READ_BACK = re.compile(
+    r"(?:eval[-/\w.]*/(?:avg|pass)@)?[-/\w.]*"
+    r"(?:(?<![^/])[-\w.]*=\d+|(?<![^/])(?:(?!_)[-\w.])*=(?!.*_\d+\Z)[-\w.]*)?"
+)
 
 
 @dataclass(frozen=True)
@@ -62,6 +72,17 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
+def tag_of(name: str) -> str:
+    """A metric's tag in TensorBoard, of no other metric: what a tag may not hold becomes `_`.
+
+    Where the name cannot be read back from that, eight digits of its SHA-256 follow.
+    """
+    tag = _NOT_OF_TAGS.sub("_", name)
+    if tag == name or _READ_BACK.fullmatch(name):
+        return tag
+    return f"{tag}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
 class _TensorBoard:
     """Event files under DIR/tensorboard."""
 
@@ -77,14 +98,14 @@ class _TensorBoard:
 
     def write(self, iteration: int, values: Mapping[str, Any]) -> None:
         for name, value in _numbers(values).items():
-            self._writer.add_scalar(name, value, iteration)
+            self._writer.add_scalar(tag_of(name), value, iteration)
         self._flush()
 
     def draw(
         self, iteration: int, histograms: Mapping[str, np.ndarray], samples: Sequence[Sample]
     ) -> None:
         for name, values in histograms.items():
-            self._writer.add_histogram(name, values, iteration)
+            self._writer.add_histogram(tag_of(name), values, iteration)
         for number, sample in enumerate(samples):
             tag = f"sample/{sample.split}/{number}"
             self._writer.add_text(tag, as_code(sample.text), iteration)
@@ -162,23 +183,28 @@ class _Wandb:
     """Weights & Biases, as WANDB_MODE, WANDB_PROJECT and the rest of its environment say.
 
     The run's id, WANDB_RUN_ID's or a new one, is kept in DIR/wandb, so that a resumed run is one
-    run there too. Iterations are an axis of their own: those that run again are drawn again, over
-    what they had.
+    run there too. A run of the application's own goes on beside it, untouched. Iterations are an
+    axis of their own: those that run again are drawn again, over what they had.
     """
 
     def __init__(self, workdir: Path, purge_from: int | None):
         import wandb
 
-        self._wandb = wandb
+        self._wandb, other = wandb, wandb.run
+        number = _stored_id(workdir / WANDB_FOLDER, None if other is None else other.id)
+        begin = functools.partial(
+            wandb.init,
+            dir=str(workdir),
+            project=os.environ.get("WANDB_PROJECT", "seeupo_jax"),
+            name=os.environ.get("WANDB_NAME", workdir.name),
+            id=number,
+            resume="allow",
+            settings=wandb.Settings(console="off", silent=True),  # the display is ours
+        )
         try:
-            self._run = wandb.init(
-                dir=str(workdir),
-                project=os.environ.get("WANDB_PROJECT", "seeupo_jax"),
-                name=os.environ.get("WANDB_NAME", workdir.name),
-                id=_stored_id(workdir / WANDB_FOLDER),
-                resume="allow",
-                settings=wandb.Settings(console="off", silent=True),  # the display is ours
-            )
+            self._run = begin(reinit="return_previous" if other is None else "create_new")
+            if self._run.id != number:  # the application's, which is not always `wandb.run`
+                self._run = begin(reinit="create_new")
         except wandb.Error as error:
             raise ValueError(
                 f"config.telemetry.trackers: wandb cannot begin ({error}); allowed: after"
@@ -208,11 +234,12 @@ class _Wandb:
         self._run.finish()
 
 
-def _stored_id(folder: Path) -> str:
-    """The run's id: the environment's, else the kept one, else a new one."""
+def _stored_id(folder: Path, taken: str | None = None) -> str:
+    """The run's id: the environment's, else the kept one, else a new one; not one that is taken."""
     file = folder / "run-id.txt"
     stored = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
-    run_id = os.environ.get("WANDB_RUN_ID") or stored or secrets.token_hex(4)
+    known = (os.environ.get("WANDB_RUN_ID"), stored, secrets.token_hex(4))
+    run_id = next(each for each in known if each and each != taken)
     if run_id != stored:
         write_atomically(file, f"{run_id}\n".encode())
     return run_id

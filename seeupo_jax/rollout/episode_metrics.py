@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from seeupo_jax.configuration.reward import Reward
-from seeupo_jax.envs.base import ENVIRONMENT
+from seeupo_jax.configuration.user_code import in_one_line
+from seeupo_jax.envs.base import ENVIRONMENT, TURNS
 from seeupo_jax.rewards.scorer import REWARD_FAILURE
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.rollout.resample import groups_of, has_signal
@@ -141,7 +141,7 @@ def _by_kind(
     kinds: dict[str, list[bool]] = {}
     paid: dict[str, list[float]] = {}
     for trajectory in good:
-        episode_kinds = [f"turns={trajectory.turns}"]
+        episode_kinds = [f"{TURNS}={trajectory.turns}"]
         episode_kinds += [f"{label}={v}" for label, v in labels.get(trajectory.task_id, {}).items()]
         for kind in episode_kinds:
             kinds.setdefault(kind, []).append(trajectory.info["score"] >= 1)
@@ -150,7 +150,7 @@ def _by_kind(
     counts = {
         f"rollout/trajectories/{kind}": len(won)
         for kind, won in kinds.items()
-        if kind.startswith(("turns=", f"{ENVIRONMENT}="))
+        if kind.startswith((f"{TURNS}=", f"{ENVIRONMENT}="))
     }
     rates = {f"rollout/success_rate/{kind}": float(np.mean(won)) for kind, won in kinds.items()}
     means = {f"rollout/reward_mean/{kind}": float(np.mean(paid[kind])) for kind in sorted(paid)}
@@ -160,7 +160,7 @@ def _by_kind(
 def _causes(collected: Collected) -> dict[str, float]:
     """How many environments failed for each of the most frequent reasons."""
     reasons = (str(t.info["failure"]) for t in collected.sampled if t.failed)
-    counts = Counter(textwrap.shorten(reason, _CAUSE, placeholder="...") for reason in reasons)
+    counts = Counter(in_one_line(reason, _CAUSE) for reason in reasons)
     return {f"rollout/failed/cause={cause}": n for cause, n in counts.most_common(_CAUSES)}
 
 
@@ -171,7 +171,7 @@ def most_frequent_failure(collected: Collected) -> str | None:
         return None
     (reason, times), total = reasons.most_common(1)[0], sum(reasons.values())
     who = "agents" if any(LINEAGES in t.info for t in collected.sampled) else "environments"
-    return f"{total} {who} failed, {times} of them so: {textwrap.shorten(reason, 200)}"
+    return f"{total} {who} failed, {times} of them so: {in_one_line(reason, 200)}"
 
 
 def truncation(collected: Collected, max_context: int) -> str | None:

@@ -19,7 +19,7 @@ from seeupo_jax.display import progress as progress_module
 from seeupo_jax.display.live_display import LiveDisplay
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.display.terminal import SafeStream, format_duration
-from seeupo_jax.display.view import Row, sparkline
+from seeupo_jax.display.view import Row
 from seeupo_jax.rollout.watch import Activity
 
 METRICS = {
@@ -268,11 +268,11 @@ def test_a_terminal_is_redrawn_in_place(terminal):
     with Progress(2, stream=screen.stream, clock=clock) as progress:
         progress.phase("warm start")
         progress.step(3, 10, "loss 0.41")
-        progress.log("[not markup] stays")
+        progress.log("[not markup] main.c:100: stays")
         _iterate(progress, clock, 1, 2.0)
         _iterate(progress, clock, 2, 2.0, METRICS | {"rollout/retries": 7})
     shown = screen.end()
-    assert "[not markup] stays" in shown
+    assert "[not markup] main.c:100: stays" in shown
     assert "reward 0.71  turns 4.6  rollout" not in shown, "no line an iteration"
     assert "\x1b[2K" in shown, "lines are erased and drawn again"
     last = shown[shown.rindex("2/2") :]
@@ -348,12 +348,6 @@ def test_a_terminal_that_hangs_up_does_not_stop_the_run(monkeypatch):
         with contextlib.suppress(OSError):  # what was written before still waits in its buffer
             stream.close()
         _iterate(progress, clock, 2, 2.0)
-
-
-def test_a_sparkline_has_a_fixed_scale():
-    assert sparkline([0.0, 0.5, 1.0, 1.7, -2]) == "▁▅██▁"
-    assert sparkline([0.50, 0.51, 0.52]) == "▅▅▅"
-    assert sparkline([0.0, 1.0], unicode=False) == ".#"
 
 
 @pytest.fixture

@@ -75,10 +75,12 @@ def test_tasks_are_texts_in_any_list():
         (["kind"], r"got \['kind'\] \(list\); allowed: a dict of texts\."),
         ({"kind": 3}, r"got \{'kind': 3\} \(dict\); allowed: a dict of texts\."),
         ({4: "kind"}, r"got \{4: 'kind'\} \(dict\); allowed: a dict of texts\."),
+        ({"turns": "3"}, r"got the label 'turns'; allowed: any name but turns, the number of .*\."),
+        ({"turns=3": "x"}, r"got the label 'turns=3'; allowed: any name but turns, .*\."),
         (lambda: fail(KeyError("b")), r"raised KeyError: 'b'\."),
     ],
 )
-def test_labels_that_are_no_texts_by_name_are_refused_at_the_start_and_reported_later(
+def test_labels_that_are_no_texts_or_named_turns_are_refused_at_the_start_and_reported_later(
     labels, wanted
 ):
     desk, logged = Desk(kind={"b": labels}), []

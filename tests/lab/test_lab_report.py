@@ -57,6 +57,13 @@ def test_the_table_has_a_line_a_recipe():
     assert ["one", "1.000", "100%", "2", "0.0%", "0e+00"] in lines  # of one seed no interval
 
 
+def test_names_of_the_table_are_as_they_are_given():
+    text = io.StringIO()
+    made = tables({"w[best]:100:": {"seeupo[b]:100:": GOOD}})
+    Console(width=80, file=text).print(made)
+    assert "w[best]:100:: optimum 2" in text.getvalue() and "seeupo[b]:100:" in text.getvalue()
+
+
 def test_the_interval_narrows_with_the_seeds():
     low, high = bootstrap_interval(np.array([0.0, 1.0] * 8))
     assert low == pytest.approx(0.25, abs=0.07) and high == pytest.approx(0.75, abs=0.07)

@@ -36,6 +36,12 @@ def test_compiling_is_taken_out_of_where_it_happened_by_programs():
     assert times["sweep"] == 3.0 and times["rollout: rest"] == 1.0
 
 
+def test_compiling_is_taken_out_of_supervised_steps_too():
+    for programs in ({}, {"sft/programs_compiled": 2}):
+        times = split_time({"time/sft_s": 5.0, "time/compile_s": 2.0, **programs})
+        assert times == {"sft": 3.0, "compile": 2.0}
+
+
 def test_compiling_leaves_what_a_rollout_measured_as_long_as_it_fits_elsewhere():
     programs = {"rollout/programs_compiled": 8, "sweep/programs_compiled": 1}
     times = split_time({**LINE, "time/compile_s": 5.0, **programs})

@@ -36,8 +36,8 @@ TRAJECTORY = Trajectory(
     named_turn_rewards={"env": (1.0,), "brevity": (np.float64(0.5),)},
 )
 STATS = TrajectoryStats(
-    0.123456789,
-    np.array([0.5, np.nan], np.float32),
+    -0.123456789,
+    np.array([-0.5, np.nan], np.float32),
     (np.array([np.nan, -0.5, -0.25, np.nan], np.float32),),
     (np.array([np.nan, 1.0, np.nan, np.nan], np.float32),),
 )
@@ -74,8 +74,8 @@ def test_a_record_by_hand():
         "rewards": {"env": 1.0, "brevity": 0.5},
         "named_turn_rewards": {"env": [1.0], "brevity": [0.5]},
         "policy_version": 4,
-        "advantage": 0.12346,
-        "weights": [0.5, None],
+        "advantage": -0.12346,
+        "weights": [-0.5, None],
         "info": {"retries": 1, "note": {"nan": None, "1": [4]}},
         "messages": [{"role": "user", "content": "<script>"}],
     }

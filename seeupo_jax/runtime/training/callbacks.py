@@ -15,6 +15,7 @@ import jax
 
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.user_code import shown
+from seeupo_jax.errors import NotLearning
 from seeupo_jax.parallel.distributed import from_first
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.types import Trajectory
@@ -48,8 +49,8 @@ class Callback(Protocol):
     """Is called at the events of a run; by default each method does nothing.
 
     Methods are called in the thread that called `train`, on process 0 only; a run waits for them.
-    `run.stop()` stops the run. A method that raises stops it too: the run saves its state, no
-    callback hears any more than `on_end`, and `train` raises the error.
+    `run.stop()` stops the run. A method that raises, or calls `sys.exit`, stops it too: the run
+    saves its state, no callback hears any more than `on_end`, and `train` raises the error.
     """
 
     def on_start(self, run: RunHandle, iteration: int) -> None:
@@ -102,8 +103,9 @@ def notify_callbacks(
       run: is closed. done: the iterations that are done.
 
     Raises:
-      Exception: what a callback raised, when the run has saved its state.
-      RuntimeError: in the other processes, which have no callbacks.
+      Exception: what a callback raised, when the run has saved its state; also where that run was
+        ended because it does not learn. SystemExit: as well.
+      RuntimeError: in the other processes, which have no callbacks; there NotLearning stays one.
     """
     try:
         with run:
@@ -115,8 +117,13 @@ def notify_callbacks(
         if failed:
             raise RuntimeError("callbacks: one of process 0 raised; the run has saved its state.")
     except BaseException as error:
-        callbacks.end(error)
-        raise
+        # An iteration that a callback ended may be one that learned nothing: that is its context.
+        first = callbacks.error if isinstance(error, NotLearning) else None
+        if first is None or first is error:
+            callbacks.end(error)
+            raise
+        callbacks.end(first)
+        raise first from error
     callbacks.end(None)
 
 
@@ -130,7 +137,7 @@ class Callbacks:
     def __init__(self, callbacks: Sequence[Callback], run: RunHandle):
         self._callbacks = tuple(callbacks) if jax.process_index() == 0 else ()
         self._run = run
-        self.error: Exception | None = None
+        self.error: Exception | SystemExit | None = None
 
     def start(self, iteration: int) -> None:
         self._notify(lambda each: each.on_start(self._run, iteration))
@@ -158,6 +165,6 @@ class Callbacks:
                 return
             try:
                 call(each)
-            except Exception as error:  # of a user's code: `train` raises it when all is saved
+            except (Exception, SystemExit) as error:  # `train` raises it when all is saved
                 self.error = error
                 self._run.stop(f"{type(each).__name__} raised {type(error).__name__}")

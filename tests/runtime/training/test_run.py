@@ -20,6 +20,7 @@ from run_environment import Settled
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.checkpoint.manifest import read_manifest
 from seeupo_jax.configuration.loading import load_config
+from seeupo_jax.configuration.user_code import describe
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.errors import NotLearning
 from seeupo_jax.learner.credit.running_rewards import Moments
@@ -46,7 +47,7 @@ def collected(*reasons):
     trajectories = [
         Trajectory((), 0.0, 0)
         if reason is None
-        else Trajectory((), 0.0, 0, stop="env_error", info={"failure": reason})
+        else Trajectory((), 0.0, 0, stop="env_error", info={"failure": reason, "retries": 0})
         for reason in reasons
     ]
     return Collected(tuple(trajectories), 1.0, 0.5, 10, 20)
@@ -57,6 +58,17 @@ def test_the_most_frequent_failure_is_told_in_a_line():
     assert logged == "3 environments failed, 2 of them so: b: y z"
     assert most_frequent_failure(collected(None, None)) is None
     assert len(most_frequent_failure(collected("long " * 1000))) < 260
+
+
+def test_reasons_without_spaces_are_cut_by_characters_and_counted_apart():
+    quota, argument = (f'HTTPStatusError: {{"detail":"{what}_{60 * "a"}"}}' for what in "qi")
+    unspaced = "服务器连接失败" * 50
+    metrics = rollout_metrics(collected(quota, argument, argument, unspaced))
+    counts = {name.partition("=")[2]: n for name, n in metrics.items() if "/cause=" in name}
+    cut = [f"{reason[:74]} [...]" for reason in (argument, quota, unspaced)]
+    assert counts == dict(zip(cut, (2, 1, 1), strict=True))
+    assert f"so: {unspaced[:194]} [...]" in str(most_frequent_failure(collected(unspaced)))
+    assert describe(ValueError(unspaced)) == f"ValueError: {unspaced[:294]} [...]"
 
 
 def test_metrics_by_turns_labels_and_causes():

@@ -1,0 +1,56 @@
+"""How a run ends in which a callback raises."""
+
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+
+from seeupo_jax.errors import NotLearning
+from seeupo_jax.parallel.stop_signal import StopRequest
+from seeupo_jax.runtime.training.callbacks import (
+    Callback,
+    Callbacks,
+    RunHandle,
+    notify_callbacks,
+)
+
+
+class Raises(Callback):
+    """Raises an error after an iteration, and keeps what `on_end` is given."""
+
+    def __init__(self, error):
+        self.error, self.ends = error, []
+
+    def on_iteration(self, run, iteration, metrics):
+        raise self.error
+
+    def on_end(self, run, error):
+        self.ends.append(error)
+
+
+@pytest.mark.parametrize("error", [LookupError("mine"), SystemExit("enough"), NotLearning("x")])
+@pytest.mark.parametrize("idle", [None, NotLearning("iteration 1 learned nothing")])
+def test_a_callbacks_error_is_raised_when_the_run_is_saved(error, idle, tmp_path):
+    mine, request, saved = Raises(error), StopRequest(), []
+    callbacks = Callbacks([mine], RunHandle(SimpleNamespace(), tmp_path, request))
+    run = contextlib.ExitStack()
+    run.callback(saved.append, True)
+    with pytest.raises(type(error)) as raised, notify_callbacks(run, callbacks, 0):
+        callbacks.iteration(1, {})
+        assert request.reason == f"Raises raised {type(error).__name__}"
+        callbacks.iteration(2, {})  # is not called any more
+        if idle is not None:
+            raise idle
+    assert raised.value is error and error.__cause__ is idle
+    assert mine.ends == [error] and saved == [True]
+
+
+def test_a_run_that_does_not_learn_is_told_by_its_own_error(tmp_path):
+    mine, idle = Raises(None), NotLearning("iteration 1 learned nothing")
+    callbacks = Callbacks([mine], RunHandle(SimpleNamespace(), tmp_path, StopRequest()))
+    with (
+        pytest.raises(NotLearning) as raised,
+        notify_callbacks(contextlib.nullcontext(), callbacks, 0),
+    ):
+        raise idle
+    assert raised.value is idle and mine.ends == [idle]
