@@ -13,6 +13,7 @@ from rollout_cases import Saying
 
 from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.envs.transport.isolated import Isolated
+from seeupo_jax.errors import NameTaken
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
 from seeupo_jax.rewards.scorer import make_scorer
 from seeupo_jax.rollout.episode_metrics import rollout_metrics, unpaid_rewards
@@ -201,6 +202,12 @@ def test_metrics_are_means_whose_weighted_sum_is_the_reward():
         assert metrics[f"rollout/reward_std/{name}"] == pytest.approx(np.std(rewards))
     np.testing.assert_allclose(metrics["rollout/reward_mean"], 0.5 + 0.1 + 0.5, rtol=1e-12)
     assert 0 <= metrics["time/reward_s"] <= found.wall_s and not undeclared(metrics)
+
+
+def test_a_function_with_the_name_of_a_reward_of_the_environment_ends_the_run_in_a_sentence():
+    wanted = r"^config\.rewards: got a function named 'form', and task 'good' pays a reward of that"
+    with pytest.raises(NameTaken, match=wanted):
+        collected([own("one", name="form", weight=0.0)], tasks=["good"])
 
 
 def test_a_name_that_no_trajectory_has_is_reported():
