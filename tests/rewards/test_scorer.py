@@ -123,6 +123,8 @@ def test_what_an_environment_shows_of_an_assistant_is_no_answer_of_the_policy():
         ("blocks", "timeout", "reward blocks: no answer in 0.3 s"),
         ("own_timeout", "TimeoutError", "reward own_timeout: TimeoutError: of its own"),
         ("quits", "SystemExit", "reward quits: SystemExit: 3"),
+        ("deleted", "RuntimeError", "reward deleted: RuntimeError: Array has been deleted"),
+        ("deleted_later", "RuntimeError", "reward deleted_later: RuntimeError: Array has been"),
         ("infinite", "invalid", "reward infinite: got inf (float); allowed: a finite number of"),
         ("words", "invalid", "reward words: got '1.0' (str); allowed: a finite number of"),
         (
