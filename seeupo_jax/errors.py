@@ -17,6 +17,10 @@ class NotLearning(Exception):
     """The run was ended because it does not learn; the text is a sentence that says why."""
 
 
+class NameTaken(ValueError):
+    """A reward function has the name of another reward; the text is a sentence that says which."""
+
+
 class WriteError(OSError):
     """What a run needs could not be written; the text is a sentence that says what is left."""
 

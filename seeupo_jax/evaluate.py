@@ -217,6 +217,7 @@ def evaluate(
 
     Raises:
       ValueError: what cannot be evaluated, before anything is played.
+      NameTaken: as of `train`.
     """
     _check_arguments(split, k, step, server)
     config, workdir = load_config(config), run_folder(workdir)

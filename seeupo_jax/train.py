@@ -29,7 +29,7 @@ from seeupo_jax.display.progress import Progress
 from seeupo_jax.display.run_summary import learning_curve, print_summary
 from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.envs.pool import ServerFull
-from seeupo_jax.errors import NotLearning, WriteError, sentence_errors
+from seeupo_jax.errors import NameTaken, NotLearning, WriteError, sentence_errors
 from seeupo_jax.metrics.history import History, read_history
 from seeupo_jax.metrics.run_manifest import Launch
 from seeupo_jax.parallel.cluster import errors_end_at_once
@@ -99,6 +99,7 @@ def train(
     Raises:
       ValueError: a configuration, a folder or a callback that cannot be used, before long work.
       NotLearning: the run has nothing to learn from; all is saved.
+      NameTaken: a reward function has the name of a reward that the environment pays.
       WriteError: there is no room for what it writes; the sentence says what is kept.
     """
     check_callbacks(callbacks)
@@ -245,7 +246,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
             check_places(config, workdir)
             check_shared_places(config, workdir)
         launch = Launch.of_command("train", given.config)
-        with sentence_errors((WriteError, NotLearning, ServerFull), code=1):
+        with sentence_errors((WriteError, NotLearning, ServerFull, NameTaken), code=1):
             result = run_training(config, workdir, launch=launch, preparing=sentence_errors)
         if jax.process_index() == 0 and result.stopped is None:
             split, display = config.evaluation.split, config.telemetry.display

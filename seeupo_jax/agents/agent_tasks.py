@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,10 @@ _ALLOWED = "a JSON object with the text task_id, and perhaps the text split and 
 
 
 class AgentTasks(Tasks, Protocol):
-    """Tasks by split; `envs.gate` asks it for ids and labels as it asks an environment."""
+    """Tasks by split, which stay what they are; `close` it.
+
+    `envs.gate` asks it for ids and labels as it asks an environment.
+    """
 
     def labels(self, task_id: str) -> Mapping[str, str]:
         """A task's labels, as in `Labelled.labels`; empty where it has none."""
@@ -31,6 +35,10 @@ class AgentTasks(Tasks, Protocol):
 
     def data(self, task_id: str, split: str) -> Any:
         """Further data for an agent: `AgentTask.data`."""
+        ...
+
+    def close(self) -> None:
+        """Closes the environment that lists them, where one does."""
         ...
 
 
@@ -85,6 +93,10 @@ class _EnvironmentTasks:
     def data(self, task_id: str, split: str) -> None:
         return None
 
+    def close(self) -> None:
+        with contextlib.suppress(Exception, SystemExit):  # of a user's code: it played no episode
+            self.environment.close()
+
 
 @dataclass(frozen=True)
 class _TasksBeside:
@@ -96,6 +108,9 @@ class _TasksBeside:
 
     def data(self, task_id: str, split: str) -> None:
         return None
+
+    def close(self) -> None:
+        pass
 
 
 @dataclass(frozen=True)
@@ -133,6 +148,9 @@ class _FileTasks:
 
     def data(self, task_id: str, split: str) -> Mapping[str, Any]:
         return self._lines[split][task_id].data
+
+    def close(self) -> None:
+        pass
 
 
 def read_tasks(path: Path, field: str) -> AgentTasks:

@@ -43,7 +43,7 @@ _FIELDS = ("observation", "reward", "done", "info")
 _MOST_REWARDS = 64  # by name, of a step
 _SHOWN = 60  # characters of a refused value
 _LONGEST = 2000  # characters of an error's text
-_ROUNDING = 1e-6  # a score that is a sum of shares may come out above 1
+_ROUNDING = 1e-6  # a score that is a sum of shares may come out above 1, or just below
 
 
 class ProtocolError(Exception):
@@ -176,11 +176,11 @@ def check_last_reward(value: Any, *, max_reward: float = math.inf) -> float:
 
 
 def check_score(value: Any, where: str = "score()") -> float:
-    """What `score` returned."""
+    """What `score` returned; what rounding takes from a sum of shares that is 1 is given back."""
     score = _number(value)
     if score is None or not -_ROUNDING <= score <= 1 + _ROUNDING:
         raise _refuse(where, value, "a number from 0 to 1")
-    return min(max(score, 0.0), 1.0)
+    return 1.0 if score >= 1 - _ROUNDING else max(score, 0.0)
 
 
 def task_ids(environment: Tasks, split: str) -> list[str]:

@@ -26,7 +26,8 @@ class FinishedEpisode:
     reward: the environment's own, before its weight.
     rewards: those that the environment names, before their weights.
     score: the environment's, in [0, 1]; 1 is success.
-    info: the environment's last `StepResult.info`: what it offers of its task belongs there.
+    info: every `StepResult.info` in one dict, of each name the last value that a step gave: what
+      the environment offers of its task belongs there.
     """
 
     task_id: str

@@ -192,14 +192,17 @@ class _Calls:
             self._pool.submit(Call(slot, partial(self._ask, episode)))
 
     def _ask(self, episode: FinishedEpisode, _: Any) -> Any:
-        """Calls the function in a thread of the pool: its answer, or what it raised."""
+        """Calls the function in a thread of the pool: its answer, or what it raised.
+
+        What is pay is made plain numbers here, where the answer's own errors are the function's.
+        """
         try:
             answer = self._function.call(copy.deepcopy(episode))
             if not inspect.isawaitable(answer):
-                return answer
+                return _plain(answer)
             future = self._loop.submit(answer)
             try:
-                return future.result(self._function.timeout_s)
+                return _plain(future.result(self._function.timeout_s))
             except TimeoutError:
                 if future.done():
                     raise  # its own
@@ -211,6 +214,13 @@ class _Calls:
     def _timeout(self) -> _Raised:
         limit = f"{self._function.timeout_s:g} s"
         return _Raised("timeout", f"reward {self.name}: no answer in {limit}")
+
+
+def _plain(answer: Any) -> Any:
+    """Pay as plain numbers; anything else as it is, to be refused with the bounds of pay."""
+    with contextlib.suppress(gate.ProtocolError):
+        return gate.check_pay(answer, "", turns=None)
+    return answer
 
 
 class _EventLoop:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from seeupo_jax.envs import gate
+from seeupo_jax.errors import NameTaken
 from seeupo_jax.rewards.scorer import POLL_S, REWARD_FAILURE, RewardFailure, Scored
 from seeupo_jax.rollout.branching.candidate_plan import CandidatePlan
 from seeupo_jax.rollout.branching.candidates import CandidateEngine
@@ -143,8 +144,18 @@ class Collection:
         return STOP_POLL_S if interval_s is None else min(STOP_POLL_S, interval_s)
 
     def _take_scored(self, episode: Episode, scored: Scored) -> None:
-        """Gives an episode what its reward functions said, or fails it."""
+        """Gives an episode what its reward functions said, or fails it.
+
+        Raises:
+          NameTaken: the environment, or the agent, pays a reward with the name of a function.
+        """
         failure = scored.failure
+        for name in scored.rewards.keys() & episode.named.keys():
+            raise NameTaken(
+                f"config.rewards: got a function named {name!r}, and task"
+                f" {episode.request.task_id!r} pays a reward of that name itself; allowed: a name"
+                " of its own."
+            )
         if failure is None:
             try:
                 paid = self._worker.weigh(scored.rewards, "rewards by weight", episode.earned)

@@ -152,12 +152,14 @@ class EnvironmentPlayer:
         episode.said.append(len(episode.messages))
         episode.messages.append({"role": "assistant", "content": text})
         conversation, max_reward = episode.conversation, worker.env.max_reward
+        earlier = dict.fromkeys(episode.info)  # a list of steps that ends too soon is refused
         if action.entropy is not None:
             episode.entropy.append(action.entropy)
         keeps = self._keeps(episode)
 
         def extend(env: Environment, answer: Any) -> Any:
             step = gate.check_step(answer, turn=turn, max_reward=max_reward)
+            gate.check_of_steps(earlier | step.info, "step() info", turn + 1)
             named = {gate.OWN_REWARD: step.reward, **step.rewards}
             paid = worker.weigh(named, "step() reward", earned)
             score = gate.check_score(env.score())

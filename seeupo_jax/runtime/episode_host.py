@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from seeupo_jax import envs
 from seeupo_jax.agents.agent_player import AgentHost
-from seeupo_jax.agents.agent_tasks import find_tasks
+from seeupo_jax.agents.agent_tasks import AgentTasks
 from seeupo_jax.agents.calls import Access, Runner, Session
 from seeupo_jax.agents.runners.command_agents import CommandAgents, split_command
 from seeupo_jax.agents.runners.function_agents import FunctionAgents, load_function, open_clients
@@ -110,8 +110,13 @@ def build_pool(config: Config, size: int) -> EnvPool:
     )
 
 
-def build_host(config: Config, engine: Engine, log: Callable[[str], None]) -> Host:
+def build_host(
+    config: Config, engine: Engine, tasks: AgentTasks, log: Callable[[str], None]
+) -> Host:
     """Environments, one for each conversation of the engine; or a runner of agents and an endpoint.
+
+    Args:
+      tasks: of the run, which stay open; agents get their data.
 
     Raises:
       ValueError: the endpoint's address cannot be had.
@@ -132,7 +137,7 @@ def build_host(config: Config, engine: Engine, log: Callable[[str], None]) -> Ho
         close_key=endpoint.close_key,
         tool_format=choose_format(agent.tool_format),
         timeout_s=agent.timeout_s,
-        data=find_tasks(config).data,
+        data=tasks.data,
         close_endpoint=endpoint.close,
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from seeupo_jax.agents.agent_tasks import describe_tasks, find_tasks
+from seeupo_jax.agents.agent_tasks import describe_tasks
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Tasks
@@ -35,6 +35,7 @@ def evaluate(
     worker: RolloutWorker,
     params: Any,
     *,
+    tasks: Tasks,
     split: str,
     k: int,
     iteration: int = 0,
@@ -45,6 +46,7 @@ def evaluate(
     """Plays the first `config.evaluation.tasks` tasks of a split k times each.
 
     Args:
+      tasks: the run's; one catalogue, since what they are of may change meanwhile.
       file: what is in it is not played; what this process plays goes there. All processes have
         one, or none has.
       on_played: is given what all processes played, and the labels of the tasks.
@@ -56,9 +58,8 @@ def evaluate(
     Raises:
       Stopped: a process was asked to.
     """
-    source = find_tasks(config)
-    task_ids = gate.task_ids(source, split)[: config.evaluation.tasks]
-    labels = gate.labels_of(source, task_ids, _LOGGER.warning)
+    task_ids = gate.task_ids(tasks, split)[: config.evaluation.tasks]
+    labels = gate.labels_of(tasks, task_ids, _LOGGER.warning)
     played: dict[tuple[str, int], Episode] = {}
     for part in gather({} if file is None else file.played, Episode):
         played |= part

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 
+from seeupo_jax.agents.agent_tasks import find_tasks
 from seeupo_jax.configuration.agent_schema import without_places
 from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.configuration.reward import without_layout
@@ -67,7 +68,8 @@ def evaluate_policy(
         progress = opened.enter_context(
             Progress(0, config.telemetry.display, stream=sys.stderr, shown=shown)
         )
-        host = build_host(config, source.engine, progress.log)
+        tasks = opened.enter_context(contextlib.closing(find_tasks(config)))
+        host = build_host(config, source.engine, tasks, progress.log)
         opened.enter_context(contextlib.closing(host))
         progress.phase(f"evaluation of {split}")
         worker = RolloutWorker(
@@ -83,6 +85,7 @@ def evaluate_policy(
             config,
             worker,
             source.params,
+            tasks=tasks,
             split=split,
             k=k,
             iteration=source.iteration,

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from places import CONFIGS
 
+from seeupo_jax.agents.agent_tasks import find_tasks
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.rollout.collect import collect, group_requests
@@ -57,7 +58,7 @@ def trajectories():
     options = CollectionOptions(seed=0, iteration=1, policy_version=3)
     with jax.set_mesh(made.mesh):
         for name, config in CONFIG.items():
-            host = build_host(config, engine, lambda _: None)
+            host = build_host(config, engine, find_tasks(config), lambda _: None)
             for turns in (6, 3):
                 rollout = dataclasses.replace(config.rollout, max_turns=turns)
                 worker = RolloutWorker(engine, host, made.tokenizer, config.env, rollout)

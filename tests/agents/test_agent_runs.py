@@ -50,12 +50,13 @@ def played(agent, *, rewards=(), temperature=None, **env):
     config = from_dict({"agent": agent, "rollout": rollout, "env": env})
     check_host(config)
     engine, said = Saying(), []
-    host, scorer = build_host(config, engine, said.append), make_scorer(rewards)
+    tasks, scorer = find_tasks(config), make_scorer(rewards)
+    host = build_host(config, engine, tasks, said.append)
     assert len(said) == 1 and said[0].startswith("agents call the policy at http://127.0.0.1:")
     worker = RolloutWorker(
         engine, host, NumberTokenizer(), config.env, config.rollout, rewards=scorer
     )
-    requests = group_requests(gate.task_ids(find_tasks(config), "train"), 1)
+    requests = group_requests(gate.task_ids(tasks, "train"), 1)
     try:
         options = CollectionOptions(seed=3, iteration=1, temperature=temperature)
         collected = collect(worker, None, requests, options)
@@ -177,7 +178,7 @@ def test_a_command_plays_the_tasks_of_a_file(tmp_path):
 def test_an_endpoint_that_cannot_listen_is_said_in_a_sentence():
     config = from_dict({"agent": {"command": "sh", "host": "192.0.2.1"}})
     with pytest.raises(ValueError, match="endpoint: 192.0.2.1:0 cannot be listened on"):
-        build_host(config, Saying(), print)
+        build_host(config, Saying(), find_tasks(config), print)
 
 
 def test_a_run_resumes_and_an_evaluation_goes_on_with_the_same_agent_wherever_it_listens():

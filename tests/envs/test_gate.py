@@ -163,6 +163,10 @@ def test_what_the_trainer_adds_to_info_has_names_of_its_own(name):
 
 def test_a_sum_of_shares_is_a_score_and_more_is_none():
     assert gate.check_score(sum([0.1] * 3) + 0.7000000001) == 1.0
+    assert (
+        0.7 + 0.2 + 0.1 < 1 and gate.check_score(0.7 + 0.2 + 0.1) == 1.0
+    )  # a success is exactly 1
+    assert gate.check_score(1 - 2e-6) == 1 - 2e-6  # two millionths short: none
     assert gate.check_score(-1e-9) == 0.0 and gate.check_score(np.float32(0.25)) == 0.25
     for wrong in (1.001, -0.001, np.ones(1), "1", None, 1j):
         with pytest.raises(gate.ProtocolError, match=r"^score\(\): got .*; allowed: a number from"):

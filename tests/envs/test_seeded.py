@@ -45,6 +45,7 @@ def test_the_instruction_is_the_system_message():
 def test_rewards_become_a_score_between_nothing_and_one():
     scores = [seeded.score_of(total, 20.0) for total in (-200.0, 0.0, 5.0, 20.0, 21.0)]
     assert scores == [0.0, 0.0, 0.25, 1.0, 1.0]
+    assert sum([0.1] * 10) < 1 and seeded.score_of(sum([0.1] * 10), 1.0) == 1.0
 
 
 def test_no_test_task_is_a_training_task_whatever_their_numbers():

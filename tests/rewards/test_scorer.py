@@ -1,6 +1,7 @@
 """Rewards by name are summed by weight, and a function that fails costs only its episode."""
 
 import contextlib
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from rollout_cases import Saying
 
 from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.envs.transport.isolated import Isolated
+from seeupo_jax.errors import NameTaken
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
 from seeupo_jax.rewards.scorer import make_scorer
 from seeupo_jax.rollout.episode_metrics import rollout_metrics, unpaid_rewards
@@ -122,6 +124,8 @@ def test_what_an_environment_shows_of_an_assistant_is_no_answer_of_the_policy():
         ("blocks", "timeout", "reward blocks: no answer in 0.3 s"),
         ("own_timeout", "TimeoutError", "reward own_timeout: TimeoutError: of its own"),
         ("quits", "SystemExit", "reward quits: SystemExit: 3"),
+        ("deleted", "RuntimeError", "reward deleted: RuntimeError: Array has been deleted"),
+        ("deleted_later", "RuntimeError", "reward deleted_later: RuntimeError: Array has been"),
         ("infinite", "invalid", "reward infinite: got inf (float); allowed: a finite number of"),
         ("words", "invalid", "reward words: got '1.0' (str); allowed: a finite number of"),
         (
@@ -179,6 +183,20 @@ def test_an_exit_of_a_coroutine_costs_its_episode_and_no_later_one(name):
     assert [scored.rewards for _, scored in found] == [{}, {name: 1.0}, {name: 1.0}]
 
 
+def test_a_closed_scorer_leaves_no_thread():
+    before = {*threading.enumerate()}
+    scorer = make_scorer(from_dict({"rewards": [own("patient")]}).rewards)
+    try:
+        scorer.submit(0, finished("good"))
+        assert scorer.poll(10.0, timeout_s=20)[0][1].rewards == {"patient": 2.0}
+        made = {*threading.enumerate()} - before  # the pool's and the event loop's
+    finally:
+        scorer.close()
+    for thread in made:
+        thread.join(20)
+    assert made and not any(thread.is_alive() for thread in made)
+
+
 def test_of_several_failures_the_first_one_of_the_configuration_is_named():
     names = ["infinite", "one", "broken", "words"]
     scorer = make_scorer(from_dict({"rewards": [own(name) for name in names]}).rewards)
@@ -203,6 +221,12 @@ def test_metrics_are_means_whose_weighted_sum_is_the_reward():
     assert 0 <= metrics["time/reward_s"] <= found.wall_s and not undeclared(metrics)
 
 
+def test_a_function_with_the_name_of_a_reward_of_the_environment_ends_the_run_in_a_sentence():
+    wanted = r"^config\.rewards: got a function named 'form', and task 'good' pays a reward of that"
+    with pytest.raises(NameTaken, match=wanted):
+        collected([own("one", name="form", weight=0.0)], tasks=["good"])
+
+
 def test_a_name_that_no_trajectory_has_is_reported():
     rewards = [{"name": "from", "weight": 0.1}]
     found = collected(rewards)
@@ -211,6 +235,14 @@ def test_a_name_that_no_trajectory_has_is_reported():
     )
     rewards[0]["name"] = "form"
     assert unpaid_rewards(found, from_dict({"rewards": rewards}).rewards) is None
+
+
+def test_a_name_that_only_rounds_that_were_left_out_have_is_none_that_no_trajectory_has():
+    weighed = [{"name": "env", "weight": 1.0}]
+    found, named = collected(weighed, make=reward_cases.Plain), collected(weighed)
+    rewards = from_dict({"rewards": [{"name": "form", "weight": 0.1}]}).rewards
+    assert unpaid_rewards(found, rewards).endswith("which no trajectory has; they have env.")
+    assert unpaid_rewards(replace(found, left_out=named.trajectories), rewards) is None
 
 
 def test_functions_run_beside_the_environments_as_many_at_a_time_as_is_allowed():

@@ -13,7 +13,7 @@ from seeupo_jax.configuration.schema import Curriculum
 from seeupo_jax.envs.base import TaskShare
 from seeupo_jax.rollout.curriculum import TaskSuccess, WeightedTasks
 from seeupo_jax.rollout.tasks import draw_tasks
-from seeupo_jax.types import Trajectory
+from seeupo_jax.types import UNCHOSEN, Trajectory
 
 
 def played(task_id, *scores, stop="done"):
@@ -33,6 +33,13 @@ def test_rates_forget_what_is_old_and_leave_out_failures():
         other.observe(1, played("a", 1.0, 0.0, 0.9, 1.0))
         other.observe(2, played("a", 0.0, 0.0))
         assert other.rate("a") == rate
+
+
+def test_candidates_that_were_not_executed_say_nothing_of_their_task():
+    success = TaskSuccess(Curriculum(by="variance"))
+    unchosen = Trajectory((), 1.0, 0, "a", stop=UNCHOSEN, info={"member": 1})  # without a score
+    success.observe(1, [*played("a", 1.0, 0.0), unchosen])
+    assert success.state(1) == {"a": [1.0, 2.0]}
 
 
 def test_weights_are_by_what_is_left_to_learn():

@@ -1,6 +1,7 @@
 """What a hostile environment returns costs its own episode, with a sentence, and nothing else."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from rollout_cases import play
 
 from seeupo_jax.configuration import loading, schema
 from seeupo_jax.envs.base import StepResult
+from seeupo_jax.trajectories.states import turn_states
 from seeupo_jax.types import learnable
 
 SENTENCES = {
@@ -91,6 +93,29 @@ def test_a_reward_that_is_not_finite_or_too_large_costs_its_episode():
         assert np.isfinite(trajectory.reward)
     kept = play(Paying, ["1e6", "-1e6", "6e5 -5e5"])
     assert [(t.stop, t.reward) for t in kept] == [("done", r) for r in (1e6, -1e6, 1e5)]
+
+
+class Naming(Paying):
+    """Names its states, but for the step that ends it, or for the one that does not."""
+
+    def step(self, text):
+        result, states = super().step(text), ["hall", "cellar"]
+        named = result.done != self.forgets_last
+        return replace(result, info={"states": states[: 1 + result.done]} if named else {})
+
+    def reset(self, task_id, seed):
+        self.forgets_last = task_id == "0 1"
+        return super().reset(task_id, seed)
+
+
+def test_states_that_the_last_step_does_not_name_any_more_cost_the_episode():
+    missing, late = play(Naming, ["0 1", "0 2"])
+    wanted = (
+        'step() info["states"]: got None; allowed: a list of 2 texts, one for each step so far.'
+    )
+    assert (missing.stop, missing.info["failure"]) == ("env_error", wanted)
+    assert (late.stop, late.info["states"]) == ("done", ["hall", "cellar"])
+    assert turn_states([missing, late]).tolist() == [[-1, -1], [0, 1]]
 
 
 def test_the_bound_on_rewards_is_the_configurations():

@@ -1,10 +1,24 @@
 """The best checkpoint is chosen on tasks that nothing else is reported on, or that is said."""
 
-import pytest
+from types import SimpleNamespace
 
+import pytest
+from hostile_cases import Held, Hostile
+from rollout_cases import NumberTokenizer, Saying, make_worker
+
+from seeupo_jax.agents.agent_tasks import find_tasks
 from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.envs import make
-from seeupo_jax.runtime.evaluation import evaluated_splits, selection_split, selection_warning
+from seeupo_jax.envs.pool import EnvPool
+from seeupo_jax.runtime.evaluation import (
+    evaluate,
+    evaluated_splits,
+    selection_split,
+    selection_warning,
+)
+from seeupo_jax.runtime.evaluation_run import evaluate_policy
+from seeupo_jax.runtime.policy_sources import PolicySource
+from seeupo_jax.runtime.training.run_parts import RunParts
 
 TASKS = {"train": ["a", "b"], "test": ["c"]}
 
@@ -74,3 +88,29 @@ def test_each_split_is_evaluated_once_and_where_its_figure_is_wanted():
     assert splits == [["test", "train"], ["test"], some, ["test"], last]
     assert evaluated_splits(config, None, 2) == ["test"]
     assert evaluated_splits(config, "train", 4) == ["test", "train"]
+
+
+def test_evaluations_ask_one_catalogue_of_tasks_which_a_longer_file_does_not_change(tmp_path):
+    file = tmp_path / "tasks.jsonl"
+    file.write_text('{"task_id": "a", "split": "test"}\n')
+    config = from_dict({"agent": {"command": "sh", "tasks": str(file)}})
+    tasks, pool, played = find_tasks(config), EnvPool(Hostile, 4, workers=1, timeout_s=5.0), []
+    file.write_text('{"task_id": "a", "split": "test"}\n{"task_id": "b", "split": "test"}\n')
+    worker = make_worker(Saying(), pool, max_turns=2)
+    try:
+        evaluate(config, worker, None, tasks=tasks, split="test", k=1, on_counted=played.extend)
+    finally:
+        pool.close()
+    assert [episode.task_id for episode in played] == ["a"]
+
+
+def test_what_lists_the_tasks_is_closed_with_the_evaluation_and_with_the_run(tmp_path):
+    config = from_dict({"env": {"name": "hostile_cases:Held"}, "evaluation": {"tasks": 1}})
+    source = PolicySource(Saying(), NumberTokenizer(), None, 0, {}, {"iteration": 0})
+    result = evaluate_policy(config, tmp_path, source, split="test", k=1)
+    assert len(result.episodes) == 1 and Held.open == 0
+    tasks, part = find_tasks(config), SimpleNamespace(close=lambda: None)
+    worker = SimpleNamespace(host=part, rewards=part, judge=None)
+    assert Held.open == 1
+    RunParts.close(SimpleNamespace(tasks=tasks, worker=worker, log=part, source=part))
+    assert Held.open == 0

@@ -76,5 +76,22 @@ class Hostile:
         return answer() if where == method else healthy
 
 
+class Held(Hostile):
+    """Counts those that are open; one that has played no episode closes with an error."""
+
+    open = 0
+
+    def __init__(self):
+        self._task, Held.open = None, Held.open + 1
+
+    def task_ids(self, split):
+        return ["healthy"]
+
+    def close(self):
+        Held.open -= 1
+        if self._task is None:
+            raise OSError("it was never begun")
+
+
 def raise_(error):
     raise error

@@ -99,6 +99,21 @@ async def quits_in_a_task(episode):
     return (await asyncio.gather(quits_awaiting(episode)))[0]
 
 
+class Deleted:
+    """A number that is gone, as a jax array is after `delete`."""
+
+    def __float__(self):
+        raise RuntimeError("Array has been deleted")
+
+
+def deleted(episode):
+    return Deleted() if episode.task_id == "bad" else 1.0
+
+
+async def deleted_later(episode):
+    return [0.0, Deleted()] if episode.task_id == "bad" else 1.0
+
+
 class Counting:
     """Counts the calls that run at once."""
 

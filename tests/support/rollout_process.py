@@ -13,6 +13,7 @@ import numpy as np
 import rollout_cases
 from places import SUPPORT
 
+from seeupo_jax.agents.agent_tasks import find_tasks
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.envs.base import StepResult
@@ -88,7 +89,7 @@ def uncancelled(engine: SlotEngine, params: Any) -> dict[int, Any]:
 def of_agents(engine: SlotEngine, params: Any) -> Sequence[Trajectory]:
     """What agents play, at an endpoint of each process."""
     config = from_dict({"agent": {"name": f"{SUPPORT / 'slow_agent.py'}:play"}})
-    host = build_host(config, engine, print)
+    host = build_host(config, engine, find_tasks(config), print)
     rollout = schema.Rollout(max_turns=4)
     worker = RolloutWorker(engine, host, rollout_cases.NumberTokenizer(), config.env, rollout)
     options = CollectionOptions(seed=1, iteration=12)

@@ -30,9 +30,8 @@ def check_result(answer: Any, *, max_reward: float = math.inf) -> AgentResult:
     if not isinstance(answer, AgentResult):
         answer = AgentResult(answer)
     reward = gate.check_reward(answer.reward, f"{_WHERE} reward", max_reward=max_reward)
-    score = min(max(reward, 0.0), 1.0)
-    if answer.score is not None:
-        score = gate.check_score(answer.score, f"{_WHERE} score")
+    score = min(max(reward, 0.0), 1.0) if answer.score is None else answer.score
+    score = gate.check_score(score, f"{_WHERE} score")
     where = f"{_WHERE} rewards"
     rewards = gate.check_named_rewards(answer.rewards, where, max_reward=max_reward)
     turn_rewards = _check_turns(answer.turn_rewards, reward, max_reward)

@@ -20,6 +20,7 @@ from typing import Any
 import jax
 
 from seeupo_jax import envs
+from seeupo_jax.agents.agent_tasks import find_tasks
 from seeupo_jax.bench import comparison, machine
 from seeupo_jax.bench.settings import MODELS, architecture, write_model
 from seeupo_jax.configuration.agent_schema import Agent
@@ -154,7 +155,9 @@ def _workers(config: Config, engine: Any, tokenizer: Any) -> Iterator[dict[str, 
     with contextlib.ExitStack() as stack:
         workers = {}
         for name, each in ((AGENT, config), (ENVIRONMENT, alone)):
-            host = build_host(each, engine, lambda line: None)
+            tasks = find_tasks(each)
+            stack.callback(tasks.close)
+            host = build_host(each, engine, tasks, lambda line: None)
             stack.callback(host.close)
             workers[name] = RolloutWorker(engine, host, tokenizer, config.env, config.rollout)
         yield workers

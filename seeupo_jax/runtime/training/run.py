@@ -226,6 +226,7 @@ class Run:
                     parts.config,
                     parts.worker,
                     params,
+                    tasks=parts.tasks,
                     split=split,
                     k=config.k,
                     iteration=iteration,

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seeupo_jax.agents.agent_tasks import find_tasks
+from seeupo_jax.agents.agent_tasks import AgentTasks, find_tasks
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.envs import gate
-from seeupo_jax.envs.base import Tasks
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.parallel.stop_signal import StopRequest
@@ -39,7 +38,7 @@ class RunParts:
 
     ref_params: parameters of the reference policy; None where the state has them.
     engine: the worker's.
-    tasks: what is asked for task ids and labels.
+    tasks: what is asked for task ids and labels; the same for training and every evaluation.
     references: the tasks' answers, where turns are credited with their gain; None: elsewhere.
     selects_on: the split that checkpoints are selected on; None: none is selected.
     """
@@ -52,7 +51,7 @@ class RunParts:
     learner: Learner
     engine: SlotEngine
     worker: RolloutWorker
-    tasks: Tasks
+    tasks: AgentTasks
     references: ReferenceAnswers | None
     selects_on: str | None
     source: TrajectorySource
@@ -68,8 +67,10 @@ class RunParts:
     def close(self) -> None:
         """Closes all of them, also where one fails."""
         with contextlib.ExitStack() as parts:
-            judges = [] if self.worker.judge is None else [self.worker.judge]
-            for part in (self.worker.host, self.worker.rewards, *judges, self.log, self.source):
+            worker = self.worker
+            judges = [] if worker.judge is None else [worker.judge]
+            held = (self.tasks, worker.host, worker.rewards, *judges, self.log, self.source)
+            for part in held:
                 parts.callback(part.close)
 
 
@@ -94,9 +95,10 @@ def build_parts(
     engine = build_engine(config, policy)
     judged = config.algorithm.forks == "candidates"
     judge = make_judge(config.judge, config.env.name) if judged else None
+    tasks, references = find_tasks(config), None
     worker = RolloutWorker(
         engine,
-        build_host(config, engine, progress.log),
+        build_host(config, engine, tasks, progress.log),
         policy.tokenizer,
         config.env,
         config.rollout,
@@ -105,7 +107,6 @@ def build_parts(
         stop=lambda: request.asked,
         watch=progress.watch,
     )
-    tasks, references = find_tasks(config), None
     if config.algorithm.scores_gain:
         template = config.algorithm.gain_template
         references = ReferenceAnswers(tasks, policy.tokenizer, template, progress.log)

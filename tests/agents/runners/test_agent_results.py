@@ -9,3 +9,9 @@ from seeupo_jax.envs.gate import ProtocolError
 def test_turn_rewards_whose_sum_is_no_number_are_refused():
     with pytest.raises(ProtocolError, match="got a sum of inf; allowed: the reward, 1, as their"):
         check_result({"reward": 1, "turn_rewards": [1e308, 1e308]})
+
+
+def test_a_reward_that_is_the_score_too_is_a_success_where_its_shares_add_up_to_1():
+    total = 0.7 + 0.2 + 0.1
+    assert total < 1 and check_result(total).score == 1.0 and check_result(total).reward == total
+    assert [check_result(reward).score for reward in (-2.0, 0.25, 3.0)] == [0.0, 0.25, 1.0]

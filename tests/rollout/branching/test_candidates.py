@@ -175,6 +175,28 @@ def test_seed_iteration_task_and_turn_draw_it_and_nothing_else_does():
     assert_same(first.trajectories, [t for t in collected.trajectories if t.group < 2])
 
 
+class Holding(Wide):
+    """Knows which conversations it holds when each turn begins."""
+
+    def __init__(self):
+        self.held, self.before = set(), {}
+
+    def submit(self, turn):
+        self.before.setdefault(turn.turn, set(self.held))
+        self.held.add(turn.key)
+        super().submit(turn)
+
+    def release(self, key):
+        self.held.discard(key)
+
+
+def test_candidates_that_do_not_go_on_give_their_room_back_before_the_next_turn():
+    engine = Holding()
+    several(engine=engine)
+    # Of the 3 candidates of turn 0 and the 4 of turn 2 the chosen one is held.
+    assert [len(engine.before[turn]) for turn in (0, 1, 3)] == [0, 1, 1] and not engine.held
+
+
 class Part(Wide):
     """That of one of two processes, which share the groups out."""
 
