@@ -7,7 +7,12 @@ import grain
 import numpy as np
 import pytest
 
+from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.configuration.entry_points import entry_names, find_entry
+from seeupo_jax.configuration.rules.algorithm_rules import check_choices
 from seeupo_jax.configuration.schema import Config
+from seeupo_jax.learner.batching import Rows, Shapes
+from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.rollout.episode_metrics import most_frequent_failure, rollout_metrics
@@ -37,11 +42,11 @@ def trajectory(task_id, group, reward):
     return Trajectory((segment,), reward, group, task_id, info=info)
 
 
-def turns_of(rewards):
+def turns_of(rewards, group=0):
     """A trajectory whose turns were paid so much."""
     turn_L = np.array([x for turn in range(len(rewards)) for x in (-1, turn)], np.int32)
     segment = Segment(turn_L, turn_L, np.zeros(len(turn_L), np.float32))
-    return Trajectory((segment,), sum(rewards), 0, "task", turn_rewards=rewards)
+    return Trajectory((segment,), sum(rewards), group, "task", turn_rewards=rewards)
 
 
 class Sampler:
@@ -126,6 +131,73 @@ def test_turns_that_an_episode_did_not_have_are_compared_as_paid_nothing(turn, s
         for t in (one, other)
     ]
     assert has_signal(named, {}, by_turn=True) == signal
+
+
+def test_where_rewards_are_centred_another_number_of_turns_is_a_signal():
+    """ProRL's turn that was paid 0 has -mean / std, and one that there was not has nothing."""
+    one, other = turns_of((0.0,)), turns_of((0.0, 0.0))
+    compared = {"by_turn": True, "centred": Config(recipe="prorl").algorithm.keeps_statistics}
+    assert has_signal([one, other], **compared) and not has_signal([other] * 2, **compared)
+    named = [
+        dataclasses.replace(t, rewards={"env": 0.0}, named_turn_rewards={"env": t.turn_rewards})
+        for t in (one, other)
+    ]
+    assert has_signal(named, {}, **compared) and not has_signal(named, {"env": 0.0}, **compared)
+
+
+def accepted():
+    """Algorithms that dynamic sampling is accepted with."""
+    more = {
+        "a2tgpo": [{"gain": "turn_reward"}],
+        "canon": [{"canon_mu": 1.0}, {}],
+        "gigpo": [{"anchor": "turn", "discount": 0.9}],
+        "hgpo": [{"anchor": "turn", "discount": 0.9}],
+        "tree": [{}, {"tree_baseline": "siblings"}],
+    }
+    for name, scale in itertools.product(entry_names("advantage"), ("none", "group")):
+        for choices in more.get(name, [{}]):
+            algorithm = Algorithm(advantage=name, scale=scale, dynamic_sampling=1, **choices)
+            try:
+                check_choices(algorithm, max_turns=4)
+            except ValueError:
+                continue
+            yield algorithm
+
+
+def drawn_batch(seed, groups=6, size=3):
+    """Episodes of 1 to 4 turns; in most groups each turn is paid alike, where there is one."""
+    rng = np.random.default_rng(seed)
+    for group in range(groups):
+        paid = np.where(rng.random(4) < 0.5, rng.choice([0.0, 0.1, 0.7, 1.0], 4), 0.0)
+        for _ in range(size):
+            own = paid if group % 3 else paid * (rng.random(4) < 0.5)
+            least = 1 + np.flatnonzero(own).max(initial=0)
+            yield turns_of(tuple(own[: rng.integers(least, 5)].tolist()), group)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [pytest.param(a, id=f"{a.advantage}-{a.scale}-{a.tree_baseline}") for a in accepted()],
+)
+def test_a_group_without_a_signal_has_no_advantage_whatever_else_is_in_the_batch(algorithm):
+    estimator, choices = find_entry("advantage", algorithm.advantage), vars(algorithm)
+    compared = {"by_turn": algorithm.by_turn, "centred": algorithm.keeps_statistics}
+    shapes = Shapes((16,), action=4, rows=2, trajectories=18, turns=4)
+    idle, largest = 0, 0.0
+    for seed in range(8):
+        batch = [*drawn_batch(seed)]
+        given = CreditArrays(algorithm, shapes, Rows.of(batch), batch, {})
+        arrays = {name: getattr(given, name) for name in estimator.inputs(choices)}
+        advantage = np.asarray(estimator.credit(arrays, choices).advantage)
+        # A mean that is 0 but for float32's rounding is subtracted from all.
+        most = 32 * np.finfo(np.float32).eps if "standardize" in estimator.programs(choices) else 0
+        largest = max(largest, np.abs(advantage).max())
+        for group in set(given.group_N.tolist()):
+            own = [trajectory for trajectory in batch if trajectory.group == group]
+            if not has_signal(own, **compared):
+                idle += 1
+                assert np.abs(advantage[given.group_N == group]).max() <= most
+    assert idle > 8 and largest > 0.1
 
 
 @pytest.mark.parametrize("rewards, signal", [((1.0, 2.0), True), ((1.0, 1.0), False)])
