@@ -154,7 +154,7 @@ def accepted():
         "hgpo": [{"anchor": "turn", "discount": 0.9}],
         "tree": [{}, {"tree_baseline": "siblings"}],
     }
-    for name, scale in itertools.product(entry_names("advantage"), ("none", "group")):
+    for name, scale in itertools.product(entry_names("advantage"), ("none", "group", "batch")):
         for choices in more.get(name, [{}]):
             algorithm = Algorithm(advantage=name, scale=scale, dynamic_sampling=1, **choices)
             try:
