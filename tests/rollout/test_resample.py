@@ -98,6 +98,23 @@ def test_rewards_that_are_compared_by_name_are_a_signal_where_one_that_weighs_di
     assert has_signal(unnamed, {}) and not has_signal([unnamed[0]] * 2, {})
 
 
+def test_rewards_that_float64_alone_tells_apart_are_no_signal():
+    """Estimators read float32, in which the same payments in any order have one sum."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        paid = rng.choice([0.05, 0.1, 0.15, 0.2, 0.25, 0.3], 5).tolist()
+        sums = {sum(rng.permutation(paid).tolist()) for _ in range(9)}
+        assert len({np.float32(each) for each in sums}) == 1
+        group = [trajectory("e", 4, each) for each in (*sums, *sums)]
+        named = [dataclasses.replace(t, rewards={"env": t.reward}) for t in group]
+        assert not has_signal(group) and not has_signal(named, {})
+    one, other = (turns_of((1.0, each)) for each in (0.1 + 0.2, 0.3))
+    assert one.turn_rewards != other.turn_rewards
+    for last in (other, dataclasses.replace(other, parent=0, fork=1)):
+        assert not has_signal([one, last], by_turn=True)
+    assert has_signal([trajectory("e", 4, each) for each in (0.3, 0.3 + 1e-7)])
+
+
 @pytest.mark.parametrize(
     "recipe", ["seeupo", "arpo", "spo_tree", "gigpo", "hgpo", "slate", "prorl"]
 )
