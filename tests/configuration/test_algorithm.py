@@ -63,6 +63,12 @@ from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
         ("dynamic_sampling", {"dynamic_sampling": 2, "advantage": "gigpo"}),
         ("dynamic_sampling", {"dynamic_sampling": 2, "advantage": "canon", "order": "parallel"}),
         ("dynamic_sampling", {"dynamic_sampling": 2, "advantage": "tree"}),
+        ("dynamic_sampling", {"dynamic_sampling": 2, "advantage": "hgpo"}),
+        ("dynamic_sampling", {"dynamic_sampling": 2, "advantage": "matchtir"}),
+        (
+            "dynamic_sampling",
+            {"dynamic_sampling": 2, "advantage": "a2tgpo", "gain": "turn_reward"},
+        ),
         # Nothing reads these.
         ("fork_tokens", {"fork_tokens": 100}),
         ("fork_every", {"advantage": "tree", "forks": "entropy", "fork_every": 2}),
