@@ -132,7 +132,7 @@ class Algorithm(LossOptions):
     """Whether the next turn's ratio is computed in the step's program or in one of its own."""
     dynamic_sampling: int = within(0, 127, 0)
     """Rounds of new tasks that may replace zero-advantage groups; 0 where groups of equal rewards
-    are none."""
+    are none, as with scale=batch and most estimators of turns."""
     moments: str = choice("shared", "turn")
     """The optimizer's state: one for all turns, or one for each turn's steps (an ablation)."""
     kl_target: float | None = above(0, None, most=10)
@@ -222,9 +222,20 @@ class Algorithm(LossOptions):
         return critic if "progress_NL" in needs else None
 
     @property
-    def zero_if_equal(self) -> bool:
-        """Whether a group of equal rewards has advantages of 0, but for penalties."""
+    def of_group_alone(self) -> bool:
+        """Whether advantages are of a group's rewards alone, but for penalties and the scale."""
         return self.grouped and self.scorer is None and not self.scores_gain
+
+    @property
+    def zero_if_equal(self) -> bool:
+        """Whether a group of equal rewards has advantages of 0, but for penalties.
+
+        With scale=batch most estimators of turns subtract a mean over all turns, which is not 0
+        where episodes have different numbers of them.
+        """
+        entry = find_entry("advantage", self.advantage)
+        keeps_zero = self.scale != "batch" or entry.keeps_zero or self.compares_siblings
+        return self.of_group_alone and keeps_zero
 
     @property
     def adapts_clip(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -106,8 +107,8 @@ class Episode:
 
     @property
     def earned(self) -> float:
-        """The rewards so far."""
-        return sum(self.rewards, self.turnless_reward)
+        """The sum of the rewards so far, rounded once: in whatever order they came, it is one."""
+        return math.fsum((self.turnless_reward, *self.rewards))
 
     @property
     def failed(self) -> bool:

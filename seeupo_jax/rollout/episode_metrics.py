@@ -32,13 +32,14 @@ def rollout_metrics(
     grouped: bool = True,
     weights: Mapping[str, float] | None = None,
     by_turn: bool = False,
+    centred: bool = False,
 ) -> dict[str, float]:
     """Metrics of a collection: of the policy and of the sampler.
 
     Args:
       labels: by task; None: there are none.
       grouped: as for `learnable`.
-      weights, by_turn: as for `has_signal`.
+      weights, by_turn, centred: as for `has_signal`.
     """
     good = [t for t in collected.sampled if t.played]
     stops = [t.stop for t in collected.sampled]
@@ -46,7 +47,8 @@ def rollout_metrics(
     groups = groups_of(trajectories)
     trained = np.flatnonzero(learnable(trajectories, grouped=grouped))
     trained_groups = {trajectories[i].group for i in trained}
-    idle = sum(not has_signal(group, weights, by_turn=by_turn) for group in groups.values())
+    compared = {"by_turn": by_turn, "centred": centred}
+    idle = sum(not has_signal(group, weights, **compared) for group in groups.values())
 
     def mean(values: Sequence[float]) -> float:
         return float(np.mean(values)) if good else float("nan")

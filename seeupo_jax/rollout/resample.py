@@ -12,7 +12,6 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -46,6 +45,7 @@ def has_signal(
     weights: Mapping[str, float] | None = None,
     *,
     by_turn: bool = False,
+    centred: bool = False,
 ) -> bool:
     """Whether those of a group's rewards that an update learns from differ.
 
@@ -54,10 +54,15 @@ def has_signal(
         `Config.compared_weights`; None: their sum is.
       by_turn: the rewards of each turn are compared, as of `Algorithm.by_turn`; siblings' where
         trajectories fork.
+      centred: the run's mean is taken from each of these first, as of
+        `Algorithm.keeps_statistics`, so that a turn that was paid 0 is not as none.
     """
     places = np.flatnonzero(learnable(group)).tolist()
     included = [group[i] for i in places]
-    differ = functools.partial(_turns_differ, group, places) if by_turn else _differ
+    differ = _differ
+    if by_turn:
+        missing = None if centred else 0.0
+        differ = functools.partial(_turns_differ, group, places, missing=missing)
     if weights is not None and (
         named := (named_turn_rewards if by_turn else named_rewards)(included)
     ):
@@ -65,29 +70,35 @@ def has_signal(
     return differ([rewards_of(t) if by_turn else t.reward for t in included])
 
 
-def _differ(values: Sequence[Any]) -> bool:
-    return any(value != values[0] for value in values)
+def _differ(values: Sequence[float | None]) -> bool:
+    """Whether they do in float32, as an estimator reads them: 0.1 + 0.2 is 0.3 there."""
+    return len({None if value is None else float(np.float32(value)) for value in values}) > 1
 
 
 def _turns_differ(
-    group: Sequence[Trajectory], places: Sequence[int], rewards: Sequence[Sequence[float]]
+    group: Sequence[Trajectory],
+    places: Sequence[int],
+    rewards: Sequence[Sequence[float]],
+    *,
+    missing: float | None,
 ) -> bool:
-    """Whether rewards of turns differ; 0 where an episode was over.
+    """Whether rewards of turns differ.
 
     In a group that forks, each turn counts once, beside those that begin where it does.
 
     Args:
       places: in the group, of those whose rewards are given.
+      missing: what a turn counts as after an episode was over; None: as no reward that there is.
     """
     if not forked(group):
-        return any(map(_differ, itertools.zip_longest(*rewards, fillvalue=0.0)))
+        return any(map(_differ, itertools.zip_longest(*rewards, fillvalue=missing)))
     nodes = turn_nodes(group)
     turns: dict[int, tuple[int, float]] = {}  # where it begins, and its reward, by where it leads
     for place, turn_rewards in zip(places, rewards, strict=True):
         for begin, node, reward in zip(
             [-1, *nodes[place]], nodes[place], turn_rewards, strict=False
         ):
-            turns.setdefault(node, (begin, reward))
+            turns.setdefault(node, (begin, float(np.float32(reward))))
     return len({*turns.values()}) > len({begin for begin, _ in turns.values()})
 
 
@@ -99,6 +110,7 @@ def resample(
     rounds: int,
     weights: Mapping[str, float] | None = None,
     by_turn: bool = False,
+    centred: bool = False,
 ) -> Collected:
     """Samples tasks, and in up to so many rounds more others for zero-advantage groups.
 
@@ -107,11 +119,11 @@ def resample(
 
     Args:
       sample: samples a group of each task, numbered from 0, given the round's number.
-      weights, by_turn: as for `has_signal`.
+      weights, by_turn, centred: as for `has_signal`.
 
     Returns: one group per task. The counts are those of all rounds.
     """
-    signals = functools.partial(has_signal, weights=weights, by_turn=by_turn)
+    signals = functools.partial(has_signal, weights=weights, by_turn=by_turn, centred=centred)
     collected = [sample(0, tasks)]
     groups = groups_of(collected[0].trajectories)
     left_out: list[Trajectory] = []

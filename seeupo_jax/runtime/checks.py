@@ -253,11 +253,11 @@ def made_by(config: Config) -> str:
             del same[part]
     # Without the layout, written as earlier versions did for remat=none.
     model = replace(config.model, remat="none", attention="auto", scan_layers=False)
-    choices = [same, str(model), str(config.chat)]
-    choices.append(config.algorithm.dynamic_sampling)
+    choices = [same, str(model), str(config.chat), config.algorithm.dynamic_sampling]
     weights, by_turn = config.compared_weights, config.algorithm.by_turn
     if config.algorithm.dynamic_sampling and (by_turn or weights is not None):  # as above
-        choices.append({"compared_weights": weights, "by_turn": by_turn})
+        centred = {"centred": True} if config.algorithm.keeps_statistics else {}
+        choices.append({"compared_weights": weights, "by_turn": by_turn, **centred})
     if config.algorithm.forks != "none":  # as above
         names = [name for name in vars(config.algorithm) if name.startswith("fork")]
         choices.append({name: vars(config.algorithm)[name] for name in names})

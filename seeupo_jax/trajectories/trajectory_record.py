@@ -145,6 +145,6 @@ def _segment(
 
 
 def _rounded(values: Iterable[float]) -> list[float | None]:
-    """Plain numbers, null for what is none."""
+    """Plain numbers, null for what is none; 0 for 0 alone, which a log-probability is if forced."""
     numbers = np.asarray(values, np.float64).tolist()
-    return [round(x, DIGITS) if math.isfinite(x) else None for x in numbers]
+    return [(round(x, DIGITS) or float(f"{x:.1g}")) if math.isfinite(x) else None for x in numbers]

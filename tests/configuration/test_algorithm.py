@@ -59,6 +59,16 @@ from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
         # What a model beside the policy, or the gain of an answer, says of turns differs too.
         ("dynamic_sampling", {"dynamic_sampling": 2, "advantage": "istar"}),
         ("dynamic_sampling", {"dynamic_sampling": 2, "advantage": "a2tgpo"}),
+        # The mean over turns, or over odd halves, that scale=batch subtracts is not 0.
+        ("dynamic_sampling", {"dynamic_sampling": 2, "advantage": "gigpo"}),
+        ("dynamic_sampling", {"dynamic_sampling": 2, "advantage": "canon", "order": "parallel"}),
+        ("dynamic_sampling", {"dynamic_sampling": 2, "advantage": "tree"}),
+        ("dynamic_sampling", {"dynamic_sampling": 2, "advantage": "hgpo"}),
+        ("dynamic_sampling", {"dynamic_sampling": 2, "advantage": "matchtir"}),
+        (
+            "dynamic_sampling",
+            {"dynamic_sampling": 2, "advantage": "a2tgpo", "gain": "turn_reward"},
+        ),
         # Nothing reads these.
         ("fork_tokens", {"fork_tokens": 100}),
         ("fork_every", {"advantage": "tree", "forks": "entropy", "fork_every": 2}),
@@ -105,6 +115,8 @@ def test_choices_that_do_not_go_together_are_refused_by_name(field, choices):
         ("dapo", {"advantage": "gigpo", "discount": 0.9}),
         ("dapo", {"overlong_length": 5, "overlong_penalty": 0.5}),
         ("a2tgpo", {"gain": "turn_reward", "dynamic_sampling": 1}),
+        ("slate", {"scale": "batch", "dynamic_sampling": 1}),
+        ("gdpo", {"scale": "batch", "dynamic_sampling": 1}),
         ("ppo", {"gae_lambda": 0.9, "value_coef": 1.0, "bootstrap_truncated": True}),
         ("slate", {"fork_tokens": 1000}),
         ("reinforce", {"weight": "on", "turns_per_update": 1, "old_policy": "turn"}),  # Eq. 8

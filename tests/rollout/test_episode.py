@@ -1,5 +1,7 @@
 """What an episode records of the rewards of its turns, and what a copy of it has."""
 
+import itertools
+
 import pytest
 
 from seeupo_jax.envs import gate
@@ -24,6 +26,12 @@ def test_a_copy_keeps_its_rewards_whatever_becomes_of_the_episode():
     assert episode.named_turns == {gate.OWN_REWARD: [1.0, 6.0], "judge": [0.0, 8.0]}
     assert copy.named_turns == {gate.OWN_REWARD: [1.0, 2.0]}
     assert (copy.named, copy.rewards) == ({gate.OWN_REWARD: 3.0}, [1.0, 2.0])
+
+
+def test_an_episode_paid_the_same_in_another_order_has_the_same_reward():
+    """Added up one by one, 0.1 + 0.7 + 0.2 is 0.9999999999999999 and 0.2 + 0.1 + 0.7 is 1."""
+    for rewards in itertools.permutations((0.1, 0.7, 0.2)):
+        assert played(*rewards).earned == 1.0
 
 
 @pytest.mark.parametrize("last", [4.0, [0.5, 4.0]])

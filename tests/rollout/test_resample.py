@@ -3,16 +3,19 @@
 import dataclasses
 import itertools
 
-import grain
 import numpy as np
 import pytest
 
+from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.configuration.entry_points import entry_names, find_entry
+from seeupo_jax.configuration.rules.algorithm_rules import check_choices
 from seeupo_jax.configuration.schema import Config
+from seeupo_jax.learner.batching import Rows, Shapes
+from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.rollout.episode_metrics import most_frequent_failure, rollout_metrics
 from seeupo_jax.rollout.resample import collection_number, has_signal, resample
-from seeupo_jax.rollout.tasks import TrainingTasks, too_few
 from seeupo_jax.types import Segment, Trajectory, learnable
 
 # What a group's trajectories bring, by the first letter of its task; None: the environment failed.
@@ -37,11 +40,11 @@ def trajectory(task_id, group, reward):
     return Trajectory((segment,), reward, group, task_id, info=info)
 
 
-def turns_of(rewards):
+def turns_of(rewards, group=0):
     """A trajectory whose turns were paid so much."""
     turn_L = np.array([x for turn in range(len(rewards)) for x in (-1, turn)], np.int32)
     segment = Segment(turn_L, turn_L, np.zeros(len(turn_L), np.float32))
-    return Trajectory((segment,), sum(rewards), 0, "task", turn_rewards=rewards)
+    return Trajectory((segment,), sum(rewards), group, "task", turn_rewards=rewards)
 
 
 class Sampler:
@@ -93,6 +96,23 @@ def test_rewards_that_are_compared_by_name_are_a_signal_where_one_that_weighs_di
     assert has_signal(unnamed, {}) and not has_signal([unnamed[0]] * 2, {})
 
 
+def test_rewards_that_float64_alone_tells_apart_are_no_signal():
+    """Estimators read float32, in which the same payments in any order have one sum."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        paid = rng.choice([0.05, 0.1, 0.15, 0.2, 0.25, 0.3], 5).tolist()
+        sums = {sum(rng.permutation(paid).tolist()) for _ in range(9)}
+        assert len({np.float32(each) for each in sums}) == 1
+        group = [trajectory("e", 4, each) for each in (*sums, *sums)]
+        named = [dataclasses.replace(t, rewards={"env": t.reward}) for t in group]
+        assert not has_signal(group) and not has_signal(named, {})
+    one, other = (turns_of((1.0, each)) for each in (0.1 + 0.2, 0.3))
+    assert one.turn_rewards != other.turn_rewards
+    for last in (other, dataclasses.replace(other, parent=0, fork=1)):
+        assert not has_signal([one, last], by_turn=True)
+    assert has_signal([trajectory("e", 4, each) for each in (0.3, 0.3 + 1e-7)])
+
+
 @pytest.mark.parametrize(
     "recipe", ["seeupo", "arpo", "spo_tree", "gigpo", "hgpo", "slate", "prorl"]
 )
@@ -126,6 +146,73 @@ def test_turns_that_an_episode_did_not_have_are_compared_as_paid_nothing(turn, s
         for t in (one, other)
     ]
     assert has_signal(named, {}, by_turn=True) == signal
+
+
+def test_where_rewards_are_centred_another_number_of_turns_is_a_signal():
+    """ProRL's turn that was paid 0 has -mean / std, and one that there was not has nothing."""
+    one, other = turns_of((0.0,)), turns_of((0.0, 0.0))
+    compared = {"by_turn": True, "centred": Config(recipe="prorl").algorithm.keeps_statistics}
+    assert has_signal([one, other], **compared) and not has_signal([other] * 2, **compared)
+    named = [
+        dataclasses.replace(t, rewards={"env": 0.0}, named_turn_rewards={"env": t.turn_rewards})
+        for t in (one, other)
+    ]
+    assert has_signal(named, {}, **compared) and not has_signal(named, {"env": 0.0}, **compared)
+
+
+def accepted():
+    """Algorithms that dynamic sampling is accepted with."""
+    more = {
+        "a2tgpo": [{"gain": "turn_reward"}],
+        "canon": [{"canon_mu": 1.0}, {}],
+        "gigpo": [{"anchor": "turn", "discount": 0.9}],
+        "hgpo": [{"anchor": "turn", "discount": 0.9}],
+        "tree": [{}, {"tree_baseline": "siblings"}],
+    }
+    for name, scale in itertools.product(entry_names("advantage"), ("none", "group", "batch")):
+        for choices in more.get(name, [{}]):
+            algorithm = Algorithm(advantage=name, scale=scale, dynamic_sampling=1, **choices)
+            try:
+                check_choices(algorithm, max_turns=4)
+            except ValueError:
+                continue
+            yield algorithm
+
+
+def drawn_batch(seed, groups=6, size=3):
+    """Episodes of 1 to 4 turns; in most groups each turn is paid alike, where there is one."""
+    rng = np.random.default_rng(seed)
+    for group in range(groups):
+        paid = np.where(rng.random(4) < 0.5, rng.choice([0.0, 0.1, 0.7, 1.0], 4), 0.0)
+        for _ in range(size):
+            own = paid if group % 3 else paid * (rng.random(4) < 0.5)
+            least = 1 + np.flatnonzero(own).max(initial=0)
+            yield turns_of(tuple(own[: rng.integers(least, 5)].tolist()), group)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [pytest.param(a, id=f"{a.advantage}-{a.scale}-{a.tree_baseline}") for a in accepted()],
+)
+def test_a_group_without_a_signal_has_no_advantage_whatever_else_is_in_the_batch(algorithm):
+    estimator, choices = find_entry("advantage", algorithm.advantage), vars(algorithm)
+    compared = {"by_turn": algorithm.by_turn, "centred": algorithm.keeps_statistics}
+    shapes = Shapes((16,), action=4, rows=2, trajectories=18, turns=4)
+    idle, largest = 0, 0.0
+    for seed in range(8):
+        batch = [*drawn_batch(seed)]
+        given = CreditArrays(algorithm, shapes, Rows.of(batch), batch, {})
+        arrays = {name: getattr(given, name) for name in estimator.inputs(choices)}
+        advantage = np.asarray(estimator.credit(arrays, choices).advantage)
+        # A mean that is 0 but for float32's rounding is subtracted from all.
+        most = 32 * np.finfo(np.float32).eps if "standardize" in estimator.programs(choices) else 0
+        largest = max(largest, np.abs(advantage).max())
+        for group in set(given.group_N.tolist()):
+            own = [trajectory for trajectory in batch if trajectory.group == group]
+            if not has_signal(own, **compared):
+                idle += 1
+                assert np.abs(advantage[given.group_N == group]).max() <= most
+    assert idle > 8 and largest > 0.1
 
 
 @pytest.mark.parametrize("rewards, signal", [((1.0, 2.0), True), ((1.0, 1.0), False)])
@@ -221,101 +308,3 @@ def test_rounds_of_all_iterations_and_evaluations_have_random_numbers_of_their_o
     numbers = [collection_number(i, round) for i in iterations for round in (0, 1, 2, 127)]
     assert len(set(numbers)) == len(numbers) and max(numbers) < 2**31
     assert [collection_number(i, 0) for i in iterations] == list(iterations)
-
-
-TASKS = [f"train/{number}" for number in range(10)]
-
-
-def test_iterations_go_through_all_tasks_in_a_new_order_every_epoch():
-    tasks = TrainingTasks(TASKS, count=4, seed=3)
-    played = [task_id for iteration in range(1, 6) for task_id in tasks.of(iteration)]
-    first, second = played[:10], played[10:]
-    assert sorted(first) == sorted(second) == TASKS
-    assert first != second and first != TASKS
-    assert tasks.of(2) == TrainingTasks(TASKS, count=4, seed=3).of(2)
-    assert tasks.of(1) != TrainingTasks(TASKS, count=4, seed=4).of(1)
-
-
-def plain_order(tasks, count, seed):
-    """Epochs one after the other, each in its own order, cut into iterations anyhow."""
-    order = grain.MapDataset.source(tasks).shuffle(seed=seed).repeat()
-    return lambda iteration: [order[i] for i in range((iteration - 1) * count, iteration * count)]
-
-
-def test_no_iteration_of_bfcls_100_tasks_holds_one_twice():
-    names = [f"multi_turn_base_{number}" for number in range(100)]
-    tasks = TrainingTasks(names, count=32, seed=0)
-    played = [tasks.of(iteration) for iteration in range(1, 151)]
-    assert not [own for own in played if len(set(own)) < 32]  # 36 of these would have repeats
-    flat = sum(played, [])
-    for first in range(0, 4800, 100):
-        assert sorted(flat[first : first + 100]) == sorted(names)
-    again = TrainingTasks(names, count=32, seed=0)
-    assert [again.of(i) for i in (148, 23)] == [played[147], played[22]]  # of nothing before it
-
-
-@pytest.mark.parametrize("size, count", [(2000, 300), (500, 300)])
-def test_only_tasks_that_would_come_twice_change_places(size, count):
-    names = [str(number) for number in range(size)]
-    plain, tasks = plain_order(names, count, 4), TrainingTasks(names, count=count, seed=4)
-    clashes = moved = 0
-    for iteration in range(1, 21):
-        shuffled, own = plain(iteration), tasks.of(iteration)
-        clashes += count - len(set(shuffled))
-        moved += sum(a != b for a, b in zip(shuffled, own, strict=True))
-        assert len(set(own)) == count
-    assert 0 < moved <= 2 * clashes
-    if size == 2000:
-        assert moved == 2 * clashes
-
-
-@pytest.mark.parametrize(
-    "size, count", [(1, 2), (2, 3), (7, 8), (8, 7), (9, 8), (9, 5), (12, 18), (10, 17), (5, 23)]
-)
-def test_a_task_comes_again_in_an_iteration_only_after_all_others(size, count):
-    names = [str(number) for number in range(size)]
-    tasks = TrainingTasks(names, count=count, seed=1)
-    played = [tasks.of(iteration) for iteration in range(1, 5)]
-    for own in played:
-        often = [own.count(name) for name in names]
-        assert max(often) - min(often) <= 1 and len(own) == count
-    flat = sum(played, [])
-    for first in range(0, len(flat) - size + 1, size):
-        assert sorted(flat[first : first + size]) == sorted(names)
-    assert TrainingTasks(names, count=count, seed=1).of(4) == played[3]
-
-
-def test_iterations_that_end_with_an_epoch_keep_their_order():
-    names = [str(number) for number in range(12)]
-    plain, tasks = plain_order(names, 4, 5), TrainingTasks(names, count=4, seed=5)
-    assert [tasks.of(i) for i in range(1, 20)] == [plain(i) for i in range(1, 20)]
-
-
-@pytest.mark.parametrize("count, wanted", [(3, None), (4, None), (5, "got 5"), (9, "got 9")])
-def test_fewer_tasks_than_an_iteration_takes_are_said(count, wanted):
-    said = too_few(4, count)
-    assert (said is None) == (wanted is None) and (wanted is None or wanted in said)
-
-
-@pytest.mark.parametrize("count", [4, 9, 10, 13])
-def test_a_replacement_is_a_new_task_while_there_are_any_left(count):
-    tasks = TrainingTasks(TASKS, count=count, seed=3)
-    first = set(tasks.of(2))
-    others = [*itertools.islice(tasks.others(2), 10 - len(first) + 20)]
-    new, again = others[:-20], others[-20:]
-    assert sorted(new) == sorted(set(TASKS) - first)
-    assert sorted(again[:10]) == sorted(again[10:]) == TASKS
-
-
-def test_replacements_are_of_the_seed_and_the_iteration_and_of_nothing_before():
-    def others(seed, iteration):
-        # All tasks are the iteration's own, so that none is missing here.
-        tasks = TrainingTasks(TASKS, count=10, seed=seed)
-        return tuple(itertools.islice(tasks.others(iteration), 10))
-
-    orders = [others(seed, iteration) for seed in (3, 4) for iteration in (1, 2, 11)]
-    assert len({*orders, tuple(TASKS)}) == 7
-    tasks = TrainingTasks(TASKS, count=10, seed=3)
-    for iteration in (1, 2):
-        next(tasks.others(iteration))
-    assert tuple(itertools.islice(tasks.others(2), 10)) == orders[1]

@@ -29,7 +29,11 @@ def read(tmp_path, *lines, **choices):
 def test_the_page_makes_a_file_of_what_a_run_has_stored(tmp_path, monkeypatch):
     (block,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    telemetry_cases.write_run(tmp_path / "runs" / "quickstart", iterations=2)
+    telemetry_cases.write_run(tmp_path / "runs" / "quickstart", iterations=1)
+    records = [telemetry_cases.record(1, g, m) for g in range(4) for m in range(4)]
+    (unknown,) = records[2]["segments"]  # as where it is not recorded: none is forced
+    unknown["logp"] = [None] * len(unknown["logp"])
+    telemetry_cases.write_shard(tmp_path / "runs" / "quickstart", records)
     exec(block, {})
     stored = list(reader.read_trajectories("runs/quickstart", evaluation=False, iterations=[1]))
     found = read_trajectories("trajectories.jsonl")
@@ -42,7 +46,10 @@ def test_the_page_makes_a_file_of_what_a_run_has_stored(tmp_path, monkeypatch):
         for segment, known in zip(mine.segments, reference["segments"], strict=True):
             assert segment.tokens_L.tolist() == known["tokens"]
             assert segment.turn_L.tolist() == known["turn"]
-            np.testing.assert_allclose(segment.logp_L, [x or 0.0 for x in known["logp"]], 1e-6)
+            logp_L = np.array(known["logp"], float)
+            logp_L[segment.turn_L < 0] = 0.0
+            np.testing.assert_allclose(segment.logp_L, logp_L, 1e-6)
+    assert sum(bool(np.isnan(s.logp_L).any()) for t in found for s in t.segments) == 1
 
 
 def test_what_is_read_is_what_was_written(tmp_path):

@@ -1,5 +1,6 @@
 """Records hold what a trajectory was and what was learned of it, as strict JSON."""
 
+import dataclasses
 import json
 import math
 
@@ -90,6 +91,14 @@ def test_a_record_by_hand():
         }
     ]
     assert [*segments[0]] == [*SEGMENT_FIELDS]
+
+
+def test_only_what_is_0_is_recorded_as_0():
+    """A sampled token's log-probability of 0 says that it was forced, and one of -1e-7 does not."""
+    logp = [0, -1.2e-7, -4.9e-6, 0]
+    sampled = segment([0, 1, 2, 4], [-1, 0, 0, 0], logp)
+    (only,) = made(dataclasses.replace(TRAJECTORY, segments=(sampled,)))["segments"]
+    assert only["logp"] == [None, -1e-7, -5e-6, 0.0]
 
 
 def test_what_nobody_learned_is_null():

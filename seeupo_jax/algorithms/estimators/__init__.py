@@ -86,6 +86,9 @@ class Estimator:
     signed_weights: whether a named reward may weigh less than 0.
     asked: name of `ARRAYS` -> the field of `config.algorithm` that is True where it is needed too.
     reward_range: the least and the largest reward that the formula is for; None: any.
+    keeps_zero: whether with scale=batch the advantages of 0 that groups of equal rewards have stay
+      0: the mean over the batch is then 0, as where those of each group add up to 0, or is not
+      subtracted. `Algorithm.zero_if_equal` reads it.
     """
 
     function: Callable[..., Any]
@@ -96,6 +99,7 @@ class Estimator:
     signed_weights: bool = True
     asked: Mapping[str, str] = field(default_factory=dict)
     reward_range: tuple[float, float] | None = None
+    keeps_zero: bool = False
 
     def __post_init__(self) -> None:
         if not callable(self.function):

@@ -71,4 +71,5 @@ ESTIMATOR = Estimator(
     ("reward_N", "group_N", "valid_N"),
     {"alpha": "a_grae_alpha", "scale": "scale", "clip": "advantage_clip"},
     reward_range=(0.0, 1.0),
+    keeps_zero=True,
 )

@@ -57,4 +57,5 @@ ESTIMATOR = Estimator(
     "trajectory",
     ("rewards_NQ", "reward_weight_Q", "group_N", "valid_N"),
     signed_weights=False,
+    keeps_zero=True,
 )

@@ -40,5 +40,8 @@ def gdpo_advantage(
 
 
 ESTIMATOR = Estimator(
-    gdpo_advantage, "trajectory", ("rewards_NQ", "reward_weight_Q", "group_N", "valid_N")
+    gdpo_advantage,
+    "trajectory",
+    ("rewards_NQ", "reward_weight_Q", "group_N", "valid_N"),
+    keeps_zero=True,
 )

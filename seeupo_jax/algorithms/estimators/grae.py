@@ -176,4 +176,5 @@ ESTIMATOR = Estimator(
     "trajectory",
     ("reward_N", "group_N", "valid_N"),
     {"baseline": "baseline", "scale": "scale", "clip": "advantage_clip"},
+    keeps_zero=True,
 )

@@ -93,4 +93,5 @@ ESTIMATOR = Estimator(
         "mask_NK",
     ),
     {"discount": "discount", "std_floor": "reward_std_floor"},
+    keeps_zero=True,
 )

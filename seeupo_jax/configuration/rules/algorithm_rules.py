@@ -153,10 +153,12 @@ def _check_dynamic_sampling(algorithm: Algorithm) -> None:
         given = [f"advantage={algorithm.advantage}"]
         given += ["baseline=batch"] * (algorithm.baseline == "batch")
         given += ["gain=reference"] * algorithm.scores_gain
+        given += ["scale=batch"] * algorithm.of_group_alone
+        other = ", or scale=none" * algorithm.of_group_alone
         raise ValueError(
             f"config.algorithm.dynamic_sampling: got {algorithm.dynamic_sampling} with"
-            f" {' and '.join(given)}; allowed: 0, since groups of equal rewards are learned from:"
-            " advantages are not of a group's rewards alone."
+            f" {' and '.join(given)}; allowed: 0{other}, since groups of equal rewards are"
+            " learned from: advantages are not of a group's rewards alone."
         )
 
 

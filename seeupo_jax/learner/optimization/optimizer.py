@@ -109,11 +109,7 @@ def _named(config: Optimizer, field: str) -> optax.GradientTransformation:
     """The optimizer of a name, without groups and clip; `field` is named in errors."""
     build = _find(config.name, field)
     if build.__module__ == optax.contrib.schedule_free.__module__:
-        raise ValueError(
-            f"{field}.name: got {config.name!r}, which trains other parameters than those to sample"
-            " from and to evaluate; allowed: an optimizer that does not, such as adamw with"
-            " config.optimizer.ema."
-        )
+        raise _schedule_free([config], field)
     _check_keywords(config.name, build, config.kwargs, field)
 
     def make(rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
@@ -147,6 +143,14 @@ def _named(config: Optimizer, field: str) -> optax.GradientTransformation:
         params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
         _try_abstractly([config], optimizer, params, field)
     return optimizer
+
+
+def _schedule_free(parts: Sequence[Optimizer], field: str) -> ValueError:
+    names = " or ".join(dict.fromkeys(repr(part.name) for part in parts))
+    return ValueError(
+        f"{field}.name: got {names}, which trains other parameters than those to sample from and to"
+        " evaluate; allowed: an optimizer that does not, such as adamw with config.optimizer.ema."
+    )
 
 
 def try_user_optimizer(config: Optimizer, params: Any, *, total_steps: int) -> None:
@@ -322,6 +326,9 @@ def _try_abstractly(
     Args:
       params: shapes of parameters.
       field: named in errors.
+
+    Raises:
+      ValueError: the step fails, or the optimizer's state is a schedule-free one's.
     """
 
     def step(params: Any) -> Any:
@@ -329,10 +336,16 @@ def _try_abstractly(
         return step_if_finite(optimizer, params, state, streamed=False)
 
     try:
-        jax.eval_shape(step, params)
+        state, *_ = jax.eval_shape(step, params)
     except Exception as error:
         texts = dict.fromkeys(f"{part.name} with kwargs={dict(part.kwargs)!r}" for part in parts)
         raise ValueError(
             f"{field}: {', '.join(texts)} and schedule={parts[0].schedule} cannot take a step from"
             f" gradients and parameters alone: {located(error)}."
         ) from error
+
+    def schedule_free(node: Any) -> bool:
+        return isinstance(node, optax.contrib.ScheduleFreeState)
+
+    if any(map(schedule_free, jax.tree.leaves(state.opt_state, is_leaf=schedule_free))):
+        raise _schedule_free(parts, field)

@@ -99,6 +99,7 @@ class RunLog:
             grouped=algorithm.grouped,
             weights=self._config.compared_weights,
             by_turn=algorithm.by_turn,
+            centred=algorithm.keeps_statistics,
         )
         values |= dict(more) | spent
         if self._writes:

@@ -263,4 +263,5 @@ class TrajectorySource:
                 rounds=config.algorithm.dynamic_sampling,
                 weights=config.compared_weights,
                 by_turn=config.algorithm.by_turn,
+                centred=config.algorithm.keeps_statistics,
             )

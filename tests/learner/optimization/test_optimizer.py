@@ -153,6 +153,9 @@ def test_a_users_own_function_is_imported_from_the_working_directory(tmp_path, m
         "def named(learning_rate):\n"
         "    step = lambda grads, state, params: ({'scale': grads['scale']}, state)\n"
         "    return optax.GradientTransformation(lambda params: (), step)\n"
+        "def averaged(learning_rate):\n"
+        "    own = optax.contrib.schedule_free_adamw(learning_rate)\n"
+        "    return optax.chain(optax.zero_nans(), own)\n"
     )
     (tmp_path / "my_broken.py").write_text("import no_such_dependency\n")
     monkeypatch.chdir(tmp_path)
@@ -169,6 +172,9 @@ def test_a_users_own_function_is_imported_from_the_working_directory(tmp_path, m
         ValueError, match=r"misspelt failed .*_adamm.*\(misspelt, my_optimizers.py:9\)\.$"
     ):
         _make(name="my_optimizers:misspelt")
+    own = Optimizer(name="my_optimizers:averaged")
+    with pytest.raises(ValueError, match="optimizers:averaged', which trains other parameters"):
+        try_user_optimizer(own, {"scale": jnp.zeros(1)}, total_steps=1)
     own = Optimizer(name="my_optimizers:named")
     try_user_optimizer(own, {"scale": jnp.zeros(1)}, total_steps=1)
     with pytest.raises(ValueError, match=r"cannot take .*: 'scale' \(.*_optimizers.py:11\)\.$"):
