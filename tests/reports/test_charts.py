@@ -147,6 +147,25 @@ def test_a_long_name_keeps_its_beginning_and_its_end():
     assert len(short) == line_names.LABEL_CHARACTERS and line_names.shortened("grpo") == "grpo"
 
 
+@pytest.mark.parametrize(
+    "names, short",
+    [
+        (["grpo", "seeupo"], ["grpo", "seeupo"]),
+        (["the_desk/lr=1e-4/seed=1_again", "the_desk/lr=1e-3/seed=1_again"], ["1e-4", "1e-3"]),
+        (["a" * 20 + "b" + "a" * 20, "a" * 41], ["a" * 20 + "b" + "a" * 20, "a" * 41]),
+        (["in_a_folder_of_a_folder", "in_a_folder_in_a_folder"], ["of", "in"]),
+    ],
+)
+def test_no_two_lines_have_the_same_name_however_long(names, short):
+    assert line_names.short_names(names) == dict(zip(names, short, strict=True))
+
+
+def test_a_legend_has_room_for_its_names():
+    chart = line_chart("T", {c * 45: [Point(1, 0.0), Point(2, 1.0)] for c in "ab"}, y="y")
+    texts = re.findall(r">([ab]+)</text>", drawn(chart))
+    assert {"a" * 45, "b" * 45} <= set(texts)
+
+
 def test_many_points_become_means_of_blocks_and_the_note_says_so():
     points = [Point(i, float(i), i - 1.0, i + 1.0) for i in range(1, 1001)]
     chart = line_chart("T", {"a": points}, y="y")
