@@ -508,6 +508,17 @@ def test_a_configuration_is_named_as_in_train_with_its_argument_too(tmp_path, ca
     assert f"--config={text}" in run.command
 
 
+@pytest.mark.parametrize("place", ["w[best]", "u [/old]"])
+def test_names_with_brackets_are_printed_as_they_are(tmp_path, monkeypatch, capsys, place):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / place).mkdir(parents=True)
+    given = [f"--config={TINY}", f"--workdir={place}", "--seeds=1", "--draw_only"]
+    main(["compare", *given, "--sweep=env.options.x='[red]','[/]'"])
+    printed = capsys.readouterr().out
+    assert f"wrote {tmp_path / place / 'comparison.svg'}\n" in printed
+    assert "seeupo env.options.x='[red]' " in printed and "seeupo env.options.x='[/]' " in printed
+
+
 def test_nothing_is_trained_to_draw_only(tmp_path, capsys):
     called = command(tmp_path / "runs", "package:order_desk", "--draw_only")[2:]
     with pytest.raises(SystemExit) as refused:

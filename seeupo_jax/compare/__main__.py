@@ -183,7 +183,7 @@ def compare(runs: Sequence[PlannedRun], given: argparse.Namespace, plot: Path) -
     # Where there is no terminal, lines are as long as they need to be.
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(figures.table(lines, k=runs[0].config.evaluation.k))
-    console.print(f"wrote {plot}", soft_wrap=True, highlight=False)
+    console.print(f"wrote {plot}", soft_wrap=True, highlight=False, markup=False)
 
 
 if __name__ == "__main__":
