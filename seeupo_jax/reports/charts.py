@@ -387,4 +387,5 @@ def _mean_note(block: int, what: str) -> str:
 
 
 def _span(start: int, block: int) -> dict[str, float]:
-    return {"from": start - 0.5, "to": start + block - 0.5}
+    """A block on the axis; that of iteration 0, before which there is none, is it alone."""
+    return {"from": max(start, 0) - 0.5, "to": start + block - 0.5}

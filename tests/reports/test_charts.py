@@ -198,6 +198,15 @@ def test_blocks_leave_no_more_than_was_asked_for():
     assert block_size([0, 1000, 2000], 3) == 1  # rare evaluations are left alone
 
 
+def test_bars_of_a_long_run_begin_at_iteration_0():
+    parts = [(0, "evaluation", 30.0), *((i, "sweep", 1.0) for i in range(1, 1501))]
+    chart = stack_chart("T", parts, ["sweep", "evaluation"], y="seconds")
+    block = math.ceil(1501 / 119)
+    bars = [(row["from"], row["to"], row["value"]) for row in rows(chart)]
+    assert bars[:2] == [(-0.5, 0.5, 30.0), (0.5, block + 0.5, 1.0)]
+    assert chart.spec["encoding"]["x"]["scale"]["domain"][0] == -0.5
+
+
 def test_a_heat_map_has_a_cell_for_each_turn_and_iteration():
     chart = heat_map("T", [(1, 1, 0.5), (1, 2, 0.25), (2, 1, -1.0)], value="M")
     assert rows(chart) == [
