@@ -32,7 +32,11 @@ def test_values_that_differ_are_marked_and_told_apart_where_their_texts_agree(tm
     }
 
 
-@pytest.mark.parametrize("damage", [gzip.compress(b'{"schema": 2}\n'), b"no gzip", None])
+@pytest.mark.parametrize(
+    "damage",
+    [gzip.compress(b'{"schema": 2}\n'), b"no gzip", None],
+    ids=["schema", "bytes", "folder"],
+)
 def test_failures_of_an_evaluation_whose_shard_cannot_be_read_have_no_cause(tmp_path, damage):
     lines = [{"iteration": i, "eval/avg@4": 0.5, "eval/failed": 1} for i in (1, 2)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
