@@ -53,8 +53,11 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
 
 
 def _write_pages(workdir: Path, report: Path) -> Path | ValueError | None:
-    """Before the report, which has a link to them; their error waits until it is written."""
-    if not find_shards(workdir):
+    """Before the report, which has a link to them; their error waits until it is written.
+
+    Pages of trajectories that are all removed are written too: they would show the earlier ones.
+    """
+    if not find_shards(workdir) and not (workdir / FOLDER / "index.html").exists():
         return None
     back = Path(os.path.relpath(report, workdir / FOLDER)).as_posix()
     try:

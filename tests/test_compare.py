@@ -4,6 +4,7 @@ import fcntl
 import io
 import json
 import math
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from seeupo_jax.compare.seed_statistics import seed_interval
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.metrics.metrics_log import read_metrics
+from seeupo_jax.metrics.statistics import Estimate
 from seeupo_jax.parallel.stop_signal import StopRequest
 
 ORDER_DESK = ROOT / "configs" / "compare_order_desk.py"
@@ -175,6 +177,46 @@ def test_a_sweep_is_a_row_per_combination(tmp_path):
     names = ["seeupo optimizer.learning_rate=1e-4", "seeupo optimizer.learning_rate=2e-4"]
     assert [line.variant for line in lines] == names
     assert list(figures.figures(lines)["recipes"]) == names
+
+
+def test_the_plot_and_the_table_tell_the_variants_of_a_sweep_apart(tmp_path):
+    sweep = ("optimizer.learning_rate=1e-4,2e-4", "algorithm.advantage_clip=3,none")
+    for number, run in enumerate(swept(tmp_path, *sweep, seeds=1)):
+        record(run, [0.1 * number, 0.5], after=0.75)
+    lines = figures.read_lines(swept(tmp_path, *sweep, seeds=1))
+    plot = tmp_path / "plot.svg"
+    figures.draw(figures.success_chart(lines), plot)
+    texts = re.findall(r">([^<>]*)</text>", plot.read_text())
+    assert [text for text in texts if "advantage_clip" in text] == [
+        f"learning_rate={rate} advantage_clip={clip} (1 run, not finished)"
+        for rate in ("1e-4", "2e-4")
+        for clip in ("3", "none")
+    ]
+    ends = [text for text in texts if "…" in text and "e-4" in text]
+    assert len(set(ends)) == 4 == len(ends)
+    printed = io.StringIO()
+    Console(width=80, file=printed).print(figures.table(lines, k=2))
+    first = "".join(line[2:].split("  ")[0].strip() for line in printed.getvalue().splitlines())
+    assert all(line.variant.replace(" ", "") in first.replace(" ", "") for line in lines)
+
+
+@pytest.mark.parametrize(
+    "variants, names",
+    [
+        (["seeupo", "grpo"], ["seeupo", "grpo"]),
+        (["seeupo"], ["seeupo"]),
+        (["grpo a.x=1 b.y=2", "rloo a.x=1 b.y=2"], ["grpo", "rloo"]),
+        (["grpo a.x=1", "rloo a.x=2"], ["grpo x=1", "rloo x=2"]),
+        (["grpo a.x=1 b.x=2", "grpo a.x=2 b.x=1"], ["a.x=1 b.x=2", "a.x=2 b.x=1"]),
+        (["grpo a.x='b c=1'", "grpo a.x=2"], ["grpo a.x='b c=1'", "grpo a.x=2"]),
+    ],
+)
+def test_a_lines_name_is_what_its_variant_alone_has(variants, names):
+    point = [0.5, 0.5]
+    history = figures.History(0, True, *(np.array(point),) * 3, Estimate(0.5, 0.5, 0.5), 0.5, 1, 1)
+    lines = [figures.Line(variant, 1, (history,)) for variant in variants]
+    rows = figures.success_chart(lines).spec["datasets"]["rows"]
+    assert list(dict.fromkeys(row["series"] for row in rows)) == [f"{n} (1 run)" for n in names]
 
 
 def test_the_order_desk_is_compared_on_one_budget(tmp_path):
@@ -464,6 +506,17 @@ def test_a_configuration_is_named_as_in_train_with_its_argument_too(tmp_path, ca
     assert "0 of 1" in capsys.readouterr().out
     (run,) = planned(tmp_path, recipes=["grpo"], seeds=1, config=text)
     assert f"--config={text}" in run.command
+
+
+@pytest.mark.parametrize("place", ["w[best]", "u [/old]"])
+def test_names_with_brackets_are_printed_as_they_are(tmp_path, monkeypatch, capsys, place):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / place).mkdir(parents=True)
+    given = [f"--config={TINY}", f"--workdir={place}", "--seeds=1", "--draw_only"]
+    main(["compare", *given, "--sweep=env.options.x='[red]','[/]'"])
+    printed = capsys.readouterr().out
+    assert f"wrote {tmp_path / place / 'comparison.svg'}\n" in printed
+    assert "seeupo env.options.x='[red]' " in printed and "seeupo env.options.x='[/]' " in printed
 
 
 def test_nothing_is_trained_to_draw_only(tmp_path, capsys):

@@ -53,6 +53,17 @@ def test_the_pages_of_trajectories_are_written_beside_it_and_lead_back(
         assert ((tmp_path / output).parent / forth).resolve() == pages / "index.html"
 
 
+def test_pages_show_no_trajectories_that_the_run_has_removed(tmp_path):
+    report_cases.write_run(tmp_path, iterations=1)
+    shard = telemetry_cases.write_shard(tmp_path, [telemetry_cases.record()])
+    index = tmp_path / "trajectories" / "data" / "index.js"
+    for count in (1, 0):
+        main(["report", f"--workdir={tmp_path}"])
+        assert re.search(r'"rows": ?(\d+)', index.read_text())[1] == str(count)
+        shard.unlink(missing_ok=True)
+    assert [file.name for file in index.parent.iterdir()] == ["index.js"]
+
+
 def test_a_run_that_is_compared_has_a_link_only_to_pages_that_are_there(tmp_path, monkeypatch):
     for name in "ab":
         report_cases.write_run(tmp_path / name, iterations=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,12 +165,13 @@ def table(lines: Sequence[Line], *, k: int) -> Table:
       k: episodes a task of the evaluations.
     """
     import rich.box
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     budget = token_budget(lines)
     at = [f"at {format_count(share * budget)} tokens" for share in SHARES]
-    columns = ("recipe", "finished", "steps", f"avg@{k} before", "after", *at)
+    recipe = Column("recipe", overflow="fold")
+    columns = (recipe, "finished", "steps", f"avg@{k} before", "after", *at)
     result = Table(
         *columns,
         title="Means over seeds, 95% intervals; the last three: success of the rollouts",
@@ -218,7 +220,8 @@ def success_chart(lines: Sequence[Line], axis: str = "tokens") -> Chart | None:
     recorded."""
     x = {"tokens": "sampled tokens", "steps": "optimizer steps"}[axis]
     y = "success of the rollouts (mean over seeds, band: 95%)"
-    series = {_label(line): line.curve(axis) for line in lines}
+    names = _names([line.variant for line in lines])
+    series = {_label(name, line): line.curve(axis) for name, line in zip(names, lines, strict=True)}
     return line_chart("", series, x=x, y=y, domain=(0, 1.02), height=_HEIGHT)
 
 
@@ -238,10 +241,23 @@ def draw(chart: Chart | None, path: Path) -> None:
     drawing.save(path, scale_factor=2 if path.suffix == ".png" else 1)
 
 
-def _label(line: Line) -> str:
+def _names(variants: Sequence[str]) -> list[str]:
+    """Variants without the recipe and values that all have in common, and without the groups of
+    fields whose last names tell them apart."""
+    parts = [re.split(r" (?=[\w.]+=)", variant) for variant in variants]
+    if len(variants) < 2 or len(set(map(len, parts))) > 1:
+        return [*variants]
+    differing = [column for column in zip(*parts, strict=True) if len(set(column)) > 1]
+    short = [[re.sub(r"^[\w.]+\.(?=\w+=)", "", part) for part in column] for column in differing]
+    fields = [column[0].partition("=")[0] for column in short]
+    columns = short if len(set(fields)) == len(fields) else differing
+    return [" ".join(row) for row in zip(*columns, strict=True)]
+
+
+def _label(name: str, line: Line) -> str:
     count = len(line.histories)
     runs = f"{count} run{'' if count == 1 else 's'}{'' if line.done else ', not finished'}"
-    return f"{line.variant} ({runs})"
+    return f"{name} ({runs})"
 
 
 def _cell(estimate: Estimate) -> str:

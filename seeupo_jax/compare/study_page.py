@@ -192,12 +192,13 @@ def _stability(study: Study, results: Mapping[str, Result], folder: Path) -> Ite
     if not any(each.runs for each in places):
         return
     x, _ = study.stability[study.reference]
+    y = " or ".join(dict.fromkeys(study.stability[each.recipe][1].label for each in places))
     seeds = ", ".join(map(str, study.stability_seeds))
     more = ", ".join(f"`{key}={text_of(value)}`" for key, value in study.exploring.items())
     yield "## Stability map"
     yield (
-        f"Success after the last iteration against {x.label} and steps per batch, all else as"
-        f" tuned: means over the seeds {seeds}. These runs and those of the tuning have"
+        f"Success after the last iteration against {x.label} and {y}, all else as tuned:"
+        f" means over the seeds {seeds}. These runs and those of the tuning have"
         f" {more or 'no fields of their own'}."
     )
     file = folder / "stability.svg"
@@ -215,7 +216,7 @@ def _stability(study: Study, results: Mapping[str, Result], folder: Path) -> Ite
         )
         for each in places
     ]
-    head = ("recipe", x.label, "steps per batch", "measured", "runs", "final", "collapsed")
+    head = ("recipe", x.label, y, "steps per iteration", "runs", "final", "collapsed")
     yield markdown_table(head, rows)
 
 

@@ -25,7 +25,7 @@ from seeupo_jax.reports.blocks import (
     rounded,
     thin,
 )
-from seeupo_jax.reports.line_names import end_labels, shortened
+from seeupo_jax.reports.line_names import end_labels, legend_columns, short_names
 from seeupo_jax.reports.run_data import natural
 
 # Okabe and Ito's colours, which colour-blind people tell apart, the yellow darkened.
@@ -279,7 +279,7 @@ def _styles(series: Sequence[str]) -> tuple[alt.Color, alt.StrokeDash, alt.Shape
 
     Where colours come again, it is with other dashes and shapes.
     """
-    legend = alt.Legend(**_LEGEND) if len(series) > 1 else None
+    legend = alt.Legend(**_LEGEND | legend_columns(series)) if len(series) > 1 else None
 
     def style(channel: Any, values: Sequence[Any], step: int) -> Any:
         count = len(values)
@@ -362,8 +362,9 @@ def _dots(base: alt.Chart, x: str, size: int) -> alt.Chart:
 
 def _end_names(places: Mapping[str, float]) -> alt.Chart:
     """The lines' names at the right; the page drops this layer where it is narrow."""
+    short = short_names(places)
     rows = [
-        {"series": name, "label": shortened(name), "place": rounded(place)}
+        {"series": name, "label": short[name], "place": rounded(place)}
         for name, place in places.items()
     ]
     chart = alt.Chart(alt.InlineData(rows), name="ends")
@@ -386,4 +387,5 @@ def _mean_note(block: int, what: str) -> str:
 
 
 def _span(start: int, block: int) -> dict[str, float]:
-    return {"from": start - 0.5, "to": start + block - 0.5}
+    """A block on the axis; that of iteration 0, before which there is none, is it alone."""
+    return {"from": max(start, 0) - 0.5, "to": start + block - 0.5}

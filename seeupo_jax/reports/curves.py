@@ -7,11 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from seeupo_jax.metrics.statistics import (
-    read_estimates,
-    split_and_metric,
-    wilson_interval,
-)
+from seeupo_jax.metrics.statistics import read_estimates, split_and_metric, wilson_interval
 from seeupo_jax.reports.blocks import Point, known
 from seeupo_jax.reports.charts import Chart, range_chart, stack_chart
 from seeupo_jax.reports.run_data import Recorded, natural
@@ -125,18 +121,12 @@ def _played(run: Recorded) -> Counter[int]:
 
 def _evaluations(runs: Sequence[Recorded]) -> list[str]:
     """What was evaluated in any of the runs, such as `test avg@4`."""
-    return list(dict.fromkeys(name for run in runs for name in _evaluation_keys(run)))
-
-
-def _evaluation_keys(run: Recorded) -> dict[str, str]:
-    """Names of metrics of evaluations by what they are called."""
-    keys = dict.fromkeys(key for line in run.lines for key in read_estimates(line))
-    return {" ".join(split_and_metric(key, run.split)): key for key in keys}
+    return list(dict.fromkeys(name for run in runs for name in run.evaluations))
 
 
 def _evaluated(name: str) -> Callable[[Recorded], list[Point]]:
     """The points of an evaluation with their intervals."""
-    return lambda run: _estimates(run, _evaluation_keys(run).get(name, ""), "")
+    return lambda run: _estimates(run, run.evaluations.get(name, ""), "")
 
 
 def _estimates(run: Recorded, key: str, kind: str) -> list[Point]:
@@ -147,7 +137,7 @@ def _estimates(run: Recorded, key: str, kind: str) -> list[Point]:
 
 def _evaluated_kinds(run: Recorded, name: str) -> list[str]:
     """The `LABEL=VALUE` of which an evaluation has a success rate."""
-    key = _evaluation_keys(run).get(name)
+    key = run.evaluations.get(name)
     return [] if key is None else [kind for kind, _ in run.keyed(f"{key}/")]
 
 
@@ -156,7 +146,7 @@ def _evaluated_by(runs: Sequence[Recorded], name: str, label: str) -> dict[str, 
     series: dict[str, list[Point]] = {}
     for run in runs:
         for kind in (k for k in _evaluated_kinds(run, name) if _label(k) == label):
-            points = known(_estimates(run, _evaluation_keys(run)[name], f"/{kind}"))
+            points = known(_estimates(run, run.evaluations[name], f"/{kind}"))
             ends = dict.fromkeys((*(points[:1] if len(runs) == 1 else ()), *points[-1:]))
             for point in ends:
                 where = run.name if len(runs) > 1 else f"iteration {point.at}"

@@ -1,11 +1,14 @@
-"""Names at the ends of a chart's lines: where each is written, and how it is shortened."""
+"""Names of a chart's lines, at their ends and in its legend: places, and how they are shortened."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Collection, Mapping
 
 LABEL_CHARACTERS = 18
 _APART = 13  # pixels between the names of two lines
+_LEGEND_WIDTH = 660  # pixels
+_CHARACTER = 7  # pixels of a wide one in the legend
 
 
 def end_labels(ends: Mapping[str, float], low: float, high: float, height: int) -> dict[str, float]:
@@ -27,9 +30,36 @@ def end_labels(ends: Mapping[str, float], low: float, high: float, height: int) 
     return {name: y for y, (_, name) in zip(placed, places, strict=True)}
 
 
-def shortened(text: str) -> str:
-    """At most `LABEL_CHARACTERS`, the middle left out: names often differ at their ends."""
-    if len(text) <= LABEL_CHARACTERS:
+def short_names(names: Collection[str]) -> dict[str, str]:
+    """Each name's short form, no two the same: where ends do not tell names apart, words that all
+    begin or end with are left out, and then the names are as long as they must be."""
+    short = {name: shortened(name) for name in names}
+    begin, end = _common(names), _common([name[::-1] for name in names])
+    if begin + end >= min(map(len, names), default=0):  # nothing would be left
+        begin = end = 0
+    most = LABEL_CHARACTERS
+    while len(set(short.values())) < len(short):
+        short = {name: shortened(name[begin : len(name) - end], most) for name in names}
+        most += 2
+    return short
+
+
+def _common(names: Collection[str]) -> int:
+    """How many characters all names begin with, up to the end of a word."""
+    common = os.path.commonprefix(list(names))
+    return max(common.rfind(mark) for mark in " /=_,") + 1
+
+
+def shortened(text: str, most: int = LABEL_CHARACTERS) -> str:
+    """At most so many characters, the middle left out: names often differ at their ends."""
+    if len(text) <= most:
         return text
-    half = LABEL_CHARACTERS // 2
+    half = most // 2
     return f"{text[: half - 1]}…{text[-half:]}"
+
+
+def legend_columns(names: Collection[str]) -> dict[str, int]:
+    """Columns of a legend, three if there is room, and pixels within which no name is cut."""
+    longest = _CHARACTER * max(map(len, names))
+    columns = min(3, max(1, _LEGEND_WIDTH // longest))
+    return {"columns": columns, "labelLimit": max(_LEGEND_WIDTH // columns, longest)}

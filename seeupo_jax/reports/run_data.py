@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
@@ -16,6 +17,7 @@ from seeupo_jax.configuration.schema import Evaluation
 from seeupo_jax.metrics.metrics_log import METRICS_FILE, read_metrics
 from seeupo_jax.metrics.phases import total_time
 from seeupo_jax.metrics.run_manifest import RUN_FILE, read_run_manifest
+from seeupo_jax.metrics.statistics import read_estimates, split_and_metric
 from seeupo_jax.trajectories.reader import FOLDER
 
 # Of which a run's folder has at least one, also of a run just started or only evaluated.
@@ -57,6 +59,12 @@ class Recorded:
         """What follows a prefix in names of metrics, and the whole names; as in natural order."""
         names = {name for line in self.lines for name in line if name.startswith(prefix)}
         return sorted(((n.removeprefix(prefix), n) for n in names), key=lambda e: natural(e[0]))
+
+    @functools.cached_property  # every kind of task asks for it
+    def evaluations(self) -> dict[str, str]:
+        """Names of metrics of evaluations by what they are called, such as `test avg@4`."""
+        keys = dict.fromkeys(key for line in self.lines for key in read_estimates(line))
+        return {" ".join(split_and_metric(key, self.split)): key for key in keys}
 
     def setting(self, name: str) -> Any:
         """A value of the configuration by its dotted name; None where it is not known."""

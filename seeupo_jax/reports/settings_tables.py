@@ -119,6 +119,7 @@ def _failing(run: Recorded) -> Iterator[tuple[str, str, list[tuple[int, str, flo
 def _failed_records(run: Recorded, split: str, iterations: list[int]) -> Iterator[dict[str, Any]]:
     for shard in find_shards(run.workdir) if iterations else ():
         if shard.evaluation and shard.split == split and shard.iteration in iterations:
-            with contextlib.suppress(FileNotFoundError):  # a run that trains has just removed it
+            # A run that trains has just removed it, or it is damaged, which its pages' error says.
+            with contextlib.suppress(OSError, ValueError):
                 records = read_shard(shard.path(run.workdir))
                 yield from (record for record in records if record["failed"])

@@ -278,6 +278,79 @@ def test_numbers_nobody_computed_are_said_to_be_missing(tmp_path, page, tint):
     expect(page.locator(".turn .token.none").first).to_be_visible()
 
 
+@pytest.fixture
+def numbers(tmp_path):
+    """A group of three and a task without an id, with no number twice where one could be taken for
+    another."""
+    absent = [None, None]
+    answers = [
+        sampled([-1.5, -2.5, -3.5, -4.5], [-1.25, -2.4, *absent], [0.5, 0.25, *absent]),
+        sampled([-0.5] * 4, [-0.5] * 4, [2.0] * 4),
+    ]
+    answers[0]["messages"].insert(1, {"role": "assistant", "content": "sent", "history": "sent"})
+    judged = {"task_id": "desk", "failed": False, "failure": None, "stop": "done"}
+    first = {"reward": 0.75, "advantage": -1.25, "weights": [-0.6], "turn_rewards": [0.35]}
+    second = {"reward": 0.5, "advantage": 2.5, "weights": [1.8], "success": False}
+    failed = {"task_id": "desk", "failed": True, "failure": "TimeoutError", "stop": "env_error"}
+    unknown = {"task_id": "", "failed": False, "failure": None, "stop": "max_turns", "reward": 0.1}
+    records = [
+        record(**answers[0] | judged | first | {"success": True, "policy_version": 17}),
+        record(member=1, **answers[1] | judged | second | {"turns": 3}),
+        record(member=2, **failed, success=None, reward=None, turns=2),
+        record(group=1, **unknown, success=None, turns=4),
+    ]
+    records[0]["seed"] = 11
+    write_shard(tmp_path, records)
+    write_pages(tmp_path)
+    return tmp_path
+
+
+def test_every_number_stands_where_its_name_says(numbers, page):
+    go(page, numbers, "#train/0/0/0?tint=entropy&beside=1")
+    expect(page.locator("#count")).to_have_text("4 of 4 · 50% of 2 judged succeed")
+    facts = page.locator(".row .facts")
+    expect(facts.first).to_have_text("train/0/0/0 · done · 1 turns · reward 0.75 · |A·M| 0.60")
+    for name, options in (
+        ("stop", ["done (2)", "env_error (1)", "max_turns (1)"]),
+        ("failure", ["TimeoutError (1)"]),
+    ):
+        texts = page.locator(f"select[name={name}] option").all_text_contents()
+        assert texts == ["all", *options]
+    values = page.locator("dl.facts > *").all_text_contents()
+    pairs = dict(zip(values[::2], values[1::2], strict=True))
+    assert pairs.items() >= {
+        ("seed", "11"),
+        ("policy version", "17"),
+        ("rewards by turn", "0.35"),
+    }
+    cells = page.locator(".siblings tbody tr").first.locator("td").all_text_contents()
+    assert cells == ["", "0", "✓", "0.75", "done", "1", "−1.25", "0.60"]
+    heads = page.locator(".column > h3").all_text_contents()
+    assert heads == ["✓ member 0 · reward 0.75 · done", "✗ member 1 · reward 0.50 · done"]
+    # Of both members 2 nats is the strongest tint; of the first alone 0.25 would be.
+    tokens = page.locator(".turn .token")
+    classes = tokens.evaluate_all("all => all.map(t => t.className.replace('token ', ''))")
+    assert classes == ["l1 positive"] * 2 + ["none"] * 2 + ["l4 positive"] * 4
+    expect(page.locator(".legend .none")).to_have_text("not computed: 2")
+    expect(page.locator(".badge").first).to_have_text(
+        "turn 1 · 4 tokens · advantage × M −0.600 · mean entropy 0.3750 · mean |gap| 0.1750"
+    )
+    tokens.first.focus()
+    expect(page.locator("#info")).to_contain_text(
+        "turn 1 · advantage × M −0.6000 · log-probability −1.5000 · trainer −1.2500"
+        " · gap −0.25000 · entropy 0.5000 nats"
+    )
+    page.evaluate("location.hash = '#train/0/0/0'")  # the conversation
+    roles = page.locator("#view .message h3")
+    expect(roles).to_have_text(["user", "assistant", "assistant · turn 1 · advantage × M −0.600"])
+    for order, listed in (
+        ("turns", ["1/0", "0/1", "0/2", "0/0"]),
+        ("-reward", ["1/0", "0/1", "0/0", "0/2"]),
+    ):
+        page.evaluate(f"location.hash = '#?order={order}'")
+        expect(facts).to_contain_text([f"train/0/{path} " for path in listed])
+
+
 def test_a_character_in_parts_and_line_ends_are_marked(tmp_path, page):
     made = sampled([-1.0] * 3, [-1.0] * 3, [0.0] * 3)
     made["segments"][0]["text"][-3:] = ["", "é\n", "\n"]

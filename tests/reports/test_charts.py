@@ -147,6 +147,25 @@ def test_a_long_name_keeps_its_beginning_and_its_end():
     assert len(short) == line_names.LABEL_CHARACTERS and line_names.shortened("grpo") == "grpo"
 
 
+@pytest.mark.parametrize(
+    "names, short",
+    [
+        (["grpo", "seeupo"], ["grpo", "seeupo"]),
+        (["the_desk/lr=1e-4/seed=1_again", "the_desk/lr=1e-3/seed=1_again"], ["1e-4", "1e-3"]),
+        (["a" * 20 + "b" + "a" * 20, "a" * 41], ["a" * 20 + "b" + "a" * 20, "a" * 41]),
+        (["in_a_folder_of_a_folder", "in_a_folder_in_a_folder"], ["of", "in"]),
+    ],
+)
+def test_no_two_lines_have_the_same_name_however_long(names, short):
+    assert line_names.short_names(names) == dict(zip(names, short, strict=True))
+
+
+def test_a_legend_has_room_for_its_names():
+    chart = line_chart("T", {c * 45: [Point(1, 0.0), Point(2, 1.0)] for c in "ab"}, y="y")
+    texts = re.findall(r">([ab]+)</text>", drawn(chart))
+    assert {"a" * 45, "b" * 45} <= set(texts)
+
+
 def test_many_points_become_means_of_blocks_and_the_note_says_so():
     points = [Point(i, float(i), i - 1.0, i + 1.0) for i in range(1, 1001)]
     chart = line_chart("T", {"a": points}, y="y")
@@ -177,6 +196,15 @@ def test_blocks_leave_no_more_than_was_asked_for():
         block = block_size(range(first, last + 1), most)
         assert len({block_start(i, block) for i in range(first, last + 1)}) <= most
     assert block_size([0, 1000, 2000], 3) == 1  # rare evaluations are left alone
+
+
+def test_bars_of_a_long_run_begin_at_iteration_0():
+    parts = [(0, "evaluation", 30.0), *((i, "sweep", 1.0) for i in range(1, 1501))]
+    chart = stack_chart("T", parts, ["sweep", "evaluation"], y="seconds")
+    block = math.ceil(1501 / 119)
+    bars = [(row["from"], row["to"], row["value"]) for row in rows(chart)]
+    assert bars[:2] == [(-0.5, 0.5, 30.0), (0.5, block + 0.5, 1.0)]
+    assert chart.spec["encoding"]["x"]["scale"]["domain"][0] == -0.5
 
 
 def test_a_heat_map_has_a_cell_for_each_turn_and_iteration():

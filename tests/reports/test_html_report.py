@@ -20,6 +20,7 @@ from seeupo_jax.reports.sections import (
     lengths_section,
     parts_section,
     stops_section,
+    supervised_section,
     time_section,
     turns_section,
 )
@@ -229,7 +230,8 @@ def test_turns_have_a_map_each(runs):
 
 def test_the_speed_is_the_median_of_the_last_iterations(tmp_path):
     with MetricsWriter(tmp_path) as writer:
-        for i, speed in ((1, 100.0), (2, 900.0)):
+        # The median of the last ten is 500; of all it would be 100.
+        for i, speed in enumerate([10.0] * 5 + [100.0] * 5 + [900.0] * 5, 1):
             writer.write(
                 i, {"rollout/tokens_per_second": speed, "sweep/tokens_per_second": speed / 10}
             )
@@ -255,10 +257,16 @@ def test_the_tiles_are_success_at_first_and_now_and_the_time_of_an_iteration(tmp
 def test_the_lowest_held_out_loss_is_shown_beside_the_last(tmp_path):
     losses = [{"eval/loss": 0.125}, {"sft/loss": 0.5}, {"eval/loss": 0.25}, {"eval/loss": 0.375}]
     with MetricsWriter(tmp_path) as writer:
-        for i, values in enumerate(losses):
-            writer.write(i, values)
+        for i, loss in enumerate(losses):
+            writer.write(i, loss)
     # The first is of the policy before, which is not one of those that are kept.
     assert '<dd>0.1250 → 0.3750</dd><dd class="quiet">lowest 0.2500</dd>' in tiles(tmp_path)
+    (chart,) = supervised_section(load_runs([tmp_path])).wanted["Loss of assistant tokens"]
+    points = [(row["series"], row["iteration"], row["value"]) for row in values(chart)]
+    assert points == [
+        ("steps", 1, 0.5),
+        *(("held-out loss", i, loss) for i, loss in ((0, 0.125), (2, 0.25), (3, 0.375))),
+    ]
 
 
 @pytest.mark.parametrize("selected_on", [0.0, 1.0])

@@ -1,9 +1,13 @@
-"""Configurations beside each other."""
+"""Configurations beside each other, and what failed."""
 
+import gzip
 import json
 
+import pytest
+from telemetry_cases import record, write_shard
+
 from seeupo_jax.reports.run_data import load_runs
-from seeupo_jax.reports.settings_tables import configuration_table
+from seeupo_jax.reports.settings_tables import configuration_table, failures_section
 
 
 def test_values_that_differ_are_marked_and_told_apart_where_their_texts_agree(tmp_path):
@@ -26,3 +30,26 @@ def test_values_that_differ_are_marked_and_told_apart_where_their_texts_agree(tm
         "rate": (["0.5", "0.25"], True),
         "same": (["1", "1"], False),
     }
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [gzip.compress(b'{"schema": 2}\n'), b"no gzip", None],
+    ids=["schema", "bytes", "folder"],
+)
+def test_failures_of_an_evaluation_whose_shard_cannot_be_read_have_no_cause(tmp_path, damage):
+    lines = [{"iteration": i, "eval/avg@4": 0.5, "eval/failed": 1} for i in (1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    made = {"split": "test", "failed": True, "failure": "TimeoutError"}
+    write_shard(tmp_path, [record(2, **made)])
+    broken = write_shard(tmp_path, [record(1, **made)])
+    if damage is None:
+        broken.unlink()
+        broken.mkdir()
+    else:
+        broken.write_bytes(damage)
+    (table,) = failures_section(load_runs([tmp_path])).tables
+    assert [list(row.cells) for row in table.rows] == [
+        ["(cause not recorded)", "evaluation on test", "1", "1 to 1"],
+        ["TimeoutError", "evaluation on test", "1", "2 to 2"],
+    ]

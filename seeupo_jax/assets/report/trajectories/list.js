@@ -74,7 +74,7 @@ function list(query) {
   const text = (query.get("q") ?? "").toLowerCase();
   const ids = (INDEX.values.task_id ?? []).map((id) => id.toLowerCase());
   // A whole id means that task; otherwise what holds the text.
-  const matching = ids.includes(text) ? (id) => id === text : (id) => id.includes(text);
+  const matching = text && ids.includes(text) ? (id) => id === text : (id) => id.includes(text);
   const tasks = ids.map(matching);
   const passes = (row) =>
     tasks[INDEX.columns.task_id[row]] && wanted.every(([key, [, valueOf]]) => valueOf(row) === query.get(key));

@@ -21,14 +21,17 @@ function valueOf(tint, record, segment, i) {
   return sampler === null || trainer === null ? null : sampler - trainer;
 }
 
-/** The value from which a token has the strongest tint, and the largest: of these records. */
+/** The value from which a token has the strongest tint, the largest, and how many are missing: of these records. */
 function scaleOf(tint, records) {
   const sizes = [];
+  let missing = 0;
   for (const record of records) {
     for (const segment of record.segments) {
       segment.turn.forEach((turn, i) => {
-        const value = turn < 0 ? null : valueOf(tint, record, segment, i);
-        if (value !== null) sizes.push(Math.abs(value));
+        if (turn < 0) return;
+        const value = valueOf(tint, record, segment, i);
+        if (value === null) missing++;
+        else sizes.push(Math.abs(value));
       });
     }
   }
@@ -36,7 +39,7 @@ function scaleOf(tint, records) {
   sizes.sort((a, b) => a - b);
   // One wild token must not make all others look alike: the 95th percentile is the scale.
   const scale = tint === "weight" ? sizes.at(-1) : sizes[Math.floor(0.95 * (sizes.length - 1))];
-  return { scale: scale || sizes.at(-1) || 1, largest: sizes.at(-1) };
+  return { scale: scale || sizes.at(-1) || 1, largest: sizes.at(-1), missing };
 }
 
 /** Classes of a token: its level 0 to 4 and its sign, or its turn's style. */
@@ -68,7 +71,8 @@ function legend(tint, records) {
       return el(`span.token.l${i + 1}.${sign}`, {}, range);
     }));
   const largest = ` ${UNITS[tint]} · largest here ${number(scale.largest, digits)}`;
-  return el("p.legend", {}, ...spaced(samples), largest);
+  const none = el("span.token.none", {}, `not computed: ${scale.missing.toLocaleString("en")}`);
+  return el("p.legend", {}, ...spaced(samples), largest, ...(scale.missing ? [" · ", none] : []));
 }
 
 function spaced(nodes) {
