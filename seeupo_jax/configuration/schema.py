@@ -8,7 +8,6 @@ description, which `--help` and the reference of the documentation show (`descri
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,7 @@ from seeupo_jax.configuration.optimizer_schema import Optimizer
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.configuration.reward import Judge, Reward, reward_weights
 from seeupo_jax.configuration.supervised_schema import Sft, WarmStart
-from seeupo_jax.configuration.user_code import describe, import_attribute, shown
+from seeupo_jax.configuration.user_code import cached_by_name, describe, import_attribute, shown
 
 
 @dataclass(frozen=True)
@@ -285,7 +284,7 @@ def recipe_fields(recipe: str) -> dict[str, Any]:
     return RECIPES[recipe]
 
 
-@functools.cache
+@cached_by_name
 def _own_recipe(recipe: str) -> dict[str, Any]:
     imported = import_attribute(recipe, "config.recipe", "recipe", _may_be_a_recipe)
     try:

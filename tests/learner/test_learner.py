@@ -1,8 +1,12 @@
 """What learners have in common."""
 
+import sys
+import types
+
 import learner_cases as cases
 import pytest
 
+from seeupo_jax.algorithms.objectives import Objective
 from seeupo_jax.configuration.optimizer_schema import Optimizer
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
 
@@ -28,6 +32,21 @@ def test_equal_learners_have_one_program_whatever_their_numbers_and_what_sweeps_
 def test_learners_of_another_loss_have_programs_of_their_own_but_score_alike():
     plain, other = own_programs(), own_programs(ratio="token")
     assert [plain[name] is other[name] for name in NAMES] == [False, False, True]
+
+
+def test_learners_of_a_reloaded_objective_have_programs_of_their_own(monkeypatch):
+    module = types.ModuleType("reloaded_parts")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    def run_cell():
+        module.OWN = Objective(lambda ratio, weight: (ratio, weight), ("ratio", "weight"))
+
+    run_cell()
+    first, same = (own_programs(objective="reloaded_parts:OWN") for _ in range(2))
+    run_cell()
+    other = own_programs(objective="reloaded_parts:OWN")
+    assert first == same
+    assert [first[name] is other[name] for name in NAMES] == [False, False, True]
 
 
 def test_equal_configurations_have_one_optimizer_unless_it_is_a_users():
