@@ -228,21 +228,22 @@ class Config:
     """1: sample the next iteration while one is swept."""
     rewards: tuple[Reward, ...] = ()
     """Functions that pay besides the environment, and what each named reward weighs."""
-    judge: Judge = Judge()
+    # Those that hold a dict are made for each configuration.
+    judge: Judge = dataclasses.field(default_factory=Judge)
     model: Model = Model()
     lora: Lora = Lora()
-    chat: Chat = Chat()
-    env: Env = Env()
-    agent: Agent = Agent()
+    chat: Chat = dataclasses.field(default_factory=Chat)
+    env: Env = dataclasses.field(default_factory=Env)
+    agent: Agent = dataclasses.field(default_factory=Agent)
     mesh: Mesh = Mesh()
     offload: Offload = Offload()
     algorithm: Algorithm = None  # type: ignore[assignment]  # default: the recipe's
-    optimizer: Optimizer = Optimizer()
+    optimizer: Optimizer = dataclasses.field(default_factory=Optimizer)
     rollout: Rollout = Rollout()
     curriculum: Curriculum = Curriculum()
     batching: Batching = Batching()
     warm_start: WarmStart = WarmStart()
-    sft: Sft = Sft()
+    sft: Sft = dataclasses.field(default_factory=Sft)
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
     profile: Profile = Profile()
