@@ -7,7 +7,7 @@ import learner_cases as cases
 import pytest
 
 from seeupo_jax.algorithms.objectives import Objective
-from seeupo_jax.configuration.optimizer_schema import Optimizer
+from seeupo_jax.configuration.optimizer_schema import Optimizer, ParameterGroup
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
 
 NAMES = ("turn_step", "refresh", "score")
@@ -57,3 +57,6 @@ def test_equal_configurations_have_one_optimizer_unless_it_is_a_users():
     )
     assert adam[0] is adam[1] is not adam[2]
     assert own[0] is not own[1]  # its function may be another one by now
+    grouped = Optimizer("adam", groups=(ParameterGroup("kernel", name="optax:adam"),))
+    made = [make_optimizer(grouped, total_steps=9) for _ in range(2)]
+    assert made[0] is not made[1]
