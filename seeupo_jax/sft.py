@@ -210,9 +210,9 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
     with sentence_errors():
         given = _flags().read(arguments[1:])
     log_to_stderr()
-    prepare_xla()
     with errors_end_at_once():
         with sentence_errors():
+            prepare_xla()
             data_override = () if given.data is None else (f"sft.data={given.data!r}",)
             config, workdir = (
                 load_config(given.config, (*given.override, *data_override)),

@@ -226,9 +226,9 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
     with sentence_errors():
         given = _flags().read(arguments[1:])
     log_to_stderr()
-    prepare_xla()
     with errors_end_at_once():
         with sentence_errors():
+            prepare_xla()
             planned = plan_devices(given)
             config, workdir = read_config(given), given.workdir
             if planned is not None:

@@ -45,7 +45,6 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
     with sentence_errors():
         given = _flags().read(arguments[1:])
     log_to_stderr()
-    prepare_xla()
 
     def log(sentence: str) -> None:
         print(sentence, file=sys.stderr)
@@ -54,6 +53,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
     with contextlib.ExitStack() as held:
         held.enter_context(no_room_errors())
         with sentence_errors():
+            prepare_xla()
             # The model is the one that is named here, whatever a training run would begin with.
             overrides = (f"model.path={given.model!r}", "warm_start.stages=()")
             config = load_config(given.config, (*given.override, *overrides))

@@ -7,6 +7,7 @@ import pytest
 
 from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration import schema
+from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.configuration.supervised_schema import WarmStartStage
 from seeupo_jax.metrics.metrics_log import MetricsWriter, read_metrics
 from seeupo_jax.runtime.policy_folder import export_policy
@@ -82,3 +83,16 @@ def test_the_policy_of_a_warm_start_is_also_left_where_the_configuration_says(th
         assert (folder / "models" / "warm" / "config.json").read_text() == content
         (folder / "models" / "warm" / "config.json").write_text("changed")
     assert [path.name for path in (folder / "models").iterdir()] == ["warm"]
+
+
+def test_an_estimator_and_a_recipe_of_a_file_are_found_after_the_folder_is_left(there):
+    folder, leave = there
+    text = "from seeupo_jax.algorithms.estimators import grae\nOWN, RECIPE = grae.ESTIMATOR, {}\n"
+    (folder / "own_parts_here.py").write_text(text)
+    values = {
+        "recipe": "own_parts_here.py:RECIPE",
+        "algorithm": {"advantage": "own_parts_here.py:OWN"},
+    }
+    config = from_dict(values)
+    leave()
+    assert from_dict(values) == config and config.algorithm.grouped

@@ -82,9 +82,19 @@ def read_values(given: str | Path, function: str = "get_config") -> dict[str, An
 
 
 def given_values(given: Any) -> dict[str, Any]:
-    """The nested values of a ConfigDict, a dict or a Config; ValueError: anything else."""
+    """The nested values of a ConfigDict, a dict or a Config.
+
+    Raises:
+      ValueError: anything else, or a ConfigDict with a `required_placeholder` that was never set.
+    """
+    try:
+        values = _plain(given)
+    except ValueError:
+        raise
+    except Exception as error:  # of ml_collections
+        raise ValueError(f"config: got values that cannot be read: {describe(error)}.") from error
     places = f"a file's path, {PACKAGE}NAME, module:function, "
-    return _checked(_plain(given), "config: got", places)
+    return _checked(values, "config: got", places)
 
 
 def _split(given: str) -> tuple[str, tuple[str, ...]]:

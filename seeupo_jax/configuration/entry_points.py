@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from seeupo_jax.configuration.fields import checked
-from seeupo_jax.configuration.user_code import import_attribute
+from seeupo_jax.configuration.user_code import cached_by_name, import_attribute
 
 # Field of `config.algorithm` -> the package of the shipped ones, and the class of an entry.
 _KINDS = {
@@ -37,9 +37,9 @@ def entry_point(field: str, default: str) -> Any:
     return checked(default, allowed, lambda value: value in names or ":" in value)
 
 
-@functools.cache
+@cached_by_name
 def find_entry(field: str, name: str) -> Any:
-    """The `Estimator` or `Objective` that a name stands for.
+    """The `Estimator` or `Objective` that a name stands for now: a user's module may be reloaded.
 
     Raises:
       ValueError: one sentence with the field, what was got and what is allowed.

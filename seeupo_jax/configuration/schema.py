@@ -8,7 +8,6 @@ description, which `--help` and the reference of the documentation show (`descri
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,7 @@ from seeupo_jax.configuration.optimizer_schema import Optimizer
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.configuration.reward import Judge, Reward, reward_weights
 from seeupo_jax.configuration.supervised_schema import Sft, WarmStart
-from seeupo_jax.configuration.user_code import describe, import_attribute, shown
+from seeupo_jax.configuration.user_code import cached_by_name, describe, import_attribute, shown
 
 
 @dataclass(frozen=True)
@@ -229,21 +228,22 @@ class Config:
     """1: sample the next iteration while one is swept."""
     rewards: tuple[Reward, ...] = ()
     """Functions that pay besides the environment, and what each named reward weighs."""
-    judge: Judge = Judge()
+    # Those that hold a dict are made for each configuration.
+    judge: Judge = dataclasses.field(default_factory=Judge)
     model: Model = Model()
     lora: Lora = Lora()
-    chat: Chat = Chat()
-    env: Env = Env()
-    agent: Agent = Agent()
+    chat: Chat = dataclasses.field(default_factory=Chat)
+    env: Env = dataclasses.field(default_factory=Env)
+    agent: Agent = dataclasses.field(default_factory=Agent)
     mesh: Mesh = Mesh()
     offload: Offload = Offload()
     algorithm: Algorithm = None  # type: ignore[assignment]  # default: the recipe's
-    optimizer: Optimizer = Optimizer()
+    optimizer: Optimizer = dataclasses.field(default_factory=Optimizer)
     rollout: Rollout = Rollout()
     curriculum: Curriculum = Curriculum()
     batching: Batching = Batching()
     warm_start: WarmStart = WarmStart()
-    sft: Sft = Sft()
+    sft: Sft = dataclasses.field(default_factory=Sft)
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
     profile: Profile = Profile()
@@ -285,7 +285,7 @@ def recipe_fields(recipe: str) -> dict[str, Any]:
     return RECIPES[recipe]
 
 
-@functools.cache
+@cached_by_name
 def _own_recipe(recipe: str) -> dict[str, Any]:
     imported = import_attribute(recipe, "config.recipe", "recipe", _may_be_a_recipe)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -13,8 +14,10 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
+P = ParamSpec("P")
+T = TypeVar("T")
 NAMES = "1 to 64 letters, digits, underscores, dots and hyphens"  # what `is_name` allows
 # Of this package, of Python's library and of what Python runs without a file.
 _NOT_USERS = (
@@ -142,6 +145,23 @@ def import_attribute(name: str, field: str, kind: str, fits: Callable[[Any], boo
             f" {', '.join(those) if those else 'none'}."
         )
     return value
+
+
+def cached_by_name(find: Callable[P, T]) -> Callable[P, T]:
+    """`functools.cache` for what finds a name, its last argument, but no `module:attribute`.
+
+    A module may be reloaded, or be a notebook. A file runs once, and its path is that of the folder
+    that the process was in when it was first given.
+    """
+    cached = functools.cache(find)
+
+    @functools.wraps(find)
+    def found(*args: P.args, **kwargs: P.kwargs) -> T:
+        module, colon, _ = str(args[-1]).partition(":")
+        reloadable = colon and not module.endswith(".py")
+        return (find if reloadable else cached)(*args, **kwargs)
+
+    return found
 
 
 def attribute_beside(name: str, other: str) -> Any:

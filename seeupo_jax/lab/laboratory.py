@@ -270,11 +270,13 @@ def compile_experiment(
     Args:
       of_turns: whether they have rewards of turns.
     """
-    return _compile(shape, settings.algorithm(recipe), settings, of_turns)
+    algorithm = settings.algorithm(recipe)
+    entries = (find_entry(field, vars(algorithm)[field]) for field in ("advantage", "objective"))
+    return _compile(shape, algorithm, settings, of_turns, *entries)
 
 
 @functools.cache
-def _compile(shape, algorithm, settings, of_turns):
+def _compile(shape, algorithm, settings, of_turns, *_entries):  # a name's may be another by now
     array = jax.ShapeDtypeStruct(shape, jnp.float32)
     seed_S = jax.ShapeDtypeStruct((settings.seeds,), jnp.int32)
     numbers = (jax.ShapeDtypeStruct(each, jnp.float32) for each in ((len(shape), *shape), ()))

@@ -13,6 +13,7 @@ import optax
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.algorithm import fused_refresh_applies
+from seeupo_jax.configuration.entry_points import find_entry
 from seeupo_jax.learner.batching import Rows, Shapes
 from seeupo_jax.learner.optimization.schedule import Schedule, at_share
 from seeupo_jax.learner.optimization.turn_moments import of_turn
@@ -200,13 +201,14 @@ class Learner:
         """A small array, the same in all processes, on every device."""
         return distributed.to_global(np.asarray(x_N), self.replicated)
 
-    @property
+    @functools.cached_property
     def loss_config(self) -> LossConfig:
         """The options of the turn step; it is compiled for what is left of them without numbers."""
         algorithm, turns = self.algorithm, self.shapes.turns
         parallel = algorithm.order == "parallel"
         return LossConfig(
             algorithm.loss,
+            find_entry("objective", algorithm.objective),
             self.temperature,
             # With several steps a turn, the policy before the first is scored and kept instead.
             old_is_current=algorithm.old_policy == "turn" and self.fused,

@@ -84,16 +84,35 @@ def _moments(
     replicated: jax.sharding.Sharding,
 ) -> Any:
     """Shardings of an optimizer's state."""
-    paths = {tuple(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
+    parameter_of = _parameters(params)
 
     def follow(path: Any, leaf: Any) -> jax.sharding.Sharding:
-        ends = (paths.get(tuple(path[start:])) for start in range(len(path)))
-        param = next((param for param in ends if param is not None), None)
-        if param is None or param.shape != leaf.shape:
-            return replicated
-        return _waiting(param, offload)
+        param = parameter_of(path, leaf)
+        return replicated if param is None else _waiting(param, offload)
 
     return jax.tree_util.tree_map_with_path(follow, jax.eval_shape(optimizer.init, params))
+
+
+def _parameters(params: Any) -> Callable[[Any, Any], Any | None]:
+    """What gives the parameter that a leaf of an optimizer's state is kept of; None: of none."""
+    paths = {tuple(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
+
+    def parameter_of(path: Any, leaf: Any) -> Any | None:
+        ends = (paths.get(tuple(path[start:])) for start in range(len(path)))
+        param = next((param for param in ends if param is not None), None)
+        return None if param is None or param.shape != leaf.shape else param
+
+    return parameter_of
+
+
+def undivided_bytes(state: TrainState) -> int:
+    """Bytes of the optimizer's state that are kept of no parameter, which every device holds."""
+    parameter_of = _parameters(state.params)
+    return sum(
+        leaf.size * leaf.dtype.itemsize
+        for path, leaf in jax.tree.leaves_with_path(state.opt_state)
+        if parameter_of(path, leaf) is None
+    )
 
 
 def _waiting(param: Any, offload: Offload) -> jax.sharding.Sharding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,12 @@ from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.learner.optimization.turn_moments import per_turn
 from seeupo_jax.learner.reference_policy import wait_reference, with_reference
 from seeupo_jax.learner.shapes import Shapes, row_lengths
-from seeupo_jax.learner.state_layout import abstract_state, make_state, state_layout
+from seeupo_jax.learner.state_layout import (
+    abstract_state,
+    make_state,
+    state_layout,
+    undivided_bytes,
+)
 from seeupo_jax.learner.step.critic import critic_optimizer, make_critic
 from seeupo_jax.learner.step.turn_scorer import make_scorer, scorer_optimizer
 from seeupo_jax.parallel.distributed import place
@@ -47,6 +53,7 @@ from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
 from seeupo_jax.types import TrainState
 
+_LOGGER = logging.getLogger(__name__)
 # Parameters: with fewer, a token takes a CPU microseconds, and a program seconds to compile.
 SMALL = 2_000_000
 # Tokens of a conversation: with so few, a small policy's attention computes all pairs of a row's
@@ -282,7 +289,26 @@ def new_state(
     layout = state_layout(policy.mesh, optimizer, params, config.offload, critic, ema, scorer)
     is_struct = isinstance(jax.tree.leaves(params)[0], jax.ShapeDtypeStruct)
     state = (abstract_state if is_struct else make_state)(optimizer, params, layout, critic, scorer)
+    if not is_struct:
+        warn_of_undivided(state)
     return with_reference(state, config, params, layout.step)
+
+
+def warn_of_undivided(state: TrainState) -> None:
+    """Warns where much of an optimizer's state is unlike the parameters, which are divided.
+
+    adafactor's sums over rows and columns are not much: of 128 numbers or more, at most 1/64.
+    """
+    params = jax.tree.leaves(state.params)
+    undivided, size = undivided_bytes(state), sum(x.size * x.dtype.itemsize for x in params)
+    divided = not all(leaf.sharding.is_fully_replicated for leaf in params)
+    if divided and undivided > max(size / 20, 2**20):
+        _LOGGER.warning(
+            "every device holds %.0f MiB of the optimizer's state whole, of %.0f MiB of parameters:"
+            " only leaves at a parameter's path and in its shape are divided (docs/optimizers.md).",
+            undivided / 2**20,
+            size / 2**20,
+        )
 
 
 def place_reference(config: Config, params: Any) -> Any:

@@ -264,7 +264,15 @@ def prepare_xla() -> None:
     matrix products are cuBLAS's unless XLA_FLAGS says otherwise, and 0.92 of its memory is reserved
     unless JAX's variables do. Programs of earlier runs of this process are forgotten where they
     have used up half of its memory maps.
+
+    Raises:
+      ValueError: the process computes in 64 bits, which no program here is made for.
     """
+    if jax.config.jax_enable_x64:
+        raise ValueError(
+            "jax_enable_x64: got True; allowed: False, since arrays here are of 32 bits at most:"
+            " leave JAX_ENABLE_X64 unset, or train in a process of its own."
+        )
     _forget_programs()
     keep_programs(_cache_folder())
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:

@@ -9,7 +9,6 @@ from places import ROOT
 
 from seeupo_jax.algorithms import advantage, estimators, objectives
 from seeupo_jax.algorithms.estimators import grae
-from seeupo_jax.configuration import entry_points
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.entry_points import entry_names, find_entry
 from seeupo_jax.runtime.algorithm_trial import try_estimator, try_objective
@@ -90,10 +89,8 @@ def test_a_new_file_is_all_that_a_new_name_needs(field, folder, text, tmp_path):
     # As if the file lay in the folder.
     locations = folder.__spec__.submodule_search_locations
     locations.append(str(tmp_path))
-    caches = entry_points.entry_names, entry_points.find_entry
     try:
-        for cache in caches:
-            cache.cache_clear()
+        entry_names.cache_clear()
         assert "brand_new" in entry_names(field)
         algorithm = Algorithm(**{field: "brand_new"})
         if field == "advantage":
@@ -106,8 +103,7 @@ def test_a_new_file_is_all_that_a_new_name_needs(field, folder, text, tmp_path):
     finally:
         locations.remove(str(tmp_path))
         sys.modules.pop(f"{folder.__name__}.brand_new", None)
-        for cache in caches:
-            cache.cache_clear()
+        entry_names.cache_clear()
 
 
 @pytest.mark.parametrize(

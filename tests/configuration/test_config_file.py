@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from ml_collections import ConfigDict
+from ml_collections.config_dict import required_placeholder
 from places import CONFIGS, ROOT
 
 from seeupo_jax.configuration import config_file
@@ -108,6 +109,10 @@ def test_a_required_value_of_a_config_dict_that_is_missing_is_a_sentence(tmp_pat
     )
     text = _sentence(lambda: load_config(tmp_path / "holes.py"))
     assert text.startswith(f"--config: {tmp_path / 'holes.py'}: RequiredValueError: ")
+    hole = ConfigDict({"seed": required_placeholder(int)})
+    for given in (hole, {"optimizer": hole}):
+        text = _sentence(lambda given=given: load_config(given))
+        assert text.startswith("config: got values that cannot be read: RequiredValueError: ")
 
 
 def test_overrides_do_not_change_the_dict_that_a_function_returns(tmp_path, monkeypatch):

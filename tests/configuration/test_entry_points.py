@@ -1,11 +1,12 @@
 """What a user's `module:attribute` stands for, and one sentence for what does not stand for any."""
 
+import importlib
 import sys
 from pathlib import Path
 
 import pytest
 
-from seeupo_jax.configuration.entry_points import entry_names
+from seeupo_jax.configuration.entry_points import entry_names, find_entry
 from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
 
 ESTIMATORS = entry_names("advantage")
@@ -64,6 +65,15 @@ def own_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield
     sys.modules.pop("own_parts", None)
+
+
+def test_a_name_is_what_its_module_has_now_as_after_a_reload():
+    with_choices(advantage="own_parts:ALONE")
+    assert from_dict({"recipe": "own_parts:recipe"}).algorithm.ratio == "token"
+    Path("own_parts.py").write_text(OWN.replace('"ratio": "token"', '"ratio": "product"'))
+    module = importlib.reload(sys.modules["own_parts"])
+    assert find_entry("advantage", "own_parts:ALONE") is module.ALONE
+    assert from_dict({"recipe": "own_parts:recipe"}).algorithm.ratio == "product"
 
 
 def with_choices(**choices):

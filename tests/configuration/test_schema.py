@@ -62,6 +62,19 @@ def test_a_configuration_cannot_be_changed():
         config.optimizer.learning_rate = 1.0
 
 
+def test_configurations_share_no_dict():
+    one, other = vars(from_dict({})), vars(from_dict({}))
+    dicts = [
+        (group, name)
+        for group, values in one.items()
+        for name, value in getattr(values, "__dict__", {}).items()
+        if isinstance(value, dict)
+    ]
+    assert ("env", "options") in dicts and ("optimizer", "kwargs") in dicts and len(dicts) == 6
+    for group, name in dicts:
+        assert vars(one[group])[name] is not vars(other[group])[name], group
+
+
 def test_a_configuration_survives_json():
     config = from_dict(
         {

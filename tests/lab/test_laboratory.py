@@ -2,14 +2,18 @@
 
 import dataclasses
 import functools
+import sys
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from seeupo_jax.algorithms.estimators import Estimator
 from seeupo_jax.configuration.recipes import RECIPES
-from seeupo_jax.lab.laboratory import Result, Settings, experiment, regrets
+from seeupo_jax.lab import laboratory
+from seeupo_jax.lab.laboratory import Result, Settings, compile_experiment, experiment, regrets
 from seeupo_jax.lab.problems import PROBLEMS, Problem
 
 RNG = np.random.default_rng(2)
@@ -131,3 +135,20 @@ def test_an_estimator_is_not_run_on_rewards_that_it_is_not_for():
     )
     value_SI = experiment(PROBLEMS["random"](), "a_grae", SMALL).value_SI
     assert np.all(value_SI[:, -1] > value_SI[:, 0])
+
+
+def test_a_reloaded_estimator_is_compiled_anew(monkeypatch):
+    module = types.ModuleType("reloaded_estimator")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(laboratory, "regrets", lambda mean, *_, **__: mean)
+
+    def run_cell():
+        module.OWN = Estimator(lambda reward_N: reward_N, "trajectory", ("reward_N",))
+
+    def compiled():
+        return compile_experiment((2,), "grpo:scale=none:advantage=reloaded_estimator:OWN", SMALL)
+
+    run_cell()
+    first, same = compiled(), compiled()
+    run_cell()
+    assert first is same is not compiled()

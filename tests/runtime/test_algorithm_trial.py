@@ -9,7 +9,7 @@ import pytest
 from places import CONFIGS
 
 from seeupo_jax import envs
-from seeupo_jax.algorithms.estimators import Estimator
+from seeupo_jax.algorithms.estimators import Credit, Estimator
 from seeupo_jax.algorithms.objectives import Objective
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.loading import load_config
@@ -75,6 +75,27 @@ def test_an_estimator_that_cannot_work_is_one_sentence(function, level, needs, s
         try_estimator("own:X", Estimator(function, level, needs), CHOICES)
     assert str(error.value).startswith("own:X ") and said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_what_adapts_clip_ranges_gives_a_finite_scale_of_each_turn():
+    def tried(scale):
+        def scaled(reward_N, mask_NK):
+            return Credit(jnp.where(mask_NK, reward_N[:, None], 0.0), clip_scale=scale(mask_NK))
+
+        estimator = Estimator(scaled, "turn", ("reward_N", "mask_NK"), adapts_clip=True)
+        try_estimator("own:X", estimator, CHOICES)
+
+    tried(lambda mask_NK: jnp.where(mask_NK, 1.5, 1.0))
+    for scale, said in (
+        (
+            lambda mask_NK: None,
+            r"allowed: advantages float32\[4, 3\] and clip scales float32\[4, 3",
+        ),
+        (lambda mask_NK: jnp.ones(4), r"allowed: .* and clip scales float32\[4, 3\]\.$"),
+        (lambda mask_NK: mask_NK / 0.0, "makes clip scales of finite rewards that are not finite"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            tried(scale)
 
 
 @pytest.mark.parametrize("scale", ["none", "batch"])

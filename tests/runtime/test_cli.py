@@ -132,6 +132,22 @@ def test_a_configuration_that_is_refused_leaves_no_folder(tmp_path, capsys, name
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["train", "sft", "evaluate", "update", "serve"])
+def test_a_process_of_64_bits_is_refused_before_anything_is_made(tmp_path, capsys, name):
+    module, run = importlib.import_module(f"seeupo_jax.{name}"), tmp_path / "run"
+    given = [f"--workdir={run}"]
+    if name == "update":
+        given = ["--model=m", "--trajectories=t", f"--output={run}"]
+    with jax.enable_x64(True):
+        with pytest.raises(SystemExit) as ended:
+            module.main(["", f"--config={TINY}", *given])
+        with pytest.raises(ValueError, match="^jax_enable_x64: got True; allowed: False"):
+            cli.prepare_xla()
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and error.startswith("error: jax_enable_x64: got True")
+    assert error.count("\n") == 1 and not run.exists()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc can be told to keep memory")
 def test_memory_that_programs_give_back_is_not_cleared_again(tmp_path):
     every = 20 * 16_384

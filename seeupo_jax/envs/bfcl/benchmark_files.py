@@ -45,13 +45,30 @@ def split_ids(category: str, split: str) -> list[str]:
     return [f"{category}_{number}" for number in sorted(halves[split])]
 
 
-@functools.cache
 def load_tasks(category: str, folder: Path | None = None) -> dict[str, Task]:
     """The tasks of a category by id: the official ones, or those of a folder in their format.
 
     Raises:
       ValueError: a folder whose files are not there or not of this format.
     """
+    if folder is None:
+        return _kept_tasks(category, None)
+    name = file_name(category)
+    stamps = map(_stamp, (folder / name, folder / "possible_answer" / name))
+    return _kept_tasks(category, folder, folder.absolute(), *stamps)
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    """When it was written, and its bytes; None: unknown, and reading it will say why."""
+    try:
+        stat = file.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size
+
+
+@functools.lru_cache(maxsize=64)  # every slot of a pool asks for them
+def _kept_tasks(category: str, folder: Path | None, *_stamps: Any) -> dict[str, Task]:
     if folder is None:
         return _read_tasks(category, importlib.resources.files(official("bfcl_eval")) / "data")
     try:

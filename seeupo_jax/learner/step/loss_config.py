@@ -8,7 +8,6 @@ import numpy as np
 
 from seeupo_jax.algorithms.objectives import BOUNDS, Objective
 from seeupo_jax.configuration.algorithm import LossOptions
-from seeupo_jax.configuration.entry_points import find_entry
 
 # Options of the loss that are numbers, or None. Programs take them as arguments, so that another
 # coefficient or clip range compiles nothing anew.
@@ -20,11 +19,13 @@ Numbers = dict[str, np.float32]
 class LossConfig:
     """The static options of the loss; without its numbers it is hashable, part of each program.
 
+    objective: what the options' name of one stands for: a user's may be another one by now.
     old_is_current: the ratio is to the policy just before this very step.
     actions: that a row of a step may have, each with a ratio of its own.
     """
 
     options: LossOptions
+    objective: Objective
     temperature: float
     old_is_current: bool
     actions: int = 1
@@ -46,10 +47,6 @@ class LossConfig:
     def with_numbers(self, numbers: Numbers) -> LossConfig:
         """The inverse of `split`, with arrays as numbers."""
         return replace(self, options=replace(self.options, **numbers))
-
-    @property
-    def objective(self) -> Objective:
-        return find_entry("objective", self.options.objective)
 
     @property
     def kl_coef(self) -> float:

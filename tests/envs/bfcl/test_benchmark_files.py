@@ -1,6 +1,7 @@
 """The official tasks as they are read: their number, their halves, the tools of each."""
 
 import hashlib
+import json
 
 import pytest
 
@@ -8,6 +9,7 @@ from seeupo_jax.envs.bfcl.benchmark_files import (
     CATEGORIES,
     SPLITS,
     added_docs,
+    file_name,
     listed_docs,
     load_tasks,
     read_docs,
@@ -69,3 +71,17 @@ def test_a_turn_that_brings_tools_has_no_question_and_follows_one_without_a_solu
     for task in load_tasks("multi_turn_miss_func").values():
         ((turn, names),) = task.held_out.items()
         assert task.questions[turn] == () and task.reference[turn - 1] == () and names
+
+
+def test_tasks_of_a_folder_that_is_written_again_are_the_new_ones(tmp_path):
+    folder, name = tmp_path / "train", file_name("multi_turn_base")
+    (folder / "possible_answer").mkdir(parents=True)
+    for task_id in ("first", "second"):
+        row = {"id": task_id, "question": [[{"role": "user", "content": "Sum?"}]]}
+        row |= {"involved_classes": ["MathAPI"], "initial_config": {}}
+        (folder / name).write_text(json.dumps(row))
+        truth = {"id": task_id, "ground_truth": [["add(a=1,b=2)"]]}
+        (folder / "possible_answer" / name).write_text(json.dumps(truth))
+        tasks = load_tasks("multi_turn_base", folder)
+        assert [*tasks] == [task_id]
+        assert load_tasks("multi_turn_base", folder) is tasks
