@@ -1,6 +1,7 @@
 """Conversations as OpenAI and TRL write them, and one sentence for what is none."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -175,6 +176,16 @@ def test_demonstrations_and_tfds_are_the_same_conversations(tmp_path):
     assert kept.where(3) == f"--data: tfds:{folder}, train, record 3"
     with pytest.raises(ValueError, match="split 'nosuch', which cannot be read"):
         open_conversations(config, f"tfds:{folder}", "nosuch", {}, "--data")
+
+
+def test_records_of_tfds_are_utf8(monkeypatch):
+    messages = [USER | {"content": "Zürich, 李"}, ANSWER]
+    columns = {name: [m[name].encode() for m in messages] for name in ("role", "content")}
+    texts = {"messages": json.dumps(messages, ensure_ascii=False).encode()}
+    made = SimpleNamespace(as_data_source=lambda split: [texts, {"messages": columns}])
+    monkeypatch.setattr("tensorflow_datasets.builder", lambda name: made)
+    kept = open_conversations(from_dict({}), "tfds:mine", "train", {}, "--data")
+    assert [kept[index].messages for index in range(2)] == [tuple(messages)] * 2
 
 
 def test_an_environment_without_demonstrations_is_told():
