@@ -29,7 +29,7 @@ from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.sampling import Sampling
 
-TRIAL_TOKENS = 16
+TRIAL_TOKENS = 16  # at most, of the request that tries a server
 STEP_S = 0.02  # seconds that a step waits for an action; environments may answer meanwhile
 SHOWN = 300  # characters of a reply that an error quotes
 
