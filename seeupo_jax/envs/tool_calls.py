@@ -40,18 +40,13 @@ class ToolCall:
 
 
 def render_hermes(name: str, /, **arguments: Any) -> str:
-    """A tool call in the Hermes/Qwen form; `parse_hermes` reads the same call back.
-
-    Letters stand as they are, as Qwen's and Hermes' chat templates have them.
-    """
+    """A tool call in the Hermes/Qwen form; `parse_hermes` reads the same call back."""
     call = {"name": name, "arguments": arguments}
     body = json.dumps(call, allow_nan=False, ensure_ascii=False)
-    body = _HALF.sub(lambda half: f"\\u{ord(half.group()):04x}", body)
+    # Letters stand as they are; half a character cannot, which UTF-8 does not hold.
+    body = re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half.group()):04x}", body)
     # An argument may hold the closing tag; \/ is JSON's other way to write a slash.
     return _OPEN + body.replace("</", r"<\/") + _CLOSE
-
-
-_HALF = re.compile("[\ud800-\udfff]")  # of a character: UTF-8 cannot hold it
 
 
 def parse_hermes(text: str) -> tuple[ToolCall, ...]:
