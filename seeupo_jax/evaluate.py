@@ -327,6 +327,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
 def _report(config: Config, given: argparse.Namespace, result: EvaluationResult) -> None:
     """Prints what the evaluation came to, and writes what else was asked for."""
     print(printable(f"{result}\n\nEvery episode: {result.file}"))
+    print(f"Played before, taken from that file: {result.resumed} of {len(result.episodes)}")
     if given.bfcl_results is not None:
         environment = cast(Any, envs.make(config.env.name, **config.env.options))
         played = ((e.task_id, e.member, e.messages) for e in result.episodes)

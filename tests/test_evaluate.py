@@ -1,6 +1,7 @@
 """The command as its user runs it: with the policy of the run, or with that of a server."""
 
 import collections
+import functools
 import json
 import math
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import jax
 import loaded_python
+import numpy as np
 import openai_cases as cases
 import pytest
 from places import CONFIGS
@@ -492,6 +494,41 @@ def test_another_policy_of_the_same_name_is_refused(folder, tmp_path, capsys):
     with pytest.raises(SystemExit):
         play(folder, *SHORT, "--config.lora.rank=1", workdir=tmp_path)
     assert capsys.readouterr().err.startswith("error: policy: got ")
+
+
+def always(folder, text):
+    """Logits of a policy that says a text, whatever it is asked."""
+    tokenizer = read_tokenizer(str(folder), None)
+    said = tokenizer.action(text)
+
+    def logits(tokens):
+        place = len(tokens) - 1 - list(tokens)[::-1].index(header)
+        logits_LV = np.full((len(tokens), tokenizer.vocab_size), -50.0)
+        logits_LV[-1, said[min(len(tokens) - 1 - place, len(said) - 1)]] = 50.0
+        return logits_LV
+
+    header = tokenizer.begin([{"role": "user", "content": "?"}], ()).tokens[-1]
+    return logits
+
+
+def test_another_policy_served_under_the_same_name_is_refused(folder, serve, tmp_path, capsys):
+    with serve() as server:
+        url = f"--server={server.url}"
+
+        def hold(text):
+            ask = functools.partial(cases.completions, logits=always(folder, text))
+            server.routes["/v1/completions"] = ask
+
+        hold("Hello")
+        play(folder, *SHORT, url, workdir=tmp_path)
+        assert "from that file: 0 of 1\n" in capsys.readouterr().out
+        play(folder, *SHORT, url, workdir=tmp_path)
+        assert "from that file: 1 of 1\n" in capsys.readouterr().out
+        hold("I am another")
+        with pytest.raises(SystemExit):
+            play(folder, *SHORT, url, workdir=tmp_path)
+    logged = capsys.readouterr().err
+    assert logged.startswith("error: fingerprint: got \"a policy that says 'I am another'")
 
 
 def test_episodes_of_bfcl_are_exported_for_its_scorer(folder, serve, tmp_path, logits, capsys):

@@ -17,7 +17,7 @@ import numpy as np
 
 from seeupo_jax.agents.calls import CallRefused, HistoryMessage, ModelCall
 from seeupo_jax.agents.sampled_text import longest_token, text_with_mark
-from seeupo_jax.agents.tool_format import ToolFormat, as_function, template_writes
+from seeupo_jax.agents.tool_format import ToolFormat, as_function, lists_tools, template_writes
 from seeupo_jax.envs.base import Message, Tool
 from seeupo_jax.policy.files.messages import TextWithCalls
 from seeupo_jax.policy.files.tokenizer import Conversation, Tokenizer, Transcript
@@ -198,13 +198,19 @@ def check_length(call: ModelCall, tokenizer: Tokenizer, max_context: int) -> Non
       CallRefused: no text of so many characters fits into the context.
     """
     longest = longest_token(tokenizer)
-    size = sum(map(_characters, call.messages))
-    if longest is not None and size > _SLACK * longest * max_context:
+    if longest is None:
+        return
+    most, size = _SLACK * longest * max_context, sum(map(_characters, call.messages))
+    name, got = "messages", f"{size} characters"
+    if size <= most and call.tools and lists_tools(tokenizer):
+        size += len(json.dumps(call.tools, ensure_ascii=False))
+        name, got = "tools", f"{size} characters with the messages"
+    if size > most:
         raise CallRefused(
-            f"messages: got {size} characters, which {max_context} tokens, the maximum context"
-            " length (rollout.max_context), cannot hold; allowed: fewer.",
+            f"{name}: got {got}, which {max_context} tokens, the maximum context length"
+            " (rollout.max_context), cannot hold; allowed: fewer.",
             code="context_length_exceeded",
-            param="messages",
+            param=name,
         )
 
 

@@ -15,20 +15,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import urllib3
 
+from seeupo_jax.agents.server_dialects import DIALECTS, Dialect, complete
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.sampling import Sampling
 
+TRIAL_TOKENS = 16  # at most, of the request that tries a server
 STEP_S = 0.02  # seconds that a step waits for an action; environments may answer meanwhile
 SHOWN = 300  # characters of a reply that an error quotes
 
@@ -37,91 +38,6 @@ Read = TypeVar("Read")
 
 class _TryAgain(Exception):
     """A failed request that may be repeated; the text says why."""
-
-
-class _Reply(NamedTuple):
-    """A sampled action. stop: the token it stopped at, where the server names it."""
-
-    tokens: list[int]
-    logp: list[float]
-    reason: str
-    stop: Any
-
-
-class _Dialect(NamedTuple):
-    """The requests and replies of a kind of server."""
-
-    path: str
-    body: Callable[[str, Sequence[int], Sampling, int | None], dict[str, Any]]
-    read: Callable[[Any], _Reply]
-    needs: str
-
-
-def _common(sampling: Sampling) -> dict[str, Any]:
-    # Neutral values too: the defaults are those of the model's generation_config.json.
-    return {
-        "temperature": sampling.temperature,
-        "top_k": -1 if sampling.top_k is None else sampling.top_k,
-        "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
-        "min_p": 0.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "repetition_penalty": 1.0,
-        "stop_token_ids": list(sampling.end_ids),
-    }
-
-
-def _completions_body(
-    model: str, context: Sequence[int], sampling: Sampling, seed: int | None
-) -> dict[str, Any]:
-    return _common(sampling) | {
-        "model": model,
-        "prompt": list(context),
-        "max_tokens": sampling.max_tokens,
-        "logprobs": 0,  # of the sampled token only
-        "return_token_ids": True,
-        "return_tokens_as_token_ids": True,  # for vLLM before 0.10.2
-        **({} if seed is None else {"seed": seed}),
-    }
-
-
-def _read_completions(reply: Any) -> _Reply:
-    (choice,) = reply["choices"]
-    tokens, logprobs = choice.get("token_ids"), choice["logprobs"]
-    if tokens is None:
-        tokens = [token.removeprefix("token_id:") for token in logprobs["tokens"]]
-    logp = logprobs["token_logprobs"]
-    return _Reply(tokens, logp, choice["finish_reason"], choice.get("stop_reason"))
-
-
-def _generate_body(
-    model: str, context: Sequence[int], sampling: Sampling, seed: int | None
-) -> dict[str, Any]:
-    native = {"max_new_tokens": sampling.max_tokens} | (
-        {} if seed is None else {"sampling_seed": seed}
-    )
-    return {
-        "input_ids": list(context),
-        "sampling_params": _common(sampling) | native,
-        "return_logprob": True,
-        "return_text_in_logprobs": False,
-    }
-
-
-def _read_generate(reply: Any) -> _Reply:
-    sampled = reply["meta_info"]["output_token_logprobs"]
-    finish = reply["meta_info"]["finish_reason"]
-    tokens, logp = [entry[1] for entry in sampled], [entry[0] for entry in sampled]
-    return _Reply(tokens, logp, finish["type"], finish.get("matched"))
-
-
-# sglang's own endpoint returns token ids in every version; its /v1/completions only in the latest.
-DIALECTS: dict[str, _Dialect] = {
-    "vllm": _Dialect(
-        "/v1/completions", _completions_body, _read_completions, "a server as vLLM >= 0.10.2"
-    ),
-    "sglang": _Dialect("/generate", _generate_body, _read_generate, "a server as sglang"),
-}
 
 
 def request_seed(seed: int, iteration: int, task: int, member: int, turn: int) -> int:
@@ -145,10 +61,14 @@ class OpenAIServer:
       api_key: None: the environment variable OPENAI_API_KEY, if set.
       dialect: `vllm`, `sglang`, or `auto`: by the owner that the server names.
       seeded: send a seed with each request.
+      prompt: what the trial request continues; empty: an end token.
+
+    Attributes:
+      trial: tokens and log-probabilities of the trial, the likeliest token each, at temperature 1.
 
     Raises:
       ValueError: the server does not answer, serves other models or shorter contexts, or returns no
-        token ids with log-probabilities, as one sampled token shows.
+        token ids with log-probabilities, as the trial shows.
     """
 
     def __init__(
@@ -165,6 +85,7 @@ class OpenAIServer:
         api_key: str | None = None,
         dialect: str = "auto",
         seeded: bool = True,
+        prompt: Sequence[int] = (),
     ):
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"url: got {url!r}; allowed: http://... or https://...")
@@ -182,7 +103,7 @@ class OpenAIServer:
             retries=False,
         )
         self._closed = threading.Event()
-        self._dialect = self._choose_dialect(dialect)
+        self._dialect, self.trial = self._choose_dialect(dialect, prompt or sampling.end_ids[:1])
         self._threads = ThreadPoolExecutor(concurrency)
         self._pending: dict[Future[tuple[Action, int]], Turn] = {}
         self._counts: Counter[str] = Counter()
@@ -265,8 +186,10 @@ class OpenAIServer:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._http.clear()
 
-    def _choose_dialect(self, dialect: str) -> _Dialect:
-        """The dialect, after a trial request of one token."""
+    def _choose_dialect(
+        self, dialect: str, prompt: Sequence[int]
+    ) -> tuple[Dialect, tuple[list[int], list[float]]]:
+        """The dialect, and what a trial request gave."""
         card = self._card()
         if dialect == "auto":
             dialect = "sglang" if card.get("owned_by") == "sglang" else "vllm"
@@ -276,15 +199,16 @@ class OpenAIServer:
                 " whole models."
             )
         candidate = DIALECTS[dialect]
-        one = self._sampling._replace(max_tokens=1)
+        tokens = min(TRIAL_TOKENS, self._sampling.max_tokens)
+        greedy = self._sampling._replace(temperature=1.0, top_k=1, max_tokens=tokens)
         try:
-            self._act(candidate, one.end_ids[:1], one, seed=0)
+            trial, _ = self._act(candidate, prompt, greedy, seed=0)
         except _TryAgain as error:
             raise ValueError(
                 f"{self._url}: {error}; allowed: {candidate.needs}, which returns token ids and"
                 f" log-probabilities, or another dialect of {', '.join(DIALECTS)}."
             ) from None
-        return candidate
+        return candidate, trial
 
     def _card(self) -> Mapping[str, Any]:
         """The server's description of the model."""
@@ -321,12 +245,12 @@ class OpenAIServer:
         return Action(turn.key, *sampled), retries
 
     def _act(
-        self, dialect: _Dialect, context: Sequence[int], sampling: Sampling, seed: int
+        self, dialect: Dialect, context: Sequence[int], sampling: Sampling, seed: int
     ) -> tuple[tuple[list[int], list[float]], int]:
         """An action's tokens and log-probabilities, and the number of retries."""
         body = dialect.body(self.model, context, sampling, seed if self._seeded else None)
         return self._ask(
-            "POST", dialect.path, body, lambda reply: _complete(dialect.read(reply), sampling)
+            "POST", dialect.path, body, lambda reply: complete(dialect.read(reply), sampling)
         )
 
     def _ask(
@@ -368,26 +292,6 @@ def _cut_at_stop(turn: Turn, action: Action) -> Action:
 
 def _read_models(reply: Any) -> dict[str, Mapping[str, Any]]:
     return {card["id"]: card for card in reply["data"]}
-
-
-def _complete(reply: _Reply, sampling: Sampling) -> tuple[list[int], list[float]]:
-    """An action's tokens, the end token included, and their log-probabilities.
-
-    vLLM and sglang return the end token with its log-probability. Other servers only name it, or
-    return tokens behind it where they sample several per step.
-    """
-    tokens, logp = list(map(int, reply.tokens)), list(map(float, reply.logp))
-    if len(tokens) != len(logp) or reply.reason not in ("stop", "length"):
-        raise ValueError("not a whole action")
-    end_ids = sampling.end_ids
-    end = next((place for place, token in enumerate(tokens) if token in end_ids), None)
-    if end is not None:
-        return tokens[: end + 1], logp[: end + 1]
-    if reply.stop in end_ids:
-        return [*tokens, reply.stop], [*logp, math.nan]
-    if not tokens:
-        raise ValueError("an empty action")
-    return tokens, logp
 
 
 def _error_text(body: bytes) -> str:

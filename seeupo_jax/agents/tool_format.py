@@ -85,6 +85,17 @@ def template_writes(tokenizer: Tokenizer, tool_format: ToolFormat) -> bool:
     return tool_format.parse(answer) == (content, (call, call))
 
 
+@lru_cache(maxsize=1)
+def lists_tools(tokenizer: Tokenizer) -> bool:
+    """Whether a conversation's tools are among its tokens."""
+    asked = [{"role": "user", "content": "?"}]
+    tool = {"name": "name", "description": "", "parameters": {"type": "object", "properties": {}}}
+    try:
+        return tokenizer.begin(asked, (tool,)).tokens != tokenizer.begin(asked, ()).tokens
+    except Exception:  # a template may raise anything
+        return False
+
+
 def as_function(call: ToolCall) -> dict[str, object]:
     """A call as chat templates read it."""
     return {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -55,8 +55,11 @@ class Agent:
         return self.name if self.name is not None else str(self.command)
 
 
-def check_agent(agent: Agent) -> None:
+def check_agent(agent: Agent, grammar: str | None) -> None:
     """Checks fields that do not go together.
+
+    Args:
+      grammar: `config.rollout.grammar`.
 
     Raises:
       ValueError: one sentence with the field, what was got and what is allowed.
@@ -65,6 +68,12 @@ def check_agent(agent: Agent) -> None:
         raise ValueError(
             f"config.agent.command: got {agent.command!r} beside config.agent.name={agent.name};"
             " allowed: one of the two."
+        )
+    if grammar == "tool_calls" and agent.tool_format != "hermes":
+        raise ValueError(
+            f"config.agent.tool_format: got {agent.tool_format!r} with"
+            " config.rollout.grammar='tool_calls'; allowed: 'hermes', whose calls alone it"
+            " constrains."
         )
     if agent.options and agent.name is None:
         raise ValueError(

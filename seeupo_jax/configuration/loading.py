@@ -114,7 +114,7 @@ def _check_combination(config: Config, recipe: Mapping[str, Any]) -> None:
     check_choices(algorithm, max_turns=rollout.max_turns, ahead=ahead, recipe=recipe)
     check_rewards(config.rewards)
     check_weights(algorithm, config.rewards)
-    check_agent(config.agent)
+    check_agent(config.agent, rollout.grammar)
     if config.judge != Judge() and algorithm.forks != "candidates":
         raise ValueError(
             f"config.judge: got one with algorithm.forks={algorithm.forks}; allowed: none, unless"

@@ -41,7 +41,10 @@ class ToolCall:
 
 def render_hermes(name: str, /, **arguments: Any) -> str:
     """A tool call in the Hermes/Qwen form; `parse_hermes` reads the same call back."""
-    body = json.dumps({"name": name, "arguments": arguments}, allow_nan=False)
+    call = {"name": name, "arguments": arguments}
+    body = json.dumps(call, allow_nan=False, ensure_ascii=False)
+    # Letters stand as they are; half a character cannot, which UTF-8 does not hold.
+    body = re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half.group()):04x}", body)
     # An argument may hold the closing tag; \/ is JSON's other way to write a slash.
     return _OPEN + body.replace("</", r"<\/") + _CLOSE
 

@@ -35,17 +35,21 @@ _GROUPED = r"[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?(?!\d)"  # thousands, as in 1,000
 _NUMBER = rf"([{_MINUS}-]?(?:{_GROUPED}|\d+(?:[.,]\d+)?|\.\d+))"
 _DASH = r"[*_]{0,3}[ \t]-[ \t]"  # between spaces it is no sign, as in "Score - 8"
 _BETWEEN = rf"(?:{_DASH}|[^\w.{_MINUS}-]{{0,8}})"
-# The scale may stand in brackets after the word, as in "Score (0-10): 7".
-_SCALE = r"\s*(?:\([^)\n]{0,40}\)|\[[^\]\n]{0,40}\])"
-# Words before it that make it a bound of the scale, as in "a score of 4 (maximum score: 10)".
-_BOUNDS = "max max. maximum highest possible perfect min min. minimum lowest".split()
+# The scale may stand in brackets after the word, as in "Score (0-10): 7"; in "Score (7)/10" it is
+# the score that does.
+_SCALE = r"\s*(?:\([^)\n]{0,40}\)|\[[^\]\n]{0,40}\])(?!\s*/)"
+_BRACKETED = r"\s*[(\[][^)\]\n]{0,40}[)\]]\s*/"
+# Words before it that make it a bound of the scale, as in "a score of 4 (maximum score: 10)", or
+# another's.
+_BOUNDS = "max max. maximum highest possible perfect top full min min. minimum lowest".split()
+_BOUNDS += "baseline previous prior earlier reference".split()
 _NO_BOUND = "".join(rf"(?<!\b{re.escape(word)}[ _])" for word in _BOUNDS)
 SCORE = rf"(?i)(?<![^\W_]){_NO_BOUND}score(?:{_SCALE})?{_BETWEEN}{_NUMBER}"
 # A verdict: a line or a sentence begins with it, or with up to two words before it, and a scale or
 # a sign stands before the number. Not "Score 10 is perfect", nor "Maximum score: 10".
 _VERDICT = (
     r"(?im)(?:^|[.!?]\s)(?:[^\w\n]|_){0,20}(?:(?!max|min)[^\W_]{1,20}[ \t*_]{1,4}){0,2}"
-    rf"{_NO_BOUND}score(?:{_SCALE}|(?={_DASH}|{_BETWEEN}[:=*])){_BETWEEN}{_NUMBER}"
+    rf"{_NO_BOUND}score(?:{_SCALE}|(?={_DASH}|{_BETWEEN}[:=*]|{_BRACKETED})){_BETWEEN}{_NUMBER}"
 )
 _NO_KEY = "none"  # the client wants one; servers without keys ignore it
 

@@ -41,7 +41,7 @@ def evaluate(
     iteration: int = 0,
     file: EpisodeFile | None = None,
     on_played: Callable[[Sequence[Trajectory], Labels], None] = lambda *_: None,
-    on_counted: Callable[[Sequence[Episode]], None] = lambda _: None,
+    on_counted: Callable[[Sequence[Episode], int], None] = lambda *_: None,
 ) -> dict[str, float]:
     """Plays the first `config.evaluation.tasks` tasks of a split k times each.
 
@@ -50,7 +50,8 @@ def evaluate(
       file: what is in it is not played; what this process plays goes there. All processes have
         one, or none has.
       on_played: is given what all processes played, and the labels of the tasks.
-      on_counted: is given the episodes that the metrics are of, also those that were in the file.
+      on_counted: is given the episodes that the metrics are of, also those that were in the file,
+        and how many were.
 
     Returns: `evaluation_metrics` of success (score 1) among the episodes whose environment did not
       fail, by `eval/`; by `eval_SPLIT/` for another split than the config's.
@@ -83,7 +84,9 @@ def evaluate(
             if not played[key].failed:
                 file.add(played[key])
     episodes = [played[request.task_id, request.member] for request in requests]
-    on_counted([episode for episode in episodes if not episode.failed])
+    on_counted(
+        [episode for episode in episodes if not episode.failed], len(requests) - len(missing)
+    )
     prefix = evaluation_prefix(config.evaluation.split, split)
     return _metrics(prefix, episodes, [labels[each] for each in task_ids])
 

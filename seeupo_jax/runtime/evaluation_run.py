@@ -39,6 +39,7 @@ class EvaluationResult:
     metrics: all figures by name, those of each kind of tasks too, as `--json` has them.
     policy: which one: its `iteration`, or `server` and `model`.
     episodes: those that count, on process 0 of all processes. file: where they are kept.
+    resumed: how many of them were in the file before, and were not played.
     """
 
     split: str
@@ -49,6 +50,7 @@ class EvaluationResult:
     policy: Mapping[str, Any]
     episodes: Sequence[Episode]
     file: Path
+    resumed: int
 
     def __str__(self) -> str:
         return evaluation_table(self.metrics)
@@ -59,7 +61,14 @@ def evaluate_policy(
 ) -> EvaluationResult:
     """Plays the episodes of a split that are not in WORKDIR/evaluation yet."""
     settings = evaluation_settings(config, split, k, source.same)
-    counted: list[Episode] = []
+    episodes: list[Episode] = []
+    resumed = 0
+
+    def count(counted: Sequence[Episode], before: int) -> None:
+        nonlocal resumed
+        episodes.extend(counted)
+        resumed = before
+
     with contextlib.ExitStack() as opened:
         path = workdir / "evaluation" / episodes_name(settings)
         file = opened.enter_context(EpisodeFile(path, settings))
@@ -90,7 +99,7 @@ def evaluate_policy(
             k=k,
             iteration=source.iteration,
             file=file,
-            on_counted=counted.extend,
+            on_counted=count,
         )
     estimates = {name.rpartition("/")[2]: e for name, e in read_estimates(metrics).items()}
     return EvaluationResult(
@@ -100,8 +109,9 @@ def evaluate_policy(
         pass_at_k=estimates[f"pass@{k}"],
         metrics=metrics,
         policy=source.about,
-        episodes=tuple(counted),
+        episodes=tuple(episodes),
         file=path,
+        resumed=resumed,
     )
 
 

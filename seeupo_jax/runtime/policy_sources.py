@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,8 +26,10 @@ from seeupo_jax.runtime.policy_folder import (
     saved_weights,
     starting_folder,
 )
+from seeupo_jax.trajectories.policy_fingerprint import FINGERPRINT, fingerprint
 
 _LOGGER = logging.getLogger(__name__)
+_QUESTION = "Who are you, and what can you do?"  # its likeliest answer tells served policies apart
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ class Server:
 class PolicySource(NamedTuple):
     """A policy to be evaluated.
 
-    about: what the JSON says of it. same: what must not change while its episodes are played.
+    about: what the JSON says of it. same: what must not change while its episodes are played; a
+    served policy's has a fingerprint.
     """
 
     engine: Engine
@@ -126,16 +129,27 @@ def served_policy(config: Config, workdir: Path, server: Server) -> Iterator[Pol
         retry_wait_s=config.env.retry_wait_s,
         dialect=server.dialect,
         seeded=server.seeded,
+        prompt=_question(tokenizer),
     )
     with contextlib.closing(engine):
         about = {"server": url, "model": engine.model}
-        yield PolicySource(engine, tokenizer, None, 0, about, about)
+        tokens, logp = engine.trial
+        same = about | {FINGERPRINT: fingerprint(tokenizer.text(tokens), tokens, logp)}
+        yield PolicySource(engine, tokenizer, None, 0, about, same)
         usage = engine.usage()
     if any(usage.values()):
         _LOGGER.warning(
             f"{url}: requests repeated: {usage['server_retries']}; given up:"
             f" {usage['server_failures']}, whose episodes do not count."
         )
+
+
+def _question(tokenizer: Tokenizer) -> Sequence[int]:
+    """The prompt of a served policy's fingerprint; empty where the template refuses it."""
+    try:
+        return list(tokenizer.begin([{"role": "user", "content": _QUESTION}], ()).tokens)
+    except Exception:  # a template may raise anything
+        return ()
 
 
 def check_served(config: Config) -> None:

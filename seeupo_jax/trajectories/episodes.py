@@ -16,6 +16,7 @@ from typing import Any
 
 from seeupo_jax.parallel.file_lock import exclusive
 from seeupo_jax.trajectories.json_lines import plain, read_object, short, to_line
+from seeupo_jax.trajectories.policy_fingerprint import FINGERPRINT, may_be_same, shown
 from seeupo_jax.types import Trajectory
 
 
@@ -96,7 +97,8 @@ class EpisodeFile:
 
     Args:
       path: made, with its folder, if it is not there. A last line that a kill cut short goes.
-      settings: texts, numbers and lists of them by name. The file's must be the same.
+      settings: texts, numbers and lists of them by name. The file's must be the same; a fingerprint
+        must be such that `may_be_same`, and is not compared where either has none.
 
     Attributes:
       played: the episodes that need not be played again, by task and member.
@@ -207,7 +209,13 @@ def _episodes(path: Path, lines: Sequence[dict[str, Any]]) -> Iterator[Episode]:
 def _check(
     path: Path, saved: Mapping[str, Any], given: Mapping[str, Any], names: Iterable[str]
 ) -> None:
+    saved, given = dict(saved), dict(given)
+    before, now = saved.pop(FINGERPRINT, None), given.pop(FINGERPRINT, None)
+    if before is not None and now is not None and not may_be_same(before, now):
+        saved[FINGERPRINT], given[FINGERPRINT] = shown(before), shown(now)
     for name in names:
+        if name == FINGERPRINT and name not in saved:
+            continue
         if name not in saved or name not in given or saved[name] != given[name]:
             raise ValueError(
                 f"{name}: got {given.get(name)!r}; allowed: {saved.get(name)!r}, with which the"

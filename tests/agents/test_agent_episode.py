@@ -19,6 +19,14 @@ def test_a_call_without_an_answer_gives_no_time_for_new_thoughts():
         assert episode.thinks and (episode.thought_s < 1000) == answered
 
 
+@pytest.mark.parametrize("reward, given, score", [(3, None, 1), (-2, None, 0), (3, 0.5, 0.5)])
+def test_a_reward_that_is_the_score_too_is_cut_to_its_range(reward, given, score):
+    episode = AgentEpisode(Request("task", 0, 0), 0, lineages=Lineages(CharTokenizer(), HERMES))
+    episode.outcome = AgentResult(reward, given)
+    episode.conclude(lambda *_: [reward], "failure")
+    assert (episode.score, episode.turnless_reward) == (score, reward)
+
+
 @pytest.mark.parametrize(
     "cause, exit_code, stop",
     [

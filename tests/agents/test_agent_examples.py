@@ -78,6 +78,11 @@ def shop(call):
     return render_hermes("final_answer", answer=answer) if "final_answer" in names else answer
 
 
+def a_list_first(call):
+    """As `shop`, after a call with a list where the schema has a string."""
+    return shop(call) if call.messages[1:] else render_hermes("price", item=["tea"])
+
+
 @pytest.fixture(scope="module")
 def endpoint():
     served = Endpoint(sampling=SamplingRules(1.0), model="policy", tool_format="hermes")
@@ -89,7 +94,7 @@ def endpoint():
 @pytest.mark.parametrize("name", ["openai_chat", "openai_responses", "anthropic_messages"])
 def test_an_agent_that_is_a_function_continues_its_history_and_is_paid(endpoint, name):
     agent = importlib.import_module(f"docs.examples.agents.{name}").agent
-    session = ScriptedSession(shop)
+    session = ScriptedSession(a_list_first)
     access = endpoint.open_key(session)
     task = AgentTask("train/1", "train", {"prices": PRICES}, 0, 0, 6)
 
@@ -100,7 +105,8 @@ def test_an_agent_that_is_a_function_continues_its_history_and_is_paid(endpoint,
             return await agent(task, client)
 
     assert asyncio.run(run()) == 1.0
-    assert session.continued() == [True, True, True] and session.params == []
+    assert session.continued() == [True, True, True, True] and session.params == []
+    assert session.calls[1].messages[-1].content == "no such item"
 
 
 def run_command(access, folder, interpreter, name, data):

@@ -92,6 +92,8 @@ def test_limits_and_stop_sequences_end_the_message_and_are_named(client):
     assert (reply.content[0].text, reply.stop_reason) == ("abcd", "stop_sequence")
     assert reply.stop_sequence == "ef"
     assert ask(client, "abcdefgh", stop_sequences=["xy"]).stop_reason == "end_turn"
+    reply = ask(client, CALLS + "xy", stop_sequences=["xy"], tools=TOOLS)
+    assert (reply.stop_reason, reply.stop_sequence) == ("tool_use", None)  # it waits for results
 
 
 @pytest.mark.parametrize("text", [CALLS, "Hello.", CALLS.partition("\n")[2], ""])
@@ -132,8 +134,9 @@ def test_the_asynchronous_client_asks_and_streams(episode):
 def test_the_models_are_the_one_that_is_served(client):
     assert [(model.id, model.type) for model in client.models.list()] == [("ours", "model")]
     assert client.models.retrieve("ours").display_name == "ours"
-    with pytest.raises(anthropic.NotFoundError, match="got 'other'; allowed: 'ours'"):
+    with pytest.raises(anthropic.NotFoundError, match="got 'other'; allowed: 'ours'") as caught:
         client.models.retrieve("other")
+    assert caught.value.body["type"] == "error"  # Anthropic's form at a path that OpenAI has too
 
 
 def test_errors_have_anthropics_form(endpoint, client):

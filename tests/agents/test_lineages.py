@@ -73,6 +73,22 @@ def test_arguments_of_calls_count_in_a_length_before_they_are_tokenised():
     assert refused.value.code == "context_length_exceeded"
 
 
+def test_tools_count_in_a_length_where_a_conversation_lists_them():
+    def described(length):
+        return ask("go", tools=(TOOL | {"description": "x" * length},))
+
+    check_length(described(1000), CharTokenizer(), 400)
+    with pytest.raises(CallRefused, match="^tools: got 1000.. characters with the mess") as refused:
+        check_length(described(10**5), CharTokenizer(), 400)
+    assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "tools")
+
+    class Deaf(CharTokenizer):
+        def begin(self, messages, tools):
+            return super().begin(messages, ())
+
+    check_length(described(10**5), Deaf(), 400)
+
+
 # How clients send our answer back.
 REWRITTEN = {
     "as it was": lambda answered: answered,

@@ -97,6 +97,24 @@ def test_a_limit_of_tokens_ends_the_message(client, limit):
     assert (choice.message.content, choice.finish_reason) == ("abcdef", "length")
 
 
+def test_both_limits_of_tokens_may_be_given_where_they_are_one(client):
+    both = {"max_tokens": 2, "max_completion_tokens": 2}
+    assert ask(client, "abcdefgh", **both).choices[0].message.content == "abcdef"
+    with pytest.raises(openai.BadRequestError, match="another value than max_comp") as caught:
+        ask(client, "abcdefgh", **(both | {"max_completion_tokens": 3}))
+    assert caught.value.param == "max_tokens"
+
+
+@pytest.mark.parametrize("repetition_penalty", [1, 1.0, 1.1])
+def test_a_repetition_penalty_other_than_none_is_refused(client, repetition_penalty):
+    extra = {"repetition_penalty": repetition_penalty}
+    if repetition_penalty == 1:
+        assert ask(client, "x", extra_body=extra).choices
+        return
+    with pytest.raises(openai.BadRequestError, match="repetition_penalty: got 1.1; allowed: 1"):
+        ask(client, "x", extra_body=extra)
+
+
 @pytest.mark.parametrize("stop", ["ef", ["xy", "ef"]])
 def test_a_stop_string_ends_the_message_before_it(client, stop):
     (choice,) = ask(client, "abcdefgh", stop=stop).choices

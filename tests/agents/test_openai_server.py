@@ -116,7 +116,8 @@ def test_filters_reach_the_server(server):
     server.routes["/v1/completions"] = lambda body: cases.completions(body | {"top_p": 1.0})
     with connect(server, sampling=SAMPLING._replace(top_k=5, top_p=0.8)) as engine:
         play_one(engine)
-    assert [(body["top_k"], body["top_p"]) for _, _, body in server.asked] == [(5, 0.8)] * 2
+    asked = [(body["top_k"], body["top_p"]) for _, _, body in server.asked]
+    assert asked == [(1, 0.8), (5, 0.8)]  # the trial asks for the likeliest tokens
 
 
 def test_random_numbers_belong_to_seed_iteration_task_member_and_turn():
@@ -351,6 +352,14 @@ def without_ids(reply):
 
 def without_logp(reply):
     return {"choices": [reply["choices"][0] | {"logprobs": None}]}
+
+
+def test_the_trial_is_the_likeliest_answer_to_a_prompt(server):
+    with connect(server, prompt=[4, 9, 2]) as engine:
+        tokens, logp = engine.trial
+    best_L = cases.logits_LV([4, 9, 2, *tokens]).argmax(axis=1)
+    assert 1 < len(tokens) <= 6 and len(logp) == len(tokens)
+    assert tokens == best_L[2:-1].tolist()
 
 
 @pytest.mark.parametrize("lacking", [without_ids, without_logp])

@@ -266,6 +266,11 @@ def test_a_value_out_of_range_is_refused(key, value, allowed):
             "rollout_ahead",
             "objective='logp'; allowed: 0 un",
         ),
+        (
+            {"rollout": {"grammar": "tool_calls"}, "agent": {"tool_format": "llama"}},
+            "agent.tool_format",
+            "got 'llama' with config.rollout.grammar='tool_calls'; allowed: 'hermes'",
+        ),
         ({"batching": {"buckets": (256, 64)}}, "batching.buckets", "rising lengths"),
         ({"batching": {"buckets": (64, 64, 256)}}, "batching.buckets", "rising lengths"),
         ({"batching": {"buckets": (64, 128)}}, "batching.buckets", "at least rollout.max_context"),

@@ -72,6 +72,14 @@ def official_answers():
             yield json.loads(line)["ground_truth"]
 
 
+def test_letters_of_a_rendered_call_stand_as_they_are_but_for_halves():
+    text = render_hermes("find", name="李小龙", city="Zürich", half="a\ud800")
+    assert text == block(
+        '{"name": "find", "arguments": {"name": "李小龙", "city": "Zürich", "half": "a\\ud800"}}'
+    )
+    assert text.encode() and parse_hermes(text)[0].arguments["half"] == "a\ud800"
+
+
 def test_a_rendered_call_is_read_back():
     arguments = {"text": 'a "quoted" é\n<b>', "count": -3, "part": 0.5, "flags": [True, None, {}]}
     text = render_hermes("tell", **arguments)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from seeupo_jax.trajectories.episodes import Episode, EpisodeFile, read_played, to_episode
+from seeupo_jax.trajectories.policy_fingerprint import fingerprint
 from seeupo_jax.types import Segment, Trajectory
 
 SETTINGS = {"split": "test", "k": 2, "rollout.top_p": None, "env.options": {"size": (1, 2)}}
@@ -45,6 +46,25 @@ def test_an_episode_is_read_as_it_was_written(path):
     assert played(path) == {("t/0", 0): episode(), ("t/0", 1): episode(member=1, score=0.5)}
     first, second, _ = map(json.loads, path.read_text().splitlines())
     assert first["settings"]["split"] == "test" and second["messages"][0]["role"] == "user"
+
+
+def test_another_policy_of_the_same_name_is_refused_where_both_say_something(path):
+    def said(token):
+        return {"fingerprint": fingerprint(f"{token}", [token], [-0.1])}
+
+    with EpisodeFile(path, SETTINGS | said(5)) as file:
+        file.add(episode())
+    assert played(path, SETTINGS | said(5)).keys() == {("t/0", 0)}
+    assert played(path).keys() == read_played(path, SETTINGS) == {("t/0", 0)}
+    for read in (played, read_played):
+        with pytest.raises(ValueError, match="got \"a policy that says '6'.*allowed: .*says '5'"):
+            read(path, SETTINGS | said(6))
+
+
+def test_a_file_from_before_fingerprints_is_read(path):
+    with EpisodeFile(path, SETTINGS) as file:
+        file.add(episode())
+    assert played(path, SETTINGS | {"fingerprint": fingerprint("5", [5], [-0.1])})
 
 
 def test_rewards_by_name_are_kept_and_a_file_from_before_them_is_read(path):

@@ -23,6 +23,8 @@ async def agent(task, client):
                 return float(text == min(prices, key=prices.get))
             results = []
             for call in calls:
-                cents = str(prices.get(call.input.get("item"), "no such item"))
+                item = call.input.get("item")
+                known = isinstance(item, str) and item in prices  # a policy may write a list
+                cents = str(prices[item]) if known else "no such item"
                 results.append({"type": "tool_result", "tool_use_id": call.id, "content": cents})
             messages.append({"role": "user", "content": results})

@@ -20,5 +20,6 @@ async def agent(task, client):
             return float(message.content == min(prices, key=prices.get))
         for call in message.tool_calls:
             item = json.loads(call.function.arguments).get("item")
-            cents = str(prices.get(item, "no such item"))
+            known = isinstance(item, str) and item in prices  # a policy may write a list
+            cents = str(prices[item]) if known else "no such item"
             messages.append({"role": "tool", "tool_call_id": call.id, "content": cents})

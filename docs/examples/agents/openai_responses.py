@@ -23,6 +23,8 @@ async def agent(task, client):
         if not calls:
             return float(response.output_text == min(prices, key=prices.get))
         for call in calls:
-            cents = str(prices.get(json.loads(call.arguments).get("item"), "no such item"))
+            item = json.loads(call.arguments).get("item")
+            known = isinstance(item, str) and item in prices  # a policy may write a list
+            cents = str(prices[item]) if known else "no such item"
             answer = {"type": "function_call_output", "call_id": call.call_id, "output": cents}
             items.append(answer)

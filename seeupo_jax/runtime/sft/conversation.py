@@ -83,11 +83,16 @@ def _message(value: Any, where: str) -> dict[str, Any]:
     said = ("content", "tool_calls", "reasoning_content")
     if role == "assistant" and not any(message.get(name) for name in said):
         raise ValueError(f"{where}: got no content; allowed: a text that is not empty.")
+    if role != "assistant" and given.get("content") in (None, []):
+        raise ValueError(
+            f"{where}.content: got none in a message of role {role}; allowed: a text, or parts of"
+            " type text."
+        )
     return message
 
 
 def _content(value: Any, where: str) -> str:
-    """A text, also where it comes in parts; none is an empty one."""
+    """A text, also where it comes in parts, each then a line as at the endpoint; none is empty."""
     if value is None:
         return ""
     if not isinstance(value, Sequence) or isinstance(value, str):
@@ -99,7 +104,7 @@ def _content(value: Any, where: str) -> str:
                 f"{where}.content[{i}]: got {short(part)}; allowed: parts of type text."
             )
         texts.append(_text(part.get("text"), f"{where}.content[{i}].text"))
-    return "".join(texts)
+    return "\n".join(texts)
 
 
 def _call(value: Any, where: str) -> dict[str, Any]:

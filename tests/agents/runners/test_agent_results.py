@@ -6,6 +6,15 @@ from seeupo_jax.agents.runners.agent_results import check_result
 from seeupo_jax.envs.gate import ProtocolError
 
 
+def test_turn_rewards_sum_to_the_reward_but_for_rounding():
+    tenth = {"turn_rewards": [0.1] * 10}
+    assert sum(tenth["turn_rewards"]) != 1.0
+    assert check_result({"reward": 1, **tenth}).turn_rewards == (0.1,) * 10
+    for reward in (1.001, 0.999):
+        with pytest.raises(ProtocolError, match="got a sum of 1; allowed: the reward"):
+            check_result({"reward": reward, **tenth})
+
+
 def test_turn_rewards_whose_sum_is_no_number_are_refused():
     with pytest.raises(ProtocolError, match="got a sum of inf; allowed: the reward, 1, as their"):
         check_result({"reward": 1, "turn_rewards": [1e308, 1e308]})

@@ -7,6 +7,7 @@ import threading
 import time
 
 import numpy as np
+import openai
 import pytest
 
 from seeupo_jax.agents.calls import Access, AgentFailure, AgentResult, AgentTask
@@ -104,6 +105,37 @@ def test_a_failure_has_its_cause_and_a_sentence(agents, act, cause, says):
     failure = end(agents, act)
     assert isinstance(failure, AgentFailure)
     assert (failure.stop, failure.cause) == ("env_error", cause) and says in failure.reason
+
+
+def test_what_an_agent_gives_to_a_thread_keeps_no_process_alive(agents):
+    async def act(task, client):
+        return float(await asyncio.to_thread(lambda: threading.current_thread().daemon))
+
+    assert end(agents, act) == AgentResult(1.0, 1.0)
+
+
+def test_no_call_of_an_agent_waits_for_another(agents):
+    count = 101  # more than a client of httpx opens connections by itself
+
+    async def act(task, client):
+        together, arrived = asyncio.Event(), []
+
+        async def answer(reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            arrived.append(writer)
+            if len(arrived) == count:
+                together.set()
+            await together.wait()
+            writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+            writer.close()
+
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            calls = [client.with_options(base_url=url).models.list() for _ in range(count)]
+            done = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 15)
+        return sum(isinstance(error, openai.NotFoundError) for error in done) / count
+
+    assert end(agents, act) == AgentResult(1.0, 1.0)
 
 
 def test_nobody_is_told_of_one_that_is_stopped_and_the_others_go_on(agents):

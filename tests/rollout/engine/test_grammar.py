@@ -158,7 +158,7 @@ def test_every_tool_can_be_called_in_either_way_of_writing(tokenizer, tool_calls
     lined = '<tool_call>\n{"name": "wait", "arguments": {}}\n</tool_call>'
     order = {"id": -12, "fields": ["price", "état"], "note": 'a <b> "q" </div> é\n'}
     long = json.dumps({"name": "look_up/order", "arguments": order}, ensure_ascii=False)
-    person = render_hermes('say "hé"', to={"name": "Z", "vip": True}).replace("\\u00e9", "é")
+    person = render_hermes('say "hé"', to={"name": "Z", "vip": True})
     for text in (
         "Just words, with a < b and <tool_calls>.",
         "<think>\nHm.\n</think>\n\n" + compact,

@@ -1,6 +1,7 @@
 """Conversations as OpenAI and TRL write them, and one sentence for what is none."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,7 +30,7 @@ def read(messages, **more):
 def test_openais_calls_and_tools_become_what_templates_read():
     shown = read(
         [
-            {"role": "developer", "content": [{"type": "text", "text": "Be "}, *_texts("kind.")]},
+            {"role": "developer", "content": _texts("Be kind.", "Be brief.")},
             USER,
             {"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None},
             {"role": "tool", "tool_call_id": "call_1", "content": "shipped"},
@@ -39,7 +40,7 @@ def test_openais_calls_and_tools_become_what_templates_read():
     )
     call = CALL | {"function": {"name": "find", "arguments": {"name": "Ann"}}}  # with its id
     assert shown.messages == (
-        {"role": "system", "content": "Be kind."},
+        {"role": "system", "content": "Be kind.\nBe brief."},  # as vLLM joins parts
         USER,
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "shipped", "tool_call_id": "call_1"},
@@ -60,6 +61,10 @@ def test_other_fields_may_be_null_or_empty(empty):
 
 def _texts(*texts):
     return [{"type": "text", "text": text} for text in texts]
+
+
+def test_a_tool_may_answer_with_an_empty_text():
+    assert read([USER, {"role": "tool", "content": ""}, ANSWER]).messages[1]["content"] == ""
 
 
 def test_a_message_of_weight_0_keeps_it():
@@ -85,6 +90,11 @@ IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
         ([USER, ANSWER | {"function_call": {"name": "f"}}], "got function_call in a message of"),
         ([USER | {"tool_calls": [CALL]}, ANSWER], "got tool_calls in a message of role user"),
         ([USER | {"content": 3}, ANSWER], "messages[0].content: got 3; allowed: a text"),
+        ([{"role": "user"}, ANSWER], "messages[0].content: got none in a message of role user"),
+        ([USER | {"content": None}, ANSWER], "messages[0].content: got none in a message of role"),
+        ([USER | {"content": []}, ANSWER], "messages[0].content: got none in a message of role"),
+        ([{"role": "system"}, USER, ANSWER], "messages[0].content: got none in a message of role"),
+        ([USER, {"role": "tool"}, ANSWER], "messages[1].content: got none in a message of role"),
         ([USER | {"content": [IMAGE]}, ANSWER], "messages[0].content[0]: got {'type': 'image_url'"),
         ([USER | {"content": "\ud800"}, ANSWER], "messages[0].content: got"),
         ([USER, ANSWER | {"weight": 0}], "got weight 0 for all"),
@@ -166,6 +176,16 @@ def test_demonstrations_and_tfds_are_the_same_conversations(tmp_path):
     assert kept.where(3) == f"--data: tfds:{folder}, train, record 3"
     with pytest.raises(ValueError, match="split 'nosuch', which cannot be read"):
         open_conversations(config, f"tfds:{folder}", "nosuch", {}, "--data")
+
+
+def test_records_of_tfds_are_utf8(monkeypatch):
+    messages = [USER | {"content": "Zürich, 李"}, ANSWER]
+    columns = {name: [m[name].encode() for m in messages] for name in ("role", "content")}
+    texts = {"messages": json.dumps(messages, ensure_ascii=False).encode()}
+    made = SimpleNamespace(as_data_source=lambda split: [texts, {"messages": columns}])
+    monkeypatch.setattr("tensorflow_datasets.builder", lambda name: made)
+    kept = open_conversations(from_dict({}), "tfds:mine", "train", {}, "--data")
+    assert [kept[index].messages for index in range(2)] == [tuple(messages)] * 2
 
 
 def test_an_environment_without_demonstrations_is_told():

@@ -1,0 +1,114 @@
+"""Requests for actions and their replies, as each kind of server (vLLM, sglang) has them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from seeupo_jax.rollout.engine.sampling import Sampling
+
+
+class Reply(NamedTuple):
+    """A sampled action. stop: the token it stopped at, where the server names it."""
+
+    tokens: list[int]
+    logp: list[float]
+    reason: str
+    stop: Any
+
+
+class Dialect(NamedTuple):
+    """The requests and replies of a kind of server."""
+
+    path: str
+    body: Callable[[str, Sequence[int], Sampling, int | None], dict[str, Any]]
+    read: Callable[[Any], Reply]
+    needs: str
+
+
+def _common(sampling: Sampling) -> dict[str, Any]:
+    # Neutral values too: the defaults are those of the model's generation_config.json.
+    return {
+        "temperature": sampling.temperature,
+        "top_k": -1 if sampling.top_k is None else sampling.top_k,
+        "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "stop_token_ids": list(sampling.end_ids),
+    }
+
+
+def _completions_body(
+    model: str, context: Sequence[int], sampling: Sampling, seed: int | None
+) -> dict[str, Any]:
+    return _common(sampling) | {
+        "model": model,
+        "prompt": list(context),
+        "max_tokens": sampling.max_tokens,
+        "logprobs": 0,  # of the sampled token only
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,  # for vLLM before 0.10.2
+        **({} if seed is None else {"seed": seed}),
+    }
+
+
+def _read_completions(reply: Any) -> Reply:
+    (choice,) = reply["choices"]
+    tokens, logprobs = choice.get("token_ids"), choice["logprobs"]
+    if tokens is None:
+        tokens = [token.removeprefix("token_id:") for token in logprobs["tokens"]]
+    logp = logprobs["token_logprobs"]
+    return Reply(tokens, logp, choice["finish_reason"], choice.get("stop_reason"))
+
+
+def _generate_body(
+    model: str, context: Sequence[int], sampling: Sampling, seed: int | None
+) -> dict[str, Any]:
+    native = {"max_new_tokens": sampling.max_tokens} | (
+        {} if seed is None else {"sampling_seed": seed}
+    )
+    return {
+        "input_ids": list(context),
+        "sampling_params": _common(sampling) | native,
+        "return_logprob": True,
+        "return_text_in_logprobs": False,
+    }
+
+
+def _read_generate(reply: Any) -> Reply:
+    sampled = reply["meta_info"]["output_token_logprobs"]
+    finish = reply["meta_info"]["finish_reason"]
+    tokens, logp = [entry[1] for entry in sampled], [entry[0] for entry in sampled]
+    return Reply(tokens, logp, finish["type"], finish.get("matched"))
+
+
+# sglang's own endpoint returns token ids in every version; its /v1/completions only in the latest.
+DIALECTS: dict[str, Dialect] = {
+    "vllm": Dialect(
+        "/v1/completions", _completions_body, _read_completions, "a server as vLLM >= 0.10.2"
+    ),
+    "sglang": Dialect("/generate", _generate_body, _read_generate, "a server as sglang"),
+}
+
+
+def complete(reply: Reply, sampling: Sampling) -> tuple[list[int], list[float]]:
+    """An action's tokens, the end token included, and their log-probabilities.
+
+    vLLM and sglang return the end token with its log-probability. Other servers only name it, or
+    return tokens behind it where they sample several per step.
+    """
+    tokens, logp = list(map(int, reply.tokens)), list(map(float, reply.logp))
+    if len(tokens) != len(logp) or reply.reason not in ("stop", "length"):
+        raise ValueError("not a whole action")
+    end_ids = sampling.end_ids
+    end = next((place for place, token in enumerate(tokens) if token in end_ids), None)
+    if end is not None:
+        return tokens[: end + 1], logp[: end + 1]
+    if reply.stop in end_ids:
+        return [*tokens, reply.stop], [*logp, math.nan]
+    if not tokens:
+        raise ValueError("an empty action")
+    return tokens, logp

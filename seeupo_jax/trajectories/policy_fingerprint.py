@@ -1,0 +1,40 @@
+"""What tells one served policy from another: the likeliest answer to a fixed prompt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+FINGERPRINT = "fingerprint"  # its name among the settings of an evaluation
+# Nats per token. The same weights differ by rounding, with the batch and the kernel.
+LOGP_BOUND = 0.2
+
+
+def fingerprint(text: str, tokens: Sequence[int], logp: Sequence[float]) -> dict[str, Any]:
+    """A fingerprint as JSON holds it; a log-probability that is not known is None."""
+    known = [value if math.isfinite(value) else None for value in logp]
+    return {"text": text, "tokens": list(tokens), "logp": known}
+
+
+def may_be_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two fingerprints can be of the same weights, rounded differently.
+
+    They can where log-probabilities are within `LOGP_BOUND` up to the first token that differs, and
+    that token can be a tie: of two likeliest tokens that changed places neither has more than half
+    of the probability.
+    """
+    values = (part[name] for name in ("tokens", "logp") for part in (one, other))
+    for token, other_token, *logp in zip(*values, strict=False):
+        known = [value for value in logp if value is not None]
+        if len(known) == 2 and abs(known[0] - known[1]) > LOGP_BOUND:
+            return False
+        if token != other_token:
+            return bool(known) and max(known) <= math.log(0.5) + LOGP_BOUND
+    return True
+
+
+def shown(of: Mapping[str, Any]) -> str:
+    """A fingerprint in an error's sentence."""
+    logp = sum(value for value in of["logp"] if value is not None)
+    return f"a policy that says {of['text']!r} (log-probability {logp:.3f})"
