@@ -16,8 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
-P = ParamSpec("P")
-T = TypeVar("T")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 NAMES = "1 to 64 letters, digits, underscores, dots and hyphens"  # what `is_name` allows
 # Of this package, of Python's library and of what Python runs without a file.
 _NOT_USERS = (
@@ -147,7 +147,7 @@ def import_attribute(name: str, field: str, kind: str, fits: Callable[[Any], boo
     return value
 
 
-def cached_by_name(find: Callable[P, T]) -> Callable[P, T]:
+def cached_by_name(find: Callable[_P, _T]) -> Callable[_P, _T]:
     """`functools.cache` for what finds a name, its last argument, but no `module:attribute`.
 
     A module may be reloaded, or be a notebook. A file runs once, and its path is that of the folder
@@ -156,7 +156,7 @@ def cached_by_name(find: Callable[P, T]) -> Callable[P, T]:
     cached = functools.cache(find)
 
     @functools.wraps(find)
-    def found(*args: P.args, **kwargs: P.kwargs) -> T:
+    def found(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         module, colon, _ = str(args[-1]).partition(":")
         reloadable = colon and not module.endswith(".py")
         return (find if reloadable else cached)(*args, **kwargs)
