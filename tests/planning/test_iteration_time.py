@@ -14,19 +14,29 @@ from seeupo_jax.planning.chips import Chip
 from seeupo_jax.planning.collectives import Collective
 from seeupo_jax.planning.slices.iteration_time import NEEDED, estimate_iteration
 from seeupo_jax.planning.slices.roofline import Roofline
-from seeupo_jax.planning.slices.slice_programs import Program, Setup, Work
+from seeupo_jax.planning.slices.slice_programs import (
+    Program,
+    Setup,
+    Work,
+    choose_programs,
+    list_programs,
+)
 
 # A byte a second of memory, and of all links together; FLOPs take no time.
 CHIP = Chip("toy", 1, float("inf"), 1.0, 1.0, 1.0, 4, 1, 3, 64)
 LINE = Roofline(0, 0, 0, "memory", 0, 0)
 
 
+def setup_of(*choices):
+    config = load_config(CONFIGS / "quickstart.py", choices)
+    run = abstract_run(config, make_mesh(schema.Mesh(), jax.devices()[:1]))
+    return Setup(**vars(run), given=config, source="", topology=SimpleNamespace(chip=CHIP))
+
+
 def parts_of(*choices):
     """The parts of an iteration by name, where a step reads 7 bytes a microbatch, and 5 once."""
-    config = load_config(CONFIGS / "quickstart.py", ["batching.buckets=(128,)", *choices])
-    run = abstract_run(config, make_mesh(schema.Mesh(), jax.devices()[:1]))
-    setup = Setup(**vars(run), given=config, source="", topology=SimpleNamespace(chip=CHIP))
-    trips = run.learner.shapes.microbatches(128)
+    setup = setup_of("batching.buckets=(128,)", *choices)
+    trips = setup.learner.shapes.microbatches(128)
     assert trips == 128  # each of a conversation
 
     def program(kind):
@@ -58,3 +68,34 @@ def test_passes_that_limit_tokens_by_their_covariance_are_of_a_minibatch():
     assert without == 2  # the old policy and the reference
     limited = parts_of("recipe=grpo", "algorithm.covariance=clip", *sizes)["sweep/score"].times
     assert limited == without + 7 / 4  # before each of 8 steps but the first
+
+
+def test_longer_rows_of_several_conversations_are_no_more_work():
+    """16 conversations of 512 tokens, in 16 rows of 512 or 8 of 1024, whose halves see no other."""
+    sizes = ("rollout.max_context=512", "rollout.max_turns=2", "rollout.tasks=8")
+    work, turns = {}, {}
+    for microbatch in (512, 1024):
+        rows = f"batching.buckets={tuple(dict.fromkeys((256, 512, microbatch)))}"
+        setup = setup_of(*sizes, "rollout.group_size=2", "model.attention=xla", rows)
+        programs = {each.kind: each for each in choose_programs(list_programs(setup))}
+        assert programs["sweep/score"].trips == 16 * 512 // microbatch
+        work[microbatch] = [programs[kind].work for kind in ("sweep/score", "sweep/turn")]
+        figures = dict.fromkeys(programs, SimpleNamespace(roofline=LINE, collectives=()))
+        parts = estimate_iteration(setup, programs, figures).parts
+        turns[microbatch] = {part.name: part.times for part in parts}
+    assert work[512][0].tokens == 16 * 512 and work[512][0] == work[1024][0]
+    assert work[512][1].tokens == work[1024][1].tokens
+    assert turns[512] == turns[1024]
+
+
+def test_attention_that_skips_nothing_is_counted_over_whole_rows():
+    """Four conversations of 128 in a row of 512, all pairs of which are computed."""
+    executed = []
+    for attention in ("all_pairs", "xla"):
+        setup = setup_of("batching.buckets=(512,)", f"model.attention={attention}")
+        (score,) = choose_programs(list_programs(setup), ["sweep/score"])
+        executed.append(score.work)
+    whole, apart = executed
+    assert whole.needed == apart.needed and whole.tokens == apart.tokens
+    pairs = 32 * (512**2 - 4 * 128**2)
+    assert whole.executed - apart.executed == pairs * 3 * 4 * 4 * 32  # layers, heads of 32
