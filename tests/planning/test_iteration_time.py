@@ -1,5 +1,7 @@
 """The estimate of an iteration, from the figures of a step's largest program."""
 
+import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -12,6 +14,7 @@ from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.planning.abstract_run import abstract_run
 from seeupo_jax.planning.chips import Chip
 from seeupo_jax.planning.collectives import Collective
+from seeupo_jax.planning.slices import roofline
 from seeupo_jax.planning.slices.iteration_time import NEEDED, estimate_iteration
 from seeupo_jax.planning.slices.roofline import Roofline
 from seeupo_jax.planning.slices.slice_programs import (
@@ -25,29 +28,34 @@ from seeupo_jax.planning.slices.slice_programs import (
 # A byte a second of memory, and of all links together; FLOPs take no time.
 CHIP = Chip("toy", 1, float("inf"), 1.0, 1.0, 1.0, 4, 1, 3, 64)
 LINE = Roofline(0, 0, 0, "memory", 0, 0)
+KINDS = (*NEEDED, "rollout/reshard", "sweep/value", "sweep/scorer", "sweep/refresh")
 
 
-def setup_of(*choices):
+def setup_of(*choices, **mesh):
     config = load_config(CONFIGS / "quickstart.py", choices)
-    run = abstract_run(config, make_mesh(schema.Mesh(), jax.devices()[:1]))
+    sizes = schema.Mesh(**mesh)
+    run = abstract_run(config, make_mesh(sizes, jax.devices()[: math.prod(mesh.values())]))
     return Setup(**vars(run), given=config, source="", topology=SimpleNamespace(chip=CHIP))
 
 
-def parts_of(*choices):
-    """The parts of an iteration by name, where a step reads 7 bytes a microbatch, and 5 once."""
+def estimated(setup, of_turn, line=LINE):
+    """The parts of an iteration by name; of_turn: the step's program and its collectives."""
+    turn, *gathered = of_turn
+    others = {kind: replace(turn, name=kind) for kind in KINDS}
+    figures = SimpleNamespace(roofline=line, collectives=gathered)
+    found = estimate_iteration(setup, others, dict.fromkeys(others, figures))
+    return {part.name: part for part in found.parts}
+
+
+def parts_of(*choices, line=LINE):
+    """As `estimated`, where a step reads 7 bytes a microbatch, and 5 once."""
     setup = setup_of("batching.buckets=(128,)", *choices)
     trips = setup.learner.shapes.microbatches(128)
     assert trips == 128  # each of a conversation
 
-    def program(kind):
-        hbm = {"hbm_bytes": 7.0 * trips + 5, "update_bytes": 5.0}
-        return Program(kind, setup.mesh, lambda: None, (), (), Work(tokens=1), trips, **hbm)
-
-    gathered = Collective("all-gather", (), 8, 3, trips, "")
-    figures = SimpleNamespace(roofline=LINE, collectives=(gathered,))
-    kinds = (*NEEDED, "sweep/value")
-    found = estimate_iteration(setup, {k: program(k) for k in kinds}, dict.fromkeys(kinds, figures))
-    return {part.name: part for part in found.parts}
+    hbm = {"hbm_bytes": 7.0 * trips + 5, "update_bytes": 5.0}
+    turn = Program("sweep/turn", setup.mesh, lambda: None, (), (), Work(tokens=1), trips, **hbm)
+    return estimated(setup, (turn, Collective("all-gather", (), 8, 3, trips, "")), line)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +76,35 @@ def test_passes_that_limit_tokens_by_their_covariance_are_of_a_minibatch():
     assert without == 2  # the old policy and the reference
     limited = parts_of("recipe=grpo", "algorithm.covariance=clip", *sizes)["sweep/score"].times
     assert limited == without + 7 / 4  # before each of 8 steps but the first
+
+
+@pytest.mark.parametrize(
+    "axes, shrinks",
+    [
+        (("tensor",), True),
+        (("context",), True),
+        (("fsdp", "tensor"), True),
+        (("fsdp",), False),
+        (("fsdp", "context"), False),
+    ],
+)
+def test_only_what_is_moved_of_tokens_shrinks_with_the_rows(axes, shrinks, monkeypatch):
+    """Six turns: from 86 tokens on in rows of 128, of 64 and 43 in rows of 64, two of 22 each."""
+    monkeypatch.setattr(roofline, "axis_links", lambda mesh: dict.fromkeys(mesh.shape, 6.0))
+    sizes = {"data": 1, "fsdp": 2, "context": 2, "tensor": 2}
+    setup = setup_of("batching.buckets=(64,128)", **sizes)
+    turn = Program("sweep/turn", setup.mesh, lambda: None, (), (), Work(tokens=1), 64, 0.0)
+    # The links of all axes are those of the chip: a byte a second.
+    parts = estimated(setup, (turn, Collective("all-gather", axes, 2, 3, 64, "")))
+    assert parts["sweep/turn"].serial_s == 3 * (3 * 64 + (64 + 64 + 32) * (0.5 if shrinks else 1))
+
+
+def test_along_the_only_axis_that_cuts_weights_these_are_gathered_too(monkeypatch):
+    monkeypatch.setattr(roofline, "axis_links", lambda mesh: dict.fromkeys(mesh.shape, 6.0))
+    setup = setup_of("batching.buckets=(64,128)", data=1, context=2)
+    turn = Program("sweep/turn", setup.mesh, lambda: None, (), (), Work(tokens=1), 128, 0.0)
+    parts = estimated(setup, (turn, Collective("all-gather", ("context",), 2, 3, 128, "")))
+    assert parts["sweep/turn"].serial_s == 3 * (5 * 128 + 64)
 
 
 def test_longer_rows_of_several_conversations_are_no_more_work():

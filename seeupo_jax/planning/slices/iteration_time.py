@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import jax
+
 from seeupo_jax.planning.collectives import Collective
 from seeupo_jax.planning.expected_time import (
     covariance_ends,
@@ -131,25 +133,34 @@ def _steps(setup: Setup, program: Program, figures: Figures) -> Iterator[rooflin
     """Each step in the shortest rows that hold its conversations.
 
     A sweep takes longer ones where no more is computed: it gathers weights less often than this.
-    Activations' traffic, along the tensor axis, shrinks with the length; weights' does not. A
-    minibatch has its share of the microbatches, and the whole of the optimizer's memory traffic.
+    Activations' traffic shrinks with the length; weights' does not. A minibatch has its share of
+    the microbatches, and the whole of the optimizer's memory traffic.
     """
-    shapes, part = setup.learner.shapes, -(-setup.trajectories // minibatches(setup.config))
+    mesh, shapes = setup.mesh, setup.learner.shapes
+    part = -(-setup.trajectories // minibatches(setup.config))
     for end in step_ends(setup.config):
         packed = pack(shapes, part, end, shapes.allowed(end)[:1])
         tripped = packed.microbatches / program.trips
         share, each = packed.length / shapes.lengths[-1], apart(setup, packed, computed=True)
         traffic = [
             dataclasses.replace(
-                each, bytes=each.bytes * tripped * (share if "tensor" in each.axes else 1)
+                moved, bytes=moved.bytes * tripped * (share if _of_tokens(moved, mesh) else 1)
             )
-            for each in figures.collectives
+            for moved in figures.collectives
         ]
         yield roofline.estimate(
-            step_flops(setup, packed.rows, packed.length, each=each, computed=True)
-            / setup.mesh.size,
+            step_flops(setup, packed.rows, packed.length, each=each, computed=True) / mesh.size,
             (program.hbm_bytes - program.update_bytes) * tripped + program.update_bytes,
             traffic,
             setup.topology.chip,
-            roofline.axis_links(setup.mesh),
+            roofline.axis_links(mesh),
         )
+
+
+def _of_tokens(moved: Collective, mesh: jax.sharding.Mesh) -> bool:
+    """Whether activations are moved, or their gradients, and no weights.
+
+    Along `context` alone these are keys and values, unless weights lie along it alone as well.
+    """
+    along_context = moved.axes == ("context",) and mesh.shape["fsdp"] > 1
+    return along_context or "tensor" in moved.axes
