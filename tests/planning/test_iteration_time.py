@@ -78,6 +78,21 @@ def test_passes_that_limit_tokens_by_their_covariance_are_of_a_minibatch():
     assert limited == without + 7 / 4  # before each of 8 steps but the first
 
 
+def test_the_model_that_scores_turns_steps_and_is_scored_in_every_epoch():
+    """Of its scores a pass each, besides the old policy's and the reference's."""
+    istar = ("algorithm.advantage=istar", "algorithm.scorer_epochs=3")
+    parts = parts_of("recipe=grpo", *istar, line=Roofline(0, 0, 0, "memory", 2, 5))
+    assert (parts["sweep/scorer"].times, parts["sweep/score"].times) == (3, 2 + 3)
+    assert (parts["sweep/scorer"].step_s, parts["sweep/scorer"].serial_s) == (3 * 2, 3 * 5)
+
+
+def test_weights_are_refreshed_after_every_turn_but_the_last_by_passes_of_their_own():
+    """Four turns of 32 tokens, forwards: a row of 128 holds four of 32, two of 64, one of 96."""
+    turns = ("recipe=seeupo_forward", "rollout.max_turns=4")
+    assert parts_of(*turns)["sweep/refresh"].times == 1 / 4 + 1 / 2 + 1
+    assert "sweep/refresh" not in parts_of()
+
+
 @pytest.mark.parametrize(
     "axes, shrinks",
     [
