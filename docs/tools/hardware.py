@@ -46,7 +46,7 @@ def settings(model: str, gpus: int, rank: int, microbatch: int) -> Config:
                 "param_dtype": "bfloat16" if rank else "float32",
                 "scan_layers": True,
             },
-            "lora": {"rank": rank} | ({"targets": ATTENTION} if "-A3B" in model else {}),
+            "lora": {"rank": rank} | ({"targets": ATTENTION} if rank and "-A3B" in model else {}),
             "mesh": {"data": 1, "fsdp": gpus},
             "optimizer": {"name": "adamw"},
             "rollout": {

@@ -19,7 +19,7 @@ import jax
 from seeupo_jax.aot.aot_report import Report
 from seeupo_jax.aot.measure import Figures, measure
 from seeupo_jax.aot.search import search
-from seeupo_jax.aot.tune import tune, with_fields
+from seeupo_jax.aot.tune import in_setup, tune, with_fields
 from seeupo_jax.configuration.config_file import read_layouts
 from seeupo_jax.configuration.flags import Flags, names, output_file
 from seeupo_jax.configuration.loading import load_config
@@ -82,7 +82,8 @@ def _tuned(setup: Setup, file: Path) -> tuple[Setup, dict[str, Figures]]:
         )
     write_json(file, layouts | {str(setup.topology): tuned.fields})
     print(f"wrote {file}: {setup.topology}: {json.dumps(tuned.fields)}\n")
-    return prepare(with_fields(setup.given, tuned.fields), setup.topology), tuned.figures
+    setup = prepare(with_fields(setup.given, tuned.fields), setup.topology)
+    return setup, {each.kind: each for each in in_setup(setup, tuned.figures.values())}
 
 
 def _command(arguments: Sequence[str]) -> str:

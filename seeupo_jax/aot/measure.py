@@ -47,6 +47,10 @@ class Figures:
     error: str | None = None
 
     @property
+    def kind(self) -> str:
+        return self.name.partition(" ")[0]
+
+    @property
     def peak(self) -> int:
         """Bytes in use on a device while the program runs."""
         parts = (self.inside, self.beside)
@@ -73,7 +77,7 @@ def measure(setup: Setup, program: Program) -> Figures:
         program.name,
         compile_s,
         inside=_inside(setup, program, compiled.memory_analysis()),
-        beside=_beside(setup, program),
+        beside=beside(setup, program),
         needed_flops=work.needed,
         executed_flops=work.executed,
         yardstick_flops=flops.six_nd(setup.arch, work.tokens),
@@ -149,7 +153,8 @@ def temporary_bytes(memory: jax.stages.CompiledMemoryStats) -> int:
     return min(memory.temp_size_in_bytes, max(0, round(_PACKED * peak) - arguments))
 
 
-def _beside(setup: Setup, program: Program) -> dict[str, int]:
+def beside(setup: Setup, program: Program) -> dict[str, int]:
+    """The parts that a device holds while the program runs, and that are none of its own."""
     resident = setup.resident(program.kind)
     in_program = (*program.uses, *program.makes)
     return {name: size for name, size in resident.items() if name not in in_program}

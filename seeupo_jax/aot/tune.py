@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import multiprocessing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 
 from seeupo_jax.aot.expected_figures import expected_figures
-from seeupo_jax.aot.measure import Figures, measure
+from seeupo_jax.aot.measure import Figures, beside, measure
 from seeupo_jax.aot.search import fits
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.loading import load_config
@@ -101,8 +101,11 @@ def tune(setup: Setup, log: Callable[[str], None]) -> Tuned | None:
         log("nothing fits; once more with what can wait in the host's memory there")
         setup = prepare(with_fields(setup.given, _OFFLOADED), setup.topology)
         sweep = _shortest("sweep", setup, sweep_fields(setup), log)
-    sampler = sweep and _shortest("sampler", sweep.setup, sampler_fields(sweep.setup), log)
-    if sweep is None or sampler is None:
+    if sweep is None:
+        return None
+    measured = [sweep.figures[kind] for kind in _KINDS["sweep"]]
+    sampler = _shortest("sampler", sweep.setup, sampler_fields(sweep.setup), log, measured)
+    if sampler is None:
         return None
     figures = {
         kind: each.figures[kind]
@@ -175,21 +178,29 @@ def with_fields(config: Config, fields: Fields) -> Config:
 
 
 def _shortest(
-    part: str, setup: Setup, tried: Iterable[Fields], log: Callable[[str], None]
+    part: str,
+    setup: Setup,
+    tried: Iterable[Fields],
+    log: Callable[[str], None],
+    measured: Sequence[Figures] = (),
 ) -> Layout | None:
-    """The shortest iteration among the candidates, by the compiler; None where nothing fits."""
+    """The shortest iteration among the candidates, by the compiler; None where nothing fits.
+
+    Args:
+      measured: of programs that every candidate has too, with other parts beside them.
+    """
     compiled_layouts = list[Layout]()
-    ranked = _ranked(part, setup, tried)
+    ranked = _ranked(part, setup, tried, measured)
     log(f"{part}: {len(ranked)} layouts")
     compiled, too_much = 0, math.inf
     for layout in ranked:
         least = layout.iteration.seconds(serial=False)
         if layout.needs >= too_much or any(least >= other.seconds for other in compiled_layouts):
             continue  # longer also where all of its communication is hidden
-        measured = _compiled(layout, _KINDS[part], log)
-        if measured is not None and measured.fits:
-            compiled_layouts.append(measured)
-        elif measured is not None:
+        found = _compiled(layout, _KINDS[part], log)
+        if found is not None and found.fits:
+            compiled_layouts.append(found)
+        elif found is not None:
             too_much = layout.needs
         compiled += 1
         if len(compiled_layouts) == COMPILED or compiled == 2 * COMPILED:
@@ -236,7 +247,12 @@ def _figures(config: Config, topology: Topology, kinds: tuple[str, ...]) -> dict
     return figures
 
 
-def _ranked(part: str, given: Setup, tried: Iterable[Fields]) -> list[Layout]:
+def _ranked(
+    part: str,
+    given: Setup,
+    tried: Iterable[Fields],
+    measured: Sequence[Figures] = (),
+) -> list[Layout]:
     """What can be and has room for what lasts, the shortest iteration by formula first."""
     layouts = []
     for fields in tried:
@@ -251,9 +267,21 @@ def _ranked(part: str, given: Setup, tried: Iterable[Fields]) -> list[Layout]:
         if part == "sweep":
             needs = plan_remat(setup.given, setup.mesh, hbm).needed(setup.given.model.remat)
         programs = {program.kind: program for program in choose_programs(list_programs(setup))}
+        if not all(fits(setup, each) for each in in_setup(setup, measured)):
+            continue
         figures = {kind: expected_figures(setup, program) for kind, program in programs.items()}
         layouts.append(Layout(fields, setup, needs, programs, figures))
     return sorted(layouts, key=lambda layout: layout.seconds)
+
+
+def in_setup(setup: Setup, measured: Iterable[Figures]) -> list[Figures]:
+    """Figures of programs that this setup has too, with what it holds beside them."""
+    programs = {program.name: program for program in list_programs(setup)}
+    return [
+        dataclasses.replace(each, beside=beside(setup, programs[each.name]))
+        for each in measured
+        if each.name in programs
+    ]
 
 
 def _told(fields: Fields) -> str:

@@ -14,7 +14,7 @@ from seeupo_jax.learner.credit.advantages import credit_programs
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.learner.programs import COPY_FACTORS, distinct_programs, sweep_programs
-from seeupo_jax.parallel.device_memory import device_bytes
+from seeupo_jax.parallel.device_memory import device_bytes, free_memory
 from seeupo_jax.planning.remat import PLATFORM, SHARE
 from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.runtime import build
@@ -96,12 +96,14 @@ def abstract_run(
     reference = build.place_reference(config, params)
     held = device_bytes((state, reference, policy.frozen))
 
-    def free(_: jax.Device) -> int | None:
-        memory = planned.memory_bytes
-        return None if memory is None else max(0, int(SHARE * memory) - held)
+    def free(device: jax.Device) -> int | None:
+        if planned is None:
+            memory = free_memory(device)
+        else:
+            memory = planned.memory_bytes and int(SHARE * planned.memory_bytes)
+        return None if memory is None else max(0, memory - held)
 
-    where = (None, None) if planned is None else (free, PLATFORM)
-    engine = build_engine(config, policy, *where)
+    engine = build_engine(config, policy, free, None if planned is None else PLATFORM)
     parts = {
         "parameters": device_bytes(state.params),
         "optimizer": device_bytes(state.opt_state),

@@ -63,7 +63,8 @@ def microbatch_bytes(
     # Keys and values stand by for the refresh of the weights, whatever is computed again.
     keys = 2 * tokens * arch.layers * arch.kv_heads * arch.head_dim * item
     chunk = min(tokens, TOKENS_AT_ONCE, max(1, LOGITS_AT_ONCE // arch.vocab_size))
-    head = 2 * arch.vocab_size * arch.width * _FLOAT32  # in float32, and its gradient
+    copies = 2 if arch.lora is None else 1  # in float32, and its gradient where it trains
+    head = copies * arch.vocab_size * arch.width * _FLOAT32
     outside = chunk * _LOGITS * arch.vocab_size * _FLOAT32 + head
     outside += _STREAMS * tokens * arch.width * item
     counted = saved + largest_layer + keys + outside + _scores_at_once(arch, rows, length, platform)

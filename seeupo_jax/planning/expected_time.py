@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from seeupo_jax.configuration.rules.algorithm_rules import reads_reference
 from seeupo_jax.configuration.schema import Config
+from seeupo_jax.learner.shapes import Shapes
 from seeupo_jax.learner.turn_order import update_order
 from seeupo_jax.parallel.compiling import WORKERS
 from seeupo_jax.parallel.host_cores import cores
@@ -52,6 +54,43 @@ def compile_seconds(names: Sequence[str], arch: Architecture) -> float:
     costs = _COMPILING | (_ALL_PAIRS if arch.attention == "all_pairs" else {})
     each = (costs.get(name.partition(" ")[0], _OTHERS) for name in names)
     return sum(whole + layers * layer for whole, layer in each)
+
+
+class Packed(NamedTuple):
+    """Rows of equally long conversations.
+
+    length: of a row. each: conversations that it holds. microbatches, rows: the last microbatch is
+    filled up with empty rows.
+    """
+
+    length: int
+    each: int
+    microbatches: int
+    rows: int
+
+    @property
+    def tokens(self) -> int:
+        """What is computed, padding included."""
+        return self.rows * self.length
+
+
+def pack(
+    shapes: Shapes, conversations: int, tokens: int, lengths: Sequence[int] | None = None
+) -> Packed:
+    """How a sweep lays out conversations of so many tokens that share nothing.
+
+    As `token_trees.choose_length` does: the fewest tokens with padding, and then the longest rows.
+
+    Args:
+      lengths: of `shapes.lengths`, to choose from; None: all.
+    """
+    packed = list[Packed]()
+    for length in shapes.allowed(tokens):
+        if lengths is None or length in lengths:
+            each = length // tokens
+            microbatches = -(-conversations // (each * shapes.rows))
+            packed.append(Packed(length, each, microbatches, microbatches * shapes.rows))
+    return min(packed, key=lambda rows: (rows.tokens, -rows.length))
 
 
 def step_ends(config: Config) -> list[int]:
@@ -109,28 +148,29 @@ def iteration_flops(run: AbstractRun) -> float:
     """
     config, arch, shapes = run.config, run.policy.network.arch, run.learner.shapes
     algorithm, parts = config.algorithm, minibatches(config)
-    context, length = config.rollout.max_context, shapes.lengths[-1]
-
-    def rows(tokens: int, of: int = 1) -> int:
-        return -(-run.trajectories * tokens // (of * length))
+    context = config.rollout.max_context
+    part = -(-run.trajectories // parts)
+    whole = pack(shapes, run.trajectories, context, shapes.long)
 
     sampled = [Pass(run.trajectories, context, head=context // 2)]
-    scored = [rows(context)] * (scoring_passes(config) + algorithm.scores_gain)
-    scored += [rows(end) for end in refresh_ends(run) + old_ends(run)]
-    scored += [rows(end, parts) for end in covariance_ends(config)]
+    scored = [whole] * (scoring_passes(config) + algorithm.scores_gain)
+    scored += [pack(shapes, run.trajectories, end) for end in refresh_ends(run) + old_ends(run)]
+    scored += [pack(shapes, part, end, shapes.long) for end in covariance_ends(config)]
     passes = sampled * (1 + algorithm.dynamic_sampling)
-    passes += [Pass(count, length, head=length, trees=shapes.share) for count in scored]
+    passes += [
+        Pass(each.rows, each.length, head=each.length, trees=shapes.share) for each in scored
+    ]
     if algorithm.critic != "none":
-        passes.append(Pass(rows(context), length, trees=shapes.share))
-    ends = step_ends(config)
-    steps = [step_flops(run, rows(end, parts), length, computed=True) for end in ends]
+        passes.append(Pass(whole.rows, whole.length, trees=shapes.share))
+    stepped = [pack(shapes, part, end) for end in step_ends(config)]
+    steps = [step_flops(run, each.rows, each.length, computed=True) for each in stepped]
     if algorithm.scorer is not None:
-        each = scorer_flops(run, rows(context), length, computed=True)
+        each = scorer_flops(run, whole.rows, whole.length, computed=True)
         steps += [each] * algorithm.scorer_epochs
     return sum(flops.forward_flops(arch, each) for each in passes) + sum(steps)
 
 
-def step_flops(run: AbstractRun, rows: int, length: int, *, computed: bool) -> float:
+def step_flops(run: AbstractRun, rows: int, length: int, *, each: int = 1, computed: bool) -> float:
     """FLOPs of a sweep's step on so many rows of a length; see `flops.turn_step_flops`."""
     shapes = run.learner.shapes
     return flops.turn_step_flops(
@@ -139,17 +179,22 @@ def step_flops(run: AbstractRun, rows: int, length: int, *, computed: bool) -> f
         length,
         shapes.action,
         trees=shapes.share,
+        each=each,
         refresh=shapes.chunk if run.learner.fused else 0,
         critic=run.config.algorithm.critic,
         computed=computed,
     )
 
 
-def scorer_flops(run: AbstractRun, rows: int, length: int, *, computed: bool) -> float:
+def scorer_flops(
+    run: AbstractRun, rows: int, length: int, *, each: int = 1, computed: bool
+) -> float:
     """FLOPs of the scorer's step, on all action tokens, likewise."""
     arch, kind = run.policy.network.arch, run.config.algorithm.scorer
     trees = run.learner.shapes.share
-    return flops.scorer_step_flops(arch, kind, rows, length, trees=trees, computed=computed)
+    return flops.scorer_step_flops(
+        arch, kind, rows, length, trees=trees, each=each, computed=computed
+    )
 
 
 def scoring_passes(config: Config) -> int:

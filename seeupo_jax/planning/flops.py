@@ -83,6 +83,7 @@ def turn_step_flops(
     action: int,
     *,
     trees: bool = True,
+    each: int = 1,
     refresh: int = 0,
     critic: str = "none",
     computed: bool = False,
@@ -92,6 +93,7 @@ def turn_step_flops(
     Args:
       rows: of all microbatches. length, action: tokens of a row, and of its actions.
       trees: whether rows hold token trees.
+      each: conversations of a row, equally long, whose attention is counted apart.
       refresh: tokens that each row is continued by for the refresh; 0 without one.
       critic: the value function's kind; a `model` is stepped too, a `head` is next to nothing.
       computed: False counts what the result needs, were each row one sequence. True counts what our
@@ -99,7 +101,8 @@ def turn_step_flops(
         does it, and logits as if all of a row were actions (where few are, fewer are computed).
         With adapters a little more, since the first layer's backward pass ends early.
     """
-    work = Pass(rows, length, head=length if computed and action else action, trees=trees)
+    new = length // each
+    work = Pass(rows * each, new, head=new if computed and action else action, trees=trees)
     kernel = _kernel(arch, work)
     projections, head = _projections(arch, work), _head(arch, work)
     attention = _attention(arch, work, kernel, computed)
@@ -112,11 +115,13 @@ def turn_step_flops(
         )
     else:
         backward += 2 * attention
-    after = Pass(rows, refresh, length, head=refresh if computed else action)
+    after = Pass(rows, refresh, new, head=refresh if computed else action)
     refreshed = forward_flops(arch, after, computed=computed) if refresh else 0.0
     # A transformer of the policy's architecture, without logits.
     if critic == "model":
-        critic_flops = turn_step_flops(arch, rows, length, 0, trees=trees, computed=computed)
+        critic_flops = turn_step_flops(
+            arch, rows, length, 0, trees=trees, each=each, computed=computed
+        )
     else:
         critic_flops = 0.0
     return projections + attention + head + backward + refreshed + critic_flops
@@ -129,6 +134,7 @@ def scorer_step_flops(
     length: int,
     *,
     trees: bool = True,
+    each: int = 1,
     computed: bool = False,
 ) -> float:
     """FLOPs of a step of the model that scores turns, on all of an iteration's rows.
@@ -136,12 +142,13 @@ def scorer_step_flops(
     Args:
       kind: a `policy` has logits, a `model` next to none; a `head` only reads what a pass forwards
         makes.
+      each: as of `turn_step_flops`.
     """
     if kind == "head":
-        work = Pass(rows, length, trees=trees)
+        work = Pass(rows * each, length // each, trees=trees)
         return forward_flops(arch, work, computed=computed)
     action = length if kind == "policy" else 0
-    return turn_step_flops(arch, rows, length, action, trees=trees, computed=computed)
+    return turn_step_flops(arch, rows, length, action, trees=trees, each=each, computed=computed)
 
 
 def _kernel(arch: Architecture, work: Pass) -> str:

@@ -103,6 +103,17 @@ def test_frozen_weights_need_no_input_kept():
     assert layer_bytes(lora, "none") < layer_bytes(SMALL, "none")
 
 
+def test_a_frozen_head_has_no_gradient():
+    """One more word: of its row of the head a copy in float32, and where it trains a gradient."""
+    sizes = {"rows": 2, "length": 16, "platform": "cpu"}
+    logits = 3 * 32 * 4  # of all 32 tokens, at once
+    lora = dataclasses.replace(SMALL, lora=Lora(4, 8.0, ("q_proj",)))
+    for arch, copies in ((SMALL, 2), (lora, 1)):
+        more = dataclasses.replace(arch, vocab_size=arch.vocab_size + 1)
+        before, after = (microbatch_bytes(each, "none", **sizes) for each in (arch, more))
+        assert after - before == logits + copies * 64 * 4
+
+
 def test_experts_are_counted_in_the_layers_that_have_them():
     moe = Moe(8, 2, 96, True, dense_layers=(0,))
     arch = dataclasses.replace(SMALL, layers=1, moe=moe, scan_layers=False)

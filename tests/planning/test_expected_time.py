@@ -10,12 +10,15 @@ import pytest
 from places import CONFIGS
 
 from seeupo_jax.configuration.loading import load_config
+from seeupo_jax.learner.shapes import Shapes, row_lengths
+from seeupo_jax.learner.token_trees import choose_length
 from seeupo_jax.planning import expected_time
 from seeupo_jax.planning.expected_time import (
     COMPILING_WITHIN,
     compile_seconds,
     iteration_flops,
     old_ends,
+    pack,
     refresh_ends,
     step_ends,
     time_lines,
@@ -150,6 +153,28 @@ def test_a_choice_adds_the_passes_that_it_takes(recipe, without, added, flops):
         for choices in (without, added)
     )
     assert after - before == flops
+
+
+def test_conversations_that_share_no_row_have_one_each():
+    """128 of 300 tokens, of rows of multiples of 64: in 128 of 320, not in 75 of 512."""
+    long = ("recipe=grpo", "rollout.max_context=300")
+    without, with_reference = (
+        iteration_flops(quickstart_with(*long, f"algorithm.kl_coef={coef}")) for coef in (0, 0.1)
+    )
+    row = 320 * (MATRICES + WORDS) + 320 * 321 // 2 * PAIR
+    assert with_reference - without == 128 * row
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("tokens", [1, 40, 64, 65, 100, 128, 200, 256])
+def test_rows_are_those_that_the_sweep_lays_out(tokens, rows):
+    shapes = Shapes(row_lengths(512, block=16), 8, rows, 13, context=256)
+    alone = [np.full(tokens, i, np.int32) for i in range(13)]
+    for lengths in (shapes.lengths, shapes.long):
+        found = pack(shapes, 13, tokens, lengths)
+        allowed = [each for each in lengths if each >= tokens]
+        length, forest = choose_length(alone, range(13), lengths=allowed, rows=rows)
+        assert (found.length, found.microbatches) == (length, -(-len(forest.tokens) // rows))
 
 
 def test_a_value_function_takes_a_pass_without_logits():

@@ -1,5 +1,7 @@
 """The estimate of an iteration, from the figures of a step's largest program."""
 
+import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -12,32 +14,48 @@ from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.planning.abstract_run import abstract_run
 from seeupo_jax.planning.chips import Chip
 from seeupo_jax.planning.collectives import Collective
+from seeupo_jax.planning.slices import roofline
 from seeupo_jax.planning.slices.iteration_time import NEEDED, estimate_iteration
 from seeupo_jax.planning.slices.roofline import Roofline
-from seeupo_jax.planning.slices.slice_programs import Program, Setup, Work
+from seeupo_jax.planning.slices.slice_programs import (
+    Program,
+    Setup,
+    Work,
+    choose_programs,
+    list_programs,
+)
 
 # A byte a second of memory, and of all links together; FLOPs take no time.
 CHIP = Chip("toy", 1, float("inf"), 1.0, 1.0, 1.0, 4, 1, 3, 64)
 LINE = Roofline(0, 0, 0, "memory", 0, 0)
+KINDS = (*NEEDED, "rollout/reshard", "sweep/value", "sweep/scorer", "sweep/refresh")
 
 
-def parts_of(*choices):
-    """The parts of an iteration by name, where a step reads 7 bytes a microbatch, and 5 once."""
-    config = load_config(CONFIGS / "quickstart.py", ["batching.buckets=(128,)", *choices])
-    run = abstract_run(config, make_mesh(schema.Mesh(), jax.devices()[:1]))
-    setup = Setup(**vars(run), given=config, source="", topology=SimpleNamespace(chip=CHIP))
-    trips = run.learner.shapes.microbatches(128)
+def setup_of(*choices, **mesh):
+    config = load_config(CONFIGS / "quickstart.py", choices)
+    sizes = schema.Mesh(**mesh)
+    run = abstract_run(config, make_mesh(sizes, jax.devices()[: math.prod(mesh.values())]))
+    return Setup(**vars(run), given=config, source="", topology=SimpleNamespace(chip=CHIP))
+
+
+def estimated(setup, of_turn, line=LINE):
+    """The parts of an iteration by name; of_turn: the step's program and its collectives."""
+    turn, *gathered = of_turn
+    others = {kind: replace(turn, name=kind) for kind in KINDS}
+    figures = SimpleNamespace(roofline=line, collectives=gathered)
+    found = estimate_iteration(setup, others, dict.fromkeys(others, figures))
+    return {part.name: part for part in found.parts}
+
+
+def parts_of(*choices, line=LINE):
+    """As `estimated`, where a step reads 7 bytes a microbatch, and 5 once."""
+    setup = setup_of("batching.buckets=(128,)", *choices)
+    trips = setup.learner.shapes.microbatches(128)
     assert trips == 128  # each of a conversation
 
-    def program(kind):
-        hbm = {"hbm_bytes": 7.0 * trips + 5, "update_bytes": 5.0}
-        return Program(kind, setup.mesh, lambda: None, (), (), Work(tokens=1), trips, **hbm)
-
-    gathered = Collective("all-gather", (), 8, 3, trips, "")
-    figures = SimpleNamespace(roofline=LINE, collectives=(gathered,))
-    kinds = (*NEEDED, "sweep/value")
-    found = estimate_iteration(setup, {k: program(k) for k in kinds}, dict.fromkeys(kinds, figures))
-    return {part.name: part for part in found.parts}
+    hbm = {"hbm_bytes": 7.0 * trips + 5, "update_bytes": 5.0}
+    turn = Program("sweep/turn", setup.mesh, lambda: None, (), (), Work(tokens=1), trips, **hbm)
+    return estimated(setup, (turn, Collective("all-gather", (), 8, 3, trips, "")), line)
 
 
 @pytest.mark.parametrize(
@@ -58,3 +76,78 @@ def test_passes_that_limit_tokens_by_their_covariance_are_of_a_minibatch():
     assert without == 2  # the old policy and the reference
     limited = parts_of("recipe=grpo", "algorithm.covariance=clip", *sizes)["sweep/score"].times
     assert limited == without + 7 / 4  # before each of 8 steps but the first
+
+
+def test_the_model_that_scores_turns_steps_and_is_scored_in_every_epoch():
+    """Of its scores a pass each, besides the old policy's and the reference's."""
+    istar = ("algorithm.advantage=istar", "algorithm.scorer_epochs=3")
+    parts = parts_of("recipe=grpo", *istar, line=Roofline(0, 0, 0, "memory", 2, 5))
+    assert (parts["sweep/scorer"].times, parts["sweep/score"].times) == (3, 2 + 3)
+    assert (parts["sweep/scorer"].step_s, parts["sweep/scorer"].serial_s) == (3 * 2, 3 * 5)
+
+
+def test_weights_are_refreshed_after_every_turn_but_the_last_by_passes_of_their_own():
+    """Four turns of 32 tokens, forwards: a row of 128 holds four of 32, two of 64, one of 96."""
+    turns = ("recipe=seeupo_forward", "rollout.max_turns=4")
+    assert parts_of(*turns)["sweep/refresh"].times == 1 / 4 + 1 / 2 + 1
+    assert "sweep/refresh" not in parts_of()
+
+
+@pytest.mark.parametrize(
+    "axes, shrinks",
+    [
+        (("tensor",), True),
+        (("context",), True),
+        (("fsdp", "tensor"), True),
+        (("fsdp",), False),
+        (("fsdp", "context"), False),
+    ],
+)
+def test_only_what_is_moved_of_tokens_shrinks_with_the_rows(axes, shrinks, monkeypatch):
+    """Six turns: from 86 tokens on in rows of 128, of 64 and 43 in rows of 64, two of 22 each."""
+    monkeypatch.setattr(roofline, "axis_links", lambda mesh: dict.fromkeys(mesh.shape, 6.0))
+    sizes = {"data": 1, "fsdp": 2, "context": 2, "tensor": 2}
+    setup = setup_of("batching.buckets=(64,128)", **sizes)
+    turn = Program("sweep/turn", setup.mesh, lambda: None, (), (), Work(tokens=1), 64, 0.0)
+    # The links of all axes are those of the chip: a byte a second.
+    parts = estimated(setup, (turn, Collective("all-gather", axes, 2, 3, 64, "")))
+    assert parts["sweep/turn"].serial_s == 3 * (3 * 64 + (64 + 64 + 32) * (0.5 if shrinks else 1))
+
+
+def test_along_the_only_axis_that_cuts_weights_these_are_gathered_too(monkeypatch):
+    monkeypatch.setattr(roofline, "axis_links", lambda mesh: dict.fromkeys(mesh.shape, 6.0))
+    setup = setup_of("batching.buckets=(64,128)", data=1, context=2)
+    turn = Program("sweep/turn", setup.mesh, lambda: None, (), (), Work(tokens=1), 128, 0.0)
+    parts = estimated(setup, (turn, Collective("all-gather", ("context",), 2, 3, 128, "")))
+    assert parts["sweep/turn"].serial_s == 3 * (5 * 128 + 64)
+
+
+def test_longer_rows_of_several_conversations_are_no_more_work():
+    """16 conversations of 512 tokens, in 16 rows of 512 or 8 of 1024, whose halves see no other."""
+    sizes = ("rollout.max_context=512", "rollout.max_turns=2", "rollout.tasks=8")
+    work, turns = {}, {}
+    for microbatch in (512, 1024):
+        rows = f"batching.buckets={tuple(dict.fromkeys((256, 512, microbatch)))}"
+        setup = setup_of(*sizes, "rollout.group_size=2", "model.attention=xla", rows)
+        programs = {each.kind: each for each in choose_programs(list_programs(setup))}
+        assert programs["sweep/score"].trips == 16 * 512 // microbatch
+        work[microbatch] = [programs[kind].work for kind in ("sweep/score", "sweep/turn")]
+        figures = dict.fromkeys(programs, SimpleNamespace(roofline=LINE, collectives=()))
+        parts = estimate_iteration(setup, programs, figures).parts
+        turns[microbatch] = {part.name: part.times for part in parts}
+    assert work[512][0].tokens == 16 * 512 and work[512][0] == work[1024][0]
+    assert work[512][1].tokens == work[1024][1].tokens
+    assert turns[512] == turns[1024]
+
+
+def test_attention_that_skips_nothing_is_counted_over_whole_rows():
+    """Four conversations of 128 in a row of 512, all pairs of which are computed."""
+    executed = []
+    for attention in ("all_pairs", "xla"):
+        setup = setup_of("batching.buckets=(512,)", f"model.attention={attention}")
+        (score,) = choose_programs(list_programs(setup), ["sweep/score"])
+        executed.append(score.work)
+    whole, apart = executed
+    assert whole.needed == apart.needed and whole.tokens == apart.tokens
+    pairs = 32 * (512**2 - 4 * 128**2)
+    assert whole.executed - apart.executed == pairs * 3 * 4 * 4 * 32  # layers, heads of 32

@@ -7,18 +7,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import jax
+
 from seeupo_jax.planning.collectives import Collective
 from seeupo_jax.planning.expected_time import (
     covariance_ends,
     minibatches,
     old_ends,
+    pack,
     refresh_ends,
     scoring_passes,
     step_ends,
     step_flops,
 )
 from seeupo_jax.planning.slices import roofline
-from seeupo_jax.planning.slices.slice_programs import Program, Setup
+from seeupo_jax.planning.slices.slice_programs import Program, Setup, apart
 
 NEEDED = ("sweep/turn", "sweep/score", "rollout/prefill", "rollout/decode")
 
@@ -95,15 +98,21 @@ def estimate_iteration(
     sampled = min(rollout.max_action_tokens, int(tokens / 2))
     drawn = setup.trajectories * rollout.max_turns * sampled
     context = setup.trajectories * rollout.max_context - drawn
-    scored = sum(old_ends(setup)) + sum(covariance_ends(config)) / minibatches(config)
+    shapes, part = setup.learner.shapes, -(-setup.trajectories // minibatches(config))
+    longest = pack(shapes, setup.trajectories, rollout.max_context, shapes.lengths[-1:]).tokens
+    whole = pack(shapes, setup.trajectories, rollout.max_context, shapes.long).tokens / longest
+    # Passes over less than that, in parts of one.
+    scored = sum(pack(shapes, setup.trajectories, end).tokens for end in old_ends(setup))
+    scored += sum(pack(shapes, part, end, shapes.long).tokens for end in covariance_ends(config))
+    refreshed = sum(pack(shapes, setup.trajectories, end).tokens for end in refresh_ends(setup))
     amounts = {
         "rollout/reshard": 1.0,
         "rollout/prefill": context / programs["rollout/prefill"].work.tokens,
         "rollout/decode": drawn / programs["rollout/decode"].work.tokens,
-        "sweep/score": scoring_passes(config) + scored / rollout.max_context,
-        "sweep/value": 1.0,
-        "sweep/scorer": float(config.algorithm.scorer_epochs),
-        "sweep/refresh": sum(refresh_ends(setup)) / rollout.max_context,
+        "sweep/score": scoring_passes(config) * whole + scored / longest,
+        "sweep/value": whole,
+        "sweep/scorer": config.algorithm.scorer_epochs * whole,
+        "sweep/refresh": refreshed / longest,
     }
     parts = [
         Part(kind, times, times * line.step_s, times * line.serial_s)
@@ -121,26 +130,37 @@ def estimate_iteration(
 
 
 def _steps(setup: Setup, program: Program, figures: Figures) -> Iterator[roofline.Roofline]:
-    """Each step at the length that its rows are padded to.
+    """Each step in the shortest rows that hold its conversations.
 
-    Activations' traffic, along the tensor axis, shrinks with the length; weights' does not. A
-    minibatch has its share of the microbatches, and the whole of the optimizer's memory traffic.
+    A sweep takes longer ones where no more is computed: it gathers weights less often than this.
+    Activations' traffic shrinks with the length; weights' does not. A minibatch has its share of
+    the microbatches, and the whole of the optimizer's memory traffic.
     """
-    shapes, parts = setup.learner.shapes, minibatches(setup.config)
+    mesh, shapes = setup.mesh, setup.learner.shapes
+    part = -(-setup.trajectories // minibatches(setup.config))
     for end in step_ends(setup.config):
-        length = shapes.allowed(end)[0]
-        trips = -(-shapes.microbatches(length) // parts)
-        tripped, share = trips / program.trips, length / shapes.lengths[-1]
+        packed = pack(shapes, part, end, shapes.allowed(end)[:1])
+        tripped = packed.microbatches / program.trips
+        share, each = packed.length / shapes.lengths[-1], apart(setup, packed, computed=True)
         traffic = [
             dataclasses.replace(
-                each, bytes=each.bytes * tripped * (share if "tensor" in each.axes else 1)
+                moved, bytes=moved.bytes * tripped * (share if _of_tokens(moved, mesh) else 1)
             )
-            for each in figures.collectives
+            for moved in figures.collectives
         ]
         yield roofline.estimate(
-            step_flops(setup, shapes.rows * trips, length, computed=True) / setup.mesh.size,
+            step_flops(setup, packed.rows, packed.length, each=each, computed=True) / mesh.size,
             (program.hbm_bytes - program.update_bytes) * tripped + program.update_bytes,
             traffic,
             setup.topology.chip,
-            roofline.axis_links(setup.mesh),
+            roofline.axis_links(mesh),
         )
+
+
+def _of_tokens(moved: Collective, mesh: jax.sharding.Mesh) -> bool:
+    """Whether activations are moved, or their gradients, and no weights.
+
+    Along `context` alone these are keys and values, unless weights lie along it alone as well.
+    """
+    along_context = moved.axes == ("context",) and mesh.shape["fsdp"] > 1
+    return along_context or "tensor" in moved.axes

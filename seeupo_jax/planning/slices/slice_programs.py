@@ -17,7 +17,7 @@ from seeupo_jax.parallel.mesh import make_mesh, sampler_mesh
 from seeupo_jax.planning import flops
 from seeupo_jax.planning.abstract_run import CACHE, SAMPLER, AbstractRun, abstract_run
 from seeupo_jax.planning.chips import Topology, topology_devices, usable_hbm
-from seeupo_jax.planning.expected_time import scorer_flops, step_flops
+from seeupo_jax.planning.expected_time import Packed, pack, scorer_flops, step_flops
 from seeupo_jax.planning.flops import Pass
 from seeupo_jax.planning.remat import choose_remat
 from seeupo_jax.policy.architecture import Architecture
@@ -103,7 +103,8 @@ class Program:
 
     lower: gives the program for the devices of `mesh`.
     uses, makes: which of `Setup.parts` are among its arguments, and which only among its results.
-    trips: how often its outer loop runs, over microbatches or over tokens.
+    trips: how often its outer loop runs, over tokens or over the microbatches of an iteration whose
+      conversations are as long as they can be in its rows.
     hbm_bytes: that one device must read and write at least; update_bytes: of these, those of the
       optimizer, once however often the loop runs.
     row_length: tokens of its rows, where a score matrix or whole logits could appear.
@@ -205,20 +206,25 @@ def _sweep(setup: Setup) -> Iterator[Program]:
             parts, hbm_bytes = ("parameters", _MOVED[program.name]), 3 * setup.parts["parameters"]
             yield Program(program.name, mesh, lower, parts, (), Work(), 1, hbm_bytes)
             continue
-        length, trips = int(size), shapes.microbatches(int(size))
+        length = int(size)
+        packed = pack(shapes, setup.trajectories, min(length, shapes.longest), (length,))
+        rows, trips = packed.rows, packed.microbatches
         # Logits of every token, of none, or of an action's.
         of_tokens = length if setup.config.algorithm.scorer == "policy" else 0
         logits = dict.fromkeys(("sweep/score", "sweep/reference"), length)
         logits |= {"sweep/value": 0, "sweep/scores": of_tokens}
-        rows, head = shapes.rows * trips, logits.get(kind, shapes.action)
+        head = logits.get(kind, shapes.action)
         steps = {"sweep/turn": step_flops, "sweep/scorer": scorer_flops}
         hbm_bytes, updated = once * trips, update if kind in steps else 0
         if kind in steps:
-            done = (steps[kind](setup, rows, length, computed=c) for c in (False, True))
-            work = Work(*done, rows * length)
+            done = (
+                steps[kind](setup, rows, length, each=apart(setup, packed, computed=c), computed=c)
+                for c in (False, True)
+            )
+            work = Work(*done, packed.tokens)
             hbm_bytes = hbm_bytes * passes + updated
         else:
-            work = Work.of(arch, Pass(rows, length, head=head, trees=shapes.share))
+            work = _scored(setup, packed, head)
         yield Program(
             program.name,
             mesh,
@@ -231,6 +237,29 @@ def _sweep(setup: Setup) -> Iterator[Program]:
             row_length=length,
             update_bytes=updated,
         )
+
+
+def apart(setup: Setup, packed: Packed, *, computed: bool) -> int:
+    """Conversations of a row whose attention is counted apart; see `flops.turn_step_flops`.
+
+    A result needs it so; kernels for trees skip the pairs of two conversations, others do not.
+    """
+    kernels = ("splash", "cudnn")
+    if setup.mesh.devices.flat[0].platform == "cpu":
+        kernels = (*kernels, "xla")
+    skips = setup.learner.shapes.share and setup.arch.attention in kernels
+    return packed.each if skips or not computed else 1
+
+
+def _scored(setup: Setup, packed: Packed, head: int) -> Work:
+    """The work of a pass forwards over packed conversations, with logits of so many tokens each."""
+    done = []
+    for computed in (False, True):
+        each = apart(setup, packed, computed=computed)
+        new = packed.length // each
+        work = Pass(packed.rows * each, new, head=min(head, new), trees=setup.learner.shapes.share)
+        done.append(flops.forward_flops(setup.arch, work, computed=computed))
+    return Work(*done, packed.tokens)
 
 
 def _rollout(setup: Setup) -> Iterator[Program]:
