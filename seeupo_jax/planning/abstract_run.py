@@ -95,6 +95,9 @@ def abstract_run(
     state = build.new_state(config, policy, optimizer, params)
     reference = build.place_reference(config, params)
     held = device_bytes((state, reference, policy.frozen))
+    if planned is None and mesh.devices.flat[0].platform == "cpu":
+        # All devices share the host's memory equally, also those that are not in the mesh.
+        held = held * len(mesh.local_devices) // jax.local_device_count()
 
     def free(device: jax.Device) -> int | None:
         if planned is None:

@@ -122,7 +122,7 @@ def test_names_of_ones_own_stay_texts_and_are_what_they_declare():
         ({"advantage": "own_broken:X"}, "'own_broken:X' cannot be imported: ModuleNotFoundError"),
         ({"advantage": "own_failing:X"}, "'own_failing:X' cannot be imported: SystemExit: 3."),
         ({"advantage": "own_needy:X"}, "got ('reward',); allowed: a tuple of reward_N, group_N"),
-        ({"advantage": "own_needy:X"}, ", [...]."),
+        ({"advantage": "own_needy:X"}, " [...]."),
         (
             {"advantage": "grea"},
             f"advantage: got 'grea'; allowed: one of {', '.join(ESTIMATORS)}, or",

@@ -98,7 +98,15 @@ def test_evaluations_ask_one_catalogue_of_tasks_which_a_longer_file_does_not_cha
     file.write_text('{"task_id": "a", "split": "test"}\n{"task_id": "b", "split": "test"}\n')
     worker = make_worker(Saying(), pool, max_turns=2)
     try:
-        evaluate(config, worker, None, tasks=tasks, split="test", k=1, on_counted=played.extend)
+        evaluate(
+            config,
+            worker,
+            None,
+            tasks=tasks,
+            split="test",
+            k=1,
+            on_counted=lambda episodes, _: played.extend(episodes),
+        )
     finally:
         pool.close()
     assert [episode.task_id for episode in played] == ["a"]
