@@ -106,7 +106,7 @@ def sft(
     config, workdir = load_config(config), run_folder(workdir)
     if data is not None:
         config = dataclasses.replace(config, sft=dataclasses.replace(config.sft, data=str(data)))
-    prepare_xla()
+    prepare_xla(small=build.is_small(config))
     check_places(config, workdir, make=False)
     if not jax.distributed.is_initialized():
         join_cluster(config)
@@ -212,12 +212,12 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
     log_to_stderr()
     with errors_end_at_once():
         with sentence_errors():
-            prepare_xla()
             data_override = () if given.data is None else (f"sft.data={given.data!r}",)
             config, workdir = (
                 load_config(given.config, (*given.override, *data_override)),
                 given.workdir,
             )
+            prepare_xla(small=build.is_small(config))
             check_places(config, workdir, make=False)
             join_cluster(config, **cluster_flags(given))
             check_sft(config)

@@ -104,7 +104,7 @@ def train(
     """
     check_callbacks(callbacks)
     config, workdir = load_config(config), run_folder(workdir)
-    prepare_xla()
+    prepare_xla(small=build.is_small(config))
     check_places(config, workdir, make=False)
     if not jax.distributed.is_initialized():
         join_cluster(config)
@@ -228,9 +228,9 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
     log_to_stderr()
     with errors_end_at_once():
         with sentence_errors():
-            prepare_xla()
             planned = plan_devices(given)
             config, workdir = read_config(given), given.workdir
+            prepare_xla(small=planned is None and build.is_small(config))
             if planned is not None:
                 places = missing_places(config, workdir)
                 config, missing = check_planned(config)

@@ -244,9 +244,17 @@ def few_shapes(config: Config, mesh: jax.sharding.Mesh) -> bool:
     batching = config.batching
     if batching.microbatch_tokens is not None or batching.buckets:
         return False
+    return is_small(config) and mesh.devices.flat[0].platform == "cpu"
+
+
+def is_small(config: Config) -> bool:
+    """Whether the policy has at most `SMALL` parameters; no array is made.
+
+    Raises:
+      ValueError: a model that cannot be read.
+    """
     _, params = policy.abstract(_architecture(config))
-    small = sum(leaf.size for leaf in jax.tree.leaves(params)) <= SMALL
-    return small and mesh.devices.flat[0].platform == "cpu"
+    return sum(leaf.size for leaf in jax.tree.leaves(params)) <= SMALL
 
 
 def build_shapes(config: Config, mesh: jax.sharding.Mesh, trajectories: int) -> Shapes:
