@@ -28,7 +28,7 @@ install = $(UV) pip install --quiet --python $(RUN) $(1) \
 .PHONY: help setup lock test-torch test-tools test-models test-appworld test-libtpu test-agents quickstart bfcl test check lint lint-style lint-types lint-scripts docs clean
 
 help:
-	@echo "make quickstart   train the bundled example policy and show its learning curve (2 to 3 minutes)"
+	@echo "make quickstart   train the bundled example policy and show its learning curve (about 2 minutes)"
 	@echo "make bfcl         the same loop on the real BFCL v4 tasks (about 20 minutes)"
 	@echo "make test         every test"
 	@echo "make check        style, the rules of imports, and the tests of changed files (FILES='a.py b.py')"

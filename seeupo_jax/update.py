@@ -21,7 +21,7 @@ from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.errors import no_room_errors, sentence_errors
 from seeupo_jax.planning.remat import choose_remat
-from seeupo_jax.runtime.build import load_policy
+from seeupo_jax.runtime.build import is_small, load_policy
 from seeupo_jax.runtime.cli import add_config_flags, log_to_stderr, prepare_xla
 from seeupo_jax.runtime.policy_folder import check_output, write_policy
 from seeupo_jax.runtime.stored_update import prepare, update
@@ -53,10 +53,10 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
     with contextlib.ExitStack() as held:
         held.enter_context(no_room_errors())
         with sentence_errors():
-            prepare_xla()
             # The model is the one that is named here, whatever a training run would begin with.
             overrides = (f"model.path={given.model!r}", "warm_start.stages=()")
             config = load_config(given.config, (*given.override, *overrides))
+            prepare_xla(small=is_small(config))
             check_output(folder)
             held.enter_context(exclusive_output(folder))
             check_output(folder)  # which another one may just have written

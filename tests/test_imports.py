@@ -138,11 +138,20 @@ def test_algorithms_and_environments_stand_alone(module):
         assert not roots & {"jax", "jaxlib", "flax", "optax", "orbax", "grain", "tensorflow"}
 
 
-def test_environments_start_without_jax_even_indirectly():
-    modules = [f"seeupo_jax.{m}" for m in MODULES if unit(m) == "envs"]
+ENVIRONMENTS = [f"seeupo_jax.{module}" for module in MODULES if unit(module) == "envs"]
+
+
+@pytest.mark.parametrize(
+    "modules, without",
+    [
+        (ENVIRONMENTS, ("jax", "flax", "tensorflow")),
+        (["seeupo_jax.train"], ("torch", "tensorflow")),  # transformers imports torch where it is
+    ],
+)
+def test_nothing_heavy_is_imported_before_it_is_needed(modules, without):
     program = (
         f"import importlib, sys\nfor m in {modules}: importlib.import_module(m)\n"
-        "print([m for m in ('jax', 'flax', 'tensorflow') if m in sys.modules])"
+        f"print([m for m in {without} if m in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

@@ -49,7 +49,7 @@ EVERY = jax.devices()
 def alone(patch):
     """Lets the command see one device, and leave this process's cache as it is."""
     patch.setattr(jax, "devices", lambda *_: EVERY[:1])
-    patch.setattr(update, "prepare_xla", lambda: None)
+    patch.setattr(update, "prepare_xla", lambda **_: None)
 
 
 @pytest.fixture(autouse=True)
@@ -179,7 +179,7 @@ def test_the_command_writes_the_same_bits_and_what_transformers_loads(small, sto
 def test_a_mesh_changes_no_number(small, stored, tmp_path, monkeypatch):
     made, _, params, done = small
     monkeypatch.undo()
-    monkeypatch.setattr(update, "prepare_xla", lambda: None)
+    monkeypatch.setattr(update, "prepare_xla", lambda **_: None)
     mesh = ("mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
     sharded, logged = run(made, stored, tmp_path, *mesh)
     cases.assert_trees_close(sharded, params, 1e-5)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import AutoConfig
+import transformers
 
 from seeupo_jax.configuration.model_schema import MODEL_SIZES
 from seeupo_jax.configuration.user_code import shown
@@ -253,7 +253,7 @@ def _with_defaults(name: str, values: Mapping[str, Any], source: str) -> dict[st
     given = {key: value for key, value in values.items() if key != "model_type"}
     try:
         given = copy.deepcopy(given)  # transformers writes into what it is given
-        return AutoConfig.for_model(name, **given).to_dict()
+        return transformers.AutoConfig.for_model(name, **given).to_dict()
     except Exception as error:  # of any class, for a config that it refuses
         reason = textwrap.shorten(str(error), 400, placeholder=" ...")
         raise ValueError(f"{source}: not a {name} config: {reason}") from None

@@ -39,7 +39,8 @@ LATE_IMPORTS = (
     "ml_collections",
     "narwhals._interchange.dataframe",
     "tensorboardX",
-    "transformers.models.llama.configuration_llama",  # and what writes and reads model folders
+    "transformers.models.auto.tokenization_auto",  # and what writes and reads model folders
+    "transformers.models.llama.configuration_llama",
     "transformers.models.qwen3.configuration_qwen3",
     "vl_convert",
 )

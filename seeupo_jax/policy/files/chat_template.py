@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+import transformers
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.envs.base import Message, Tool
@@ -57,7 +57,7 @@ class HuggingFaceTokenizer:
 
     def __init__(
         self,
-        library: PreTrainedTokenizerBase,
+        library: transformers.PreTrainedTokenizerBase,
         chat: schema.Chat,
         *,
         generation: Mapping[str, Any],
@@ -172,7 +172,7 @@ def gguf_tokenizer(fields: Mapping[str, Any], chat: schema.Chat | None) -> Huggi
 
 
 def _eos_ids(
-    library: PreTrainedTokenizerBase, generation: Mapping[str, Any], where: str
+    library: transformers.PreTrainedTokenizerBase, generation: Mapping[str, Any], where: str
 ) -> list[int]:
     """Ids that end a generation, by the model's files."""
     stated = generation.get("eos_token_id")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import transformers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerFast
 
 from seeupo_jax.configuration.user_code import describe, shown
 
@@ -43,7 +43,7 @@ PREPARATIONS: Mapping[str, tuple[Any, pre_tokenizers.PreTokenizer, bool]] = {
 }
 
 
-def build(fields: Mapping[str, Any]) -> PreTrainedTokenizerFast:
+def build(fields: Mapping[str, Any]) -> transformers.PreTrainedTokenizerFast:
     """A byte-level byte-pair encoding from a GGUF file's metadata, with its chat template.
 
     Raises:
@@ -89,7 +89,7 @@ def build(fields: Mapping[str, Any]) -> PreTrainedTokenizerFast:
         for role in ("bos", "eos")
         if (key := f"tokenizer.ggml.{role}_token_id") in fields
     }
-    library = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named)
+    library = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named)
     if "tokenizer.chat_template" in fields:
         library.chat_template = _field(fields, "tokenizer.chat_template", str)
     return library

@@ -13,8 +13,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import transformers
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from seeupo_jax.policy.files.json_file import read_object
 
@@ -45,16 +45,16 @@ _HOSTILE = (
 )
 
 
-def read_library(folder: Path) -> PreTrainedTokenizerBase:
+def read_library(folder: Path) -> transformers.PreTrainedTokenizerBase:
     """The tokenizer of a folder, which tokenises as its tokenizer.json says, if it has one.
 
     Raises:
       Exception: of any class, for a damaged file.
     """
-    library = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    library = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     file = folder / TOKENIZER_FILE
-    as_file = type(library) is PreTrainedTokenizerFast  # the class that has nothing of its own
-    if as_file or not library.is_fast or not file.is_file():
+    plain = transformers.PreTrainedTokenizerFast  # the class that has nothing of its own
+    if type(library) is plain or not library.is_fast or not file.is_file():
         return library
     stated, actual = _parts(Tokenizer.from_file(str(file))), _parts(library.backend_tokenizer)
     differing = [name for name in _PARTS if stated[name] != actual[name]]
@@ -65,7 +65,7 @@ def read_library(folder: Path) -> PreTrainedTokenizerBase:
         " by which texts are tokenised here.",
         *(type(library).__name__, folder, ", ".join(differing), TOKENIZER_FILE),
     )
-    as_written = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    as_written = transformers.PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     known, vocabulary = as_written.special_tokens_map, as_written.get_vocab()
     roles = library.special_tokens_map.items()  # with those that the class names by default
     named = {r: t for r, t in roles if r not in known and isinstance(t, str) and t in vocabulary}
@@ -73,11 +73,12 @@ def read_library(folder: Path) -> PreTrainedTokenizerBase:
     return as_written
 
 
-def save_library(library: PreTrainedTokenizerBase, folder: Path) -> None:
+def save_library(library: transformers.PreTrainedTokenizerBase, folder: Path) -> None:
     """Writes a tokenizer's files such that versions 4 and 5 of `transformers` read them."""
     library.save_pretrained(folder)
     values = read_object(folder / CONFIG_FILE)
-    if values["tokenizer_class"] == PreTrainedTokenizerFast.__name__:  # the name in version 5
+    in_5 = transformers.PreTrainedTokenizerFast.__name__
+    if values["tokenizer_class"] == in_5:
         values["tokenizer_class"] = "PreTrainedTokenizerFast"
     if isinstance(values.get("extra_special_tokens"), list):  # version 4 has names for these
         values["additional_special_tokens"] = values.pop("extra_special_tokens")
@@ -118,7 +119,7 @@ def compare(
       ValueError: a text for which they differ, or a folder that is refused.
     """
     try:
-        library = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        library = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # the library raises errors of any class
         raise ValueError(f"tokenizer: transformers does not read {folder}: {error}") from error
     for text in try_texts(pieces):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
-from transformers import PreTrainedTokenizerBase
+import transformers
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.envs.base import Message, Tool
@@ -51,7 +51,7 @@ class Renderer:
 
     def __init__(
         self,
-        library: PreTrainedTokenizerBase,
+        library: transformers.PreTrainedTokenizerBase,
         template: str | None,
         chat: schema.Chat,
         *,
