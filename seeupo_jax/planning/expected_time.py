@@ -163,38 +163,62 @@ def iteration_flops(run: AbstractRun) -> float:
     if algorithm.critic != "none":
         passes.append(Pass(whole.rows, whole.length, trees=shapes.share))
     stepped = [pack(shapes, part, end) for end in step_ends(config)]
-    steps = [step_flops(run, each.rows, each.length, computed=True) for each in stepped]
+    steps = [step_flops(run, each, computed=True) for each in stepped]
     if algorithm.scorer is not None:
-        each = scorer_flops(run, whole.rows, whole.length, computed=True)
-        steps += [each] * algorithm.scorer_epochs
+        steps += [scorer_flops(run, whole, computed=True)] * algorithm.scorer_epochs
     return sum(flops.forward_flops(arch, each) for each in passes) + sum(steps)
 
 
-def step_flops(run: AbstractRun, rows: int, length: int, *, each: int = 1, computed: bool) -> float:
-    """FLOPs of a sweep's step on so many rows of a length; see `flops.turn_step_flops`."""
-    shapes = run.learner.shapes
+def step_flops(run: AbstractRun, packed: Packed, *, computed: bool) -> float:
+    """FLOPs of a sweep's step on packed conversations; see `flops.turn_step_flops`."""
+    shapes, rollout = run.learner.shapes, run.config.rollout
+    turn = -(-rollout.max_context // rollout.max_turns)
     return flops.turn_step_flops(
         run.policy.network.arch,
-        rows,
-        length,
+        packed.rows,
+        packed.length,
         shapes.action,
         trees=shapes.share,
-        each=each,
+        each=apart(run, packed, computed=computed),
         refresh=shapes.chunk if run.learner.fused else 0,
+        chunks=refresh_chunks(shapes, packed, turn),
         critic=run.config.algorithm.critic,
         computed=computed,
     )
 
 
-def scorer_flops(
-    run: AbstractRun, rows: int, length: int, *, each: int = 1, computed: bool
-) -> float:
+def refresh_chunks(shapes: Shapes, packed: Packed, turn: int) -> int:
+    """Chunks of each row's refresh, where every conversation goes on by a turn of so many tokens.
+
+    Each turn lies in one, behind the last token before it, as `refresh_batch` lays them out.
+    """
+    chunks = -(-packed.each // max(1, shapes.chunk // (1 + turn)))
+    return min(chunks, 1 + 2 * (packed.length // shapes.chunk))
+
+
+def scorer_flops(run: AbstractRun, packed: Packed, *, computed: bool) -> float:
     """FLOPs of the scorer's step, on all action tokens, likewise."""
-    arch, kind = run.policy.network.arch, run.config.algorithm.scorer
-    trees = run.learner.shapes.share
     return flops.scorer_step_flops(
-        arch, kind, rows, length, trees=trees, each=each, computed=computed
+        run.policy.network.arch,
+        run.config.algorithm.scorer,
+        packed.rows,
+        packed.length,
+        trees=run.learner.shapes.share,
+        each=apart(run, packed, computed=computed),
+        computed=computed,
     )
+
+
+def apart(run: AbstractRun, packed: Packed, *, computed: bool) -> int:
+    """Conversations of a row whose attention is counted apart; see `flops.turn_step_flops`.
+
+    A result needs it so; kernels for trees skip the pairs of two conversations, others do not.
+    """
+    kernels = ("splash", "cudnn")
+    if run.policy.mesh.devices.flat[0].platform == "cpu":
+        kernels = (*kernels, "xla")
+    skips = run.learner.shapes.share and run.policy.network.arch.attention in kernels
+    return packed.each if skips or not computed else 1
 
 
 def scoring_passes(config: Config) -> int:

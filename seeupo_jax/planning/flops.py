@@ -85,6 +85,7 @@ def turn_step_flops(
     trees: bool = True,
     each: int = 1,
     refresh: int = 0,
+    chunks: int = 1,
     critic: str = "none",
     computed: bool = False,
 ) -> float:
@@ -94,7 +95,8 @@ def turn_step_flops(
       rows: of all microbatches. length, action: tokens of a row, and of its actions.
       trees: whether rows hold token trees.
       each: conversations of a row, equally long, whose attention is counted apart.
-      refresh: tokens that each row is continued by for the refresh; 0 without one.
+      refresh: tokens of a chunk by which a row is continued for the refresh; 0 without one.
+      chunks: of each row.
       critic: the value function's kind; a `model` is stepped too, a `head` is next to nothing.
       computed: False counts what the result needs, were each row one sequence. True counts what our
         programs multiply: what is computed again in the backward pass too, attention as its kernel
@@ -115,7 +117,7 @@ def turn_step_flops(
         )
     else:
         backward += 2 * attention
-    after = Pass(rows, refresh, new, head=refresh if computed else action)
+    after = Pass(rows * chunks, refresh, new, head=refresh if computed else action)
     refreshed = forward_flops(arch, after, computed=computed) if refresh else 0.0
     # A transformer of the policy's architecture, without logits.
     if critic == "model":

@@ -10,6 +10,8 @@ import pytest
 from places import CONFIGS
 
 from seeupo_jax.configuration.loading import load_config
+from seeupo_jax.learner.batching import Rows, action_spans, lay_out
+from seeupo_jax.learner.refresh_batch import refresh_batch
 from seeupo_jax.learner.shapes import Shapes, row_lengths
 from seeupo_jax.learner.token_trees import choose_length
 from seeupo_jax.planning import expected_time
@@ -19,11 +21,13 @@ from seeupo_jax.planning.expected_time import (
     iteration_flops,
     old_ends,
     pack,
+    refresh_chunks,
     refresh_ends,
     step_ends,
     time_lines,
 )
 from seeupo_jax.planning.explain.explain_parts import plan_run
+from seeupo_jax.types import Segment, Trajectory
 
 # Seconds of one core (user and system time of the process, from `lower` to the end of `compile`),
 # jax 0.10.2 on two cores of an AMD EPYC with other programs beside it, November 2026: of the
@@ -175,6 +179,20 @@ def test_rows_are_those_that_the_sweep_lays_out(tokens, rows):
         allowed = [each for each in lengths if each >= tokens]
         length, forest = choose_length(alone, range(13), lengths=allowed, rows=rows)
         assert (found.length, found.microbatches) == (length, -(-len(forest.tokens) // rows))
+
+
+@pytest.mark.parametrize("turn, chunks", [(1, 1), (3, 2), (7, 4)])
+def test_chunks_of_a_refresh_are_those_that_the_sweep_lays_out(turn, chunks):
+    """Of 8 tokens: four conversations of 8 tokens go on by a turn behind their last token."""
+    shapes = Shapes((8, 32), action=8, rows=1, trajectories=4)
+    turns = np.repeat([-1, 0, -1, 1], [1, 7, turn - 1, 1]).astype(np.int32)
+    tokens = [100 * i + np.arange(turns.size, dtype=np.int32) for i in range(4)]
+    segments = [(Segment(each, turns, np.zeros(turns.size, np.float32)),) for each in tokens]
+    rows = Rows.of([Trajectory(each, 0.0, 0, stop="done") for each in segments])
+    layout = lay_out(rows, action_spans(rows, (0,)), shapes)
+    refresh, left = refresh_batch(rows, layout, action_spans(rows, (1,)), shapes, tokens)
+    assert (layout.length, refresh.chunks_M[0], left) == (32, chunks, [])
+    assert refresh_chunks(shapes, pack(shapes, 4, 8), turn) == chunks
 
 
 def test_a_value_function_takes_a_pass_without_logits():

@@ -21,7 +21,7 @@ from seeupo_jax.planning.expected_time import (
     step_flops,
 )
 from seeupo_jax.planning.slices import roofline
-from seeupo_jax.planning.slices.slice_programs import Program, Setup, apart
+from seeupo_jax.planning.slices.slice_programs import Program, Setup
 
 NEEDED = ("sweep/turn", "sweep/score", "rollout/prefill", "rollout/decode")
 
@@ -130,18 +130,17 @@ def estimate_iteration(
 
 
 def _steps(setup: Setup, program: Program, figures: Figures) -> Iterator[roofline.Roofline]:
-    """Each step in the shortest rows that hold its conversations.
+    """Each step, in the rows that a sweep takes for its conversations.
 
-    A sweep takes longer ones where no more is computed: it gathers weights less often than this.
-    Activations' traffic shrinks with the length; weights' does not. A minibatch has its share of
-    the microbatches, and the whole of the optimizer's memory traffic.
+    Activations' traffic shrinks with the length of rows; weights' does not. A minibatch has its
+    share of the microbatches, and the whole of the optimizer's memory traffic.
     """
     mesh, shapes = setup.mesh, setup.learner.shapes
     part = -(-setup.trajectories // minibatches(setup.config))
     for end in step_ends(setup.config):
-        packed = pack(shapes, part, end, shapes.allowed(end)[:1])
+        packed = pack(shapes, part, end)
         tripped = packed.microbatches / program.trips
-        share, each = packed.length / shapes.lengths[-1], apart(setup, packed, computed=True)
+        share = packed.length / shapes.lengths[-1]
         traffic = [
             dataclasses.replace(
                 moved, bytes=moved.bytes * tripped * (share if _of_tokens(moved, mesh) else 1)
@@ -149,7 +148,7 @@ def _steps(setup: Setup, program: Program, figures: Figures) -> Iterator[rooflin
             for moved in figures.collectives
         ]
         yield roofline.estimate(
-            step_flops(setup, packed.rows, packed.length, each=each, computed=True) / mesh.size,
+            step_flops(setup, packed, computed=True) / mesh.size,
             (program.hbm_bytes - program.update_bytes) * tripped + program.update_bytes,
             traffic,
             setup.topology.chip,

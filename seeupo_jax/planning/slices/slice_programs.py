@@ -17,7 +17,7 @@ from seeupo_jax.parallel.mesh import make_mesh, sampler_mesh
 from seeupo_jax.planning import flops
 from seeupo_jax.planning.abstract_run import CACHE, SAMPLER, AbstractRun, abstract_run
 from seeupo_jax.planning.chips import Topology, topology_devices, usable_hbm
-from seeupo_jax.planning.expected_time import Packed, pack, scorer_flops, step_flops
+from seeupo_jax.planning.expected_time import Packed, apart, pack, scorer_flops, step_flops
 from seeupo_jax.planning.flops import Pass
 from seeupo_jax.planning.remat import choose_remat
 from seeupo_jax.policy.architecture import Architecture
@@ -208,7 +208,7 @@ def _sweep(setup: Setup) -> Iterator[Program]:
             continue
         length = int(size)
         packed = pack(shapes, setup.trajectories, min(length, shapes.longest), (length,))
-        rows, trips = packed.rows, packed.microbatches
+        trips = packed.microbatches
         # Logits of every token, of none, or of an action's.
         of_tokens = length if setup.config.algorithm.scorer == "policy" else 0
         logits = dict.fromkeys(("sweep/score", "sweep/reference"), length)
@@ -217,10 +217,7 @@ def _sweep(setup: Setup) -> Iterator[Program]:
         steps = {"sweep/turn": step_flops, "sweep/scorer": scorer_flops}
         hbm_bytes, updated = once * trips, update if kind in steps else 0
         if kind in steps:
-            done = (
-                steps[kind](setup, rows, length, each=apart(setup, packed, computed=c), computed=c)
-                for c in (False, True)
-            )
+            done = (steps[kind](setup, packed, computed=computed) for computed in (False, True))
             work = Work(*done, packed.tokens)
             hbm_bytes = hbm_bytes * passes + updated
         else:
@@ -237,18 +234,6 @@ def _sweep(setup: Setup) -> Iterator[Program]:
             row_length=length,
             update_bytes=updated,
         )
-
-
-def apart(setup: Setup, packed: Packed, *, computed: bool) -> int:
-    """Conversations of a row whose attention is counted apart; see `flops.turn_step_flops`.
-
-    A result needs it so; kernels for trees skip the pairs of two conversations, others do not.
-    """
-    kernels = ("splash", "cudnn")
-    if setup.mesh.devices.flat[0].platform == "cpu":
-        kernels = (*kernels, "xla")
-    skips = setup.learner.shapes.share and setup.arch.attention in kernels
-    return packed.each if skips or not computed else 1
 
 
 def _scored(setup: Setup, packed: Packed, head: int) -> Work:
