@@ -22,7 +22,7 @@ from seeupo_jax.policy.files.messages import unread_notice
 from seeupo_jax.policy.files.weights import resolve_path
 from seeupo_jax.policy.lora import merge, save_adapters
 from seeupo_jax.runtime import build
-from seeupo_jax.runtime.checks import SUPERVISED, check_same_policy
+from seeupo_jax.runtime.same_run import SUPERVISED, check_same_policy
 
 _LOGGER = logging.getLogger(__name__)
 # What --step and --weights are.

@@ -14,9 +14,9 @@ from seeupo_jax.rewards.scorer import make_scorer
 from seeupo_jax.rollout.collect import collect, group_requests
 from seeupo_jax.rollout.episode_metrics import most_frequent_failure, rollout_metrics
 from seeupo_jax.rollout.player import CollectionOptions, RolloutWorker
-from seeupo_jax.runtime.checks import check_same_run, made_by
 from seeupo_jax.runtime.episode_host import build_host, check_host
 from seeupo_jax.runtime.evaluation_run import evaluation_settings
+from seeupo_jax.runtime.same_run import check_same_run, made_by
 
 AGENT = """
 import asyncio

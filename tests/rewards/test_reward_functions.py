@@ -16,7 +16,8 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
 from seeupo_jax.rewards.judge import Judge
 from seeupo_jax.rewards.reward_functions import load_functions, weighted_sum
-from seeupo_jax.runtime.checks import check_config, check_same_run, made_by
+from seeupo_jax.runtime.checks import check_config
+from seeupo_jax.runtime.same_run import check_same_run, made_by
 
 CASES = "reward_cases:"
 

@@ -205,6 +205,22 @@ def test_a_tool_that_no_grammar_can_hold_is_told_before_any_episode():
     check_config(load_config(CONFIG, ["rollout.grammar=tool_calls"]))
 
 
+class NoTools(OrderDesk):
+    def reset(self, task_id, seed):
+        messages, _ = super().reset(task_id, seed)
+        return messages, ()
+
+
+def test_a_grammar_for_calls_is_refused_where_no_task_lists_a_tool():
+    none = [f"env.name={__name__}:NoTools"]
+    check_config(load_config(CONFIG, none))
+    with pytest.raises(ValueError, match="grammar: got 'tool_calls'; .*NoTools list no tools"):
+        check_config(load_config(CONFIG, [*none, "rollout.grammar=tool_calls"]))
+    parts = [{"name": f"{__name__}:NoTools", "label": "none"}, {"name": "order_desk"}]
+    mixed = ["env.name=mixture", f"env.options={{'environments': {parts}}}"]
+    check_config(load_config(CONFIG, [*mixed, "rollout.grammar=tool_calls"]))
+
+
 FORKS = ["recipe=spo_tree", "rollout.group_size=4"]
 
 

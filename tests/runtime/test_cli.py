@@ -137,7 +137,7 @@ def test_a_process_of_64_bits_is_refused_before_anything_is_made(tmp_path, capsy
     module, run = importlib.import_module(f"seeupo_jax.{name}"), tmp_path / "run"
     given = [f"--workdir={run}"]
     if name == "update":
-        given = ["--model=m", "--trajectories=t", f"--output={run}"]
+        given = ["--model=package:order_desk", "--trajectories=t", f"--output={run}"]
     with jax.enable_x64(True):
         with pytest.raises(SystemExit) as ended:
             module.main(["", f"--config={TINY}", *given])

@@ -7,8 +7,8 @@ import os
 import pytest
 
 from seeupo_jax.configuration.loading import from_dict, to_dict
-from seeupo_jax.runtime.checks import adapters_note, check_same_run, made_by
 from seeupo_jax.runtime.evaluation_run import episodes_name, evaluation_settings
+from seeupo_jax.runtime.same_run import adapters_note, check_same_run, made_by
 from seeupo_jax.runtime.sft.sft_checkpoints import check_same_sft
 
 

@@ -20,8 +20,8 @@ from seeupo_jax.planning.explain.explain_parts import model_lines
 from seeupo_jax.planning.explain.explanation import Section, listed
 from seeupo_jax.planning.remat import choose_remat, plan_remat
 from seeupo_jax.runtime import build
-from seeupo_jax.runtime.checks import SUPERVISED
 from seeupo_jax.runtime.resuming import check_begins, resumption
+from seeupo_jax.runtime.same_run import SUPERVISED
 from seeupo_jax.runtime.sft.sft_checkpoints import check_same_sft
 from seeupo_jax.runtime.sft.sft_data import SftData, load_data
 from seeupo_jax.runtime.sft.supervised import (

@@ -36,7 +36,6 @@ from seeupo_jax.planning.explain.explain_parts import (
 )
 from seeupo_jax.planning.explain.explanation import Section, choices, listed
 from seeupo_jax.policy.network import trainable
-from seeupo_jax.runtime.checks import check_same_run, check_training
 from seeupo_jax.runtime.evaluation import due, evaluated_splits, selection_split
 from seeupo_jax.runtime.policy_folder import starting_folder
 from seeupo_jax.runtime.resuming import (
@@ -45,6 +44,7 @@ from seeupo_jax.runtime.resuming import (
     check_same_sweep,
     resumption,
 )
+from seeupo_jax.runtime.same_run import check_same_run, check_training
 
 # What of an algorithm is always shown; the other fields where they are not the default.
 _SHOWN = "order ratio objective advantage baseline scale old_policy weight_clip kl_coef".split()

@@ -11,8 +11,8 @@ from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.metrics.run_manifest import note_checkpoints
-from seeupo_jax.runtime.checks import SUPERVISED, adapters_note, check_same_model
 from seeupo_jax.runtime.resuming import lacks_evaluation, resumption
+from seeupo_jax.runtime.same_run import SUPERVISED, adapters_note, check_same_model
 from seeupo_jax.runtime.sft.sft_parts import Best, SftParts, SftState
 from seeupo_jax.trajectories.json_lines import plain
 from seeupo_jax.types import TrainState

@@ -15,7 +15,6 @@ from seeupo_jax.learner.credit.running_rewards import Moments, Statistics
 from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
 from seeupo_jax.metrics.run_manifest import note_checkpoints
 from seeupo_jax.parallel.stop_signal import Stopped, StoppedCompiling
-from seeupo_jax.runtime.checks import adapters_note, check_same_run, check_training
 from seeupo_jax.runtime.resuming import (
     chat_note,
     check_same_chat,
@@ -23,6 +22,7 @@ from seeupo_jax.runtime.resuming import (
     lacks_evaluation,
     resumption,
 )
+from seeupo_jax.runtime.same_run import adapters_note, check_same_run, check_training
 from seeupo_jax.runtime.training.run_parts import RunParts
 from seeupo_jax.runtime.training.trajectory_source import Origin, Stored
 from seeupo_jax.trajectories.forks import fill_up

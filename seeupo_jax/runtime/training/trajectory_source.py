@@ -25,7 +25,7 @@ from seeupo_jax.rollout.resample import collection_number, resample
 from seeupo_jax.rollout.rollout_store import RolloutStore
 from seeupo_jax.rollout.tasks import draw_tasks, repeats
 from seeupo_jax.runtime.build import Policy
-from seeupo_jax.runtime.checks import made_by
+from seeupo_jax.runtime.same_run import made_by
 
 
 class Origin(NamedTuple):

@@ -20,7 +20,7 @@ from seeupo_jax.rollout.branching.candidate_plan import CandidatePlan, candidate
 from seeupo_jax.rollout.engine.protocol import Action
 from seeupo_jax.rollout.engine.sampling import branch_chance, task_number
 from seeupo_jax.rollout.episode_metrics import rollout_metrics
-from seeupo_jax.runtime.checks import check_same_run, made_by
+from seeupo_jax.runtime.same_run import check_same_run, made_by
 from seeupo_jax.trajectories.forks import find_forks, new_turns
 from seeupo_jax.types import UNCHOSEN
 
