@@ -27,6 +27,7 @@ from seeupo_jax.rollout.player import RolloutWorker
 from seeupo_jax.runtime.episode_host import build_host
 from seeupo_jax.runtime.evaluation import evaluate
 from seeupo_jax.runtime.policy_sources import PolicySource
+from seeupo_jax.runtime.resuming import chat_note
 from seeupo_jax.trajectories.episodes import Episode, EpisodeFile
 
 
@@ -60,7 +61,7 @@ def evaluate_policy(
     config: Config, workdir: Path, source: PolicySource, *, split: str, k: int
 ) -> EvaluationResult:
     """Plays the episodes of a split that are not in WORKDIR/evaluation yet."""
-    settings = evaluation_settings(config, split, k, source.same)
+    settings = evaluation_settings(config, split, k, source.same, chat_note(config, workdir))
     episodes: list[Episode] = []
     resumed = 0
 
@@ -116,12 +117,17 @@ def evaluate_policy(
 
 
 def evaluation_settings(
-    config: Config, split: str, k: int, same: Mapping[str, Any]
+    config: Config,
+    split: str,
+    k: int,
+    same: Mapping[str, Any],
+    chat: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """All that decides how an episode goes.
 
     Args:
       same: of the policy; see `PolicySource`.
+      chat: of `chat_note`: the options of `config.chat`, or of the model folder's `chat.json`.
     """
     fields = {
         "env": ("name", "options"),
@@ -147,6 +153,8 @@ def evaluation_settings(
         values["config.rewards"] = without_layout(to_dict(config)["rewards"])
     if config.agent.given:
         values["config.agent"] = without_places(to_dict(config)["agent"])
+    if chat is not None:
+        values |= {f"chat.{name}": value for name, value in chat.items()}
     return {"split": split, "k": k, "config.seed": config.seed, **values, **same}
 
 
