@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import difflib
+import json
+import math
 import sys
 import types
 import typing
@@ -86,7 +89,7 @@ def assign(values: dict[str, Any], key: str, value: Any) -> None:
 
 
 def parse(text: str, name: str) -> Any:
-    """A Python literal or JSON where it is one, `none` as None, any other text as itself.
+    """JSON in brackets or a Python literal where it is one, `none` as None, else the text itself.
 
     Args:
       name: of the value, in errors.
@@ -98,6 +101,9 @@ def parse(text: str, name: str) -> Any:
         return None
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
+    if text.lstrip(" \t").startswith(_BRACKETS):
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(text)  # before Python, whose texts escape letters otherwise
     try:
         return ast.literal_eval(_syntax(text))
     except (RecursionError, MemoryError):  # of its parser: the first of its tree, the last of text
@@ -229,10 +235,11 @@ def _as_json(value: Any, name: str, depth: int = 0) -> Any:
         return {key: _as_json(item, f"{name}.{key}", depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_as_json(item, f"{name}[{i}]", depth + 1) for i, item in enumerate(value)]
-    large = isinstance(value, int) and not abs(value) <= _LARGEST
-    if not large and (value is None or isinstance(value, bool | int | float | str)):
+    wrong = isinstance(value, int) and not abs(value) <= _LARGEST
+    wrong = wrong or (isinstance(value, float) and not math.isfinite(value))
+    if not wrong and (value is None or isinstance(value, bool | int | float | str)):
         return value
     raise ValueError(
-        f"{name}: got {shown(value)} ({type(value).__name__}); allowed: texts, numbers below 2**63"
-        " in magnitude, True, False, none, and lists and dicts of them."
+        f"{name}: got {shown(value)} ({type(value).__name__}); allowed: texts, finite numbers,"
+        " whole ones below 2**63 in magnitude, True, False, none, and lists and dicts of them."
     )
