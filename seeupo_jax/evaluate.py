@@ -13,7 +13,8 @@ computed here then. --explain prints which episodes would be played, and plays n
 
 Every episode is written to DIR/evaluation as soon as it ends (`trajectories/episodes.py`).
 Rerunning the command plays the missing episodes only, and those whose environment failed. With
-several processes each writes a file of its own episodes; process 0's is complete in the end.
+several processes each writes a file of its own episodes; process 0's is complete in the end, also
+where fewer processes resume.
 """
 
 # Types of jax's own functions are partly unknown.
