@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import json
 import math
+import re
 import sys
 import types
 import typing
@@ -29,6 +30,7 @@ _WORDS = {
 _BRACKETS = ("[", "{", "(")
 _JSON = {"true": True, "false": False, "null": None}
 _LISTED = 800  # characters of the names that an error lists
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # two letters or more: C:/ is a path
 _LARGEST = 2**63 - 1  # more than any count, and the most that arrays and trackers hold
 
 
@@ -57,6 +59,11 @@ def above(low: float, default: Any, *, most: float = float("inf")) -> Any:
 def within(low: float, high: float, default: Any) -> Any:
     """A field of numbers from `low` to `high`."""
     return checked(default, f"a number from {low} to {high}", lambda value: low <= value <= high)
+
+
+def is_url(text: str) -> bool:
+    """Whether a text begins with `SCHEME:/`; of `SCHEME://` a Path would make a folder here."""
+    return _URL.match(text) is not None
 
 
 def allowed_values(field: dataclasses.Field, hint: Any) -> str:

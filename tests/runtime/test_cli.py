@@ -33,9 +33,12 @@ def test_a_bucket_is_no_workdir_and_is_not_taken_for_a_folder_of_that_name(tmp_p
     monkeypatch.chdir(tmp_path)
     flags = Flags("train", None)
     cli.add_run_flags(flags)
-    for bucket in ("gs://bucket/run", "gs:/bucket/run"):
+    for bucket in ("gs://bucket/run", "gs:/bucket/run", "s3://bucket/run", "file:///run"):
         with pytest.raises(ValueError, match=f"^--workdir: got '{bucket}'; allowed: a folder"):
             flags.read(["--config=none.py", f"--workdir={bucket}"])
+        with pytest.raises(ValueError, match=f"^workdir: got '{bucket}'; allowed: a folder"):
+            cli.run_folder(bucket)
+    assert cli.run_folder("run:1/x") == tmp_path / "run:1" / "x"
     assert not list(tmp_path.iterdir())
 
 
