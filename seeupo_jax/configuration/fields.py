@@ -95,15 +95,39 @@ def assign(values: dict[str, Any], key: str, value: Any) -> None:
     values[leaf] = value
 
 
-def parse(text: str, name: str) -> Any:
+def parse(text: str, name: str, expected: Any = None) -> Any:
     """JSON in brackets or a Python literal where it is one, `none` as None, else the text itself.
 
     Args:
       name: of the value, in errors.
+      expected: of `type_of`: numbers stay as they were typed where a text is expected, or texts.
 
     Raises:
       ValueError: brackets nested deeper than Python reads.
     """
+    value = _literal(text, name)
+    items = value if isinstance(value, list | tuple) else (value,)
+    if items and all(isinstance(item, int | float | complex) for item in items):
+        bracket = text.lstrip(" \t").startswith(_BRACKETS)
+        if expected == tuple[str, ...] or (expected is str and not bracket):
+            return text
+    return value
+
+
+def type_of(cls: type, key: str) -> Any:
+    """The type of a field below a dataclass, without None; None: no such field.
+
+    Args:
+      key: a dotted path.
+    """
+    for part in key.split("."):
+        hint = typing.get_type_hints(cls).get(part) if dataclasses.is_dataclass(cls) else None
+        options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        cls = next((option for option in options if option is not type(None)), None)
+    return cls
+
+
+def _literal(text: str, name: str) -> Any:
     if text.lower() == "none":
         return None
     if text.lower() in ("true", "false"):
@@ -211,7 +235,7 @@ def _as_type(value: Any, expected: Any, name: str) -> Any:
         (item, _) = typing.get_args(expected)
         if isinstance(value, item) and not isinstance(value, bool):
             # `steps=3` as `steps=(3,)`, `trackers=a,b` as `trackers=('a', 'b')`
-            value = value.split(",") if item is str else (value,)
+            value = _texts(value) if item is str else (value,)
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(_as_type(v, item, f"{name}[{i}]") for i, v in enumerate(value))
     if expected is float and isinstance(value, int) and not isinstance(value, bool):
@@ -229,6 +253,13 @@ def _as_type(value: Any, expected: Any, name: str) -> Any:
         got = f"{shown(value)} ({type(value).__name__}){_unread(value)}"
         raise ValueError(f"{name}: got {got}; allowed: {words}.")
     return value
+
+
+def _texts(text: str) -> list[str]:
+    """The items of `a,b`, `(a, b)` or `[a, b]`."""
+    match = re.fullmatch(r"\(([^()]*?),?\)|\[([^][]*?),?\]", text.strip())
+    inner = text if match is None else match[match.lastindex or 0]
+    return [item.strip() for item in inner.split(",")]
 
 
 def _as_json(value: Any, name: str, depth: int = 0) -> Any:

@@ -11,7 +11,7 @@ from seeupo_jax.configuration.agent_schema import check_agent
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.config_file import given_values, read_values
 from seeupo_jax.configuration.entry_points import find_entry
-from seeupo_jax.configuration.fields import assign, build, parse
+from seeupo_jax.configuration.fields import assign, build, parse, type_of
 from seeupo_jax.configuration.model_schema import Lora
 from seeupo_jax.configuration.reward import Judge, check_rewards
 from seeupo_jax.configuration.rules.algorithm_rules import check_ahead, check_choices, check_weights
@@ -90,7 +90,7 @@ def _override(text: str) -> tuple[str, Any]:
     key, separator, value = text.partition("=")
     if not separator:
         raise ValueError(f"--config.{text[:200]}: expected --config.KEY=VALUE.")
-    return key, parse(value, f"config.{key}")
+    return key, parse(value, f"config.{key}", type_of(Config, key))
 
 
 def from_dict(values: Mapping[str, Any]) -> Config:
