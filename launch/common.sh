@@ -132,15 +132,21 @@ need() {
 
 # check_module_arguments ARGUMENT...: checks them before anything is started.
 check_module_arguments() {
-    config='' workdir='' checkpoints=''
+    config='' workdir='' checkpoints='' checkpoint_group='' before=''
     for argument in "$@"; do
+        [ "$before" != --override ] || argument=--override=$argument
+        before=$argument
+        case $argument in
+            --override=*) argument=--config.${argument#--override=} ;; # it means the same
+        esac
         case $argument in
             *'
 '*) fail "got an argument of several lines; allowed: one line each." ;;
             --config=?*) config=${argument#--config=} ;;
             --workdir=?*) workdir=${argument#--workdir=} ;;
-            --config.checkpoint.directory=none) checkpoints='' ;;
-            --config.checkpoint.directory=*) checkpoints=${argument#*=} ;;
+            --config.checkpoint=*) checkpoints='' checkpoint_group=${argument#*=} ;;
+            --config.checkpoint.directory=[Nn][Oo][Nn][Ee]) checkpoints='' checkpoint_group='' ;;
+            --config.checkpoint.directory=*) checkpoints=${argument#*=} checkpoint_group='' ;;
             --help | -h | --dry-run)
                 fail "$argument: got it after --config or --workdir; allowed: before them."
                 ;;
@@ -152,6 +158,8 @@ check_module_arguments() {
 
 # check_kept: for preemptible machines, whose checkpoints must be in a bucket.
 check_kept() {
+    [ -z "$checkpoint_group" ] || fail "--config.checkpoint: got '$checkpoint_group', whose folder \
+is not read here; allowed: its fields, as --config.checkpoint.directory=gs://BUCKET/DIR."
     setting=--workdir where=$workdir
     [ -z "$checkpoints" ] || setting=--config.checkpoint.directory where=$checkpoints
     case $setting:$where in

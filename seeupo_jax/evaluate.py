@@ -13,7 +13,8 @@ computed here then. --explain prints which episodes would be played, and plays n
 
 Every episode is written to DIR/evaluation as soon as it ends (`trajectories/episodes.py`).
 Rerunning the command plays the missing episodes only, and those whose environment failed. With
-several processes each writes a file of its own episodes; process 0's is complete in the end.
+several processes each writes a file of its own episodes; process 0's is complete in the end, also
+where fewer processes resume.
 """
 
 # Types of jax's own functions are partly unknown.
@@ -84,6 +85,7 @@ from seeupo_jax.runtime.policy_sources import (
     policy_folder,
     served_policy,
 )
+from seeupo_jax.runtime.resuming import chat_note
 from seeupo_jax.trajectories.episodes import read_played
 from seeupo_jax.trajectories.json_lines import write_json
 
@@ -108,7 +110,7 @@ def _explain(config: Config, workdir: Path, which: _Which, split: str, k: int) -
         same = None if server.model is None else {"server": server.url, "model": server.model}
     path, played = workdir / "evaluation", None
     if same is not None:
-        settings = evaluation_settings(config, split, k, same)
+        settings = evaluation_settings(config, split, k, same, chat_note(config, workdir))
         path = path / episodes_name(settings)
         played = read_played(path, settings)
     return [*explained.sections, *explain_episodes(config, split, k, path, played)]

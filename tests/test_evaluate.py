@@ -381,6 +381,14 @@ def test_an_evaluation_that_was_killed_goes_on_to_the_same_numbers(folder, serve
         server.asked.clear()
         assert play(folder, *choices, workdir=tmp_path) == whole
         assert len(server.asked) == 1
+        first, *lines = file.read_bytes().splitlines(True)
+        file.write_bytes(first + b"".join(lines[:4]))  # of two processes, of which one is rerun
+        other = file.with_name(f"{file.stem}-process1.jsonl")
+        other.write_bytes(first + b"".join(lines[4:]))
+        server.asked.clear()
+        assert play(folder, *choices, workdir=tmp_path) == whole
+        assert len(server.asked) == 1
+        other.unlink()
     assert episodes(tmp_path)[: len(kept)] == kept
     found = [json.loads(line) for line in episodes(tmp_path)]
     assert len({(e["task_id"], e["member"]) for e in found}) == len(found) == 12

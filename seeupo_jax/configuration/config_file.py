@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import seeupo_jax
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.configuration.user_code import describe, import_attribute, shown
+from seeupo_jax.configuration.user_code import describe, import_attribute, run_file, shown
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -167,13 +165,9 @@ class _NoConfig(Exception):
 
 
 def _module(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"configuration {path}", path)
-    if spec is None or spec.loader is None:
+    if path.suffix != ".py":
         raise _NoConfig(f"--config: {path} is not a Python file.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # before it runs: dataclasses look themselves up
-    spec.loader.exec_module(module)
-    return module
+    return run_file(f"configuration {path}", path)
 
 
 def _values(module: ModuleType, path: Path, function: str, argument: tuple[str, ...] = ()) -> Any:

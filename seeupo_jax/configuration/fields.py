@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import difflib
+import json
+import math
+import re
 import sys
 import types
 import typing
@@ -26,6 +30,7 @@ _WORDS = {
 _BRACKETS = ("[", "{", "(")
 _JSON = {"true": True, "false": False, "null": None}
 _LISTED = 800  # characters of the names that an error lists
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # two letters or more: C:/ is a path
 _LARGEST = 2**63 - 1  # more than any count, and the most that arrays and trackers hold
 
 
@@ -54,6 +59,11 @@ def above(low: float, default: Any, *, most: float = float("inf")) -> Any:
 def within(low: float, high: float, default: Any) -> Any:
     """A field of numbers from `low` to `high`."""
     return checked(default, f"a number from {low} to {high}", lambda value: low <= value <= high)
+
+
+def is_url(text: str) -> bool:
+    """Whether a text begins with `SCHEME:/`; of `SCHEME://` a Path would make a folder here."""
+    return _URL.match(text) is not None
 
 
 def allowed_values(field: dataclasses.Field, hint: Any) -> str:
@@ -85,19 +95,46 @@ def assign(values: dict[str, Any], key: str, value: Any) -> None:
     values[leaf] = value
 
 
-def parse(text: str, name: str) -> Any:
-    """A Python literal or JSON where it is one, `none` as None, any other text as itself.
+def parse(text: str, name: str, expected: Any = None) -> Any:
+    """JSON in brackets or a Python literal where it is one, `none` as None, else the text itself.
 
     Args:
       name: of the value, in errors.
+      expected: of `type_of`: numbers stay as they were typed where a text is expected, or texts.
 
     Raises:
       ValueError: brackets nested deeper than Python reads.
     """
+    value = _literal(text, name)
+    items = value if isinstance(value, list | tuple) else (value,)
+    if items and all(isinstance(item, int | float | complex) for item in items):
+        bracket = text.lstrip(" \t").startswith(_BRACKETS)
+        if expected == tuple[str, ...] or (expected is str and not bracket):
+            return text
+    return value
+
+
+def type_of(cls: type, key: str) -> Any:
+    """The type of a field below a dataclass, without None; None: no such field.
+
+    Args:
+      key: a dotted path.
+    """
+    for part in key.split("."):
+        hint = typing.get_type_hints(cls).get(part) if dataclasses.is_dataclass(cls) else None
+        options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        cls = next((option for option in options if option is not type(None)), None)
+    return cls
+
+
+def _literal(text: str, name: str) -> Any:
     if text.lower() == "none":
         return None
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
+    if text.lstrip(" \t").startswith(_BRACKETS):
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(text)  # before Python, whose texts escape letters otherwise
     try:
         return ast.literal_eval(_syntax(text))
     except (RecursionError, MemoryError):  # of its parser: the first of its tree, the last of text
@@ -198,7 +235,7 @@ def _as_type(value: Any, expected: Any, name: str) -> Any:
         (item, _) = typing.get_args(expected)
         if isinstance(value, item) and not isinstance(value, bool):
             # `steps=3` as `steps=(3,)`, `trackers=a,b` as `trackers=('a', 'b')`
-            value = value.split(",") if item is str else (value,)
+            value = _texts(value) if item is str else (value,)
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(_as_type(v, item, f"{name}[{i}]") for i, v in enumerate(value))
     if expected is float and isinstance(value, int) and not isinstance(value, bool):
@@ -218,6 +255,13 @@ def _as_type(value: Any, expected: Any, name: str) -> Any:
     return value
 
 
+def _texts(text: str) -> list[str]:
+    """The items of `a,b`, `(a, b)` or `[a, b]`."""
+    match = re.fullmatch(r"\(([^()]*?),?\)|\[([^][]*?),?\]", text.strip())
+    inner = text if match is None else match[match.lastindex or 0]
+    return [item.strip() for item in inner.split(",")]
+
+
 def _as_json(value: Any, name: str, depth: int = 0) -> Any:
     """A free-form value as JSON restores it, since checkpoints store it so: tuples as lists."""
     if isinstance(value, Mapping | list | tuple) and depth > _DEEPEST:
@@ -229,10 +273,11 @@ def _as_json(value: Any, name: str, depth: int = 0) -> Any:
         return {key: _as_json(item, f"{name}.{key}", depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_as_json(item, f"{name}[{i}]", depth + 1) for i, item in enumerate(value)]
-    large = isinstance(value, int) and not abs(value) <= _LARGEST
-    if not large and (value is None or isinstance(value, bool | int | float | str)):
+    wrong = isinstance(value, int) and not abs(value) <= _LARGEST
+    wrong = wrong or (isinstance(value, float) and not math.isfinite(value))
+    if not wrong and (value is None or isinstance(value, bool | int | float | str)):
         return value
     raise ValueError(
-        f"{name}: got {shown(value)} ({type(value).__name__}); allowed: texts, numbers below 2**63"
-        " in magnitude, True, False, none, and lists and dicts of them."
+        f"{name}: got {shown(value)} ({type(value).__name__}); allowed: texts, finite numbers,"
+        " whole ones below 2**63 in magnitude, True, False, none, and lists and dicts of them."
     )

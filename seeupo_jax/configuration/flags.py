@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from seeupo_jax.configuration.field_reference import fields_help
+from seeupo_jax.configuration.fields import is_url
 
 _MODULE, _SCRIPT = "python -m seeupo_jax.", "seeupo-"
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # two letters or more: C:/ is a path
 
 
 def as_overrides(arguments: Sequence[str]) -> list[str]:
@@ -154,7 +154,7 @@ def path(value: str) -> Path:
     """An absolute path of this machine."""
     if not value.strip():
         raise Wrong(value, "a path")
-    if _URL.match(value):  # a Path has one slash: it would be a folder here
+    if is_url(value):
         raise Wrong(value, "a path of this machine, such as a bucket that gcsfuse mounts")
     return Path(value).absolute()
 

@@ -11,7 +11,7 @@ from seeupo_jax.configuration.agent_schema import check_agent
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.config_file import given_values, read_values
 from seeupo_jax.configuration.entry_points import find_entry
-from seeupo_jax.configuration.fields import assign, build, parse
+from seeupo_jax.configuration.fields import assign, build, parse, type_of
 from seeupo_jax.configuration.model_schema import Lora
 from seeupo_jax.configuration.reward import Judge, check_rewards
 from seeupo_jax.configuration.rules.algorithm_rules import check_ahead, check_choices, check_weights
@@ -26,7 +26,8 @@ def load_config(source: ConfigSource, overrides: Sequence[str] = ()) -> Config:
     """Reads `get_config()` of a file or `package:NAME` and applies `field.sub=value` overrides.
 
     A recipe among the overrides replaces the file's fields of `algorithm` that it sets, and those
-    that nothing reads with it; the other overrides take precedence over both.
+    that nothing reads with it; the other overrides take precedence over both, a later one over an
+    earlier one.
 
     Args:
       source: a file's path, `package:NAME`, `module:function` that returns what `get_config`
@@ -39,20 +40,33 @@ def load_config(source: ConfigSource, overrides: Sequence[str] = ()) -> Config:
     _check_overrides(overrides)
     located = isinstance(source, str | os.PathLike)
     values = read_values(os.fspath(source)) if located else given_values(source)
-    given = dict(_override(text) for text in overrides)
+    given = [_override(text) for text in overrides]
     if given and isinstance(values.get("algorithm"), Algorithm):
         values = given_values(from_dict(values))  # it agrees with its recipe
     below = values.get("algorithm", {})
-    if "recipe" in given and isinstance(below, Mapping):
-        values["algorithm"] = {**below, **recipe_fields(given["recipe"])}
-    for key, value in given.items():
+    recipes = [value for key, value in given if key == "recipe"]
+    if recipes and isinstance(below, Mapping):
+        values["algorithm"] = {**below, **recipe_fields(recipes[-1])}
+    for key, value in given:
         assign(values, key, value)
     algorithm = values.get("algorithm")
-    if "recipe" in given and isinstance(algorithm, Mapping):
+    if recipes and isinstance(algorithm, Mapping):
         values["algorithm"] = _without_unread(
-            cast("Mapping[str, Any]", algorithm), recipe_fields(given["recipe"]), given
+            cast("Mapping[str, Any]", algorithm), recipe_fields(recipes[-1]), _of_algorithm(given)
         )
     return from_dict(values)
+
+
+def _of_algorithm(given: Sequence[tuple[str, Any]]) -> set[str]:
+    """Fields of `algorithm` that overrides give, each by itself or in a dict of them."""
+    names: set[str] = set()
+    for key, value in given:
+        group, _, rest = key.partition(".")
+        if key == "algorithm":
+            names = {*value} if isinstance(value, Mapping) else set()
+        elif group == "algorithm":
+            names.add(rest.partition(".")[0])
+    return names
 
 
 def _without_unread(
@@ -60,11 +74,7 @@ def _without_unread(
 ) -> dict[str, Any]:
     """Fields of `algorithm`, but of those that nothing reads with this recipe only the given."""
     unread = unread_fields(build(Algorithm, {**recipe, **algorithm}, "config.algorithm"), recipe)
-    return {
-        name: x
-        for name, x in algorithm.items()
-        if name not in unread or f"algorithm.{name}" in given
-    }
+    return {name: x for name, x in algorithm.items() if name not in unread or name in given}
 
 
 def _check_overrides(given: Any) -> None:
@@ -80,7 +90,7 @@ def _override(text: str) -> tuple[str, Any]:
     key, separator, value = text.partition("=")
     if not separator:
         raise ValueError(f"--config.{text[:200]}: expected --config.KEY=VALUE.")
-    return key, parse(value, f"config.{key}")
+    return key, parse(value, f"config.{key}", type_of(Config, key))
 
 
 def from_dict(values: Mapping[str, Any]) -> Config:

@@ -14,7 +14,7 @@ from typing import Any
 
 from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.configuration.algorithm import Algorithm
-from seeupo_jax.configuration.fields import above, at_least, build, checked, choice, within
+from seeupo_jax.configuration.fields import above, at_least, build, checked, choice, is_url, within
 from seeupo_jax.configuration.model_schema import Chat, Lora, Mesh, Model, Offload
 from seeupo_jax.configuration.optimizer_schema import Optimizer
 from seeupo_jax.configuration.recipes import RECIPES
@@ -166,8 +166,7 @@ class Checkpoint:
     directory: str | None = checked(
         None,
         "a path or gs://BUCKET/PATH",
-        # With one slash, as a Path has it, it would be a folder here.
-        lambda v: bool(v) and (v.startswith("gs://") or not v.startswith("gs:/")),
+        lambda v: bool(v) and (v.startswith("gs://") or not is_url(v)),
     )
     """A folder that all hosts see, or gs://...; none: in the workdir."""
     export: bool = True

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from seeupo_jax.configuration.fields import above, at_least, checked, choice, within
+from seeupo_jax.configuration.fields import above, at_least, checked, choice, is_url, within
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,6 @@ class WarmStart:
     batch_size: int = at_least(1, 64)
     """Demonstrations per step."""
     output: str | None = checked(
-        None, "a path of this machine", lambda v: bool(v) and not v.startswith("gs:/")
+        None, "a path of this machine", lambda v: bool(v) and not is_url(v)
     )
     """Also write the warm policy into this folder, if it has none; none: into the workdir only."""

@@ -34,6 +34,7 @@ from seeupo_jax.checkpoint import (
     keep_root_logger,
     reason,
 )
+from seeupo_jax.configuration.fields import is_url
 from seeupo_jax.configuration.flags import Flags, Wrong, integer, path
 from seeupo_jax.configuration.loading import load_config, to_dict
 from seeupo_jax.configuration.schema import Config
@@ -78,17 +79,17 @@ _ALLOWED_FOLDER = (
 
 
 def _folder(value: str) -> Path:
-    if value.startswith("gs:/"):
+    if is_url(value):
         raise Wrong(value, _ALLOWED_FOLDER)
     return path(value)
 
 
 def run_folder(workdir: str | Path) -> Path:
-    """The absolute path of a run's folder; ValueError: it is none, empty, or lies in a bucket."""
+    """The absolute path of a run's folder; ValueError: it is none, empty, or `is_url`."""
     if not isinstance(workdir, str | Path):
         raise ValueError(f"workdir: got {workdir!r}; allowed: {_ALLOWED_FOLDER}.")
     given = os.fspath(workdir)
-    if not given.strip() or given.startswith("gs:/"):
+    if not given.strip() or is_url(given):
         raise ValueError(f"workdir: got {given!r}; allowed: {_ALLOWED_FOLDER}.")
     return Path(workdir).absolute()
 

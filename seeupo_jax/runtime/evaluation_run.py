@@ -27,7 +27,8 @@ from seeupo_jax.rollout.player import RolloutWorker
 from seeupo_jax.runtime.episode_host import build_host
 from seeupo_jax.runtime.evaluation import evaluate
 from seeupo_jax.runtime.policy_sources import PolicySource
-from seeupo_jax.trajectories.episodes import Episode, EpisodeFile
+from seeupo_jax.runtime.resuming import chat_note
+from seeupo_jax.trajectories.episodes import Episode, EpisodeFile, process_file, process_files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +61,7 @@ def evaluate_policy(
     config: Config, workdir: Path, source: PolicySource, *, split: str, k: int
 ) -> EvaluationResult:
     """Plays the episodes of a split that are not in WORKDIR/evaluation yet."""
-    settings = evaluation_settings(config, split, k, source.same)
+    settings = evaluation_settings(config, split, k, source.same, chat_note(config, workdir))
     episodes: list[Episode] = []
     resumed = 0
 
@@ -70,8 +71,10 @@ def evaluate_policy(
         resumed = before
 
     with contextlib.ExitStack() as opened:
-        path = workdir / "evaluation" / episodes_name(settings)
-        file = opened.enter_context(EpisodeFile(path, settings))
+        first, number = workdir / "evaluation" / episodes_name(settings), jax.process_index()
+        path = process_file(first, number)
+        others = () if number else process_files(first, jax.process_count())
+        file = opened.enter_context(EpisodeFile(path, settings, others))
         rewards = opened.enter_context(contextlib.closing(make_scorer(config.rewards)))
         shown = jax.process_index() == 0  # beside the result, which is the standard output's
         progress = opened.enter_context(
@@ -116,12 +119,17 @@ def evaluate_policy(
 
 
 def evaluation_settings(
-    config: Config, split: str, k: int, same: Mapping[str, Any]
+    config: Config,
+    split: str,
+    k: int,
+    same: Mapping[str, Any],
+    chat: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """All that decides how an episode goes.
 
     Args:
       same: of the policy; see `PolicySource`.
+      chat: of `chat_note`: the options of `config.chat`, or of the model folder's `chat.json`.
     """
     fields = {
         "env": ("name", "options"),
@@ -147,11 +155,13 @@ def evaluation_settings(
         values["config.rewards"] = without_layout(to_dict(config)["rewards"])
     if config.agent.given:
         values["config.agent"] = without_places(to_dict(config)["agent"])
+    if chat is not None:
+        values |= {f"chat.{name}": value for name, value in chat.items()}
     return {"split": split, "k": k, "config.seed": config.seed, **values, **same}
 
 
 def episodes_name(settings: dict[str, Any]) -> str:
-    """Such as `test-k4-temperature0.9-iteration60.jsonl`."""
+    """Process 0's, such as `test-k4-temperature0.9-iteration60.jsonl`."""
     limits = {name: settings[f"config.rollout.{name}"] for name in ("top_k", "top_p")}
     parts = [settings["split"], f"k{settings['k']}"]
     if limits["top_k"] == 1:
@@ -167,6 +177,4 @@ def episodes_name(settings: dict[str, Any]) -> str:
         parts.append(settings["config.rollout.quantize"])
     if "weights" in settings:
         parts.append(settings["weights"])
-    if (number := jax.process_index()) > 0:
-        parts.append(f"process{number}")
     return re.sub(r"[^\w.-]+", "_", "-".join(parts))[:200] + ".jsonl"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -72,6 +73,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "rewards": (dict,),
 }
 _BEGINNING = b'{"settings":'
+_LATER = (FINGERPRINT, "chat.")  # settings, by how their names begin, that old files lack
 
 
 def to_episode(trajectory: Trajectory, labels: Mapping[str, str]) -> Episode:
@@ -99,6 +101,8 @@ class EpisodeFile:
       path: made, with its folder, if it is not there. A last line that a kill cut short goes.
       settings: texts, numbers and lists of them by name. The file's must be the same; a fingerprint
         must be such that `may_be_same`, and is not compared where either has none.
+      others: files of processes that this evaluation does not have, as of `process_files`. What
+        they hold of the same settings, and this file does not, is copied into it.
 
     Attributes:
       played: the episodes that need not be played again, by task and member.
@@ -107,7 +111,7 @@ class EpisodeFile:
       ValueError: other settings, a line that is no episode, or another evaluation at work.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, Any]):
+    def __init__(self, path: Path, settings: Mapping[str, Any], others: Sequence[Path] = ()):
         self.path = path
         self.played: dict[tuple[str, int], Episode] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,6 +119,9 @@ class EpisodeFile:
             opened.enter_context(exclusive(path.with_name(f".{path.name}.lock"), f"got {path}"))
             self._file = opened.enter_context(path.open("a+b"))
             self._begin(settings)
+            for episode in _of_others(others, plain(settings, finite=False)):
+                if episode.key not in self.played:
+                    self.add(episode)
             self._opened = opened.pop_all()
 
     def add(self, episode: Episode) -> None:
@@ -137,7 +144,7 @@ class EpisodeFile:
         saved, lines = _read(self.path, content)
         given = plain(settings, finite=False)
         if saved is not None:
-            _check(self.path, saved, given, dict.fromkeys((*given, *saved)))
+            _check(self.path, saved, given)
         for episode in _episodes(self.path, lines):
             self._take(episode)
         self._file.truncate(len(complete + end))  # now that it is known to be ours
@@ -155,18 +162,52 @@ class EpisodeFile:
 
 
 def read_played(path: Path, settings: Mapping[str, Any]) -> set[tuple[str, int]]:
-    """Task and member of the episodes that `EpisodeFile` would not play again; nothing is changed.
+    """Task and member of the episodes that would not be played again; nothing is changed.
+
+    Args:
+      path: process 0's file; those of other processes are read too.
 
     Raises:
       ValueError: other settings than those given, or a line that is no episode.
     """
-    if not path.exists():
-        return set()
-    saved, lines = _read(path, path.read_bytes())
-    if saved is not None:
-        given = plain(settings, finite=False)
-        _check(path, saved, given, given)
-    return {episode.key for episode in _episodes(path, lines) if not episode.failed}
+    given = plain(settings, finite=False)
+    episodes = [*_of_others(process_files(path, 1), given, given)]
+    if path.exists():
+        saved, lines = _read(path, path.read_bytes())
+        if saved is not None:
+            _check(path, saved, given, given)
+        episodes += _episodes(path, lines)
+    return {episode.key for episode in episodes if not episode.failed}
+
+
+def process_file(path: Path, number: int) -> Path:
+    """The file of a process of an evaluation whose process 0 has this one."""
+    return path.with_name(f"{path.stem}-process{number}{path.suffix}") if number else path
+
+
+def process_files(path: Path, first: int) -> list[Path]:
+    """Those files of `process_file` that are there, from a number on, in their order."""
+    name = re.compile(rf"{re.escape(path.stem)}-process([1-9]\d*){re.escape(path.suffix)}")
+    found = ((name.fullmatch(file.name), file) for file in path.parent.glob("*-process*"))
+    numbered = sorted((int(match[1]), file) for match, file in found if match)
+    return [file for number, file in numbered if number >= first]
+
+
+def _of_others(
+    paths: Sequence[Path], given: Mapping[str, Any], names: Iterable[str] | None = None
+) -> Iterator[Episode]:
+    """Episodes of the same settings that need not be played again.
+
+    Args:
+      names: of the settings that are compared; None: all.
+    """
+    for path in paths:
+        saved, lines = _read(path, path.read_bytes())
+        try:
+            _check(path, {} if saved is None else saved, given, names)
+        except ValueError:  # of another evaluation
+            continue
+        yield from (episode for episode in _episodes(path, lines) if not episode.failed)
 
 
 def _read(path: Path, content: bytes) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
@@ -207,14 +248,19 @@ def _episodes(path: Path, lines: Sequence[dict[str, Any]]) -> Iterator[Episode]:
 
 
 def _check(
-    path: Path, saved: Mapping[str, Any], given: Mapping[str, Any], names: Iterable[str]
+    path: Path,
+    saved: Mapping[str, Any],
+    given: Mapping[str, Any],
+    names: Iterable[str] | None = None,
 ) -> None:
+    """ValueError where the settings of a file are others; `names`: those compared, None: all."""
+    names = dict.fromkeys((*given, *saved)) if names is None else names
     saved, given = dict(saved), dict(given)
     before, now = saved.pop(FINGERPRINT, None), given.pop(FINGERPRINT, None)
     if before is not None and now is not None and not may_be_same(before, now):
         saved[FINGERPRINT], given[FINGERPRINT] = shown(before), shown(now)
     for name in names:
-        if name == FINGERPRINT and name not in saved:
+        if name.startswith(_LATER) and name not in saved:
             continue
         if name not in saved or name not in given or saved[name] != given[name]:
             raise ValueError(

@@ -182,6 +182,11 @@ def test_a_value_of_the_wrong_type_is_refused(key, value, allowed):
         ("checkpoint.directory", "", "a path or gs://BUCKET/PATH, or none"),  # not the working one
         ("warm_start.output", "gs://b/x", "a path of this machine, or none"),
         ("checkpoint.directory", "gs:/x", "a path or gs://BUCKET/PATH, or none"),
+        *(
+            (part, url, "a path")
+            for part in ("checkpoint.directory", "warm_start.output")
+            for url in ("s3://b/x", "az://c/x", "hdfs:/nn/x", "file:///x", "GS://b/x")
+        ),
         ("warm_start.output", "", "a path of this machine, or none"),
         ("model.path", "", "a path, or none"),
         ("lora.path", "", "a path, or none"),

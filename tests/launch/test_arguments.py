@@ -14,6 +14,7 @@ from places import ROOT
 TPU = ["--name=q", "--zone=us-east5-a"]
 MORE = ["--accelerator-type=v5p-64", "--runtime-version=v2-alpha-tpuv5", "--bucket=mine"]
 XPK = ["--cluster=c", "--workload=w"]
+GKE = ["run", *XPK, "--tpu-type=t", "--image=i"]
 
 SCRIPTS = {  # a whole command of each
     "tpu_vm.sh": ["all", *TPU, *MORE],
@@ -57,6 +58,20 @@ WRONG = [
         "tpu_vm.sh",
         ["run", *TPU, "--spot", *TRAINING, "--config.checkpoint.directory=/tmp/c"],
         "--config.checkpoint.directory: got '/tmp/c', which is lost with the machine",
+    ),
+    *(
+        ("gke_xpk.sh", [*GKE, *TRAINING, *given], f"--config.checkpoint{words}")
+        for given, words in (
+            (["--override=checkpoint.directory=/tmp/c"], ".directory: got '/tmp/c', which is lost"),
+            (["--override", "checkpoint.directory=c"], ".directory: got 'c', which is lost"),
+            (['--config.checkpoint={"directory": "/tmp/c"}'], ': got \'{"directory": "/tmp/c'),
+            (["--override=checkpoint={'keep': 3}"], ": got '{'keep': 3}', whose folder is not"),
+        )
+    ),
+    (
+        "gke_xpk.sh",
+        [*GKE, *TRAINING[:1], "--workdir=d", "--config.checkpoint.directory=None"],
+        "--workdir: got 'd', which is lost with the machine",
     ),
     (
         "tpu_vm.sh",
@@ -110,7 +125,7 @@ WRONG = [
     ("gke_xpk.sh", ["logs", *XPK], "--zone: got nothing"),
     (
         "gke_xpk.sh",
-        ["run", *XPK, "--tpu-type=t", "--image=i", *TRAINING[:1], "--workdir=gs://b/x"],
+        [*GKE, *TRAINING[:1], "--workdir=gs://b/x"],
         "--workdir: got 'gs://b/x', which is lost",
     ),
     ("gpu_slurm.sh", ["submit", "--nodes=two"], "--nodes: got 'two'; allowed: a whole number"),

@@ -64,7 +64,8 @@ def test_what_xpk_refuses_is_reported_with_its_exit_code(cluster):
 
 
 def test_checkpoints_in_a_bucket_allow_any_workdir(cluster):
-    kept = ["--workdir=runs/x", "--config.checkpoint.directory=gs://mine/x"]
+    group = '--config.checkpoint={"keep": 3}'  # before a field of it, which then stands
+    kept = ["--workdir=runs/x", group, "--override=checkpoint.directory=gs://mine/x"]
     assert cluster.run("gke_xpk.sh", *RUN, TRAINING[0], *kept).returncode == 0
     assert cluster.run("gke_xpk.sh", *RUN, TRAINING[0], kept[0]).returncode == 2
 

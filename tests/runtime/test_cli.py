@@ -1,6 +1,7 @@
 """What all commands do before they begin."""
 
 import importlib
+import json
 import logging
 import re
 import sys
@@ -14,7 +15,7 @@ from places import SUPPORT, TINY
 from process_cases import environment
 
 from seeupo_jax.configuration.flags import Flags
-from seeupo_jax.configuration.loading import from_dict, load_config
+from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.planning.remat import SHARE
 from seeupo_jax.runtime import cli
@@ -33,15 +34,56 @@ def test_a_bucket_is_no_workdir_and_is_not_taken_for_a_folder_of_that_name(tmp_p
     monkeypatch.chdir(tmp_path)
     flags = Flags("train", None)
     cli.add_run_flags(flags)
-    for bucket in ("gs://bucket/run", "gs:/bucket/run"):
+    for bucket in ("gs://bucket/run", "gs:/bucket/run", "s3://bucket/run", "file:///run"):
         with pytest.raises(ValueError, match=f"^--workdir: got '{bucket}'; allowed: a folder"):
             flags.read(["--config=none.py", f"--workdir={bucket}"])
+        with pytest.raises(ValueError, match=f"^workdir: got '{bucket}'; allowed: a folder"):
+            cli.run_folder(bucket)
+    assert cli.run_folder("run:1/x") == tmp_path / "run:1" / "x"
     assert not list(tmp_path.iterdir())
 
 
 def test_an_empty_workdir_is_refused_and_not_the_working_directory():
     with pytest.raises(ValueError, match="^workdir: got ''; allowed: a folder"):
         cli.run_folder("")
+
+
+def said_of(config, monkeypatch):
+    """What a process of two says of itself to the other one."""
+    said = []
+    monkeypatch.setattr(cli.cluster, "join", lambda place, about, timeout_s: said.append(about))
+    cli.join_cluster(config, coordinator="host:1", process_id=1, num_processes=2)
+    (about,) = said
+    return about
+
+
+def test_processes_of_different_configurations_or_sources_do_not_meet(tmp_path, monkeypatch):
+    usual = from_dict({})
+    values, source = to_dict(usual), tmp_path / "x.py"
+    source.write_text("x = 1\n")
+    monkeypatch.setattr(cli.seeupo_jax, "__path__", [str(tmp_path)])
+    about = said_of(usual, monkeypatch)
+    assert {name: json.loads(about[f"config.{name}"]) for name in values} == json.loads(
+        json.dumps(values)
+    )
+    assert about["jax"] == jax.__version__ and about["python"] == sys.version.split()[0]
+
+    def differing(other):
+        now = said_of(other, monkeypatch)
+        return {name for name in about | now if about.get(name) != now.get(name)}
+
+    assert not differing(usual)
+    assert differing(from_dict({"seed": 1, "env": {"options": {"x": 1}}})) == {
+        "config.seed",
+        "config.env",
+    }
+    source.write_text("x = 2\n")
+    assert differing(usual) == {"seeupo_jax"}
+    source.write_text("x = 1\n")
+    (tmp_path / "notes.txt").write_text("no source")
+    assert not differing(usual)
+    source.rename(tmp_path / "y.py")
+    assert differing(usual) == {"seeupo_jax"}
 
 
 @pytest.mark.parametrize("make", [True, False])

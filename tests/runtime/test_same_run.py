@@ -1,13 +1,11 @@
-"""What is another run, or another evaluation, than the one that was begun."""
+"""What is another run than the one that was begun."""
 
-import dataclasses
 import json
 import os
 
 import pytest
 
 from seeupo_jax.configuration.loading import from_dict, to_dict
-from seeupo_jax.runtime.evaluation_run import episodes_name, evaluation_settings
 from seeupo_jax.runtime.same_run import adapters_note, check_same_run, made_by
 from seeupo_jax.runtime.sft.sft_checkpoints import check_same_sft
 
@@ -116,14 +114,3 @@ def test_a_run_whose_figures_are_of_one_split_resumes_with_no_other():
     sentence = "^config.evaluation.split: got 'train'; allowed for this workdir, .*: 'dev'"
     with pytest.raises(ValueError, match=sentence):
         check_same_run(from_dict({"evaluation": {"split": "train"}}), saved)
-
-
-def test_episodes_that_were_sampled_in_int8_are_of_another_evaluation():
-    config = from_dict({})
-    int8 = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, quantize="int8"))
-    plain, coarse = (evaluation_settings(each, "test", 4, {}) for each in (config, int8))
-    assert coarse == plain | {"config.rollout.quantize": "int8"}
-    name = episodes_name(coarse | {"iteration": 30})
-    assert name == "test-k4-temperature1.0-iteration30-int8.jsonl"
-    server = {"server": "http://localhost:1", "model": "x"}
-    assert evaluation_settings(int8, "test", 4, server) == plain | server

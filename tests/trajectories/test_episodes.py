@@ -7,7 +7,14 @@ import os
 import numpy as np
 import pytest
 
-from seeupo_jax.trajectories.episodes import Episode, EpisodeFile, read_played, to_episode
+from seeupo_jax.trajectories.episodes import (
+    Episode,
+    EpisodeFile,
+    process_file,
+    process_files,
+    read_played,
+    to_episode,
+)
 from seeupo_jax.trajectories.policy_fingerprint import fingerprint
 from seeupo_jax.types import Segment, Trajectory
 
@@ -65,6 +72,33 @@ def test_a_file_from_before_fingerprints_is_read(path):
     with EpisodeFile(path, SETTINGS) as file:
         file.add(episode())
     assert played(path, SETTINGS | {"fingerprint": fingerprint("5", [5], [-0.1])})
+
+
+def test_episodes_of_processes_that_are_not_there_any_more_are_taken_once(path):
+    def left(number, settings, *episodes):
+        with EpisodeFile(process_file(path, number), settings) as file:
+            for each in episodes:
+                file.add(each)
+
+    def reopened(processes):
+        with EpisodeFile(path, SETTINGS, process_files(path, processes)) as file:
+            return file.played
+
+    left(0, SETTINGS, episode())
+    left(1, SETTINGS, episode(score=0.0), episode(member=1), episode("t/1", stop="env_error"))
+    left(2, SETTINGS | {"k": 4}, episode("t/2"))  # of another evaluation
+    left(10, SETTINGS, episode(member=1, score=0.0), episode("t/3"))
+    path.with_name("one-process11.jsonl").write_bytes(b'{"settings": {"sp')  # killed at once
+    before = {file: file.read_bytes() for file in process_files(path, 1)}
+    assert [file.name for file in before] == [f"one-process{n}.jsonl" for n in (1, 2, 10, 11)]
+    assert reopened(11) == {("t/0", 0): episode()}  # these processes have files of their own
+    assert read_played(path, SETTINGS) == {("t/0", 0), ("t/0", 1), ("t/3", 0)}
+    for _ in range(2):
+        assert list(reopened(1).values()) == [episode(), episode(member=1), episode("t/3")]
+        assert len(path.read_bytes().splitlines()) == 4
+    assert before == {file: file.read_bytes() for file in before}
+    path.unlink()
+    assert read_played(path, SETTINGS) == {("t/0", 0), ("t/0", 1), ("t/3", 0)}
 
 
 def test_rewards_by_name_are_kept_and_a_file_from_before_them_is_read(path):
