@@ -1,7 +1,6 @@
 """An environment with tools, and with tasks from a file of JSON lines: buy the cheapest item."""
 
 import json
-from pathlib import Path
 
 from seeupo_jax.envs import StepResult
 from seeupo_jax.envs.tool_calls import ToolCallError, parse_hermes
@@ -15,8 +14,8 @@ TOOLS = (
 
 class PriceDesk:
     def __init__(self, tasks, max_turns=6):
-        lines = Path(tasks).read_text().splitlines()
-        self.tasks = {task["id"]: task for task in map(json.loads, lines)}
+        with open(tasks, encoding="utf-8") as lines:
+            self.tasks = {task["id"]: task for task in map(json.loads, lines)}
         self.max_turns = max_turns
 
     def task_ids(self, split):

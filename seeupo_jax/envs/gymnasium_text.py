@@ -54,12 +54,13 @@ class GymnasiumText:
         space, names = self._env.action_space, self.actions
         if isinstance(space, spaces.Discrete):
             named = len(names) == space.n and len(set(names)) == space.n
+            named &= not isinstance(names, str)  # all of whose parts, "" too, would be names
         else:
             named = isinstance(space, spaces.Text) and not names
         if not named:
             raise ValueError(
-                f"gymnasium_text actions: got {list(names)} for {space}; allowed: a name for each"
-                " action of a Discrete space, none for a Text space."
+                f"gymnasium_text actions: got {names!r} for {space}; allowed: a list with a name"
+                " for each action of a Discrete space, none for a Text space."
             )
         self._total: float | None = None
         self._done = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Message, StepResult, check_choice
@@ -47,8 +48,7 @@ def numbered(
         seed of tests that is one of training, or none.
     """
     for option, tasks in (("train_tasks", train_tasks), ("test_tasks", test_tasks)):
-        if type(tasks) is not int or tasks < 1:
-            raise ValueError(f"{name} {option}: got {tasks!r}; allowed: a whole number >= 1.")
+        check_count(f"{name} {option}", tasks)
     if not isinstance(full_reward, int | float) or not 0 < full_reward < math.inf:
         raise ValueError(f"{name} full_reward: got {full_reward!r}; allowed: a number > 0.")
     if type(test_seed) is not int or test_seed < train_tasks:
@@ -56,6 +56,12 @@ def numbered(
         raise ValueError(f"{name} test_seed: got {test_seed!r}; allowed: {allowed}.")
     tests = range(test_seed, test_seed + test_tasks)
     return SeedTasks(name, {"train": range(train_tasks), "test": tests})
+
+
+def check_count(option: str, value: Any) -> None:
+    """Raises ValueError where an option is no whole number >= 1."""
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{option}: got {value!r}; allowed: a whole number >= 1.")
 
 
 def answer(text: str, reward: float = 0.0, done: bool = False) -> StepResult:

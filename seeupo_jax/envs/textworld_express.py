@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import threading
@@ -10,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from seeupo_jax.envs import seeded
-from seeupo_jax.envs.base import Message, StepResult, Tool
+from seeupo_jax.envs.base import Message, StepResult, Tool, check_choice
 
 # As in TextWorldExpress's own folds.
 _SEEDS = {"train": range(1000), "test": range(20_000, 21_000)}
+GAMES = "cookingworld twc coin mapreader arithmetic sorting simonsays peckingorder".split()
 # Without a limit Java takes up to a quarter of the machine before it frees finished games. Half of
 # this was enough for 128 at once.
 _HEAP = "-Xmx1g"
@@ -67,7 +69,7 @@ class TextWorldExpress:
 
     Args:
       game: cookingworld, twc, coin, mapreader, arithmetic, sorting, simonsays or peckingorder.
-      params: of the game, such as numLocations=4,includeDoors=1.
+      params: of the game, such as numLocations=4,includeDoors=1; a game is generated to check them.
       max_turns: an episode's commands.
       show_commands: list the commands that work now under every observation.
     """
@@ -79,6 +81,10 @@ class TextWorldExpress:
 
     def __post_init__(self) -> None:
         _imports()
+        check_choice("textworld_express game", self.game, GAMES)
+        seeded.check_count("textworld_express max_turns", self.max_turns)
+        if self.params != "":
+            _check_params(self.game, str(self.params))
         self._tasks = seeded.SeedTasks("textworld_express", _SEEDS)
         self._world: Any = None
         self._turns, self._score, self._done = 0, 0.0, True
@@ -121,8 +127,7 @@ class TextWorldExpress:
         number = self._tasks.seed(task_id)
         split = task_id.partition("/")[0]
         self._world = _JAVA.game()
-        if refused := self._world.load(self.game, self.params):
-            raise ValueError(f"textworld_express: {refused.strip()}")
+        self._world.load(self.game, self.params)
         state = json.loads(self._world.generateNewGameJSON(number, split, gold))
         self._turns, self._score, self._done = 0, state["score"], False
         return self._shown(state)
@@ -132,6 +137,19 @@ class TextWorldExpress:
             return state["observation"].strip()
         commands = ", ".join(sorted(state["validActions"]))
         return f"{state['observation'].strip()}\nCommands: {commands}"
+
+
+@functools.cache  # every slot of a pool has the same
+def _check_params(game: str, params: str) -> None:
+    """Raises ValueError where the game does not begin with its params."""
+    world = _JAVA.game()
+    wrong = world.load(game, params)  # empty, too, for what it cannot parse: "numLocations=x"
+    state = json.loads(world.generateNewGameJSON(_SEEDS["train"][0], "train", False))
+    if wrong or state["observation"].startswith("ERROR"):
+        raise ValueError(
+            f"textworld_express params: got {params!r}; allowed: NAME=NUMBER, separated by commas."
+            f" {wrong}".rstrip()
+        )
 
 
 def _imports() -> tuple[Any, str, str]:

@@ -34,7 +34,10 @@ _MINUS = "\u2212"  # as typographers write it
 _GROUPED = r"[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?(?!\d)"  # thousands, as in 1,000
 _NUMBER = rf"([{_MINUS}-]?(?:{_GROUPED}|\d+(?:[.,]\d+)?|\.\d+))"
 _DASH = r"[*_]{0,3}[ \t]-[ \t]"  # between spaces it is no sign, as in "Score - 8"
-_BETWEEN = rf"(?:{_DASH}|[^\w.{_MINUS}-]{{0,8}})"
+_SIGNS = rf"[^\w.{_MINUS}-]{{0,8}}"
+# As in "Score: $\boxed{8}$" and "<b>Score:</b> <b>8</b>"; no other command or tag.
+_MARKUP = r"(?:\\(?:boxed|text|textbf|mathbf)\{|</?(?:b|strong|i|em|u|mark|span)(?:\s[^<>\n]*)?>)"
+_BETWEEN = rf"(?:{_DASH}|{_SIGNS})(?:{_MARKUP}{_SIGNS}){{0,2}}"
 # The scale may stand in brackets after the word, as in "Score (0-10): 7"; in "Score (7)/10" it is
 # the score that does.
 _SCALE = r"\s*(?:\([^)\n]{0,40}\)|\[[^\]\n]{0,40}\])(?!\s*/)"

@@ -124,6 +124,10 @@ def test_texts_are_played_as_they_are_and_the_task_is_the_seed():
         (LAKE | {"actions": ["left"]}, "a name for each action of a Discrete space"),
         (LAKE | {"actions": ["left"] * 4}, "a name for each action of a Discrete space"),
         (LAKE | {"actions": [*LAKE["actions"], "up"]}, "a name for each action of a Discrete"),
+        (
+            LAKE | {"actions": "ldru"},
+            "actions: got 'ldru' for Discrete.4.; allowed: a list with a name",
+        ),
         ({"id": "Parrot-v0", "actions": ["a"]}, "none for a Text space"),
         ({"id": "Nothing-v0"}, "gymnasium_text id: got 'Nothing-v0'"),
         (LAKE | {"full_reward": -13}, "gymnasium_text full_reward: got -13; allowed: a number > 0"),

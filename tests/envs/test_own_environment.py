@@ -1,6 +1,7 @@
 """The examples of docs/own_environment.md run, here and behind the server, and are those shown."""
 
 import doctest
+import json
 import re
 import types
 
@@ -80,6 +81,16 @@ def test_a_prompt_is_answered_in_one_message():
         result = gate.check_step(env.step(text), turn=0)
         assert (result.reward, env.score(), result.done) == (reward, reward, True)
         assert result.info == {"answer": "122"} and result.observation == ()
+
+
+@pytest.mark.parametrize(
+    "option, name", [("tasks", "price_desk:PriceDesk"), ("file", "prompts:Prompts")]
+)
+def test_a_line_of_tasks_ends_where_json_lines_end(tmp_path, option, name):
+    task = {"id": "train/0", "split": "train", "prices": {"\u2028 \u2029 \x85": 1}}
+    (tmp_path / "tasks").write_text(json.dumps(task, ensure_ascii=False) + "\n", encoding="utf-8")
+    env = envs.make(f"docs.examples.{name}", **{option: str(tmp_path / "tasks")})
+    assert env.tasks == {"train/0": task}
 
 
 def test_what_the_page_shows_of_the_parser_and_of_an_episode(monkeypatch, capsys):

@@ -10,11 +10,10 @@ import pytest
 from seeupo_jax import envs
 from seeupo_jax.envs import textworld_express
 
-pytest.importorskip("textworld_express")
+constants = pytest.importorskip("textworld_express.constants")
 needed = os.environ.get("SEEUPO_REQUIRE_JAVA")  # then a machine without Java fails
 pytestmark = pytest.mark.skipif(not (needed or shutil.which("java")), reason="needs Java")
 
-GAMES = "cookingworld twc coin mapreader arithmetic sorting simonsays peckingorder".split()
 SMALL = {"game": "coin", "params": "numLocations=3,includeDoors=1"}
 
 
@@ -32,7 +31,7 @@ def play(env, task_id, commands):
     return said, env.score()
 
 
-@pytest.mark.parametrize("game", GAMES)
+@pytest.mark.parametrize("game", constants.GAME_NAMES)
 def test_the_oracle_wins_and_idleness_does_not(game):
     env = make(game=game, max_turns=100)
     for task_id in ("train/0", "train/1", "test/0"):
@@ -93,11 +92,26 @@ def test_nonsense_is_answered_and_costs_a_turn():
         env.step("inventory")
 
 
-def test_wrong_options_and_tasks_are_refused():
-    with pytest.raises(ValueError, match="Unknown game .chess.*cookingworld"):
-        make(game="chess").reset("train/0", seed=0)
-    with pytest.raises(ValueError, match="less than or equal to 11"):
-        make(params="numLocations=999").reset("train/0", seed=0)
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        ({"game": "chess"}, "game: got 'chess'; allowed: cookingworld, twc, coin"),
+        ({"params": "numLocations=999"}, "params: got .* allowed: .* less than or equal to 11"),
+        ({"params": "numLocation=3"}, "params: got .* Known properties: numLocations"),
+        ({"params": "numLocations=x"}, "params: got 'numLocations=x'; allowed: NAME=NUMBER"),
+        ({"params": {"numLocations": 3}}, "params: got .* allowed: NAME=NUMBER"),
+        ({"params": None}, "params: got 'None'; allowed: NAME=NUMBER"),
+        ({"max_turns": 0}, "max_turns: got 0; allowed: a whole number >= 1"),
+        ({"max_turns": "9"}, "max_turns: got '9'; allowed: a whole number >= 1"),
+    ],
+)
+def test_wrong_options_are_refused_before_an_episode(options, sentence):
+    with pytest.raises(ValueError, match=f"textworld_express {sentence}") as error:
+        make(**options)
+    assert "\n" not in str(error.value)
+
+
+def test_a_task_that_does_not_exist_is_refused():
     with pytest.raises(ValueError, match="allowed: train/0 to 999, test/0 to 999"):
         make().reset("train/1000", seed=0)
 

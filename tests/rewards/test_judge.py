@@ -86,6 +86,14 @@ def judge(server, **options):
         ("I would say score: 4 (maximum possible score: 10)", {}, 0.4),
         ("I would say score: 4 (maximum score: 10)", {}, 0.4),
         ("I would say score: 4, of a max_score: 10", {}, 0.4),
+        (r"Score: \boxed{8}", {}, 0.8),
+        (r"Score (0-10): $\boxed{\text{7}}$", {}, 0.7),
+        ("**Score:**\n\n$$\n\\boxed{8}\n$$", {}, 0.8),
+        (r"Score: \boxed{-1}", {"scale": (-2, 2)}, 0.25),
+        ("Good.\n**Score:** <b>8</b>", {}, 0.8),
+        ("<strong>Score:</strong> <span style='color: red'>2.5</span>/10", {}, 0.25),
+        ("Score: \\boxed{6}\nMaximum score: \\boxed{10}", {}, 0.6),
+        ("Score: <b>6</b>\nScore <b>10</b> would need a perfect answer.", {}, 0.6),
         ("<grade>4</grade>", {"pattern": r"<grade>(\d)</grade>", "scale": [0, 5]}, 0.8),
     ],
 )
@@ -104,6 +112,8 @@ def test_a_comma_that_a_users_own_pattern_takes_is_no_decimal_one():
 BAD = {
     "without": ("Very good.", "NoScore"),
     "in another word": ("Underscore 3", "NoScore"),
+    "in a fraction": (r"Score: \frac{8}{10}", "NoScore"),
+    "after a blank": ("Score: <number>\n7 points", "NoScore"),
     "above": ("Score: 11", "ScoreOutOfRange"),
     "garbage": (b"\x00\xff no JSON", "NoReply"),
     "empty": ({}, "NoReply"),

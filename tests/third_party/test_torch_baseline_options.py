@@ -226,6 +226,12 @@ def test_what_is_no_trajectory_is_refused(text, words, tmp_path):
         trajectories.read(tmp_path / "file")
 
 
+def test_a_line_ends_where_json_lines_end(tmp_path):
+    line = json.dumps(GOOD | {"note": "\u2028 \u2029 \x85"}, ensure_ascii=False)
+    (tmp_path / "file").write_text(f"{line}\n{line}\n", encoding="utf-8")
+    assert len(trajectories.read(tmp_path / "file")) == 2
+
+
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
     """A model folder with a file of its own, a configuration and trajectories."""

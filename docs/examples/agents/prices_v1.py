@@ -21,7 +21,7 @@ class Cheapest(vf.Task[Row]):
 
 class Prices(vf.Taskset[Cheapest, vf.TasksetConfig]):
     def load(self):
-        for line in Path(__file__).with_name("prices.jsonl").read_text().splitlines():
+        for line in Path(__file__).with_name("prices.jsonl").read_bytes().splitlines():
             row = json.loads(line)
             offers = ", ".join(f"{item} for {cents}" for item, cents in row["prices"].items())
             answer = min(row["prices"], key=row["prices"].get)

@@ -10,7 +10,7 @@ from typing import Any
 from seeupo_jax.envs.bfcl.benchmark_files import file_name
 from seeupo_jax.envs.bfcl.simulated_apis import Task, World
 from seeupo_jax.envs.bfcl_worlds.environment import BfclWorlds
-from seeupo_jax.envs.bfcl_worlds.generator import SPLITS
+from seeupo_jax.envs.bfcl_worlds.generator import SPLITS, VARIANTS
 
 
 def to_rows(task: Task, official_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -40,11 +40,15 @@ def export_tasks(environment: BfclWorlds, folder: Path) -> Counter[str]:
     """Writes all tasks of an environment, for `bfcl` with `data=FOLDER` and for official code.
 
     FOLDER/SPLIT/BFCL_v4_CATEGORY.json and FOLDER/SPLIT/possible_answer/ of the same name. The ids
-    are CATEGORY_NUMBER, counted through all splits. Files of an earlier export are replaced.
+    are CATEGORY_NUMBER, counted through all splits. Files of an earlier export are removed first,
+    also those of a split or a category that this one does not write.
 
     Returns:
       How many tasks each file of questions has, by its path in the folder.
     """
+    for place in (_places(folder, split, name) for split in SPLITS for name in VARIANTS):
+        for file in place:
+            file.unlink(missing_ok=True)
     numbers: Counter[str] = Counter()
     written: Counter[str] = Counter()
     for split in SPLITS:
@@ -56,10 +60,15 @@ def export_tasks(environment: BfclWorlds, folder: Path) -> Counter[str]:
             question, answer = to_rows(environment.find_task(task_id), official_id)
             lines.setdefault(category, []).append((json.dumps(question), json.dumps(answer)))
         for category, rows in lines.items():
-            place = folder / split / file_name(category)
-            answers = place.parent / "possible_answer" / place.name
+            place, answers = _places(folder, split, category)
             answers.parent.mkdir(parents=True, exist_ok=True)
             for file, column in ((place, 0), (answers, 1)):
                 file.write_text("".join(f"{row[column]}\n" for row in rows), "utf-8")
             written[str(place.relative_to(folder))] = len(rows)
     return written
+
+
+def _places(folder: Path, split: str, category: str) -> tuple[Path, Path]:
+    """The files of questions and of their possible answers."""
+    place = folder / split / file_name(category)
+    return place, place.parent / "possible_answer" / place.name

@@ -85,3 +85,7 @@ def test_tasks_of_a_folder_that_is_written_again_are_the_new_ones(tmp_path):
         tasks = load_tasks("multi_turn_base", folder)
         assert [*tasks] == [task_id]
         assert load_tasks("multi_turn_base", folder) is tasks
+    truth |= {"ground_truth": [["add(a=10,b=2)"]]}  # while the questions stay
+    (folder / "possible_answer" / name).write_text(json.dumps(truth))
+    (task,) = load_tasks("multi_turn_base", folder).values()
+    assert task.reference == (("add(a=10,b=2)",),)

@@ -52,6 +52,11 @@ def test_a_misread_value_is_another_of_the_conversation_of_the_same_type():
     assert found == {*map(repr, changed)}
 
 
+def test_what_is_done_in_a_hurry_has_a_guess_in_it():
+    guess = (ToolCall("lock", {"now": False}),)  # that it is to be `True` comes a message later
+    assert {repr(play[1]) for play in played(0.0, times=200)} == {repr(()), repr(guess)}
+
+
 def test_where_the_conversation_has_no_other_value_a_number_is_one_off():
     alone = ((ToolCall("set", {"speed": 50.5}),),)
     made = {call.arguments["speed"] for play in played(0.0, 200, alone) for call in play[0]}

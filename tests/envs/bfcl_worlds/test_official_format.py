@@ -13,6 +13,7 @@ from seeupo_jax import envs
 from seeupo_jax.envs.bfcl.benchmark_files import file_name
 from seeupo_jax.envs.bfcl.environment import Bfcl
 from seeupo_jax.envs.bfcl_worlds.__main__ import main
+from seeupo_jax.envs.bfcl_worlds.environment import BfclWorlds
 from seeupo_jax.envs.bfcl_worlds.generator import SPLITS, VARIANTS
 from seeupo_jax.envs.bfcl_worlds.official_format import export_tasks
 
@@ -93,6 +94,21 @@ def test_the_command_writes_the_folder_and_refuses_in_a_sentence(tmp_path, capsy
         with pytest.raises(SystemExit) as left:
             main([f"--output={tmp_path}", f"--options={wrong}"])
         assert left.value.code == 2 and sentence in capsys.readouterr().err
+
+
+def test_nothing_of_an_earlier_export_stays(tmp_path):
+    base, other = file_name("multi_turn_base"), file_name("multi_turn_miss_param")
+    earlier = [f"{split}/{name}" for split in SPLITS for name in (base, other)]
+    earlier += [f"{split}/possible_answer/{name}" for split in SPLITS for name in (base, other)]
+    kept = ["dev/" + base, "train/notes.json"]  # which no export writes
+    for path in [*earlier, *kept]:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("earlier")
+    sizes = {"train_tasks": 1, "validation_tasks": 1, "test_tasks": 1}
+    export_tasks(BfclWorlds(categories=("multi_turn_base",), turns=(1, 1), **sizes), tmp_path)
+    left = {str(file.relative_to(tmp_path)): file for file in tmp_path.rglob("*.json")}
+    assert {*left} == {path for path in [*earlier, *kept] if other not in path}
+    assert {path for path, file in left.items() if file.read_text() == "earlier"} == {*kept}
 
 
 def test_a_folder_that_is_none_of_this_format_is_refused_in_a_sentence(folder, tmp_path):

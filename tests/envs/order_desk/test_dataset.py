@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,16 @@ def test_files_are_array_records_and_a_second_load_writes_nothing(generated, mon
     assert len(load("test", data_dir=str(generated[0]), **OPTIONS)) == 30
     files = [Path(root, name) for root, _, names in os.walk(generated[0]) for name in names]
     assert {file: (file.stat().st_mtime_ns, file.stat().st_ino) for file in files} == before
+
+
+def test_what_another_process_has_written_meanwhile_is_read(generated, tmp_path, monkeypatch):
+    def prepare(_):
+        shutil.copytree(generated[0], tmp_path, dirs_exist_ok=True)
+        raise FileExistsError
+
+    monkeypatch.setattr(dataset.OrderDeskDataset, "download_and_prepare", prepare)
+    wanted, _ = demonstrate("train/3", skill=0.4, seed=2)
+    assert load("train", data_dir=str(tmp_path), **OPTIONS)[3] == wanted
 
 
 def test_a_desk_that_was_changed_is_played_again(generated, tmp_path, monkeypatch):

@@ -56,14 +56,14 @@ def read(path: str | Path) -> list[Trajectory]:
     """
     if not Path(path).is_file():
         raise ValueError(f"--trajectories: no file {path}.")
-    lines = Path(path).read_text().splitlines()
+    lines = Path(path).read_bytes().splitlines()
     found = [parse(line, f"{path}:{n}") for n, line in enumerate(lines, 1) if line.strip()]
     if not found:
         raise ValueError(f"{path}: got no trajectory; allowed: one JSON object a line.")
     return found
 
 
-def parse(line: str, place: str) -> Trajectory:
+def parse(line: str | bytes, place: str) -> Trajectory:
     """One line's trajectory.
 
     Args:
