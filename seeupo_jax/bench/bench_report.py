@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from seeupo_jax.bench.comparison import JAX, Figures, OfSide, side
+from seeupo_jax.bench.comparison import JAX, Figures, OfSide, side, torch_name
 from seeupo_jax.bench.update import flops_once
 from seeupo_jax.configuration.flags import Flags, output_file
 from seeupo_jax.metrics.statistics import markdown_table
@@ -237,7 +237,7 @@ def _updates(runs: list[Figures]) -> str:
         " policy, the optimizer state, and what a sweep adds to them."
     )
     sides = sides_table(
-        [f for f in runs if f["against"] is not None],
+        [f for f in runs if any(name.startswith(torch_name("")) for name in f["contenders"])],
         RATIO | _OVER | SIZES,
         SWEEPS | {"computed tokens": side("positions", "{:,.0f}")},
     )

@@ -1,0 +1,35 @@
+"""The page of benchmarks, from figures that were made up."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from seeupo_jax.bench import bench_report
+from seeupo_jax.bench.comparison import JAX, Timing
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def kept(name, **changed):
+    """Committed figures of a run, some of them changed."""
+    return json.loads((DOCS / "benchmarks" / f"{name}.json").read_text()) | changed
+
+
+def rows_of(text, title):
+    """Cells of the first table of a section, without its heads."""
+    lines = text.split(f"## {title}\n")[1].split("\n## ")[0].split("\n### ")[0].splitlines()
+    table = [line.strip("| ").split(" | ") for line in lines if line.startswith("|")]
+    return table[2:]
+
+
+@pytest.mark.parametrize("way", ["recipe", "packed"])
+def test_a_run_against_the_recipe_or_packed_rows_alone_has_a_row_without_a_ratio(way):
+    figures = kept("update_bfcl_tiny", against=None, **{f"over_{way}": {"ratio": 4.0}})
+    other = {"recipe": "packed", "packed": "recipe"}[way]
+    figures[f"over_{other}"] = None
+    sides = figures["contenders"]
+    figures["contenders"] = {name: sides[name] for name in (JAX, f"PyTorch, {way}")}
+    first, second = rows_of(bench_report.page({"update": figures}, {}), "Update sweep")
+    assert first[:3] == (["-", "4.00x", "-"] if way == "recipe" else ["-", "-", "4.00x"])
+    assert f"PyTorch, {way}" in second
