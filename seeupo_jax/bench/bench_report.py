@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from seeupo_jax.bench.comparison import JAX, Figures, OfSide, side, torch_name
+from seeupo_jax.bench.rollout import with_ratios
 from seeupo_jax.bench.update import flops_once
 from seeupo_jax.configuration.flags import Flags, output_file
 from seeupo_jax.metrics.statistics import markdown_table
@@ -216,6 +217,7 @@ def _workload(figures: Figures) -> str:
 
 RATIO: dict[str, OfRun] = {"ratio": _ratio}
 _OVER = {"over the recipe": _over("over_recipe"), "over packed rows": _over("over_packed")}
+_RESENT = {"over resending": _over("over_resent")}
 SIZES: dict[str, OfRun] = {"model": lambda f: f["model"], "workload": _workload}
 SWEEPS: dict[str, OfSide] = {
     "s per sweep": side("median_s", "{:.3f}"),
@@ -301,8 +303,8 @@ def _rollouts(runs: list[Figures]) -> str:
         " (every turn sends the conversation again), by `generate` with its KV cache kept, and by"
         " seeupo_jax. Waste: computed tokens over the minimum."
     )
-    of_run = RATIO | {"over the cache kept": _over("over_kept")} | SIZES
-    return f"{text}\n\n{sides_table(runs, of_run, ROLLOUTS | {'waste': side('waste', '{:.2f}')})}"
+    of_run, of_side = RATIO | _RESENT | SIZES, ROLLOUTS | {"waste": side("waste", "{:.2f}")}
+    return f"{text}\n\n{sides_table(map(with_ratios, runs), of_run, of_side)}"
 
 
 def _iterations(runs: list[Figures]) -> str:
@@ -310,10 +312,10 @@ def _iterations(runs: list[Figures]) -> str:
         "A rollout and a sweep over it. Each side sweeps over the tokens that it has sampled, with"
         " the lengths of the workload."
     )
-    over = _OVER | {"over the cache kept": _over("over_kept")}
     seconds = {"s": "median_s", "rollout s": "rollout_s", "sweep s": "sweep_s"}
+    of_run = RATIO | _RESENT | _OVER | SIZES
     of_side = {head: side(key, "{:.2f}") for head, key in seconds.items()}
-    return f"{text}\n\n{sides_table(runs, RATIO | over | SIZES, of_side)}"
+    return f"{text}\n\n{sides_table(map(with_ratios, runs), of_run, of_side)}"
 
 
 def _supervised(runs: list[Figures]) -> str:

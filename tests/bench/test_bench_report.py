@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from seeupo_jax.bench import bench_report
-from seeupo_jax.bench.comparison import JAX, Timing
+from seeupo_jax.bench.comparison import JAX
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -33,3 +33,18 @@ def test_a_run_against_the_recipe_or_packed_rows_alone_has_a_row_without_a_ratio
     first, second = rows_of(bench_report.page({"update": figures}, {}), "Update sweep")
     assert first[:3] == (["-", "4.00x", "-"] if way == "recipe" else ["-", "-", "4.00x"])
     assert f"PyTorch, {way}" in second
+
+
+def test_older_rollouts_and_iterations_have_their_ratio_to_the_fastest_side():
+    """Their `ratio` is to the first that was measured."""
+    for name, title, first in (
+        ("rollout_bfcl_tiny", "Rollout", "generate, conversation sent again"),
+        ("iteration_bfcl_tiny", "Iteration", "PyTorch, eager"),
+    ):
+        figures = kept(name)
+        assert figures["against"] == first
+        seconds = {side: one["median_s"] for side, one in figures["contenders"].items()}
+        actual = seconds.pop(JAX)
+        row, *_ = rows_of(bench_report.page({name: figures}, {}), title)
+        assert row[0].startswith(f"**{min(seconds.values()) / actual:.2f}x** (")
+        assert row[1] == f"{seconds[first] / actual:.2f}x" and row[1] not in row[0]
