@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from seeupo_jax.bench.comparison import JAX, Figures, OfSide, side, torch_name
 from seeupo_jax.bench.rollout import with_ratios
@@ -35,17 +34,10 @@ def run(flags: argparse.Namespace) -> None:
       ValueError: there is nothing to write about.
     """
     results, drawn = read(flags.results), {}
-    for name, label in _VARIED.items():
-        prefix = f"sizes_{name}_"
-        points = {
-            int(file.removeprefix(prefix)): figures["contenders"]
-            for file, figures in results.items()
-            if file.startswith(prefix)
-        }
-        if points:
-            plot = flags.results / f"time_against_{name}.svg"
-            draw(points, label, plot)
-            drawn[label] = Path(os.path.relpath(plot, flags.output.parent)).as_posix()
+    for name, points in _plots(results).items():
+        plot = flags.results / f"time_against_{name}.svg"
+        draw(points, _VARIED[name], plot)
+        drawn[name] = Path(os.path.relpath(plot, flags.output.parent)).as_posix()
     flags.output.parent.mkdir(parents=True, exist_ok=True)
     flags.output.write_text(page(results, drawn), encoding="utf-8")
     print(f"wrote {flags.output}, from {len(results)} files of {flags.results}")
@@ -86,28 +78,53 @@ def figures_in(folder: Path) -> dict[str, Figures]:
             )
         else:
             results[file.stem] = figures
+    for name, points in _plots(results).items():
+        kinds = {_kind(figures) for figures in points.values()}
+        if len(kinds) > 1:
+            raise ValueError(
+                f"--results: got sizes_{name}_* of {' and of '.join(sorted(kinds))}; allowed: one"
+                " benchmark, workload and model for a plot."
+            )
     return results
 
 
-def draw(points: Mapping[int, Mapping[str, Mapping[str, Any]]], label: str, path: Path) -> None:
+def _plots(results: Mapping[str, Figures]) -> dict[str, dict[int, Figures]]:
+    """Figures of each plot by their sizes, by the name of what is varied."""
+    plots: dict[str, dict[int, Figures]] = {}
+    for name in _VARIED:
+        prefix = f"sizes_{name}_"
+        files = [file for file in results if file.startswith(prefix)]
+        if files:
+            plots[name] = {int(file.removeprefix(prefix)): results[file] for file in files}
+    return plots
+
+
+def _kind(figures: Figures) -> str:
+    """The benchmark, workload and model of figures, in words."""
+    benchmark, workload, model = (figures[key] for key in ("benchmark", "workload", "model"))
+    return f"`bench {benchmark}`, workload `{workload['name']}`, model `{model}`"
+
+
+def draw(points: Mapping[int, Figures], label: str, path: Path) -> None:
     """Seconds against one size, a line for each contender: medians, bars from least to most.
 
     Args:
-      points: of each size and contender, the figures of its `Timing`.
+      points: of each size, a run's figures.
       label: of the size.
     """
     import altair  # here: measuring does without it
 
     rows = [
         {"size": size, "side": name, **side}
-        for size, sides in points.items()
-        for name, side in sides.items()
+        for size, figures in points.items()
+        for name, side in figures["contenders"].items()
     ]
+    first, *_ = points.values()
     chart = altair.Chart(altair.Data(values=rows), width=480, height=260).encode(
         altair.X("size:Q", title=label, scale=altair.Scale(zero=True)),
         altair.Color("side:N", title=None, legend=altair.Legend(orient="top-left")),
     )
-    median = altair.Y("median_s:Q", title="seconds per sweep")
+    median = altair.Y("median_s:Q", title=f"seconds per {_RUN[first['benchmark']]}")
     bars = chart.mark_rule(strokeWidth=2).encode(altair.Y("least_s:Q"), altair.Y2("most_s:Q"))
     altair.layer(chart.mark_line(point=True).encode(median), bars).save(path)
 
@@ -116,7 +133,7 @@ def page(results: dict[str, Figures], drawn: dict[str, str]) -> str:
     """The page in Markdown.
 
     Args:
-      drawn: paths of the plots from the page on, by what is varied.
+      drawn: paths of the plots from the page on, by the name of what is varied.
     """
     parts = [_prose("page_head.md"), _machines(results)]
     for benchmark, (title, section) in _SECTIONS.items():
@@ -128,11 +145,12 @@ def page(results: dict[str, Figures], drawn: dict[str, str]) -> str:
         if runs:
             parts.append(f"## {title}\n\n{section(runs)}")
     if drawn:
-        parts.append(
-            "## Time against sizes\n\nThe workload `long` at model `tiny`, one size varied;"
-            " medians, bars from least to most."
-        )
-        parts += [f"![seconds per sweep against {label}]({path})" for label, path in drawn.items()]
+        words = "One size varied; medians, bars from least to most."
+        parts.append(f"## Time against sizes\n\n{words}")
+    for name, path in drawn.items():
+        first, *_ = _plots(results)[name].values()
+        label = f"seconds per {_RUN[first['benchmark']]} against {_VARIED[name]}"
+        parts.append(f"{_kind(first)}:\n\n![{label}]({path})")
     lines = "\n".join(f"{figures['command']}  # {name}" for name, figures in results.items())
     parts += [f"## Commands\n\n```bash\n{lines}\n```", _prose("page_accelerator.md")]
     return "\n\n".join(part.strip() for part in parts) + "\n"
@@ -335,6 +353,7 @@ def _supervised(runs: list[Figures]) -> str:
 
 
 _ELSEWHERE = ("gain", "serving", "agents", "estimates")  # benchmarks that other pages are about
+_RUN = {"update": "sweep", "rollout": "rollout", "iteration": "iteration", "sft": "step"}
 _SECTIONS: dict[str, tuple[str, Callable[[list[Figures]], str]]] = {
     "update": ("Update sweep", _updates),
     "rollout": ("Rollout", _rollouts),

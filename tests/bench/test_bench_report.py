@@ -48,3 +48,29 @@ def test_older_rollouts_and_iterations_have_their_ratio_to_the_fastest_side():
         row, *_ = rows_of(bench_report.page({name: figures}, {}), title)
         assert row[0].startswith(f"**{min(seconds.values()) / actual:.2f}x** (")
         assert row[1] == f"{seconds[first] / actual:.2f}x" and row[1] not in row[0]
+
+
+@pytest.mark.parametrize("name", ["update_order_desk_135m", "rollout_order_desk_tiny"])
+def test_a_plot_says_which_benchmark_workload_and_model_it_is_of(tmp_path, name):
+    figures = kept(name)
+    points = {f"sizes_turns_{size}": figures for size in (2, 4)}
+    text = bench_report.page(points, {"turns": "x.svg"}).split("## ")[2]
+    assert f"workload `order_desk`, model `{figures['model']}`:\n" in text
+    run = {"update": "sweep", "rollout": "rollout"}[figures["benchmark"]]
+    assert text.startswith("Time against sizes\n")
+    assert f"![seconds per {run} against turns](x.svg)" in text
+    bench_report.draw({2: figures, 4: figures}, "turns", tmp_path / "plot.svg")
+    assert f"seconds per {run}" in (tmp_path / "plot.svg").read_text()
+
+
+@pytest.mark.parametrize("changed", [{"model": "135m"}, {"workload": {"name": "bfcl"}}, None])
+def test_a_plot_of_several_models_workloads_or_benchmarks_is_refused(tmp_path, changed):
+    first = kept("update_order_desk_tiny")
+    other = kept("rollout_order_desk_tiny") if changed is None else first | changed
+    for size, figures in ((2, first), (4, other)):
+        (tmp_path / f"sizes_turns_{size}.json").write_text(json.dumps(figures))
+    (tmp_path / "sizes_prompt_64.json").write_text(json.dumps(first))  # a plot of its own
+    with pytest.raises(ValueError, match="got sizes_turns_. of .* and of .*; allowed"):
+        bench_report.read(tmp_path)
+    (tmp_path / "sizes_turns_4.json").write_text(json.dumps(first))
+    assert len(bench_report.read(tmp_path)) == 3
