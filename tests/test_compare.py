@@ -293,6 +293,8 @@ def test_a_folder_with_another_configuration_is_refused(tmp_path):
     assert longer[0].config.iterations == 9 and longer[0].folder == run.folder
     with pytest.raises(ValueError, match=r"config.optimizer.learning_rate: got 0.1; allowed for"):
         planned(tmp_path, "optimizer.learning_rate=0.1")
+    with pytest.raises(ValueError, match=r"config.evaluation.k: got 3; allowed for"):
+        planned(tmp_path, "evaluation.k=3")
 
 
 COSINE = "optimizer.schedule=cosine"
