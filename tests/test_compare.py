@@ -179,6 +179,13 @@ def test_a_sweep_is_a_row_per_combination(tmp_path):
     assert list(figures.figures(lines)["recipes"]) == names
 
 
+def test_runs_with_other_numbers_of_evaluation_episodes_have_one_head_for_all(tmp_path, capsys):
+    given = [f"--config={TINY}", f"--workdir={tmp_path}", "--seeds=1", "--draw_only"]
+    for values, head in (("2,8", "avg@k before"), ("8", "avg@8 before")):
+        main(["compare", *given, f"--sweep=evaluation.k={values}"])
+        assert head in capsys.readouterr().out
+
+
 def test_the_plot_and_the_table_tell_the_variants_of_a_sweep_apart(tmp_path):
     sweep = ("optimizer.learning_rate=1e-4,2e-4", "algorithm.advantage_clip=3,none")
     for number, run in enumerate(swept(tmp_path, *sweep, seeds=1)):
@@ -195,7 +202,7 @@ def test_the_plot_and_the_table_tell_the_variants_of_a_sweep_apart(tmp_path):
     ends = [text for text in texts if "…" in text and "e-4" in text]
     assert len(set(ends)) == 4 == len(ends)
     printed = io.StringIO()
-    Console(width=80, file=printed).print(figures.table(lines, k=2))
+    Console(width=80, file=printed).print(figures.table(lines, k=[2]))
     first = "".join(line[2:].split("  ")[0].strip() for line in printed.getvalue().splitlines())
     assert all(line.variant.replace(" ", "") in first.replace(" ", "") for line in lines)
 
@@ -286,6 +293,8 @@ def test_a_folder_with_another_configuration_is_refused(tmp_path):
     assert longer[0].config.iterations == 9 and longer[0].folder == run.folder
     with pytest.raises(ValueError, match=r"config.optimizer.learning_rate: got 0.1; allowed for"):
         planned(tmp_path, "optimizer.learning_rate=0.1")
+    with pytest.raises(ValueError, match=r"config.evaluation.k: got 3; allowed for"):
+        planned(tmp_path, "evaluation.k=3")
 
 
 COSINE = "optimizer.schedule=cosine"
@@ -402,7 +411,7 @@ def test_the_table_says_what_there_is_at_equal_token_budgets(tmp_path):
     record(runs[1], [0.1, 0.3, 0.5], tokens=50, after=0.6)
     record(runs[2], [0.4, 0.6, 0.8], after=0.7)
     printed = io.StringIO()
-    Console(width=160, file=printed).print(figures.table(figures.read_lines(runs), k=2))
+    Console(width=160, file=printed).print(figures.table(figures.read_lines(runs), k=[2]))
     rows = {line.split()[0]: line for line in printed.getvalue().splitlines() if line.strip()}
     heads, seeupo, grpo = rows["recipe"], rows["seeupo"], rows["grpo"]
     for words in ("avg@2 before", "at 25 tokens", "at 50 tokens", "at 100 tokens"):

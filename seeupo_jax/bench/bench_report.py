@@ -8,9 +8,9 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
-from seeupo_jax.bench.comparison import JAX, Figures, OfSide, side
+from seeupo_jax.bench.comparison import JAX, Figures, OfSide, side, torch_name
+from seeupo_jax.bench.rollout import with_ratios
 from seeupo_jax.bench.update import flops_once
 from seeupo_jax.configuration.flags import Flags, output_file
 from seeupo_jax.metrics.statistics import markdown_table
@@ -34,17 +34,10 @@ def run(flags: argparse.Namespace) -> None:
       ValueError: there is nothing to write about.
     """
     results, drawn = read(flags.results), {}
-    for name, label in _VARIED.items():
-        prefix = f"sizes_{name}_"
-        points = {
-            int(file.removeprefix(prefix)): figures["contenders"]
-            for file, figures in results.items()
-            if file.startswith(prefix)
-        }
-        if points:
-            plot = flags.results / f"time_against_{name}.svg"
-            draw(points, label, plot)
-            drawn[label] = Path(os.path.relpath(plot, flags.output.parent)).as_posix()
+    for name, points in _plots(results).items():
+        plot = flags.results / f"time_against_{name}.svg"
+        draw(points, _VARIED[name], plot)
+        drawn[name] = Path(os.path.relpath(plot, flags.output.parent)).as_posix()
     flags.output.parent.mkdir(parents=True, exist_ok=True)
     flags.output.write_text(page(results, drawn), encoding="utf-8")
     print(f"wrote {flags.output}, from {len(results)} files of {flags.results}")
@@ -85,28 +78,53 @@ def figures_in(folder: Path) -> dict[str, Figures]:
             )
         else:
             results[file.stem] = figures
+    for name, points in _plots(results).items():
+        kinds = {_kind(figures) for figures in points.values()}
+        if len(kinds) > 1:
+            raise ValueError(
+                f"--results: got sizes_{name}_* of {' and of '.join(sorted(kinds))}; allowed: one"
+                " benchmark, workload and model for a plot."
+            )
     return results
 
 
-def draw(points: Mapping[int, Mapping[str, Mapping[str, Any]]], label: str, path: Path) -> None:
+def _plots(results: Mapping[str, Figures]) -> dict[str, dict[int, Figures]]:
+    """Figures of each plot by their sizes, by the name of what is varied."""
+    plots: dict[str, dict[int, Figures]] = {}
+    for name in _VARIED:
+        prefix = f"sizes_{name}_"
+        files = [file for file in results if file.startswith(prefix)]
+        if files:
+            plots[name] = {int(file.removeprefix(prefix)): results[file] for file in files}
+    return plots
+
+
+def _kind(figures: Figures) -> str:
+    """The benchmark, workload and model of figures, in words."""
+    benchmark, workload, model = (figures[key] for key in ("benchmark", "workload", "model"))
+    return f"`bench {benchmark}`, workload `{workload['name']}`, model `{model}`"
+
+
+def draw(points: Mapping[int, Figures], label: str, path: Path) -> None:
     """Seconds against one size, a line for each contender: medians, bars from least to most.
 
     Args:
-      points: of each size and contender, the figures of its `Timing`.
+      points: of each size, a run's figures.
       label: of the size.
     """
     import altair  # here: measuring does without it
 
     rows = [
         {"size": size, "side": name, **side}
-        for size, sides in points.items()
-        for name, side in sides.items()
+        for size, figures in points.items()
+        for name, side in figures["contenders"].items()
     ]
+    first, *_ = points.values()
     chart = altair.Chart(altair.Data(values=rows), width=480, height=260).encode(
         altair.X("size:Q", title=label, scale=altair.Scale(zero=True)),
         altair.Color("side:N", title=None, legend=altair.Legend(orient="top-left")),
     )
-    median = altair.Y("median_s:Q", title="seconds per sweep")
+    median = altair.Y("median_s:Q", title=f"seconds per {_RUN[first['benchmark']]}")
     bars = chart.mark_rule(strokeWidth=2).encode(altair.Y("least_s:Q"), altair.Y2("most_s:Q"))
     altair.layer(chart.mark_line(point=True).encode(median), bars).save(path)
 
@@ -115,7 +133,7 @@ def page(results: dict[str, Figures], drawn: dict[str, str]) -> str:
     """The page in Markdown.
 
     Args:
-      drawn: paths of the plots from the page on, by what is varied.
+      drawn: paths of the plots from the page on, by the name of what is varied.
     """
     parts = [_prose("page_head.md"), _machines(results)]
     for benchmark, (title, section) in _SECTIONS.items():
@@ -127,11 +145,12 @@ def page(results: dict[str, Figures], drawn: dict[str, str]) -> str:
         if runs:
             parts.append(f"## {title}\n\n{section(runs)}")
     if drawn:
-        parts.append(
-            "## Time against sizes\n\nThe workload `long` at model `tiny`, one size varied;"
-            " medians, bars from least to most."
-        )
-        parts += [f"![seconds per sweep against {label}]({path})" for label, path in drawn.items()]
+        words = "One size varied; medians, bars from least to most."
+        parts.append(f"## Time against sizes\n\n{words}")
+    for name, path in drawn.items():
+        first, *_ = _plots(results)[name].values()
+        label = f"seconds per {_RUN[first['benchmark']]} against {_VARIED[name]}"
+        parts.append(f"{_kind(first)}:\n\n![{label}]({path})")
     lines = "\n".join(f"{figures['command']}  # {name}" for name, figures in results.items())
     parts += [f"## Commands\n\n```bash\n{lines}\n```", _prose("page_accelerator.md")]
     return "\n\n".join(part.strip() for part in parts) + "\n"
@@ -216,6 +235,7 @@ def _workload(figures: Figures) -> str:
 
 RATIO: dict[str, OfRun] = {"ratio": _ratio}
 _OVER = {"over the recipe": _over("over_recipe"), "over packed rows": _over("over_packed")}
+_RESENT = {"over resending": _over("over_resent")}
 SIZES: dict[str, OfRun] = {"model": lambda f: f["model"], "workload": _workload}
 SWEEPS: dict[str, OfSide] = {
     "s per sweep": side("median_s", "{:.3f}"),
@@ -237,7 +257,7 @@ def _updates(runs: list[Figures]) -> str:
         " policy, the optimizer state, and what a sweep adds to them."
     )
     sides = sides_table(
-        [f for f in runs if f["against"] is not None],
+        [f for f in runs if any(name.startswith(torch_name("")) for name in f["contenders"])],
         RATIO | _OVER | SIZES,
         SWEEPS | {"computed tokens": side("positions", "{:,.0f}")},
     )
@@ -301,8 +321,8 @@ def _rollouts(runs: list[Figures]) -> str:
         " (every turn sends the conversation again), by `generate` with its KV cache kept, and by"
         " seeupo_jax. Waste: computed tokens over the minimum."
     )
-    of_run = RATIO | {"over the cache kept": _over("over_kept")} | SIZES
-    return f"{text}\n\n{sides_table(runs, of_run, ROLLOUTS | {'waste': side('waste', '{:.2f}')})}"
+    of_run, of_side = RATIO | _RESENT | SIZES, ROLLOUTS | {"waste": side("waste", "{:.2f}")}
+    return f"{text}\n\n{sides_table(map(with_ratios, runs), of_run, of_side)}"
 
 
 def _iterations(runs: list[Figures]) -> str:
@@ -310,10 +330,10 @@ def _iterations(runs: list[Figures]) -> str:
         "A rollout and a sweep over it. Each side sweeps over the tokens that it has sampled, with"
         " the lengths of the workload."
     )
-    over = _OVER | {"over the cache kept": _over("over_kept")}
     seconds = {"s": "median_s", "rollout s": "rollout_s", "sweep s": "sweep_s"}
+    of_run = RATIO | _RESENT | _OVER | SIZES
     of_side = {head: side(key, "{:.2f}") for head, key in seconds.items()}
-    return f"{text}\n\n{sides_table(runs, RATIO | over | SIZES, of_side)}"
+    return f"{text}\n\n{sides_table(map(with_ratios, runs), of_run, of_side)}"
 
 
 def _supervised(runs: list[Figures]) -> str:
@@ -333,6 +353,7 @@ def _supervised(runs: list[Figures]) -> str:
 
 
 _ELSEWHERE = ("gain", "serving", "agents", "estimates")  # benchmarks that other pages are about
+_RUN = {"update": "sweep", "rollout": "rollout", "iteration": "iteration", "sft": "step"}
 _SECTIONS: dict[str, tuple[str, Callable[[list[Figures]], str]]] = {
     "update": ("Update sweep", _updates),
     "rollout": ("Rollout", _rollouts),

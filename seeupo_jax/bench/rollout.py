@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,6 +100,42 @@ def run_rollout(settings: Settings, *, alone: Alone | None = None) -> dict[str, 
     return figures
 
 
+def ratios(timings: Mapping[str, Timing]) -> dict[str, Any]:
+    """Ours against the fastest side, and against the fastest of each kind; None where none ran.
+
+    Iterations with sweeps by the recipe or over packed rows count only in their own ratios.
+
+    Args:
+      timings: of a rollout's or an iteration's sides, whose names say what kind they are.
+    """
+    kinds = {name: name.split(", ")[1:] for name in timings if name != JAX}
+    baseline = [name for name, kind in kinds.items() if not set(kind) & set(comparison.OVER)]
+
+    def over(names: Sequence[str]) -> dict[str, float] | None:
+        if not names:
+            return None
+        return comparison.ratio(timings[comparison.fastest(timings, names)], timings[JAX])
+
+    against = comparison.fastest(timings, baseline) if baseline else None
+    return {
+        "against": against,
+        **(over(baseline) or {}),
+        "over_resent": over([name for name in baseline if not name.endswith(CACHE_KEPT)]),
+        "over_kept": over([name for name in baseline if CACHE_KEPT in kinds[name]]),
+        "over_static": over([name for name in baseline if name == STATIC]),
+        **{
+            key: over([name for name, kind in kinds.items() if way in kind])
+            for way, key in comparison.OVER.items()
+        },
+    }
+
+
+def with_ratios(figures: comparison.Figures) -> comparison.Figures:
+    """A rollout's or an iteration's figures with `ratios`; older ones have those to other sides."""
+    sides = figures["contenders"]
+    return figures | ratios({name: Timing(tuple(s["each_s"])) for name, s in sides.items()})
+
+
 def _figures(
     timings: Mapping[str, Timing], sides: Mapping[str, dict[str, Any]], work: Workload
 ) -> dict[str, Any]:
@@ -113,13 +149,8 @@ def _figures(
             "positions_per_sampled": side["positions"] / work.sampled,
             "waste": side["computed"] / work.least_computed,
         }
-    over = {n: comparison.ratio(timings[n], timings[JAX]) for n in timings if n != JAX}
-    against = next(iter(over), None)
     return {
-        **over.get(against, {}),
-        "against": against,
-        "over_kept": over.get(KEPT),
-        "over_static": over.get(STATIC),
+        **ratios(timings),
         "least_computed_per_sampled": work.least_computed / work.sampled,
         "contenders": contenders,
     }
@@ -133,8 +164,12 @@ def _print(figures: comparison.Figures) -> None:
         "with padding": side("positions_per_sampled", "{:.2f}"),
         "waste": side("waste", "{:.2f}"),
     }
-    ratios = {"over_kept": "the cache kept", "over_static": "a static cache kept"}
-    comparison.print_figures(figures, "a rollout", columns, ratios)
+    over = {
+        "over_resent": "the conversation sent again",
+        "over_kept": "the cache kept",
+        "over_static": "a static cache kept",
+    }
+    comparison.print_figures(figures, "a rollout", columns, over)
     least = figures["least_computed_per_sampled"]
     print(f"at least {least:.2f} tokens must be computed for each sampled one (waste 1)")
     print(phases(figures))
@@ -246,14 +281,8 @@ def run_iteration(settings: Settings) -> dict[str, Any]:
         return contend
 
     timings = comparison.alternate({name: timed(name) for name in sides}, settings.repeats)
-    torch_sides = [
-        comparison.torch_name(way) for way in settings.torch if way not in comparison.OVER
-    ]
-    cached_sides = [f"{name}, {CACHE_KEPT}" for name in torch_sides]
-    fastest = comparison.fastest(timings, cached_sides) if cached_sides else None
     figures = about | {
-        **comparison.against_torch(timings, settings.torch),
-        "over_kept": fastest and comparison.ratio(timings[fastest], timings[JAX]),
+        **ratios(timings),
         "contenders": {
             name: timing.as_json()
             | {
@@ -272,7 +301,10 @@ def run_iteration(settings: Settings) -> dict[str, Any]:
         "sweep s": side("sweep_s", "{:.3f}"),
         "tokens/s": side("tokens_per_second", "{:.0f}"),
     }
-    over = {"over_kept": "the same with the KV cache kept from turn to turn"}
+    over = {
+        "over_resent": "the conversation sent again at every turn",
+        "over_kept": "the KV cache kept from turn to turn",
+    }
     comparison.print_figures(figures, "an iteration", columns, comparison.OVER_WORDS | over)
     return figures
 

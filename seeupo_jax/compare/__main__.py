@@ -182,7 +182,7 @@ def compare(runs: Sequence[PlannedRun], given: argparse.Namespace, plot: Path) -
     write_json(given.json, about | figures.figures(lines))
     # Where there is no terminal, lines are as long as they need to be.
     console = Console(width=None if sys.stdout.isatty() else 160)
-    console.print(figures.table(lines, k=runs[0].config.evaluation.k))
+    console.print(figures.table(lines, k={run.config.evaluation.k for run in runs}))
     print(f"wrote {plot}")
 
 

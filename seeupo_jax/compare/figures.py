@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -158,11 +158,11 @@ def token_budget(lines: Sequence[Line]) -> float:
     return min((line.reach() for line in (ended if ended else drawn)), default=0.0)
 
 
-def table(lines: Sequence[Line], *, k: int) -> Table:
+def table(lines: Sequence[Line], *, k: Collection[int]) -> Table:
     """A `rich` table, a row per recipe: means over seeds with 95% intervals.
 
     Args:
-      k: episodes a task of the evaluations.
+      k: episodes a task of the evaluations, each number that runs have.
     """
     import rich.box
     from rich.table import Column, Table
@@ -171,7 +171,8 @@ def table(lines: Sequence[Line], *, k: int) -> Table:
     budget = token_budget(lines)
     at = [f"at {format_count(share * budget)} tokens" for share in SHARES]
     recipe = Column("recipe", overflow="fold")
-    columns = (recipe, "finished", "steps", f"avg@{k} before", "after", *at)
+    score = f"avg@{'k' if len(k) > 1 else min(k)}"
+    columns = (recipe, "finished", "steps", f"{score} before", "after", *at)
     result = Table(
         *columns,
         title="Means over seeds, 95% intervals; the last three: success of the rollouts",

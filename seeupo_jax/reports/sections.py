@@ -168,7 +168,8 @@ def stops_section(runs: Sequence[Recorded]) -> Section:
         for run in runs
     ]
     intro = "done: the environment said so. max_turns and max_tokens: a bound of the rollout was"
-    intro += " reached. env_error and timeout: the environment failed."
+    intro += " reached. unchosen: a candidate that was not executed. env_error and timeout: the"
+    intro += " environment failed."
     return Section("stops", "Stop reasons", intro, {title: charts})
 
 

@@ -38,3 +38,12 @@ def test_equal_scores_are_worth_exactly_nothing():
 def test_their_rewards_are_needed():
     with pytest.raises(ValueError, match="reward_NK: got None; allowed with baseline=siblings"):
         siblings(reward_NK=None)
+
+
+def test_one_turn_far_from_the_others_is_cut_where_turns_are_standardised():
+    """One success of 16: 15/16 and -1/16 over the deviation (n - 1), which is 1/4."""
+    one_N, group_N, valid_N = np.eye(16)[0], np.zeros(16, int), np.ones(16, bool)
+    node_NK = np.arange(16)[:, None]
+    for clip, first in ((None, 3.75), (3.0, 3.0)):
+        found_NK = tree_advantage(one_N, group_N, valid_N, node_NK, scale="batch", clip=clip)
+        np.testing.assert_allclose(found_NK[:, 0], [first] + [-0.25] * 15, rtol=1e-5)

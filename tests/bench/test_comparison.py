@@ -6,6 +6,7 @@ import pytest
 from seeupo_jax.bench.comparison import (
     Outcome,
     Timing,
+    against_torch,
     alternate,
     bounds,
     differences,
@@ -115,3 +116,11 @@ def test_a_ratio_is_of_medians_with_the_rounds_around_it():
         "each_s": [4.0, 9.0, 5.0],
     }
     assert fastest({"slow": slow, "fast": fast}, ["slow", "fast"]) == "fast"
+
+
+def test_the_recipe_and_packed_rows_have_ratios_of_their_own_and_are_not_the_baseline():
+    seconds = {"eager": 8.0, "compile": 6.0, "recipe": 12.0, "packed": 3.0}
+    timings = {f"PyTorch, {way}": Timing((each,)) for way, each in seconds.items()}
+    found = against_torch(timings | {"seeupo_jax": Timing((2.0,))}, [*seconds])
+    assert (found["against"], found["ratio"]) == ("PyTorch, compile", 3.0)
+    assert found["over_recipe"]["ratio"] == 6.0 and found["over_packed"]["ratio"] == 1.5

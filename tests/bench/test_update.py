@@ -108,11 +108,11 @@ def test_the_sampler_computes_every_token_once_and_resending_does_not(results, c
 def test_an_iteration_is_a_rollout_and_a_sweep(results, capsys):
     found = RUNS["iteration"]()
     keep(results, "iteration", found)
-    assert found["against"] == EAGER
     for one in found["contenders"].values():
         assert one["rollout_s"] + one["sweep_s"] == pytest.approx(one["median_s"])
     kept, actual = (found["contenders"][name] for name in (f"{EAGER}, {rollout.CACHE_KEPT}", JAX))
     # Packed rows with the cache kept, which may be faster, have another ratio.
+    assert found["against"] in (EAGER, f"{EAGER}, {rollout.CACHE_KEPT}")
     assert found["over_kept"]["ratio"] == pytest.approx(kept["median_s"] / actual["median_s"])
     assert capsys.readouterr().out.startswith(f"{found['ratio']:.2f}x")
 

@@ -123,6 +123,11 @@ def test_the_table_says_the_same_and_colours_only_what_the_intervals_tell_apart(
     assert [cell.style for cell in table.columns[-1].cells] == ["green", "", ""]
     reverse = summary_table(AFTER, BEFORE)
     assert [cell.style for cell in reverse.columns[-1].cells] == ["red", "", ""]
+    # Beyond the interval of before by their values, but not with all of their own.
+    for value in (0.6, 0.44):
+        near = summary_table(BEFORE, _estimate("eval/avg@4", value, value - 0.05, value + 0.05))
+        change, *_ = near.columns[-1].cells
+        assert str(change) == f"{value - 0.52:+.2f}" and change.style == ""
 
 
 def test_the_summary_compares_first_with_last_and_names_only_what_is_there(tmp_path):

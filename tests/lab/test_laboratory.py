@@ -58,6 +58,9 @@ def test_results_are_summed_up():
     assert result.fall_SI.max() == pytest.approx(0.1)
     assert result.iterations_to_solve == np.inf
     assert Result(2.0, value_SI[:1]).iterations_to_solve == 2
+    # Solved after 1, 2 and 6 iterations: in the mean after 3.
+    after_SI = np.arange(7) >= np.array([[1], [2], [6]])
+    assert Result(2.0, 2.0 * after_SI).iterations_to_solve == 2
     rounding = Result(2.0, np.array([[1.0, 1.0 - 1e-6, 2.0]]))
     assert rounding.drops == 0
 

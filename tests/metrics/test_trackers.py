@@ -92,6 +92,8 @@ def test_the_best_and_the_worst_conversation_stand_for_all():
 
     every = [episode("a", 0.5), episode("b", 1.0), episode("c", 0.0), episode("d", 9, "timeout")]
     assert [s.about["task"] for s in samples_of(every, "train")] == ["b", "c"]
+    later = [*every, episode("e", 1.0), episode("f", 0.0), episode("g", 0.5)]
+    assert [s.about["task"] for s in samples_of(later, "train")] == ["b", "c"]
     assert [s.about["success"] for s in samples_of(every, "train")] == ["yes", "no"]
     assert [s.about["task"] for s in samples_of(every[:1], "train")] == ["a"]
     assert samples_of(every[3:], "train") == []
