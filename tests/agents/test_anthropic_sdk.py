@@ -56,6 +56,7 @@ def test_tool_calls_go_out_and_come_back_as_history(client, session):
     ]
     assert session.calls[0].tools == (TOOL,)
     results = [
+        {"type": "text", "text": "Here:"},
         {"type": "tool_result", "tool_use_id": "call_1_0", "content": "7"},
         {
             "type": "tool_result",
@@ -74,6 +75,7 @@ def test_tool_calls_go_out_and_come_back_as_history(client, session):
     assert session.calls[1].messages == (
         HistoryMessage("user", CALLS),
         HistoryMessage("assistant", "I look.", FOUND),
+        HistoryMessage("user", "Here:"),
         HistoryMessage("tool", "7"),
         HistoryMessage("tool", "8"),
         HistoryMessage("user", "Go on."),
