@@ -93,14 +93,21 @@ def test_a_key_that_was_made_is_printed(capsys, monkeypatch):
 
 
 def test_the_answer_is_the_policys_likeliest(client):
-    done = client.chat.completions.create(model="order_desk", messages=ASKED, temperature=0)
+    done = client.chat.completions.create(
+        model="order_desk", messages=ASKED, temperature=0, logprobs=True
+    )
     model, tokenizer = from_pretrained(BASE, dtype="float32")
     logits_LV = openai_cases.logits_of(*split(model), LENGTH)
-    context, sampled = list(tokenizer.begin(ASKED, ()).tokens), []
+    context, sampled, logp = list(tokenizer.begin(ASKED, ()).tokens), [], []
     while len(sampled) < 16 and not set(sampled) & set(tokenizer.end_ids):
-        sampled.append(int(np.argmax(logits_LV([*context, *sampled])[-1])))
+        logits_V = np.asarray(logits_LV([*context, *sampled])[-1], np.float64)
+        sampled.append(int(np.argmax(logits_V)))
+        logp.append(logits_V.max() - np.log(np.exp(logits_V).sum()))
     assert done.choices[0].message.content == tokenizer.text(sampled)
     assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (len(context), len(sampled))
+    got = [token.logprob for token in done.choices[0].logprobs.content]
+    assert len(got) == len(sampled) and min(logp) < -0.01
+    np.testing.assert_allclose(got, logp, atol=1e-4)
 
 
 def test_the_model_is_listed_and_a_wrong_key_refused(client):

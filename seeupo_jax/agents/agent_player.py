@@ -7,6 +7,7 @@ import contextlib
 import copy
 import functools
 import itertools
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.sampling import task_number
 from seeupo_jax.rollout.episode import Episode, Request
 from seeupo_jax.rollout.player import STOP_POLL_S, CollectionOptions, Prefetched, RolloutWorker
+
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,14 @@ class _AgentSession:
 def _over() -> CallRefused:
     sentence = "The episode of this key is over; allowed: calls while its agent runs."
     return CallRefused(sentence, status=410, code="episode_over")
+
+
+@functools.cache  # once for a process
+def _warn_of_concurrent_calls() -> None:
+    _LOGGER.warning(
+        "warning: rollout.deterministic: an agent has several calls open at once; they are numbered"
+        " as they arrive, so a rerun may differ."
+    )
 
 
 class AgentPlayer:
@@ -243,6 +254,8 @@ class AgentPlayer:
             turn = self._begin(episode, waiting)
         except CallRefused as refusal:
             return waiting.settle(refusal)
+        if episode.open_turns and self._rollout.deterministic:
+            _warn_of_concurrent_calls()
         episode.add_turn(turn)
 
     def on_vanished(self, waiting: WaitingCall) -> None:

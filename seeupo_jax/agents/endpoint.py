@@ -35,6 +35,7 @@ try:
     from starlette.routing import Route
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
+    from seeupo_jax.agents.body_reader import discard_rest, read_body
     from seeupo_jax.agents.dialects import anthropic_messages, chat_completions, responses
     from seeupo_jax.agents.dialects.exchange import Caller, Dialect, Event, Exchange
     from seeupo_jax.agents.dialects.request_body import parse_json
@@ -214,8 +215,7 @@ class Endpoint:
 
     async def _answer_call(self, request: Request) -> Response:
         try:
-            client = self._client(request)
-            body = await self._read_body(request)
+            client, body = await self._receive(request)
             exchange = await self._read_exchange(DIALECTS[request.url.path], client, body)
             if exchange.stream:
                 return await self._answer_stream(request, client.session, exchange)
@@ -227,28 +227,15 @@ class Endpoint:
         except Exception as error:
             return await _answer_error(request, error)
 
-    async def _read_body(self, request: Request) -> bytes:
-        most = self._limits.request_bytes
-        refusal = CallRefused(
-            f"the body: got more than {most} bytes; allowed: at most as many.",
-            status=413,
-            code="request_too_large",
-        )
-        declared = request.headers.get("content-length", "")
-        if declared.isdecimal() and int(declared[:20]) > most:
-            raise refusal
-        body = bytearray()
+    async def _receive(self, request: Request) -> tuple[_Client, bytes]:
+        """Who asks, and the body."""
+        most, body_s = self._limits.request_bytes, self._limits.body_s
         try:
-            async with asyncio.timeout(self._limits.body_s):
-                async for chunk in request.stream():
-                    body += chunk
-                    if len(body) > most:
-                        raise refusal
-        except TimeoutError:
-            raise CallRefused(
-                f"the body: not complete within {self._limits.body_s:g} s.", status=408
-            ) from None
-        return bytes(body)
+            return self._client(request), await read_body(request, most=most, body_s=body_s)
+        except CallRefused as refusal:
+            if refusal.status != 408:
+                await discard_rest(request)
+            raise
 
     async def _read_exchange(self, dialect: Dialect, client: _Client, body: bytes) -> Exchange:
         client.requests += 1

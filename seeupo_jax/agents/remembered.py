@@ -59,7 +59,7 @@ class Remembered:
         digests = list(_digests(messages, tools))
         for count in range(len(messages), 0, -1):
             digest = digests[count]
-            if messages[count - 1].role == "assistant" and digest in self._answered:
+            if digest in self._answered:
                 self._answered.move_to_end(digest)
                 return Continued(self._answered[digest][1], tuple(messages[count:]))
         return None

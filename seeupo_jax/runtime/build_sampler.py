@@ -27,12 +27,14 @@ def build_engine(
     made: build.Policy,
     free: Callable[[jax.Device], int | None] | None = None,
     platform: str | None = None,
+    *,
+    raw_logp: bool = False,
 ) -> SlotEngine:
     """The sampler, on a layout of its own of the policy's devices.
 
     Args:
       free: bytes that a device has left, or None where unknown; default: what it says.
-      platform: as of `plan_sampler`.
+      platform: as of `plan_sampler`. raw_logp: as of `Sampling`.
 
     Raises:
       ValueError: its cache and its copy of the policy do not fit into what memory is free.
@@ -42,7 +44,7 @@ def build_engine(
     device = mesh.local_devices[0]
     return SlotEngine(
         made.network,
-        build_sampling(config, made.tokenizer),
+        build_sampling(config, made.tokenizer)._replace(raw_logp=raw_logp),
         plan_sampler(config, made, (free_memory if free is None else free)(device), platform),
         mesh=mesh,
         group_size=rollout.group_size,

@@ -84,11 +84,12 @@ def own_policy(
     untrained: bool = False,
     weights: str | None = None,
     step: str | None = None,
+    raw_logp: bool = False,
 ) -> Iterator[PolicySource]:
     """A run's checkpoint in our own engine; what it starts from, where that is meant.
 
     Args:
-      weights: as of `saved_weights`. step: as of `find_step`.
+      weights: as of `saved_weights`. step: as of `find_step`. raw_logp: as of `Sampling`.
     """
     part = saved_weights(config, weights)
     made, params = build.load_policy(config, policy_folder(config, workdir))
@@ -98,7 +99,7 @@ def own_policy(
     if restored is not None:
         iteration, state, _ = restored
         params = state[part]
-    engine = build_engine(config, made)
+    engine = build_engine(config, made, raw_logp=raw_logp)
     with jax.set_mesh(made.mesh):
         about = about_policy(config, iteration, None if untrained else part)
         merged = made.merged(params)

@@ -147,6 +147,8 @@ def read_shard(
     number, evaluation = 0, not path.name.startswith(f"{TRAIN}_")
     try:
         with gzip.open(path, "rb") as file:
+            if not path.stat().st_size:
+                raise EOFError("it is empty")
             for number, line in enumerate(map(_ended, file), 1):
                 yield _record(line, f"{path} line {number}", evaluation)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

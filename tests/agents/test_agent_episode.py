@@ -1,5 +1,7 @@
 """An agent's time to think counts from its last answer, and its end by what it may have been of."""
 
+import time
+
 import pytest
 from lineage_cases import HERMES, CharTokenizer
 
@@ -17,6 +19,26 @@ def test_a_call_without_an_answer_gives_no_time_for_new_thoughts():
         assert not episode.thinks and episode.thought_s >= 1000
         episode.remove_turn(turn, answered=answered)
         assert episode.thinks and (episode.thought_s < 1000) == answered
+
+
+def test_a_call_without_an_answer_gives_back_none_of_the_time_before_it():
+    """1,000 s before a call that is taken back, and 1,000 s after it."""
+    turn, past = OpenTurn(None, None, 0, None), time.monotonic() - 1000
+    episode = AgentEpisode(Request("task", 0, 0), 0, _since=past)
+    episode.add_turn(turn)
+    episode.remove_turn(turn, answered=False)
+    episode._since = past
+    assert 2000 <= episode.thought_s < 3000
+
+
+def test_what_the_first_refused_call_showed_ends_the_messages():
+    first, second = ({"role": "user", "content": text} for text in ("first", "second"))
+    episode = AgentEpisode(Request("task", 0, 0), 0, lineages=Lineages(CharTokenizer(), HERMES))
+    episode.refuse("max_turns", (first,))
+    episode.refuse("max_turns", (second,))
+    episode.outcome = AgentResult(1.0)
+    episode.conclude(lambda *_: [1.0], "failure")
+    assert episode.messages == [first]
 
 
 @pytest.mark.parametrize("reward, given, score", [(3, None, 1), (-2, None, 0), (3, 0.5, 0.5)])

@@ -13,6 +13,7 @@ import rollout_cases
 from flax import nnx
 from lineage_cases import HERMES, Agents, CharTokenizer, ask, assistant, refusal, say, user
 
+from seeupo_jax.agents import agent_player
 from seeupo_jax.agents.calls import AgentResult, CallRefused, HistoryMessage
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.loading import from_dict
@@ -206,6 +207,23 @@ def test_what_an_agent_does_to_its_tasks_data_no_other_episode_sees():
     with playing(agent, Telling(), data=lambda task_id, split: line) as (worker, _):
         collect(worker, None, group_requests(["task"], 2), NUMBERS)
     assert given == [["a"]] * 2 and line == {"messages": ["a"]}
+
+
+@pytest.mark.parametrize("together, deterministic", [(True, True), (True, False), (False, True)])
+def test_calls_whose_order_a_rerun_may_change_are_warned_of_once(caplog, together, deterministic):
+    async def agent(task, session):
+        sides = [talk(session, word) for word in ("one", "two", "three")]
+        if together:
+            await asyncio.gather(*sides)
+        else:
+            [await side for side in sides]
+        return 1.0
+
+    agent_player._warn_of_concurrent_calls.cache_clear()
+    for _ in range(2):
+        play(agent, ["a", "b"], deterministic=deterministic, engine=Telling(step_s=0.05))
+    assert len(caplog.messages) == (together and deterministic)
+    assert all("rollout.deterministic: an agent has several" in text for text in caplog.messages)
 
 
 def test_side_by_side_calls_are_segments_whose_turns_interleave():

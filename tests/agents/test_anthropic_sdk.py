@@ -56,6 +56,7 @@ def test_tool_calls_go_out_and_come_back_as_history(client, session):
     ]
     assert session.calls[0].tools == (TOOL,)
     results = [
+        {"type": "text", "text": "Here:"},
         {"type": "tool_result", "tool_use_id": "call_1_0", "content": "7"},
         {
             "type": "tool_result",
@@ -74,9 +75,31 @@ def test_tool_calls_go_out_and_come_back_as_history(client, session):
     assert session.calls[1].messages == (
         HistoryMessage("user", CALLS),
         HistoryMessage("assistant", "I look.", FOUND),
+        HistoryMessage("user", "Here:"),
         HistoryMessage("tool", "7"),
         HistoryMessage("tool", "8"),
         HistoryMessage("user", "Go on."),
+    )
+
+
+@pytest.mark.parametrize("ignore", [False, True])
+def test_the_clients_tool_runner_sends_whole_conversations(endpoint, ignore):
+    """It asks for a thread, of which it would send only what is new, and goes without."""
+
+    @anthropic.beta_tool
+    def find(name: str = "") -> str:
+        """Finds."""
+        return f"found {name}"
+
+    with opened(endpoint, sampling=dataclasses.replace(RULES, ignore=ignore)) as (session, access):
+        with anthropic.Anthropic(**address(access), max_retries=0, timeout=20) as client:
+            runner = client.beta.messages.tool_runner(tools=[find], **options(CALLS, {}))
+            assert [message.stop_reason for message in runner] == ["tool_use", "end_turn"]
+    assert session.calls[1].messages == (
+        HistoryMessage("user", CALLS),
+        HistoryMessage("assistant", "I look.", FOUND),
+        HistoryMessage("tool", "found é"),
+        HistoryMessage("tool", "found "),
     )
 
 

@@ -13,6 +13,8 @@ import httpx
 import pytest
 from agent_cases import PARAMETERS, RULES, make_endpoint, opened
 
+from seeupo_jax.agents.calls import Access
+
 PATHS = ("/chat/completions", "/responses", "/messages")
 REQUEST_BYTES = 100_000
 MANY = 40  # requests of each raw kind
@@ -332,6 +334,19 @@ def test_a_body_that_is_too_large_is_refused_however_it_is_announced(endpoint, h
             http.post(access.base_url + PATHS[0], content=b"x" * 9_000_000, headers=bearer(access)),
             413,
         )
+        assert session.calls == []
+
+
+def test_a_client_that_sends_all_before_it_reads_is_told_why_it_is_refused(endpoint):
+    with opened(endpoint) as (session, access):
+        for who, status in ((access, 413), (Access(access.base_url, "wrong"), 401)):
+            with Wire(endpoint) as wire:
+                wire.head(who, content_length=2**24, connection="close")
+                wire.send(bytes(2**24))  # more than a connection buffers
+                assert wire.status() == status
+            with Wire(endpoint) as wire:
+                wire.head(who, content_length=2**24, expect="100-continue")
+                assert wire.status() == status  # and no 100, after which the body would come
         assert session.calls == []
 
 

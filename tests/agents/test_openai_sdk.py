@@ -78,6 +78,11 @@ def test_tool_calls_go_out_and_come_back_as_history(client, session):
     )
 
 
+def test_the_parts_of_a_text_are_joined_by_newlines(client, session):
+    ask(client, [{"type": "text", "text": text} for text in ("a", "b")])
+    assert session.calls[0].messages == (HistoryMessage("user", "a\nb"),)
+
+
 def test_a_message_of_calls_alone_has_no_content_and_a_malformed_call_is_content(client):
     message = ask(client, render_hermes("find"), tools=TOOLS).choices[0].message
     assert (message.content, len(message.tool_calls)) == (None, 1)

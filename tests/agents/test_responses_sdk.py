@@ -72,6 +72,20 @@ def test_calls_are_items_and_come_back_as_one_message_with_their_text(client, se
     )
 
 
+def test_tools_are_not_shown_where_none_may_be_chosen(client, session):
+    for choice, shown in (("none", ()), ("auto", (TOOL,))):
+        reply = ask(client, CALLS, tools=TOOLS, tool_choice=choice)
+        assert session.calls[-1].tools == shown
+        assert (reply.output_text == CALLS) == (choice == "none")
+        assert reply.tool_choice == choice
+
+
+def test_the_parts_of_a_text_are_joined_by_newlines(client, session):
+    parts = [{"type": "input_text", "text": text} for text in ("a", "b")]
+    ask(client, [{"role": "user", "content": parts}])
+    assert session.calls[0].messages == (HistoryMessage("user", "a\nb"),)
+
+
 def test_a_response_continues_the_previous_one_without_its_instructions(client, session):
     first = ask(client, "a", instructions="Be short.")
     second = ask(client, "b", previous_response_id=first.id, instructions="Be long.")

@@ -156,6 +156,13 @@ def test_what_is_no_score_costs_its_episode_and_is_counted_by_cause():
     assert metrics["rollout/failed"] == len(BAD)
 
 
+def test_a_closed_judge_has_no_connection():
+    made = Judge(model="m", base_url="http://127.0.0.1:1/v1", key_variable=None)
+    assert not made._client.is_closed()
+    made.close()
+    assert made._client.is_closed()
+
+
 def test_what_may_pass_is_tried_again_when_the_server_says():
     wait_s = 0.9  # longer than the client's own first wait
     answers = {"t": [(429, {"Retry-After": str(wait_s)}), (500, {}), None, "Score: 6"]}

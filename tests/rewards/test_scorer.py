@@ -16,7 +16,7 @@ from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.envs.transport.isolated import Isolated
 from seeupo_jax.errors import NameTaken
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
-from seeupo_jax.rewards.scorer import make_scorer
+from seeupo_jax.rewards.scorer import Scorer, make_scorer
 from seeupo_jax.rollout.episode_metrics import rollout_metrics, unpaid_rewards
 from seeupo_jax.rollout.resample import resample
 
@@ -153,6 +153,14 @@ def test_a_function_that_fails_costs_its_episode_and_is_counted(name, cause, rea
 
 def finished(task_id):
     return FinishedEpisode(task_id, "train", (), (), "done", 2, 0.0, {}, 0.0, {})
+
+
+def test_a_poll_gives_episodes_by_key_in_whatever_order_they_were_over():
+    scorer = Scorer()
+    for key in (5, 3, 4):
+        scorer.submit(key, finished("good"))
+    assert [key for key, _ in scorer.poll(10.0)] == [3, 4, 5]
+    scorer.close()
 
 
 def test_a_coroutine_beyond_its_time_is_cancelled_and_runs_no_longer():

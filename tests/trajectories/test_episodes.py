@@ -115,7 +115,7 @@ def test_rewards_by_name_are_kept_and_a_file_from_before_them_is_read(path):
 def test_a_failed_episode_is_kept_in_the_file_but_not_taken_as_played(path):
     with EpisodeFile(path, SETTINGS) as file:
         file.add(episode(stop="env_error"))
-    assert played(path) == {}
+    assert played(path) == {} and read_played(path, SETTINGS) == set()
     with EpisodeFile(path, SETTINGS) as file:
         file.add(episode(score=0.0))
     assert played(path) == {("t/0", 0): episode(score=0.0)}

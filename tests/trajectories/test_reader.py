@@ -153,7 +153,7 @@ def test_what_is_whole_of_a_torn_shard_is_read_and_told(tmp_path, caplog):
     write(tmp_path, shard(1), *records)
     path = shard(1).path(tmp_path)
     whole, counts = path.read_bytes(), set()
-    for share in range(1, 20):
+    for share in range(20):
         path.write_bytes(whole[: len(whole) * share // 20])
         caplog.clear()
         with caplog.at_level(logging.WARNING):
@@ -162,6 +162,27 @@ def test_what_is_whole_of_a_torn_shard_is_read_and_told(tmp_path, caplog):
         assert [f"after {len(read)} lines" in line for line in caplog.messages] == [True]
         counts.add(len(read))
     assert len(counts) > 2 and 4 not in counts
+
+
+def test_a_damaged_shard_is_read_up_to_the_damage_and_told(tmp_path, caplog):
+    write(tmp_path, shard(1), record())
+    path, whole = shard(1).path(tmp_path), shard(1).path(tmp_path).read_bytes()
+    # No gzip, a block of a kind that deflate does not have, another checksum (RFC 1951, 1952).
+    for damaged in (b"PK" + whole, whole[:10] + b"\x07" + whole[11:], whole[:-8] + bytes(8)):
+        path.write_bytes(damaged)
+        caplog.clear()
+        read = [*read_trajectories(tmp_path)]
+        assert read in ([], [record()]) and len(caplog.messages) == 1
+        assert f"the rest after {len(read)} lines cannot be read" in caplog.messages[0]
+
+
+def test_the_folder_is_the_one_that_was_meant_when_reading_began(tmp_path, monkeypatch):
+    write(tmp_path / "run", shard(1), record())
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    records = read_trajectories("run")
+    monkeypatch.chdir("elsewhere")
+    assert [*records] == [record()]
 
 
 def test_a_shard_that_is_removed_while_others_are_read_is_left_out_and_told(tmp_path, caplog):

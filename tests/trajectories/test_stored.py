@@ -83,6 +83,11 @@ def test_what_nobody_recorded_is_not_a_number(tmp_path):
     assert first.stop == "done"
 
 
+def test_a_samplers_rounding_may_take_a_log_probability_above_0(tmp_path):
+    found, _ = read(tmp_path, LINE | {"logp": [0, -0.5, 0.009, 0, -2]}, LINE)
+    assert found.segments[0].logp_L[2] == np.float32(0.009)
+
+
 def test_empty_lines_and_further_fields_are_passed_over(tmp_path):
     file, logged = tmp_path / "file.jsonl", []
     file.write_text(f"{json.dumps(LINE | {'note': 1})}\n\n{json.dumps(LINE)}\n")
@@ -270,6 +275,12 @@ def test_forks_are_the_lines_own_or_found_by_their_tokens(tmp_path):
     assert [(t.parent, t.fork) for t in found] == [*[(None, 0)] * 5, (0, 1), *[(None, 0)] * 4]
     read_trajectories(file, log=logged.append)
     assert logged == [f"{file}: fields that are not read: fork, parent."]
+
+
+def test_turns_of_equal_tokens_that_begin_elsewhere_are_not_shared(tmp_path):
+    other = LINE | {"turn": [-1, -1, 0, -1, 1]}
+    found = read(tmp_path, LINE, other, LINE, forks=True)
+    assert [(t.parent, t.fork) for t in found] == [(None, 0), (None, 0), (0, 2)]
 
 
 @pytest.mark.parametrize(

@@ -75,10 +75,10 @@ def test_all_that_is_given_is_kept_with_what_was_learned(tmp_path):
 
 
 def test_a_share_keeps_whole_groups_and_the_same_ones_in_every_life(tmp_path):
-    def groups_kept(name, iteration=1, seed=0, share=0.5):
+    def groups_kept(name, iteration=1, seed=0, share=0.5, shard=train):
         (tmp_path / name).mkdir()
         keeper, _ = made(tmp_path / name, share=share, seed=seed)
-        keeper.write(train(iteration), trajectories(200), {})
+        keeper.write(shard(iteration), trajectories(200), {})
         keeper.close()
         found = kept(tmp_path / name)
         groups = {group for _, group, _ in found}
@@ -89,6 +89,7 @@ def test_a_share_keeps_whole_groups_and_the_same_ones_in_every_life(tmp_path):
     assert 70 < len(half) < 130
     assert groups_kept("b") == half
     assert groups_kept("c", seed=1) != half and groups_kept("d", iteration=2) != half
+    assert groups_kept("h", shard=evaluation) != half
     assert groups_kept("e", share=0.2) < half  # a larger share keeps what a smaller one did
     assert groups_kept("f", share=0.0) == set() and not [*(tmp_path / "f").iterdir()]
     assert len(groups_kept("g", share=1.0)) == 200

@@ -96,6 +96,7 @@ class MessagesRequest(_Cached):
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
+    thread: dict[str, Any] | None = None  # a conversation that the server would hold
     # Without effect on what is sampled.
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
@@ -104,6 +105,7 @@ class MessagesRequest(_Cached):
 
 
 _SAMPLING = ("temperature", "top_p", "top_k", "thinking", "output_config")
+_NO_THREADS = "thread_unsupported_request"  # the SDK's tool runner then sends whole conversations
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -116,6 +118,12 @@ class MessagesExchange:
         choice = (request.tool_choice or {}).get("type")
         fields["tool_choice.type"] = choice
         caller.ignored += unknown + caller.rules.asks_otherwise(fields)
+        if request.thread is not None:  # also where sampling is ignored: messages would be missing
+            raise CallRefused(
+                "thread: got one; allowed: none, and the whole conversation in messages.",
+                code=_NO_THREADS,
+                param="thread",
+            )
         self.call = _read_call(request, shows_tools=choice != "none")
         self.stream = bool(request.stream)
         self._caller = caller
@@ -187,7 +195,8 @@ def write_error(refusal: CallRefused) -> dict[str, Any]:
     other = "api_error" if refusal.status >= 500 else "invalid_request_error"
     error = {"type": kinds.get(refusal.status, other), "message": str(refusal)}
     named = {"param": refusal.param or None, "code": refusal.code or None}
-    return {"type": "error", "error": error | named}
+    details = {"details": {"error_code": _NO_THREADS}} if refusal.code == _NO_THREADS else {}
+    return {"type": "error", "error": error | named | details}
 
 
 def _read_call(request: MessagesRequest, *, shows_tools: bool) -> ModelCall:
