@@ -4,7 +4,7 @@ import json
 
 import chat_cases as cases
 import pytest
-from chat_cases import FOLDERS, TOOL, raw_text, thinking
+from chat_cases import FOLDERS, FORGETS_THOUGHTS, TOOL, raw_text, thinking
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer
@@ -15,14 +15,6 @@ RESULT = {"role": "tool", "content": "It is on its way."}
 THANKS = {"role": "user", "content": "Thanks!"}
 THOUGHT = "<think>\nI look it up.\n</think>\n\n"
 END = {"qwen3": 151645, "qwen2_5": 151645, "llama3_2": 128009}
-# As DeepSeek-R1-Distill has it: no message of the history has thoughts.
-FORGETS_THOUGHTS = (
-    "{% for m in messages %}{% set said = m.content %}"
-    "{% if m.role == 'assistant' and '</think>' in said %}"
-    "{% set said = said.split('</think>')[-1] %}{% endif %}"
-    "<|im_start|>{{ m.role }}\n{{ said }}<|im_end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
-)
 
 
 def said(text):
