@@ -376,6 +376,7 @@ def test_a_template_may_be_replaced_and_its_end_token_ends_actions(tmp_path):
     [
         ("{% if %}", "chat template: line 1: "),
         ("{{ raise_exception('No user.') }}", "refused the roles user, assistant: No user"),
+        ("{{ messages[0].content + 1 }}", "refused the roles user, assistant: TypeError: can only"),
         (None, "config.chat.template: got '.*none.jinja'; allowed: a Jinja file"),
     ],
 )

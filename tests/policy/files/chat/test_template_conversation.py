@@ -1,5 +1,6 @@
 """What an assistant's message is in tokens, and how a conversation goes on behind an action."""
 
+import copy
 import json
 
 import chat_cases as cases
@@ -54,6 +55,25 @@ def test_a_call_is_said_as_the_template_writes_it(name):
     if name != "qwen3":  # whose template takes an empty thought out of the history
         extended = conversation.extend(action, [RESULT])
         assert list(extended.tokens[: start + len(action)]) == [*conversation.tokens, *action]
+
+
+def test_arguments_are_text_where_the_template_reads_them_so():
+    """As DeepSeek-R1-Distill's and Functionary's; the library is given JSON, as OpenAI has it."""
+    library = cases.small_library()
+    library.chat_template = (
+        "{% for m in messages %}{{ m.content }}{% for call in m.tool_calls %}"
+        "{{ call.function.name + call.function.arguments }}{% endfor %}<|im_end|>{% endfor %}"
+    )
+    wanted = copy.copy(library)
+    tokenizer = HuggingFaceTokenizer(library, schema.Chat(), generation={}, where="a test")
+    conversation = tokenizer.begin([USER], [])
+    action = conversation.say(calling("So: "))
+    function = {"name": "find", "arguments": '{"name": "Ann “x” 漢字"}'}
+    calls = [{"type": "function", "function": function}]
+    messages = [USER, calling("So: ") | {"tool_calls": calls}]
+    whole = wanted.apply_chat_template(messages, return_dict=False)
+    assert [*conversation.tokens, *action] == whole
+    assert tokenizer.begin([USER, calling("So: ")], []).tokens == whole
 
 
 def test_a_text_without_calls_is_said_to_the_letter():
