@@ -49,7 +49,7 @@ class HuggingFaceTokenizer:
     Args:
       library: `transformers`' tokenizer.
       chat: the options; `chat.template` replaces the library's template.
-      generation: the content of generation_config.json.
+      generation: the content of generation_config.json, or the end ids of config.json.
       where: the model, in errors.
 
     Raises:
