@@ -337,7 +337,7 @@ def _tools(value: Any) -> tuple[Tool, ...]:
         if not described or not isinstance(tool.get("parameters", {}), dict):
             raise _refuse(where, tool, allowed, "a tool ")
     try:
-        json.dumps(value, allow_nan=False)
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         sentence = f"{where}: got no JSON ({text_of(error)}); allowed: {allowed}."
         raise ProtocolError(sentence) from None

@@ -198,6 +198,16 @@ def test_an_errors_text_is_bounded_and_can_be_printed():
     assert gate.describe(gate.ProtocolError("step(): no.")) == "step(): no."
 
 
+@pytest.mark.parametrize(
+    "tool", [{"name": "\ud800"}, {"name": "find", "parameters": {"enum": ["\ud800"]}}]
+)
+def test_half_a_character_in_a_tool_is_refused_in_a_sentence(tool):
+    with pytest.raises(
+        gate.ProtocolError, match=r"^reset\(\) tools: got no JSON \('utf-8' .*allowed"
+    ):
+        gate.check_opening(((), (tool,)))
+
+
 class Opens:
     """Remembers what `reset` was called with."""
 

@@ -18,7 +18,7 @@ from seeupo_jax.configuration import schema
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.architecture import Architecture, Lora, Moe
-from seeupo_jax.policy.lora import TARGETS, attach, load_adapters, merge, save_adapters
+from seeupo_jax.policy.lora import TARGETS, attach, load_adapters, merge, read_lora, save_adapters
 from seeupo_jax.policy.network import abstract, join, split, trainable
 
 # PEFT 0.21 reads a name that transformers 5.23 has deprecated.
@@ -227,6 +227,15 @@ def test_settings_that_we_do_not_compute_are_refused(tmp_path, adapted, changes,
     edit(tmp_path, **changes)
     with pytest.raises(ValueError, match=reason):
         load_adapters(make(), tmp_path)
+
+
+@pytest.mark.parametrize("dropout, warned", [(0.05, True), (0.0, False)])
+def test_dropout_that_is_not_applied_is_warned_of(tmp_path, caplog, dropout, warned):
+    values = {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "lora_dropout": dropout}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(values))
+    with caplog.at_level("WARNING"):
+        assert read_lora(tmp_path) == Lora(2, 4.0, ("q_proj",))
+    assert ("adapter_config.json: lora_dropout is not applied" in caplog.text) == warned
 
 
 def test_missing_and_foreign_files_are_named(tmp_path, adapted):

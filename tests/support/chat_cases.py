@@ -32,6 +32,14 @@ TOOL = {
 ASKS_FOR_THOUGHTS = (
     "{%- if add_generation_prompt %}\n    {{- '<|im_start|>assistant\\n<think>\\n' }}\n{%- endif %}"
 )
+# As DeepSeek-R1-Distill has it: no message of the history has thoughts.
+FORGETS_THOUGHTS = (
+    "{% for m in messages %}{% set said = m.content %}"
+    "{% if m.role == 'assistant' and '</think>' in said %}"
+    "{% set said = said.split('</think>')[-1] %}{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ said }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
 # Words, digits, code, spaces and line ends; letters and signs beyond ASCII; bits of templates.
 FRAGMENTS = (
     *("order", " is", " Don't", "I'LL", " we've", "x", "_id", " naïve", "Straße", " 漢字かな"),

@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from seeupo_jax.envs.base import Demonstration
 from seeupo_jax.policy.files.tokenizer import Tokenizer, Transcript
 from seeupo_jax.types import CONTEXT, Segment
@@ -15,32 +13,36 @@ from seeupo_jax.types import CONTEXT, Segment
 Segments = tuple[Segment, ...]
 
 
-def to_segments(demonstration: Demonstration, tokenizer: Tokenizer) -> Segments:
+def to_segments(
+    demonstration: Demonstration, tokenizer: Tokenizer, train_on: str = "all"
+) -> Segments:
     """A demonstration as the tokens that a rollout of the same conversation would have.
 
-    A message with `weight` 0 is context, as if it were not the policy's.
+    A message that is not trained is context, as the chat template renders it in the history.
 
-    Returns: one segment, unless the chat template rewrites history.
+    Args:
+      train_on: `all` assistant messages without `weight` 0, or the `last` of these.
+
+    Returns: one segment, unless the chat template rewrites history; it is empty where no message is
+      trained. Each ends with its last trained message.
 
     Raises:
-      ValueError: the chat template refuses the conversation, or leaves out a part of it.
+      ValueError: the chat template refuses the conversation, or leaves out a part of a message that
+        is trained.
     """
     messages = demonstration.messages
-    roles = [message["role"] for message in messages]
-    start = roles.index("assistant")
-    conversation = tokenizer.begin(messages[:start], demonstration.tools)
-    transcript, turn = Transcript(), 0
-    while start < len(messages):
+    places = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    turns = [turn for turn, place in enumerate(places) if messages[place].get("weight", 1)]
+    transcript, conversation, action, end = Transcript(), None, [], 0
+    for turn in turns[-1:] if train_on == "last" else turns:
+        before = messages[end : places[turn]]
+        if conversation is None:
+            conversation = tokenizer.begin(before, demonstration.tools)
+        else:
+            conversation = conversation.extend(action, before)
         transcript.read(conversation.tokens)
-        action = conversation.say(messages[start])
-        label = turn if messages[start].get("weight", 1) else CONTEXT
-        transcript.act(action, label, [0.0] * len(action))
-        end = start + 1
-        while end < len(messages) and roles[end] != "assistant":
-            end += 1
-        if end < len(messages):
-            conversation = conversation.extend(action, messages[start + 1 : end])
-        turn, start = turn + 1, end
+        action, end = conversation.say(messages[places[turn]]), places[turn] + 1
+        transcript.act(action, turn, [0.0] * len(action))
     return transcript.segments()
 
 
@@ -69,15 +71,5 @@ class Tokenized(Sequence[Segments]):
         return tuple(s for s in segments if (s.turn_L != CONTEXT).any())
 
     def all_segments(self, index: int) -> Segments:
-        """Before any is cut, those without a token to train on too."""
-        segments = to_segments(self.conversations[index], self.tokenizer)
-        if self.train_on == "all":
-            return segments
-        last = max(int(segment.turn_L.max()) for segment in segments)
-        return tuple(_only(segment, last) for segment in segments)
-
-
-def _only(segment: Segment, turn: int) -> Segment:
-    """The segment with one turn's tokens as actions, all others as context."""
-    turn_L = np.where(segment.turn_L == turn, segment.turn_L, CONTEXT)
-    return Segment(segment.tokens_L, turn_L, segment.logp_L)
+        """Before any is cut, one without a token to train on too."""
+        return to_segments(self.conversations[index], self.tokenizer, self.train_on)

@@ -33,6 +33,8 @@ from seeupo_jax.policy.files.same_ids import CONFIG_FILE, TOKENIZER_FILE
 _LOGGER = logging.getLogger(__name__)
 
 TEMPLATE_FILE, GENERATION_FILE = "chat_template.jinja", "generation_config.json"
+_MODEL_FILE = "config.json"
+_STATED = f"{GENERATION_FILE}, or without that file in {_MODEL_FILE}"
 
 # Variables that every template gets; `config.chat.template_kwargs` may not set them.
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception"}
@@ -47,7 +49,7 @@ class HuggingFaceTokenizer:
     Args:
       library: `transformers`' tokenizer.
       chat: the options; `chat.template` replaces the library's template.
-      generation: the content of generation_config.json.
+      generation: the content of generation_config.json, or the end ids of config.json.
       where: the model, in errors.
 
     Raises:
@@ -151,9 +153,17 @@ def load(folder: Path, chat: schema.Chat | None) -> HuggingFaceTokenizer:
         library = same_ids.read_library(folder)
     except Exception as error:  # the library raises errors of any class for a damaged file
         raise ValueError(f"tokenizer: {folder} cannot be read: {error}.") from error
-    file = folder / GENERATION_FILE
-    generation = read_object(file) if file.is_file() else {}
+    generation = _generation(folder)
     return HuggingFaceTokenizer(library, options, generation=generation, where=str(folder))
+
+
+def _generation(folder: Path) -> dict[str, Any]:
+    """generation_config.json; without it what config.json says, as `transformers` reads it."""
+    file, config = folder / GENERATION_FILE, folder / _MODEL_FILE
+    if file.is_file():
+        return read_object(file)
+    values = read_object(config) if config.is_file() else {}
+    return {name: value for name, value in values.items() if name == "eos_token_id"}
 
 
 def gguf_tokenizer(fields: Mapping[str, Any], chat: schema.Chat | None) -> HuggingFaceTokenizer:
@@ -182,11 +192,12 @@ def _eos_ids(
     if not ids:
         raise ValueError(
             f"tokenizer: {where} names no end token; allowed: an eos_token in"
-            f" tokenizer_config.json, or an eos_token_id in {GENERATION_FILE}."
+            f" tokenizer_config.json, or an eos_token_id in {_STATED}."
         )
     for token in ids:
         if not isinstance(token, int) or token not in library.added_tokens_decoder:
             raise ValueError(
-                f"tokenizer: {where}: eos_token_id is {token!r}; allowed: an added token."
+                f"tokenizer: {where}: eos_token_id is {token!r}; allowed: an added token in"
+                f" {_STATED}."
             )
     return ids

@@ -61,6 +61,22 @@ def keep_messages(messages: Sequence[Message], chat: schema.Chat) -> list[Messag
     return [m for m in messages if chat.system or m["role"] != "system"]
 
 
+def arguments_as_text(messages: Sequence[Message]) -> list[Message]:
+    """The messages with the arguments of their calls as texts of JSON, as OpenAI's are."""
+
+    def written(call: Mapping[str, Any]) -> dict[str, Any]:
+        function = call["function"]
+        text = json.dumps(function["arguments"], ensure_ascii=False)
+        return {**call, "function": {**function, "arguments": text}}
+
+    return [
+        {**message, "tool_calls": [written(call) for call in message["tool_calls"]]}
+        if message.get("tool_calls")
+        else message
+        for message in messages
+    ]
+
+
 def list_tools(tools: Sequence[Tool], kind: str) -> str:
     """The tools as text for a system message, in one of the forms of `config.chat.tools`."""
     return TOOL_LISTINGS[kind](tools) if tools else ""

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from seeupo_jax.configuration.user_code import encodes
 from seeupo_jax.envs.base import Demonstration, Tool
 from seeupo_jax.trajectories.json_lines import short
 
@@ -68,7 +69,7 @@ def _message(value: Any, where: str) -> dict[str, Any]:
             )
     given = {name: given[name] for name in allowed if name in given}
     message = {"role": _ROLES[role], "content": _content(given.get("content"), where)}
-    message |= {name: str(given[name]) for name in _KEPT if name in given}
+    message |= {n: _text(str(given[n]), f"{where}.{n}") for n in _KEPT if n in given}
     if given.get("weight", 1) not in (0, 1):
         raise ValueError(f"{where}.weight: got {short(given['weight'])}; allowed: 0 or 1.")
     if not given.get("weight", 1):
@@ -121,7 +122,8 @@ def _call(value: Any, where: str) -> dict[str, Any]:
             f"{where}.function: got {short(function)}; allowed: a name, and an object of arguments"
             " or its JSON."
         )
-    given = {} if value.get("id") is None else {"id": str(value["id"])}
+    _check_texts(arguments, f"{where}.function.arguments")
+    given = {} if value.get("id") is None else {"id": _text(str(value["id"]), f"{where}.id")}
     return {**given, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -129,6 +131,7 @@ def _tool(value: Any, where: str) -> Tool:
     inner = value.get("function", value) if isinstance(value, Mapping) else value
     if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
         raise ValueError(f"{where}: got {short(value)}; allowed: a function with a name.")
+    _check_texts(inner, where)
     return dict(inner)
 
 
@@ -141,9 +144,15 @@ def _listed(value: Any, where: str, allowed: str) -> Sequence[Any]:
 
 def _text(value: Any, where: str) -> str:
     """JSON can hold half of a character, which no tokenizer can."""
-    if not isinstance(value, str) or value.encode(errors="replace").decode() != value:
+    if not isinstance(value, str) or not encodes(value):
         raise ValueError(f"{where}: got {short(value)}; allowed: a text.")
     return value
+
+
+def _check_texts(value: Any, where: str) -> None:
+    if not encodes(json.dumps(value, ensure_ascii=False)):
+        got = f"{short(value)}, with half of a character"
+        raise ValueError(f"{where}: got {got}; allowed: texts that UTF-8 can encode.")
 
 
 def _json(value: str, where: str) -> Any:

@@ -7,7 +7,7 @@ from imitation_cases import MESSAGES, TOOLS, demonstration, tokenized, tokenizer
 from rollout_cases import make_worker
 
 from seeupo_jax.configuration import schema
-from seeupo_jax.envs.base import StepResult
+from seeupo_jax.envs.base import Demonstration, StepResult
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.learner.imitation.action_segments import Tokenized, to_segments
 from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer
@@ -157,3 +157,48 @@ def test_a_demonstration_has_a_segment_for_every_history_that_the_template_rewri
         assert segment.turn_L.tolist() == [CONTEXT] * len(before) + [turn] * len(action)
     ((only,),) = Tokenized([shown], thinker, train_on="last")
     assert only.tokens_L.tolist() == second.tokens_L.tolist()
+
+
+USER = {"role": "user", "content": "Where is order 4075?"}
+FIRST = {"role": "assistant", "content": "Whose?"}
+CALL = {"type": "function", "function": {"name": "find", "arguments": {"name": "Ann"}}}
+RESULT = {"role": "tool", "content": "Lost."}
+THOUGHT, SAID = "<think>\nI look it up.\n</think>\n\n", "Lost, I fear."
+
+
+@pytest.mark.parametrize("train_on, trained", [("all", [0, 2]), ("last", [2])])
+def test_text_beside_a_call_is_context_as_the_library_renders_it(train_on, trained):
+    """Llama's template leaves that text out; a message with it is not trained."""
+    calls = {"role": "assistant", "content": "I look.", "tool_calls": [CALL]}
+    messages = [USER, FIRST, USER, calls, RESULT, {"role": "assistant", "content": SAID}]
+    shown = Demonstration(tuple(messages[:3] + [calls | {"weight": 0}] + messages[4:]), ())
+    (segment,) = to_segments(shown, chat_cases.make("llama3_2"), train_on)
+    before = [chat_cases.library_tokens("llama3_2", messages[:place]) for place in (1, 5)]
+    texts = [chat_cases.encode("llama3_2", text + "<|eot_id|>") for text in ("Whose?", SAID)]
+    assert segment.tokens_L.tolist() == before[1] + texts[1]
+    turn_L = np.full(len(segment.tokens_L), CONTEXT)
+    for turn, context, text in zip([0, 2], before, texts, strict=True):
+        if turn in trained:
+            turn_L[len(context) : len(context) + len(text)] = turn
+    assert segment.turn_L.tolist() == turn_L.tolist()
+
+
+@pytest.mark.parametrize("weight, train_on", [(0, "all"), (1, "last")])
+def test_only_a_trained_message_needs_the_thought_that_the_header_opens(weight, train_on):
+    library, thinker = chat_cases.thinking(chat_cases.FORGETS_THOUGHTS)
+    messages = [USER, FIRST, USER]
+    answer = {"role": "assistant", "content": THOUGHT + SAID}
+    shown = Demonstration((USER, FIRST | {"weight": weight}, USER, answer), ())
+    (segment,) = to_segments(shown, thinker, train_on)
+    before = library.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    said = chat_cases.encode("qwen3", THOUGHT.removeprefix("<think>\n") + SAID + "<|im_end|>")
+    assert segment.tokens_L.tolist() == before + said
+    assert segment.turn_L.tolist() == [CONTEXT] * len(before) + [1] * len(said)
+
+
+def test_a_segment_ends_with_the_last_trained_message():
+    answers = [("assistant", "find red"), ("tool", "blue"), ("assistant", "blue")]
+    shown = demonstration(("user", "red"), *answers)
+    shown.messages[-1]["weight"] = 0
+    (segment,) = to_segments(shown, tokenizer())
+    assert segment.tokens_L[-1] == tokenizer().end_ids[0] and segment.turn_L[-1] == 0

@@ -20,6 +20,8 @@ CALL = {
     "type": "function",
     "function": {"name": "find", "arguments": '{"name": "Ann"}'},
 }
+CALLING = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+RESULT = {"role": "tool", "content": "shipped"}
 TOOL = {"name": "find", "parameters": {"type": "object", "properties": {}}}
 
 
@@ -31,7 +33,7 @@ def test_openais_calls_and_tools_become_what_templates_read():
     shown = read(
         [
             {"role": "developer", "content": _texts("Be kind.", "Be brief.")},
-            USER,
+            USER | {"name": "Ann"},
             {"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None},
             {"role": "tool", "tool_call_id": "call_1", "content": "shipped"},
             ANSWER | {"weight": 1, "annotations": []},
@@ -41,7 +43,7 @@ def test_openais_calls_and_tools_become_what_templates_read():
     call = CALL | {"function": {"name": "find", "arguments": {"name": "Ann"}}}  # with its id
     assert shown.messages == (
         {"role": "system", "content": "Be kind.\nBe brief."},  # as vLLM joins parts
-        USER,
+        USER | {"name": "Ann"},
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "shipped", "tool_call_id": "call_1"},
         ANSWER,
@@ -97,6 +99,16 @@ IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
         ([USER, {"role": "tool"}, ANSWER], "messages[1].content: got none in a message of role"),
         ([USER | {"content": [IMAGE]}, ANSWER], "messages[0].content[0]: got {'type': 'image_url'"),
         ([USER | {"content": "\ud800"}, ANSWER], "messages[0].content: got"),
+        ([USER | {"name": "\ud800"}, ANSWER], "messages[0].name: got"),
+        ([USER, RESULT | {"tool_call_id": "\ud800"}, ANSWER], "messages[1].tool_call_id: got"),
+        ([USER, CALLING | {"tool_calls": [CALL | {"id": "\ud800"}]}], "tool_calls[0].id: got"),
+        *(
+            ([USER, CALLING | {"tool_calls": [{"function": function}]}], "function.arguments: got")
+            for function in (
+                {"name": "f", "arguments": '{"q": ["\\ud800"]}'},
+                {"name": "f", "arguments": {"\ud800": 1}},
+            )
+        ),
         ([USER, ANSWER | {"weight": 0}], "got weight 0 for all"),
         ([USER, ANSWER | {"weight": 0.5}], "messages[1].weight: got 0.5; allowed: 0 or 1"),
         ([USER, ANSWER | {"tool_calls": [{"type": "custom"}]}], "tool_calls[0]: got {'type'"),
@@ -111,7 +123,10 @@ def test_what_is_no_conversation_is_told_with_its_place(messages, message):
     assert text.startswith("here") and message in text and "\n" not in text and "allowed: " in text
 
 
-@pytest.mark.parametrize("tools", [3, "{", [{"type": "function"}], ["find"]])
+HALF = TOOL | {"description": "\ud800"}
+
+
+@pytest.mark.parametrize("tools", [3, "{", [{"type": "function"}], ["find"], [HALF]])
 def test_what_is_no_tool_is_told(tools):
     with pytest.raises(ValueError, match="^here: tools"):
         read([USER, ANSWER], tools=tools)

@@ -14,12 +14,14 @@ import jinja2
 import transformers
 
 from seeupo_jax.configuration import schema
+from seeupo_jax.configuration.user_code import describe
 from seeupo_jax.envs.base import Message, Tool
 from seeupo_jax.policy.files.messages import (
     CALL_MARKS,
     PROBE,
     ROLES,
     TextWithCalls,
+    arguments_as_text,
     keep_messages,
     text_around,
 )
@@ -100,6 +102,9 @@ class Renderer:
     ) -> str:
         """The text of a conversation with marks, and the next assistant header.
 
+        Arguments of calls are objects, as most templates read them; where one raises, texts of
+        JSON, as OpenAI's are.
+
         Raises:
           ValueError: a conversation that the template refuses, or no template.
         """
@@ -108,18 +113,22 @@ class Renderer:
                 f"tokenizer: {self._where} has no chat template; allowed: one, or a Jinja file in"
                 " config.chat.template."
             )
-        try:
-            return self._library.apply_chat_template(
-                list(messages),
-                tools=functions,
-                chat_template=self._template,
-                tokenize=False,
-                add_generation_prompt=header,
-                **self._chat.template_kwargs,
-            )
-        except jinja2.TemplateError as error:
-            roles = ", ".join(message["role"] for message in messages)
-            raise ValueError(f"chat template: refused the roles {roles}: {error}") from None
+        refusals: list[Exception] = []
+        for form in (list[Message], arguments_as_text):
+            try:
+                return self._library.apply_chat_template(
+                    form(messages),
+                    tools=functions,
+                    chat_template=self._template,
+                    tokenize=False,
+                    add_generation_prompt=header,
+                    **self._chat.template_kwargs,
+                )
+            except Exception as error:  # a template may raise anything
+                refusals.append(error)
+        roles, error = ", ".join(message["role"] for message in messages), refusals[0]
+        reason = error if isinstance(error, jinja2.TemplateError) else describe(error)
+        raise ValueError(f"chat template: refused the roles {roles or 'none'}: {reason}")
 
     def encode(self, text: str, *, follows: bool) -> list[int]:
         """Tokens of rendered text; text between two marks is tokenised by itself.

@@ -1,10 +1,11 @@
 """What an assistant's message is in tokens, and how a conversation goes on behind an action."""
 
+import copy
 import json
 
 import chat_cases as cases
 import pytest
-from chat_cases import FOLDERS, TOOL, raw_text, thinking
+from chat_cases import FOLDERS, FORGETS_THOUGHTS, TOOL, raw_text, thinking
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer
@@ -15,14 +16,6 @@ RESULT = {"role": "tool", "content": "It is on its way."}
 THANKS = {"role": "user", "content": "Thanks!"}
 THOUGHT = "<think>\nI look it up.\n</think>\n\n"
 END = {"qwen3": 151645, "qwen2_5": 151645, "llama3_2": 128009}
-# As DeepSeek-R1-Distill has it: no message of the history has thoughts.
-FORGETS_THOUGHTS = (
-    "{% for m in messages %}{% set said = m.content %}"
-    "{% if m.role == 'assistant' and '</think>' in said %}"
-    "{% set said = said.split('</think>')[-1] %}{% endif %}"
-    "<|im_start|>{{ m.role }}\n{{ said }}<|im_end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
-)
 
 
 def said(text):
@@ -62,6 +55,25 @@ def test_a_call_is_said_as_the_template_writes_it(name):
     if name != "qwen3":  # whose template takes an empty thought out of the history
         extended = conversation.extend(action, [RESULT])
         assert list(extended.tokens[: start + len(action)]) == [*conversation.tokens, *action]
+
+
+def test_arguments_are_text_where_the_template_reads_them_so():
+    """As DeepSeek-R1-Distill's and Functionary's; the library is given JSON, as OpenAI has it."""
+    library = cases.small_library()
+    library.chat_template = (
+        "{% for m in messages %}{{ m.content }}{% for call in m.tool_calls %}"
+        "{{ call.function.name + call.function.arguments }}{% endfor %}<|im_end|>{% endfor %}"
+    )
+    wanted = copy.copy(library)
+    tokenizer = HuggingFaceTokenizer(library, schema.Chat(), generation={}, where="a test")
+    conversation = tokenizer.begin([USER], [])
+    action = conversation.say(calling("So: "))
+    function = {"name": "find", "arguments": '{"name": "Ann “x” 漢字"}'}
+    calls = [{"type": "function", "function": function}]
+    messages = [USER, calling("So: ") | {"tool_calls": calls}]
+    whole = wanted.apply_chat_template(messages, return_dict=False)
+    assert [*conversation.tokens, *action] == whole
+    assert tokenizer.begin([USER, calling("So: ")], []).tokens == whole
 
 
 def test_a_text_without_calls_is_said_to_the_letter():
