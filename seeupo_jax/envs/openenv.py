@@ -16,7 +16,8 @@ import urllib3
 
 from seeupo_jax.configuration.user_code import escaped
 from seeupo_jax.envs import gate, seeded
-from seeupo_jax.envs.base import Message, StepResult, Tool, TransientError
+from seeupo_jax.envs.base import Killable, Message, StepResult, Tool, TransientError
+from seeupo_jax.envs.transport.http_client import HttpClient, end_socket
 
 MAX_ANSWER_BYTES = 64 * 2**20
 _CONNECT_S = 10.0
@@ -35,6 +36,7 @@ class _WebSocket:
         self._connect = _websockets()
         self._socket: Any = None
         self._opened = contextlib.ExitStack()
+        self._killed = False
 
     def reset(self, options: _Data) -> _Data:
         if self._socket is None:
@@ -42,10 +44,17 @@ class _WebSocket:
                 self._url, open_timeout=_CONNECT_S, close_timeout=1.0, max_size=MAX_ANSWER_BYTES
             )
             self._socket = self._opened.enter_context(connection)
+            if self._killed:  # else `kill` finds this socket
+                end_socket(connection.socket)
         return self._ask({"type": "reset", "data": options})
 
     def step(self, action: _Data) -> _Data:
         return self._ask({"type": "step", "data": action})
+
+    def kill(self) -> None:
+        self._killed = True
+        if (connection := self._socket) is not None:
+            end_socket(connection.socket)
 
     def close(self) -> None:
         socket, self._socket = self._socket, None
@@ -83,8 +92,8 @@ class _Http:
 
     def __init__(self, url: str, timeout_s: float):
         self._url = url
-        timeout = urllib3.Timeout(connect=min(_CONNECT_S, timeout_s), read=timeout_s)
-        self._pool = urllib3.PoolManager(maxsize=1, retries=False, timeout=timeout)
+        self._http = HttpClient()
+        self._timeout = urllib3.Timeout(connect=min(_CONNECT_S, timeout_s), read=timeout_s)
 
     def reset(self, options: _Data) -> _Data:
         self._playing[self._url] = self
@@ -98,8 +107,11 @@ class _Http:
             )
         return self._post("step", {"action": action})
 
+    def kill(self) -> None:
+        self._http.kill()
+
     def close(self) -> None:
-        self._pool.clear()
+        self._http.clear()
         if self._playing.get(self._url) is self:
             del self._playing[self._url]
 
@@ -108,8 +120,13 @@ class _Http:
         try:
             # Half a character is sent as its escape; urllib3's own JSON would fail on it.
             data, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
-            response = self._pool.request(
-                "POST", url, body=data, headers=headers, preload_content=False
+            response = self._http.request(
+                "POST",
+                url,
+                body=data,
+                headers=headers,
+                timeout=self._timeout,
+                preload_content=False,
             )
         except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError) as e:
             raise TransientError(f"{url}: {e}") from None  # nothing was sent
@@ -136,7 +153,7 @@ _TRANSPORTS = {"ws": _WebSocket, "wss": _WebSocket, "http": _Http, "https": _Htt
 
 
 @dataclass
-class OpenEnv:
+class OpenEnv(Killable):
     """A served environment; its seeds are the tasks.
 
     Args:
@@ -212,6 +229,10 @@ class OpenEnv:
     def close(self) -> None:
         self._done = True
         self._server.close()
+
+    def kill(self) -> None:
+        """Ends the call that runs and every later one; any thread may call it."""
+        self._server.kill()
 
     def _action(self, text: str) -> _Data:
         if self.action_field is not None:

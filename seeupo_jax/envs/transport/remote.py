@@ -15,8 +15,17 @@ from typing import Any
 import urllib3
 
 from seeupo_jax.envs import gate
-from seeupo_jax.envs.base import Message, NoRoom, StepResult, TaskShare, Tool, TransientError
+from seeupo_jax.envs.base import (
+    Killable,
+    Message,
+    NoRoom,
+    StepResult,
+    TaskShare,
+    Tool,
+    TransientError,
+)
 from seeupo_jax.envs.transport import remote_calls, wire
+from seeupo_jax.envs.transport.http_client import HttpClient
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +57,7 @@ class _Malformed(RemoteError):
 
 
 @dataclass
-class Remote:
+class Remote(Killable):
     """A client of one session at a time; an object holds one connection.
 
     Requests are numbered, and the server executes none twice. So a broken connection is a
@@ -73,8 +82,7 @@ class Remote:
             "Authorization": f"Bearer {wire.read_token(self.token_file)}",
             "Content-Type": "application/json",
         }
-        # No redirects: the token is for this server only.
-        self._http = urllib3.PoolManager(maxsize=1, retries=False)
+        self._http = HttpClient()  # without redirects: the token is for this server only
         self._forget()
 
     def task_ids(self, split: str) -> Sequence[str]:
@@ -149,11 +157,21 @@ class Remote:
 
     def close(self) -> None:
         """Ends the session; the server does so itself if it cannot be reached."""
-        if self._number or self._in_doubt:
-            with contextlib.suppress(TransientError, RemoteError, ValueError):
-                self._post("close", {"session": self._session}, timeout_s=_CLOSE_S)
+        if (self._number or self._in_doubt) and not self._http.killed:
+            self._end_session(self._session)
         self._forget()
         self._http.clear()
+
+    def kill(self) -> None:
+        """Ends the request that runs, every later one and the session; any thread may call it."""
+        session = (self._session,)  # the thread whose request ends forgets it
+        self._http.kill()
+        threading.Thread(target=self._end_session, args=session, daemon=True).start()
+
+    def _end_session(self, session: str) -> None:
+        http = HttpClient() if self._http.killed else self._http
+        with http, contextlib.suppress(TransientError, RemoteError, ValueError):
+            self._post("close", {"session": session}, timeout_s=_CLOSE_S, http=http)
 
     def _forget(self) -> None:
         self._session, self._number = secrets.token_hex(16), 0
@@ -200,7 +218,14 @@ class Remote:
         kind, text = str(error["type"]), str(error["text"])
         raise _ERRORS[kind](text) if kind in _ERRORS else RemoteError(f"{kind}: {text}")
 
-    def _post(self, operation: str, request: Any, timeout_s: float | None = None) -> dict:
+    def _post(
+        self,
+        operation: str,
+        request: Any,
+        *,
+        timeout_s: float | None = None,
+        http: HttpClient | None = None,
+    ) -> dict[str, Any]:
         body = json.dumps(request).encode()
         if len(body) > wire.MAX_REQUEST_BYTES:
             raise ValueError(
@@ -209,7 +234,7 @@ class Remote:
             )
         read_s = self.timeout_s if timeout_s is None else timeout_s
         try:
-            response = self._http.request(
+            response = (http or self._http).request(
                 "POST",
                 f"{self.url.rstrip('/')}/{operation}",
                 body=body,
