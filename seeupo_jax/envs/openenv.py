@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -31,7 +32,7 @@ class _InvalidAction(Exception):
 class _WebSocket:
     """One connection is one episode's environment: when it breaks, the episode ends."""
 
-    def __init__(self, url: str, timeout_s: float):
+    def __init__(self, url: str, timeout_s: float | None):
         self._url, self._timeout_s = f"{url}/ws", timeout_s
         self._connect = _websockets()
         self._socket: Any = None
@@ -41,7 +42,11 @@ class _WebSocket:
     def reset(self, options: _Data) -> _Data:
         if self._socket is None:
             connection = self._connect(
-                self._url, open_timeout=_CONNECT_S, close_timeout=1.0, max_size=MAX_ANSWER_BYTES
+                self._url,
+                open_timeout=_CONNECT_S,
+                ping_timeout=None,  # a server that hangs does not answer pings either
+                close_timeout=1.0,
+                max_size=MAX_ANSWER_BYTES,
             )
             self._socket = self._opened.enter_context(connection)
             if self._killed:  # else `kill` finds this socket
@@ -90,10 +95,11 @@ class _Http:
 
     _playing: ClassVar[dict[str, _Http]] = {}  # by address, the last that has reset
 
-    def __init__(self, url: str, timeout_s: float):
+    def __init__(self, url: str, timeout_s: float | None):
         self._url = url
         self._http = HttpClient()
-        self._timeout = urllib3.Timeout(connect=min(_CONNECT_S, timeout_s), read=timeout_s)
+        connect_s = min(_CONNECT_S, timeout_s or math.inf)
+        self._timeout = urllib3.Timeout(connect=connect_s, read=timeout_s)
 
     def reset(self, options: _Data) -> _Data:
         self._playing[self._url] = self
@@ -167,7 +173,8 @@ class OpenEnv(Killable):
       instruction: the system message.
       train_tasks, test_tasks: each task is one seed of `reset`; those of training count from 0.
       full_reward: the sum of rewards that scores 1; 0 scores 0.
-      timeout_s: without an answer; then the episode fails.
+      timeout_s: without an answer; then the episode fails. None: no limit but that of a pool, which
+        kills the call.
       test_seed: of the first test task; the default lies above the training tasks of all runs.
     """
 
@@ -180,7 +187,7 @@ class OpenEnv(Killable):
     train_tasks: int = 1000
     test_tasks: int = 100
     full_reward: float = 1.0
-    timeout_s: float = 60.0
+    timeout_s: float | None = None
     test_seed: int = seeded.FIRST_TEST
 
     def __post_init__(self) -> None:

@@ -153,6 +153,13 @@ def test_an_episode_is_played_to_its_end(url):
     env.close()
 
 
+def test_pings_have_no_limit_of_their_own(ws_url):
+    env = make(ws_url)  # the limit of a call is the pool's
+    env.reset("train/4", seed=0)
+    assert env._server._socket.ping_timeout is None and env.timeout_s is None
+    env.close()
+
+
 def test_a_server_of_one_episode_is_not_played_by_two(http_url):
     first, second = make(http_url), make(http_url)
     first.reset("train/4", seed=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import re
 import secrets
 import threading
@@ -30,6 +31,7 @@ from seeupo_jax.envs.transport.http_client import HttpClient
 _log = logging.getLogger(__name__)
 
 _CONNECT_S = 10.0
+_TASKS_S = 60.0  # for what is asked of tasks, outside of an episode
 _CLOSE_S = 5.0
 _ANSWERS = {
     "reset": ("messages", "tools", "score"),
@@ -67,13 +69,14 @@ class Remote(Killable):
     Args:
       url: of the server, such as http://127.0.0.1:8700.
       token_file: the server's token; None: the default file of this machine.
-      timeout_s: without an answer; then the call is a `TransientError`. Where all of the server's
-        sessions or connections are open, it is a `NoRoom` at once.
+      timeout_s: without an answer; then the call is a `TransientError`. None: an episode's calls
+        have no limit but a pool's, which kills them, and others 60 s. Where all of the server's
+        sessions or connections are open, a call is a `NoRoom` at once.
     """
 
     url: str
     token_file: str | None = None
-    timeout_s: float = 60.0
+    timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
@@ -86,7 +89,7 @@ class Remote(Killable):
         self._forget()
 
     def task_ids(self, split: str) -> Sequence[str]:
-        return self._result(self._post("task_ids", {"split": split}))
+        return self._ask("task_ids", {"split": split})
 
     def task_shares(self, split: str) -> Sequence[TaskShare]:
         """The parts of the environment's tasks; all in one where it has none.
@@ -94,7 +97,7 @@ class Remote(Killable):
         An older server, which cannot be asked, is taken to have none, with a warning.
         """
         try:
-            parts = self._result(self._post("task_shares", {"split": split}))
+            parts = self._ask("task_shares", {"split": split})
         except _Unknown:
             _warn_once(self.url, "parts")
             return [TaskShare("", 1.0, self.task_ids(split))]
@@ -107,14 +110,14 @@ class Remote(Killable):
     def labels(self, task_id: str) -> Mapping[str, str]:
         """A task's labels; none also of a server that knows none."""
         try:
-            return self._result(self._post("labels", {"task_id": task_id}))
+            return self._ask("labels", {"task_id": task_id})
         except _Unknown:
             return {}
 
     def reference(self, task_id: str) -> str | None:
         """The environment's reference answer to a task; None also of a server that knows none."""
         try:
-            return self._result(self._post("reference", {"task_id": task_id}))
+            return self._ask("reference", {"task_id": task_id})
         except _Unknown:
             return None
 
@@ -207,6 +210,11 @@ class Remote(Killable):
         self._score = gate.check_score(result["score"])
         return result
 
+    def _ask(self, operation: str, request: dict[str, str]) -> Any:
+        """What the server answers about tasks."""
+        limit_s = _TASKS_S if self.timeout_s is None else self.timeout_s
+        return self._result(self._post(operation, request, timeout_s=limit_s))
+
     def _result(self, answer: dict[str, Any]) -> Any:
         """The environment's result; raises what it raised."""
         if "result" in answer:
@@ -239,7 +247,7 @@ class Remote(Killable):
                 f"{self.url.rstrip('/')}/{operation}",
                 body=body,
                 headers=self._headers,
-                timeout=urllib3.Timeout(connect=min(_CONNECT_S, read_s), read=read_s),
+                timeout=urllib3.Timeout(connect=min(_CONNECT_S, read_s or math.inf), read=read_s),
                 preload_content=False,
             )
             payload = response.read(wire.MAX_ANSWER_BYTES + 1)
