@@ -43,6 +43,7 @@ class _WebSocket:
         if self._socket is None:
             connection = self._connect(
                 self._url,
+                proxy=None,
                 open_timeout=_CONNECT_S,
                 ping_timeout=None,  # a server that hangs does not answer pings either
                 close_timeout=1.0,

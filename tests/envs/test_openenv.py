@@ -160,6 +160,17 @@ def test_pings_have_no_limit_of_their_own(ws_url):
     env.close()
 
 
+def test_no_connection_goes_through_the_machines_proxy(url, monkeypatch):
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    env = make(url)
+    env.reset("train/4", seed=0)
+    assert env.step("4").done
+    env.close()
+
+
 def test_a_server_of_one_episode_is_not_played_by_two(http_url):
     first, second = make(http_url), make(http_url)
     first.reset("train/4", seed=0)
