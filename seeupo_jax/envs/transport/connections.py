@@ -15,15 +15,15 @@ from typing import Any
 
 from seeupo_jax.envs.transport import wire
 
-_LEFT = getattr(select, "POLLRDHUP", select.POLLHUP)  # Linux tells a half that is closed
+_LEFT = getattr(select, "POLLRDHUP", select.POLLHUP)  # its client has closed it
 
 
 class BoundedServer(ThreadingHTTPServer):
     """A thread for each connection, and a limit on both.
 
-    A connection beyond it is answered with `wire.BUSY` and closed, unless a client has left one
-    whose handler still works: that is closed. So is one whose handler does not call `admit` in
-    time, whatever its client sends.
+    A connection beyond it takes the place of one that its client has left, although its handler
+    still works; else it is answered with `wire.BUSY` and closed. One whose handler does not call
+    `admit` in time is closed, whatever its client sends.
 
     Args:
       max_connections: open at once.
@@ -92,7 +92,7 @@ class BoundedServer(ThreadingHTTPServer):
 
 
 def _left(connections: Collection[socket.socket]) -> list[socket.socket]:
-    """Those whose clients have closed them."""
+    """Those that their clients have closed."""
     poll = select.poll()
     for connection in connections:
         with contextlib.suppress(ValueError):  # closed here

@@ -169,7 +169,7 @@ class Remote(Killable):
         """Ends the request that runs, every later one and the session; any thread may call it."""
         session = (self._session,)  # the thread whose request ends forgets it
         self._http.kill()
-        threading.Thread(target=self._end_session, args=session, daemon=True).start()
+        threading.Thread(target=self._end_session, args=session).start()  # for at most 10 s
 
     def _end_session(self, session: str) -> None:
         http = HttpClient() if self._http.killed else self._http
