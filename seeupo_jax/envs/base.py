@@ -170,6 +170,14 @@ class Labelled(Protocol):
         ...
 
 
+class Killable:
+    """An environment of the package that waits for what another thread can end."""
+
+    def kill(self) -> None:
+        """Ends the call that runs and every later one but `close`; any thread may call it."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class TaskShare:
     """A part of a split's tasks. weight: how much of training is of it, relative to the others."""

@@ -16,6 +16,7 @@ from seeupo_jax.envs import Environment, gate
 from seeupo_jax.envs.base import (
     ENVIRONMENT,
     Demonstration,
+    Killable,
     Message,
     StepResult,
     TaskShare,
@@ -39,7 +40,7 @@ class Part:
     label: str | None = None
 
 
-class Mixture:
+class Mixture(Killable):
     """Each task is of one of the environments: it is `LABEL:TASK`, with that one's messages, tools,
     rewards and score, and the label `env=LABEL` beside its own.
 
@@ -101,6 +102,12 @@ class Mixture:
         with contextlib.ExitStack() as closing:
             for environment in self._made.values():
                 closing.callback(environment.close)
+
+    def kill(self) -> None:
+        """Ends the calls of those that can be killed; any thread may call it."""
+        for environment in [*self._made.values()]:
+            if isinstance(environment, Killable):
+                environment.kill()
 
     def labels(self, task_id: str) -> dict[str, str]:
         environment, part_task = self._find(task_id)

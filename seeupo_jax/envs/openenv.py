@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -16,7 +17,8 @@ import urllib3
 
 from seeupo_jax.configuration.user_code import escaped
 from seeupo_jax.envs import gate, seeded
-from seeupo_jax.envs.base import Message, StepResult, Tool, TransientError
+from seeupo_jax.envs.base import Killable, Message, StepResult, Tool, TransientError
+from seeupo_jax.envs.transport.http_client import HttpClient, end_socket
 
 MAX_ANSWER_BYTES = 64 * 2**20
 _CONNECT_S = 10.0
@@ -30,22 +32,35 @@ class _InvalidAction(Exception):
 class _WebSocket:
     """One connection is one episode's environment: when it breaks, the episode ends."""
 
-    def __init__(self, url: str, timeout_s: float):
+    def __init__(self, url: str, timeout_s: float | None):
         self._url, self._timeout_s = f"{url}/ws", timeout_s
         self._connect = _websockets()
         self._socket: Any = None
         self._opened = contextlib.ExitStack()
+        self._killed = False
 
     def reset(self, options: _Data) -> _Data:
         if self._socket is None:
             connection = self._connect(
-                self._url, open_timeout=_CONNECT_S, close_timeout=1.0, max_size=MAX_ANSWER_BYTES
+                self._url,
+                proxy=None,
+                open_timeout=_CONNECT_S,
+                ping_timeout=None,  # a server that hangs does not answer pings either
+                close_timeout=1.0,
+                max_size=MAX_ANSWER_BYTES,
             )
             self._socket = self._opened.enter_context(connection)
+            if self._killed:  # else `kill` finds this socket
+                end_socket(connection.socket)
         return self._ask({"type": "reset", "data": options})
 
     def step(self, action: _Data) -> _Data:
         return self._ask({"type": "step", "data": action})
+
+    def kill(self) -> None:
+        self._killed = True
+        if (connection := self._socket) is not None:
+            end_socket(connection.socket)
 
     def close(self) -> None:
         socket, self._socket = self._socket, None
@@ -81,10 +96,11 @@ class _Http:
 
     _playing: ClassVar[dict[str, _Http]] = {}  # by address, the last that has reset
 
-    def __init__(self, url: str, timeout_s: float):
+    def __init__(self, url: str, timeout_s: float | None):
         self._url = url
-        timeout = urllib3.Timeout(connect=min(_CONNECT_S, timeout_s), read=timeout_s)
-        self._pool = urllib3.PoolManager(maxsize=1, retries=False, timeout=timeout)
+        self._http = HttpClient()
+        connect_s = min(_CONNECT_S, timeout_s or math.inf)
+        self._timeout = urllib3.Timeout(connect=connect_s, read=timeout_s)
 
     def reset(self, options: _Data) -> _Data:
         self._playing[self._url] = self
@@ -98,8 +114,11 @@ class _Http:
             )
         return self._post("step", {"action": action})
 
+    def kill(self) -> None:
+        self._http.kill()
+
     def close(self) -> None:
-        self._pool.clear()
+        self._http.clear()
         if self._playing.get(self._url) is self:
             del self._playing[self._url]
 
@@ -108,8 +127,13 @@ class _Http:
         try:
             # Half a character is sent as its escape; urllib3's own JSON would fail on it.
             data, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
-            response = self._pool.request(
-                "POST", url, body=data, headers=headers, preload_content=False
+            response = self._http.request(
+                "POST",
+                url,
+                body=data,
+                headers=headers,
+                timeout=self._timeout,
+                preload_content=False,
             )
         except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError) as e:
             raise TransientError(f"{url}: {e}") from None  # nothing was sent
@@ -136,7 +160,7 @@ _TRANSPORTS = {"ws": _WebSocket, "wss": _WebSocket, "http": _Http, "https": _Htt
 
 
 @dataclass
-class OpenEnv:
+class OpenEnv(Killable):
     """A served environment; its seeds are the tasks.
 
     Args:
@@ -150,7 +174,8 @@ class OpenEnv:
       instruction: the system message.
       train_tasks, test_tasks: each task is one seed of `reset`; those of training count from 0.
       full_reward: the sum of rewards that scores 1; 0 scores 0.
-      timeout_s: without an answer; then the episode fails.
+      timeout_s: without an answer; then the episode fails. None: no limit but that of a pool, which
+        kills the call.
       test_seed: of the first test task; the default lies above the training tasks of all runs.
     """
 
@@ -163,7 +188,7 @@ class OpenEnv:
     train_tasks: int = 1000
     test_tasks: int = 100
     full_reward: float = 1.0
-    timeout_s: float = 60.0
+    timeout_s: float | None = None
     test_seed: int = seeded.FIRST_TEST
 
     def __post_init__(self) -> None:
@@ -212,6 +237,10 @@ class OpenEnv:
     def close(self) -> None:
         self._done = True
         self._server.close()
+
+    def kill(self) -> None:
+        """Ends the call that runs and every later one; any thread may call it."""
+        self._server.kill()
 
     def _action(self, text: str) -> _Data:
         if self.action_field is not None:

@@ -49,7 +49,7 @@ def _plain(value: Any, depth: int, counter: Iterator[int]) -> Any:
         return escaped(str.__str__(value))
     if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, float) and math.isfinite(value):
+    if isinstance(value, float | np.floating) and math.isfinite(value):
         return float(value)
     if isinstance(value, int) and -_INT64 <= value < _INT64:
         return value
@@ -61,5 +61,6 @@ def _plain(value: Any, depth: int, counter: Iterator[int]) -> Any:
         return [_plain(item, depth + 1, counter) for item in value]
     if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
         inner, uncounted = value.tolist(), itertools.repeat(0)
-        return text_of(value) if isinstance(inner, complex) else _plain(inner, depth + 1, uncounted)
+        if not isinstance(inner, complex | np.generic):  # a long double's is itself
+            return _plain(inner, depth + 1, uncounted)
     return text_of(value)

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from seeupo_jax.configuration.user_code import origin
-from seeupo_jax.envs.base import Environment, NoRoom, TransientError
+from seeupo_jax.envs.base import Environment, Killable, NoRoom, TransientError
 from seeupo_jax.envs.gate import ProtocolError, describe
-from seeupo_jax.envs.transport.isolated import Isolated
 
 _log = logging.getLogger(__name__)
 _ROOM_WAIT_S = 0.5  # before a server without room is asked again
@@ -96,8 +95,8 @@ class EnvPool:
       make: makes an environment; called here for every slot, and later by the threads.
       workers: threads, at most one per slot.
       timeout_s: a try without an answer for longer is abandoned by the next poll: its slot gets a
-        new environment, and its thread, which cannot be stopped, a substitute. An environment in a
-        separate process is killed, which ends the thread as well.
+        new environment, and its thread, which cannot be stopped, a substitute. A `Killable`
+        environment (in a process of its own, or on a server) is killed, which ends the thread.
       retries: tries after the first of a call that may be repeated.
       retry_wait_s: before the first retry; doubles with each. No thread waits meanwhile.
 
@@ -236,7 +235,8 @@ class EnvPool:
                 self._waiting.put(one)
                 continue
             self.abandoned += 1
-            if isinstance(one.environment, Isolated):
+            one.answered |= not one.call.fresh  # its environment is lost, whatever the worker sees
+            if isinstance(one.environment, Killable):
                 one.environment.kill()  # ends its thread's wait too
             self._threads.discard(one.worker)
             self._add_worker()

@@ -38,9 +38,9 @@ def check_host(config: Config) -> None:
     """Whether what plays the episodes can be made.
 
     Raises:
-      ValueError: an environment that cannot be made in a process of its own, or whose server keeps
-        one episode for several conversations, an agent that cannot be called or started, or a
-        missing package; one sentence.
+      ValueError: an environment that cannot be made in a process of its own, whose server keeps one
+        episode for several conversations, or that gives a call up before its time limit, an agent
+        that cannot be called or started, or a missing package; one sentence.
     """
     env, agent = config.env, config.agent
     if agent.given:
@@ -50,6 +50,8 @@ def check_host(config: Config) -> None:
             open_clients()
         _ = load_function(agent) if agent.name is not None else split_command(agent)
         return
+    for name, options in _parts(env.name, env.options):
+        _check_own_limit(name, options, env.timeout_s)
     if config.rollout.concurrency != 1 and _keeps_one_episode(env.name, env.options):
         raise ValueError(
             f"config.rollout.concurrency: got {config.rollout.concurrency} with env openenv over"
@@ -61,10 +63,30 @@ def check_host(config: Config) -> None:
 
 def _keeps_one_episode(name: str, options: Mapping[str, Any]) -> bool:
     """Whether all of an environment's conversations would be one episode of a server."""
-    if name == "mixture":
-        parts = read_parts(options.get("environments")).values()
-        return any(_keeps_one_episode(part.name, part.options) for part in parts)
-    return name == "openenv" and str(options.get("url")).startswith(("http://", "https://"))
+    return any(
+        part == "openenv" and str(own.get("url")).startswith(("http://", "https://"))
+        for part, own in _parts(name, options)
+    )
+
+
+def _parts(name: str, options: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The name and options of an environment, or of all those of a mixture."""
+    if name != "mixture":
+        yield name, options
+        return
+    for part in read_parts(options.get("environments")).values():
+        yield from _parts(part.name, part.options)
+
+
+def _check_own_limit(name: str, options: Mapping[str, Any], timeout_s: float) -> None:
+    """Whether a server's client leaves it to the pool to end a call: else that is no timeout."""
+    own_s = options.get("timeout_s") if name in ("remote", "openenv") else None
+    if isinstance(own_s, int | float) and own_s <= timeout_s:
+        raise ValueError(
+            f"config.env.options.timeout_s: got {own_s:g} for env {name}, with which a call that"
+            f" hangs would count as env_error; allowed: none, or more than {timeout_s:g}"
+            " (config.env.timeout_s)."
+        )
 
 
 def make_environment(env: schema.Env) -> Environment:

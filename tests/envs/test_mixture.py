@@ -134,6 +134,8 @@ def test_demonstrations_are_interleaved_where_all_have_them():
     texts = [each.messages[0]["content"] for each in env.demonstrations("train")]
     assert sorted(texts) == ["2 0", "2 1", "4 0", "4 1", "4 2", "4 3"]
     assert {text[0] for text in texts[:3]} == {text[0] for text in texts[3:]} == {"2", "4"}
+    # By their numbers: at (i + 1/2) / n of n.
+    assert texts == ["4 0", "2 0", "4 1", "4 2", "2 1", "4 3"]
     assert len(env.demonstrations("train", four={"first": 3})) == 3
     assert env.vocabulary() == ("north", "size 4", "size 2")
     with pytest.raises(ValueError, match="got options {} for 'six'; allowed: four, two"):

@@ -17,6 +17,7 @@ from seeupo_jax import envs
 from seeupo_jax.configuration import loading
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import TransientError
+from seeupo_jax.envs.pool import Call, EnvPool, Failure
 from seeupo_jax.runtime.episode_host import check_host
 
 websockets_server = pytest.importorskip("websockets.sync.server")
@@ -152,6 +153,24 @@ def test_an_episode_is_played_to_its_end(url):
     env.close()
 
 
+def test_pings_have_no_limit_of_their_own(ws_url):
+    env = make(ws_url)  # the limit of a call is the pool's
+    env.reset("train/4", seed=0)
+    assert env._server._socket.ping_timeout is None and env.timeout_s is None
+    env.close()
+
+
+def test_no_connection_goes_through_the_machines_proxy(url, monkeypatch):
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    env = make(url)
+    env.reset("train/4", seed=0)
+    assert env.step("4").done
+    env.close()
+
+
 def test_a_server_of_one_episode_is_not_played_by_two(http_url):
     first, second = make(http_url), make(http_url)
     first.reset("train/4", seed=0)
@@ -240,6 +259,19 @@ def test_a_lost_connection_is_a_lost_episode_and_no_other(ws_url, text):
     env.reset("train/5", seed=0)
     assert env.step("5").done
     env.close()
+
+
+def test_an_abandoned_call_ends_its_connection_and_its_thread(ws_url):
+    before = set(threading.enumerate())
+    pool = EnvPool(lambda: make(ws_url), 1, workers=1, timeout_s=1)
+    (first,) = set(threading.enumerate()) - before
+    for ask in (lambda env: env.reset("train/4", 0), lambda env: env.step("silence")):
+        pool.submit(Call(0, ask))
+        ((_, outcome),) = pool.poll(20)
+    assert outcome.result == Failure("timeout", "no answer in 1 s")
+    first.join(10)
+    assert not first.is_alive()
+    pool.close()
 
 
 def test_half_a_character_and_what_is_no_number_fail_no_episode(url):

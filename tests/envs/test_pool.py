@@ -6,7 +6,7 @@ import time
 import pytest
 
 from seeupo_jax.envs import pool as pool_module
-from seeupo_jax.envs.base import NoRoom, TransientError
+from seeupo_jax.envs.base import Killable, NoRoom, TransientError
 from seeupo_jax.envs.pool import Call, EnvPool, Failure, Outcome, ServerFull
 
 TIMEOUT_S = 0.5
@@ -370,6 +370,22 @@ def test_every_worker_may_hang_at_once(make):
     assert [r.stop for r in results] == ["timeout"] * 4
     assert pool.abandoned == 4
     assert ask(pool, [(slot, count) for slot in range(4)]) == [1] * 4
+
+
+def test_a_call_that_ends_since_it_is_killed_is_late_and_not_tried_again(make):
+    class Cut(Counter, Killable):
+        cut = threading.Event()
+
+        def hang(self):
+            self.cut.wait(30)
+            raise TransientError("the connection has ended")
+
+        def kill(self):
+            self.cut.set()
+            time.sleep(0.1)  # its thread sees the error meanwhile
+
+    pool = make(timeout_s=0.2, retries=2, retry_wait_s=0.001, made=Cut)
+    assert run(pool, [Call(0, hang)]) == [Outcome(Failure("timeout", "no answer in 0.2 s"), 0)]
 
 
 def test_a_late_answer_never_reaches_a_later_call(make):

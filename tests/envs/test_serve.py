@@ -14,7 +14,7 @@ import urllib3
 from remote_cases import Echo, Process, remote, served
 
 from seeupo_jax.envs import serve
-from seeupo_jax.envs.base import TransientError
+from seeupo_jax.envs.base import NoRoom, TransientError
 from seeupo_jax.envs.transport.remote import RemoteError
 from seeupo_jax.envs.transport.wire import MAX_REQUEST_BYTES
 
@@ -172,6 +172,28 @@ def test_connections_are_bounded_and_one_that_ends_makes_room(token_file):
                 except TransientError:
                     assert time.monotonic() < deadline
         assert env.step("one").info == {"steps": 1}
+
+
+def test_a_request_whose_client_has_left_makes_room_though_it_hangs(token_file):
+    echo = Echo()
+    with served(lambda: echo, token_file, max_connections=1) as server:
+        hung = remote(server.url, token_file)
+        hung.reset("train/0", 0)
+
+        def wait():
+            with pytest.raises(TransientError):
+                hung.step("wait")
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        assert echo.entered.wait(10)
+        with pytest.raises(NoRoom, match="all 1 connections are open"):
+            remote(server.url, token_file).task_ids("train")  # the client waits
+        hung._http.kill()
+        thread.join(10)
+        assert remote(server.url, token_file).task_ids("train") == ["train/0", "train/1"]
+        assert echo.steps == 0
+        echo.go_on.set()
 
 
 def test_a_number_is_played_once_and_in_its_turn(token_file):

@@ -10,7 +10,7 @@ import pytest
 from seeupo_jax.agents.calls import Access, AgentResult, AgentTask
 from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
 from seeupo_jax.configuration.loading import from_dict
-from seeupo_jax.runtime.episode_host import _sampling_rules, build_runner, make_endpoint
+from seeupo_jax.runtime.episode_host import _sampling_rules, build_runner, check_host, make_endpoint
 
 TASK, ACCESS = AgentTask("t", "train", None, 0, 0, 1), Access("http://127.0.0.1:9/v1", "key")
 
@@ -32,6 +32,28 @@ def test_a_request_beyond_the_configured_size_is_refused():
         assert httpx.post(url, content=b" " * 1025, headers=head).status_code == 413
     finally:
         endpoint.close()
+
+
+@pytest.mark.parametrize("name", ["remote", "openenv"])
+@pytest.mark.parametrize("within", [False, True], ids=["alone", "in a mixture"])
+def test_a_client_that_gives_a_call_up_before_its_time_limit_is_refused(name, within):
+    def check(**options):
+        env = {"name": name, "options": {"url": "ws://127.0.0.1:9"} | options}
+        if within:
+            env = {"name": "mixture", "options": {"environments": [env]}}
+        check_host(from_dict({"env": env | {"timeout_s": 300}}))
+
+    check()
+    check(timeout_s=None)
+    check(timeout_s=301)
+    for seconds in (60, 300):
+        with pytest.raises(ValueError) as error:
+            check(timeout_s=seconds)
+        assert str(error.value) == (
+            f"config.env.options.timeout_s: got {seconds} for env {name}, with which a call that"
+            " hangs would count as env_error; allowed: none, or more than 300"
+            " (config.env.timeout_s)."
+        )
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ its owner, holds the ports, the token and the limit of a request. The servers en
 """
 
 import argparse
+import contextlib
 import json
 import os
 import secrets
@@ -69,7 +70,7 @@ class Pool:
             while signal.sigwait(SIGNALS) == signal.SIGCHLD:
                 self._restart_ended(app)
         finally:
-            self._options.file.unlink(missing_ok=True)
+            self._withdraw()
             for pid in self._processes:
                 os.kill(pid, signal.SIGKILL)
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -94,6 +95,12 @@ class Pool:
         print(
             f"{len(ports)} servers; --config.env.options.servers={self._options.file}", flush=True
         )
+
+    def _withdraw(self) -> None:
+        """Removes the file, which another pool may have written since."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # gone, or another's
+            if json.loads(self._options.file.read_text())["token"] == self._token:
+                self._options.file.unlink()
 
     def _fork(self, app, number: int) -> None:
         folder = self._folder / str(number)

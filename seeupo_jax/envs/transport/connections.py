@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import socket
 import sys
 import threading
 import time
+from collections.abc import Collection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from seeupo_jax.envs.transport import wire
 
+_LEFT = getattr(select, "POLLRDHUP", select.POLLHUP)  # its client has closed it
+
 
 class BoundedServer(ThreadingHTTPServer):
     """A thread for each connection, and a limit on both.
 
-    A connection beyond it is answered with `wire.BUSY` and closed. One whose handler does not call
+    A connection beyond it takes the place of one that its client has left, although its handler
+    still works; else it is answered with `wire.BUSY` and closed. One whose handler does not call
     `admit` in time is closed, whatever its client sends.
 
     Args:
@@ -51,6 +56,11 @@ class BoundedServer(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Starts a new connection's thread, or refuses it."""
         with self._lock:
+            crowded = len(self._opened) >= self._max_connections
+            left = _left(self._opened) if crowded else []
+        for connection in left:
+            self.shutdown_request(connection)
+        with self._lock:
             full = len(self._opened) >= self._max_connections
             if not full:
                 self._opened[request] = time.monotonic()
@@ -79,6 +89,16 @@ class BoundedServer(ThreadingHTTPServer):
         """Ignores clients that went away; they repeat a request whose answer they need."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
+
+
+def _left(connections: Collection[socket.socket]) -> list[socket.socket]:
+    """Those that their clients have closed."""
+    poll = select.poll()
+    for connection in connections:
+        with contextlib.suppress(ValueError):  # closed here
+            poll.register(connection, _LEFT)
+    ended = {number for number, _ in poll.poll(0)}
+    return [connection for connection in connections if connection.fileno() in ended]
 
 
 def _busy(reason: str) -> bytes:

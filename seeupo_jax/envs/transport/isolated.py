@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from seeupo_jax.envs import gate
-from seeupo_jax.envs.base import Message, StepResult, Tool
+from seeupo_jax.envs.base import Killable, Message, StepResult, Tool
 from seeupo_jax.envs.plain_values import Counted
 from seeupo_jax.envs.transport import remote_calls, wire
 from seeupo_jax.envs.transport.processes import (
@@ -33,7 +33,7 @@ class ProcessDied(Exception):
     """The environment's process ended instead of answering."""
 
 
-class Isolated:
+class Isolated(Killable):
     """An environment of `envs.make` in a process that starts with its first call.
 
     A call after the process has died starts a new one, which only `reset` can use. Calls wait

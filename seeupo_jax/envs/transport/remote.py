@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import re
 import secrets
 import threading
@@ -15,12 +16,22 @@ from typing import Any
 import urllib3
 
 from seeupo_jax.envs import gate
-from seeupo_jax.envs.base import Message, NoRoom, StepResult, TaskShare, Tool, TransientError
+from seeupo_jax.envs.base import (
+    Killable,
+    Message,
+    NoRoom,
+    StepResult,
+    TaskShare,
+    Tool,
+    TransientError,
+)
 from seeupo_jax.envs.transport import remote_calls, wire
+from seeupo_jax.envs.transport.http_client import HttpClient
 
 _log = logging.getLogger(__name__)
 
 _CONNECT_S = 10.0
+_TASKS_S = 60.0  # for what is asked of tasks, outside of an episode
 _CLOSE_S = 5.0
 _ANSWERS = {
     "reset": ("messages", "tools", "score"),
@@ -48,7 +59,7 @@ class _Malformed(RemoteError):
 
 
 @dataclass
-class Remote:
+class Remote(Killable):
     """A client of one session at a time; an object holds one connection.
 
     Requests are numbered, and the server executes none twice. So a broken connection is a
@@ -58,13 +69,14 @@ class Remote:
     Args:
       url: of the server, such as http://127.0.0.1:8700.
       token_file: the server's token; None: the default file of this machine.
-      timeout_s: without an answer; then the call is a `TransientError`. Where all of the server's
-        sessions or connections are open, it is a `NoRoom` at once.
+      timeout_s: without an answer; then the call is a `TransientError`. None: an episode's calls
+        have no limit but a pool's, which kills them, and others 60 s. Where all of the server's
+        sessions or connections are open, a call is a `NoRoom` at once.
     """
 
     url: str
     token_file: str | None = None
-    timeout_s: float = 60.0
+    timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
@@ -73,12 +85,11 @@ class Remote:
             "Authorization": f"Bearer {wire.read_token(self.token_file)}",
             "Content-Type": "application/json",
         }
-        # No redirects: the token is for this server only.
-        self._http = urllib3.PoolManager(maxsize=1, retries=False)
+        self._http = HttpClient()  # without redirects: the token is for this server only
         self._forget()
 
     def task_ids(self, split: str) -> Sequence[str]:
-        return self._result(self._post("task_ids", {"split": split}))
+        return self._ask("task_ids", {"split": split})
 
     def task_shares(self, split: str) -> Sequence[TaskShare]:
         """The parts of the environment's tasks; all in one where it has none.
@@ -86,7 +97,7 @@ class Remote:
         An older server, which cannot be asked, is taken to have none, with a warning.
         """
         try:
-            parts = self._result(self._post("task_shares", {"split": split}))
+            parts = self._ask("task_shares", {"split": split})
         except _Unknown:
             _warn_once(self.url, "parts")
             return [TaskShare("", 1.0, self.task_ids(split))]
@@ -99,14 +110,14 @@ class Remote:
     def labels(self, task_id: str) -> Mapping[str, str]:
         """A task's labels; none also of a server that knows none."""
         try:
-            return self._result(self._post("labels", {"task_id": task_id}))
+            return self._ask("labels", {"task_id": task_id})
         except _Unknown:
             return {}
 
     def reference(self, task_id: str) -> str | None:
         """The environment's reference answer to a task; None also of a server that knows none."""
         try:
-            return self._result(self._post("reference", {"task_id": task_id}))
+            return self._ask("reference", {"task_id": task_id})
         except _Unknown:
             return None
 
@@ -149,11 +160,21 @@ class Remote:
 
     def close(self) -> None:
         """Ends the session; the server does so itself if it cannot be reached."""
-        if self._number or self._in_doubt:
-            with contextlib.suppress(TransientError, RemoteError, ValueError):
-                self._post("close", {"session": self._session}, timeout_s=_CLOSE_S)
+        if (self._number or self._in_doubt) and not self._http.killed:
+            self._end_session(self._session)
         self._forget()
         self._http.clear()
+
+    def kill(self) -> None:
+        """Ends the request that runs, every later one and the session; any thread may call it."""
+        session = (self._session,)  # the thread whose request ends forgets it
+        self._http.kill()
+        threading.Thread(target=self._end_session, args=session).start()  # for at most 10 s
+
+    def _end_session(self, session: str) -> None:
+        http = HttpClient() if self._http.killed else self._http
+        with http, contextlib.suppress(TransientError, RemoteError, ValueError):
+            self._post("close", {"session": session}, timeout_s=_CLOSE_S, http=http)
 
     def _forget(self) -> None:
         self._session, self._number = secrets.token_hex(16), 0
@@ -189,6 +210,11 @@ class Remote:
         self._score = gate.check_score(result["score"])
         return result
 
+    def _ask(self, operation: str, request: dict[str, str]) -> Any:
+        """What the server answers about tasks."""
+        limit_s = _TASKS_S if self.timeout_s is None else self.timeout_s
+        return self._result(self._post(operation, request, timeout_s=limit_s))
+
     def _result(self, answer: dict[str, Any]) -> Any:
         """The environment's result; raises what it raised."""
         if "result" in answer:
@@ -200,7 +226,14 @@ class Remote:
         kind, text = str(error["type"]), str(error["text"])
         raise _ERRORS[kind](text) if kind in _ERRORS else RemoteError(f"{kind}: {text}")
 
-    def _post(self, operation: str, request: Any, timeout_s: float | None = None) -> dict:
+    def _post(
+        self,
+        operation: str,
+        request: Any,
+        *,
+        timeout_s: float | None = None,
+        http: HttpClient | None = None,
+    ) -> dict[str, Any]:
         body = json.dumps(request).encode()
         if len(body) > wire.MAX_REQUEST_BYTES:
             raise ValueError(
@@ -209,12 +242,12 @@ class Remote:
             )
         read_s = self.timeout_s if timeout_s is None else timeout_s
         try:
-            response = self._http.request(
+            response = (http or self._http).request(
                 "POST",
                 f"{self.url.rstrip('/')}/{operation}",
                 body=body,
                 headers=self._headers,
-                timeout=urllib3.Timeout(connect=min(_CONNECT_S, read_s), read=read_s),
+                timeout=urllib3.Timeout(connect=min(_CONNECT_S, read_s or math.inf), read=read_s),
                 preload_content=False,
             )
             payload = response.read(wire.MAX_ANSWER_BYTES + 1)

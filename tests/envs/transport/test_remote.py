@@ -1,6 +1,7 @@
 """A remote environment is the local one, whatever happens to the wire and to the server."""
 
 import functools
+import threading
 import time
 
 import pytest
@@ -343,3 +344,28 @@ def test_a_wrong_token_is_a_sentence(token_file, tmp_path):
         (tmp_path / "other").write_text("no\n")
         with pytest.raises(ValueError, match="remote token_file: .* refuses the token in it"):
             Remote(server.url, str(tmp_path / "other")).task_ids("train")
+
+
+@pytest.mark.parametrize("within", [False, True], ids=["alone", "in a mixture"])
+def test_an_abandoned_call_gives_its_session_and_its_thread_back(token_file, within):
+    echo = Echo()
+    with served(lambda: echo, token_file, max_sessions=1) as server:
+
+        def make():
+            options = {"url": server.url, "token_file": str(token_file)}
+            part = {"name": "remote", "options": options}
+            return envs.make("mixture", environments=[part]) if within else Remote(**options)
+
+        task = "remote:train/0" if within else "train/0"
+        start = {"ask": lambda env: env.reset(task, 1), "fresh": True}
+        before = set(threading.enumerate())
+        pool = EnvPool(make, 1, workers=1, timeout_s=2)
+        (first,) = set(threading.enumerate()) - before
+        in_pool(pool, **start)
+        late = in_pool(pool, lambda env: env.step("wait"))
+        assert late.result == Failure("timeout", "no answer in 2 s")
+        assert in_pool(pool, **start).result[0][0]["content"] == "train/0 1"
+        first.join(10)
+        assert not first.is_alive() and server.sessions == 1
+        echo.go_on.set()
+        pool.close()
