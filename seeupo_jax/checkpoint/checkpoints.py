@@ -91,7 +91,7 @@ class Checkpoints:
 
         When it returns, `state` has been read and may be donated. Once the checkpoint is on disk,
         an older one of the same step, those beyond `keep` and `keep_best`, interrupted and damaged
-        ones are removed.
+        ones are removed. One that cannot be is named in a sentence, and the next save tries again.
 
         Args:
           step: its number, >= 0.
@@ -151,7 +151,7 @@ class Checkpoints:
     def clear(self) -> None:
         """Removes all checkpoints, and the directory if nothing else is in it; on process 0."""
         for name in self._folders.names():
-            self._folders.remove(name)
+            self._remove(name)
         with contextlib.suppress(OSError, ValueError):  # something else is, or it is in a bucket
             self._directory.rmdir()
 
@@ -292,14 +292,30 @@ class Checkpoints:
         )
 
     def _prune(self, newest: int) -> None:
+        """Removes what is not kept; what cannot be removed is left for the next save's."""
+        try:
+            stale = self._stale(newest)
+        except OSError as error:
+            return self._warn(f"{self._directory}: nothing is removed: {reason(error)}.")
+        self._damaged &= {name for name in stale if not self._remove(name)}
+
+    def _stale(self, newest: int) -> set[str]:
         finished, good = self._folders.finished(), self._good()
         older = sorted(set(good) - {newest}, reverse=True)
         others = {step: good[step] for step in older[self._keep - 1 :]}
         best = self._best_first(others)[: self._keep_best]
         keep = {finished[step] for step in (newest, *older[: self._keep - 1], *best)}
-        for name in self._folders.names() - keep:
+        return self._folders.names() - keep
+
+    def _remove(self, name: str) -> bool:
+        """Removes a checkpoint, or says why it is left, which harms no other; whether it did."""
+        try:
             self._folders.remove(name)
-        self._damaged.clear()
+        except Exception as error:  # what a bucket raises is not always an OSError
+            path = self._directory / name
+            self._warn(f"{path} could not be removed: {reason(error)}; the next save tries again.")
+            return False
+        return True
 
     def _good(self) -> dict[int, str]:
         """The finished steps that were not found damaged."""
