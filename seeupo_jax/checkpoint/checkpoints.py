@@ -64,6 +64,7 @@ class Checkpoints:
         keep: int,
         keep_best: int = 1,
         *,
+        measured: Callable[[Mapping[str, Any]], object] = lambda extra: None,
         log: Callable[[str], None] = _LOGGER.warning,
     ):
         """Opens a directory, which need not exist yet.
@@ -72,6 +73,8 @@ class Checkpoints:
           directory: where the checkpoints are, or will be: a folder, or gs://BUCKET/PATH.
           keep: how many of the newest to keep, at least 1.
           keep_best: how many of the others to keep, those with the best scores.
+          measured: what a score was measured with, by the notes beside it. A score is compared
+            with those that were measured as the newest was; others come after these.
           log: takes one sentence for every checkpoint that is passed over, on process 0.
         """
         quiet_threads()
@@ -79,7 +82,7 @@ class Checkpoints:
         self._directory = epath.Path(path) if is_bucket(path) else Folder(path)
         self._folders = Folders(self._directory)
         self._keep, self._keep_best = keep, keep_best
-        self._log = log
+        self._measured, self._log = measured, log
         self._damaged: set[str] = set()  # names of folders
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[tuple[float, str] | None] | None = None
@@ -197,7 +200,10 @@ class Checkpoints:
         return max(self._folders.finished(), default=None)
 
     def best(self) -> int | None:
-        """The finished step with the best score, of equals the newer; None where none has one."""
+        """The finished step with the best score, of equals the newer; None where none has one.
+
+        It is the best of those that were measured as the newest score was.
+        """
         return on_primary(lambda: next(iter(self._best_first(self._good())), None))
 
     def restore(
@@ -302,8 +308,8 @@ class Checkpoints:
     def _stale(self, newest: int) -> set[str]:
         finished, good = self._folders.finished(), self._good()
         older = sorted(set(good) - {newest}, reverse=True)
-        others = {step: good[step] for step in older[self._keep - 1 :]}
-        best = self._best_first(others)[: self._keep_best]
+        others = set(older[self._keep - 1 :])
+        best = [step for step in self._best_first(good) if step in others][: self._keep_best]
         keep = {finished[step] for step in (newest, *older[: self._keep - 1], *best)}
         return self._folders.names() - keep
 
@@ -324,10 +330,13 @@ class Checkpoints:
         }
 
     def _best_first(self, steps: Mapping[int, str]) -> list[int]:
-        """The checkpoints that have a score, the best first."""
-        scores = {step: read_score(self._directory / name) for step, name in steps.items()}
-        scored = [(score, step) for step, score in scores.items() if score is not None]
-        return [step for _, step in sorted(scored, reverse=True)]
+        """The checkpoints that have a score, the best first; those measured otherwise come last."""
+        found = {step: read_score(self._directory / name) for step, name in steps.items()}
+        scored = {step: each for step, each in found.items() if each is not None}
+        measured = {step: self._measured(extra) for step, (_, extra) in scored.items()}
+        newest = measured.get(max(measured, default=-1))
+        ranks = {step: (measured[step] == newest, scored[step][0], step) for step in scored}
+        return sorted(scored, key=ranks.__getitem__, reverse=True)
 
     def _candidates(self, step: int | None) -> list[tuple[int, str]]:
         """The finished steps, newest first; says which newer saves were interrupted."""

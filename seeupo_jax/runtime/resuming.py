@@ -18,6 +18,7 @@ from seeupo_jax.policy.files.messages import choose_chat
 from seeupo_jax.policy.files.weights import PACKAGE, resolve_path
 from seeupo_jax.runtime.build import ARCHITECTURES
 from seeupo_jax.runtime.policy_folder import starting_folder
+from seeupo_jax.runtime.same_run import measured_with
 from seeupo_jax.trajectories.json_lines import plain
 
 
@@ -146,6 +147,27 @@ def lacks_evaluation(done: int, asked: int, saved: Mapping[str, Any], every: int
       every: iterations between its evaluations; 0: only before and after.
     """
     return done == asked < saved["iterations"] and not (every and done % every == 0)
+
+
+def selection_notice(
+    config: Config, selects_on: str | None, notes: Mapping[str, Any]
+) -> str | None:
+    """A line where scores of checkpoints are measured otherwise than those so far, else None.
+
+    Args:
+      selects_on: the split of the scores from now on; None: there are none.
+      notes: of the newest checkpoint.
+    """
+    now = measured_with({"config": to_dict(config), "selected_on": selects_on})
+    was = measured_with(notes)
+    if None in (now["split"], was["split"]) or now == was:
+        return None
+    changed = [name for name in now if now[name] != was[name]]
+    before, after = (", ".join(f"{n} {each[n]!r}" for n in changed) for each in (was, now))
+    return (
+        f"checkpoints are selected by evaluations with {after} from now on, and were with {before}:"
+        " scores before and after this are not compared"
+    )
 
 
 def resumption(unit: str, done: int, asked: int) -> str:

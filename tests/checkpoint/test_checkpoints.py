@@ -161,6 +161,25 @@ def test_the_best_of_the_others_are_kept(tmp_path, scores, keep, keep_best, kept
     assert _steps(tmp_path) == kept and checkpoints.best() == best
 
 
+def test_only_scores_that_were_measured_alike_are_compared(tmp_path):
+    """One that was measured otherwise stays until there are enough of the others."""
+    checkpoints, _ = _open(tmp_path, 1, measured=lambda extra: extra["k"])
+    for step, (k, score, kept, best) in enumerate(
+        [
+            (1, 0.5, [0], 0),
+            (1, 0.9, [0, 1], 1),
+            (2, None, [1, 2], 1),
+            (2, 0.3, [1, 3], 3),
+            (2, 0.2, [3, 4], 3),
+            (1, 0.1, [3, 5], 5),
+        ]
+    ):
+        checkpoints.save(step, {"x": jnp.zeros(2)}, {"k": k}, score)
+        checkpoints.wait()
+        assert (_steps(tmp_path), checkpoints.best()) == (kept, best)
+    checkpoints.close()
+
+
 def test_a_best_checkpoint_that_is_damaged_is_none(tmp_path):
     checkpoints, log = _open(tmp_path, 3)
     for step, score in enumerate([0.5, 0.9, 0.7]):

@@ -11,7 +11,12 @@ from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
 from seeupo_jax.metrics.metrics_log import MetricsWriter
 from seeupo_jax.metrics.run_manifest import Launch, note_checkpoints, write_run_manifest
-from seeupo_jax.runtime.resuming import check_begins, check_same_chat, check_same_sweep
+from seeupo_jax.runtime.resuming import (
+    check_begins,
+    check_same_chat,
+    check_same_sweep,
+    selection_notice,
+)
 
 FADING = ("optimizer.schedule=linear", "iterations=30")
 
@@ -79,6 +84,32 @@ def test_conversations_are_made_tokens_of_as_before(tmp_path, monkeypatch):
         check(load(other), plain, chat=note)
     monkeypatch.chdir(tmp_path)
     check(load(model, template="a.jinja"), load(model, template=str(tmp_path / "a.jinja")))
+
+
+@pytest.mark.parametrize(
+    ("given", "selects_on", "notes", "wanted"),
+    [
+        ((), "test", {}, None),
+        ((), "validation", {}, ("split 'validation'", "split 'test'")),
+        (("evaluation.k=4",), "dev", {"selected_on": "dev"}, ("k 4", "k 2")),
+        (("evaluation.temperature=0.9",), "test", {}, None),  # that of training
+        (
+            ("evaluation.tasks=9", "evaluation.temperature=0.5"),
+            *("test", {}, ("tasks 9, temperature 0.5", "tasks 64, temperature 0.9")),
+        ),
+        (("evaluation.k=4",), None, {}, None),
+        (("evaluation.k=4",), "dev", {"selected_on": None}, None),
+    ],
+)
+def test_a_line_says_where_scores_are_measured_otherwise(given, selects_on, notes, wanted):
+    begun = ("rollout.temperature=0.9", "evaluation.k=2")
+    notes = {"config": as_saved(load_config({}, begun)), **notes}
+    line = selection_notice(load_config({}, (*begun, *given)), selects_on, notes)
+    if wanted is None:
+        assert line is None
+    else:
+        after, before = wanted
+        assert f" with {after} from now on, and were with {before}: scores before and" in line
 
 
 def ran(workdir, config, *, iterations):

@@ -21,8 +21,14 @@ from seeupo_jax.runtime.resuming import (
     check_same_sweep,
     lacks_evaluation,
     resumption,
+    selection_notice,
 )
-from seeupo_jax.runtime.same_run import adapters_note, check_same_run, check_training
+from seeupo_jax.runtime.same_run import (
+    adapters_note,
+    check_same_run,
+    check_training,
+    measured_with,
+)
 from seeupo_jax.runtime.training.run_parts import RunParts
 from seeupo_jax.runtime.training.trajectory_source import Origin, Stored
 from seeupo_jax.trajectories.forks import fill_up
@@ -67,7 +73,8 @@ class RunCheckpoints:
         self._parts = parts
         settings, log = parts.config.checkpoint, parts.progress.log
         folder = find_directory(settings, parts.workdir)
-        self._checkpoints = Checkpoints(folder, settings.keep, settings.keep_best, log=log)
+        kept = settings.keep, settings.keep_best
+        self._checkpoints = Checkpoints(folder, *kept, measured=measured_with, log=log)
         self._folder, self._stopped_folder = folder, f"{folder}/stopped"
         self._stopped = Checkpoints(self._stopped_folder, 1, 0, log=log)
         # Of files, which may be gone when a checkpoint is written.
@@ -85,7 +92,9 @@ class RunCheckpoints:
         self._check_same_run(notes)
         self._resume_from(done, notes)
         self._print_remat(notes)
-        self._print_selection(notes)
+        notice = selection_notice(self._parts.config, self._parts.selects_on, notes)
+        if notice is not None:
+            self._parts.progress.log(notice)
         asked, saved = self._parts.config.iterations, notes["config"]
         self._parts.progress.log(resumption("iteration", done, asked))
         # Older versions saved after they evaluated, and did not say so.
@@ -240,16 +249,6 @@ class RunCheckpoints:
         success = self._parts.source.success
         if success is not None:
             success.restore(done, notes["task_success"])
-
-    def _print_selection(self, notes: Mapping[str, Any]) -> None:
-        """Warns where checkpoints so far were selected on another split than from now on."""
-        selects_on = self._parts.selects_on
-        saved = notes.get("selected_on", self._parts.config.evaluation.split)
-        if None not in (selects_on, saved) and selects_on != saved:
-            self._parts.progress.log(
-                f"checkpoints are selected on split {selects_on!r} from now on, and were on"
-                f" {saved!r}: the best one is selected by figures of both"
-            )
 
     def _print_remat(self, notes: Mapping[str, Any]) -> None:
         """Says where rematerialisation is another than before, as on other devices."""

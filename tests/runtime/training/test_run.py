@@ -533,16 +533,21 @@ def test_a_run_that_lost_its_checkpoints_is_refused_and_keeps_its_record(begin, 
     assert [line["iteration"] for line in read_metrics(folder)] == [1]
 
 
-def test_a_run_that_goes_on_with_other_activations_kept_says_so(begin, monkeypatch):
+def test_a_run_that_goes_on_with_other_activations_or_evaluations_says_so(begin, monkeypatch):
     logged = []
     monkeypatch.setattr(Progress, "log", lambda self, sentence: logged.append(sentence))
     with begin("remat") as (run, state):
         run.checkpoints.save(state)
-    for remat, wanted in (("none", []), ("full", ["remat: full, and none when the checkpoint"])):
+    selection = "checkpoints are selected by evaluations with k 9"
+    for changed, wanted in (
+        (["model.remat=none"], []),
+        (["model.remat=full", "evaluation.k=9"], ["remat: full, and none when", selection]),
+    ):
         logged.clear()
-        with begin("remat", f"model.remat={remat}"):
+        with begin("remat", *changed):
             pass
-        assert [sentence[:41] for sentence in logged if "remat" in sentence] == wanted
+        said = [each for each in logged if "from now on" in each or "remat" in each]
+        assert all(each.startswith(start) for each, start in zip(said, wanted, strict=True))
 
 
 @pytest.mark.parametrize("every", [0, 1])
