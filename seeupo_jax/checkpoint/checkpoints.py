@@ -206,6 +206,15 @@ class Checkpoints:
         """
         return on_primary(lambda: next(iter(self._best_first(self._good())), None))
 
+    def score(self, step: int) -> float | None:
+        """That of a finished step; None where it has none."""
+
+        def read() -> float | None:
+            scored = read_score(self._directory / self._folders.finished()[step])
+            return None if scored is None else scored[0]
+
+        return on_primary(read)
+
     def restore(
         self,
         example: Any,

@@ -17,6 +17,7 @@ from seeupo_jax.metrics.run_manifest import read_run_manifest
 from seeupo_jax.policy.files.messages import choose_chat
 from seeupo_jax.policy.files.weights import PACKAGE, resolve_path
 from seeupo_jax.runtime.build import ARCHITECTURES
+from seeupo_jax.runtime.evaluation import evaluated_splits
 from seeupo_jax.runtime.policy_folder import starting_folder
 from seeupo_jax.runtime.same_run import measured_with
 from seeupo_jax.trajectories.json_lines import plain
@@ -149,6 +150,38 @@ def lacks_evaluation(done: int, asked: int, saved: Mapping[str, Any], every: int
     return done == asked < saved["iterations"] and not (every and done % every == 0)
 
 
+def splits_left(
+    config: Config,
+    selects_on: str | None,
+    done: int,
+    notes: Mapping[str, Any],
+    score: float | None,
+) -> list[str]:
+    """The splits that a checkpoint's policy is evaluated on before the run resumes from it.
+
+    Where the run now ends with it, what an end is evaluated on and it was not, on its way.
+
+    Args:
+      selects_on: the split that checkpoints are selected on now; None: none is selected.
+      done, notes, score: of the checkpoint.
+    """
+    saved, wanted = notes["config"], evaluated_splits(config, selects_on, done)
+    every = saved["evaluation"]["every"]
+    # Older versions saved after they evaluated, and did not say so.
+    if not notes.get("evaluated", True) or lacks_evaluation(done, config.iterations, saved, every):
+        return wanted
+    if not done == config.iterations < saved["iterations"]:
+        return []
+    stands = score is not None and measured_with(notes) == _measured_now(config, selects_on)
+    had, scored = {config.evaluation.split}, {selects_on}
+    had = had | scored if stands else had - scored  # what is compared needs a score
+    return [split for split in wanted if split not in had]
+
+
+def _measured_now(config: Config, selects_on: str | None) -> dict[str, Any] | None:
+    return measured_with({"config": to_dict(config), "selected_on": selects_on})
+
+
 def selection_notice(
     config: Config, selects_on: str | None, notes: Mapping[str, Any]
 ) -> str | None:
@@ -158,8 +191,7 @@ def selection_notice(
       selects_on: the split of the scores from now on; None: there are none.
       notes: of the newest checkpoint.
     """
-    now = measured_with({"config": to_dict(config), "selected_on": selects_on})
-    was = measured_with(notes)
+    now, was = _measured_now(config, selects_on), measured_with(notes)
     if None in (now["split"], was["split"]) or now == was:
         return None
     changed = [name for name in now if now[name] != was[name]]

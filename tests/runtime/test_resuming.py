@@ -16,6 +16,7 @@ from seeupo_jax.runtime.resuming import (
     check_same_chat,
     check_same_sweep,
     selection_notice,
+    splits_left,
 )
 
 FADING = ("optimizer.schedule=linear", "iterations=30")
@@ -110,6 +111,31 @@ def test_a_line_says_where_scores_are_measured_otherwise(given, selects_on, note
     else:
         after, before = wanted
         assert f" with {after} from now on, and were with {before}: scores before and" in line
+
+
+@pytest.mark.parametrize(
+    ("given", "selects_on", "notes", "score", "wanted"),
+    [
+        ((), "validation", {}, None, ["train", "validation"]),
+        ((), "validation", {}, 0.5, ["train"]),
+        ((), "test", {}, None, ["test", "train"]),  # else the last checkpoint had no score
+        ((), "test", {}, 0.5, ["train"]),
+        ((), None, {}, None, ["train"]),
+        (("evaluation.k=9",), "validation", {}, 0.5, ["train", "validation"]),
+        ((), "validation", {"evaluated": False}, None, ["test", "train", "validation"]),
+        (("iterations=3",), "validation", {}, 0.5, []),
+        (("iterations=4",), "validation", {"evaluated": False}, None, ["test", "validation"]),
+    ],
+)
+def test_a_run_that_is_shortened_to_a_checkpoint_lacks_what_an_end_is_evaluated_on(
+    given, selects_on, notes, score, wanted
+):
+    """It was evaluated on `test` after the second of four iterations."""
+    begun = ("evaluation.every=2", "evaluation.extra_splits=train", "checkpoint.every=2")
+    config = as_saved(load_config({}, (*begun, "iterations=4")))
+    notes = {"config": config, "selected_on": selects_on, **notes}
+    now = load_config({}, (*begun, "iterations=2", *given))
+    assert splits_left(now, selects_on, 2, notes, score) == wanted
 
 
 def ran(workdir, config, *, iterations):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,9 +19,9 @@ from seeupo_jax.runtime.resuming import (
     chat_note,
     check_same_chat,
     check_same_sweep,
-    lacks_evaluation,
     resumption,
     selection_notice,
+    splits_left,
 )
 from seeupo_jax.runtime.same_run import (
     adapters_note,
@@ -53,6 +53,7 @@ class RunState(NamedTuple):
     train: the training state after it, or in the middle of the next sweep: see `stopped_sweep`.
     evaluated, saved: whether what is due after `done` of these two has been done.
     score: avg@k on the split that checkpoints are selected on, where `done` was evaluated on it.
+    left: the splits to evaluate `done` on; None: all of `evaluated_splits`.
     stopped_sweep: of iteration `done + 1`, where the run was stopped in it.
     statistics: of the rewards of turns up to `done`, where the estimator reads them.
     """
@@ -62,6 +63,7 @@ class RunState(NamedTuple):
     evaluated: bool = False
     saved: bool = True
     score: float | None = None
+    left: Sequence[str] | None = None
     stopped_sweep: StoppedSweep | None = None
     statistics: Statistics | None = None
 
@@ -92,16 +94,15 @@ class RunCheckpoints:
         self._check_same_run(notes)
         self._resume_from(done, notes)
         self._print_remat(notes)
-        notice = selection_notice(self._parts.config, self._parts.selects_on, notes)
+        config, selects_on = self._parts.config, self._parts.selects_on
+        notice = selection_notice(config, selects_on, notes)
         if notice is not None:
             self._parts.progress.log(notice)
-        asked, saved = self._parts.config.iterations, notes["config"]
-        self._parts.progress.log(resumption("iteration", done, asked))
-        # Older versions saved after they evaluated, and did not say so.
-        evaluated = notes.get("evaluated", True)
-        if lacks_evaluation(done, asked, saved, saved["evaluation"]["every"]):
-            evaluated = False
-        return RunState(done, train, evaluated=evaluated, statistics=_statistics(notes))
+        self._parts.progress.log(resumption("iteration", done, config.iterations))
+        score = self._checkpoints.score(done)
+        left = splits_left(config, selects_on, done, notes, score)
+        evaluated = not left
+        return RunState(done, train, evaluated, True, score, left, statistics=_statistics(notes))
 
     def restore_sweep(self, state: RunState) -> RunState:
         """The run in the middle of its next sweep where it was stopped in one; else as it is.
