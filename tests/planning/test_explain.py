@@ -199,6 +199,10 @@ def test_a_policy_that_is_made_from_nothing_has_a_warm_start(tmp_path, capsys):
     assert "train: 100, of which 100 are tested test: 100, of which 100 are tested" in said
     assert "evaluations test: 2, after iterations 0, 10" in said and "warm_start/" in said
     assert "train: 2, after iterations 0, 10: 100 tasks" in said
+    (tmp_path / "warm_start").mkdir()
+    (tmp_path / "warm_start" / "warm_start.json").write_text('{"seed": 7}')
+    with pytest.raises(ValueError, match="^config.seed: got 0; allowed .* warm start was made"):
+        explain(ROOT / "configs" / "bfcl_tiny.py", tmp_path, capsys)
 
 
 def test_adapters_are_told_apart(tmp_path, capsys):

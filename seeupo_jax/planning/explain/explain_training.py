@@ -42,6 +42,7 @@ from seeupo_jax.runtime.resuming import (
     check_begins,
     check_same_chat,
     check_same_sweep,
+    check_same_warm_start,
     resumption,
     splits_left,
 )
@@ -77,6 +78,7 @@ def explain_training(
     Raises:
       ValueError: what the run would say, too.
     """
+    check_same_warm_start(config, workdir)
     start = starting_folder(config, workdir)
     run, remat = plan_run(config, start, planned)
     selects_on = _selection(config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 import time
 from collections.abc import Callable
@@ -22,6 +23,11 @@ from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.policy_folder import replace_folder, starting_folder
+from seeupo_jax.runtime.resuming import (
+    WARM_START_FILE,
+    check_same_warm_start,
+    warm_start_note,
+)
 from seeupo_jax.runtime.sft.conversation_sources import (
     DEMONSTRATIONS,
     WithCallsAsText,
@@ -45,9 +51,11 @@ def start_policy(
 
     Raises:
       Stopped: a process was, in a warm start; nothing of it is kept.
-      ValueError: only some processes see it.
+      ValueError: only some processes see it, or it was made of something else.
     """
-    if not agree([starting_folder(config, workdir) is not None])[0]:
+    if agree([starting_folder(config, workdir) is not None])[0]:
+        on_primary(lambda: check_same_warm_start(config, workdir))
+    else:
         _warm_start(config, workdir, progress, stop)
     folder = starting_folder(config, workdir)
     if agree([folder is None])[0]:
@@ -114,10 +122,15 @@ def _warm_start(
                 progress.log(
                     f"{shown.counts['cut']} demonstrations were cut at {shown.limit} tokens"
                 )
-    model = policy.network.bind(policy.merged(params))
-    replace_folder(
-        workdir / "warm_start", lambda folder: save_pretrained(model, folder, policy.tokenizer)
-    )
+    model, note = policy.network.bind(policy.merged(params)), warm_start_note(config)
+
+    def write(unfinished: Path) -> None:
+        save_pretrained(model, unfinished, policy.tokenizer)
+        if jax.process_index() == 0:
+            text = json.dumps(note, indent=1)
+            (unfinished / WARM_START_FILE).write_text(text, encoding="utf-8")
+
+    replace_folder(workdir / "warm_start", write)
 
 
 def stage_optimizer(stage: WarmStartStage) -> optax.GradientTransformation:
