@@ -6,7 +6,7 @@ import dataclasses
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from seeupo_jax.checkpoint.process_sync import on_primary
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.supervised_schema import WarmStartStage
 from seeupo_jax.display.progress import Progress
+from seeupo_jax.learner.batching import Shapes
+from seeupo_jax.learner.imitation.action_segments import Segments
 from seeupo_jax.learner.imitation.imitation_batches import Batches
 from seeupo_jax.parallel.distributed import agree
 from seeupo_jax.parallel.stop_signal import Stopped
@@ -103,7 +105,7 @@ def _warm_start(
         for index, stage in enumerate(stages):
             progress.phase(f"warm start {index + 1}/{len(stages)}")
             shown = tokenize(sources[index], policy.tokenizer, limit=shapes.lengths[-1])
-            batches = Batches(shown, shapes, size, seed=config.seed + index, block=BLOCK)
+            batches = stage_batches(config, index, shown, shapes)
             next_shown = time.monotonic()
 
             def show(
@@ -131,6 +133,16 @@ def _warm_start(
             (unfinished / WARM_START_FILE).write_text(text, encoding="utf-8")
 
     replace_folder(workdir / "warm_start", write)
+
+
+def stage_batches(config: Config, index: int, shown: Sequence[Segments], shapes: Shapes) -> Batches:
+    """Batches of a stage's demonstrations, in another order than those of the other stages.
+
+    Args:
+      index: of the stage, from 0.
+    """
+    seed = config.seed + index
+    return Batches(shown, shapes, config.warm_start.batch_size, seed=seed, block=BLOCK)
 
 
 def stage_optimizer(stage: WarmStartStage) -> optax.GradientTransformation:
