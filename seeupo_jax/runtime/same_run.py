@@ -154,11 +154,11 @@ def measured_with(notes: Mapping[str, Any]) -> dict[str, Any] | None:
     """
     if SUPERVISED in notes:
         return None
-    saved = notes["config"]
-    evaluation = vars(Config().evaluation) | saved.get("evaluation", {})
+    usual, saved = Config(), notes.get("config", {})
+    evaluation = vars(usual.evaluation) | saved.get("evaluation", {})
     values = {name: evaluation[name] for name in ("tasks", "k", "temperature")}
     if values["temperature"] is None:
-        values["temperature"] = saved["rollout"]["temperature"]
+        values["temperature"] = (vars(usual.rollout) | saved.get("rollout", {}))["temperature"]
     return {"split": notes.get("selected_on", evaluation["split"]), **values}
 
 

@@ -77,7 +77,8 @@ def _keep_output(config: Config, folder: str) -> None:
 
     def copy(unfinished: Path) -> None:
         if jax.process_index() == 0:
-            shutil.copytree(folder, unfinished)
+            note = shutil.ignore_patterns(WARM_START_FILE)  # which is of this workdir
+            shutil.copytree(folder, unfinished, ignore=note)
 
     if on_primary(lambda: not output.exists() or not any(output.iterdir())):
         replace_folder(output, copy)

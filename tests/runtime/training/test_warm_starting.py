@@ -23,7 +23,8 @@ def test_the_output_gets_the_policy_where_it_has_none(tmp_path, monkeypatch, wri
     monkeypatch.chdir(tmp_path)
     for name in ("warm", "empty", "other", "linked"):
         (tmp_path / name).mkdir()
-    (tmp_path / "warm" / "config.json").write_text("warm")
+    for name in ("config.json", "warm_start.json"):
+        (tmp_path / "warm" / name).write_text("warm")
     (tmp_path / "other" / "config.json").write_text("another")
     (tmp_path / "link").symlink_to(tmp_path / "linked")
     config = from_dict({"warm_start": {"stages": [{"steps": 1}], "output": written}})
@@ -31,6 +32,7 @@ def test_the_output_gets_the_policy_where_it_has_none(tmp_path, monkeypatch, wri
         _keep_output(config, str(tmp_path / "warm"))
     text = (tmp_path / written / "config.json").read_text()
     assert text == ("another" if written == "other" else "warm")
+    assert [path.name for path in (tmp_path / written).iterdir()] == ["config.json"]
     assert not list(tmp_path.rglob("*.unfinished")) and (tmp_path / "link").is_symlink()
 
 
