@@ -55,6 +55,7 @@ from seeupo_jax.runtime.cli import (
     read_config,
     run_folder,
 )
+from seeupo_jax.runtime.same_run import measured_with
 from seeupo_jax.runtime.training.callbacks import Callback, check_callbacks, notify_callbacks
 from seeupo_jax.runtime.training.run import UNKNOWN, Run, begin_run
 from seeupo_jax.runtime.training.run_checkpoints import RunState
@@ -135,7 +136,8 @@ def run_training(
         stopped = _train(config, workdir, callbacks, launch, preparing)
         if jax.process_index() == 0 and stopped is None:
             learning_curve(workdir, split=config.evaluation.split)
-        best = Checkpoints(find_directory(config.checkpoint, workdir), 1).best()
+        directory = find_directory(config.checkpoint, workdir)
+        best = Checkpoints(directory, 1, measured=measured_with).best()
     written = config.checkpoint.export and stopped is None
     return TrainResult(
         workdir=workdir,

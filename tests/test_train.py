@@ -104,6 +104,8 @@ def test_a_run_leaves_metrics_checkpoints_curve_and_a_summary(finished):
     plan = "(128 B per token, 16 KiB per conversation of 128 tokens; 16 of them fit at once)"
     assert plan in printed
     assert "iteration 4/4" in printed and "avg@2" in printed and "Where to look next" in printed
+    note = json.loads((workdir / "warm_start" / "warm_start.json").read_text())
+    assert note["warm_start.batch_size"] == 16 and note["model.width"] == 32
 
 
 def test_a_trace_of_the_chosen_iteration_names_the_parts_of_the_run(finished):

@@ -64,6 +64,7 @@ class Checkpoints:
         keep: int,
         keep_best: int = 1,
         *,
+        measured: Callable[[Mapping[str, Any]], object] = lambda extra: None,
         log: Callable[[str], None] = _LOGGER.warning,
     ):
         """Opens a directory, which need not exist yet.
@@ -72,6 +73,8 @@ class Checkpoints:
           directory: where the checkpoints are, or will be: a folder, or gs://BUCKET/PATH.
           keep: how many of the newest to keep, at least 1.
           keep_best: how many of the others to keep, those with the best scores.
+          measured: what a score was measured with, by the notes beside it. A score is compared
+            with those that were measured as the newest was; others come after these.
           log: takes one sentence for every checkpoint that is passed over, on process 0.
         """
         quiet_threads()
@@ -79,7 +82,7 @@ class Checkpoints:
         self._directory = epath.Path(path) if is_bucket(path) else Folder(path)
         self._folders = Folders(self._directory)
         self._keep, self._keep_best = keep, keep_best
-        self._log = log
+        self._measured, self._log = measured, log
         self._damaged: set[str] = set()  # names of folders
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[tuple[float, str] | None] | None = None
@@ -91,7 +94,7 @@ class Checkpoints:
 
         When it returns, `state` has been read and may be donated. Once the checkpoint is on disk,
         an older one of the same step, those beyond `keep` and `keep_best`, interrupted and damaged
-        ones are removed.
+        ones are removed. One that cannot be is named in a sentence, and the next save tries again.
 
         Args:
           step: its number, >= 0.
@@ -151,7 +154,7 @@ class Checkpoints:
     def clear(self) -> None:
         """Removes all checkpoints, and the directory if nothing else is in it; on process 0."""
         for name in self._folders.names():
-            self._folders.remove(name)
+            self._remove(name)
         with contextlib.suppress(OSError, ValueError):  # something else is, or it is in a bucket
             self._directory.rmdir()
 
@@ -197,8 +200,20 @@ class Checkpoints:
         return max(self._folders.finished(), default=None)
 
     def best(self) -> int | None:
-        """The finished step with the best score, of equals the newer; None where none has one."""
+        """The finished step with the best score, of equals the newer; None where none has one.
+
+        It is the best of those that were measured as the newest score was.
+        """
         return on_primary(lambda: next(iter(self._best_first(self._good())), None))
+
+    def score(self, step: int) -> float | None:
+        """That of a finished step; None where it has none."""
+
+        def read() -> float | None:
+            scored = read_score(self._directory / self._folders.finished()[step])
+            return None if scored is None else scored[0]
+
+        return on_primary(read)
 
     def restore(
         self,
@@ -292,14 +307,30 @@ class Checkpoints:
         )
 
     def _prune(self, newest: int) -> None:
+        """Removes what is not kept; what cannot be removed is left for the next save's."""
+        try:
+            stale = self._stale(newest)
+        except OSError as error:
+            return self._warn(f"{self._directory}: nothing is removed: {reason(error)}.")
+        self._damaged &= {name for name in stale if not self._remove(name)}
+
+    def _stale(self, newest: int) -> set[str]:
         finished, good = self._folders.finished(), self._good()
         older = sorted(set(good) - {newest}, reverse=True)
-        others = {step: good[step] for step in older[self._keep - 1 :]}
-        best = self._best_first(others)[: self._keep_best]
+        others = set(older[self._keep - 1 :])
+        best = [step for step in self._best_first(good) if step in others][: self._keep_best]
         keep = {finished[step] for step in (newest, *older[: self._keep - 1], *best)}
-        for name in self._folders.names() - keep:
+        return self._folders.names() - keep
+
+    def _remove(self, name: str) -> bool:
+        """Removes a checkpoint, or says why it is left, which harms no other; whether it did."""
+        try:
             self._folders.remove(name)
-        self._damaged.clear()
+        except Exception as error:  # what a bucket raises is not always an OSError
+            path = self._directory / name
+            self._warn(f"{path} could not be removed: {reason(error)}; the next save tries again.")
+            return False
+        return True
 
     def _good(self) -> dict[int, str]:
         """The finished steps that were not found damaged."""
@@ -308,10 +339,13 @@ class Checkpoints:
         }
 
     def _best_first(self, steps: Mapping[int, str]) -> list[int]:
-        """The checkpoints that have a score, the best first."""
-        scores = {step: read_score(self._directory / name) for step, name in steps.items()}
-        scored = [(score, step) for step, score in scores.items() if score is not None]
-        return [step for _, step in sorted(scored, reverse=True)]
+        """The checkpoints that have a score, the best first; those measured otherwise come last."""
+        found = {step: read_score(self._directory / name) for step, name in steps.items()}
+        scored = {step: each for step, each in found.items() if each is not None}
+        measured = {step: self._measured(extra) for step, (_, extra) in scored.items()}
+        newest = measured.get(max(measured, default=-1))
+        ranks = {step: (measured[step] == newest, scored[step][0], step) for step in scored}
+        return sorted(scored, key=ranks.__getitem__, reverse=True)
 
     def _candidates(self, step: int | None) -> list[tuple[int, str]]:
         """The finished steps, newest first; says which newer saves were interrupted."""

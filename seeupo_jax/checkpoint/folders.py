@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import re
 import time
 
@@ -41,15 +42,21 @@ class Folders:
         for attempt in itertools.count(first):
             name = f"{step}.{attempt}" if attempt else str(step)
             if name in names:
-                self.remove(name)
+                with contextlib.suppress(OSError):  # what stays there leaves the next name
+                    self.remove(name)
             if not (self._directory / name).exists():  # else it is the user's
                 break
         (self._directory / name).mkdir(parents=True)
         return name
 
     def remove(self, name: str) -> None:
-        """Removes a checkpoint so that it never counts while it is only half there."""
+        """Removes a checkpoint so that it never counts while it is only half there.
+
+        Of one that is a symbolic link only the link: what that points to may not be the run's.
+        """
         folder = self._directory / name
+        if os.path.islink(folder):
+            return folder.unlink()
         manifest = folder / MANIFEST
         if manifest.is_dir():
             manifest.rmtree()

@@ -144,12 +144,14 @@ def _is_sealed(folder: epath.Path) -> bool:
     return True
 
 
-def read_score(folder: epath.Path) -> float | None:
-    """A checkpoint's score; None where it has none or its manifest is damaged."""
+def read_score(folder: epath.Path) -> tuple[float, dict[str, Any]] | None:
+    """A checkpoint's score and notes; None where it has no score or its manifest is damaged."""
     try:
-        return read_manifest(folder).get("score")
+        manifest = read_manifest(folder)
     except Damaged:
         return None
+    score = manifest.get("score")
+    return None if score is None else (score, manifest["extra"])
 
 
 def _seal(manifest: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ from seeupo_jax.policy.files.messages import unread_notice
 from seeupo_jax.policy.files.weights import resolve_path
 from seeupo_jax.policy.lora import merge, save_adapters
 from seeupo_jax.runtime import build
-from seeupo_jax.runtime.same_run import SUPERVISED, check_same_policy
+from seeupo_jax.runtime.same_run import SUPERVISED, check_same_policy, measured_with
 
 _LOGGER = logging.getLogger(__name__)
 # What --step and --weights are.
@@ -229,7 +229,8 @@ def find_step(config: Config, workdir: Path, step: str | None) -> int | None:
       ValueError: another word, or a best one where none has a score.
     """
     directory = find_directory(config.checkpoint, workdir)
-    checkpoints = Checkpoints(directory, 1, log=lambda _: None)  # what restores says it
+    # What restores says what is passed over.
+    checkpoints = Checkpoints(directory, 1, measured=measured_with, log=lambda _: None)
     if step is None:
         return _exported_step(checkpoints)
     if step == "latest":

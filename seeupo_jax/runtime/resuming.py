@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -14,11 +15,20 @@ from seeupo_jax.configuration.schema import Chat, Config
 from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.metrics.metrics_log import METRICS_FILE, read_metrics
 from seeupo_jax.metrics.run_manifest import read_run_manifest
+from seeupo_jax.policy.files.json_file import read_object
 from seeupo_jax.policy.files.messages import choose_chat
 from seeupo_jax.policy.files.weights import PACKAGE, resolve_path
 from seeupo_jax.runtime.build import ARCHITECTURES
+from seeupo_jax.runtime.evaluation import evaluated_splits
 from seeupo_jax.runtime.policy_folder import starting_folder
+from seeupo_jax.runtime.same_run import measured_with
 from seeupo_jax.trajectories.json_lines import plain
+
+_LOGGER = logging.getLogger(__name__)
+WARM_START_FILE = "warm_start.json"  # in the folder of the policy that a warm start has made
+# Of config.model, how a policy is computed, not which one it is.
+_COMPUTED = ("dtype", "param_dtype", "scan_layers", "remat", "attention")
+_PLACES = ("model.path", "chat.template")
 
 
 def check_same_sweep(config: Config, iteration: int, saved: Mapping[str, Any], folder: str) -> None:
@@ -79,8 +89,7 @@ def check_same_chat(config: Config, workdir: Path, notes: Mapping[str, Any]) -> 
         saved = _choose(config, workdir, given) or now
     for name, value in now.items():
         was = saved.get(name, vars(Chat())[name])
-        moved = name == "template" and None not in (value, was)
-        if value != was and not (moved and os.path.realpath(value) == os.path.realpath(was)):
+        if value != was and not (name == "template" and _is_one_place(value, was)):
             raise ValueError(
                 f"config.chat.{name}: got {value!r}; allowed for this workdir, whose checkpoint has"
                 f" it: {was!r}. Choose a new workdir for another run."
@@ -89,9 +98,72 @@ def check_same_chat(config: Config, workdir: Path, notes: Mapping[str, Any]) -> 
 
 def _choose(config: Config, workdir: Path, chat: Chat) -> dict[str, Any] | None:
     folder = starting_folder(config, workdir)
-    if folder is None or folder.startswith(f"{PACKAGE}{ARCHITECTURES}/"):  # sizes, no tokenizer
-        return None
-    return plain(asdict(choose_chat(resolve_path(folder), chat)))
+    chosen = None if folder is None else _own_chat(folder, chat)
+    return None if chosen is None else plain(asdict(chosen))
+
+
+def _own_chat(folder: str, chat: Chat) -> Chat | None:
+    """As `choose_chat`; None: a folder of sizes, without a tokenizer."""
+    sizes = folder.startswith(f"{PACKAGE}{ARCHITECTURES}/")
+    return None if sizes else choose_chat(resolve_path(folder), chat)
+
+
+def warm_start_note(config: Config) -> dict[str, Any]:
+    """What a warm start makes its policy of, by field, but for how that is computed.
+
+    Raises:
+      ValueError: a model folder that cannot be read.
+    """
+    path, chat = config.model.path, config.chat
+    return _made_of(config, chat if path is None else _own_chat(path, chat) or chat)
+
+
+def _made_of(config: Config, chat: Chat) -> dict[str, Any]:
+    values, path = to_dict(config), config.model.path
+    sizes = {name: x for name, x in values["model"].items() if name not in _COMPUTED}
+    parts = {
+        "model": sizes if path is None else {"path": path},
+        "env": {name: values["env"][name] for name in ("name", "options")},
+        "chat": asdict(chat),
+        "warm_start": {name: values["warm_start"][name] for name in ("stages", "batch_size")},
+    }
+    flat = {f"{part}.{name}": value for part in parts for name, value in parts[part].items()}
+    return plain({"seed": config.seed} | flat, finite=False)
+
+
+def check_same_warm_start(config: Config, workdir: Path) -> None:
+    """A policy that a warm start has left in a workdir must be what it would make now.
+
+    That of an earlier version, which left no note, is taken with a warning.
+
+    Raises:
+      ValueError: it was made of something else.
+    """
+    folder = workdir / "warm_start"
+    if not config.warm_start.stages or not os.path.isdir(folder):
+        return
+    try:
+        saved = read_object(folder / WARM_START_FILE)
+    except ValueError:
+        _LOGGER.warning(
+            "%s does not say what it was made with: it is taken whatever the configuration says.",
+            folder,
+        )
+        return
+    usual = _made_of(Config(), Chat())
+    for name, value in _made_of(config, config.chat).items():
+        was = saved.get(name, usual[name])
+        if name.startswith("chat.") and config.chat == Chat():  # then those of its folder hold
+            continue
+        if value != was and not (name in _PLACES and _is_one_place(value, was)):
+            raise ValueError(
+                f"config.{name}: got {value!r}; allowed for this workdir, whose warm start was made"
+                f" with it: {was!r}. Choose a new workdir for another run."
+            )
+
+
+def _is_one_place(path: str | None, other: str | None) -> bool:
+    return None not in (path, other) and os.path.realpath(path) == os.path.realpath(other)
 
 
 def check_begins(config: Config, workdir: Path) -> None:
@@ -146,6 +218,58 @@ def lacks_evaluation(done: int, asked: int, saved: Mapping[str, Any], every: int
       every: iterations between its evaluations; 0: only before and after.
     """
     return done == asked < saved["iterations"] and not (every and done % every == 0)
+
+
+def splits_left(
+    config: Config,
+    selects_on: str | None,
+    done: int,
+    notes: Mapping[str, Any],
+    score: float | None,
+) -> list[str]:
+    """The splits that a checkpoint's policy is evaluated on before the run resumes from it.
+
+    Where the run now ends with it, what an end is evaluated on and it was not, on its way.
+
+    Args:
+      selects_on: the split that checkpoints are selected on now; None: none is selected.
+      done, notes, score: of the checkpoint.
+    """
+    saved, wanted = notes["config"], evaluated_splits(config, selects_on, done)
+    every = saved["evaluation"]["every"]
+    # Older versions saved after they evaluated, and did not say so.
+    if not notes.get("evaluated", True) or lacks_evaluation(done, config.iterations, saved, every):
+        return wanted
+    if not done == config.iterations < saved["iterations"]:
+        return []
+    stands = score is not None and measured_with(notes) == _measured_now(config, selects_on)
+    had, scored = {config.evaluation.split}, {selects_on}
+    had = had | scored if stands else had - scored  # what is compared needs a score
+    return [split for split in wanted if split not in had]
+
+
+def _measured_now(config: Config, selects_on: str | None) -> dict[str, Any] | None:
+    return measured_with({"config": to_dict(config), "selected_on": selects_on})
+
+
+def selection_notice(
+    config: Config, selects_on: str | None, notes: Mapping[str, Any]
+) -> str | None:
+    """A line where scores of checkpoints are measured otherwise than those so far, else None.
+
+    Args:
+      selects_on: the split of the scores from now on; None: there are none.
+      notes: of the newest checkpoint.
+    """
+    now, was = _measured_now(config, selects_on), measured_with(notes)
+    if None in (now["split"], was["split"]) or now == was:
+        return None
+    changed = [name for name in now if now[name] != was[name]]
+    before, after = (", ".join(f"{n} {each[n]!r}" for n in changed) for each in (was, now))
+    return (
+        f"checkpoints are selected by evaluations with {after} from now on, and were with {before}:"
+        " scores before and after this are not compared"
+    )
 
 
 def resumption(unit: str, done: int, asked: int) -> str:

@@ -147,6 +147,21 @@ def check_same_policy(
         )
 
 
+def measured_with(notes: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the score of a checkpoint was measured with, by its notes; only like ones are compared.
+
+    None: on the held-out conversations of supervised fine-tuning, which no run may change.
+    """
+    if SUPERVISED in notes:
+        return None
+    usual, saved = Config(), notes.get("config", {})
+    evaluation = vars(usual.evaluation) | saved.get("evaluation", {})
+    values = {name: evaluation[name] for name in ("tasks", "k", "temperature")}
+    if values["temperature"] is None:
+        values["temperature"] = (vars(usual.rollout) | saved.get("rollout", {}))["temperature"]
+    return {"split": notes.get("selected_on", evaluation["split"]), **values}
+
+
 def adapters_note(config: Config) -> dict[str, Any]:
     """The adapters that a run has, also those of `lora.path`, for its checkpoints; {}: none."""
     lora = build.adapters(config)

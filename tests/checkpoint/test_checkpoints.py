@@ -25,6 +25,7 @@ from process_cases import environment
 from seeupo_jax.checkpoint import Checkpoints, SaveError, check_path, check_writable
 from seeupo_jax.checkpoint import checkpoints as checkpoints_module
 from seeupo_jax.checkpoint.manifest import is_checkpoint
+from seeupo_jax.checkpoint.storage import Folder
 from seeupo_jax.types import TrainState
 
 
@@ -158,6 +159,25 @@ def test_the_best_of_the_others_are_kept(tmp_path, scores, keep, keep_best, kept
         checkpoints.save(step, {"x": jnp.full((2,), float(step))}, {}, score)
     checkpoints.close()
     assert _steps(tmp_path) == kept and checkpoints.best() == best
+
+
+def test_only_scores_that_were_measured_alike_are_compared(tmp_path):
+    """One that was measured otherwise stays until there are enough of the others."""
+    checkpoints, _ = _open(tmp_path, 1, measured=lambda extra: extra["k"])
+    for step, (k, score, kept, best) in enumerate(
+        [
+            (1, 0.5, [0], 0),
+            (1, 0.9, [0, 1], 1),
+            (2, None, [1, 2], 1),
+            (2, 0.3, [1, 3], 3),
+            (2, 0.2, [3, 4], 3),
+            (1, 0.1, [3, 5], 5),
+        ]
+    ):
+        checkpoints.save(step, {"x": jnp.zeros(2)}, {"k": k}, score)
+        checkpoints.wait()
+        assert (_steps(tmp_path), checkpoints.best()) == (kept, best)
+    checkpoints.close()
 
 
 def test_a_best_checkpoint_that_is_damaged_is_none(tmp_path):
@@ -406,6 +426,44 @@ def test_a_removal_that_is_killed_anywhere_is_finished_by_the_next_save(saved, o
     checkpoints.save(30, _state(3.0), {})
     checkpoints.close()
     assert _steps(saved) == [20, 30]
+
+
+def test_a_checkpoint_that_is_a_link_is_pruned_without_touching_what_it_points_to(saved):
+    elsewhere = saved.parent / "another_disk"
+    shutil.move(saved / "10", elsewhere)
+    (saved / "10").symlink_to(elsewhere)
+    files = _files_with_data(elsewhere)
+    checkpoints, log = _open(saved)
+    checkpoints.save(30, _state(3.0), {})
+    checkpoints.close()
+    assert _steps(saved) == [20, 30] and log == []
+    assert _files_with_data(elsewhere) == files and "manifest.json" in files
+
+
+def test_a_checkpoint_that_cannot_be_removed_ends_no_save_and_is_tried_again(saved, monkeypatch):
+    """As a folder on NFS, of which a reader has a file open."""
+    rmtree = Folder.rmtree
+
+    def busy(path, **options):
+        if path.name in ("10", "30"):
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
+        return rmtree(path, **options)
+
+    (saved / "30").mkdir()  # of a save that was killed
+    checkpoints, log = _open(saved, keep=1)
+    sentence = "could not be removed: Directory not empty; the next save tries again."
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "rmtree", busy)
+        for step, left in ((30, ["10", "30", "30.1"]), (40, ["10", "30", "40"])):
+            log.clear()
+            checkpoints.save(step, _state(3.0), {})
+            checkpoints.wait()
+            assert sorted(path.name for path in saved.iterdir()) == left
+            assert sorted(log) == [f"{saved}/{name} {sentence}" for name in ("10", "30")]
+        assert checkpoints.restore(_state())[0] == 40
+    checkpoints.save(50, _state(3.0), {})
+    checkpoints.close()
+    assert _steps(saved) == [50]
 
 
 def test_the_last_of_more_than_ten_saves_of_a_step_counts(saved):

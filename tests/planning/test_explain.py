@@ -199,6 +199,10 @@ def test_a_policy_that_is_made_from_nothing_has_a_warm_start(tmp_path, capsys):
     assert "train: 100, of which 100 are tested test: 100, of which 100 are tested" in said
     assert "evaluations test: 2, after iterations 0, 10" in said and "warm_start/" in said
     assert "train: 2, after iterations 0, 10: 100 tasks" in said
+    (tmp_path / "warm_start").mkdir()
+    (tmp_path / "warm_start" / "warm_start.json").write_text('{"seed": 7}')
+    with pytest.raises(ValueError, match="^config.seed: got 0; allowed .* warm start was made"):
+        explain(ROOT / "configs" / "bfcl_tiny.py", tmp_path, capsys)
 
 
 def test_adapters_are_told_apart(tmp_path, capsys):
@@ -317,7 +321,13 @@ def test_a_run_that_goes_on_is_told_from_where(begin, tmp_path, capsys):
     assert f"iterations 4, resuming after iteration 2, from {tmp_path}/checkpoints" in said
     assert "2 are left" in said
     assert "evaluations test: 2, after iterations 2, 4" in said
-    assert "checkpoints 2, after iterations 3, 4" in said
+    assert "checkpoints 3, after iterations 2, 3, 4" in said  # the first one with a score
+    shorter = dataclasses.replace(config.evaluation, extra_splits=("train",))
+    shorter = dataclasses.replace(config, iterations=2, evaluation=shorter)
+    print_explanation(explain_training(shorter, tmp_path))
+    said = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert "evaluations test: 1, after iterations 2" in said
+    assert "train: 1, after iterations 2" in said and "checkpoints 1, after iterations 2" in said
     assert sorted(tmp_path.rglob("*")) == files
     other = dataclasses.replace(config, seed=5)
     with pytest.raises(ValueError, match="config.seed: got 5; allowed for this workdir"):
@@ -348,9 +358,10 @@ def test_a_workdir_that_is_closed_to_this_user_is_planned_from_the_start(tmp_pat
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(explain_training_module, "check_begins", closed)
-    begins = explain_training_module._start(SimpleNamespace(state={}), Config(), tmp_path)
+    run = SimpleNamespace(state={})
+    begins = explain_training_module._start(run, Config(), tmp_path, "validation")
     lacks = f"from the start: {tmp_path}/checkpoints has no checkpoint"
-    assert begins == (0, False, [lacks])
+    assert begins == (0, ["test"], [lacks])
 
 
 def test_the_page_of_optimizers_shows_what_is_printed(tmp_path, capsys):

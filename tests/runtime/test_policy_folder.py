@@ -17,7 +17,12 @@ from seeupo_jax.configuration.schema import Config, Mesh
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.policy.files.weights import from_pretrained
 from seeupo_jax.runtime.build import Policy
-from seeupo_jax.runtime.policy_folder import check_output, check_trained, write_policy
+from seeupo_jax.runtime.policy_folder import (
+    check_output,
+    check_trained,
+    find_step,
+    write_policy,
+)
 
 
 def test_what_cannot_be_written_is_an_error_of_all_processes(tmp_path):
@@ -105,6 +110,16 @@ def test_no_command_makes_another_policy_of_a_checkpoint_than_the_run_did(
     error = capsys.readouterr().err
     assert "error: config.lora.alpha: got 32.0; allowed for this workdir" in error
     assert error.endswith(" adapters of it: 64.0.\n")  # a new workdir would be no help
+
+
+def test_the_best_checkpoint_is_best_among_scores_that_were_measured_alike(tmp_path):
+    """Also where a version wrote them that noted no more than its configuration."""
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=9)
+    for step, (tasks, score) in enumerate([(1, 1.0), (24, 0.4), (24, 0.3)]):
+        config = to_dict(from_dict({"evaluation": {"tasks": tasks}}))
+        checkpoints.save(step, {"params": jnp.zeros(2)}, {"config": config}, score)
+    checkpoints.close()
+    assert find_step(Config(), tmp_path, "best") == 1
 
 
 def test_which_policy_a_checkpoint_is_of_is_what_its_run_says(tmp_path, caplog):

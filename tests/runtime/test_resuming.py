@@ -1,5 +1,6 @@
 """What a run that resumes must not do to the work of the one before it."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -9,9 +10,18 @@ import pytest
 
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
+from seeupo_jax.configuration.schema import Chat
 from seeupo_jax.metrics.metrics_log import MetricsWriter
 from seeupo_jax.metrics.run_manifest import Launch, note_checkpoints, write_run_manifest
-from seeupo_jax.runtime.resuming import check_begins, check_same_chat, check_same_sweep
+from seeupo_jax.runtime.resuming import (
+    check_begins,
+    check_same_chat,
+    check_same_sweep,
+    check_same_warm_start,
+    selection_notice,
+    splits_left,
+    warm_start_note,
+)
 
 FADING = ("optimizer.schedule=linear", "iterations=30")
 
@@ -79,6 +89,125 @@ def test_conversations_are_made_tokens_of_as_before(tmp_path, monkeypatch):
         check(load(other), plain, chat=note)
     monkeypatch.chdir(tmp_path)
     check(load(model, template="a.jinja"), load(model, template=str(tmp_path / "a.jinja")))
+
+
+@pytest.mark.parametrize(
+    ("given", "selects_on", "notes", "wanted"),
+    [
+        ((), "test", {}, None),
+        ((), "validation", {}, ("split 'validation'", "split 'test'")),
+        (("evaluation.k=4",), "dev", {"selected_on": "dev"}, ("k 4", "k 2")),
+        (("evaluation.temperature=0.9",), "test", {}, None),  # that of training
+        (
+            ("evaluation.tasks=9", "evaluation.temperature=0.5"),
+            *("test", {}, ("tasks 9, temperature 0.5", "tasks 64, temperature 0.9")),
+        ),
+        (("evaluation.k=4",), None, {}, None),
+        (("evaluation.k=4",), "dev", {"selected_on": None}, None),
+    ],
+)
+def test_a_line_says_where_scores_are_measured_otherwise(given, selects_on, notes, wanted):
+    begun = ("rollout.temperature=0.9", "evaluation.k=2")
+    notes = {"config": as_saved(load_config({}, begun)), **notes}
+    line = selection_notice(load_config({}, (*begun, *given)), selects_on, notes)
+    if wanted is None:
+        assert line is None
+    else:
+        after, before = wanted
+        assert f" with {after} from now on, and were with {before}: scores before and" in line
+
+
+@pytest.mark.parametrize(
+    ("given", "selects_on", "notes", "score", "wanted"),
+    [
+        ((), "validation", {}, None, ["train", "validation"]),
+        ((), "validation", {}, 0.5, ["train"]),
+        ((), "test", {}, None, ["test", "train"]),  # else the last checkpoint had no score
+        ((), "test", {}, 0.5, ["train"]),
+        ((), None, {}, None, ["train"]),
+        (("evaluation.k=9",), "validation", {}, 0.5, ["train", "validation"]),
+        ((), "validation", {"evaluated": False}, None, ["test", "train", "validation"]),
+        (("iterations=3",), "validation", {}, 0.5, []),
+        (("iterations=4",), "validation", {"evaluated": False}, None, ["test", "validation"]),
+    ],
+)
+def test_a_run_that_is_shortened_to_a_checkpoint_lacks_what_an_end_is_evaluated_on(
+    given, selects_on, notes, score, wanted
+):
+    """It was evaluated on `test` after the second of four iterations."""
+    begun = ("evaluation.every=2", "evaluation.extra_splits=train", "checkpoint.every=2")
+    config = as_saved(load_config({}, (*begun, "iterations=4")))
+    notes = {"config": config, "selected_on": selects_on, **notes}
+    now = load_config({}, (*begun, "iterations=2", *given))
+    assert splits_left(now, selects_on, 2, notes, score) == wanted
+
+
+STAGES = "warm_start.stages=[{'steps': 2, 'demonstrations': {'skill': 1.0}}]"
+
+
+def made(workdir, *choices):
+    """The configuration of a workdir in which a warm start has ended."""
+    folder, config = workdir / "warm_start", load_config({}, [STAGES, *choices])
+    folder.mkdir()
+    (folder / "warm_start.json").write_text(json.dumps(warm_start_note(config)))
+    check_same_warm_start(config, workdir)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ("model.width=64", "model.width: got 64; .*: 128"),
+        ("model.path=package:order_desk", "model.path: got 'package:order_desk'; .*: None"),
+        ("seed=3", "seed: got 3; .*: 0"),
+        ("warm_start.batch_size=4", "warm_start.batch_size: got 4; .*: 64"),
+        (STAGES.replace("2", "3"), r"warm_start.stages: got \[{'steps': 3, .*: \[{'steps': 2, "),
+        ("env.options={'level': 2}", "env.options: got {'level': 2}; .*: {}"),
+        ("chat.tools=json", "chat.tools: got 'json'; .*: 'none'"),
+        (("model.dtype=bfloat16", "model.remat=full", "model.scan_layers=True"), None),
+        (("warm_start.output=x", "iterations=9", "env.workers=3", "rollout.tasks=9"), None),
+    ],
+)
+def test_a_policy_of_another_warm_start_is_not_taken(tmp_path, caplog, changed, sentence):
+    made(tmp_path, "chat.tools=none")
+    changed = [changed] if isinstance(changed, str) else changed
+    config = load_config({}, [STAGES, *changed])
+    if sentence is None:
+        check_same_warm_start(config, tmp_path)
+    else:
+        with pytest.raises(ValueError, match=f"^config.{sentence}.* new workdir for another run.$"):
+            check_same_warm_start(config, tmp_path)
+    assert not caplog.records
+
+
+def test_a_warm_start_begins_with_one_model_whatever_it_is_called(tmp_path, monkeypatch):
+    """What sets its sizes is the folder, not the fields of `config.model`."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "model" / "chat.json").write_text('{"tools": "json"}')
+    (tmp_path / "link").symlink_to("model")
+    made(tmp_path, f"model.path={tmp_path / 'model'}")
+    monkeypatch.chdir(tmp_path)
+    for path in ("model", "link"):
+        config = load_config({}, [STAGES, f"model.path={path}", "model.width=64"])
+        check_same_warm_start(config, tmp_path)
+    check_same_warm_start(dataclasses.replace(config, chat=Chat(tools="json")), tmp_path)
+    with pytest.raises(ValueError, match="^config.chat.tools: got 'none'; .*: 'json'"):
+        check_same_warm_start(dataclasses.replace(config, chat=Chat(tools="none")), tmp_path)
+    with pytest.raises(ValueError, match="^config.model.path: got 'other'; .*/model'. Choose"):
+        check_same_warm_start(load_config({}, [STAGES, "model.path=other"]), tmp_path)
+
+
+def test_a_warm_start_of_a_version_that_left_no_note_is_taken_with_a_warning(tmp_path, caplog):
+    config = made(tmp_path)
+    check_same_warm_start(load_config({}, ["seed=3", "model.path=other"]), tmp_path)  # none of it
+    assert not caplog.records
+    for text in ("{", None):
+        note = tmp_path / "warm_start" / "warm_start.json"
+        note.unlink() if text is None else note.write_text(text)
+        check_same_warm_start(config, tmp_path)
+        assert "/warm_start does not say what it was made with" in caplog.messages.pop()
+        caplog.clear()
 
 
 def ran(workdir, config, *, iterations):

@@ -42,7 +42,9 @@ from seeupo_jax.runtime.resuming import (
     check_begins,
     check_same_chat,
     check_same_sweep,
+    check_same_warm_start,
     resumption,
+    splits_left,
 )
 from seeupo_jax.runtime.same_run import check_same_run, check_training
 
@@ -53,11 +55,11 @@ _SHOWN = "order ratio objective advantage baseline scale old_policy weight_clip 
 class _Start(NamedTuple):
     """What a run resumes from.
 
-    done: iterations. evaluated: whether the policy after them has been. lines: in words.
+    done: iterations. left: splits that the policy after them is evaluated on. lines: in words.
     """
 
     done: int
-    evaluated: bool
+    left: Sequence[str]
     lines: list[str]
 
 
@@ -76,10 +78,12 @@ def explain_training(
     Raises:
       ValueError: what the run would say, too.
     """
+    check_same_warm_start(config, workdir)
     start = starting_folder(config, workdir)
     run, remat = plan_run(config, start, planned)
-    begins = _start(run, config, workdir)
-    evaluated = _evaluated(config, begins)
+    selects_on = _selection(config)
+    begins = _start(run, config, workdir, selects_on)
+    evaluated = _evaluated(config, begins, selects_on)
     lacks = [f"a run needs, and this machine has not: {what}" for what in missing]
     return [
         ("missing", lacks),
@@ -101,7 +105,7 @@ def explain_training(
     ]
 
 
-def _start(run: AbstractRun, config: Config, workdir: Path) -> _Start:
+def _start(run: AbstractRun, config: Config, workdir: Path, selects_on: str | None) -> _Start:
     """Where a run in this folder with this configuration, as it was given, would resume."""
     folder = find_directory(config.checkpoint, workdir)
     passed: list[str] = []
@@ -120,14 +124,16 @@ def _start(run: AbstractRun, config: Config, workdir: Path) -> _Start:
         if (found := stopped.newest({}, partial=True, optional=True)) is not None:
             check_same_sweep(config, sweep, found[1]["config"], f"{folder}/stopped")
             line = f"resuming in the sweep of iteration {sweep}, where a run was stopped"
-            return _Start(sweep - 1, True, [*passed, line])
+            return _Start(sweep - 1, [], [*passed, line])
         passed.append(f"the stopped sweep of iteration {sweep} starts again")
     if newest is None:
         with contextlib.suppress(PermissionError):  # of a folder that is meant on another machine
             check_begins(config, workdir)
-        return _Start(0, False, [*passed, f"from the start: {folder} has no checkpoint"])
+        left = evaluated_splits(config, selects_on, 0)
+        return _Start(0, left, [*passed, f"from the start: {folder} has no checkpoint"])
+    left = splits_left(config, selects_on, done, notes, files.score(done))
     line = resumption("iteration", done, config.iterations)
-    return _Start(done, notes.get("evaluated", True), [*passed, f"{line}, from {folder}"])
+    return _Start(done, left, [*passed, f"{line}, from {folder}"])
 
 
 def _tasks(config: Config, evaluated: Mapping[str, Sequence[int]]) -> list[str]:
@@ -227,15 +233,18 @@ def _due(config: Config, every: int, done: int) -> list[int]:
     return [i for i in range(done + 1, config.iterations + 1) if due(config, i, every)]
 
 
-def _evaluated(config: Config, begins: _Start) -> dict[str, list[int]]:
-    """After which iterations each split is evaluated."""
+def _selection(config: Config) -> str | None:
+    """The split that checkpoints are selected on, as far as it is known here."""
     try:
-        selects_on = selection_split(config, find_tasks(config))
+        return selection_split(config, find_tasks(config))
     except Missing:
-        selects_on = config.evaluation.select_on if config.checkpoint.keep_best else None
-    splits: dict[str, list[int]] = {}
-    pending = [] if begins.evaluated else [begins.done]
-    for iteration in pending + _due(config, config.evaluation.every, begins.done):
+        return config.evaluation.select_on if config.checkpoint.keep_best else None
+
+
+def _evaluated(config: Config, begins: _Start, selects_on: str | None) -> dict[str, list[int]]:
+    """After which iterations each split is evaluated."""
+    splits: dict[str, list[int]] = {split: [begins.done] for split in begins.left}
+    for iteration in _due(config, config.evaluation.every, begins.done):
         for split in evaluated_splits(config, selects_on, iteration):
             splits.setdefault(split, []).append(iteration)
     return splits
@@ -256,7 +265,8 @@ def _evaluations(config: Config, evaluated: Mapping[str, Sequence[int]]) -> list
 
 
 def _checkpoints(run: AbstractRun, workdir: Path, begins: _Start) -> list[str]:
-    after = _due(run.config, run.config.checkpoint.every, begins.done)
+    again = [begins.done] if begins.left and begins.done else []  # with what it was evaluated by
+    after = again + _due(run.config, run.config.checkpoint.every, begins.done)
     when = f"{len(after)}, after iterations {listed(after)}"
     return checkpoint_lines(run.config, workdir, run.state, when) if after else ["none"]
 

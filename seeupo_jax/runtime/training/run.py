@@ -214,14 +214,16 @@ class Run:
         parts.stagnation.check(iteration, collected, sweep_metrics)
 
     def evaluate(self, state: RunState) -> RunState:
-        """Evaluates on the splits of `evaluated_splits`."""
+        """Evaluates on the splits of `evaluated_splits`, or those that are left of them."""
         parts, config = self.parts, self.parts.config.evaluation
-        iteration = state.done
+        iteration, splits = state.done, state.left
+        if splits is None:
+            splits = evaluated_splits(parts.config, parts.selects_on, iteration)
         parts.progress.phase("evaluation")
         params = parts.policy.merged(final_params(state.train))
         values: dict[str, float] = {} if state.train.ema is None else {"eval/ema": 1.0}
         with parts.log.apart("evaluation") as spent:
-            for split in evaluated_splits(parts.config, parts.selects_on, iteration):
+            for split in splits:
                 values |= evaluate(
                     parts.config,
                     parts.worker,
@@ -232,13 +234,13 @@ class Run:
                     iteration=iteration,
                     on_played=functools.partial(self._on_played, iteration, split),
                 )
-        score = state.score
+        score = None if parts.selects_on is None else state.score
         selects_on = compared_on(parts.config, parts.selects_on, iteration)
-        if selects_on is not None:
+        if selects_on is not None and selects_on in splits:
             score = values[f"{evaluation_prefix(config.split, selects_on)}/avg@{config.k}"]
             values["eval/selected_on"] = float(selects_on == config.split)
         parts.callbacks.evaluation(iteration, parts.log.evaluation(iteration, values | spent))
-        return state._replace(evaluated=True, score=score)
+        return state._replace(evaluated=True, score=score, left=None)
 
     def _on_played(
         self, iteration: int, split: str, trajectories: Sequence[Trajectory], labels: Labels

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,10 +19,16 @@ from seeupo_jax.runtime.resuming import (
     chat_note,
     check_same_chat,
     check_same_sweep,
-    lacks_evaluation,
     resumption,
+    selection_notice,
+    splits_left,
 )
-from seeupo_jax.runtime.same_run import adapters_note, check_same_run, check_training
+from seeupo_jax.runtime.same_run import (
+    adapters_note,
+    check_same_run,
+    check_training,
+    measured_with,
+)
 from seeupo_jax.runtime.training.run_parts import RunParts
 from seeupo_jax.runtime.training.trajectory_source import Origin, Stored
 from seeupo_jax.trajectories.forks import fill_up
@@ -47,6 +53,7 @@ class RunState(NamedTuple):
     train: the training state after it, or in the middle of the next sweep: see `stopped_sweep`.
     evaluated, saved: whether what is due after `done` of these two has been done.
     score: avg@k on the split that checkpoints are selected on, where `done` was evaluated on it.
+    left: the splits to evaluate `done` on; None: all of `evaluated_splits`.
     stopped_sweep: of iteration `done + 1`, where the run was stopped in it.
     statistics: of the rewards of turns up to `done`, where the estimator reads them.
     """
@@ -56,6 +63,7 @@ class RunState(NamedTuple):
     evaluated: bool = False
     saved: bool = True
     score: float | None = None
+    left: Sequence[str] | None = None
     stopped_sweep: StoppedSweep | None = None
     statistics: Statistics | None = None
 
@@ -67,7 +75,8 @@ class RunCheckpoints:
         self._parts = parts
         settings, log = parts.config.checkpoint, parts.progress.log
         folder = find_directory(settings, parts.workdir)
-        self._checkpoints = Checkpoints(folder, settings.keep, settings.keep_best, log=log)
+        kept = settings.keep, settings.keep_best
+        self._checkpoints = Checkpoints(folder, *kept, measured=measured_with, log=log)
         self._folder, self._stopped_folder = folder, f"{folder}/stopped"
         self._stopped = Checkpoints(self._stopped_folder, 1, 0, log=log)
         # Of files, which may be gone when a checkpoint is written.
@@ -85,14 +94,15 @@ class RunCheckpoints:
         self._check_same_run(notes)
         self._resume_from(done, notes)
         self._print_remat(notes)
-        self._print_selection(notes)
-        asked, saved = self._parts.config.iterations, notes["config"]
-        self._parts.progress.log(resumption("iteration", done, asked))
-        # Older versions saved after they evaluated, and did not say so.
-        evaluated = notes.get("evaluated", True)
-        if lacks_evaluation(done, asked, saved, saved["evaluation"]["every"]):
-            evaluated = False
-        return RunState(done, train, evaluated=evaluated, statistics=_statistics(notes))
+        config, selects_on = self._parts.config, self._parts.selects_on
+        notice = selection_notice(config, selects_on, notes)
+        if notice is not None:
+            self._parts.progress.log(notice)
+        self._parts.progress.log(resumption("iteration", done, config.iterations))
+        score = self._checkpoints.score(done)
+        left = splits_left(config, selects_on, done, notes, score)
+        evaluated = not left
+        return RunState(done, train, evaluated, True, score, left, statistics=_statistics(notes))
 
     def restore_sweep(self, state: RunState) -> RunState:
         """The run in the middle of its next sweep where it was stopped in one; else as it is.
@@ -240,16 +250,6 @@ class RunCheckpoints:
         success = self._parts.source.success
         if success is not None:
             success.restore(done, notes["task_success"])
-
-    def _print_selection(self, notes: Mapping[str, Any]) -> None:
-        """Warns where checkpoints so far were selected on another split than from now on."""
-        selects_on = self._parts.selects_on
-        saved = notes.get("selected_on", self._parts.config.evaluation.split)
-        if None not in (selects_on, saved) and selects_on != saved:
-            self._parts.progress.log(
-                f"checkpoints are selected on split {selects_on!r} from now on, and were on"
-                f" {saved!r}: the best one is selected by figures of both"
-            )
 
     def _print_remat(self, notes: Mapping[str, Any]) -> None:
         """Says where rematerialisation is another than before, as on other devices."""

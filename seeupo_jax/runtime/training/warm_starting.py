@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,19 @@ from seeupo_jax.checkpoint.process_sync import on_primary
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.supervised_schema import WarmStartStage
 from seeupo_jax.display.progress import Progress
+from seeupo_jax.learner.batching import Shapes
+from seeupo_jax.learner.imitation.action_segments import Segments
 from seeupo_jax.learner.imitation.imitation_batches import Batches
 from seeupo_jax.parallel.distributed import agree
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.policy_folder import replace_folder, starting_folder
+from seeupo_jax.runtime.resuming import (
+    WARM_START_FILE,
+    check_same_warm_start,
+    warm_start_note,
+)
 from seeupo_jax.runtime.sft.conversation_sources import (
     DEMONSTRATIONS,
     WithCallsAsText,
@@ -45,9 +53,11 @@ def start_policy(
 
     Raises:
       Stopped: a process was, in a warm start; nothing of it is kept.
-      ValueError: only some processes see it.
+      ValueError: only some processes see it, or it was made of something else.
     """
-    if not agree([starting_folder(config, workdir) is not None])[0]:
+    if agree([starting_folder(config, workdir) is not None])[0]:
+        on_primary(lambda: check_same_warm_start(config, workdir))
+    else:
         _warm_start(config, workdir, progress, stop)
     folder = starting_folder(config, workdir)
     if agree([folder is None])[0]:
@@ -67,7 +77,8 @@ def _keep_output(config: Config, folder: str) -> None:
 
     def copy(unfinished: Path) -> None:
         if jax.process_index() == 0:
-            shutil.copytree(folder, unfinished)
+            note = shutil.ignore_patterns(WARM_START_FILE)  # which is of this workdir
+            shutil.copytree(folder, unfinished, ignore=note)
 
     if on_primary(lambda: not output.exists() or not any(output.iterdir())):
         replace_folder(output, copy)
@@ -95,7 +106,7 @@ def _warm_start(
         for index, stage in enumerate(stages):
             progress.phase(f"warm start {index + 1}/{len(stages)}")
             shown = tokenize(sources[index], policy.tokenizer, limit=shapes.lengths[-1])
-            batches = Batches(shown, shapes, size, seed=config.seed + index, block=BLOCK)
+            batches = stage_batches(config, index, shown, shapes)
             next_shown = time.monotonic()
 
             def show(
@@ -114,10 +125,25 @@ def _warm_start(
                 progress.log(
                     f"{shown.counts['cut']} demonstrations were cut at {shown.limit} tokens"
                 )
-    model = policy.network.bind(policy.merged(params))
-    replace_folder(
-        workdir / "warm_start", lambda folder: save_pretrained(model, folder, policy.tokenizer)
-    )
+    model, note = policy.network.bind(policy.merged(params)), warm_start_note(config)
+
+    def write(unfinished: Path) -> None:
+        save_pretrained(model, unfinished, policy.tokenizer)
+        if jax.process_index() == 0:
+            text = json.dumps(note, indent=1)
+            (unfinished / WARM_START_FILE).write_text(text, encoding="utf-8")
+
+    replace_folder(workdir / "warm_start", write)
+
+
+def stage_batches(config: Config, index: int, shown: Sequence[Segments], shapes: Shapes) -> Batches:
+    """Batches of a stage's demonstrations, in another order than those of the other stages.
+
+    Args:
+      index: of the stage, from 0.
+    """
+    seed = config.seed + index
+    return Batches(shown, shapes, config.warm_start.batch_size, seed=seed, block=BLOCK)
 
 
 def stage_optimizer(stage: WarmStartStage) -> optax.GradientTransformation:

@@ -27,11 +27,13 @@ from seeupo_jax.learner.credit.running_rewards import Moments
 from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
 from seeupo_jax.metrics.compilation import Compilations
 from seeupo_jax.metrics.metrics_log import read_metrics
+from seeupo_jax.metrics.statistics import evaluation_prefix
 from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.rollout.episode_metrics import most_frequent_failure, rollout_metrics
 from seeupo_jax.rollout.resample import groups_of, has_signal
 from seeupo_jax.runtime import build
+from seeupo_jax.runtime.training import run as run_module
 from seeupo_jax.runtime.training.run import begin_run
 from seeupo_jax.runtime.training.run_checkpoints import RunCheckpoints
 from seeupo_jax.runtime.training.run_parts import RunParts
@@ -533,25 +535,42 @@ def test_a_run_that_lost_its_checkpoints_is_refused_and_keeps_its_record(begin, 
     assert [line["iteration"] for line in read_metrics(folder)] == [1]
 
 
-def test_a_run_that_goes_on_with_other_activations_kept_says_so(begin, monkeypatch):
+def test_a_run_that_goes_on_with_other_activations_or_evaluations_says_so(begin, monkeypatch):
     logged = []
     monkeypatch.setattr(Progress, "log", lambda self, sentence: logged.append(sentence))
     with begin("remat") as (run, state):
         run.checkpoints.save(state)
-    for remat, wanted in (("none", []), ("full", ["remat: full, and none when the checkpoint"])):
+    selection = "checkpoints are selected by evaluations with k 9"
+    for changed, wanted in (
+        (["model.remat=none"], []),
+        (["model.remat=full", "evaluation.k=9"], ["remat: full, and none when", selection]),
+    ):
         logged.clear()
-        with begin("remat", f"model.remat={remat}"):
+        with begin("remat", *changed):
             pass
-        assert [sentence[:41] for sentence in logged if "remat" in sentence] == wanted
+        said = [each for each in logged if "from now on" in each or "remat" in each]
+        assert all(each.startswith(start) for each, start in zip(said, wanted, strict=True))
 
 
 @pytest.mark.parametrize("every", [0, 1])
-def test_a_run_that_is_shortened_to_a_checkpoint_is_evaluated_there_once(begin, every):
+def test_a_run_that_is_shortened_to_a_checkpoint_is_evaluated_there_once(begin, monkeypatch, every):
     with begin("shortened", f"evaluation.every={every}") as (run, state):
-        run.checkpoints.save(state._replace(done=1, evaluated=True))
-    for iterations, evaluated in ((1, every == 1), (2, True)):
-        with begin("shortened", f"iterations={iterations}") as (_, state):
-            assert (state.done, state.evaluated) == (1, evaluated)
+        run.checkpoints.save(state._replace(done=1, evaluated=True, score=0.5))
+    played = []
+
+    def play(*_, split, k, **others):
+        played.append(split)
+        return {f"{evaluation_prefix('test', split)}/avg@{k}": 0.25}
+
+    monkeypatch.setattr(run_module, "evaluate", play)
+    extra = "evaluation.extra_splits=train"
+    for iterations, left in ((1, ["train"] if every else ["test", "train"]), (2, [])):
+        with begin("shortened", f"iterations={iterations}", extra) as (run, state):
+            assert (state.done, state.evaluated, state.left) == (1, not left, left)
+            played.clear()
+            if left:
+                assert run.evaluate(state).score == (0.5 if every else 0.25)
+            assert played == left
 
 
 def test_a_stopped_sweep_is_resumed_in_another_layout_and_skipped_where_it_cannot_be_used(
