@@ -56,8 +56,8 @@ def test_what_an_iteration_reads_is_counted_by_hand():
     # once. All are decoded together, 256 times one token.
     assert reads["rollout/prefill"] == 4 * (weights + 8 * 256 * cache)
     assert reads["rollout/decode"] == 256 * (weights + 16 * 256 * cache)
-    # Two steps of 16 microbatches, and once AdamW: it reads parameters, gradients and two moments,
-    # and writes all but the gradients.
-    assert reads["sweep/turn"] == 2 * (16 * 2 * weights + 7 * weights)
+    # A step of 16 microbatches, one of 8, each of two conversations of half the length, and in both
+    # once AdamW: it reads parameters, gradients and two moments, and writes all but the gradients.
+    assert reads["sweep/turn"] == (16 + 8) * 2 * weights + 2 * 7 * weights
     again = estimates._estimate(fields | {"model.remat": "full"}, chip).parts[-1]
-    assert again.serial_s == 2 * (16 * 3 * weights + 7 * weights)
+    assert again.serial_s == (16 + 8) * 3 * weights + 2 * 7 * weights
