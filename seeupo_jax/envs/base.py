@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -170,12 +171,12 @@ class Labelled(Protocol):
         ...
 
 
-class Killable:
+class Killable(abc.ABC):
     """An environment of the package that waits for what another thread can end."""
 
+    @abc.abstractmethod
     def kill(self) -> None:
         """Ends the call that runs and every later one but `close`; any thread may call it."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
