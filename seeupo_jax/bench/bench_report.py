@@ -18,12 +18,18 @@ from seeupo_jax.trajectories.json_lines import read_file
 
 _VARIED = {"turns": "turns", "prompt": "prompt, tokens", "group_size": "conversations a group"}
 _SIZES = re.compile(rf"sizes_(?:{'|'.join(_VARIED)})_\d+")  # files of a plot
+_HEAD = "head.md"  # of a folder whose page does not begin and end as others do
 _NEEDED = ("command", "workload", "model", "machine", "contenders")  # of a file's figures
 
 
 def add_flags(parser: Flags) -> None:
     """Where figures are, and where the page goes."""
-    parser.flag("results", "where figures are", Path, default=Path("docs/benchmarks"))
+    parser.flag(
+        "results",
+        f"where figures are, and {_HEAD} if the page has its own",
+        Path,
+        default=Path("docs/benchmarks"),
+    )
     parser.flag("output", "where the page goes", output_file, default="docs/benchmarks.md")
 
 
@@ -39,8 +45,15 @@ def run(flags: argparse.Namespace) -> None:
         draw(points, _VARIED[name], plot)
         drawn[name] = Path(os.path.relpath(plot, flags.output.parent)).as_posix()
     flags.output.parent.mkdir(parents=True, exist_ok=True)
-    flags.output.write_text(page(results, drawn), encoding="utf-8")
+    head = own_head(flags.results)
+    flags.output.write_text(page(results, drawn, head), encoding="utf-8")
     print(f"wrote {flags.output}, from {len(results)} files of {flags.results}")
+
+
+def own_head(folder: Path) -> str | None:
+    """What the page of a folder of figures begins with; None: what others do."""
+    file = folder / _HEAD
+    return file.read_text(encoding="utf-8") if file.is_file() else None
 
 
 def read(folder: Path) -> dict[str, Figures]:
@@ -129,13 +142,14 @@ def draw(points: Mapping[int, Figures], label: str, path: Path) -> None:
     altair.layer(chart.mark_line(point=True).encode(median), bars).save(path)
 
 
-def page(results: dict[str, Figures], drawn: dict[str, str]) -> str:
+def page(results: dict[str, Figures], drawn: dict[str, str], head: str | None = None) -> str:
     """The page in Markdown.
 
     Args:
       drawn: paths of the plots from the page on, by the name of what is varied.
+      head: in place of what pages begin with; such a page has no section on accelerators.
     """
-    parts = [_prose("page_head.md"), _machines(results)]
+    parts = [_prose("page_head.md") if head is None else head, _machines(results)]
     for benchmark, (title, section) in _SECTIONS.items():
         runs = [
             figures
@@ -152,7 +166,9 @@ def page(results: dict[str, Figures], drawn: dict[str, str]) -> str:
         label = f"seconds per {_RUN[first['benchmark']]} against {_VARIED[name]}"
         parts.append(f"{_kind(first)}:\n\n![{label}]({path})")
     lines = "\n".join(f"{figures['command']}  # {name}" for name, figures in results.items())
-    parts += [f"## Commands\n\n```bash\n{lines}\n```", _prose("page_accelerator.md")]
+    parts.append(f"## Commands\n\n```bash\n{lines}\n```")
+    if head is None:
+        parts.append(_prose("page_accelerator.md"))
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 

@@ -83,3 +83,21 @@ def test_the_budget_counts_no_flops_that_backward_passes_compute_again():
     text = bench_report.page({"update": figures}, {}).split("### FLOPs")[1]
     cells = "| 3e+12 | 20% | 33% | 4e+12 | 0.50 | 8e+12 |"  # 2 of 4
     assert cells in text
+
+
+@pytest.mark.parametrize("name", ["benchmarks", "benchmarks_other_cpu"])
+def test_a_page_is_what_its_figures_give(name):
+    folder = DOCS / name
+    plots = {size: f"{name}/time_against_{size}.svg" for size in ("turns", "prompt", "group_size")}
+    drawn = {size: path for size, path in plots.items() if (DOCS / path).exists()}
+    text = bench_report.page(bench_report.read(folder), drawn, bench_report.own_head(folder))
+    assert text == (DOCS / f"{name}.md").read_text()
+
+
+def test_a_head_of_a_folder_stands_for_what_pages_begin_and_end_with(tmp_path):
+    results = {"update_bfcl_tiny": kept("update_bfcl_tiny")}
+    usual = bench_report.page(results, {}, bench_report.own_head(tmp_path))
+    (tmp_path / "head.md").write_text("# Größen\n", encoding="utf-8")
+    text = bench_report.page(results, {}, bench_report.own_head(tmp_path))
+    middle = usual[usual.index("## Machine") : usual.index("## On a GPU or a TPU")]
+    assert text == f"# Größen\n\n{middle.strip()}\n"
