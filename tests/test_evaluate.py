@@ -545,6 +545,10 @@ def test_episodes_of_bfcl_are_exported_for_its_scorer(folder, serve, tmp_path, l
     assert logged == "error: --bfcl_results: got env 'order_desk'; allowed: config.env.name=bfcl.\n"
     own = ("--config.env.name=bfcl", "--config.env.options.data=own", f"--bfcl_results={out}")
     assert "got env.options.data='own'; allowed: none" in refusal(folder, capsys, *own)
+    taken = tmp_path / "taken"
+    taken.write_text("a file")
+    logged = refusal(folder, capsys, "--config.env.name=bfcl", f"--bfcl_results={taken}")
+    assert logged.startswith(f"error: --bfcl_results: got {taken} (File exists); allowed: ")
     length = ("--config.rollout.max_context=60000", "--config.batching.buckets=()")
     choices = ("--config.env.name=bfcl", "--config.evaluation.tasks=2", *length, "--k=1")
     with serve(max_model_len=60_000) as server:
