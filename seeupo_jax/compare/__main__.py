@@ -26,6 +26,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from seeupo_jax.checkpoint import check_could_write
 from seeupo_jax.compare import figures
 from seeupo_jax.compare.cell_results import by_key, changed_cells, read_results
 from seeupo_jax.compare.runs import PlannedRun, plan, train_all
@@ -154,6 +155,7 @@ def run_study(given: argparse.Namespace) -> None:
         results = read_results(places.results)
         if given.explain:
             return print(explain_study(study, by_key(results)))
+        check_could_write(places.results, "--results")
         check_places(load_config(study.config_file, given.override), given.workdir)
         cells = [cell for s in STAGES for cell in study.cells(s, choose(study, by_key(results)))]
         for sentence in changed_cells(cells, results):
