@@ -35,7 +35,7 @@ from seeupo_jax.compare.study_page import explain_study, write_page
 from seeupo_jax.compare.study_runs import THREADS, Places, choose, train_study
 from seeupo_jax.configuration.flags import Flags, integer, names, output_file, path, positive
 from seeupo_jax.configuration.loading import load_config
-from seeupo_jax.display.terminal import safe_output
+from seeupo_jax.display.terminal import SafeStream, safe_output
 from seeupo_jax.errors import no_room_errors, sentence_errors
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.runtime.cli import add_run_flags, check_places, read_config
@@ -183,7 +183,7 @@ def compare(runs: Sequence[PlannedRun], given: argparse.Namespace, plot: Path) -
     about = {"config": given.config, "overrides": given.override, "sweep": given.sweep}
     write_json(given.json, about | figures.figures(lines))
     # Where there is no terminal, lines are as long as they need to be.
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = Console(width=None if SafeStream().isatty() else 160)
     console.print(figures.table(lines, k={run.config.evaluation.k for run in runs}))
     print(f"wrote {plot}")
 
