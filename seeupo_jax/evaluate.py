@@ -303,20 +303,8 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
             prepare_xla()
             join_cluster(config, **cluster_flags(given))
         config, split, k = _choices(config, given.split, given.k, greedy=given.greedy)
-        if given.bfcl_results is not None and config.env.name != "bfcl":
-            raise ValueError(
-                f"--bfcl_results: got env {config.env.name!r}; allowed: config.env.name=bfcl."
-            )
-        if given.bfcl_results is not None and config.env.options.get("data") is not None:
-            raise ValueError(
-                f"--bfcl_results: got env.options.data={config.env.options['data']!r}; allowed:"
-                " none, since the scorer only has the official tasks."
-            )
-        if given.bfcl_results is not None and config.agent.given:
-            raise ValueError(
-                f"--bfcl_results: got the agent {config.agent.label!r}; allowed: none, whose"
-                " episodes are not the benchmark's."
-            )
+        if given.bfcl_results is not None:
+            _check_bfcl(config, given.bfcl_results)
         which = _Which(server, given.untrained, given.step, given.weights)
         _check(config, workdir, which, split)
         if given.explain:
@@ -326,17 +314,36 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
             _report(config, given, result)
 
 
+def _check_bfcl(config: Config, folder: Path) -> None:
+    """ValueError where no result files of the benchmark could be written in the end."""
+    if config.env.name != "bfcl":
+        raise ValueError(
+            f"--bfcl_results: got env {config.env.name!r}; allowed: config.env.name=bfcl."
+        )
+    if config.env.options.get("data") is not None:
+        raise ValueError(
+            f"--bfcl_results: got env.options.data={config.env.options['data']!r}; allowed:"
+            " none, since the scorer only has the official tasks."
+        )
+    if config.agent.given:
+        raise ValueError(
+            f"--bfcl_results: got the agent {config.agent.label!r}; allowed: none, whose"
+            " episodes are not the benchmark's."
+        )
+    check_could_write(folder, "--bfcl_results")
+
+
 def _report(config: Config, given: argparse.Namespace, result: EvaluationResult) -> None:
     """Prints what the evaluation came to, and writes what else was asked for."""
     print(printable(f"{result}\n\nEvery episode: {result.file}"))
     print(f"Played before, taken from that file: {result.resumed} of {len(result.episodes)}")
+    about = {**result.policy, "episodes": str(result.file)}
+    write_json(given.json, {**about, **result.metrics})
     if given.bfcl_results is not None:
         environment = cast(Any, envs.make(config.env.name, **config.env.options))
         played = ((e.task_id, e.member, e.messages) for e in result.episodes)
         for command in export_results(environment, played, given.bfcl_results):
             print(command)
-    about = {**result.policy, "episodes": str(result.file)}
-    write_json(given.json, {**about, **result.metrics})
 
 
 if __name__ == "__main__":

@@ -25,9 +25,22 @@ from seeupo_jax.trajectories.reader import FOLDER, find_shards
 def _flags() -> Flags:
     flags = Flags("report", __doc__)
     flags.flag("workdir", "the folder of the run.", path, required=True)
-    flags.flag("compare", "folders of other runs to compare with.", names, nargs="+", default=[])
+    flags.flag(
+        "compare",
+        "folders of other runs to compare with.",
+        _folders,
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="A,B,...",
+    )
     flags.flag("output", "the file to write; default: WORKDIR/report.html.", output_file)
     return flags
+
+
+def _folders(value: str) -> list[str]:
+    """Folders with commas between them, or one that has commas in its name."""
+    return [value] if os.path.exists(value) else names(value)
 
 
 @safe_output()
@@ -59,9 +72,9 @@ def _write_pages(workdir: Path, report: Path) -> Path | ValueError | None:
     """
     if not find_shards(workdir) and not (workdir / FOLDER / "index.html").exists():
         return None
-    back = Path(os.path.relpath(report, workdir / FOLDER)).as_posix()
+    back = quote(os.fsencode(os.path.relpath(report, workdir / FOLDER)))
     try:
-        return write_pages(workdir, report=quote(back))
+        return write_pages(workdir, report=back)
     except ValueError as error:
         return error
 

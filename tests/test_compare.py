@@ -541,6 +541,13 @@ def test_nothing_is_trained_to_draw_only(tmp_path, capsys):
     assert not (tmp_path / "runs" / "seeupo").exists()
 
 
+def test_a_comparison_is_drawn_without_a_standard_output(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", None)  # as Python has it where the descriptor is closed
+        main(["compare", f"--config={TINY}", f"--workdir={tmp_path}", "--seeds=1", "--draw_only"])
+    assert (tmp_path / "comparison.svg").exists()
+
+
 def test_the_value_of_a_flag_is_not_taken_for_a_flag(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("results", "explain"):

@@ -24,6 +24,7 @@ from process_cases import environment
 from seeupo_jax import envs
 from seeupo_jax.agents.openai_server import OpenAIServer
 from seeupo_jax.configuration.schema import Chat
+from seeupo_jax.envs.bfcl.result_files import export_results
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.evaluate import main
 from seeupo_jax.policy import from_pretrained, save_pretrained
@@ -539,21 +540,35 @@ def test_another_policy_served_under_the_same_name_is_refused(folder, serve, tmp
     assert logged.startswith("error: fingerprint: got \"a policy that says 'I am another'")
 
 
-def test_episodes_of_bfcl_are_exported_for_its_scorer(folder, serve, tmp_path, logits, capsys):
+def test_episodes_of_bfcl_are_exported_for_its_scorer(
+    folder, serve, tmp_path, logits, capsys, monkeypatch
+):
     out = tmp_path / "results"
     logged = refusal(folder, capsys, f"--bfcl_results={out}")
     assert logged == "error: --bfcl_results: got env 'order_desk'; allowed: config.env.name=bfcl.\n"
     own = ("--config.env.name=bfcl", "--config.env.options.data=own", f"--bfcl_results={out}")
     assert "got env.options.data='own'; allowed: none" in refusal(folder, capsys, *own)
+    taken = tmp_path / "taken"
+    taken.write_text("a file")
+    logged = refusal(folder, capsys, "--config.env.name=bfcl", f"--bfcl_results={taken}")
+    assert logged.startswith(f"error: --bfcl_results: got {taken} (File exists); allowed: ")
     length = ("--config.rollout.max_context=60000", "--config.batching.buckets=()")
     choices = ("--config.env.name=bfcl", "--config.evaluation.tasks=2", *length, "--k=1")
+    workdir, had_json = tmp_path / "run", []
+
+    def export(*given):
+        had_json.append((workdir / "out.json").exists())
+        return export_results(*given)
+
+    monkeypatch.setattr(sys.modules[main.__module__], "export_results", export)
     with serve(max_model_len=60_000) as server:
         short = {"prompt": [1]}  # what it answers does not matter
         server.routes["/v1/completions"] = lambda body: cases.completions(
             body | short, True, logits
         )
-        metrics = play(folder, f"--server={server.url}", *choices, f"--bfcl_results={out}")
-    assert metrics["eval/tasks"] == 2
+        given = (f"--server={server.url}", *choices, f"--bfcl_results={out}")
+        metrics = play(folder, *given, workdir=workdir)
+    assert metrics["eval/tasks"] == 2 and had_json == [True]
     (file,) = out.rglob("*_result.json")
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert [row["id"] for row in rows] == ["multi_turn_base_100", "multi_turn_base_101"]

@@ -28,6 +28,7 @@ def test_more_runs_follow_compare_in_any_order(tmp_path, monkeypatch, capsys):
     for arguments in (
         ("--workdir=a", "--compare", "b", "c"),
         ("--compare=b,c", "--workdir=a"),
+        ("--compare=b", "--compare=c", "--workdir=a"),
         ("--compare", "b", "c", "--workdir", "a"),
     ):
         main(["report", *arguments])
@@ -35,6 +36,24 @@ def test_more_runs_follow_compare_in_any_order(tmp_path, monkeypatch, capsys):
         assert printed.startswith(f"wrote {tmp_path / 'a' / 'report.html'} (")
         page = (tmp_path / "a" / "report.html").read_text()
         assert all(f"<h2>{name}</h2>" in page for name in "abc")
+
+
+def test_a_folder_that_is_compared_may_have_a_comma_in_its_name(tmp_path):
+    for name in ("a", "b=1,2"):
+        report_cases.write_run(tmp_path / name, iterations=1)
+    main(["report", f"--workdir={tmp_path / 'a'}", f"--compare={tmp_path / 'b=1,2'}"])
+    assert "<h2>b=1,2</h2>" in (tmp_path / "a" / "report.html").read_text()
+
+
+def test_links_may_have_names_that_are_not_utf_8(tmp_path):
+    workdir = tmp_path / os.fsdecode(b"lauf\xe4")
+    report_cases.write_run(workdir, iterations=1)
+    telemetry_cases.write_shard(workdir, [telemetry_cases.record()])
+    page = tmp_path / os.fsdecode(b"seite\xe4.html")
+    main(["report", f"--workdir={workdir}", f"--output={page}"])
+    assert 'href="lauf%E4/trajectories/index.html"' in page.read_text()
+    index = (workdir / "trajectories" / "data" / "index.js").read_text()
+    assert '"report":"../../seite%E4.html"' in index
 
 
 def test_the_pages_of_trajectories_are_written_beside_it_and_lead_back(
@@ -93,13 +112,24 @@ def test_the_report_is_written_where_the_pages_of_trajectories_cannot_be(tmp_pat
     assert "index.html" not in (tmp_path / "report.html").read_text()
 
 
-@pytest.mark.parametrize("wrong", ["--compare=nowhere", "--output=/dev/null/report.html"])
-def test_a_mistake_is_told_before_the_pages_of_trajectories_are_written(tmp_path, capsys, wrong):
+@pytest.mark.parametrize(
+    "wrong, sentence",
+    [
+        ("--compare=nowhere", "--compare: got nowhere; allowed: the folder of a run."),
+        (
+            "--output=/dev/null/report.html",
+            "--output: got '/dev/null/report.html'; allowed: a file that can be written.",
+        ),
+    ],
+)
+def test_a_mistake_is_told_before_the_pages_of_trajectories_are_written(
+    tmp_path, capsys, wrong, sentence
+):
     report_cases.write_run(tmp_path, iterations=1)
     telemetry_cases.write_shard(tmp_path, [telemetry_cases.record()])
     with pytest.raises(SystemExit):
         main(["report", f"--workdir={tmp_path}", wrong])
-    assert capsys.readouterr().err.startswith("error: ")
+    assert capsys.readouterr().err == f"error: {sentence}\n"
     assert not (tmp_path / "trajectories" / "index.html").exists()
 
 

@@ -49,6 +49,7 @@ def main(arguments: Sequence[str] = sys.argv) -> int:
     with sentence_errors():
         config = load_config(given.config, given.override)
         setup = prepare(config, parse_topology(given.topology))
+        _check_kinds(setup, given.programs or ())
         setup, figures = (setup, {}) if given.tune is None else _tuned(setup, given.tune)
         programs = choose_programs(list_programs(setup), given.programs)
     report = Report(setup, given.config)
@@ -65,6 +66,13 @@ def main(arguments: Sequence[str] = sys.argv) -> int:
         print(f"largest {name} that fits: {value}")
     write_json(given.json, report.values() | {"search": largest, "command": _command(arguments)})
     return 0 if report.fits and not report.held else 1
+
+
+def _check_kinds(setup: Setup, wanted: Sequence[str]) -> None:
+    """ValueError where no layout, of which `--tune` may choose another, has such a program."""
+    programs = list_programs(setup)
+    kinds = {*KINDS, *(program.kind for program in programs)}
+    choose_programs(programs, [name for name in wanted if name.partition(" ")[0] not in kinds])
 
 
 def _tuned(setup: Setup, file: Path) -> tuple[Setup, dict[str, Figures]]:
@@ -88,7 +96,9 @@ def _tuned(setup: Setup, file: Path) -> tuple[Setup, dict[str, Figures]]:
 
 def _command(arguments: Sequence[str]) -> str:
     """What was asked for, without what is only about where it goes."""
-    return shlex.join(each for each in arguments[1:] if not each.startswith("--json"))
+    before = [None, *arguments[1:]]  # the flag whose value an argument may be
+    pairs = zip(before, arguments[1:], strict=False)
+    return shlex.join(b for a, b in pairs if a != "--json" and b.partition("=")[0] != "--json")
 
 
 def _flags() -> Flags:

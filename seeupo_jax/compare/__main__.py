@@ -26,6 +26,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from seeupo_jax.checkpoint import check_could_write
 from seeupo_jax.compare import figures
 from seeupo_jax.compare.cell_results import by_key, changed_cells, read_results
 from seeupo_jax.compare.runs import PlannedRun, plan, train_all
@@ -34,7 +35,7 @@ from seeupo_jax.compare.study_page import explain_study, write_page
 from seeupo_jax.compare.study_runs import THREADS, Places, choose, train_study
 from seeupo_jax.configuration.flags import Flags, integer, names, output_file, path, positive
 from seeupo_jax.configuration.loading import load_config
-from seeupo_jax.display.terminal import safe_output
+from seeupo_jax.display.terminal import SafeStream, safe_output
 from seeupo_jax.errors import no_room_errors, sentence_errors
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.runtime.cli import add_run_flags, check_places, read_config
@@ -154,6 +155,7 @@ def run_study(given: argparse.Namespace) -> None:
         results = read_results(places.results)
         if given.explain:
             return print(explain_study(study, by_key(results)))
+        check_could_write(places.results, "--results")
         check_places(load_config(study.config_file, given.override), given.workdir)
         cells = [cell for s in STAGES for cell in study.cells(s, choose(study, by_key(results)))]
         for sentence in changed_cells(cells, results):
@@ -181,7 +183,7 @@ def compare(runs: Sequence[PlannedRun], given: argparse.Namespace, plot: Path) -
     about = {"config": given.config, "overrides": given.override, "sweep": given.sweep}
     write_json(given.json, about | figures.figures(lines))
     # Where there is no terminal, lines are as long as they need to be.
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = Console(width=None if SafeStream().isatty() else 160)
     console.print(figures.table(lines, k={run.config.evaluation.k for run in runs}))
     print(f"wrote {plot}")
 

@@ -187,7 +187,7 @@ def _head(run: Recorded, folder: Path) -> Head:
     ]
     index, pages = run.workdir / FOLDER / "index.html", None
     if os.path.isfile(index):
-        pages = quote(Path(os.path.relpath(index, folder)).as_posix())
+        pages = quote(os.fsencode(os.path.relpath(index, folder)))
     return Head(run.name, tiles, pages)
 
 

@@ -125,7 +125,9 @@ def load_runs(workdirs: Sequence[Path]) -> list[Recorded]:
 
 def check_run(flag: str, folder: Path) -> None:
     """ValueError where a folder holds nothing that a run writes; it names runs inside, if any."""
-    if not folder.is_dir() or _of_a_run(folder):
+    if not folder.is_dir():
+        raise ValueError(f"--{flag}: got {folder}; allowed: the folder of a run.")
+    if _of_a_run(folder):
         return
     runs = sorted((each.name for each in folder.iterdir() if _of_a_run(each)), key=natural)
     more = ", ..." if len(runs) > _NAMED else ""

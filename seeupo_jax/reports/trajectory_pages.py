@@ -10,6 +10,7 @@ import base64
 import gzip
 import hashlib
 import json
+import zlib
 from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
@@ -21,7 +22,7 @@ from seeupo_jax.trajectories.json_lines import plain, write_atomically
 from seeupo_jax.trajectories.reader import FOLDER, Shard, find_shards, read_shard
 
 CHUNK = 1_000_000  # characters of records in a chunk; one record may be longer
-LAYOUT = "1"  # of what lies in data/; files of another one are written anew
+LAYOUT = "2"  # of what lies in data/; files of another one are written anew
 # Columns of few different values, which are written once each.
 _REPEATED = ("source", "task_id", "labels", "stop", "failure", "chunk")
 
@@ -29,9 +30,10 @@ _REPEATED = ("source", "task_id", "labels", "stop", "failure", "chunk")
 def write_pages(workdir: str | Path, *, report: str | None = "../report.html") -> Path:
     """Writes WORKDIR/trajectories/index.html and what it loads; returns its path.
 
-    May be called while the run trains: shards that did not change keep their files, the index is
-    replaced when all that it names is there, and only then what it no longer names is removed.
-    Shards that the run removes meanwhile are left out.
+    May be called while the run trains: shards that did not change keep their files, of which
+    missing and damaged ones are written again, the index is replaced when all that it names is
+    there, and only then what it no longer names is removed. Shards that the run removes meanwhile
+    are left out.
 
     Args:
       report: address of the report, as seen from the page, which gets a link to it; None: no link.
@@ -92,16 +94,37 @@ def _part(data: Path, shard: Shard, path: Path) -> dict[str, list[dict[str, Any]
     digest = hashlib.blake2b(LAYOUT.encode() + path.read_bytes(), digest_size=6).hexdigest()
     stem = f"{shard.name.partition('.')[0]}-{digest}"
     file = data / f"{stem}.json.gz"
-    if not file.exists():  # it is the last that is written of a shard
-        rows = []
-        for number, records in enumerate(_chunks(read_shard(path))):
-            chunk = f"{stem}-{number:02d}"
-            packed = _pack(f"[{','.join(text for _, text in records)}]")
-            script = f'receiveChunk("{chunk}","{base64.b64encode(packed).decode()}");\n'
-            _write(data / f"{chunk}.js", script.encode())
-            rows += [_row(record, shard.kind, chunk, i) for i, (record, _) in enumerate(records)]
-        _write(file, _pack(_json(rows)))
-    return {file.name: json.loads(gzip.decompress(file.read_bytes()))}
+    part = _read_part(file)
+    sizes = {} if part is None else part["sizes"]
+    if part is None or any(_size(data / name) != size for name, size in sizes.items()):
+        part = _write_part(data, stem, shard, path)
+        _write(file, _pack(_json(part)))  # it is the last that is written of a shard
+    return {file.name: part["rows"]}
+
+
+def _read_part(file: Path) -> dict[str, Any] | None:
+    """What `_write_part` returned; None where the file is missing or damaged."""
+    try:
+        return json.loads(gzip.decompress(file.read_bytes()))
+    except (OSError, EOFError, ValueError, zlib.error):
+        return None
+
+
+def _size(file: Path) -> int | None:
+    return file.stat().st_size if file.exists() else None
+
+
+def _write_part(data: Path, stem: str, shard: Shard, path: Path) -> dict[str, Any]:
+    """Writes a shard's chunks; returns its rows, and the chunks' sizes in bytes by file name."""
+    rows, sizes = [], {}
+    for number, records in enumerate(_chunks(read_shard(path))):
+        chunk = f"{stem}-{number:02d}"
+        packed = _pack(f"[{','.join(text for _, text in records)}]")
+        script = f'receiveChunk("{chunk}","{base64.b64encode(packed).decode()}");\n'.encode()
+        _write(data / f"{chunk}.js", script)
+        sizes[f"{chunk}.js"] = len(script)
+        rows += [_row(record, shard.kind, chunk, i) for i, (record, _) in enumerate(records)]
+    return {"rows": rows, "sizes": sizes}
 
 
 def _chunks(records: Iterable[dict[str, Any]]) -> Iterator[list[tuple[dict[str, Any], str]]]:

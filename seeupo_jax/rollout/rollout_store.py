@@ -28,7 +28,7 @@ from seeupo_jax.types import Segment, Trajectory
 _LOGGER = logging.getLogger(__name__)
 _DIGEST_BYTES = 32
 _COMPRESSION = 1  # of zlib: log-probabilities hardly compress, and the rest does at any level
-_NAME = re.compile(r"(\d+)\.rollouts(\.tmp)?")  # the second is what is left of a write
+_NAME = re.compile(r"(\d+)\.rollouts(\.([0-9a-f]+\.)?tmp)?")  # .tmp is what is left of a write
 _TYPES = (Collected, Trajectory, Segment)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -85,16 +86,17 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Writes a file, and its folder: all of it or nothing, also where the machine stops.
 
     A link stays, and what it points to is written. What is no file, such as a pipe or /dev/null,
-    stays too, and is written to.
+    stays too, and is written to. Of several processes that write one file the last one's stays;
+    a killed one may leave PATH.*.tmp.
     """
     if path.exists() and not path.is_file():
         path.write_bytes(data)
         return
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

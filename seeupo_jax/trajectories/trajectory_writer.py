@@ -58,7 +58,7 @@ class TrajectoryWriter:
             for shard in find_shards(self._workdir):
                 if shard.iteration >= iteration:
                     shard.path(self._workdir).unlink()
-            for file in (self._workdir / FOLDER).glob("*.jsonl.gz.tmp"):
+            for file in (self._workdir / FOLDER).glob("*.jsonl.gz.*tmp"):
                 file.unlink()
         except OSError as error:
             self._report_once(error)

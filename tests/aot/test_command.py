@@ -13,7 +13,7 @@ from places import SUPPORT
 from tpu_cases import needs_libtpu
 
 from seeupo_jax.aot import measure, search, tune
-from seeupo_jax.aot.__main__ import main
+from seeupo_jax.aot.__main__ import _command, main
 from seeupo_jax.aot.aot_report import Report
 from seeupo_jax.aot.expected_figures import expected_figures
 from seeupo_jax.aot.table import table
@@ -284,6 +284,20 @@ def test_no_cache_is_searched_for_beside_programs_that_hold_none(setup, monkeypa
 def test_a_mistake_is_one_sentence(flags, said, capsys):
     assert run(*flags) == 2
     assert re.search(said, sentence(capsys))
+
+
+@needs_libtpu
+def test_a_mistake_in_programs_is_refused_before_the_search(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys.modules[main.__module__], "tune", lambda *_: pytest.fail("searched"))
+    assert run("--programs=sweep/turm", f"--tune={tmp_path / 'layouts.json'}") == 2
+    assert sentence(capsys).startswith("error: --programs: got 'sweep/turm'; allowed: sweep/")
+
+
+@pytest.mark.parametrize("where", [["--json=out.json"], ["--json", "out.json"]])
+def test_the_recorded_command_does_not_name_the_file_that_it_is_in(where):
+    asked = ["--config=package:quickstart", "--topology", "v5e:2x2"]
+    for arguments in ([*where, *asked], [*asked, *where]):
+        assert _command(["aot", *arguments]) == " ".join(asked)
 
 
 def test_without_libtpu_the_command_says_what_to_install(capsys, monkeypatch):

@@ -297,6 +297,11 @@ def called(folder, *more):
         (["--recipes=grpo"], "--recipes: got one; allowed without --study, whose file says it."),
         (["--limit_minutes=0"], "--limit_minutes: got '0'; allowed: a number > 0."),
         (["--config.seed=1"], "--config.seed=1: a study says the recipes and seeds of its runs."),
+        (
+            ["--results=/dev/null"],
+            "--results: got /dev/null (File exists); allowed: a folder that can be made and"
+            " written to.",
+        ),
         (["--study=False", "--results=x"], "--results: got one; allowed with --study."),
         ([f"--config={CONFIGS / 'quickstart.py'}"], "has no function get_study()."),
     ],

@@ -336,7 +336,7 @@ def test_what_cannot_be_redrawn_gets_lines(terminal, monkeypatch, term):
     assert "\x1b" not in shown and shown.startswith("iteration 1/2  success 0.71")
 
 
-def test_a_terminal_that_hangs_up_does_not_stop_the_run(monkeypatch):
+def test_output_to_a_terminal_that_is_gone_is_lost_and_the_run_goes_on(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     master, slave = os.openpty()
     stream = os.fdopen(slave, "w", encoding="utf-8")

@@ -151,7 +151,7 @@ def test_a_full_disk_under_the_output_is_one_sentence(command, code, monkeypatch
     assert capsys.readouterr().err.startswith(sentence) == (code == 2)
 
 
-def test_a_terminal_that_disconnects_does_not_end_a_command(monkeypatch):
+def test_output_to_a_terminal_that_is_gone_is_lost_and_the_command_goes_on(monkeypatch):
     ended = []
 
     def command():

@@ -106,6 +106,21 @@ def test_only_changed_shards_are_written_again_and_what_is_old_is_removed(tmp_pa
     assert read_index(tmp_path)["rows"] == 33
 
 
+@pytest.mark.parametrize("pattern", ["*.json.gz", "train_*.js"])
+@pytest.mark.parametrize("damage", ["removed", "emptied", "cut"])
+def test_damaged_files_are_written_again(tmp_path, pattern, damage):
+    write_shard(tmp_path, [record()])
+    write_pages(tmp_path)
+    before = {file.name: file.read_bytes() for file in data_of(tmp_path).iterdir()}
+    (file,) = data_of(tmp_path).glob(pattern)
+    if damage == "removed":
+        file.unlink()
+    else:
+        file.write_bytes(before[file.name][:40] if damage == "cut" else b"")
+    write_pages(tmp_path)
+    assert {file.name: file.read_bytes() for file in data_of(tmp_path).iterdir()} == before
+
+
 @pytest.mark.parametrize("when", ["before it is opened", "before it is read"])
 def test_shards_that_a_run_removes_meanwhile_are_left_out(tmp_path, monkeypatch, when):
     write_run(tmp_path, iterations=2, test=False)

@@ -101,7 +101,7 @@ def test_files_are_named_by_split_and_iteration(tmp_path):
     assert (tmp_path / FOLDER / "eval_test_000010.jsonl.gz").is_file()
     assert find_shards(tmp_path) == sorted(shards)
     (tmp_path / FOLDER / "index.html").write_text("a page")
-    (tmp_path / FOLDER / "train_000008.jsonl.gz.tmp").write_text("killed")
+    (tmp_path / FOLDER / "train_000008.jsonl.gz.0a1b2c3d.tmp").write_text("killed")
     assert find_shards(tmp_path) == sorted(shards)
 
 
