@@ -167,7 +167,9 @@ def _value_loss(algorithm: Algorithm, params: Learned, rows: Rows, mask_NUL: jax
 
 
 def _constant(term_NU: jax.Array, present_UL: jax.Array) -> jax.Array:
-    return term_NU @ jnp.sum(present_UL, axis=1, dtype=jnp.float32) / present_UL.shape[1]
+    """By the trainer's longest row of actions: all turns with order=parallel, else one action."""
+    longest = jnp.maximum(present_UL.shape[1], jnp.sum(present_UL))
+    return term_NU @ jnp.sum(present_UL, axis=1, dtype=jnp.float32) / longest
 
 
 def _token(term_NU: jax.Array, present_UL: jax.Array) -> jax.Array:

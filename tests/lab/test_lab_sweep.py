@@ -190,6 +190,7 @@ def mixed_objective(x, old_logp_NK, weight_NK, actions, choices):
     """What a step maximises; `actions` are the turns of each of its actions."""
     difference_NK, value_NK = mixed_logp(x) - old_logp_NK, x[4:][CONTEXT_NK]
     old_value_NK, total = START[4:][CONTEXT_NK], 0.0
+    longest = TURNS if choices.order == "parallel" else choices.turns_per_update  # row of actions
     for i, turns in itertools.product(range(5), actions):
         parts = [a_NK[i, turns] for a_NK in (difference_NK, weight_NK, SCALE_NK)]
         if choices.ratio != "token":
@@ -206,7 +207,7 @@ def mixed_objective(x, old_logp_NK, weight_NK, actions, choices):
         divisor = {
             "action": 1,
             "token": sum(map(len, actions)) / len(turns),
-            "constant": choices.turns_per_update / len(turns),
+            "constant": longest / len(turns),
         }[choices.loss_mean]
         total += SHARE_N[i] * (term.mean() - choices.value_coef * error.mean()) / divisor
     return total
@@ -239,7 +240,7 @@ IN_TURN = {"order": "reverse", "inner_epochs": 2, "weight_clip": 0.6}
     [
         TOGETHER | {"loss_mean": "token"},
         TOGETHER | {"loss_mean": "constant", "ratio": "token"},
-        IN_TURN | {"ratio": "product"},
+        IN_TURN | {"ratio": "product", "loss_mean": "constant"},
         IN_TURN | {"ratio": "token", "old_policy": "turn"},
     ],
     ids=str,
