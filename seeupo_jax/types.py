@@ -115,8 +115,8 @@ class TrajectoryStats:
     """Statistics of one trajectory that a sweep learned from.
 
     advantage: the mean over its action tokens.
-    weight_K: float32, M of each turn, its mean over the action's tokens; NaN where no step was
-      taken on the turn.
+    weight_K: float32, M of the action that each turn is of, with ratio=token the mean over the
+      turn's tokens; NaN where no step was taken on the turn.
     logp, entropy: float32 arrays aligned with the tokens, one a segment: under the policy as the
       sweep began, at the temperature; nats; NaN at context, and where it was not computed.
     """

@@ -2,15 +2,17 @@
 
 Every turn is an action of one token, every trajectory has all K turns, all groups are of the one
 task, the old policy is the iteration's first, and there is no KL term. What follows from that:
-`pool_mean` has no effect. Dynamic sampling is left out: with `dapo` too, groups of equal rewards
-stay in the batch, where they have advantages of 0 and count in the mean. Recipes that update all
-turns together make `inner_epochs` steps an iteration; those that update turn by turn make K times
-as many, each of which touches one turn. With one table per turn only the weights connect turns:
-`seeupo_unweighted` and `parallel` are equal there.
+`pool_mean` has no effect without `mask_above`. Dynamic sampling is left out: with `dapo` too,
+groups of equal rewards stay in the batch, where they have advantages of 0 and count in the mean.
+Recipes that update all turns together make `inner_epochs` steps an iteration; those that update
+turn by turn make K times as many, each of which touches one turn. With one table per turn only the
+weights connect turns: `seeupo_unweighted` and `parallel` are equal there. Of several turns a step,
+spans are counted from turn K also where `mask_above` leaves no trajectory that turn.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -29,6 +31,8 @@ from seeupo_jax.lab.policies import Policy, log_probability
 from seeupo_jax.learner.optimization.optimizer import apply_update
 from seeupo_jax.types import TrainState
 
+_LEAST = 1e-30  # of a share: what is divided by it is 0
+
 
 class Learned(NamedTuple):
     """All parameters of a run."""
@@ -40,11 +44,12 @@ class Learned(NamedTuple):
 class Rows(NamedTuple):
     """Turns and the inputs of their updates: [N, K], or [N, U, L] of the turns of one step.
 
-    clip_scale: None where clip ranges are not scaled.
+    kept: which are learned from. clip_scale: None where clip ranges are not scaled.
     """
 
     context: jax.Array
     action: jax.Array
+    kept: jax.Array
     advantage: jax.Array
     returns: jax.Array
     clip_scale: jax.Array | None
@@ -67,13 +72,12 @@ def sweep(
     key: jax.Array,
 ) -> TrainState:
     """Step after step, each weighted by the steps before it; `key` seeds the random order."""
-    rows = Rows(
-        batch.context_NK,
-        batch.action_NK,
-        *credit,
-        log_probability(policy, state.params.policy, batch.context_NK, batch.action_NK),
-        values_of(state.params, batch.context_NK),
-    )
+    actions = batch.context_NK, batch.action_NK
+    logp_NK = log_probability(policy, state.params.policy, *actions)
+    kept_NK = jnp.ones(logp_NK.shape, bool)
+    if algorithm.mask_above is not None:
+        kept_NK = jnp.exp(logp_NK) <= algorithm.mask_above
+    rows = Rows(*actions, kept_NK, *credit, logp_NK, values_of(state.params, batch.context_NK))
     turns_SUL, present_SUL = map(jnp.asarray, update_steps(algorithm, batch.context_NK.shape[1]))
     if algorithm.order == "random":
         shuffled_S = jax.random.permutation(jax.random.fold_in(key, 1), turns_SUL.shape[0])
@@ -115,7 +119,11 @@ def _step(
 ) -> tuple[TrainState, jax.Array]:
     """All optimizer steps on some turns, and the updated cumulative ratios."""
     state, cumulative_ratio_N = carry
-    mask_NUL = jnp.broadcast_to(present_UL[None], rows.context.shape)
+    mask_NUL = rows.kept & present_UL[None]
+    count_NU = jnp.sum(mask_NUL, axis=2, dtype=jnp.float32)
+    acts_N = jnp.any(count_NU, axis=1)
+    if algorithm.pool_mean == "active":
+        share_N /= jnp.maximum(jnp.sum(share_N * acts_N), _LEAST)
 
     def logp(params: Learned) -> jax.Array:
         return log_probability(policy, params.policy, rows.context, rows.action)
@@ -138,11 +146,12 @@ def _step(
         )
         if params.value_C is not None:
             term_NU -= algorithm.value_coef * _value_loss(algorithm, params, rows, mask_NUL)
-        term_N = _MEANS[algorithm.loss_mean](term_NU, present_UL)
-        return -jnp.sum(share_N * term_N)
+        return -_MEANS[algorithm.loss_mean](share_N, term_NU, count_NU, present_UL)
 
     def epoch(state: TrainState, _: None) -> Any:
-        return apply_update(optimizer, jax.grad(loss)(state.params), state)[0], None
+        stepped, _ = apply_update(optimizer, jax.grad(loss)(state.params), state)
+        # As in training, no step without a token.
+        return jax.tree.map(functools.partial(jnp.where, jnp.any(acts_N)), stepped, state), None
 
     state, _ = jax.lax.scan(epoch, state, length=algorithm.inner_epochs)
     if algorithm.weighs:
@@ -163,20 +172,26 @@ def _value_loss(algorithm: Algorithm, params: Learned, rows: Rows, mask_NUL: jax
         clip=algorithm.value_clip,
         mask=mask_NUL,
     )
-    return jnp.sum(loss_NUL, axis=2) / jnp.sum(mask_NUL, axis=2)
+    return jnp.sum(loss_NUL, axis=2) / jnp.maximum(jnp.sum(mask_NUL, axis=2), 1)
 
 
-def _constant(term_NU: jax.Array, present_UL: jax.Array) -> jax.Array:
-    return term_NU @ jnp.sum(present_UL, axis=1, dtype=jnp.float32) / present_UL.shape[1]
+def _action(share_N: jax.Array, term_NU: jax.Array, *_: jax.Array) -> jax.Array:
+    return jnp.sum(share_N * jnp.sum(term_NU, axis=1))
 
 
-def _token(term_NU: jax.Array, present_UL: jax.Array) -> jax.Array:
-    return term_NU @ jnp.sum(present_UL, axis=1, dtype=jnp.float32) / jnp.sum(present_UL)
+def _constant(
+    share_N: jax.Array, term_NU: jax.Array, count_NU: jax.Array, present_UL: jax.Array
+) -> jax.Array:
+    """By the trainer's longest row of actions: all turns with order=parallel, else one action."""
+    longest = jnp.maximum(present_UL.shape[1], jnp.sum(present_UL))
+    return _action(share_N, term_NU * count_NU) / longest
 
 
-# How a step averages its terms, of actions that have some of L turns.
-_MEANS = {
-    "action": lambda term_NU, present_UL: jnp.sum(term_NU, axis=1),
-    "token": _token,
-    "constant": _constant,
-}
+def _token(
+    share_N: jax.Array, term_NU: jax.Array, count_NU: jax.Array, present_UL: jax.Array
+) -> jax.Array:
+    return _action(share_N, term_NU * count_NU) / jnp.maximum(_action(share_N, count_NU), _LEAST)
+
+
+# A step's mean of the terms of actions, which have `count_NU` tokens.
+_MEANS = {"action": _action, "token": _token, "constant": _constant}

@@ -76,7 +76,6 @@ _WITHOUT_MEANING = (
     "minibatches_per_turn",
     "refresh",
     "dynamic_sampling",
-    "mask_above",
     "forks",
     "fork_factors",
     "fork_every",
@@ -165,7 +164,8 @@ class Settings:
 
 
 def _check_needs(algorithm: Algorithm) -> None:
-    needs = find_entry("advantage", algorithm.advantage).needs
+    estimator = find_entry("advantage", algorithm.advantage)
+    needs = estimator.needs
     if lacking := [name for name in needs if name in LACKING]:
         raise ValueError(
             f"--recipes: got advantage={algorithm.advantage}, which needs {lacking[0]}; allowed: an"
@@ -175,6 +175,12 @@ def _check_needs(algorithm: Algorithm) -> None:
         raise ValueError(
             f"--recipes: got canon_metric={algorithm.canon_metric}; allowed: entropy, since all"
             " trajectories of the laboratory have as many turns and tokens."
+        )
+    if algorithm.mask_above is not None and estimator.level == "token":
+        raise ValueError(
+            f"--recipes: got mask_above={algorithm.mask_above} with advantage={algorithm.advantage}"
+            "; allowed: an estimator of trajectories or turns, since in the laboratory those of"
+            " tokens credit masked ones too."
         )
 
 

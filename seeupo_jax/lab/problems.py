@@ -218,8 +218,8 @@ def random() -> Problem:
 def long() -> Problem:
     """Eight turns of two actions, paid by the square of how many of them were action 1.
 
-    Isolates length: M is a product of seven ratios, and half of the last turn's 128 contexts get no
-    trajectory at all in an iteration's 256.
+    Isolates length: M is a product of seven ratios, and at first one in seven of the last turn's
+    128 contexts gets no trajectory at all in an iteration's 256.
     """
     count = np.indices((2,) * 8).sum(axis=0)
     return _without_noise("long", (count / 8) ** 2)

@@ -116,7 +116,7 @@ def sweep(
             raise SweepStopped(learner, current)
         last = turns == order[-1]
         current = update_turn(learner, current, turns, last=last, seed=(*seed, *turns))
-    weights = step_weights(current)
+    weights = step_weights(learner, current)
     metrics = sweep_metrics(learner, current, weights, iteration, len(order)) | shaped
     train, adapted = _adapt_kl_coef(learner, current, rows)
     train = _end_iteration(learner, train, iteration)

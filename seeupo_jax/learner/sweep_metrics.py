@@ -11,6 +11,7 @@ import numpy as np
 from seeupo_jax.learner.batching import Rows, forced_fraction
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.sweep_state import Step, SweepState
+from seeupo_jax.learner.turn_order import update_order
 from seeupo_jax.metric_table import OF_TURNS, STEPS
 from seeupo_jax.types import TrajectoryStats
 
@@ -18,8 +19,8 @@ from seeupo_jax.types import TrajectoryStats
 class Weights(NamedTuple):
     """The weights that a sweep's steps were taken by; NaN where none was.
 
-    mean_NK: M, its mean over the action's tokens where advantages differ between them.
-    largest_NK: the largest |M| of these tokens.
+    mean_NK: M of the action that the turn is of; with ratio=token the mean over the turn's tokens.
+    largest_NK: its absolute value; with ratio=token the largest of these tokens.
     """
 
     mean_NK: np.ndarray
@@ -75,7 +76,7 @@ def trajectory_stats(current: SweepState, weights: Weights) -> list[TrajectorySt
     return stats
 
 
-def step_weights(current: SweepState) -> Weights:
+def step_weights(learner: Learner, current: SweepState) -> Weights:
     """M = advantage x cumulative ratio of every trajectory and turn; fetches all ratios at once."""
     rows = current.data.rows
     shape = rows.trajectories, rows.turns
@@ -85,6 +86,12 @@ def step_weights(current: SweepState) -> Weights:
     total_NK = np.bincount(place, advantage, minlength=np.prod(shape)).reshape(shape)
     largest_NK = np.zeros(shape)
     np.maximum.at(largest_NK, (owner, turn), np.abs(advantage))
+    mean_NK = total_NK / np.maximum(count_NK, 1)
+    if learner.algorithm.ratio != "token":  # of all tokens of an action, as its term
+        for turns in _turns_of_actions(learner, current):
+            total_N, tokens_N = (x_NK[:, turns].sum(axis=1) for x_NK in (total_NK, count_NK))
+            mean_NK[:, turns] = (total_N / np.maximum(tokens_N, 1))[:, None]
+        largest_NK = abs(mean_NK)
     ratio_NK = np.full(shape, np.nan)
     ratios = jax.device_get([step.cumulative_ratio_N for step in current.steps])
     # Of several steps on some turns the first: no other weighed by another ratio.
@@ -92,7 +99,16 @@ def step_weights(current: SweepState) -> Weights:
         ratio_NK[:, list(step.turns)] = np.asarray(ratio_N)[:, None]
     ratio_NK[count_NK == 0] = np.nan
     ratio_NK[rows.trajectory_S[~rows.updated_S]] = np.nan
-    return Weights(total_NK / np.maximum(count_NK, 1) * ratio_NK, largest_NK * abs(ratio_NK))
+    return Weights(mean_NK * ratio_NK, largest_NK * abs(ratio_NK))
+
+
+def _turns_of_actions(learner: Learner, current: SweepState) -> list[list[int]]:
+    """The turns of each action that a step was taken on."""
+    algorithm, turns = learner.algorithm, current.data.rows.updated_turns
+    if algorithm.order != "parallel":
+        return [list(step.turns) for step in current.steps]
+    span = algorithm.span(learner.shapes.turns)  # several actions of one step
+    return [list(each) for each in update_order(turns, "reverse", turns_per_update=span)]
 
 
 def _of_turns(

@@ -80,7 +80,7 @@ def begin_sweep(
     metrics = _sampler_trainer_gap(rows, old_logp) | first.metrics
     metrics |= _masked_fraction(rows, unmasked)
     if learner.finds_entropy:
-        metrics["rollout/entropy"] = float(np.nanmean(np.concatenate(initial["entropy"])))
+        metrics["rollout/entropy"] = _mean_entropy(unmasked, initial["entropy"])
     per_token: dict[str, Sequence[np.ndarray]] = {
         "old_logp": _behaviour_logp(rows, old_logp, trajectories, version),
         "ref_logp": ref_logp,
@@ -154,6 +154,17 @@ def _masked_fraction(rows: Rows, unmasked: Rows) -> dict[str, float]:
         sum(int((turn_L != CONTEXT).sum()) for turn_L in each.turn) for each in (rows, unmasked)
     )
     return {"sweep/masked_fraction": 1 - after / before}
+
+
+def _mean_entropy(rows: Rows, entropy: Sequence[np.ndarray]) -> float:
+    """Mean over the tokens of the loss, as TRL has it; NaN without any.
+
+    That is over neither what `mask_above` makes context nor what `truncated=mask` leaves out.
+    """
+    segments = zip(entropy, rows.turn, rows.updated_S, strict=True)
+    trained = [x_L[turn_L != CONTEXT] for x_L, turn_L, updated in segments if updated]
+    entropies = np.concatenate(trained)
+    return float(entropies.mean()) if entropies.size else float("nan")
 
 
 def count_valid(learner: Learner, trajectories: Sequence[Trajectory]) -> int:

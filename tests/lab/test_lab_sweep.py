@@ -186,11 +186,23 @@ def mixed_logp(x):
     return np.log(softmax(x[:4].reshape(2, 2)))[CONTEXT_NK, ACTION_NK]
 
 
+def kept_turns(choices, i, turns):
+    """Those of some turns whose action is not likelier than `mask_above` as the sweep begins."""
+    bound = 1 if choices.mask_above is None else choices.mask_above
+    return [turn for turn in turns if np.exp(mixed_logp(START)[i, turn]) <= bound]
+
+
 def mixed_objective(x, old_logp_NK, weight_NK, actions, choices):
     """What a step maximises; `actions` are the turns of each of its actions."""
     difference_NK, value_NK = mixed_logp(x) - old_logp_NK, x[4:][CONTEXT_NK]
+    tokens_N = np.array([sum(len(kept_turns(choices, i, a)) for a in actions) for i in range(5)])
+    counted = SHARE_N[tokens_N > 0].sum() if choices.pool_mean == "active" else 1.0
     old_value_NK, total = START[4:][CONTEXT_NK], 0.0
-    for i, turns in itertools.product(range(5), actions):
+    longest = TURNS if choices.order == "parallel" else choices.turns_per_update  # row of actions
+    for i, each in itertools.product(range(5), actions):
+        turns = kept_turns(choices, i, each)
+        if not turns:
+            continue
         parts = [a_NK[i, turns] for a_NK in (difference_NK, weight_NK, SCALE_NK)]
         if choices.ratio != "token":
             parts = [part.mean(keepdims=True) for part in parts]
@@ -204,9 +216,9 @@ def mixed_objective(x, old_logp_NK, weight_NK, actions, choices):
         held = np.clip(value, old - choices.value_clip, old + choices.value_clip)
         error = np.maximum((value - wanted) ** 2, (held - wanted) ** 2) / 2
         divisor = {
-            "action": 1,
-            "token": sum(map(len, actions)) / len(turns),
-            "constant": choices.turns_per_update / len(turns),
+            "action": counted,
+            "token": SHARE_N @ tokens_N / len(turns),
+            "constant": counted * longest / len(turns),
         }[choices.loss_mean]
         total += SHARE_N[i] * (term.mean() - choices.value_coef * error.mean()) / divisor
     return total
@@ -223,8 +235,10 @@ def mixed_twin(choices):
             ends = [[mixed_objective(x + h, *given) for h in (-d, d)] for d in 1e-6 * np.eye(6)]
             x = x + 3.0 * np.diff(ends).ravel() / 2e-6
         if choices.order != "parallel":
-            moved_NT = (mixed_logp(x) - old_NK)[:, actions[0]]
-            moved_N = moved_NT.sum(1) if choices.ratio == "product" else moved_NT.mean(1)
+            moved_NK = mixed_logp(x) - old_NK
+            over = np.sum if choices.ratio == "product" else np.mean
+            kept = [kept_turns(choices, i, actions[0]) for i in range(5)]
+            moved_N = [over(moved_NK[i, own]) if own else 0 for i, own in enumerate(kept)]
             bounds = 1 - choices.weight_clip, 1 + choices.weight_clip
             factor_N = np.clip(factor_N * np.clip(np.exp(moved_N), *bounds), *bounds)
     return x
@@ -239,8 +253,10 @@ IN_TURN = {"order": "reverse", "inner_epochs": 2, "weight_clip": 0.6}
     [
         TOGETHER | {"loss_mean": "token"},
         TOGETHER | {"loss_mean": "constant", "ratio": "token"},
-        IN_TURN | {"ratio": "product"},
+        IN_TURN | {"ratio": "product", "loss_mean": "constant"},
         IN_TURN | {"ratio": "token", "old_policy": "turn"},
+        {"order": "parallel", "inner_epochs": 3, "loss_mean": "token", "mask_above": 0.59},
+        IN_TURN | {"pool_mean": "active", "mask_above": 0.59},
     ],
     ids=str,
 )
@@ -259,3 +275,13 @@ def test_every_choice_of_a_step_is_what_its_formula_says(choices):
     for name in {*choices, "value_clip"} - {"order"}:
         other = mixed_twin(dataclasses.replace(algorithm, **{name: plain[name]}))
         assert np.abs(other - wanted).max() > 0.01, name
+
+
+def test_where_every_action_is_too_likely_no_step_is_taken():
+    params, zero = Learned(jnp.float32(TABLE_CA), None), jnp.zeros((), jnp.int32)
+    state = TrainState(params, OPTIMIZER.init(params), zero, zero)
+    algorithm, batch = Algorithm(mask_above=0.0, loss_mean="token"), batch_of(0)
+    credit = Credit(jnp.ones((32, TURNS)), jnp.zeros((32, TURNS)))
+    after = SWEEP(POLICY, OPTIMIZER, algorithm, state, batch, credit, jax.random.key(0))
+    np.testing.assert_array_equal(after.params.policy, np.float32(TABLE_CA))
+    assert after.step == 0

@@ -107,6 +107,7 @@ def test_a_recipes_choices_can_be_changed():
         ),
         ("a2tgpo:gain=turn_reward", "got 'gain=turn_reward' after a recipe's name"),
         ("canon:canon_metric=tokens", "--recipes: got canon_metric=tokens; allowed: entropy,"),
+        ("ppo:mask_above=0.9", "--recipes: got mask_above=0.9 with advantage=gae; allowed: an est"),
     ],
 )
 def test_what_is_no_recipe_is_told(recipe, said):

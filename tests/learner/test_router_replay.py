@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import learner_cases as cases
 import numpy as np
 import pytest
@@ -16,14 +17,17 @@ from seeupo_jax.learner.credit.information_gain import (
     answer_branches,
     branch_batch,
 )
+from seeupo_jax.learner.credit.turn_scores import score_turns
 from seeupo_jax.learner.expert_record import ExpertRecord, describe_routers
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.step.expert_load import RouterCounts
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
+from seeupo_jax.learner.sweep_start import begin_sweep
 from seeupo_jax.policy.architecture import Moe, Routing
 from seeupo_jax.policy.network import compute, split
 from seeupo_jax.policy.transformer import Transformer
+from seeupo_jax.types import CriticState
 
 EXPERTS, EACH = 5, 2
 MOE = Moe(EXPERTS, EACH, mlp_width=12, normalize=True, dense_layers=(1,))
@@ -173,6 +177,24 @@ def test_the_samplers_experts_are_replayed_in_every_pass():
     other, metrics = run(made, played=sampled(change=2))
     assert 0 < metrics["logp/router_mismatch"] < 0.2
     assert difference(other, wanted) > 1e-4
+
+
+def test_the_reference_and_the_scorer_run_by_their_own_routers():
+    # Nobody records theirs: what the sampler recorded does not reach their passes.
+    choices = {"router_replay": "rollout", "advantage": "istar", "success_above": 100.0}
+    found = []
+    for made in (learner(**choices), learner(**choices | {"router_replay": "none"})):
+        state = cases.new_state(made.optimizer, policy()[1])
+        other = jax.tree.map(jnp.array, cases.jittered(policy()[1], 0.1))
+        state = state._replace(scorer=CriticState({"head": {}, "trunk": other}, ()))
+        played = sampled(change=2)
+        rows = made.rows(played)
+        known = begin_sweep(made, state, other, rows, played, version=2).per_token
+        scores = score_turns(made, state, rows, played, known).per_token["scorer_logp"]
+        found.append((known["old_logp"], known["ref_logp"], scores))
+    (replayed_old, *replayed_others), (old, *others) = found
+    cases.assert_trees_close(replayed_others, others, 1e-5)
+    assert difference(replayed_old, old) > 1e-3  # as it reaches the policy's
 
 
 def test_a_critics_own_transformer_runs_by_its_own_routers():

@@ -94,6 +94,27 @@ def test_log_probabilities_and_entropies_are_the_twins(temperature):
     np.testing.assert_allclose(metrics["rollout/entropy"], np.concatenate(every).mean(), rtol=1e-5)
 
 
+@pytest.mark.parametrize("choices", [{"truncated": "mask"}, {"mask_above": 0.05}])
+def test_the_logged_entropy_is_of_the_tokens_of_the_loss(choices):
+    trajectories = cases.ragged()
+    for cut in (0, 2, 3):
+        trajectories[cut] = dataclasses.replace(trajectories[cut], stop="max_turns")
+    _, metrics, _ = run(learner(**choices), trajectories)
+    weights, trained, others = cases.weights_of(cases.policy()[1]), [], []
+    for trajectory, keep in zip(trajectories, learnable(trajectories), strict=True):
+        masked = "truncated" in choices and trajectory.truncated
+        for segment in trajectory.segments if keep else ():
+            logp_L, _ = model.token_logps(weights, segment.tokens_L, cases.NUMPY_ARCH, 1.0)
+            entropy_L, _ = model.token_entropies(weights, segment.tokens_L, cases.NUMPY_ARCH, 1.0)
+            of_loss_L = (np.exp(logp_L) <= choices.get("mask_above", 1)) & (not masked)
+            acted_L = segment.turn_L != CONTEXT
+            trained.append(entropy_L[acted_L & of_loss_L])
+            others.append(entropy_L[acted_L & ~of_loss_L])
+    wanted, rest = (np.concatenate(each) for each in (trained, others))
+    np.testing.assert_allclose(metrics["rollout/entropy"], wanted.mean(), rtol=1e-5)
+    assert abs(rest.mean() - wanted.mean()) > 1e-3
+
+
 def test_weights_are_those_that_the_twins_steps_were_taken_by():
     wanted, (_, _, found) = default_twin(), default()
     # A step weighs its rows by the factors after the steps before it.

@@ -422,7 +422,24 @@ def assert_equal_to_the_twin(
         close(params[name], weight, atol=1e-5, err_msg=name)
     assert observed.state.step == observed.metrics["sweep/steps"] == len(wanted.steps)
     assert observed.metrics["sweep/updates_skipped"] == observed.state.skipped == 0
+    assert_weights_are_the_twins(learner, observed.metrics, wanted)
     return observed, wanted
+
+
+def assert_weights_are_the_twins(
+    learner: Learner, metrics: Mapping[str, float], wanted: twin.Sweep
+) -> None:
+    """The means and maxima of M that are logged are of what the twin's steps used."""
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+    used = {key: weight_A for step in wanted.steps for key, weight_A in step.used.items()}
+    largest = {key: np.abs(weight_A).max() for key, weight_A in used.items()}
+    if learner.algorithm.covariance != "clip":  # which takes the advantage from some tokens
+        close(metrics["sweep/weight_max"], max(largest.values()))
+    for turn in {turn for _, turn in used}:
+        own = [key for key in used if key[1] == turn]
+        mean = np.mean([used[key].mean() for key in own])
+        close(metrics[f"sweep/weight_mean/turn={turn + 1}"], mean)
+        close(metrics[f"sweep/weight_max/turn={turn + 1}"], max(largest[key] for key in own))
 
 
 def assert_trees_equal(left: Any, right: Any) -> None:

@@ -114,7 +114,8 @@ class Step:
     """One optimizer step: the negative objective, its gradients, the factors when it was over.
 
     The factors change with the last of a turn's steps. entropies: of each of its actions, before
-    it, the mean over the tokens; none without a bonus.
+    it, the mean over the tokens; none without a bonus. used: by trajectory and turn M of each
+    token [A], before limits by covariance.
     """
 
     turns: tuple[int, ...]
@@ -122,6 +123,7 @@ class Step:
     gradients: Weights
     cumulative_ratio_N: np.ndarray
     entropies: list[float]
+    used: dict[tuple[int, int], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -220,14 +222,33 @@ def sweep(
             loss, grads, act_entropies = _of_minibatch(current, *columns, share, arch, options)
             current = optimizer.step(current, grads)
             losses.append((loss, grads, act_entropies))
+        used = used_weights(acts, advantage, cumulative_ratio_N, options)
         before_N, cumulative_ratio_N = cumulative_ratio_N, cumulative_ratio_N.copy()
         if options.weight == "on":
             new = action_logps(current, acts, arch, options)
             _refresh(cumulative_ratio_N, acts, old, new, options)
         for step, (loss, grads, act_entropies) in enumerate(losses, start=1):
             after_N = cumulative_ratio_N if step == len(losses) else before_N
-            steps.append(Step(tuple(turns), loss, grads, after_N, act_entropies))
+            steps.append(Step(tuple(turns), loss, grads, after_N, act_entropies, used))
     return Sweep(credit, steps, current)
+
+
+def used_weights(
+    acts: Sequence[Action],
+    advantage: Sequence[np.ndarray],
+    cumulative_ratio_N: np.ndarray,
+    options: Options,
+) -> dict[tuple[int, int], np.ndarray]:
+    """`Step.used`: one number an action, repeated for its tokens, unless ratios are per token."""
+    used = {}
+    for act, advantage_A in zip(acts, advantage, strict=True):
+        owner = act[0].trajectory
+        turn_A = joined(np.asarray(p.segment.turn_L)[p.position_A] for p in act)
+        if options.ratio != "token":
+            advantage_A = np.full(len(turn_A), advantage_A.mean())
+        for turn in {*turn_A.tolist()}:
+            used[owner, turn] = cumulative_ratio_N[owner] * advantage_A[turn_A == turn]
+    return used
 
 
 def _credit(

@@ -77,12 +77,11 @@ def turn_loss(
         shares["entropy"] = mean(of_own(scored.entropy_RX))
         gain_PJ += options.entropy_coef * shares["entropy"]
     loss = -jnp.sum(size_PJ * gain_PJ)
-    weight_PA = jnp.where(row.mask_PA > 0, row.advantage_PA * cumulative_ratio_P[:, None], 0.0)
     sums = {
         "actions": part_PJ.sum(dtype=jnp.float32),
         "clipped": counted(clipped_PJ),
         "kl": counted(kl_PJ),
-        "weight_max": jnp.max(jnp.abs(weight_PA)),
+        "weight_max": _largest_weight(config, row, cumulative_ratio_P, mask_PJA, split),
         **{name: counted(share_PJ) for name, share_PJ in shares.items()},
         **routing_sums(config, network.arch.routing, row, scored.routed_RLG),
     }
@@ -96,6 +95,22 @@ def turn_loss(
 
 def _sum_of_parts(part_PJ: jax.Array, x_PJ: jax.Array) -> jax.Array:
     return jnp.sum(part_PJ * x_PJ)
+
+
+def _largest_weight(
+    config: LossConfig,
+    row: TurnBatch,
+    cumulative_ratio_P: jax.Array,
+    mask_PJA: jax.Array,
+    split: SplitActions | None,
+) -> jax.Array:
+    """The largest |M|: of actions, or of tokens where ratios are per token."""
+    advantage = jnp.where(row.mask_PA > 0, row.advantage_PA, 0.0)
+    if config.options.ratio != "token":
+        advantage = action_means(advantage, mask_PJA)
+        if split is not None:
+            advantage += jnp.where(mask_PJA.any(axis=2), split.advantage, 0.0)
+    return jnp.max(jnp.abs(advantage * cumulative_ratio_P[:, None]))
 
 
 def _action_terms(

@@ -1,5 +1,6 @@
 """The learning rate goes by iterations, whatever steps they take, and lies in the state."""
 
+import dataclasses
 import functools
 import json
 import sys
@@ -238,6 +239,11 @@ def test_a_sweep_steps_at_its_iterations_rate_and_moves_the_average_once():
         rates.append(metrics["sweep/learning_rate"])
     assert rates == pytest.approx([0.03, 0.03])  # two of five iterations are over
     cases.assert_trees_close(*ends, 1e-6)
+    # With the same programs: the last of the sweep's four steps is the fourth of eight.
+    rising = Schedule(Optimizer(**PLAIN | {"learning_rate": 0.03, "warmup_steps": 8}), 5)
+    _, metrics, *_ = run(dataclasses.replace(learner_of(learning_rate=0.03), schedule=rising))
+    assert metrics["sweep/steps"] == 4
+    assert metrics["sweep/learning_rate"] == pytest.approx(0.03 * 4 / 8)
 
 
 def test_a_stopped_sweep_goes_on_from_files_at_the_same_rate(tmp_path):
