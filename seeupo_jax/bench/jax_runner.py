@@ -49,7 +49,6 @@ from seeupo_jax.runtime import build, stored_update
 from seeupo_jax.trajectories.stored import read_trajectories
 from seeupo_jax.types import NO_TARGET, TurnBatch
 
-ITERATION = 1  # of every sweep: it seeds only what these sweeps do not do
 Score = Callable[[Any, TurnBatch], Any]
 PROGRAMS = ("score", "turn_step", "refresh")  # of a learner
 
@@ -173,7 +172,11 @@ class JaxSweeps:
         began = time.perf_counter()
         with jax.set_mesh(self.policy.mesh):
             self.state, self.metrics, _, self.steps = sweep(
-                self.learner, self.state, self.reference, trajectories, iteration=ITERATION
+                self.learner,
+                self.state,
+                self.reference,
+                trajectories,
+                iteration=stored_update.ITERATION,
             )
         jax.block_until_ready(self.state)
         return time.perf_counter() - began
@@ -192,7 +195,8 @@ class JaxSweeps:
 
     def outcome(self) -> Outcome:
         """The outcome of the last sweep over the inputs' trajectories, and the current weights."""
-        return Outcome([_plain(self._rows, step) for step in self.steps], self.tensors())
+        steps = [stored_update.step_values(self._rows, step) for step in self.steps]
+        return Outcome(steps, self.tensors())
 
     def params(self) -> Any:
         """The parameters, as the sampler takes them."""
@@ -216,22 +220,6 @@ def by_file_name(arch: Architecture, params: Any) -> dict[str, np.ndarray]:
         leaf = np.asarray(to_host(leaf if stored.layer is None else leaf[stored.layer]), np.float32)
         tensors[stored.names[0]] = leaf.T if stored.transposed else leaf
     return tensors
-
-
-def _plain(rows: Rows, step: Step) -> dict[str, Any]:
-    """A step as plain values by the names of the `update` command's JSON."""
-    metrics = {name: float(value) for name, value in jax.device_get(step.metrics).items()}
-    weight_N = np.full(rows.trajectories, np.nan)
-    for segment, owner in enumerate(rows.trajectory_S):  # all of a trajectory's tokens have one
-        weight_N[owner] = step.advantage[segment][0]
-    weight_N *= np.asarray(step.cumulative_ratio_N)
-    return {
-        "turns": list(step.turns),
-        "loss": metrics["loss"],
-        "kl": metrics["kl"] / metrics["actions"],
-        "grad_norm": metrics["grad_norm"],
-        "weights": weight_N.tolist(),
-    }
 
 
 @dataclass(frozen=True)

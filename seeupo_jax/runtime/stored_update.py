@@ -27,7 +27,7 @@ from seeupo_jax.trajectories.rewards_by_name import named_rewards
 from seeupo_jax.trajectories.stored import check_trajectories, read_trajectories
 from seeupo_jax.types import CONTEXT, Trajectory, learnable
 
-ITERATION = 1
+ITERATION = 1  # of every sweep over stored trajectories
 
 
 def update(
@@ -57,24 +57,25 @@ def update(
     unknown = [np.full(len(tokens), np.nan) for tokens in rows.tokens]  # of a sweep without a step
     advantage = swept.steps[0].advantage if swept.steps else unknown
     return swept.train.params, {
-        "steps": [_plain_step(rows, step) for step in swept.steps],
+        "steps": [plain(step_values(rows, step)) for step in swept.steps],
         "advantages": plain(_means(rows, advantage, range(rows.turns))),
         "turn_advantages": _turn_means(rows, advantage, trajectories),
         "metrics": {name: plain(value) for name, value in swept.metrics.items()},
     }
 
 
-def _plain_step(rows: Rows, step: Step) -> dict[str, Any]:
+def step_values(rows: Rows, step: Step) -> dict[str, Any]:
+    """A step's numbers by their names in the JSON of `update`; `weights` float32 [N], NaN: none."""
     metrics = {name: float(value) for name, value in jax.device_get(step.metrics).items()}
     advantage_N = _means(rows, step.advantage, step.turns)
     advantage_N[rows.trajectory_S[~rows.updated_S]] = np.nan
     return {
         "turns": list(step.turns),
-        "loss": plain(metrics["loss"]),
-        "kl": plain(metrics["kl"] / metrics["actions"]),
-        "grad_norm": plain(metrics["grad_norm"]),
-        "clip_fraction": plain(metrics["clipped"] / metrics["actions"]),
-        "weights": plain(advantage_N * np.asarray(step.cumulative_ratio_N)),
+        "loss": metrics["loss"],
+        "kl": metrics["kl"] / metrics["actions"],
+        "grad_norm": metrics["grad_norm"],
+        "clip_fraction": metrics["clipped"] / metrics["actions"],
+        "weights": advantage_N * np.asarray(step.cumulative_ratio_N),
     }
 
 
