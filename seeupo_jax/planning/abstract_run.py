@@ -55,7 +55,7 @@ class AbstractRun:
     @property
     def trajectories(self) -> int:
         """The number of trajectories of an iteration."""
-        return self.config.rollout.tasks * self.config.rollout.group_size
+        return self.config.rollout.trajectories
 
     def rollout_programs(self) -> list[str]:
         """Names of all that `engine.compile` compiles."""

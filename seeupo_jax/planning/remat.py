@@ -143,7 +143,7 @@ def _replayed_bytes(config: Config, mesh: jax.sharding.Mesh, arch: Architecture)
     """Bytes of the routing record of a step's longest rows: all microbatches, on every device."""
     if config.algorithm.router_replay == "none" or arch.routing is None:
         return 0
-    shapes = build.build_shapes(config, mesh, config.rollout.tasks * config.rollout.group_size)
+    shapes = build.build_shapes(config, mesh, config.rollout.trajectories)
     length, chunk = shapes.lengths[-1], shapes.chunk
     refreshed = (1 + 2 * (length // chunk)) * chunk  # as `RefreshBatch` has room for
     tokens = shapes.microbatches(length) * shapes.rows * (length + refreshed)

@@ -95,7 +95,7 @@ def check_layout(config: Config, mesh: jax.sharding.Mesh) -> None:
       ValueError: one sentence with the field, what was got and what is allowed.
     """
     row_devices, arch = row_shards(mesh), check_network(config, mesh)
-    trajectories = config.rollout.tasks * config.rollout.group_size
+    trajectories = config.rollout.trajectories
     if trajectories % row_devices:
         raise ValueError(
             f"config.rollout.tasks x group_size: got {trajectories}; allowed: a multiple of the"
@@ -356,7 +356,7 @@ def build_learner(
         network=policy.network,
         optimizer=optimizer,
         algorithm=config.algorithm,
-        shapes=build_shapes(config, policy.mesh, config.rollout.tasks * config.rollout.group_size),
+        shapes=build_shapes(config, policy.mesh, config.rollout.trajectories),
         temperature=config.rollout.temperature,
         seed=config.seed,
         truncated=config.rollout.truncated,

@@ -116,13 +116,10 @@ def served_policy(config: Config, workdir: Path, server: Server) -> Iterator[Pol
     tokenizer = read_tokenizer(folder, config.chat)
     if tokenizer is None:
         raise ValueError(f"{folder}: got no tokenizer; allowed: that of the model served.")
-    open_at_once = rollout.concurrency
-    if open_at_once is None:
-        open_at_once = rollout.tasks * rollout.group_size
     engine = OpenAIServer(
         url,
         server.model,
-        concurrency=open_at_once,
+        concurrency=rollout.open_at_once,
         sampling=build_sampling(config, tokenizer),
         max_context=rollout.max_context,
         timeout_s=server.timeout_s,

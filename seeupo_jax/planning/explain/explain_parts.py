@@ -218,9 +218,6 @@ def episode_section(config: Config) -> Section:
 
 def _agent_lines(config: Config) -> list[str]:
     agent, rollout = config.agent, config.rollout
-    at_once = rollout.concurrency
-    if at_once is None:
-        at_once = rollout.tasks * rollout.group_size
     options = ", ".join(f"{name}={value!r}" for name, value in agent.options.items())
     runs = "a function in an event loop of its own"
     if agent.command is not None:
@@ -233,7 +230,7 @@ def _agent_lines(config: Config) -> list[str]:
     return [
         f"{agent.label}{f' ({options})' if options else ''}: {runs}",
         f"tasks: {describe_tasks(config)}",
-        f"{at_once:,} at once, each of at most {rollout.max_turns} calls and"
+        f"{rollout.open_at_once:,} at once, each of at most {rollout.max_turns} calls and"
         f" {rollout.max_context:,} tokens; one without an open call for {agent.timeout_s:g} s is"
         " ended",
         f"the policy is served{processes} on {agent.host}, {port}, a key for each episode:"

@@ -101,7 +101,7 @@ class Run:
         Raises:
           StoppedCompiling: the run was asked to stop; the state that was given may be gone.
         """
-        parts, count = self.parts, self.parts.trajectories
+        parts, count = self.parts, self.parts.config.rollout.trajectories
         params = state.train.params
 
         def between() -> None:
@@ -172,7 +172,7 @@ class Run:
                 parts.learner,
                 state.train,
                 parts.ref_params,
-                fill_up(collected.trajectories, parts.trajectories),
+                fill_up(collected.trajectories, parts.config.rollout.trajectories),
                 iteration=iteration,
                 stop=lambda: bool(agree([parts.worker.stop()])[0]),
                 resume=None if stopped is None else (stopped.arrays, stopped.notes),

@@ -59,11 +59,6 @@ class RunParts:
     callbacks: Callbacks
     stagnation: Stagnation
 
-    @property
-    def trajectories(self) -> int:
-        """The most trajectories of an iteration."""
-        return self.config.rollout.tasks * self.config.rollout.group_size
-
     def close(self) -> None:
         """Closes all of them, also where one fails."""
         with contextlib.ExitStack() as parts:
