@@ -31,7 +31,6 @@ from seeupo_jax.learner.batching import (
     turn_batch,
 )
 from seeupo_jax.learner.learner import Program
-from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.learner.refresh_batch import RefreshBatch
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_state import Step
@@ -46,6 +45,7 @@ from seeupo_jax.policy.kernels.tree_attention import block_for
 from seeupo_jax.policy.kernels.tree_mask import visited_blocks
 from seeupo_jax.policy.network import LOGITS_AT_ONCE, TOKENS_AT_ONCE
 from seeupo_jax.runtime import build, stored_update
+from seeupo_jax.runtime.training.learner_parts import build_learner
 from seeupo_jax.trajectories.stored import read_trajectories
 from seeupo_jax.types import NO_TARGET, TurnBatch
 
@@ -146,10 +146,7 @@ class JaxSweeps:
         )
         config, _ = choose_remat(config)
         self.policy, params = build.load_policy(config, config.model.path)
-        optimizer = make_optimizer(config.optimizer, total_steps=build.total_steps(config))
-        self.state = build.new_state(config, self.policy, optimizer, params)
-        self.reference = build.place_reference(config, params)
-        learner = build.build_learner(config, self.policy, optimizer, self.state)
+        learner, self.state, self.reference = build_learner(config, self.policy, params)
         shapes = dataclasses.replace(learner.shapes, **ablation.shapes(learner.shapes))
         self._rows, self._recorder = Rows.of(self.trajectories), Recorder()
 

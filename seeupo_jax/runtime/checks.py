@@ -13,7 +13,7 @@ from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Missing
-from seeupo_jax.learner.optimization.optimizer import make_optimizer, try_user_optimizer
+from seeupo_jax.learner.optimization.optimizer import try_user_optimizer
 from seeupo_jax.learner.optimization.parameter_groups import split_trained
 from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.learner.state_layout import check_offload
@@ -33,6 +33,7 @@ from seeupo_jax.runtime import build
 from seeupo_jax.runtime.algorithm_trial import check_entries
 from seeupo_jax.runtime.build_sampler import build_grammars
 from seeupo_jax.runtime.episode_host import check_host, started
+from seeupo_jax.runtime.training.learner_parts import run_optimizer
 from seeupo_jax.runtime.training.reference_answers import check_references
 
 
@@ -112,7 +113,7 @@ def check_learner(config: Config) -> jax.sharding.Mesh:
     """The algorithm, the optimizer and where they are to run; the mesh."""
     check_entries(config.algorithm)
     Schedule(config.optimizer, config.iterations)
-    make_optimizer(config.optimizer, total_steps=build.total_steps(config))
+    run_optimizer(config)
     mesh = make_mesh(config.mesh)
     check_offload(config.offload, mesh.local_devices[0])
     return mesh

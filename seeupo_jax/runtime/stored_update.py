@@ -14,7 +14,6 @@ from seeupo_jax.configuration.reward import reward_weights
 from seeupo_jax.configuration.schema import Config, Rollout
 from seeupo_jax.learner.batching import Rows
 from seeupo_jax.learner.credit.advantages import check_rewards
-from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_state import Step
 from seeupo_jax.parallel.mesh import make_mesh, row_shards
@@ -22,6 +21,7 @@ from seeupo_jax.policy.files.weights import inspect
 from seeupo_jax.rewards.reward_functions import weighted_sum
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import check_experts, check_learner, check_own_optimizer
+from seeupo_jax.runtime.training.learner_parts import build_learner
 from seeupo_jax.trajectories.json_lines import plain
 from seeupo_jax.trajectories.rewards_by_name import named_rewards
 from seeupo_jax.trajectories.stored import check_trajectories, read_trajectories
@@ -45,10 +45,7 @@ def update(
       `metrics`. A trajectory that is left out has None, as has a turn without any token to learn
       from; where advantages differ between tokens, it is their mean over those concerned.
     """
-    optimizer = make_optimizer(config.optimizer, total_steps=build.total_steps(config))
-    state = build.new_state(config, policy, optimizer, params)
-    learner = build.build_learner(config, policy, optimizer, state)
-    reference = build.place_reference(config, params)
+    learner, state, reference = build_learner(config, policy, params)
     with jax.set_mesh(policy.mesh):
         swept = sweep(learner, state, reference, trajectories, iteration=ITERATION)
     # Of whole trajectories: a shared turn's numbers are those of all that have it.

@@ -13,7 +13,6 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.envs import gate
 from seeupo_jax.learner.learner import Learner
-from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.rewards.candidate_judge import make_judge
 from seeupo_jax.rewards.scorer import make_scorer
@@ -25,6 +24,7 @@ from seeupo_jax.runtime.episode_host import build_host
 from seeupo_jax.runtime.evaluation import selection_split, selection_warning
 from seeupo_jax.runtime.policy_folder import unread_chat_notice
 from seeupo_jax.runtime.training.callbacks import Callback, Callbacks, RunHandle
+from seeupo_jax.runtime.training.learner_parts import build_learner
 from seeupo_jax.runtime.training.reference_answers import ReferenceAnswers
 from seeupo_jax.runtime.training.run_log import RunLog
 from seeupo_jax.runtime.training.stagnation import Stagnation
@@ -83,10 +83,7 @@ def build_parts(
     Args:
       params: those of the policy that train.
     """
-    optimizer = make_optimizer(config.optimizer, total_steps=build.total_steps(config))
-    train = build.new_state(config, policy, optimizer, params)
-    ref_params = build.place_reference(config, params)
-    learner = build.build_learner(config, policy, optimizer, train)
+    learner, train, ref_params = build_learner(config, policy, params)
     engine = build_engine(config, policy)
     judged = config.algorithm.forks == "candidates"
     judge = make_judge(config.judge, config.env.name) if judged else None
