@@ -32,7 +32,7 @@ from seeupo_jax.display.progress import Progress
 from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.errors import NotLearning, WriteError, sentence_errors
 from seeupo_jax.metrics.history import History, read_history
-from seeupo_jax.metrics.run_manifest import Launch
+from seeupo_jax.metrics.run_manifest import UNKNOWN_LAUNCH, Launch
 from seeupo_jax.parallel.cluster import errors_end_at_once
 from seeupo_jax.parallel.stop_signal import ELSEWHERE, Stopped, StopRequest
 from seeupo_jax.planning.explain.explain_sft import explain_sft
@@ -121,7 +121,7 @@ def run_sft(
     workdir: Path,
     callbacks: Sequence[Callback] = (),
     *,
-    launch: Launch = Launch(),  # noqa: B008  # frozen
+    launch: Launch = UNKNOWN_LAUNCH,
     preparing: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> SftResult:
     """As `sft`, for a configuration that is checked and processes that have met.

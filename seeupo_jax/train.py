@@ -31,7 +31,7 @@ from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.envs.pool import ServerFull
 from seeupo_jax.errors import NameTaken, NotLearning, WriteError, sentence_errors
 from seeupo_jax.metrics.history import History, read_history
-from seeupo_jax.metrics.run_manifest import Launch
+from seeupo_jax.metrics.run_manifest import UNKNOWN_LAUNCH, Launch
 from seeupo_jax.parallel.cluster import errors_end_at_once
 from seeupo_jax.parallel.stop_signal import ELSEWHERE, Stopped, StopRequest
 from seeupo_jax.planning.explain.explain_training import explain_training
@@ -55,9 +55,10 @@ from seeupo_jax.runtime.cli import (
     read_config,
     run_folder,
 )
+from seeupo_jax.runtime.evaluation import due
 from seeupo_jax.runtime.same_run import measured_with
 from seeupo_jax.runtime.training.callbacks import Callback, check_callbacks, notify_callbacks
-from seeupo_jax.runtime.training.run import UNKNOWN, Run, begin_run
+from seeupo_jax.runtime.training.run import Run, begin_run
 from seeupo_jax.runtime.training.run_checkpoints import RunState
 from seeupo_jax.runtime.training.warm_starting import start_policy
 
@@ -120,7 +121,7 @@ def run_training(
     workdir: Path,
     callbacks: Sequence[Callback] = (),
     *,
-    launch: Launch = UNKNOWN,
+    launch: Launch = UNKNOWN_LAUNCH,
     preparing: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> TrainResult:
     """As `train`, for a configuration that is checked and processes that have met.
@@ -200,9 +201,9 @@ def iterate(run: Run, state: RunState) -> bool:
                 collected = run.rollout(iteration, state)
                 state, metrics, stats = run.sweep(iteration, state, collected)
             run.record(state, collected, metrics, stats)
-            if run.due(iteration, config.evaluation.every):
+            if due(config, iteration, config.evaluation.every):
                 state = run.evaluate(state)
-            if run.due(iteration, config.checkpoint.every):
+            if due(config, iteration, config.checkpoint.every):
                 state = run.checkpoints.save(state)
         run.finish(state)
     except (Stopped, NotLearning) as stopped:

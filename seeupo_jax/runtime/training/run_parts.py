@@ -22,7 +22,7 @@ from seeupo_jax.runtime import build
 from seeupo_jax.runtime.build_sampler import build_engine
 from seeupo_jax.runtime.episode_host import build_host
 from seeupo_jax.runtime.evaluation import selection_split, selection_warning
-from seeupo_jax.runtime.policy_folder import unread_chat_notice
+from seeupo_jax.runtime.policy_folder import log_policy
 from seeupo_jax.runtime.training.callbacks import Callback, Callbacks, RunHandle
 from seeupo_jax.runtime.training.learner_parts import build_learner
 from seeupo_jax.runtime.training.reference_answers import ReferenceAnswers
@@ -105,13 +105,7 @@ def build_parts(
     selects_on = selection_split(config, tasks)
     shares = gate.task_shares(tasks, "train")
     source = TrajectorySource(config, workdir, policy, worker, shares, progress.log)
-    platform = policy.mesh.devices.flat[0].platform
-    progress.log(
-        f"attention: {policy.network.arch.attention}"
-        f" (model.attention={config.model.attention} on {platform})"
-    )
-    if (notice := unread_chat_notice(config, workdir)) is not None:
-        progress.log(notice)
+    log_policy(config, workdir, policy, progress.log)
     progress.log(str(engine.plan))
     if (warning := selection_warning(config, selects_on)) is not None:
         progress.log(warning)
