@@ -39,7 +39,7 @@ from seeupo_jax.planning.explain.explanation import EXPLAIN, print_explanation
 from seeupo_jax.planning.planned_devices import add_planned_flags, plan_devices
 from seeupo_jax.planning.remat import choose_remat
 from seeupo_jax.runtime import build
-from seeupo_jax.runtime.checks import check_config, check_planned
+from seeupo_jax.runtime.checks import check_config, check_planned, prepare_run
 from seeupo_jax.runtime.cli import (
     add_cluster_flags,
     add_run_flags,
@@ -106,13 +106,7 @@ def train(
     """
     check_callbacks(callbacks)
     config, workdir = load_config(config), run_folder(workdir)
-    prepare_xla(small=build.is_small(config))
-    check_places(config, workdir, make=False)
-    if not jax.distributed.is_initialized():
-        join_cluster(config)
-    check_config(config)
-    check_places(config, workdir)
-    check_shared_places(config, workdir)
+    prepare_run(config, workdir, check_config)
     return run_training(config, workdir, callbacks)
 
 
