@@ -25,12 +25,12 @@ from seeupo_jax.bench.accelerator.device_time import device_time
 from seeupo_jax.bench.accelerator.runner import Record, is_out_of_memory, sentence
 from seeupo_jax.bench.comparison import Alone
 from seeupo_jax.bench.settings import Settings, architecture
+from seeupo_jax.parallel.device_memory import GIB
 from seeupo_jax.planning.activation_memory import microbatch_bytes
 from seeupo_jax.planning.flops import parameters
 from seeupo_jax.policy.kernels.fused import preferred_kernel
 from seeupo_jax.runtime.build import LEAST_TOKENS
 
-GIB = 2**30
 PROBE = "machine"  # the name of the record of what the machine is
 CORRECTNESS, UPDATE, ROLLOUT, QUICKSTART = "correctness", "update", "rollout", "quickstart"
 DEVICE_TIME = "device_time"
