@@ -6,10 +6,10 @@ import jax
 import pytest
 from places import CONFIGS
 
+from seeupo_jax import read_trajectories
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.evaluate import main
 from seeupo_jax.metrics.metrics_log import read_metrics
-from seeupo_jax.telemetry import read_trajectories
 from seeupo_jax.train import train
 
 CONFIG = CONFIGS / "order_desk_level2.py"

@@ -23,6 +23,7 @@ from seeupo_jax import (
     load_config,
     read_trajectories,
     sft,
+    telemetry,
     train,
 )
 from seeupo_jax.checkpoint import Checkpoints
@@ -333,6 +334,10 @@ def test_garbage_is_looked_for_less_often_unless_its_threshold_was_set(before, a
     program = f"import gc\n{before}\nimport seeupo_jax\nprint(gc.get_threshold()[0])"
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert said.stdout == f"{after}\n"
+
+
+def test_the_former_path_of_read_trajectories_stays():
+    assert telemetry.read_trajectories is read_trajectories
 
 
 def test_the_package_is_imported_without_jax():

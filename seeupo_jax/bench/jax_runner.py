@@ -46,7 +46,7 @@ from seeupo_jax.policy.kernels.tree_mask import visited_blocks
 from seeupo_jax.policy.network import LOGITS_AT_ONCE, TOKENS_AT_ONCE
 from seeupo_jax.runtime import build, stored_update
 from seeupo_jax.runtime.training.learner_parts import build_learner
-from seeupo_jax.trajectories.stored import read_trajectories
+from seeupo_jax.trajectories.stored import read_stored
 from seeupo_jax.types import NO_TARGET, TurnBatch
 
 Score = Callable[[Any, TurnBatch], Any]
@@ -165,7 +165,7 @@ class JaxSweeps:
           lines: a file of other trajectories, no longer than those of the inputs; reading it back
             is no part of a sweep, nor timed.
         """
-        trajectories = self.trajectories if lines is None else read_trajectories(lines)
+        trajectories = self.trajectories if lines is None else read_stored(lines)
         began = time.perf_counter()
         with jax.set_mesh(self.policy.mesh):
             self.state, self.metrics, _, self.steps = sweep(

@@ -24,7 +24,7 @@ from seeupo_jax.runtime.checks import check_experts, check_learner, check_own_op
 from seeupo_jax.runtime.training.learner_parts import build_learner
 from seeupo_jax.trajectories.json_lines import plain
 from seeupo_jax.trajectories.rewards_by_name import named_rewards
-from seeupo_jax.trajectories.stored import check_trajectories, read_trajectories
+from seeupo_jax.trajectories.stored import check_trajectories, read_stored
 from seeupo_jax.types import CONTEXT, Trajectory, learnable
 
 ITERATION = 1  # of every sweep over stored trajectories
@@ -169,7 +169,7 @@ def prepare(
         config = replace(config, optimizer=replace(config.optimizer, ema=None))
     arch = inspect(config.model.path)
     algorithm, grouped = config.algorithm, config.algorithm.grouped
-    trajectories = read_trajectories(
+    trajectories = read_stored(
         path,
         log=log,
         grouped=grouped,
