@@ -8,7 +8,6 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
-import jax
 import pytest
 import run_cases as cases
 from ml_collections import ConfigDict
@@ -64,14 +63,6 @@ class Recorder(Callback):
 
     def on_end(self, run, error):
         self.note(run, "end", type(error).__name__, run.stopping)
-
-
-@pytest.fixture(scope="module")
-def one_device():
-    with pytest.MonkeyPatch.context() as patch:
-        one = jax.devices()[:1]
-        patch.setattr(jax, "devices", lambda: one)
-        yield
 
 
 @pytest.fixture(scope="module")
