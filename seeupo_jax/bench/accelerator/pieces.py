@@ -251,9 +251,9 @@ def _update(workload: str, model: str, groups: int, about_s: float) -> Piece:
     return Piece(f"update_{workload}_{model}", UPDATE, words, update, about_s, sizes)
 
 
-def _rollout(model: str, groups: int, about_s: float) -> Piece:
-    first = Settings("bfcl", model, 1.0, groups, generate=("static", "kept"))
-    few = replace(first, groups=max(1, groups // 4))
+def _rollout(model: str, about_s: float) -> Piece:
+    first = Settings("bfcl", model, 1.0, groups=4, generate=("static", "kept"))
+    few = replace(first, groups=1)
     last = replace(few, model="135m") if model == "0.5b" else replace(few, scale=0.5)
     words = f"a rollout, bfcl-shaped, {model}, against generate with a static KV cache"
     sizes = tuple(Size(each, _of_rollout) for each in (first, few, last))
@@ -300,7 +300,7 @@ PIECES = (
     ),
     _update("bfcl", "0.5b", 4, 180),
     _update("order_desk", "0.5b", 64, 180),
-    _rollout("0.5b", 4, 150),
+    _rollout("0.5b", 150),
     Piece(
         "device_time_0.5b",
         DEVICE_TIME,
@@ -315,7 +315,7 @@ PIECES = (
     Piece("quickstart", QUICKSTART, "configs/quickstart.py trained to its end", quickstart, 150),
     _update("bfcl", "1.5b", 4, 240),
     _update("order_desk", "1.5b", 32, 240),
-    _rollout("1.5b", 4, 200),
+    _rollout("1.5b", 200),
 )
 BY_NAME = {piece.name: piece for piece in PIECES}
 
