@@ -151,6 +151,7 @@ def _question(tokenizer: Tokenizer) -> Sequence[int]:
 
 
 def check_served(config: Config) -> None:
+    """ValueError: a setting that is not sent to servers, or what `check_host` refuses."""
     if config.rollout.grammar is not None:
         raise ValueError(
             f"config.rollout.grammar: got {config.rollout.grammar!r}; allowed with --server: none,"

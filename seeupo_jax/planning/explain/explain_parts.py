@@ -68,6 +68,7 @@ class Described(Protocol):
 
 
 def model_lines(run: Described, start: str | None) -> list[str]:
+    """The policy's architecture, how many parameters it has and trains, and what it starts from."""
     arch, config = run.policy.network.arch, run.config
     params = jax.tree.leaves_with_path(run.policy.merged(run.state.params))
     counts = [(str(path[-1].key).startswith(ADAPTER), x.size) for path, x in params]
@@ -99,6 +100,7 @@ def model_lines(run: Described, start: str | None) -> list[str]:
 
 
 def mesh_lines(run: AbstractRun, planned: Planned | None = None) -> list[str]:
+    """The devices, the mesh's axes, and how the policy comes to the sampler."""
     mesh, reshard = run.policy.mesh, run.engine.plan.reshard
     axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
     device = mesh.devices.flat[0]
@@ -168,6 +170,7 @@ def _record_lines(run: AbstractRun) -> list[str]:
 
 
 def bytes_of(run: AbstractRun, *names: str) -> str:
+    """The size of these parts of a run on one device, in units of bytes."""
     return in_units(sum(run.parts.get(name, 0) for name in names))
 
 
@@ -284,6 +287,7 @@ def reward_lines(config: Config) -> list[str]:
 
 
 def task_ids(config: Config, split: str) -> Sequence[str]:
+    """The ids of a split's tasks; ValueError: there is no such split."""
     return gate.task_ids(find_tasks(config), split)
 
 
