@@ -82,8 +82,8 @@ from seeupo_jax.runtime.policy_sources import (
     about_policy,
     check_served,
     own_policy,
-    policy_folder,
     served_policy,
+    starting_policy,
 )
 from seeupo_jax.runtime.resuming import chat_note
 from seeupo_jax.trajectories.episodes import read_played
@@ -100,7 +100,7 @@ def _explain(config: Config, workdir: Path, which: _Which, split: str, k: int) -
     """What this evaluation would do; a server is not asked for anything."""
     server = which.server
     if server is None:
-        folder = policy_folder(config, workdir)
+        folder = starting_policy(config, workdir)
         part = None if which.untrained else saved_weights(config, which.weights)
         explained = explain_policy(config, workdir, folder, part, which.step)
         same: dict[str, Any] | None = about_policy(config, explained.iteration, part)

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from seeupo_jax.configuration.flags import Flags, names, output_file, path
 from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.errors import no_room_errors, sentence_errors
-from seeupo_jax.reports.html_report import report_file, write_loaded
+from seeupo_jax.reports.html_report import report_file, write_report
 from seeupo_jax.reports.run_data import check_run, load_runs
 from seeupo_jax.reports.trajectory_pages import write_pages
 from seeupo_jax.trajectories.reader import FOLDER, find_shards
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
         runs = load_runs([workdir, *compare])
         file = report_file(workdir, given.output)
         pages = _write_pages(workdir, file)
-        write_loaded(runs, file)
+        write_report(runs, file)
         print(f"wrote {file} ({file.stat().st_size / 2**20:.1f} MiB)")
         if isinstance(pages, ValueError):
             raise pages

@@ -32,13 +32,14 @@ from seeupo_jax.display.progress import Progress
 from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.errors import NotLearning, WriteError, sentence_errors
 from seeupo_jax.metrics.history import History, read_history
-from seeupo_jax.metrics.run_manifest import Launch
+from seeupo_jax.metrics.run_manifest import UNKNOWN_LAUNCH, Launch
 from seeupo_jax.parallel.cluster import errors_end_at_once
 from seeupo_jax.parallel.stop_signal import ELSEWHERE, Stopped, StopRequest
 from seeupo_jax.planning.explain.explain_sft import explain_sft
 from seeupo_jax.planning.explain.explanation import EXPLAIN, print_explanation
 from seeupo_jax.planning.remat import choose_remat
 from seeupo_jax.runtime import build
+from seeupo_jax.runtime.checks import prepare_run
 from seeupo_jax.runtime.cli import (
     add_cluster_flags,
     add_run_flags,
@@ -106,13 +107,7 @@ def sft(
     config, workdir = load_config(config), run_folder(workdir)
     if data is not None:
         config = dataclasses.replace(config, sft=dataclasses.replace(config.sft, data=str(data)))
-    prepare_xla(small=build.is_small(config))
-    check_places(config, workdir, make=False)
-    if not jax.distributed.is_initialized():
-        join_cluster(config)
-    check_sft(config)
-    check_places(config, workdir)
-    check_shared_places(config, workdir)
+    prepare_run(config, workdir, check_sft)
     return run_sft(config, workdir, callbacks)
 
 
@@ -121,7 +116,7 @@ def run_sft(
     workdir: Path,
     callbacks: Sequence[Callback] = (),
     *,
-    launch: Launch = Launch(),  # noqa: B008  # frozen
+    launch: Launch = UNKNOWN_LAUNCH,
     preparing: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> SftResult:
     """As `sft`, for a configuration that is checked and processes that have met.

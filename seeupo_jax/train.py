@@ -31,7 +31,7 @@ from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.envs.pool import ServerFull
 from seeupo_jax.errors import NameTaken, NotLearning, WriteError, sentence_errors
 from seeupo_jax.metrics.history import History, read_history
-from seeupo_jax.metrics.run_manifest import Launch
+from seeupo_jax.metrics.run_manifest import UNKNOWN_LAUNCH, Launch
 from seeupo_jax.parallel.cluster import errors_end_at_once
 from seeupo_jax.parallel.stop_signal import ELSEWHERE, Stopped, StopRequest
 from seeupo_jax.planning.explain.explain_training import explain_training
@@ -39,7 +39,7 @@ from seeupo_jax.planning.explain.explanation import EXPLAIN, print_explanation
 from seeupo_jax.planning.planned_devices import add_planned_flags, plan_devices
 from seeupo_jax.planning.remat import choose_remat
 from seeupo_jax.runtime import build
-from seeupo_jax.runtime.checks import check_config, check_planned
+from seeupo_jax.runtime.checks import check_config, check_planned, prepare_run
 from seeupo_jax.runtime.cli import (
     add_cluster_flags,
     add_run_flags,
@@ -55,9 +55,10 @@ from seeupo_jax.runtime.cli import (
     read_config,
     run_folder,
 )
+from seeupo_jax.runtime.evaluation import due
 from seeupo_jax.runtime.same_run import measured_with
 from seeupo_jax.runtime.training.callbacks import Callback, check_callbacks, notify_callbacks
-from seeupo_jax.runtime.training.run import UNKNOWN, Run, begin_run
+from seeupo_jax.runtime.training.run import Run, begin_run
 from seeupo_jax.runtime.training.run_checkpoints import RunState
 from seeupo_jax.runtime.training.warm_starting import start_policy
 
@@ -105,13 +106,7 @@ def train(
     """
     check_callbacks(callbacks)
     config, workdir = load_config(config), run_folder(workdir)
-    prepare_xla(small=build.is_small(config))
-    check_places(config, workdir, make=False)
-    if not jax.distributed.is_initialized():
-        join_cluster(config)
-    check_config(config)
-    check_places(config, workdir)
-    check_shared_places(config, workdir)
+    prepare_run(config, workdir, check_config)
     return run_training(config, workdir, callbacks)
 
 
@@ -120,7 +115,7 @@ def run_training(
     workdir: Path,
     callbacks: Sequence[Callback] = (),
     *,
-    launch: Launch = UNKNOWN,
+    launch: Launch = UNKNOWN_LAUNCH,
     preparing: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> TrainResult:
     """As `train`, for a configuration that is checked and processes that have met.
@@ -200,9 +195,9 @@ def iterate(run: Run, state: RunState) -> bool:
                 collected = run.rollout(iteration, state)
                 state, metrics, stats = run.sweep(iteration, state, collected)
             run.record(state, collected, metrics, stats)
-            if run.due(iteration, config.evaluation.every):
+            if due(config, iteration, config.evaluation.every):
                 state = run.evaluate(state)
-            if run.due(iteration, config.checkpoint.every):
+            if due(config, iteration, config.checkpoint.every):
                 state = run.checkpoints.save(state)
         run.finish(state)
     except (Stopped, NotLearning) as stopped:

@@ -103,6 +103,15 @@ def optimized():
     jax.config.update("jax_disable_most_optimizations", True)
 
 
+@pytest.fixture(scope="module")
+def one_device():
+    """Runs in this process take one of the eight devices: their programs compile sooner."""
+    with pytest.MonkeyPatch.context() as patch:
+        one = jax.devices()[:1]
+        patch.setattr(jax, "devices", lambda *_: one)
+        yield
+
+
 @pytest.fixture(autouse=True, scope="module")
 def cache_as_before():
     """Commands that tests call turn the cache of compiled programs on; other files' have none."""

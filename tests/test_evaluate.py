@@ -13,7 +13,6 @@ import threading
 import time
 from pathlib import Path
 
-import jax
 import loaded_python
 import numpy as np
 import openai_cases as cases
@@ -43,15 +42,8 @@ GREEDY = (
 )
 SHORT = ("--config.evaluation.tasks=1", "--k=1")
 MODULE = [sys.executable, "-m", "seeupo_jax.evaluate"]
+pytestmark = pytest.mark.usefixtures("one_device")
 AVG, PASS = "eval/avg@2", "eval/pass@2"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_device():
-    with pytest.MonkeyPatch.context() as patch:
-        one = jax.devices()[:1]  # programs of one device compile sooner
-        patch.setattr(jax, "devices", lambda *_: one)
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -2,16 +2,16 @@
 
 import json
 
-import jax
 import pytest
 from places import CONFIGS
 
+from seeupo_jax import read_trajectories
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.evaluate import main
 from seeupo_jax.metrics.metrics_log import read_metrics
-from seeupo_jax.telemetry import read_trajectories
 from seeupo_jax.train import train
 
+pytestmark = pytest.mark.usefixtures("one_device")
 CONFIG = CONFIGS / "order_desk_level2.py"
 SMALL = (
     "iterations=1",
@@ -28,12 +28,6 @@ SMALL = (
     "telemetry.trackers=()",
     "telemetry.display=plain",
 )
-
-
-@pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-    one = jax.devices()[:1]  # programs of one device compile sooner
-    monkeypatch.setattr(jax, "devices", lambda *_: one)
 
 
 def test_it_trains_and_evaluates_by_category(tmp_path, capsys):

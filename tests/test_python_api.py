@@ -8,7 +8,6 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
-import jax
 import pytest
 import run_cases as cases
 from ml_collections import ConfigDict
@@ -23,6 +22,7 @@ from seeupo_jax import (
     load_config,
     read_trajectories,
     sft,
+    telemetry,
     train,
 )
 from seeupo_jax.checkpoint import Checkpoints
@@ -63,14 +63,6 @@ class Recorder(Callback):
 
     def on_end(self, run, error):
         self.note(run, "end", type(error).__name__, run.stopping)
-
-
-@pytest.fixture(scope="module")
-def one_device():
-    with pytest.MonkeyPatch.context() as patch:
-        one = jax.devices()[:1]
-        patch.setattr(jax, "devices", lambda: one)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -333,6 +325,10 @@ def test_garbage_is_looked_for_less_often_unless_its_threshold_was_set(before, a
     program = f"import gc\n{before}\nimport seeupo_jax\nprint(gc.get_threshold()[0])"
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert said.stdout == f"{after}\n"
+
+
+def test_the_former_path_of_read_trajectories_stays():
+    assert telemetry.read_trajectories is read_trajectories
 
 
 def test_the_package_is_imported_without_jax():

@@ -5,6 +5,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
+from seeupo_jax import read_trajectories
 from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.loading import from_dict
@@ -12,7 +13,6 @@ from seeupo_jax.configuration.supervised_schema import WarmStartStage
 from seeupo_jax.metrics.metrics_log import MetricsWriter, read_metrics
 from seeupo_jax.runtime.policy_folder import export_policy
 from seeupo_jax.runtime.training.warm_starting import start_policy
-from seeupo_jax.telemetry import read_trajectories
 from seeupo_jax.trajectories.reader import Shard, pack_shard, write_shard
 
 

@@ -37,13 +37,7 @@ from seeupo_jax.runtime.sft.sft_parts import SftState
 from seeupo_jax.sft import iterate, main
 
 EVERY = jax.devices()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_device():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "devices", lambda *_: EVERY[:1])
-        yield
+pytestmark = pytest.mark.usefixtures("one_device")
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from metric_names import checked
 from places import TINY
 from process_cases import environment
 
+from seeupo_jax import read_trajectories
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.learner.optimization.parameter_groups import split_trained
@@ -26,7 +27,6 @@ from seeupo_jax.policy.network import split
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import check_config
 from seeupo_jax.runtime.policy_folder import export_policy
-from seeupo_jax.telemetry import read_trajectories
 
 CONFIG = TINY
 # A shorter warm start; 120 steps on 400 episodes solve no task either.

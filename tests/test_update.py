@@ -27,6 +27,7 @@ from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.policy import from_pretrained, save_pretrained
 from seeupo_jax.policy.network import split
 from seeupo_jax.runtime import build, stored_update
+from seeupo_jax.runtime.training import learner_parts
 from seeupo_jax.types import learnable
 
 CONFIG = TINY
@@ -530,13 +531,15 @@ def test_tokens_and_lengths_that_the_model_has_not_are_told(model, tmp_path, cap
 
 
 def test_the_written_weights_are_those_of_a_sweep(small, stored, tmp_path, monkeypatch):
-    made, real = [], build.build_learner
-    monkeypatch.setattr(build, "build_learner", lambda *given: made.append(real(*given)) or made[0])
+    made, real = [], learner_parts.build_learner
+    monkeypatch.setattr(
+        stored_update, "build_learner", lambda *given: made.append(real(*given)) or made[0]
+    )
     written, done = run(small[0], stored, tmp_path, "optimizer.name=adamw")
     config = stored_update.fit(config_of(small[0], "optimizer.name=adamw"), cases.ragged())
     policy, params = build.load_policy(config, config.model.path)
-    (learner,) = made
-    fresh = build.new_state(config, policy, learner.optimizer, params)
+    learner = made[0].learner
+    fresh = learner_parts.new_state(config, policy, learner.optimizer, params)
     with jax.set_mesh(policy.mesh):
         state, metrics, _, steps = sweep(learner, fresh, params, cases.ragged(), iteration=1)
     # Ratios are copied, and outlive the sweep.

@@ -16,6 +16,7 @@ from seeupo_jax.envs.base import Tasks, TaskShare
 from seeupo_jax.trajectories.json_lines import read_object, short
 
 TRAIN = "train"  # the split of a line that names none
+_FIELD = "config.agent.tasks"  # which names a file of tasks
 _ALLOWED = "a JSON object with the text task_id, and perhaps the text split and the texts labels"
 
 
@@ -50,7 +51,7 @@ def find_tasks(config: Config) -> AgentTasks:
     """
     agent = config.agent
     if agent.tasks is not None:
-        return read_tasks(Path(agent.tasks), "config.agent.tasks")
+        return _read_tasks(Path(agent.tasks))
     beside = None if agent.name is None else attribute_beside(agent.name, "task_ids")
     if beside is not None:
         labels, reference = (
@@ -153,13 +154,10 @@ class _FileTasks:
         pass
 
 
-def read_tasks(path: Path, field: str) -> AgentTasks:
+def _read_tasks(path: Path) -> AgentTasks:
     """The tasks of a JSONL file: a line each with `task_id`, and perhaps `split` and `labels`.
 
     All other fields of a line are the task's data, a dict.
-
-    Args:
-      field: of the configuration, which names the file.
 
     Raises:
       ValueError: no such file, no task, or a line that is none; one sentence that names the line.
@@ -168,15 +166,15 @@ def read_tasks(path: Path, field: str) -> AgentTasks:
         content = path.read_bytes()
     except OSError as error:
         raise ValueError(
-            f"{field}: got {str(path)!r}, which cannot be read ({error.strerror}); allowed: a JSONL"
-            " file of tasks."
+            f"{_FIELD}: got {str(path)!r}, which cannot be read ({error.strerror}); allowed: a"
+            " JSONL file of tasks."
         ) from None
     splits: dict[str, dict[str, _Line]] = {}
     labels: dict[str, Mapping[str, str]] = {}  # by task, whatever its split
     for number, line in enumerate(content.splitlines(), start=1):
         if not line.strip():
             continue
-        where = f"{field}: {path}, line {number}"
+        where = f"{_FIELD}: {path}, line {number}"
         split, task_id, task = _read_line(line, where)
         if task_id in splits.setdefault(split, {}):
             raise ValueError(
@@ -190,7 +188,7 @@ def read_tasks(path: Path, field: str) -> AgentTasks:
             )
         splits[split][task_id] = task
     if not splits:
-        raise ValueError(f"{field}: {path} has no task; allowed: at least one line, {_ALLOWED}.")
+        raise ValueError(f"{_FIELD}: {path} has no task; allowed: at least one line, {_ALLOWED}.")
     return _FileTasks(path, splits)
 
 

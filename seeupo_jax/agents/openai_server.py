@@ -49,6 +49,8 @@ def request_seed(seed: int, iteration: int, task: int, member: int, turn: int) -
 class OpenAIServer:
     """Samples actions on a server; an `Engine` for one process, which has all conversations.
 
+    Its key is the environment variable OPENAI_API_KEY, if set.
+
     Args:
       url: with or without the `/v1` at the end.
       model: the served name; None: the only one that the server lists.
@@ -58,7 +60,6 @@ class OpenAIServer:
       retries: of a request that failed temporarily (no connection, no answer in time, status 408,
         429 or 5xx, an unreadable reply); then its action is a failure.
       retry_wait_s: before the first retry, in seconds; doubles with each.
-      api_key: None: the environment variable OPENAI_API_KEY, if set.
       dialect: `vllm`, `sglang`, or `auto`: by the owner that the server names.
       seeded: send a seed with each request.
       prompt: what the trial request continues; empty: an end token.
@@ -82,7 +83,6 @@ class OpenAIServer:
         timeout_s: float,
         retries: int,
         retry_wait_s: float,
-        api_key: str | None = None,
         dialect: str = "auto",
         seeded: bool = True,
         prompt: Sequence[int] = (),
@@ -95,7 +95,7 @@ class OpenAIServer:
         self._url, self.model = url.rstrip("/").removesuffix("/v1"), model
         self._sampling, self._max_context, self._seeded = sampling, max_context, seeded
         self._retries, self._retry_wait_s = retries, retry_wait_s
-        key = os.environ.get("OPENAI_API_KEY") if api_key is None else api_key
+        key = os.environ.get("OPENAI_API_KEY")
         self._http = urllib3.PoolManager(
             maxsize=concurrency,
             headers={} if key is None else {"Authorization": f"Bearer {key}"},

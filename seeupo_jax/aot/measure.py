@@ -84,7 +84,7 @@ def measure(setup: Setup, program: Program) -> Figures:
         collectives=tuple(traffic),
         roofline=program_roofline(setup, program, traffic),
         held=tuple(forbidden(text, setup, program)),
-        largest=tuple(hlo.largest_arrays(text, 5)),
+        largest=tuple(hlo.largest_arrays(text)),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -139,6 +140,17 @@ class Timing:
             "most_s": max(self.each),
             "each_s": list(self.each),
         }
+
+
+def timed(call: Callable[[], Any]) -> Callable[[int], float]:
+    """A call as `alternate` takes it: whatever the round, the seconds that it takes."""
+
+    def seconds(_: int) -> float:
+        began = time.perf_counter()
+        call()
+        return time.perf_counter() - began
+
+    return seconds
 
 
 def alternate(contenders: Mapping[str, Callable[[int], float]], repeats: int) -> dict[str, Timing]:

@@ -6,8 +6,6 @@ gains, or nothing is timed. Packing on the host is part of each pass.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -101,7 +99,7 @@ def run(settings: Settings) -> dict[str, Any]:
         )
     contenders = {PLAIN: passes.plain, BRANCHES: passes.branches, SEPARATE: passes.separate}
     timings = comparison.alternate(
-        {name: _timed(call) for name, call in contenders.items()}, settings.repeats
+        {name: comparison.timed(call) for name, call in contenders.items()}, settings.repeats
     )
     turns = [trajectory.turns for trajectory in passes.trajectories]
     figures = about | {
@@ -114,15 +112,6 @@ def run(settings: Settings) -> dict[str, Any]:
     }
     _print(figures, timings)
     return figures
-
-
-def _timed(call: Callable[[], Any]) -> Callable[[int], float]:
-    def seconds(number: int) -> float:
-        began = time.perf_counter()
-        call()
-        return time.perf_counter() - began
-
-    return seconds
 
 
 def _print(figures: dict[str, Any], timings: dict[str, Timing]) -> None:

@@ -31,7 +31,6 @@ from seeupo_jax.learner.batching import (
     turn_batch,
 )
 from seeupo_jax.learner.learner import Program
-from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.learner.refresh_batch import RefreshBatch
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_state import Step
@@ -46,10 +45,10 @@ from seeupo_jax.policy.kernels.tree_attention import block_for
 from seeupo_jax.policy.kernels.tree_mask import visited_blocks
 from seeupo_jax.policy.network import LOGITS_AT_ONCE, TOKENS_AT_ONCE
 from seeupo_jax.runtime import build, stored_update
-from seeupo_jax.trajectories.stored import read_trajectories
+from seeupo_jax.runtime.training.learner_parts import build_learner
+from seeupo_jax.trajectories.stored import read_stored
 from seeupo_jax.types import NO_TARGET, TurnBatch
 
-ITERATION = 1  # of every sweep: it seeds only what these sweeps do not do
 Score = Callable[[Any, TurnBatch], Any]
 PROGRAMS = ("score", "turn_step", "refresh")  # of a learner
 
@@ -147,10 +146,7 @@ class JaxSweeps:
         )
         config, _ = choose_remat(config)
         self.policy, params = build.load_policy(config, config.model.path)
-        optimizer = make_optimizer(config.optimizer, total_steps=build.total_steps(config))
-        self.state = build.new_state(config, self.policy, optimizer, params)
-        self.reference = build.place_reference(config, params)
-        learner = build.build_learner(config, self.policy, optimizer, self.state)
+        learner, self.state, self.reference = build_learner(config, self.policy, params)
         shapes = dataclasses.replace(learner.shapes, **ablation.shapes(learner.shapes))
         self._rows, self._recorder = Rows.of(self.trajectories), Recorder()
 
@@ -169,11 +165,15 @@ class JaxSweeps:
           lines: a file of other trajectories, no longer than those of the inputs; reading it back
             is no part of a sweep, nor timed.
         """
-        trajectories = self.trajectories if lines is None else read_trajectories(lines)
+        trajectories = self.trajectories if lines is None else read_stored(lines)
         began = time.perf_counter()
         with jax.set_mesh(self.policy.mesh):
             self.state, self.metrics, _, self.steps = sweep(
-                self.learner, self.state, self.reference, trajectories, iteration=ITERATION
+                self.learner,
+                self.state,
+                self.reference,
+                trajectories,
+                iteration=stored_update.ITERATION,
             )
         jax.block_until_ready(self.state)
         return time.perf_counter() - began
@@ -192,7 +192,8 @@ class JaxSweeps:
 
     def outcome(self) -> Outcome:
         """The outcome of the last sweep over the inputs' trajectories, and the current weights."""
-        return Outcome([_plain(self._rows, step) for step in self.steps], self.tensors())
+        steps = [stored_update.step_values(self._rows, step) for step in self.steps]
+        return Outcome(steps, self.tensors())
 
     def params(self) -> Any:
         """The parameters, as the sampler takes them."""
@@ -216,22 +217,6 @@ def by_file_name(arch: Architecture, params: Any) -> dict[str, np.ndarray]:
         leaf = np.asarray(to_host(leaf if stored.layer is None else leaf[stored.layer]), np.float32)
         tensors[stored.names[0]] = leaf.T if stored.transposed else leaf
     return tensors
-
-
-def _plain(rows: Rows, step: Step) -> dict[str, Any]:
-    """A step as plain values by the names of the `update` command's JSON."""
-    metrics = {name: float(value) for name, value in jax.device_get(step.metrics).items()}
-    weight_N = np.full(rows.trajectories, np.nan)
-    for segment, owner in enumerate(rows.trajectory_S):  # all of a trajectory's tokens have one
-        weight_N[owner] = step.advantage[segment][0]
-    weight_N *= np.asarray(step.cumulative_ratio_N)
-    return {
-        "turns": list(step.turns),
-        "loss": metrics["loss"],
-        "kl": metrics["kl"] / metrics["actions"],
-        "grad_norm": metrics["grad_norm"],
-        "weights": weight_N.tolist(),
-    }
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from seeupo_jax.metrics.run_manifest import versions
-from seeupo_jax.parallel.device_memory import free_memory
+from seeupo_jax.parallel.device_memory import GIB, free_memory
 from seeupo_jax.parallel.host_cores import cores
 from seeupo_jax.planning.chips import CHIPS
 
@@ -77,7 +77,7 @@ def describe(device: jax.Device) -> dict[str, Any]:
         "device": device.device_kind if device.platform != "cpu" else _processor(),
         "platform": device.platform,
         "cores": cores(),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB, 1),
         "load_before": round(os.getloadavg()[0], 2),
         "system": f"{platform.system()} {platform.machine()}",
         "versions": versions(_VERSIONS),

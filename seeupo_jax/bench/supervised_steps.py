@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import importlib
 import json
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -208,7 +207,7 @@ def run(settings: Settings) -> dict[str, Any]:
     steps = {name: [each.step() for _ in range(CHECKED)] for name, each in contenders.items()}
     verified = _verify(contenders, start, steps, dtype)
     timings = comparison.alternate(
-        {name: _timed(each.step) for name, each in contenders.items()}, settings.repeats
+        {name: comparison.timed(each.step) for name, each in contenders.items()}, settings.repeats
     )
     figures = about | {
         **comparison.against_torch(timings, settings.batches, over={}),
@@ -256,12 +255,3 @@ def _verify(
         }
         comparison.require_same(differences[name], name, allowed)
     return {"bounds": allowed, "differences": differences, "moved": moved}
-
-
-def _timed(step: Callable[[], Step]) -> Callable[[int], float]:
-    def seconds(number: int) -> float:
-        began = time.perf_counter()
-        step()
-        return time.perf_counter() - began
-
-    return seconds

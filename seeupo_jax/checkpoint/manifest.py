@@ -62,7 +62,7 @@ def list_files(folder: epath.Path) -> dict[str, dict[str, Any]]:
         raise OSError(f"Orbax left no {_INDEX}, without which it cannot be loaded")
 
     def describe(path: epath.Path) -> dict[str, Any]:
-        return {"bytes": path.stat().length, "sha256": digest(path)}
+        return {"bytes": path.stat().length, "sha256": _digest(path)}
 
     with ThreadPoolExecutor(_READERS) as readers:
         described = list(readers.map(describe, paths))
@@ -101,11 +101,11 @@ def _check_file(folder: epath.Path, name: str, file: Mapping[str, Any], hashes: 
     size = path.stat().length
     if size != file["bytes"]:
         raise Damaged(f"has {size} bytes in {name} where {file['bytes']} were written")
-    if hashes and file["sha256"] is not None and digest(path) != file["sha256"]:
+    if hashes and file["sha256"] is not None and _digest(path) != file["sha256"]:
         raise Damaged(f"has a file {name} that changed after it was written")
 
 
-def digest(path: epath.Path) -> str:
+def _digest(path: epath.Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import hashlib
 import itertools
 import json
@@ -22,6 +21,7 @@ from seeupo_jax.configuration.loading import load_config, to_dict
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.metrics.metrics_log import read_metrics
+from seeupo_jax.parallel.file_lock import try_lock
 from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
 from seeupo_jax.trajectories.json_lines import read_file
 
@@ -221,11 +221,9 @@ def train(run: PlannedRun, request: StopRequest) -> None:
     """
     run.folder.mkdir(parents=True, exist_ok=True)
     with (run.folder / LOG_FILE).open("ab") as log:
-        try:
-            # The run inherits the lock with the file, so it outlives this process if need be.
-            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunFailed("another process trains it") from None
+        # The run inherits the lock with the file, so it outlives this process if need be.
+        if not try_lock(log):
+            raise RunFailed("another process trains it")
         (run.folder / CONFIG_FILE).write_text(
             json.dumps(to_dict(run.config), indent=2) + "\n", encoding="utf-8"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
 import shutil
 import time
@@ -25,6 +24,7 @@ from seeupo_jax.compare.study import STAGES, Cell, Point, Study, grid_points
 from seeupo_jax.errors import NotLearning, WriteError
 from seeupo_jax.metrics.metrics_log import METRICS_FILE, read_metrics
 from seeupo_jax.metrics.run_manifest import versions
+from seeupo_jax.parallel.file_lock import try_lock
 from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
 
 # XLA's sums are divided among its threads: as many threads give the same bits on machines alike.
@@ -175,12 +175,7 @@ def _alone(folder: Path) -> Iterator[bool]:
     lock = folder.parent / f"{folder.name}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
+        yield try_lock(file)
 
 
 def _train(cell: Cell, places: Places, at: str) -> bool:

@@ -95,6 +95,16 @@ class Rollout:
     """int8: the sampler's copy of the layers' matrices has 8 bits, a scale for each output."""
 
     @property
+    def trajectories(self) -> int:
+        """N, trajectories of an iteration; the most of them where they fork."""
+        return self.tasks * self.group_size
+
+    @property
+    def open_at_once(self) -> int:
+        """Conversations that are open at a time, at most."""
+        return self.trajectories if self.concurrency is None else self.concurrency
+
+    @property
     def truncated(self) -> bool:
         """Whether actions are drawn from less than the policy's whole softmax."""
         return not (self.top_k is None and self.top_p in (None, 1) and self.grammar is None)

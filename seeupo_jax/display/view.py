@@ -141,6 +141,7 @@ def sparkline(values: Sequence[float], *, unicode: bool = True) -> str:
 
 
 def join(*parts: str) -> str:
+    """Those parts of a line that are not empty, with a gap between them."""
     return GAP.join(part for part in parts if part)
 
 

@@ -36,6 +36,9 @@ class Launch:
         return cls(config_file, (*command_name(command).split(), *sys.argv[1:]))
 
 
+UNKNOWN_LAUNCH = Launch()  # how the run was begun is not known
+
+
 def write_run_manifest(
     workdir: str | Path,
     *,

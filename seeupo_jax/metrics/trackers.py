@@ -250,7 +250,7 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 TRACKERS = {"tensorboard": _TensorBoard, "wandb": _Wandb}
-_OPTIONAL = {"wandb": "pip install wandb"}  # trackers whose package need not be here
+_OPTIONAL = {"wandb": "pip install 'seeupo_jax[wandb]'"}  # trackers whose package need not be here
 
 
 def check_trackers(names: Iterable[str]) -> None:

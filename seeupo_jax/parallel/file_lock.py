@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 _LOGGER = logging.getLogger(__name__)
 _TRIES = 100  # each lost against a holder that removed the file just then
@@ -45,6 +45,19 @@ def exclusive(file: Path, got: str) -> Iterator[None]:
             held.close()
 
 
+def try_lock(opened: IO[Any]) -> bool:
+    """Locks a file until it is closed, here and where it was inherited; False: another has it.
+
+    Raises:
+      OSError: the file system has no locks.
+    """
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def _acquire(file: Path, got: str) -> IO[str] | None:
     for _ in range(_TRIES):
         try:
@@ -54,16 +67,16 @@ def _acquire(file: Path, got: str) -> IO[str] | None:
         except OSError as error:
             return _unlocked(file, error)
         try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            locked = try_lock(opened)
+        except OSError as error:
+            opened.close()
+            return _unlocked(file, error)
+        if not locked:
             with opened:
                 raise ValueError(
                     f"{got}, in use by {_holder(opened)}; allowed: one process at a time. Wait"
                     " for it, end it, or name another place."
-                ) from None
-        except OSError as error:
-            opened.close()
-            return _unlocked(file, error)
+                )
         if _is_there(file, opened):
             _sign(file, opened)
             return opened

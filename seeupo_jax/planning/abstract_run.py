@@ -12,13 +12,13 @@ import jax
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.credit.advantages import credit_programs
 from seeupo_jax.learner.learner import Learner
-from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.learner.programs import COPY_FACTORS, distinct_programs, sweep_programs
 from seeupo_jax.parallel.device_memory import device_bytes, free_memory
 from seeupo_jax.planning.remat import PLATFORM, SHARE
 from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.build_sampler import build_engine
+from seeupo_jax.runtime.training.learner_parts import build_learner
 from seeupo_jax.types import TrainState
 
 SAMPLER, CACHE = "sampler's policy", "KV cache"
@@ -55,7 +55,7 @@ class AbstractRun:
     @property
     def trajectories(self) -> int:
         """The number of trajectories of an iteration."""
-        return self.config.rollout.tasks * self.config.rollout.group_size
+        return self.config.rollout.trajectories
 
     def rollout_programs(self) -> list[str]:
         """Names of all that `engine.compile` compiles."""
@@ -91,9 +91,7 @@ def abstract_run(
                 " model's tokenizer is not here."
             )
         policy = dataclasses.replace(policy, tokenizer=EndIds())
-    optimizer = make_optimizer(config.optimizer, total_steps=build.total_steps(config))
-    state = build.new_state(config, policy, optimizer, params)
-    reference = build.place_reference(config, params)
+    learner, state, reference = build_learner(config, policy, params)
     held = device_bytes((state, reference, policy.frozen))
     if planned is None and mesh.devices.flat[0].platform == "cpu":
         # All devices share the host's memory equally, also those that are not in the mesh.
@@ -121,7 +119,7 @@ def abstract_run(
     return AbstractRun(
         config,
         policy,
-        build.build_learner(config, policy, optimizer, state),
+        learner,
         engine,
         state,
         reference,

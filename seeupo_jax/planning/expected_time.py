@@ -104,8 +104,7 @@ def step_ends(config: Config) -> list[int]:
 
 def minibatches(config: Config) -> int:
     """Parts of the trajectories, each of which has a step of its own in every pass over a turn."""
-    trajectories = config.rollout.tasks * config.rollout.group_size
-    return min(config.algorithm.minibatches_per_turn, trajectories)
+    return min(config.algorithm.minibatches_per_turn, config.rollout.trajectories)
 
 
 def _turn_ends(config: Config) -> list[int]:

@@ -24,6 +24,7 @@ _SCOPE = re.compile(r'op_name="([^"]*)"')
 _COPIES = ("copy", "bitcast", "copy-start", "copy-done")
 # Instructions whose result is an array, or a part of one, that another instruction made.
 _ALIASES = ("bitcast", "get-tuple-element", "tuple", "while", "conditional", "call")
+_LARGEST = 5  # arrays that are named
 
 
 @dataclass(frozen=True)
@@ -208,10 +209,10 @@ class Array:
     scope: str
 
 
-def largest_arrays(text: str, n: int) -> list[Array]:
-    """The n largest arrays that lie in memory, one of each type and shape, largest first."""
+def largest_arrays(text: str) -> list[Array]:
+    """The largest arrays that lie in memory, one of each type and shape, largest first."""
     arrays = _distinct(array for array in _arrays(parse(text)) if array.op not in _ALIASES)
-    return sorted(arrays, key=lambda array: -array.bytes)[:n]
+    return sorted(arrays, key=lambda array: -array.bytes)[:_LARGEST]
 
 
 def find_shapes(text: str, predicate: Callable[[str, tuple[int, ...]], bool]) -> list[Array]:

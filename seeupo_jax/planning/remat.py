@@ -9,7 +9,6 @@ from typing import Any
 import jax
 
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.parallel.device_memory import device_bytes, in_units, total_memory
 from seeupo_jax.parallel.distributed import gather
 from seeupo_jax.parallel.mesh import make_mesh
@@ -17,6 +16,7 @@ from seeupo_jax.planning.activation_memory import microbatch_bytes, remats, shar
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.build_sampler import plan_sampler
+from seeupo_jax.runtime.training.learner_parts import new_state, place_reference, run_optimizer
 
 # Of a device's memory, what a sweep's step may take by our estimate: a CPU's is its host's, which
 # has environments and other programs to hold, and allocators need some room to themselves.
@@ -112,12 +112,11 @@ def plan_remat(
       sampler: the platform that decodes; None: that of the mesh.
     """
     policy, params = build.abstract_policy(config, mesh)
-    optimizer = make_optimizer(config.optimizer, total_steps=build.total_steps(config))
-    state = build.new_state(config, policy, optimizer, params)
+    state = new_state(config, policy, run_optimizer(config), params)
     trained = device_bytes((state.params, None if state.critic is None else state.critic.params))
     # Gradients are added up, and those of one more microbatch come to them.
     standing = device_bytes((state, policy.frozen)) + 2 * trained
-    standing += device_bytes(build.place_reference(config, params))
+    standing += device_bytes(place_reference(config, params))
     platform, arch = mesh.devices.flat[0].platform, policy.network.arch
     shapes = build.build_shapes(config, mesh, 1)
     networks = 2 if config.algorithm.critic == "model" else 1
@@ -143,7 +142,7 @@ def _replayed_bytes(config: Config, mesh: jax.sharding.Mesh, arch: Architecture)
     """Bytes of the routing record of a step's longest rows: all microbatches, on every device."""
     if config.algorithm.router_replay == "none" or arch.routing is None:
         return 0
-    shapes = build.build_shapes(config, mesh, config.rollout.tasks * config.rollout.group_size)
+    shapes = build.build_shapes(config, mesh, config.rollout.trajectories)
     length, chunk = shapes.lengths[-1], shapes.chunk
     refreshed = (1 + 2 * (length // chunk)) * chunk  # as `RefreshBatch` has room for
     tokens = shapes.microbatches(length) * shapes.rows * (length + refreshed)

@@ -20,7 +20,7 @@ from seeupo_jax.errors import is_full
 from seeupo_jax.parallel.file_lock import exclusive
 from seeupo_jax.reports.charts import unchecked
 from seeupo_jax.reports.curves import curves_section, first_and_last, kinds_section
-from seeupo_jax.reports.run_data import Recorded, load_runs
+from seeupo_jax.reports.run_data import Recorded
 from seeupo_jax.reports.sections import (
     Section,
     lengths_section,
@@ -74,31 +74,20 @@ class Head:
     pages: str | None
 
 
-def write_report(
-    workdir: str | Path, *, compare: Sequence[str | Path] = (), output: str | Path | None = None
-) -> Path:
-    """Writes the report of a run, finished or not, beside those that it is compared with.
+def write_report(runs: Sequence[Recorded], file: Path) -> Path:
+    """Writes the report of runs, finished or not, beside each other.
 
     Args:
-      workdir: the run's folder, or a copy of it.
-      compare: folders of other runs. Each run whose pages of trajectories are there gets a link to
+      runs: the first one's comes first. Each whose pages of trajectories are there gets a link to
         them: call `write_pages` before this.
-      output: the file; None: WORKDIR/report.html. It is replaced whole; a link stays, and what it
-        points to is replaced. Its folder is made.
+      file: replaced whole; a link stays, and what it points to is replaced. Its folder is made.
 
     Returns: the file.
 
     Raises:
-      ValueError: no such folder, metrics that are none, a file that cannot be written, or that
-        another report is writing.
+      ValueError: a file that cannot be written, or that another report is writing.
       OSError: there is no room for it.
     """
-    runs = load_runs([Path(folder) for folder in (workdir, *compare)])
-    return write_loaded(runs, report_file(workdir, output))
-
-
-def write_loaded(runs: Sequence[Recorded], file: Path) -> Path:
-    """As `write_report`, of runs that are read."""
     target = Path(os.path.realpath(file))  # whatever its links are named, a file has one lock
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

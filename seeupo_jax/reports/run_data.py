@@ -175,6 +175,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def is_number(value: Any) -> bool:
+    """Whether a value of a line of metrics is a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)
 
 

@@ -1,4 +1,4 @@
-"""Builds the parts of a run from a configuration: environments, policy, sampler, learner."""
+"""Builds the policy of a run from its configuration, and the shapes that a sweep of it has."""
 
 from __future__ import annotations
 
@@ -9,27 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import optax
 from flax import nnx
 
 import seeupo_jax
 from seeupo_jax import envs
-from seeupo_jax.configuration.reward import reward_weights
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.parameter_groups import split_trained
-from seeupo_jax.learner.optimization.schedule import Schedule
-from seeupo_jax.learner.optimization.turn_moments import per_turn
-from seeupo_jax.learner.reference_policy import wait_reference, with_reference
 from seeupo_jax.learner.shapes import Shapes, row_lengths
-from seeupo_jax.learner.state_layout import (
-    abstract_state,
-    make_state,
-    state_layout,
-    undivided_bytes,
-)
-from seeupo_jax.learner.step.critic import critic_optimizer, make_critic
-from seeupo_jax.learner.step.turn_scorer import make_scorer, scorer_optimizer
 from seeupo_jax.parallel.distributed import place
 from seeupo_jax.parallel.mesh import (
     ROW_AXES,
@@ -38,7 +24,6 @@ from seeupo_jax.parallel.mesh import (
     param_shardings,
     row_shards,
     sampler_mesh,
-    sharding,
 )
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy import network as policy
@@ -51,7 +36,6 @@ from seeupo_jax.policy.network import Network
 from seeupo_jax.policy.rope import Rope
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
-from seeupo_jax.types import TrainState
 
 _LOGGER = logging.getLogger(__name__)
 # Parameters: with fewer, a token takes a CPU microseconds, and a program seconds to compile.
@@ -95,7 +79,7 @@ def check_layout(config: Config, mesh: jax.sharding.Mesh) -> None:
       ValueError: one sentence with the field, what was got and what is allowed.
     """
     row_devices, arch = row_shards(mesh), check_network(config, mesh)
-    trajectories = config.rollout.tasks * config.rollout.group_size
+    trajectories = config.rollout.trajectories
     if trajectories % row_devices:
         raise ValueError(
             f"config.rollout.tasks x group_size: got {trajectories}; allowed: a multiple of the"
@@ -280,50 +264,6 @@ def build_shapes(config: Config, mesh: jax.sharding.Mesh, trajectories: int) -> 
     )
 
 
-def new_state(
-    config: Config, policy: Policy, optimizer: optax.GradientTransformation, params: Any
-) -> TrainState:
-    """The state before the first step: a copy of the parameters, since the state is donated.
-
-    Parameters that are shape structs (of `abstract_policy`) make a state of shape structs.
-    """
-    if config.algorithm.moments == "turn":
-        optimizer = per_turn(optimizer, config.rollout.max_turns)
-    steps, width = total_steps(config), policy.network.arch.width
-    critic = make_critic(config.algorithm, width, critic_optimizer(config, total_steps=steps))
-    scored_by = scorer_optimizer(config, total_steps=steps)
-    scorer = make_scorer(config.algorithm, width, scored_by, config.rollout.temperature)
-    ema = config.optimizer.ema is not None
-    layout = state_layout(policy.mesh, optimizer, params, config.offload, critic, ema, scorer)
-    is_struct = isinstance(jax.tree.leaves(params)[0], jax.ShapeDtypeStruct)
-    state = (abstract_state if is_struct else make_state)(optimizer, params, layout, critic, scorer)
-    if not is_struct:
-        warn_of_undivided(state)
-    return with_reference(state, config, params, layout.step)
-
-
-def warn_of_undivided(state: TrainState) -> None:
-    """Warns where much of an optimizer's state is unlike the parameters, which are divided.
-
-    adafactor's sums over rows and columns are not much: of 128 numbers or more, at most 1/64.
-    """
-    params = jax.tree.leaves(state.params)
-    undivided, size = undivided_bytes(state), sum(x.size * x.dtype.itemsize for x in params)
-    divided = not all(leaf.sharding.is_fully_replicated for leaf in params)
-    if divided and undivided > max(size / 20, 2**20):
-        _LOGGER.warning(
-            "every device holds %.0f MiB of the optimizer's state whole, of %.0f MiB of parameters:"
-            " only leaves at a parameter's path and in its shape are divided (docs/optimizers.md).",
-            undivided / 2**20,
-            size / 2**20,
-        )
-
-
-def place_reference(config: Config, params: Any) -> Any:
-    """The reference policy's parameters where they wait; None: in the state, since they move."""
-    return None if config.algorithm.ref_every is not None else wait_reference(config, params)
-
-
 def abstract_policy(config: Config, mesh: jax.sharding.Mesh) -> tuple[Policy, Any]:
     """As `load_policy`, with shapes and shardings for parameters: no weights are read.
 
@@ -343,30 +283,3 @@ def abstract_policy(config: Config, mesh: jax.sharding.Mesh) -> tuple[Policy, An
     path = config.model.path
     tokenizer = None if path is None else read_tokenizer(path, config.chat)
     return Policy(network, tokenizer, mesh, frozen), params
-
-
-def build_learner(
-    config: Config,
-    policy: Policy,
-    optimizer: optax.GradientTransformation,
-    state: TrainState,
-) -> Learner:
-    """Builds the learner of a run; the state is read for its layout only."""
-    return Learner(
-        network=policy.network,
-        optimizer=optimizer,
-        algorithm=config.algorithm,
-        shapes=build_shapes(config, policy.mesh, config.rollout.tasks * config.rollout.group_size),
-        temperature=config.rollout.temperature,
-        seed=config.seed,
-        truncated=config.rollout.truncated,
-        entropy=config.telemetry.entropy,
-        critic_optimizer=critic_optimizer(config, total_steps=total_steps(config)),
-        scorer_optimizer=scorer_optimizer(config, total_steps=total_steps(config)),
-        schedule=Schedule(config.optimizer, config.iterations),
-        ema=config.optimizer.ema,
-        reward_weights=reward_weights(config.rewards),
-        frozen=policy.frozen,
-        layout=jax.tree.map(lambda leaf: leaf.sharding, state),
-        replicated=sharding(policy.mesh, ()),
-    )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Missing
-from seeupo_jax.learner.optimization.optimizer import make_optimizer, try_user_optimizer
+from seeupo_jax.learner.optimization.optimizer import try_user_optimizer
 from seeupo_jax.learner.optimization.parameter_groups import split_trained
 from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.learner.state_layout import check_offload
@@ -32,8 +33,28 @@ from seeupo_jax.rollout.tasks import share_counts
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.algorithm_trial import check_entries
 from seeupo_jax.runtime.build_sampler import build_grammars
+from seeupo_jax.runtime.cli import check_places, check_shared_places, join_cluster, prepare_xla
 from seeupo_jax.runtime.episode_host import check_host, started
+from seeupo_jax.runtime.training.learner_parts import run_optimizer
 from seeupo_jax.runtime.training.reference_answers import check_references
+
+
+def prepare_run(config: Config, workdir: Path, check: Callable[[Config], object]) -> None:
+    """What comes before a run that Python code begins; its processes meet, if they have not yet.
+
+    Args:
+      check: `check_config`, or what is checked of another kind of run.
+
+    Raises:
+      ValueError: a configuration or a folder that cannot be used.
+    """
+    prepare_xla(small=build.is_small(config))
+    check_places(config, workdir, make=False)
+    if not jax.distributed.is_initialized():
+        join_cluster(config)
+    check(config)
+    check_places(config, workdir)
+    check_shared_places(config, workdir)
 
 
 def check_config(config: Config) -> None:
@@ -112,7 +133,7 @@ def check_learner(config: Config) -> jax.sharding.Mesh:
     """The algorithm, the optimizer and where they are to run; the mesh."""
     check_entries(config.algorithm)
     Schedule(config.optimizer, config.iterations)
-    make_optimizer(config.optimizer, total_steps=build.total_steps(config))
+    run_optimizer(config)
     mesh = make_mesh(config.mesh)
     check_offload(config.offload, mesh.local_devices[0])
     return mesh

@@ -297,10 +297,19 @@ def _abstract_policy(config: Config, workdir: Path) -> tuple[build.Policy, Any]:
     return policy, example
 
 
-def unread_chat_notice(config: Config, workdir: Path) -> str | None:
-    """As `unread_notice`, of the policy that a run starts from."""
+def log_policy(
+    config: Config, workdir: Path, policy: build.Policy, log: Callable[[str], None]
+) -> None:
+    """Says how the policy of a run computes attention, and what its template does not read."""
+    platform = policy.mesh.devices.flat[0].platform
+    log(
+        f"attention: {policy.network.arch.attention}"
+        f" (model.attention={config.model.attention} on {platform})"
+    )
     path = starting_folder(config, workdir)
-    return None if path is None else unread_notice(resolve_path(path), config.chat)
+    notice = None if path is None else unread_notice(resolve_path(path), config.chat)
+    if notice is not None:
+        log(notice)
 
 
 def starting_folder(config: Config, workdir: Path) -> str | None:

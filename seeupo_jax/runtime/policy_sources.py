@@ -92,7 +92,7 @@ def own_policy(
       weights: as of `saved_weights`. step: as of `find_step`. raw_logp: as of `Sampling`.
     """
     part = saved_weights(config, weights)
-    made, params = build.load_policy(config, policy_folder(config, workdir))
+    made, params = build.load_policy(config, starting_policy(config, workdir))
     restored, iteration = None, 0
     if not untrained:
         restored = restore_policy(config, workdir, step, {part: params})
@@ -112,17 +112,14 @@ def served_policy(config: Config, workdir: Path, server: Server) -> Iterator[Pol
     """The policy at a server; at the end its cost is logged, if there was any."""
     rollout, url = config.rollout, server.url
     check_served(config)
-    folder = policy_folder(config, workdir)
+    folder = starting_policy(config, workdir)
     tokenizer = read_tokenizer(folder, config.chat)
     if tokenizer is None:
         raise ValueError(f"{folder}: got no tokenizer; allowed: that of the model served.")
-    open_at_once = rollout.concurrency
-    if open_at_once is None:
-        open_at_once = rollout.tasks * rollout.group_size
     engine = OpenAIServer(
         url,
         server.model,
-        concurrency=open_at_once,
+        concurrency=rollout.open_at_once,
         sampling=build_sampling(config, tokenizer),
         max_context=rollout.max_context,
         timeout_s=server.timeout_s,
@@ -154,6 +151,7 @@ def _question(tokenizer: Tokenizer) -> Sequence[int]:
 
 
 def check_served(config: Config) -> None:
+    """ValueError: a setting that is not sent to servers, or what `check_host` refuses."""
     if config.rollout.grammar is not None:
         raise ValueError(
             f"config.rollout.grammar: got {config.rollout.grammar!r}; allowed with --server: none,"
@@ -162,7 +160,7 @@ def check_served(config: Config) -> None:
     check_host(config)
 
 
-def policy_folder(config: Config, workdir: Path) -> str:
+def starting_policy(config: Config, workdir: Path) -> str:
     folder = starting_folder(config, workdir)
     if folder is None:
         command = command_name("train")

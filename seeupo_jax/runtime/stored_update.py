@@ -14,7 +14,6 @@ from seeupo_jax.configuration.reward import reward_weights
 from seeupo_jax.configuration.schema import Config, Rollout
 from seeupo_jax.learner.batching import Rows
 from seeupo_jax.learner.credit.advantages import check_rewards
-from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_state import Step
 from seeupo_jax.parallel.mesh import make_mesh, row_shards
@@ -22,12 +21,13 @@ from seeupo_jax.policy.files.weights import inspect
 from seeupo_jax.rewards.reward_functions import weighted_sum
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import check_experts, check_learner, check_own_optimizer
+from seeupo_jax.runtime.training.learner_parts import build_learner
 from seeupo_jax.trajectories.json_lines import plain
 from seeupo_jax.trajectories.rewards_by_name import named_rewards
-from seeupo_jax.trajectories.stored import check_trajectories, read_trajectories
+from seeupo_jax.trajectories.stored import check_trajectories, read_stored
 from seeupo_jax.types import CONTEXT, Trajectory, learnable
 
-ITERATION = 1
+ITERATION = 1  # of every sweep over stored trajectories
 
 
 def update(
@@ -45,10 +45,7 @@ def update(
       `metrics`. A trajectory that is left out has None, as has a turn without any token to learn
       from; where advantages differ between tokens, it is their mean over those concerned.
     """
-    optimizer = make_optimizer(config.optimizer, total_steps=build.total_steps(config))
-    state = build.new_state(config, policy, optimizer, params)
-    learner = build.build_learner(config, policy, optimizer, state)
-    reference = build.place_reference(config, params)
+    learner, state, reference = build_learner(config, policy, params)
     with jax.set_mesh(policy.mesh):
         swept = sweep(learner, state, reference, trajectories, iteration=ITERATION)
     # Of whole trajectories: a shared turn's numbers are those of all that have it.
@@ -57,24 +54,25 @@ def update(
     unknown = [np.full(len(tokens), np.nan) for tokens in rows.tokens]  # of a sweep without a step
     advantage = swept.steps[0].advantage if swept.steps else unknown
     return swept.train.params, {
-        "steps": [_plain_step(rows, step) for step in swept.steps],
+        "steps": [plain(step_values(rows, step)) for step in swept.steps],
         "advantages": plain(_means(rows, advantage, range(rows.turns))),
         "turn_advantages": _turn_means(rows, advantage, trajectories),
         "metrics": {name: plain(value) for name, value in swept.metrics.items()},
     }
 
 
-def _plain_step(rows: Rows, step: Step) -> dict[str, Any]:
+def step_values(rows: Rows, step: Step) -> dict[str, Any]:
+    """A step's numbers by their names in the JSON of `update`; `weights` float32 [N], NaN: none."""
     metrics = {name: float(value) for name, value in jax.device_get(step.metrics).items()}
     advantage_N = _means(rows, step.advantage, step.turns)
     advantage_N[rows.trajectory_S[~rows.updated_S]] = np.nan
     return {
         "turns": list(step.turns),
-        "loss": plain(metrics["loss"]),
-        "kl": plain(metrics["kl"] / metrics["actions"]),
-        "grad_norm": plain(metrics["grad_norm"]),
-        "clip_fraction": plain(metrics["clipped"] / metrics["actions"]),
-        "weights": plain(advantage_N * np.asarray(step.cumulative_ratio_N)),
+        "loss": metrics["loss"],
+        "kl": metrics["kl"] / metrics["actions"],
+        "grad_norm": metrics["grad_norm"],
+        "clip_fraction": metrics["clipped"] / metrics["actions"],
+        "weights": advantage_N * np.asarray(step.cumulative_ratio_N),
     }
 
 
@@ -171,7 +169,7 @@ def prepare(
         config = replace(config, optimizer=replace(config.optimizer, ema=None))
     arch = inspect(config.model.path)
     algorithm, grouped = config.algorithm, config.algorithm.grouped
-    trajectories = read_trajectories(
+    trajectories = read_stored(
         path,
         log=log,
         grouped=grouped,

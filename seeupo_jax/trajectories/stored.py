@@ -69,7 +69,7 @@ _KINDS = {
 }
 
 
-def read_trajectories(
+def read_stored(
     path: str | Path,
     *,
     log: Callable[[str], None] = lambda sentence: None,
@@ -132,7 +132,7 @@ def check_trajectories(
     max_reward: float = math.inf,
     recorded: bool = False,
 ) -> None:
-    """Whether a model can be swept with trajectories of `read_trajectories`.
+    """Whether a model can be swept with trajectories of `read_stored`.
 
     Args:
       vocab_size, max_positions: of the model.

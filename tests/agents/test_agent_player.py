@@ -47,13 +47,8 @@ class Telling:
     concurrency, poll_interval_s, longest = 4, None, 400
 
     def __init__(self, answer=lambda turn: say("ok"), step_s=0.0):
-        self._answer, self._step_s, self.turns, self.cancelled, self.released = (
-            answer,
-            step_s,
-            [],
-            [],
-            [],
-        )
+        self._answer, self._step_s = answer, step_s
+        self.turns, self.cancelled, self.released = [], [], []
         self._open = {}
 
     def begin(self, params, **numbers):

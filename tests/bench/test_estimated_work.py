@@ -1,18 +1,12 @@
 """What `bench estimates` measures is what an estimate assumes, in the models' real sizes."""
 
-import jax
 import pytest
 
 from seeupo_jax.bench import estimates
 from seeupo_jax.planning.chips import Chip
 
 PEAK, BANDWIDTH = 1e11, 1e10
-
-
-@pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-    first = jax.devices()[:1]
-    monkeypatch.setattr(jax, "devices", lambda *_: first)
+pytestmark = pytest.mark.usefixtures("one_device")
 
 
 @pytest.mark.parametrize("case", estimates.CASES, ids=str)

@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import json
-import threading
 from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -11,6 +10,7 @@ import httpx
 import jax
 import pytest
 from agent_cases import ToldSession
+from serving import running
 
 from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
 from seeupo_jax.agents.endpoint import Endpoint
@@ -54,12 +54,10 @@ class _Uncounted(BaseHTTPRequestHandler):
 
 
 def test_a_server_that_counts_no_tokens_is_named():
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Uncounted) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Uncounted) as server, running(server):
         url = f"http://127.0.0.1:{server.server_port}/v1"
         with pytest.raises(ValueError, match="has no usage; allowed: a server that counts"):
             ask(Server(url, "key", "x"), 1, ["one"], max_tokens=3)
-        server.shutdown()
 
 
 def test_no_prompt_comes_twice_and_none_is_longer_than_was_planned():

@@ -5,9 +5,9 @@ import json
 import pytest
 import report_cases
 from PIL import Image, ImageStat
+from report_cases import report_of
 
 from seeupo_jax.metrics.metrics_log import MetricsWriter
-from seeupo_jax.reports.html_report import write_report
 from seeupo_jax.trajectories.reader import Shard, pack_shard, write_shard
 
 HOSTILE = "</script><img src=x onerror=alert(1)><script>window.ran = true</script>{{7*7}}<!--"
@@ -34,13 +34,13 @@ def workdirs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def report(workdirs, new_shared_page):
     """The report of one run, opened."""
-    return opened(new_shared_page(height=1400), write_report(workdirs[0]))
+    return opened(new_shared_page(height=1400), report_of(workdirs[0]))
 
 
 @pytest.fixture(scope="module")
 def compared(workdirs, new_shared_page):
     """The report of two runs, opened."""
-    file = write_report(workdirs[1], compare=workdirs[:1])
+    file = report_of(workdirs[1], compare=workdirs[:1])
     return opened(new_shared_page(height=1400), file)
 
 
@@ -136,7 +136,7 @@ def test_no_text_of_a_run_is_markup_or_code(new_page, tmp_path, screenshot):
         }
         writer.write(6, hostile)
     other = report_cases.write_run(tmp_path / "other", iterations=6)
-    page = opened(new_page(), write_report(workdir, compare=[other]))
+    page = opened(new_page(), report_of(workdir, compare=[other]))
     assert page.evaluate("window.ran") is None
     assert page.locator("img").count() == 0
     assert HOSTILE in page.locator("#failures td, #failures th[scope=row]").all_inner_texts()
@@ -164,12 +164,12 @@ def test_an_injected_script_would_not_run(report):
 
 def test_a_long_run_is_drawn_too(new_page, tmp_path):
     workdir = report_cases.write_run(tmp_path / "long", iterations=1500)
-    page = opened(new_page(), write_report(workdir))
+    page = opened(new_page(), report_of(workdir))
     assert "Each cell is the mean of 13 iterations." in page.locator("#turns").inner_text()
 
 
 def test_an_empty_folder_is_a_page_with_a_sentence(new_page, tmp_path, screenshot):
-    page = opened(new_page(), write_report(tmp_path))
+    page = opened(new_page(), report_of(tmp_path))
     assert page.locator(".empty").first.inner_text().startswith("Nothing has been recorded yet")
     screenshot(page, "report_empty")
 
@@ -177,7 +177,7 @@ def test_an_empty_folder_is_a_page_with_a_sentence(new_page, tmp_path, screensho
 def test_the_link_to_trajectories_goes_to_their_page(new_page, tmp_path):
     write_shard(tmp_path, Shard(1, "train", False), pack_shard([]))
     (tmp_path / "trajectories" / "index.html").write_text("<title>trajectories</title>")
-    page = opened(new_page(), write_report(tmp_path))
+    page = opened(new_page(), report_of(tmp_path))
     page.get_by_role("link", name="Trajectories").click()
     assert page.title() == "trajectories"
 

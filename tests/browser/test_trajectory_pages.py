@@ -5,10 +5,10 @@ import http.server
 import random
 import re
 import shutil
-import threading
 
 import pytest
 from playwright.sync_api import expect
+from serving import running
 from telemetry_cases import call, record, segment_of, write_run, write_shard
 
 from seeupo_jax.reports.trajectory_pages import write_pages
@@ -627,12 +627,10 @@ def test_what_is_not_there_is_said(run, page, tmp_path):
 
 def test_a_static_server_serves_it_too(run, page):
     handler = functools.partial(QuietHandler, directory=str(run))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, running(server):
         page.goto(f"http://127.0.0.1:{server.server_port}/trajectories/index.html#train/1/1/2")
         expect(page.locator("#view .message").first).to_be_visible()
         page.goto("about:blank")
-        server.shutdown()
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):

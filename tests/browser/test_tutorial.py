@@ -16,7 +16,7 @@ from places import ROOT
 from playwright.sync_api import expect
 from process_cases import environment
 
-from seeupo_jax.telemetry import read_trajectories
+from seeupo_jax import read_trajectories
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()
 QUICKSTART = "python -m seeupo_jax.train --config=configs/quickstart.py --workdir=runs/quickstart"

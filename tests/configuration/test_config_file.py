@@ -9,6 +9,7 @@ import pytest
 from ml_collections import ConfigDict
 from ml_collections.config_dict import required_placeholder
 from places import CONFIGS, ROOT
+from refusals import refusal
 
 from seeupo_jax.configuration import config_file
 from seeupo_jax.configuration.algorithm import Algorithm
@@ -20,14 +21,6 @@ from seeupo_jax.configuration.schema import Config, Rollout
 from seeupo_jax.policy.files.weights import resolve_path
 
 RETURN = "def get_config():\n    return {}\n"
-
-
-def _sentence(make):
-    with pytest.raises(ValueError) as error:
-        make()
-    text = str(error.value)
-    assert "\n" not in text and len(text) < 1000
-    return text
 
 
 @pytest.mark.parametrize(
@@ -57,7 +50,7 @@ def _sentence(make):
 def test_a_configuration_file_that_fails_is_named_with_line_and_reason(tmp_path, source, line, why):
     file = tmp_path / "bad.py"
     file.write_text(source)
-    text = _sentence(lambda: load_config(file))
+    text = refusal(lambda: load_config(file))
     where = f"--config: {file}" if line is None else f"--config: {file}, line {line}:"
     assert text.startswith(where) and why in text
 
@@ -66,14 +59,14 @@ def test_the_line_of_a_broken_module_that_a_configuration_imports_is_told(tmp_pa
     (tmp_path / "broken_part.py").write_text("\nx = = 1\n")
     (tmp_path / "whole.py").write_text("import broken_part\n" + RETURN)
     monkeypatch.syspath_prepend(tmp_path)
-    text = _sentence(lambda: load_config(tmp_path / "whole.py"))
+    text = refusal(lambda: load_config(tmp_path / "whole.py"))
     assert f"{tmp_path / 'broken_part.py'}, line 2: SyntaxError" in text
 
 
 @pytest.mark.parametrize("content", [b"x = 1\0", b"# \xff\xfe\n", b"\x89PNG\r\n\x1a\n\0\0"])
 def test_a_configuration_file_of_bytes_that_are_no_python_is_refused(tmp_path, content):
     (tmp_path / "bytes.py").write_bytes(content)
-    assert f"{tmp_path / 'bytes.py'}" in _sentence(lambda: load_config(tmp_path / "bytes.py"))
+    assert f"{tmp_path / 'bytes.py'}" in refusal(lambda: load_config(tmp_path / "bytes.py"))
 
 
 @pytest.mark.parametrize(
@@ -89,17 +82,17 @@ def test_a_configuration_file_of_bytes_that_are_no_python_is_refused(tmp_path, c
 )
 def test_what_get_config_returns_is_checked(tmp_path, returned, got):
     (tmp_path / "other.py").write_text(f"def get_config():\n    return {returned}\n")
-    text = _sentence(lambda: load_config(tmp_path / "other.py"))
+    text = refusal(lambda: load_config(tmp_path / "other.py"))
     assert got in text and "allowed: " in text
 
 
 def test_get_config_must_be_a_function(tmp_path):
     (tmp_path / "value.py").write_text("get_config = {}\n")
-    text = _sentence(lambda: load_config(tmp_path / "value.py"))
+    text = refusal(lambda: load_config(tmp_path / "value.py"))
     assert text.endswith("value.py has no function get_config().")
 
 
-def test_a_required_value_of_a_config_dict_that_is_missing_is_a_sentence(tmp_path):
+def test_a_required_value_of_a_config_dict_that_is_missing_is_arefusal(tmp_path):
     (tmp_path / "holes.py").write_text(
         "import ml_collections\n"
         "def get_config():\n"
@@ -107,11 +100,11 @@ def test_a_required_value_of_a_config_dict_that_is_missing_is_a_sentence(tmp_pat
         "    config.seed = ml_collections.config_dict.required_placeholder(int)\n"
         "    return config\n"
     )
-    text = _sentence(lambda: load_config(tmp_path / "holes.py"))
+    text = refusal(lambda: load_config(tmp_path / "holes.py"))
     assert text.startswith(f"--config: {tmp_path / 'holes.py'}: RequiredValueError: ")
     hole = ConfigDict({"seed": required_placeholder(int)})
     for given in (hole, {"optimizer": hole}):
-        text = _sentence(lambda given=given: load_config(given))
+        text = refusal(lambda given=given: load_config(given))
         assert text.startswith("config: got values that cannot be read: RequiredValueError: ")
 
 
@@ -123,10 +116,10 @@ def test_overrides_do_not_change_the_dict_that_a_function_returns(tmp_path, monk
         assert load_config("kept_values:make", overrides).rollout.tasks == tasks
 
 
-def test_a_function_that_exits_is_a_sentence(tmp_path, monkeypatch):
+def test_a_function_that_exits_is_arefusal(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "exiting.py").write_text("import sys\ndef make():\n    sys.exit('no data')\n")
-    text = _sentence(lambda: load_config("exiting:make"))
+    text = refusal(lambda: load_config("exiting:make"))
     assert text == "--config: exiting:make failed: SystemExit: no data."
 
 
@@ -157,7 +150,7 @@ def test_groups_of_every_kind_lie_anywhere_in_values():
             config = load_config(ConfigDict({"rewards": rewards}))
             assert config.rewards == (Reward(function="a:b"),)
     for group in (ConfigDict({"seed": 3}), Optimizer(learning_rate=0.25)):
-        assert "\n" not in _sentence(lambda group=group: load_config({"seed": group}))
+        assert "\n" not in refusal(lambda group=group: load_config({"seed": group}))
     for group in (ConfigDict({"learning_rate": 0.25}), Optimizer(learning_rate=0.25)):
         made = load_config({"optimizer": group}, ["optimizer.name=sgd"]).optimizer
         assert (made.learning_rate, made.name) == (0.25, "sgd")
@@ -177,7 +170,7 @@ def test_values_nested_without_end_are_refused_from_a_dict_too():
     own = {}
     own["own"], own["again"] = own, [own]  # never ends
     for options in (own, _deep(dict), _deep(list)):
-        assert "at most 32" in _sentence(
+        assert "at most 32" in refusal(
             lambda x=options: load_config({"env": {"options": {"a": x}}})
         )
 
@@ -195,7 +188,7 @@ def test_values_nested_without_end_are_refused_from_a_dict_too():
     ids=range(6),
 )
 def test_a_configuration_object_is_checked(wrong, why):
-    assert _sentence(lambda: load_config(wrong)).startswith(why)
+    assert refusal(lambda: load_config(wrong)).startswith(why)
 
 
 def test_a_checked_object_is_as_it_was():
@@ -218,7 +211,7 @@ def test_a_checked_object_is_as_it_was():
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_every_command_ends_with_2_and_the_sentence(tmp_path, monkeypatch, capsys, arguments):
+def test_every_command_ends_with_2_and_therefusal(tmp_path, monkeypatch, capsys, arguments):
     (tmp_path / "bad.py").write_text("x = 1 / 0\n")
     monkeypatch.chdir(tmp_path)
     command, *flags = arguments
@@ -250,35 +243,35 @@ def _deep(kind):
 @pytest.mark.parametrize(
     "key", ["iterations", "seed", "optimizer.learning_rate", "recipe", "batching.buckets", "env"]
 )
-def test_numbers_of_hundreds_of_digits_are_a_sentence(key, size, sign, tmp_path):
+def test_numbers_of_hundreds_of_digits_are_arefusal(key, size, sign, tmp_path):
     (tmp_path / "any.py").write_text(RETURN)
     value = sign * 10**size
     group, _, leaf = key.rpartition(".")
     values = {group: {leaf: value}} if group else {leaf: value}
-    assert _sentence(lambda: from_dict(values)).startswith(f"config.{key}")
+    assert refusal(lambda: from_dict(values)).startswith(f"config.{key}")
     text = "-" * (sign < 0) + "1" + "0" * size
     override = f"{key}={text}"
-    assert _sentence(lambda: load_config(tmp_path / "any.py", [override])).startswith("config.")
+    assert refusal(lambda: load_config(tmp_path / "any.py", [override])).startswith("config.")
 
 
 def test_a_number_that_json_readers_cannot_hold_is_refused_in_a_free_field():
-    text = _sentence(lambda: from_dict({"env": {"options": {"n": [DIGITS]}}}))
+    text = refusal(lambda: from_dict({"env": {"options": {"n": [DIGITS]}}}))
     assert text.startswith("config.env.options.n[0]: got 1000")
 
 
 @pytest.mark.parametrize("kind", [dict, list])
 @pytest.mark.parametrize("key", ["iterations", "recipe", "algorithm", "env", "warm_start"])
-def test_values_nested_without_end_are_a_sentence(key, kind):
-    assert _sentence(lambda: from_dict({key: _deep(kind)})).startswith("config.")
+def test_values_nested_without_end_are_arefusal(key, kind):
+    assert refusal(lambda: from_dict({key: _deep(kind)})).startswith("config.")
 
 
 @pytest.mark.parametrize("kind", [dict, list])
-def test_free_fields_nested_without_end_are_a_sentence(kind):
-    text = _sentence(lambda: from_dict({"env": {"options": {"a": _deep(kind)}}}))
+def test_free_fields_nested_without_end_are_arefusal(kind):
+    text = refusal(lambda: from_dict({"env": {"options": {"a": _deep(kind)}}}))
     assert "at most 32 levels" in text
     own = {}
     own["own"] = own  # never ends
-    assert "at most 32 levels" in _sentence(lambda: from_dict({"env": {"options": own}}))
+    assert "at most 32 levels" in refusal(lambda: from_dict({"env": {"options": own}}))
 
 
 @pytest.mark.parametrize(
@@ -295,9 +288,9 @@ def test_free_fields_nested_without_end_are_a_sentence(kind):
     ],
     ids=range(8),
 )
-def test_overrides_nested_without_end_are_a_sentence(override, tmp_path):
+def test_overrides_nested_without_end_are_arefusal(override, tmp_path):
     (tmp_path / "any.py").write_text(RETURN)
-    assert "config." in _sentence(lambda: load_config(tmp_path / "any.py", [override]))
+    assert "config." in refusal(lambda: load_config(tmp_path / "any.py", [override]))
 
 
 def test_a_text_of_brackets_that_is_no_nesting_stays_a_text(tmp_path):
@@ -337,7 +330,7 @@ def test_a_shipped_configuration_is_found_by_its_name_from_any_folder(tmp_path, 
 
 @pytest.mark.parametrize("name", ["quickstat", "", "shared/paper_14b", "../configs/quickstart"])
 def test_an_unknown_name_of_a_shipped_configuration_lists_the_names(name):
-    text = _sentence(lambda: load_config(f"package:{name}"))
+    text = refusal(lambda: load_config(f"package:{name}"))
     names = ", ".join(sorted(file.stem for file in CONFIGS.glob("*.py")))
     assert text == (
         f"--config: got 'package:{name}'; allowed: a file, or package:NAME with one of {names}."
@@ -353,7 +346,7 @@ def test_a_slice_lays_out_a_configuration_that_takes_one(kind):
     for slice, fields in layouts.items():
         overrides = [f"{field}={value!r}" for field, value in fields.items()]
         assert load_config(f"{given}:{slice}") == load_config(given, overrides) != plain
-    text = _sentence(lambda: load_config(f"{given}:v9:2x2"))
+    text = refusal(lambda: load_config(f"{given}:v9:2x2"))
     assert f"got 'v9:2x2'; allowed: {''.join(f'{known}, ' for known in layouts)}and what" in text
 
 
@@ -371,14 +364,14 @@ def test_a_layout_replaces_whole_fields(tmp_path):
 
 
 def test_an_argument_that_a_configuration_does_not_take_is_told():
-    text = _sentence(lambda: load_config("package:quickstart:v5p:4x4x4"))
+    text = refusal(lambda: load_config("package:quickstart:v5p:4x4x4"))
     assert "get_config() takes 0 positional arguments but 1 was given" in text
 
 
 @pytest.mark.parametrize("text", ["[]", '{"v5e:2x2": 1}', "{"])
 def test_a_file_of_something_else_than_layouts_is_told(tmp_path, text):
     (tmp_path / "layouts.json").write_text(text)
-    assert "layouts.json" in _sentence(lambda: config_file.read_layouts(tmp_path / "layouts.json"))
+    assert "layouts.json" in refusal(lambda: config_file.read_layouts(tmp_path / "layouts.json"))
 
 
 def test_what_a_script_of_the_repository_fetches_is_sought_below_the_folder_elsewhere(

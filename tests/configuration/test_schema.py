@@ -54,6 +54,14 @@ def test_given_values_replace_defaults_and_nothing_else():
     assert dataclasses.replace(config, rollout=Config().rollout) == Config()
 
 
+@pytest.mark.parametrize("concurrency, at_once", [(None, 24), (5, 5), (100, 100)])
+def test_all_trajectories_are_open_at_once_where_no_number_is_given(concurrency, at_once):
+    given = {"rollout": {"tasks": 6, "group_size": 4, "concurrency": concurrency}}
+    rollout = from_dict(given).rollout
+    assert (rollout.trajectories, rollout.open_at_once) == (24, at_once)
+    assert "trajectories" not in to_dict(from_dict(given))["rollout"]
+
+
 def test_a_configuration_cannot_be_changed():
     config = from_dict({})
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -12,6 +12,7 @@ import threading
 
 import pytest
 from remote_cases import answering
+from serving import running
 
 from seeupo_jax import envs
 from seeupo_jax.configuration import loading
@@ -71,14 +72,16 @@ def session(connection):
         connection.send(json.dumps(answer_of(game, message)))
 
 
+@contextlib.contextmanager
+def websocket_server(talk):
+    with websockets_server.serve(talk, "127.0.0.1", 0) as server, running(server):
+        yield f"ws://127.0.0.1:{server.socket.getsockname()[1]}"
+
+
 @pytest.fixture
 def ws_url():
-    with websockets_server.serve(session, "127.0.0.1", 0) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"ws://127.0.0.1:{server.socket.getsockname()[1]}"
-        server.shutdown()
-        thread.join(10)
+    with websocket_server(session) as url:
+        yield url
 
 
 class _OneEpisode(http.server.BaseHTTPRequestHandler):
@@ -109,12 +112,9 @@ class _OneEpisode(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def http_server(port=0):
-    with http.server.ThreadingHTTPServer(("127.0.0.1", port), _OneEpisode) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), _OneEpisode)
+    with server, running(server):
         yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join(10)
 
 
 @pytest.fixture
@@ -359,13 +359,9 @@ def test_what_a_session_answers_is_checked(operation, answer, wanted, whole):
                 data = answer if kind == operation else OBSERVED
                 connection.send(json.dumps({"type": "observation", "data": data}))
 
-    with websockets_server.serve(say, "127.0.0.1", 0) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        env = envs.make("openenv", url=f"ws://127.0.0.1:{server.socket.getsockname()[1]}")
+    with websocket_server(say) as url:
+        env = envs.make("openenv", url=url)
         refused(env, operation, "allowed: a JSON object with type, data" if whole else wanted)
-        server.shutdown()
-        thread.join(10)
 
 
 @pytest.mark.parametrize("text", ["no json", "[" * 100_000], ids=["text", "deep"])
@@ -374,13 +370,9 @@ def test_what_a_session_answers_must_be_json(text):
         for _ in connection:
             connection.send(text)
 
-    with websockets_server.serve(say, "127.0.0.1", 0) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        env = envs.make("openenv", url=f"ws://127.0.0.1:{server.socket.getsockname()[1]}")
+    with websocket_server(say) as url:
+        env = envs.make("openenv", url=url)
         refused(env, "reset", "which is not JSON; allowed: a JSON object")
-        server.shutdown()
-        thread.join(10)
 
 
 def test_unknown_urls_are_refused():

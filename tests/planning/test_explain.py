@@ -42,18 +42,14 @@ from seeupo_jax.policy.architecture import Moe
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import check_config, check_planned
 from seeupo_jax.runtime.evaluation_run import episodes_name, evaluation_settings
+from seeupo_jax.runtime.training import learner_parts
 from seeupo_jax.runtime.training.run import begin_run
 from seeupo_jax.train import main as train
 from seeupo_jax.trajectories.episodes import Episode, EpisodeFile
 
 QUICKSTART = ROOT / "configs" / "quickstart.py"
+pytestmark = pytest.mark.usefixtures("one_device")
 SMOLLM2 = ROOT / "third_party" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
-@pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-    one = jax.devices()[:1]
-    monkeypatch.setattr(jax, "devices", lambda: one)
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +165,7 @@ def test_the_environments_of_a_mixture_and_how_tasks_are_drawn_are_told():
 
 def test_no_parameter_is_allocated(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(build, "load_policy", None)
-    monkeypatch.setattr(build, "make_state", None)
+    monkeypatch.setattr(learner_parts, "make_state", None)
     before = len(jax.live_arrays())
     explain(QUICKSTART, tmp_path, capsys)
     assert len(jax.live_arrays()) == before

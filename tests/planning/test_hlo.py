@@ -224,7 +224,7 @@ def test_a_score_matrix_is_found_where_there_is_one():
     text = jax.jit(attention).lower(x, x).compile().as_text()
     found = hlo.find_shapes(text, hlo.score_matrix(96))
     assert ("f32", (3, 96, 96)) in {(array.dtype, array.dims) for array in found}
-    largest = hlo.largest_arrays(text, 1)[0]
+    largest = hlo.largest_arrays(text)[0]
     assert (largest.dims, largest.bytes) == ((3, 96, 96), 3 * 96 * 96 * F32)
     assert "jit(attention)" in largest.scope
     assert not hlo.find_shapes(text, hlo.score_matrix(80))
@@ -239,7 +239,7 @@ def test_values_inside_of_fusions_lie_nowhere():
     text = jax.jit(outer).lower(x).compile().as_text()
     assert not hlo.find_shapes(text, hlo.score_matrix(96))
     assert "f32[96,96]" in text
-    assert hlo.largest_arrays(text, 1)[0].dims == (96,)
+    assert hlo.largest_arrays(text)[0].dims == (96,)
 
 
 def test_predicates_know_the_parts_of_cut_dimensions():

@@ -10,11 +10,11 @@ import altair as alt
 import numpy as np
 import pytest
 import report_cases
+from report_cases import report_of
 
 from seeupo_jax.metrics.metrics_log import MetricsWriter
 from seeupo_jax.reports import settings_tables
 from seeupo_jax.reports.curves import curves_section, first_and_last, kinds_section
-from seeupo_jax.reports.html_report import write_report
 from seeupo_jax.reports.run_data import load_runs
 from seeupo_jax.reports.sections import (
     lengths_section,
@@ -235,13 +235,13 @@ def test_the_speed_is_the_median_of_the_last_iterations(tmp_path):
             writer.write(
                 i, {"rollout/tokens_per_second": speed, "sweep/tokens_per_second": speed / 10}
             )
-    text = write_report(tmp_path).read_text()
+    text = report_of(tmp_path).read_text()
     assert '<dd>500</dd><dd class="quiet">rollout; 50 sweep</dd>' in re.sub(r"\s*\n\s*", "", text)
 
 
 def tiles(workdir):
     """The page's text without line breaks, where each tile is its label, value and detail."""
-    return re.sub(r"\s*\n\s*", "", write_report(workdir).read_text())
+    return re.sub(r"\s*\n\s*", "", report_of(workdir).read_text())
 
 
 def test_the_tiles_are_success_at_first_and_now_and_the_time_of_an_iteration(tmp_path):
@@ -273,7 +273,7 @@ def test_the_lowest_held_out_loss_is_shown_beside_the_last(tmp_path):
 def test_a_figure_that_the_best_checkpoint_was_chosen_by_is_marked(tmp_path, selected_on):
     with MetricsWriter(tmp_path) as writer:
         writer.write(1, {"eval/avg@4": 0.5, "eval/selected_on": selected_on})
-    text = write_report(tmp_path).read_text()
+    text = report_of(tmp_path).read_text()
     assert ("the best checkpoint is selected on test too" in text) == bool(selected_on)
 
 
@@ -309,7 +309,7 @@ def test_what_an_old_run_did_not_record_is_named(tmp_path):
     runs = load_runs([tmp_path])
     assert lengths_section(runs).absent == ["Tokens per trajectory", "Turns per trajectory"]
     assert turns_section(runs).charts == []
-    page = write_report(tmp_path).read_text()
+    page = report_of(tmp_path).read_text()
     assert "Not recorded: Mean weight M; Largest weight |M|; Clip fraction;" in page
     assert "Without run.json" in page
 
@@ -370,7 +370,7 @@ def test_failures_of_evaluations_come_from_their_trajectories(tmp_path):
         ["OSError: \ud83d gone", "evaluation on test", "1", "5 to 5"],
         ["(cause not recorded)", "evaluation on train", "1", "5 to 5"],
     ]
-    assert r"OSError: \ud83d gone" in write_report(tmp_path).read_text()  # half of a character
+    assert r"OSError: \ud83d gone" in report_of(tmp_path).read_text()  # half of a character
 
 
 def test_failures_in_a_shard_that_the_run_has_just_removed_have_no_cause(tmp_path, monkeypatch):
@@ -398,7 +398,7 @@ def test_success_at_first_and_now_is_of_evaluations_where_there_are_any(runs, tm
 
 
 def test_the_page_is_one_file_that_names_no_other(runs):
-    page = write_report(runs[0].workdir, compare=[runs[1].workdir])
+    page = report_of(runs[0].workdir, compare=[runs[1].workdir])
     assert page == runs[0].workdir / "report.html"
     text = page.read_text()
     scripts = re.findall(r"<script[^>]*>", text)
@@ -413,7 +413,7 @@ def test_the_page_is_one_file_that_names_no_other(runs):
 
 
 def test_the_charts_of_a_page_are_those_of_its_sections(runs):
-    text = write_report(runs[0].workdir).read_text()
+    text = report_of(runs[0].workdir).read_text()
     specs = json.loads(re.search(r'id="specs">(.*?)</script>', text, re.DOTALL)[1])
     assert set(re.findall(r'data-chart="([^"]+)"', text)) == set(specs) and len(specs) > 15
     for spec in specs.values():  # which were not checked as they were made
@@ -421,7 +421,7 @@ def test_the_charts_of_a_page_are_those_of_its_sections(runs):
 
 
 def test_an_empty_folder_gives_a_page_that_says_so(tmp_path):
-    text = write_report(tmp_path).read_text()
+    text = report_of(tmp_path).read_text()
     assert "Nothing has been recorded yet" in text and "data-chart" not in text
 
 
@@ -429,26 +429,26 @@ def test_a_damaged_line_of_metrics_costs_the_page_that_line_and_is_told(tmp_path
     lines = ['{"iteration": 1, "rollout/success_rate": 0.25}', "\0garbage"]
     lines += ['{"iteration": 2, "rollout/success_rate": 0.75}', ""]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
-    assert "0.75" in write_report(tmp_path).read_text()
+    assert "0.75" in report_of(tmp_path).read_text()
     assert "1 of 3 lines are damaged, the first of them line 2; they are left out" in caplog.text
 
 
 def test_a_page_has_a_link_to_trajectories_once_their_page_is_written(runs, tmp_path):
     workdir = runs[0].workdir
     write_shard(workdir, Shard(1, "train", False), pack_shard([]))
-    assert "index.html" not in write_report(workdir).read_text()
+    assert "index.html" not in report_of(workdir).read_text()
     write_pages(workdir)
-    assert 'href="trajectories/index.html"' in write_report(workdir).read_text()
+    assert 'href="trajectories/index.html"' in report_of(workdir).read_text()
     (tmp_path / "pages").mkdir()
-    file = write_report(workdir, output=tmp_path / "pages" / "r.html")
+    file = report_of(workdir, output=tmp_path / "pages" / "r.html")
     assert 'href="../first/trajectories/index.html"' in file.read_text()
 
 
 def test_a_run_that_stands_still_is_told_from_one_that_runs(tmp_path):
     workdir = report_cases.write_run(tmp_path / "a", iterations=5, planned=12)
-    assert "<dd>running</dd>" in write_report(workdir).read_text()
+    assert "<dd>running</dd>" in report_of(workdir).read_text()
     os.utime(workdir / "metrics.jsonl", (1_000_000, 1_000_000))
-    assert "<dd>stopped or waiting</dd>" in write_report(workdir).read_text()
+    assert "<dd>stopped or waiting</dd>" in report_of(workdir).read_text()
 
 
 @pytest.mark.parametrize("age, state", [(200, "running"), (500, "stopped or waiting")])
@@ -458,19 +458,19 @@ def test_a_run_may_be_silent_for_a_minute_and_three_of_its_iterations(tmp_path, 
             writer.write(i, {"time/rollout_s": 100.0})
     then = time.time() - age  # of 60 + 3 * 100 seconds
     os.utime(tmp_path / "metrics.jsonl", (then, then))
-    assert f"<dd>{state}</dd>" in write_report(tmp_path).read_text()
+    assert f"<dd>{state}</dd>" in report_of(tmp_path).read_text()
 
 
 def test_a_file_that_cannot_be_written_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"--output: got .*\(Not a directory\)"):
-        write_report(tmp_path, output=tmp_path / "file" / "new" / "r.html")
+        report_of(tmp_path, output=tmp_path / "file" / "new" / "r.html")
 
 
 def test_a_link_stays_and_its_target_becomes_the_page_in_a_folder_that_is_made(tmp_path):
     link, target = tmp_path / "report.html", tmp_path / "new" / "site" / "run.html"
     link.symlink_to(target)
     for _ in range(2):  # a target that is missing, and one that is there
-        assert write_report(tmp_path) == link and link.is_symlink()
+        assert report_of(tmp_path) == link and link.is_symlink()
         assert target.read_text().startswith("<!doctype html>")
     assert os.listdir(target.parent) == ["run.html"] and len(os.listdir(tmp_path)) == 2

@@ -10,9 +10,9 @@ import re
 import pytest
 from telemetry_cases import record, write_run, write_shard
 
+from seeupo_jax import read_trajectories
 from seeupo_jax.reports import trajectory_pages
 from seeupo_jax.reports.trajectory_pages import write_pages
-from seeupo_jax.telemetry import read_trajectories
 from seeupo_jax.trajectories.reader import find_shards, read_shard
 
 HOSTILE = '</script><script>alert(1)</script><!--\u2028\u2029\u202e\x00\ud800"\\'

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import rollout_cases
 from flax import nnx
-from rollout_cases import NumberConversation, NumberTokenizer, make_worker
+from rollout_cases import NumberConversation, NumberTokenizer, Saying, make_worker
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.envs.base import StepResult, TransientError
@@ -380,10 +380,10 @@ def test_a_slow_environment_delays_only_itself(run):
         assert_same_tokens(got, trajectory)
 
 
-class Refusing:
+class Refusing(Saying):
     """Samples the same first action for all, and refuses every other."""
 
-    concurrency, poll_interval_s = 2, None
+    concurrency = 2
 
     def __init__(self, busy=False):
         self._always, self._open = busy, []
@@ -396,35 +396,23 @@ class Refusing:
     def begin(self, params, **numbers):
         self.begun.append(numbers)
 
-    def owns(self, group):
-        return True
-
     def fits(self, context):
         return True
 
     def submit(self, turn):
-        self._open.append(turn)
+        super().submit(turn)
         self.turns.append(turn)
 
-    def step(self, unfinished, stop=False):
-        answered, self._open = self._open, []
-        if not unfinished:
-            return None
-        return [
-            Action(turn.key, [5, 3], [-1.0, -2.0])
-            if turn.turn == 0
-            else Action(turn.key, [], [], failure=f"no server for turn {turn.turn}")
-            for turn in answered
-        ]
+    def said(self, turn):
+        if turn.turn:
+            return Action(turn.key, [], [], failure=f"no server for turn {turn.turn}")
+        return super().said(turn)
 
     def release(self, key):
         self.released.append(key)
 
     def usage(self):
         return {"asked": len(self.turns)}
-
-    def seconds(self):
-        return {}
 
 
 @pytest.fixture

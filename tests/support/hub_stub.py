@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from serving import running
 
 TOKEN = "hf_of_the_test"
 READ_ONLY = "hf_that_may_only_read"
@@ -35,14 +36,8 @@ class Hub(ThreadingHTTPServer):
 @contextlib.contextmanager
 def running_hub() -> Iterator[Hub]:
     """The server, until the block ends."""
-    with Hub() as hub:
-        thread = threading.Thread(target=hub.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            yield hub
-        finally:
-            hub.shutdown()
-            thread.join()
+    with Hub() as hub, running(hub):
+        yield hub
 
 
 class _Handler(BaseHTTPRequestHandler):

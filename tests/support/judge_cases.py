@@ -6,6 +6,8 @@ import json
 import threading
 import time
 
+from serving import running
+
 
 def completion(text, finish="stop"):
     message = {"role": "assistant", "content": text}
@@ -82,11 +84,5 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 @contextlib.contextmanager
 def judging(answers=()):
     """A server of these answers."""
-    with JudgeServer(dict(answers)) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join(20)
+    with JudgeServer(dict(answers)) as server, running(server):
+        yield server

@@ -11,6 +11,7 @@ import sys
 import threading
 
 from places import ROOT, SUPPORT
+from serving import running
 
 from seeupo_jax.envs import StepResult, TransientError, serve
 from seeupo_jax.envs.serve import EnvServer
@@ -93,14 +94,8 @@ def answering(answers):
         def log_message(self, *_):
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield "http://127.0.0.1:{}".format(*server.server_address[1:])
-        finally:
-            server.shutdown()
-            thread.join(20)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server, running(server):
+        yield "http://127.0.0.1:{}".format(*server.server_address[1:])
 
 
 class OldServer(EnvServer):

@@ -2,8 +2,12 @@
 
 import json
 import math
+from collections.abc import Sequence
+from pathlib import Path
 
 from seeupo_jax.metrics.metrics_log import MetricsWriter
+from seeupo_jax.reports.html_report import report_file, write_report
+from seeupo_jax.reports.run_data import load_runs
 
 TURNS = 4
 
@@ -114,3 +118,8 @@ def write_about(workdir, *, iterations=12, learning_rate=2e-4, **more):
         "model": {"name": "package:order_desk", "parameters": 123456},
     }
     (workdir / "run.json").write_text(json.dumps(about))
+
+
+def report_of(workdir: Path, *, compare: Sequence[Path] = (), output: Path | None = None) -> Path:
+    """The report of a run's folder, beside other runs, written as the command writes it."""
+    return write_report(load_runs([workdir, *compare]), report_file(workdir, output))

@@ -132,7 +132,10 @@ class Saying:
 
     def step(self, unfinished, stop=False):
         turns, self._open = self._open, []
-        return [Action(turn.key, [5, 3], [-1.0, -2.0]) for turn in turns] if unfinished else None
+        return [self.said(turn) for turn in turns] if unfinished else None
+
+    def said(self, turn):
+        return Action(turn.key, [5, 3], [-1.0, -2.0])
 
     def release(self, key):
         pass

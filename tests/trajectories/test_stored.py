@@ -12,7 +12,7 @@ import stored_cases as files
 import telemetry_cases
 
 from seeupo_jax.trajectories import reader
-from seeupo_jax.trajectories.stored import check_trajectories, read_trajectories
+from seeupo_jax.trajectories.stored import check_trajectories, read_stored
 from seeupo_jax.types import rewards_of
 
 LINE = {"tokens": [5, 6, 7, 8, 9], "turn": [-1, 0, 0, -1, 1], "reward": 0.5, "group": 3}
@@ -23,7 +23,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "update.md"
 def read(tmp_path, *lines, **choices):
     file = tmp_path / "file.jsonl"
     file.write_text("\n".join(x if isinstance(x, str) else json.dumps(x) for x in lines))
-    return read_trajectories(file, **choices)
+    return read_stored(file, **choices)
 
 
 def test_the_page_makes_a_file_of_what_a_run_has_stored(tmp_path, monkeypatch):
@@ -36,7 +36,7 @@ def test_the_page_makes_a_file_of_what_a_run_has_stored(tmp_path, monkeypatch):
     telemetry_cases.write_shard(tmp_path / "runs" / "quickstart", records)
     exec(block, {})
     stored = list(reader.read_trajectories("runs/quickstart", evaluation=False, iterations=[1]))
-    found = read_trajectories("trajectories.jsonl")
+    found = read_stored("trajectories.jsonl")
     assert len(found) == len(stored) > 8
     for mine, reference in zip(found, stored, strict=True):
         assert (mine.reward, mine.group, mine.stop) == tuple(
@@ -56,7 +56,7 @@ def test_what_is_read_is_what_was_written(tmp_path):
     wanted = cases.ragged()  # one failed, two of two segments
     wanted[5] = dataclasses.replace(wanted[5], turn_rewards=(0.5, 0.0, -1.0))
     file = files.write(tmp_path / "file.jsonl", wanted)
-    found = read_trajectories(file)
+    found = read_stored(file)
     assert len(found) == len(wanted)
     for number, (mine, reference) in enumerate(zip(found, wanted, strict=True), start=1):
         for name in (
@@ -91,7 +91,7 @@ def test_a_samplers_rounding_may_take_a_log_probability_above_0(tmp_path):
 def test_empty_lines_and_further_fields_are_passed_over(tmp_path):
     file, logged = tmp_path / "file.jsonl", []
     file.write_text(f"{json.dumps(LINE | {'note': 1})}\n\n{json.dumps(LINE)}\n")
-    found = read_trajectories(file, log=logged.append)
+    found = read_stored(file, log=logged.append)
     assert [t.task_id for t in found] == [f"{file}:1", f"{file}:3"]
     assert logged == [f"{file}: fields that are not read: note."]
 
@@ -100,7 +100,7 @@ def test_turn_rewards_that_do_not_add_up_to_the_reward_are_kept_and_said(tmp_pat
     file, logged = tmp_path / "file.jsonl", []
     lines = [LINE | {"turn_rewards": rewards} for rewards in ([0.1, 0.4], [1, 0], [0.5, 0.5])]
     file.write_text("\n".join(map(json.dumps, [*lines, LINE])))
-    found = read_trajectories(file, log=logged.append)
+    found = read_stored(file, log=logged.append)
     assert [t.turn_rewards for t in found] == [(0.1, 0.4), (1.0, 0.0), (0.5, 0.5), ()]
     assert [rewards_of(t) for t in found[2:]] == [[0.5, 0.5], [0.0, 0.5]]
     (said,) = logged
@@ -217,7 +217,7 @@ def test_lines_that_did_not_fail_have_the_same_rewards(tmp_path):
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ValueError, match="--trajectories: got .* [(]No such file .*; allowed: a"):
-        read_trajectories(tmp_path / "file.jsonl")
+        read_stored(tmp_path / "file.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -255,8 +255,8 @@ def test_the_lines_of_the_docs_are_such_a_file(tmp_path):
 def test_forks_are_the_lines_own_or_found_by_their_tokens(tmp_path):
     wanted = [dataclasses.replace(each, parent=None, fork=0) for each in cases.trees()]
     file = files.write(tmp_path / "file.jsonl", wanted)
-    assert [t.fork for t in read_trajectories(file)] == [0] * 10  # where nothing reads them
-    found = read_trajectories(file, forks=True)
+    assert [t.fork for t in read_stored(file)] == [0] * 10  # where nothing reads them
+    found = read_stored(file, forks=True)
     # As they were sampled; but each continues the first one that it shares so much with.
     assert [(t.parent, t.fork) for t in found] == [
         *[(None, 0)] * 3,
@@ -271,9 +271,9 @@ def test_forks_are_the_lines_own_or_found_by_their_tokens(tmp_path):
     given = [json.loads(line) for line in file.read_text().splitlines()]
     given[5] |= {"parent": 0, "fork": 1}  # then only these are: equal turns were sampled twice
     file.write_text("\n".join(map(json.dumps, given)))
-    found, logged = read_trajectories(file, forks=True), []
+    found, logged = read_stored(file, forks=True), []
     assert [(t.parent, t.fork) for t in found] == [*[(None, 0)] * 5, (0, 1), *[(None, 0)] * 4]
-    read_trajectories(file, log=logged.append)
+    read_stored(file, log=logged.append)
     assert logged == [f"{file}: fields that are not read: fork, parent."]
 
 
@@ -299,4 +299,4 @@ def test_a_fork_that_cannot_be_is_named(tmp_path, fork, said):
     other = LINE | {"tokens": [5, 6, 7, 8, 4]} | fork
     file.write_text(f"{json.dumps(LINE)}\n{json.dumps(other)}")
     with pytest.raises(ValueError, match=re.escape(said)):
-        read_trajectories(file, forks=True)
+        read_stored(file, forks=True)

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from seeupo_jax.telemetry import read_trajectories
+from seeupo_jax import read_trajectories
 from seeupo_jax.trajectories import trajectory_writer
 from seeupo_jax.trajectories.reader import FOLDER, Shard, find_shards
 from seeupo_jax.trajectories.trajectory_record import TokenTexts

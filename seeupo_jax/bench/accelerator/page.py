@@ -19,6 +19,7 @@ from seeupo_jax.bench.comparison import JAX
 from seeupo_jax.bench.rollout import STATIC, phases, with_ratios
 from seeupo_jax.bench.update import flops_once
 from seeupo_jax.metrics.statistics import markdown_table
+from seeupo_jax.parallel.device_memory import GIB
 
 Values = Mapping[str, Any]
 
@@ -72,7 +73,7 @@ def page(
 
 def _machine(device: Values) -> str:
     free, peak = device["free_bytes"], device["peak_flops"]
-    memory = "free memory unknown" if free is None else f"{free / 2**30:.1f} GiB free"
+    memory = "free memory unknown" if free is None else f"{free / GIB:.1f} GiB free"
     peak_text = "not known" if peak is None else f"{peak / 1e12:,.0f} TFLOP/s in dense bfloat16"
     several = f" One of {device['count']} devices." if device["count"] > 1 else ""
     return (

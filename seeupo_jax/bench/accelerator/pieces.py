@@ -25,12 +25,12 @@ from seeupo_jax.bench.accelerator.device_time import device_time
 from seeupo_jax.bench.accelerator.runner import Record, is_out_of_memory, sentence
 from seeupo_jax.bench.comparison import Alone
 from seeupo_jax.bench.settings import Settings, architecture
+from seeupo_jax.parallel.device_memory import GIB
 from seeupo_jax.planning.activation_memory import microbatch_bytes
 from seeupo_jax.planning.flops import parameters
 from seeupo_jax.policy.kernels.fused import preferred_kernel
 from seeupo_jax.runtime.build import LEAST_TOKENS
 
-GIB = 2**30
 PROBE = "machine"  # the name of the record of what the machine is
 CORRECTNESS, UPDATE, ROLLOUT, QUICKSTART = "correctness", "update", "rollout", "quickstart"
 DEVICE_TIME = "device_time"
@@ -251,9 +251,9 @@ def _update(workload: str, model: str, groups: int, about_s: float) -> Piece:
     return Piece(f"update_{workload}_{model}", UPDATE, words, update, about_s, sizes)
 
 
-def _rollout(model: str, groups: int, about_s: float) -> Piece:
-    first = Settings("bfcl", model, 1.0, groups, generate=("static", "kept"))
-    few = replace(first, groups=max(1, groups // 4))
+def _rollout(model: str, about_s: float) -> Piece:
+    first = Settings("bfcl", model, 1.0, groups=4, generate=("static", "kept"))
+    few = replace(first, groups=1)
     last = replace(few, model="135m") if model == "0.5b" else replace(few, scale=0.5)
     words = f"a rollout, bfcl-shaped, {model}, against generate with a static KV cache"
     sizes = tuple(Size(each, _of_rollout) for each in (first, few, last))
@@ -300,7 +300,7 @@ PIECES = (
     ),
     _update("bfcl", "0.5b", 4, 180),
     _update("order_desk", "0.5b", 64, 180),
-    _rollout("0.5b", 4, 150),
+    _rollout("0.5b", 150),
     Piece(
         "device_time_0.5b",
         DEVICE_TIME,
@@ -315,7 +315,7 @@ PIECES = (
     Piece("quickstart", QUICKSTART, "configs/quickstart.py trained to its end", quickstart, 150),
     _update("bfcl", "1.5b", 4, 240),
     _update("order_desk", "1.5b", 32, 240),
-    _rollout("1.5b", 4, 200),
+    _rollout("1.5b", 200),
 )
 BY_NAME = {piece.name: piece for piece in PIECES}
 

@@ -68,6 +68,7 @@ class Described(Protocol):
 
 
 def model_lines(run: Described, start: str | None) -> list[str]:
+    """The policy's architecture, how many parameters it has and trains, and what it starts from."""
     arch, config = run.policy.network.arch, run.config
     params = jax.tree.leaves_with_path(run.policy.merged(run.state.params))
     counts = [(str(path[-1].key).startswith(ADAPTER), x.size) for path, x in params]
@@ -99,6 +100,7 @@ def model_lines(run: Described, start: str | None) -> list[str]:
 
 
 def mesh_lines(run: AbstractRun, planned: Planned | None = None) -> list[str]:
+    """The devices, the mesh's axes, and how the policy comes to the sampler."""
     mesh, reshard = run.policy.mesh, run.engine.plan.reshard
     axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
     device = mesh.devices.flat[0]
@@ -168,6 +170,7 @@ def _record_lines(run: AbstractRun) -> list[str]:
 
 
 def bytes_of(run: AbstractRun, *names: str) -> str:
+    """The size of these parts of a run on one device, in units of bytes."""
     return in_units(sum(run.parts.get(name, 0) for name in names))
 
 
@@ -218,9 +221,6 @@ def episode_section(config: Config) -> Section:
 
 def _agent_lines(config: Config) -> list[str]:
     agent, rollout = config.agent, config.rollout
-    at_once = rollout.concurrency
-    if at_once is None:
-        at_once = rollout.tasks * rollout.group_size
     options = ", ".join(f"{name}={value!r}" for name, value in agent.options.items())
     runs = "a function in an event loop of its own"
     if agent.command is not None:
@@ -233,7 +233,7 @@ def _agent_lines(config: Config) -> list[str]:
     return [
         f"{agent.label}{f' ({options})' if options else ''}: {runs}",
         f"tasks: {describe_tasks(config)}",
-        f"{at_once:,} at once, each of at most {rollout.max_turns} calls and"
+        f"{rollout.open_at_once:,} at once, each of at most {rollout.max_turns} calls and"
         f" {rollout.max_context:,} tokens; one without an open call for {agent.timeout_s:g} s is"
         " ended",
         f"the policy is served{processes} on {agent.host}, {port}, a key for each episode:"
@@ -287,6 +287,7 @@ def reward_lines(config: Config) -> list[str]:
 
 
 def task_ids(config: Config, split: str) -> Sequence[str]:
+    """The ids of a split's tasks; ValueError: there is no such split."""
     return gate.task_ids(find_tasks(config), split)
 
 

@@ -216,13 +216,12 @@ def _parameters(run: AbstractRun) -> list[str]:
 
 def _iterations(config: Config, begins: _Start) -> list[str]:
     rollout, steps = config.rollout, len(step_ends(config))
-    count = rollout.tasks * rollout.group_size
     return [
         f"{config.iterations}, {begins.lines[-1]}",
         *begins.lines[:-1],
-        f"each of {rollout.tasks} tasks x {rollout.group_size} = {count} trajectories of at most"
-        f" {rollout.max_turns} turns, {rollout.max_context:,} tokens, {rollout.max_action_tokens:,}"
-        " per action",
+        f"each of {rollout.tasks} tasks x {rollout.group_size} = {rollout.trajectories}"
+        f" trajectories of at most {rollout.max_turns} turns, {rollout.max_context:,} tokens,"
+        f" {rollout.max_action_tokens:,} per action",
         f"and of at most {steps} optimizer steps; {max(0, config.iterations - begins.done)} are"
         " left",
     ]

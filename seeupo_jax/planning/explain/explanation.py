@@ -43,6 +43,7 @@ def _wrapped(line: str, head: str) -> str:
 
 
 def choices(values: Mapping[str, Any]) -> str:
+    """Fields and their values, as in `a=1, b=2`."""
     return ", ".join(f"{name}={value}" for name, value in values.items())
 
 

@@ -212,6 +212,7 @@ def template_variables(template: str) -> frozenset[str]:
 
 
 def check_kwargs(chat: schema.Chat, reads: frozenset[str]) -> None:
+    """ValueError: a name in `chat.template_kwargs` that the template does not read."""
     for name in chat.template_kwargs:
         if name not in reads:
             raise ValueError(

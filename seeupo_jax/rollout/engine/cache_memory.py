@@ -121,8 +121,7 @@ def plan_cache(
       ValueError: numbers that shards do not divide; less memory than one conversation needs; more
         than a device has.
     """
-    every = rollout.tasks * rollout.group_size
-    concurrency = every if rollout.concurrency is None else rollout.concurrency
+    concurrency = rollout.open_at_once
     slots = concurrency if rollout.slots is None else min(rollout.slots, concurrency)
     sizes = {"concurrency": concurrency, "slots": slots}
     for name, size in sizes.items():

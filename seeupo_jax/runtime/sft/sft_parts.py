@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.learner.imitation.imitation_batches import Batches
@@ -18,7 +16,7 @@ from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.metrics.metrics_log import MetricsWriter
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.runtime import build
-from seeupo_jax.runtime.policy_folder import unread_chat_notice
+from seeupo_jax.runtime.policy_folder import log_policy
 from seeupo_jax.runtime.sft.sft_data import SftData
 from seeupo_jax.runtime.sft.supervised import begin_imitation
 from seeupo_jax.runtime.training.callbacks import Callback, Callbacks, RunHandle
@@ -121,10 +119,5 @@ def build_sft_parts(
         times=PhaseTimes(progress),
         callbacks=Callbacks(callbacks, RunHandle(given, workdir, request)),
     )
-    progress.log(
-        f"attention: {policy.network.arch.attention} (model.attention={config.model.attention} on"
-        f" {jax.devices()[0].platform})"
-    )
-    if (notice := unread_chat_notice(given, workdir)) is not None:
-        progress.log(notice)
+    log_policy(given, workdir, policy, progress.log)
     return parts, train

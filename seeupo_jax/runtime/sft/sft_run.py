@@ -20,9 +20,10 @@ from seeupo_jax.learner.optimization.schedule import at_share
 from seeupo_jax.learner.state_layout import final_params
 from seeupo_jax.metrics.checksum import checksum
 from seeupo_jax.metrics.run_manifest import Launch
-from seeupo_jax.parallel.distributed import agree, to_global
+from seeupo_jax.parallel.distributed import asked_to_stop, to_global
 from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
 from seeupo_jax.runtime.build import Policy
+from seeupo_jax.runtime.evaluation import due
 from seeupo_jax.runtime.policy_folder import write_policy
 from seeupo_jax.runtime.resuming import check_begins
 from seeupo_jax.runtime.sft.sft_checkpoints import SftCheckpoints
@@ -30,8 +31,6 @@ from seeupo_jax.runtime.sft.sft_data import SftData
 from seeupo_jax.runtime.sft.sft_parts import Best, SftParts, SftState, build_sft_parts
 from seeupo_jax.runtime.training.callbacks import Callback
 from seeupo_jax.runtime.training.phase_times import write_description
-
-_AGREED = 10  # steps between two times that processes ask each other whether to stop
 
 
 def begin_sft(
@@ -92,10 +91,6 @@ class SftRun:
             for part in (self.parts.times, self.parts.metrics, self.checkpoints):
                 closing.callback(part.close)
 
-    def due(self, step: int, every: int) -> bool:
-        """Whether something done `every` so many steps, and after the last, is due."""
-        return step == self.parts.steps or bool(every and step % every == 0)
-
     def exhausted(self, state: SftState) -> bool:
         """Whether the held-out loss has not fallen for as long as the run is patient."""
         patience = self.parts.config.sft.patience
@@ -103,9 +98,7 @@ class SftRun:
 
     def check_stop(self, state: SftState) -> None:
         """Raises Stopped where a process was asked to stop; they ask each other now and then."""
-        if jax.process_count() > 1 and state.done % _AGREED:
-            return
-        if agree([self.parts.request.asked])[0]:
+        if asked_to_stop(self.parts.request.asked, state.done):
             raise Stopped(f"after step {state.done}")
 
     def check_learns(self, state: SftState) -> None:
@@ -142,7 +135,7 @@ class SftRun:
         parts.callbacks.iteration(number, values)
         parts.progress.step(number, parts.steps, f"loss {metrics['loss']:.4f}")
         idle = state.idle + 1 if metrics["update_skipped"] else 0
-        evaluated = not self.due(number, parts.config.sft.eval_every)
+        evaluated = not due(parts.config, number, parts.config.sft.eval_every)
         return state._replace(done=number, train=train, evaluated=evaluated, saved=False, idle=idle)
 
     def evaluate(self, state: SftState) -> SftState:
@@ -176,7 +169,7 @@ class SftRun:
         """Whether a checkpoint is due: by number of steps, or since the held-out loss is lowest."""
         best, settings = state.best, self.parts.config.checkpoint
         improved = best is not None and best.step == state.done and settings.keep_best > 0
-        return improved or self.due(state.done, settings.every)
+        return improved or due(self.parts.config, state.done, settings.every)
 
     def finish(self, state: SftState) -> int:
         """Waits for the last checkpoint and leaves the policy in WORKDIR/policy.

@@ -19,6 +19,7 @@ from seeupo_jax.parallel.mesh import make_mesh, sharding
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import check_model, check_own_optimizer
 from seeupo_jax.runtime.sft.conversation_sources import KINDS
+from seeupo_jax.runtime.training.learner_parts import new_state
 from seeupo_jax.types import TrainState
 
 
@@ -98,7 +99,7 @@ def begin_imitation(
     Args:
       config: of `supervised`. params: those of the policy that train.
     """
-    state = build.new_state(config, policy, optimizer, params)
+    state = new_state(config, policy, optimizer, params)
     imitation = Imitation(
         policy.network,
         optimizer,

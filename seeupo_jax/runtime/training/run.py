@@ -20,25 +20,22 @@ from seeupo_jax.learner.programs import compile_programs
 from seeupo_jax.learner.state_layout import final_params
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.metrics.checksum import checksum
-from seeupo_jax.metrics.run_manifest import Launch
+from seeupo_jax.metrics.run_manifest import UNKNOWN_LAUNCH, Launch
 from seeupo_jax.metrics.statistics import evaluation_prefix
 from seeupo_jax.parallel.distributed import agree
 from seeupo_jax.parallel.stop_signal import StoppedCompiling, StopRequest
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.runtime.build import Policy
-from seeupo_jax.runtime.evaluation import compared_on, due, evaluate, evaluated_splits
+from seeupo_jax.runtime.evaluation import Labels, compared_on, due, evaluate, evaluated_splits
 from seeupo_jax.runtime.policy_folder import write_policy
 from seeupo_jax.runtime.resuming import check_begins
 from seeupo_jax.runtime.training.callbacks import Callback
 from seeupo_jax.runtime.training.run_checkpoints import RunCheckpoints, RunState
-from seeupo_jax.runtime.training.run_log import Labels
 from seeupo_jax.runtime.training.run_parts import RunParts, build_parts
 from seeupo_jax.runtime.training.stagnation import check_groups, check_paid
 from seeupo_jax.trajectories.forks import fill_up
 from seeupo_jax.trajectories.reader import TRAIN, evaluation_label
 from seeupo_jax.types import Trajectory, TrajectoryStats
-
-UNKNOWN = Launch()  # how the run was begun is not known
 
 
 def begin_run(
@@ -48,7 +45,7 @@ def begin_run(
     request: StopRequest,
     policy: Policy,
     params: Any,
-    launch: Launch = UNKNOWN,
+    launch: Launch = UNKNOWN_LAUNCH,
     callbacks: Sequence[Callback] = (),
 ) -> tuple[Run, RunState]:
     """A run, and where it begins: anew, after its newest checkpoint, or in a stopped sweep.
@@ -91,17 +88,13 @@ class Run:
             closing.callback(self.parts.close)
             closing.callback(self.checkpoints.close)
 
-    def due(self, iteration: int, every: int) -> bool:
-        """Whether something done `every` so many iterations, and after the last, is due."""
-        return due(self.parts.config, iteration, every)
-
     def compile(self, state: RunState) -> RunState:
         """Compiles all programs ahead; the training state comes back bit for bit.
 
         Raises:
           StoppedCompiling: the run was asked to stop; the state that was given may be gone.
         """
-        parts, count = self.parts, self.parts.trajectories
+        parts, count = self.parts, self.parts.config.rollout.trajectories
         params = state.train.params
 
         def between() -> None:
@@ -132,8 +125,8 @@ class Run:
             collected = source.of(
                 iteration,
                 state.train.params,
-                saves=self.due(iteration, config.checkpoint.every),
-                evaluates=self.due(iteration, config.evaluation.every),
+                saves=due(config, iteration, config.checkpoint.every),
+                evaluates=due(config, iteration, config.evaluation.every),
                 stopped=None if stopped is None else stopped.stored,
             )
             try:
@@ -172,7 +165,7 @@ class Run:
                 parts.learner,
                 state.train,
                 parts.ref_params,
-                fill_up(collected.trajectories, parts.trajectories),
+                fill_up(collected.trajectories, parts.config.rollout.trajectories),
                 iteration=iteration,
                 stop=lambda: bool(agree([parts.worker.stop()])[0]),
                 resume=None if stopped is None else (stopped.arrays, stopped.notes),
@@ -184,7 +177,7 @@ class Run:
             # What was done before a stop took none of the time that is counted here.
             done = metrics["sweep/tokens"] - (0 if stopped is None else stopped.notes["tokens"])
             metrics["sweep/tokens_per_second"] = done / parts.log.spent["time/sweep_s"]
-        evaluated = not self.due(iteration, parts.config.evaluation.every)
+        evaluated = not due(parts.config, iteration, parts.config.evaluation.every)
         stats = stats[: len(collected.trajectories)]
         after = RunState(iteration, train, evaluated=evaluated, saved=False, statistics=statistics)
         return after, metrics, stats

@@ -129,7 +129,8 @@ class RunCheckpoints:
         stored = self._parts.source.stored(iteration, Origin(**origin)) if origin else None
         if stored is None:
             return self._sweep_again(iteration, state, "trajectories are missing")
-        trajectories = fill_up(stored.collected.trajectories, self._parts.trajectories)
+        room = self._parts.config.rollout.trajectories
+        trajectories = fill_up(stored.collected.trajectories, room)
         example = stopped_arrays(self._parts.learner, state.train, trajectories)
         restored = self._stopped.restore(example, optional=True)
         if restored is None:

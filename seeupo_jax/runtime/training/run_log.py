@@ -23,13 +23,12 @@ from seeupo_jax.rollout.episode_metrics import (
     unpaid_rewards,
 )
 from seeupo_jax.runtime.build import Policy
+from seeupo_jax.runtime.evaluation import Labels
 from seeupo_jax.runtime.training.phase_times import PhaseTimes, write_description
 from seeupo_jax.trajectories.reader import TRAIN, Shard, evaluation_label
 from seeupo_jax.trajectories.trajectory_record import TokenTexts
 from seeupo_jax.trajectories.trajectory_writer import TrajectoryWriter
 from seeupo_jax.types import Trajectory, TrajectoryStats
-
-Labels = Mapping[str, Mapping[str, str]]  # of tasks
 
 
 class RunLog:

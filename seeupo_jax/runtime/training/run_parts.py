@@ -13,7 +13,6 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.envs import gate
 from seeupo_jax.learner.learner import Learner
-from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.rewards.candidate_judge import make_judge
 from seeupo_jax.rewards.scorer import make_scorer
@@ -23,8 +22,9 @@ from seeupo_jax.runtime import build
 from seeupo_jax.runtime.build_sampler import build_engine
 from seeupo_jax.runtime.episode_host import build_host
 from seeupo_jax.runtime.evaluation import selection_split, selection_warning
-from seeupo_jax.runtime.policy_folder import unread_chat_notice
+from seeupo_jax.runtime.policy_folder import log_policy
 from seeupo_jax.runtime.training.callbacks import Callback, Callbacks, RunHandle
+from seeupo_jax.runtime.training.learner_parts import build_learner
 from seeupo_jax.runtime.training.reference_answers import ReferenceAnswers
 from seeupo_jax.runtime.training.run_log import RunLog
 from seeupo_jax.runtime.training.stagnation import Stagnation
@@ -59,11 +59,6 @@ class RunParts:
     callbacks: Callbacks
     stagnation: Stagnation
 
-    @property
-    def trajectories(self) -> int:
-        """The most trajectories of an iteration."""
-        return self.config.rollout.tasks * self.config.rollout.group_size
-
     def close(self) -> None:
         """Closes all of them, also where one fails."""
         with contextlib.ExitStack() as parts:
@@ -88,10 +83,7 @@ def build_parts(
     Args:
       params: those of the policy that train.
     """
-    optimizer = make_optimizer(config.optimizer, total_steps=build.total_steps(config))
-    train = build.new_state(config, policy, optimizer, params)
-    ref_params = build.place_reference(config, params)
-    learner = build.build_learner(config, policy, optimizer, train)
+    learner, train, ref_params = build_learner(config, policy, params)
     engine = build_engine(config, policy)
     judged = config.algorithm.forks == "candidates"
     judge = make_judge(config.judge, config.env.name) if judged else None
@@ -113,13 +105,7 @@ def build_parts(
     selects_on = selection_split(config, tasks)
     shares = gate.task_shares(tasks, "train")
     source = TrajectorySource(config, workdir, policy, worker, shares, progress.log)
-    platform = policy.mesh.devices.flat[0].platform
-    progress.log(
-        f"attention: {policy.network.arch.attention}"
-        f" (model.attention={config.model.attention} on {platform})"
-    )
-    if (notice := unread_chat_notice(config, workdir)) is not None:
-        progress.log(notice)
+    log_policy(config, workdir, policy, progress.log)
     progress.log(str(engine.plan))
     if (warning := selection_warning(config, selects_on)) is not None:
         progress.log(warning)

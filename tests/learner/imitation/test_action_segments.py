@@ -4,7 +4,7 @@ import chat_cases
 import numpy as np
 import pytest
 from imitation_cases import MESSAGES, TOOLS, demonstration, tokenized, tokenizer
-from rollout_cases import make_worker
+from rollout_cases import Saying, make_worker
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.envs.base import Demonstration, StepResult
@@ -44,42 +44,20 @@ class Replay:
         pass
 
 
-class Recital:
+class Recital(Saying):
     """A sampler of one row that says a demonstration's actions."""
 
-    rows = 1
+    concurrency = 1
 
     def __init__(self, actions):
         self._actions = actions
 
-    concurrency, busy, poll_interval_s = 1, False, None
-
-    def begin(self, params, **numbers):
-        self._asked = []
-
-    def owns(self, group):
-        return True
-
     def fits(self, context):
         return True
 
-    def submit(self, turn):
-        self._asked.append(turn)
-
-    def step(self, unfinished, stop=False):
-        asked, self._asked = self._asked, []
-        actions = [(turn.key, tokenizer().action(self._actions[turn.turn])) for turn in asked]
-        done = [Action(key, tokens, [0.0] * len(tokens)) for key, tokens in actions]
-        return done if unfinished else None
-
-    def release(self, key):
-        pass
-
-    def usage(self):
-        return {}
-
-    def seconds(self):
-        return {}
+    def said(self, turn):
+        tokens = tokenizer().action(self._actions[turn.turn])
+        return Action(turn.key, tokens, [0.0] * len(tokens))
 
 
 @pytest.mark.parametrize("last", [len(MESSAGES), len(MESSAGES) - 1], ids=["answered", "unanswered"])
