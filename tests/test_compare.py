@@ -19,6 +19,7 @@ from process_cases import environment
 from rich.console import Console
 from run_cases import iterations, save_policy
 
+from seeupo_jax.compare import __main__ as compare_command
 from seeupo_jax.compare import figures
 from seeupo_jax.compare.__main__ import main
 from seeupo_jax.compare.runs import RunFailed, plan, train, train_all, updates_at_once
@@ -268,6 +269,16 @@ def test_the_log_of_an_earlier_try_is_kept_and_not_told_again(tmp_path):
         train(run, request)
     assert "second" in str(failed.value) and "first" not in str(failed.value)
     assert (run.folder / "log.txt").read_text() == "first\nsecond\n"
+
+
+def test_a_run_is_in_a_session_of_its_own_and_of_no_tracked_run_of_before(tmp_path, monkeypatch):
+    """Else Ctrl-C would reach it twice, and every run would be written into one of W&B's."""
+    monkeypatch.setenv("WANDB_RUN_ID", "earlier")
+    monkeypatch.setenv("WANDB_PROJECT", "desk")
+    text = "import os; print(os.getsid(0) == os.getpid(), *map(os.getenv, {}))"
+    program = text.format(("WANDB_RUN_ID", "WANDB_PROJECT"))
+    with StopRequest() as request, pytest.raises(RunFailed, match="    True None desk$"):
+        train(replaced(planned(tmp_path, seeds=1)[0], program), request)
 
 
 def test_two_comparisons_do_not_train_one_run(tmp_path):
@@ -526,6 +537,25 @@ def test_names_with_brackets_are_printed_as_they_are(tmp_path, monkeypatch, caps
     printed = capsys.readouterr().out
     assert f"wrote {tmp_path / place / 'comparison.svg'}\n" in printed
     assert "seeupo env.options.x='[red]' " in printed and "seeupo env.options.x='[/]' " in printed
+
+
+def test_failed_runs_are_the_exit_code(tmp_path, monkeypatch):
+    monkeypatch.setattr(compare_command, "train_all", lambda runs: 2)
+    plot = tmp_path / "plot.svg"
+    with pytest.raises(SystemExit) as failed:
+        main([*command(tmp_path / "runs", "package:order_desk", f"--plot={plot}")[2:], "--seeds=3"])
+    # As a text: exit code 1.
+    assert failed.value.code == "error: 2 of 3 runs failed; rerun the command to retry them."
+    assert plot.exists()
+
+
+def test_figures_say_what_was_compared(tmp_path):
+    file, sweep = tmp_path / "out.json", "optimizer.learning_rate=1e-4,2e-4"
+    given = [f"--config={TINY}", f"--workdir={tmp_path}", "--draw_only", f"--json={file}"]
+    main(["compare", *given, "--config.iterations=3", f"--sweep={sweep}"])
+    found = json.loads(file.read_text())
+    assert (found["config"], found["overrides"]) == (str(TINY), ["iterations=3"])
+    assert found["sweep"] == [sweep] and len(found["recipes"]) == 2
 
 
 def test_nothing_is_trained_to_draw_only(tmp_path, capsys):

@@ -1,9 +1,11 @@
 """A study: its cells, what is chosen and compared, its page, and its runs killed and resumed."""
 
+import contextlib
 import dataclasses
 import fcntl
 import gzip
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -393,8 +395,9 @@ def test_a_study_that_was_killed_and_resumed_gives_the_same_page(tmp_path, monke
 
 
 def test_a_study_ends_at_its_limit_of_minutes_with_its_page(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("NPROC", "1")  # as the command sets it
+    monkeypatch.setenv("NPROC", "7")
     main(called(tmp_path / "run", "--config.model.path=nowhere", "--limit_minutes=1e-9"))
+    assert os.environ["NPROC"] == "1"  # XLA's threads, so that its sums are the same everywhere
     stopped, wrote = capsys.readouterr().out.splitlines()
     first = "tuning seeupo learning_rate=0.001 seed 100"
     assert stopped == f"--limit_minutes: stopped before {first}; rerun to go on"
@@ -421,6 +424,59 @@ def test_a_cell_that_another_process_trains_is_waited_for(tmp_path, monkeypatch)
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert train_study(study, places, minutes=None) == 0
     assert len(waits) == 1 and not (places.workdir / last.key).exists()
+
+
+def test_a_cell_that_another_process_has_just_finished_is_not_trained_again(tmp_path, monkeypatch):
+    study = study_of(tmp_path)
+    places = Places(tmp_path / "run", tmp_path / "results")
+    last, *others = study.cells("tuning", {})
+    tuned = {"seeupo": last.point, "grpo": last.point}
+    for cell in (*others, *study.cells("final", tuned), *study.cells("ablation", tuned)):
+        add_result(places.results, done(cell))
+
+    @contextlib.contextmanager
+    def lock(folder):  # what had it before ends as it is asked for
+        assert folder == places.workdir / last.key
+        add_result(places.results, done(last))
+        yield True
+
+    monkeypatch.setattr(study_runs, "_alone", lock)
+    monkeypatch.setattr(study_runs.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(study_runs.seeupo_jax, "train", lambda *_: pytest.fail("trained again"))
+    assert train_study(study, places, minutes=None) == 0
+
+
+def test_no_other_process_adds_a_result_between_reading_and_writing(tmp_path, monkeypatch):
+    """Else the later one of two would write what it read, without the other's."""
+    first, second = study_of(tmp_path).cells("tuning", {})[:2]
+    add_result(tmp_path, done(first))
+    guarded = []
+
+    def watched(function):
+        def call(*arguments, **values):
+            descriptor = os.open(tmp_path, os.O_RDONLY)
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.close(descriptor)
+            guarded.append(function.__name__)
+            return function(*arguments, **values)
+
+        return call
+
+    for name in ("decompress", "compress"):
+        monkeypatch.setattr(gzip, name, watched(getattr(gzip, name)))
+    add_result(tmp_path, done(second))
+    assert guarded == ["decompress", "compress"]
+
+
+def test_a_study_says_which_of_its_cells_have_changed(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("NPROC", "1")  # as the command sets it
+    cell = read_study(str(STUDY), ()).cells("tuning", {})[0]
+    add_result(tmp_path / "run" / "results", done(cell))
+    main(called(tmp_path / "run", "--config.iterations=3", "--draw_only"))
+    said, wrote = capsys.readouterr().out.splitlines()
+    assert said.startswith(f"{cell} was trained with config.iterations=1, which is 3 now: what it")
+    assert wrote.startswith("wrote ")
 
 
 def test_failed_cells_are_the_exit_code(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import math
 import os
 import re
 import struct
+import sys
 import termios
 import threading
 import time
@@ -19,7 +20,7 @@ from seeupo_jax.display import progress as progress_module
 from seeupo_jax.display.live_display import LiveDisplay
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.display.terminal import SafeStream, format_duration
-from seeupo_jax.display.view import Row
+from seeupo_jax.display.view import SUCCESS, Row
 from seeupo_jax.rollout.watch import Activity
 
 METRICS = {
@@ -30,6 +31,7 @@ METRICS = {
     "sweep/tokens_per_second": 3040.0,
     "sweep/kl": 0.00213,
 }
+AVG = ("eval/avg@4", "eval/avg@4_low", "eval/avg@4_high")
 
 
 class _Clock:
@@ -92,6 +94,27 @@ def test_time_left_counts_evaluations_and_not_the_first_compile():
         _iterate(progress, clock, 2, 2.0)
     # From the end of iteration 1 to that of iteration 2 took 5 s; 10 are left.
     assert stream.getvalue().splitlines()[-1].endswith("2.0 s/it  left 50s")
+
+
+def test_time_left_is_judged_by_the_last_twenty_iterations():
+    progress, stream, clock = _plain(total=45)
+    with progress:
+        for i in range(1, 26):
+            _iterate(progress, clock, i, 100.0 if i <= 5 else 2.0)
+    # After 24 the last 20 took 100 s and 19 times 2 s, and 21 are left; after 25 20 times 2 s.
+    before, last = stream.getvalue().splitlines()[-2:]
+    assert before.endswith("left 2m25s") and last.endswith("left 40s")
+
+
+def test_of_a_phase_that_is_done_no_time_is_left():
+    progress, stream, clock = _plain()
+    with progress:
+        for seconds in (60, 20):  # the first took longer
+            progress.phase("steps")
+            clock.now += seconds
+            progress.step(10, 10)
+    first, again = ["steps  10/10", "steps took 1m00s"], ["steps  10/10", "steps took 20s"]
+    assert stream.getvalue().splitlines() == [*first, *again]
 
 
 def test_what_came_before_the_first_rollout_is_no_iteration_time():
@@ -183,9 +206,9 @@ def test_without_a_terminal_a_thread_looks_every_second(monkeypatch):
 
 def test_an_evaluation_is_a_line_with_intervals():
     progress, stream, _ = _plain()
-    ends = ("", "_low", "_high")
-    values = dict(zip([f"eval/avg@4{e}" for e in ends], (0.5, 0.4, 0.6), strict=True))
-    values |= dict(zip([f"eval_train/pass@4{e}" for e in ends], (0.9, 0.8, 1), strict=True))
+    values = dict(zip(AVG, (0.5, 0.4, 0.6), strict=True))
+    of_train = [name.replace("eval/avg", "eval_train/pass") for name in AVG]
+    values |= dict(zip(of_train, (0.9, 0.8, 1), strict=True))
     progress.evaluation(20, {"sweep/kl": 0.1, **values})
     progress.evaluation(21, {"sweep/kl": 0.1})
     assert stream.getvalue() == (
@@ -225,7 +248,7 @@ class _Terminal:
         self.stream = os.fdopen(slave, "w", encoding="utf-8")
         self.resize(width, height)
         self._chunks = []
-        self._reader = threading.Thread(target=self._drain)
+        self._reader = threading.Thread(target=self._drain, daemon=True)  # else a failed test hangs
         self._reader.start()
 
     def resize(self, width, height=24):
@@ -271,13 +294,15 @@ def test_a_terminal_is_redrawn_in_place(terminal):
         progress.log("[not markup] main.c:100: stays")
         _iterate(progress, clock, 1, 2.0)
         _iterate(progress, clock, 2, 2.0, METRICS | {"rollout/retries": 7})
+        progress.evaluation(2, dict(zip(AVG, (0.5, 0.4, 0.6), strict=True)))
     shown = screen.end()
     assert "[not markup] main.c:100: stays" in shown
     assert "reward 0.71  turns 4.6  rollout" not in shown, "no line an iteration"
     assert "\x1b[2K" in shown, "lines are erased and drawn again"
     last = shown[shown.rindex("2/2") :]
     speed = ("rollout 5.1k tok/s", "elapsed 4s", "2.0 s/it")
-    for text in ("finished", "0.71", "▆▆", "retries 7", *speed):
+    tested = "after 2  avg@4 0.50 [0.40, 0.60]"
+    for text in ("finished", "0.71", "▆▆", "retries 7", tested, *speed):
         assert text in last
     assert shown.rstrip().endswith("\x1b[?25h"), "the cursor is shown again"
 
@@ -286,7 +311,7 @@ def test_the_display_is_as_wide_and_high_as_the_terminal_is_at_the_moment(termin
     screen, clock = terminal(100), _Clock()
     with Progress(60, "rich", stream=screen.stream, clock=clock) as progress:
         for i in range(1, 51):
-            _iterate(progress, clock, i, 2.0)
+            _iterate(progress, clock, i, 2.0, METRICS | {SUCCESS: 0.714 if i > 20 else 0.0})
         progress.phase("rollout")
         clock.now += 5
         sizes, ends = [(100, 24), (40, 24), (12, 24), (80, 4), (100, 24)], []
@@ -304,6 +329,7 @@ def test_the_display_is_as_wide_and_high_as_the_terminal_is_at_the_moment(termin
     ]  # fmt: skip
     assert "87/128 finished  41 active  3 failed" in wide[2] and "12 stepping" in wide[2]
     assert "35s in order_desk/train/4711" in wide[3] and again == wide
+    assert wide[4].split() == ["success", "0.71", "▆" * 30]  # of the last 30
     assert len(narrow) == 7 and "87/128 finished" in narrow[2]
     assert narrow[4].endswith("▆▆▆") and len(flat) == 3
     for lines, width in ((wide, 100), (narrow, 40), (tiny, 12), (flat, 80)):
@@ -323,6 +349,18 @@ def test_lines_that_a_narrower_terminal_has_wrapped_are_erased_too(terminal):
     between = screen.end().partition("wide")[2].partition("narrow")[0]
     up = "\x1b[2K\x1b[1A"
     assert up * 4 in between and up * 5 not in between
+
+
+def test_what_is_printed_to_a_file_gets_there(terminal, capsys):
+    screen = terminal(80)
+    live = LiveDisplay(SafeStream(screen.stream), lambda: [Row("label", ["x"])])
+    live.start()
+    print("result")
+    print("warning", file=sys.stderr)
+    live.stop()
+    shown = screen.end()
+    assert capsys.readouterr() == ("result\n", "warning\n")
+    assert "label" in shown and "result" not in shown and "warning" not in shown
 
 
 @pytest.mark.parametrize("term", ["dumb", "xterm"])

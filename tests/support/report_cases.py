@@ -97,6 +97,12 @@ def write_run(workdir, *, iterations=12, planned=None, about=True, gain=1.0, **c
     return workdir
 
 
+def recorded(workdir, name):
+    """The values of a metric in a run's file, by iteration."""
+    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    return {line["iteration"]: line[name] for line in lines if name in line}
+
+
 def write_about(workdir, *, iterations=12, learning_rate=2e-4, **more):
     about = {
         "schema": 1,
