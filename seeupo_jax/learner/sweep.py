@@ -32,7 +32,7 @@ from seeupo_jax.learner.credit.running_rewards import Statistics
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.turn_moments import of_turn, put_back
 from seeupo_jax.learner.reference_policy import next_kl_coef, sampled_kl
-from seeupo_jax.learner.refresh_batch import RefreshBatch, refresh_batch
+from seeupo_jax.learner.refresh_batch import RefreshBatch, make_refresh_batch
 from seeupo_jax.learner.sweep_control import Pace, SweepStopped, resume_sweep
 from seeupo_jax.learner.sweep_metrics import (
     exclusion_metrics,
@@ -185,18 +185,18 @@ def _fused_turn(
     """One program: Eq. 8 of the step before, then Eq. 6 of these turns."""
     rows, by_turn = current.data.rows, learner.algorithm.old_policy == "turn"
     layout = lay_out(rows, spans, learner.shapes)
-    continued, remaining = refresh_batch(
+    refresh_batch, remaining = make_refresh_batch(
         rows, layout, current.refresh_next, learner.shapes, current.per_token["old_logp"]
     )
     if by_turn:
         pending = current.pending_logp
-        old_logp_PA = pending[1] if pending else learner.replicate(continued.old_logp_PA)
-        continued = continued._replace(old_logp_PA=old_logp_PA)
+        old_logp_PA = pending[1] if pending else learner.replicate(refresh_batch.old_logp_PA)
+        refresh_batch = refresh_batch._replace(old_logp_PA=old_logp_PA)
     if remaining:  # Eq. 8 of spans that the program has no room for, by one of their own
         current = current.fetch_pending()
         longest = lay_out(rows, remaining, learner.shapes, learner.shapes.lengths[-1:])
         current = _refresh(learner, current, longest)
-    current, logp_PA = _step(learner, current, turns, layout, continued, spans, seed)
+    current, logp_PA = _step(learner, current, turns, layout, refresh_batch, spans, seed)
     return current._replace(pending_logp=(spans, logp_PA) if by_turn else None, refresh_next=spans)
 
 
@@ -228,14 +228,14 @@ def _step(
     current: SweepState,
     turns: tuple[int, ...],
     layout: Layout,
-    continued: RefreshBatch | None,
+    refresh_batch: RefreshBatch | None,
     spans: Sequence[ActionSpan],
     seed: Sequence[int],
 ) -> tuple[SweepState, jax.Array]:
     """One optimizer step (Eq. 6) on the spans of a layout: all of a turn's `spans`, or a minibatch.
 
     Args:
-      continued: spans of the step before, refreshed (Eq. 8) by the same program; None: none.
+      refresh_batch: spans of the step before, refreshed (Eq. 8) by the same program; None: none.
 
     Returns: the state, and the log-probabilities [P, A] of the step's tokens before it.
     """
@@ -243,7 +243,7 @@ def _step(
     train, cumulative_ratio_N, logp_PA, metrics = learner.turn_step(
         of_turn(current.train, turns),
         batch,
-        continued,
+        refresh_batch,
         current.cumulative_ratio_N,
         _denominator(learner, current, spans, layout.spans),
     )

@@ -11,7 +11,7 @@ from places import CONFIGS
 
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.learner.batching import Rows, action_spans, lay_out
-from seeupo_jax.learner.refresh_batch import refresh_batch
+from seeupo_jax.learner.refresh_batch import make_refresh_batch
 from seeupo_jax.learner.shapes import Shapes, row_lengths
 from seeupo_jax.learner.token_trees import choose_length
 from seeupo_jax.planning import expected_time
@@ -190,7 +190,7 @@ def test_chunks_of_a_refresh_are_those_that_the_sweep_lays_out(turn, chunks):
     segments = [(Segment(each, turns, np.zeros(turns.size, np.float32)),) for each in tokens]
     rows = Rows.of([Trajectory(each, 0.0, 0, stop="done") for each in segments])
     layout = lay_out(rows, action_spans(rows, (0,)), shapes)
-    refresh, left = refresh_batch(rows, layout, action_spans(rows, (1,)), shapes, tokens)
+    refresh, left = make_refresh_batch(rows, layout, action_spans(rows, (1,)), shapes, tokens)
     assert (layout.length, refresh.chunks_M[0], left) == (32, chunks, [])
     assert refresh_chunks(shapes, pack(shapes, 4, 8), turn) == chunks
 

@@ -148,7 +148,7 @@ def turn_step(
     frozen: Any,
     state: TrainState,
     batch: TurnBatch,
-    continued: RefreshBatch | None,
+    refresh_batch: RefreshBatch | None,
     cumulative_ratio_N: jax.Array,
     denominator: jax.Array,
     *,
@@ -159,7 +159,7 @@ def turn_step(
     Args:
       layout: shardings of the state: gradients lie as the parameters do. None: one device.
       frozen: the parameters that training leaves alone; empty where all train.
-      continued: the refresh of the step before, or None.
+      refresh_batch: the refresh of the step before, or None.
       cumulative_ratio_N: float32 [N]; a trajectory's weight is M = advantage x this.
       denominator: what the sum over all rows is divided by, once.
       critic: the value function that `state.critic` is of, trained beside the policy.
@@ -174,7 +174,7 @@ def turn_step(
         grads, ratio_N, logp_PA, total = carry
         row = microbatch(batch, index)
         (loss, (own_logp_PA, ratio_N, sums)), new = grad(
-            trained, *fixed, row, continued, index, ratio_N, split
+            trained, *fixed, row, refresh_batch, index, ratio_N, split
         )
         # Placed before they are added: each device receives its own part of the sum over rows only.
         grads = jax.tree.map(jnp.add, grads, place_gradients(layout, new))
