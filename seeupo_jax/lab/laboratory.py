@@ -348,8 +348,9 @@ def iteration(
         credit = expected_credit(algorithm, batch)
     else:
         count = settings.groups * settings.group_size
-        drawn = mean, probability, key, turn_rewards
-        batch = sampled_batch(policy, params.policy, *drawn, trajectories=count)
+        batch = sampled_batch(
+            policy, params.policy, mean, probability, key, turn_rewards, trajectories=count
+        )
         value_NK = values_of(params, batch.context_NK)
         reads = algorithm.reads_entropy
         entropy_NK = entropy(policy, params.policy, batch.context_NK) if reads else None

@@ -257,8 +257,10 @@ def turn_step_program(
     """`turn_step.turn_step` from the frozen parameters on, behind the numbers of the loss."""
 
     def turn(numbers: Numbers, frozen: Any, state: TrainState, *rest: Any) -> turn_step.StepResult:
-        given = (network, optimizer, config.with_numbers(numbers), layout.tree, frozen, state)
-        return turn_step.turn_step(*given, *rest, critic=critic)
+        loss_config = config.with_numbers(numbers)
+        return turn_step.turn_step(
+            network, optimizer, loss_config, layout.tree, frozen, state, *rest, critic=critic
+        )
 
     out = turn_step.StepResult(layout.tree, *(replicated,) * 3)
     return jax.jit(turn, donate_argnums=(2, 5), out_shardings=out)

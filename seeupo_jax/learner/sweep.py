@@ -97,19 +97,25 @@ def sweep(
     rows = learner.rows(trajectories)
     shaped |= exclusion_metrics(learner, rows)
     if not rows.updated_turns:
-        train = _end_iteration(learner, train, iteration)
-        return SweepResult(train, {"sweep/turns": 0} | shaped, [None] * len(trajectories), ())
+        return _without_step(learner, train, trajectories, iteration, shaped)
     train = learner.at_iteration(train, iteration)
     if resume is None:
-        more = {"version": iteration - 1, "references": references, "statistics": statistics}
-        current = begin_sweep(learner, train, ref_params, rows, trajectories, **more)
+        current = begin_sweep(
+            learner,
+            train,
+            ref_params,
+            rows,
+            trajectories,
+            version=iteration - 1,
+            references=references,
+            statistics=statistics,
+        )
     else:
         current = resume_sweep(learner, train, rows, trajectories, *resume)
     order = sweep_order(algorithm, current.data.rows, seed)
     if not order:  # every token was too likely to learn from
-        metrics = {"sweep/turns": 0, **current.data.initial_metrics} | shaped
-        train = _end_iteration(learner, current.train, iteration)
-        return SweepResult(train, metrics, [None] * len(trajectories), ())
+        metrics = {**current.data.initial_metrics, **shaped}
+        return _without_step(learner, current.train, trajectories, iteration, metrics)
     pace = Pace(len(order), stop, on_step)
     for turns in order[current.done :]:
         if not pace.ready(current):
@@ -121,6 +127,18 @@ def sweep(
     train, adapted = _adapt_kl_coef(learner, current, rows)
     train = _end_iteration(learner, train, iteration)
     return SweepResult(train, metrics | adapted, trajectory_stats(current, weights), current.steps)
+
+
+def _without_step(
+    learner: Learner,
+    train: TrainState,
+    trajectories: Sequence[Trajectory],
+    iteration: int,
+    metrics: Mapping[str, float],
+) -> SweepResult:
+    """The result of a sweep that takes no step."""
+    train = _end_iteration(learner, train, iteration)
+    return SweepResult(train, {"sweep/turns": 0, **metrics}, [None] * len(trajectories), ())
 
 
 def _end_iteration(learner: Learner, train: TrainState, iteration: int) -> TrainState:

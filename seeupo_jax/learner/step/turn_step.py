@@ -168,13 +168,12 @@ def turn_step(
     if config.options.kl_in == "loss":
         batch = batch._replace(kl_coef=state.kl_coef)
     split = split_actions(config, batch, cumulative_ratio_N.shape[0])
-    fixed = frozen, network, config, critic
 
     def body(index: jax.Array, carry: Any) -> Any:
         grads, ratio_N, logp_PA, total = carry
         row = microbatch(batch, index)
         (loss, (own_logp_PA, ratio_N, sums)), new = grad(
-            trained, *fixed, row, refresh_batch, index, ratio_N, split
+            trained, frozen, network, config, critic, row, refresh_batch, index, ratio_N, split
         )
         # Placed before they are added: each device receives its own part of the sum over rows only.
         grads = jax.tree.map(jnp.add, grads, place_gradients(layout, new))
