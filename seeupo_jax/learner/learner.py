@@ -51,9 +51,10 @@ class Learner:
     frozen: parameters that no step changes: all but the adapters, where there are any, and frozen
       groups.
     layout: shardings of the TrainState, and `replicated` one of small arrays. Every program returns
-    what it was given in the same layout, so that no program is compiled twice. None: one device.
+      what it was given in the same layout, so that no program is compiled twice. None: one device.
     through: gives what is called for a program of a name (`turn_step`, `refresh`, `score`, `value`,
-    `score_in_full`, `scorer_step`, `average`): instruments watch or replace programs by it.
+      `score_in_full`, `scorer_step`, `average`, `move_reference`): instruments watch or replace
+      programs by it.
     """
 
     network: Network
@@ -76,7 +77,7 @@ class Learner:
 
     @functools.cached_property
     def turn_step(self) -> Program:
-        """`update.turn_step` from the state on; see there."""
+        """`turn_step.turn_step` from the state on; see there."""
         layout = None if self.layout is None else of_turn(self.layout, (0,))
         config, numbers = self.loss_config.split()
         jitted = turn_step_program(
@@ -91,20 +92,20 @@ class Learner:
 
     @functools.cached_property
     def refresh(self) -> Program:
-        """`update.refresh` from the trained parameters on; see there."""
+        """`turn_step.refresh` from the trained parameters on; see there."""
         config, numbers = self.loss_config.split()
         jitted = refresh_program(self.network, config, self.replicated)
         return self.through("refresh", functools.partial(jitted, numbers, self.frozen))
 
     @functools.cached_property
     def score(self) -> Program:
-        """`update.score` from the trained parameters on, which may lie in the host's memory."""
+        """`turn_step.score` from the trained parameters on, which may lie in the host's memory."""
         jitted = score_program(self.network, self.temperature, self.replicated)
         return self.through("score", functools.partial(jitted, self.frozen))
 
     @functools.cached_property
     def score_in_full(self) -> Program:
-        """`update.score_in_full`, as `score` is `update.score`."""
+        """`turn_step.score_in_full`, as `score` is `turn_step.score`."""
         jitted = score_program(
             self.network,
             self.temperature,
@@ -138,7 +139,7 @@ class Learner:
 
     @functools.cached_property
     def value(self) -> Program:
-        """`update.value` from the trained parameters on, with a critic or its like; see there."""
+        """`turn_step.value` from the trained parameters on, with a critic or scorer; see there."""
         critic = self.scorer if self.critic is None else self.critic
         jitted = value_program(self.network, critic, self.replicated)
         return self.through("value", functools.partial(jitted, self.frozen))
