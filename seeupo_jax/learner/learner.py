@@ -170,16 +170,14 @@ class Learner:
     @functools.cached_property
     def critic(self) -> Critic | None:
         """The value function; None: the algorithm has none."""
-        config = self.critic_optimizer
-        optimizer = self.optimizer if config is None else config
+        optimizer = self.optimizer if self.critic_optimizer is None else self.critic_optimizer
         return make_critic(self.algorithm, self.network.arch.width, optimizer)
 
     @functools.cached_property
     def scorer(self) -> Scorer | None:
         """The model that scores turns; None: the estimator needs none."""
-        config = self.scorer_optimizer
-        optimizer, width = self.optimizer if config is None else config, self.network.arch.width
-        return make_scorer(self.algorithm, width, optimizer, self.temperature)
+        optimizer = self.optimizer if self.scorer_optimizer is None else self.scorer_optimizer
+        return make_scorer(self.algorithm, self.network.arch.width, optimizer, self.temperature)
 
     def at_iteration(self, state: TrainState, iteration: int) -> TrainState:
         """The state with the learning rates of an iteration (1, 2, ...)."""
