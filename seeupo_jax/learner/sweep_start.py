@@ -20,7 +20,7 @@ from seeupo_jax.learner.batching import (
     scatter,
     turn_batch,
 )
-from seeupo_jax.learner.credit.advantages import credit_tokens
+from seeupo_jax.learner.credit.advantages import assign_credit
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.learner.credit.information_gain import (
     References,
@@ -104,7 +104,7 @@ def begin_sweep(
         gains=first.gains,
         statistics=statistics,
     )
-    credit, shares = credit_tokens(algorithm, arrays)
+    credit, shares = assign_credit(arrays)
     per_token, metrics = per_token | credit, metrics | shares
     if train.critic is not None:
         metrics["sweep/explained_variance"] = _explained_variance(unmasked, per_token)
