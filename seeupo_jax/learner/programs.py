@@ -44,7 +44,7 @@ class Program:
         return self.function.lower(*self.arguments(state, ref_params))
 
 
-COPY_FACTORS = "sweep/copy factors"  # small, and the same for all lengths
+COPY_RATIO = "sweep/copy cumulative ratio"  # small, and the same for all lengths
 
 
 def sweep_programs(learner: Learner, trajectories: int) -> Iterator[Program]:
@@ -115,7 +115,7 @@ def compile_programs(
         if program.returns_state:
             state = put_back(out[0], state, (0,))
         if isinstance(out, StepResult):
-            jnp.copy(out.cumulative_ratio_N)  # as a sweep keeps the factors of every step
+            jnp.copy(out.cumulative_ratio_N)  # as a sweep keeps the cumulative ratios of every step
     return state
 
 

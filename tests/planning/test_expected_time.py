@@ -97,7 +97,7 @@ def test_what_was_measured_is_within_the_factor_that_is_printed(attention, measu
 
 
 def test_programs_add_up_and_scanned_layers_are_one():
-    names, deep = ["sweep/turn 64", "sweep/turn 128", "sweep/copy factors"], Layers(40)
+    names, deep = ["sweep/turn 64", "sweep/turn 128", "sweep/copy cumulative ratio"], Layers(40)
     every = sum(compile_seconds([name], deep) for name in names)
     assert compile_seconds(names, deep) == pytest.approx(every)
     deep.scan_layers = True

@@ -1,4 +1,4 @@
-"""The refresh: factors of the weights after a step has changed the policy (Eq. 8)."""
+"""The refresh: cumulative ratios after a step has changed the policy (Eq. 8)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def refresh_spans(
     past: tuple[list[KeyValues], Tree],
     cumulative_ratio_N: jax.Array,
 ) -> jax.Array:
-    """Factors after the step before this one, from the tokens that it updated: forward only.
+    """Cumulative ratios after the step before, from the tokens that it updated: forward only.
 
     Args:
       index: of the microbatch. past: its keys and values, and its trees.
@@ -71,7 +71,7 @@ def refreshed(
     batch: TurnBatch | RefreshBatch,
     mask_PA: jax.Array,
 ) -> jax.Array:
-    """Factors times the ratios of the actions that have a mask, each in one or several spans."""
+    """Cumulative ratios times ratios of actions with a mask, each in one or several spans."""
     N = cumulative_ratio_N.shape[0]
     trajectory_P = jnp.where(mask_PA.any(axis=1), batch.trajectory_P, N)
 

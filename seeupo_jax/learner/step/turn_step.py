@@ -121,7 +121,7 @@ def refresh(
     batch: TurnBatch,
     cumulative_ratio_N: jax.Array,
 ) -> jax.Array:
-    """The separate refresh: factors after the step that updated `batch`, by a pass of its own."""
+    """The separate refresh: cumulative ratios after the step on `batch`, by a pass of its own."""
     logp_PA = score(network, params, batch, temperature=config.temperature)
     return refreshed(config, cumulative_ratio_N, logp_PA, batch, batch.mask_PA)
 
