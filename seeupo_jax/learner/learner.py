@@ -18,7 +18,7 @@ from seeupo_jax.learner.batching import Rows, Shapes
 from seeupo_jax.learner.optimization.schedule import Schedule, at_share
 from seeupo_jax.learner.optimization.turn_moments import of_turn
 from seeupo_jax.learner.reference_policy import moved
-from seeupo_jax.learner.state_layout import HashableLayout, average, on_device
+from seeupo_jax.learner.state_layout import HashableShardings, average, on_device
 from seeupo_jax.learner.step import turn_step
 from seeupo_jax.learner.step.critic import Critic, make_critic
 from seeupo_jax.learner.step.loss_config import LossConfig, Numbers
@@ -50,8 +50,8 @@ class Learner:
     reward_weights: what named rewards weigh; one that is not among them weighs 1.
     frozen: parameters that no step changes: all but the adapters, where there are any, and frozen
       groups.
-    layout: shardings of the TrainState, and `replicated` one of small arrays. Every program returns
-      what it was given in the same layout, so that no program is compiled twice. None: one device.
+    state_shardings: of the TrainState, and `replicated` of small arrays. Every program returns what
+      it was given with the same shardings, so that no program is compiled twice. None: one device.
     through: gives what is called for a program of a name (`turn_step`, `refresh`, `score`, `value`,
       `score_in_full`, `scorer_step`, `average`, `move_reference`): instruments watch or replace
       programs by it.
@@ -71,21 +71,22 @@ class Learner:
     ema: float | None = None
     reward_weights: Mapping[str, float] = field(default_factory=dict)
     frozen: Any = field(default_factory=dict)
-    layout: TrainState | None = None
+    state_shardings: TrainState | None = None
     replicated: jax.sharding.Sharding | None = None
     through: Callable[[str, Program], Program] = _as_it_is
 
     @functools.cached_property
     def turn_step(self) -> Program:
         """`turn_step.turn_step` from the state on; see there."""
-        layout = None if self.layout is None else of_turn(self.layout, (0,))
+        shardings = self.state_shardings
+        of_one = None if shardings is None else of_turn(shardings, (0,))
         config, numbers = self.loss_config.split()
         jitted = turn_step_program(
             self.network,
             self.optimizer,
             config,
             self.critic,
-            HashableLayout.of(layout),
+            HashableShardings.of(of_one),
             self.replicated,
         )
         return self.through("turn_step", functools.partial(jitted, numbers, self.frozen))
@@ -147,22 +148,22 @@ class Learner:
     @functools.cached_property
     def scorer_step(self) -> Program:
         """`turn_scorer.scorer_step` from the state on, which is donated; see there."""
-        step = functools.partial(scorer_step, self.network, self.scorer, self.layout)
-        out = (self.layout, self.replicated)
+        step = functools.partial(scorer_step, self.network, self.scorer, self.state_shardings)
+        out = (self.state_shardings, self.replicated)
         jitted = jax.jit(step, donate_argnums=1, out_shardings=out)
         return self.through("scorer_step", functools.partial(jitted, self.frozen))
 
     @functools.cached_property
     def average(self) -> Program:
         """`state_layout.average` of the parameters and their average; nothing is donated."""
-        out = None if self.layout is None else self.layout.ema
+        out = None if self.state_shardings is None else self.state_shardings.ema
         jitted = jax.jit(functools.partial(average, decay=self.ema), out_shardings=out)
         return self.through("average", functools.partial(jitted))
 
     @functools.cached_property
     def move_reference(self) -> Program:
         """`reference_policy.moved` from the parameters and the reference policy's on."""
-        out = None if self.layout is None else self.layout.reference
+        out = None if self.state_shardings is None else self.state_shardings.reference
         decayed = functools.partial(moved, decay=self.algorithm.ref_decay)
         jitted = jax.jit(decayed, out_shardings=out)
         return self.through("move_reference", functools.partial(jitted))
@@ -250,7 +251,7 @@ def turn_step_program(
     optimizer: optax.GradientTransformation,
     config: LossConfig,
     critic: Critic | None,
-    layout: HashableLayout,
+    shardings: HashableShardings,
     replicated: jax.sharding.Sharding | None,
 ) -> Callable[..., Any]:
     """`turn_step.turn_step` from the frozen parameters on, behind the numbers of the loss."""
@@ -258,10 +259,10 @@ def turn_step_program(
     def turn(numbers: Numbers, frozen: Any, state: TrainState, *rest: Any) -> turn_step.StepResult:
         loss_config = config.with_numbers(numbers)
         return turn_step.turn_step(
-            network, optimizer, loss_config, layout.tree, frozen, state, *rest, critic=critic
+            network, optimizer, loss_config, shardings.tree, frozen, state, *rest, critic=critic
         )
 
-    out = turn_step.StepResult(layout.tree, *(replicated,) * 3)
+    out = turn_step.StepResult(shardings.tree, *(replicated,) * 3)
     return jax.jit(turn, donate_argnums=(2, 5), out_shardings=out)
 
 

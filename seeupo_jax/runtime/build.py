@@ -351,7 +351,7 @@ def build_learner(
     optimizer: optax.GradientTransformation,
     state: TrainState,
 ) -> Learner:
-    """Builds the learner of a run; the state is read for its layout only."""
+    """Builds the learner of a run; the state is read for its shardings only."""
     return Learner(
         network=policy.network,
         optimizer=optimizer,
@@ -367,6 +367,6 @@ def build_learner(
         ema=config.optimizer.ema,
         reward_weights=reward_weights(config.rewards),
         frozen=policy.frozen,
-        layout=jax.tree.map(lambda leaf: leaf.sharding, state),
+        state_shardings=jax.tree.map(lambda leaf: leaf.sharding, state),
         replicated=sharding(policy.mesh, ()),
     )

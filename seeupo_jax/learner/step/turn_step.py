@@ -144,7 +144,7 @@ def turn_step(
     network: Network,
     optimizer: optax.GradientTransformation,
     config: LossConfig,
-    layout: TrainState | None,
+    state_shardings: TrainState | None,
     frozen: Any,
     state: TrainState,
     batch: TurnBatch,
@@ -157,7 +157,7 @@ def turn_step(
     """One optimizer step on one turn: one program a bucket shape, microbatches accumulated inside.
 
     Args:
-      layout: shardings of the state: gradients lie as the parameters do. None: one device.
+      state_shardings: gradients lie as the state's parameters do. None: one device.
       frozen: the parameters that training leaves alone; empty where all train.
       refresh_batch: the refresh of the step before, or None.
       cumulative_ratio_N: float32 [N]; a trajectory's weight is M = advantage x this.
@@ -176,12 +176,12 @@ def turn_step(
             trained, frozen, network, config, critic, row, refresh_batch, index, ratio_N, split
         )
         # Placed before they are added: each device receives its own part of the sum over rows only.
-        grads = jax.tree.map(jnp.add, grads, place_gradients(layout, new))
+        grads = jax.tree.map(jnp.add, grads, place_gradients(state_shardings, new))
         total = _accumulate(total, sums | {"loss": loss})
         return grads, ratio_N, logp_PA + own_logp_PA, total
 
     with jax.named_scope("sweep/turn"):
-        zeros = place_gradients(layout, jax.tree.map(jnp.zeros_like, trained))
+        zeros = place_gradients(state_shardings, jax.tree.map(jnp.zeros_like, trained))
         names = (*config.sums, *(() if critic is None else critic.sums), "loss")
         total = {name: jnp.zeros(()) for name in names}
         start = (zeros, cumulative_ratio_N, jnp.zeros_like(batch.mask_PA), total)
@@ -192,9 +192,11 @@ def turn_step(
     return StepResult(state, ratio_N, logp_PA, metrics)
 
 
-def place_gradients(layout: TrainState | None, grads: Any) -> Any:
+def place_gradients(state_shardings: TrainState | None, grads: Any) -> Any:
     """Gradients where the parameters lie."""
-    return grads if layout is None else jax.lax.with_sharding_constraint(grads, _trained(layout))
+    if state_shardings is None:
+        return grads
+    return jax.lax.with_sharding_constraint(grads, _trained(state_shardings))
 
 
 def apply_gradients(
