@@ -16,7 +16,7 @@ class Metric(NamedTuple):
     """One number of an iteration or of an evaluation.
 
     unit: as the axis of a chart has it.
-    over: the reduction. Of what a sweep's steps count one of `sum / actions`, `sum / routed`,
+    over: the reduction. Of what a sweep's steps count one of `sum / actions`, `sum / replayed`,
       `mean of steps`, `sum` and `max`: microbatches and devices are summed, for `max` their
       maximum is taken.
     counted: what each step counts for it; empty: it is not reduced from steps.

@@ -144,8 +144,16 @@ def run_sft(
             progress.phase("model")
             policy, params = build.load_policy(config, str(config.model.path))
             run, state = begin_sft(
-                *(config, given, workdir, progress, request),
-                *(policy, params, data, launch, callbacks),
+                config,
+                given,
+                workdir,
+                progress,
+                request,
+                policy=policy,
+                params=params,
+                data=data,
+                launch=launch,
+                callbacks=callbacks,
             )
             del params
         with jax.set_mesh(policy.mesh), notify_callbacks(run, run.parts.callbacks, state.done):

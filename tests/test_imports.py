@@ -1,8 +1,11 @@
-"""Imports point down, environments start without jax, and no file or function grows too long."""
+"""Imports point down, environments start without jax, no file or function grows too long, and
+docstrings name the parameters that there are."""
 
 import ast
 import functools
 import graphlib
+import inspect
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -191,3 +194,38 @@ def test_files_functions_and_nesting_stay_small(file):
 def test_depth_counts_blocks_and_not_branches():
     source = "def f():\n for a in b:\n  if a:\n   pass\n  elif b:\n   with c:\n    pass\n"
     assert depth(ast.parse(source)) == 3
+
+
+def documented(docstring):
+    """Names under "Args:": before a colon, at the start of an entry or of a sentence in it."""
+    _, _, arguments = inspect.cleandoc(docstring).partition("\nArgs:\n")
+    entries, _, _ = arguments.partition("\n\n")
+    found = re.findall(r"(?:^  |\. )\*{0,2}(\w+(?:, \w+)*):\s", entries, re.MULTILINE)
+    return {name for names in found for name in names.split(", ")} - {"None"}
+
+
+def parameters(node):
+    """Names of a function's parameters; of a class those of `__init__`, and its fields."""
+    if isinstance(node, FUNCTIONS):
+        return {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}
+    fields = {part.target.id for part in node.body if isinstance(part, ast.AnnAssign)}
+    made = [part for part in node.body if isinstance(part, FUNCTIONS) and part.name == "__init__"]
+    return fields.union(*map(parameters, made))
+
+
+def test_docstrings_name_no_parameter_that_there_is_not():
+    wrong = [
+        (module, node.name, name)
+        for module, file in MODULES.items()
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef))
+        for name in documented(ast.get_docstring(node) or "") - parameters(node)
+    ]
+    assert not wrong
+
+
+def test_the_search_sees_every_name_under_args():
+    docstring = (
+        "One.\n\n  Args:\n    a, b_NL: c\n      d: e. f: [N]; None: g.\n\n  Returns:\n    h: i."
+    )
+    assert documented(docstring) == {"a", "b_NL", "f"}

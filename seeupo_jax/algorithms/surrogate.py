@@ -13,8 +13,8 @@ _MAX_LOG_RATIO = 80.0
 _MAX_LOG_PRODUCT = 30.0
 # Of k3, as in the framework of SeeUPO's authors: volcengine/verl, verl/trainer/ppo/core_algos.py,
 # `kl_penalty_forward` ("low_var_kl", "k3"), which holds d and then the estimate within these.
-_MAX_K3_DIFFERENCE = 20.0  # nats
-_MAX_K3 = 10.0  # nats
+MAX_K3_DIFFERENCE = 20.0  # nats
+MAX_K3 = 10.0  # nats
 
 
 def turn_ratio(
@@ -203,9 +203,9 @@ _LEVELS = {"geometric": _geometric, "product": _product, "token": _token}
 
 def _k3(difference: jax.Array) -> jax.Array:
     # The difference too: exp(95) is infinite, and backwards 0 times that is NaN.
-    difference = jnp.clip(difference, -_MAX_K3_DIFFERENCE, _MAX_K3_DIFFERENCE)
+    difference = jnp.clip(difference, -MAX_K3_DIFFERENCE, MAX_K3_DIFFERENCE)
     # expm1: near d = 0 float32 rounds exp(d) - 1 to multiples of 1e-7, the size of the estimate.
-    return jnp.clip(jnp.expm1(difference) - difference, max=_MAX_K3)
+    return jnp.clip(jnp.expm1(difference) - difference, max=MAX_K3)
 
 
 _KINDS = {"k1": lambda d: -d, "k2": lambda d: 0.5 * d**2, "k3": _k3}

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 # Twice this, squared, 2^30 times over still fits into float32, which ends at 2^128.
 _LARGEST_EXPONENT = 40
-_FLAT = 1e-6  # numbers whose standard deviation is at most this are not divided by it
+FLAT = 1e-6  # numbers whose standard deviation is at most this are not divided by it
 
 
 @functools.partial(jax.jit, static_argnames=("clip",))
@@ -39,7 +39,7 @@ def standardize(x: jax.Array, mask: jax.Array, *, clip: float | None = None) -> 
     x = masked(x - jnp.min(jnp.where(mask, x, jnp.inf)), mask)
     x = masked(x - x.sum() / jnp.maximum(count, 1), mask)
     std = jnp.sqrt((x**2).sum() / jnp.maximum(count - 1, 1))
-    x = x / jnp.where(std > _FLAT / unit, std, 1.0 / unit)
+    x = x / jnp.where(std > FLAT / unit, std, 1.0 / unit)
     return x if clip is None else jnp.clip(x, -clip, clip)
 
 

@@ -110,7 +110,7 @@ class Report:
         columns: dict[str, Callable[[Figures], str]] = {
             "TFLOP of the model": lambda f: _number(f.needed_flops / 1e12),
             "TFLOP executed": lambda f: _number(f.executed_flops / 1e12),
-            "of 6·P·tokens": lambda f: _share(f.executed_flops, f.yardstick_flops),
+            "of 6·P·tokens": lambda f: _share(f.executed_flops, f.six_nd_flops),
             "communication, GiB": lambda f: _number(sum(c.total for c in f.collectives) / GIB),
             "compute, s": lambda f: _number(f.roofline.compute_s),
             "memory, s": lambda f: _number(f.roofline.memory_s),

@@ -29,7 +29,7 @@ def expected_figures(setup: Setup, program: Program) -> Figures:
         program.name,
         needed_flops=work.needed,
         executed_flops=work.executed,
-        yardstick_flops=flops.six_nd(setup.arch, work.tokens),
+        six_nd_flops=flops.six_nd(setup.arch, work.tokens),
         collectives=traffic,
         roofline=program_roofline(setup, program, traffic),
     )

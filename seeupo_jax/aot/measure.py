@@ -39,7 +39,7 @@ class Figures:
     beside: Mapping[str, int] | None = None
     needed_flops: float = 0.0
     executed_flops: float = 0.0
-    yardstick_flops: float = 0.0
+    six_nd_flops: float = 0.0
     collectives: tuple[Collective, ...] = ()
     roofline: Roofline | None = None
     held: tuple[Array, ...] = ()
@@ -80,7 +80,7 @@ def measure(setup: Setup, program: Program) -> Figures:
         beside=beside(setup, program),
         needed_flops=work.needed,
         executed_flops=work.executed,
-        yardstick_flops=flops.six_nd(setup.arch, work.tokens),
+        six_nd_flops=flops.six_nd(setup.arch, work.tokens),
         collectives=tuple(traffic),
         roofline=program_roofline(setup, program, traffic),
         held=tuple(forbidden(text, setup, program)),

@@ -54,7 +54,7 @@ def row(report: Mapping[str, Any]) -> tuple[str, ...]:
         _peak(programs, "rollout"),
         f"{report['hbm_bytes'] / GIB:.2f}",
         "yes" if report["fits"] else "no",
-        f"{turn['executed_flops'] / turn['yardstick_flops']:.2f}" if done else "",
+        f"{turn['executed_flops'] / turn['six_nd_flops']:.2f}" if done else "",
         _span(line["step_s"], line["serial_s"]) if done else "",
         line["bound"] if done else "",
         "" if made is None else _iteration(made["parts"]),

@@ -213,21 +213,21 @@ def _compiled(layout: Layout, kinds: tuple[str, ...], log: Callable[[str], None]
 
     A process of its own compiles: libtpu ends it for some meshes, and keeps gigabytes for each.
     """
-    words = _told(layout.fields)
+    flags = _flags(layout.fields)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         try:
             run = pool.submit(_figures, layout.setup.given, layout.setup.topology, kinds)
             figures = run.result()
         except (BrokenProcessPool, jax.errors.JaxRuntimeError):
-            log(f"  {words}: the compiler fails")
+            log(f"  {flags}: the compiler fails")
             return None
     measured = layout._replace(figures=layout.figures | figures)
     if not measured.fits:
-        log(f"  {words}: {[*figures][-1]} does not fit")
+        log(f"  {flags}: {[*figures][-1]} does not fit")
         return measured
     made, peak = measured.iteration, max(each.peak for each in figures.values())
     log(
-        f"  {words}: {peak / GIB:.2f} GiB, an iteration of {made.seconds(serial=False):.3g} to"
+        f"  {flags}: {peak / GIB:.2f} GiB, an iteration of {made.seconds(serial=False):.3g} to"
         f" {made.seconds(serial=True):.3g} s ({layout.seconds:.3g} by formula)"
     )
     return measured
@@ -284,7 +284,7 @@ def in_setup(setup: Setup, measured: Iterable[Figures]) -> list[Figures]:
     ]
 
 
-def _told(fields: Fields) -> str:
+def _flags(fields: Fields) -> str:
     """The fields in words, without mesh axes that cut nothing."""
     words = []
     for name, value in fields.items():

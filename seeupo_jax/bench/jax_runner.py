@@ -223,24 +223,24 @@ def by_file_name(arch: Architecture, params: Any) -> dict[str, np.ndarray]:
 class Call:
     """One execution: the program, the shapes of its arguments, and what of them decides its work.
 
-    continued: None without a refresh in it.
+    refresh_batch: None without a refresh in it.
     """
 
     name: str
     program: Program
     shapes: tuple[Any, ...]
     batch: TurnBatch
-    continued: RefreshBatch | None
+    refresh_batch: RefreshBatch | None
 
     @property
     def positions(self) -> int:
         """Of tokens that went through the network, padding included."""
         _, R, L = self.batch.tokens_MRL.shape
         rows = int(self.batch.microbatches) * R * L
-        if self.continued is None:
+        if self.refresh_batch is None:
             return rows
-        *_, C = self.continued.tokens_MQRC.shape
-        return rows + int(np.sum(self.continued.chunks_M)) * R * C
+        *_, C = self.refresh_batch.tokens_MQRC.shape
+        return rows + int(np.sum(self.refresh_batch.chunks_M)) * R * C
 
 
 class Recorder:
@@ -267,8 +267,8 @@ class Recorder:
         if self._recording:
             shapes = jax.tree.map(_shape, arguments)
             batch, *rest = arguments[1:3]
-            continued = rest[0] if name == "turn_step" else None
-            self.calls.append(Call(name, program, shapes, batch, continued))
+            refresh_batch = rest[0] if name == "turn_step" else None
+            self.calls.append(Call(name, program, shapes, batch, refresh_batch))
         return program(*arguments)
 
 
@@ -295,7 +295,7 @@ def flops(calls: list[Call], arch: Architecture, platform: str) -> dict[str, Flo
 
 def trips(call: Call, arch: Architecture, platform: str = "cpu") -> Trips:
     """How often the loops of an execution run; windows are not counted."""
-    batch, more, M = call.batch, call.continued, int(call.batch.microbatches)
+    batch, more, M = call.batch, call.refresh_batch, int(call.batch.microbatches)
     rows = [Tree(batch.depth_MRL[m], batch.end_MRL[m]) for m in range(M)]
     trees = [(tree, None) for tree in rows]
     passes = _passes(trees, [batch.target_MRX[m] for m in range(M)], arch, platform)

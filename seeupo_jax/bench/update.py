@@ -220,8 +220,8 @@ class Pools:
 def budgets(arch: Architecture, pools: Pools) -> dict[str, float]:
     """The FLOPs that a sweep should cost, and those of the reference implementation's recipe.
 
-    goal: 1.15 x [6 P tokens of every pool + 4 P tokens of the whole], a step's forward and backward
-      pass, and one pass each for the old and the reference policy.
+    budget: 1.15 x [6 P tokens of every pool + 4 P tokens of the whole], a step's forward and
+      backward pass, and one pass each for the old and the reference policy.
     recipe: 12 P tokens of every pool's rows: the step, and passes for the old, the reference and
       the new policy, of every turn.
 
@@ -232,7 +232,7 @@ def budgets(arch: Architecture, pools: Pools) -> dict[str, float]:
     """
     P = parameters(arch)
     return {
-        "goal": _ALLOWED * P * (6 * pools.pools + 4 * pools.whole),
+        "budget": _ALLOWED * P * (6 * pools.pools + 4 * pools.whole),
         "recipe": 12.0 * P * pools.rows,
     }
 
@@ -252,7 +252,7 @@ def _print(figures: Mapping[str, Any]) -> None:
     print(
         f"FLOPs per sweep: {once:.3g}, and {jax_side['flops_again']:.2g} recomputed in backward"
         " passes;"
-        f" {once / budget['goal']:.2f} of the budget {budget['goal']:.3g};"
+        f" {once / budget['budget']:.2f} of the budget {budget['budget']:.3g};"
         f" the reference recipe costs {budget['recipe']:.3g}"
     )
     if "mfu" in figures:

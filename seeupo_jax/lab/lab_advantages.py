@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from seeupo_jax.algorithms.value import exact_unit
+from seeupo_jax.algorithms.value import FLAT, exact_unit
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.entry_points import find_entry
 from seeupo_jax.lab.lab_trajectories import Batch
@@ -23,7 +23,6 @@ LACKING = {
     "progress_NL": _NO_SCORER,
     "executed_NL": "every action of the laboratory is executed",
 }
-_FLAT = 1e-6  # as in `group_relative_advantage`
 
 
 class Credit(NamedTuple):
@@ -96,7 +95,7 @@ def expected_credit(algorithm: Algorithm, batch: Batch) -> Credit:
     Every baseline is the policy's value then, and a group's deviation that of the batch.
     """
     unit = exact_unit(jnp.max(jnp.abs(batch.reward_N)))
-    reward_N, flat = batch.reward_N / unit, _FLAT / unit
+    reward_N, flat = batch.reward_N / unit, FLAT / unit
     deviation_N = reward_N - jnp.sum(batch.share_N * reward_N)
     std = jnp.sqrt(jnp.sum(batch.share_N * deviation_N**2))
     scaled_N = deviation_N / jnp.where(std > flat, std, 1.0 / unit)

@@ -39,53 +39,15 @@ from seeupo_jax.types import TrainState
 SOLVED = 0.95  # of the optimum
 _FALL = 1e-6  # of the optimum, or of a reward of 1 where that is more: less is float32's rounding
 
-
-# Fields of an algorithm that nothing in the laboratory reads.
-_WITHOUT_MEANING = (
-    "custom_order",
-    "pool_mean",
-    "gain",
-    "gain_template",
-    "kl_coef",
-    "kl_in",
-    "tis_clip",
-    "router_replay",
-    "moments",
-    "kl_target",
-    "kl_horizon",
-    "ref_every",
-    "ref_decay",
-    "truncated",
-    "overlong_length",
-    "overlong_buffer",
-    "overlong_penalty",
-    "entropy_coef",
-    "covariance",
-    "covariance_kl",
-    "covariance_share",
-    "covariance_low",
-    "covariance_high",
-    "critic_learning_rate",
-    "scorer_rate",
-    "scorer_epochs",
-    "progress_coef",
-    "grounding_coef",
-    "implicit_coef",
-    "success_above",
-    "pair_score",
-    "minibatches_per_turn",
-    "refresh",
-    "dynamic_sampling",
-    "forks",
-    "fork_factors",
-    "fork_every",
-    "fork_tokens",
-    "fork_roots",
-    "fork_probability",
-    "fork_entropy_coef",
-    "fork_entropy_tokens",
-    "fork_candidates",
-    "fork_temperature",
+# Fields of an algorithm that have an effect in the laboratory; another one is refused.
+READ_FIELDS = (
+    *("objective", "ratio", "loss_mean", "weight_clip", "clip_low", "clip_high", "clip_dual"),
+    *("order", "turns_per_update", "weight", "old_policy", "inner_epochs"),
+    *("mask_above", "pool_mean"),
+    *("advantage", "baseline", "scale", "advantage_clip", "discount", "anchor", "step_coef"),
+    *("clip_adaptation", "reward_std_floor", "history", "history_power", "gae_lambda"),
+    *("a_grae_alpha", "canon_metric", "canon_mu", "tree_baseline"),
+    *("critic", "value_coef", "value_clip"),
 )
 
 
@@ -205,10 +167,10 @@ def check_rewards(problem: Problem, recipe: str, settings: Settings) -> None:
 
 def _change(text: str) -> tuple[str, Any]:
     field, separator, value = text.partition("=")
-    if not separator or field in _WITHOUT_MEANING:
+    if not separator or (field in vars(Algorithm()) and field not in READ_FIELDS):
         raise ValueError(
-            f"--recipes: got {text!r} after a recipe's name; allowed: field=value, with a field of"
-            f" config.algorithm that is not {', '.join(_WITHOUT_MEANING)}."
+            f"--recipes: got {text!r} after a recipe's name; allowed: field=value, with one of"
+            f" {', '.join(READ_FIELDS)}, the fields that the laboratory reads."
         )
     return field, parse(value, f"--recipes: {field}")
 
@@ -354,8 +316,9 @@ def iteration(
         credit = expected_credit(algorithm, batch)
     else:
         count = settings.groups * settings.group_size
-        drawn = mean, probability, key, turn_rewards
-        batch = sampled_batch(policy, params.policy, *drawn, trajectories=count)
+        batch = sampled_batch(
+            policy, params.policy, mean, probability, key, turn_rewards, trajectories=count
+        )
         value_NK = values_of(params, batch.context_NK)
         reads = algorithm.reads_entropy
         entropy_NK = entropy(policy, params.policy, batch.context_NK) if reads else None

@@ -18,7 +18,7 @@ from seeupo_jax.learner.batching import Rows, Shapes
 from seeupo_jax.learner.optimization.schedule import Schedule, at_share
 from seeupo_jax.learner.optimization.turn_moments import of_turn
 from seeupo_jax.learner.reference_policy import moved
-from seeupo_jax.learner.state_layout import HashableLayout, average, on_device
+from seeupo_jax.learner.state_layout import HashableShardings, average, on_device
 from seeupo_jax.learner.step import turn_step
 from seeupo_jax.learner.step.critic import Critic, make_critic
 from seeupo_jax.learner.step.loss_config import LossConfig, Numbers
@@ -50,10 +50,11 @@ class Learner:
     reward_weights: what named rewards weigh; one that is not among them weighs 1.
     frozen: parameters that no step changes: all but the adapters, where there are any, and frozen
       groups.
-    layout: shardings of the TrainState, and `replicated` one of small arrays. Every program returns
-    what it was given in the same layout, so that no program is compiled twice. None: one device.
+    state_shardings: of the TrainState, and `replicated` of small arrays. Every program returns what
+      it was given with the same shardings, so that no program is compiled twice. None: one device.
     through: gives what is called for a program of a name (`turn_step`, `refresh`, `score`, `value`,
-    `score_in_full`, `scorer_step`, `average`): instruments watch or replace programs by it.
+      `score_in_full`, `scorer_step`, `average`, `move_reference`): instruments watch or replace
+      programs by it.
     """
 
     network: Network
@@ -70,41 +71,42 @@ class Learner:
     ema: float | None = None
     reward_weights: Mapping[str, float] = field(default_factory=dict)
     frozen: Any = field(default_factory=dict)
-    layout: TrainState | None = None
+    state_shardings: TrainState | None = None
     replicated: jax.sharding.Sharding | None = None
     through: Callable[[str, Program], Program] = _as_it_is
 
     @functools.cached_property
     def turn_step(self) -> Program:
-        """`update.turn_step` from the state on; see there."""
-        layout = None if self.layout is None else of_turn(self.layout, (0,))
+        """`turn_step.turn_step` from the state on; see there."""
+        shardings = self.state_shardings
+        of_one = None if shardings is None else of_turn(shardings, (0,))
         config, numbers = self.loss_config.split()
         jitted = turn_step_program(
             self.network,
             self.optimizer,
             config,
             self.critic,
-            HashableLayout.of(layout),
+            HashableShardings.of(of_one),
             self.replicated,
         )
         return self.through("turn_step", functools.partial(jitted, numbers, self.frozen))
 
     @functools.cached_property
     def refresh(self) -> Program:
-        """`update.refresh` from the trained parameters on; see there."""
+        """`turn_step.refresh` from the trained parameters on; see there."""
         config, numbers = self.loss_config.split()
         jitted = refresh_program(self.network, config, self.replicated)
         return self.through("refresh", functools.partial(jitted, numbers, self.frozen))
 
     @functools.cached_property
     def score(self) -> Program:
-        """`update.score` from the trained parameters on, which may lie in the host's memory."""
+        """`turn_step.score` from the trained parameters on, which may lie in the host's memory."""
         jitted = score_program(self.network, self.temperature, self.replicated)
         return self.through("score", functools.partial(jitted, self.frozen))
 
     @functools.cached_property
     def score_in_full(self) -> Program:
-        """`update.score_in_full`, as `score` is `update.score`."""
+        """`turn_step.score_in_full`, as `score` is `turn_step.score`."""
         jitted = score_program(
             self.network,
             self.temperature,
@@ -138,7 +140,7 @@ class Learner:
 
     @functools.cached_property
     def value(self) -> Program:
-        """`update.value` from the trained parameters on, with a critic or its like; see there."""
+        """`turn_step.value` from the trained parameters on, with a critic or scorer; see there."""
         critic = self.scorer if self.critic is None else self.critic
         jitted = value_program(self.network, critic, self.replicated)
         return self.through("value", functools.partial(jitted, self.frozen))
@@ -146,22 +148,22 @@ class Learner:
     @functools.cached_property
     def scorer_step(self) -> Program:
         """`turn_scorer.scorer_step` from the state on, which is donated; see there."""
-        step = functools.partial(scorer_step, self.network, self.scorer, self.layout)
-        out = (self.layout, self.replicated)
+        step = functools.partial(scorer_step, self.network, self.scorer, self.state_shardings)
+        out = (self.state_shardings, self.replicated)
         jitted = jax.jit(step, donate_argnums=1, out_shardings=out)
         return self.through("scorer_step", functools.partial(jitted, self.frozen))
 
     @functools.cached_property
     def average(self) -> Program:
         """`state_layout.average` of the parameters and their average; nothing is donated."""
-        out = None if self.layout is None else self.layout.ema
+        out = None if self.state_shardings is None else self.state_shardings.ema
         jitted = jax.jit(functools.partial(average, decay=self.ema), out_shardings=out)
         return self.through("average", functools.partial(jitted))
 
     @functools.cached_property
     def move_reference(self) -> Program:
         """`reference_policy.moved` from the parameters and the reference policy's on."""
-        out = None if self.layout is None else self.layout.reference
+        out = None if self.state_shardings is None else self.state_shardings.reference
         decayed = functools.partial(moved, decay=self.algorithm.ref_decay)
         jitted = jax.jit(decayed, out_shardings=out)
         return self.through("move_reference", functools.partial(jitted))
@@ -169,16 +171,14 @@ class Learner:
     @functools.cached_property
     def critic(self) -> Critic | None:
         """The value function; None: the algorithm has none."""
-        config = self.critic_optimizer
-        optimizer = self.optimizer if config is None else config
+        optimizer = self.optimizer if self.critic_optimizer is None else self.critic_optimizer
         return make_critic(self.algorithm, self.network.arch.width, optimizer)
 
     @functools.cached_property
     def scorer(self) -> Scorer | None:
         """The model that scores turns; None: the estimator needs none."""
-        config = self.scorer_optimizer
-        optimizer, width = self.optimizer if config is None else config, self.network.arch.width
-        return make_scorer(self.algorithm, width, optimizer, self.temperature)
+        optimizer = self.optimizer if self.scorer_optimizer is None else self.scorer_optimizer
+        return make_scorer(self.algorithm, self.network.arch.width, optimizer, self.temperature)
 
     def at_iteration(self, state: TrainState, iteration: int) -> TrainState:
         """The state with the learning rates of an iteration (1, 2, ...)."""
@@ -251,16 +251,18 @@ def turn_step_program(
     optimizer: optax.GradientTransformation,
     config: LossConfig,
     critic: Critic | None,
-    layout: HashableLayout,
+    shardings: HashableShardings,
     replicated: jax.sharding.Sharding | None,
 ) -> Callable[..., Any]:
     """`turn_step.turn_step` from the frozen parameters on, behind the numbers of the loss."""
 
     def turn(numbers: Numbers, frozen: Any, state: TrainState, *rest: Any) -> turn_step.StepResult:
-        given = (network, optimizer, config.with_numbers(numbers), layout.tree, frozen, state)
-        return turn_step.turn_step(*given, *rest, critic=critic)
+        loss_config = config.with_numbers(numbers)
+        return turn_step.turn_step(
+            network, optimizer, loss_config, shardings.tree, frozen, state, *rest, critic=critic
+        )
 
-    out = turn_step.StepResult(layout.tree, *(replicated,) * 3)
+    out = turn_step.StepResult(shardings.tree, *(replicated,) * 3)
     return jax.jit(turn, donate_argnums=(2, 5), out_shardings=out)
 
 

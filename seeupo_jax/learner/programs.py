@@ -17,7 +17,7 @@ from seeupo_jax.learner.expert_record import ExpertRecord
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.turn_moments import of_turn, put_back
 from seeupo_jax.learner.reference_policy import reference_of
-from seeupo_jax.learner.refresh_batch import refresh_batch
+from seeupo_jax.learner.refresh_batch import make_refresh_batch
 from seeupo_jax.learner.step.turn_step import StepResult
 from seeupo_jax.parallel.compiling import compile_all
 from seeupo_jax.trajectories.rewards_by_name import OWN_REWARD
@@ -44,7 +44,7 @@ class Program:
         return self.function.lower(*self.arguments(state, ref_params))
 
 
-COPY_FACTORS = "sweep/copy factors"  # small, and the same for all lengths
+COPY_RATIO = "sweep/copy cumulative ratio"  # small, and the same for all lengths
 
 
 def sweep_programs(learner: Learner, trajectories: int) -> Iterator[Program]:
@@ -115,7 +115,7 @@ def compile_programs(
         if program.returns_state:
             state = put_back(out[0], state, (0,))
         if isinstance(out, StepResult):
-            jnp.copy(out.cumulative_ratio_N)  # as a sweep keeps the factors of every step
+            jnp.copy(out.cumulative_ratio_N)  # as a sweep keeps the cumulative ratios of every step
     return state
 
 
@@ -173,18 +173,18 @@ def _turn_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Progra
     shapes, algorithm = learner.shapes, learner.algorithm
     batch = empty_batch(rows, shapes, learner.per_token, length=length, action=shapes.action)
     numbers_N = _on_device(learner, (rows.trajectories,))
-    continued = None
+    refresh_batch = None
     if learner.fused:
-        continued, _ = refresh_batch(rows, empty_layout(length), [], shapes, [])
+        refresh_batch, _ = make_refresh_batch(rows, empty_layout(length), [], shapes, [])
         if algorithm.old_policy == "turn":  # the step before leaves them on the device
-            old_logp_PA = _on_device(learner, continued.old_logp_PA.shape)
-            continued = continued._replace(old_logp_PA=old_logp_PA)
+            old_logp_PA = _on_device(learner, refresh_batch.old_logp_PA.shape)
+            refresh_batch = refresh_batch._replace(old_logp_PA=old_logp_PA)
     elif algorithm.old_policy == "turn":
         yield _call(f"sweep/old {length}", learner.score, lambda state, _: (state.params, batch))
     yield _call(
         f"sweep/turn {length}",
         learner.turn_step,
-        lambda state, _: (of_turn(state, (0,)), batch, continued, numbers_N, np.float32(1)),
+        lambda state, _: (of_turn(state, (0,)), batch, refresh_batch, numbers_N, np.float32(1)),
         returns_state=True,
     )
     if algorithm.weighs and (not learner.fused or length == shapes.lengths[-1]):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seeupo_jax.algorithms.kl_control import adapted_kl_coef
+from seeupo_jax.algorithms.surrogate import MAX_K3, MAX_K3_DIFFERENCE
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.state_layout import on_device, to_pinned_host
@@ -58,8 +59,10 @@ def sampled_kl(logp: np.ndarray, ref_logp: np.ndarray) -> float:
     Args:
       logp, ref_logp: of the sampled tokens.
     """
-    difference = np.clip(np.float64(ref_logp) - np.float64(logp), -20.0, 20.0)
-    return float(np.minimum(np.expm1(difference) - difference, 10.0).mean())
+    difference = np.clip(
+        np.float64(ref_logp) - np.float64(logp), -MAX_K3_DIFFERENCE, MAX_K3_DIFFERENCE
+    )
+    return float(np.minimum(np.expm1(difference) - difference, MAX_K3).mean())
 
 
 def next_kl_coef(algorithm: Algorithm, train: TrainState, kl: float, trajectories: int) -> float:

@@ -42,7 +42,7 @@ class RefreshBatch(NamedTuple):
     expert_MQRCG: jax.Array | None = None
 
 
-def refresh_batch(
+def make_refresh_batch(
     rows: Rows,
     layout: Layout,
     previous: Sequence[ActionSpan],
@@ -71,8 +71,10 @@ def refresh_batch(
         slot[place, : slot_A.size], mask[place, : slot_A.size] = slot_A, 1
         old[place, : slot_A.size] = old_logp[span.segment][span.position_A]
         trajectory[place] = rows.trajectory_S[span.segment]
-    spans = slot, mask, trajectory, old
-    return RefreshBatch(*chunks.arrays(), *spans, chunks.count_M, chunks.experts), remaining
+    batch = RefreshBatch(
+        **chunks.fields(), slot_PA=slot, mask_PA=mask, trajectory_P=trajectory, old_logp_PA=old
+    )
+    return batch, remaining
 
 
 def _continued(
@@ -91,22 +93,18 @@ def _alone(rows: Rows, spans: Sequence[ActionSpan]) -> set[int]:
 
 
 class _Chunks:
-    """The chunks [M, Q, R, C] of a step's rows: each row's are filled one after the other.
-
-    count_M: of each microbatch, how many hold any.
-    experts: `RefreshBatch.expert_MQRCG`.
-    """
+    """The chunks [M, Q, R, C] of a step's rows: each row's are filled one after the other."""
 
     def __init__(self, shapes: Shapes, layout: Layout, rows: Rows):
         C, R = shapes.chunk, shapes.rows
         M, Q = shapes.microbatches(layout.length, len(layout.forest.tokens)), layout.length // C
         self._shape, self._layout, self._rows = (M, 1 + 2 * Q, R, C), layout, rows
-        self.experts = None if rows.experts is None else rows.experts.unknown(*self._shape)
+        self._experts = None if rows.experts is None else rows.experts.unknown(*self._shape)
         self._predicted = Predicted(M * (1 + 2 * Q) * R, C)
         self._tokens, self._depth, self._at = (np.zeros(self._shape, np.int32) for _ in range(3))
         self._end = np.tile(np.arange(1, C + 1, dtype=np.int32), (*self._shape[:3], 1))
         self._used: Counter[int] = Counter()  # tokens of each row, spaces at chunks' ends included
-        self.count_M = np.zeros(M, np.int32)
+        self._count_M = np.zeros(M, np.int32)
 
     def add(self, span: ActionSpan, place: int) -> np.ndarray | None:
         """Adds what a span has more than the one at a place of the layout, which it continues.
@@ -125,21 +123,27 @@ class _Chunks:
             return None
         self._used[row] = chunk * C + first + size
         m, r = divmod(row, R)
-        self.count_M[m] = max(self.count_M[m], chunk + 1)
+        self._count_M[m] = max(self._count_M[m], chunk + 1)
         where = (m, chunk, r, slice(first, first + size))
         self._tokens[where] = tokens_L[start : span.end]
         self._depth[where] = np.arange(start, span.end)
         self._end[where] = first + size
-        if self.experts is not None:
-            self.experts[where] = self._rows.experts.expert_LG[span.segment][start : span.end]
+        if self._experts is not None:
+            self._experts[where] = self._rows.experts.expert_LG[span.segment][start : span.end]
         self._at[where] = self._layout.forest.index[place][start - 1]
         index_A = first + span.position_A - start
         flat = int(np.ravel_multi_index(where[:3], self._shape[:3]))
         return self._predicted.slots(flat, index_A, index_A - 1, tokens_L[span.position_A])
 
-    def arrays(self) -> tuple[np.ndarray, ...]:
-        """Tokens, depth, end, at, parent and target."""
-        predicted = (
-            x.reshape(self._shape) for x in (self._predicted.parent, self._predicted.target)
-        )
-        return (self._tokens, self._depth, self._end, self._at, *predicted)
+    def fields(self) -> dict[str, np.ndarray | None]:
+        """Fields of a `RefreshBatch`: all but those of action tokens."""
+        return {
+            "tokens_MQRC": self._tokens,
+            "depth_MQRC": self._depth,
+            "end_MQRC": self._end,
+            "at_MQRC": self._at,
+            "parent_MQRC": self._predicted.parent.reshape(self._shape),
+            "target_MQRC": self._predicted.target.reshape(self._shape),
+            "chunks_M": self._count_M,
+            "expert_MQRCG": self._experts,
+        }

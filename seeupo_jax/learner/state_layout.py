@@ -125,15 +125,15 @@ def _struct(x: Any, where: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
 
 
 @dataclass(frozen=True)
-class HashableLayout:
+class HashableShardings:
     """A tree of shardings as a key of programs: they are compiled once for equal ones."""
 
     leaves: tuple[jax.sharding.Sharding, ...]
     structure: Any
 
     @classmethod
-    def of(cls, layout: Any) -> HashableLayout:
-        leaves, structure = jax.tree.flatten(layout)
+    def of(cls, shardings: Any) -> HashableShardings:
+        leaves, structure = jax.tree.flatten(shardings)
         return cls(tuple(leaves), structure)
 
     @property
@@ -149,18 +149,18 @@ def make_state(
     scorer: Beside | None = None,
 ) -> TrainState:
     """The state before the first step, made where it lies, with a copy of the parameters in it."""
-    return _make_state(optimizer, critic, HashableLayout.of(layout), scorer)(params)
+    return _make_state(optimizer, critic, HashableShardings.of(layout), scorer)(params)
 
 
 @functools.lru_cache(maxsize=16)
 def _make_state(
     optimizer: optax.GradientTransformation,
     critic: Beside | None,
-    layout: HashableLayout,
+    shardings: HashableShardings,
     scorer: Beside | None,
 ) -> Callable[[Any], TrainState]:
-    fresh = _fresh(optimizer, critic, layout.tree, scorer)
-    return jax.jit(fresh, out_shardings=layout.tree)
+    fresh = _fresh(optimizer, critic, shardings.tree, scorer)
+    return jax.jit(fresh, out_shardings=shardings.tree)
 
 
 def abstract_state(

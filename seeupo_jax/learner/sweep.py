@@ -32,7 +32,7 @@ from seeupo_jax.learner.credit.running_rewards import Statistics
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.turn_moments import of_turn, put_back
 from seeupo_jax.learner.reference_policy import next_kl_coef, sampled_kl
-from seeupo_jax.learner.refresh_batch import RefreshBatch, refresh_batch
+from seeupo_jax.learner.refresh_batch import RefreshBatch, make_refresh_batch
 from seeupo_jax.learner.sweep_control import Pace, SweepStopped, resume_sweep
 from seeupo_jax.learner.sweep_metrics import (
     exclusion_metrics,
@@ -97,19 +97,25 @@ def sweep(
     rows = learner.rows(trajectories)
     shaped |= exclusion_metrics(learner, rows)
     if not rows.updated_turns:
-        train = _end_iteration(learner, train, iteration)
-        return SweepResult(train, {"sweep/turns": 0} | shaped, [None] * len(trajectories), ())
+        return _without_step(learner, train, trajectories, iteration, shaped)
     train = learner.at_iteration(train, iteration)
     if resume is None:
-        more = {"version": iteration - 1, "references": references, "statistics": statistics}
-        current = begin_sweep(learner, train, ref_params, rows, trajectories, **more)
+        current = begin_sweep(
+            learner,
+            train,
+            ref_params,
+            rows,
+            trajectories,
+            version=iteration - 1,
+            references=references,
+            statistics=statistics,
+        )
     else:
         current = resume_sweep(learner, train, rows, trajectories, *resume)
     order = sweep_order(algorithm, current.data.rows, seed)
     if not order:  # every token was too likely to learn from
-        metrics = {"sweep/turns": 0, **current.data.initial_metrics} | shaped
-        train = _end_iteration(learner, current.train, iteration)
-        return SweepResult(train, metrics, [None] * len(trajectories), ())
+        metrics = {**current.data.initial_metrics, **shaped}
+        return _without_step(learner, current.train, trajectories, iteration, metrics)
     pace = Pace(len(order), stop, on_step)
     for turns in order[current.done :]:
         if not pace.ready(current):
@@ -121,6 +127,18 @@ def sweep(
     train, adapted = _adapt_kl_coef(learner, current, rows)
     train = _end_iteration(learner, train, iteration)
     return SweepResult(train, metrics | adapted, trajectory_stats(current, weights), current.steps)
+
+
+def _without_step(
+    learner: Learner,
+    train: TrainState,
+    trajectories: Sequence[Trajectory],
+    iteration: int,
+    metrics: Mapping[str, float],
+) -> SweepResult:
+    """The result of a sweep that takes no step."""
+    train = _end_iteration(learner, train, iteration)
+    return SweepResult(train, {"sweep/turns": 0, **metrics}, [None] * len(trajectories), ())
 
 
 def _end_iteration(learner: Learner, train: TrainState, iteration: int) -> TrainState:
@@ -185,18 +203,18 @@ def _fused_turn(
     """One program: Eq. 8 of the step before, then Eq. 6 of these turns."""
     rows, by_turn = current.data.rows, learner.algorithm.old_policy == "turn"
     layout = lay_out(rows, spans, learner.shapes)
-    continued, remaining = refresh_batch(
+    refresh_batch, remaining = make_refresh_batch(
         rows, layout, current.refresh_next, learner.shapes, current.per_token["old_logp"]
     )
     if by_turn:
         pending = current.pending_logp
-        old_logp_PA = pending[1] if pending else learner.replicate(continued.old_logp_PA)
-        continued = continued._replace(old_logp_PA=old_logp_PA)
+        old_logp_PA = pending[1] if pending else learner.replicate(refresh_batch.old_logp_PA)
+        refresh_batch = refresh_batch._replace(old_logp_PA=old_logp_PA)
     if remaining:  # Eq. 8 of spans that the program has no room for, by one of their own
         current = current.fetch_pending()
         longest = lay_out(rows, remaining, learner.shapes, learner.shapes.lengths[-1:])
         current = _refresh(learner, current, longest)
-    current, logp_PA = _step(learner, current, turns, layout, continued, spans, seed)
+    current, logp_PA = _step(learner, current, turns, layout, refresh_batch, spans, seed)
     return current._replace(pending_logp=(spans, logp_PA) if by_turn else None, refresh_next=spans)
 
 
@@ -228,14 +246,14 @@ def _step(
     current: SweepState,
     turns: tuple[int, ...],
     layout: Layout,
-    continued: RefreshBatch | None,
+    refresh_batch: RefreshBatch | None,
     spans: Sequence[ActionSpan],
     seed: Sequence[int],
 ) -> tuple[SweepState, jax.Array]:
     """One optimizer step (Eq. 6) on the spans of a layout: all of a turn's `spans`, or a minibatch.
 
     Args:
-      continued: spans of the step before, refreshed (Eq. 8) by the same program; None: none.
+      refresh_batch: spans of the step before, refreshed (Eq. 8) by the same program; None: none.
 
     Returns: the state, and the log-probabilities [P, A] of the step's tokens before it.
     """
@@ -243,7 +261,7 @@ def _step(
     train, cumulative_ratio_N, logp_PA, metrics = learner.turn_step(
         of_turn(current.train, turns),
         batch,
-        continued,
+        refresh_batch,
         current.cumulative_ratio_N,
         _denominator(learner, current, spans, layout.spans),
     )

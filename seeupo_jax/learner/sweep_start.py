@@ -20,7 +20,7 @@ from seeupo_jax.learner.batching import (
     scatter,
     turn_batch,
 )
-from seeupo_jax.learner.credit.advantages import credit_tokens
+from seeupo_jax.learner.credit.advantages import assign_credit
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.learner.credit.information_gain import (
     References,
@@ -67,20 +67,15 @@ def begin_sweep(
     }
     old_logp = ref_logp = by_segment(first.scored.logp_PA)
     if reads_reference(learner.algorithm):  # by routers of its own
-        reference, without_experts = (
-            reference_of(train, ref_params),
-            batch._replace(expert_MRLG=None),
-        )
+        without_experts = batch._replace(expert_MRLG=None)
+        reference = reference_of(train, ref_params)
         ref_logp = by_segment(learner.scored(reference, without_experts).logp_PA)
     if first.scored.routed_MRLG is not None:
         rows = _with_experts(learner, rows, first)
         if train.critic is not None:  # its pass replays them
             _, batch = _pack_actions(learner, rows)
     unmasked = unmasked_rows(learner, rows, initial)
-    metrics = _sampler_trainer_gap(rows, old_logp) | first.metrics
-    metrics |= _masked_fraction(rows, unmasked)
-    if learner.finds_entropy:
-        metrics["rollout/entropy"] = _mean_entropy(unmasked, initial["entropy"])
+    metrics = _initial_metrics(learner, rows, unmasked, first, old_logp, initial["entropy"])
     per_token: dict[str, Sequence[np.ndarray]] = {
         "old_logp": _behaviour_logp(rows, old_logp, trajectories, version),
         "ref_logp": ref_logp,
@@ -96,13 +91,21 @@ def begin_sweep(
         scores.update(turns.per_token)
         metrics |= turns.metrics
     per_token |= derived_per_token(learner, unmasked, initial)
-    algorithm, weights = options_now(learner.algorithm, train), learner.reward_weights
+    algorithm = options_now(learner.algorithm, train)
     # After the scorer, whose successes and failures are those of the task.
     paid, _ = with_overlong_penalties(algorithm, trajectories)
-    fixed = algorithm, learner.shapes, unmasked, paid, {**per_token, **scores}, weights
-    credit, shares = credit_tokens(algorithm, CreditArrays(*fixed, first.gains, statistics))
-    per_token |= credit
-    metrics |= shares
+    arrays = CreditArrays(
+        algorithm,
+        learner.shapes,
+        unmasked,
+        paid,
+        {**per_token, **scores},
+        learner.reward_weights,
+        gains=first.gains,
+        statistics=statistics,
+    )
+    credit, shares = assign_credit(arrays)
+    per_token, metrics = per_token | credit, metrics | shares
     if train.critic is not None:
         metrics["sweep/explained_variance"] = _explained_variance(unmasked, per_token)
     data = SweepData(unmasked, count_valid(learner, trajectories), initial, metrics)
@@ -218,8 +221,8 @@ def _with_experts(learner: Learner, rows: Rows, first: _FirstPass) -> Rows:
     routed_MRLG, layout = np.asarray(first.scored.routed_MRLG), first.layout
     routed_RLG = routed_MRLG.reshape(-1, *routed_MRLG.shape[2:])
     lengths, segments = [*map(len, rows.tokens)], [span.segment for span in layout.spans]
-    of_pass = lengths, segments, layout.forest, routed_RLG
-    return replace(rows, experts=ExpertRecord.of_pass(learner.routing, *of_pass))
+    experts = ExpertRecord.of_pass(learner.routing, lengths, segments, layout.forest, routed_RLG)
+    return replace(rows, experts=experts)
 
 
 def derived_per_token(
@@ -259,6 +262,22 @@ def _behaviour_logp(
         acted_L = (rows.turn[segment] >= 0) & elsewhere
         behaviour.append(np.where(acted_L, rows.logp[segment], logp[segment]))
     return behaviour
+
+
+def _initial_metrics(
+    learner: Learner,
+    rows: Rows,
+    unmasked: Rows,
+    first: _FirstPass,
+    old_logp: Sequence[np.ndarray],
+    entropy: Sequence[np.ndarray],
+) -> dict[str, float]:
+    """Metrics of the rows' tokens under the old policy."""
+    metrics = _sampler_trainer_gap(rows, old_logp) | first.metrics
+    metrics |= _masked_fraction(rows, unmasked)
+    if learner.finds_entropy:
+        metrics["rollout/entropy"] = _mean_entropy(unmasked, entropy)
+    return metrics
 
 
 def _sampler_trainer_gap(rows: Rows, old_logp: Sequence[np.ndarray]) -> dict[str, float]:

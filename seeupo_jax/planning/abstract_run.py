@@ -12,7 +12,7 @@ import jax
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.credit.advantages import credit_programs
 from seeupo_jax.learner.learner import Learner
-from seeupo_jax.learner.programs import COPY_FACTORS, distinct_programs, sweep_programs
+from seeupo_jax.learner.programs import COPY_RATIO, distinct_programs, sweep_programs
 from seeupo_jax.parallel.device_memory import device_bytes, free_memory
 from seeupo_jax.planning.remat import PLATFORM, SHARE
 from seeupo_jax.rollout.engine.slots import SlotEngine
@@ -67,7 +67,7 @@ class AbstractRun:
         every = sweep_programs(self.learner, self.trajectories)
         distinct = distinct_programs(every, self.state, self.reference)
         credit = [f"sweep/credit {name}" for name in credit_programs(self.config.algorithm)]
-        return credit + [program.name for program in distinct] + [COPY_FACTORS]
+        return credit + [program.name for program in distinct] + [COPY_RATIO]
 
 
 def abstract_run(

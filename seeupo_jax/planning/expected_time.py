@@ -189,7 +189,7 @@ def step_flops(run: AbstractRun, packed: Packed, *, computed: bool) -> float:
 def refresh_chunks(shapes: Shapes, packed: Packed, turn: int) -> int:
     """Chunks of each row's refresh, where every conversation goes on by a turn of so many tokens.
 
-    Each turn lies in one, behind the last token before it, as `refresh_batch` lays them out.
+    Each turn lies in one, behind the last token before it, as `make_refresh_batch` lays them out.
     """
     chunks = -(-packed.each // max(1, shapes.chunk // (1 + turn)))
     return min(chunks, 1 + 2 * (packed.length // shapes.chunk))

@@ -89,9 +89,17 @@ def try_objective(name: str, objective: Objective, choices: Mapping[str, Any]) -
     _tried(name, wanted, call, arrays | present)
 
     def total(logp_NL: jax.Array) -> jax.Array:
-        given = logp_NL, old_logp_NL, mask_NL, weight_NL, jnp.ones(3)
-        terms = action_objective(*given, objective=objective, ratio=choices["ratio"], **bounds)
-        return terms[0].sum()
+        term_N, _ = action_objective(
+            logp_NL,
+            old_logp_NL,
+            mask_NL,
+            advantage_NL=weight_NL,
+            cumulative_ratio_N=jnp.ones(3),
+            objective=objective,
+            ratio=choices["ratio"],
+            **bounds,
+        )
+        return term_N.sum()
 
     gradient = jax.jit(jax.grad(total))(logp_NL)
     if not np.isfinite(gradient).all():

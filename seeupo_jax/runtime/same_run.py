@@ -118,7 +118,10 @@ def check_same_model(
             _LOGGER.warning(
                 "config.%s.path: got %s; this workdir's checkpoint began with %s: its parameters"
                 " are restored, and a reference policy is that of %s.",
-                *(part, path, saved_path, path),
+                part,
+                path,
+                saved_path,
+                path,
             )
 
 

@@ -1,4 +1,4 @@
-"""The former path of `trajectories.read_trajectories`."""
+"""The former path of `trajectories.reader.read_trajectories`."""
 
 from seeupo_jax.trajectories.reader import read_trajectories
 

@@ -110,7 +110,7 @@ def test_a_program_is_told_with_what_it_works_on_and_what_lies_beside_it(report,
 @needs_libtpu
 def test_flops_and_traffic_are_of_all_microbatches_and_of_all_decoded_tokens(report, setup):
     turn, decode = (report["programs"][kind] for kind in ("sweep/turn", "rollout/decode"))
-    assert turn["yardstick_flops"] == 6 * report["parameters"] * 8 * 512
+    assert turn["six_nd_flops"] == 6 * report["parameters"] * 8 * 512
     wanted = flops.turn_step_flops(setup.arch, 8, 512, 64, refresh=256, computed=True)
     assert turn["executed_flops"] == wanted > turn["needed_flops"]
     (step,) = choose_programs(list_programs(setup), ["sweep/turn"])

@@ -79,7 +79,7 @@ def test_a_plot_of_several_models_workloads_or_benchmarks_is_refused(tmp_path, c
 def test_the_budget_counts_no_flops_that_backward_passes_compute_again():
     figures = kept("update_bfcl_tiny")
     figures["contenders"][JAX] |= {"flops": 3e12, "flops_again": 1e12, "flops_attention": 6e11}
-    figures["budgets"] = {"goal": 4e12, "recipe": 8e12}
+    figures["budgets"] = {"budget": 4e12, "recipe": 8e12}
     text = bench_report.page({"update": figures}, {}).split("### FLOPs")[1]
     cells = "| 3e+12 | 20% | 33% | 4e+12 | 0.50 | 8e+12 |"  # 2 of 4
     assert cells in text

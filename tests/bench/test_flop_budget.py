@@ -31,4 +31,4 @@ def test_budgets_are_the_formulas():
     )
     P = parameters(arch)
     found = budgets(arch, Pools(whole=10, pools=100, rows=1000))
-    assert found == {"goal": 1.15 * P * (600 + 40), "recipe": 12.0 * P * 1000}
+    assert found == {"budget": 1.15 * P * (600 + 40), "recipe": 12.0 * P * 1000}

@@ -121,6 +121,9 @@ def test_a_critic_that_is_right_leaves_what_the_turn_itself_changed():
     np.testing.assert_allclose(credit.advantage_NK[:4, 0], [-0.875, -0.875, 0.875, 0.875])
     np.testing.assert_allclose(credit.advantage_NK[:4, 1], [-0.5, 0.5, -1.75, 1.75])
     np.testing.assert_allclose(credit.return_NK[:4, 1], REWARD_N[:4])
+    # No trajectory of the laboratory is cut: it refuses the field.
+    cut = credit_of(dataclasses.replace(algorithm, bootstrap_truncated=True), value_NK)
+    np.testing.assert_array_equal(cut.advantage_NK, credit.advantage_NK)
 
 
 def test_returns_are_standardised_over_all_turns():

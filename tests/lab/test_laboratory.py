@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from seeupo_jax.algorithms.estimators import Estimator
+from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.lab import laboratory
 from seeupo_jax.lab.laboratory import Result, Settings, compile_experiment, experiment, regrets
@@ -90,6 +91,75 @@ def test_a_recipe_is_what_training_has_but_for_the_penalty_and_the_clips(recipe)
 def test_a_recipes_choices_can_be_changed():
     changed = Settings().algorithm("seeupo:ratio=product:clip_high=none:advantage=gigpo")
     assert (changed.ratio, changed.clip_high, changed.advantage) == ("product", None, "gigpo")
+
+
+# Each field that the laboratory reads, and a recipe with another value of it.
+CHANGED = {
+    "objective": "seeupo:objective=cispo",
+    "ratio": "gspo:ratio=product",
+    "loss_mean": "seeupo:loss_mean=token",
+    "weight_clip": "seeupo:weight_clip=0.3",
+    "clip_low": "seeupo:clip_low=0.1",
+    "clip_high": "seeupo:clip_high=0.1",
+    "clip_dual": "seeupo:clip_dual=3",
+    "order": "seeupo:order=forward",
+    "turns_per_update": "seeupo:turns_per_update=2",
+    "weight": "seeupo:weight=off",
+    "old_policy": "seeupo:old_policy=turn",
+    "inner_epochs": "seeupo:inner_epochs=2",
+    "mask_above": "seeupo:mask_above=0.9",
+    "pool_mean": "grpo:pool_mean=active",
+    "advantage": "seeupo:advantage=gigpo",
+    "baseline": "grpo:baseline=leave_one_out",
+    "scale": "seeupo:scale=none",
+    "advantage_clip": "seeupo:advantage_clip=1",
+    "discount": "gigpo:discount=0.5",
+    "anchor": "gigpo:anchor=task",
+    "step_coef": "gigpo:step_coef=0.5",
+    "clip_adaptation": "a2tgpo:clip_adaptation=0.5",
+    "reward_std_floor": "prorl:reward_std_floor=0.5",
+    "history": "hgpo:history=0",
+    "history_power": "hgpo:history_power=2",
+    "gae_lambda": "ppo:gae_lambda=0.5",
+    "a_grae_alpha": "a_grae:a_grae_alpha=0.5",
+    "canon_metric": "seeupo_noscale:advantage=canon:canon_metric=entropy",
+    "canon_mu": "canon:canon_mu=0.1",
+    "tree_baseline": "spo_tree:tree_baseline=siblings",
+    "critic": "seeupo_noscale:advantage=gae:critic=head",
+    "value_coef": "ppo:value_coef=1",
+    "value_clip": "ppo:value_clip=0.5",
+}
+UNREAD = {name: x for name, x in vars(Algorithm()).items() if name not in laboratory.READ_FIELDS}
+
+
+def test_every_field_that_the_laboratory_reads_can_be_changed():
+    assert {*CHANGED} == {*laboratory.READ_FIELDS}
+    for field, recipe in CHANGED.items():
+        preset = recipe.partition(":")[0]
+        before, after = (vars(Settings().algorithm(text))[field] for text in (preset, recipe))
+        assert after != before, recipe
+
+
+@pytest.mark.parametrize("field", UNREAD)
+def test_every_other_field_is_refused_in_one_sentence(field):
+    with pytest.raises(ValueError) as error:
+        Settings().algorithm(f"seeupo:{field}={UNREAD[field]}")
+    said = str(error.value)
+    assert said.startswith(f"--recipes: got '{field}=") and said.endswith("the laboratory reads.")
+    assert said.count(". ") == 0
+
+
+@pytest.mark.parametrize("recipe", ["seeupo", "a2tgpo"])
+def test_no_other_field_changes_what_is_computed(recipe):
+    algorithm = SMALL.algorithm(recipe)
+    other = dataclasses.replace(algorithm, **dict.fromkeys(UNREAD, "another"))
+    array = jax.ShapeDtypeStruct((2, 2), jnp.float32)
+    arguments = (array, array, jax.ShapeDtypeStruct((1,), jnp.int32))
+    traced, changed = (
+        jax.make_jaxpr(functools.partial(regrets, algorithm=each, settings=SMALL))(*arguments)
+        for each in (algorithm, other)
+    )
+    assert str(changed) == str(traced)
 
 
 @pytest.mark.parametrize(

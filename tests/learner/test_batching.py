@@ -13,7 +13,7 @@ from seeupo_jax.learner.batching import (
     lay_out,
     turn_batch,
 )
-from seeupo_jax.learner.refresh_batch import refresh_batch
+from seeupo_jax.learner.refresh_batch import make_refresh_batch
 from seeupo_jax.learner.shapes import row_lengths
 from seeupo_jax.types import NO_TARGET, Segment, Trajectory
 
@@ -54,7 +54,7 @@ def batch_of(rows, turns, shapes=SHAPES, lengths=None, action=3, importance=Fals
 def refresh_of(rows, now, before, shapes=SHAPES):
     layout = lay_out(rows, action_spans(rows, now), shapes, shapes.lengths[-1:])
     previous = action_spans(rows, before)
-    refresh, left = refresh_batch(rows, layout, previous, shapes, logps(rows, -1.0))
+    refresh, left = make_refresh_batch(rows, layout, previous, shapes, logps(rows, -1.0))
     return layout, refresh, [(p.segment, p.position_A.tolist()) for p in left]
 
 

@@ -91,10 +91,10 @@ def test_rewards_that_an_estimator_is_not_for_are_refused_by_task():
     trajectories[3] = dataclasses.replace(trajectories[3], task_id="desk-4")
     rows = Rows.of(trajectories)
     with pytest.raises(ValueError) as caught:
-        assign_credit(algorithm, SHAPES, rows, trajectories, {})
+        assign_credit(CreditArrays(algorithm, SHAPES, rows, trajectories, {}))
     assert str(caught.value) == (
         "desk-4: reward: got -0.7; allowed with advantage=a_grae: a number from 0 to 1."
     )
     trajectories[3] = dataclasses.replace(trajectories[3], reward=0.0)
-    credit = assign_credit(algorithm, SHAPES, rows, trajectories, {})
+    credit, _ = assign_credit(CreditArrays(algorithm, SHAPES, rows, trajectories, {}))
     assert np.isfinite(np.concatenate(credit["advantage"])).all()

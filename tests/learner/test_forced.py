@@ -114,7 +114,7 @@ def test_a_reward_that_came_with_a_forced_action_is_that_of_the_choices_before_i
     made = [Trajectory((segment,), 2.75, 0, turn_rewards=rewards)] * 2
     rows = Rows.of(made, truncated=True)
     algorithm = Algorithm(advantage="returns", scale="none", advantage_clip=None)
-    credit = assign_credit(algorithm, cases.SHAPES, rows, made, {})
+    credit, _ = assign_credit(CreditArrays(algorithm, cases.SHAPES, rows, made, {}))
     for advantage_L in credit["advantage"]:
         # Turn 0's tokens get 0.5 + 2 + 0.25, turn 2's 0.25.
         np.testing.assert_allclose(advantage_L, [0, 2.75, 2.75, 0, 0, 0, 0, 0.25])

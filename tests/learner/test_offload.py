@@ -106,7 +106,14 @@ def turn_memory(mesh, offload):
     replicated = sharding(mesh, ())
     algorithm = schema.Algorithm(refresh="separate")
     learner = Learner(
-        network, optimizer, algorithm, shapes, 1.0, ema=0.9, layout=layout, replicated=replicated
+        network,
+        optimizer,
+        algorithm,
+        shapes,
+        1.0,
+        ema=0.9,
+        state_shardings=layout,
+        replicated=replicated,
     )
     state = abstract_state(optimizer, params, layout)
     programs = {program.name: program for program in sweep_programs(learner, 8)}

@@ -16,6 +16,7 @@ from seeupo_jax.configuration.entry_points import entry_names, find_entry
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.learner.batching import Rows, Shapes, all_actions, lay_out
 from seeupo_jax.learner.credit.advantages import assign_credit
+from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.types import Trajectory, learnable
 
@@ -312,8 +313,8 @@ def test_every_estimator_is_the_twins_wherever_a_trajectorys_tokens_lie(name, sc
 
     names = ("old_logp", "ref_logp", "value", "scorer_logp", "entropy", "progress")
     per_token = {name: [draw(len(turn_L)) for turn_L in rows.turn] for name in names}
-    weights = {"reward_weights": REWARD_WEIGHTS}
-    credit = assign_credit(algorithm, SHAPES, rows, trajectories, per_token, **weights)
+    arrays = CreditArrays(algorithm, SHAPES, rows, trajectories, per_token, REWARD_WEIGHTS)
+    credit, _ = assign_credit(arrays)
 
     # One a segment, as rows are; without groups the last one left of its own is learned from too.
     spans = twin.step_pieces(trajectories, ALL[0], grouped=algorithm.grouped)
@@ -336,7 +337,7 @@ def test_every_estimator_is_the_twins_wherever_a_trajectorys_tokens_lie(name, sc
     values, entropies = (nested_as_trajectories(name) for name in ("value", "entropy"))
 
     def advantages(**other):
-        options = twin.Options([], **both | weights | other)
+        options = twin.Options([], **both | {"reward_weights": REWARD_WEIGHTS} | other)
         known = values, odds, entropies, progress
         nested = token_advantages(trajectories, spans, penalty, options, *known)
         return [nested[span.trajectory][span.place] for span in spans]

@@ -9,7 +9,7 @@ import pytest
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.learner.batching import Rows, Shapes
-from seeupo_jax.learner.credit.advantages import credit_tokens
+from seeupo_jax.learner.credit.advantages import assign_credit
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.types import Trajectory
 
@@ -32,7 +32,7 @@ def shares(given, weights, **choices):
     masks = algorithm.truncated == "mask"
     rows = Rows.of(given, grouped=algorithm.grouped, mask_truncated=masks)
     arrays = CreditArrays(algorithm, SHAPES, rows, given, {}, weights)
-    found = credit_tokens(algorithm, arrays)[1]
+    found = assign_credit(arrays)[1]
     return {name.removeprefix("sweep/reward_share/"): share for name, share in found.items()}
 
 
@@ -87,5 +87,5 @@ def test_columns_are_of_one_number_whatever_names_there_are():
         arrays = CreditArrays(algorithm, SHAPES, rows, batch, {}, {"form": 0.5})
         assert arrays.rewards_NQ.shape == (4, 4) and arrays.rewards_NQ.dtype == np.float32
         assert arrays.reward_weight_Q.tolist() == [0.5, 1.0, 1.0 if batch is more else 0.0, 0.0]
-        credits.append(np.concatenate(credit_tokens(algorithm, arrays)[0]["advantage"]))
+        credits.append(np.concatenate(assign_credit(arrays)[0]["advantage"]))
     np.testing.assert_array_equal(*credits)

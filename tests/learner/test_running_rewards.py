@@ -9,7 +9,7 @@ import pytest
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.learner.batching import Rows, Shapes
-from seeupo_jax.learner.credit.advantages import credit_tokens
+from seeupo_jax.learner.credit.advantages import assign_credit
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.learner.credit.running_rewards import Moments, running_statistics
 from seeupo_jax.types import Trajectory, learnable
@@ -89,8 +89,8 @@ def test_an_update_reads_those_of_the_run_or_of_the_batch_alone():
             found.running_std_Q[:2], [x.std(ddof=1) for x in numbers], rtol=1e-6
         )
         assert found.turn_weight_Q.tolist() == [0.5, 1, 0, 0]
-    credits = [np.concatenate(credit_tokens(algorithm, a)[0]["advantage"]) for a in (alone, both)]
+    credits = [np.concatenate(assign_credit(a)[0]["advantage"]) for a in (alone, both)]
     assert np.abs(credits[0] - credits[1]).max() > 1e-3
-    shares = credit_tokens(algorithm, both)[1]
+    shares = assign_credit(both)[1]
     assert shares.keys() == {"sweep/reward_share/late", "sweep/reward_share/env"}
     assert sum(shares.values()) == pytest.approx(1) and min(shares.values()) > 0.05

@@ -143,7 +143,7 @@ def test_segments_on_other_devices_and_in_other_microbatches_are_one_action():
     with jax.set_mesh(mesh):
         state = cases.new_state(plain.optimizer, jax.device_put(params, placed))
         layout = jax.tree.map(lambda x: x.sharding, state)
-        made = cases.unshared(plain, layout=layout, replicated=sharding(mesh, ()))
+        made = cases.unshared(plain, state_shardings=layout, replicated=sharding(mesh, ()))
         ref_params = jax.device_put(reference(), placed)
         state, metrics, *_ = sweep(made, state, ref_params, list(in_segments()), iteration=3)
     cases.assert_trees_close(cases.host(state.params), wanted.state.params, 1e-5)

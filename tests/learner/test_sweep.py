@@ -420,7 +420,7 @@ def test_a_sweep_on_a_mesh_is_the_sweep_on_one_device():
     with jax.set_mesh(mesh):
         state = cases.new_state(plain.optimizer, jax.device_put(params, placed))
         layout = jax.tree.map(lambda x: x.sharding, state)
-        learner = cases.unshared(plain, layout=layout, replicated=replicated)
+        learner = cases.unshared(plain, state_shardings=layout, replicated=replicated)
         ref_params = jax.device_put(reference(), placed)
         state, metrics, *_ = sweep(learner, state, ref_params, cases.ragged(), iteration=3)
         updated = cases.host(state.params)

@@ -11,7 +11,7 @@ from places import CONFIGS
 
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.learner.batching import Rows, action_spans, lay_out
-from seeupo_jax.learner.refresh_batch import refresh_batch
+from seeupo_jax.learner.refresh_batch import make_refresh_batch
 from seeupo_jax.learner.shapes import Shapes, row_lengths
 from seeupo_jax.learner.token_trees import choose_length
 from seeupo_jax.planning import expected_time
@@ -97,7 +97,7 @@ def test_what_was_measured_is_within_the_factor_that_is_printed(attention, measu
 
 
 def test_programs_add_up_and_scanned_layers_are_one():
-    names, deep = ["sweep/turn 64", "sweep/turn 128", "sweep/copy factors"], Layers(40)
+    names, deep = ["sweep/turn 64", "sweep/turn 128", "sweep/copy cumulative ratio"], Layers(40)
     every = sum(compile_seconds([name], deep) for name in names)
     assert compile_seconds(names, deep) == pytest.approx(every)
     deep.scan_layers = True
@@ -190,7 +190,7 @@ def test_chunks_of_a_refresh_are_those_that_the_sweep_lays_out(turn, chunks):
     segments = [(Segment(each, turns, np.zeros(turns.size, np.float32)),) for each in tokens]
     rows = Rows.of([Trajectory(each, 0.0, 0, stop="done") for each in segments])
     layout = lay_out(rows, action_spans(rows, (0,)), shapes)
-    refresh, left = refresh_batch(rows, layout, action_spans(rows, (1,)), shapes, tokens)
+    refresh, left = make_refresh_batch(rows, layout, action_spans(rows, (1,)), shapes, tokens)
     assert (layout.length, refresh.chunks_M[0], left) == (32, chunks, [])
     assert refresh_chunks(shapes, pack(shapes, 4, 8), turn) == chunks
 

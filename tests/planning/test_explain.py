@@ -385,7 +385,7 @@ def test_the_optimizer_is_told_with_its_rates_its_groups_and_every_path(tmp_path
         " frozen",
         "layers/*/q/kernel 2 x (128, 128): 32,768, of layers 0, 1; group 1 layers/*/q/kernel"
         " (128, 128): 16,384, of layer 2 layers/*/q_norm/scale 3 x (32,): 96; group 0, frozen",
-        "refresh 512, average, copy factors",
+        "refresh 512, average, copy cumulative ratio",
     ):
         assert fact in said, fact
     with pytest.raises(ValueError, match="groups.0..pattern: got 'norms', which matches no param"):

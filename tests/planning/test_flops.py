@@ -13,7 +13,7 @@ from seeupo_jax.configuration import schema
 from seeupo_jax.learner.batching import Rows, Shapes, empty_batch, empty_layout
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
-from seeupo_jax.learner.refresh_batch import refresh_batch
+from seeupo_jax.learner.refresh_batch import make_refresh_batch
 from seeupo_jax.learner.step import turn_step
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings
 from seeupo_jax.planning import flops
@@ -51,11 +51,13 @@ def traced_step(arch, rows, length, action, refresh, share=True):
     empty = Rows((), (), (), np.zeros(0, np.int32), np.zeros(0, np.int32), 16, 0)
     learner = Learner(network, optimizer, schema.Algorithm(), lengths, 0.9)
     batch = empty_batch(empty, lengths, learner.per_token, length=length, action=action)
-    continued = refresh_batch(empty, empty_layout(length), [], lengths, [])[0] if refresh else None
+    refresh_batch = None
+    if refresh:
+        refresh_batch, _ = make_refresh_batch(empty, empty_layout(length), [], lengths, [])
     step = functools.partial(turn_step.turn_step, network, optimizer, learner.loss_config, None)
     number_N = jax.ShapeDtypeStruct((16,), jnp.float32)
     one = jax.ShapeDtypeStruct((), jnp.float32)
-    return jax.jit(step).trace(frozen, state, batch, continued, number_N, one)
+    return jax.jit(step).trace(frozen, state, batch, refresh_batch, number_N, one)
 
 
 def changed(**fields):

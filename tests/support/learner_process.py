@@ -42,7 +42,7 @@ def learner_on(mesh, offload=KEEP):
         Shapes((32,), action=8, rows=4, trajectories=8),
         temperature=1.0,
         ema=0.75,
-        layout=layout,
+        state_shardings=layout,
         replicated=sharding(mesh, ()),
     )
     reference = placed(mesh, network, cases.jittered(params, 0.1))

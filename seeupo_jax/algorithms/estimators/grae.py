@@ -10,9 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from seeupo_jax.algorithms.estimators import Estimator
-from seeupo_jax.algorithms.value import exact_unit
-
-_FLAT = 1e-6  # reward units: a batch whose standard deviation is at most this is not divided by it
+from seeupo_jax.algorithms.value import FLAT, exact_unit
 
 
 class _Groups(NamedTuple):
@@ -152,7 +150,7 @@ def _unscaled(advantage_N, reward_N, valid_N, groups, clip):
 def _by_batch(advantage_N, reward_N, valid_N, groups, clip):
     # The batch mean is 0 already: either baseline makes every group's advantages sum to 0.
     std = jnp.sqrt(jnp.sum(advantage_N**2) / jnp.maximum(jnp.sum(valid_N) - 1, 1))
-    scaled_N = advantage_N / jnp.where(std > _FLAT / groups.unit_N, std, 1.0 / groups.unit_N)
+    scaled_N = advantage_N / jnp.where(std > FLAT / groups.unit_N, std, 1.0 / groups.unit_N)
     return scaled_N if clip is None else jnp.clip(scaled_N, -clip, clip)
 
 

@@ -53,7 +53,7 @@ def page(
     """The page in Markdown.
 
     Args:
-      found: records of pieces by name.
+      results: records of pieces by name.
       reasons: of pieces that were not begun this time, by name, why.
       device: the machine, by the probe.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -16,47 +16,33 @@ from seeupo_jax.learner.credit.turn_scores import scorer_loss, scorer_program
 from seeupo_jax.types import CONTEXT, Segment, Trajectory, learnable
 
 
-def assign_credit(
-    algorithm: Algorithm,
-    shapes: Shapes,
-    rows: Rows,
-    trajectories: Sequence[Trajectory],
-    per_token: Mapping[str, Ragged],
-    reward_weights: Mapping[str, float] | None = None,
-) -> dict[str, Ragged]:
-    """The advantage of every token, by `algorithm.advantage`; its value at context says nothing.
+def assign_credit(arrays: CreditArrays) -> tuple[dict[str, Ragged], dict[str, float]]:
+    """The advantage of every token, by the algorithm's estimator; at context it says nothing.
 
     Args:
-      per_token: `old_logp` and `ref_logp`, with a critic `value`, what a scorer says, and `entropy`
+      arrays: of `old_logp` and `ref_logp`, with a critic `value`, what a scorer says, and `entropy`
         where `algorithm.reads_entropy`.
-      reward_weights: what named rewards weigh; one that is not among them weighs 1.
 
-    Returns: `advantage`; with a critic `returns`, what the value is to be; and `clip_scale` of the
-      token's turn, where the estimator adapts a clip range that there is.
+    Returns: fields of tokens: `advantage`; with a critic `returns`, what the value is to be; and
+      `clip_scale` of the token's turn, where the estimator adapts a clip range that there is. And
+      each named reward's share of the gradient, by metrics' names.
 
     Raises:
       ValueError: a reward outside the range that the estimator is for.
     """
-    batch = CreditArrays(algorithm, shapes, rows, trajectories, per_token, reward_weights)
-    return credit_tokens(algorithm, batch)[0]
-
-
-def credit_tokens(
-    algorithm: Algorithm, batch: CreditArrays
-) -> tuple[dict[str, Ragged], dict[str, float]]:
-    """As `assign_credit`, and each named reward's share of the gradient, by metrics' names."""
+    algorithm = arrays.algorithm
     estimator, choices = find_entry("advantage", algorithm.advantage), vars(algorithm)
-    check_rewards(algorithm, batch.trajectories)
-    arrays = {name: getattr(batch, name) for name in estimator.inputs(choices)}
-    credited = estimator.credit(arrays, choices)
-    credit = {"advantage": _OF_TOKENS[estimator.level](batch, np.asarray(credited.advantage))}
+    check_rewards(algorithm, arrays.trajectories)
+    inputs = {name: getattr(arrays, name) for name in estimator.inputs(choices)}
+    credited = estimator.credit(inputs, choices)
+    credit = {"advantage": _OF_TOKENS[estimator.level](arrays, np.asarray(credited.advantage))}
     if credited.returns is not None:
-        credit["returns"] = batch.time.unpad(credited.returns)
+        credit["returns"] = arrays.time.unpad(credited.returns)
     if algorithm.adapts_clip:
-        credit["clip_scale"] = _from_turns(batch, np.asarray(credited.clip_scale))
+        credit["clip_scale"] = _from_turns(arrays, np.asarray(credited.clip_scale))
     if algorithm.compares_siblings:  # by the rewards of turns, whichever names they are of
         return credit, {}
-    return credit, reward_shares(batch, credited.part_NQ, grouped=algorithm.grouped)
+    return credit, reward_shares(arrays, credited.part_NQ, grouped=algorithm.grouped)
 
 
 def check_rewards(algorithm: Algorithm, trajectories: Sequence[Trajectory]) -> None:
@@ -94,10 +80,10 @@ def compile_credit(
     rows = Rows.of(alike, grouped=algorithm.grouped)
     token_fields = ("old_logp", "ref_logp", "value", "scorer_logp", "progress", "entropy")
     per_token = {name: [zeros_L] * len(rows.tokens) for name in token_fields}
+    arrays = CreditArrays(algorithm, shapes, rows, alike, per_token)
     if algorithm.scorer is not None:
-        arrays = CreditArrays(algorithm, shapes, rows, alike, per_token)
         scorer_loss(algorithm, arrays, rows, alike)
-    assign_credit(algorithm, shapes, rows, alike, per_token)
+    assign_credit(arrays)
 
 
 def credit_programs(algorithm: Algorithm) -> list[str]:
@@ -106,18 +92,18 @@ def credit_programs(algorithm: Algorithm) -> list[str]:
     return names if algorithm.scorer is None else [scorer_program(algorithm), *names]
 
 
-def _from_trajectories(batch: CreditArrays, advantage_N: np.ndarray) -> Ragged:
-    pairs = zip(batch.rows.turn, advantage_N[batch.rows.trajectory_S], strict=True)
+def _from_trajectories(arrays: CreditArrays, advantage_N: np.ndarray) -> Ragged:
+    pairs = zip(arrays.rows.turn, advantage_N[arrays.rows.trajectory_S], strict=True)
     return [np.full(len(turn_L), value, np.float32) for turn_L, value in pairs]
 
 
-def _from_turns(batch: CreditArrays, advantage_NK: np.ndarray) -> Ragged:
-    pairs = zip(batch.rows.trajectory_S, batch.sampled_turn, strict=True)
+def _from_turns(arrays: CreditArrays, advantage_NK: np.ndarray) -> Ragged:
+    pairs = zip(arrays.rows.trajectory_S, arrays.sampled_turn, strict=True)
     return [advantage_NK[owner][turn_L] for owner, turn_L in pairs]
 
 
-def _from_tokens(batch: CreditArrays, advantage_NL: np.ndarray) -> Ragged:
-    return batch.time.unpad(advantage_NL)
+def _from_tokens(arrays: CreditArrays, advantage_NL: np.ndarray) -> Ragged:
+    return arrays.time.unpad(advantage_NL)
 
 
 # Level of an estimator -> from its advantages to those of every token.

@@ -24,7 +24,13 @@ _REWARDS = 4  # named rewards are padded to a multiple of it: one program, whate
 
 
 class CreditArrays:
-    """The inputs of estimators by the names of `algorithms/estimators`; made when asked for."""
+    """The inputs of estimators by the names of `algorithms/estimators`; made when asked for.
+
+    algorithm: whose estimator they are for.
+    reward_weights: what named rewards weigh; one that is not among them weighs 1.
+    gains: of turns, in the probability of the task's answer; None: the gain is the reward.
+    statistics: of the run's rewards; None: of these trajectories.
+    """
 
     def __init__(
         self,
@@ -37,13 +43,11 @@ class CreditArrays:
         gains: Sequence[np.ndarray] | None = None,
         statistics: Statistics | None = None,
     ):
-        self.rows, self._gains = rows, gains
+        self.algorithm, self.rows, self._gains = algorithm, rows, gains
         self.trajectories, self._per_token, self._shapes = trajectories, per_token, shapes
         self._weights = {} if reward_weights is None else reward_weights
         self._statistics = statistics
         self._kl_coef = algorithm.kl_coef if algorithm.kl_in == "reward" else None
-        self._implicit_coef = algorithm.implicit_coef
-        self._anchor, self._metric = algorithm.anchor, algorithm.canon_metric
         self.group_N = np.array([t.group for t in trajectories], np.int32)
         self.valid_N = learnable(trajectories, grouped=algorithm.grouped)
 
@@ -136,12 +140,13 @@ class CreditArrays:
 
     @property
     def state_NK(self) -> np.ndarray:
-        if self._anchor == "state":
+        anchor = self.algorithm.anchor
+        if anchor == "state":
             state_NK = turn_states(self.trajectories)
             missing = self.mask_NK.shape[1] - state_NK.shape[1]
             return np.pad(state_NK, ((0, 0), (0, missing)), constant_values=-1)
         turn_K = np.arange(self.mask_NK.shape[1], dtype=np.int32)
-        return np.where(self.mask_NK, turn_K if self._anchor == "turn" else np.int32(0), -1)
+        return np.where(self.mask_NK, turn_K if anchor == "turn" else np.int32(0), -1)
 
     @property
     def node_NK(self) -> np.ndarray:
@@ -163,7 +168,7 @@ class CreditArrays:
         for owner, turn_L, (own_L, old_L) in rows:
             acted_L = turn_L != CONTEXT
             np.add.at(ratio_NK[owner], turn_L[acted_L], (own_L - old_L)[acted_L])
-        return np.float32(self._implicit_coef * ratio_NK)
+        return np.float32(self.algorithm.implicit_coef * ratio_NK)
 
     @functools.cached_property
     def time(self) -> SampledTokens:
@@ -186,18 +191,19 @@ class CreditArrays:
 
     @property
     def metric_N(self) -> np.ndarray:
-        if self._metric == "turns":
+        metric = self.algorithm.canon_metric
+        if metric == "turns":
             return self.mask_NK.sum(axis=1, dtype=np.float32)
         # Of an action as it was sampled, whether or not all of it is learned from.
         total_N, count_N = np.zeros((2, len(self.trajectories)))
         owners, entropies = self.rows.trajectory_S, self._per_token["entropy"]
         for owner, turn_L, entropy_L in zip(owners, self.sampled_turn, entropies, strict=True):
             counted_L = turn_L != CONTEXT
-            if self._metric == "entropy":
+            if metric == "entropy":
                 counted_L = counted_L & ~np.isnan(entropy_L)  # none was computed of forced tokens
                 total_N[owner] += entropy_L[counted_L].sum()
             count_N[owner] += counted_L.sum()
-        return np.float32(count_N if self._metric == "tokens" else total_N / np.maximum(count_N, 1))
+        return np.float32(count_N if metric == "tokens" else total_N / np.maximum(count_N, 1))
 
     @property
     def progress_NL(self) -> np.ndarray:

@@ -37,7 +37,7 @@ def running_statistics(
     process, and after a run was resumed.
 
     Args:
-      before: those before it; None: of nothing.
+      previous: those before it; None: of nothing.
     """
     statistics = {} if previous is None else dict(previous)
     pairs = zip(trajectories, learnable(trajectories), strict=True)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from seeupo_jax.learner.state_layout import HashableLayout, average
+from seeupo_jax.learner.state_layout import HashableShardings, average
 from seeupo_jax.learner.step.rows import microbatch, of_spans, row_logp
 from seeupo_jax.learner.step.turn_step import apply_gradients, place_gradients
 from seeupo_jax.policy.network import Network, join
@@ -31,7 +31,7 @@ def imitation_step(
     network: Network,
     optimizer: optax.GradientTransformation,
     ema: float | None,
-    layout: TrainState | None,
+    state_shardings: TrainState | None,
     frozen: Any,
     state: TrainState,
     batch: TurnBatch,
@@ -41,7 +41,7 @@ def imitation_step(
     The sum over all microbatches is divided once, so that how rows are packed does not matter.
 
     Args:
-      ema: decay of the average in the state. layout: shardings of the state; None: one device.
+      ema: decay of the average in the state. state_shardings: of the state; None: one device.
       frozen: the parameters that do not train.
 
     Returns: the state, and `loss` before the step, `grad_norm` and `update_skipped`.
@@ -51,11 +51,13 @@ def imitation_step(
     def body(index: jax.Array, carry: Any) -> Any:
         total, grads = carry
         microbatch_loss, new = loss(state.params, frozen, network, microbatch(batch, index))
-        new, _ = place_gradients(layout, (new, None))
+        new, _ = place_gradients(state_shardings, (new, None))
         return total + microbatch_loss, jax.tree.map(jnp.add, grads, new)
 
     with jax.named_scope("sft/step"):
-        zeros, _ = place_gradients(layout, (jax.tree.map(jnp.zeros_like, state.params), None))
+        zeros, _ = place_gradients(
+            state_shardings, (jax.tree.map(jnp.zeros_like, state.params), None)
+        )
         total, grads = jax.lax.fori_loop(0, batch.microbatches, body, (jnp.zeros(()), zeros))
         tokens = batch.mask_PA.sum()
         grads = jax.tree.map(lambda g: g / tokens, grads)
@@ -80,20 +82,20 @@ class Imitation:
     """The parts of a supervised run that its steps need and do not change.
 
     frozen: parameters that do not train. ema: decay of the average of the parameters per step.
-    layout: shardings of the state, and `replicated` one of small arrays; None: one device.
+    state_shardings: shardings of the state, and `replicated` one of small arrays; None: one device.
     """
 
     network: Network
     optimizer: optax.GradientTransformation
     frozen: Any = field(default_factory=dict)
     ema: float | None = None
-    layout: TrainState | None = None
+    state_shardings: TrainState | None = None
     replicated: jax.sharding.Sharding | None = None
 
     def step(self, state: TrainState, batch: TurnBatch) -> tuple[TrainState, dict[str, jax.Array]]:
         """`imitation_step`; the state is donated."""
-        layout = HashableLayout.of(self.layout)
-        program = step_program(self.network, self.optimizer, self.ema, layout, self.replicated)
+        shardings = HashableShardings.of(self.state_shardings)
+        program = step_program(self.network, self.optimizer, self.ema, shardings, self.replicated)
         return program(self.frozen, state, batch)
 
     def loss(self, params: Any, batch: TurnBatch) -> jax.Array:
@@ -110,12 +112,12 @@ def step_program(
     network: Network,
     optimizer: optax.GradientTransformation,
     ema: float | None,
-    layout: HashableLayout,
+    shardings: HashableShardings,
     replicated: jax.sharding.Sharding | None,
 ) -> Callable[..., Any]:
     """`imitation_step` from the frozen parameters on."""
-    step = functools.partial(imitation_step, network, optimizer, ema, layout.tree)
-    return jax.jit(step, donate_argnums=1, out_shardings=(layout.tree, replicated))
+    step = functools.partial(imitation_step, network, optimizer, ema, shardings.tree)
+    return jax.jit(step, donate_argnums=1, out_shardings=(shardings.tree, replicated))
 
 
 @_shared

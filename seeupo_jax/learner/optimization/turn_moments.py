@@ -47,7 +47,7 @@ def put_back(stepped: TrainState, previous: TrainState, turns: Sequence[int]) ->
     """The state after a step on a turn, with the optimizer's states of all turns as they are now.
 
     Args:
-      stepped: what the step made of `of_turn(before, turns)`.
+      stepped: what the step made of `of_turn(previous, turns)`.
     """
     moments = previous.opt_state
     if not isinstance(moments, TurnMoments) or isinstance(stepped.opt_state, TurnMoments):

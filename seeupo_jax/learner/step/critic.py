@@ -146,8 +146,8 @@ def row_value(
 
 def span_loss(critic: Critic, value_PA: jax.Array, row: TurnBatch) -> tuple[jax.Array, jax.Array]:
     """Each token's error, and 1.0 where the clipped one counts, which has no gradient: [P, A]."""
-    given = (value_PA, row.value_PA, row.returns_PA)
     plain_PA, loss_PA = (
-        clipped_value_loss(*given, clip=clip, mask=row.mask_PA) for clip in (None, critic.clip)
+        clipped_value_loss(value_PA, row.value_PA, row.returns_PA, clip=clip, mask=row.mask_PA)
+        for clip in (None, critic.clip)
     )
     return loss_PA, (loss_PA > plain_PA).astype(jnp.float32)

@@ -30,7 +30,7 @@ def turn_loss(
     config: LossConfig,
     critic: Critic | None,
     row: TurnBatch,
-    continued: RefreshBatch | None,
+    refresh_batch: RefreshBatch | None,
     index: jax.Array,
     cumulative_ratio_N: jax.Array,
     split: SplitActions | None,
@@ -42,17 +42,17 @@ def turn_loss(
         whose loss is added.
       frozen: the policy's other parameters.
       row: one microbatch, of this index.
-      continued, split: of all microbatches.
+      refresh_batch, split: of all microbatches.
 
     Returns: the loss's sum, and (logp_PA, refreshed cumulative_ratio_N, sums for metrics).
     """
     params = policy.join(trained[0], frozen)
     options = config.options
     scored = row_logp(network, params, row, config.temperature, entropy=config.entropy)
-    if continued is not None:
+    if refresh_batch is not None:
         past = (scored.keys, Tree(row.depth_MRL, row.end_MRL))
         cumulative_ratio_N = refresh_spans(
-            params, network, config, continued, index, past, cumulative_ratio_N
+            params, network, config, refresh_batch, index, past, cumulative_ratio_N
         )
     last = cumulative_ratio_N.shape[0] - 1
     cumulative_ratio_P = cumulative_ratio_N[jnp.minimum(row.trajectory_P, last)]

@@ -1,4 +1,4 @@
-"""The refresh: factors of the weights after a step has changed the policy (Eq. 8)."""
+"""The refresh: cumulative ratios after a step has changed the policy (Eq. 8)."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def refresh_spans(
     params: Any,
     network: Network,
     config: LossConfig,
-    continued: RefreshBatch,
+    refresh_batch: RefreshBatch,
     index: jax.Array,
     past: tuple[list[KeyValues], Tree],
     cumulative_ratio_N: jax.Array,
 ) -> jax.Array:
-    """Factors after the step before this one, from the tokens that it updated: forward only.
+    """Cumulative ratios after the step before, from the tokens that it updated: forward only.
 
     Args:
       index: of the microbatch. past: its keys and values, and its trees.
@@ -34,26 +34,34 @@ def refresh_spans(
     params, (keys, tree), cumulative_ratio_N = jax.lax.stop_gradient(
         (params, past, cumulative_ratio_N)
     )
-    _, Q, R, C = continued.tokens_MQRC.shape
+    _, Q, R, C = refresh_batch.tokens_MQRC.shape
 
     def body(number: jax.Array, logp_PA: jax.Array) -> jax.Array:
         part = index * Q + number
-        chunk = [take(x.reshape(-1, R, C), part) for x in continued[:6]]
-        tokens, depth, end, at, parent, target = chunk
-        given = continued.expert_MQRCG
-        given = None if given is None else take(given.reshape(-1, R, C, given.shape[-1]), part)
-        of_chunk = {"tree": Tree(depth, end), "past": Past(keys, tree, at), "given_NLG": given}
-        hidden_RCD, _ = policy.hidden(network, params, tokens, **of_chunk)
-        logp_RC, _ = logp_at(network, params, hidden_RCD, parent, target, config.temperature)
+
+        def chunk(x_MQR: jax.Array) -> jax.Array:
+            return take(x_MQR.reshape(-1, *x_MQR.shape[2:]), part)
+
+        expert_MQRCG = refresh_batch.expert_MQRCG
+        hidden_RCD, _ = policy.hidden(
+            network,
+            params,
+            chunk(refresh_batch.tokens_MQRC),
+            tree=Tree(chunk(refresh_batch.depth_MQRC), chunk(refresh_batch.end_MQRC)),
+            past=Past(keys, tree, chunk(refresh_batch.at_MQRC)),
+            given_NLG=None if expert_MQRCG is None else chunk(expert_MQRCG),
+        )
+        parent_RC, target_RC = chunk(refresh_batch.parent_MQRC), chunk(refresh_batch.target_MQRC)
+        logp_RC, _ = logp_at(network, params, hidden_RCD, parent_RC, target_RC, config.temperature)
         return logp_PA + of_spans(
-            logp_RC, *own_slots(continued.slot_PA, continued.mask_PA, part, R * C)
+            logp_RC, *own_slots(refresh_batch.slot_PA, refresh_batch.mask_PA, part, R * C)
         )
 
     with jax.named_scope("sweep/refresh"):
-        zeros_PA = jnp.zeros_like(continued.mask_PA)
-        logp_PA = jax.lax.fori_loop(0, continued.chunks_M[index], body, zeros_PA)
-        _, mask_PA = own_slots(continued.slot_PA, continued.mask_PA, index, Q * R * C)
-        return refreshed(config, cumulative_ratio_N, logp_PA, continued, mask_PA)
+        zeros_PA = jnp.zeros_like(refresh_batch.mask_PA)
+        logp_PA = jax.lax.fori_loop(0, refresh_batch.chunks_M[index], body, zeros_PA)
+        _, mask_PA = own_slots(refresh_batch.slot_PA, refresh_batch.mask_PA, index, Q * R * C)
+        return refreshed(config, cumulative_ratio_N, logp_PA, refresh_batch, mask_PA)
 
 
 def refreshed(
@@ -63,7 +71,7 @@ def refreshed(
     batch: TurnBatch | RefreshBatch,
     mask_PA: jax.Array,
 ) -> jax.Array:
-    """Factors times the ratios of the actions that have a mask, each in one or several spans."""
+    """Cumulative ratios times ratios of actions with a mask, each in one or several spans."""
     N = cumulative_ratio_N.shape[0]
     trajectory_P = jnp.where(mask_PA.any(axis=1), batch.trajectory_P, N)
 

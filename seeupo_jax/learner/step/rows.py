@@ -54,8 +54,14 @@ def of_spans(x_RX: jax.Array, slot_PA: jax.Array, mask_PA: jax.Array) -> jax.Arr
 def compute_row(network: Network, params: Any, row: TurnBatch) -> Computed:
     """The pass over one microbatch."""
     tree = None if row.segment_MRL is not None else Tree(row.depth_MRL, row.end_MRL)
-    of_rows = {"tree": tree, "segment_NL": row.segment_MRL, "given_NLG": row.expert_MRLG}
-    return policy.compute(network, params, row.tokens_MRL, **of_rows)
+    return policy.compute(
+        network,
+        params,
+        row.tokens_MRL,
+        tree=tree,
+        segment_NL=row.segment_MRL,
+        given_NLG=row.expert_MRLG,
+    )
 
 
 class RowLogp(NamedTuple):
@@ -78,8 +84,9 @@ def row_logp(
     """Log-probabilities of one microbatch; see `RowLogp`."""
     hidden_RLD, keys, routed_RLG = compute_row(network, params, row)
     if not entropy:
-        predicted = (row.parent_MRX, row.target_MRX)
-        logp_RX, hidden_RXD = logp_at(network, params, hidden_RLD, *predicted, temperature)
+        logp_RX, hidden_RXD = logp_at(
+            network, params, hidden_RLD, row.parent_MRX, row.target_MRX, temperature
+        )
         return RowLogp(logp_RX, None, hidden_RXD, list(keys), routed_RLG)
     hidden_RXD = policy.pick(hidden_RLD, row.parent_MRX)
     scores = policy.token_logp_and_entropy(

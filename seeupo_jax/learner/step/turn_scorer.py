@@ -102,7 +102,7 @@ def _row_scores(
 def scorer_step(
     network: Network,
     scorer: Scorer,
-    layout: TrainState | None,
+    state_shardings: TrainState | None,
     frozen: Any,
     state: TrainState,
     batch: TurnBatch,
@@ -113,7 +113,7 @@ def scorer_step(
     are of the scores by these very parameters, so the gradient is exact.
 
     Args:
-      layout: shardings of the state: gradients lie as the parameters do. None: one device.
+      state_shardings: gradients lie as the state's parameters do. None: one device.
       frozen: the policy's parameters that no step changes.
       batch: with `slope_PA`; without rows no step is taken.
 
@@ -127,9 +127,9 @@ def scorer_step(
         return jnp.sum(row.slope_PA * of_spans(score_RX, row.slot_PA, row.mask_PA))
 
     def place(grads: Any) -> Any:
-        if layout is None:
+        if state_shardings is None:
             return grads
-        return jax.lax.with_sharding_constraint(grads, layout.scorer.params)
+        return jax.lax.with_sharding_constraint(grads, state_shardings.scorer.params)
 
     def body(index: jax.Array, grads: Any) -> Any:
         new = jax.grad(loss)(held.params, microbatch(batch, index))

@@ -121,7 +121,7 @@ def refresh(
     batch: TurnBatch,
     cumulative_ratio_N: jax.Array,
 ) -> jax.Array:
-    """The separate refresh: factors after the step that updated `batch`, by a pass of its own."""
+    """The separate refresh: cumulative ratios after the step on `batch`, by a pass of its own."""
     logp_PA = score(network, params, batch, temperature=config.temperature)
     return refreshed(config, cumulative_ratio_N, logp_PA, batch, batch.mask_PA)
 
@@ -144,11 +144,11 @@ def turn_step(
     network: Network,
     optimizer: optax.GradientTransformation,
     config: LossConfig,
-    layout: TrainState | None,
+    state_shardings: TrainState | None,
     frozen: Any,
     state: TrainState,
     batch: TurnBatch,
-    continued: RefreshBatch | None,
+    refresh_batch: RefreshBatch | None,
     cumulative_ratio_N: jax.Array,
     denominator: jax.Array,
     *,
@@ -157,9 +157,9 @@ def turn_step(
     """One optimizer step on one turn: one program a bucket shape, microbatches accumulated inside.
 
     Args:
-      layout: shardings of the state: gradients lie as the parameters do. None: one device.
+      state_shardings: gradients lie as the state's parameters do. None: one device.
       frozen: the parameters that training leaves alone; empty where all train.
-      continued: the refresh of the step before, or None.
+      refresh_batch: the refresh of the step before, or None.
       cumulative_ratio_N: float32 [N]; a trajectory's weight is M = advantage x this.
       denominator: what the sum over all rows is divided by, once.
       critic: the value function that `state.critic` is of, trained beside the policy.
@@ -168,21 +168,20 @@ def turn_step(
     if config.options.kl_in == "loss":
         batch = batch._replace(kl_coef=state.kl_coef)
     split = split_actions(config, batch, cumulative_ratio_N.shape[0])
-    fixed = frozen, network, config, critic
 
     def body(index: jax.Array, carry: Any) -> Any:
         grads, ratio_N, logp_PA, total = carry
         row = microbatch(batch, index)
         (loss, (own_logp_PA, ratio_N, sums)), new = grad(
-            trained, *fixed, row, continued, index, ratio_N, split
+            trained, frozen, network, config, critic, row, refresh_batch, index, ratio_N, split
         )
         # Placed before they are added: each device receives its own part of the sum over rows only.
-        grads = jax.tree.map(jnp.add, grads, place_gradients(layout, new))
+        grads = jax.tree.map(jnp.add, grads, place_gradients(state_shardings, new))
         total = _accumulate(total, sums | {"loss": loss})
         return grads, ratio_N, logp_PA + own_logp_PA, total
 
     with jax.named_scope("sweep/turn"):
-        zeros = place_gradients(layout, jax.tree.map(jnp.zeros_like, trained))
+        zeros = place_gradients(state_shardings, jax.tree.map(jnp.zeros_like, trained))
         names = (*config.sums, *(() if critic is None else critic.sums), "loss")
         total = {name: jnp.zeros(()) for name in names}
         start = (zeros, cumulative_ratio_N, jnp.zeros_like(batch.mask_PA), total)
@@ -193,9 +192,11 @@ def turn_step(
     return StepResult(state, ratio_N, logp_PA, metrics)
 
 
-def place_gradients(layout: TrainState | None, grads: Any) -> Any:
+def place_gradients(state_shardings: TrainState | None, grads: Any) -> Any:
     """Gradients where the parameters lie."""
-    return grads if layout is None else jax.lax.with_sharding_constraint(grads, _trained(layout))
+    if state_shardings is None:
+        return grads
+    return jax.lax.with_sharding_constraint(grads, _trained(state_shardings))
 
 
 def apply_gradients(

@@ -34,7 +34,7 @@ def file_lines(config: Config, workdir: Path, extra: Mapping[str, bool]) -> list
     """The folder's files and folders.
 
     Args:
-      own: those that only this command writes, and whether this run does.
+      extra: those that only this command writes, and whether this run does.
     """
     names = {
         "metrics.jsonl": True,

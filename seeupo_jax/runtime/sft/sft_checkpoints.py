@@ -45,10 +45,16 @@ class SftCheckpoints:
         supervised = notes[SUPERVISED]
         best = None if supervised["best"] is None else Best(*supervised["best"])
         lacks = lacks_evaluation(done, steps, saved, saved["sft"]["eval_every"])
-        evaluated = supervised["evaluated"] and not lacks
-        counts = supervised["worse"], supervised["idle"]
-        before = supervised.get("before")  # earlier versions did not say
-        return SftState(done, train, evaluated, True, best, *counts, before)
+        return SftState(
+            done,
+            train,
+            evaluated=supervised["evaluated"] and not lacks,
+            saved=True,
+            best=best,
+            worse=supervised["worse"],
+            idle=supervised["idle"],
+            before=supervised.get("before"),  # earlier versions did not say
+        )
 
     def save(self, state: SftState) -> SftState:
         """Saves a checkpoint in the background; the run with that noted."""

@@ -73,7 +73,7 @@ def build_learner(config: Config, policy: build.Policy, params: Any) -> LearnerP
         ema=config.optimizer.ema,
         reward_weights=reward_weights(config.rewards),
         frozen=policy.frozen,
-        layout=jax.tree.map(lambda leaf: leaf.sharding, state),
+        state_shardings=jax.tree.map(lambda leaf: leaf.sharding, state),
         replicated=sharding(policy.mesh, ()),
     )
     return LearnerParts(learner, state, place_reference(config, params))

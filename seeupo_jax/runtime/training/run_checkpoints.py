@@ -75,10 +75,11 @@ class RunCheckpoints:
         self._parts = parts
         settings, log = parts.config.checkpoint, parts.progress.log
         folder = find_directory(settings, parts.workdir)
-        kept = settings.keep, settings.keep_best
-        self._checkpoints = Checkpoints(folder, *kept, measured=measured_with, log=log)
+        self._checkpoints = Checkpoints(
+            folder, settings.keep, settings.keep_best, measured=measured_with, log=log
+        )
         self._folder, self._stopped_folder = folder, f"{folder}/stopped"
-        self._stopped = Checkpoints(self._stopped_folder, 1, 0, log=log)
+        self._stopped = Checkpoints(self._stopped_folder, keep=1, keep_best=0, log=log)
         # Of files, which may be gone when a checkpoint is written.
         self._made_with = {
             "adapters": adapters_note(parts.config),
@@ -101,8 +102,15 @@ class RunCheckpoints:
         self._parts.progress.log(resumption("iteration", done, config.iterations))
         score = self._checkpoints.score(done)
         left = splits_left(config, selects_on, done, notes, score)
-        evaluated = not left
-        return RunState(done, train, evaluated, True, score, left, statistics=_statistics(notes))
+        return RunState(
+            done,
+            train,
+            evaluated=not left,
+            saved=True,
+            score=score,
+            left=left,
+            statistics=_statistics(notes),
+        )
 
     def restore_sweep(self, state: RunState) -> RunState:
         """The run in the middle of its next sweep where it was stopped in one; else as it is.

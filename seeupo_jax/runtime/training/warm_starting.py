@@ -91,8 +91,11 @@ def _warm_start(
     progress.phase("warm start: demonstrations")
     sources = [
         open_conversations(
-            *(config, DEMONSTRATIONS, "train", stage.demonstrations),
-            f"config.warm_start.stages[{index}]",
+            config,
+            DEMONSTRATIONS,
+            split="train",
+            options=stage.demonstrations,
+            field=f"config.warm_start.stages[{index}]",
         )
         for index, stage in enumerate(stages)
     ]

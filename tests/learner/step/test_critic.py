@@ -405,7 +405,7 @@ def on_mesh(made, offload, **sizes):
     said = abstract_state(made.optimizer, params, layout, made.critic)
     assert jax.tree.map(lambda x: x.sharding, said) == jax.tree.map(lambda x: x.sharding, state)
     replicated = sharding(mesh, ())
-    return mesh, cases.unshared(made, layout=layout, replicated=replicated), state
+    return mesh, cases.unshared(made, state_shardings=layout, replicated=replicated), state
 
 
 @pytest.mark.parametrize("kind, second", [("head", "data"), ("model", "context")])
@@ -414,12 +414,14 @@ def test_a_sweep_on_a_mesh_is_the_sweep_on_one_device(kind, second):
     plain = learner(kind, inner_epochs=2, kl_coef=0.0)
     sizes = {"data": 1, "fsdp": 2, "tensor": 2, second: 2}
     mesh, made, state = on_mesh(plain, offload, **sizes)
-    own = jax.device_put(cases.host(state_of(plain).critic.params), made.layout.critic.params)
+    own = jax.device_put(
+        cases.host(state_of(plain).critic.params), made.state_shardings.critic.params
+    )
     with jax.set_mesh(mesh):
         state = state._replace(critic=state.critic._replace(params=own))
         state, metrics, *_ = sweep(made, state, state.params, TRAJECTORIES, iteration=3)
     wanted, alone, _ = observed_pass(plain, TRAJECTORIES)
-    assert jax.tree.map(lambda x: x.sharding, state) == made.layout
+    assert jax.tree.map(lambda x: x.sharding, state) == made.state_shardings
     cases.assert_trees_close(cases.host(state), wanted, 1e-5)
     np.testing.assert_allclose(metrics["sweep/value_loss"], alone["sweep/value_loss"], rtol=1e-5)
     critic = state.critic

@@ -186,7 +186,7 @@ def test_on_a_mesh_it_lies_as_the_policy_and_its_moments_wait_on_the_host():
     alone = alone._replace(scorer=made.scorer.init(alone.params))
     batch = batch_of(made, 0.01)
     wanted, reported = made.scorer_step(alone, batch)
-    sharded = cases.unshared(made, layout=layout, replicated=sharding(mesh, ()))
+    sharded = cases.unshared(made, state_shardings=layout, replicated=sharding(mesh, ()))
     with jax.set_mesh(mesh):
         state, again = sharded.scorer_step(state, batch)
     assert where(state) == layout

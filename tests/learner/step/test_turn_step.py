@@ -16,7 +16,7 @@ from seeupo_jax.learner.batching import (
     lay_out,
     turn_batch,
 )
-from seeupo_jax.learner.refresh_batch import refresh_batch
+from seeupo_jax.learner.refresh_batch import make_refresh_batch
 from seeupo_jax.types import NO_TARGET
 
 LEARNER = cases.learner()
@@ -56,7 +56,7 @@ class Result:
 
 def step(batch, refresh=None, state=None, learner=LEARNER):
     if refresh is None:
-        refresh, _ = refresh_batch(ROWS, empty_layout(24), [], cases.SHAPES, [])
+        refresh, _ = make_refresh_batch(ROWS, empty_layout(24), [], cases.SHAPES, [])
     out = learner.turn_step(
         cases.new_state(LEARNER.optimizer) if state is None else state,
         batch,
@@ -215,7 +215,7 @@ def test_factors_of_trajectories_without_the_turn_stay_bit_for_bit(turn_1):
     # 0.5 and 7 are outside the weight clip: a factor that is touched at all would change.
     previous = action_spans(ROWS, (2,))
     layout = lay_out(ROWS, action_spans(ROWS, (1,)), cases.SHAPES, cases.SHAPES.lengths[-1:])
-    refresh, left = refresh_batch(ROWS, layout, previous, cases.SHAPES, logps(0))
+    refresh, left = make_refresh_batch(ROWS, layout, previous, cases.SHAPES, logps(0))
     held = {int(ROWS.trajectory_S[p.segment]) for p in previous if p not in left}
     result = step(turn_1, refresh)
     changed = set(np.flatnonzero(result.cumulative_ratio_N != FACTOR_N))
