@@ -209,7 +209,8 @@ def _answer(config: Config, source: _Source, host: str, port: int) -> None:
         serving = _begin(config, policy, stop)
         endpoint.start(host, port)
         stack.callback(endpoint.close)
-        access = endpoint.open_key(serving, key=os.environ.get(KEY_VARIABLE))
+        key = os.environ.get(KEY_VARIABLE)
+        access = endpoint.open_key(serving, key=key, unique_ids=True)
         number = "" if source.workdir is None else f", checkpoint {policy.iteration}"
         _announce(config, f"{place}{number} as {name!r}", access, policy.engine)
         stop.wakes(serving.stop)
