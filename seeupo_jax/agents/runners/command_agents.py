@@ -98,7 +98,7 @@ class CommandAgents:
 
     def start(self, task: AgentTask, access: Access, on_end: OnEnd) -> Callable[[], None]:
         key = next(self._keys)
-        env = environment_of(access, self._model, imports_here=self._imports_here)
+        env = environment_of(access, self._model, from_here=self._imports_here)
         request = {"env": env, "task": dataclasses.asdict(task)}
         with self._lock:
             if self._helper is None or self._helper.over:
@@ -174,15 +174,15 @@ def imports_here(words: Sequence[str]) -> bool:
     return False
 
 
-def environment_of(access: Access, model: str, *, imports_here: bool) -> dict[str, str]:
+def environment_of(access: Access, model: str, *, from_here: bool) -> dict[str, str]:
     """The variables by which the SDKs find the policy; others are those of this process.
 
     Args:
-      imports_here: the command does, as of the function above, from a folder of its own.
+      from_here: its Python imports from the current folder, which it is not started in.
     """
     direct = _without_proxy(urlsplit(access.base_url).hostname or "")
     given = os.environ.get("PYTHONPATH", "")
-    entries = [*([""] if imports_here else []), *(given.split(os.pathsep) if given else [])]
+    entries = [*([""] if from_here else []), *(given.split(os.pathsep) if given else [])]
     return {
         "OPENAI_BASE_URL": access.base_url,
         "OPENAI_API_BASE": access.base_url,

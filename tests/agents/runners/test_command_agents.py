@@ -91,20 +91,20 @@ def test_it_is_given_the_variables_of_the_sdks_and_its_task(tmp_path, monkeypatc
     assert files == ["mine"] and folder != os.getcwd() and not Path(folder).parent.exists()
 
 
-@pytest.mark.parametrize("imports_here", [False, True])
+@pytest.mark.parametrize("from_here", [False, True])
 def test_relative_folders_of_modules_are_found_from_its_own_folder(
-    imports_here, monkeypatch, tmp_path
+    from_here, monkeypatch, tmp_path
 ):
     (tmp_path / "src").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["src", "", "/opt/lib", "../other"]))
-    env = environment_of(ACCESS, "policy", imports_here=imports_here)
+    env = environment_of(ACCESS, "policy", from_here=from_here)
     listed = [tmp_path / "src", tmp_path, Path("/opt/lib"), tmp_path.parent / "other"]
-    wanted = [*([tmp_path] if imports_here else []), *listed]  # as `sys.path` has them in a shell
+    wanted = [*([tmp_path] if from_here else []), *listed]  # as `sys.path` has them in a shell
     assert env["PYTHONPATH"].split(os.pathsep) == list(map(str, wanted))
     monkeypatch.delenv("PYTHONPATH")
-    env = environment_of(ACCESS, "policy", imports_here=imports_here)
-    assert env["PYTHONPATH"] == (str(tmp_path) if imports_here else "")
+    env = environment_of(ACCESS, "policy", from_here=from_here)
+    assert env["PYTHONPATH"] == (str(tmp_path) if from_here else "")
 
 
 # What Python has as the first entry of `sys.path`: here, or the folder of its file.
@@ -129,7 +129,7 @@ def test_only_a_module_is_imported_from_the_current_folder(command):
 def test_hosts_that_either_variable_names_stay_without_a_proxy(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "a.example,b.example")
     monkeypatch.setenv("no_proxy", "b.example, .c.example,")
-    env = environment_of(ACCESS, "policy", imports_here=False)
+    env = environment_of(ACCESS, "policy", from_here=False)
     assert env["NO_PROXY"] == env["no_proxy"] == "a.example,b.example,.c.example,127.0.0.1"
 
 
