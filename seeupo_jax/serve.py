@@ -35,6 +35,7 @@ from seeupo_jax.configuration.flags import Flags, Wrong, integer
 from seeupo_jax.configuration.schema import Config, WarmStart
 from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.errors import sentence_errors
+from seeupo_jax.parallel.open_files import raise_open_files
 from seeupo_jax.parallel.stop_signal import StoppedCompiling, StopRequest
 from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.runtime.checks import check_sampling
@@ -208,7 +209,8 @@ def _answer(config: Config, source: _Source, host: str, port: int) -> None:
         serving = _begin(config, policy, stop)
         endpoint.start(host, port)
         stack.callback(endpoint.close)
-        access = endpoint.open_key(serving, key=os.environ.get(KEY_VARIABLE))
+        key = os.environ.get(KEY_VARIABLE)
+        access = endpoint.open_key(serving, key=key, unique_ids=True)
         number = "" if source.workdir is None else f", checkpoint {policy.iteration}"
         _announce(config, f"{place}{number} as {name!r}", access, policy.engine)
         stop.wakes(serving.stop)
@@ -227,6 +229,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
     with sentence_errors(), contextlib.suppress(StoppedCompiling):
         config, source = _choose(read_config(given), given)
         prepare_xla()
+        raise_open_files()  # a client's connection is one
         _check(config, source, given.host, given.port)
         _answer(config, source, given.host, given.port)
 

@@ -74,10 +74,11 @@ class Limits:
 
 @dataclass
 class _Client:
-    """Who holds a key. requests: how many it has sent."""
+    """Who holds a key. ids: what those of its tool calls begin with. requests: how many it sent."""
 
     session: Session
     rules: SamplingRules
+    ids: str
     requests: int = 0
     responses: dict[str, tuple[HistoryMessage, ...]] = field(default_factory=dict)
 
@@ -166,9 +167,18 @@ class Endpoint:
             server.run(sockets=[listener])
 
     def open_key(
-        self, session: Session, *, sampling: SamplingRules | None = None, key: str | None = None
+        self,
+        session: Session,
+        *,
+        sampling: SamplingRules | None = None,
+        key: str | None = None,
+        unique_ids: bool = False,
     ) -> Access:
         """Makes a key (or takes the given one) that reaches the session; from any thread.
+
+        Args:
+          unique_ids: ids of tool calls begin with digits that are drawn here, for histories that
+            may go on at another endpoint. Without, the same calls have the same ids.
 
         Raises:
           ValueError: the given key cannot be sent.
@@ -176,7 +186,9 @@ class Endpoint:
         key = secrets.token_urlsafe(32) if key is None else key
         if not can_be_sent(key):
             raise ValueError("the key: got one that is empty or has a space or an odd character.")
-        self._clients[key] = _Client(session, self._sampling if sampling is None else sampling)
+        ids = f"call_{secrets.token_hex(4)}" if unique_ids else "call"
+        rules = self._sampling if sampling is None else sampling
+        self._clients[key] = _Client(session, rules, ids)
         return Access(self.base_url, key)
 
     def close_key(self, key: str) -> None:
@@ -241,7 +253,7 @@ class Endpoint:
         client.requests += 1
         responses = client.responses
         last = next(reversed(responses.values()), ())
-        caller = Caller(self._model, client.requests, client.rules, responses, last)
+        caller = Caller(self._model, client.requests, client.rules, responses, last, client.ids)
 
         def read() -> Exchange:
             try:

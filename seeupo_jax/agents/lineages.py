@@ -8,9 +8,11 @@ sub-agent, begins a lineage of its own, in which what came before is context.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,28 +24,49 @@ from seeupo_jax.envs.base import Message, Tool
 from seeupo_jax.policy.files.messages import TextWithCalls
 from seeupo_jax.policy.files.tokenizer import Conversation, Tokenizer, Transcript
 from seeupo_jax.rewards.finished_episode import HISTORY
-from seeupo_jax.types import Segment
+from seeupo_jax.types import CONTEXT, Segment
 
 _SLACK = 4  # a tokenizer may normalise a text to a shorter one
 
-History = tuple[str, ...]  # of each message what makes it the same as another
+_KEPT_EVERY = 16  # turns in a row of which one keeps its conversation for branches
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class ReadCall:
     """A call as the model would read it.
 
-    call: it. before, tools: its messages and tools.
-    parent: the turn that it continues. new: its messages since then, calls as text.
-    conversation: up to the action.
+    tools: its tools. digest: of these and all of its messages.
+    parent: the turn that it continues. depth: turns before it, parent by parent.
+    messages, new: since the parent, as the tokenizer and as people read them, calls as text.
+    kept: its conversation, where it is not forgotten.
     """
 
-    call: ModelCall
-    before: History
-    tools: str
+    tools: tuple[Tool, ...]
+    digest: bytes
     parent: LineageTurn | None
+    depth: int
+    messages: Sequence[Message]
     new: tuple[Message, ...]
-    conversation: Conversation
+    kept: Conversation | None
+
+    @property
+    def conversation(self) -> Conversation:
+        """Up to the action; one that is forgotten is made anew from the nearest that is not."""
+        read, later = self, list[ReadCall]()
+        while read.kept is None:
+            assert read.parent is not None  # those without are kept
+            later.append(read)
+            read = read.parent.read
+        conversation = read.kept
+        for read in reversed(later):
+            assert read.parent is not None
+            conversation = conversation.extend(read.parent.action, read.messages)
+        return conversation
+
+    def forget(self) -> None:
+        """Drops the conversation: all of an episode would grow with the square of its turns."""
+        if self.depth % _KEPT_EVERY:
+            self.kept = None
 
 
 @dataclass(eq=False)
@@ -52,16 +75,13 @@ class LineageTurn:
 
     number: of turns in the order in which they were begun, cancelled ones included.
     lineage: turns of one are sampled one after the other, each after all tokens of those before.
-    after: the history that continues it; None until it is answered.
     """
 
     read: ReadCall
     number: int
     lineage: int
-    after: History | None = None
+    answered: bool = False
     action: Sequence[int] = ()
-    logp: Sequence[float] = ()
-    expert_LG: np.ndarray | None = None
 
 
 class Lineages:
@@ -75,6 +95,9 @@ class Lineages:
         self._tokenizer, self._format = tokenizer, tool_format
         self._turns: list[LineageTurn] = []  # that are open or answered
         self._tips: dict[int, LineageTurn] = {}  # the last turn of each lineage
+        self._ends = defaultdict[bytes, list[LineageTurn]](list)  # by what continues them
+        self._transcripts = defaultdict[int, Transcript](Transcript)  # of lineages, so far
+        self._listed: dict[str, tuple[Tool, ...]] = {}  # lists of tools, once each
         self._started = self._lineages = 0
         self.tools: dict[str, Tool] = {}  # that were shown in any call, by name
 
@@ -99,17 +122,19 @@ class Lineages:
         Raises:
           ValueError: messages that the tokenizer refuses.
         """
-        messages, tools = tuple(map(plain_text, call.messages)), canonical_json(call.tools)
-        parent = self._continued(messages, tools)
-        shared = 0 if parent is None else len(parent.after)
+        digests = list(history_digests(call.messages, call.tools))
+        tools = self._listed.setdefault(json.dumps(call.tools), call.tools)
+        parent, shared = self._continued(digests)
         new = call.messages[shared:]
         read = [as_read(each, self._tokenizer, self._format) for each in new]
         if parent is None:
-            conversation = self._tokenizer.begin(read, call.tools)
+            depth, conversation = 0, self._tokenizer.begin(read, tools)
         else:
-            conversation = parent.read.conversation.extend(parent.action, read)
+            depth, before = parent.read.depth + 1, parent.read.conversation
+            parent.read.kept = before  # it may be continued once more
+            conversation = before.extend(parent.action, read)
         shown = tuple(map(self._message, new))
-        return ReadCall(call, messages, tools, parent, shown, conversation)
+        return ReadCall(tools, digests[-1], parent, depth, read, shown, conversation)
 
     def begin(self, read: ReadCall) -> LineageTurn:
         """The open turn of a call that was just read."""
@@ -122,7 +147,7 @@ class Lineages:
         self._started += 1
         self._turns.append(turn)
         self._tips[lineage] = turn
-        self.tools |= {tool["name"]: tool for tool in read.call.tools}
+        self.tools |= {tool["name"]: tool for tool in read.tools}
         return turn
 
     def act(
@@ -138,8 +163,13 @@ class Lineages:
         Args:
           expert_LG: as of `Transcript.act`.
         """
-        turn.action, turn.logp, turn.expert_LG = tokens, logp, expert_LG
-        turn.after = (*turn.read.before, plain_text(answer))
+        transcript, parent = self._transcripts[turn.lineage], turn.read.parent
+        transcript.read(turn.read.conversation.tokens)
+        transcript.act(tokens, turn.number, logp, expert_LG)
+        turn.action, turn.answered = tokens, True
+        self._ends[extended(turn.read.digest, answer)].append(turn)
+        if parent is not None and parent.lineage == turn.lineage:
+            parent.read.forget()
 
     def cancel(self, turn: LineageTurn) -> None:
         """Forgets an open turn; the turn that it continued can be continued once more."""
@@ -152,43 +182,48 @@ class Lineages:
 
     def segments(self) -> tuple[Segment, ...]:
         """Segments of all lineages; turns that were answered have dense numbers, in order."""
-        transcripts: dict[int, Transcript] = {}
+        dense_T = np.full(self._started, CONTEXT, np.int32)
         for number, turn in enumerate(self._answered()):
-            transcript = transcripts.setdefault(turn.lineage, Transcript())
-            transcript.read(turn.read.conversation.tokens)
-            transcript.act(turn.action, number, turn.logp, turn.expert_LG)
-        segments = (segment for each in transcripts.values() for segment in each.segments())
-        return tuple(segments) or Transcript().segments()
+            dense_T[turn.number] = number
+        segments = tuple(
+            replace(segment, turn_L=_renumber(segment.turn_L, dense_T))
+            for _, transcript in sorted(self._transcripts.items())
+            for segment in transcript.segments()
+        )
+        return segments or Transcript().segments()
 
     def messages(self) -> list[Message]:
         """What each turn newly read, and its action; those that were answered, in their order."""
         messages: list[Message] = []
         for turn in self._answered():
-            mark = self._format.mark if turn.read.call.tools else ""
+            mark = self._format.mark if turn.read.tools else ""
             text = text_with_mark(self._tokenizer, turn.action, mark)
             messages += [*turn.read.new, {"role": "assistant", "content": text}]
         return messages
 
     def _answered(self) -> list[LineageTurn]:
-        return [turn for turn in self._turns if turn.after is not None]
+        return [turn for turn in self._turns if turn.answered]
 
-    def _continued(self, history: History, tools: str) -> LineageTurn | None:
-        """The turn that a history continues: the one with most messages, best a lineage's last."""
+    def _continued(self, digests: Sequence[bytes]) -> tuple[LineageTurn | None, int]:
+        """The turn that a history continues, and how many of its messages that has with its answer.
 
-        def fits(turn: LineageTurn) -> bool:
-            after = turn.after
-            same = after is not None and turn.read.tools == tools
-            return same and history[: len(after)] == after
-
-        def rank(turn: LineageTurn) -> tuple[int, bool, int]:
-            return len(turn.read.before), self._tips[turn.lineage] is turn, turn.number
-
-        return max(filter(fits, self._turns), key=rank, default=None)
+        It is the one with most messages, best a lineage's last.
+        """
+        for count in range(len(digests) - 1, 0, -1):
+            turns = self._ends.get(digests[count], ())
+            if turns:
+                last = max(turns, key=lambda turn: (self._tips[turn.lineage] is turn, turn.number))
+                return last, count
+        return None, 0
 
     def _message(self, message: HistoryMessage) -> Message:
         """A message as people read it."""
         sent = {HISTORY: "sent"} if message.role == "assistant" else {}
         return {"role": message.role, "content": _written(message, self._format), **sent}
+
+
+def _renumber(turn_L: np.ndarray, number_T: np.ndarray) -> np.ndarray:
+    return np.where(turn_L == CONTEXT, CONTEXT, number_T[turn_L]).astype(np.int32)
 
 
 def check_length(call: ModelCall, tokenizer: Tokenizer, max_context: int) -> None:
@@ -252,6 +287,20 @@ def plain_text(message: HistoryMessage) -> str:
     """What makes two messages the same: clients write white space and JSON anew."""
     calls = [[call.name, call.arguments, call.positional] for call in message.calls]
     return canonical_json([message.role, message.content.strip(), calls])
+
+
+def history_digests(messages: Sequence[HistoryMessage], tools: Sequence[Tool]) -> Iterator[bytes]:
+    """Digests of the first 0, 1, 2, ... messages with these tools."""
+    digest = hashlib.sha256(canonical_json(tools).encode()).digest()
+    yield digest
+    for message in messages:
+        digest = extended(digest, message)
+        yield digest
+
+
+def extended(digest: bytes, message: HistoryMessage) -> bytes:
+    """The digest of a history with one more message."""
+    return hashlib.sha256(digest + plain_text(message).encode()).digest()
 
 
 def canonical_json(value: Any) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from seeupo_jax.agents.calls import HistoryMessage
-from seeupo_jax.agents.lineages import canonical_json, plain_text
+from seeupo_jax.agents.lineages import history_digests
 from seeupo_jax.envs.base import Tool
 from seeupo_jax.policy.files.tokenizer import Conversation
 
@@ -56,7 +55,7 @@ class Remembered:
 
     def find(self, messages: Sequence[HistoryMessage], tools: Sequence[Tool]) -> Continued | None:
         """The longest conversation that a history begins with; None: it has no answer of ours."""
-        digests = list(_digests(messages, tools))
+        digests = list(history_digests(messages, tools))
         for count in range(len(messages), 0, -1):
             digest = digests[count]
             if digest in self._answered:
@@ -77,7 +76,7 @@ class Remembered:
           key: what `on_forgotten` is given.
           messages: the history, and our answer as the last one.
         """
-        *_, digest = _digests(messages, tools)
+        *_, digest = history_digests(messages, tools)
         self._forget(digest)  # another sample of the same words
         self._answered[digest] = (key, answered)
         self._tokens += answered.tokens
@@ -89,13 +88,3 @@ class Remembered:
             key, answered = self._answered.pop(digest)
             self._tokens -= answered.tokens
             self._on_forgotten(key)
-
-
-def _digests(messages: Sequence[HistoryMessage], tools: Sequence[Tool]) -> Iterator[bytes]:
-    """Digests of the first 0, 1, 2, ... messages with these tools."""
-    digest = hashlib.sha256(canonical_json(tools).encode())
-    yield digest.digest()
-    for message in messages:
-        # A line each, so that no two lists of messages read alike.
-        digest.update(b"\n" + plain_text(message).encode())
-        yield digest.digest()

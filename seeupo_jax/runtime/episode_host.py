@@ -22,6 +22,7 @@ from seeupo_jax.envs import Environment
 from seeupo_jax.envs.mixture import read_parts
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.envs.transport.isolated import Isolated, check_isolated
+from seeupo_jax.parallel.open_files import open_files, raise_open_files
 from seeupo_jax.rollout.engine.protocol import Engine
 from seeupo_jax.rollout.environment_player import EnvironmentHost
 from seeupo_jax.rollout.player import Host
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 MODEL = "policy"  # what the endpoint calls it; agents may name any
+_SPARE_FILES = 64  # beside those of conversations and those that are open: checkpoints, programs
 
 
 def check_host(config: Config) -> None:
@@ -141,9 +143,10 @@ def build_host(
       tasks: of the run, which stay open; agents get their data.
 
     Raises:
-      ValueError: the endpoint's address cannot be had.
+      ValueError: the endpoint's address cannot be had, or too few files may be open at once.
     """
     agent = config.agent
+    check_open_files(config, engine.concurrency)
     if not agent.given:
         return EnvironmentHost(build_pool(config, engine.concurrency))
     endpoint = make_endpoint(config, MODEL)
@@ -162,6 +165,26 @@ def build_host(
         data=tasks.data,
         close_endpoint=endpoint.close,
     )
+
+
+def check_open_files(config: Config, conversations: int) -> None:
+    """Raises the limit of open files, which a connection or pipe of a conversation counts as.
+
+    Raises:
+      ValueError: so many conversations at once need more.
+    """
+    limit, agent = raise_open_files(), config.agent
+    if agent.given:
+        each = 1 if agent.name is None else 2  # a function's end of a connection is here too
+    else:
+        each = 2 if config.env.isolation == "process" else 0
+    others = open_files() + _SPARE_FILES
+    if each and conversations * each + others > limit:
+        raise ValueError(
+            f"config.rollout.concurrency: got {conversations} conversations at once in this"
+            f" process, with {each} open files each and {others} others; allowed: as many as the"
+            f" limit of {limit:g} open files has room for, or a higher limit (`ulimit -n`)."
+        )
 
 
 def make_endpoint(config: Config, model: str) -> Endpoint:

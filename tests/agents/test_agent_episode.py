@@ -65,3 +65,5 @@ def test_after_a_refused_call_an_error_that_was_let_through_counts(cause, exit_c
     episode.outcome = AgentFailure("env_error", "its end", cause, answered)
     episode.conclude(lambda *_: [0.0], "failure")
     assert (episode.stop, episode.failed) == (stop, stop == "env_error")
+    reason = None if episode.failed else "its end"  # what the agent's author looks for
+    assert episode.info.get("agent_error") == reason

@@ -179,6 +179,8 @@ OTHERS = {
     "temperature": {"temperature": 0.1},
     "top_k": {"top_k": 5},
     "tool_choice.type": {"tool_choice": {"type": "any"}},
+    "tool_choice.name": {"tool_choice": {"type": "none", "name": "x"}},
+    "tool_choice.nonsense": {"tool_choice": {"type": "auto", "nonsense": 1}},
     "thinking": {"thinking": {"type": "enabled", "budget_tokens": 1024}},
     "output_config": {"output_config": {"effort": "high"}},
     "container": {"container": "c"},
@@ -208,6 +210,18 @@ WRONG = {
         {"role": "user", "content": "x"},
     ],
 }
+
+
+def test_calls_side_by_side_are_let_be_as_in_openais_dialects(endpoint):
+    """As `parallel_tool_calls`, which is accepted there, it has no effect."""
+    choice = {"type": "auto", "disable_parallel_tool_use": True}
+    with (
+        opened(endpoint) as (session, access),
+        anthropic.Anthropic(**address(access)) as client,
+    ):
+        reply = ask(client, CALLS, tools=TOOLS, tool_choice=choice)
+    assert [block.type for block in reply.content] == ["text", "tool_use", "tool_use"]
+    assert session.params == []
 
 
 @pytest.mark.parametrize("param", [*OTHERS, *WRONG])

@@ -293,6 +293,48 @@ def test_what_cannot_be_read_changes_nothing(content):
     assert (lineages.turns, lineages.cancelled) == (0, 0)
 
 
+def long_history(tokenizer, said, count):
+    """An episode of so many turns in a row: it, its turns, contexts, and histories after each."""
+    lineages, history = Lineages(tokenizer, HERMES), [user("go")]
+    turns, contexts, histories = [], [], []
+    for number in range(count):
+        turn = lineages.begin(lineages.read(ask(*history, tools=(dict(TOOL),))))
+        contexts.append(turn.read.conversation)
+        action, answer = said(number)
+        lineages.act(turn, action, [-1.0] * len(action), answer)
+        turns.append(turn)
+        histories.append([*history, answer])
+        history += [answer, HistoryMessage("tool", f"row {number}")]
+    return lineages, turns, contexts, histories
+
+
+def test_a_long_episode_keeps_few_of_its_conversations_and_no_message_twice():
+    _, turns, _, histories = long_history(CharTokenizer(), lambda n: (say("y"), assistant("y")), 40)
+    kept = [turn.number for turn in turns if turn.read.kept is not None]
+    assert kept == [0, 16, 32, 39]
+    assert sum(len(turn.read.new) for turn in turns) == len(histories[-1]) - 40
+    assert all(turn.read.tools is turns[0].read.tools for turn in turns)
+
+
+@pytest.mark.parametrize("name", ["characters", "qwen3"])
+def test_a_branch_from_any_turn_of_a_long_episode_reads_on_from_its_tokens(name):
+    tokenizer = CharTokenizer() if name == "characters" else make(name)
+
+    def said(number):  # the template of Qwen3 takes thoughts out of a history
+        text = f"row {number}"
+        if name == "characters":
+            return say(text), assistant(text)
+        return tokenizer.action(f"<think>\nhm\n</think>\n\n{text}"), assistant(text)
+
+    lineages, turns, contexts, histories = long_history(tokenizer, said, 20)
+    end = {"role": "user", "content": "end"}
+    for number in np.random.default_rng(0).permutation(20).tolist():
+        read = lineages.read(ask(*histories[number], "end", tools=(TOOL,)))
+        assert read.parent is turns[number]
+        wanted = contexts[number].extend(turns[number].action, [end])
+        assert read.conversation.tokens == wanted.tokens
+
+
 class Oracle:
     """The rules once more, naively: whole histories, compared one by one."""
 

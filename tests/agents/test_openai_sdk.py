@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import json
 import math
+import re
 
 import httpx
 import openai
@@ -81,6 +82,20 @@ def test_tool_calls_go_out_and_come_back_as_history(client, session):
 def test_the_parts_of_a_text_are_joined_by_newlines(client, session):
     ask(client, [{"type": "text", "text": text} for text in ("a", "b")])
     assert session.calls[0].messages == (HistoryMessage("user", "a\nb"),)
+
+
+def test_ids_of_calls_do_not_come_again_after_a_restart_where_they_are_unique(endpoint):
+    lives = []
+    for _ in range(2):
+        with (
+            opened(endpoint, key="k", unique_ids=True) as (_, access),
+            openai.OpenAI(base_url=access.base_url, api_key="k") as client,
+        ):
+            calls = ask(client, CALLS, tools=TOOLS).choices[0].message.tool_calls
+            lives.append([call.id for call in calls])
+    assert [[each[-4:] for each in ids] for ids in lives] == [["_1_0", "_1_1"]] * 2
+    assert not {each[:-4] for each in lives[0]} & {each[:-4] for each in lives[1]}
+    assert all(re.fullmatch(r"[a-zA-Z0-9_-]{1,40}", each) for ids in lives for each in ids)
 
 
 def test_a_message_of_calls_alone_has_no_content_and_a_malformed_call_is_content(client):

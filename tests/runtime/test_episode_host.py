@@ -1,6 +1,7 @@
 """What plays a run's episodes has the configuration's limits."""
 
 import queue
+import resource
 import shlex
 import sys
 
@@ -10,7 +11,13 @@ import pytest
 from seeupo_jax.agents.calls import Access, AgentResult, AgentTask
 from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
 from seeupo_jax.configuration.loading import from_dict
-from seeupo_jax.runtime.episode_host import _sampling_rules, build_runner, check_host, make_endpoint
+from seeupo_jax.runtime.episode_host import (
+    _sampling_rules,
+    build_runner,
+    check_host,
+    check_open_files,
+    make_endpoint,
+)
 
 TASK, ACCESS = AgentTask("t", "train", None, 0, 0, 1), Access("http://127.0.0.1:9/v1", "key")
 
@@ -81,6 +88,26 @@ def test_a_function_has_the_configured_limit(tmp_path):
     assert end_of(from_dict({"agent": agent})) == AgentResult(5.0, 1.0)
     failure = end_of(from_dict({"agent": agent, "env": {"max_reward": 4.0}}))
     assert "of magnitude at most 4 (config.env.max_reward)" in failure.reason
+
+
+# Descriptors of one conversation in the trainer's process, counted by hand.
+OPEN_FILES = {
+    "a function's connection has both ends here": ({"agent": {"name": "m:f"}}, 2),
+    "a command's has one": ({"agent": {"command": "true"}}, 1),
+    "an isolated environment has two pipes": ({"env": {"isolation": "process"}}, 2),
+}
+
+
+@pytest.mark.parametrize("settings, each", OPEN_FILES.values(), ids=OPEN_FILES)
+def test_more_conversations_than_open_files_are_refused(settings, each, monkeypatch):
+    config, limits = from_dict(settings), [(1024, 4096)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, pair: limits.append(pair))
+    check_open_files(config, 3000 // each)
+    assert limits[-1] == (4096, 4096)
+    with pytest.raises(ValueError, match="^config.rollout.concurrency: got .* 4096 .*`ulimit -n`"):
+        check_open_files(config, 4096 // each)
+    check_open_files(from_dict({}), 10**6)  # an environment in this process opens none
 
 
 def end_of(config):

@@ -79,6 +79,24 @@ class _Tool(_Cached):
     eager_input_streaming: bool | None = None
 
 
+class _Choice(Fields):
+    type: Literal["auto", "any"]
+    disable_parallel_tool_use: bool | None = None  # no effect, as OpenAI's parallel_tool_calls
+
+
+class _ChosenTool(Fields):
+    type: Literal["tool"]
+    name: str
+    disable_parallel_tool_use: bool | None = None
+
+
+class _NoTool(Fields):
+    type: Literal["none"]
+
+
+_ToolChoice = by_type(auto=_Choice, any=_Choice, tool=_ChosenTool, none=_NoTool)
+
+
 class MessagesRequest(_Cached):
     """A request for a message."""
 
@@ -93,7 +111,7 @@ class MessagesRequest(_Cached):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    tool_choice: dict[str, Any] | None = None
+    tool_choice: _ToolChoice | None = None
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
     thread: dict[str, Any] | None = None  # a conversation that the server would hold
@@ -115,7 +133,7 @@ class MessagesExchange:
     def __init__(self, tree: Any, caller: Caller):
         request, unknown = read_fields(MessagesRequest, tree, ignore=caller.rules.ignore)
         fields = {name: getattr(request, name) for name in _SAMPLING}
-        choice = (request.tool_choice or {}).get("type")
+        choice = None if request.tool_choice is None else request.tool_choice.type
         fields["tool_choice.type"] = choice
         caller.ignored += unknown + caller.rules.asks_otherwise(fields)
         if request.thread is not None:  # also where sampling is ignored: messages would be missing

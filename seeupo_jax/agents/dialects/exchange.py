@@ -26,6 +26,7 @@ class Caller:
     model: the served name. number: of the request among the caller's.
     responses: conversations by the id of the response that ends them; others change it meanwhile.
     last: the conversation that the latest of them ends.
+    ids: what those of its tool calls begin with.
     ignored: fields without effect, to be counted.
     """
 
@@ -34,6 +35,7 @@ class Caller:
     rules: SamplingRules
     responses: dict[str, tuple[HistoryMessage, ...]]
     last: tuple[HistoryMessage, ...]
+    ids: str = "call"
     ignored: list[str] = field(default_factory=list[str])
 
 
@@ -99,8 +101,8 @@ def reply_id() -> str:
 
 
 def call_id(caller: Caller, index: int) -> str:
-    """A tool call's id: not drawn, for an agent may show it to the policy."""
-    return f"call_{caller.number}_{index}"
+    """A tool call's id: not drawn for it, for an agent may show it to the policy."""
+    return f"{caller.ids}_{caller.number}_{index}"
 
 
 def write_arguments(arguments: Mapping[str, Any]) -> str:

@@ -82,4 +82,7 @@ class SamplingRules:
                 return NEUTRAL.get(name, ())
 
     def _allows(self, name: str, value: Any) -> bool:
-        return value is None or value in self._allowed(name)
+        if value is None or value in self._allowed(name):
+            return True
+        # The likeliest token, which alone is taken, is among those that either keeps.
+        return not self.temperature and (name == "top_p" or (name == "top_k" and value >= 1))

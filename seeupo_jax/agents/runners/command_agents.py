@@ -32,6 +32,8 @@ _NO_MEMORY = re.compile(
     r"MemoryError|annot allocate memory|bad_alloc|out of memory|memory allocation of \d+ bytes",
     re.IGNORECASE,
 )
+# Options after which Python imports from the current folder first: a module's name, or a program.
+_MODULE, _PROGRAM = re.compile(r"-[bBdEiIOPqsSuvx]*m"), re.compile(r"-[bBdEiIOPqsSuvx]*c")
 # Real credentials that an SDK would send instead of the episode's key.
 _REMOVED = ("ANTHROPIC_AUTH_TOKEN",)
 
@@ -83,6 +85,7 @@ class CommandAgents:
         max_reward: float,
     ):
         self._model, self._max_reward = model, max_reward
+        self._imports_here = imports_here(words)
         self._memory_mib, self._output_kib = memory_mib, output_kib
         self._first = {
             "argv": list(words),
@@ -94,7 +97,8 @@ class CommandAgents:
         self._helper: _Helper | None = None
 
     def start(self, task: AgentTask, access: Access, on_end: OnEnd) -> Callable[[], None]:
-        key, env = next(self._keys), environment_of(access, self._model)
+        key = next(self._keys)
+        env = environment_of(access, self._model, from_here=self._imports_here)
         request = {"env": env, "task": dataclasses.asdict(task)}
         with self._lock:
             if self._helper is None or self._helper.over:
@@ -154,11 +158,31 @@ def _failed(cause: str, reason: str) -> AgentFailure:
 _GONE = _failed("crash", "the process that starts agents has ended")
 
 
-def environment_of(access: Access, model: str) -> dict[str, str]:
-    """The variables by which the SDKs find the policy; others are those of this process."""
+def imports_here(words: Sequence[str]) -> bool:
+    """Whether a shell would let a command's Python import from the current folder.
+
+    With `-m` (also of `uv run` and such) and Python's `-c` it does. A file has the folder that it
+    lies in, and what lies here may have the name of an installed package.
+    """
+    is_python = False
+    for word in " ".join(words).split():
+        if word.endswith(".py"):
+            return False
+        if _MODULE.fullmatch(word) or (is_python and _PROGRAM.fullmatch(word)):
+            return True
+        is_python |= Path(word).name.startswith("python")
+    return False
+
+
+def environment_of(access: Access, model: str, *, from_here: bool) -> dict[str, str]:
+    """The variables by which the SDKs find the policy; others are those of this process.
+
+    Args:
+      from_here: its Python imports from the current folder, which it is not started in.
+    """
     direct = _without_proxy(urlsplit(access.base_url).hostname or "")
-    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    paths = [*(os.path.abspath(entry) for entry in entries if entry), os.getcwd()]
+    given = os.environ.get("PYTHONPATH", "")
+    entries = [*([""] if from_here else []), *(given.split(os.pathsep) if given else [])]
     return {
         "OPENAI_BASE_URL": access.base_url,
         "OPENAI_API_BASE": access.base_url,
@@ -168,8 +192,8 @@ def environment_of(access: Access, model: str) -> dict[str, str]:
         "ANTHROPIC_API_KEY": access.api_key,
         "NO_PROXY": direct,  # the endpoint is not behind the proxy that the machine may have
         "no_proxy": direct,
-        # `python -m my_agent` finds what is here, from its own folder.
-        "PYTHONPATH": os.pathsep.join(paths),
+        # Relative to here, and an empty one is here.
+        "PYTHONPATH": os.pathsep.join(map(os.path.abspath, entries)),
     }
 
 

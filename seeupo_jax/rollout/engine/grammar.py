@@ -109,7 +109,19 @@ class Grammars:
         except ValueError:
             check_tools(tools)  # which of them it was
             raise
+        for tool in tools:
+            self._try_call(calls.deep_copy(), tool["name"])
         return calls, self._compile(_BLOCKS, TOOL_CALLS)
+
+    def _try_call(self, parser: LLMatcher, tool: str) -> None:
+        """Begins a call of a tool, where the size of its schema may be beyond a limit.
+
+        Raises:
+          ValueError: it is.
+        """
+        head = f'<tool_call>{{"name": {json.dumps(tool, ensure_ascii=False)}, "arguments": {{'
+        parser.consume_tokens(self._library.greedy_tokenize(head))
+        _check(parser.get_error(), f"tool {tool!r}")
 
     def _compile(self, grammar: str, name: str) -> LLMatcher:
         library = _llguidance()

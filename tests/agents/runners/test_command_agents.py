@@ -18,6 +18,7 @@ from seeupo_jax.agents.calls import Access, AgentFailure, AgentResult, AgentTask
 from seeupo_jax.agents.runners.command_agents import (
     CommandAgents,
     environment_of,
+    imports_here,
     split_command,
 )
 from seeupo_jax.configuration.agent_schema import Agent
@@ -90,19 +91,45 @@ def test_it_is_given_the_variables_of_the_sdks_and_its_task(tmp_path, monkeypatc
     assert files == ["mine"] and folder != os.getcwd() and not Path(folder).parent.exists()
 
 
-def test_relative_folders_of_modules_are_found_from_its_own_folder(monkeypatch, tmp_path):
+@pytest.mark.parametrize("from_here", [False, True])
+def test_relative_folders_of_modules_are_found_from_its_own_folder(
+    from_here, monkeypatch, tmp_path
+):
     (tmp_path / "src").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["src", "", "/opt/lib", "../other"]))
-    found = environment_of(ACCESS, "policy")["PYTHONPATH"].split(os.pathsep)
-    wanted = [tmp_path / "src", Path("/opt/lib"), tmp_path.parent / "other", tmp_path]
-    assert found == list(map(str, wanted))
+    env = environment_of(ACCESS, "policy", from_here=from_here)
+    listed = [tmp_path / "src", tmp_path, Path("/opt/lib"), tmp_path.parent / "other"]
+    wanted = [*([tmp_path] if from_here else []), *listed]  # as `sys.path` has them in a shell
+    assert env["PYTHONPATH"].split(os.pathsep) == list(map(str, wanted))
+    monkeypatch.delenv("PYTHONPATH")
+    env = environment_of(ACCESS, "policy", from_here=from_here)
+    assert env["PYTHONPATH"] == (str(tmp_path) if from_here else "")
+
+
+# What Python has as the first entry of `sys.path`: here, or the folder of its file.
+COMMANDS = {
+    "python -m my_agent": True,
+    "/opt/bin/python3.12 -X dev -um my_agent": True,
+    "env A=1 uv run -m my_agent": True,
+    "sh -c 'python -m my_agent | tee log'": True,
+    "python -c 'import my_agent'": True,
+    "python agents/shop.py": False,
+    "python agents/shop.py -m policy": False,
+    "sh -c 'python agents/shop.py'": False,
+    "node agents/shop.js": False,
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_only_a_module_is_imported_from_the_current_folder(command):
+    assert imports_here(shlex.split(command)) == COMMANDS[command]
 
 
 def test_hosts_that_either_variable_names_stay_without_a_proxy(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "a.example,b.example")
     monkeypatch.setenv("no_proxy", "b.example, .c.example,")
-    env = environment_of(ACCESS, "policy")
+    env = environment_of(ACCESS, "policy", from_here=False)
     assert env["NO_PROXY"] == env["no_proxy"] == "a.example,b.example,.c.example,127.0.0.1"
 
 

@@ -398,6 +398,19 @@ def test_a_tool_that_cannot_be_enforced_is_named_unless_it_says_lenient(tiny):
         grammars.begin((tool | {"parameters": {"x-guidance": 5}},))
 
 
+def test_a_tool_too_large_for_the_parser_is_refused_before_a_call_of_it(tool_calls):
+    """With 1,000 optional strings a row of the parser has 4 items for each; 2,000 are allowed."""
+
+    def listed(count):
+        keys = {f"p{number}": {"type": "string"} for number in range(count)}
+        large = {"name": "lärge", "parameters": {"type": "object", "properties": keys}}
+        return [*TOOLS, large, {"name": "f", "parameters": {}}]
+
+    tool_calls.begin(listed(100))
+    with pytest.raises(ValueError, match="refused tool 'lärge': .* max is 2000"):
+        tool_calls.begin(listed(1000))
+
+
 @pytest.mark.parametrize("vocab_size", [64, 71])
 @pytest.mark.parametrize("dtype", [np.uint32, np.int32])
 def test_masked_logits_agree_with_numpy(vocab_size, dtype):
