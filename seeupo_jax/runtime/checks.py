@@ -13,7 +13,7 @@ from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Missing
-from seeupo_jax.learner.optimization.optimizer import make_optimizer, try_user_optimizer
+from seeupo_jax.learner.optimization.optimizer import make_optimizer, try_optimizer
 from seeupo_jax.learner.optimization.parameter_groups import split_trained
 from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.learner.state_layout import check_offload
@@ -46,7 +46,7 @@ def check_config(config: Config) -> None:
     _check_episodes(config)
     build.check_layout(config, mesh)
     check_model(config, mesh)
-    check_own_optimizer(config, mesh, build.total_steps(config))
+    check_optimizer(config, mesh, build.total_steps(config))
 
 
 def check_sampling(config: Config) -> None:
@@ -78,7 +78,7 @@ def check_planned(config: Config) -> tuple[Config, list[str]]:
         missing.append(f"the environment's tasks: {error}")
     build.check_layout(given, mesh)
     check_model(given, mesh, tokenizer=given is config)
-    check_own_optimizer(given, mesh, build.total_steps(given))
+    check_optimizer(given, mesh, build.total_steps(given))
     return given, missing
 
 
@@ -180,16 +180,14 @@ def check_model(config: Config, mesh: jax.sharding.Mesh, *, tokenizer: bool = Tr
         _trained_shapes(config, arch)
 
 
-def check_own_optimizer(config: Config, mesh: jax.sharding.Mesh, total_steps: int) -> None:
-    """An optimizer of a user's own functions can step the parameters that train.
+def check_optimizer(config: Config, mesh: jax.sharding.Mesh, total_steps: int) -> None:
+    """The optimizer can have a state of the parameters that train, and a user's own step them.
 
     Raises:
-      ValueError: as of `try_user_optimizer`.
+      ValueError: as of `try_optimizer`.
     """
-    parts = (config.optimizer, *config.optimizer.groups)
-    if any(":" in (part.name or "") for part in parts):
-        shapes = _trained_shapes(config, build.architecture(config, mesh))
-        try_user_optimizer(config.optimizer, shapes, total_steps=total_steps)
+    shapes = _trained_shapes(config, build.architecture(config, mesh))
+    try_optimizer(config.optimizer, shapes, total_steps=total_steps)
 
 
 def _trained_shapes(config: Config, arch: Architecture) -> Any:
