@@ -153,7 +153,7 @@ def _check_tools(config: Config, task_ids: Sequence[str]) -> None:
             try:
                 opening = gate.reset(environment, task_id, config.seed, episode_seed=0)
                 _, tools = gate.check_opening(opening)
-            except Exception:  # of a user's code: the run counts episodes that fail
+            except (Exception, SystemExit):  # of a user's code: the run counts episodes that fail
                 continue
             check_tools(tools)
             listed.append(bool(tools))

@@ -124,7 +124,7 @@ def _named(config: Optimizer, field: str) -> optax.GradientTransformation:
         rate = config.learning_rate  # a few optax optimizers take a number only
     try:
         optimizer = make(rate)
-    except Exception as error:  # of a user's function
+    except (Exception, SystemExit) as error:  # of a user's function
         raise ValueError(
             f"{field}: {config.name} {'failed on' if ':' in config.name else 'refuses'}"
             f" kwargs={dict(config.kwargs)!r} with schedule={config.schedule}:"
@@ -346,7 +346,7 @@ def _try_abstractly(
 
     try:
         state, *_ = jax.eval_shape(step, params)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         texts = dict.fromkeys(f"{part.name} with kwargs={dict(part.kwargs)!r}" for part in parts)
         raise ValueError(
             f"{field}: {', '.join(texts)} and schedule={parts[0].schedule} cannot take a step from"

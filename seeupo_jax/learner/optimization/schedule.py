@@ -109,7 +109,7 @@ def _own_share(name: str, iteration: int, iterations: int) -> float:
     function = import_attribute(name, "config.optimizer.schedule", "function", callable)
     try:
         share = function(iteration, iterations)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(
             f"config.optimizer.schedule: {name}({iteration}, {iterations}) failed:"
             f" {located(error)}."

@@ -150,6 +150,10 @@ def test_a_users_own_function_is_imported_from_the_working_directory(tmp_path, m
         "    return optax.sgd(kwargs['learning_rate'] * kwargs['factor'])\n"
         "def misspelt(learning_rate):\n"
         "    return optax.scale_by_adamm()\n"
+        "def exits(learning_rate, params=None):\n"
+        "    raise SystemExit(2)\n"
+        "def exits_late(learning_rate):\n"
+        "    return optax.stateless(exits)\n"
         "def named(learning_rate):\n"
         "    step = lambda grads, state, params: ({'scale': grads['scale']}, state)\n"
         "    return optax.GradientTransformation(lambda params: (), step)\n"
@@ -172,12 +176,17 @@ def test_a_users_own_function_is_imported_from_the_working_directory(tmp_path, m
         ValueError, match=r"misspelt failed .*_adamm.*\(misspelt, my_optimizers.py:9\)\.$"
     ):
         _make(name="my_optimizers:misspelt")
+    with pytest.raises(ValueError, match=r"my_optimizers:exits failed .*: SystemExit: 2 \(exits,"):
+        _make(name="my_optimizers:exits")
+    own = Optimizer(name="my_optimizers:exits_late")
+    with pytest.raises(ValueError, match="exits_late .*cannot take a step .*: SystemExit: 2 "):
+        try_optimizer(own, {"scale": jnp.zeros(1)}, total_steps=1)
     own = Optimizer(name="my_optimizers:averaged")
     with pytest.raises(ValueError, match="optimizers:averaged', which trains other parameters"):
         try_optimizer(own, {"scale": jnp.zeros(1)}, total_steps=1)
     own = Optimizer(name="my_optimizers:named")
     try_optimizer(own, {"scale": jnp.zeros(1)}, total_steps=1)
-    with pytest.raises(ValueError, match=r"cannot take .*: 'scale' \(.*_optimizers.py:11\)\.$"):
+    with pytest.raises(ValueError, match=r"cannot take .*: 'scale' \(.*_optimizers.py:15\)\.$"):
         try_optimizer(own, {"bias": jnp.zeros(1)}, total_steps=1)
     with pytest.raises(ValueError, match="no function 'half'; it has halved, nothing, open_ended"):
         _make(name="my_optimizers:half")

@@ -82,6 +82,8 @@ def test_a_users_schedule_is_a_function_of_the_iteration(tmp_path, monkeypatch):
         "    return 2 - iteration\n"
         "def text(iteration, iterations):\n"
         "    return 'much'\n"
+        "def exits(iteration, iterations):\n"
+        "    raise SystemExit(2)\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -106,6 +108,8 @@ def test_a_users_schedule_is_a_function_of_the_iteration(tmp_path, monkeypatch):
         made("negative")
     with pytest.raises(ValueError, match=rf"{prefix}text\(1, 4\) returned 'much'; allowed"):
         made("text")
+    with pytest.raises(ValueError, match=rf"{prefix}exits\(1, 4\) failed: SystemExit: 2 "):
+        made("exits")
     with pytest.raises(
         ValueError, match="no function 'half'; it has halves, fails, negative, text"
     ):
