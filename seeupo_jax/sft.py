@@ -34,7 +34,7 @@ from seeupo_jax.errors import NotLearning, WriteError, sentence_errors
 from seeupo_jax.metrics.history import History, read_history
 from seeupo_jax.metrics.run_manifest import UNKNOWN_LAUNCH, Launch
 from seeupo_jax.parallel.cluster import errors_end_at_once
-from seeupo_jax.parallel.stop_signal import ELSEWHERE, Stopped, StopRequest
+from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
 from seeupo_jax.planning.explain.explain_sft import explain_sft
 from seeupo_jax.planning.explain.explanation import EXPLAIN, print_explanation
 from seeupo_jax.planning.remat import choose_remat
@@ -164,7 +164,7 @@ def run_sft(
         policy=workdir / "policy" if written else None,
         metrics=read_history(workdir),
         step=step,
-        stopped=None if step is not None else request.reason or ELSEWHERE,
+        stopped=None if step is not None else request.why,
     )
 
 

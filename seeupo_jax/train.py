@@ -33,7 +33,7 @@ from seeupo_jax.errors import NameTaken, NotLearning, WriteError, sentence_error
 from seeupo_jax.metrics.history import History, read_history
 from seeupo_jax.metrics.run_manifest import UNKNOWN_LAUNCH, Launch
 from seeupo_jax.parallel.cluster import errors_end_at_once
-from seeupo_jax.parallel.stop_signal import ELSEWHERE, Stopped, StopRequest
+from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
 from seeupo_jax.planning.explain.explain_training import explain_training
 from seeupo_jax.planning.explain.explanation import EXPLAIN, print_explanation
 from seeupo_jax.planning.planned_devices import add_planned_flags, plan_devices
@@ -164,14 +164,14 @@ def _train(
                 start = start_policy(config, workdir, progress, lambda: request.asked)
             except Stopped as stopped:
                 progress.log(f"stopped {stopped}; rerun the command to start it again")
-                return request.reason or ELSEWHERE
+                return request.why
             policy, params = build.load_policy(config, start)
             run, state = begin_run(
                 config, workdir, progress, request, policy, params, launch, callbacks
             )
         with jax.set_mesh(policy.mesh), notify_callbacks(run, run.parts.callbacks, state.done):
             ended = iterate(run, state)
-    return None if ended else request.reason or ELSEWHERE
+    return None if ended else request.why
 
 
 def iterate(run: Run, state: RunState) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import seeupo_jax
 from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.configuration.fields import expand_home
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.user_code import describe, import_attribute, run_file, shown
 
@@ -33,7 +34,7 @@ def find_config(given: str | Path) -> Path:
     """
     name = str(given)
     if not name.startswith(PACKAGE):
-        return Path(given)
+        return expand_home(given)
     names = sorted(file.stem for file in _SHIPPED.glob("*.py"))
     if name.removeprefix(PACKAGE) not in names:
         raise ValueError(

@@ -8,11 +8,13 @@ import dataclasses
 import difflib
 import json
 import math
+import os
 import re
 import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from seeupo_jax.configuration.user_code import shortened, shown
@@ -64,6 +66,11 @@ def within(low: float, high: float, default: Any) -> Any:
 def is_url(text: str) -> bool:
     """Whether a text begins with `SCHEME:/`; of `SCHEME://` a Path would make a folder here."""
     return _URL.match(text) is not None
+
+
+def expand_home(path: str | os.PathLike[str]) -> Path:
+    """A path whose `~` or `~USER` is that home folder: no shell expands that of `--workdir=~/x`."""
+    return Path(os.path.expanduser(path))
 
 
 def allowed_values(field: dataclasses.Field, hint: Any) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from seeupo_jax.configuration.field_reference import fields_help
-from seeupo_jax.configuration.fields import is_url
+from seeupo_jax.configuration.fields import expand_home, is_url
 
 _MODULE, _SCRIPT = "python -m seeupo_jax.", "seeupo-"
 
@@ -156,7 +156,7 @@ def path(value: str) -> Path:
         raise Wrong(value, "a path")
     if is_url(value):
         raise Wrong(value, "a path of this machine, such as a bucket that gcsfuse mounts")
-    return Path(value).absolute()
+    return expand_home(value).absolute()
 
 
 def output_file(value: str) -> Path:

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-ELSEWHERE = "another process was asked to stop"
-
 
 class Stopped(Exception):
     """The run was asked to stop and did, between two steps; nothing is lost."""
@@ -56,6 +54,11 @@ class StopRequest:
             self.reason = reason
         self.asked = True
         self._wake()
+
+    @property
+    def why(self) -> str:
+        """Why a run stopped: `reason`, even an empty one, or that another process was asked."""
+        return "another process was asked to stop" if self.reason is None else self.reason
 
     def wakes(self, function: Callable[[], None]) -> None:
         """Calls a function with every request, in a signal's handler too; at once after one."""

@@ -119,7 +119,7 @@ def _tried(
     try:
         shapes = jax.eval_shape(function, arrays)
         results = function(arrays)
-    except Exception as error:  # of a user's code
+    except (Exception, SystemExit) as error:  # of a user's code
         raise ValueError(f"{name} fails on {given}: {describe(error)}.") from error
     shapes = shapes if isinstance(shapes, tuple) else (shapes,)
     got = [(getattr(x, "shape", None), str(getattr(x, "dtype", type(x)))) for x in shapes]

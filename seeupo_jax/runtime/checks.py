@@ -14,7 +14,7 @@ from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Missing
-from seeupo_jax.learner.optimization.optimizer import try_user_optimizer
+from seeupo_jax.learner.optimization.optimizer import try_optimizer
 from seeupo_jax.learner.optimization.parameter_groups import split_trained
 from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.learner.state_layout import check_offload
@@ -67,7 +67,7 @@ def check_config(config: Config) -> None:
     _check_episodes(config)
     build.check_layout(config, mesh)
     check_model(config, mesh)
-    check_own_optimizer(config, mesh, build.total_steps(config))
+    check_optimizer(config, mesh, build.total_steps(config))
 
 
 def check_sampling(config: Config) -> None:
@@ -99,7 +99,7 @@ def check_planned(config: Config) -> tuple[Config, list[str]]:
         missing.append(f"the environment's tasks: {error}")
     build.check_layout(given, mesh)
     check_model(given, mesh, tokenizer=given is config)
-    check_own_optimizer(given, mesh, build.total_steps(given))
+    check_optimizer(given, mesh, build.total_steps(given))
     return given, missing
 
 
@@ -174,7 +174,7 @@ def _check_tools(config: Config, task_ids: Sequence[str]) -> None:
             try:
                 opening = gate.reset(environment, task_id, config.seed, episode_seed=0)
                 _, tools = gate.check_opening(opening)
-            except Exception:  # of a user's code: the run counts episodes that fail
+            except (Exception, SystemExit):  # of a user's code: the run counts episodes that fail
                 continue
             check_tools(tools)
             listed.append(bool(tools))
@@ -201,16 +201,14 @@ def check_model(config: Config, mesh: jax.sharding.Mesh, *, tokenizer: bool = Tr
         _trained_shapes(config, arch)
 
 
-def check_own_optimizer(config: Config, mesh: jax.sharding.Mesh, total_steps: int) -> None:
-    """An optimizer of a user's own functions can step the parameters that train.
+def check_optimizer(config: Config, mesh: jax.sharding.Mesh, total_steps: int) -> None:
+    """The optimizer can have a state of the parameters that train, and a user's own step them.
 
     Raises:
-      ValueError: as of `try_user_optimizer`.
+      ValueError: as of `try_optimizer`.
     """
-    parts = (config.optimizer, *config.optimizer.groups)
-    if any(":" in (part.name or "") for part in parts):
-        shapes = _trained_shapes(config, build.architecture(config, mesh))
-        try_user_optimizer(config.optimizer, shapes, total_steps=total_steps)
+    shapes = _trained_shapes(config, build.architecture(config, mesh))
+    try_optimizer(config.optimizer, shapes, total_steps=total_steps)
 
 
 def _trained_shapes(config: Config, arch: Architecture) -> Any:

@@ -34,7 +34,7 @@ from seeupo_jax.checkpoint import (
     keep_root_logger,
     reason,
 )
-from seeupo_jax.configuration.fields import is_url
+from seeupo_jax.configuration.fields import expand_home, is_url
 from seeupo_jax.configuration.flags import Flags, Wrong, integer, path
 from seeupo_jax.configuration.loading import load_config, to_dict
 from seeupo_jax.configuration.schema import Config
@@ -91,7 +91,7 @@ def run_folder(workdir: str | Path) -> Path:
     given = os.fspath(workdir)
     if not given.strip() or is_url(given):
         raise ValueError(f"workdir: got {given!r}; allowed: {_ALLOWED_FOLDER}.")
-    return Path(workdir).absolute()
+    return expand_home(workdir).absolute()
 
 
 def add_cluster_flags(flags: Flags) -> None:

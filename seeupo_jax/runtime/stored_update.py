@@ -20,7 +20,7 @@ from seeupo_jax.parallel.mesh import make_mesh, row_shards
 from seeupo_jax.policy.files.weights import inspect
 from seeupo_jax.rewards.reward_functions import weighted_sum
 from seeupo_jax.runtime import build
-from seeupo_jax.runtime.checks import check_experts, check_learner, check_own_optimizer
+from seeupo_jax.runtime.checks import check_experts, check_learner, check_optimizer
 from seeupo_jax.runtime.training.learner_parts import build_learner
 from seeupo_jax.trajectories.json_lines import plain
 from seeupo_jax.trajectories.rewards_by_name import named_rewards
@@ -194,7 +194,7 @@ def prepare(
     config = fit(config, trajectories)
     mesh = check_learner(config)
     build.check_layout(config, mesh)
-    check_own_optimizer(config, mesh, build.total_steps(config))
+    check_optimizer(config, mesh, build.total_steps(config))
     if algorithm.scores_gain:
         given = sum(bool(t.turn_rewards) for t in trajectories)
         log(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
+from seeupo_jax.configuration.fields import expand_home
 from seeupo_jax.trajectories.json_lines import read_object, to_line, write_atomically
 
 FOLDER = "trajectories"
@@ -125,7 +126,8 @@ def read_trajectories(
       ValueError: no such folder; a line that is no record, with its file, what was got and what is
         allowed.
     """
-    folder = Path(workdir).absolute()  # now, while the rest of it waits for the first record
+    # Now, while the rest of it waits for the first record.
+    folder = expand_home(workdir).absolute()
     if not folder.is_dir():
         raise ValueError(f"workdir: got {workdir}; allowed: the folder of a run.")
     if not isinstance(iterations, Collection | None):

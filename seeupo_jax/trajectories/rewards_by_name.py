@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -25,21 +24,31 @@ def named_rewards(
     named = {name for t in trajectories for name in t.rewards}
     # Without names all of a reward is the environment's own.
     given = [t.rewards if t.rewards else {OWN_REWARD: t.reward} for t in trajectories]
-    names = [name for name in dict.fromkeys((*first, OWN_REWARD)) if name in named]
-    names += sorted(named.difference(names))
+    names = _in_order(named, first)
     return {name: np.array([g.get(name, 0.0) for g in given], np.float64) for name in names}
 
 
 def named_turn_rewards(
-    trajectories: Sequence[Trajectory], first: Iterable[str] = ()
+    trajectories: Sequence[Trajectory], first: Iterable[str] = (), earlier: Iterable[str] = ()
 ) -> dict[str, list[list[float]]]:
-    """As `named_rewards`, for each turn: a list per trajectory, empty for one that failed."""
-    good = [t for t in trajectories if not t.failed]
-    totals = [replace(t, rewards=dict.fromkeys(t.named_turn_rewards, 0.0)) for t in good]
+    """As `named_rewards`, for each turn: a list per trajectory, empty for one that failed.
+
+    Args:
+      earlier: names of the run so far, which no trajectory here needs to have; `env` alone is of
+        rewards without names.
+    """
+    named = {name for t in trajectories if not t.failed for name in t.named_turn_rewards}
+    if named or {*earlier} - {OWN_REWARD}:
+        named |= {*earlier}
     return {
         name: [[] if t.failed else _of_turns(t, name) for t in trajectories]
-        for name in named_rewards(totals, first)
+        for name in _in_order(named, first)
     }
+
+
+def _in_order(named: set[str], first: Iterable[str]) -> list[str]:
+    names = [name for name in dict.fromkeys((*first, OWN_REWARD)) if name in named]
+    return names + sorted(named.difference(names))
 
 
 def _of_turns(trajectory: Trajectory, name: str) -> list[float]:

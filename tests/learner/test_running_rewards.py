@@ -54,6 +54,59 @@ def test_they_are_those_of_all_turns_so_far_without_those_that_failed():
         assert found.std == pytest.approx(numbers.std(ddof=1), rel=1e-12)
 
 
+def unnamed(batch, *names):
+    """The same trajectories, of which an environment named nothing by these names."""
+    fields = [dict(vars(trajectory)) for trajectory in batch]
+    for each in fields:
+        kept = {n: r for n, r in each["named_turn_rewards"].items() if n not in names}
+        each["named_turn_rewards"] = kept
+    return [Trajectory(**each) for each in fields]
+
+
+NAMED, PARTLY, PLAIN = iteration(1), unnamed(iteration(2), "late"), iteration(3, named=False)
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        (NAMED, PARTLY, PLAIN, iteration(4)),
+        (PARTLY, PLAIN, NAMED, PARTLY),
+        (PLAIN, NAMED, PLAIN),
+    ],
+)
+def test_a_name_of_some_iterations_alone_counts_zeros_in_the_others(batches):
+    statistics = None
+    for batch in batches:
+        read = None if statistics is None else json.loads(json.dumps(statistics))
+        again = None if read is None else {name: Moments(*each) for name, each in read.items()}
+        statistics = running_statistics(batch, statistics)
+        assert running_statistics(batch, again) == statistics
+    assert statistics.keys() == {"env", "late"}
+    for name, found in statistics.items():
+        numbers = turns(batches, name)
+        assert found.count == len(numbers)
+        assert found.mean == pytest.approx(numbers.mean(), rel=1e-12)
+        assert found.std == pytest.approx(numbers.std(ddof=1), rel=1e-12)
+
+
+@pytest.mark.parametrize("last", [PARTLY, PLAIN])
+def test_advantages_are_the_same_whether_a_reward_of_zero_is_named_or_not(last):
+    zeros = []
+    for trajectory in last:
+        named = {"env": trajectory.turn_rewards, "late": (0.0,) * trajectory.turns}
+        zeros.append(Trajectory(**{**vars(trajectory), "named_turn_rewards": named}))
+    algorithm = Algorithm(**RECIPES["prorl"])
+    found = []
+    for batch in (last, zeros):
+        statistics = running_statistics(batch, running_statistics(NAMED))
+        rows = Rows.of(batch, grouped=True)
+        arrays = CreditArrays(algorithm, SHAPES, rows, batch, {}, statistics=statistics)
+        assert arrays.running_mean_Q[1] == pytest.approx(turns([NAMED, zeros], "late").mean())
+        credit, shares = credit_tokens(algorithm, arrays)
+        found.append((np.concatenate(credit["advantage"]).tolist(), shares))
+    assert found[0] == found[1] and found[0][1]["sweep/reward_share/late"] > 0
+
+
 def test_a_resumed_run_has_them_bit_for_bit():
     first, second = iteration(1), iteration(2)
     before = running_statistics(first)

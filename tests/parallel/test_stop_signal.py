@@ -29,6 +29,17 @@ MANY = (
 )
 
 
+@pytest.mark.parametrize(
+    "reasons, why",
+    [((), "another process was asked to stop"), (("",), ""), (("first", "later"), "first")],
+)
+def test_a_run_says_what_it_was_first_asked_with(reasons, why):
+    request = StopRequest()
+    for reason in reasons:
+        request.ask(reason)
+    assert request.why == why
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return cases.save_policy(tmp_path_factory.mktemp("stop") / "model")

@@ -8,7 +8,7 @@ import types
 
 import pytest
 from places import ROOT
-from reward_cases import Counting
+from reward_cases import Closed, Counting
 
 from seeupo_jax.configuration.loading import from_dict, to_dict
 from seeupo_jax.configuration.reward import Reward
@@ -69,6 +69,13 @@ def test_a_class_is_made_once_with_its_options():
     (function,) = load_functions(from_dict({"rewards": rewards}).rewards)
     assert isinstance(function.call.func, Counting) and function.call(None) == 1.0
     assert (function.name, function.timeout_s, function.concurrency) == ("Counting", 9.0, 8)
+
+
+def test_what_the_checks_before_a_run_make_is_closed():
+    before = Closed.made, Closed.count
+    with pytest.raises(ValueError, match="config.model.path: got none"):
+        check_config(from_dict({"rewards": [{"function": CASES + "Closed"}]}))
+    assert (Closed.made, Closed.count) == (before[0] + 1, before[1] + 1)
 
 
 def test_a_field_close_that_cannot_be_called_closes_nothing():

@@ -151,6 +151,13 @@ def test_a_function_that_fails_costs_its_episode_and_is_counted(name, cause, rea
     assert metrics["rollout/failed"] == 1 and not undeclared(metrics)
 
 
+def test_an_episode_that_its_environment_failed_is_given_to_no_function():
+    reward_cases.seen.clear()
+    good, bad = collected([own("length")], make=reward_cases.Failing).trajectories
+    assert (good.stop, bad.stop) == ("done", "env_error")
+    assert [episode.task_id for episode in reward_cases.seen] == ["good"]
+
+
 def finished(task_id):
     return FinishedEpisode(task_id, "train", (), (), "done", 2, 0.0, {}, 0.0, {})
 

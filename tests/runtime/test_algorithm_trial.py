@@ -51,11 +51,16 @@ def raises(reward_N):
     raise LookupError("no such\nreward")
 
 
+def exits(reward_N):
+    raise SystemExit("enough")
+
+
 @pytest.mark.parametrize(
     "function, level, needs, said",
     [
         (on_the_host, "trajectory", ("reward_N",), "fails on reward_N float32[4]: TracerArrayConv"),
         (raises, "trajectory", ("reward_N",), "fails on reward_N float32[4]: LookupError: no such"),
+        (exits, "trajectory", ("reward_N",), "fails on reward_N float32[4]: SystemExit: enough."),
         (centred, "trajectory", ("reward_N",), "fails on reward_N float32[4]: TypeError: "),
         (
             one_number,

@@ -5,6 +5,7 @@ import json
 import logging
 import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -19,6 +20,7 @@ from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.planning.remat import SHARE
 from seeupo_jax.runtime import cli
+from seeupo_jax.trajectories.reader import read_trajectories
 
 
 def faults(prepared, folder):
@@ -41,6 +43,18 @@ def test_a_bucket_is_no_workdir_and_is_not_taken_for_a_folder_of_that_name(tmp_p
             cli.run_folder(bucket)
     assert cli.run_folder("run:1/x") == tmp_path / "run:1" / "x"
     assert not list(tmp_path.iterdir())
+
+
+def test_a_path_may_begin_at_the_users_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    flags = Flags("train", None)
+    cli.add_run_flags(flags)
+    assert flags.read(["--config=a.py", "--workdir=~/runs/x"]).workdir == tmp_path / "runs/x"
+    assert cli.run_folder("~/runs/x") == cli.run_folder(Path("~/runs/x")) == tmp_path / "runs/x"
+    (tmp_path / "a.py").write_text("get_config = lambda text='1': {'iterations': int(text)}")
+    found = [load_config(file).iterations for file in ("~/a.py", Path("~/a.py"), "~/a.py:3")]
+    assert found == [1, 1, 3]
+    assert list(read_trajectories("~")) == []  # a folder without any
 
 
 def test_an_empty_workdir_is_refused_and_not_the_working_directory():

@@ -162,7 +162,10 @@ class Unclosable:
 
 
 class Closed(Unclosable):
-    count = 0
+    made = count = 0
+
+    def __init__(self):
+        Closed.made += 1
 
     def close(self):
         Closed.count += 1
@@ -193,6 +196,19 @@ class Paying:
 
     def close(self):
         pass
+
+
+class Failing(Paying):
+    """The same, but the second step of the bad task fails."""
+
+    def reset(self, task_id, seed):
+        self._bad = task_id == "bad"
+        return super().reset(task_id, seed)
+
+    def step(self, text):
+        if self._bad and self._step == 1:
+            raise OSError("the connection is gone")
+        return super().step(text)
 
 
 class Correcting(Paying):

@@ -106,8 +106,9 @@ class CreditArrays:
 
     @functools.cached_property
     def turn_named(self) -> dict[str, list[list[float]]]:
-        """Named rewards of turns: a list per trajectory, empty for one that failed."""
-        return named_turn_rewards(self.trajectories, self._weights)
+        """Named rewards of turns: a list per trajectory, empty for one that failed; 0 of a name
+        that only earlier iterations of the run knew, which centring makes less than its mean."""
+        return named_turn_rewards(self.trajectories, self._weights, self._statistics or ())
 
     @functools.cached_property
     def _turn_columns(self) -> dict[str, list[list[float]]]:

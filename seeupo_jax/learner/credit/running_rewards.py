@@ -34,29 +34,38 @@ def running_statistics(
     """The statistics after an iteration, whose turns count in them.
 
     They are float64, of the trajectories that are learned from in their order: the same in every
-    process, and after a run was resumed.
+    process, and after a run was resumed. A turn without a reward of a name was paid 0 of it, also
+    in iterations that know nothing of the name.
 
     Args:
       previous: those before it; None: of nothing.
     """
-    statistics = {} if previous is None else dict(previous)
+    previous = {} if previous is None else previous
     pairs = zip(trajectories, learnable(trajectories), strict=True)
     included = [trajectory for trajectory, keep in pairs if keep]
     columns = named_turn_rewards(included)
     if not columns:
         columns = {OWN_REWARD: [rewards_of(trajectory) for trajectory in included]}
-    for name, each in columns.items():
-        numbers = np.concatenate([np.zeros(0), *each])
-        if numbers.size:
-            statistics[name] = _merged(statistics.get(name), numbers)
+    turns = sum(len(each) for each in next(iter(columns.values())))
+    if not turns:
+        return dict(previous)
+    before = max((moments.count for moments in previous.values()), default=0)
+    statistics: dict[str, Moments] = {}
+    for name in dict.fromkeys((*previous, *columns)):
+        moments = previous.get(name, Moments(0, 0.0, 0.0))
+        moments = _merged(moments, np.zeros(before - moments.count))
+        numbers = np.concatenate(columns[name]) if name in columns else np.zeros(turns)
+        statistics[name] = _merged(moments, numbers)
     return statistics
 
 
-def _merged(previous: Moments | None, numbers: np.ndarray) -> Moments:
+def _merged(previous: Moments, numbers: np.ndarray) -> Moments:
     """Chan's update of a mean and of squared distances from it."""
+    if not numbers.size:
+        return previous
     mean = float(numbers.mean())
     batch = Moments(numbers.size, mean, float(((numbers - mean) ** 2).sum()))
-    if previous is None:
+    if not previous.count:
         return batch
     count, delta = previous.count + batch.count, batch.mean - previous.mean
     return Moments(

@@ -124,7 +124,7 @@ def _named(config: Optimizer, field: str) -> optax.GradientTransformation:
         rate = config.learning_rate  # a few optax optimizers take a number only
     try:
         optimizer = make(rate)
-    except Exception as error:  # of a user's function
+    except (Exception, SystemExit) as error:  # of a user's function
         raise ValueError(
             f"{field}: {config.name} {'failed on' if ':' in config.name else 'refuses'}"
             f" kwargs={dict(config.kwargs)!r} with schedule={config.schedule}:"
@@ -137,9 +137,9 @@ def _named(config: Optimizer, field: str) -> optax.GradientTransformation:
         )
     if follows:
         optimizer = by_iteration(make, rate)
-    # A user's own function may know the names of the parameters: `try_user_optimizer` has them.
+    # A user's own function may know the names of the parameters: `try_optimizer` has them.
     if ":" not in config.name:
-        shapes = {"matrix": (4, 4), "vector": (4,)}
+        shapes = {"matrix": (4, 4), "vector": (5,)}  # without a first axis in common
         params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
         _try_abstractly([config], optimizer, params, field)
     return optimizer
@@ -153,20 +153,29 @@ def _schedule_free(parts: Sequence[Optimizer], field: str) -> ValueError:
     )
 
 
-def try_user_optimizer(config: Optimizer, params: Any, *, total_steps: int) -> None:
-    """Traces a step where there are a user's own functions, so that a mistake fails at once.
+def try_optimizer(config: Optimizer, params: Any, *, total_steps: int) -> None:
+    """Traces the state, and a user's own functions' step, so that a mistake fails at once.
 
     Args:
       params: shapes of the parameters that train, a tree like theirs.
       total_steps: as of `make_optimizer`.
 
     Raises:
-      ValueError: the step fails; one sentence.
+      ValueError: the step fails, or no checkpoint can hold the state; one sentence.
     """
     parts = [config, *(_own_choices(config, index) for index, _ in _trained(config))]
+    optimizer = make_optimizer(config, total_steps=total_steps)
     if user_defined := [part for part in parts if ":" in part.name]:
-        optimizer = make_optimizer(config, total_steps=total_steps)
         _try_abstractly(user_defined, optimizer, params, "config.optimizer")
+    arrays, _ = jax.tree_util.tree_flatten_with_path(jax.eval_shape(optimizer.init, params))
+    empty = [jax.tree_util.keystr(path) for path, array in arrays if 0 in array.shape]
+    if empty:
+        names = " or ".join(dict.fromkeys(repr(part.name) for part in parts))
+        raise ValueError(
+            f"config.optimizer.name: got {names}, whose state has arrays without elements, such as"
+            f" {empty[0]}, which checkpoints cannot hold; allowed: another optimizer of these"
+            " parameters, or groups that have one."
+        )
 
 
 def _check_warmup(config: Optimizer, total_steps: int) -> None:
@@ -337,7 +346,7 @@ def _try_abstractly(
 
     try:
         state, *_ = jax.eval_shape(step, params)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         texts = dict.fromkeys(f"{part.name} with kwargs={dict(part.kwargs)!r}" for part in parts)
         raise ValueError(
             f"{field}: {', '.join(texts)} and schedule={parts[0].schedule} cannot take a step from"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,6 +24,9 @@ _DECAY: dict[str, Callable[[int, int, int], float]] = {
     "warmup_stable_decay": lambda done, of, last: min(1.0, (of - done) / (last + 1)),
 }
 
+# Optimizers that learn a step size and divide by sums of steps: after one of rate 0 all is NaN.
+_NEVER_ZERO = ("contrib.dadapt_adamw", "contrib.prodigy")
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -40,7 +43,8 @@ class Schedule:
 
     Raises:
       ValueError: a warm-up as long as the run, or one in steps and in iterations; a decay that
-        does not go with the schedule; a function that fails, or returns no share.
+        does not go with the schedule; a function that fails, or returns no share, or 0 for an
+        optimizer that divides by it.
     """
 
     config: Optimizer
@@ -60,8 +64,8 @@ class Schedule:
             )
         self._check_decay()
         if ":" in self.config.schedule:  # a mistake in it is found before the run
-            for iteration in range(1, self.iterations + 1):
-                self.share(iteration)
+            shares = [self.share(iteration) for iteration in range(1, self.iterations + 1)]
+            self._check_above_zero(shares)
 
     def _check_decay(self) -> None:
         config, decay = self.config, self.config.decay_iterations
@@ -76,6 +80,15 @@ class Schedule:
             raise ValueError(
                 f"config.optimizer.decay_iterations: got {decay} with schedule={config.schedule};"
                 f" allowed: {allowed}."
+            )
+
+    def _check_above_zero(self, shares: Sequence[float]) -> None:
+        names = {self.config.name, *(group.name for group in self.config.groups)}
+        if 0.0 in shares and (dividing := names.intersection(_NEVER_ZERO)):
+            raise ValueError(
+                f"config.optimizer.schedule: {self.config.schedule} returned 0 for iteration"
+                f" {shares.index(0.0) + 1}; allowed with {' and '.join(sorted(dividing))}: numbers"
+                " > 0, since a step of rate 0 makes their state NaN."
             )
 
     def share(self, iteration: int) -> float:
@@ -109,7 +122,7 @@ def _own_share(name: str, iteration: int, iterations: int) -> float:
     function = import_attribute(name, "config.optimizer.schedule", "function", callable)
     try:
         share = function(iteration, iterations)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(
             f"config.optimizer.schedule: {name}({iteration}, {iterations}) failed:"
             f" {located(error)}."

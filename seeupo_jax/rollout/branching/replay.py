@@ -36,7 +36,7 @@ def _check_task(environment: Environment, task_id: str, seed: int, name: str) ->
         )
         for what, got, wanted in zip(("messages", "tools"), other, one, strict=True):
             _check_same(what, got, wanted)
-    except Exception as error:  # of a user's code
+    except (Exception, SystemExit) as error:  # of a user's code
         raise ValueError(
             f"config.algorithm.forks: {name}.reset({task_id!r}, {seed}), called twice:"
             f" {gate.describe(error)}; allowed: an environment with fork() and"

@@ -17,7 +17,7 @@ from seeupo_jax.learner.state_layout import check_offload
 from seeupo_jax.metrics.trackers import check_trackers
 from seeupo_jax.parallel.mesh import make_mesh, sharding
 from seeupo_jax.runtime import build
-from seeupo_jax.runtime.checks import check_model, check_own_optimizer
+from seeupo_jax.runtime.checks import check_model, check_optimizer
 from seeupo_jax.runtime.sft.conversation_sources import KINDS
 from seeupo_jax.runtime.training.learner_parts import new_state
 from seeupo_jax.types import TrainState
@@ -88,7 +88,7 @@ def check_steps(config: Config, steps: int) -> None:
     """ValueError where the optimizer and its schedule do not go with so many steps."""
     Schedule(config.optimizer, steps)
     make_optimizer(config.optimizer, total_steps=steps)
-    check_own_optimizer(config, make_mesh(config.mesh), steps)
+    check_optimizer(config, make_mesh(config.mesh), steps)
 
 
 def begin_imitation(

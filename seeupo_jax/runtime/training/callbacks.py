@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -14,11 +15,13 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.configuration.user_code import shown
+from seeupo_jax.configuration.user_code import located, shown
 from seeupo_jax.errors import NotLearning
 from seeupo_jax.parallel.distributed import from_first
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.types import Trajectory
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class RunHandle:
@@ -74,7 +77,11 @@ class Callback(Protocol):
         """The policy after an iteration was evaluated; 0: before training."""
 
     def on_end(self, run: RunHandle, error: BaseException | None) -> None:
-        """The run is over and saved: complete, stopped (`run.stopping`) or ended by an error."""
+        """The run is over and saved: complete, stopped (`run.stopping`) or ended by an error.
+
+        Every callback hears it, also after one that raises here; `train` raises the run's error,
+        else the first of theirs.
+        """
 
 
 def _check_sequence(given: Any) -> None:
@@ -155,9 +162,21 @@ class Callbacks:
         self._notify(lambda each: each.on_evaluation(self._run, iteration, metrics))
 
     def end(self, error: BaseException | None) -> None:
-        """Calls `on_end` of all, also after an error; one that fails here raises at once."""
+        """Calls `on_end` of all, then raises the first error of theirs if the run has none itself.
+
+        Errors that are not raised are logged.
+        """
+        first = None
         for each in self._callbacks:
-            each.on_end(self._run, error)
+            try:
+                each.on_end(self._run, error)
+            except (Exception, SystemExit) as raised:
+                if first is None and error is None:
+                    first = raised
+                    continue
+                _LOGGER.warning("on_end of %s raised %s.", type(each).__name__, located(raised))
+        if first is not None:
+            raise first
 
     def _notify(self, call: Callable[[Callback], None]) -> None:
         for each in self._callbacks:

@@ -9,11 +9,11 @@ import numpy as np
 import optax
 import pytest
 
-from seeupo_jax.configuration.schema import Optimizer
+from seeupo_jax.configuration.optimizer_schema import Optimizer, ParameterGroup
 from seeupo_jax.learner.optimization.optimizer import (
     apply_update,
     make_optimizer,
-    try_user_optimizer,
+    try_optimizer,
 )
 from seeupo_jax.types import TrainState
 
@@ -150,6 +150,10 @@ def test_a_users_own_function_is_imported_from_the_working_directory(tmp_path, m
         "    return optax.sgd(kwargs['learning_rate'] * kwargs['factor'])\n"
         "def misspelt(learning_rate):\n"
         "    return optax.scale_by_adamm()\n"
+        "def exits(learning_rate, params=None):\n"
+        "    raise SystemExit(2)\n"
+        "def exits_late(learning_rate):\n"
+        "    return optax.stateless(exits)\n"
         "def named(learning_rate):\n"
         "    step = lambda grads, state, params: ({'scale': grads['scale']}, state)\n"
         "    return optax.GradientTransformation(lambda params: (), step)\n"
@@ -172,13 +176,18 @@ def test_a_users_own_function_is_imported_from_the_working_directory(tmp_path, m
         ValueError, match=r"misspelt failed .*_adamm.*\(misspelt, my_optimizers.py:9\)\.$"
     ):
         _make(name="my_optimizers:misspelt")
+    with pytest.raises(ValueError, match=r"my_optimizers:exits failed .*: SystemExit: 2 \(exits,"):
+        _make(name="my_optimizers:exits")
+    own = Optimizer(name="my_optimizers:exits_late")
+    with pytest.raises(ValueError, match="exits_late .*cannot take a step .*: SystemExit: 2 "):
+        try_optimizer(own, {"scale": jnp.zeros(1)}, total_steps=1)
     own = Optimizer(name="my_optimizers:averaged")
     with pytest.raises(ValueError, match="optimizers:averaged', which trains other parameters"):
-        try_user_optimizer(own, {"scale": jnp.zeros(1)}, total_steps=1)
+        try_optimizer(own, {"scale": jnp.zeros(1)}, total_steps=1)
     own = Optimizer(name="my_optimizers:named")
-    try_user_optimizer(own, {"scale": jnp.zeros(1)}, total_steps=1)
-    with pytest.raises(ValueError, match=r"cannot take .*: 'scale' \(.*_optimizers.py:11\)\.$"):
-        try_user_optimizer(own, {"bias": jnp.zeros(1)}, total_steps=1)
+    try_optimizer(own, {"scale": jnp.zeros(1)}, total_steps=1)
+    with pytest.raises(ValueError, match=r"cannot take .*: 'scale' \(.*_optimizers.py:15\)\.$"):
+        try_optimizer(own, {"bias": jnp.zeros(1)}, total_steps=1)
     with pytest.raises(ValueError, match="no function 'half'; it has halved, nothing, open_ended"):
         _make(name="my_optimizers:half")
     with pytest.raises(ValueError, match="no module 'my_optimisers'"):
@@ -213,6 +222,14 @@ def test_a_users_own_function_is_imported_from_the_working_directory(tmp_path, m
         ({"kwargs": {"learning_rate": 0.1}}, "kwargs: got learning_rate; allowed"),
         ({"kwargs": {"b1": "high"}}, "adam with kwargs={'b1': 'high'} .*cannot take a step"),
         ({"name": "contrib.dpsgd"}, "contrib.dpsgd needs l2_norm_clip, noise_multiplier, seed"),
+        pytest.param(
+            {
+                "name": "contrib.dpsgd",
+                "kwargs": {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "seed": 0},
+            },
+            "contrib.dpsgd .*cannot take a step from gradients .*alone: .*batch dimension",
+            marks=pytest.mark.filterwarnings("ignore:.seed. is deprecated"),
+        ),
         ({"name": "lbfgs"}, "lbfgs .* from gradients and parameters alone: .*'value'"),
         ({"name": "sm3", "schedule": "linear"}, "sm3 refuses kwargs={} with schedule=linear"),
         ({"name": "optax:sgd_"}, "no function 'sgd_'"),
@@ -223,3 +240,12 @@ def test_mistakes_are_named_before_anything_is_compiled(fields, sentence):
     with pytest.raises(ValueError, match=sentence) as error:
         _make(**fields)
     assert str(error.value).startswith("config.optimizer") and "\n" not in str(error.value)
+
+
+def test_an_optimizer_whose_state_no_checkpoint_can_hold_is_refused():
+    galore, matrices = Optimizer(name="contrib.galore"), {"kernel": jnp.zeros((3, 4))}
+    with pytest.raises(ValueError, match="got 'contrib.galore', .*projector.'scale'., which"):
+        try_optimizer(galore, _params(), total_steps=1)  # GaLore projects matrices alone
+    try_optimizer(galore, matrices, total_steps=1)
+    group = ParameterGroup(pattern="kernel", name="contrib.galore")
+    try_optimizer(Optimizer(groups=(group,)), _params(), total_steps=1)

@@ -14,7 +14,7 @@ import pytest
 
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration.loading import from_dict
-from seeupo_jax.configuration.schema import Optimizer
+from seeupo_jax.configuration.optimizer_schema import Optimizer, ParameterGroup
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.optimizer import apply_update, make_optimizer
 from seeupo_jax.learner.optimization.schedule import Schedule, Scheduled, at_share
@@ -83,6 +83,8 @@ def test_a_users_schedule_is_a_function_of_the_iteration(tmp_path, monkeypatch):
         "    return 2 - iteration\n"
         "def text(iteration, iterations):\n"
         "    return 'much'\n"
+        "def exits(iteration, iterations):\n"
+        "    raise SystemExit(2)\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -107,10 +109,29 @@ def test_a_users_schedule_is_a_function_of_the_iteration(tmp_path, monkeypatch):
         made("negative")
     with pytest.raises(ValueError, match=rf"{prefix}text\(1, 4\) returned 'much'; allowed"):
         made("text")
+    with pytest.raises(ValueError, match=rf"{prefix}exits\(1, 4\) failed: SystemExit: 2 "):
+        made("exits")
     with pytest.raises(
         ValueError, match="no function 'half'; it has halves, fails, negative, text"
     ):
         made("half")
+
+
+@pytest.mark.parametrize("name", ["contrib.dadapt_adamw", "contrib.prodigy"])
+def test_a_share_of_0_is_refused_for_an_optimizer_that_divides_by_it(name, tmp_path, monkeypatch):
+    (tmp_path / "from_zero.py").write_text("def rises(iteration, iterations): return iteration - 1")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    function = getattr(optax.contrib, name.removeprefix("contrib."))(learning_rate=0.0)
+    params = {"scale": jnp.ones(2)}
+    _, state = function.update(params, function.init(params), params)
+    assert np.isnan(state.estim_lr)  # else optax has mended it, and 0 can be allowed
+    schedule = "from_zero:rises"
+    Schedule(Optimizer(schedule=schedule), 4)
+    sentence = rf"rises returned 0 for iteration 1; allowed with {name}: numbers > 0"
+    for fields in ({"name": name}, {"groups": (ParameterGroup(pattern="a", name=name),)}):
+        with pytest.raises(ValueError, match=sentence):
+            Schedule(Optimizer(schedule=schedule, **fields), 4)
 
 
 def test_ragged_iterations_all_end_at_the_same_rate():

@@ -4,7 +4,7 @@ import pytest
 
 from seeupo_jax.envs.base import StepResult
 from seeupo_jax.envs.gate import ProtocolError
-from seeupo_jax.rollout.branching.replay import begin_call, step_call
+from seeupo_jax.rollout.branching.replay import begin_call, check_replayable, step_call
 from seeupo_jax.rollout.episode import Episode, Fork, Request
 
 OPENING = [{"role": "user", "content": "begin"}]
@@ -37,3 +37,12 @@ def test_a_replay_begins_with_the_same_messages_and_tools():
     for tools in ([], [TOOL | {"description": "Looks."}]):
         with pytest.raises(ProtocolError, match=r"reset\(\) tools: got"):
             read(None, (OPENING, tools))
+
+
+def test_an_environment_that_exits_cannot_be_replayed():
+    class Exiting:
+        def reset(self, task_id, seed):
+            raise SystemExit(3)
+
+    with pytest.raises(ValueError, match=r"Exiting.reset\('a', 0\), .*: SystemExit: 3; allowed"):
+        check_replayable(Exiting(), ["a"], 0)

@@ -45,6 +45,28 @@ def test_a_callbacks_error_is_raised_when_the_run_is_saved(error, idle, tmp_path
     assert mine.ends == [error] and saved == [True]
 
 
+class RaisesAtEnd(Raises):
+    def on_end(self, run, error):
+        super().on_end(run, error)
+        raise self.error
+
+
+@pytest.mark.parametrize("own", [None, LookupError("of the run")])
+def test_all_callbacks_hear_the_end_and_one_error_is_raised_and_none_lost(own, tmp_path, caplog):
+    ending = [RaisesAtEnd(OSError("first")), RaisesAtEnd(SystemExit("second")), Raises(None)]
+    callbacks = Callbacks(ending, RunHandle(SimpleNamespace(), tmp_path, StopRequest()))
+    run = contextlib.nullcontext()
+    with pytest.raises(BaseException) as raised, notify_callbacks(run, callbacks, 0):
+        if own is not None:
+            raise own
+    assert raised.value is (ending[0].error if own is None else own)
+    assert [each.ends for each in ending] == [[own]] * 3
+    logged = [record.getMessage() for record in caplog.records]
+    assert all(text.startswith("on_end of RaisesAtEnd raised ") for text in logged)
+    names = [text.split()[4] for text in logged]
+    assert names == [*(["OSError:"] if own else []), "SystemExit:"]
+
+
 def test_a_run_that_does_not_learn_is_told_by_its_own_error(tmp_path):
     mine, idle = Raises(None), NotLearning("iteration 1 learned nothing")
     callbacks = Callbacks([mine], RunHandle(SimpleNamespace(), tmp_path, StopRequest()))
