@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Demonstration
 from seeupo_jax.envs.tool_calls import ToolCall
+from seeupo_jax.errors import DataChanged
 from seeupo_jax.runtime.sft.conversation import ALLOWED, read_conversation
 from seeupo_jax.trajectories.json_lines import read_object, short
 
@@ -27,7 +29,7 @@ class Conversations(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Demonstration:
-        """A conversation; ValueError with its place where it is none."""
+        """A conversation; ValueError with its place: it is none, or (DataChanged) another now."""
         ...
 
     def where(self, index: int) -> str:
@@ -59,7 +61,10 @@ def open_conversations(
 
 
 class ConversationFile:
-    """The lines of a JSONL file, each read when it is asked for; empty ones count for nothing."""
+    """The lines of a JSONL file, each read when it is asked for; empty ones count for nothing.
+
+    A line that is not the one that was there at first is an error: a file may be written anew.
+    """
 
     def __init__(self, path: Path, field: str):
         self._path, self._field, self._file = path, field, path.absolute()
@@ -75,24 +80,41 @@ class ConversationFile:
         return len(self._starts)
 
     def __getitem__(self, index: int) -> Demonstration:
-        _, offset, size = self._starts[index]
+        _, offset, size, digest = self._starts[index]
         where = self.where(index)
-        with self._file.open("rb") as file:
-            file.seek(offset)
-            line = file.read(size)
+        try:
+            with self._file.open("rb") as file:
+                file.seek(offset)
+                line = file.read(size)
+        except OSError as error:
+            raise _changed(
+                where, f"a file that cannot be read any more ({error.strerror})"
+            ) from None
+        if _digest(line) != digest:
+            raise _changed(where, "another line than when the run first read it")
         return read_conversation(read_object(line, where, ALLOWED), where)
 
     def where(self, index: int) -> str:
         return f"{self._field}: {self._path}, line {self._starts[index][0]}"
 
 
-def _lines(path: Path) -> list[tuple[int, int, int]]:
-    """Number, offset and bytes of each line that is not empty."""
+def _changed(where: str, got: str) -> DataChanged:
+    return DataChanged(
+        f"{where}: got {got}; allowed: a file that stays as it is until the run is complete."
+    )
+
+
+def _digest(line: bytes) -> bytes:
+    return hashlib.blake2b(line, digest_size=16).digest()
+
+
+def _lines(path: Path) -> list[tuple[int, int, int, bytes]]:
+    """Number, offset, bytes and digest of each line that is not empty."""
     starts, offset = [], 0
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
-                starts.append((number, offset, len(line)))
+                starts.append((number, offset, len(line), _digest(line)))
             offset += len(line)
     return starts
 

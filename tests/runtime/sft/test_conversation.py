@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from seeupo_jax.configuration.loading import from_dict
+from seeupo_jax.errors import DataChanged
 from seeupo_jax.runtime.sft.conversation import read_conversation
 from seeupo_jax.runtime.sft.conversation_sources import (
     ConversationFile,
@@ -146,6 +147,18 @@ def test_lines_are_read_by_number_and_empty_ones_count_for_nothing(tmp_path):
     found = ConversationFile(file, "--data")
     assert len(found) == 2 and found.where(1) == f"--data: {file}, line 4"
     assert found[1].messages[1]["content"] == "Ünknown" and found[0].messages == (USER, ANSWER)
+
+
+def test_a_line_that_another_has_replaced_is_told_and_those_that_stayed_are_read(tmp_path):
+    file = write(tmp_path / "c.jsonl", GOOD, GOOD)
+    found = ConversationFile(file, "--data")
+    write(file, GOOD, GOOD.replace(b"4075", b"5186"), GOOD)  # of as many bytes, and one more behind
+    assert len(found) == 2 and found[0].messages == (USER, ANSWER)
+    with pytest.raises(DataChanged, match=f"^--data: {file}, line 2: got another line than when"):
+        found[1]
+    file.unlink()
+    with pytest.raises(DataChanged, match="line 1: got a file that cannot be read any more"):
+        found[0]
 
 
 @pytest.mark.parametrize(
