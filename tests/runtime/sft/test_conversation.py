@@ -133,6 +133,33 @@ def test_what_is_no_tool_is_told(tools):
         read([USER, ANSWER], tools=tools)
 
 
+def test_nulls_of_tools_are_left_out():
+    """As tables have them, whose rows all have the fields of every tool; a null default stays."""
+    zone = {"type": "string", "default": None}
+    schema = {"type": "object", "properties": {"zone": zone, "of": None}, "required": None}
+    tools = [{"name": "a", "description": None, "parameters": None}]
+    tools += [{"type": "function", "function": {"name": "b", "parameters": schema, "strict": None}}]
+    wanted = {"type": "object", "properties": {"zone": zone}}
+    assert read([USER, ANSWER], tools=tools).tools == (
+        {"name": "a"},
+        {"name": "b", "parameters": wanted},
+    )
+
+
+@pytest.mark.parametrize(
+    "parameters, place",
+    [
+        ("{}", ""),
+        ([], ""),
+        ({"properties": ["zone"]}, ".properties"),
+        ({"required": "zone"}, ".required"),
+    ],
+)
+def test_parameters_that_are_no_schema_are_told(parameters, place):
+    with pytest.raises(ValueError, match=rf"^here: tools\[0\]\.parameters{place}: got "):
+        read([USER, ANSWER], tools=[{"name": "find", "parameters": parameters}])
+
+
 def write(path, *lines):
     path.write_bytes(b"\n".join(lines))
     return path
