@@ -140,7 +140,11 @@ def run_sft(
         shown = jax.process_index() == 0
         progress = held.enter_context(Progress(0, display, shown=shown))
         with preparing():
-            data = load_data(config, progress)
+            try:
+                data = load_data(config, progress, lambda: request.asked)
+            except Stopped as stopped:
+                progress.log(f"stopped {stopped}; rerun the command to begin again")
+                return SftResult(workdir, None, read_history(workdir), None, request.reason)
             steps = count_steps(config, len(data.training))
             check_steps(config, steps)
             given = dataclasses.replace(config, iterations=steps)

@@ -1,5 +1,6 @@
 """How many steps a supervised run has, and what it says of the policy that it leaves."""
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -86,6 +87,25 @@ def test_processes_agree_on_their_end_before_every_step(done, monkeypatch):
     monkeypatch.setattr(sft_run, "agree", lambda wants: [0, 1])
     with pytest.raises(DataChanged, match="as another process found"):
         run.check_stop(state)
+
+
+@pytest.mark.parametrize("place", [None, 2])
+def test_a_held_out_measurement_ends_between_two_batches(place, monkeypatch):
+    measured, times = [], SimpleNamespace(phase=lambda _: contextlib.nullcontext())
+    held_out = SimpleNamespace(in_order=lambda: (batch_of(n) for n in changed_at(place)))
+    imitation = SimpleNamespace(loss=lambda params, rows: measured.append(rows) or 0.0)
+    given = {"times": times, "held_out": held_out, "imitation": imitation}
+    run = run_of(monkeypatch, iter(()), **given)
+    monkeypatch.setattr(sft_run, "final_params", lambda train: {})
+    asked = property(lambda _: place is None and len(measured) == 2)
+    run.parts.request = type("Request", (), {"asked": asked})()
+    with pytest.raises(Stopped if place is None else DataChanged):
+        run.evaluate(SftState(4, None))
+    assert measured == [0, 1]
+
+
+def batch_of(number):
+    return SimpleNamespace(rows=number, trained=1)
 
 
 def test_a_change_of_the_data_waits_until_all_processes_agree_on_it(monkeypatch):
