@@ -30,7 +30,7 @@ from seeupo_jax.learner.state_layout import (
 )
 from seeupo_jax.learner.step.critic import critic_optimizer, make_critic
 from seeupo_jax.learner.step.turn_scorer import make_scorer, scorer_optimizer
-from seeupo_jax.parallel.distributed import place
+from seeupo_jax.parallel.distributed import own_row_shards, place
 from seeupo_jax.parallel.mesh import (
     ROW_AXES,
     check_lengths,
@@ -103,6 +103,8 @@ def check_layout(config: Config, mesh: jax.sharding.Mesh) -> None:
         )
     sampler = sampler_mesh(mesh, config.rollout.mesh)
     _check_heads(arch, sampler, "config.rollout.mesh")
+    if jax.process_count() > 1:
+        own_row_shards(sampler)
     plan_cache(arch, config.rollout, shards=row_shards(sampler), tensor=sampler.shape["tensor"])
 
 
