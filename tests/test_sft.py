@@ -442,6 +442,7 @@ def test_long_conversations_are_left_out_or_cut_and_counted(model, tmp_path, cap
     [
         ("seed=1", "config.seed: got 1; allowed for this workdir, whose checkpoint has it: 0."),
         ("sft.batch_size=2", "config.sft.batch_size: got 2"),
+        ("sft.held_out=0.3", "config.sft.held_out: got 0.3; allowed for this workdir"),
         ("sft.train_on=last", "--data: got conversations, or tokens of them, other than"),
     ],
 )
