@@ -154,15 +154,26 @@ class TfdsConversations:
 
 
 def _decoded(value: Any, where: str) -> Any:
-    """A feature as JSON has it: bytes as texts, a table of columns as a list of rows."""
+    """A feature as JSON has it: bytes as texts, a table of columns as a list of rows.
+
+    Raises:
+      ValueError: neither a text of JSON, nor a table, nor a list of objects.
+    """
     if isinstance(value, bytes | str):
         text = value.decode(errors="replace") if isinstance(value, bytes) else value
         try:
             return json.loads(text) if text else None
         except ValueError:
             raise ValueError(f"{where}: got {short(text)}; allowed: JSON.") from None
-    columns = {name: [_text(item) for item in column] for name, column in dict(value).items()}
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    try:
+        if isinstance(value, Mapping):
+            rows = zip(*value.values(), strict=True)
+            value = [dict(zip(value, row, strict=True)) for row in rows]
+        return [{name: _text(item) for name, item in dict(row).items()} for row in value]
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{where}: got {short(value)}; allowed: a text of JSON, or a list of objects."
+        ) from None
 
 
 def _text(value: Any) -> Any:

@@ -3,6 +3,7 @@
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from seeupo_jax.configuration.loading import from_dict
@@ -237,10 +238,36 @@ def test_records_of_tfds_are_utf8(monkeypatch):
     messages = [USER | {"content": "Zürich, 李"}, ANSWER]
     columns = {name: [m[name].encode() for m in messages] for name in ("role", "content")}
     texts = {"messages": json.dumps(messages, ensure_ascii=False).encode()}
-    made = SimpleNamespace(as_data_source=lambda split: [texts, {"messages": columns}])
+    rows = [{name: text.encode() for name, text in message.items()} for message in messages]
+    listed = (columns, rows, np.array(rows))
+    records = [texts, *({"messages": each} for each in listed)]
+    kept = of_tfds(monkeypatch, records)
+    assert [kept[index].messages for index in range(4)] == [tuple(messages)] * 4
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        3,
+        np.int64(3),
+        [GOOD, GOOD],
+        np.array([GOOD], object),
+        {"role": 3},
+        {"role": ["user"], "x": []},
+    ],
+)
+def test_a_record_of_tfds_in_another_form_is_told(given, monkeypatch):
+    kept = of_tfds(monkeypatch, [{"messages": given}])
+    with pytest.raises(
+        ValueError, match="^--data: tfds:mine, train, record 0: got .*; allowed: a "
+    ):
+        kept[0]
+
+
+def of_tfds(monkeypatch, records):
+    made = SimpleNamespace(as_data_source=lambda split: records)
     monkeypatch.setattr("tensorflow_datasets.builder", lambda name: made)
-    kept = open_conversations(from_dict({}), "tfds:mine", "train", {}, "--data")
-    assert [kept[index].messages for index in range(2)] == [tuple(messages)] * 2
+    return open_conversations(from_dict({}), "tfds:mine", "train", {}, "--data")
 
 
 def test_an_environment_without_demonstrations_is_told():
