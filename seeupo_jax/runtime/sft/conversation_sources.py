@@ -171,8 +171,9 @@ def _decoded(value: Any, where: str) -> Any:
             value = [dict(zip(value, row, strict=True)) for row in rows]
         return [{name: _text(item) for name, item in dict(row).items()} for row in value]
     except (TypeError, ValueError):
+        got = short(" ".join(repr(value).split()))  # an array's has several lines
         raise ValueError(
-            f"{where}: got {short(value)}; allowed: a text of JSON, or a list of objects."
+            f"{where}: got {got}; allowed: a text of JSON, or a list of objects."
         ) from None
 
 
