@@ -21,6 +21,12 @@ class NameTaken(ValueError):
     """A reward function has the name of another reward; the text is a sentence that says which."""
 
 
+class DataChanged(ValueError):
+    """Conversations are not what they were when the run first read them; the text is a sentence."""
+
+    exit_code = 2
+
+
 class WriteError(OSError):
     """What a run needs could not be written; the text is a sentence that says what is left."""
 

@@ -30,7 +30,7 @@ from seeupo_jax.configuration.loading import ConfigSource, load_config
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.display.terminal import safe_output
-from seeupo_jax.errors import NotLearning, WriteError, sentence_errors
+from seeupo_jax.errors import DataChanged, NotLearning, WriteError, sentence_errors
 from seeupo_jax.metrics.history import History, read_history
 from seeupo_jax.metrics.run_manifest import UNKNOWN_LAUNCH, Launch
 from seeupo_jax.parallel.cluster import errors_end_at_once
@@ -101,6 +101,7 @@ def sft(
     Raises:
       ValueError: a configuration, a conversation, a folder or a callback that cannot be used.
       NotLearning: gradients are not finite any more; all is saved.
+      DataChanged: a ValueError: the data is not what the run began with; all is saved.
       WriteError: there is no room for what it writes; the sentence says what is kept.
     """
     check_callbacks(callbacks)
@@ -134,7 +135,11 @@ def run_sft(
         shown = jax.process_index() == 0
         progress = held.enter_context(Progress(0, display, shown=shown))
         with preparing():
-            data = load_data(config, progress)
+            try:
+                data = load_data(config, progress, lambda: request.asked)
+            except Stopped as stopped:
+                progress.log(f"stopped {stopped}; rerun the command to begin again")
+                return SftResult(workdir, None, read_history(workdir), None, request.reason)
             steps = count_steps(config, len(data.training))
             check_steps(config, steps)
             given = dataclasses.replace(config, iterations=steps)
@@ -174,7 +179,7 @@ def iterate(run: SftRun, state: SftState) -> int | None:
     Returns: after which step the policy is; None where the run was asked to stop; all is saved.
 
     Raises:
-      NotLearning: as of `sft`.
+      NotLearning, DataChanged: as of `sft`; all is saved.
     """
     try:
         if not state.evaluated:
@@ -191,9 +196,9 @@ def iterate(run: SftRun, state: SftState) -> int | None:
             if run.due_to_save(state):
                 state = run.checkpoints.save(state)
         return run.finish(state)
-    except (Stopped, NotLearning) as stopped:
+    except (Stopped, NotLearning, DataChanged) as stopped:
         run.stopped(state)
-        if isinstance(stopped, NotLearning):
+        if not isinstance(stopped, Stopped):
             raise
         return None
 
@@ -229,7 +234,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
             check_places(config, workdir)
             check_shared_places(config, workdir)
         launch = Launch.of_command("sft", given.config)
-        with sentence_errors((WriteError, NotLearning), code=1):
+        with sentence_errors((WriteError, NotLearning, DataChanged), code=1):
             run_sft(config, workdir, launch=launch, preparing=sentence_errors)
 
 

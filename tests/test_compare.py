@@ -308,6 +308,33 @@ def test_a_folder_with_another_configuration_is_refused(tmp_path):
         planned(tmp_path, "evaluation.k=3")
 
 
+@pytest.mark.parametrize(
+    "now",
+    [
+        "log_checksum=True",
+        "evaluation.extra_splits=('validation',)",
+        "env.workers=3",
+        "env.isolation=process",
+        "rollout.slots=8",
+        "rollout.mesh={'data': 2}",
+        "mesh.data=2",
+        "batching.share_prefixes=False",
+        "model.remat=full",
+        "offload.optimizer=True",
+        "agent.port=8123",
+        "rewards=({'name': 'env', 'concurrency': 3},)",
+    ],
+)
+def test_what_docs_checkpoints_lets_a_resumed_run_change_may_change(tmp_path, now):
+    before = ["rewards=({'name': 'env'},)"]
+    run = planned(tmp_path, *before, seeds=1)[0]
+    run.folder.mkdir(parents=True)
+    (run.folder / "config.json").write_text(json.dumps(to_dict(run.config)))
+    assert planned(tmp_path, *before, now, seeds=1)[0].folder == run.folder
+    with pytest.raises(ValueError, match=r"config.rewards: got .*2.*; allowed for"):
+        planned(tmp_path, now, "rewards=({'name': 'env', 'weight': 2.0},)", seeds=1)
+
+
 COSINE = "optimizer.schedule=cosine"
 
 

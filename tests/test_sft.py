@@ -23,7 +23,7 @@ from twin_policy import tensors_of, twin_arch
 from seeupo_jax import Callback, evaluate, load_config, report, sft, train
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.envs.base import Demonstration
-from seeupo_jax.errors import NotLearning
+from seeupo_jax.errors import DataChanged, NotLearning
 from seeupo_jax.evaluate import main as evaluation_main
 from seeupo_jax.learner.imitation.action_segments import to_segments
 from seeupo_jax.learner.imitation.imitation_step import Imitation
@@ -268,6 +268,23 @@ def test_a_loss_that_was_not_measured_before_the_run_ended_is_saved_with_it(done
     assert iterate(run, SftState(done, None)) == done and steps == saved
 
 
+def test_a_run_whose_data_changes_saves_what_it_has():
+    done, saved = SftState(4, None, evaluated=True, saved=False), []
+
+    def check_stop(state):
+        raise DataChanged("here")
+
+    run = SimpleNamespace(
+        parts=SimpleNamespace(steps=9, progress=SimpleNamespace(phase=lambda *_: None)),
+        exhausted=lambda state: False,
+        check_stop=check_stop,
+        stopped=saved.append,
+    )
+    with pytest.raises(DataChanged, match="^here$") as error:
+        iterate(run, done)
+    assert saved == [done] and error.value.exit_code == 2
+
+
 def test_adapters_train_alone_and_are_what_is_left(model, data, tmp_path):
     result = sft(load(model, "lora.rank=2", "sft.steps=2"), data, tmp_path / "run")
     base = from_pretrained(str(model), dtype="float32")[0]
@@ -419,6 +436,7 @@ def test_long_conversations_are_left_out_or_cut_and_counted(model, tmp_path, cap
     [
         ("seed=1", "config.seed: got 1; allowed for this workdir, whose checkpoint has it: 0."),
         ("sft.batch_size=2", "config.sft.batch_size: got 2"),
+        ("sft.held_out=0.3", "config.sft.held_out: got 0.3; allowed for this workdir"),
         ("sft.train_on=last", "--data: got conversations, or tokens of them, other than"),
     ],
 )

@@ -16,9 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from seeupo_jax.configuration.agent_schema import without_places
 from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.configuration.layout_fields import LAYOUT
 from seeupo_jax.configuration.loading import load_config, to_dict
 from seeupo_jax.configuration.recipes import RECIPES
+from seeupo_jax.configuration.reward import without_layout
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.parallel.file_lock import try_lock
@@ -30,7 +33,10 @@ CONFIG_FILE = "config.json"
 _POLL_S = 0.2
 _LAST_LINES = 12
 # Fields that may change when a comparison resumes: what a run has recorded is the same with them.
-_MAY_CHANGE = ("stop_after_idle", "checkpoint", "profile", "telemetry")
+_MAY_CHANGE = (
+    *("stop_after_idle", "checkpoint", "profile", "telemetry", "evaluation.extra_splits"),
+    *LAYOUT,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,8 +283,12 @@ def _check_same(run: PlannedRun) -> None:
             " there, or another workdir."
         )
     mine = json.loads(json.dumps(to_dict(run.config)))
+    mine["agent"] = without_places(mine["agent"])
+    for values in (mine, saved):
+        if "rewards" in values:  # versions that had none
+            values["rewards"] = without_layout(values["rewards"])
     for field, value, saved_value in _changes(run.config, mine, saved):
-        if field.partition(".")[0] in _MAY_CHANGE:
+        if any(f"{field}.".startswith(f"{name}.") for name in _MAY_CHANGE):
             continue
         schedule = run.config.optimizer.schedule
         if field == "iterations" and schedule == "constant":

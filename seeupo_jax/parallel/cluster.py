@@ -18,7 +18,9 @@ from collections.abc import Iterator, Mapping, Set
 from typing import Any, NamedTuple
 
 import jax
-from jax._src.clusters import ClusterEnv  # what jax.distributed.initialize itself looks with
+
+# What jax.distributed.initialize itself looks with.
+from jax._src.clusters import ClusterEnv, K8sCluster
 
 from seeupo_jax.parallel.listening import listen, split_address
 
@@ -47,7 +49,9 @@ def find_place(
     *,
     timeout_s: int,
 ) -> Place | None:
-    """The place that the flags give, or else Cloud TPU, GKE, Slurm or Open MPI; None: alone.
+    """The place that the flags give, or else Cloud TPU, Kubernetes, Slurm or Open MPI; None: alone.
+
+    `--num_processes=1` needs no other flag.
 
     Raises:
       ValueError: flags that do not fit together, or a cluster that does not say who is in it.
@@ -57,6 +61,8 @@ def find_place(
         "--process_id": process_id,
         "--num_processes": num_processes,
     }
+    if num_processes == 1 and coordinator is None and process_id is None:
+        return None
     missing = [name for name, value in given.items() if value is None]
     if coordinator is None or process_id is None or num_processes is None:
         if len(missing) < len(given):
@@ -74,7 +80,12 @@ def find_place(
 
 
 def _detect(timeout_s: int) -> Place | None:
-    """This process's place in a cluster, by the environment's variables."""
+    """This process's place in a cluster, by the environment's variables.
+
+    A pod of Kubernetes that belongs to no indexed Job is alone, as one of a Deployment.
+    """
+    # Without this variable the pod has no number, and JAX would ask the API server for its Job.
+    K8sCluster.opt_in_only_method = "JOB_COMPLETION_INDEX" not in os.environ
     try:
         coordinator, count, number, devices = ClusterEnv.auto_detect_unset_distributed_params(
             None, None, None, None, None, timeout_s
@@ -82,7 +93,7 @@ def _detect(timeout_s: int) -> Place | None:
     except Exception as error:  # metadata servers and name services fail in many ways
         raise ValueError(
             f"this is one of several processes, but the environment does not say which ({error});"
-            " allowed: --coordinator, --process_id and --num_processes."
+            " allowed: --coordinator, --process_id and --num_processes, or --num_processes=1 alone."
         ) from error
     if coordinator is None or count is None or number is None or count == 1:
         return None

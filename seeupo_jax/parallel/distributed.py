@@ -13,8 +13,6 @@ from jax.sharding import NamedSharding
 from seeupo_jax.parallel import codec
 from seeupo_jax.parallel.mesh import row_shards, sharding
 
-_STEPS_APART = 10  # of two times that processes ask each other whether to stop
-
 
 def own_row_shards(mesh: jax.sharding.Mesh) -> list[int]:
     """Which of the parts that rows are cut into lie on this process's devices.
@@ -63,13 +61,6 @@ def agree(wants: Sequence[int]) -> list[int]:
     if jax.process_count() == 1:
         return list(wants)
     return multihost_utils.process_allgather(np.array(wants, np.int32)).max(axis=0).tolist()
-
-
-def asked_to_stop(asked: bool, done: int) -> bool:
-    """Whether any process was asked to stop; after most steps several do not ask each other."""
-    if jax.process_count() > 1 and done % _STEPS_APART:
-        return False
-    return bool(agree([asked])[0])
 
 
 def gather(x: Any, *types: type) -> list[Any]:

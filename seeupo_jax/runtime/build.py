@@ -16,7 +16,7 @@ from seeupo_jax import envs
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.optimization.parameter_groups import split_trained
 from seeupo_jax.learner.shapes import Shapes, row_lengths
-from seeupo_jax.parallel.distributed import place
+from seeupo_jax.parallel.distributed import own_row_shards, place
 from seeupo_jax.parallel.mesh import (
     ROW_AXES,
     check_lengths,
@@ -87,6 +87,8 @@ def check_layout(config: Config, mesh: jax.sharding.Mesh) -> None:
         )
     sampler = sampler_mesh(mesh, config.rollout.mesh)
     _check_heads(arch, sampler, "config.rollout.mesh")
+    if jax.process_count() > 1:
+        own_row_shards(sampler)
     plan_cache(arch, config.rollout, shards=row_shards(sampler), tensor=sampler.shape["tensor"])
 
 

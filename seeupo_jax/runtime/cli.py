@@ -98,7 +98,7 @@ def add_cluster_flags(flags: Flags) -> None:
     """Declares what makes a process one of several."""
     flags.flag("coordinator", "HOST:PORT of process 0, if the environment does not define it.")
     flags.flag("process_id", "this process, from 0 on.", integer(0))
-    flags.flag("num_processes", "how many there are.", integer(1))
+    flags.flag("num_processes", "how many there are; 1: this process alone.", integer(1))
     flags.flag(
         "cluster_timeout_s",
         "how long to wait for all processes at the start.",

@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from seeupo_jax.configuration.agent_schema import without_places
+from seeupo_jax.configuration.layout_fields import CALLS, PROCESSES, ROLLOUT
 from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.configuration.reward import Judge, without_layout
 from seeupo_jax.configuration.schema import Config
@@ -18,22 +19,14 @@ from seeupo_jax.runtime import build
 from seeupo_jax.trajectories.json_lines import plain
 
 _LOGGER = logging.getLogger(__name__)
-# Of config.rollout, what changes no number but its rounding: it may change when a run resumes.
-_LAYOUT = (
-    "mesh concurrency slots cache_gib page_size decode_steps prefill_tokens deterministic"
-    " reset_ahead_s"
-).split()
 SUPERVISED = "sft"  # key of a checkpoint's notes that only supervised fine-tuning has
-# Of config.env, where and how environments are called, to the same end.
-_PROCESSES = ("isolation", "memory_mib")
-_CALLS = ("workers", "timeout_s", "retries", "retry_wait_s")
 
 
 def made_by(config: Config) -> str:
     """Names the policies that a run samples with."""
     same, usual = _same_fields(config), vars(Config().env)
-    env = {name: x for name, x in to_dict(config)["env"].items() if name not in _PROCESSES}
-    same["env"] = {name: usual[name] if name in _CALLS else x for name, x in env.items()}
+    env = {name: x for name, x in to_dict(config)["env"].items() if name not in PROCESSES}
+    same["env"] = {name: usual[name] if name in CALLS else x for name, x in env.items()}
     drawn = config.curriculum.by != "none"
     for part, given in (
         ("rewards", config.rewards),
@@ -201,8 +194,8 @@ def _other_path(config: Config, saved: Mapping[str, Any], part: str) -> str | No
 def _same_fields(config: Config) -> dict[str, Any]:
     """What decides which trajectories are sampled, but for the policy."""
     values = to_dict(config)
-    rollout = {name: v for name, v in values["rollout"].items() if name not in _LAYOUT}
-    env = {name: v for name, v in values["env"].items() if name not in (*_PROCESSES, *_CALLS)}
+    rollout = {name: v for name, v in values["rollout"].items() if name not in ROLLOUT}
+    env = {name: v for name, v in values["env"].items() if name not in (*PROCESSES, *CALLS)}
     rewards = without_layout(values["rewards"])
     agent = without_places(values["agent"])
     same = {"seed": values["seed"], "rollout": rollout, "env": env, "rewards": rewards}

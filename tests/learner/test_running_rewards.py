@@ -102,7 +102,7 @@ def test_advantages_are_the_same_whether_a_reward_of_zero_is_named_or_not(last):
         rows = Rows.of(batch, grouped=True)
         arrays = CreditArrays(algorithm, SHAPES, rows, batch, {}, statistics=statistics)
         assert arrays.running_mean_Q[1] == pytest.approx(turns([NAMED, zeros], "late").mean())
-        credit, shares = credit_tokens(algorithm, arrays)
+        credit, shares = assign_credit(arrays)
         found.append((np.concatenate(credit["advantage"]).tolist(), shares))
     assert found[0] == found[1] and found[0][1]["sweep/reward_share/late"] > 0
 

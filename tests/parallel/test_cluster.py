@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -205,6 +206,23 @@ def test_a_process_finds_its_place_in_flags_and_in_slurm(monkeypatch):
     assert find_place(None, None, None, timeout_s=1) == Place("node007:61441", 5, 6, (1,))
 
 
+@pytest.mark.parametrize("index", [None, "2"])
+def test_only_a_pod_of_an_indexed_job_is_one_of_several(index, monkeypatch):
+    """As JAX finds it: a Job's pods are numbered by JOB_COMPLETION_INDEX, where they are at all."""
+    pod = SimpleNamespace(spec=SimpleNamespace(subdomain="pods"))
+    job = SimpleNamespace(metadata=SimpleNamespace(labels={}, name="run"))
+    job.spec = SimpleNamespace(parallelism=4)
+    controller = SimpleNamespace(kind="Job")
+    for name, found in {"_pod": pod, "_job": job, "_controller": controller}.items():
+        monkeypatch.setattr(cluster.K8sCluster, name, classmethod(lambda _, x=found: x))
+    monkeypatch.setattr(cluster.K8sCluster, "is_env_present", classmethod(lambda _: True))
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: name)
+    if index is not None:
+        monkeypatch.setenv("JOB_COMPLETION_INDEX", index)
+    place = None if index is None else Place("run-0.pods:55527", 2, 4)
+    assert find_place(None, None, None, timeout_s=1) == place
+
+
 def test_a_cluster_that_does_not_answer_is_told(monkeypatch):
     def fail(*_):
         raise RuntimeError("no metadata")
@@ -212,6 +230,7 @@ def test_a_cluster_that_does_not_answer_is_told(monkeypatch):
     monkeypatch.setattr(cluster.ClusterEnv, "auto_detect_unset_distributed_params", fail)
     with pytest.raises(ValueError, match=r"does not say which \(no metadata\); allowed: --coord"):
         find_place(None, None, None, timeout_s=1)
+    assert find_place(None, None, 1, timeout_s=1) is None
 
 
 PROGRAM = """

@@ -207,6 +207,8 @@ def edit(folder, **changes):
         ({"peft_type": "IA3"}, "peft_type is 'IA3'; allowed: 'LORA'"),
         ({"bias": "all"}, "bias is 'all'; allowed: 'none'"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern is "),
+        ({"alpha_pattern": {"q_proj": 8}}, "alpha_pattern is "),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out is True; allowed: False"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save is "),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is 'pissa_niter_4'"),
         ({"alora_invocation_tokens": [5, 6]}, r"alora_invocation_tokens is \[5, 6\]"),

@@ -1,14 +1,19 @@
 """What a configuration is checked for before anything is compiled, and the parts built from it."""
 
+import contextlib
+
 import jax
 import numpy as np
 import pytest
-from places import CONFIGS
+from places import CONFIGS, TINY
+from tpu_cases import needs_libtpu
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.envs.order_desk.environment import OrderDesk
 from seeupo_jax.envs.transport.isolated import ProcessDied
+from seeupo_jax.parallel.mesh import make_mesh
+from seeupo_jax.planning.chips import parse_topology, topology_devices
 from seeupo_jax.policy import from_pretrained, save_pretrained
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import check_config
@@ -78,6 +83,22 @@ def test_total_steps_count_turns_epochs_and_minibatches():
     overrides = ["iterations=10", "rollout.max_turns=5", "algorithm.turns_per_update=2"]
     overrides += ["algorithm.inner_epochs=3", "algorithm.minibatches_per_turn=2"]
     assert build.total_steps(load_config(CONFIG, overrides)) == 10 * 3 * 3 * 2
+
+
+@needs_libtpu
+@pytest.mark.parametrize("tensor, refused", [(4, False), (8, True)])
+def test_the_devices_of_a_row_are_those_of_one_process(tensor, refused, monkeypatch):
+    """On a v5e:4x4 each process has 4 of the 16 chips."""
+    devices = topology_devices(parse_topology("v5e:4x4"))
+    monkeypatch.setattr(jax, "devices", lambda *_: devices)
+    monkeypatch.setattr(jax, "process_count", lambda: 4)
+    monkeypatch.setattr(jax, "local_device_count", lambda: 4)
+    monkeypatch.setattr(jax, "process_index", lambda: 0)
+    sizes = ["model.heads=8", "model.kv_heads=8", "rollout.tasks=8"]
+    config = load_config(TINY, [*sizes, f"mesh.tensor={tensor}"])
+    told = pytest.raises(ValueError, match="got 8, which spreads .* the 4 devices of one")
+    with told if refused else contextlib.nullcontext():
+        build.check_layout(config, make_mesh(config.mesh))
 
 
 def test_a_tensor_axis_that_would_cut_a_head_is_told():

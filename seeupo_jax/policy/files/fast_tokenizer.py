@@ -97,8 +97,9 @@ def chat_template(controls: Mapping[str, str], end: str, *, system: bool, tools:
 def _listing(kind: str) -> str:
     """Jinja that lists the tools in a system message, in a form of `TOOL_LISTINGS`."""
     signature = (
-        '{{ f.name }}({%- for n in f.parameters.properties -%}{{ "" if loop.first else ", " }}'
-        '{{ n if n in f.parameters.required else n + "=" }}{%- endfor -%})'
+        "{%- set p = f.parameters or {} -%}{%- set required = p.required or [] -%}"
+        '{{ f.name }}({%- for n in p.properties or [] -%}{{ "" if loop.first else ", " }}'
+        '{{ n if n in required else n + "=" }}{%- endfor -%})'
     )
     shown = {
         "none": "",

@@ -224,9 +224,9 @@ def check_kwargs(chat: schema.Chat, reads: frozenset[str]) -> None:
 def _signatures(tools: Sequence[Tool]) -> str:
     lines = []
     for tool in tools:
-        parameters = tool.get("parameters", {})
-        required = parameters.get("required", ())
-        names = (n if n in required else f"{n}=" for n in parameters.get("properties", ()))
+        parameters = tool.get("parameters") or {}
+        required = parameters.get("required") or ()
+        names = (n if n in required else f"{n}=" for n in parameters.get("properties") or ())
         lines.append(f"{tool['name']}({', '.join(names)})")
     return "\n".join(lines)
 

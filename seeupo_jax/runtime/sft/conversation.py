@@ -132,7 +132,30 @@ def _tool(value: Any, where: str) -> Tool:
     if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
         raise ValueError(f"{where}: got {short(value)}; allowed: a function with a name.")
     _check_texts(inner, where)
-    return dict(inner)
+    tool = _without_nulls(inner)
+    if "parameters" in tool:
+        tool["parameters"] = _parameters(tool["parameters"], f"{where}.parameters")
+    return tool
+
+
+def _parameters(value: Any, where: str) -> dict[str, Any]:
+    """A tool's parameters without the nulls that tables of several tools fill gaps with."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where}: got {short(value)}; allowed: an object, a JSON schema.")
+    parameters = _without_nulls(value)
+    properties = parameters.get("properties", {})
+    if not isinstance(properties, Mapping):
+        raise ValueError(f"{where}.properties: got {short(properties)}; allowed: an object.")
+    if "properties" in parameters:
+        parameters["properties"] = _without_nulls(properties)
+    required = parameters.get("required", [])
+    if not isinstance(required, Sequence) or isinstance(required, str):
+        raise ValueError(f"{where}.required: got {short(required)}; allowed: a list of names.")
+    return parameters
+
+
+def _without_nulls(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: item for name, item in value.items() if item is not None}
 
 
 def _listed(value: Any, where: str, allowed: str) -> Sequence[Any]:

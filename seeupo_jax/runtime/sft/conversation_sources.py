@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Demonstration
 from seeupo_jax.envs.tool_calls import ToolCall
+from seeupo_jax.errors import DataChanged
 from seeupo_jax.runtime.sft.conversation import ALLOWED, read_conversation
 from seeupo_jax.trajectories.json_lines import read_object, short
 
@@ -27,7 +29,7 @@ class Conversations(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Demonstration:
-        """A conversation; ValueError with its place where it is none."""
+        """A conversation; ValueError with its place: it is none, or (DataChanged) another now."""
         ...
 
     def where(self, index: int) -> str:
@@ -59,7 +61,10 @@ def open_conversations(
 
 
 class ConversationFile:
-    """The lines of a JSONL file, each read when it is asked for; empty ones count for nothing."""
+    """The lines of a JSONL file, each read when it is asked for; empty ones count for nothing.
+
+    A line that is not the one that was there at first is an error: a file may be written anew.
+    """
 
     def __init__(self, path: Path, field: str):
         self._path, self._field, self._file = path, field, path.absolute()
@@ -75,24 +80,41 @@ class ConversationFile:
         return len(self._starts)
 
     def __getitem__(self, index: int) -> Demonstration:
-        _, offset, size = self._starts[index]
+        _, offset, size, digest = self._starts[index]
         where = self.where(index)
-        with self._file.open("rb") as file:
-            file.seek(offset)
-            line = file.read(size)
+        try:
+            with self._file.open("rb") as file:
+                file.seek(offset)
+                line = file.read(size)
+        except OSError as error:
+            raise _changed(
+                where, f"a file that cannot be read any more ({error.strerror})"
+            ) from None
+        if _digest(line) != digest:
+            raise _changed(where, "another line than when the run first read it")
         return read_conversation(read_object(line, where, ALLOWED), where)
 
     def where(self, index: int) -> str:
         return f"{self._field}: {self._path}, line {self._starts[index][0]}"
 
 
-def _lines(path: Path) -> list[tuple[int, int, int]]:
-    """Number, offset and bytes of each line that is not empty."""
+def _changed(where: str, got: str) -> DataChanged:
+    return DataChanged(
+        f"{where}: got {got}; allowed: a file that stays as it is until the run is complete."
+    )
+
+
+def _digest(line: bytes) -> bytes:
+    return hashlib.blake2b(line, digest_size=16).digest()
+
+
+def _lines(path: Path) -> list[tuple[int, int, int, bytes]]:
+    """Number, offset, bytes and digest of each line that is not empty."""
     starts, offset = [], 0
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
-                starts.append((number, offset, len(line)))
+                starts.append((number, offset, len(line), _digest(line)))
             offset += len(line)
     return starts
 
@@ -132,15 +154,27 @@ class TfdsConversations:
 
 
 def _decoded(value: Any, where: str) -> Any:
-    """A feature as JSON has it: bytes as texts, a table of columns as a list of rows."""
+    """A feature as JSON has it: bytes as texts, a table of columns as a list of rows.
+
+    Raises:
+      ValueError: neither a text of JSON, nor a table, nor a list of objects.
+    """
     if isinstance(value, bytes | str):
         text = value.decode(errors="replace") if isinstance(value, bytes) else value
         try:
             return json.loads(text) if text else None
         except ValueError:
             raise ValueError(f"{where}: got {short(text)}; allowed: JSON.") from None
-    columns = {name: [_text(item) for item in column] for name, column in dict(value).items()}
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    try:
+        if isinstance(value, Mapping):
+            rows = zip(*value.values(), strict=True)
+            value = [dict(zip(value, row, strict=True)) for row in rows]
+        return [{name: _text(item) for name, item in dict(row).items()} for row in value]
+    except (TypeError, ValueError):
+        got = short(" ".join(repr(value).split()))  # an array's has several lines
+        raise ValueError(
+            f"{where}: got {got}; allowed: a text of JSON, or a list of objects."
+        ) from None
 
 
 def _text(value: Any) -> Any:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import jax
 import numpy as np
 
 from seeupo_jax.configuration.schema import Config
@@ -13,6 +14,7 @@ from seeupo_jax.display.progress import Progress
 from seeupo_jax.envs.base import Demonstration
 from seeupo_jax.learner.imitation.action_segments import Segments, Tokenized
 from seeupo_jax.parallel.distributed import gather
+from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.runtime.sft.conversation_sources import (
@@ -218,12 +220,27 @@ def _hold_out(
     )
 
 
-def load_data(config: Config, progress: Progress) -> SftData:
-    """`read_data` with the configuration's own tokenizer, shown while it is read."""
+def load_data(
+    config: Config, progress: Progress, stop: Callable[[], bool] = lambda: False
+) -> SftData:
+    """`read_data` with the configuration's own tokenizer, shown while it is read.
+
+    Args:
+      stop: whether this process was asked to stop. Of several processes none stops here.
+
+    Raises:
+      Stopped: it was.
+    """
+
+    def on_read(done: int, total: int) -> None:
+        progress.step(done, total)
+        if jax.process_count() == 1 and stop():
+            raise Stopped(f"after {done:,} of {total:,} conversations were read")
+
     tokenizer = read_tokenizer(str(config.model.path), config.chat)
     assert tokenizer is not None  # `check_sft` has found it
     progress.phase("conversations")
-    data = read_data(config, tokenizer, progress.step)
+    data = read_data(config, tokenizer, on_read)
     for line in data.lines():
         progress.log(line)
     return data

@@ -14,13 +14,13 @@ import jax
 from seeupo_jax.checkpoint.process_sync import on_primary
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import Progress
-from seeupo_jax.errors import NotLearning
+from seeupo_jax.errors import DataChanged, NotLearning
 from seeupo_jax.learner.imitation.imitation_batches import ImitationBatch
 from seeupo_jax.learner.optimization.schedule import at_share
 from seeupo_jax.learner.state_layout import final_params
 from seeupo_jax.metrics.checksum import checksum
 from seeupo_jax.metrics.run_manifest import Launch
-from seeupo_jax.parallel.distributed import asked_to_stop, to_global
+from seeupo_jax.parallel.distributed import agree, to_global
 from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
 from seeupo_jax.runtime.build import Policy
 from seeupo_jax.runtime.evaluation import due
@@ -82,6 +82,7 @@ class SftRun:
         self.parts, self.checkpoints = parts, SftCheckpoints(parts)
         self._upcoming: Iterator[ImitationBatch] = iter(())
         self._next: tuple[int, ImitationBatch] | None = None  # of which step, and its batch
+        self._changed: DataChanged | None = None  # what this process found, until all know
 
     def __enter__(self) -> SftRun:
         return self
@@ -97,9 +98,18 @@ class SftRun:
         return patience is not None and state.worse >= patience
 
     def check_stop(self, state: SftState) -> None:
-        """Raises Stopped where a process was asked to stop; they ask each other now and then."""
-        if asked_to_stop(self.parts.request.asked, state.done):
-            raise Stopped(f"after step {state.done}")
+        """Makes the next step's batch, or ends the run where a process wants that.
+
+        Processes agree before every step: the loss of the last one has been waited for anyway.
+
+        Raises:
+          Stopped: one of them was asked to stop.
+          DataChanged: one of them cannot read its conversations again.
+        """
+        if self._next is None or self._next[0] != state.done + 1:
+            self._upcoming = self.parts.batches.after(state.done)
+            self._next = self._numbered(state.done + 1)
+        self._agree_to_go_on(state)
 
     def check_learns(self, state: SftState) -> None:
         """Warns of a step whose gradient was not finite; NotLearning: it is one too many."""
@@ -119,13 +129,14 @@ class SftRun:
         """One optimizer step, with its line of metrics."""
         parts, number = self.parts, state.done + 1
         began = time.perf_counter()
+        assert self._next is not None and self._next[0] == number  # `check_stop` has made it
+        batch = self._next[1]
         with parts.times.counted("sft"):
-            batch = self._batch(number)
             share = parts.schedule.share(number)
             train = at_share(state.train, share, lambda x: to_global(x, parts.imitation.replicated))
             train, device_metrics = parts.imitation.step(train, batch.rows)
             # Made while the device computes.
-            self._next = None if number == parts.steps else (number + 1, next(self._upcoming))
+            self._next = None if number == parts.steps else self._numbered(number + 1)
             metrics = {name: float(value) for name, value in device_metrics.items()}
         values = self._values(number, batch, metrics, time.perf_counter() - began)
         if parts.config.log_checksum:
@@ -139,15 +150,15 @@ class SftRun:
         return state._replace(done=number, train=train, evaluated=evaluated, saved=False, idle=idle)
 
     def evaluate(self, state: SftState) -> SftState:
-        """Measures the held-out loss, where anything is held out."""
+        """Measures the held-out loss, where anything is held out; it ends as `check_stop` does."""
         parts, held_out = self.parts, self.parts.held_out
         state = state._replace(evaluated=True)
         if held_out is None:
             return state
         params = final_params(state.train)
         with parts.times.phase("evaluation"):
-            sums, tokens = [], 0
-            for batch in held_out.in_order():
+            sums, tokens, batches = [], 0, held_out.in_order()
+            while (batch := self._agreed(batches, state)) is not None:
                 sums.append(parts.imitation.loss(params, batch.rows))
                 tokens += batch.trained
             loss = math.fsum(map(float, sums)) / tokens
@@ -214,12 +225,33 @@ class SftRun:
         self.checkpoints.wait()
         self.parts.progress.log(f"stopped after step {state.done}; rerun the command to resume")
 
-    def _batch(self, number: int) -> ImitationBatch:
-        """The batch of a step, made ahead if it follows the last one."""
-        if self._next is not None and self._next[0] == number:
-            return self._next[1]
-        self._upcoming = self.parts.batches.after(number - 1)
-        return next(self._upcoming)
+    def _numbered(self, number: int) -> tuple[int, ImitationBatch] | None:
+        """The next batch, of that step; None: its conversations have changed."""
+        batch = self._made(self._upcoming)
+        return None if batch is None else (number, batch)
+
+    def _agreed(self, batches: Iterator[ImitationBatch], state: SftState) -> ImitationBatch | None:
+        """The next batch, where all processes go on; None: there is none."""
+        batch = self._made(batches)
+        self._agree_to_go_on(state)
+        return batch
+
+    def _made(self, batches: Iterator[ImitationBatch]) -> ImitationBatch | None:
+        try:
+            return next(batches, None)
+        except DataChanged as error:  # the others may not have found it: all agree on it first
+            self._changed = error
+            return None
+
+    def _agree_to_go_on(self, state: SftState) -> None:
+        asked, changed = agree([self.parts.request.asked, self._changed is not None])
+        if changed:
+            raise self._changed or DataChanged(
+                "--data: got conversations that have changed, as another process found; allowed: a"
+                " file that stays as it is until the run is complete."
+            )
+        if asked:
+            raise Stopped(f"after step {state.done}")
 
     def _values(
         self, number: int, batch: ImitationBatch, metrics: dict[str, float], seconds: float

@@ -20,7 +20,7 @@ from seeupo_jax.display.progress import Progress
 from seeupo_jax.learner.batching import Shapes
 from seeupo_jax.learner.imitation.action_segments import Segments
 from seeupo_jax.learner.imitation.imitation_batches import Batches
-from seeupo_jax.parallel.distributed import agree, asked_to_stop
+from seeupo_jax.parallel.distributed import agree
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.runtime import build
@@ -40,6 +40,7 @@ from seeupo_jax.runtime.sft.supervised import begin_imitation, supervised
 
 BLOCK = 16  # batches sorted by length together, as for the shipped policies
 _SHOWN_EVERY_S = 5.0  # to give the loss, a step has to wait for the device
+_AGREED = 10  # steps between two times that processes ask each other whether to stop
 
 
 def start_policy(
@@ -119,7 +120,7 @@ def _warm_start(
                     progress.step(done, total, f"loss {loss():.4f}")
                     next_shown = time.monotonic() + _SHOWN_EVERY_S
                 # Each step may be another program. Several processes wait for each other to agree.
-                if asked_to_stop(stop(), done):
+                if (jax.process_count() == 1 or done % _AGREED == 0) and agree([stop()])[0]:
                     raise Stopped(f"in the warm start, {done} steps into stage {stage_number}")
 
             params = train_stage(config, policy, params, stage, batches, on_step=show)

@@ -95,8 +95,11 @@ def test_its_chat_template_gives_our_ids_whatever_the_messages_hold(tmp_path, sy
     actual = made("repetitive", json.dumps({"system": system, "tools": tools}))
     actual.save(tmp_path)
     reference = AutoTokenizer.from_pretrained(tmp_path)
-    wrapped = [{"type": "function", "function": tool} for tool in TOOLS]
-    for given, listed in ((None, ()), (list(TOOLS), TOOLS), (wrapped, TOOLS)):
+    nulls = {"properties": {"x": {}, "y": {}}, "required": None}
+    shown = (*TOOLS, {"name": "a"}, {"name": "b", "parameters": None})
+    shown = (*shown, {"name": "c", "parameters": nulls})
+    wrapped = [{"type": "function", "function": tool} for tool in shown]
+    for given, listed in ((None, ()), (list(shown), shown), (wrapped, shown)):
         found = reference.apply_chat_template(
             list(MESSAGES), tools=given, add_generation_prompt=True, return_dict=False
         )

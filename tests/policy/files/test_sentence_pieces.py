@@ -220,6 +220,8 @@ def test_the_desks_own_tools_have_signatures():
 def test_a_tool_needs_no_schema_to_have_a_signature():
     optional = {"name": "b", "parameters": {"properties": {"x": {}}}}
     assert list_tools([{"name": "a"}, optional], "signatures") == "a()\nb(x=)"
+    nulls = {"name": "c", "parameters": {"properties": {"x": {}}, "required": None}}
+    assert list_tools([{"name": "a", "parameters": None}, nulls], "signatures") == "a()\nc(x=)"
 
 
 def test_training_again_gives_the_same_tokenizer(tmp_path):

@@ -3,9 +3,11 @@
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from seeupo_jax.configuration.loading import from_dict
+from seeupo_jax.errors import DataChanged
 from seeupo_jax.runtime.sft.conversation import read_conversation
 from seeupo_jax.runtime.sft.conversation_sources import (
     ConversationFile,
@@ -132,6 +134,33 @@ def test_what_is_no_tool_is_told(tools):
         read([USER, ANSWER], tools=tools)
 
 
+def test_nulls_of_tools_are_left_out():
+    """As tables have them, whose rows all have the fields of every tool; a null default stays."""
+    zone = {"type": "string", "default": None}
+    schema = {"type": "object", "properties": {"zone": zone, "of": None}, "required": None}
+    tools = [{"name": "a", "description": None, "parameters": None}]
+    tools += [{"type": "function", "function": {"name": "b", "parameters": schema, "strict": None}}]
+    wanted = {"type": "object", "properties": {"zone": zone}}
+    assert read([USER, ANSWER], tools=tools).tools == (
+        {"name": "a"},
+        {"name": "b", "parameters": wanted},
+    )
+
+
+@pytest.mark.parametrize(
+    "parameters, place",
+    [
+        ("{}", ""),
+        ([], ""),
+        ({"properties": ["zone"]}, ".properties"),
+        ({"required": "zone"}, ".required"),
+    ],
+)
+def test_parameters_that_are_no_schema_are_told(parameters, place):
+    with pytest.raises(ValueError, match=rf"^here: tools\[0\]\.parameters{place}: got "):
+        read([USER, ANSWER], tools=[{"name": "find", "parameters": parameters}])
+
+
 def write(path, *lines):
     path.write_bytes(b"\n".join(lines))
     return path
@@ -146,6 +175,18 @@ def test_lines_are_read_by_number_and_empty_ones_count_for_nothing(tmp_path):
     found = ConversationFile(file, "--data")
     assert len(found) == 2 and found.where(1) == f"--data: {file}, line 4"
     assert found[1].messages[1]["content"] == "Ünknown" and found[0].messages == (USER, ANSWER)
+
+
+def test_a_line_that_another_has_replaced_is_told_and_those_that_stayed_are_read(tmp_path):
+    file = write(tmp_path / "c.jsonl", GOOD, GOOD)
+    found = ConversationFile(file, "--data")
+    write(file, GOOD, GOOD.replace(b"4075", b"5186"), GOOD)  # of as many bytes, and one more behind
+    assert len(found) == 2 and found[0].messages == (USER, ANSWER)
+    with pytest.raises(DataChanged, match=f"^--data: {file}, line 2: got another line than when"):
+        found[1]
+    file.unlink()
+    with pytest.raises(DataChanged, match="line 1: got a file that cannot be read any more"):
+        found[0]
 
 
 @pytest.mark.parametrize(
@@ -197,10 +238,36 @@ def test_records_of_tfds_are_utf8(monkeypatch):
     messages = [USER | {"content": "Zürich, 李"}, ANSWER]
     columns = {name: [m[name].encode() for m in messages] for name in ("role", "content")}
     texts = {"messages": json.dumps(messages, ensure_ascii=False).encode()}
-    made = SimpleNamespace(as_data_source=lambda split: [texts, {"messages": columns}])
+    rows = [{name: text.encode() for name, text in message.items()} for message in messages]
+    listed = (columns, rows, np.array(rows))
+    records = [texts, *({"messages": each} for each in listed)]
+    kept = of_tfds(monkeypatch, records)
+    assert [kept[index].messages for index in range(4)] == [tuple(messages)] * 4
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        3,
+        np.int64(3),
+        [GOOD, GOOD],
+        np.array([GOOD] * 9, object),
+        {"role": 3},
+        {"role": ["user"], "x": []},
+    ],
+)
+def test_a_record_of_tfds_in_another_form_is_told(given, monkeypatch):
+    kept = of_tfds(monkeypatch, [{"messages": given}])
+    told = "^--data: tfds:mine, train, record 0: got .*; allowed: a "
+    with pytest.raises(ValueError, match=told) as error:
+        kept[0]
+    assert "\n" not in str(error.value)
+
+
+def of_tfds(monkeypatch, records):
+    made = SimpleNamespace(as_data_source=lambda split: records)
     monkeypatch.setattr("tensorflow_datasets.builder", lambda name: made)
-    kept = open_conversations(from_dict({}), "tfds:mine", "train", {}, "--data")
-    assert [kept[index].messages for index in range(2)] == [tuple(messages)] * 2
+    return open_conversations(from_dict({}), "tfds:mine", "train", {}, "--data")
 
 
 def test_an_environment_without_demonstrations_is_told():

@@ -1,6 +1,7 @@
 """Which conversations a supervised run learns from, and which it only measures its loss on."""
 
 import json
+from types import SimpleNamespace
 
 import imitation_cases
 import pytest
@@ -9,7 +10,9 @@ import sft_cases as cases
 from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.envs.order_desk.demonstrator import demonstrate
 from seeupo_jax.learner.imitation.action_segments import to_segments
-from seeupo_jax.runtime.sft.sft_data import read_data
+from seeupo_jax.parallel.stop_signal import Stopped
+from seeupo_jax.runtime.sft import sft_data
+from seeupo_jax.runtime.sft.sft_data import load_data, read_data
 
 
 def tokens_of(conversations):
@@ -53,6 +56,16 @@ def test_a_share_is_held_out_that_the_seed_draws(tmp_path):
         assert len(held_out) == 7 and sorted(held_out + training) == sorted(shown)
         drawn.append(held_out)
     assert drawn[0] == drawn[2] != drawn[1]
+
+
+def test_a_process_that_is_asked_to_stop_reads_no_further(tmp_path, monkeypatch):
+    file, shown = cases.write_desk(tmp_path / "some.jsonl", 5), []
+    monkeypatch.setattr(sft_data, "read_tokenizer", lambda *_: imitation_cases.tokenizer())
+    config = from_dict({"sft": {"data": str(file)}, "rollout": {"max_context": 4096}})
+    progress = SimpleNamespace(phase=lambda _: None, step=lambda *done: shown.append(done))
+    with pytest.raises(Stopped, match=r"^after 3 of 5 conversations were read$"):
+        load_data(config, progress, lambda: len(shown) == 3)
+    assert shown == [(1, 5), (2, 5), (3, 5)]
 
 
 def test_a_last_message_of_weight_0_is_refused_where_it_alone_is_trained_on(tmp_path):

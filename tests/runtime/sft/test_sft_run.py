@@ -1,13 +1,16 @@
 """How many steps a supervised run has, and what it says of the policy that it leaves."""
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
 
 from seeupo_jax.configuration.loading import from_dict
+from seeupo_jax.errors import DataChanged
+from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.runtime.sft import sft_run
 from seeupo_jax.runtime.sft.sft_parts import SftState
-from seeupo_jax.runtime.sft.sft_run import with_loss
+from seeupo_jax.runtime.sft.sft_run import SftRun, with_loss
 from seeupo_jax.runtime.sft.supervised import count_steps
 
 
@@ -56,6 +59,61 @@ def test_the_loss_that_is_told_is_that_of_the_policy_that_is_left(
     if warned:
         losses = f"was {before:.4f} before the first step and is 0.2500 at its lowest since, after"
         assert logged[1].startswith(f"warning: the held-out loss {losses} step 8: no policy of")
+
+
+def changed_at(place):
+    """Batches 0, 1, ..., of which one holds a conversation that has changed."""
+    for number in range(9):
+        if number == place:
+            raise DataChanged("here")
+        yield number
+
+
+def run_of(monkeypatch, batches, **parts):
+    monkeypatch.setattr(sft_run, "SftCheckpoints", lambda parts: None)
+    request = SimpleNamespace(asked=False)
+    given = {"batches": SimpleNamespace(after=lambda done: batches), "request": request}
+    return SftRun(SimpleNamespace(**given, **parts))
+
+
+@pytest.mark.parametrize("done", range(3))
+def test_processes_agree_on_their_end_before_every_step(done, monkeypatch):
+    """Another process wants an end; this one, which was asked nothing, ends after the same step."""
+    run, state = run_of(monkeypatch, changed_at(None)), SftState(done, None)
+    run.check_stop(state)
+    monkeypatch.setattr(sft_run, "agree", lambda wants: [1, 0])
+    with pytest.raises(Stopped, match=f"^after step {done}$"):
+        run.check_stop(state)
+    monkeypatch.setattr(sft_run, "agree", lambda wants: [0, 1])
+    with pytest.raises(DataChanged, match="as another process found"):
+        run.check_stop(state)
+
+
+@pytest.mark.parametrize("place", [None, 2])
+def test_a_held_out_measurement_ends_between_two_batches(place, monkeypatch):
+    measured, times = [], SimpleNamespace(phase=lambda _: contextlib.nullcontext())
+    held_out = SimpleNamespace(in_order=lambda: (batch_of(n) for n in changed_at(place)))
+    imitation = SimpleNamespace(loss=lambda params, rows: measured.append(rows) or 0.0)
+    given = {"times": times, "held_out": held_out, "imitation": imitation}
+    run = run_of(monkeypatch, iter(()), **given)
+    monkeypatch.setattr(sft_run, "final_params", lambda train: {})
+    asked = property(lambda _: place is None and len(measured) == 2)
+    run.parts.request = type("Request", (), {"asked": asked})()
+    with pytest.raises(Stopped if place is None else DataChanged):
+        run.evaluate(SftState(4, None))
+    assert measured == [0, 1]
+
+
+def batch_of(number):
+    return SimpleNamespace(rows=number, trained=1)
+
+
+def test_a_change_of_the_data_waits_until_all_processes_agree_on_it(monkeypatch):
+    run, wanted = run_of(monkeypatch, changed_at(0)), []
+    monkeypatch.setattr(sft_run, "agree", lambda wants: wanted.append(wants) or wants)
+    with pytest.raises(DataChanged, match="^here$"):
+        run.check_stop(SftState(4, None))
+    assert wanted == [[False, True]]
 
 
 @pytest.mark.parametrize(
