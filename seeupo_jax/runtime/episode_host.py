@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 MODEL = "policy"  # what the endpoint calls it; agents may name any
+_SERVED = ("remote", "openenv")  # environments that are clients of servers
 _SPARE_FILES = 64  # beside those of conversations and those that are open: checkpoints, programs
 
 
@@ -40,9 +41,9 @@ def check_host(config: Config) -> None:
     """Whether what plays the episodes can be made.
 
     Raises:
-      ValueError: an environment that cannot be made in a process of its own, whose server keeps one
-        episode for several conversations, or that gives a call up before its time limit, an agent
-        that cannot be called or started, or a missing package; one sentence.
+      ValueError: an environment that cannot be made in a process of its own or needs none, whose
+        server keeps one episode for several conversations, or that gives a call up before its time
+        limit, an agent that cannot be called or started, or a missing package; one sentence.
     """
     env, agent = config.env, config.agent
     if agent.given:
@@ -60,6 +61,12 @@ def check_host(config: Config) -> None:
             " http, whose server keeps one episode; allowed: 1, or a ws:// address."
         )
     if env.isolation == "process":
+        if all(part in _SERVED for part, _ in _parts(env.name, env.options)):
+            raise ValueError(
+                f"config.env.isolation: got process with env {env.name}, whose episodes are in a"
+                " server's processes: a client that is killed would leave its session open there;"
+                " allowed: thread."
+            )
         check_isolated(env.name, env.options, memory_mib=env.memory_mib, timeout_s=env.timeout_s)
 
 
@@ -82,7 +89,7 @@ def _parts(name: str, options: Mapping[str, Any]) -> Iterator[tuple[str, Mapping
 
 def _check_own_limit(name: str, options: Mapping[str, Any], timeout_s: float) -> None:
     """Whether a server's client leaves it to the pool to end a call: else that is no timeout."""
-    own_s = options.get("timeout_s") if name in ("remote", "openenv") else None
+    own_s = options.get("timeout_s") if name in _SERVED else None
     if isinstance(own_s, int | float) and own_s <= timeout_s:
         raise ValueError(
             f"config.env.options.timeout_s: got {own_s:g} for env {name}, with which a call that"

@@ -161,6 +161,7 @@ def check_served(config: Config) -> None:
 
 
 def starting_policy(config: Config, workdir: Path) -> str:
+    """The folder of the policy that training starts from; ValueError: it has still to be made."""
     folder = starting_folder(config, workdir)
     if folder is None:
         command = command_name("train")

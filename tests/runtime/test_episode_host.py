@@ -63,6 +63,13 @@ def test_a_client_that_gives_a_call_up_before_its_time_limit_is_refused(name, wi
         )
 
 
+def test_a_client_of_a_server_needs_no_process_of_its_own():
+    env = {"name": "remote", "options": {"url": "http://127.0.0.1:9"}}
+    for whole in (env, {"name": "mixture", "options": {"environments": [env]}}):
+        with pytest.raises(ValueError, match="^config.env.isolation: got process .* thread.$"):
+            check_host(from_dict({"env": whole | {"isolation": "process"}}))
+
+
 @pytest.mark.parametrize(
     "program, says",
     [

@@ -38,6 +38,8 @@ LATE_IMPORTS = (
     "jaxlib.mlir.dialects.mhlo",
     "ml_collections",
     "narwhals._interchange.dataframe",
+    "openai.resources.chat",  # by runs with an agent
+    "seeupo_jax.agents.endpoint",
     "tensorboardX",
     "transformers.models.auto.tokenization_auto",  # and what writes and reads model folders
     "transformers.models.llama.configuration_llama",
