@@ -27,7 +27,7 @@ from seeupo_jax.types import Segment, Trajectory
 RANK, COUNT, PORT = map(int, sys.argv[1:4])
 OUT, DIRECTORY, PART = sys.argv[4:7]
 log, hashed = [], []
-digest = manifest.digest
+digest = manifest._digest
 
 
 def count(path):
@@ -106,7 +106,7 @@ def rollouts():
 
 def main() -> None:
     jax.distributed.initialize(f"localhost:{PORT}", COUNT, RANK)
-    manifest.digest = count
+    manifest._digest = count
     checkpoints = Checkpoints(DIRECTORY, keep=2, log=log.append)
     logged = {"save": save, "restore": restore}[PART](checkpoints)
     checkpoints.close()
