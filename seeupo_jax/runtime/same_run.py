@@ -36,7 +36,7 @@ def made_by(config: Config) -> str:
     ):
         if not given:  # stored rollouts of versions that had none stay usable
             del same[part]
-    # Without the layout, written as earlier versions did for remat=none.
+    # Without compute options, written as earlier versions did for remat=none.
     model = replace(config.model, remat="none", attention="auto", scan_layers=False)
     choices = [same, str(model), str(config.chat), config.algorithm.dynamic_sampling]
     weights, by_turn = config.compared_weights, config.algorithm.by_turn
