@@ -34,7 +34,7 @@ from seeupo_jax.types import TrainState
 _LEAST = 1e-30  # of a share: what is divided by it is 0
 
 
-class Learned(NamedTuple):
+class LabParams(NamedTuple):
     """All parameters of a run."""
 
     policy: Any
@@ -57,7 +57,7 @@ class TurnInputs(NamedTuple):
     old_value: jax.Array
 
 
-def values_of(params: Learned, context: jax.Array) -> jax.Array:
+def values_of(params: LabParams, context: jax.Array) -> jax.Array:
     """The critic's values of contexts, in their shape; 0 without a critic."""
     return jnp.zeros(context.shape) if params.value_C is None else params.value_C[context]
 
@@ -127,12 +127,12 @@ def _step(
     if algorithm.pool_mean == "active":
         share_N /= jnp.maximum(jnp.sum(share_N * acts_N), _LEAST)
 
-    def logp(params: Learned) -> jax.Array:
+    def logp(params: LabParams) -> jax.Array:
         return log_probability(policy, params.policy, inputs.context, inputs.action)
 
     old_logp = logp(state.params) if algorithm.old_policy == "turn" else inputs.old_logp
 
-    def loss(params: Learned) -> jax.Array:
+    def loss(params: LabParams) -> jax.Array:
         term_NU, _ = action_objective(
             logp(params),
             old_logp,
@@ -165,7 +165,7 @@ def _step(
     return state, cumulative_ratio_N
 
 
-def _value_loss(algorithm: Algorithm, params: Learned, inputs: TurnInputs, mask_NUL: jax.Array):
+def _value_loss(algorithm: Algorithm, params: LabParams, inputs: TurnInputs, mask_NUL: jax.Array):
     """The critic's loss, averaged over the turns of each action, [N, U]."""
     loss_NUL = clipped_value_loss(
         values_of(params, inputs.context),
