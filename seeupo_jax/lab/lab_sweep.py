@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from seeupo_jax.algorithms.objective import action_objective
+from seeupo_jax.algorithms.action_objective import action_objective
 from seeupo_jax.algorithms.surrogate import turn_ratio, update_weight
 from seeupo_jax.algorithms.value import clipped_value_loss
 from seeupo_jax.configuration.algorithm import Algorithm
