@@ -8,7 +8,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from seeupo_jax.algorithms.value import masked
+from seeupo_jax.algorithms.standardize import masked
 
 
 class Progress(NamedTuple):

@@ -46,8 +46,8 @@ _SLACK = 1.25
 _ROOM = 0.95  # of a device's memory, for what lasts beside programs' temporaries
 
 
-class Layout(NamedTuple):
-    """A way to lay a run out; figures: of the largest program of each kind.
+class MeshChoice(NamedTuple):
+    """A mesh with the fields tried beside it; figures: of the largest program of each kind.
 
     needs: bytes of a device, by estimate.
     """
@@ -183,52 +183,54 @@ def _shortest(
     tried: Iterable[Fields],
     log: Callable[[str], None],
     measured: Sequence[Figures] = (),
-) -> Layout | None:
+) -> MeshChoice | None:
     """The shortest iteration among the candidates, by the compiler; None where nothing fits.
 
     Args:
       measured: of programs that every candidate has too, with other parts beside them.
     """
-    compiled_layouts = list[Layout]()
+    compiled_choices = list[MeshChoice]()
     ranked = _ranked(part, setup, tried, measured)
     log(f"{part}: {len(ranked)} layouts")
     compiled, too_much = 0, math.inf
-    for layout in ranked:
-        least = layout.iteration.seconds(serial=False)
-        if layout.needs >= too_much or any(least >= other.seconds for other in compiled_layouts):
+    for choice in ranked:
+        least = choice.iteration.seconds(serial=False)
+        if choice.needs >= too_much or any(least >= other.seconds for other in compiled_choices):
             continue  # longer also where all of its communication is hidden
-        found = _compiled(layout, _KINDS[part], log)
+        found = _compiled(choice, _KINDS[part], log)
         if found is not None and found.fits:
-            compiled_layouts.append(found)
+            compiled_choices.append(found)
         elif found is not None:
-            too_much = layout.needs
+            too_much = choice.needs
         compiled += 1
-        if len(compiled_layouts) == COMPILED or compiled == 2 * COMPILED:
+        if len(compiled_choices) == COMPILED or compiled == 2 * COMPILED:
             break
-    return min(compiled_layouts, key=lambda layout: layout.seconds, default=None)
+    return min(compiled_choices, key=lambda choice: choice.seconds, default=None)
 
 
-def _compiled(layout: Layout, kinds: tuple[str, ...], log: Callable[[str], None]) -> Layout | None:
-    """A layout with the compiler's figures, up to a program that does not fit; None where it fails.
+def _compiled(
+    choice: MeshChoice, kinds: tuple[str, ...], log: Callable[[str], None]
+) -> MeshChoice | None:
+    """It with the compiler's figures, up to a program that does not fit; None where it fails.
 
     A process of its own compiles: libtpu ends it for some meshes, and keeps gigabytes for each.
     """
-    flags = _flags(layout.fields)
+    flags = _flags(choice.fields)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         try:
-            run = pool.submit(_figures, layout.setup.given, layout.setup.topology, kinds)
+            run = pool.submit(_figures, choice.setup.given, choice.setup.topology, kinds)
             figures = run.result()
         except (BrokenProcessPool, jax.errors.JaxRuntimeError):
             log(f"  {flags}: the compiler fails")
             return None
-    measured = layout._replace(figures=layout.figures | figures)
+    measured = choice._replace(figures=choice.figures | figures)
     if not measured.fits:
         log(f"  {flags}: {[*figures][-1]} does not fit")
         return measured
     made, peak = measured.iteration, max(each.peak for each in figures.values())
     log(
         f"  {flags}: {peak / GIB:.2f} GiB, an iteration of {made.seconds(serial=False):.3g} to"
-        f" {made.seconds(serial=True):.3g} s ({layout.seconds:.3g} by formula)"
+        f" {made.seconds(serial=True):.3g} s ({choice.seconds:.3g} by formula)"
     )
     return measured
 
@@ -252,9 +254,9 @@ def _ranked(
     given: Setup,
     tried: Iterable[Fields],
     measured: Sequence[Figures] = (),
-) -> list[Layout]:
+) -> list[MeshChoice]:
     """What can be and has room for what lasts, the shortest iteration by formula first."""
-    layouts = []
+    choices = []
     for fields in tried:
         try:
             setup = prepare(with_fields(given.given, fields), given.topology)
@@ -270,8 +272,8 @@ def _ranked(
         if not all(fits(setup, each) for each in in_setup(setup, measured)):
             continue
         figures = {kind: expected_figures(setup, program) for kind, program in programs.items()}
-        layouts.append(Layout(fields, setup, needs, programs, figures))
-    return sorted(layouts, key=lambda layout: layout.seconds)
+        choices.append(MeshChoice(fields, setup, needs, programs, figures))
+    return sorted(choices, key=lambda choice: choice.seconds)
 
 
 def in_setup(setup: Setup, measured: Iterable[Figures]) -> list[Figures]:

@@ -21,7 +21,7 @@ from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.layout_fields import LAYOUT
 from seeupo_jax.configuration.loading import load_config, to_dict
 from seeupo_jax.configuration.recipes import RECIPES
-from seeupo_jax.configuration.reward import without_layout
+from seeupo_jax.configuration.reward import without_call_limits
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.parallel.file_lock import try_lock
@@ -286,7 +286,7 @@ def _check_same(run: PlannedRun) -> None:
     mine["agent"] = without_places(mine["agent"])
     for values in (mine, saved):
         if "rewards" in values:  # versions that had none
-            values["rewards"] = without_layout(values["rewards"])
+            values["rewards"] = without_call_limits(values["rewards"])
     for field, value, saved_value in _changes(run.config, mine, saved):
         if any(f"{field}.".startswith(f"{name}.") for name in _MAY_CHANGE):
             continue

@@ -87,7 +87,7 @@ def reward_weights(rewards: Sequence[Reward]) -> dict[str, float]:
     return {each.label: each.weight for each in rewards}
 
 
-def without_layout(rewards: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def without_call_limits(rewards: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Entries of `config.rewards` as `to_dict` has them, but for how their functions are called."""
     calls = ("concurrency", "timeout_s")
     return [{name: v for name, v in each.items() if name not in calls} for each in rewards]

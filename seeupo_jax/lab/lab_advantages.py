@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from seeupo_jax.algorithms.value import FLAT, exact_unit
+from seeupo_jax.algorithms.standardize import FLAT, exact_unit
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.entry_points import find_entry
 from seeupo_jax.lab.lab_trajectories import Batch

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from seeupo_jax.algorithms.objective import action_objective
+from seeupo_jax.algorithms.action_objective import action_objective
 from seeupo_jax.algorithms.surrogate import turn_ratio, update_weight
 from seeupo_jax.algorithms.value import clipped_value_loss
 from seeupo_jax.configuration.algorithm import Algorithm
@@ -34,14 +34,14 @@ from seeupo_jax.types import TrainState
 _LEAST = 1e-30  # of a share: what is divided by it is 0
 
 
-class Learned(NamedTuple):
+class LabParams(NamedTuple):
     """All parameters of a run."""
 
     policy: Any
     value_C: jax.Array | None  # the critic: a value for each context; None without one
 
 
-class Rows(NamedTuple):
+class TurnInputs(NamedTuple):
     """Turns and the inputs of their updates: [N, K], or [N, U, L] of the turns of one step.
 
     kept: which are learned from. clip_scale: None where clip ranges are not scaled.
@@ -57,7 +57,7 @@ class Rows(NamedTuple):
     old_value: jax.Array
 
 
-def values_of(params: Learned, context: jax.Array) -> jax.Array:
+def values_of(params: LabParams, context: jax.Array) -> jax.Array:
     """The critic's values of contexts, in their shape; 0 without a critic."""
     return jnp.zeros(context.shape) if params.value_C is None else params.value_C[context]
 
@@ -77,7 +77,9 @@ def sweep(
     kept_NK = jnp.ones(logp_NK.shape, bool)
     if algorithm.mask_above is not None:
         kept_NK = jnp.exp(logp_NK) <= algorithm.mask_above
-    rows = Rows(*actions, kept_NK, *credit, logp_NK, values_of(state.params, batch.context_NK))
+    inputs = TurnInputs(
+        *actions, kept_NK, *credit, logp_NK, values_of(state.params, batch.context_NK)
+    )
     turns_SUL, present_SUL = map(jnp.asarray, update_steps(algorithm, batch.context_NK.shape[1]))
     if algorithm.order == "random":
         shuffled_S = jax.random.permutation(jax.random.fold_in(key, 1), turns_SUL.shape[0])
@@ -85,7 +87,7 @@ def sweep(
 
     def step(carry: Any, turns: Any) -> Any:
         turns_UL, present_UL = turns
-        parts = jax.tree.map(lambda x_NK: x_NK[:, turns_UL], rows)
+        parts = jax.tree.map(lambda x_NK: x_NK[:, turns_UL], inputs)
         return _step(policy, optimizer, algorithm, carry, batch.share_N, parts, present_UL), None
 
     start = state, jnp.ones(batch.share_N.shape)
@@ -114,38 +116,38 @@ def _step(
     algorithm: Algorithm,
     carry: tuple[TrainState, jax.Array],
     share_N: jax.Array,
-    rows: Rows,
+    inputs: TurnInputs,
     present_UL: jax.Array,
 ) -> tuple[TrainState, jax.Array]:
     """All optimizer steps on some turns, and the updated cumulative ratios."""
     state, cumulative_ratio_N = carry
-    mask_NUL = rows.kept & present_UL[None]
+    mask_NUL = inputs.kept & present_UL[None]
     count_NU = jnp.sum(mask_NUL, axis=2, dtype=jnp.float32)
     acts_N = jnp.any(count_NU, axis=1)
     if algorithm.pool_mean == "active":
         share_N /= jnp.maximum(jnp.sum(share_N * acts_N), _LEAST)
 
-    def logp(params: Learned) -> jax.Array:
-        return log_probability(policy, params.policy, rows.context, rows.action)
+    def logp(params: LabParams) -> jax.Array:
+        return log_probability(policy, params.policy, inputs.context, inputs.action)
 
-    old_logp = logp(state.params) if algorithm.old_policy == "turn" else rows.old_logp
+    old_logp = logp(state.params) if algorithm.old_policy == "turn" else inputs.old_logp
 
-    def loss(params: Learned) -> jax.Array:
+    def loss(params: LabParams) -> jax.Array:
         term_NU, _ = action_objective(
             logp(params),
             old_logp,
             mask_NUL,
-            rows.advantage,
+            inputs.advantage,
             cumulative_ratio_N[:, None],
             objective=find_entry("objective", algorithm.objective),
             ratio=algorithm.ratio,
             clip_low=algorithm.clip_low,
             clip_high=algorithm.clip_high,
             clip_dual=algorithm.clip_dual,
-            clip_scale_NL=rows.clip_scale,
+            clip_scale_NL=inputs.clip_scale,
         )
         if params.value_C is not None:
-            term_NU -= algorithm.value_coef * _value_loss(algorithm, params, rows, mask_NUL)
+            term_NU -= algorithm.value_coef * _value_loss(algorithm, params, inputs, mask_NUL)
         return -_MEANS[algorithm.loss_mean](share_N, term_NU, count_NU, present_UL)
 
     def epoch(state: TrainState, _: None) -> Any:
@@ -163,12 +165,12 @@ def _step(
     return state, cumulative_ratio_N
 
 
-def _value_loss(algorithm: Algorithm, params: Learned, rows: Rows, mask_NUL: jax.Array):
+def _value_loss(algorithm: Algorithm, params: LabParams, inputs: TurnInputs, mask_NUL: jax.Array):
     """The critic's loss, averaged over the turns of each action, [N, U]."""
     loss_NUL = clipped_value_loss(
-        values_of(params, rows.context),
-        rows.old_value,
-        rows.returns,
+        values_of(params, inputs.context),
+        inputs.old_value,
+        inputs.returns,
         clip=algorithm.value_clip,
         mask=mask_NUL,
     )

@@ -21,7 +21,7 @@ from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.configuration.rules.algorithm_rules import check_choices
 from seeupo_jax.configuration.schema import Optimizer, recipe_fields
 from seeupo_jax.lab.lab_advantages import LACKING, expected_credit, sampled_credit
-from seeupo_jax.lab.lab_sweep import Learned, sweep, values_of
+from seeupo_jax.lab.lab_sweep import LabParams, sweep, values_of
 from seeupo_jax.lab.lab_trajectories import TurnRewards, expected_batch, sampled_batch
 from seeupo_jax.lab.policies import (
     POLICIES,
@@ -280,7 +280,7 @@ def regrets(
         key_init, key_run = jax.random.split(jax.random.fold_in(jax.random.key(0), seed))
         has_critic = algorithm.critic != "none"
         value_C = jnp.zeros(first_context(turns, actions)) if has_critic else None
-        params = Learned(policy.init(key_init), value_C)
+        params = LabParams(policy.init(key_init), value_C)
         zero = jnp.zeros((), jnp.int32)
         state = TrainState(params, optimizer.init(params), zero, zero)
 

@@ -114,12 +114,14 @@ FAMILIES = {
 }
 
 
-def read_architecture(values: Mapping[str, Any], source: str, **layout: Any) -> Architecture:
+def read_architecture(
+    values: Mapping[str, Any], source: str, **compute_options: Any
+) -> Architecture:
     """The architecture that a config.json describes.
 
     Args:
       values: its content. source: its name, for errors.
-      layout: fields of `Architecture` that no config.json has (dtype, scan_layers, ...).
+      compute_options: fields of `Architecture` that no config.json has (dtype, scan_layers, ...).
 
     Raises:
       ValueError: another family, a missing size, or an unsupported setting.
@@ -161,7 +163,7 @@ def read_architecture(values: Mapping[str, Any], source: str, **layout: Any) -> 
         windows=_read_windows(family, full, source),
         moe=_read_moe(full, source) if family.moe else None,
         max_positions=full["max_position_embeddings"],
-        **layout,
+        **compute_options,
     )
 
 

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from seeupo_jax.algorithms.action_objective import action_objective
 from seeupo_jax.algorithms.estimators import LEVELS, Estimator
-from seeupo_jax.algorithms.objective import action_objective
 from seeupo_jax.algorithms.objectives import BOUNDS, Objective
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.entry_points import find_entry

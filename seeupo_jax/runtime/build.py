@@ -149,7 +149,9 @@ def find_model(config: Config) -> tuple[Config, str]:
 def load_policy(config: Config, path: str) -> tuple[Policy, Any]:
     """A policy from a model folder, and those of its parameters that train, on the mesh."""
     mesh = make_mesh(config.mesh)
-    model, tokenizer = from_pretrained(path, mesh=mesh, chat=config.chat, **_layout(config, mesh))
+    model, tokenizer = from_pretrained(
+        path, mesh=mesh, chat=config.chat, **_compute_options(config, mesh)
+    )
     if tokenizer is None and config.model.path is not None:
         # A warm start leaves none where transformers would read another one from its folder.
         tokenizer = read_tokenizer(config.model.path, config.chat)
@@ -163,7 +165,7 @@ def load_policy(config: Config, path: str) -> tuple[Policy, Any]:
     return Policy(network, tokenizer, mesh, frozen), params
 
 
-def _layout(config: Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+def _compute_options(config: Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     """How the network is computed; what it computes, its files say."""
     model, platform = config.model, mesh.devices.flat[0].platform
     attention = model.attention
@@ -191,16 +193,16 @@ def adapters(config: Config) -> Lora | None:
 
 def architecture(config: Config, mesh: jax.sharding.Mesh) -> Architecture:
     """The architecture of the model at `config.model.path`, or of one made from nothing."""
-    return _architecture(config, **_layout(config, mesh))
+    return _architecture(config, **_compute_options(config, mesh))
 
 
-def _architecture(config: Config, **layout: Any) -> Architecture:
+def _architecture(config: Config, **compute_options: Any) -> Architecture:
     if config.model.path is not None:
-        return inspect(config.model.path, **layout)
-    decided = {"remat", "attention", *layout}  # a configuration's may be auto
+        return inspect(config.model.path, **compute_options)
+    decided = {"remat", "attention", *compute_options}  # a configuration's may be auto
     names = {field.name for field in dataclasses.fields(Architecture)} - decided
     sizes = {key: value for key, value in vars(config.model).items() if key in names}
-    return Architecture(**sizes, **layout, rope=Rope(config.model.rope_theta))
+    return Architecture(**sizes, **compute_options, rope=Rope(config.model.rope_theta))
 
 
 def new_policy(config: Config, demonstrations: Sequence[Any]) -> tuple[Policy, Any]:

@@ -18,7 +18,7 @@ import jax
 from seeupo_jax.agents.agent_tasks import find_tasks
 from seeupo_jax.configuration.agent_schema import without_places
 from seeupo_jax.configuration.loading import to_dict
-from seeupo_jax.configuration.reward import without_layout
+from seeupo_jax.configuration.reward import without_call_limits
 from seeupo_jax.configuration.schema import Config, Env
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.metrics.statistics import Estimate, evaluation_table, read_estimates
@@ -152,7 +152,7 @@ def evaluation_settings(
     if config.rollout.quantize != "none" and "server" not in same:  # which samples by itself
         values["config.rollout.quantize"] = config.rollout.quantize
     if config.rewards:
-        values["config.rewards"] = without_layout(to_dict(config)["rewards"])
+        values["config.rewards"] = without_call_limits(to_dict(config)["rewards"])
     if config.agent.given:
         values["config.agent"] = without_places(to_dict(config)["agent"])
     if chat is not None:

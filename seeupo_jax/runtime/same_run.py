@@ -13,7 +13,7 @@ from typing import Any
 from seeupo_jax.configuration.agent_schema import without_places
 from seeupo_jax.configuration.layout_fields import CALLS, PROCESSES, ROLLOUT
 from seeupo_jax.configuration.loading import to_dict
-from seeupo_jax.configuration.reward import Judge, without_layout
+from seeupo_jax.configuration.reward import Judge, without_call_limits
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.runtime import build
 from seeupo_jax.trajectories.json_lines import plain
@@ -36,7 +36,7 @@ def made_by(config: Config) -> str:
     ):
         if not given:  # stored rollouts of versions that had none stay usable
             del same[part]
-    # Without the layout, written as earlier versions did for remat=none.
+    # Without compute options, written as earlier versions did for remat=none.
     model = replace(config.model, remat="none", attention="auto", scan_layers=False)
     choices = [same, str(model), str(config.chat), config.algorithm.dynamic_sampling]
     weights, by_turn = config.compared_weights, config.algorithm.by_turn
@@ -79,7 +79,7 @@ def check_same_run(
     for field, value in wanted.items():
         saved_value = saved.get(field, defaults[field])  # of a version that had none
         if field == "rewards":
-            saved_value = without_layout(saved_value)
+            saved_value = without_call_limits(saved_value)
         if isinstance(value, dict):  # the saved one's version may not have had all fields
             saved_value = {name: saved_value.get(name, defaults[field][name]) for name in value}
         if saved_value != value:
@@ -196,7 +196,7 @@ def _same_fields(config: Config) -> dict[str, Any]:
     values = to_dict(config)
     rollout = {name: v for name, v in values["rollout"].items() if name not in ROLLOUT}
     env = {name: v for name, v in values["env"].items() if name not in (*PROCESSES, *CALLS)}
-    rewards = without_layout(values["rewards"])
+    rewards = without_call_limits(values["rewards"])
     agent = without_places(values["agent"])
     same = {"seed": values["seed"], "rollout": rollout, "env": env, "rewards": rewards}
     judge = {name: values["judge"][name] for name in ("function", "options")}

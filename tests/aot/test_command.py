@@ -372,7 +372,7 @@ def test_experts_that_lie_on_an_axis_of_their_own_are_not_gathered_over_fsdp():
         made = prepare(config, chips.parse_topology("v6e:8x8"))
         programs = {each.kind: each for each in choose_programs(list_programs(made))}
         figures = {kind: expected_figures(made, each) for kind, each in programs.items()}
-        seconds.append(tune.Layout({}, made, 0, programs, figures).seconds)
+        seconds.append(tune.MeshChoice({}, made, 0, programs, figures).seconds)
         traffic = figures["sweep/turn"].collectives
     assert seconds[1] < seconds[0]
     experts = 48 * 128 * 3 * 2048 * 768
@@ -397,12 +397,12 @@ def test_a_compiler_that_fails_ends_no_search(tmp_path, capsys, monkeypatch, end
 def test_what_needs_as_much_as_a_layout_that_did_not_fit_is_not_compiled(setup, monkeypatch):
     compiled = []
 
-    def too_large(layout, kinds, log):
-        compiled.append(layout.needs)
-        return layout._replace(figures={kinds[0]: measure.Figures(kinds[0], error="too large")})
+    def too_large(choice, kinds, log):
+        compiled.append(choice.needs)
+        return choice._replace(figures={kinds[0]: measure.Figures(kinds[0], error="too large")})
 
     monkeypatch.setattr(tune, "_compiled", too_large)
-    ranked = [layout.needs for layout in tune._ranked("sweep", setup, tune.sweep_fields(setup))]
+    ranked = [choice.needs for choice in tune._ranked("sweep", setup, tune.sweep_fields(setup))]
     assert tune._shortest("sweep", setup, tune.sweep_fields(setup), print) is None
     assert ranked != sorted(ranked, reverse=True)  # by seconds, some need more than one before
     assert compiled == [n for i, n in enumerate(ranked) if n < min(ranked[:i], default=n + 1)][:8]

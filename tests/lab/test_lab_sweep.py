@@ -11,7 +11,7 @@ import pytest
 
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.lab.lab_advantages import Credit, expected_credit, sampled_credit
-from seeupo_jax.lab.lab_sweep import Learned, sweep, update_steps, values_of
+from seeupo_jax.lab.lab_sweep import LabParams, sweep, update_steps, values_of
 from seeupo_jax.lab.lab_trajectories import Batch, expected_batch, sampled_batch
 from seeupo_jax.lab.laboratory import Settings
 from seeupo_jax.lab.policies import POLICIES
@@ -45,7 +45,7 @@ def once(recipe, seed, *, exact=False):
     algorithm = SETTINGS.algorithm(recipe)
     batch, zero = batch_of(seed, exact), jnp.zeros((), jnp.int32)
     value_C = jnp.zeros(7) if algorithm.advantage == "gae" else None
-    params = Learned(jnp.asarray(TABLE_CA, jnp.float32), value_C)
+    params = LabParams(jnp.asarray(TABLE_CA, jnp.float32), value_C)
     state = TrainState(params, OPTIMIZER.init(params), zero, zero)
     if exact:
         credit = expected_credit(algorithm, batch)
@@ -263,7 +263,7 @@ IN_TURN = {"order": "reverse", "inner_epochs": 2, "weight_clip": 0.6}
 def test_every_choice_of_a_step_is_what_its_formula_says(choices):
     algorithm = Algorithm(turns_per_update=2, value_clip=0.1, **choices)
     zero = jnp.zeros((), jnp.int32)
-    params = Learned(jnp.float32(START[:4].reshape(2, 2)), jnp.float32(START[4:]))
+    params = LabParams(jnp.float32(START[:4].reshape(2, 2)), jnp.float32(START[4:]))
     state = TrainState(params, OPTIMIZER.init(params), zero, zero)
     batch = Batch(*map(jnp.asarray, (CONTEXT_NK, ACTION_NK, np.zeros(5), np.float32(SHARE_N))))
     credit = Credit(*map(jnp.float32, (ADVANTAGE_NK, RETURN_NK, SCALE_NK)))
@@ -278,7 +278,7 @@ def test_every_choice_of_a_step_is_what_its_formula_says(choices):
 
 
 def test_where_every_action_is_too_likely_no_step_is_taken():
-    params, zero = Learned(jnp.float32(TABLE_CA), None), jnp.zeros((), jnp.int32)
+    params, zero = LabParams(jnp.float32(TABLE_CA), None), jnp.zeros((), jnp.int32)
     state = TrainState(params, OPTIMIZER.init(params), zero, zero)
     algorithm, batch = Algorithm(mask_above=0.0, loss_mean="token"), batch_of(0)
     credit = Credit(jnp.ones((32, TURNS)), jnp.zeros((32, TURNS)))

@@ -115,7 +115,7 @@ def test_a_model_made_from_nothing_is_bounded_too(name, most):
 @pytest.mark.parametrize(
     "name, got", [("dtype", "bf16"), ("remat", "auto"), ("attention", "flash")]
 )
-def test_from_python_a_layout_is_a_configuration_s_that_has_decided(tmp_path, name, got):
+def test_from_python_compute_options_are_a_configuration_s_that_has_decided(tmp_path, name, got):
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_14B))
     reported = refusal(lambda: from_pretrained(tmp_path, **{name: got}))
     of_the_configuration = refusal(lambda: from_dict({"model": {name: "?"}}))

@@ -84,11 +84,13 @@ def test_adapters_that_a_folder_has_are_compared_with_what_they_were(check, tmp_
     assert "config.lora.path: got None; this workdir's checkpoint began" in record.getMessage()
 
 
-@pytest.mark.parametrize("layout", [{"remat": "full"}, {"attention": "xla"}, {"scan_layers": True}])
-def test_stored_rollouts_are_of_a_model_in_any_layout(layout):
+@pytest.mark.parametrize(
+    "compute_options", [{"remat": "full"}, {"attention": "xla"}, {"scan_layers": True}]
+)
+def test_stored_rollouts_are_of_a_model_with_any_compute_options(compute_options):
     made = made_by(from_dict({}))
     assert made.startswith("4ebebd11f2876217")  # stored ones stay usable: as in November 2026
-    assert made_by(from_dict({"model": layout})) == made
+    assert made_by(from_dict({"model": compute_options})) == made
     assert made_by(from_dict({"model": {"dtype": "bfloat16"}})) != made
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from seeupo_jax.algorithms.value import standardize
+from seeupo_jax.algorithms.standardize import standardize
 
 # Level -> the array that says which advantages there are, and has their shape.
 LEVELS = {"trajectory": "valid_N", "turn": "mask_NK", "token": "mask_NL"}

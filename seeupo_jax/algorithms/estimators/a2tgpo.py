@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from seeupo_jax.algorithms.estimators import Credit, Estimator
 from seeupo_jax.algorithms.estimators.grae import group_relative_advantage
 from seeupo_jax.algorithms.estimators.returns import reward_to_go
+from seeupo_jax.algorithms.standardize import standardize
 from seeupo_jax.algorithms.turn_groups import refined, relative
-from seeupo_jax.algorithms.value import standardize
 
 # Scale -> what each group's parts are scaled by; `batch` scales their sum instead.
 _PARTS = {"group": "population", "none": "none", "batch": "none"}

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from seeupo_jax.algorithms.estimators import Estimator
 from seeupo_jax.algorithms.estimators.grae import group_relative_advantage
-from seeupo_jax.algorithms.value import masked
+from seeupo_jax.algorithms.standardize import masked
 
 _EPSILON = 1e-6  # what the formula divides by is larger by this
 

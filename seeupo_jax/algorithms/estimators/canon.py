@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from seeupo_jax.algorithms.estimators import Estimator
-from seeupo_jax.algorithms.value import masked
+from seeupo_jax.algorithms.standardize import masked
 
 
 @jax.jit

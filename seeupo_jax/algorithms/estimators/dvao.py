@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from seeupo_jax.algorithms.estimators import Credit, Estimator
 from seeupo_jax.algorithms.reward_groups import check_rewards, of_groups
-from seeupo_jax.algorithms.value import exact_unit
+from seeupo_jax.algorithms.standardize import exact_unit
 
 _FLAT = 1e-6  # reward units: groups whose weighted deviations sum to at most this have advantage 0
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from seeupo_jax.algorithms.estimators import Estimator
+from seeupo_jax.algorithms.standardize import standardize
 from seeupo_jax.algorithms.turn_groups import (
     GROUP_SCALES,
     compared_turns,
@@ -15,7 +16,6 @@ from seeupo_jax.algorithms.turn_groups import (
     refined,
     relative,
 )
-from seeupo_jax.algorithms.value import standardize
 
 
 @functools.partial(jax.jit, static_argnames=("scale", "clip"))

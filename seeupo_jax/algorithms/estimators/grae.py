@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from seeupo_jax.algorithms.estimators import Estimator
-from seeupo_jax.algorithms.value import FLAT, exact_unit
+from seeupo_jax.algorithms.standardize import FLAT, exact_unit
 
 
 class _Groups(NamedTuple):

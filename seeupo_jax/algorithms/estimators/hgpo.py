@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from seeupo_jax.algorithms.estimators import Estimator
+from seeupo_jax.algorithms.standardize import standardize
 from seeupo_jax.algorithms.turn_groups import GROUP_SCALES, compared_turns, refined, relative
-from seeupo_jax.algorithms.value import standardize
 
 
 @functools.partial(jax.jit, static_argnames=("history", "scale", "clip"))

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from seeupo_jax.algorithms.estimators import Estimator
 from seeupo_jax.algorithms.estimators.grae import group_relative_advantage
+from seeupo_jax.algorithms.standardize import standardize
 from seeupo_jax.algorithms.turn_groups import GROUP_SCALES, relative
-from seeupo_jax.algorithms.value import standardize
 
 
 @functools.partial(jax.jit, static_argnames=("scale", "clip"))

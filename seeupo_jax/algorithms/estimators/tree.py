@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from seeupo_jax.algorithms.estimators import Estimator
 from seeupo_jax.algorithms.estimators.grae import group_relative_advantage
-from seeupo_jax.algorithms.value import exact_unit, standardize
+from seeupo_jax.algorithms.standardize import exact_unit, standardize
 
 
 class _Nodes(NamedTuple):

@@ -113,7 +113,7 @@ class Forest:
 
 
 @dataclass(frozen=True)
-class Rows:
+class KernelRows:
     """Rows of sequences: one each, or three packed in each."""
 
     heads: Heads
@@ -240,12 +240,12 @@ SMALLEST_FORESTS = {  # by type: one pass, and one that is continued
     "float32": (Forest(_SMALL, 40, 2, 24, rows=1, continued=64),),
 }
 ROWS = (
-    Rows(QWEN_05B, 1024),
-    Rows(QWEN_15B, 1920),
-    Rows(QWEN_15B, 1920, window=512),
-    Rows(SMOLLM, 896, packed=True),
+    KernelRows(QWEN_05B, 1024),
+    KernelRows(QWEN_15B, 1920),
+    KernelRows(QWEN_15B, 1920, window=512),
+    KernelRows(SMOLLM, 896, packed=True),
 )
-SMALLEST_ROWS = (Rows(_SMALL, 128),)
+SMALLEST_ROWS = (KernelRows(_SMALL, 128),)
 _LENGTHS = (1201, 77, 640, 333, 1999, 512, 48, 1400)
 _LONGER = tuple(640 + length for length in _LENGTHS)
 CACHED = (
@@ -281,7 +281,13 @@ def _kernel(on_cpu: str) -> str:
 
 
 def _try(
-    record: Record, name: str, case: Forest | Rows | Cached, dtype: str, kernel: str, *, timed: bool
+    record: Record,
+    name: str,
+    case: Forest | KernelRows | Cached,
+    dtype: str,
+    kernel: str,
+    *,
+    timed: bool,
 ) -> None:
     """One comparison, whose failure does not end the others."""
     about = {"shape": str(case), "dtype": dtype, "kernel": kernel}

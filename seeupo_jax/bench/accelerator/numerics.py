@@ -94,8 +94,11 @@ def _of_torch(folder: str, ids: np.ndarray, dtype: str) -> Numbers:
 
 def _of_jax(folder: str, ids: np.ndarray, dtype: str) -> Numbers:
     device = jax.devices()[0]
-    layout = {"attention": preferred_kernel(device.platform), "scan_layers": scans_layers(device)}
-    model, _ = from_pretrained(folder, dtype=dtype, **layout)  # as in training
+    compute_options = {
+        "attention": preferred_kernel(device.platform),
+        "scan_layers": scans_layers(device),
+    }
+    model, _ = from_pretrained(folder, dtype=dtype, **compute_options)  # as in training
     network, params = split(model)
 
     def loss(params: Any) -> jax.Array:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from seeupo_jax.algorithms.objective import action_objective
+from seeupo_jax.algorithms.action_objective import action_objective
 from seeupo_jax.algorithms.surrogate import kl_estimate, truncated_importance
 from seeupo_jax.learner.refresh_batch import RefreshBatch
 from seeupo_jax.learner.step.actions import SplitActions, action_means, by_action

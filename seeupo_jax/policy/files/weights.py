@@ -56,20 +56,20 @@ def resolve_path(path: str | Path) -> Path:
     )
 
 
-def inspect(path: str | Path, **layout: Any) -> Architecture:
+def inspect(path: str | Path, **compute_options: Any) -> Architecture:
     """The architecture of a model folder or a GGUF file; no weights are read.
 
     Args:
-      layout: fields of `Architecture` that no config.json has (dtype, scan_layers, ...).
+      compute_options: fields of `Architecture` that no config.json has (dtype, scan_layers, ...).
 
     Raises:
       ValueError: a missing or damaged file, or a setting that is not supported.
     """
     place = resolve_path(path)
     if place.suffix == ".gguf":
-        return read_architecture(_gguf(place).config, str(place), **layout)
+        return read_architecture(_gguf(place).config, str(place), **compute_options)
     file = place / CONFIG_FILE
-    return read_architecture(read_object(file), str(file), **layout)
+    return read_architecture(read_object(file), str(file), **compute_options)
 
 
 def _gguf(file: Path) -> GgufFile:
@@ -106,7 +106,7 @@ def from_pretrained(
     mesh: jax.sharding.Mesh | None = None,
     dtype: str = "bfloat16",
     chat: schema.Chat | None = None,
-    **layout: Any,
+    **compute_options: Any,
 ) -> tuple[Transformer, Tokenizer | None]:
     """Loads a model folder or a GGUF file.
 
@@ -118,7 +118,8 @@ def from_pretrained(
       mesh: where the parameters go, by the table in `parallel/mesh.py`; None: the default device.
       dtype: of the activations; parameters are float32 unless `param_dtype` says otherwise.
       chat: how conversations become tokens; None: as the model's own files say.
-      layout: further fields of `Architecture`: `scan_layers`, `remat`, `attention`, `param_dtype`.
+      compute_options: further fields of `Architecture`: `scan_layers`, `remat`, `attention`,
+        `param_dtype`.
 
     Returns: the model, whose call gives logits, and its tokenizer; None where it has none.
 
@@ -127,7 +128,7 @@ def from_pretrained(
         setting that is not supported.
     """
     place = resolve_path(path)
-    arch = inspect(path, dtype=dtype, **layout)
+    arch = inspect(path, dtype=dtype, **compute_options)
     tokenizer = read_tokenizer(path, chat)
     tensors: Tensors = _gguf(place) if place.suffix == ".gguf" else SafetensorsFolder(place)
     if tokenizer is not None and tokenizer.vocab_size > arch.vocab_size:

@@ -17,7 +17,7 @@ from seeupo_jax.rollout.engine.expert_pages import ExpertPages
 from seeupo_jax.rollout.engine.grammar import Grammars, Matcher
 from seeupo_jax.rollout.engine.kv_pages import Lease, PageTree, Refusal
 from seeupo_jax.rollout.engine.protocol import Action, Turn
-from seeupo_jax.rollout.engine.sampler import Rows
+from seeupo_jax.rollout.engine.sampler import SlotRows
 
 COUNTS = (
     "prefilled_tokens",
@@ -179,7 +179,7 @@ class Shard:
         group_size: int,
         steps: int,
         mask_words: int | None,
-    ) -> tuple[Rows, PageTable, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    ) -> tuple[SlotRows, PageTable, tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Rows that decode, what they see (tables of `width` pages), and their streams' numbers.
 
         Args:
@@ -197,7 +197,9 @@ class Shard:
             limit_R[row] = job.limit
             numbers_3R[:, row] = turn.task, turn.member, turn.turn
             job.asked += steps
-        who = Rows(slot_R, fresh_R, token_R, position_R, limit_R, _masks(jobs, rows, mask_words))
+        who = SlotRows(
+            slot_R, fresh_R, token_R, position_R, limit_R, _masks(jobs, rows, mask_words)
+        )
         return who, self._page_table(jobs, rows, width, group_size), tuple(numbers_3R)
 
     def _page_table(self, jobs: Sequence[Job], rows: int, width: int, group_size: int) -> PageTable:

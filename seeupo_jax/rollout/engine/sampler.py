@@ -42,7 +42,7 @@ class Slots(NamedTuple):
     alive_S: jax.Array
 
 
-class Rows(NamedTuple):
+class SlotRows(NamedTuple):
     """The rows of one decode dispatch.
 
     slot_R: int32, whose row it is, among its shard's slots; one past the last: padding.
@@ -135,7 +135,7 @@ def decode(
     params: Any,
     pages: Sequence[Pages],
     slots: Slots,
-    rows: Rows,
+    rows: SlotRows,
     page_table: PageTable,
     streams: Streams,
     steps: int,
@@ -231,7 +231,7 @@ def _draw_next(
     return token_R, logp_R, jnp.where(step_R < sampling.entropy_tokens, entropy_R, 0.0)
 
 
-def _of_rows(slots: Slots, rows: Rows) -> Slots:
+def _of_rows(slots: Slots, rows: SlotRows) -> Slots:
     """The state of the rows' slots, or the initial state of a new action."""
     take = per_shard(
         lambda x_S, slot_R: x_S.at[slot_R].get(mode="fill", fill_value=0),
@@ -248,7 +248,7 @@ def _of_rows(slots: Slots, rows: Rows) -> Slots:
     )
 
 
-def _remember(slots: Slots, rows: Rows, after: Slots) -> Slots:
+def _remember(slots: Slots, rows: SlotRows, after: Slots) -> Slots:
     put = per_shard(
         lambda x_S, x_R, slot_R: x_S.at[slot_R].set(x_R, mode="drop"),
         (("rows",), ("rows",), ("rows",)),

@@ -30,7 +30,7 @@ from seeupo_jax.runtime.sft.sft_checkpoints import SftCheckpoints
 from seeupo_jax.runtime.sft.sft_data import SftData
 from seeupo_jax.runtime.sft.sft_parts import Best, SftParts, SftState, build_sft_parts
 from seeupo_jax.runtime.training.callbacks import Callback
-from seeupo_jax.runtime.training.phase_times import write_description
+from seeupo_jax.runtime.training.run_description import write_description
 
 
 def begin_sft(

@@ -1,4 +1,4 @@
-"""Times and compiled programs of a run's phases, and how the run was started."""
+"""Times and compiled programs of a run's phases."""
 
 from __future__ import annotations
 
@@ -6,17 +6,9 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
-import jax
-
-from seeupo_jax.configuration.loading import to_dict
-from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.metrics.compilation import Compilations
-from seeupo_jax.metrics.run_manifest import Launch, write_run_manifest
-from seeupo_jax.runtime.build import Policy
 
 
 class PhaseTimes:
@@ -69,30 +61,3 @@ class PhaseTimes:
         spent[f"time/{name}_s"] = time.perf_counter() - began
         spent[f"{name}/programs_compiled"] = self._compilations.programs - programs
         spent["time/compile_s"] = self._compilations.seconds - compiling
-
-
-def write_description(
-    workdir: Path, config: Config, launch: Launch, policy: Policy, params: Any, *, resumed: bool
-) -> None:
-    """Leaves in WORKDIR/run.json how a run was begun, and with what.
-
-    Args:
-      params: those that train. resumed: whether the run resumes from a checkpoint.
-    """
-    devices, path = policy.mesh.devices, config.model.path
-    write_run_manifest(
-        workdir,
-        resumed=resumed,
-        launch=launch,
-        config=to_dict(config),
-        devices={
-            "platform": devices.flat[0].platform,
-            "kind": devices.flat[0].device_kind,
-            "count": devices.size,
-            "processes": jax.process_count(),
-        },
-        model={
-            "name": "randomly initialised" if path is None else path,
-            "parameters": sum(leaf.size for leaf in jax.tree.leaves(policy.merged(params))),
-        },
-    )

@@ -24,7 +24,8 @@ from seeupo_jax.rollout.episode_metrics import (
 )
 from seeupo_jax.runtime.build import Policy
 from seeupo_jax.runtime.evaluation import Labels
-from seeupo_jax.runtime.training.phase_times import PhaseTimes, write_description
+from seeupo_jax.runtime.training.phase_times import PhaseTimes
+from seeupo_jax.runtime.training.run_description import write_description
 from seeupo_jax.trajectories.reader import TRAIN, Shard, evaluation_label
 from seeupo_jax.trajectories.trajectory_record import TokenTexts
 from seeupo_jax.trajectories.trajectory_writer import TrajectoryWriter

@@ -76,14 +76,14 @@ def test_a_saved_policy_comes_back_bit_for_bit(tmp_path, family, scan_layers):
     save_pretrained(model, tmp_path, TOKENIZER)
     # Weights may be read by whom the rest may be.
     assert len({(tmp_path / n).stat().st_mode for n in ("config.json", "model.safetensors")}) == 1
-    layout = {"scan_layers": scan_layers, "remat": "dots"}
-    loaded, tokenizer = from_pretrained(str(tmp_path), dtype="float32", **layout)
+    compute_options = {"scan_layers": scan_layers, "remat": "dots"}
+    loaded, tokenizer = from_pretrained(str(tmp_path), dtype="float32", **compute_options)
     assert loaded.arch == dataclasses.replace(arch, remat="dots")
     jax.tree.map(np.testing.assert_array_equal, split(loaded)[1], split(model)[1])
     assert tokenizer.action("tea for two") == TOKENIZER.action("tea for two")
 
 
-def test_a_policy_may_change_its_layout_between_runs(tmp_path):
+def test_a_policy_may_change_its_compute_options_between_runs(tmp_path):
     save_pretrained(make(LLAMA)[0], tmp_path, TOKENIZER)
     stacked, _ = from_pretrained(str(tmp_path), dtype="float32", scan_layers=True)
     wanted, _ = make(dataclasses.replace(LLAMA, scan_layers=True))
@@ -241,8 +241,8 @@ def sharded(tmp_path):
 @pytest.mark.parametrize("on_mesh", [False, True])
 def test_several_files_hold_the_same_policy_as_one(sharded, tmp_path, scan_layers, on_mesh):
     mesh = make_mesh(schema.Mesh(data=2, fsdp=2, tensor=2)) if on_mesh else None
-    layout = {"dtype": "float32", "scan_layers": scan_layers}
-    model, _ = from_pretrained(str(sharded), mesh=mesh, **layout)
+    compute_options = {"dtype": "float32", "scan_layers": scan_layers}
+    model, _ = from_pretrained(str(sharded), mesh=mesh, **compute_options)
     wanted, _ = make(dataclasses.replace(ARCHITECTURES["qwen2"], scan_layers=scan_layers))
     jax.tree.map(np.testing.assert_array_equal, split(model)[1], split(wanted)[1])
     network, params = split(model)

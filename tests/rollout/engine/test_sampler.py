@@ -46,7 +46,7 @@ def assert_in_place(memory):
 def test_decoding_holds_no_second_cache():
     network, params, pages, slots, page_table, _ = shapes_of(ROWS, 1)
     ints_R = np.zeros(ROWS, np.int32)
-    rows = sampler.Rows(ints_R, ints_R > 0, ints_R, ints_R, ints_R)
+    rows = sampler.SlotRows(ints_R, ints_R > 0, ints_R, ints_R, ints_R)
     numbers = np.zeros(ROWS, np.uint32)
     streams = Streams(np.uint32(0), np.uint32(0), numbers, numbers, numbers)
     sampling = Sampling(1.0, None, None, 8, (3,))

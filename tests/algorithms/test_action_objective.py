@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from seeupo_jax.algorithms import objective as action_terms
+from seeupo_jax.algorithms import action_objective as action_terms
 from seeupo_jax.algorithms.surrogate import action_logp, turn_ratio
 from seeupo_jax.configuration.entry_points import entry_names, find_entry
 
