@@ -13,10 +13,10 @@ from seeupo_jax.parallel.device_memory import free_memory
 from seeupo_jax.parallel.mesh import param_shardings, row_shards, sampler_mesh
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.files.tokenizer import Tokenizer
-from seeupo_jax.rollout.engine.cache_layout import CacheLayout
 from seeupo_jax.rollout.engine.cache_memory import CachePlan, plan_cache
 from seeupo_jax.rollout.engine.grammar import Grammars
 from seeupo_jax.rollout.engine.read_plan import choose_read_plan
+from seeupo_jax.rollout.engine.sampler_layout import SamplerLayout
 from seeupo_jax.rollout.engine.sampling import Sampling
 from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.runtime import build
@@ -77,7 +77,7 @@ def plan_sampler(
     mesh = sampler_mesh(made.mesh, rollout.mesh)
     if platform is None:
         platform = mesh.devices.flat[0].platform
-    layout = CacheLayout(made.network, mesh, int8=rollout.quantize == "int8")
+    layout = SamplerLayout(made.network, mesh, int8=rollout.quantize == "int8")
     return plan_cache(
         made.network.arch,
         rollout,

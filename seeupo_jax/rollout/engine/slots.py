@@ -24,7 +24,6 @@ from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.policy.kernels.paged import page_axes
 from seeupo_jax.policy.network import Network
 from seeupo_jax.rollout.engine import sampler
-from seeupo_jax.rollout.engine.cache_layout import CacheLayout
 from seeupo_jax.rollout.engine.cache_memory import CachePlan
 from seeupo_jax.rollout.engine.clock import Clock, Ticket
 from seeupo_jax.rollout.engine.grammar import Grammars
@@ -32,6 +31,7 @@ from seeupo_jax.rollout.engine.jobs import LONG, SHORT, Job, Shard
 from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.read_plan import ANYWHERE, KVReadPlan
 from seeupo_jax.rollout.engine.row_sizes import at_least, cover, decoded_rows, prefilled_rows
+from seeupo_jax.rollout.engine.sampler_layout import SamplerLayout
 from seeupo_jax.rollout.engine.sampling import Sampling, Streams
 
 
@@ -95,7 +95,7 @@ class SlotEngine:
         grammars: Grammars | None = None,
     ):
         self._arch, self._sampling, self.plan = network.arch, sampling, plan
-        self._layout, self._reshard_bytes = CacheLayout(network, mesh, int8=int8), 0
+        self._layout, self._reshard_bytes = SamplerLayout(network, mesh, int8=int8), 0
         self._training = sampling.temperature
         self._mesh, self._read_plan, self._grammars = mesh, read_plan, grammars
         self._steps = 1 if grammars is not None else min(steps, sampling.max_tokens)

@@ -27,7 +27,7 @@ from seeupo_jax.rollout.engine.cache_memory import Reshard
 Path = tuple[Any, ...]  # keys of a parameter in the tree
 
 
-class CacheLayout:
+class SamplerLayout:
     """How a sampler holds a policy: where, in which type, layers side by side.
 
     Unless `int8` rounds the layers' matrices, no value changes, since every use converts to the

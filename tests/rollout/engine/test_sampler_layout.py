@@ -23,8 +23,8 @@ from seeupo_jax.parallel.mesh import (
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.rollout.engine import sampler
-from seeupo_jax.rollout.engine.cache_layout import CacheLayout, _received
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
+from seeupo_jax.rollout.engine.sampler_layout import SamplerLayout, _received
 from seeupo_jax.rollout.engine.sampling import Sampling
 from seeupo_jax.rollout.engine.slots import SlotEngine
 
@@ -153,7 +153,7 @@ def test_what_a_device_lacks_is_what_it_wants_without_what_it_holds(sizes, wante
 def test_a_policys_bytes_are_those_of_its_matrices_in_the_type_that_moves(scan, dtype, size):
     arch = dataclasses.replace(ARCH, scan_layers=scan, dtype=dtype)
     network, mesh, params = structs(arch)
-    found = CacheLayout(network, sampler_mesh(mesh, REPLICATED)).reshard(params)
+    found = SamplerLayout(network, sampler_mesh(mesh, REPLICATED)).reshard(params)
     # A quarter of its rows is there already; columns are halved by `tensor` before and after.
     assert found.received_bytes == 3 * (MATRICES // 2 * size + NORMS * 4) // 4
     assert found.own_bytes == 8 * found.received_bytes
@@ -164,11 +164,11 @@ def test_a_policys_bytes_are_those_of_its_matrices_in_the_type_that_moves(scan, 
 
 def test_parameters_that_need_no_change_come_back_themselves():
     mesh, params = placed()
-    layout = CacheLayout(make()[0], sampler_mesh(mesh, None))
+    layout = SamplerLayout(make()[0], sampler_mesh(mesh, None))
     assert layout.place(params) is params and layout.program(params) is None
     assert layout.reshard(params).held_bytes == layout.reshard(params).received_bytes == 0
     half = dataclasses.replace(ARCH, dtype="bfloat16")
-    kept = CacheLayout(make(half)[0], sampler_mesh(mesh, None)).place(params)
+    kept = SamplerLayout(make(half)[0], sampler_mesh(mesh, None)).place(params)
     assert kept["norm"]["scale"] is params["norm"]["scale"]
     assert kept["embedding"].dtype == jnp.bfloat16
 
@@ -178,7 +178,7 @@ def test_the_samplers_parameters_are_the_trainers_in_the_compute_type_side_by_si
     arch = dataclasses.replace(ARCH, scan_layers=scan, dtype="bfloat16")
     mesh, params = placed(arch)
     own = sampler_mesh(mesh, REPLICATED)
-    layout = CacheLayout(make(arch)[0], own)
+    layout = SamplerLayout(make(arch)[0], own)
     got = layout.place(params)
     where = param_shardings(own, layout.network.logical_axes(), got)
     for index in range(ARCH.layers):
@@ -204,7 +204,7 @@ def test_matrices_of_the_layers_are_rounded_to_8_bits_by_column(scan):
     arch = dataclasses.replace(ARCH, scan_layers=scan, dtype="bfloat16", qkv_bias=True)
     mesh, params = placed(arch)
     own = sampler_mesh(mesh, REPLICATED)
-    layout = CacheLayout(make(arch)[0], own, int8=True)
+    layout = SamplerLayout(make(arch)[0], own, int8=True)
     got = layout.place(params)
     for index in range(ARCH.layers):
         up = params["layers"] if scan else params["layers"][index]
@@ -230,7 +230,7 @@ def test_matrices_of_the_layers_are_rounded_to_8_bits_by_column(scan):
 
 def test_the_bytes_of_8_bits_that_move_by_hand():
     network, mesh, params = structs(dataclasses.replace(ARCH, dtype="bfloat16"))
-    found = CacheLayout(network, sampler_mesh(mesh, REPLICATED), int8=True).reshard(params)
+    found = SamplerLayout(network, sampler_mesh(mesh, REPLICATED), int8=True).reshard(params)
     of_layers, embedding = MATRICES - 32 * WIDTH, 32 * WIDTH
     # As above; a byte a number in layers, two in the embedding.
     assert found.received_bytes == 3 * (of_layers // 2 + embedding // 2 * 2 + NORMS * 4) // 4
@@ -239,7 +239,7 @@ def test_the_bytes_of_8_bits_that_move_by_hand():
 @pytest.mark.usefixtures("optimized")
 def test_what_devices_send_each_other_are_8_bits_of_a_number():
     mesh, params = placed()
-    function, changed = CacheLayout(make()[0], sampler_mesh(mesh, REPLICATED), int8=True).program(
+    function, changed = SamplerLayout(make()[0], sampler_mesh(mesh, REPLICATED), int8=True).program(
         params
     )
     text = function.lower(changed).compile().as_text()
@@ -333,6 +333,6 @@ def test_what_moved_is_counted_in_every_collection():
 
 def test_a_matrix_that_the_samplers_mesh_does_not_divide_is_told_by_its_field():
     network, mesh, params = structs(dataclasses.replace(ARCH, mlp_width=12))
-    layout = CacheLayout(network, sampler_mesh(mesh, schema.Mesh(data=1, tensor=8)))
+    layout = SamplerLayout(network, sampler_mesh(mesh, schema.Mesh(data=1, tensor=8)))
     with pytest.raises(ValueError, match=r"config.rollout.mesh: .*mlp=12, .*tensor=8 does not"):
         layout.reshard(params)
