@@ -22,7 +22,7 @@ from seeupo_jax.envs import Environment
 from seeupo_jax.envs.mixture import read_parts
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.envs.transport.isolated import Isolated, check_isolated
-from seeupo_jax.parallel.open_files import open_files, raise_open_files
+from seeupo_jax.envs.transport.open_files import open_files, raise_open_files
 from seeupo_jax.rollout.engine.protocol import Engine
 from seeupo_jax.rollout.environment_player import EnvironmentHost
 from seeupo_jax.rollout.player import Host
