@@ -34,8 +34,8 @@ from seeupo_jax.agents.tool_format import choose_format
 from seeupo_jax.configuration.flags import Flags, Wrong, integer
 from seeupo_jax.configuration.schema import Config, WarmStart
 from seeupo_jax.display.terminal import safe_output
+from seeupo_jax.envs.transport.open_files import raise_open_files
 from seeupo_jax.errors import sentence_errors
-from seeupo_jax.parallel.open_files import raise_open_files
 from seeupo_jax.parallel.stop_signal import StoppedCompiling, StopRequest
 from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.runtime.checks import check_sampling

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -107,7 +108,9 @@ def sft(
     check_callbacks(callbacks)
     config, workdir = load_config(config), run_folder(workdir)
     if data is not None:
-        config = dataclasses.replace(config, sft=dataclasses.replace(config.sft, data=str(data)))
+        config = dataclasses.replace(
+            config, sft=dataclasses.replace(config.sft, data=os.path.expanduser(data))
+        )
     prepare_run(config, workdir, check_sft)
     return run_sft(config, workdir, callbacks)
 

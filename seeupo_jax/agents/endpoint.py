@@ -229,6 +229,7 @@ class Endpoint:
         try:
             client, body = await self._receive(request)
             exchange = await self._read_exchange(DIALECTS[request.url.path], client, body)
+            del body  # of megabytes perhaps, while the call waits
             if exchange.stream:
                 return await self._answer_stream(request, client.session, exchange)
             call = self._complete(client.session, exchange)

@@ -7,22 +7,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from seeupo_jax.configuration.fields import above, at_least, checked, choice, within
+from seeupo_jax.configuration.fields import above, at_least, checked, choice, path_field, within
 
 
 @dataclass(frozen=True)
 class Agent:
     """An agent with a loop of its own; with no name and no command the environment plays."""
 
-    name: str | None = checked(
-        None, "module:function or FILE.py:function", lambda value: ":" in value.strip(":")
+    name: str | None = path_field(
+        "module:function or FILE.py:function", lambda value: ":" in value.strip(":")
     )
     """An async function that takes (task, client) and returns a reward or an AgentResult."""
     command: str | None = checked(None, "a command line", lambda value: bool(value.strip()))
     """A command line without a shell, which is started once for each episode."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     """Keyword arguments of the function."""
-    tasks: str | None = checked(None, "a path", bool)
+    tasks: str | None = path_field()
     """A JSONL file of tasks, each line with task_id and, where it is not train, split; none: those
     of task_ids(split) beside the function, or else of config.env."""
     tool_format: str = choice("hermes", "llama")

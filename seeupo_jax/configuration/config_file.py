@@ -12,9 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import seeupo_jax
 from seeupo_jax.configuration.algorithm import Algorithm
-from seeupo_jax.configuration.fields import expand_home
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.configuration.user_code import describe, import_attribute, run_file, shown
+from seeupo_jax.configuration.user_code import (
+    describe,
+    expand_home,
+    import_attribute,
+    run_file,
+    shown,
+)
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict

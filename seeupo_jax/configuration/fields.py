@@ -8,18 +8,17 @@ import dataclasses
 import difflib
 import json
 import math
-import os
 import re
 import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-from seeupo_jax.configuration.user_code import shortened, shown
+from seeupo_jax.configuration.user_code import expand_home, shortened, shown
 
 _CHECK = "check"  # metadata key: (predicate, what is allowed in words)
+_PATH = "path"  # metadata key: whether a `~` at the start is a home folder
 _DEEPEST = 32  # levels of lists and dicts in a value of free form
 _LEVELS = f"lists and dicts nested at most {_DEEPEST} levels deep"
 _WORDS = {
@@ -63,14 +62,14 @@ def within(low: float, high: float, default: Any) -> Any:
     return checked(default, f"a number from {low} to {high}", lambda value: low <= value <= high)
 
 
+def path_field(allowed: str = "a path", check: Callable[[Any], bool] = bool) -> Any:
+    """A field of a path, none by default, whose `~` or `~USER` becomes that home folder."""
+    return dataclasses.field(default=None, metadata={_CHECK: (check, allowed), _PATH: True})
+
+
 def is_url(text: str) -> bool:
     """Whether a text begins with `SCHEME:/`; of `SCHEME://` a Path would make a folder here."""
     return _URL.match(text) is not None
-
-
-def expand_home(path: str | os.PathLike[str]) -> Path:
-    """A path whose `~` or `~USER` is that home folder: no shell expands that of `--workdir=~/x`."""
-    return Path(os.path.expanduser(path))
 
 
 def allowed_values(field: dataclasses.Field, hint: Any) -> str:
@@ -231,7 +230,8 @@ def _convert(value: Any, hint: Any, field: dataclasses.Field, name: str) -> Any:
     check, _ = field.metadata.get(_CHECK, (lambda _: True, ""))
     if not check(value):
         raise ValueError(f"{name}: got {shown(value)}; allowed: {allowed_values(field, hint)}.")
-    return value
+    begins_at_home = _PATH in field.metadata and value.startswith("~")
+    return str(expand_home(value)) if begins_at_home else value
 
 
 def _as_type(value: Any, expected: Any, name: str) -> Any:

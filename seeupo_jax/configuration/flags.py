@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from seeupo_jax.configuration.field_reference import fields_help
-from seeupo_jax.configuration.fields import expand_home, is_url
+from seeupo_jax.configuration.fields import is_url
+from seeupo_jax.configuration.user_code import expand_home
 
 _MODULE, _SCRIPT = "python -m seeupo_jax.", "seeupo-"
 

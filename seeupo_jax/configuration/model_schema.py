@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from seeupo_jax.configuration.fields import above, at_least, checked, choice, within
+from seeupo_jax.configuration.fields import above, at_least, checked, choice, path_field, within
 
 # Upper bounds, several times those of the largest published models (Llama 3.1 405B: 126 layers of
 # width 16,384; Gemma 3: 262,144 tokens): more is a mistake or a damaged file.
@@ -26,7 +26,7 @@ MODEL_SIZES = {
 class Model:
     """The policy network: loaded from `path`, or randomly initialised in the sizes below."""
 
-    path: str | None = checked(None, "a path", bool)
+    path: str | None = path_field()
     """A Hugging Face folder, a .gguf file, or package:NAME; it sets the sizes; none: random."""
     vocab_size: int = within(1, MODEL_SIZES["vocab_size"], 512)
     """Tokens of the vocabulary."""
@@ -82,7 +82,7 @@ class Lora:
         lambda v: bool(v) and set(v) <= set(Lora.targets) and len(set(v)) == len(v),
     )
     """Projections that have adapters."""
-    path: str | None = checked(None, "a path", bool)
+    path: str | None = path_field()
     """Start from these adapters, in PEFT's format; sets rank, alpha and targets; none: new ones."""
     merge: bool = False
     """Export the merged model instead of the adapters."""
@@ -96,7 +96,7 @@ class Chat:
     """Keep the environment's system message."""
     tools: str = choice("auto", "none", "signatures", "json", "hermes")
     """auto: as the chat template lists them, else hermes; the others: in a system message."""
-    template: str | None = checked(None, "a path", bool)
+    template: str | None = path_field()
     """A Jinja file in place of the model's own chat template; none: the model's own."""
     template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Arguments of the chat template, such as enable_thinking."""

@@ -14,7 +14,16 @@ from typing import Any
 
 from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.configuration.algorithm import Algorithm
-from seeupo_jax.configuration.fields import above, at_least, build, checked, choice, is_url, within
+from seeupo_jax.configuration.fields import (
+    above,
+    at_least,
+    build,
+    checked,
+    choice,
+    is_url,
+    path_field,
+    within,
+)
 from seeupo_jax.configuration.model_schema import Chat, Lora, Mesh, Model, Offload
 from seeupo_jax.configuration.optimizer_schema import Optimizer
 from seeupo_jax.configuration.recipes import RECIPES
@@ -73,7 +82,7 @@ class Rollout:
     """Sample from the likeliest tokens of this total probability; none: from all."""
     deterministic: bool = False
     """Wait for all environments between dispatches: equal to the bit."""
-    grammar: str | None = None
+    grammar: str | None = path_field("tool_calls or a path")
     """Grammar of actions: tool_calls, or a .json, .regex or .lark file; none: free text."""
     concurrency: int | None = at_least(1, None)
     """Open conversations; none: all."""
@@ -173,8 +182,7 @@ class Checkpoint:
     """How many of the newest are kept."""
     keep_best: int = at_least(0, 1)
     """How many of the others are kept: those with the best evaluations."""
-    directory: str | None = checked(
-        None,
+    directory: str | None = path_field(
         "a path or gs://BUCKET/PATH",
         lambda v: bool(v) and (v.startswith("gs://") or not is_url(v)),
     )

@@ -7,14 +7,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from seeupo_jax.configuration.fields import above, at_least, checked, choice, is_url, within
+from seeupo_jax.configuration.fields import (
+    above,
+    at_least,
+    choice,
+    is_url,
+    path_field,
+    within,
+)
 
 
 @dataclass(frozen=True)
 class Sft:
     """Supervised fine-tuning on conversations, by the command sft alone."""
 
-    data: str | None = checked(None, "a source", bool)
+    data: str | None = path_field("a source")
     """FILE.jsonl, tfds:FOLDER, tfds:NAME, or demonstrations of config.env; the flag data of sft
     replaces it."""
     split: str = "train"
@@ -23,7 +30,7 @@ class Sft:
     """Options of the environment's demonstrations."""
     held_out: float = within(0, 0.9, 0.05)
     """Share of the conversations whose loss is measured and not trained on; 0: of none."""
-    held_out_data: str | None = checked(None, "a source", bool)
+    held_out_data: str | None = path_field("a source")
     """Conversations to measure the loss on, in place of a share: as data; none: the share."""
     held_out_split: str = "test"
     """Split of held_out_data, as split is of data."""
@@ -66,7 +73,5 @@ class WarmStart:
     """One after the other, each a dict of steps, learning_rate and demonstrations; (): none."""
     batch_size: int = at_least(1, 64)
     """Demonstrations per step."""
-    output: str | None = checked(
-        None, "a path of this machine", lambda v: bool(v) and not is_url(v)
-    )
+    output: str | None = path_field("a path of this machine", lambda v: bool(v) and not is_url(v))
     """Also write the warm policy into this folder, if it has none; none: into the workdir only."""

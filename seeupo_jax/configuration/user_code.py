@@ -114,6 +114,11 @@ def check_arguments(
         raise
 
 
+def expand_home(path: str | os.PathLike[str]) -> Path:
+    """A path whose `~` or `~USER` is that home folder: no shell expands that of `--workdir=~/x`."""
+    return Path(os.path.expanduser(path))
+
+
 def import_attribute(name: str, field: str, kind: str, fits: Callable[[Any], bool]) -> Any:
     """What a user's `module:attribute`, or `FILE.py:attribute`, stands for.
 
@@ -174,7 +179,7 @@ def _import(module: str) -> ModuleType:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     if module.endswith(".py"):
-        return _import_file(Path(module).absolute())
+        return _import_file(expand_home(module).absolute())
     return importlib.import_module(module)
 
 

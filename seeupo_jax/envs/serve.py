@@ -27,6 +27,7 @@ from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Environment, read_options
 from seeupo_jax.envs.transport import remote_calls, wire
 from seeupo_jax.envs.transport.connections import BoundedServer
+from seeupo_jax.envs.transport.open_files import raise_open_files
 
 _log = logging.getLogger(__name__)
 _CLOSING_S = 10.0  # in which environments must close as the server ends
@@ -370,6 +371,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--idle-s", type=_seconds, default=3600.0, help="then a session is closed")
     flags = parser.parse_args(arguments)
+    raise_open_files()  # a connection is one
     try:
         options = read_options(flags.options)
         token_file = wire.ensure_token(flags.token_file)

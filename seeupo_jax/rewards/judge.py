@@ -9,13 +9,13 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jinja2
 import jinja2.meta
 import jinja2.sandbox
 
+from seeupo_jax.configuration.user_code import expand_home
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
 from seeupo_jax.rewards.reply_cache import ReplyCache
 
@@ -228,7 +228,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 def _template(text: str) -> jinja2.Template:
     if text.endswith(".jinja"):
         try:
-            text = Path(text).read_text(encoding="utf-8")
+            text = expand_home(text).read_text(encoding="utf-8")
         except OSError as error:
             raise ValueError(f"prompt: got {text} ({error.strerror}); allowed: a file.") from None
         except UnicodeDecodeError as error:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from seeupo_jax.configuration.user_code import expand_home
+
 
 class ReplyCache:
     """Texts by the request that they answer.
@@ -19,7 +21,7 @@ class ReplyCache:
     """
 
     def __init__(self, folder: str | os.PathLike[str]):
-        self._folder = Path(folder)
+        self._folder = expand_home(folder)
 
     def get(self, request: Mapping[str, Any]) -> str | None:
         """The reply to a request; None where there is none, or its file cannot be read."""

@@ -34,10 +34,11 @@ from seeupo_jax.checkpoint import (
     keep_root_logger,
     reason,
 )
-from seeupo_jax.configuration.fields import expand_home, is_url
+from seeupo_jax.configuration.fields import is_url
 from seeupo_jax.configuration.flags import Flags, Wrong, integer, path
 from seeupo_jax.configuration.loading import load_config, to_dict
 from seeupo_jax.configuration.schema import Config
+from seeupo_jax.configuration.user_code import expand_home
 from seeupo_jax.errors import WriteError, is_full, printable
 from seeupo_jax.parallel import cluster
 from seeupo_jax.parallel.device_memory import host_memory

@@ -13,6 +13,7 @@ from seeupo_jax import envs
 from seeupo_jax.agents.agent_player import AgentHost
 from seeupo_jax.agents.agent_tasks import AgentTasks
 from seeupo_jax.agents.calls import Access, Runner, Session
+from seeupo_jax.agents.openai_server import OpenAIServer
 from seeupo_jax.agents.runners.command_agents import CommandAgents, split_command
 from seeupo_jax.agents.runners.function_agents import FunctionAgents, load_function, open_clients
 from seeupo_jax.agents.tool_format import choose_format
@@ -22,7 +23,7 @@ from seeupo_jax.envs import Environment
 from seeupo_jax.envs.mixture import read_parts
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.envs.transport.isolated import Isolated, check_isolated
-from seeupo_jax.parallel.open_files import open_files, raise_open_files
+from seeupo_jax.envs.transport.open_files import open_files, raise_open_files
 from seeupo_jax.rollout.engine.protocol import Engine
 from seeupo_jax.rollout.environment_player import EnvironmentHost
 from seeupo_jax.rollout.player import Host
@@ -153,7 +154,7 @@ def build_host(
       ValueError: the endpoint's address cannot be had, or too few files may be open at once.
     """
     agent = config.agent
-    check_open_files(config, engine.concurrency)
+    check_open_files(config, engine.concurrency, served=isinstance(engine, OpenAIServer))
     if not agent.given:
         return EnvironmentHost(build_pool(config, engine.concurrency))
     endpoint = make_endpoint(config, MODEL)
@@ -174,8 +175,11 @@ def build_host(
     )
 
 
-def check_open_files(config: Config, conversations: int) -> None:
+def check_open_files(config: Config, conversations: int, *, served: bool = False) -> None:
     """Raises the limit of open files, which a connection or pipe of a conversation counts as.
+
+    Args:
+      served: a server has the policy, with a connection for each conversation.
 
     Raises:
       ValueError: so many conversations at once need more.
@@ -185,6 +189,7 @@ def check_open_files(config: Config, conversations: int) -> None:
         each = 1 if agent.name is None else 2  # a function's end of a connection is here too
     else:
         each = 2 if config.env.isolation == "process" else 0
+    each += served
     others = open_files() + _SPARE_FILES
     if each and conversations * each + others > limit:
         raise ValueError(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
-from seeupo_jax.configuration.fields import expand_home
+from seeupo_jax.configuration.user_code import expand_home
 from seeupo_jax.trajectories.json_lines import read_object, to_line, write_atomically
 
 FOLDER = "trajectories"

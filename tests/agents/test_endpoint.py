@@ -4,6 +4,7 @@ import asyncio
 import socket
 import sys
 import threading
+import weakref
 
 import httpx
 import openai
@@ -11,8 +12,10 @@ import pytest
 from agent_cases import RULES, ToldSession, make_endpoint, opened
 from places import ROOT
 
+from seeupo_jax.agents import endpoint as endpoint_module
 from seeupo_jax.agents.dialects import anthropic_messages, chat_completions, responses
 from seeupo_jax.agents.endpoint import Endpoint
+from seeupo_jax.agents.event_stream import ended
 
 
 def ask(access, text, **options):
@@ -67,6 +70,42 @@ def test_an_endpoint_that_never_listened_serves_its_own_process_and_closes():
 
     assert asyncio.run(talk()).json()["data"][0]["id"] == "ours"
     endpoint.close()
+
+
+class Body(bytes):
+    """A body with a part, which can be referred to weakly: bytes cannot."""
+
+
+class Part:
+    """Held by what holds the body."""
+
+
+def test_a_call_that_waits_does_not_hold_its_body(monkeypatch):
+    read_body, session, parts = endpoint_module.read_body, ToldSession(), weakref.WeakSet()
+
+    async def read(request, **limits):
+        body = Body(await read_body(request, **limits))
+        body.part = Part()
+        parts.add(body.part)
+        return body
+
+    monkeypatch.setattr(endpoint_module, "read_body", read)
+    endpoint = Endpoint(sampling=RULES, model="ours", tool_format="hermes")
+    access = endpoint.open_key(session, key="mine")
+
+    async def talk():
+        http = httpx.AsyncClient(transport=httpx.ASGITransport(endpoint.app))
+        async with openai.AsyncOpenAI(
+            base_url=access.base_url, api_key="mine", http_client=http
+        ) as client:
+            messages = [{"role": "user", "content": "wait"}]
+            create = client.chat.completions.create(model="m", messages=messages)
+            async with asyncio.timeout(20), ended(create):
+                while not session.waiting.acquire(blocking=False):
+                    await asyncio.sleep(0.01)
+                return len(parts)
+
+    assert asyncio.run(talk()) == 0
 
 
 @pytest.mark.parametrize(("name", "text"), [("llama", '{"n": 1}'), ("hermes", "<tool_call>")])

@@ -29,6 +29,11 @@ def test_a_file_runs_once_in_a_process(file):
     assert found(f"{file}:MADE") is found(f"{file}:MADE")
 
 
+def test_a_file_may_lie_in_a_home_folder(file, monkeypatch):
+    monkeypatch.setenv("HOME", str(file.parent))
+    assert found(f"~/{file.name}:MADE") is found(f"{file}:MADE")
+
+
 def test_a_file_finds_modules_beside_it_and_they_do_not_hide_others(file):
     before = [*sys.path]
     assert found(f"{file}:OTHER") == 5

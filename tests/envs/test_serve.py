@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 import socket
 import stat
 import subprocess
@@ -416,3 +417,12 @@ def test_a_port_that_cannot_be_is_a_sentence(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         serve.main(["--env=order_desk", "--port=99999", f"--token-file={tmp_path / 'token'}"])
     assert ended.value.code == 2 and "port must be 0-65535" in capsys.readouterr().err
+
+
+def test_the_command_may_open_as_many_files_as_the_system_allows(tmp_path, monkeypatch):
+    limits = [(1024, 4096)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, pair: limits.append(pair))
+    with pytest.raises(SystemExit):
+        serve.main(["--env=order_desk", "--port=99999", f"--token-file={tmp_path / 'token'}"])
+    assert limits[-1] == (4096, 4096)

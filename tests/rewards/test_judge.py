@@ -15,7 +15,7 @@ from places import ROOT
 from reward_collections import collected
 
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
-from seeupo_jax.rewards.judge import CutShort, Judge
+from seeupo_jax.rewards.judge import CutShort, Judge, _template
 from seeupo_jax.rewards.reply_cache import ReplyCache
 from seeupo_jax.rollout.episode_metrics import rollout_metrics
 
@@ -325,3 +325,11 @@ def test_a_prompt_in_another_encoding_is_a_sentence(tmp_path):
     file.write_bytes("Gefäß".encode("latin-1"))
     with pytest.raises(ValueError, match=f"prompt: got {file} .*; allowed: a text in UTF-8"):
         Judge(model="m", key_variable=None, prompt=str(file))
+
+
+def test_a_cache_and_a_prompt_may_lie_in_a_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    ReplyCache("~/cache").put({"model": "m"}, "Score: 7")
+    assert ReplyCache(tmp_path / "cache").get({"model": "m"}) == "Score: 7"
+    (tmp_path / "prompt.jinja").write_text("Judge {{ task_id }}.")
+    assert _template("~/prompt.jinja").render(task_id="t") == "Judge t."

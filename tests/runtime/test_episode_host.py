@@ -4,15 +4,18 @@ import queue
 import resource
 import shlex
 import sys
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
 from seeupo_jax.agents.calls import Access, AgentResult, AgentTask
 from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
+from seeupo_jax.agents.openai_server import OpenAIServer
 from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.runtime.episode_host import (
     _sampling_rules,
+    build_host,
     build_runner,
     check_host,
     check_open_files,
@@ -99,21 +102,25 @@ def test_a_function_has_the_configured_limit(tmp_path):
 
 # Descriptors of one conversation in the trainer's process, counted by hand.
 OPEN_FILES = {
-    "a function's connection has both ends here": ({"agent": {"name": "m:f"}}, 2),
-    "a command's has one": ({"agent": {"command": "true"}}, 1),
-    "an isolated environment has two pipes": ({"env": {"isolation": "process"}}, 2),
+    "a function's connection has both ends here": ({"agent": {"name": "m:f"}}, False, 2),
+    "a command's has one": ({"agent": {"command": "true"}}, False, 1),
+    "an isolated environment has two pipes": ({"env": {"isolation": "process"}}, False, 2),
+    "a server of the policy is asked by one": ({}, True, 1),
+    "and a function by two more": ({"agent": {"name": "m:f"}}, True, 3),
 }
 
 
-@pytest.mark.parametrize("settings, each", OPEN_FILES.values(), ids=OPEN_FILES)
-def test_more_conversations_than_open_files_are_refused(settings, each, monkeypatch):
+@pytest.mark.parametrize("settings, served, each", OPEN_FILES.values(), ids=OPEN_FILES)
+def test_more_conversations_than_open_files_are_refused(settings, served, each, monkeypatch):
     config, limits = from_dict(settings), [(1024, 4096)]
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda _, pair: limits.append(pair))
-    check_open_files(config, 3000 // each)
+    check_open_files(config, 3000 // each, served=served)
     assert limits[-1] == (4096, 4096)
+    engine = object.__new__(OpenAIServer) if served else SimpleNamespace()
+    engine.concurrency = 4096 // each
     with pytest.raises(ValueError, match="^config.rollout.concurrency: got .* 4096 .*`ulimit -n`"):
-        check_open_files(config, 4096 // each)
+        build_host(config, engine, None, print)
     check_open_files(from_dict({}), 10**6)  # an environment in this process opens none
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seeupo_jax.configuration.user_code import escaped
+from seeupo_jax.configuration.user_code import escaped, expand_home
 from seeupo_jax.envs.appworld.prompt import (
     cut,
     no_code_message,
@@ -87,8 +87,8 @@ class AppWorld:
         check_choice("appworld reward", self.reward, REWARDS)
         for option in ("max_calls", "max_output_tokens", "code_s", "start_s", "memory_mb"):
             _check_bound(option, getattr(self, option))
-        home = HOME if self.home is None else Path(self.home).resolve()
-        root = home if self.root is None else Path(self.root).resolve()
+        home = HOME if self.home is None else expand_home(self.home).resolve()
+        root = home if self.root is None else expand_home(self.root).resolve()
         self._data = root / "data"
         self._server = self._make_server(home)
         _check_data(home, root)
@@ -155,7 +155,7 @@ class AppWorld:
     def _make_server(self, home: Path) -> OwnServer | PoolServer:
         request_s = self.code_s + _SERVER_MARGIN_S
         if self.servers is not None:
-            pool = PoolServer(Path(self.servers), start_s=self.start_s, request_s=request_s)
+            pool = PoolServer(expand_home(self.servers), start_s=self.start_s, request_s=request_s)
             _check_limit(self.code_s, pool.limit_s, self.servers)
             return pool
         _check_installed(home)

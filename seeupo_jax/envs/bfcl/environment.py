@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from seeupo_jax.configuration.user_code import expand_home
 from seeupo_jax.envs.base import check_choice
 from seeupo_jax.envs.bfcl.benchmark_files import (
     CATEGORIES,
@@ -65,7 +65,7 @@ def _own_splits(category: str, data: str | None) -> dict[str, dict[str, Task]]:
     """The tasks of each split of a user's folder; none without one."""
     if data is None:
         return {}
-    places = sorted(Path(data).glob(f"*/{file_name(category)}"))
+    places = sorted(expand_home(data).glob(f"*/{file_name(category)}"))
     if not places:
         raise ValueError(f"bfcl data: got {data!r}, which has no SPLIT/{file_name(category)}.")
     splits = {place.parent.name: load_tasks(category, place.parent) for place in places}

@@ -8,6 +8,8 @@ import secrets
 import tempfile
 from pathlib import Path
 
+from seeupo_jax.configuration.user_code import expand_home
+
 # A response of a model, and the longest answers of an environment (50,000 task ids take 1 MB).
 MAX_REQUEST_BYTES = 4 * 2**20
 MAX_ANSWER_BYTES = 64 * 2**20
@@ -35,7 +37,7 @@ def read_token(path: str | None) -> str:
     Raises:
       ValueError: no such file, or no text in it that a header can hold.
     """
-    file = default_token_file() if path is None else Path(path)
+    file = default_token_file() if path is None else expand_home(path)
     try:
         token = file.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -47,7 +49,7 @@ def read_token(path: str | None) -> str:
 
 def ensure_token(path: str | None) -> Path:
     """The token's file, made with a new random token where there is none, for its owner only."""
-    file = default_token_file() if path is None else Path(path)
+    file = default_token_file() if path is None else expand_home(path)
     file.parent.mkdir(parents=True, exist_ok=True)
     if file.exists():
         return file

@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 TOOL_CALLS = "tool_calls"
 COMPILED = 256  # grammars of different tools that are kept
+# A call of a tool may begin with more than the parser's 2,000 items where its schema has so many
+# characters (at most 4 items for a property, which has at least 9: refused from 5,170 on), or one
+# of these keys, with which a property counts several times (from 667 characters on).
+_LARGE = 4096
+_COMBINED = {"allOf", "anyOf", "oneOf", "$ref"}
 
 # As `json.dumps` writes, or without the spaces: white space that is free has no end.
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
@@ -103,14 +108,19 @@ class Grammars:
         tools = json.loads(listing)
         if not tools:
             return (self._compile(_NO_CALLS, TOOL_CALLS),)
-        schemas = [(tool["name"], json.dumps(_arguments(tool))) for tool in tools]
+        arguments = [_arguments(tool) for tool in tools]
+        schemas = [
+            (tool["name"], json.dumps(schema))
+            for tool, schema in zip(tools, arguments, strict=True)
+        ]
         try:
             calls = self._compile(_calls(schemas), TOOL_CALLS)
         except ValueError:
             check_tools(tools)  # which of them it was
             raise
-        for tool in tools:
-            self._try_call(calls.deep_copy(), tool["name"])
+        for (name, text), schema in zip(schemas, arguments, strict=True):
+            if len(text) >= _LARGE or _COMBINED & schema.keys():
+                self._try_call(calls.deep_copy(), name)
         return calls, self._compile(_BLOCKS, TOOL_CALLS)
 
     def _try_call(self, parser: LLMatcher, tool: str) -> None:
@@ -274,7 +284,7 @@ def _arguments(tool: Tool) -> dict[str, Any]:
             f"config.rollout.grammar: tool {tool['name']!r}: x-guidance: got {guidance!r}; allowed:"
             " a dict."
         )
-    if "properties" in schema and not {"allOf", "anyOf", "oneOf", "$ref"} & schema.keys():
+    if "properties" in schema and not _COMBINED & schema.keys():
         schema = {"additionalProperties": False, **schema}
     return schema | {"x-guidance": _JSON_STYLE | guidance}
 

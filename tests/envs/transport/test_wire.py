@@ -11,13 +11,14 @@ import pytest
 from seeupo_jax.envs.transport import wire
 
 
-def test_a_token_is_made_where_there_is_none_and_kept_where_there_is_one(tmp_path):
+def test_a_token_is_made_where_there_is_none_and_kept_where_there_is_one(tmp_path, monkeypatch):
     file = tmp_path / "deep" / "token"
     assert wire.ensure_token(str(file)) == file
     token = wire.read_token(str(file))
     assert len(token) >= 40 and stat.S_IMODE(file.stat().st_mode) == 0o600
     wire.ensure_token(str(file))
-    assert wire.read_token(str(file)) == token
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert wire.read_token(str(file)) == wire.read_token("~/deep/token") == token
     other = tmp_path / "other"
     wire.ensure_token(str(other))
     assert wire.read_token(str(other)) != token

@@ -409,6 +409,22 @@ def test_a_tool_too_large_for_the_parser_is_refused_before_a_call_of_it(tool_cal
     tool_calls.begin(listed(100))
     with pytest.raises(ValueError, match="refused tool 'lärge': .* max is 2000"):
         tool_calls.begin(listed(1000))
+    # Of 14 times 14 pairs of properties: a short schema with many beginnings.
+    halves = [[{"properties": {f"{half}{i}": {}}} for i in range(14)] for half in "ab"]
+    pairs = {"allOf": [{"anyOf": half} for half in halves]}
+    assert len(json.dumps(pairs)) < 1000
+    with pytest.raises(ValueError, match="refused tool 'pairs': .* max is 2000"):
+        tool_calls.begin([{"name": "pairs", "parameters": pairs}])
+
+
+def test_only_a_call_of_a_tool_that_may_be_too_large_is_tried(tool_calls, monkeypatch):
+    tried = []
+    monkeypatch.setattr(tool_calls, "_try_call", lambda parser, tool: tried.append(tool))
+    long = {"type": "object", "properties": {"a": {"description": "a" * 4096}}}
+    either = {"type": "object", "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}
+    tools = [{"name": "long", "parameters": long}, {"name": "either", "parameters": either}]
+    tool_calls.begin([*TOOLS, *tools])
+    assert tried == ["long", "either"]
 
 
 @pytest.mark.parametrize("vocab_size", [64, 71])

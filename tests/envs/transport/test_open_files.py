@@ -5,7 +5,7 @@ import resource
 
 import pytest
 
-from seeupo_jax.parallel.open_files import MOST, open_files, raise_open_files
+from seeupo_jax.envs.transport.open_files import MOST, open_files, raise_open_files
 
 
 @pytest.fixture
