@@ -191,7 +191,7 @@ def iterate(run: SftRun, state: SftState) -> int | None:
                 state = run.checkpoints.save(state)
         run.parts.progress.phase("steps", state.done)
         while state.done < run.parts.steps and not run.exhausted(state):
-            run.check_stop(state)
+            run.prepare_step(state)
             state = run.step(state)
             run.check_learns(state)
             if not state.evaluated:

@@ -271,13 +271,13 @@ def test_a_loss_that_was_not_measured_before_the_run_ended_is_saved_with_it(done
 def test_a_run_whose_data_changes_saves_what_it_has():
     done, saved = SftState(4, None, evaluated=True, saved=False), []
 
-    def check_stop(state):
+    def prepare_step(state):
         raise DataChanged("here")
 
     run = SimpleNamespace(
         parts=SimpleNamespace(steps=9, progress=SimpleNamespace(phase=lambda *_: None)),
         exhausted=lambda state: False,
-        check_stop=check_stop,
+        prepare_step=prepare_step,
         stopped=saved.append,
     )
     with pytest.raises(DataChanged, match="^here$") as error:

@@ -41,17 +41,22 @@ def turns(batches, name):
     return np.array(found)
 
 
-def test_they_are_those_of_all_turns_so_far_without_those_that_failed():
-    batches = [iteration(seed) for seed in (1, 2, 3)]
-    statistics = None
-    for batch in batches:
-        statistics = running_statistics(batch, statistics)
+def assert_of_turns(statistics, batches):
+    """They are NumPy's, of all turns of these iterations."""
     assert statistics.keys() == {"env", "late"}
     for name, found in statistics.items():
         numbers = turns(batches, name)
         assert found.count == len(numbers)
         assert found.mean == pytest.approx(numbers.mean(), rel=1e-12)
         assert found.std == pytest.approx(numbers.std(ddof=1), rel=1e-12)
+
+
+def test_they_are_those_of_all_turns_so_far_without_those_that_failed():
+    batches = [iteration(seed) for seed in (1, 2, 3)]
+    statistics = None
+    for batch in batches:
+        statistics = running_statistics(batch, statistics)
+    assert_of_turns(statistics, batches)
 
 
 def unnamed(batch, *names):
@@ -81,12 +86,7 @@ def test_a_name_of_some_iterations_alone_counts_zeros_in_the_others(batches):
         again = None if read is None else {name: Moments(*each) for name, each in read.items()}
         statistics = running_statistics(batch, statistics)
         assert running_statistics(batch, again) == statistics
-    assert statistics.keys() == {"env", "late"}
-    for name, found in statistics.items():
-        numbers = turns(batches, name)
-        assert found.count == len(numbers)
-        assert found.mean == pytest.approx(numbers.mean(), rel=1e-12)
-        assert found.std == pytest.approx(numbers.std(ddof=1), rel=1e-12)
+    assert_of_turns(statistics, batches)
 
 
 @pytest.mark.parametrize("last", [PARTLY, PLAIN])

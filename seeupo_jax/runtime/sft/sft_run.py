@@ -97,7 +97,7 @@ class SftRun:
         patience = self.parts.config.sft.patience
         return patience is not None and state.worse >= patience
 
-    def check_stop(self, state: SftState) -> None:
+    def prepare_step(self, state: SftState) -> None:
         """Makes the next step's batch, or ends the run where a process wants that.
 
         Processes agree before every step: the loss of the last one has been waited for anyway.
@@ -129,7 +129,7 @@ class SftRun:
         """One optimizer step, with its line of metrics."""
         parts, number = self.parts, state.done + 1
         began = time.perf_counter()
-        assert self._next is not None and self._next[0] == number  # `check_stop` has made it
+        assert self._next is not None and self._next[0] == number  # `prepare_step` has made it
         batch = self._next[1]
         with parts.times.counted("sft"):
             share = parts.schedule.share(number)
@@ -150,7 +150,7 @@ class SftRun:
         return state._replace(done=number, train=train, evaluated=evaluated, saved=False, idle=idle)
 
     def evaluate(self, state: SftState) -> SftState:
-        """Measures the held-out loss, where anything is held out; it ends as `check_stop` does."""
+        """Measures the held-out loss, if anything is held out; it ends as `prepare_step` does."""
         parts, held_out = self.parts, self.parts.held_out
         state = state._replace(evaluated=True)
         if held_out is None:

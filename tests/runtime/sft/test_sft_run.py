@@ -80,13 +80,13 @@ def run_of(monkeypatch, batches, **parts):
 def test_processes_agree_on_their_end_before_every_step(done, monkeypatch):
     """Another process wants an end; this one, which was asked nothing, ends after the same step."""
     run, state = run_of(monkeypatch, changed_at(None)), SftState(done, None)
-    run.check_stop(state)
+    run.prepare_step(state)
     monkeypatch.setattr(sft_run, "agree", lambda wants: [1, 0])
     with pytest.raises(Stopped, match=f"^after step {done}$"):
-        run.check_stop(state)
+        run.prepare_step(state)
     monkeypatch.setattr(sft_run, "agree", lambda wants: [0, 1])
     with pytest.raises(DataChanged, match="as another process found"):
-        run.check_stop(state)
+        run.prepare_step(state)
 
 
 @pytest.mark.parametrize("place", [None, 2])
@@ -112,7 +112,7 @@ def test_a_change_of_the_data_waits_until_all_processes_agree_on_it(monkeypatch)
     run, wanted = run_of(monkeypatch, changed_at(0)), []
     monkeypatch.setattr(sft_run, "agree", lambda wants: wanted.append(wants) or wants)
     with pytest.raises(DataChanged, match="^here$"):
-        run.check_stop(SftState(4, None))
+        run.prepare_step(SftState(4, None))
     assert wanted == [[False, True]]
 
 
