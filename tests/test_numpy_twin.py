@@ -291,9 +291,10 @@ def test_importances_by_hand():
         options = dataclasses.replace(OPTIONS, ratio=ratio, tis_clip=1.5)
         (result,) = twin.importances(start, [action], options)
         np.testing.assert_allclose(result, weights, rtol=1e-12)
-    options = dataclasses.replace(OPTIONS, tis_clip=9.0)
-    (result,) = twin.importances([start[0] + np.log([2, 2, 2])], [action], options)
-    np.testing.assert_allclose(result, [2.0] * 3, rtol=1e-12)
+    for level, weight in {"sequence": 8.0, "geometric": 2.0}.items():
+        options = dataclasses.replace(OPTIONS, tis_clip=9.0, tis_level=level)
+        (result,) = twin.importances([start[0] + np.log([2, 2, 2])], [action], options)
+        np.testing.assert_allclose(result, [weight] * 3, rtol=1e-12)
 
 
 def test_a_turn_that_nobody_has_takes_no_step():

@@ -77,7 +77,7 @@ def truncated_importance(
       old_logp_NL: [N, L], the trainer's log-probabilities (nats) under the parameters that sampled.
       sampler_logp_NL: [N, L], those that the sampler recorded.
       mask_NL: [N, L], nonzero at the action's tokens; no value outside reaches the result.
-      level: of the ratio, as for `turn_ratio`.
+      level: as for `turn_ratio`; `product` is the sequence level of verl and of TRL.
       clip: > 0, the largest weight.
 
     Returns:

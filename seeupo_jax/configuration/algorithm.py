@@ -41,14 +41,27 @@ class LossOptions:
     """covariance=kl: coefficient of the penalty."""
     tis_clip: float | None = above(0, None, most=1000)
     """Weigh surrogates by trainer / sampler probability, at most this; none: no weights."""
+    tis_level: str = choice("sequence", "geometric")
+    """With a ratio per action, the probability that tis_clip reads: the action's, or its geometric
+    mean per token. With ratio=token each token has its own weight."""
     router_replay: str = choice("none", "old", "rollout")
     """Which pass chooses the experts of each token for all of a sweep's: none, each its own; old,
     the one that finds the old policy's log-probabilities; rollout, the sampler's."""
 
+    @property
+    def importance_level(self) -> str:
+        """Level of the importance weights, as that of a ratio."""
+        if self.ratio == "token":
+            return "token"
+        return {"sequence": "product", "geometric": "geometric"}[self.tis_level]
+
 
 @dataclass(frozen=True)
 class Algorithm(LossOptions):
-    """The options of an update; the defaults are SeeUPO's, as its authors run it."""
+    """The options of an update; the defaults are SeeUPO's.
+
+    They are as its authors run it, but for old_policy: iteration is the paper's, theirs is turn.
+    """
 
     order: str = choice("reverse", "forward", "random", "custom", "parallel")
     """Order of the turns' updates; parallel: all in one step, without weights."""

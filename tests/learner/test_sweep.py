@@ -50,6 +50,10 @@ CASES = {
         {"tis_clip": 1.1, "old_policy": "turn", "ratio": "product"},
         REVERSE,
     ),
+    "tis_clip=1.1, tis_level=geometric": (
+        {"tis_clip": 1.1, "tis_level": "geometric"},
+        REVERSE,
+    ),
     "tis_clip=1.1, ratio=token": ({"tis_clip": 1.1, "ratio": "token"}, REVERSE),
     "tis_clip=1.1, turns_per_update=2": (
         {"tis_clip": 1.1, "turns_per_update": 2},
@@ -57,6 +61,10 @@ CASES = {
     ),
     "tis_clip=1.1, turns_per_update=3": (
         {"tis_clip": 1.1, "turns_per_update": 3},
+        [(1, 2, 3), (0,)],
+    ),
+    "tis_clip=1.1, tis_level=geometric, ratio=product, turns_per_update=3": (
+        {"tis_clip": 1.1, "tis_level": "geometric", "ratio": "product", "turns_per_update": 3},
         [(1, 2, 3), (0,)],
     ),
 }
@@ -101,7 +109,7 @@ def assert_equal_to_the_twin(learner, order, **optimizer):
 
 def assert_every_choice_matters(choices, order, wanted):
     """Without any one of them the twin ends with other weights."""
-    pairs = [{"clip_low", "clip_high"}, {"order", "custom_order"}]
+    pairs = [{"clip_low", "clip_high"}, {"order", "custom_order"}, {"tis_clip", "tis_level"}]
     for name in choices:
         without = next((pair for pair in pairs if name in pair), {name})
         rest = {key: value for key, value in choices.items() if key not in without}

@@ -94,6 +94,7 @@ class Options:
     kl_coef: float = 0.002
     kl_in: str = "loss"
     tis_clip: float | None = None
+    tis_level: str = "sequence"
     entropy_coef: float = 0.0
     truncated: str = "keep"
     moments: str = "shared"
@@ -558,6 +559,8 @@ def importances(
     """Per action and token [A], how much likelier the trainer finds it than its sampler did.
 
     One number an action, repeated for its tokens, unless ratios are per token; 1 without a clip.
+    That number is the quotient of the action's probabilities, as where verl and TRL weigh whole
+    sequences, or with tis_level=geometric its root per token.
 
     Args:
       start: per action, log-probabilities [A] under the parameters that sampled.
@@ -569,7 +572,7 @@ def importances(
         logp_A = joined(np.asarray(p.segment.logp_L)[p.position_A] for p in action)
         odds_A = np.exp(start_A) / np.exp(logp_A)
         if options.ratio != "token":
-            root = len(odds_A) if options.ratio == "geometric" else 1
+            root = {"sequence": 1, "geometric": len(odds_A)}[options.tis_level]
             odds_A = np.full(len(odds_A), np.prod(odds_A) ** (1 / root))
         weights.append(np.array([min(odds, options.tis_clip) for odds in odds_A]))
     return weights

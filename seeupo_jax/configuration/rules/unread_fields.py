@@ -57,6 +57,7 @@ _OF_CHOICES: dict[str, tuple[str, tuple[str, ...]]] = {
     "ref_decay": ("ref_every", ()),
     **dict.fromkeys(("overlong_buffer", "overlong_penalty"), ("overlong_length", ())),
     "advantage_clip": ("scale", ("batch",)),
+    "tis_level": ("tis_clip", ()),
     "pool_mean": ("loss_mean", ("action", "constant")),
     "gain_template": ("gain", ("reference",)),
 }
@@ -98,6 +99,8 @@ def _unread(algorithm: Algorithm, name: str) -> tuple[str, str] | None:
         return _unread_weights(algorithm)
     if name == "old_policy":
         return _unread_ratios(algorithm)
+    if name == "tis_level" and algorithm.ratio == "token":
+        return "ratio=token", "ratio=geometric or ratio=product"
     if name in _OF_CHOICES:
         choice, values = _OF_CHOICES[name]
         got = vars(algorithm)[choice]

@@ -155,7 +155,7 @@ def _importance(
     config: LossConfig, row: TurnBatch, mask_PJA: jax.Array, split: SplitActions | None
 ) -> tuple[jax.Array | None, dict[str, jax.Array]]:
     """Importance weights against the sampler's mismatch, in the ratio's shape; and metrics."""
-    level, clip = config.options.ratio, config.options.tis_clip
+    level, clip = config.options.importance_level, config.options.tis_clip
     if clip is None:
         return None, {}
     logps_PJA = row.start_logp_PA[:, None, :], row.sampler_logp_PA[:, None, :]

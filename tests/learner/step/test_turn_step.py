@@ -126,17 +126,23 @@ def test_what_padding_holds_reaches_no_truncated_importance(ratio):
 
 
 @pytest.mark.parametrize(
-    "ratio, shift, weight, truncated",
+    "ratio, level, shift, weight, truncated",
     [
-        ("geometric", np.log(0.5), 0.5**0.25, 0),
-        ("product", np.log(0.5), 0.5, 0),
-        ("token", np.log(0.5), (0.5 + 3) / 4, 0),
-        ("geometric", 5.0, 1.1, 1),
-        ("product", 5.0, 1.1, 1),
-        ("token", 5.0, (1.1 + 3) / 4, 1 / 4),
+        ("geometric", "sequence", np.log(0.5), 0.5, 0),
+        ("product", "sequence", np.log(0.5), 0.5, 0),
+        ("geometric", "geometric", np.log(0.5), 0.5**0.25, 0),
+        ("product", "geometric", np.log(0.5), 0.5**0.25, 0),
+        ("token", "sequence", np.log(0.5), (0.5 + 3) / 4, 0),
+        ("geometric", "sequence", 5.0, 1.1, 1),
+        ("product", "geometric", 5.0, 1.1, 1),
+        ("geometric", "sequence", 1000.0, 1.1, 1),
+        ("geometric", "sequence", -1000.0, 0, 0),
+        ("token", "sequence", 5.0, (1.1 + 3) / 4, 1 / 4),
     ],
 )
-def test_importance_multiplies_the_surrogate_and_not_the_kl_term(ratio, shift, weight, truncated):
+def test_importance_multiplies_the_surrogate_and_not_the_kl_term(
+    ratio, level, shift, weight, truncated
+):
     # One action of four tokens, of trajectory 0, at ratio 1: its surrogate is M. The trainer finds
     # the first token likelier than the sampler did by so many nats, and agrees about the others.
     (span, *_) = action_spans(ROWS, (2,))
@@ -145,7 +151,7 @@ def test_importance_multiplies_the_surrogate_and_not_the_kl_term(ratio, shift, w
     batch = padded([span], start_logp)
     params = cases.new_state(LEARNER.optimizer).params
     batch = batch._replace(old_logp_PA=np.asarray(LEARNER.score(params, batch)))
-    learner = cases.learner(tis_clip=1.1, ratio=ratio)
+    learner = cases.learner(tis_clip=1.1, tis_level=level, ratio=ratio)
     metrics = step(batch, learner=learner).metrics
     kl_share = learner.algorithm.kl_coef * metrics["kl"]
     assert kl_share > 1e-3
