@@ -147,12 +147,12 @@ def test_hgpo_by_hand():
     states, rewards = [["a", "b"], ["a", "b"], ["c", "b"]], [[0.0, 6.0], [0.0, 2.0], [0.0, 4.0]]
     options = dataclasses.replace(OPTIONS, history=3, history_power=1.0)
     result = credit.hgpo(rewards, [0, 0, 0], states, options)
-    # Depth 0 deviates by 2, -2, 0 and depth 1 by 2, -2: weights 1 and 2. c is alone: 0.
+    # Depth 0 deviates by 2, -2, 0 and depth 1 by 2, -2: weights 2 and 3. c is alone: 0.
     close(result, [[2, 2], [-2, -2], [0, 0]])
     rewards[2][1] = 10.0  # depth 0 deviates by 0, -4, 4
     close(
         credit.hgpo(rewards, [0, 0, 0], states, options),
-        [[2, (0 + 2 * 2) / 3], [-2, (-4 - 2 * 2) / 3], [0, 4]],
+        [[2, (0 + 3 * 2) / 5], [-2, (2 * -4 - 3 * 2) / 5], [0, 4]],
     )
     even = dataclasses.replace(options, history_power=0.0)
     assert credit.hgpo(rewards, [0, 0, 0], states, even)[1][1] == pytest.approx((-4 - 2) / 2)
@@ -160,7 +160,7 @@ def test_hgpo_by_hand():
     assert credit.hgpo(rewards, [0, 0, 0], states, shallow)[1][1] == pytest.approx(-4)
     scaled = dataclasses.replace(options, scale="group")
     # Deviations: of 6, 2, 10 it is 4, of 6 and 2 it is 8^0.5.
-    wanted = (-4 / 4 - 2 * 2 / 8**0.5) / 3
+    wanted = (2 * -4 / 4 - 3 * 2 / 8**0.5) / 5
     assert credit.hgpo(rewards, [0, 0, 0], states, scaled)[1][1] == pytest.approx(wanted, rel=1e-5)
 
 
@@ -172,6 +172,27 @@ def test_a_group_without_a_spread_is_left_out_of_the_weights():
     # Other groups and trajectories that are left out never meet.
     close(credit.hgpo(rewards, [0, 1], states, options), [[0, 0], [0, 0]])
     close(credit.hgpo([rewards[0], []], [0, 0], [states[0], []], options), [[0, 0], []])
+
+
+def test_istar_by_hand():
+    """Implicit rewards 0.5 (0.4 and -0.8) = -0.2, 0.4 and 0.1; the trajectories were paid 1 and 0."""
+    trajectories = [trajectory([-1, 0, 0, 1], 1.0), trajectory([0], 0.0)]
+    pieces, odds = twin.step_pieces(trajectories, range(9)), [[0.4, -0.8, 0.8], [0.2]]
+
+    def istar(**choices):
+        options = dataclasses.replace(
+            OPTIONS, advantage="istar", implicit_coef=0.5, step_coef=2.0, **choices
+        )
+        none = [np.zeros(3), np.zeros(1)]
+        result = credit.token_advantages(trajectories, pieces, none, options, odds=odds)
+        return [result[0][0][1:], result[1][0]]
+
+    # Means 1/2 and 0.1: 1/2 + 2 (-0.3), 1/2 + 2 (0.3), and -1/2 + 0.
+    close(istar(), [[-0.1, -0.1, 1.1], [-0.5]])
+    # Over 0.4: -1/2, 1 and 1/4, less 5/8, -1/8 and 1/4; rewards less the other's.
+    own = {"baseline": "leave_one_out", "implicit_norm": "batch_max"}
+    for actual, wanted in zip(istar(**own), [[-1.25, -1.25, 3.25], [-1.0]], strict=True):
+        np.testing.assert_allclose(actual, wanted, atol=1e-5)  # 0.4 + 1e-6
 
 
 def test_a2tgpo_by_hand():

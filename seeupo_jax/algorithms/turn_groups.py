@@ -88,12 +88,14 @@ def relative(
     *,
     scale: str,
     clip: float | None,
+    baseline: str = "mean",
     rounding_NK: jax.Array | None = None,
 ) -> jax.Array:
     """`group_relative_advantage` of turns instead of trajectories."""
     advantage_M = group_relative_advantage(
         return_NK.ravel(),
         group_NK.ravel(),
+        baseline=baseline,
         scale=scale,
         clip=clip,
         valid_N=member_NK.ravel(),

@@ -104,6 +104,8 @@ class Algorithm(LossOptions):
     """Decay of generalised advantage estimation (gae)."""
     implicit_coef: float = above(0, 0.05, most=1000)
     """istar: a turn's implicit reward is it times log(scorer / old policy) of its tokens."""
+    implicit_norm: str = choice("none", "batch_max")
+    """istar: batch_max divides implicit rewards by the largest magnitude of the iteration's."""
     success_above: float = within(-1e6, 1e6, 0.0)
     """istar: trajectories of a larger reward succeeded; each is paired with its group's others."""
     pair_score: str = choice("mean", "sum")

@@ -52,6 +52,25 @@ def test_turns_are_standardised_over_all_turns_of_the_group_not_over_the_first_o
     assert abs(np.nanmean(slip)) > 0.5 and abs(got[mask_NK].mean()) < 1e-6
 
 
+def test_as_their_scripts_train_parts_are_less_the_others_and_turns_in_units_of_the_largest():
+    # Rewards 1 and 0, each less the other. Turns over 0.4: 1/2, -1 and 1/4; less the others' mean:
+    # 1/2 + 3/8, -1 - 3/8 and 1/4 + 1/4. Another task's turn is the largest of the next batch.
+    implicit_NK = np.array([[0.2, -0.4], [0.1, np.nan], [0.3, np.nan]], np.float32)
+    mask_NK = np.array([[True, True], [True, False], [True, False]])
+    rest = mask_NK, np.array([0, 0, 1]), np.ones(3, bool)
+    options = {"baseline": "leave_one_out", "norm": "batch_max", "scale": "none"}
+    reward_N = np.array([1, 0, 5], np.float32)
+    got = istar_advantage(reward_N, implicit_NK, *rest, step_coef=2.0, **options)
+    wanted = [[1 + 7 / 4, 1 - 11 / 4], [-1 + 1, 0], [0, 0]]
+    np.testing.assert_allclose(got, wanted, atol=1e-4)
+    implicit_NK[2, 0] = -0.8
+    got = istar_advantage(reward_N, implicit_NK, *rest, step_coef=4.0, **options)
+    np.testing.assert_allclose(got, wanted, atol=1e-4)
+    for name, allowed in (("norm", "none, batch_max"), ("baseline", "mean, leave_one_out, batch")):
+        with pytest.raises(ValueError, match=f"{name}: got 'turn'; allowed: {allowed}"):
+            istar_advantage(reward_N, implicit_NK, *rest, **options | {name: "turn"})
+
+
 @pytest.mark.parametrize("scale", ["group", "none", "batch"])
 def test_implicit_rewards_that_are_all_equal_leave_the_episodes_advantage(scale):
     reward_N, group_N = np.array([1.0, 0.0, 0.5, 0.0], np.float32), np.array([0, 0, 1, 1])

@@ -116,8 +116,8 @@ def hgpo_twin(reward_NK, group_N, state_NK, valid_N, scale):
         level = relative(value, keys, scale)
         for turn, key in keys.items():
             if len({value[other] for other in keys if keys[other] == key}) > 1:
-                weighted[turn] += (k + 1) ** 1.5 * level[turn]
-                weight[turn] += (k + 1) ** 1.5
+                weighted[turn] += (k + 2) ** 1.5 * level[turn]
+                weight[turn] += (k + 2) ** 1.5
     mean = {turn: weighted[turn] / max(weight[turn], 1.0) for turn in turns}
     return table(mean, state_NK.shape, scale, 1.5)
 
@@ -174,11 +174,20 @@ def test_deeper_groups_share_more_of_the_past_and_weigh_more():
     # Second turn, state 5: {1, 0, 0} in group 0; after state 1 {1, 0} in group 1, after 2 alone.
     reward_NK = np.array([[0.0, 1.0], [0.0, 0.0], [0.0, 0.0]])
     state_NK = np.array([[1, 5], [1, 5], [2, 5]])
-    for power, deep in ((1.0, 2 / 3), (0.0, 1 / 2), (2.0, 4 / 5)):
+    for power, deep in ((1.0, 3 / 5), (0.0, 1 / 2), (2.0, 9 / 13)):
         result = hgpo(reward_NK, np.zeros(3, int), state_NK, history=2, power=power, scale="none")
         first, second = (1 - deep) * 2 / 3 + deep / 2, -(1 - deep) / 3 - deep / 2
         expected = [[0.5, first], [-0.5, second], [0.0, -1 / 3]]
         np.testing.assert_allclose(result, expected, atol=1e-6)
+
+
+def test_groups_of_no_one_and_two_states_before_weigh_two_three_and_four():
+    # Third turn, state 7: {8, 0, 1, 3}; after 5 {8, 0, 1}; after 1 and 5 {8, 0}.
+    state_NK = np.array([[1, 5, 7], [1, 5, 7], [2, 5, 7], [3, 4, 7]])
+    reward_NK = np.array([[0, 0, 8], [0, 0, 0], [0, 0, 1], [0, 0, 3]], float)
+    result = hgpo(reward_NK, np.zeros(4, int), state_NK, history=2, scale="none")
+    expected = [(2 * 5 + 3 * 5 + 4 * 4) / 9, -(2 * 3 + 3 * 3 + 4 * 4) / 9, -2, 0]
+    np.testing.assert_allclose(result[:, 2], expected, atol=1e-6)
 
 
 def test_a_group_of_equal_returns_has_no_weight():
@@ -195,7 +204,7 @@ def test_a_return_that_is_the_mean_of_its_group_keeps_that_group():
     state_NK = np.array([[1, 5], [1, 5], [1, 5], [2, 5]])
     reward_NK = np.array([[0.0, 0.0], [0.0, 2.0], [0.0, 1.0], [0.0, 9.0]])
     result = hgpo(reward_NK, np.zeros(4, int), state_NK, history=2, scale="none")
-    np.testing.assert_allclose(result[2, 1], (1 * (1 - 3) + 2 * 0) / 3, atol=1e-6)
+    np.testing.assert_allclose(result[2, 1], (2 * (1 - 3) + 3 * 0) / 5, atol=1e-6)
 
 
 def test_without_history_hgpo_is_the_turns_part_of_gigpo():

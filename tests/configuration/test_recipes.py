@@ -74,7 +74,7 @@ def test_an_ablation_changes_the_one_choice_that_it_is_named_after(name, expecte
         ("dapo", {"loss_mean": "token", "clip_low": 0.2, "clip_high": 0.28, "kl_coef": 0.0}),
         ("cispo", {"objective": "cispo", "loss_mean": "token", "clip_low": None, "kl_coef": 0.0}),
         # algorithm.gamma, gigpo.mode=mean_std_norm, gigpo.step_advantage_w, actor.kl_loss_coef,
-        # actor.loss_agg_mode=token-mean, actor.clip_ratio of langfengQ/verl-agent
+        # actor.loss_agg_mode=token-mean, actor.clip_ratio and entropy_coeff of langfengQ/verl-agent
         (
             "gigpo",
             {
@@ -83,6 +83,7 @@ def test_an_ablation_changes_the_one_choice_that_it_is_named_after(name, expecte
                 "scale": "group",
                 "step_coef": 1.0,
                 "kl_coef": 0.01,
+                "entropy_coef": 0.001,
                 "loss_mean": "token",
                 "ratio": "token",
                 "clip_low": 0.2,
@@ -90,12 +91,16 @@ def test_an_ablation_changes_the_one_choice_that_it_is_named_after(name, expecte
                 "kl_in": "loss",
             },
         ),
-        # reward_model.model.beta_train and optim.lr, actor.use_kl_loss, and the clips of verl
+        # algorithm.adv_estimator=istar_rloo, reward_model.istar_norm=batch_norm, model.beta_train and
+        # optim.lr, actor.use_kl_loss, and the clips and entropy_coeff of their verl
         (
             "istar",
             {
                 "advantage": "istar",
-                "scale": "group",
+                "baseline": "leave_one_out",
+                "scale": "none",
+                "implicit_norm": "batch_max",
+                "entropy_coef": 0.001,
                 "step_coef": 1.0,
                 "implicit_coef": 0.05,
                 "scorer_rate": 2.0,
@@ -116,6 +121,7 @@ def test_an_ablation_changes_the_one_choice_that_it_is_named_after(name, expecte
                 "scale": "batch",
                 "advantage_clip": None,
                 "kl_coef": 0.0,
+                "entropy_coef": 0.001,
                 "loss_mean": "token",
                 "ratio": "token",
                 "clip_low": 0.2,
@@ -124,7 +130,7 @@ def test_an_ablation_changes_the_one_choice_that_it_is_named_after(name, expecte
         ),
         ("dvao", {"advantage": "dvao", "scale": "none", "ratio": "token"}),
         # Scripts/run.sh and ppo_trainer.yaml of quchangle1/MatchTIR: loss_agg_mode=
-        # seq-mean-token-mean, kl_loss_coef, clip_ratio; lam of its core_algos.py
+        # seq-mean-token-mean, kl_loss_coef, entropy_coeff, clip_ratio; lam of its core_algos.py
         (
             "matchtir",
             {
@@ -136,10 +142,12 @@ def test_an_ablation_changes_the_one_choice_that_it_is_named_after(name, expecte
                 "clip_low": 0.2,
                 "clip_high": 0.2,
                 "kl_coef": 0.001,
+                "entropy_coef": 0.001,
                 "kl_in": "loss",
             },
         ),
-        # run_qwen2.5-math-7b-grpo-agrae.sh of Yu7-code/A-GRAE, alpha of its core_algos.py
+        # run_qwen2.5-math-7b-grpo-agrae.sh of Yu7-code/A-GRAE, alpha of its core_algos.py, and
+        # entropy_coeff of its ppo_trainer.yaml
         (
             "a_grae",
             {
@@ -149,6 +157,7 @@ def test_an_ablation_changes_the_one_choice_that_it_is_named_after(name, expecte
                 "ratio": "token",
                 "loss_mean": "token",
                 "kl_coef": 0.0,
+                "entropy_coef": 0.001,
             },
         ),
         # scripts/setups.sh of biuboomc/CANON: _lambda, clip_high, dr_entropy_token_budget
@@ -210,6 +219,14 @@ def test_only_ppo_and_spa_have_a_value_function():
 
 def test_spa_is_ppo_with_another_credit():
     assert differing("spa", "ppo") == {"advantage": "spa"}
+
+
+def test_the_recipes_of_trainers_with_verls_old_default_have_its_entropy_bonus():
+    # `entropy_coeff: 0.001` of ppo_trainer.yaml, or of the script; it is 0 in the others' (canon:
+    # scripts/setups.sh; arpo: ppo_trainer.yaml of ARPO/scripts) and in SeeUPO's.
+    found = {name: fields.get("entropy_coef", 0.0) for name, fields in RECIPES.items()}
+    own = ["a_grae", "gdpo", "gigpo", "hgpo", "istar", "matchtir"]
+    assert {name: coef for name, coef in found.items() if coef} == dict.fromkeys(own, 0.001)
 
 
 def test_only_dapo_samples_again():

@@ -298,6 +298,7 @@ def test_every_estimator_is_the_twins_wherever_a_trajectorys_tokens_lie(name, sc
     both = {"advantage": name, "scale": scale, "discount": 0.97, "advantage_clip": None}
     both |= {"step_coef": 0.7, "history": 1, "history_power": 1.5, "gae_lambda": 0.9}
     both |= {"a_grae_alpha": 0.9, "canon_metric": "entropy", "canon_mu": 0.7}
+    both |= {"baseline": "leave_one_out", "implicit_norm": "batch_max"}
     both["bootstrap_truncated"] = name == "gae"
     entry = find_entry("advantage", name)
     penalised = not {"reward_NK", "rewards_NQ", "rewards_NKQ", "node_NK"} & set(needs)

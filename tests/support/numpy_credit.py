@@ -34,7 +34,7 @@ class Token:
 
 def grouped(options: Any) -> bool:
     """Whether an advantage is a comparison within a group."""
-    if options.advantage == "grae":
+    if options.advantage in ("grae", "istar"):
         return options.baseline in ("mean", "leave_one_out")
     return options.advantage not in ("returns", "gae", "spa")
 
@@ -374,8 +374,9 @@ def matchtir(rewards: Any, groups: Any, indices: Any, options: Any) -> list[np.n
 def hgpo(rewards: Any, groups: Any, states: Any, options: Any) -> list[np.ndarray]:
     """A weighted mean over how many earlier states a turn's group shares, deepest weighing most.
 
-    arXiv:2602.22817, Eq. 3 to 7; groups of equal rewards to go are left out of the mean, and the
-    deviation is that of n - 1.
+    arXiv:2602.22817, Eq. 3 to 6; groups of equal rewards to go are left out of the mean, and the
+    deviation is that of n - 1. The weight is that of verl-agent's recipe/hgpo/core_hgpo.py: a key
+    of k states, the turn's own among them, weighs (k + 1)^power.
 
     Args:
       rewards, states: as for `gigpo`.
@@ -397,7 +398,8 @@ def hgpo(rewards: Any, groups: Any, states: Any, options: Any) -> list[np.ndarra
             if np.ptp(returns) == 0:
                 continue
             deviation = np.std(returns, ddof=1) + 1e-6 if options.scale == "group" else 1.0
-            weight = (depth + 1) ** options.history_power
+            states_in_key = depth + 1
+            weight = (states_in_key + 1) ** options.history_power
             total += weight * (to_go[i][k] - returns.mean()) / deviation
             weights += weight
         result[i][k] = total / weights if weights else 0.0
@@ -488,13 +490,16 @@ def implicit_rewards(trajectory: Any, tokens: Sequence[Token], coef: float) -> n
 def istar_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[np.ndarray]:
     """iStar, arXiv:2509.19199: the episode's advantage plus the turn's among its group's turns."""
     each = "none" if options.scale == "batch" else options.scale
-    part = {"baseline": "mean", "scale": each, "clip": None}
-    kept, groups = learnable(trajectories), [t.group for t in trajectories]
+    part = {"baseline": options.baseline, "scale": each, "clip": None}
+    kept, groups = learnable(trajectories, grouped(options)), [t.group for t in trajectories]
     pairs = [*zip(trajectories, tokens, strict=True)]
     totals = [t.reward - sum(token.penalty for token in own) for t, own in pairs]
     episode_N = group_relative_advantages(totals, groups, kept, **part)
     implicit = [implicit_rewards(t, own, options.implicit_coef) for t, own in pairs]
     turns = [(i, k) for i, own in enumerate(implicit) if kept[i] for k in range(len(own))]
+    if options.implicit_norm == "batch_max":  # CharacterRL-iStar/istar/dp_rm.py, istar_norm
+        largest = max(abs(implicit[i][k]) for i, k in turns)
+        implicit = [own / (largest + 1e-6) for own in implicit]
     turn_M = group_relative_advantages(
         [implicit[i][k] for i, k in turns],
         [groups[i] for i, _ in turns],

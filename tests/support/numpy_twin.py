@@ -70,6 +70,7 @@ class Options:
     history_power: float = 1.0
     gae_lambda: float = 0.95
     implicit_coef: float = 0.05
+    implicit_norm: str = "none"
     success_above: float = 0.0
     pair_score: str = "mean"
     reward_weights: Mapping[str, float] = field(default_factory=dict)  # a name without one: 1

@@ -30,11 +30,13 @@ def hgpo_advantage(
     HGPO, arXiv:2602.22817. Group k of a turn, k = 0 ... history: the turns of the same task with
     the same state and the same k states before it (Eq. 3 to 5), so group 0 is GiGPO's anchor group
     and each lies within the one before. A_k compares the discounted rewards from the turn on
-    (Eq. 6); A = sum of w_k A_k with w_k proportional to (k + 1)^power (Eq. 7), without an episode's
-    part. As in the paper's experiments (§5.1) zero-advantage groups are left out and the other
-    weights add up to 1: here groups whose rewards to go are all equal, in the authors' code each
-    turn's advantages that are 0. As in that code a turn with fewer than k turns before it has no
-    group k. Their code divides by the standard deviation of n, here it is that of n - 1.
+    (Eq. 6); A = sum of w_k A_k with w_k proportional to (k + 2)^power, without an episode's part.
+    These are the weights of the authors' code (langfengQ/verl-agent, recipe/hgpo/core_hgpo.py),
+    whose k counts the turn's own state too, before it weighs by k + 1; Eq. 7 has (k + 1)^power. As
+    in the paper's experiments (§5.1) zero-advantage groups are left out and the other weights add
+    up to 1: here groups whose rewards to go are all equal, in the authors' code each turn's
+    advantages that are 0. As in that code a turn with fewer than k turns before it has no group k.
+    Their code divides by the standard deviation of n, here it is that of n - 1.
 
     Args:
       reward_NK, group_N, state_NK, discount, clip, valid_N: as for `gigpo_advantage`.
@@ -63,7 +65,7 @@ def hgpo_advantage(
         group_NK = refined(group_NK, past_NK)
         advantage_NK = relative(turns.return_NK, group_NK, member_NK, **part)
         differs_NK = member_NK & _differs(advantage_NK, group_NK)
-        depth_weight_NK = jnp.where(differs_NK, (depth + 1.0) ** power, 0.0)
+        depth_weight_NK = jnp.where(differs_NK, (depth + 2.0) ** power, 0.0)
         sum_NK, weight_NK = sum_NK + depth_weight_NK * advantage_NK, weight_NK + depth_weight_NK
         return (group_NK, member_NK, sum_NK, weight_NK), None
 

@@ -9,11 +9,13 @@ import jax.numpy as jnp
 
 from seeupo_jax.algorithms.estimators import Estimator
 from seeupo_jax.algorithms.estimators.grae import group_relative_advantage
-from seeupo_jax.algorithms.standardize import standardize
+from seeupo_jax.algorithms.standardize import masked, standardize
 from seeupo_jax.algorithms.turn_groups import GROUP_SCALES, relative
 
+NORMS = ("none", "batch_max")
 
-@functools.partial(jax.jit, static_argnames=("scale", "clip"))
+
+@functools.partial(jax.jit, static_argnames=("baseline", "norm", "scale", "clip"))
 def istar_advantage(
     reward_N: jax.Array,
     implicit_NK: jax.Array,
@@ -22,6 +24,8 @@ def istar_advantage(
     valid_N: jax.Array,
     *,
     step_coef: float = 1.0,
+    baseline: str = "mean",
+    norm: str = "none",
     scale: str = "group",
     clip: float | None = 3.0,
 ) -> jax.Array:
@@ -30,7 +34,9 @@ def istar_advantage(
     iStar, arXiv:2509.19199: A = A_episode + step_coef A_turn. A_episode compares the trajectory's
     reward with its group's, A_turn the turn's implicit reward with those of all turns of its
     group's trajectories. The authors' code takes the statistics of A_turn from the first turn that
-    it meets of each trajectory; here, as in the paper, from all.
+    it meets of each trajectory; here, as in the paper, from all. Their scripts train `istar_rloo`
+    with `istar_norm: batch_norm` (Tongyi-ConvAI/Qwen-Character, CharacterRL-iStar): baseline
+    `leave_one_out`, norm `batch_max`, scale `none`; the paper's scale is `group`.
 
     Args:
       reward_N: [N], reward units.
@@ -39,6 +45,10 @@ def istar_advantage(
       group_N: int [N], any ids; trajectories of one task have equal ones.
       valid_N: bool [N]; False leaves a trajectory out of everything.
       step_coef: >= 0, weight of A_turn; the paper's alpha.
+      baseline: of both parts, as for `group_relative_advantage`; for A_turn the others are the
+        group's other turns.
+      norm: `batch_max`: implicit rewards are divided by the largest magnitude of them all plus
+        1e-6; `none`: they are not.
       scale: `group`: both parts are divided by their group's standard deviation (n - 1) plus 1e-6;
         `none`: neither is; `batch`: neither is, and the sum is standardised over all turns.
       clip: bound > 0 on the magnitude after `batch` scaling, None for no bound.
@@ -48,13 +58,18 @@ def istar_advantage(
       no turn. Implicit rewards that are all equal, as those of a new model are, leave A_episode.
 
     Raises:
-      ValueError: an unknown scale, arrays of other shapes, a clip that is not > 0.
+      ValueError: an unknown baseline, norm or scale, arrays of other shapes, a clip that is not
+        > 0.
     """
-    if scale not in GROUP_SCALES:
-        raise ValueError(f"scale: got {scale!r}; allowed: {', '.join(GROUP_SCALES)}.")
-    part = {"scale": GROUP_SCALES[scale], "clip": clip}
+    for name, value, allowed in (("norm", norm, NORMS), ("scale", scale, tuple(GROUP_SCALES))):
+        if value not in allowed:
+            raise ValueError(f"{name}: got {value!r}; allowed: {', '.join(allowed)}.")
+    part = {"baseline": baseline, "scale": GROUP_SCALES[scale], "clip": clip}
     is_NK = jnp.asarray(mask_NK, bool) & jnp.asarray(valid_N, bool)[:, None]
     episode_N = group_relative_advantage(reward_N, group_N, valid_N=valid_N, **part)
+    if norm == "batch_max":
+        largest = jnp.max(jnp.abs(masked(implicit_NK, is_NK)), initial=0.0)
+        implicit_NK = implicit_NK / (largest + 1e-6)
     task_NK = jnp.broadcast_to(jnp.asarray(group_N)[:, None], is_NK.shape)
     turn_NK = relative(implicit_NK, task_NK, is_NK, **part)
     advantage_NK = jnp.where(is_NK, episode_N[:, None] + step_coef * turn_NK, 0.0)
@@ -65,5 +80,11 @@ ESTIMATOR = Estimator(
     istar_advantage,
     "turn",
     ("reward_N", "implicit_NK", "mask_NK", "group_N", "valid_N"),
-    {"step_coef": "step_coef", "scale": "scale", "clip": "advantage_clip"},
+    {
+        "step_coef": "step_coef",
+        "baseline": "baseline",
+        "norm": "implicit_norm",
+        "scale": "scale",
+        "clip": "advantage_clip",
+    },
 )

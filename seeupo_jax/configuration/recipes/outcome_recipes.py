@@ -107,8 +107,9 @@ def a_grae() -> Choices:
 
     The first shifts weight from easy to hard tasks as the mean reward, in [0, 1], rises; the second
     is below 1 where A_i > 0 and the mean reward below alpha. A-GRAE, arXiv:2602.05548. Numbers as
-    its authors train on MATH: Yu7-code/A-GRAE, run_qwen2.5-math-7b-grpo-agrae.sh, no KL; alpha = 1,
-    in others of their experiments 0.5. Their learning rate is 1e-6, their groups have 8. Their
+    its authors train on MATH: Yu7-code/A-GRAE, run_qwen2.5-math-7b-grpo-agrae.sh, no KL, and the
+    entropy bonus of their verl/trainer/config/ppo_trainer.yaml; alpha = 1, in others of their
+    experiments 0.5. Their learning rate is 1e-6, their groups have 8. Their
     trainer's dual clip (3.0) is left out; it matters where an iteration has several steps.
     """
     return grpo() | {
@@ -118,6 +119,7 @@ def a_grae() -> Choices:
         "clip_low": 0.2,
         "clip_high": 0.2,
         "kl_coef": 0.0,
+        "entropy_coef": 0.001,
     }
 
 
@@ -157,8 +159,9 @@ def gdpo() -> Choices:
     A_i = Σ_q w_q (r_iq - the group's mean) / (the group's standard deviation + 1e-6), standardised
     over the batch. Weights: config.rewards; without named rewards the one reward is the only one.
     GDPO, arXiv:2601.05242, Eq. 4 to 6; `normalize_then_sum` in TRL. Numbers as its authors train
-    tool calls: NVlabs/GDPO, verl-GDPO/train_gdpo.sh. Their learning rate is 1e-6, with groups of 4
-    and 4 minibatches of an iteration's 512 tasks.
+    tool calls: NVlabs/GDPO, verl-GDPO/train_gdpo.sh, and the entropy bonus of their
+    verl/trainer/config/ppo_trainer.yaml. Their learning rate is 1e-6, with groups of 4 and 4
+    minibatches of an iteration's 512 tasks.
     """
     return one_action() | {
         "advantage": "gdpo",
@@ -169,6 +172,7 @@ def gdpo() -> Choices:
         "clip_low": 0.2,
         "clip_high": 0.2,
         "kl_coef": 0.0,
+        "entropy_coef": 0.001,
     }
 
 

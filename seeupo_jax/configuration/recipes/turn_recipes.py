@@ -13,7 +13,7 @@ def gigpo() -> Choices:
     from its state, either over its group's standard deviation. GiGPO, arXiv:2505.10978, Eq. 8 and
     9. Numbers, and the mean over tokens where Eq. 9 has one over turns, as its authors train
     ALFWorld: langfengQ/verl-agent, examples/gigpo_trainer/run_alfworld.sh, and their
-    verl/trainer/config/ppo_trainer.yaml. Their learning rate is 1e-6.
+    verl/trainer/config/ppo_trainer.yaml, which has the entropy bonus. Their learning rate is 1e-6.
     """
     return one_action() | {
         "advantage": "gigpo",
@@ -25,6 +25,7 @@ def gigpo() -> Choices:
         "clip_low": 0.2,
         "clip_high": 0.2,
         "kl_coef": 0.01,
+        "entropy_coef": 0.001,
     }
 
 
@@ -41,18 +42,22 @@ def hgpo() -> Choices:
 def istar() -> Choices:
     """Max the mean over all tokens of min(s_ij A_it, clip(s_ij) A_it), a ratio per token, no KL.
 
-    A_it is the episode's advantage plus that of the turn's implicit reward among its group's turns,
-    either over its group's standard deviation; r_it = β Σ_j log π_φ / π_old of the turn's tokens.
-    π_φ begins as the policy and minimises -log σ(v_i - v_l) over all pairs of a success i and a
-    failure l of a group, v the mean of a trajectory's r_it. iStar, arXiv:2509.19199. Numbers as its
-    authors train WebShop and Sokoban: Tongyi-ConvAI/Qwen-Character, CharacterRL-iStar,
-    examples/istar_trainer. Their policy's learning rate is 5e-7, the other's 1e-6.
+    A_it is the reward less the mean of the group's other trajectories, plus the turn's implicit
+    reward less the mean of the group's other turns; r_it = β Σ_j log π_φ / π_old of the turn's
+    tokens, over the largest |r_it| of the batch. π_φ begins as the policy and minimises
+    -log σ(v_i - v_l) over all pairs of a success i and a failure l of a group, v the mean of a
+    trajectory's r_it. iStar, arXiv:2509.19199, which divides by deviations of the group. Numbers,
+    and the estimator `istar_rloo` with `batch_norm`, as its authors train WebShop and Sokoban:
+    Tongyi-ConvAI/Qwen-Character, CharacterRL-iStar, examples/istar_trainer and
+    verl/trainer/config/ppo_trainer.yaml. Their policy's learning rate is 5e-7, the other's 1e-6.
     """
     return one_action() | {
         "advantage": "istar",
-        "scale": "group",
+        "baseline": "leave_one_out",
+        "scale": "none",
         "step_coef": 1.0,
         "implicit_coef": 0.05,
+        "implicit_norm": "batch_max",
         "pair_score": "mean",
         "success_above": 0.0,
         "scorer_rate": 2.0,
@@ -61,6 +66,7 @@ def istar() -> Choices:
         "clip_low": 0.2,
         "clip_high": 0.2,
         "kl_coef": 0.0,
+        "entropy_coef": 0.001,
     }
 
 
@@ -91,8 +97,8 @@ def matchtir() -> Choices:
 
     The latter among the turns of the same index, either over its group's standard deviation.
     MatchTIR, arXiv:2601.10712. Numbers as its authors train: quchangle1/MatchTIR, Scripts/run.sh,
-    and their verl/trainer/config/ppo_trainer.yaml; without their entropy bonus, entropy_coef=0.001.
-    Their learning rate is 1e-6, their groups have 16.
+    and their verl/trainer/config/ppo_trainer.yaml. Their learning rate is 1e-6, their groups have
+    16.
     """
     return one_action() | {
         "advantage": "matchtir",
@@ -102,6 +108,7 @@ def matchtir() -> Choices:
         "clip_low": 0.2,
         "clip_high": 0.2,
         "kl_coef": 0.001,
+        "entropy_coef": 0.001,
     }
 
 

@@ -24,7 +24,7 @@ _OF_ENTRIES: dict[str, tuple[str, Callable[[Any], bool]]] = {
         for name in (
             "baseline discount step_coef clip_adaptation reward_std_floor history history_power"
             " gae_lambda progress_coef grounding_coef bootstrap_truncated a_grae_alpha canon_mu"
-            " tree_baseline"
+            " implicit_norm tree_baseline"
         ).split()
     },
     **dict.fromkeys(("scorer_rate", "scorer_epochs"), ("advantage", lambda each: each.scored)),
