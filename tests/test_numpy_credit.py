@@ -175,7 +175,7 @@ def test_a_group_without_a_spread_is_left_out_of_the_weights():
 
 
 def test_istar_by_hand():
-    """Implicit rewards 0.5 (0.4 and -0.8) = -0.2, 0.4 and 0.1; the trajectories were paid 1 and 0."""
+    """Implicit rewards 0.5 (0.4 - 0.8) = -0.2, 0.4 and 0.1; the trajectories were paid 1 and 0."""
     trajectories = [trajectory([-1, 0, 0, 1], 1.0), trajectory([0], 0.0)]
     pieces, odds = twin.step_pieces(trajectories, range(9)), [[0.4, -0.8, 0.8], [0.2]]
 

@@ -91,8 +91,8 @@ def test_an_ablation_changes_the_one_choice_that_it_is_named_after(name, expecte
                 "kl_in": "loss",
             },
         ),
-        # algorithm.adv_estimator=istar_rloo, reward_model.istar_norm=batch_norm, model.beta_train and
-        # optim.lr, actor.use_kl_loss, and the clips and entropy_coeff of their verl
+        # algorithm.adv_estimator=istar_rloo; reward_model.istar_norm=batch_norm, model.beta_train
+        # and optim.lr; actor.use_kl_loss, and the clips and entropy_coeff of their verl
         (
             "istar",
             {

@@ -16,7 +16,7 @@ import optax
 
 from seeupo_jax.configuration.optimizer_schema import Optimizer, ParameterGroup
 from seeupo_jax.configuration.user_code import import_attribute, located
-from seeupo_jax.learner.optimization.muon import muon_options
+from seeupo_jax.learner.optimization.muon import muon
 from seeupo_jax.learner.optimization.parameter_groups import REST, labels
 from seeupo_jax.learner.optimization.schedule import by_iteration, step_warmup
 from seeupo_jax.types import CriticState, TrainState
@@ -113,10 +113,9 @@ def _named(config: Optimizer, field: str) -> optax.GradientTransformation:
     _check_keywords(config.name, build, config.kwargs, field)
 
     def make(rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
-        kwargs = config.kwargs
         if config.name == "contrib.muon":
-            kwargs = muon_options(kwargs, config.learning_rate, rate)
-        return build(learning_rate=rate, **kwargs)
+            return muon(config.kwargs, config.learning_rate, rate)
+        return build(learning_rate=rate, **config.kwargs)
 
     rate: optax.ScalarOrSchedule = step_warmup(config)
     follows = config.schedule != "constant" or config.warmup_iterations > 0

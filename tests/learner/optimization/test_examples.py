@@ -89,7 +89,7 @@ def by_group(name):
     return optax.adamw(2e-6 if name.startswith("layers/0/") else 1e-5, weight_decay=0.1)
 
 
-ADAM = optax.adamw(1e-5, weight_decay=0.0, nesterov=True)  # Muon's, for what is no matrix
+ADAM = optax.adamw(1e-5, weight_decay=0.0)  # of what is no matrix to Muon
 PLAIN = {
     "adamw": lambda name: optax.adamw(1e-5, weight_decay=0.01),
     "lion": lambda name: optax.lion(1e-6, weight_decay=0.1),

@@ -76,7 +76,7 @@ def independent(params, grads):
         return param
 
     muon = optax.contrib.muon(RATE, **FEW)
-    adam = optax.adamw(RATE, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0, nesterov=True)
+    adam = optax.adamw(RATE, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0)
 
     def one(path, param, grad):
         if path[0].key != "layers" or param.ndim == 1:
@@ -140,9 +140,46 @@ def test_adams_own_learning_rate_follows_the_schedule():
     params = {"scale": jnp.ones(2)}
     state = at_share(optimizer.init(params), 0.5, jnp.asarray)
     updates, _ = optimizer.update(params, state, params)
-    adam = optax.adamw(0.125 * 0.5, weight_decay=0.0, nesterov=True)
+    adam = optax.adamw(0.125 * 0.5, weight_decay=0.0)
     wanted, _ = adam.update(params, adam.init(params), params)
     np.testing.assert_allclose(updates["scale"], wanted["scale"], rtol=1e-6)
+
+
+def test_what_is_no_matrix_takes_adamws_step_with_the_configured_options():
+    params = {"scale": jnp.array([1.0, -2.0]), "layers": {0: {"kernel": jnp.ones((2, 2))}}}
+    grads = {"scale": jnp.array([0.3, -4.0]), "layers": {0: {"kernel": jnp.ones((2, 2))}}}
+    both = {"eps": 1e-3, "mu_dtype": "bfloat16"}
+    own = {"b1": 0.8, "b2": 0.9, "eps_root": 1e-2, "weight_decay": 0.1}
+    given = {f"adam_{name}": value for name, value in own.items()}
+    for given, own in (({}, {"weight_decay": 0.0}), (given | both, own | both)):
+        optimizer = make_optimizer(
+            Optimizer("contrib.muon", RATE, kwargs=given, max_grad_norm=None), total_steps=9
+        )
+        updates, _ = optimizer.update(grads, optimizer.init(params), params)
+        adam = optax.adamw(RATE, **own)
+        wanted, _ = adam.update(grads["scale"], adam.init(params["scale"]), params["scale"])
+        np.testing.assert_allclose(updates["scale"], wanted, rtol=1e-6)
+        muon = optax.contrib.muon(RATE, **given)
+        kernel, grad = params["layers"][0]["kernel"], grads["layers"][0]["kernel"]
+        wanted, _ = muon.update(grad, muon.init(kernel), kernel)
+        np.testing.assert_allclose(updates["layers"][0]["kernel"], wanted, rtol=1e-6)
+
+
+def test_the_users_own_axes_decide_what_is_a_matrix():
+    params = {"table": jnp.arange(4.0).reshape(2, 2), "kernel": jnp.ones((2, 2))}
+    axes = optax.contrib.MuonDimensionNumbers(-2, -1)
+
+    def tables(params):
+        return {name: axes if name == "table" else None for name in params}
+
+    kwargs = {"muon_weight_dimension_numbers": tables}
+    config = Optimizer("contrib.muon", RATE, kwargs=kwargs, max_grad_norm=None)
+    optimizer = make_optimizer(config, total_steps=9)
+    updates, _ = optimizer.update(params, optimizer.init(params), params)
+    np.testing.assert_allclose(updates["kernel"], -RATE, rtol=1e-5)  # Adam's first step
+    muon = optax.contrib.muon(RATE)
+    table, _ = muon.update(params["table"], muon.init(params["table"]), params["table"])
+    np.testing.assert_allclose(updates["table"], table, rtol=1e-5)
 
 
 def test_only_matrices_of_layers_are_taken_for_matrices():
