@@ -71,6 +71,7 @@ def sampled_credit(
         "running_mean_Q": reward_NK.mean()[None],
         "running_std_Q": reward_NK.std(ddof=1)[None],
         "reward_NK": reward_NK,
+        "reward_rest_NK": jnp.zeros_like(reward_NK),
         "gain_NK": reward_NK.at[:, -1].set(jnp.nan),
         "state_NK": anchors[algorithm.anchor],
         "mask_NK": jnp.ones(shape_NK, bool),

@@ -143,6 +143,7 @@ def _tiny_batch() -> dict[str, jax.Array]:
         "group_N": np.array([0, 0, 1, 1]),
         "valid_N": valid_N,
         "reward_NK": reward_NK,
+        "reward_rest_NK": np.zeros_like(reward_NK),
         "gain_NK": np.where(mask_NK & (turns < turns_N[:, None] - 1), reward_NK, np.nan),
         "rewards_NQ": np.stack([reward_NK.sum(axis=1), turns_N * valid_N], axis=1),
         "reward_weight_Q": np.array([1.0, 0.5]),

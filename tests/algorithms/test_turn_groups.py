@@ -20,11 +20,13 @@ def padded(estimator, reward_NK, group_N, state_NK, valid_N=None, **options):
     rows, columns = np.shape(reward_NK)
     space = ((0, ROWS - rows), (0, COLUMNS - columns))
     valid_N = np.ones(rows, bool) if valid_N is None else valid_N
+    reward_NK = np.pad(np.array(reward_NK, float), space, constant_values=np.nan)
     result = estimator(
-        np.pad(np.array(reward_NK, float), space, constant_values=np.nan),
+        np.float32(reward_NK),
         np.pad(np.array(group_N), space[0]),
         np.pad(np.array(state_NK), space, constant_values=-1),
         valid_N=np.pad(valid_N, space[0]),
+        reward_rest_NK=reward_NK - np.float32(reward_NK),
         **{"clip": 1.5} | options,
     )
     assert result.dtype == np.float32 and result.shape == (ROWS, COLUMNS)
@@ -316,6 +318,46 @@ def test_sums_that_differ_by_more_than_rounding_keep_their_advantage(name):
     np.testing.assert_allclose(result, expected, atol=0.02)
 
 
+def long(estimator, reward_NK, **options):
+    """What an estimator says of one task's turns, each in the state of its index."""
+    reward_NK = np.array(reward_NK, float)
+    state_NK = np.broadcast_to(np.arange(reward_NK.shape[1]), reward_NK.shape)
+    rest = {"reward_rest_NK": reward_NK - np.float32(reward_NK)}
+    group_N = np.zeros(len(reward_NK), int)
+    return np.asarray(estimator(np.float32(reward_NK), group_N, state_NK, **rest, **options))
+
+
+@pytest.mark.parametrize(
+    "estimator, discount, pay, last, first",
+    [
+        # To go from the first turn on: 0.9^49 x 0.1 = 5.73e-4 and 0.95^49 x 1e-3 = 8.10e-5 more,
+        # of 99.5 and 18.5. In float32 the authors' code has 0.711 and 1.401.
+        (of_indices, 0.9, 10.0, 10.1, 0.70623),
+        (gigpo_advantage, 0.95, 1.0, 1.001, 1.40108),
+    ],
+    ids=["matchtir", "gigpo"],
+)
+def test_a_last_reward_of_fifty_counts_at_the_first_turn(estimator, discount, pay, last, first):
+    reward_NK = np.full((2, 50), pay)
+    reward_NK[1, -1] = last
+    result = long(estimator, reward_NK, discount=discount)[:, 0]
+    both = [(last - pay) * discount**49, last - pay]  # of the turn, and of the trajectory
+    by_hand = sum(d / 2 / (d / 2**0.5 + 1e-6) for d in both)
+    by_hand /= 2 if estimator is of_indices else 1
+    np.testing.assert_allclose(by_hand, first, rtol=1e-5)
+    np.testing.assert_allclose(result, [-by_hand, by_hand], rtol=1e-5)
+
+
+@pytest.mark.parametrize("formula", [gigpo_advantage, hgpo_advantage, of_indices])
+def test_fifty_rewards_in_another_order_are_exactly_zero(formula):
+    rng = np.random.default_rng(1)
+    pay = 100 * rng.random(49)
+    reward_NK = np.stack([np.append(rng.permutation(pay), 7.7) for _ in range(6)])
+    result = long(formula, reward_NK, discount=1.0, scale="group")
+    assert len({*np.float32(reward_NK).sum(axis=1)}) > 1
+    assert not result[:, 0].any() and result[:, 1].any()
+
+
 @BOTH
 def test_ids_are_only_names_and_rows_have_no_order(estimator):
     reward_NK, group_N, state_NK, valid_N = ragged(6)
@@ -346,7 +388,9 @@ def test_user_mistakes_are_named_with_what_is_allowed():
     for estimator in (gigpo_advantage, hgpo_advantage):
         with pytest.raises(ValueError, match="scale: got 'std'; allowed: group, none, batch"):
             estimator(reward_NK, group_N, state_NK, scale="std")
-        with pytest.raises(ValueError, match=r"\(2, 2\) but expected \(2, 3\).*state_NK: \[N, K\]"):
+        with pytest.raises(
+            ValueError, match=r"\(2, 2\) but expected \(2, 3\).*state_NK, reward_rest_NK: \[N, K\]"
+        ):
             estimator(reward_NK, group_N, state_NK[:, :2])
         with pytest.raises(ValueError, match=r"\(1,\) but expected \(2\).*group_N, valid_N: \[N\]"):
             estimator(reward_NK, group_N[:1], state_NK)

@@ -10,6 +10,7 @@ from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.learner.batching import Rows, Shapes
 from seeupo_jax.learner.credit.advantages import assign_credit
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
+from seeupo_jax.types import Trajectory
 
 SHAPES = Shapes((32,), action=16, rows=4, trajectories=9, turns=5)
 TURNS = [4, 2, 4, 1, 0, 3, 3, 3]  # the fifth failed
@@ -83,6 +84,25 @@ def test_what_is_not_learned_from_is_sampled_all_the_same():
         np.testing.assert_array_equal(fewer.metric_N, before.metric_N)
         np.testing.assert_array_equal(fewer.implicit_NK, every.implicit_NK)
         assert np.count_nonzero(every.implicit_NK[:, 0]) == 7
+
+
+@pytest.mark.parametrize("advantage", ["gigpo", "hgpo", "matchtir"])
+def test_turns_of_equal_sums_are_alike_though_float32_rounds_their_rewards(advantage):
+    # 137.4 in one turn or in six, which float32 takes for two sums 1.5e-5 apart.
+    pay = np.array([12.5, 33.3, 7.1, 25.9, 18.4, 40.2])
+    assert np.float32(pay).astype(float).sum() != np.float32(137.4)
+    segment = cases.segment(np.random.default_rng(0), (0,) * 6, (1,) * 6)
+    trajectories = [
+        Trajectory((segment,), 137.4, 0, turn_rewards=tuple(own), info={"states": [*"abcdef"]})
+        for own in (pay, np.eye(6)[5] * 137.4)
+    ]
+    rows = Rows.of(trajectories)
+    algorithm = Algorithm(advantage=advantage, scale="group", discount=1.0)
+    credit, _ = assign_credit(CreditArrays(algorithm, SHAPES, rows, trajectories, {}))
+    for row in range(2):
+        first_L = rows.turn[row] == 0
+        assert first_L.any() and not credit["advantage"][row][first_L].any()
+        assert credit["advantage"][row][rows.turn[row] == 1].all()
 
 
 def test_rewards_that_an_estimator_is_not_for_are_refused_by_task():

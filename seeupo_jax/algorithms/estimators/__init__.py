@@ -25,6 +25,7 @@ ARRAYS = {
     "group_N": "int32, equal for the trajectories of one task",
     "valid_N": "bool, False: left out of every statistic",
     "reward_NK": "float32, of each turn",
+    "reward_rest_NK": "float32, what rounding to float32 takes from each turn's reward",
     "gain_NK": "float32, information that each turn gained, or its reward; NaN: none, as the last",
     "state_NK": "int32, equal for turns that began from one state; negative: no such turn",
     "mask_NK": "bool, whether there is such a turn",

@@ -13,12 +13,12 @@ from seeupo_jax.algorithms.turn_groups import (
     GROUP_SCALES,
     compared_turns,
     of_episodes,
+    of_returns,
     refined,
-    relative,
 )
 
 
-@functools.partial(jax.jit, static_argnames=("scale", "clip"))
+@functools.partial(jax.jit, static_argnames=("discount", "scale", "clip"))
 def gigpo_advantage(
     reward_NK: jax.Array,
     group_N: jax.Array,
@@ -29,6 +29,7 @@ def gigpo_advantage(
     scale: str = "group",
     clip: float | None = 3.0,
     valid_N: jax.Array | None = None,
+    reward_rest_NK: jax.Array | None = None,
 ) -> jax.Array:
     """Advantage of the episode plus that of the turn among those from its state (GiGPO).
 
@@ -51,6 +52,7 @@ def gigpo_advantage(
       clip: bound > 0 on the magnitude after `batch` scaling, None for no bound; the other scales
         never clip.
       valid_N: bool [N]; False leaves a trajectory out of everything. None: all are valid.
+      reward_rest_NK: [N, K], what float32 leaves of each reward. None: 0.
 
     Returns:
       float32 [N, K]; reward units for `none`, else standard deviations. 0 where there is no turn.
@@ -58,13 +60,11 @@ def gigpo_advantage(
     Raises:
       ValueError: an unknown scale, arrays of other shapes, a clip that is not > 0.
     """
-    turns = compared_turns(reward_NK, group_N, state_NK, discount, scale, valid_N)
+    turns = compared_turns(reward_NK, group_N, state_NK, discount, scale, valid_N, reward_rest_NK)
     part = {"scale": GROUP_SCALES[scale], "clip": clip}
     episode_N = of_episodes(turns, group_N, **part)
     anchor_NK = refined(turns.task_NK, turns.state_NK)
-    turn_NK = relative(
-        turns.return_NK, anchor_NK, turns.is_NK, rounding_NK=turns.rounding_NK, **part
-    )
+    turn_NK = of_returns(turns, anchor_NK, turns.is_NK, **part)
     advantage_NK = jnp.where(turns.is_NK, episode_N[:, None] + step_coef * turn_NK, 0.0)
     return standardize(advantage_NK, turns.is_NK, clip=clip) if scale == "batch" else advantage_NK
 
@@ -72,7 +72,7 @@ def gigpo_advantage(
 ESTIMATOR = Estimator(
     gigpo_advantage,
     "turn",
-    ("reward_NK", "group_N", "state_NK", "valid_N"),
+    ("reward_NK", "reward_rest_NK", "group_N", "state_NK", "valid_N"),
     {
         "discount": "discount",
         "step_coef": "step_coef",

@@ -31,7 +31,6 @@ def group_relative_advantage(
     scale: str = "batch",
     clip: float | None = 3.0,
     valid_N: jax.Array | None = None,
-    rounding_N: jax.Array | None = None,
 ) -> jax.Array:
     """Reward minus a baseline from its own group, then scaled (Eq. 9, arXiv:2602.06554 §4.2).
 
@@ -49,8 +48,6 @@ def group_relative_advantage(
       clip: bound > 0 on the magnitude after `batch` scaling, None for no bound; the other scales
         never clip.
       valid_N: bool [N]; False leaves a trajectory out of every statistic. None: all are valid.
-      rounding_N: [N], >= 0, reward units, how far apart rounding may have brought rewards that are
-        equal; a group whose rewards differ by no more than its largest has equal ones. None: 0.
 
     Returns:
       float32 [N], reward units for `none` and standard deviations otherwise, also where squares of
@@ -82,8 +79,6 @@ def group_relative_advantage(
     _, index_N = jnp.unique(group_N, return_inverse=True, size=group_N.shape[0])
     unit_N = _units(reward_N, index_N, valid_N, per_batch=scale == "batch")
     reward_N = _above_group_minimum(reward_N / unit_N, index_N, valid_N)
-    if rounding_N is not None:
-        reward_N = _beyond_rounding(reward_N, rounding_N / unit_N, index_N, valid_N)
     groups = _Groups(
         index_N,
         _group_sum(valid_N, index_N).astype(jnp.int32),
@@ -116,17 +111,6 @@ def _above_group_minimum(reward_N: jax.Array, index_N: jax.Array, valid_N: jax.A
         jnp.where(valid_N, reward_N, jnp.inf), index_N, num_segments=reward_N.shape[0]
     )
     return jnp.where(valid_N, reward_N - minimum[index_N], 0.0)
-
-
-def _beyond_rounding(
-    above_N: jax.Array, rounding_N: jax.Array, index_N: jax.Array, valid_N: jax.Array
-) -> jax.Array:
-    """Rewards above their group's minimum; 0 in groups where rounding explains all of them."""
-    spread_G, rounding_G = (
-        jax.ops.segment_max(jnp.where(valid_N, x_N, 0.0), index_N, num_segments=x_N.shape[0])
-        for x_N in (above_N, rounding_N)
-    )
-    return jnp.where((spread_G <= rounding_G)[index_N], 0.0, above_N)
 
 
 def _group_sum(value_N: jax.Array, index_N: jax.Array) -> jax.Array:

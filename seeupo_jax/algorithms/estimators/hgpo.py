@@ -9,10 +9,10 @@ import jax.numpy as jnp
 
 from seeupo_jax.algorithms.estimators import Estimator
 from seeupo_jax.algorithms.standardize import standardize
-from seeupo_jax.algorithms.turn_groups import GROUP_SCALES, compared_turns, refined, relative
+from seeupo_jax.algorithms.turn_groups import GROUP_SCALES, compared_turns, of_returns, refined
 
 
-@functools.partial(jax.jit, static_argnames=("history", "scale", "clip"))
+@functools.partial(jax.jit, static_argnames=("discount", "history", "scale", "clip"))
 def hgpo_advantage(
     reward_NK: jax.Array,
     group_N: jax.Array,
@@ -24,6 +24,7 @@ def hgpo_advantage(
     scale: str = "group",
     clip: float | None = 3.0,
     valid_N: jax.Array | None = None,
+    reward_rest_NK: jax.Array | None = None,
 ) -> jax.Array:
     """Advantage of the turn among those from its state, averaged over how much past they share.
 
@@ -39,7 +40,8 @@ def hgpo_advantage(
     Their code divides by the standard deviation of n, here it is that of n - 1.
 
     Args:
-      reward_NK, group_N, state_NK, discount, clip, valid_N: as for `gigpo_advantage`.
+      reward_NK, group_N, state_NK, discount, clip, valid_N, reward_rest_NK: as for
+        `gigpo_advantage`.
       history: >= 0, turns before a state that its deepest group shares; the paper's K.
       power: >= 0, how much more a deeper group counts, 0 for all alike; the paper's alpha.
       scale: `group`: each A_k is divided by its group's standard deviation (n - 1) plus 1e-6 (the
@@ -55,15 +57,15 @@ def hgpo_advantage(
     """
     if history < 0:
         raise ValueError(f"history: got {history!r}; allowed: an integer >= 0.")
-    turns = compared_turns(reward_NK, group_N, state_NK, discount, scale, valid_N)
-    part = {"scale": GROUP_SCALES[scale], "clip": clip, "rounding_NK": turns.rounding_NK}
+    turns = compared_turns(reward_NK, group_N, state_NK, discount, scale, valid_N, reward_rest_NK)
+    part = {"scale": GROUP_SCALES[scale], "clip": clip}
 
     def deeper(level, depth):
         group_NK, member_NK, sum_NK, weight_NK = level
         past_NK = _earlier(turns.state_NK, depth)
         member_NK = member_NK & (past_NK >= 0)
         group_NK = refined(group_NK, past_NK)
-        advantage_NK = relative(turns.return_NK, group_NK, member_NK, **part)
+        advantage_NK = of_returns(turns, group_NK, member_NK, **part)
         differs_NK = member_NK & _differs(advantage_NK, group_NK)
         depth_weight_NK = jnp.where(differs_NK, (depth + 2.0) ** power, 0.0)
         sum_NK, weight_NK = sum_NK + depth_weight_NK * advantage_NK, weight_NK + depth_weight_NK
@@ -71,7 +73,7 @@ def hgpo_advantage(
 
     # Scanned, so that a long history compiles no longer than a short one.
     depth_H = jnp.arange(min(history, turns.state_NK.shape[1] - 1) + 1)
-    zeros_NK = jnp.zeros_like(turns.return_NK)
+    zeros_NK = jnp.zeros(turns.is_NK.shape)
     level = (turns.task_NK, turns.is_NK, zeros_NK, zeros_NK)
     (_, _, sum_NK, weight_NK), _ = jax.lax.scan(deeper, level, depth_H)
     advantage_NK = sum_NK / jnp.where(weight_NK > 0, weight_NK, 1.0)
@@ -94,7 +96,7 @@ def _differs(advantage_NK: jax.Array, group_NK: jax.Array) -> jax.Array:
 ESTIMATOR = Estimator(
     hgpo_advantage,
     "turn",
-    ("reward_NK", "group_N", "state_NK", "valid_N"),
+    ("reward_NK", "reward_rest_NK", "group_N", "state_NK", "valid_N"),
     {
         "discount": "discount",
         "history": "history",

@@ -13,12 +13,12 @@ from seeupo_jax.algorithms.turn_groups import (
     GROUP_SCALES,
     compared_turns,
     of_episodes,
+    of_returns,
     refined,
-    relative,
 )
 
 
-@functools.partial(jax.jit, static_argnames=("scale", "clip"))
+@functools.partial(jax.jit, static_argnames=("discount", "scale", "clip"))
 def matchtir_advantage(
     reward_NK: jax.Array,
     group_N: jax.Array,
@@ -28,6 +28,7 @@ def matchtir_advantage(
     scale: str = "group",
     clip: float | None = 3.0,
     valid_N: jax.Array | None = None,
+    reward_rest_NK: jax.Array | None = None,
 ) -> jax.Array:
     """Half of the trajectory's advantage and of the turn's among the turns of its index.
 
@@ -48,6 +49,7 @@ def matchtir_advantage(
       clip: bound > 0 on the magnitude after `batch` scaling, None for no bound; the other scales
         never clip.
       valid_N: bool [N]; False leaves a trajectory out of everything. None: all are valid.
+      reward_rest_NK: [N, K], what float32 leaves of each reward. None: 0.
 
     Returns:
       float32 [N, K]; reward units for `none`, else standard deviations. 0 where there is no turn.
@@ -57,13 +59,11 @@ def matchtir_advantage(
     """
     mask_NK = jnp.asarray(mask_NK, bool)
     index_NK = jnp.where(mask_NK, jnp.arange(mask_NK.shape[-1]), -1)
-    turns = compared_turns(reward_NK, group_N, index_NK, discount, scale, valid_N)
+    turns = compared_turns(reward_NK, group_N, index_NK, discount, scale, valid_N, reward_rest_NK)
     part = {"scale": GROUP_SCALES[scale], "clip": clip}
     trajectory_N = of_episodes(turns, group_N, **part)
     same_index_NK = refined(turns.task_NK, turns.state_NK)
-    turn_NK = relative(
-        turns.return_NK, same_index_NK, turns.is_NK, rounding_NK=turns.rounding_NK, **part
-    )
+    turn_NK = of_returns(turns, same_index_NK, turns.is_NK, **part)
     advantage_NK = jnp.where(turns.is_NK, (trajectory_N[:, None] + turn_NK) / 2, 0.0)
     return standardize(advantage_NK, turns.is_NK, clip=clip) if scale == "batch" else advantage_NK
 
@@ -71,6 +71,6 @@ def matchtir_advantage(
 ESTIMATOR = Estimator(
     matchtir_advantage,
     "turn",
-    ("reward_NK", "group_N", "mask_NK", "valid_N"),
+    ("reward_NK", "reward_rest_NK", "group_N", "mask_NK", "valid_N"),
     {"discount": "discount", "scale": "scale", "clip": "advantage_clip"},
 )

@@ -123,13 +123,22 @@ class CreditArrays:
             statistics = running_statistics(self.trajectories)
         return [statistics.get(name, Moments(0, 0.0, 0.0)) for name in self._turn_columns]
 
-    @property
-    def reward_NK(self) -> np.ndarray:
-        reward_NK = np.zeros(self.mask_NK.shape, np.float32)
+    @functools.cached_property
+    def _turn_rewards(self) -> np.ndarray:
+        """The reward of each turn, float64 [N, K]."""
+        reward_NK = np.zeros(self.mask_NK.shape)
         for row in np.flatnonzero(self.valid_N):
             rewards = rewards_of(self.trajectories[row])
             reward_NK[row, : len(rewards)] = rewards
         return reward_NK
+
+    @property
+    def reward_NK(self) -> np.ndarray:
+        return self._turn_rewards.astype(np.float32)
+
+    @property
+    def reward_rest_NK(self) -> np.ndarray:
+        return np.float32(self._turn_rewards - self.reward_NK)
 
     @property
     def gain_NK(self) -> np.ndarray:

@@ -149,9 +149,9 @@ def test_what_is_no_matrix_takes_adamws_step_with_the_configured_options():
     params = {"scale": jnp.array([1.0, -2.0]), "layers": {0: {"kernel": jnp.ones((2, 2))}}}
     grads = {"scale": jnp.array([0.3, -4.0]), "layers": {0: {"kernel": jnp.ones((2, 2))}}}
     both = {"eps": 1e-3, "mu_dtype": "bfloat16"}
-    own = {"b1": 0.8, "b2": 0.9, "eps_root": 1e-2, "weight_decay": 0.1}
-    given = {f"adam_{name}": value for name, value in own.items()}
-    for given, own in (({}, {"weight_decay": 0.0}), (given | both, own | both)):
+    adams = {"b1": 0.8, "b2": 0.9, "eps_root": 1e-2, "weight_decay": 0.1}
+    muons = {f"adam_{name}": value for name, value in adams.items()}
+    for given, own in (({}, {"weight_decay": 0.0}), (muons | both, adams | both)):
         optimizer = make_optimizer(
             Optimizer("contrib.muon", RATE, kwargs=given, max_grad_norm=None), total_steps=9
         )
