@@ -91,7 +91,7 @@ def test_turns_of_equal_sums_are_alike_though_float32_rounds_their_rewards(advan
     # 137.4 in one turn or in six, which float32 takes for two sums 1.5e-5 apart.
     pay = np.array([12.5, 33.3, 7.1, 25.9, 18.4, 40.2])
     assert np.float32(pay).astype(float).sum() != np.float32(137.4)
-    segment = cases.segment(np.random.default_rng(0), (0,) * 6, (1,) * 6)
+    segment = cases.segment(np.random.default_rng(0), *((turn, 1, 1) for turn in range(6)))
     trajectories = [
         Trajectory((segment,), 137.4, 0, turn_rewards=tuple(own), info={"states": [*"abcdef"]})
         for own in (pay, np.eye(6)[5] * 137.4)
