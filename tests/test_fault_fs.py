@@ -75,7 +75,7 @@ def test_the_log_has_every_change_below_the_root_and_what_was_synced(faults):
         if kind == "sync" and other:
             other = (faults.log / other).read_text()
         entry = (kind, path.removeprefix(below), other.removeprefix(below))
-        # How much one call copies is the system's choice: the end of a file is one that copies none.
+        # The system chooses how much a call copies, and the last one copies none.
         if kind != "write" or entry != logged[-1]:
             logged.append(entry)
     assert logged == CHANGED
