@@ -1,9 +1,9 @@
-"""What files of JSON are written and read with."""
+"""What is written is on the disk when a function returns, and is there whole or not at all."""
 
 import os
 import re
 
-from seeupo_jax.trajectories.json_lines import write_atomically
+from seeupo_jax.durable_files import write_atomically
 
 
 def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
