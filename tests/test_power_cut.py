@@ -24,7 +24,6 @@ import stored_cases
 from disk_model import DiskModel, all_names, by_chance, only_synced, write_disk
 from etils import epath
 from fault_fs import FaultFs
-from loaded_python import LoadedPython
 from places import SUPPORT, TINY
 from process_cases import environment
 from small_disk import can_mount, power_cut, require_root, small_disk
@@ -184,7 +183,7 @@ def played(tmp_path_factory):
         else:
             place.mkdir()
         faults = FaultFs(folder / "faults", place)
-        process = LoadedPython(
+        process = subprocess.Popen(
             [sys.executable, SUPPORT / "commands_process.py"],
             env=environment() | faults.environment,
             stdin=subprocess.PIPE,
