@@ -18,6 +18,7 @@ import jax
 
 from seeupo_jax.configuration.flags import Flags, path
 from seeupo_jax.display.terminal import safe_output
+from seeupo_jax.durable_files import write_atomically
 from seeupo_jax.errors import WriteError, no_room_errors, sentence_errors
 from seeupo_jax.parallel.cluster import errors_end_at_once
 from seeupo_jax.runtime.cli import (
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
             if client is not None:
                 part = saved_weights(config, given.weights)
                 card = model_card(config, given.workdir, step, part, repo)
-                (given.output / CARD).write_text(card, encoding="utf-8")
+                write_atomically(given.output / CARD, card.encode())
                 print(f"pushed to {push(client, given.output, repo, private=given.private)}")
 
 

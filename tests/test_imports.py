@@ -18,7 +18,7 @@ import seeupo_jax
 ROOT = Path(seeupo_jax.__path__[0])
 # The package from the ground up; a room imports itself and rooms of the rows above it.
 LEVELS = (
-    ("types", "errors", "metric_table", "algorithms", "configuration"),
+    ("types", "errors", "durable_files", "metric_table", "algorithms", "configuration"),
     ("envs", "parallel"),
     ("policy", "checkpoint", "trajectories", "rewards"),
     ("learner", "rollout", "metrics"),

@@ -37,6 +37,7 @@ from seeupo_jax.checkpoint.manifest import (
     list_files,
     read_manifest,
     read_score,
+    sync_written_by,
     write_manifest,
 )
 from seeupo_jax.checkpoint.process_sync import ocp, on_all, on_primary, wait_for
@@ -86,6 +87,7 @@ class Checkpoints:
         self._damaged: set[str] = set()  # names of folders
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[tuple[float, str] | None] | None = None
+        self._saving = -1  # the step of the latest save
 
     def save(
         self, step: int, state: Any, extra: Mapping[str, Any], score: float | None = None
@@ -124,6 +126,7 @@ class Checkpoints:
             if jax.process_index() == 0:
                 self._folders.remove_unfinished()
             raise SaveError(sentence) from error
+        self._saving = step
         self._pending = self._writer.submit(self._finish, folder, written, manifest, began)
 
     def wait(self) -> None:
@@ -159,8 +162,8 @@ class Checkpoints:
             self._directory.rmdir()
 
     def latest(self) -> int | None:
-        """The newest step whose save was finished, or None."""
-        return on_primary(lambda: max(self._folders.finished(), default=None))
+        """The newest step whose save was finished, or None; one under way does not count."""
+        return on_primary(self.finished)
 
     def newest(
         self,
@@ -197,7 +200,10 @@ class Checkpoints:
 
     def finished(self) -> int | None:
         """As `latest`, but as this process alone sees it: no other need call it."""
-        return max(self._folders.finished(), default=None)
+        steps = set(self._folders.finished())
+        if self._pending is not None and not self._pending.done():
+            steps.discard(self._saving)  # what it covers may be removed only when it is durable
+        return max(steps, default=None)
 
     def best(self) -> int | None:
         """The finished step with the best score, of equals the newer; None where none has one.
@@ -274,12 +280,12 @@ class Checkpoints:
         manifest: dict[str, Any],
         began: float,
     ) -> tuple[float, str] | None:
-        """Waits for Orbax, then makes the folder a checkpoint and removes old ones.
+        """Waits for Orbax, then makes the folder a checkpoint and removes old ones, in that order.
 
         Returns: after how many seconds it failed, and a sentence that says why; None: it did not.
         """
         try:
-            wait_for(written)
+            wait_for(written, lambda: sync_written_by(jax.process_index(), folder))
             if jax.process_index() == 0:
                 manifest["files"] = list_files(folder)
                 write_manifest(folder, manifest)

@@ -10,7 +10,9 @@ import time
 
 from etils import epath
 
-from seeupo_jax.checkpoint.manifest import MANIFEST, is_checkpoint
+from seeupo_jax.checkpoint.manifest import MANIFEST, is_checkpoint, remove_manifest
+from seeupo_jax.checkpoint.storage import is_bucket
+from seeupo_jax.durable_files import make_folder
 
 _REMOVALS, _REMOVAL_S = 20, 0.1
 _NAME = re.compile(r"(\d+)(?:\.(\d+))?")  # a step, and how often it had been saved before
@@ -46,6 +48,8 @@ class Folders:
                     self.remove(name)
             if not (self._directory / name).exists():  # else it is the user's
                 break
+        if not is_bucket(self._directory) and not self._directory.exists():
+            make_folder(self._directory)
         (self._directory / name).mkdir(parents=True)
         return name
 
@@ -57,10 +61,7 @@ class Folders:
         folder = self._directory / name
         if os.path.islink(folder):
             return folder.unlink()
-        manifest = folder / MANIFEST
-        if manifest.is_dir():
-            manifest.rmtree()
-        manifest.unlink(missing_ok=True)
+        remove_manifest(folder)
         folder.rmtree()
 
     def remove_unfinished(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from etils import epath
 
 from seeupo_jax.checkpoint.storage import is_bucket
+from seeupo_jax.durable_files import move_file, sync_files, sync_folder, sync_tree
 from seeupo_jax.parallel.host_cores import cores
 
 MANIFEST = "manifest.json"
@@ -111,14 +112,49 @@ def _digest(path: epath.Path) -> str:
 
 
 def write_manifest(folder: epath.Path, manifest: Mapping[str, Any]) -> None:
-    """Makes the folder a checkpoint, at one moment."""
+    """Makes the folder a checkpoint, at one moment, once all that it holds is on the disk.
+
+    Raises:
+      OSError: something is not on the disk; the folder is no checkpoint.
+    """
     text = json.dumps({"sha256": _seal(manifest), "manifest": manifest}, indent=1)
     if is_bucket(folder):  # an object is there whole or not at all
         (folder / MANIFEST).write_text(text, encoding="utf-8")
         return
+    sync_tree(folder)
+    sync_folder(folder.parent)
     unfinished = folder / _UNFINISHED_MANIFEST
     unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(folder / MANIFEST)
+    try:
+        move_file(unfinished, folder / MANIFEST)
+    except OSError:  # after the rename, too: it may not be on the disk
+        (folder / MANIFEST).unlink(missing_ok=True)
+        raise
+
+
+def remove_manifest(folder: epath.Path) -> None:
+    """Makes the folder no checkpoint: after a power cut, too, it does not count again."""
+    manifest = folder / MANIFEST
+    if manifest.is_dir():
+        manifest.rmtree()
+    manifest.unlink(missing_ok=True)
+    if not is_bucket(folder):
+        sync_folder(folder)
+
+
+def sync_written_by(process: int, folder: epath.Path) -> None:
+    """Waits until what a process has written of a state is on the disk.
+
+    Orbax names it `process_N`. Where several hosts share a file system, another host's sync does
+    not write what this one still holds in memory.
+    """
+    if not is_bucket(folder):
+        its_own = f"process_{process}"
+        sync_files(
+            path
+            for path in _walk(folder / STATE)
+            if any(part.endswith(its_own) for part in path.relative_to(folder).parts)
+        )
 
 
 def read_manifest(folder: epath.Path) -> dict[str, Any]:

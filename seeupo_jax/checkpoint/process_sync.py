@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ from jax._src import distributed  # the processes' common notes, which need no d
 from seeupo_jax.checkpoint.manifest import Damaged
 from seeupo_jax.checkpoint.storage import is_bucket, keep_root_logger, reason
 from seeupo_jax.configuration import schema
+from seeupo_jax.durable_files import make_folder
 from seeupo_jax.parallel.distributed import from_first, gather
 from seeupo_jax.parallel.file_lock import exclusive
 
@@ -26,6 +27,7 @@ with keep_root_logger():
 T = TypeVar("T")
 _SENT = {"ValueError": ValueError, "Damaged": Damaged}  # what is raised on all processes alike
 _POLL_S = 1.0  # how often a process asks whether another one has failed
+_SYNC_MS = 3_600_000  # until other processes have synced what they wrote, at the most
 _VISIBLE_TIMEOUT_S = 10.0  # until a new file is seen by hosts that share a folder
 
 _waits = itertools.count()
@@ -75,29 +77,58 @@ def on_all(action: Callable[[], T]) -> T:
     return result
 
 
-def wait_for(written: ocp.AsyncResponse) -> None:
-    """Waits until what all processes write is written; every process calls it as often.
+def wait_for(written: ocp.AsyncResponse, sync: Callable[[], None]) -> None:
+    """Waits until what all processes write is written and synced; every process calls it as often.
 
     Orbax lets the others wait for minutes where one has failed; here they are told at once.
+
+    Args:
+      sync: called when all is written, to sync what this process wrote; not on process 0, which
+        waits for it on the others, and syncs all files itself before they count.
 
     Raises:
       Exception: whatever failed on this process. OSError: what failed on another.
     """
     if jax.process_count() == 1:
         return written.result()
-    client = distributed.global_state.client
-    prefix = f"seeupo_jax/checkpoint/{next(_waits)}/"
-    while True:
-        began = time.monotonic()
-        try:
-            return written.result(timeout=_POLL_S)
-        except Exception as error:
-            waited = isinstance(error, TimeoutError) and time.monotonic() - began > _POLL_S / 2
-            if not waited:
-                client.key_value_set(f"{prefix}{jax.process_index()}", reason(error))
-                raise
-        for _, text in client.key_value_dir_get(prefix):
-            raise OSError(text)
+    client, me = distributed.global_state.client, jax.process_index()
+    prefix = f"seeupo_jax/checkpoint/{next(_waits)}/"  # a key for each process: "", or its failure
+    try:
+        while not _is_written(written):
+            _raise_failures(text for _, text in client.key_value_dir_get(prefix))
+        if me:
+            sync()
+    except _FailedElsewhere:
+        raise
+    except Exception as error:
+        client.key_value_set(f"{prefix}{me}", reason(error))
+        raise
+    client.key_value_set(f"{prefix}{me}", "")
+    if me == 0:
+        others = range(1, jax.process_count())
+        _raise_failures(client.blocking_key_value_get(f"{prefix}{k}", _SYNC_MS) for k in others)
+
+
+class _FailedElsewhere(OSError):
+    """What failed on another process."""
+
+
+def _raise_failures(texts: Iterable[str]) -> None:
+    for text in texts:
+        if text:
+            raise _FailedElsewhere(text)
+
+
+def _is_written(written: ocp.AsyncResponse) -> bool:
+    """Whether it is, after a while; what failed is raised."""
+    began = time.monotonic()
+    try:
+        written.result(timeout=_POLL_S)
+    except TimeoutError:
+        if time.monotonic() - began < _POLL_S / 2:  # not of this waiting
+            raise
+        return False
+    return True
 
 
 def check_shared(folder: str | os.PathLike[str], name: str = "--workdir") -> None:
@@ -162,7 +193,7 @@ def exclusive_on_primary(locks: Mapping[str, Path]) -> Iterator[None]:
 
         def hold() -> None:
             for got, file in locks.items():
-                file.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(file.parent)
                 held.enter_context(exclusive(file, got))
 
         on_primary(hold)

@@ -17,6 +17,7 @@ from etils import epath
 from etils.epath.gpath import PosixGPath
 
 from seeupo_jax.configuration import schema
+from seeupo_jax.durable_files import make_folder
 
 _BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/.*)?")
 _CODE = re.compile(r"os_error_code='(\d+)'")  # as TensorStore reports the system's errors
@@ -95,7 +96,7 @@ def check_writable(folder: str | os.PathLike[str], name: str = "--workdir") -> N
         return _check_bucket(os.fspath(folder), name)
     path = epath.Path(folder)
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
         refused = _rename_one(path / _probe())
     except OSError as error:
         raise Unwritable(folder, name, reason(error)) from error

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from seeupo_jax.compare.study import Cell
+from seeupo_jax.durable_files import make_folder, write_atomically
 from seeupo_jax.reports.blocks import rounded
-from seeupo_jax.trajectories.json_lines import plain, to_line, write_atomically
+from seeupo_jax.trajectories.json_lines import plain, to_line
 
 SUFFIX = ".jsonl.gz"
 # What is kept of every iteration, beside the evaluations.
@@ -88,7 +89,7 @@ def _read(file: Path) -> list[Result]:
 
 def add_result(folder: Path, result: Result) -> None:
     """Adds a result to its stage's file, in place of one of the same name; sorted by name."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     file = folder / f"{result.stage}{SUFFIX}"
     with _locked(folder):
         others = [other for other in _read(file) if other.name != result.name]

@@ -23,6 +23,7 @@ from seeupo_jax.configuration.loading import load_config, to_dict
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.configuration.reward import without_call_limits
 from seeupo_jax.configuration.schema import Config
+from seeupo_jax.durable_files import make_folder, write_atomically
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.parallel.file_lock import try_lock
 from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
@@ -225,14 +226,13 @@ def train(run: PlannedRun, request: StopRequest) -> None:
       RunFailed: it ended, but not with its last evaluation.
       Stopped: it was asked to stop and did.
     """
-    run.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(run.folder)
     with (run.folder / LOG_FILE).open("ab") as log:
         # The run inherits the lock with the file, so it outlives this process if need be.
         if not try_lock(log):
             raise RunFailed("another process trains it")
-        (run.folder / CONFIG_FILE).write_text(
-            json.dumps(to_dict(run.config), indent=2) + "\n", encoding="utf-8"
-        )
+        config = json.dumps(to_dict(run.config), indent=2) + "\n"
+        write_atomically(run.folder / CONFIG_FILE, config.encode())
         before = log.tell()
         # In a session of its own, Ctrl-C reaches it once: from here.
         process = subprocess.Popen(

@@ -24,8 +24,8 @@ from seeupo_jax.compare.study_tables import (
 )
 from seeupo_jax.configuration.user_code import text_of
 from seeupo_jax.display.terminal import format_count
+from seeupo_jax.durable_files import write_atomically
 from seeupo_jax.metrics.statistics import Estimate, markdown_table
-from seeupo_jax.trajectories.json_lines import write_atomically
 
 _DEFINITIONS = """\
 - *final*: avg@{k} after the last iteration, the share of successes on {tasks} tasks of the {split}

@@ -21,6 +21,7 @@ from seeupo_jax.compare.cell_results import (
 )
 from seeupo_jax.compare.figures import History, history_of
 from seeupo_jax.compare.study import STAGES, Cell, Point, Study, grid_points
+from seeupo_jax.durable_files import make_folder
 from seeupo_jax.errors import NotLearning, WriteError
 from seeupo_jax.metrics.metrics_log import METRICS_FILE, read_metrics
 from seeupo_jax.metrics.run_manifest import versions
@@ -173,7 +174,7 @@ def _train_alone(cell: Cell, places: Places, at: str) -> bool | None:
 def _alone(folder: Path) -> Iterator[bool]:
     """Whether no other process trains the cell of this folder; none does until the end."""
     lock = folder.parent / f"{folder.name}.lock"
-    lock.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(lock.parent)
     with lock.open("ab") as file:
         yield try_lock(file)
 
@@ -189,7 +190,7 @@ def _train(cell: Cell, places: Places, at: str) -> bool:
         shutil.rmtree(folder)
     resumed = (folder / METRICS_FILE).exists()
     began = time.process_time()
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     try:
         with (folder / _LOG_FILE).open("a", encoding="utf-8") as log:
             with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):

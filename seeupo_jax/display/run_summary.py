@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 
 from seeupo_jax.display.terminal import SafeStream, can_redraw
 from seeupo_jax.display.view import sparkline
+from seeupo_jax.durable_files import write_atomically
 from seeupo_jax.metrics.metrics_log import METRICS_FILE, read_metrics
 from seeupo_jax.metrics.statistics import Estimate, aligned, read_estimates, split_and_metric
 from seeupo_jax.metrics.trackers import TENSORBOARD_FOLDER
@@ -68,11 +70,11 @@ def learning_curve(workdir: str | Path, *, split: str = "test") -> Path:
     if not names:
         every = [alt.Chart().mark_text(text="nothing measured yet")]
     path = Path(workdir) / CURVE_FILE
-    temporary = path.with_suffix(".png.tmp")
     chart = alt.layer(*every).properties(width=640, height=320, background="white", padding=10)
     chart = chart.configure_view(stroke=None).configure_axis(titleFontWeight="normal")
-    chart.save(temporary, format="png", scale_factor=2)
-    temporary.replace(path)
+    drawing = io.BytesIO()
+    chart.save(drawing, format="png", scale_factor=2)
+    write_atomically(path, drawing.getvalue())
     return path
 
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from seeupo_jax.configuration.user_code import describe
+from seeupo_jax.durable_files import make_folder, sync_file, sync_folder, write_atomically
 from seeupo_jax.metrics.trackers import TRACKERS, Sample, Tracker, check_trackers
-from seeupo_jax.trajectories.json_lines import write_atomically
 
 METRICS_FILE = "metrics.jsonl"
 DAMAGED_FILE = "metrics.jsonl.damaged"
@@ -43,7 +43,7 @@ class MetricsWriter:
         self._trackers_wanted = tuple(trackers)
         check_trackers(self._trackers_wanted)
         self._workdir, self._log = Path(workdir).absolute(), log
-        self._workdir.mkdir(parents=True, exist_ok=True)
+        make_folder(self._workdir)
         self._path = self._workdir / METRICS_FILE
         self._file = None
         self._trackers: dict[str, Tracker] = {}
@@ -67,14 +67,18 @@ class MetricsWriter:
             damaged = self._path.with_name(DAMAGED_FILE)
             with damaged.open("ab") as file:
                 file.writelines(line + b"\n" for line in lines.damaged.values())
-                file.flush()
-                os.fsync(file.fileno())
+            sync_file(damaged)
             self._log(f"{lines.sentence()}; they are set aside in {damaged}")
         earlier = [line for line in lines.records if line["iteration"] < iteration]
         write_atomically(self._path, "".join(map(_to_line, earlier)).encode())
 
-    def write(self, iteration: int, values: Mapping[str, float | int | str]) -> None:
+    def write(
+        self, iteration: int, values: Mapping[str, float | int | str], *, sync: bool = True
+    ) -> None:
         """Appends one line; NaN and infinities become null, NumPy and JAX scalars numbers.
+
+        Args:
+          sync: return when it is on the disk; else `sync` is called before it has to be.
 
         Raises:
           ValueError: a value that is neither text nor number, or a value named `iteration`.
@@ -85,7 +89,14 @@ class MetricsWriter:
         plain = {name: _plain(name, value) for name, value in values.items()}
         self.open()
         self._append(_to_line({"iteration": int(iteration), **plain}).encode())
+        if sync:
+            self.sync()
         self._each(lambda tracker: tracker.write(int(iteration), plain))
+
+    def sync(self) -> None:
+        """Returns when the lines so far are on the disk."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
 
     def _each(self, action: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self._trackers.items()):
@@ -129,6 +140,7 @@ class MetricsWriter:
         if self._file is not None:
             return
         self._file = self._path.open("ab", buffering=0)  # an error belongs to its line
+        sync_folder(self._workdir)
         for name in self._trackers_wanted:
             self._trackers[name] = TRACKERS[name](self._workdir, self._purge_from)
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from seeupo_jax.configuration.flags import command_name
-from seeupo_jax.trajectories.json_lines import plain, read_file, write_atomically
+from seeupo_jax.durable_files import write_atomically
+from seeupo_jax.trajectories.json_lines import plain, read_file
 
 RUN_FILE = "run.json"
 SCHEMA = 1

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
-from seeupo_jax.trajectories.json_lines import write_atomically
+from seeupo_jax.durable_files import write_atomically
 
 TENSORBOARD_FOLDER = "tensorboard"
 WANDB_FOLDER = "wandb"

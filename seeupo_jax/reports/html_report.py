@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from seeupo_jax.configuration.user_code import escaped
 from seeupo_jax.display.terminal import format_count, format_duration
+from seeupo_jax.durable_files import write_atomically
 from seeupo_jax.errors import is_full
 from seeupo_jax.parallel.file_lock import exclusive
 from seeupo_jax.reports.charts import unchecked
@@ -37,7 +38,6 @@ from seeupo_jax.reports.settings_tables import (
     unrecorded,
     versions_table,
 )
-from seeupo_jax.trajectories.json_lines import write_atomically
 from seeupo_jax.trajectories.reader import FOLDER
 
 REPORT_FILE = "report.html"

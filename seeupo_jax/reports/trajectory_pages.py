@@ -16,9 +16,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from seeupo_jax.durable_files import write_atomically
 from seeupo_jax.metrics.run_manifest import read_run_manifest
 from seeupo_jax.parallel.file_lock import exclusive
-from seeupo_jax.trajectories.json_lines import plain, write_atomically
+from seeupo_jax.trajectories.json_lines import plain
 from seeupo_jax.trajectories.reader import FOLDER, Shard, find_shards, read_shard
 
 CHUNK = 1_000_000  # characters of records in a chunk; one record may be longer

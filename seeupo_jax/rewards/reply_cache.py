@@ -33,7 +33,10 @@ class ReplyCache:
         return reply if isinstance(reply, str) else None
 
     def put(self, request: Mapping[str, Any], reply: str) -> None:
-        """Keeps a reply: all of its file or nothing, whoever else writes the same one."""
+        """Keeps a reply: all of its file or nothing, whoever else writes the same one.
+
+        It is not synced: a file that a power cut empties is a reply that is asked for again.
+        """
         path = self._path(request)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{uuid.uuid4().hex}.tmp")

@@ -19,10 +19,11 @@ from typing import Any
 
 import jax
 
+from seeupo_jax.durable_files import write_atomically
 from seeupo_jax.parallel.codec import decode, encode
 from seeupo_jax.parallel.distributed import from_first
 from seeupo_jax.rollout.collect import Collected
-from seeupo_jax.trajectories.json_lines import plain, write_atomically
+from seeupo_jax.trajectories.json_lines import plain
 from seeupo_jax.types import Segment, Trajectory
 
 _LOGGER = logging.getLogger(__name__)

@@ -16,6 +16,7 @@ from seeupo_jax.checkpoint import Checkpoints, check_writable, exclusive_output,
 from seeupo_jax.checkpoint.process_sync import on_all
 from seeupo_jax.checkpoint.storage import reason
 from seeupo_jax.configuration.schema import Config, Mesh
+from seeupo_jax.durable_files import make_folder, move_folder
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.files.messages import unread_notice
@@ -56,8 +57,8 @@ def write_policy(config: Config, policy: build.Policy, params: Any, folder: Path
 def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
     """Writes a folder anew beside its place, then renames it; all processes call it.
 
-    A kill at any moment leaves the old one or the new one complete: in its place, or between the
-    two renames at `.before` and `.unfinished` beside it.
+    A kill or a power cut at any moment leaves the old one or the new one complete: in its place, or
+    between the two renames at `.before` and `.unfinished` beside it.
 
     Args:
       folder: or a link to it, which stays.
@@ -74,14 +75,11 @@ def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
     def replace_it() -> None:
         writes = jax.process_index() == 0
         if writes:
+            make_folder(folder.parent)
             shutil.rmtree(unfinished, ignore_errors=True)
         write(unfinished)
         if writes:
-            shutil.rmtree(previous, ignore_errors=True)
-            if folder.exists():
-                folder.rename(previous)
-            unfinished.rename(folder)
-            shutil.rmtree(previous, ignore_errors=True)
+            move_folder(folder, unfinished, previous)
 
     on_all(replace_it)
 

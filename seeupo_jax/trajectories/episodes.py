@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from seeupo_jax.durable_files import make_folder, sync_file, sync_folder
 from seeupo_jax.parallel.file_lock import exclusive
 from seeupo_jax.trajectories.json_lines import plain, read_object, short, to_line
 from seeupo_jax.trajectories.policy_fingerprint import FINGERPRINT, may_be_same, shown
@@ -114,10 +115,11 @@ class EpisodeFile:
     def __init__(self, path: Path, settings: Mapping[str, Any], others: Sequence[Path] = ()):
         self.path = path
         self.played: dict[tuple[str, int], Episode] = {}
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with contextlib.ExitStack() as opened:
             opened.enter_context(exclusive(path.with_name(f".{path.name}.lock"), f"got {path}"))
             self._file = opened.enter_context(path.open("a+b"))
+            sync_folder(path.parent)
             self._begin(settings)
             for episode in _of_others(others, plain(settings, finite=False)):
                 if episode.key not in self.played:
@@ -125,12 +127,15 @@ class EpisodeFile:
             self._opened = opened.pop_all()
 
     def add(self, episode: Episode) -> None:
-        """Appends an episode; it is in the file when this returns."""
+        """Appends an episode; it is in the file when this returns, on the disk after `close`."""
         self._append(asdict(episode))
         self._take(episode)
 
     def close(self) -> None:
-        self._opened.close()
+        """Waits until all is on the disk: the figures that the command gives are of it."""
+        with self._opened:
+            self._file.flush()
+            sync_file(self.path)
 
     def __enter__(self) -> EpisodeFile:
         return self
@@ -217,6 +222,7 @@ def _read(path: Path, content: bytes) -> tuple[dict[str, Any] | None, list[dict[
       ValueError: it does not begin with settings, or a line is none of JSON.
     """
     complete, _, rest = content.rpartition(b"\n")
+    rest = rest.rstrip(b"\0")  # a file may have grown, and a power cut kept its bytes from the disk
     lines = [
         read_object(line, f"{path} line {number}", "an episode, a JSON object")
         for number, line in enumerate(complete.splitlines(), 1)

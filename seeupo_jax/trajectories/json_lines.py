@@ -1,11 +1,9 @@
-"""JSON on disk: values as it holds them, lines of objects, and files written whole."""
+"""JSON on disk: values as it holds them, lines of objects, and files of one value."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from seeupo_jax.configuration.user_code import shortened
+from seeupo_jax.durable_files import write_atomically
 
 _SHOWN = 60  # characters of what was got
 
@@ -76,35 +75,5 @@ def short(value: Any) -> str:
 def write_json(file: Path | None, value: Mapping[str, Any] | list[Any]) -> None:
     """Writes what a command found, where a file was asked for; null for what is no number."""
     if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(
-            json.dumps(plain(value), allow_nan=False, indent=2) + "\n", encoding="utf-8"
-        )
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Writes a file, and its folder: all of it or nothing, also where the machine stops.
-
-    A link stays, and what it points to is written. What is no file, such as a pipe or /dev/null,
-    stays too, and is written to. Of several processes that write one file the last one's stays;
-    a killed one may leave PATH.*.tmp.
-    """
-    if path.exists() and not path.is_file():
-        path.write_bytes(data)
-        return
-    path = Path(os.path.realpath(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        text = json.dumps(plain(value), allow_nan=False, indent=2) + "\n"
+        write_atomically(file, text.encode())

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from seeupo_jax.configuration.user_code import expand_home
-from seeupo_jax.trajectories.json_lines import read_object, to_line, write_atomically
+from seeupo_jax.durable_files import write_atomically
+from seeupo_jax.trajectories.json_lines import read_object, to_line
 
 FOLDER = "trajectories"
 SCHEMA = 1

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import enum
 import hashlib
+import os
 import threading
 import zlib
 
@@ -13,7 +14,6 @@ import pytest
 from seeupo_jax.parallel.codec import decode, encode
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.rollout.rollout_store import RolloutStore
-from seeupo_jax.trajectories import json_lines
 from seeupo_jax.types import Segment, Trajectory
 
 ODD = np.array([0x7FC00001, 0xFFC12345, 0x80000000, 0x7F800000, 0x00000001], np.uint32)
@@ -167,7 +167,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(kept, log, monkeypatch, tmp_path
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(json_lines.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     kept.save(1, collection(trajectory(np.random.default_rng(4))))
     kept.wait()
     assert "No space left on device" in log[0] and kept.load(1) is None
@@ -177,8 +177,8 @@ def test_a_full_disk_is_told_and_leaves_nothing(kept, log, monkeypatch, tmp_path
 @pytest.fixture
 def slow_disk(monkeypatch):
     """A disk that takes nothing until the event is set."""
-    free, fsync = threading.Event(), json_lines.os.fsync
-    monkeypatch.setattr(json_lines.os, "fsync", lambda file: free.wait(10) and fsync(file))
+    free, fsync = threading.Event(), os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: free.wait(10) and fsync(file))
     yield free
     free.set()
 

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from seeupo_jax.durable_files import write_atomically
 from seeupo_jax.envs.transport.processes import kill_group, signal_name
-from seeupo_jax.trajectories.json_lines import read_file, write_atomically
+from seeupo_jax.trajectories.json_lines import read_file
 
 # How a piece ended. running: its process was killed with the command; stopped: by the command's
 # budget. skipped: it cannot run here. Only what is done is not tried again.

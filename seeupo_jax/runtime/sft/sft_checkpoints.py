@@ -75,6 +75,7 @@ class SftCheckpoints:
         }
         score = -best.loss if best is not None and best.step == state.done else None
         with self._parts.times.timed("checkpoint"):
+            self._parts.metrics.sync()  # a resumed run writes no line of these steps again
             self._checkpoints.save(state.done, state.train, notes, score)
             self._note()
         return state._replace(saved=True)

@@ -142,7 +142,7 @@ class SftRun:
         if parts.config.log_checksum:
             values["state/checksum"] = checksum(train)
         values |= parts.times.take()
-        self._write(number, values)
+        self._write(number, values, sync=False)  # a step may take less time than a sync
         parts.callbacks.iteration(number, values)
         parts.progress.step(number, parts.steps, f"loss {metrics['loss']:.4f}")
         idle = state.idle + 1 if metrics["update_skipped"] else 0
@@ -273,9 +273,9 @@ class SftRun:
             "sft/cut_conversations": data.cut,
         }
 
-    def _write(self, number: int, values: dict[str, Any]) -> None:
+    def _write(self, number: int, values: dict[str, Any], *, sync: bool = True) -> None:
         if jax.process_index() == 0:
-            self.parts.metrics.write(number, values)
+            self.parts.metrics.write(number, values, sync=sync)
 
 
 def with_loss(state: SftState, loss: float) -> SftState:
