@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from seeupo_jax.agents.calls import CallRefused, Completion, HistoryMessage, ModelCall
+from seeupo_jax.agents.dialects.request_body import refuse
+from seeupo_jax.agents.dialects.result_order import Link, UnmatchedResult, Words, result_order
 from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
 from seeupo_jax.envs.base import Tool
 
@@ -87,6 +89,21 @@ def openai_error(refusal: CallRefused) -> dict[str, Any]:
             "code": refusal.code or None,
         }
     }
+
+
+def order_results(
+    read: Sequence[tuple[HistoryMessage, Link]], words: Words
+) -> tuple[HistoryMessage, ...]:
+    """A request's messages, with results of tools in the order of their calls.
+
+    Raises:
+      CallRefused: a call without a result, or a result without a call.
+    """
+    try:
+        order = result_order([link for _, link in read], words)
+    except UnmatchedResult as error:
+        refuse(error.field, str(error))
+    return tuple(read[place][0] for place in order)
 
 
 def make_tool(name: str, description: str | None, parameters: dict[str, Any] | None) -> Tool:

@@ -6,6 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from seeupo_jax.agents.dialects.result_order import (
+    CHAT_WORDS,
+    Link,
+    Named,
+    UnmatchedResult,
+    result_order,
+)
 from seeupo_jax.configuration.user_code import encodes
 from seeupo_jax.envs.base import Demonstration, Tool
 from seeupo_jax.trajectories.json_lines import short
@@ -46,11 +53,33 @@ def read_conversation(value: Mapping[str, Any], where: str) -> Demonstration:
     weights = [m.get("weight", 1) for m in read if m["role"] == "assistant"]
     if not any(weights):
         raise ValueError(f"{where}: messages: got weight 0 for all; allowed: 1 for at least one.")
+    read = _ordered(read, where)
     given = value.get("tools")
     if isinstance(given, str):  # as tables hold it
         given = _json(given, f"{where}: tools")
     tools = () if given is None else _listed(given, f"{where}: tools", "a list of tools")
     return Demonstration(read, tuple(_tool(t, f"{where}: tools[{i}]") for i, t in enumerate(tools)))
+
+
+def _ordered(messages: Sequence[dict[str, Any]], where: str) -> tuple[dict[str, Any], ...]:
+    """Messages with results of tools in the order of their calls."""
+    links = [_link(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    try:
+        order = result_order(links, CHAT_WORDS, ends=False)
+    except UnmatchedResult as error:
+        raise ValueError(f"{where}: {error}") from None
+    return tuple(messages[place] for place in order)
+
+
+def _link(message: Mapping[str, Any], place: str) -> Link:
+    if message["role"] == "tool":
+        field = f"{place}.tool_call_id"
+        return Link(result=Named(message.get("tool_call_id"), field, message.get("name")))
+    calls = (
+        Named(call.get("id"), f"{place}.tool_calls[{i}].id", call["function"]["name"])
+        for i, call in enumerate(message.get("tool_calls", ()))
+    )
+    return Link(tuple(calls))
 
 
 def _message(value: Any, where: str) -> dict[str, Any]:
