@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from seeupo_jax.configuration.user_code import encodes
+from seeupo_jax.envs.base import CALL, CALL_END, PYTHON_TAG
 from seeupo_jax.envs.tool_calls import (
     ToolCall,
     ToolCallError,
@@ -20,7 +21,7 @@ from seeupo_jax.envs.tool_calls import (
     parse_llama,
     render_hermes,
 )
-from seeupo_jax.envs.tools.call_tags import CALL, CALL_END, PYTHON_TAG, thoughts_end
+from seeupo_jax.envs.tools.thoughts import thoughts_end
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 
 Message = tuple[str, tuple[ToolCall, ...]]

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, NoReturn
 
-from seeupo_jax.envs.tools.call_tags import CALL, CALL_END, PYTHON_TAG, THOUGHT
+from seeupo_jax.envs.base import CALL, CALL_END, PYTHON_TAG, THOUGHT
 from seeupo_jax.envs.tools.call_values import (
     ToolCall,
     ToolCallError,

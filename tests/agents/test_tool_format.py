@@ -12,8 +12,8 @@ from seeupo_jax.agents.tool_format import (
     choose_format,
     template_writes,
 )
+from seeupo_jax.envs.base import PYTHON_TAG
 from seeupo_jax.envs.tool_calls import ToolCall
-from seeupo_jax.envs.tools.call_tags import PYTHON_TAG
 
 FIND = ToolCall("find", {"name": "x </tool_call> <|python_tag|>", "n": [1, 2.5, None]})
 REPLY = ToolCall("reply", {})

@@ -114,8 +114,10 @@ class _Calls:
             raise UnmatchedResult(result.field, f"{got}; {allowed}")
         self._places[number] = place
 
-    def moves(self) -> dict[int, int]:
-        """Where the result comes from that a place of results gets."""
+    def order(self) -> dict[int, int]:
+        """By place of a result the place of the one that belongs there, once all are there."""
+        if not self.answered:
+            return {}
         sources = (self._places[number] for number in range(len(self._calls)))
         return dict(zip(sorted(self._places.values()), sources, strict=True))
 
@@ -132,13 +134,11 @@ def result_order(links: Sequence[Link], words: Words, *, ends: bool = True) -> l
     Raises:
       UnmatchedResult: an unknown, missing or doubled id.
     """
-    order, calls = list(range(len(links))), _Calls(words)
+    moves, calls = dict[int, int](), _Calls(words)
     for place, link in enumerate(links):
         if link.result is not None:
             calls.answer(link.result, place)
-            if calls.answered:
-                for slot, source in calls.moves().items():
-                    order[slot] = source
+            moves |= calls.order()
             continue
         if link.closes:
             calls.check_answered()
@@ -147,4 +147,4 @@ def result_order(links: Sequence[Link], words: Words, *, ends: bool = True) -> l
         calls.add(link.calls)
     if ends or calls.has_results:
         calls.check_answered()
-    return order
+    return [moves.get(place, place) for place in range(len(links))]

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from seeupo_jax.envs.tools.call_tags import THOUGHT, THOUGHT_END, thoughts_end
+from seeupo_jax.envs.base import THOUGHT, THOUGHT_END
+from seeupo_jax.envs.tools.thoughts import thoughts_end
 
 MAX_DEPTH = 64  # of nested lists and dicts; Python's own writers and readers fail near 1000
 MAX_DIGITS = 1000  # of an integer; Python writes at most 4300, and takes quadratic time for it

@@ -11,8 +11,7 @@ from typing import Any
 import transformers
 
 from seeupo_jax.configuration import schema
-from seeupo_jax.envs.base import Message, Tool
-from seeupo_jax.envs.tools.call_tags import TEXT_TAGS
+from seeupo_jax.envs.base import TEXT_TAGS, Message, Tool
 from seeupo_jax.policy.files import gguf_vocabulary, same_ids, vocabulary
 from seeupo_jax.policy.files.chat.renderer import Renderer
 from seeupo_jax.policy.files.chat.template_conversation import TemplateConversation

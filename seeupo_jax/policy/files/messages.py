@@ -14,8 +14,7 @@ import jinja2
 import jinja2.meta
 
 from seeupo_jax.configuration import loading, schema
-from seeupo_jax.envs.base import Message, Tool
-from seeupo_jax.envs.tools.call_tags import TEXT_TAGS, THOUGHT, THOUGHT_END
+from seeupo_jax.envs.base import TEXT_TAGS, THOUGHT, THOUGHT_END, Message, Tool
 from seeupo_jax.policy.files.json_file import read_object
 
 ROLES = ("system", "user", "assistant", "tool")

@@ -15,8 +15,7 @@ import transformers
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.user_code import describe
-from seeupo_jax.envs.base import Message, Tool
-from seeupo_jax.envs.tools.call_tags import TAGS, TEXT_TAGS
+from seeupo_jax.envs.base import TAGS, TEXT_TAGS, Message, Tool
 from seeupo_jax.policy.files.messages import (
     PROBE,
     ROLES,

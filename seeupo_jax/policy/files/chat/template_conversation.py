@@ -7,8 +7,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from seeupo_jax.envs.base import Message, Tool
-from seeupo_jax.envs.tools.call_tags import THOUGHT, THOUGHT_END
+from seeupo_jax.envs.base import THOUGHT, THOUGHT_END, Message, Tool
 from seeupo_jax.policy.files.chat.renderer import MARK, Renderer
 from seeupo_jax.policy.files.messages import PROBE, check_written, own_text
 

@@ -1,21 +1,10 @@
-"""Tags with which models write calls and thoughts, as the parsers of their texts read them.
-
-A tokenizer may have a tag as a control token, which decoders leave out of a text and which no text
-may forge. What the model samples keeps these tags, be they control tokens or not.
-"""
+"""Where the thoughts of a model's text stand."""
 
 from __future__ import annotations
 
 import re
 
-CALL, CALL_END = "<tool_call>", "</tool_call>"  # of Hermes and Qwen
-PYTHON_TAG = "<|python_tag|>"  # of Llama 3: calls follow
-THOUGHT, THOUGHT_END = "<think>", "</think>"
-
-# They stand in the text of every action. Llama's tag stands only where its form of calls is read:
-# no other parser knows it.
-TEXT_TAGS = (CALL, CALL_END, THOUGHT, THOUGHT_END)
-TAGS = (*TEXT_TAGS, PYTHON_TAG)
+from seeupo_jax.envs.base import THOUGHT, THOUGHT_END
 
 
 def thoughts_end(text: str) -> int:
