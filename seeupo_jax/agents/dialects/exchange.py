@@ -14,6 +14,7 @@ from seeupo_jax.agents.dialects.request_body import refuse
 from seeupo_jax.agents.dialects.result_order import Link, UnmatchedResult, Words, result_order
 from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
 from seeupo_jax.envs.base import Tool
+from seeupo_jax.envs.tools.null_fields import drop_from_tools
 
 Event = Mapping[str, Any] | str
 _NUMBERS = random.Random()  # not the one that agents may seed
@@ -109,7 +110,8 @@ def order_results(
 def make_tool(name: str, description: str | None, parameters: dict[str, Any] | None) -> Tool:
     """A tool as environments write it, so that the prompt is the same whatever the dialect."""
     schema = DEFAULT_PARAMETERS if parameters is None else parameters
-    return {"name": name, "description": description or "", "parameters": schema}
+    tool = {"name": name, "description": description or "", "parameters": schema}
+    return drop_from_tools([tool], "requests")[0]
 
 
 def reply_id() -> str:
