@@ -17,11 +17,13 @@ class HistoryMessage:
 
     role: system | user | assistant | tool.
     calls: of tools, in an assistant's message.
+    ids: of these, by which their results are known; they do not reach the policy.
     """
 
     role: str
     content: str
     calls: tuple[ToolCall, ...] = ()
+    ids: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)

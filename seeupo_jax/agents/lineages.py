@@ -21,7 +21,8 @@ from seeupo_jax.agents.calls import CallRefused, HistoryMessage, ModelCall
 from seeupo_jax.agents.sampled_text import longest_token, text_with_mark
 from seeupo_jax.agents.tool_format import ToolFormat, as_function, lists_tools, template_writes
 from seeupo_jax.envs.base import Message, Tool
-from seeupo_jax.policy.files.messages import TextWithCalls
+from seeupo_jax.envs.tools.thoughts import thought_tags
+from seeupo_jax.policy.files.messages import TaggedText
 from seeupo_jax.policy.files.tokenizer import Conversation, Tokenizer, Transcript
 from seeupo_jax.rewards.finished_episode import HISTORY
 from seeupo_jax.types import CONTEXT, Segment
@@ -268,12 +269,16 @@ def as_read(
     """
     written = _written(message, tool_format)
     written.encode()
+    if message.role != "assistant":
+        return {"role": message.role, "content": written}
+    thoughts = thought_tags(message.content)
     if message.calls and template_writes(tokenizer, tool_format):
         calls = [as_function(call) for call in message.calls]
         json.dumps(calls, ensure_ascii=False).encode()  # as templates write them
-        return {"role": message.role, "content": message.content, "tool_calls": calls}
-    content = TextWithCalls(written, len(message.content)) if message.calls else written
-    return {"role": message.role, "content": content}
+        content = TaggedText(message.content, thoughts)
+        return {"role": message.role, "content": content, "tool_calls": calls}
+    tags = tool_format.tags(written, len(message.content)) if message.calls else ()
+    return {"role": message.role, "content": TaggedText(written, [*thoughts, *tags])}
 
 
 def _written(message: HistoryMessage, tool_format: ToolFormat) -> str:

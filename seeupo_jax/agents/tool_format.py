@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from seeupo_jax.configuration.user_code import encodes
+from seeupo_jax.envs.base import CALL, CALL_END, PYTHON_TAG
 from seeupo_jax.envs.tool_calls import (
-    PYTHON_TAG,
     ToolCall,
     ToolCallError,
-    parse_hermes,
+    hermes_blocks,
     parse_llama,
     render_hermes,
-    thoughts_end,
 )
+from seeupo_jax.envs.tools.thoughts import thoughts_end
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 
 Message = tuple[str, tuple[ToolCall, ...]]
@@ -34,12 +34,14 @@ class ToolFormat:
     parse: a message's content and calls.
     render: the text that `parse` reads as these.
     shown: of a text's beginning, how many characters are content whatever follows.
-    mark: what stands before calls; it may be the name of a control token.
+    tags: of a rendered text whose content has so many characters, where the tags of calls stand.
+    mark: what stands before calls, if texts of other forms have no such tag.
     """
 
     parse: Callable[[str], Message]
     render: Callable[[str, Sequence[ToolCall]], str]
     shown: Callable[[str], int]
+    tags: Callable[[str, int], Sequence[int]] = lambda text, size: ()
     mark: str = ""
 
 
@@ -101,28 +103,24 @@ def as_function(call: ToolCall) -> dict[str, object]:
     return {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-_BLOCK = re.compile(r"<tool_call>.*?</tool_call>", re.DOTALL)
-
-
-def _read(
-    text: str,
-    parse: Callable[[str], tuple[ToolCall, ...]],
-    outside: Callable[[str], str],
-) -> Message:
-    try:
-        calls = parse(text)
-    except ToolCallError:
-        return text, ()
+def _message(text: str, outside: str, calls: tuple[ToolCall, ...]) -> Message:
+    """A text's content and calls; outside: the text without its calls."""
     named = [(call.name, call.arguments) for call in calls]
     # Half a character is JSON but no UTF-8, and could not be sent.
     if not calls or not encodes(json.dumps(named, ensure_ascii=False)):
         return text, ()
-    start = thoughts_end(text)
-    return (text[:start] + outside(text[start:])).rstrip(), calls
+    return outside.rstrip(), calls
 
 
 def _parse_hermes(text: str) -> Message:
-    return _read(text, parse_hermes, lambda said: _BLOCK.sub("", said))
+    try:
+        blocks = hermes_blocks(text)
+    except ToolCallError:
+        return text, ()
+    starts = [*(block.start for block in blocks), len(text)]
+    ends = [0, *(block.end for block in blocks)]
+    outside = (text[end:start] for end, start in zip(ends, starts, strict=True))
+    return _message(text, "".join(outside), tuple(block.call for block in blocks))
 
 
 def _render_hermes(content: str, calls: Sequence[ToolCall]) -> str:
@@ -131,14 +129,26 @@ def _render_hermes(content: str, calls: Sequence[ToolCall]) -> str:
 
 
 def _shown_hermes(text: str) -> int:
-    return _text_before(text, "<tool_call>", thoughts_end(text))
+    return _text_before(text, CALL, thoughts_end(text))
+
+
+def _hermes_tags(text: str, size: int) -> list[int]:
+    return [size + match.start() for match in _RENDERED_TAG.finditer(text[size:])]
+
+
+# A rendered call is a line, whose JSON holds no closing tag.
+_RENDERED_TAG = re.compile(f"^{CALL}|{CALL_END}", re.MULTILINE)
 
 
 def _parse_llama(text: str) -> Message:
-    def outside(said: str) -> str:
-        return "" if said.lstrip().startswith("{") else said.partition(PYTHON_TAG)[0]
-
-    return _read(text, parse_llama, outside)
+    try:
+        calls = parse_llama(text)
+    except ToolCallError:
+        return text, ()
+    start = thoughts_end(text)
+    said = text[start:]
+    before = "" if said.lstrip().startswith("{") else said.partition(PYTHON_TAG)[0]
+    return _message(text, text[:start] + before, calls)
 
 
 def _render_llama(content: str, calls: Sequence[ToolCall]) -> str:
@@ -149,6 +159,10 @@ def _render_llama(content: str, calls: Sequence[ToolCall]) -> str:
         for call in calls  # letters as they are, as Llama's template has them
     ]
     return content + (PYTHON_TAG if content else "") + "; ".join(objects)
+
+
+def _llama_tags(text: str, size: int) -> tuple[int, ...]:
+    return (size,) if text.startswith(PYTHON_TAG, size) else ()
 
 
 def _shown_llama(text: str) -> int:
@@ -168,8 +182,8 @@ def _text_before(text: str, mark: str, start: int) -> int:
 
 
 TOOL_FORMATS = {
-    "hermes": ToolFormat(_parse_hermes, _render_hermes, _shown_hermes),
-    "llama": ToolFormat(_parse_llama, _render_llama, _shown_llama, PYTHON_TAG),
+    "hermes": ToolFormat(_parse_hermes, _render_hermes, _shown_hermes, _hermes_tags),
+    "llama": ToolFormat(_parse_llama, _render_llama, _shown_llama, _llama_tags, PYTHON_TAG),
 }
 # Of a call without tools, where a text is a text, whatever it looks like.
 NO_CALLS = ToolFormat(lambda text: (text, ()), lambda content, calls: content, len)

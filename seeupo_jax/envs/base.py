@@ -16,6 +16,15 @@ Message = dict[str, str]
 # {"name": str, "description": str, "parameters": {"type": "object", "properties": {...}}}.
 Tool = dict[str, Any]
 
+# Tags that parsers of a model's text read. A tokenizer may have one as a control token, which
+# decoders leave out of texts, and which no text may forge: what the model samples keeps these.
+CALL, CALL_END = "<tool_call>", "</tool_call>"  # of Hermes and Qwen
+THOUGHT, THOUGHT_END = "<think>", "</think>"
+PYTHON_TAG = "<|python_tag|>"  # of Llama 3: calls follow
+# In the text of every action; Llama's only where its form of calls is read, which alone knows it.
+TEXT_TAGS = (CALL, CALL_END, THOUGHT, THOUGHT_END)
+TAGS = (*TEXT_TAGS, PYTHON_TAG)
+
 # A reward for one step or turn, or one number for each step or turn of the episode so far.
 Pay = float | Sequence[float]
 

@@ -29,6 +29,7 @@ from seeupo_jax.envs.base import (
     Tool,
 )
 from seeupo_jax.envs.plain_values import TooMany, plain
+from seeupo_jax.envs.tools.null_fields import drop_from_tools
 
 ROLES = ("system", "user", "assistant", "tool")
 OWN_REWARD = "env"  # what `StepResult.reward` is called among the rewards by name
@@ -341,7 +342,7 @@ def _tools(value: Any) -> tuple[Tool, ...]:
     except (TypeError, ValueError, RecursionError) as error:
         sentence = f"{where}: got no JSON ({text_of(error)}); allowed: {allowed}."
         raise ProtocolError(sentence) from None
-    return tuple(value)
+    return drop_from_tools(value, "the environment")
 
 
 def check_info(value: Any, where: str, steps: int | None = None) -> dict[str, Any]:

@@ -6,37 +6,23 @@ Text is never evaluated. A malformed call is refused with a reason that the mode
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
-import math
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, NoReturn
+
+from seeupo_jax.envs.base import CALL, CALL_END, PYTHON_TAG, THOUGHT
+from seeupo_jax.envs.tools.call_values import (
+    ToolCall,
+    ToolCallError,
+    no_duplicates,
+    skip_thoughts,
+    within_bounds,
+)
 
 MAX_CHARS = 32_768  # of a text of Python calls; the longest official BFCL answer has 6,839
-MAX_DEPTH = 64  # of nested lists and dicts; Python's own writers and readers fail near 1000
-MAX_DIGITS = 1000  # of an integer; Python writes at most 4300, and takes quadratic time for it
-
-_TOO_LARGE = 10**MAX_DIGITS
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-PYTHON_TAG = "<|python_tag|>"  # of Llama 3: calls follow
-
-
-class ToolCallError(ValueError):
-    """A response without a readable tool call; the text, for the model, says why."""
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """A tool's name and its arguments by name.
-
-    positional: arguments without a name, which only the Python form has; they come first.
-    """
-
-    name: str
-    arguments: Mapping[str, Any]
-    positional: tuple[Any, ...] = ()
 
 
 def render_hermes(name: str, /, **arguments: Any) -> str:
@@ -45,42 +31,69 @@ def render_hermes(name: str, /, **arguments: Any) -> str:
     body = json.dumps(call, allow_nan=False, ensure_ascii=False)
     # Letters stand as they are; half a character cannot, which UTF-8 does not hold.
     body = re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half.group()):04x}", body)
-    # An argument may hold the closing tag; \/ is JSON's other way to write a slash.
-    return _OPEN + body.replace("</", r"<\/") + _CLOSE
+    # Other readers end a call at the closing tag, also in an argument; \/ is JSON's other slash.
+    return CALL + body.replace("</", r"<\/") + CALL_END
 
 
 def parse_hermes(text: str) -> tuple[ToolCall, ...]:
     """The calls of `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` blocks, in order.
 
-    Text before and between the blocks is allowed (reasoning); an unclosed block, text after the
-    last block, keys other than the two, duplicate keys and NaN or Infinity are not.
-    `<think>...</think>` at the start is skipped, blocks inside it too. Half a character
-    (`\\ud800`) is JSON and passes. No block at all: ().
+    Tags within strings of the JSON neither begin nor end a block. Text before and between the
+    blocks is allowed (reasoning); an unclosed block, text after the last block, keys other than the
+    two, duplicate keys and NaN or Infinity are not. `<think>...</think>` at the start is skipped,
+    blocks inside it too. Half a character (`\\ud800`) is JSON and passes. No block at all: ().
 
     Raises:
-      ToolCallError: a block that breaks the form or the bounds above, or a `<think>` that is not
-        closed.
+      ToolCallError: a block that breaks the form or the bounds of `call_values`, or a `<think>`
+        that is not closed.
     """
-    calls, rest = [], _skip_thoughts(text)
-    while _OPEN in rest:
-        before, _, rest = rest.partition(_OPEN)
-        block, closed, rest = rest.partition(_CLOSE)
-        if not closed or _CLOSE in before:
-            raise ToolCallError("every <tool_call> needs its </tool_call>")
-        calls.append(_read_block(block))
-    if _CLOSE in rest:
-        raise ToolCallError("every <tool_call> needs its </tool_call>")
-    if calls and rest.strip():
+    return tuple(block.call for block in hermes_blocks(text))
+
+
+class HermesBlock(NamedTuple):
+    """A call, and where its block begins and ends in the text."""
+
+    call: ToolCall
+    start: int
+    end: int
+
+
+def hermes_blocks(text: str) -> tuple[HermesBlock, ...]:
+    """The calls that `parse_hermes` reads, with their places; raises as it does."""
+    blocks, end = [], len(text) - len(skip_thoughts(text))
+    while (start := text.find(CALL, end)) >= 0:
+        if CALL_END in text[end:start]:
+            raise ToolCallError(_UNPAIRED)
+        call, size = _read_block(text[start + len(CALL) :])
+        end = start + len(CALL) + size
+        blocks.append(HermesBlock(call, start, end))
+    if CALL_END in text[end:]:
+        raise ToolCallError(_UNPAIRED)
+    if blocks and text[end:].strip():
         raise ToolCallError("nothing may follow the last </tool_call>")
-    return tuple(calls)
+    return tuple(blocks)
 
 
-def _read_block(block: str) -> ToolCall:
+def _read_block(rest: str) -> tuple[ToolCall, int]:
+    """The call right behind an opening tag, and its size with the closing one."""
+    value, end = None, 0
+    with contextlib.suppress(ValueError, RecursionError):
+        value, end = _DECODER.raw_decode(rest, _SPACE.search(rest).end())
+        end = _SPACE.search(rest, end).end()
+    if end and rest.startswith(CALL_END, end):
+        return _read_object(value, "arguments"), end + len(CALL_END)
+    if CALL_END not in rest[end:]:
+        raise ToolCallError(_UNPAIRED)
+    reason = "text stands behind it"
     try:
-        value = json.loads(block, object_pairs_hook=_no_duplicates)
+        json.loads(rest.partition(CALL_END)[0], object_pairs_hook=no_duplicates)
     except (ValueError, RecursionError) as error:
-        raise ToolCallError(f"a tool call must be one JSON object: {error}") from None
-    return _read_object(value, "arguments")
+        reason = str(error)
+    raise ToolCallError(f"a tool call must be one JSON object: {reason}")
+
+
+_UNPAIRED = "every <tool_call> needs its </tool_call>"
+_SPACE = re.compile(r"[ \t\n\r]*")  # of JSON
 
 
 def _read_object(value: Any, key: str) -> ToolCall:
@@ -88,7 +101,7 @@ def _read_object(value: Any, key: str) -> ToolCall:
         raise ToolCallError(f'a tool call has exactly the keys "name" and "{key}"')
     if not isinstance(value["name"], str) or not isinstance(value[key], dict):
         raise ToolCallError(f'"name" must be a string and "{key}" an object')
-    return _within_bounds(ToolCall(value["name"], value[key]))
+    return within_bounds(ToolCall(value["name"], value[key]))
 
 
 def parse_llama(text: str) -> tuple[ToolCall, ...]:
@@ -99,10 +112,10 @@ def parse_llama(text: str) -> tuple[ToolCall, ...]:
     is a message and holds no call: ().
 
     Raises:
-      ToolCallError: an object that breaks the form or the bounds above, text beside the objects, or
-        a `<think>` that is not closed.
+      ToolCallError: an object that breaks the form or the bounds of `call_values`, text beside the
+        objects, or a `<think>` that is not closed.
     """
-    source = _skip_thoughts(text).strip()
+    source = skip_thoughts(text).strip()
     if not source.startswith("{"):
         source = source.partition(PYTHON_TAG)[2].strip()
     calls, position = [], 0
@@ -155,7 +168,7 @@ def parse_python(text: str) -> tuple[ToolCall, ...]:
         `name(` and a literal, `argument=` or `)` anywhere) that breaks the form or the bounds
         above, or a `<think>` that is not closed.
     """
-    source = _skip_thoughts(text).strip("` \t\r\n")
+    source = skip_thoughts(text).strip("` \t\r\n")
     try:
         return tuple(map(_read_call, _read_list(source)))
     except ToolCallError:
@@ -227,7 +240,7 @@ def _read_call(node: ast.expr) -> ToolCall:
         named = [(str(word.arg), _read_value(word.value)) for word in node.keywords]
     except RecursionError:
         raise ToolCallError("the values are nested too deep") from None
-    return _within_bounds(ToolCall(_read_name(node.func), _no_duplicates(named), positional))
+    return within_bounds(ToolCall(_read_name(node.func), no_duplicates(named), positional))
 
 
 def _read_name(node: ast.expr) -> str:
@@ -254,7 +267,7 @@ def _read_value(node: ast.expr | None) -> Any:
             if any(isinstance(key, ast.List | ast.Tuple | ast.Dict) for key in keys):
                 raise ToolCallError("a dict's keys must be texts, numbers, True, False or None")
             pairs = zip(map(_read_value, keys), map(_read_value, values), strict=True)
-            return _no_duplicates(list(pairs))
+            return no_duplicates(list(pairs))
         case _:
             return _refuse(node)
 
@@ -299,8 +312,8 @@ def parse_fenced(text: str, language: str = "python") -> str | None:
     Raises:
       ToolCallError: the block has another language, is not closed or is empty, or a fence follows.
     """
-    said = _skip_thoughts(text)
-    if not text.lstrip().startswith("<think>") and _within_block(text[: len(text) - len(said)]):
+    said = skip_thoughts(text)
+    if not text.lstrip().startswith(THOUGHT) and _within_block(text[: len(text) - len(said)]):
         said = text
     lines = said.replace("\r\n", "\n").split("\n")
     start = next((i for i, line in enumerate(lines) if line.startswith("```")), None)
@@ -334,60 +347,8 @@ def _closes(line: str, shortest: int) -> bool:
     return len(fence) >= shortest and not fence.strip("`")
 
 
-def thoughts_end(text: str) -> int:
-    """Where the thoughts at a text's start end; 0: there are none; its length: they do not end.
-
-    They begin with `<think>`, or, where the chat template has written that, at once: then their
-    `</think>` begins or ends a line, as none can within a call in JSON. Python may hold such a line
-    in a string of several lines: `parse_python` takes it for the end of thoughts.
-    """
-    place = text.find("</think>")
-    if text.lstrip().startswith("<think>"):
-        return len(text) if place < 0 else place + len("</think>")
-    if place < 0:
-        return 0
-    # Each streamed piece asks anew: only the lines from the first `</think>` on are matched.
-    end = _UNOPENED_END.search(text, max(text.rfind("\n", 0, place), 0))
-    return end.end() if end else 0
-
-
-_UNOPENED_END = re.compile(r"(?:\A|\n)[ \t]*</think>|</think>(?=[ \t]*\n)")
-
-
-def _skip_thoughts(text: str) -> str:
-    if text.lstrip().startswith("<think>") and "</think>" not in text:
-        raise ToolCallError("<think> needs its </think>")
-    return text[thoughts_end(text) :]
-
-
-def _no_duplicates(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ToolCallError("a key or an argument occurs twice")
-    return result
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_no_duplicates)
+_DECODER = json.JSONDecoder(object_pairs_hook=no_duplicates)
 _GAP = re.compile(r"[\s;]*")  # between two objects
-
-
-def _within_bounds(call: ToolCall) -> ToolCall:
-    for value in (*call.positional, *call.arguments.values()):
-        _check_bounds(value, depth=0)
-    return call
-
-
-def _check_bounds(value: Any, depth: int) -> None:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ToolCallError("a number must be finite")
-    if isinstance(value, int) and abs(value) >= _TOO_LARGE:
-        raise ToolCallError(f"an integer may have at most {MAX_DIGITS} digits")
-    if not isinstance(value, dict | list | tuple):
-        return
-    if depth == MAX_DEPTH:
-        raise ToolCallError(f"values may be nested at most {MAX_DEPTH} deep")
-    for part in (*value, *value.values()) if isinstance(value, dict) else value:
-        _check_bounds(part, depth + 1)
 
 
 # How a model may write its calls, by name.

@@ -82,6 +82,26 @@ def test_tool_calls_go_out_and_come_back_as_history(client, session):
     )
 
 
+def test_results_that_come_in_another_order_are_read_in_that_of_the_calls(client, session):
+    first = ask(client, CALLS, tools=TOOLS)
+    results = [
+        {"type": "tool_result", "tool_use_id": use.id, "content": content}
+        for use, content in zip(first.content[1:], "78", strict=True)
+    ]
+
+    def go_on(*content):
+        said = [{"role": "assistant", "content": first.content}]
+        asked = [{"role": "user", "content": CALLS}, *said, {"role": "user", "content": content}]
+        return ask(client, "", messages=asked, tools=TOOLS)
+
+    go_on(*reversed(results), {"type": "text", "text": "Go on."})
+    assert [m.content for m in session.calls[1].messages[2:]] == ["7", "8", "Go on."]
+    with pytest.raises(anthropic.BadRequestError, match="got 'call_1_1' without a result"):
+        go_on(results[0])
+    with pytest.raises(anthropic.BadRequestError, match="got 'call_1_0' a second time"):
+        go_on(results[0], *results)
+
+
 @pytest.mark.parametrize("ignore", [False, True])
 def test_the_clients_tool_runner_sends_whole_conversations(endpoint, ignore):
     """It asks for a thread, of which it would send only what is new, and goes without."""

@@ -79,6 +79,22 @@ def test_tool_calls_go_out_and_come_back_as_history(client, session):
     )
 
 
+def test_results_that_come_in_another_order_are_read_in_that_of_the_calls(client, session):
+    message = ask(client, CALLS, tools=TOOLS).choices[0].message
+    results = [
+        {"role": "tool", "tool_call_id": call.id, "content": content}
+        for call, content in zip(message.tool_calls, "78", strict=True)
+    ]
+    history = [*user(CALLS), message, *reversed(results)]
+    client.chat.completions.create(model="ours", messages=history, tools=TOOLS)
+    assert [m.content for m in session.calls[1].messages[2:]] == ["7", "8"]
+    for wrong in (results[:1], [*results, results[0]], [results[0], results[0]]):
+        with pytest.raises(openai.BadRequestError, match="one result for each call") as caught:
+            history = [*user(CALLS), message, *wrong]
+            client.chat.completions.create(model="ours", messages=history, tools=TOOLS)
+        assert caught.value.param.startswith("messages[")
+
+
 def test_the_parts_of_a_text_are_joined_by_newlines(client, session):
     ask(client, [{"type": "text", "text": text} for text in ("a", "b")])
     assert session.calls[0].messages == (HistoryMessage("user", "a\nb"),)

@@ -57,6 +57,7 @@ def test_calls_are_items_and_come_back_as_one_message_with_their_text(client, se
         {"role": "assistant", "content": "A."},
         {"role": "assistant", "content": "B."},
         {"type": "function_call", "call_id": "c", "name": "find", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "9"},
         {"role": "user", "content": "x"},
     ]
     ask(client, given, tools=TOOLS)
@@ -68,8 +69,30 @@ def test_calls_are_items_and_come_back_as_one_message_with_their_text(client, se
         HistoryMessage("tool", "8"),
         HistoryMessage("assistant", "A."),
         HistoryMessage("assistant", "B.", FOUND[1:]),
+        HistoryMessage("tool", "9"),
         HistoryMessage("user", "x"),
     )
+
+
+def test_results_that_come_in_another_order_are_read_in_that_of_the_calls(client, session):
+    first = ask(client, CALLS, tools=TOOLS)
+    results = [
+        {"type": "function_call_output", "call_id": call.call_id, "output": output}
+        for call, output in zip(first.output[1:], "78", strict=True)
+    ]
+    asked, back = {"role": "user", "content": CALLS}, [*reversed(results)]
+    ask(client, [asked, *first.output, *back], tools=TOOLS)
+    second = ask(client, back, tools=TOOLS, previous_response_id=first.id)
+    for call in session.calls[1:]:
+        assert [m.content for m in call.messages[2:]] == ["7", "8"]
+    ask(client, "Go on.", previous_response_id=second.id)
+    for wrong, message in (
+        ("Go on.", "input: got 'call_1_0' without a result"),
+        (results[:1], "input: got 'call_1_1' without a result"),
+        ([*results, results[0]], r"input\[2\].call_id: got 'call_1_0' a second time"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=message):
+            ask(client, wrong, tools=TOOLS, previous_response_id=first.id)
 
 
 def test_tools_are_not_shown_where_none_may_be_chosen(client, session):

@@ -1,5 +1,6 @@
 """Sampled text is divided into content and calls, in one go or piece by piece, and written back."""
 
+import json
 import random
 
 import chat_cases
@@ -11,6 +12,7 @@ from seeupo_jax.agents.tool_format import (
     choose_format,
     template_writes,
 )
+from seeupo_jax.envs.base import PYTHON_TAG
 from seeupo_jax.envs.tool_calls import ToolCall
 
 FIND = ToolCall("find", {"name": "x </tool_call> <|python_tag|>", "n": [1, 2.5, None]})
@@ -96,6 +98,44 @@ def test_a_malformed_call_stays_content(name, text):
 def test_what_is_written_is_read_back(name, content, calls):
     tool_format = choose_format(name)
     assert tool_format.parse(tool_format.render(content, calls)) == (content, calls)
+
+
+STRINGS = ("</tool_call>", "<tool_call>", "<tool_call>{}</tool_call>", '"', "\\", "\n", "; {}", "é")
+
+
+def random_value(rng, depth=0):
+    kind = rng.choice(("text", "number", "list", "object") if depth < 3 else ("text", "number"))
+    if kind == "text":
+        return "".join(rng.choices(STRINGS, k=rng.randint(0, 4)))
+    if kind == "number":
+        return rng.choice([None, True, -1, 2.5, 10**20])
+    values = [random_value(rng, depth + 1) for _ in range(rng.randint(0, 3))]
+    if kind == "list":
+        return values
+    return {"".join(rng.choices(STRINGS, k=2)) + str(i): each for i, each in enumerate(values)}
+
+
+WRITTEN = {"hermes": ("arguments", "<tool_call>{}{}{}</tool_call>"), "llama": ("parameters", "{1}")}
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_tag_within_a_string_of_a_call_neither_begins_nor_ends_one(name, seed):
+    """Against JSON's own writer, which escapes neither tag."""
+    rng, (key, form) = random.Random(seed), WRITTEN[name]
+    for _ in range(200):
+        calls, texts = [], []
+        for _ in range(rng.randint(1, 3)):
+            arguments = {"a": random_value(rng), "b": random_value(rng)}
+            calls.append(ToolCall("".join(rng.choices(STRINGS, k=2)), arguments))
+            body = json.dumps({"name": calls[-1].name, key: arguments}, ensure_ascii=False)
+            texts.append(form.format(rng.choice(("", "\n ")), body, rng.choice(("", " \n"))))
+        content = rng.choice(("", "I look."))
+        between = (PYTHON_TAG if content else "", ";") if name == "llama" else ("", "\n")
+        text = content + between[0] + between[1].join(texts)
+        assert choose_format(name).parse(text) == (content, tuple(calls))
+        splitter = ContentSplitter(choose_format(name))
+        assert "".join(map(splitter.feed, text)) + splitter.rest(content) == content
 
 
 PIECES = "<think> </think> <tool _call> </tool_call> <|python_tag|> { } [] a < </ <| <t ;".split()

@@ -15,8 +15,6 @@ from cpu_cases import costs_less
 
 from seeupo_jax.envs.tool_calls import (
     MAX_CHARS,
-    MAX_DEPTH,
-    MAX_DIGITS,
     PARSERS,
     ToolCall,
     ToolCallError,
@@ -25,8 +23,9 @@ from seeupo_jax.envs.tool_calls import (
     parse_python,
     render_hermes,
     render_python,
-    thoughts_end,
 )
+from seeupo_jax.envs.tools.call_values import MAX_DEPTH, MAX_DIGITS
+from seeupo_jax.envs.tools.thoughts import thoughts_end
 
 ANSWERS = files(bfcl_eval) / "data" / "possible_answer"
 # Pieces that end strings, blocks and thoughts, or that readers like to change.
@@ -93,6 +92,16 @@ def test_an_argument_may_be_called_name():
 def test_calls_are_read_in_order_and_the_text_around_them_is_skipped():
     text = f"I will look.\n{render_hermes('a')} then\n{render_hermes('b', x=1)} \n"
     assert parse_hermes(text) == (ToolCall("a", {}), ToolCall("b", {"x": 1}))
+
+
+def test_a_closing_tag_in_a_string_ends_no_call_and_one_is_still_needed():
+    call = '{"name": "f", "arguments": {"x": "</tool_call>", "y": "<tool_call>"}}'
+    read = ToolCall("f", {"x": "</tool_call>", "y": "<tool_call>"})
+    assert parse_hermes(f"So {block(call)} and {block(CALL)}") == (read, *parse_hermes(block(CALL)))
+    with pytest.raises(ToolCallError, match="every <tool_call> needs its </tool_call>"):
+        parse_hermes(f"<tool_call>{call}")
+    with pytest.raises(ToolCallError, match="must be one JSON object"):
+        parse_hermes(f"<tool_call>{call} x</tool_call>")
 
 
 def test_white_space_and_key_order_inside_a_block_are_free():

@@ -96,6 +96,23 @@ def thinking(template=None):
     return theirs, HuggingFaceTokenizer(own, schema.Chat(), generation={}, where="a test")
 
 
+def with_control_tags(folder, names, name="qwen3"):
+    """A copy of a model's tokenizer whose files list some of its added tokens as special."""
+    for file in (MODELS / name).iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    file = folder / "tokenizer.json"
+    values = json.loads(file.read_text())
+    for token in values["added_tokens"]:
+        token["special"] |= token["content"] in names
+    file.write_text(json.dumps(values))
+    file = folder / "tokenizer_config.json"
+    values = json.loads(file.read_text())
+    for token in values["added_tokens_decoder"].values():
+        token["special"] |= token["content"] in names
+    file.write_text(json.dumps(values))
+    return folder
+
+
 def small_library():
     """A tokenizer of 280 tokens with Qwen3's control tokens and Qwen3's template."""
     tokenizer = Tokenizer(BPE())

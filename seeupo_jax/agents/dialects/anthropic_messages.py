@@ -14,6 +14,7 @@ from seeupo_jax.agents.dialects.exchange import (
     Event,
     call_id,
     make_tool,
+    order_results,
     reply_id,
     write_arguments,
 )
@@ -26,6 +27,7 @@ from seeupo_jax.agents.dialects.request_body import (
     read_fields,
     refuse,
 )
+from seeupo_jax.agents.dialects.result_order import Link, Named, Words
 from seeupo_jax.envs.tool_calls import ToolCall
 
 
@@ -124,6 +126,10 @@ class MessagesRequest(_Cached):
 
 _SAMPLING = ("temperature", "top_p", "top_k", "thinking", "output_config")
 _NO_THREADS = "thread_unsupported_request"  # the SDK's tool runner then sends whole conversations
+_WORDS = Words(
+    "each `tool_use` block must have a corresponding `tool_result` block in the next message",
+    "each `tool_result` block must have a corresponding `tool_use` block in the previous message",
+)
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -223,18 +229,19 @@ def _read_call(request: MessagesRequest, *, shows_tools: bool) -> ModelCall:
     if request.messages[-1].role == "assistant":
         refuse("messages", "messages: the last is the assistant's; allowed: another role's.")
     head = () if request.system is None else (HistoryMessage("system", _join(request.system)),)
-    messages = tuple(
+    read = [
         part
         for index, message in enumerate(request.messages)
         for part in _read_message(message, f"messages[{index}]")
-    )
+    ]
+    messages = order_results(read, _WORDS)
     tools = (request.tools or ()) if shows_tools else ()
     shown = tuple(make_tool(tool.name, tool.description, tool.input_schema) for tool in tools)
     stop = tuple(request.stop_sequences or ())
     return ModelCall((*head, *messages), shown, request.max_tokens, stop)
 
 
-def _read_message(message: _Message, place: str) -> Iterator[HistoryMessage]:
+def _read_message(message: _Message, place: str) -> Iterator[tuple[HistoryMessage, Link]]:
     """Results of tools are messages of their own."""
     allowed = {"user": _ToolResult, "assistant": _ToolUse}.get(message.role, _Text)
     for index, block in enumerate(message.content):
@@ -242,21 +249,25 @@ def _read_message(message: _Message, place: str) -> Iterator[HistoryMessage]:
             name = f"{place}.content[{index}].type"
             refuse(name, f"{name}: got {block.type!r} in a message of {message.role!r}.")
     if message.role == "assistant":
-        uses = [block for block in message.content if isinstance(block, _ToolUse)]
-        calls = tuple(ToolCall(use.name, use.input) for use in uses)
-        yield HistoryMessage("assistant", _join(message.content), calls)
+        uses = {i: block for i, block in enumerate(message.content) if isinstance(block, _ToolUse)}
+        calls = tuple(ToolCall(use.name, use.input) for use in uses.values())
+        named = [Named(use.id, f"{place}.content[{i}].id", use.name) for i, use in uses.items()]
+        yield HistoryMessage("assistant", _join(message.content), calls), Link(named)
         return
     texts: list[Any] = []
-    for block in message.content:
+    # Users' messages in a row are one to this API: results may be in any of them.
+    beside = Link(closes=False)
+    for index, block in enumerate(message.content):
         if isinstance(block, _ToolResult):
             if texts:
-                yield HistoryMessage(message.role, _join(texts))
+                yield HistoryMessage(message.role, _join(texts)), beside
             texts = []
-            yield HistoryMessage("tool", _join(block.content))
+            result = Named(block.tool_use_id, f"{place}.content[{index}].tool_use_id")
+            yield HistoryMessage("tool", _join(block.content)), Link(result=result)
         else:
             texts.append(block)
     if texts or not message.content:
-        yield HistoryMessage(message.role, _join(texts))
+        yield HistoryMessage(message.role, _join(texts)), beside
 
 
 def _join(blocks: Sequence[Any]) -> str:

@@ -14,6 +14,7 @@ from seeupo_jax.agents.dialects.exchange import (
     call_id,
     make_tool,
     openai_error,
+    order_results,
     reply_id,
     token_logprobs,
     write_arguments,
@@ -27,6 +28,7 @@ from seeupo_jax.agents.dialects.request_body import (
     read_fields,
     refuse,
 )
+from seeupo_jax.agents.dialects.result_order import CHAT_WORDS, Link, Named
 from seeupo_jax.envs.tool_calls import ToolCall
 
 
@@ -217,21 +219,30 @@ def _read_call(request: ChatRequest) -> ModelCall:
         make_tool(tool.function.name, tool.function.description, tool.function.parameters)
         for tool in tools
     )
-    messages = tuple(_read_message(m, f"messages[{i}]") for i, m in enumerate(request.messages))
+    read = [_read_message(m, f"messages[{i}]") for i, m in enumerate(request.messages)]
+    messages = order_results(read, CHAT_WORDS)
     return ModelCall(messages, shown, limits.pop() if limits else None, tuple(request.stop or ()))
 
 
-def _read_message(message: _Message, place: str) -> HistoryMessage:
+def _read_message(message: _Message, place: str) -> tuple[HistoryMessage, Link]:
     if message.role != "assistant" and message.content is None:
         refuse(f"{place}.content", f"{place}.content: is missing.")
     if message.role != "assistant" and message.tool_calls:
         refuse(f"{place}.tool_calls", f"{place}.tool_calls: only an assistant's message has such.")
-    calls = (call.function for call in message.tool_calls or ())
-    return HistoryMessage(
+    calls = message.tool_calls or ()
+    read = HistoryMessage(
         "system" if message.role == "developer" else message.role,
         "\n".join(part.text for part in message.content or ()),
-        tuple(ToolCall(call.name, call.arguments) for call in calls),
+        tuple(ToolCall(call.function.name, call.function.arguments) for call in calls),
     )
+    if message.role == "tool":
+        field = f"{place}.tool_call_id"
+        return read, Link(result=Named(message.tool_call_id, field, message.name))
+    named = (
+        Named(call.id, f"{place}.tool_calls[{index}].id", call.function.name)
+        for index, call in enumerate(calls)
+    )
+    return read, Link(tuple(named))
 
 
 def _usage(completion: Completion) -> dict[str, Any]:

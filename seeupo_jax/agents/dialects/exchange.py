@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from seeupo_jax.agents.calls import CallRefused, Completion, HistoryMessage, ModelCall
+from seeupo_jax.agents.dialects.request_body import refuse
+from seeupo_jax.agents.dialects.result_order import Link, UnmatchedResult, Words, result_order
 from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
 from seeupo_jax.envs.base import Tool
+from seeupo_jax.envs.tools.null_fields import drop_from_tools
 
 Event = Mapping[str, Any] | str
 _NUMBERS = random.Random()  # not the one that agents may seed
@@ -89,10 +92,26 @@ def openai_error(refusal: CallRefused) -> dict[str, Any]:
     }
 
 
+def order_results(
+    read: Sequence[tuple[HistoryMessage, Link]], words: Words
+) -> tuple[HistoryMessage, ...]:
+    """A request's messages, with results of tools in the order of their calls.
+
+    Raises:
+      CallRefused: a call without a result, or a result without a call.
+    """
+    try:
+        order = result_order([link for _, link in read], words)
+    except UnmatchedResult as error:
+        refuse(error.field, str(error))
+    return tuple(read[place][0] for place in order)
+
+
 def make_tool(name: str, description: str | None, parameters: dict[str, Any] | None) -> Tool:
     """A tool as environments write it, so that the prompt is the same whatever the dialect."""
     schema = DEFAULT_PARAMETERS if parameters is None else parameters
-    return {"name": name, "description": description or "", "parameters": schema}
+    tool = {"name": name, "description": description or "", "parameters": schema}
+    return drop_from_tools([tool], "requests")[0]
 
 
 def reply_id() -> str:

@@ -14,6 +14,7 @@ from seeupo_jax.agents.dialects.exchange import (
     call_id,
     make_tool,
     openai_error,
+    order_results,
     reply_id,
     token_logprobs,
     write_arguments,
@@ -27,9 +28,15 @@ from seeupo_jax.agents.dialects.request_body import (
     read_fields,
     refuse,
 )
+from seeupo_jax.agents.dialects.result_order import Link, Named, Words
 from seeupo_jax.envs.tool_calls import ToolCall
 
 REMEMBERED = 1024  # conversations of a key that `previous_response_id` finds
+
+_WORDS = Words(
+    "No tool output found for function call",
+    "No tool call found for function call output",
+)
 
 
 class _Part(Fields):
@@ -289,15 +296,17 @@ class ResponsesExchange:
         responses = self._caller.responses
         if len(responses) >= REMEMBERED:
             del responses[next(iter(responses))]
-        said = HistoryMessage("assistant", completion.content, completion.calls)
+        ids = tuple(call_id(self._caller, index) for index in range(len(completion.calls)))
+        said = HistoryMessage("assistant", completion.content, completion.calls, ids)
         responses[f"resp_{self._id}"] = (*self._history, said)
 
 
 def _read_history(request: ResponsesRequest, caller: Caller) -> tuple[HistoryMessage, ...]:
     """The conversation without the instructions, which hold for one response."""
     previous = request.previous_response_id
+    read = list(_read_items(request.input))
     if previous is None:
-        return _share(tuple(_read_items(request.input)), caller)
+        return _share(order_results(read, _WORDS), caller)
     before = caller.responses.get(previous)
     if before is None:
         refuse(
@@ -305,7 +314,9 @@ def _read_history(request: ResponsesRequest, caller: Caller) -> tuple[HistoryMes
             f"previous_response_id: got {previous[:80]!r}; allowed: one of this key's last"
             f" {REMEMBERED} responses that have not store=False.",
         )
-    return _share((*before, *_read_items(request.input)), caller)
+    *_, said = before  # all other calls of it have their results
+    waiting = Link([Named(each, "input") for each in said.ids], closes=False)
+    return _share((*before[:-1], *order_results([(said, waiting), *read], _WORDS)), caller)
 
 
 def _share(history: tuple[HistoryMessage, ...], caller: Caller) -> tuple[HistoryMessage, ...]:
@@ -315,32 +326,35 @@ def _share(history: tuple[HistoryMessage, ...], caller: Caller) -> tuple[History
     return (*same, *history[len(same) :])
 
 
-def _read_items(items: Sequence[Any]) -> Iterator[HistoryMessage]:
+def _read_items(items: Sequence[Any]) -> Iterator[tuple[HistoryMessage, Link]]:
     """Messages; an assistant's message and the calls that follow it are one."""
     said: HistoryMessage | None = None
-    for item in items:
+    named: list[Named] = []
+    for index, item in enumerate(items):
         if isinstance(item, _FunctionCall):
             before = said or HistoryMessage("assistant", "")
             calls = (*before.calls, ToolCall(item.name, item.arguments))
             said = HistoryMessage("assistant", before.content, calls)
+            named.append(Named(item.call_id, f"input[{index}].call_id", item.name))
             continue
         if said:
-            yield said
-        said = None
-        message = _read_message(item)
+            yield said, Link(named, closes=False)
+        said, named = None, []
+        message, link = _read_message(item, f"input[{index}]")
         if message.role == "assistant":
             said = message
         else:
-            yield message
+            yield message, link
     if said:
-        yield said
+        yield said, Link(named, closes=False)
 
 
-def _read_message(item: _Message | _FunctionOutput) -> HistoryMessage:
+def _read_message(item: _Message | _FunctionOutput, place: str) -> tuple[HistoryMessage, Link]:
     if isinstance(item, _FunctionOutput):
-        return HistoryMessage("tool", _join(item.output))
+        result = Named(item.call_id, f"{place}.call_id")
+        return HistoryMessage("tool", _join(item.output)), Link(result=result)
     role = "system" if item.role == "developer" else item.role
-    return HistoryMessage(role, _join(item.content))
+    return HistoryMessage(role, _join(item.content)), Link(closes=False)
 
 
 def _join(parts: Sequence[_Part]) -> str:

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from seeupo_jax.envs.base import Demonstration
+from seeupo_jax.envs.base import Demonstration, Message
+from seeupo_jax.policy.files.messages import own_text
 from seeupo_jax.policy.files.tokenizer import Tokenizer, Transcript
 from seeupo_jax.types import CONTEXT, Segment
 
@@ -30,7 +31,7 @@ def to_segments(
       ValueError: the chat template refuses the conversation, or leaves out a part of a message that
         is trained.
     """
-    messages = demonstration.messages
+    messages = tuple(map(_tagged, demonstration.messages))
     places = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     turns = [turn for turn, place in enumerate(places) if messages[place].get("weight", 1)]
     transcript, conversation, action, end = Transcript(), None, [], 0
@@ -44,6 +45,13 @@ def to_segments(
         action, end = conversation.say(messages[places[turn]]), places[turn] + 1
         transcript.act(action, turn, [0.0] * len(action))
     return transcript.segments()
+
+
+def _tagged(message: Message) -> Message:
+    """An assistant's text with its tags, also where it is context."""
+    if message["role"] != "assistant":
+        return message
+    return {**message, "content": own_text(message["content"])}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 import transformers
 
 from seeupo_jax.configuration import schema
-from seeupo_jax.envs.base import Message, Tool
+from seeupo_jax.envs.base import TEXT_TAGS, Message, Tool
 from seeupo_jax.policy.files import gguf_vocabulary, same_ids, vocabulary
 from seeupo_jax.policy.files.chat.renderer import Renderer
 from seeupo_jax.policy.files.chat.template_conversation import TemplateConversation
@@ -102,8 +102,7 @@ class HuggingFaceTokenizer:
 
     def text(self, tokens: Sequence[int]) -> str:
         body = tokens[:-1] if tokens and tokens[-1] in self.end_ids else tokens
-        # The backend's own, since the library's may clean spaces up; unknown ids have no text.
-        return self._backend.decode(list(body), skip_special_tokens=True)
+        return self._renderer.text(body)
 
     def token_bytes(self) -> list[bytes]:
         decode = vocabulary.name_decoder(self._backend.decoder, self._where)
@@ -111,7 +110,7 @@ class HuggingFaceTokenizer:
         for name, token in self._library.get_vocab().items():
             pieces[token] = decode(name)
         for token, name in self._renderer.control.items():
-            pieces[token] = vocabulary.CONTROL + name.encode()
+            pieces[token] = (b"" if name in TEXT_TAGS else vocabulary.CONTROL) + name.encode()
         return pieces
 
     def save(self, folder: Path) -> None:

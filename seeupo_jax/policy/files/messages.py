@@ -14,14 +14,11 @@ import jinja2
 import jinja2.meta
 
 from seeupo_jax.configuration import loading, schema
-from seeupo_jax.envs.base import Message, Tool
+from seeupo_jax.envs.base import TEXT_TAGS, THOUGHT, THOUGHT_END, Message, Tool
 from seeupo_jax.policy.files.json_file import read_object
 
 ROLES = ("system", "user", "assistant", "tool")
 CHAT_FILE = "chat.json"  # a model folder's own chat options
-# Names of control tokens behind which a model writes its calls: they may stand inside an action.
-CALL_MARKS = ("<|python_tag|>",)
-THOUGHT, THOUGHT_END = "<think>", "</think>"
 PROBE = "the-answer"  # found again in a rendered conversation
 # Roles of short conversations, and which of the texts before, between and behind their messages
 # are a template's own. Before a first user's message may be a system message that it adds, and an
@@ -40,20 +37,28 @@ _CODES = "".join(f" | replace('%{c}', '{_DATE.strftime('%' + c)}')" for c in "aA
 STOPPED_CLOCK = f"{{% macro strftime_now(format) %}}{{{{ format{_CODES} }}}}{{% endmacro %}}\n"
 
 
-class TextWithCalls(str):
-    """A message's content with calls, which perhaps begin with a name of `CALL_MARKS`.
+class TaggedText(str):
+    """An assistant's content, in which some names of `TAGS` are the control tokens, if there are.
 
     Only our own code makes one: what comes as JSON or through an environment's gate is plain text.
 
-    calls_at: where the calls begin.
+    tags: where these names begin, in order.
     """
 
-    calls_at: int
+    tags: tuple[int, ...]
 
-    def __new__(cls, text: str, calls_at: int) -> TextWithCalls:
+    def __new__(cls, text: str, tags: Sequence[int]) -> TaggedText:
         made = super().__new__(cls, text)
-        made.calls_at = calls_at
+        made.tags = tuple(tags)
         return made
+
+
+_TAG = re.compile("|".join(map(re.escape, TEXT_TAGS)))
+
+
+def own_text(text: str) -> TaggedText:
+    """A text as the model itself would write it, with all of `TEXT_TAGS`."""
+    return TaggedText(text, [match.start() for match in _TAG.finditer(text)])
 
 
 def keep_messages(messages: Sequence[Message], chat: schema.Chat) -> list[Message]:

@@ -42,14 +42,14 @@ THINKS: /[\s\x1c-\x1f]*<think>(?s:.*)/ & ~/(?s:.*)<\/think>(?s:.*)/
 PLAIN: TEXT & ~/(?s:.*)<\/?tool_call>(?s:.*)/ & ~THINKS
 """
 _NO_CALLS = _TEXT + "start: PLAIN"
-# No tag in a text before or without calls, where a thought that begins also ends; no closing tag
-# within a call (a JSON string may hold one, but `parse_hermes` ends the call there: strings are
-# whole in a block), nothing but a line's end between calls.
+# No tag in a text before or without calls, where a thought that begins also ends; nothing but a
+# line's end between calls. A call has whole strings, which may hold tags, as `parse_hermes` reads
+# them; JSON has no "<" beside them.
 _BLOCKS = (
     _TEXT
     + r"""
 start: MESSAGE
-BLOCK: /([^"]|"([^"\\]|\\.)*")*/ & ~/(?s:.*)<\/tool_call>(?s:.*)/
+BLOCK: /([^"<]|"([^"\\]|\\.)*")*/
 MESSAGE: PLAIN ("<tool_call>" BLOCK "</tool_call>" "\n"?)*
 """
 )

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from seeupo_jax.agents.dialects.result_order import (
+    CHAT_WORDS,
+    Link,
+    Named,
+    UnmatchedResult,
+    result_order,
+)
 from seeupo_jax.configuration.user_code import encodes
 from seeupo_jax.envs.base import Demonstration, Tool
+from seeupo_jax.envs.tools.null_fields import NullCounts, drop_from_arguments, drop_from_tool
 from seeupo_jax.trajectories.json_lines import short
 
 ALLOWED = 'a JSON object with "messages", and perhaps "tools"'
@@ -21,11 +30,19 @@ _KEPT = ("name", "tool_call_id")
 _OF_ASSISTANTS = ("tool_calls", "reasoning_content", "weight")
 
 
-def read_conversation(value: Mapping[str, Any], where: str) -> Demonstration:
+@dataclass(frozen=True)
+class ReadConversation(Demonstration):
+    """A conversation, and the nulls of its tools and calls."""
+
+    nulls: NullCounts = field(default_factory=NullCounts)
+
+
+def read_conversation(value: Mapping[str, Any], where: str) -> ReadConversation:
     """A conversation whose assistant messages are to be learned from.
 
-    The arguments of tool calls become objects, tools their functions, and content a text. Other
-    keys of the conversation than these two are not read.
+    The arguments of tool calls become objects, tools their functions, and content a text; results
+    stand as their calls do, and nulls that tables write for what is absent are left out. Other keys
+    of the conversation than these two are not read.
 
     Args:
       where: it stands, in errors.
@@ -49,8 +66,55 @@ def read_conversation(value: Mapping[str, Any], where: str) -> Demonstration:
     given = value.get("tools")
     if isinstance(given, str):  # as tables hold it
         given = _json(given, f"{where}: tools")
-    tools = () if given is None else _listed(given, f"{where}: tools", "a list of tools")
-    return Demonstration(read, tuple(_tool(t, f"{where}: tools[{i}]") for i, t in enumerate(tools)))
+    listed = () if given is None else _listed(given, f"{where}: tools", "a list of tools")
+    nulls = NullCounts()
+    try:
+        tools = tuple(_tool(t, f"{where}: tools[{i}]", nulls) for i, t in enumerate(listed))
+        messages = _without_nulls(_ordered(read, where), tools, nulls)
+    except RecursionError:
+        raise ValueError(f"{where}: got values nested too deep; allowed: a few levels.") from None
+    return ReadConversation(messages, tools, nulls)
+
+
+def _without_nulls(
+    messages: Sequence[dict[str, Any]], tools: Sequence[Tool], nulls: NullCounts
+) -> tuple[dict[str, Any], ...]:
+    """Messages whose calls have no nulls that their tools' schemas do not allow."""
+    schemas = {tool["name"]: tool.get("parameters") for tool in tools}
+
+    def cleaned(call: Mapping[str, Any]) -> dict[str, Any]:
+        function = call["function"]
+        schema = schemas.get(function["name"])
+        arguments = drop_from_arguments(function["arguments"], schema, nulls)
+        return {**call, "function": {**function, "arguments": arguments}}
+
+    return tuple(
+        {**message, "tool_calls": [cleaned(call) for call in message["tool_calls"]]}
+        if "tool_calls" in message
+        else message
+        for message in messages
+    )
+
+
+def _ordered(messages: Sequence[dict[str, Any]], where: str) -> tuple[dict[str, Any], ...]:
+    """Messages with results of tools in the order of their calls."""
+    links = [_link(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    try:
+        order = result_order(links, CHAT_WORDS, ends=False)
+    except UnmatchedResult as error:
+        raise ValueError(f"{where}: {error}") from None
+    return tuple(messages[place] for place in order)
+
+
+def _link(message: Mapping[str, Any], place: str) -> Link:
+    if message["role"] == "tool":
+        field = f"{place}.tool_call_id"
+        return Link(result=Named(message.get("tool_call_id"), field, message.get("name")))
+    calls = (
+        Named(call.get("id"), f"{place}.tool_calls[{i}].id", call["function"]["name"])
+        for i, call in enumerate(message.get("tool_calls", ()))
+    )
+    return Link(tuple(calls))
 
 
 def _message(value: Any, where: str) -> dict[str, Any]:
@@ -127,35 +191,25 @@ def _call(value: Any, where: str) -> dict[str, Any]:
     return {**given, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _tool(value: Any, where: str) -> Tool:
+def _tool(value: Any, where: str, nulls: NullCounts) -> Tool:
     inner = value.get("function", value) if isinstance(value, Mapping) else value
     if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
         raise ValueError(f"{where}: got {short(value)}; allowed: a function with a name.")
     _check_texts(inner, where)
-    tool = _without_nulls(inner)
-    if "parameters" in tool:
-        tool["parameters"] = _parameters(tool["parameters"], f"{where}.parameters")
+    tool = drop_from_tool(dict(inner), nulls)
+    _check_parameters(tool.get("parameters", {}), f"{where}.parameters")
     return tool
 
 
-def _parameters(value: Any, where: str) -> dict[str, Any]:
-    """A tool's parameters without the nulls that tables of several tools fill gaps with."""
+def _check_parameters(value: Any, where: str) -> None:
     if not isinstance(value, Mapping):
         raise ValueError(f"{where}: got {short(value)}; allowed: an object, a JSON schema.")
-    parameters = _without_nulls(value)
-    properties = parameters.get("properties", {})
+    properties = value.get("properties", {})
     if not isinstance(properties, Mapping):
         raise ValueError(f"{where}.properties: got {short(properties)}; allowed: an object.")
-    if "properties" in parameters:
-        parameters["properties"] = _without_nulls(properties)
-    required = parameters.get("required", [])
+    required = value.get("required", [])
     if not isinstance(required, Sequence) or isinstance(required, str):
         raise ValueError(f"{where}.required: got {short(required)}; allowed: a list of names.")
-    return parameters
-
-
-def _without_nulls(value: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: item for name, item in value.items() if item is not None}
 
 
 def _listed(value: Any, where: str, allowed: str) -> Sequence[Any]:

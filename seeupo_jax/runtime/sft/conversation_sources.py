@@ -13,10 +13,9 @@ from seeupo_jax import envs
 from seeupo_jax.agents.tool_format import TOOL_FORMATS
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs import gate
-from seeupo_jax.envs.base import Demonstration
 from seeupo_jax.envs.tool_calls import ToolCall
 from seeupo_jax.errors import DataChanged
-from seeupo_jax.runtime.sft.conversation import ALLOWED, read_conversation
+from seeupo_jax.runtime.sft.conversation import ALLOWED, ReadConversation, read_conversation
 from seeupo_jax.trajectories.json_lines import read_object, short
 
 TFDS, DEMONSTRATIONS = "tfds:", "demonstrations"
@@ -28,7 +27,7 @@ class Conversations(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int) -> Demonstration:
+    def __getitem__(self, index: int) -> ReadConversation:
         """A conversation; ValueError with its place: it is none, or (DataChanged) another now."""
         ...
 
@@ -79,7 +78,7 @@ class ConversationFile:
     def __len__(self) -> int:
         return len(self._starts)
 
-    def __getitem__(self, index: int) -> Demonstration:
+    def __getitem__(self, index: int) -> ReadConversation:
         _, offset, size, digest = self._starts[index]
         where = self.where(index)
         try:
@@ -144,7 +143,7 @@ class TfdsConversations:
     def __len__(self) -> int:
         return len(self._source)
 
-    def __getitem__(self, index: int) -> Demonstration:
+    def __getitem__(self, index: int) -> ReadConversation:
         record, where = self._source[index], self.where(index)
         fields = {n: _decoded(record[n], where) for n in ("messages", "tools") if n in record}
         return read_conversation(fields, where)
@@ -200,7 +199,7 @@ class EnvironmentConversations:
     def __len__(self) -> int:
         return len(self._shown)
 
-    def __getitem__(self, index: int) -> Demonstration:
+    def __getitem__(self, index: int) -> ReadConversation:
         shown = self._shown[index]
         fields = {"messages": list(shown.messages), "tools": list(shown.tools)}
         return read_conversation(fields, self.where(index))
@@ -210,7 +209,7 @@ class EnvironmentConversations:
 
 
 @dataclasses.dataclass(frozen=True)
-class WithCallsAsText(Sequence[Demonstration]):
+class WithCallsAsText(Sequence[ReadConversation]):
     """Conversations whose tool calls are in Hermes' form, for tokenizers that write none.
 
     Tools that a chat template does not list are listed with the words to write calls so.
@@ -221,7 +220,7 @@ class WithCallsAsText(Sequence[Demonstration]):
     def __len__(self) -> int:
         return len(self.conversations)
 
-    def __getitem__(self, index: int) -> Demonstration:
+    def __getitem__(self, index: int) -> ReadConversation:
         shown = self.conversations[index]
         return dataclasses.replace(shown, messages=tuple(map(_as_text, shown.messages)))
 

@@ -12,6 +12,7 @@ import numpy as np
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.envs.base import Demonstration
+from seeupo_jax.envs.tools.null_fields import NullCounts
 from seeupo_jax.learner.imitation.action_segments import Segments, Tokenized
 from seeupo_jax.parallel.distributed import gather
 from seeupo_jax.parallel.stop_signal import Stopped
@@ -50,6 +51,7 @@ class SftData:
     skipped, cut: conversations of more tokens than a conversation may have.
     trained_tokens: of the training conversations' assistant messages, once.
     fingerprint: of all tokens, in order.
+    nulls: of tools and of calls' arguments, in all conversations.
     """
 
     training: Subset
@@ -58,6 +60,7 @@ class SftData:
     cut: int
     trained_tokens: int
     fingerprint: str
+    nulls: NullCounts
 
     def lines(self) -> list[str]:
         """The counts as lines of text."""
@@ -65,12 +68,15 @@ class SftData:
         text += " of assistant messages"
         held_out = 0 if self.held_out is None else len(self.held_out)
         text += f"; {held_out:,} held out" if held_out else "; none held out"
-        counts = {"skipped": self.skipped, "cut": self.cut}
-        return [text] + [
-            f"{count:,} conversations are {what}: longer than rollout.max_context"
-            for what, count in counts.items()
-            if count
-        ]
+        nulls = "nulls in tools and in arguments of calls"
+        counts = {
+            "{:,} conversations are skipped: longer than rollout.max_context": self.skipped,
+            "{:,} conversations are cut: longer than rollout.max_context": self.cut,
+            f"warning: {{:,}} {nulls} are left out: the schemas do not allow them, and typed tables"
+            " write them for what is absent": self.nulls.dropped,
+            f"{{:,}} {nulls} stay: the schemas allow them, or do not say": self.nulls.kept,
+        }
+        return [text] + [line.format(count) for line, count in counts.items() if count]
 
 
 def tokenize(
@@ -88,6 +94,7 @@ class _Reading:
         self._config, self._tokenizer, self._on_read = config, tokenizer, on_read
         self._digest = hashlib.sha256()
         self.skipped = self.cut = 0
+        self.nulls = NullCounts()
 
     def read(self, source: Conversations) -> tuple[Tokenized, list[int], list[int]]:
         """The conversations as segments, the numbers of those that are kept, their tokens.
@@ -112,14 +119,16 @@ class _Reading:
         limit, too_long = self._config.rollout.max_context, self._config.sft.too_long
         where = source.where(number)
         try:
-            segments = tokenized.all_segments(number)
+            segments, conversation = tokenized.all_segments(number), source[number]
             if self._config.sft.train_on == "last":
-                _check_last(source[number])
+                _check_last(conversation)
         except ValueError as error:
             message = str(error)
             raise ValueError(
                 message if message.startswith(where) else f"{where}: {message}"
             ) from None
+        self.nulls.dropped += conversation.nulls.dropped
+        self.nulls.kept += conversation.nulls.kept
         longest = max(_needed(segment) for segment in segments)
         if longest > limit and too_long == "error":
             raise ValueError(
@@ -202,6 +211,7 @@ def read_data(config: Config, tokenizer: Tokenizer, on_read: OnRead) -> SftData:
         reading.cut,
         sum(sizes),
         reading.fingerprint(),
+        reading.nulls,
     )
 
 

@@ -19,7 +19,7 @@ from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import StepResult
 from seeupo_jax.policy.files.chat.renderer import MARK
 from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer, load
-from seeupo_jax.policy.files.messages import TextWithCalls
+from seeupo_jax.policy.files.messages import TaggedText
 
 SYSTEM = {"role": "system", "content": "You work at a desk."}
 USER = {"role": "user", "content": "Where is order 4075?"}
@@ -236,7 +236,7 @@ def test_no_text_forges_a_control_token(name):
         tool = TOOL | {"description": text, "parameters": {"properties": {text: {}}}}
         messages = [{"role": r, "content": text} for r in ("system", "user")]
         place = text.find("<|python_tag|>")
-        said = {"content": TextWithCalls(text, place), "calls_at": place}
+        said = {"content": TaggedText(text, [place]), "tags": (place,)}
         reported = StepResult(tuple({"role": r, **said} for r in ("tool", "user")), 0.0, False)
         answer = gate.check_step(reported).observation
         start = tokenizer.begin(messages, (tool,))

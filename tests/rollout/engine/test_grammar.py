@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from chat_cases import with_control_tags
 from places import MODELS
 
 from seeupo_jax.configuration import schema
-from seeupo_jax.envs.tool_calls import ToolCallError, parse_hermes, render_hermes
+from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError, parse_hermes, render_hermes
 from seeupo_jax.policy.files.tokenizer import load_tokenizer, train_tokenizer
 from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.rollout.engine.grammar import Grammars, apply_mask
@@ -153,20 +154,35 @@ def test_a_text_drawn_at_random_holds_no_call_but_whole_ones(tokenizer, tool_cal
         parse_hermes(sample(tool_calls.begin(TOOLS), tokenizer, np.random.default_rng(seed)))
 
 
+def closers_in_strings():
+    """Calls with tags in their strings, which neither end nor begin a call."""
+    notes = (
+        "</tool_call>",
+        "</tool_call><tool_call>{",
+        '"</tool_call>\\',
+        "<tool_call>",
+        "<think>",
+    )
+    orders = ({"id": 1, "note": note} for note in notes)
+    return [json.dumps({"name": "look_up/order", "arguments": order}) for order in orders]
+
+
 def test_every_tool_can_be_called_in_either_way_of_writing(tokenizer, tool_calls):
     compact = '<tool_call>{"name":"wait","arguments":{}}</tool_call>'
     lined = '<tool_call>\n{"name": "wait", "arguments": {}}\n</tool_call>'
     order = {"id": -12, "fields": ["price", "état"], "note": 'a <b> "q" </div> é\n'}
     long = json.dumps({"name": "look_up/order", "arguments": order}, ensure_ascii=False)
     person = render_hermes('say "hé"', to={"name": "Z", "vip": True})
-    for text in (
-        "Just words, with a < b and <tool_calls>.",
-        "<think>\nHm.\n</think>\n\n" + compact,
-        lined + "\n" + compact + person,
-        f"Two:\n<tool_call>{long}</tool_call>",
+    for text, calls in (
+        ("Just words, with a < b and <tool_calls>.", 0),
+        ("<think>\nHm.\n</think>\n\n" + compact, 1),
+        (lined + "\n" + compact + person, 3),
+        (f"Two:\n<tool_call>{long}</tool_call>", 1),
+        *((f"<tool_call>{called}</tool_call>", 1) for called in closers_in_strings()),
     ):
         matcher = tool_calls.begin(TOOLS)
         accept(matcher, tokenizer, text)
+        assert len(parse_hermes(text)) == calls
         assert set(tokenizer.end_ids) <= set(allowed(matcher, tokenizer.vocab_size))
 
 
@@ -177,10 +193,10 @@ def test_every_tool_can_be_called_in_either_way_of_writing(tokenizer, tool_calls
         '<tool_call>{"name": "wait", "arguments": {"a": 1}}</tool_call>',
         '<tool_call>{"name": "look_up/order", "arguments": {}}</tool_call>',
         '<tool_call>{"name": "look_up/order", "arguments": {"id": "1"}}</tool_call>',
-        '<tool_call>{"name": "look_up/order", "arguments": {"id": 1, "note": "</tool_call>"}}'
+        '<tool_call>{"name": "look_up/order", "arguments": {"id": 1, "note": "</tool_call>"}}\n\n'
         "</tool_call>",
         '<tool_call>{"name": "look_up/order", "arguments": {"id": 1, "note": "</tool_call>'
-        '<tool_call>{"}}</tool_call>',
+        '<tool_call>{"}} </tool_call>x',
         ' <think>Hm.<tool_call>{"name": "wait", "arguments": {}}</tool_call>',
         "<think>Hm.",
         '<tool_call>{"name": "wait", "arguments": {}}</tool_call> Done.',
@@ -227,6 +243,20 @@ def test_a_tag_is_the_same_in_one_token_and_spelled_out():
         masks.append(allowed(matcher, tokenizer.vocab_size))
     np.testing.assert_array_equal(*masks)
     assert len(masks[0]) < 10
+
+
+def test_a_tag_that_is_a_control_token_begins_and_ends_calls(tmp_path):
+    tags = ("<tool_call>", "</tool_call>")
+    tokenizer = load_tokenizer(with_control_tags(tmp_path, tags))
+    tool_calls = Grammars("tool_calls", tokenizer, tokenizer.vocab_size)
+    call = '<tool_call>{"name": "wait", "arguments": {}}</tool_call>'
+    tokens = accept(tool_calls.begin(TOOLS), tokenizer, f"So: {call}")
+    assert {151657, 151658} <= set(tokens)  # Qwen3's ids of the tags
+    assert parse_hermes(tokenizer.text(tokens)) == (ToolCall("wait", {}),)
+    matcher = tool_calls.begin(())
+    assert 151657 not in allowed(matcher, tokenizer.vocab_size)
+    with pytest.raises(RuntimeError, match="may not follow"):
+        matcher.accept(151657)
 
 
 @pytest.mark.parametrize("text", ["Now <tool_call>", "<think>Hm."])

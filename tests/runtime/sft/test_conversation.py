@@ -278,7 +278,8 @@ def test_an_environment_without_demonstrations_is_told():
 
 def test_calls_are_text_for_a_tokenizer_that_writes_none(tmp_path):
     said = {"role": "assistant", "tool_calls": [CALL], "reasoning_content": "I look."}
-    line = json.dumps({"messages": [USER, said, {"role": "tool", "content": "x"}, ANSWER]})
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "x"}
+    line = json.dumps({"messages": [USER, said, result, ANSWER]})
     file = write(tmp_path / "c.jsonl", line.encode())
     (shown,) = WithCallsAsText(ConversationFile(file, "--data"))
     call = '<tool_call>{"name": "find", "arguments": {"name": "Ann"}}</tool_call>'

@@ -3,7 +3,9 @@
 import json
 from types import SimpleNamespace
 
+import chat_cases
 import imitation_cases
+import pyarrow as pa
 import pytest
 import sft_cases as cases
 
@@ -81,3 +83,44 @@ def test_a_last_message_of_weight_0_is_refused_where_it_alone_is_trained_on(tmp_
     assert len(read("all").training) == 1
     with pytest.raises(ValueError, match="line 1.*: messages: got weight 0 for the last one of"):
         read("last")
+
+
+def test_a_file_that_was_written_from_a_table_trains_on_the_same_tokens(tmp_path):
+    tokenizer = chat_cases.make("qwen3")
+    rows = [conversation(name, argument) for name, argument in (("find", "of"), ("send", "to"))]
+    table = pa.Table.from_pylist(rows).to_pylist()
+    assert table[0]["messages"][1]["tool_calls"][0]["function"]["arguments"] == {
+        "of": 1,
+        "to": None,
+    }
+
+    def read(lines):
+        file = cases.write(tmp_path / "some.jsonl", lines)
+        config = {"sft": {"data": str(file), "held_out": 0}, "rollout": {"max_context": 4096}}
+        return read_data(from_dict(config), tokenizer, lambda *_: None)
+
+    wanted, found = read(rows), read(table)
+    assert found.fingerprint == wanted.fingerprint and len(wanted.lines()) == 1
+    assert found.lines()[1:] == [
+        "warning: 4 nulls in tools and in arguments of calls are left out: the schemas do not allow"
+        " them, and typed tables write them for what is absent"
+    ]
+    open_ended = [conversation("find", "of", schema={"type": "object"})]
+    open_ended[0]["messages"][1]["tool_calls"][0]["function"]["arguments"]["to"] = None
+    assert read(open_ended).lines()[1:] == [
+        "1 nulls in tools and in arguments of calls stay: the schemas allow them, or do not say"
+    ]
+
+
+def conversation(name, argument, schema=None):
+    schema = schema or {"type": "object", "properties": {argument: {"type": "integer"}}}
+    call = {"id": "c", "type": "function", "function": {"name": name, "arguments": {argument: 1}}}
+    return {
+        "messages": [
+            {"role": "user", "content": "Go on."},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "seen"},
+            {"role": "assistant", "content": "Done."},
+        ],
+        "tools": [{"name": name, "parameters": schema}],
+    }

@@ -18,7 +18,7 @@ const LEXEME = new RegExp(
 );
 const BLOCK = new RegExp(
   String.raw`<think>(?<think>[^]*?)(?:</think>|(?![^]))` +
-    String.raw`|<tool_call>(?<call>[^]*?)(?:</tool_call>|(?![^]))` +
+    String.raw`|<tool_call>(?<call>(?:"(?:[^"\\\n]|\\.)*"|[^])*?)(?:</tool_call>|(?![^]))` +
     String.raw`|<tool_response>(?<result>[^]*?)(?:</tool_response>|(?![^]))` +
     "|^(?<fence>`{3,})(?<language>[^\\n`]*)\\n(?<code>[^]*?)(?:^\\k<fence>`*[ \\t]*$|(?![^]))",
   "gm",

@@ -15,14 +15,14 @@ import transformers
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.user_code import describe
-from seeupo_jax.envs.base import Message, Tool
+from seeupo_jax.envs.base import TAGS, TEXT_TAGS, Message, Tool
 from seeupo_jax.policy.files.messages import (
-    CALL_MARKS,
     PROBE,
     ROLES,
-    TextWithCalls,
+    TaggedText,
     arguments_as_text,
     keep_messages,
+    own_text,
     text_around,
 )
 
@@ -44,7 +44,7 @@ class Renderer:
       where: the model, in errors.
 
     Attributes:
-      control: the names of control tokens by id.
+      control: the names of control tokens by id. tags: those of `TAGS` among them.
       end_ids: ids that end an action, first the one with which the template ends a message.
 
     Raises:
@@ -65,7 +65,8 @@ class Renderer:
         self._backend = library.backend_tokenizer
         added = library.added_tokens_decoder.items()
         self.control = {i: t.content for i, t in added if t.special or i in eos}
-        self._call_marks = {i: name for i, name in self.control.items() if name in CALL_MARKS}
+        self.tags = {i: name for i, name in self.control.items() if name in TAGS}
+        self._hidden = {i for i, t in added if t.special and t.content not in TEXT_TAGS}
         # One character at a time, so that all overlapping names are found.
         names = [*self.control.values(), *self._around_messages()]
         starts = (f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in names)
@@ -74,7 +75,13 @@ class Renderer:
         self._anchor = self.control[self.end_ids[0]]
 
     def action(self, text: str) -> list[int]:
-        return [*self.encode(self.protect(text), follows=True), self.end_ids[0]]
+        return [*self.encode(self.protect_own(text), follows=True), self.end_ids[0]]
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Tokens as text; of control tokens only those of `TEXT_TAGS` have any."""
+        shown = [token for token in tokens if token not in self._hidden]
+        # The backend's own, since the library's may clean spaces up; unknown ids have no text.
+        return self._backend.decode(shown, skip_special_tokens=False)
 
     def action_before_end(self, text: str) -> list[int]:
         """The tokens of rendered text that an end token follows, with the first that does.
@@ -149,15 +156,14 @@ class Renderer:
         return self._backend.encode(text, add_special_tokens=False).ids
 
     def sampled_text(self, action: Sequence[int]) -> tuple[str, str | None]:
-        """An action as rendered text: without control tokens other than those of `CALL_MARKS`; and
-        all of it, its end too, which is None where it has others inside."""
+        """An action as rendered text: without control tokens other than those of `TAGS`; and all of
+        it, its end too, which is None where it has others inside."""
         ended = bool(action) and action[-1] in self.end_ids
         body, text = action[:-1] if ended else action, ""
-        for name, run in itertools.groupby(body, self._call_marks.get):
+        for name, run in itertools.groupby(body, self.tags.get):
             tokens = list(run)
-            said = self._backend.decode(tokens, skip_special_tokens=True)
-            text += self.protect(said) if name is None else name * len(tokens)
-        if not (self.control.keys() - self._call_marks.keys()).isdisjoint(body):
+            text += self.protect(self.text(tokens)) if name is None else name * len(tokens)
+        if not (self.control.keys() - self.tags.keys()).isdisjoint(body):
             return text, None
         return text, text + (self.control[action[-1]] if ended else "")
 
@@ -181,13 +187,24 @@ class Renderer:
         return tuple(map(self._protect_message, messages))
 
     def _protect_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """A message with marks, but for the control token with which its calls begin."""
+        """A message with marks, but for the tags of an assistant's text."""
         protected, text = self.protect(message), message["content"]
-        for name in self._call_marks.values() if isinstance(text, TextWithCalls) else ():
-            if text.startswith(name, text.calls_at):
-                said, calls = text[: text.calls_at], text[text.calls_at + len(name) :]
-                protected["content"] = self.protect(said) + name + self.protect(calls)
+        if isinstance(text, TaggedText):
+            protected["content"] = self._protect_tagged(text)
         return protected
+
+    def protect_own(self, text: str) -> str:
+        """The text of an action with marks; its tags are control tokens where there are such."""
+        return self._protect_tagged(own_text(text))
+
+    def _protect_tagged(self, text: TaggedText) -> str:
+        protected, end = "", 0
+        for place in text.tags:
+            for name in self.tags.values():
+                if text.startswith(name, place):
+                    protected += self.protect(text[end:place]) + name
+                    end = place + len(name)
+        return protected + self.protect(text[end:])
 
     def _around_messages(self) -> list[str]:
         """Names of added tokens that the template writes around messages, such as role headers."""

@@ -7,9 +7,9 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from seeupo_jax.envs.base import Message, Tool
+from seeupo_jax.envs.base import THOUGHT, THOUGHT_END, Message, Tool
 from seeupo_jax.policy.files.chat.renderer import MARK, Renderer
-from seeupo_jax.policy.files.messages import PROBE, THOUGHT, THOUGHT_END, check_written
+from seeupo_jax.policy.files.messages import PROBE, check_written, own_text
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class TemplateConversation:
         thinks = bool(message.get("reasoning_content"))
         if not message.get("tool_calls") and not thinks:
             said = message["content"].removeprefix(opening)
-            if not opening or _ends_thought(renderer.protect(said)):
+            if not opening or _ends_thought(renderer.protect_own(said)):
                 return renderer.action(said)
-        (marked,) = renderer.read([message])
+        (marked,) = renderer.read([{**message, "content": own_text(message["content"])}])
         said = self._after_header(marked)
         if not opening and not thinks:
             probe = self._after_header({"role": "assistant", "content": PROBE})
