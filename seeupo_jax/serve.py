@@ -162,7 +162,7 @@ def _begin(config: Config, source: PolicySource, stop: StopRequest) -> Serving:
       StoppedCompiling: the command was asked to stop meanwhile.
     """
 
-    def between() -> None:
+    def between(_done: int, _total: int) -> None:
         if stop.asked:
             raise StoppedCompiling
 

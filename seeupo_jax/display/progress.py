@@ -15,6 +15,7 @@ from seeupo_jax.display.pace import Pace, Rate
 from seeupo_jax.display.terminal import SafeStream, can_redraw, format_duration
 from seeupo_jax.display.view import Moment, Row, State
 from seeupo_jax.errors import printable
+from seeupo_jax.metrics.compilation import Compilations
 from seeupo_jax.metrics.statistics import read_estimates, split_and_metric
 from seeupo_jax.rollout.watch import Watch
 
@@ -25,6 +26,7 @@ _LOGGER = logging.getLogger("seeupo_jax.run")
 _DISPLAYS = ("auto", "rich", "plain")
 _TICK_S = 1.0
 _OF_AN_ITERATION = ("rollout", "sweep")  # phases that the iteration's own line accounts for
+_NOTICED_S = 1.0  # a program that compiles for longer is shown
 _LONG_S = 10.0  # a phase this long is worth lines of its own
 _LINE_EVERY_S = 30.0
 _SPARKLINE = 30  # values
@@ -50,6 +52,7 @@ class Progress:
 
     Attributes:
       watch: for collections to be seen in.
+      compilations: since it was made; the time that they take is shown apart from the phase's.
 
     Raises:
       ValueError: an unknown display.
@@ -71,11 +74,12 @@ class Progress:
         self._shown = shown
         shown = shown and (_LOGGER.isEnabledFor(logging.INFO) or not _has_level())
         redraw = shown and display != "plain" and can_redraw(self._stream)
-        self.watch = Watch()
+        self.watch, self.compilations = Watch(), Compilations(clock=clock)
         self._fell_back = shown and display == "rich" and not redraw
         self._clock = clock
         now = clock()
         self._state = State(total_iterations, 0, "", began=now, phase_began=now)
+        self._compiled = (0, 0.0)  # programs, and seconds of compiling, before the phase
         self._pace, self._rate = Pace(), Rate()
         self._iteration_began = now
         self._next_line = now + _LONG_S
@@ -96,6 +100,7 @@ class Progress:
         else:
             self._over.set()
             self._ticker.join()
+        self.compilations.close()
 
     def resumed(self, done: int) -> None:
         """Says how many iterations earlier processes have done."""
@@ -104,7 +109,8 @@ class Progress:
     def phase(self, name: str, done: int = 0) -> None:
         """Says what the run does from now on; `rollout` begins an iteration.
 
-        A phase of 10 s or more that is neither `rollout` nor `sweep` gets a line when it ends.
+        A phase of 10 s or more gets a line when it ends, except `rollout`, `sweep` and `compiling`:
+        other lines report their times.
 
         Args:
           done: steps of it that were done before, by an earlier phase of the name or process.
@@ -114,6 +120,7 @@ class Progress:
         if name == _OF_AN_ITERATION[0]:
             self._iteration_began = now
         self._next_line = now + _LONG_S
+        self._compiled = self.compilations.programs, self.compilations.seconds_at(now)
         self._state = replace(self._state, phase=name, phase_began=now, step=(0, 0, ""), first=done)
 
     def step(self, done: int, total: int, detail: str = "") -> None:
@@ -188,8 +195,8 @@ class Progress:
 
     def _end_phase(self, now: float) -> None:
         state = self._state
-        took = now - state.phase_began
-        if not state.phase:
+        took = now - state.phase_began - self._waited(now)
+        if not state.phase or state.phase == view.COMPILING:
             return
         done, total, _ = state.step
         if state.first == 0 and done == total:  # not a part of what goes on later
@@ -197,14 +204,25 @@ class Progress:
         if state.phase not in _OF_AN_ITERATION and took >= _LONG_S:
             self.log(f"{state.phase} took {format_duration(took)}")
 
+    def _waited(self, now: float) -> float:
+        """Seconds in which the phase waited for programs to be compiled."""
+        if self._state.phase == view.COMPILING:
+            return 0.0
+        return self.compilations.seconds_at(now) - self._compiled[1]
+
     def _moment(self, now: float) -> Moment:
         state, activity = self._state, self.watch.look()
         rate = 0.0 if activity is None else self._rate.of(now, activity.tokens)
         part = view.part_done(state, activity)
         done, total, _ = state.step
         fraction = (done - state.first) / (total - state.first) if state.first < total else part
-        remaining_s = self._pace.left(state.phase, now - state.phase_began, fraction)
-        return Moment(now, activity, rate, None if part == 1 else remaining_s)
+        waited, program = self._waited(now), None
+        took = now - state.phase_began - waited
+        remaining_s = None if part == 1 else self._pace.left(state.phase, took, fraction)
+        compiling_s = self.compilations.under_way_s(now)
+        if state.phase != view.COMPILING and compiling_s >= _NOTICED_S:
+            program = (self.compilations.programs - self._compiled[0] + 1, compiling_s)
+        return Moment(now, activity, rate, remaining_s, waited, program)
 
     def _live_display(self) -> LiveDisplay:
         from seeupo_jax.display.live_display import LiveDisplay  # rich: only for a terminal

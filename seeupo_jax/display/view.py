@@ -14,6 +14,7 @@ from seeupo_jax.metric_table import DISPLAY
 from seeupo_jax.rollout.watch import Activity
 
 SUCCESS = "rollout/success_rate"
+COMPILING = "compiling"  # the phase whose steps are programs that are compiled ahead
 _SPARKS = {True: "▁▂▃▄▅▆▇█", False: "._-=+*%#"}  # by whether the terminal speaks Unicode
 _SLOW_S = 1.0  # a call of an environment that takes longer is worth a name
 GAP = "  "
@@ -42,12 +43,20 @@ class State:
 
 
 class Moment(NamedTuple):
-    """What is only known while it is looked at. rate: tokens a second. phase_left: seconds."""
+    """What is only known while it is looked at.
+
+    rate: tokens/s. phase_left: seconds.
+    compiled: seconds of the phase in which it waited for programs to be compiled.
+    program: the number, in the phase, of the program that it is waiting for, and since how many
+      seconds; None: it is not waiting.
+    """
 
     now: float
     activity: Activity | None = None
     rate: float = 0.0
     phase_left: float | None = None
+    compiled: float = 0.0
+    program: tuple[int, float] | None = None
 
 
 class Row(NamedTuple):
@@ -160,9 +169,14 @@ def _one_line(text: str) -> str:
 
 def _phase_parts(state: State, moment: Moment) -> list[str]:
     done, total, detail = state.step
-    took, remaining_s = moment.now - state.phase_began, moment.phase_left
+    took, remaining_s = moment.now - state.phase_began - moment.compiled, moment.phase_left
     parts = [state.phase] if state.phase else []
-    if total:
+    if moment.program is not None:
+        number, seconds = moment.program
+        return [f"{COMPILING} program {number}", format_duration(seconds)]
+    if total and state.phase == COMPILING:
+        parts = [f"{COMPILING} {done} of {total}", format_duration(took)]
+    elif total:
         parts += [f"{done}/{total}", *([detail] if detail else [])]
     elif took >= 1:
         parts.append(format_duration(took))

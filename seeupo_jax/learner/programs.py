@@ -19,7 +19,7 @@ from seeupo_jax.learner.optimization.turn_moments import of_turn, put_back
 from seeupo_jax.learner.reference_policy import reference_of
 from seeupo_jax.learner.refresh_batch import make_refresh_batch
 from seeupo_jax.learner.step.turn_step import StepResult
-from seeupo_jax.parallel.compiling import compile_all
+from seeupo_jax.parallel.compiling import Between, compile_all, never_stop
 from seeupo_jax.trajectories.rewards_by_name import OWN_REWARD
 from seeupo_jax.types import TrainState, TurnBatch
 
@@ -90,21 +90,19 @@ def compile_programs(
     state: TrainState,
     ref_params: Any,
     trajectories: int,
-    between: Callable[[], None] = lambda: None,
+    between: Between = never_stop,
 ) -> TrainState:
     """Compiles every program of the sweeps to come, and runs each on a batch without rows.
 
-    `between` is called after each that is compiled; what it raises ends the compilation.
+    `between`: as of `compile_all`, for the programs that take longest.
 
     Returns: the state, which was donated and comes back bit for bit.
     """
     names = [OWN_REWARD, *learner.reward_weights]
     compile_credit(learner.algorithm, learner.shapes, trajectories, names)
-    between()
-
     programs = [*sweep_programs(learner, trajectories)]
     distinct = distinct_programs(programs, state, ref_params)
-    compile_all((functools.partial(each.lower, state, ref_params) for each in distinct), between)
+    compile_all([functools.partial(each.lower, state, ref_params) for each in distinct], between)
 
     def fill(x: Any) -> Any:
         is_struct = isinstance(x, jax.ShapeDtypeStruct)

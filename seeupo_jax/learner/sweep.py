@@ -78,7 +78,8 @@ def sweep(
         Its policy has version iteration - 1: ratios of trajectories that say to be of another one
         are against what the sampler recorded.
       stop: asked before every turn; with several processes it must say the same in all.
-      on_step: called with the number of the order's steps that the device has done, and of all.
+      on_step: called with the number of the order's steps that the device has done, and of all;
+        last when it has done all of them.
       resume: arrays and notes of the `SweepStopped` that this sweep of the same trajectories ended
         with before; `train` is the one among them.
       references: answers of the tasks, for the information gain of turns; None: the gain of a turn
@@ -124,6 +125,7 @@ def sweep(
         current = update_turn(learner, current, turns, last=last, seed=(*seed, *turns))
     weights = step_weights(learner, current)
     metrics = sweep_metrics(learner, current, weights, iteration, len(order)) | shaped
+    on_step(len(order), len(order))  # the metrics have waited for the last step
     train, adapted = _adapt_kl_coef(learner, current, rows)
     train = _end_iteration(learner, train, iteration)
     return SweepResult(train, metrics | adapted, trajectory_stats(current, weights), current.steps)

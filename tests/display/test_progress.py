@@ -14,6 +14,7 @@ import termios
 import threading
 import time
 
+import jax
 import pytest
 
 from seeupo_jax.display import progress as progress_module
@@ -104,6 +105,83 @@ def test_time_left_is_judged_by_the_last_twenty_iterations():
     # After 24 the last 20 took 100 s and 19 times 2 s, and 21 are left; after 25 20 times 2 s.
     before, last = stream.getvalue().splitlines()[-2:]
     assert before.endswith("left 2m25s") and last.endswith("left 40s")
+
+
+def _compiles(clock, seconds, look=lambda: None):
+    """As JAX reports a program that compiles for so long; `look` is called at its end."""
+    event = "/jax/core/compile/backend_compile_duration"
+    jax.monitoring.record_scalar(event, clock.now)
+    clock.now += seconds
+    look()
+    jax.monitoring.record_event_duration_secs(event, seconds)
+
+
+def test_programs_that_are_compiled_ahead_are_a_phase_of_their_own():
+    progress, stream, clock = _plain(total=2)
+    with progress:
+        for total in (25, 5):  # the rollout's and the sweep's
+            progress.phase("compiling")
+            for done in range(total + 1):
+                progress.step(done, total)
+                clock.now += 4
+        _iterate(progress, clock, 1, 2.0)
+    assert stream.getvalue().splitlines() == [
+        "compiling 3 of 25  12s  left 1m28s",
+        "compiling 11 of 25  44s  left 56s",
+        "compiling 19 of 25  1m16s  left 24s",
+        "compiling 3 of 5  12s  left 8s",
+        "iteration 1/2  2.0 s/it  left 2s",
+    ]
+
+
+def test_before_the_number_of_programs_is_known_they_compile_without_one():
+    progress, stream, clock = _plain()
+    with progress:
+        progress.phase("compiling")
+        clock.now += 11
+        progress.tick()
+    assert stream.getvalue() == "compiling  11s\n"
+
+
+@pytest.mark.parametrize("phase", ["rollout", "sweep", "evaluation", "steps"])
+def test_a_program_that_compiles_on_the_way_is_shown_in_place_of_the_phase(phase):
+    progress, stream, clock = _plain()
+    with progress:
+        progress.phase(phase)
+        clock.now += 2
+        _compiles(clock, 20)
+        progress.step(1, 9)  # 22 s after its beginning, of which it waited for 20
+        _compiles(clock, 40, progress.tick)
+        clock.now += 30
+        progress.tick()
+    assert stream.getvalue().splitlines() == [
+        f"{phase}  1/9  left 16s",
+        "compiling program 2  40s",
+        f"{phase}  1/9  left 4m16s",
+        *([f"{phase} took 32s"] if phase in ("evaluation", "steps") else []),
+    ]
+
+
+def test_programs_that_compile_in_a_moment_are_not_shown():
+    progress, stream, clock = _plain()
+    with progress:
+        progress.phase("sweep")
+        clock.now += 30
+        _compiles(clock, 0.9, progress.tick)
+    assert stream.getvalue() == "sweep  30s\n"
+
+
+def test_the_time_left_of_a_phase_is_judged_without_what_compiled_in_it():
+    progress, stream, clock = _plain()
+    with progress:
+        for seconds in (60, 0, 0):  # compiling, in the first
+            progress.phase("evaluation")
+            _compiles(clock, seconds)
+            clock.now += 4
+        progress.phase("evaluation")
+        clock.now += 1
+        assert progress._moment(clock.now).phase_left == 3
+    assert stream.getvalue() == ""  # none of them took 10 s by itself
 
 
 def test_of_a_phase_that_is_done_no_time_is_left():
@@ -305,6 +383,30 @@ def test_a_terminal_is_redrawn_in_place(terminal):
     for text in ("finished", "0.71", "▆▆", "retries 7", tested, *speed):
         assert text in last
     assert shown.rstrip().endswith("\x1b[?25h"), "the cursor is shown again"
+
+
+def test_a_terminal_shows_which_program_is_compiled_and_not_the_phase_that_waits(terminal):
+    screen, clock = terminal(100), _Clock()
+
+    def shown():
+        progress._live._live.refresh()
+
+    with Progress(2, stream=screen.stream, clock=clock) as progress:
+        progress.phase("compiling")
+        progress.step(7, 25)
+        clock.now += 376
+        shown()
+        progress.phase("rollout")
+        clock.now += 2
+        _compiles(clock, 12, shown)
+        shown()
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.end())
+    phase = r"phase +(compiling \d+ of \d+|compiling program \d+|[a-z]+) [━─ ]* *([0-9ms]+)"
+    assert [*dict.fromkeys(re.findall(phase, text))] == [
+        ("compiling 7 of 25", "6m16s"),
+        ("compiling program 1", "12s"),
+        ("rollout", "2s"),
+    ]
 
 
 def test_the_display_is_as_wide_and_high_as_the_terminal_is_at_the_moment(terminal):

@@ -11,6 +11,7 @@ import pytest
 
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.learner import sweep as sweep_module
+from seeupo_jax.learner.batching import Shapes
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
 from seeupo_jax.learner.sweep_state import SweepState
@@ -112,7 +113,57 @@ def test_the_host_is_never_far_ahead_of_the_device(monkeypatch):
 def test_a_sweep_says_how_many_of_its_steps_the_device_has_done():
     received = []
     run(cases.learner(), on_step=lambda *logged: received.append(logged))
-    assert received == [(0, 4), (0, 4), (1, 4), (2, 4)]  # before each; two may be under way
+    # Before each, while two may be under way; and after the last.
+    assert received == [(0, 4), (0, 4), (1, 4), (2, 4), (4, 4)]
+
+
+ALL_TURNS = Shapes((32,), action=16, rows=4, trajectories=12, turns=4)  # of a trajectory at once
+STEPS = {
+    **{name: (choices, 4) for name, choices in CASES.items()},
+    "minibatches": ({"inner_epochs": 2, "minibatches_per_turn": 2}, 4),
+    "merged turns": ({"turns_per_update": 3}, 2),
+    "order=parallel": (
+        {"order": "parallel", "inner_epochs": 2, "minibatches_per_turn": 2, "shapes": ALL_TURNS},
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("skipped", [False, True])
+def test_the_steps_that_are_done_reach_their_total_at_last_and_never_fall(name, skipped):
+    choices, total = STEPS[name]
+    learner, received = cases.learner(**choices), []
+    params = jax.tree.map(lambda x: x * jnp.nan if skipped else x, cases.policy()[1])
+    state = cases.new_state(learner.optimizer, params)
+    _, metrics, *_ = run(learner, state, on_step=lambda *logged: received.append(logged))
+    assert metrics["sweep/updates_skipped"] == (metrics["sweep/steps"] if skipped else 0)
+    assert received == sorted(received) and received[-1] == (total, total)
+
+
+def test_the_steps_of_branching_episodes_reach_their_total():
+    received = []
+    learner = cases.learner(advantage="tree")
+    run(learner, played=cases.trees(), on_step=lambda *logged: received.append(logged))
+    assert received[-1][0] == received[-1][1] > 1
+
+
+def test_the_steps_of_a_sweep_that_resumes_begin_where_it_stopped_and_reach_their_total():
+    learner, received = cases.learner(), []
+    with pytest.raises(SweepStopped) as stopped:
+        run(learner, stop=stop_after(3), on_step=lambda *logged: received.append(logged))
+    assert received[-1] == (2, 4)  # the third may be under way
+    received.clear()
+    resume = stopped.value.arrays, stopped.value.notes
+    run(learner, resume[0]["state"], resume=resume, on_step=lambda *each: received.append(each))
+    assert received == [(3, 4), (4, 4)]
+
+
+def test_a_sweep_without_a_step_reports_none():
+    run(
+        cases.learner(advantage="tree", mask_above=1e-9),
+        on_step=lambda *_: pytest.fail("no step was taken"),
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Programs compiled side by side are those that are then called, and a stop is heard meanwhile."""
 
 import threading
+import time
 
 import jax
 import numpy as np
@@ -19,14 +20,21 @@ def test_calls_of_what_was_compiled_ahead_compile_nothing():
     made, looks = programs(5), []
     compilations = Compilations()
     compile_all(
-        (lambda f=f, x=x: f.lower(x) for f, x in made),
-        lambda: looks.append(compilations.programs),
+        [lambda f=f, x=x: f.lower(x) for f, x in made],
+        lambda *_: looks.append(compilations.programs),
     )
     assert compilations.programs == 5
     assert [float(f(x)) for f, x in made] == [n * n + 1 for n in range(5)]
     compilations.close()
     assert compilations.programs == 5
-    assert len(looks) >= 5 and min(looks[-5:]) >= 1  # after each
+    assert len(looks) >= 6 and min(looks[-5:]) >= 1  # before the first, and after each
+
+
+def test_each_look_has_the_number_that_are_compiled_and_of_all():
+    looks = []
+    made = [lambda f=f, x=x: f.lower(x) for f, x in programs(2 * WORKERS + 5)]
+    compile_all(made, lambda *look: looks.append(look))
+    assert [*dict.fromkeys(looks)] == [(done, len(made)) for done in range(len(made) + 1)]
 
 
 class Meets:
@@ -50,8 +58,9 @@ def test_a_stop_ends_the_compilation_and_an_error_is_raised():
         lowered.append(x)
         return f.lower(x)
 
-    def stop():
-        raise KeyboardInterrupt
+    def stop(done, total):
+        if done:
+            raise KeyboardInterrupt
 
     made = [lambda f=f, x=x: lower(f, x) for f, x in programs(20)]
     with pytest.raises(KeyboardInterrupt):
@@ -75,13 +84,60 @@ class Endless:
 def test_a_stop_is_heard_while_a_program_is_being_compiled():
     program = Endless()
 
-    def stop():
-        assert not program.released.is_set()
-        raise KeyboardInterrupt
+    looks = []
+
+    def stop(done, total):
+        assert (done, total) == (0, 1) and not program.released.is_set()
+        looks.append(done)
+        if len(looks) == 2:  # the first is before anything is compiled
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         compile_all([lambda: program], stop)
     program.released.set()
+
+
+def test_what_is_under_way_counts_from_its_beginning_and_once():
+    now = [100.0]
+    compilations = Compilations(clock=lambda: now[0])
+
+    def begin(event):
+        jax.monitoring.record_scalar(f"/jax/core/compile/{event}", now[0])
+
+    def end(event, seconds):
+        jax.monitoring.record_event_duration_secs(f"/jax/core/compile/{event}", seconds)
+
+    assert compilations.under_way_s(100.0) == compilations.seconds_at(100.0) == 0
+    begin("jaxpr_trace_duration")  # holds another one, and a compilation of its constants
+    now[0] = 102.0
+    begin("backend_compile_duration")
+    assert compilations.under_way_s(103.0) == compilations.seconds_at(103.0) == 3
+    now[0] = 104.0
+    end("backend_compile_duration", 2.0)
+    assert compilations.under_way_s(105.0) == compilations.seconds_at(105.0) == 5
+    assert compilations.seconds == 2  # of what is over
+    now[0] = 106.0
+    end("jaxpr_trace_duration", 6.0)
+    assert compilations.under_way_s(110.0) == 0
+    assert compilations.seconds_at(110.0) == compilations.seconds == 6
+    now[0] = 120.0
+    begin("backend_compile_duration")
+    begin("something_else")
+    assert (compilations.under_way_s(121.0), compilations.seconds_at(121.0)) == (1, 7)
+    compilations.close()
+
+
+def test_jax_reports_that_a_program_is_under_way_and_that_it_is_over():
+    compilations, seconds = Compilations(), []
+
+    def traced(x):
+        seconds.append(compilations.under_way_s(time.monotonic()))
+        return x
+
+    jax.jit(traced)(np.float32(1))
+    assert seconds[0] > 0 == compilations.under_way_s(time.monotonic())
+    assert compilations.seconds == compilations.seconds_at(time.monotonic()) > seconds[0]
+    compilations.close()
 
 
 def test_seconds_of_programs_that_are_compiled_side_by_side_count_once():

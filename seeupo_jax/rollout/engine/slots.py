@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from seeupo_jax.parallel.compiling import compile_all
+from seeupo_jax.parallel.compiling import Between, compile_all, never_stop
 from seeupo_jax.parallel.distributed import agree, own_row_shards, own_rows, to_global
 from seeupo_jax.parallel.mesh import sharding
 from seeupo_jax.parallel.stop_signal import Stopped
@@ -198,17 +198,13 @@ class SlotEngine:
             actions += self._land()
         return actions
 
-    def compile(self, params: Any, between: Callable[[], None] = lambda: None) -> None:
-        """Compiles every program ahead, and runs each on empty rows.
-
-        `between` is called after each that is compiled.
-        """
+    def compile(self, params: Any, between: Between = never_stop) -> None:
+        """Compiles every program ahead, and runs each on empty rows; see `compile_all`."""
         self.begin(params, seed=0, iteration=0)
-        between()
-        programs = self._programs(self._params, self._pages, self._slots)
+        programs = [*self._programs(self._params, self._pages, self._slots)]
         empty: list[list[Any]] = [[] for _ in self._shards]
         with self.mesh_in_force():
-            compile_all((program.lower for program in programs), between)
+            compile_all([program.lower for program in programs], between)
             self._copy(empty)
             for length, rows in self._tiles():
                 self._prefill(length, rows)

@@ -89,7 +89,7 @@ class SftRun:
 
     def __exit__(self, *_: object) -> None:
         with contextlib.ExitStack() as closing:  # all are closed, even where one of them fails
-            for part in (self.parts.times, self.parts.metrics, self.checkpoints):
+            for part in (self.parts.metrics, self.checkpoints):
                 closing.callback(part.close)
 
     def exhausted(self, state: SftState) -> bool:

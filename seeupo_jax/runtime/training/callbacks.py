@@ -68,7 +68,12 @@ class Callback(Protocol):
         """
 
     def on_step(self, run: RunHandle, iteration: int, step: int, steps: int) -> None:
-        """The device has done so many optimizer steps of an iteration; the last go unreported."""
+        """The device has done so many of the steps of an iteration's sweep; last, all of them.
+
+        A step of the sweep updates a turn, or turns that are updated together, by one optimizer
+        step or several (`inner_epochs`, `minibatches_per_turn`). An iteration without a token to
+        learn from has no step.
+        """
 
     def on_iteration(self, run: RunHandle, iteration: int, metrics: Mapping[str, Any]) -> None:
         """An iteration is done; metrics by their names in metrics.jsonl, numbers and texts."""

@@ -8,22 +8,17 @@ from collections import Counter
 from collections.abc import Iterator
 
 from seeupo_jax.display.progress import Progress
-from seeupo_jax.metrics.compilation import Compilations
 
 
 class PhaseTimes:
-    """Seconds and programs since they were last taken; close it in the end.
+    """Seconds and programs since they were last taken.
 
     spent: by the names of metrics.
     """
 
     def __init__(self, progress: Progress):
-        self._progress, self._compilations = progress, Compilations()
+        self._progress, self._compilations = progress, progress.compilations
         self.spent: Counter[str] = Counter()
-
-    def close(self) -> None:
-        """Stops counting."""
-        self._compilations.close()
 
     def take(self) -> Counter[str]:
         """The counts so far, which start anew."""

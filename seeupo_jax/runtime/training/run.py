@@ -13,6 +13,7 @@ import jax
 from seeupo_jax.checkpoint.process_sync import on_primary
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import Progress
+from seeupo_jax.display.view import COMPILING
 from seeupo_jax.envs import gate
 from seeupo_jax.errors import NotLearning
 from seeupo_jax.learner.credit.running_rewards import running_statistics
@@ -97,14 +98,17 @@ class Run:
         parts, count = self.parts, self.parts.config.rollout.trajectories
         params = state.train.params
 
-        def between() -> None:
+        def between(done: int, total: int) -> None:
+            parts.progress.step(done, total)
             if agree([parts.worker.stop()])[0]:
                 raise StoppedCompiling("stopped while programs were compiled")
 
+        parts.progress.phase(COMPILING)
         parts.source.compile(params)
-        with parts.log.phase("rollout"):
+        with parts.log.counted("rollout"):
             parts.engine.compile(parts.policy.merged(params), between)
-        with parts.log.phase("sweep"):
+        parts.progress.phase(COMPILING)
+        with parts.log.counted("sweep"):
             train = compile_programs(parts.learner, state.train, parts.ref_params, count, between)
         for part in ("rollout", "sweep"):
             programs = parts.log.spent[f"{part}/programs_compiled"]

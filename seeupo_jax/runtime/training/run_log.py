@@ -42,7 +42,7 @@ class RunLog:
         self._metrics = MetricsWriter(workdir, telemetry.trackers, log=progress.log)
         self._times = PhaseTimes(progress)
         self.phase, self.timed, self.spent = self._times.phase, self._times.timed, self._times.spent
-        self.apart = self._times.apart
+        self.counted, self.apart = self._times.counted, self._times.apart
         self._trajectories = TrajectoryWriter(
             workdir,
             texts=TokenTexts(tokenizer.token_bytes),
@@ -59,7 +59,7 @@ class RunLog:
     def close(self) -> None:
         """Finishes what is being written."""
         with contextlib.ExitStack() as parts:  # all are closed, even where one of them fails
-            for part in (self._times, self._metrics, self._trajectories):
+            for part in (self._metrics, self._trajectories):
                 parts.callback(part.close)
 
     def resume_from(self, iteration: int) -> None:

@@ -12,9 +12,8 @@ from seeupo_jax.runtime.training.phase_times import PhaseTimes
 
 @pytest.fixture
 def times():
-    times = PhaseTimes(Progress(1, stream=io.StringIO()))
-    yield times
-    times.close()
+    with Progress(1, stream=io.StringIO()) as progress:
+        yield PhaseTimes(progress)
 
 
 def test_what_is_counted_apart_is_not_among_what_the_iteration_spent(times):
