@@ -225,8 +225,7 @@ def evaluate(
     config, workdir = load_config(config), run_folder(workdir)
     if server is None:
         prepare_xla()
-        if not jax.distributed.is_initialized():
-            join_cluster(config)
+        join_cluster(config)
     config, split, k = _choices(config, split, k, greedy=greedy)
     which = _Which(server, untrained, None if step is None else str(step), weights)
     with _platform(server):

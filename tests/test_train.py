@@ -157,6 +157,7 @@ def test_killed_and_restarted_gives_the_same_numbers(finished):
 
 def test_a_run_in_another_dtype_is_refused_and_its_record_stays(finished):
     workdir = continue_from(finished[0], "other_dtype")
+    workdir, _ = finished
     record = (workdir / "run.json").read_bytes()
     done = run(workdir, "--config.model.dtype=bfloat16", "--config.iterations=5")
     assert done.returncode == 2

@@ -19,9 +19,10 @@ from seeupo_jax.trajectories.json_lines import plain, read_file, write_atomicall
 
 RUN_FILE = "run.json"
 SCHEMA = 1
-_PACKAGES = (
+PACKAGES = (
     *("seeupo_jax", "jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint"),
-    *("transformers", "tokenizers", "sentencepiece", "jinja2", "numpy", "ml_dtypes"),
+    *("transformers", "tokenizers", "sentencepiece", "jinja2", "llguidance", "safetensors", "gguf"),
+    *("numpy", "ml_dtypes", "grain", "array_record", "tensorflow-datasets"),
     *("jax-cuda13-plugin", "jax-cuda12-plugin"),
 )
 
@@ -191,7 +192,7 @@ def read_run_manifest(workdir: str | Path) -> dict[str, Any] | None:
     return read_file(Path(workdir) / RUN_FILE)
 
 
-def versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
+def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
     """Versions of Python and of the installed packages; this one's from its source tree too."""
     installed = {"python": platform.python_version()}
     for package in packages:
