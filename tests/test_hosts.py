@@ -194,6 +194,17 @@ def test_three_processes_of_which_one_differs_all_end_and_evaluations_too(host, 
     assert " in process 1 and " in sentence
 
 
+def test_a_host_that_cannot_read_the_configuration_ends_the_others(host, tmp_path):
+    second = shutil.copytree(host, tmp_path / "second")
+    (second / "config_helper.py").write_text("import nowhere_at_all")
+    first, failing = start([host, second], tmp_path / "run")
+    for process in (first, failing):
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 2
+        assert errors.count("\n") == 1 and "No module named 'nowhere_at_all'" in errors
+        assert ("process 1: --config: " in errors) == (process is first)
+
+
 def test_equal_hosts_in_other_folders_train_together(host, tmp_path):
     second = shutil.copytree(host, tmp_path / "elsewhere/second")
     (second / "notes.txt").write_text("of this host alone")

@@ -162,8 +162,8 @@ def test_a_run_in_another_dtype_is_refused_and_its_record_stays(finished):
     done = run(workdir, "--config.model.dtype=bfloat16", "--config.iterations=5")
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == (
-        "error: config.model.dtype: got 'bfloat16'; allowed for this workdir, whose checkpoint has it:"
-        " 'float32'. Choose a new workdir for another run."
+        "error: config.model.dtype: got 'bfloat16'; allowed for this workdir, whose checkpoint has"
+        " it: 'float32'. Choose a new workdir for another run."
     )
     assert (workdir / "run.json").read_bytes() == record
 

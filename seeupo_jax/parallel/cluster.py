@@ -152,14 +152,35 @@ def errors_end_at_once() -> Iterator[None]:
         os._exit(code if isinstance(code, int) else 1)
 
 
-def _welcome(place: Place, about: dict[str, str | None], deadline: float, timeout_s: int) -> str:
+def refuse(place: Place, sentence: str) -> None:
+    """Ends the other processes with what keeps this one from joining them.
+
+    Those that have not come after `_LATE_S` are left to their own time limit.
+    """
+    deadline, problem = time.monotonic() + _LATE_S, f"process {place.process_id}: {sentence}"
+    with contextlib.suppress(ValueError):  # of the verdict, which is its own
+        if place.process_id == 0:
+            _welcome(place, {}, deadline, int(_LATE_S), problem)
+        else:
+            _arrive(place, {}, deadline, int(_LATE_S), problem)
+
+
+def _welcome(
+    place: Place,
+    about: dict[str, str | None],
+    deadline: float,
+    timeout_s: int,
+    problem: str | None = None,
+) -> str:
     """Process 0: waits for all the others, and sends them whether the run can begin.
+
+    Args:
+      problem: why it cannot, whatever they say.
 
     Returns: the address at which it listened, for the coordinator to do so too.
     """
     came: set[int] = set()
     connections: list[socket.socket] = []
-    problem = None
     server = listen(place.coordinator, deadline)
     host, port = server.getsockname()[:2]
     bound = f"[{host}]:{port}" if server.family == socket.AF_INET6 else f"{host}:{port}"
@@ -187,7 +208,13 @@ def _welcome(place: Place, about: dict[str, str | None], deadline: float, timeou
     return bound
 
 
-def _arrive(place: Place, about: dict[str, str | None], deadline: float, timeout_s: int) -> None:
+def _arrive(
+    place: Place,
+    about: dict[str, str | None],
+    deadline: float,
+    timeout_s: int,
+    problem: str | None = None,
+) -> None:
     """Any other process: reports to process 0, and receives whether the run can begin."""
     address = split_address(place.coordinator, "--coordinator")
     reason = "no answer"
@@ -200,7 +227,7 @@ def _arrive(place: Place, about: dict[str, str | None], deadline: float, timeout
             continue
         with connection:
             me = {"process_id": place.process_id, "num_processes": place.num_processes}
-            _send(connection, me | {"about": about})
+            _send(connection, me | {"about": about, "problem": problem})
             verdict = _receive(connection, max(remaining_s, _MESSAGE_S))
         if verdict is not None:
             if verdict["problem"] is not None:
@@ -277,6 +304,8 @@ def _misplaced(
             f"--num_processes: got {count} in process {number} and {place.num_processes} in process"
             " 0; allowed: the same."
         )
+    if isinstance(message.get("problem"), str):
+        return message["problem"]
     if number in came or not 0 < number < place.num_processes:
         return f"--process_id: got {number} twice; allowed: each number once."
     return first_difference(about, number, message.get("about", {}))

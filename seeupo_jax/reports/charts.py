@@ -111,8 +111,7 @@ def line_chart(
         .add_params(zoom, picked),
         _dots(base, x, 0 if most > _MARKED_POINTS else _DOT).encode(value, shape),
     ]
-    if marks:
-        layers.append(_rules(marks, x))
+    layers += [_rules(marks, x)] if marks else []
     if len(lines) > 1:
         ends = {n: p.value for n, line in lines.items() for p in line if p.value is not None}
         layers.append(_end_names(end_labels(ends, low, high, height)).encode(color))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import absl.logging
 import jax
@@ -44,6 +44,7 @@ from seeupo_jax.runtime.heap import keep_freed_memory
 from seeupo_jax.runtime.hosts.host_settings import host_settings
 
 _LOGGER = logging.getLogger(__name__)
+_T = TypeVar("_T")
 _TRITON_PRODUCTS = "xla_gpu_enable_triton_gemm"  # of XLA_FLAGS
 # Of a GPU's memory, what JAX reserves where no variable says otherwise, whose own default is 0.75;
 # plans are of 0.9. The rest is for CUDA's libraries: cuBLAS, cuDNN, NCCL.
@@ -218,6 +219,32 @@ def cluster_flags(given: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `join_cluster` among the values of flags."""
     names = ("coordinator", "process_id", "num_processes", "cluster_timeout_s")
     return {"config_file": given.config, **{name: getattr(given, name) for name in names}}
+
+
+def failing_together(given: argparse.Namespace, step: Callable[[], _T]) -> _T:
+    """What a step of this process returns; the others, which are about to meet, end with its error.
+
+    Args:
+      given: the values of flags, with those of `add_cluster_flags`.
+
+    Raises:
+      ValueError: of the step.
+    """
+    try:
+        return step()
+    except ValueError as error:
+        with contextlib.suppress(
+            ValueError
+        ):  # wrong flags, of which this process says nothing more
+            place = cluster.find_place(
+                given.coordinator,
+                given.process_id,
+                given.num_processes,
+                timeout_s=given.cluster_timeout_s,
+            )
+            if place is not None:
+                cluster.refuse(place, str(error))
+        raise
 
 
 def join_cluster(
