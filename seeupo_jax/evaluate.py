@@ -57,6 +57,7 @@ from seeupo_jax.runtime.cli import (
     add_cluster_flags,
     add_run_flags,
     cluster_flags,
+    failing_together,
     join_cluster,
     log_to_stderr,
     prepare_xla,
@@ -225,8 +226,7 @@ def evaluate(
     config, workdir = load_config(config), run_folder(workdir)
     if server is None:
         prepare_xla()
-        if not jax.distributed.is_initialized():
-            join_cluster(config)
+        join_cluster(config)
     config, split, k = _choices(config, split, k, greedy=greedy)
     which = _Which(server, untrained, None if step is None else str(step), weights)
     with _platform(server):
@@ -297,8 +297,8 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
     log_to_stderr()
     with errors_end_at_once(), no_room_errors(), sentence_errors(), _platform(server):
         workdir = given.workdir
-        config = read_config(given)
-        check_could_write(workdir)
+        config = failing_together(given, lambda: read_config(given))
+        failing_together(given, lambda: check_could_write(workdir))
         if server is None:
             prepare_xla()
             join_cluster(config, **cluster_flags(given))

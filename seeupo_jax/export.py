@@ -25,6 +25,7 @@ from seeupo_jax.runtime.cli import (
     add_cluster_flags,
     add_run_flags,
     cluster_flags,
+    failing_together,
     join_cluster,
     log_to_stderr,
     read_config,
@@ -52,7 +53,8 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
         given = _flags().read(arguments[1:])
     log_to_stderr()
     with errors_end_at_once(), no_room_errors(), sentence_errors():
-        config, repo = read_config(given), given.push_to_hub
+        config = failing_together(given, lambda: read_config(given))
+        repo = given.push_to_hub
         if given.private and repo is None:
             raise ValueError("--private: got True; allowed: with --push_to_hub=USER/NAME.")
         join_cluster(config, **cluster_flags(given))

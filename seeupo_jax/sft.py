@@ -47,6 +47,7 @@ from seeupo_jax.runtime.cli import (
     check_places,
     check_shared_places,
     cluster_flags,
+    failing_together,
     full_disk,
     join_cluster,
     log_to_stderr,
@@ -224,12 +225,10 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
     with errors_end_at_once():
         with sentence_errors():
             data_override = () if given.data is None else (f"sft.data={given.data!r}",)
-            config, workdir = (
-                load_config(given.config, (*given.override, *data_override)),
-                given.workdir,
-            )
+            overrides, workdir = (*given.override, *data_override), given.workdir
+            config = failing_together(given, lambda: load_config(given.config, overrides))
             prepare_xla(small=build.is_small(config))
-            check_places(config, workdir, make=False)
+            failing_together(given, lambda: check_places(config, workdir, make=False))
             join_cluster(config, **cluster_flags(given))
             check_sft(config)
             if given.explain:

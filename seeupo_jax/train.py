@@ -46,6 +46,7 @@ from seeupo_jax.runtime.cli import (
     check_places,
     check_shared_places,
     cluster_flags,
+    failing_together,
     full_disk,
     join_cluster,
     log_to_stderr,
@@ -226,7 +227,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
     with errors_end_at_once():
         with sentence_errors():
             planned = plan_devices(given)
-            config, workdir = read_config(given), given.workdir
+            config, workdir = failing_together(given, lambda: read_config(given)), given.workdir
             prepare_xla(small=planned is None and build.is_small(config))
             if planned is not None:
                 places = missing_places(config, workdir)
@@ -235,7 +236,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
                     explain_training(config, workdir, planned, [*missing, *places]),
                     runs_here=False,
                 )
-            check_places(config, workdir, make=False)
+            failing_together(given, lambda: check_places(config, workdir, make=False))
             join_cluster(config, **cluster_flags(given))
             check_config(config)
             if given.explain:

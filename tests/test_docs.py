@@ -19,6 +19,7 @@ from seeupo_jax import envs, report
 from seeupo_jax.configuration.flags import as_overrides
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.schema import Config, Env
+from seeupo_jax.metrics.run_manifest import Resumption
 from seeupo_jax.planning.chips import parse_topology
 from seeupo_jax.runtime.checks import check_config, check_planned
 from seeupo_jax.runtime.sft.conversation_sources import open_conversations
@@ -263,6 +264,7 @@ def test_the_page_on_trajectories_has_every_field():
         *reader.FIELDS,
         *reader.SEGMENT_FIELDS,
         *("schema", "name", *of_runs, "model", "checkpoints"),
+        *Resumption._fields,
     ]
     assert tables("trajectories.md", "field") and tables(
         "trajectories.md", "field of `config.telemetry`"

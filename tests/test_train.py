@@ -147,7 +147,25 @@ def test_killed_and_restarted_gives_the_same_numbers(finished):
     assert checksums(workdir) == checksums(finished[0])
     assert shards(workdir) == shards(finished[0])
     record = json.loads((workdir / "run.json").read_text())
-    assert len(record["resumed"]) == 1 and record["resumed"][0] >= record["began"]
+    (resumed,) = record["resumed"]
+    assert resumed["at"] >= record["began"] and resumed["after"] == 2 and not resumed["in_sweep"]
+    isolation = {"before": "thread", "after": "process"}
+    assert resumed["changes"] == {"config.env.isolation": isolation}
+    assert "settings changed after 2: config.env.isolation: thread -> process" in done.stdout
+    assert "Settings changed on resuming\n  after 2: config.env.isolation" in done.stdout
+
+
+def test_a_run_in_another_dtype_is_refused_and_its_record_stays(finished):
+    workdir = continue_from(finished[0], "other_dtype")
+    workdir, _ = finished
+    record = (workdir / "run.json").read_bytes()
+    done = run(workdir, "--config.model.dtype=bfloat16", "--config.iterations=5")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        "error: config.model.dtype: got 'bfloat16'; allowed for this workdir, whose checkpoint has"
+        " it: 'float32'. Choose a new workdir for another run."
+    )
+    assert (workdir / "run.json").read_bytes() == record
 
 
 def shards(workdir: Path) -> dict[str, bytes]:

@@ -1,4 +1,5 @@
-"""Rewrites the tables of docs/ that the package declares: configuration fields and metrics.
+"""Rewrites the tables of docs/ that the package declares: configuration fields, which of them may
+change when a run resumes, and metrics.
 
     python docs/tools/reference.py
 
@@ -9,6 +10,7 @@ import re
 from pathlib import Path
 
 from seeupo_jax.configuration.field_reference import describe_fields, describe_groups
+from seeupo_jax.configuration.resume_fields import DECISIONS, Decision
 from seeupo_jax.metric_table import METRICS
 
 DOCS = Path(__file__).parents[1]
@@ -53,7 +55,28 @@ def metrics(page: str) -> str:
     )
 
 
-PAGES = {"configuration.md": configuration, "metrics.md": metrics}
+def checkpoints(page: str) -> str:
+    """The page with what becomes of each field when a run resumes."""
+    head, heading, rest = page.partition("| with another value, when a run resumes | fields |\n")
+    _, _, after = rest.partition("\n\n")
+    rows = [
+        [f"{kind.value[0].upper()}{kind.value[1:]}", "; ".join(fields_of(kind))]
+        for kind in Decision
+    ]
+    return f"{head}{table(heading.strip(), rows)}\n{after}"
+
+
+def fields_of(kind: Decision) -> list[str]:
+    """The fields with a decision, by group; a group that has no other is named alone."""
+    parts = []
+    for group, kinds in DECISIONS.items():
+        names = [f"`{name}`" for name in kinds.get(kind, "").split()]
+        listed = f"`{group}`: {', '.join(names)}" if group else ", ".join(names)
+        parts += [f"all of `{group}`" if len(kinds) == 1 else listed] if names else []
+    return parts
+
+
+PAGES = {"configuration.md": configuration, "metrics.md": metrics, "checkpoints.md": checkpoints}
 
 if __name__ == "__main__":
     for name, rewritten in PAGES.items():

@@ -16,12 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from seeupo_jax.configuration.agent_schema import without_places
 from seeupo_jax.configuration.algorithm import Algorithm
-from seeupo_jax.configuration.layout_fields import LAYOUT
 from seeupo_jax.configuration.loading import load_config, to_dict
 from seeupo_jax.configuration.recipes import RECIPES
-from seeupo_jax.configuration.reward import without_call_limits
+from seeupo_jax.configuration.resume_fields import without_computed
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.durable_files import make_folder, write_atomically
 from seeupo_jax.metrics.metrics_log import read_metrics
@@ -33,11 +31,9 @@ LOG_FILE = "log.txt"
 CONFIG_FILE = "config.json"
 _POLL_S = 0.2
 _LAST_LINES = 12
-# Fields that may change when a comparison resumes: what a run has recorded is the same with them.
-_MAY_CHANGE = (
-    *("stop_after_idle", "checkpoint", "profile", "telemetry", "evaluation.extra_splits"),
-    *LAYOUT,
-)
+# Fields that may change when a comparison resumes, besides those that say where and how it is
+# computed: what a run has recorded is the same with them.
+_MAY_CHANGE = ("stop_after_idle", "checkpoint", "profile", "telemetry", "evaluation.extra_splits")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,11 +278,8 @@ def _check_same(run: PlannedRun) -> None:
             f"--workdir: got {path}, which holds no configuration; allowed: what this command wrote"
             " there, or another workdir."
         )
-    mine = json.loads(json.dumps(to_dict(run.config)))
-    mine["agent"] = without_places(mine["agent"])
-    for values in (mine, saved):
-        if "rewards" in values:  # versions that had none
-            values["rewards"] = without_call_limits(values["rewards"])
+    mine = without_computed(json.loads(json.dumps(to_dict(run.config))))
+    saved = without_computed(saved)
     for field, value, saved_value in _changes(run.config, mine, saved):
         if any(f"{field}.".startswith(f"{name}.") for name in _MAY_CHANGE):
             continue

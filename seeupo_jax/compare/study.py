@@ -18,7 +18,7 @@ from seeupo_jax.configuration.config_file import find_config, read_values
 from seeupo_jax.configuration.loading import load_config, to_dict
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.user_code import shortened, shown, text_of
-from seeupo_jax.reports.run_data import flatten
+from seeupo_jax.metrics.run_manifest import flatten
 from seeupo_jax.trajectories.json_lines import plain
 
 STAGES = ("tuning", "final", "ablation", "stability")

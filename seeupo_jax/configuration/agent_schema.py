@@ -89,9 +89,3 @@ def check_agent(agent: Agent, grammar: str | None) -> None:
             f"config.agent.memory_mib: got {agent.memory_mib}; allowed: none, unless"
             " config.agent.command is given."
         )
-
-
-def without_places(agent: Mapping[str, Any]) -> dict[str, Any]:
-    """`config.agent` as `to_dict` has it, but for where it listens and what a process may use."""
-    places = ("host", "port", "memory_mib", "output_kib", "request_kib")
-    return {name: value for name, value in agent.items() if name not in places}

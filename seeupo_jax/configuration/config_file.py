@@ -85,6 +85,13 @@ def read_values(given: str | Path, function: str = "get_config") -> dict[str, An
     return _checked(values, f"--config: {function}() of {path} returned")
 
 
+def code_of(given: str | Path) -> str:
+    """The file, or of a `module:function` the module, whose code makes a configuration's values."""
+    name, _ = _split(str(given))
+    path = find_config(name)
+    return name.partition(":")[0] if ":" in name and not path.exists() else str(path)
+
+
 def given_values(given: Any) -> dict[str, Any]:
     """The nested values of a ConfigDict, a dict or a Config.
 

@@ -85,9 +85,3 @@ def check_rewards(rewards: Sequence[Reward]) -> None:
 def reward_weights(rewards: Sequence[Reward]) -> dict[str, float]:
     """What each reward of `config.rewards` weighs, by name; any other weighs 1."""
     return {each.label: each.weight for each in rewards}
-
-
-def without_call_limits(rewards: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Entries of `config.rewards` as `to_dict` has them, but for how their functions are called."""
-    calls = ("concurrency", "timeout_s")
-    return [{name: v for name, v in each.items() if name not in calls} for each in rewards]

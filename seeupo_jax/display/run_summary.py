@@ -13,7 +13,9 @@ import numpy as np
 from seeupo_jax.display.terminal import SafeStream, can_redraw
 from seeupo_jax.display.view import sparkline
 from seeupo_jax.durable_files import write_atomically
+from seeupo_jax.errors import printable
 from seeupo_jax.metrics.metrics_log import METRICS_FILE, read_metrics
+from seeupo_jax.metrics.run_manifest import read_resumptions, read_run_manifest
 from seeupo_jax.metrics.statistics import Estimate, aligned, read_estimates, split_and_metric
 from seeupo_jax.metrics.trackers import TENSORBOARD_FOLDER
 
@@ -168,6 +170,7 @@ def print_summary(
     else:
         safe.write(summary_text(before, after, split=split) + "\n")
     safe.write(_curve_text(read_metrics(workdir), split, unicode=safe.unicode))
+    safe.write(_changes_text(Path(workdir)))
     safe.write("\n" + _where_to_look(Path(workdir)))
     safe.flush()
 
@@ -224,6 +227,13 @@ def _curve_text(lines: Sequence[Mapping[str, Any]], split: str, *, unicode: bool
             points = "  ".join(f"{i}: {v:.2f}" for i, v in zip(iterations, values, strict=True))
             text += f"\n{split_name} {metric} by iteration  {marks}  {points}\n"
     return text
+
+
+def _changes_text(workdir: Path) -> str:
+    """What changed where the run resumed; empty where nothing did."""
+    resumptions = read_resumptions(read_run_manifest(workdir) or {})
+    lines = [f"  {each.place}: {line}\n" for each in resumptions for line in each.lines()]
+    return printable("".join(["\nSettings changed on resuming\n", *lines])) if lines else ""
 
 
 def _where_to_look(workdir: Path) -> str:

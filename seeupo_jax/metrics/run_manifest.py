@@ -5,22 +5,26 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from seeupo_jax.configuration.flags import command_name
+from seeupo_jax.configuration.loading import to_dict
+from seeupo_jax.configuration.schema import Config
 from seeupo_jax.durable_files import write_atomically
 from seeupo_jax.trajectories.json_lines import plain, read_file
 
 RUN_FILE = "run.json"
 SCHEMA = 1
-_PACKAGES = (
+PACKAGES = (
     *("seeupo_jax", "jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint"),
-    *("transformers", "sentencepiece", "numpy"),
+    *("transformers", "tokenizers", "sentencepiece", "jinja2", "llguidance", "safetensors", "gguf"),
+    *("numpy", "ml_dtypes", "grain", "array_record", "tensorflow-datasets"),
+    *("jax-cuda13-plugin", "jax-cuda12-plugin"),
 )
 
 
@@ -40,38 +44,140 @@ class Launch:
 UNKNOWN_LAUNCH = Launch()  # how the run was begun is not known
 
 
+class Resumption(NamedTuple):
+    """A start of a run that was not its first.
+
+    at: UTC, ISO 8601.
+    after: the iteration (of supervised fine-tuning, the step) that it resumed after; None: a
+      version wrote the file that did not note it.
+    in_sweep: whether it resumed in the sweep of the iteration that follows.
+    changes: what is otherwise than at the start before, by name; None: that is not known.
+    """
+
+    at: str
+    after: int | None = None
+    in_sweep: bool = False
+    changes: Mapping[str, Mapping[str, Any]] | None = None
+
+    @property
+    def place(self) -> str:
+        """Where it resumed, in words."""
+        if self.after is None:
+            return f"at {self.at}"
+        return f"in the sweep of {self.after + 1}" if self.in_sweep else f"after {self.after}"
+
+    def lines(self) -> list[str]:
+        """A line for each change: `config.optimizer.learning_rate: 0.001 -> 0.0003`."""
+        changes = {} if self.changes is None else self.changes
+        return [
+            f"{name}: {_typed(change, 'before')} -> {_typed(change, 'after')}"
+            for name, change in changes.items()
+        ]
+
+
+def _typed(change: Mapping[str, Any], side: str) -> str:
+    """One side of a change; - where that start had no such field."""
+    if side not in change:
+        return "-"
+    value = change[side]
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
 def write_run_manifest(
     workdir: str | Path,
     *,
-    resumed: bool,
+    resumes: tuple[int, bool] | None,
     launch: Launch,
     config: Mapping[str, Any],
     devices: Mapping[str, Any],
     model: Mapping[str, Any],
-) -> None:
-    """Writes the file; a resumed run keeps its start time and adds the time of resuming.
+) -> Resumption | None:
+    """Writes the file; that of a resumed run keeps its start, and what changed at each resumption.
 
     Args:
-      resumed: whether the run resumes from a checkpoint.
+      resumes: `after` and `in_sweep` of a `Resumption`; None: the run begins.
       devices, model: see `docs/trajectories.md`.
+
+    Returns: the resumption, as the file has it.
     """
-    previous = (read_run_manifest(workdir) if resumed else None) or {}
+    previous = read_run_manifest(workdir) if resumes is not None else None
     now = datetime.now(UTC).isoformat(timespec="seconds")
+    settings = plain({"config": config, "versions": versions(), "devices": devices, "model": model})
+    resumption = None
+    if resumes is not None:
+        changes = None if previous is None else _changes(previous, settings)
+        resumption = Resumption(now, *resumes, changes)
+    previous = previous or {}
     manifest = {
         "schema": SCHEMA,
         "name": Path(workdir).absolute().name,
-        "config": config,
+        "config": settings["config"],
         "config_file": launch.config_file,
         "command": launch.command,
         "began": previous.get("began", now),
-        "resumed": [*previous.get("resumed", ()), *([now] if resumed else ())],
-        "versions": versions(),
-        "devices": devices,
-        "model": model,
+        "resumed": [
+            *previous.get("resumed", ()),
+            *([] if resumption is None else [resumption._asdict()]),
+        ],
+        "versions": settings["versions"],
+        "devices": settings["devices"],
+        "model": settings["model"],
         "checkpoints": previous.get("checkpoints"),
     }
     text = json.dumps(plain(manifest), indent=2) + "\n"
     write_atomically(Path(workdir) / RUN_FILE, text.encode())
+    return resumption
+
+
+def _changes(previous: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What differs between two starts, by dotted name, each with its value `before` and `after`.
+
+    A field of the configuration that the version of one of them had not was at its default.
+    """
+    usual = dict(flatten({"config": plain(to_dict(Config()))}))
+    before, after = (
+        dict(flatten({name: values.get(name, {}) for name in now})) for values in (previous, now)
+    )
+    changes = {}
+    for name in dict.fromkeys([*after, *before]):
+        sides = {
+            side: values.get(name, usual.get(name))
+            for side, values in (("before", before), ("after", after))
+            if name in values or name in usual
+        }
+        if len(sides) == 1 or sides["before"] != sides["after"]:
+            changes[name] = sides
+    return changes
+
+
+def read_resumptions(manifest: Mapping[str, Any]) -> list[Resumption]:
+    """The resumptions in a manifest, also in one whose version noted their times alone."""
+    entries = manifest.get("resumed")
+    return [_resumption(entry) for entry in entries] if isinstance(entries, list) else []
+
+
+def _resumption(entry: Any) -> Resumption:
+    if not isinstance(entry, Mapping):
+        return Resumption(str(entry))
+    after, changes = entry.get("after"), entry.get("changes")
+    readable = isinstance(changes, Mapping) and all(
+        isinstance(x, Mapping) for x in changes.values()
+    )
+    return Resumption(
+        str(entry.get("at")),
+        after if isinstance(after, int) else None,
+        entry.get("in_sweep") is True,
+        changes if readable else None,
+    )
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested mappings as dotted names and values; an empty mapping is a value."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def note_checkpoints(workdir: str | Path, folder: str) -> None:
@@ -87,7 +193,7 @@ def read_run_manifest(workdir: str | Path) -> dict[str, Any] | None:
     return read_file(Path(workdir) / RUN_FILE)
 
 
-def versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
+def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
     """Versions of Python and of the installed packages; this one's from its source tree too."""
     installed = {"python": platform.python_version()}
     for package in packages:

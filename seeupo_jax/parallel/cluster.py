@@ -28,6 +28,7 @@ HEARTBEAT_S = 60  # without a heartbeat for so long a process is dead, and the o
 _MESSAGE_S = 10.0  # for one message between two processes that are connected
 _MESSAGE_BYTES = 2**24  # of one: a configuration, with all options of its environment
 _RETRY_S = 0.2
+_LATE_S = 10.0  # that those which have not come yet have to hear what is wrong
 
 
 class Place(NamedTuple):
@@ -100,7 +101,7 @@ def _detect(timeout_s: int) -> Place | None:
     return Place(coordinator, number, count, None if devices is None else tuple(devices))
 
 
-def join(place: Place, about: Mapping[str, str], *, timeout_s: int) -> None:
+def join(place: Place, about: Mapping[str, str | None], *, timeout_s: int) -> None:
     """Makes this process one of the run's; call it before anything touches a device.
 
     Args:
@@ -151,30 +152,53 @@ def errors_end_at_once() -> Iterator[None]:
         os._exit(code if isinstance(code, int) else 1)
 
 
-def _welcome(place: Place, about: dict[str, str], deadline: float, timeout_s: int) -> str:
+def refuse(place: Place, sentence: str) -> None:
+    """Ends the other processes with what keeps this one from joining them.
+
+    Those that have not come after `_LATE_S` are left to their own time limit.
+    """
+    deadline, problem = time.monotonic() + _LATE_S, f"process {place.process_id}: {sentence}"
+    with contextlib.suppress(ValueError):  # of the verdict, which is its own
+        if place.process_id == 0:
+            _welcome(place, {}, deadline, int(_LATE_S), problem)
+        else:
+            _arrive(place, {}, deadline, int(_LATE_S), problem)
+
+
+def _welcome(
+    place: Place,
+    about: dict[str, str | None],
+    deadline: float,
+    timeout_s: int,
+    problem: str | None = None,
+) -> str:
     """Process 0: waits for all the others, and sends them whether the run can begin.
+
+    Args:
+      problem: why it cannot, whatever they say.
 
     Returns: the address at which it listened, for the coordinator to do so too.
     """
     came: set[int] = set()
     connections: list[socket.socket] = []
-    problem = None
     server = listen(place.coordinator, deadline)
     host, port = server.getsockname()[:2]
     bound = f"[{host}]:{port}" if server.family == socket.AF_INET6 else f"{host}:{port}"
     with contextlib.ExitStack() as opened:
         opened.enter_context(server)
-        while problem is None and len(came) < place.num_processes - 1:
+        while len(connections) < place.num_processes - 1:
             connection = _accept(server, deadline)
             if connection is None:
-                problem = _absent(place, came, timeout_s)
+                problem = _absent(place, came, timeout_s) if problem is None else problem
                 break
             opened.enter_context(connection)
             message = _receive(connection)
-            if message is not None and isinstance(message.get("process_id"), int):
-                problem = _difference(place, about, came, message)
-                came.add(message["process_id"])
-                connections.append(connection)
+            if message is None or not isinstance(message.get("process_id"), int):
+                continue
+            connections.append(connection)
+            if problem is None and (problem := _misplaced(place, about, came, message)):
+                deadline = min(deadline, time.monotonic() + _LATE_S)
+            came.add(message["process_id"])
         for connection in connections:
             _send(connection, {"problem": problem})
         for connection in connections:
@@ -184,7 +208,13 @@ def _welcome(place: Place, about: dict[str, str], deadline: float, timeout_s: in
     return bound
 
 
-def _arrive(place: Place, about: dict[str, str], deadline: float, timeout_s: int) -> None:
+def _arrive(
+    place: Place,
+    about: dict[str, str | None],
+    deadline: float,
+    timeout_s: int,
+    problem: str | None = None,
+) -> None:
     """Any other process: reports to process 0, and receives whether the run can begin."""
     address = split_address(place.coordinator, "--coordinator")
     reason = "no answer"
@@ -197,7 +227,7 @@ def _arrive(place: Place, about: dict[str, str], deadline: float, timeout_s: int
             continue
         with connection:
             me = {"process_id": place.process_id, "num_processes": place.num_processes}
-            _send(connection, me | {"about": about})
+            _send(connection, me | {"about": about, "problem": problem})
             verdict = _receive(connection, max(remaining_s, _MESSAGE_S))
         if verdict is not None:
             if verdict["problem"] is not None:
@@ -247,8 +277,25 @@ def _absent(place: Place, came: Set[int], timeout_s: int) -> str:
     )
 
 
-def _difference(
-    place: Place, about: Mapping[str, str], came: Set[int], message: Mapping[str, Any]
+def first_difference(
+    about: Mapping[str, str | None], number: int, other: Mapping[str, str | None]
+) -> str | None:
+    """The first thing in which a process differs from process 0, in a sentence; None: in nothing.
+
+    Args:
+      about, other: what process 0 and process `number` say of themselves, by name.
+    """
+    for name in dict.fromkeys([*about, *other]):
+        if other.get(name) != about.get(name):
+            return (
+                f"{name}: got {other.get(name)} in process {number} and {about.get(name)} in"
+                " process 0; allowed: the same."
+            )
+    return None
+
+
+def _misplaced(
+    place: Place, about: Mapping[str, str | None], came: Set[int], message: Mapping[str, Any]
 ) -> str | None:
     """What is wrong with a process that came; None: nothing."""
     number, count = message["process_id"], message.get("num_processes")
@@ -257,13 +304,8 @@ def _difference(
             f"--num_processes: got {count} in process {number} and {place.num_processes} in process"
             " 0; allowed: the same."
         )
+    if isinstance(message.get("problem"), str):
+        return message["problem"]
     if number in came or not 0 < number < place.num_processes:
         return f"--process_id: got {number} twice; allowed: each number once."
-    other = message.get("about", {})
-    for name, value in about.items():
-        if other.get(name) != value:
-            return (
-                f"{name}: got {other.get(name)} in process {number} and {value} in process 0;"
-                " allowed: the same."
-            )
-    return None
+    return first_difference(about, number, message.get("about", {}))

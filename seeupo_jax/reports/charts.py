@@ -65,6 +65,7 @@ def line_chart(
     x: str = "iteration",
     domain: tuple[float, float] | None = None,
     height: int = HEIGHT,
+    marks: Mapping[float, str] | None = None,
 ) -> Chart | None:
     """Lines with bands for intervals.
 
@@ -74,6 +75,7 @@ def line_chart(
       x, y: titles of the axes.
       domain: of the axis of values; None: from 0, or below, to the largest.
       height: in pixels.
+      marks: vertical lines, each with the text that pointing at it shows.
     """
     block = max((block_size([p.at for p in ps], _LINE_POINTS) for ps in series.values()), default=1)
     lines = {name: thin(points, block) for name, points in series.items() if known(points)}
@@ -109,6 +111,7 @@ def line_chart(
         .add_params(zoom, picked),
         _dots(base, x, 0 if most > _MARKED_POINTS else _DOT).encode(value, shape),
     ]
+    layers += [_rules(marks, x)] if marks else []
     if len(lines) > 1:
         ends = {n: p.value for n, line in lines.items() for p in line if p.value is not None}
         layers.append(_end_names(end_labels(ends, low, high, height)).encode(color))
@@ -371,6 +374,12 @@ def _end_names(places: Mapping[str, float]) -> alt.Chart:
     return chart.mark_text(align="left", baseline="middle", clip=False, dx=6, fontSize=11).encode(
         x=alt.value("width"), y=alt.Y("place:Q", scale=None, axis=None), text="label:N"
     )
+
+
+def _rules(marks: Mapping[float, str], x: str) -> alt.Chart:
+    rows = alt.InlineData([{x: at, "change": text} for at, text in marks.items()])
+    rule = alt.Chart(rows, name="changes").mark_rule(clip=True, strokeDash=[2, 3], opacity=0.6)
+    return rule.encode(alt.X(f"{x}:Q"), color=alt.value("currentColor"), tooltip="change:N")
 
 
 def _row(series: str, point: Point, at: str) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from seeupo_jax.reports.sections import (
     turns_section,
 )
 from seeupo_jax.reports.settings_tables import (
+    changes_table,
     configuration_table,
     failures_section,
     unrecorded,
@@ -131,6 +132,7 @@ def render(runs: Sequence[Recorded], folder: Path) -> str:
         },
         configuration=configuration_table(runs),
         versions=versions_table(runs),
+        changes=changes_table(runs),
         unrecorded=unrecorded(runs),
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         style=style,

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -16,7 +16,13 @@ from typing import Any
 from seeupo_jax.configuration.schema import Evaluation
 from seeupo_jax.metrics.metrics_log import METRICS_FILE, read_metrics
 from seeupo_jax.metrics.phases import total_time
-from seeupo_jax.metrics.run_manifest import RUN_FILE, read_run_manifest
+from seeupo_jax.metrics.run_manifest import (
+    RUN_FILE,
+    Resumption,
+    flatten,
+    read_resumptions,
+    read_run_manifest,
+)
 from seeupo_jax.metrics.statistics import read_estimates, split_and_metric
 from seeupo_jax.trajectories.reader import FOLDER
 
@@ -69,6 +75,11 @@ class Recorded:
     def setting(self, name: str) -> Any:
         """A value of the configuration by its dotted name; None where it is not known."""
         return dict(flatten(self.about["config"])).get(name)
+
+    @property
+    def resumptions(self) -> list[Resumption]:
+        """Starts of the run after its first one."""
+        return read_resumptions(self.about)
 
     @property
     def split(self) -> str:
@@ -163,15 +174,6 @@ def _names(folders: Sequence[Path]) -> list[str]:
         repeats = names.count(name)
         names.append(f"{name} ({repeats + 1})" if repeats else name)
     return names
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested mappings as dotted names and values; an empty mapping is a value."""
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def is_number(value: Any) -> bool:

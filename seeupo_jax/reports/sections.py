@@ -68,10 +68,10 @@ def overlay(
     y: str,
     domain: tuple[float, float] | None = None,
 ) -> list[Chart | None]:
-    """One chart of all measures of a run; of several runs one for each measure."""
+    """One chart of all measures of a run, which marks changes; of several runs one for each."""
     if len(runs) == 1:
         series = {name: points(runs[0]) for name, points in measures.items()}
-        return [line_chart(title, series, y=y, domain=domain)]
+        return [line_chart(title, series, y=y, domain=domain, marks=_changes(runs[0]))]
     return [
         line_chart(
             title if len(measures) == 1 else f"{title}: {name}",
@@ -81,6 +81,17 @@ def overlay(
         )
         for name, points in measures.items()
     ]
+
+
+def _changes(run: Recorded) -> dict[float, str]:
+    """What changed where the run resumed, between the two iterations."""
+    marks: dict[float, str] = {}
+    for each in run.resumptions:
+        if each.after is not None and (lines := each.lines()):
+            text = f"{each.place}: {'; '.join(lines)}"
+            earlier = marks.get(each.after + 0.5)
+            marks[each.after + 0.5] = text if earlier is None else f"{earlier}; {text}"
+    return marks
 
 
 def charted(runs: Sequence[Recorded], section: str) -> dict[str, Sequence[Chart | None]]:

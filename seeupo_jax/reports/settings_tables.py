@@ -8,8 +8,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from seeupo_jax.metrics.run_manifest import RUN_FILE
-from seeupo_jax.reports.run_data import Recorded, flatten, natural
+from seeupo_jax.metrics.run_manifest import RUN_FILE, flatten
+from seeupo_jax.reports.run_data import Recorded, natural
 from seeupo_jax.reports.sections import Row, Section, Table
 from seeupo_jax.trajectories.reader import find_shards, read_shard
 
@@ -29,7 +29,25 @@ def versions_table(runs: Sequence[Recorded]) -> Table | None:
     """A table of what the runs were made with: model, devices, software versions, command."""
     with_versions = [run for run in runs if "versions" in run.about]
     abouts = [{key: run.about[key] for key in _ABOUT if key in run.about} for run in with_versions]
+    for run, about in zip(with_versions, abouts, strict=True):
+        if "resumed" in about:
+            about["resumed"] = [each.at for each in run.resumptions]
     return _table("Versions", "what", with_versions, abouts)
+
+
+def changes_table(runs: Sequence[Recorded]) -> Table | None:
+    """What changed each time that a run resumed; None where none did.
+
+    The configuration and the versions are those of the last start.
+    """
+    rows = []
+    for run in runs:
+        for each in run.resumptions:
+            lines = ["not recorded"] if each.changes is None else each.lines() or ["nothing"]
+            name = [] if len(runs) == 1 else [run.name]
+            rows += [Row([each.place, *name, each.at, line]) for line in lines]
+    header = ["resumed", *(["run"] if len(runs) > 1 else []), "at", "what changed"]
+    return Table("Changes on resuming", header, rows) if rows else None
 
 
 def unrecorded(runs: Sequence[Recorded]) -> str:

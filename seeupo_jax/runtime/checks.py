@@ -50,8 +50,7 @@ def prepare_run(config: Config, workdir: Path, check: Callable[[Config], object]
     """
     prepare_xla(small=build.is_small(config))
     check_places(config, workdir, make=False)
-    if not jax.distributed.is_initialized():
-        join_cluster(config)
+    join_cluster(config)
     check(config)
     check_places(config, workdir)
     check_shared_places(config, workdir)

@@ -5,23 +5,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import hashlib
 import importlib.util
-import json
 import logging
 import os
-import platform
 import sys
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import absl.logging
 import jax
 
-import seeupo_jax
 from seeupo_jax.checkpoint import (
     Checkpoints,
     Unwritable,
@@ -36,16 +32,19 @@ from seeupo_jax.checkpoint import (
 )
 from seeupo_jax.configuration.fields import is_url
 from seeupo_jax.configuration.flags import Flags, Wrong, integer, path
-from seeupo_jax.configuration.loading import load_config, to_dict
+from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.user_code import expand_home
 from seeupo_jax.errors import WriteError, is_full, printable
 from seeupo_jax.parallel import cluster
 from seeupo_jax.parallel.device_memory import host_memory
+from seeupo_jax.parallel.distributed import gather
 from seeupo_jax.parallel.program_cache import keep_programs
 from seeupo_jax.runtime.heap import keep_freed_memory
+from seeupo_jax.runtime.hosts.host_settings import host_settings
 
 _LOGGER = logging.getLogger(__name__)
+_T = TypeVar("_T")
 _TRITON_PRODUCTS = "xla_gpu_enable_triton_gemm"  # of XLA_FLAGS
 # Of a GPU's memory, what JAX reserves where no variable says otherwise, whose own default is 0.75;
 # plans are of 0.9. The rest is for CUDA's libraries: cuBLAS, cuDNN, NCCL.
@@ -219,12 +218,39 @@ def full_disk(config: Config, workdir: Path) -> Generator[None]:
 def cluster_flags(given: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `join_cluster` among the values of flags."""
     names = ("coordinator", "process_id", "num_processes", "cluster_timeout_s")
-    return {name: getattr(given, name) for name in names}
+    return {"config_file": given.config, **{name: getattr(given, name) for name in names}}
+
+
+def failing_together(given: argparse.Namespace, step: Callable[[], _T]) -> _T:
+    """What a step of this process returns; the others, which are about to meet, end with its error.
+
+    Args:
+      given: the values of flags, with those of `add_cluster_flags`.
+
+    Raises:
+      ValueError: of the step.
+    """
+    try:
+        return step()
+    except ValueError as error:
+        with contextlib.suppress(
+            ValueError
+        ):  # wrong flags, of which this process says nothing more
+            place = cluster.find_place(
+                given.coordinator,
+                given.process_id,
+                given.num_processes,
+                timeout_s=given.cluster_timeout_s,
+            )
+            if place is not None:
+                cluster.refuse(place, str(error))
+        raise
 
 
 def join_cluster(
     config: Config,
     *,
+    config_file: str | None = None,
     coordinator: str | None = None,
     process_id: int | None = None,
     num_processes: int | None = None,
@@ -232,30 +258,32 @@ def join_cluster(
 ) -> None:
     """Makes this process one of several, where the flags or the environment say so.
 
+    Processes that have met already, as in Python code, are compared again.
+
+    Args:
+      config_file: as of `host_settings`.
+
     Raises:
       ValueError: they do not all come in time, or differ in what must be the same.
     """
+    if jax.distributed.is_initialized():
+        return _compare(config)
     timeout_s = cluster_timeout_s
     place = cluster.find_place(coordinator, process_id, num_processes, timeout_s=timeout_s)
     if place is None:
         return
-    about = {
-        "python": platform.python_version(),
-        "jax": jax.__version__,
-        "seeupo_jax": _fingerprint(),
-    }
-    for name, part in to_dict(config).items():
-        about[f"config.{name}"] = json.dumps(part, sort_keys=True)
-    cluster.join(place, about, timeout_s=timeout_s)
+    cluster.join(place, host_settings(config, config_file), timeout_s=timeout_s)
 
 
-def _fingerprint() -> str:
-    """A hash of the package's source, so that hosts with different copies are detected."""
-    root = Path(seeupo_jax.__path__[0])
-    digest = hashlib.sha256()
-    for file in sorted(root.rglob("*.py")):
-        digest.update(file.relative_to(root).as_posix().encode() + file.read_bytes())
-    return f"source {digest.hexdigest()[:12]}"
+def _compare(config: Config) -> None:
+    """ValueError where processes that have met differ in what must be the same."""
+    if jax.process_count() == 1:
+        return
+    first, *others = gather(host_settings(config))
+    for number, other in enumerate(others, 1):
+        problem = cluster.first_difference(first, number, other)
+        if problem is not None:
+            raise ValueError(problem)
 
 
 def prepare_xla(*, small: bool = False) -> None:

@@ -16,9 +16,8 @@ from typing import Any
 import jax
 
 from seeupo_jax.agents.agent_tasks import find_tasks
-from seeupo_jax.configuration.agent_schema import without_places
 from seeupo_jax.configuration.loading import to_dict
-from seeupo_jax.configuration.reward import without_call_limits
+from seeupo_jax.configuration.resume_fields import without_computed
 from seeupo_jax.configuration.schema import Config, Env
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.metrics.statistics import Estimate, evaluation_table, read_estimates
@@ -151,10 +150,11 @@ def evaluation_settings(
             values[f"config.env.{name}"] = vars(config.env)[name]
     if config.rollout.quantize != "none" and "server" not in same:  # which samples by itself
         values["config.rollout.quantize"] = config.rollout.quantize
+    decisive = without_computed(to_dict(config))
     if config.rewards:
-        values["config.rewards"] = without_call_limits(to_dict(config)["rewards"])
+        values["config.rewards"] = decisive["rewards"]
     if config.agent.given:
-        values["config.agent"] = without_places(to_dict(config)["agent"])
+        values["config.agent"] = decisive["agent"]
     if chat is not None:
         values |= {f"chat.{name}": value for name, value in chat.items()}
     return {"split": split, "k": k, "config.seed": config.seed, **values, **same}

@@ -17,7 +17,7 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.user_code import describe
 from seeupo_jax.errors import WriteError
 from seeupo_jax.metrics.metrics_log import read_metrics
-from seeupo_jax.metrics.run_manifest import read_run_manifest
+from seeupo_jax.metrics.run_manifest import read_resumptions, read_run_manifest
 from seeupo_jax.metrics.statistics import markdown_table, read_estimates
 
 Lines = Sequence[Mapping[str, Any]]  # of metrics.jsonl
@@ -226,6 +226,9 @@ def _settings(
         "versions": _words({name: versions[name] for name in _VERSIONS if name in versions}),
         "command": " ".join(map(str, manifest.get("command", ()))),
     }
+    for each in read_resumptions(manifest):  # `config` is that of the last start
+        name = f"changed on resuming {each.place}"
+        settings[name] = "; ".join(filter(None, (settings.get(name), *each.lines())))
     return {name: value for name, value in settings.items() if value not in (None, "")}
 
 

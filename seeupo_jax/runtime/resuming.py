@@ -21,7 +21,7 @@ from seeupo_jax.policy.files.weights import PACKAGE, resolve_path
 from seeupo_jax.runtime.build import ARCHITECTURES
 from seeupo_jax.runtime.evaluation import evaluated_splits
 from seeupo_jax.runtime.policy_folder import starting_folder
-from seeupo_jax.runtime.same_run import measured_with
+from seeupo_jax.runtime.same_run import another_run, measured_with
 from seeupo_jax.trajectories.json_lines import plain
 
 _LOGGER = logging.getLogger(__name__)
@@ -90,10 +90,7 @@ def check_same_chat(config: Config, workdir: Path, notes: Mapping[str, Any]) -> 
     for name, value in now.items():
         was = saved.get(name, vars(Chat())[name])
         if value != was and not (name == "template" and _is_one_place(value, was)):
-            raise ValueError(
-                f"config.chat.{name}: got {value!r}; allowed for this workdir, whose checkpoint has"
-                f" it: {was!r}. Choose a new workdir for another run."
-            )
+            raise another_run(f"chat.{name}", value, was)
 
 
 def _choose(config: Config, workdir: Path, chat: Chat) -> dict[str, Any] | None:
@@ -156,10 +153,7 @@ def check_same_warm_start(config: Config, workdir: Path) -> None:
         if name.startswith("chat.") and config.chat == Chat():  # then those of its folder hold
             continue
         if value != was and not (name in _PLACES and _is_one_place(value, was)):
-            raise ValueError(
-                f"config.{name}: got {value!r}; allowed for this workdir, whose warm start was made"
-                f" with it: {was!r}. Choose a new workdir for another run."
-            )
+            raise another_run(name, value, was, whose="warm start was made with it")
 
 
 def _is_one_place(path: str | None, other: str | None) -> bool:

@@ -6,27 +6,33 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from seeupo_jax.configuration.agent_schema import without_places
-from seeupo_jax.configuration.layout_fields import CALLS, PROCESSES, ROLLOUT
 from seeupo_jax.configuration.loading import to_dict
-from seeupo_jax.configuration.reward import Judge, without_call_limits
+from seeupo_jax.configuration.resume_fields import SAMPLING, TRAINING_PARTS, refused_fields
+from seeupo_jax.configuration.reward import Judge
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.runtime import build
 from seeupo_jax.trajectories.json_lines import plain
 
 _LOGGER = logging.getLogger(__name__)
 SUPERVISED = "sft"  # key of a checkpoint's notes that only supervised fine-tuning has
+_HINTS = {
+    "evaluation.split": "Name others in config.evaluation.extra_splits, or evaluate the finished"
+    " run on them.",
+}
+# Of config.env: fields that the hash of `made_by` had before they could change, at their defaults.
+_CALLS = ("workers", "timeout_s", "retries", "retry_wait_s")
 
 
 def made_by(config: Config) -> str:
     """Names the policies that a run samples with."""
-    same, usual = _same_fields(config), vars(Config().env)
-    env = {name: x for name, x in to_dict(config)["env"].items() if name not in PROCESSES}
-    same["env"] = {name: usual[name] if name in CALLS else x for name, x in env.items()}
+    values, usual = to_dict(config), vars(Config().env)
+    same = refused_fields(values, SAMPLING)
+    env = values["env"] | {name: usual[name] for name in _CALLS}
+    same["env"] = {name: x for name, x in env.items() if name in (*same["env"], *_CALLS)}
     drawn = config.curriculum.by != "none"
     for part, given in (
         ("rewards", config.rewards),
@@ -63,38 +69,52 @@ def check_training(notes: Mapping[str, Any]) -> None:
 def check_same_run(
     config: Config, saved: Mapping[str, Any], adapters: Mapping[str, Any] | None = None
 ) -> None:
-    """A resumed run must draw the same random numbers and tasks as the one that was stopped.
-
-    Its metrics named `eval/` must be of one split too, since they do not name it.
+    """A resumed run must be the one that was stopped, but for what may change.
 
     Args:
       saved: the configuration that a checkpoint was made with.
       adapters: as for `check_same_policy`.
 
     Raises:
-      ValueError: another seed, environment, agent, rollout, curriculum or evaluation split, or
-        other rewards.
+      ValueError: another value of a field that may not change, or as of `check_same_model`.
     """
-    wanted, defaults = (plain(_same_fields(each), finite=False) for each in (config, Config()))
-    for field, value in wanted.items():
-        saved_value = saved.get(field, defaults[field])  # of a version that had none
-        if field == "rewards":
-            saved_value = without_call_limits(saved_value)
-        if isinstance(value, dict):  # the saved one's version may not have had all fields
-            saved_value = {name: saved_value.get(name, defaults[field][name]) for name in value}
-        if saved_value != value:
-            raise ValueError(
-                f"config.{field}: got {value}; allowed for this workdir, whose checkpoint"
-                f" has it: {saved_value}. Choose a new workdir for another run."
-            )
-    split = saved.get("evaluation", {}).get("split", Config().evaluation.split)
-    if config.evaluation.split != split:
-        raise ValueError(
-            f"config.evaluation.split: got {config.evaluation.split!r}; allowed for this workdir,"
-            f" whose figures are of it: {split!r}. Name others in config.evaluation.extra_splits,"
-            " or evaluate the finished run on them."
-        )
+    check_same_fields(config, saved, TRAINING_PARTS)
     check_same_model(config, saved, adapters)
+
+
+def check_same_fields(config: Config, saved: Mapping[str, Any], parts: Sequence[str]) -> None:
+    """ValueError where a field that may not change has another value than a checkpoint's.
+
+    Args:
+      saved: the configuration that the checkpoint was made with; a field that its version had not
+        was at its default.
+      parts: of the configuration, those that this kind of run reads.
+    """
+    wanted, had, usual = (
+        _flat(refused_fields(plain(values, finite=False), parts))
+        for values in (to_dict(config), saved, to_dict(Config()))
+    )
+    for name, value in wanted.items():
+        was = had.get(name, usual[name])
+        if was != value:
+            raise another_run(name, value, was)
+
+
+def another_run(field: str, got: Any, was: Any, whose: str = "checkpoint has it") -> ValueError:
+    """The refusal of a field of the configuration that a workdir's run has otherwise."""
+    return ValueError(
+        f"config.{field}: got {got!r}; allowed for this workdir, whose {whose}: {was!r}."
+        f" {_HINTS.get(field, 'Choose a new workdir for another run.')}"
+    )
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of parts of the configuration by their full names; options stay one value."""
+    flat: dict[str, Any] = {}
+    for part, value in values.items():
+        of_part = isinstance(value, Mapping)
+        flat |= {f"{part}.{name}": x for name, x in value.items()} if of_part else {part: value}
+    return flat
 
 
 def check_same_model(
@@ -189,15 +209,3 @@ def _other_path(config: Config, saved: Mapping[str, Any], part: str) -> str | No
     saved_path = saved.get(part, {}).get("path", path)
     same = os.path.realpath(str(saved_path)) == os.path.realpath(str(path))
     return path if same else saved_path
-
-
-def _same_fields(config: Config) -> dict[str, Any]:
-    """What decides which trajectories are sampled, but for the policy."""
-    values = to_dict(config)
-    rollout = {name: v for name, v in values["rollout"].items() if name not in ROLLOUT}
-    env = {name: v for name, v in values["env"].items() if name not in (*PROCESSES, *CALLS)}
-    rewards = without_call_limits(values["rewards"])
-    agent = without_places(values["agent"])
-    same = {"seed": values["seed"], "rollout": rollout, "env": env, "rewards": rewards}
-    judge = {name: values["judge"][name] for name in ("function", "options")}
-    return same | {"agent": agent, "curriculum": values["curriculum"], "judge": judge}

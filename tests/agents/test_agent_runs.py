@@ -189,7 +189,7 @@ def test_a_run_resumes_and_an_evaluation_goes_on_with_the_same_agent_wherever_it
     del older["agent"]  # of a version that had none
     check_same_run(from_dict({}), older)
     for agent, other in ((second, saved), (plain, saved), (first, older)):
-        with pytest.raises(ValueError, match="^config.agent: got .*Choose a new workdir"):
+        with pytest.raises(ValueError, match="^config.agent.command: got .*Choose a new workdir"):
             check_same_run(from_dict({"agent": agent}), other)
     a, b, c = (made_by(from_dict({"agent": agent})) for agent in (plain, first, second))
     assert len({a, b, c}) == 3 and made_by(from_dict({"agent": {"port": 5}})) == a

@@ -8,7 +8,7 @@ import pytest
 from seeupo_jax.configuration.field_reference import describe_fields, describe_groups
 from seeupo_jax.configuration.loading import from_dict, to_dict
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.reports.run_data import flatten
+from seeupo_jax.metrics.run_manifest import flatten
 
 FIELDS = {field.full_name: field for field in describe_fields()}
 

@@ -1,6 +1,7 @@
 """What a run came to."""
 
 import io
+import json
 
 import numpy as np
 import pytest
@@ -142,6 +143,17 @@ def test_the_summary_compares_first_with_last_and_names_only_what_is_there(tmp_p
     assert f"tensorboard --logdir={tmp_path / 'tensorboard'}" in text
     assert str(tmp_path / "metrics.jsonl") in text
     assert "checkpoints" not in text and "learning_curve" not in text
+
+
+def test_the_summary_names_what_changed_when_the_run_resumed(tmp_path):
+    _write(tmp_path, (), {0: BEFORE, 10: AFTER})
+    changes = {"config.seed": {"before": "\x1b[2J", "after": 1}}
+    resumed = [{"at": "then", "after": 7, "in_sweep": True, "changes": changes}, "2026-01-02"]
+    (tmp_path / "run.json").write_text(json.dumps({"resumed": resumed}))
+    print_summary(tmp_path, stream=(stream := io.StringIO()))
+    lines = stream.getvalue().splitlines()
+    at = lines.index("Settings changed on resuming")
+    assert lines[at + 1 : at + 3] == ["  in the sweep of 8: config.seed: \\x1b[2J -> 1", ""]
 
 
 def test_a_plain_display_ends_with_plain_text_on_a_terminal_too(tmp_path, monkeypatch):

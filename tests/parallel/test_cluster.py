@@ -13,7 +13,7 @@ import pytest
 from process_cases import PYTHONPATH, free_port
 
 from seeupo_jax.parallel import cluster
-from seeupo_jax.parallel.cluster import Place, find_place, join
+from seeupo_jax.parallel.cluster import Place, find_place, join, refuse
 
 ABOUT = {"jax": "0.10.2", "config.seed": "0"}
 
@@ -88,11 +88,56 @@ def test_a_process_without_a_coordinator_gives_up_in_time(initialized):
         ([(1, 3, ABOUT)], "--num_processes: got 3 in process 1 and 2 in process 0"),
         ([(1, 2, ABOUT | {"jax": "0.11"})], "jax: got 0.11 in process 1 and 0.10.2 in process 0"),
         ([(1, 2, {"jax": "0.10.2"})], "config.seed: got None in process 1 and 0 in process 0"),
+        ([(1, 2, ABOUT | {"chat": "x"})], "chat: got x in process 1 and None in process 0"),
     ],
 )
 def test_processes_that_differ_are_all_told_how(initialized, others, wanted):
     logged = meet((0, 2, ABOUT), *others)
     assert len(set(logged)) == 1 and logged[0].startswith(wanted) and not initialized
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+def test_what_keeps_one_process_from_joining_ends_all(initialized, failing):
+    port, logged = free_port(), {}
+
+    def run(number):
+        place = Place(f"localhost:{port}", number, 3)
+        if number == failing:
+            return refuse(place, "config.seed: got x; allowed: a number.")
+        try:
+            join(place, ABOUT, timeout_s=60)
+        except ValueError as error:
+            logged[number] = str(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    told = f"process {failing}: config.seed: got x; allowed: a number."
+    assert logged == dict.fromkeys({0, 1, 2} - {failing}, told) and not initialized
+
+
+def test_a_process_that_comes_after_a_difference_was_found_is_told_it_too(initialized):
+    port, logged = free_port(), {}
+
+    def run(number, about):
+        try:
+            join(Place(f"localhost:{port}", number, 3), about, timeout_s=60)
+        except ValueError as error:
+            logged[number] = str(error)
+
+    numbers = [(0, ABOUT), (1, ABOUT | {"jax": "0.11"}), (2, ABOUT)]
+    threads = [threading.Thread(target=run, args=each) for each in numbers]
+    for thread in threads[:2]:
+        thread.start()
+    time.sleep(1)  # in which process 0 has heard of the difference
+    threads[2].start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert len({*logged.values()}) == 1 and len(logged) == 3 and logged[2].startswith("jax: got")
 
 
 def test_a_number_that_comes_twice_is_told(initialized):

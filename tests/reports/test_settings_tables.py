@@ -4,10 +4,18 @@ import gzip
 import json
 
 import pytest
+from report_cases import write_about
 from telemetry_cases import record, write_shard
 
+from seeupo_jax.reports.blocks import Point
 from seeupo_jax.reports.run_data import load_runs
-from seeupo_jax.reports.settings_tables import configuration_table, failures_section
+from seeupo_jax.reports.sections import overlay
+from seeupo_jax.reports.settings_tables import (
+    changes_table,
+    configuration_table,
+    failures_section,
+    versions_table,
+)
 
 
 def test_values_that_differ_are_marked_and_told_apart_where_their_texts_agree(tmp_path):
@@ -30,6 +38,43 @@ def test_values_that_differ_are_marked_and_told_apart_where_their_texts_agree(tm
         "rate": (["0.5", "0.25"], True),
         "same": (["1", "1"], False),
     }
+
+
+RESUMED = [
+    "2026-01-01T00:00:00+00:00",  # as earlier versions wrote it
+    {"at": "monday", "after": 3, "in_sweep": False, "changes": {}},
+    {
+        "at": "tuesday",
+        "after": 5,
+        "in_sweep": True,
+        "changes": {"config.seed": {"before": 0, "after": 1}, "versions.x": {"before": "2"}},
+    },
+]
+
+
+def test_the_report_shows_what_changed_when_a_run_resumed_and_where(tmp_path):
+    write_about(tmp_path)
+    about = json.loads((tmp_path / "run.json").read_text())
+    assert changes_table(load_runs([tmp_path])) is None
+    (tmp_path / "run.json").write_text(json.dumps(about | {"resumed": RESUMED}))
+    lines = [{"iteration": i, "sweep/loss": 0.1} for i in range(1, 9)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run,) = load_runs([tmp_path])
+    assert [row.cells for row in changes_table([run]).rows] == [
+        ["at 2026-01-01T00:00:00+00:00", "2026-01-01T00:00:00+00:00", "not recorded"],
+        ["after 3", "monday", "nothing"],
+        ["in the sweep of 6", "tuesday", "config.seed: 0 -> 1"],
+        ["in the sweep of 6", "tuesday", "versions.x: 2 -> -"],
+    ]
+    versions = {row.cells[0]: row.cells[1] for row in versions_table([run]).rows}
+    assert versions["resumed"] == "2026-01-01T00:00:00+00:00 monday tuesday"
+    measures = {"loss": lambda run: [Point(i, v) for i, v in run.series("sweep/loss")]}
+    (chart,) = overlay("Loss", [run], measures, y="")
+    text = "in the sweep of 6: config.seed: 0 -> 1; versions.x: 2 -> -"
+    assert [{"iteration": 5.5, "change": text}] in chart.spec["datasets"].values() or any(
+        layer.get("data") == {"values": [{"iteration": 5.5, "change": text}]}
+        for layer in chart.spec["layer"]
+    )
 
 
 @pytest.mark.parametrize(

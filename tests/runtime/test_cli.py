@@ -15,6 +15,7 @@ from loaded_python import run
 from places import SUPPORT, TINY
 from process_cases import environment
 
+import seeupo_jax
 from seeupo_jax.configuration.flags import Flags
 from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
 from seeupo_jax.configuration.schema import Config
@@ -75,12 +76,13 @@ def test_processes_of_different_configurations_or_sources_do_not_meet(tmp_path, 
     usual = from_dict({})
     values, source = to_dict(usual), tmp_path / "x.py"
     source.write_text("x = 1\n")
-    monkeypatch.setattr(cli.seeupo_jax, "__path__", [str(tmp_path)])
+    monkeypatch.setattr(seeupo_jax, "__path__", [str(tmp_path)])
     about = said_of(usual, monkeypatch)
     assert {name: json.loads(about[f"config.{name}"]) for name in values} == json.loads(
         json.dumps(values)
     )
-    assert about["jax"] == jax.__version__ and about["python"] == sys.version.split()[0]
+    assert about["version of jax"] == jax.__version__
+    assert about["version of python"] == sys.version.split()[0]
 
     def differing(other):
         now = said_of(other, monkeypatch)

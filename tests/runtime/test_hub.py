@@ -90,6 +90,21 @@ def test_settings_and_splits_of_the_card_are_the_runs_own(workdir):
     assert "| iterations planned | 11 |" in card and "value: 0.75" in card
 
 
+def test_the_card_names_what_changed_when_the_run_resumed(workdir):
+    changes = {"config.optimizer.learning_rate": {"before": 1e-3, "after": 3e-4}}
+    resumed = [
+        "2026-01-02T03:04:05+00:00",
+        {"at": "then", "after": 2, "in_sweep": False, "changes": changes},
+        {"at": "later", "after": 2, "in_sweep": False, "changes": {"versions.jax": {"after": "1"}}},
+        {"at": "last", "after": 3, "in_sweep": False, "changes": {}},
+    ]
+    (workdir / "run.json").write_text(json.dumps(MANIFEST | {"resumed": resumed}))
+    card = model_card(a_config(), workdir, 2, "params", "agent")
+    row = "| changed on resuming after 2 | config.optimizer.learning_rate: 0.001 -> 0.0003;"
+    assert f"{row} versions.jax: - -> 1 |" in card
+    assert card.count("changed on resuming") == 1
+
+
 def test_figures_of_the_card_are_of_as_many_episodes_as_in_the_last_evaluation(workdir):
     """A resumed run may have another evaluation.k than before, or than its run.json."""
     later = {"iteration": 3, "eval/avg@8": 0.625, "eval/tasks": 64, "eval/selected_on": 1.0}

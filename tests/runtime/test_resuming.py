@@ -216,7 +216,7 @@ def ran(workdir, config, *, iterations):
         for iteration in range(iterations + 1):
             metrics.write(iteration, {"x": 1.0})
     parts = {"config": to_dict(config), "devices": {}, "model": {}}
-    write_run_manifest(workdir, resumed=False, launch=Launch(), **parts)
+    write_run_manifest(workdir, resumes=None, launch=Launch(), **parts)
     return workdir
 
 

@@ -116,12 +116,14 @@ def _start_lines(run: AbstractSft, workdir: Path, data: SftData) -> list[str]:
     passed: list[str] = []
     folder = find_directory(run.config.checkpoint, workdir)
     files = Checkpoints(folder, 1, log=passed.append)
+    noted = files.newest({}, partial=True, optional=True)
+    if noted is not None:
+        check_same_sft(run.config, data.fingerprint, noted[1])
     newest = files.newest(run.state)
     files.close()
     if newest is None:
         check_begins(run.config, workdir)
         return [f"from the start: {folder} has no checkpoint", *passed]
-    check_same_sft(run.config, data.fingerprint, newest[1])
     best = newest[1][SUPERVISED]["best"]
     lowest = "" if best is None else f"; the lowest held-out loss is {best[1]:.4f} at {best[0]}"
     line = resumption("step", newest[0], run.config.iterations)

@@ -112,14 +112,16 @@ def _start(run: AbstractRun, config: Config, workdir: Path, selects_on: str | No
     files, stopped = (
         Checkpoints(each, 1, log=passed.append) for each in (folder, f"{folder}/stopped")
     )
-    newest, sweep = files.newest(run.state), stopped.latest()
-    files.close()
-    stopped.close()
-    done, notes = (0, {}) if newest is None else newest
-    if notes:
+    noted, sweep = files.newest({}, partial=True, optional=True), stopped.latest()
+    if noted is not None:
+        notes = noted[1]
         check_training(notes)
         check_same_run(config, notes["config"], notes.get("adapters"))
         check_same_chat(config, workdir, notes)
+    newest = files.newest(run.state)
+    files.close()
+    stopped.close()
+    done, notes = (0, {}) if newest is None else newest
     if sweep is not None and done < sweep <= config.iterations:  # else it is skipped
         if (found := stopped.newest({}, partial=True, optional=True)) is not None:
             check_same_sweep(config, sweep, found[1]["config"], f"{folder}/stopped")

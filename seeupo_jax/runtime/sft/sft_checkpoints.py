@@ -9,12 +9,17 @@ import jax
 
 from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration.loading import to_dict
+from seeupo_jax.configuration.resume_fields import SUPERVISED_PARTS
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.metrics.run_manifest import note_checkpoints
 from seeupo_jax.runtime.resuming import lacks_evaluation, resumption
-from seeupo_jax.runtime.same_run import SUPERVISED, adapters_note, check_same_model
+from seeupo_jax.runtime.same_run import (
+    SUPERVISED,
+    adapters_note,
+    check_same_fields,
+    check_same_model,
+)
 from seeupo_jax.runtime.sft.sft_parts import Best, SftParts, SftState
-from seeupo_jax.trajectories.json_lines import plain
 from seeupo_jax.types import TrainState
 
 
@@ -35,11 +40,13 @@ class SftCheckpoints:
         Raises:
           ValueError: it is of another run.
         """
+        newest = self._checkpoints.newest({}, partial=True, optional=True)
+        if newest is not None:  # of another run its arrays may be others too
+            check_same_sft(self._parts.given, self._parts.data.fingerprint, newest[1])
         restored = self._checkpoints.restore(example)
         if restored is None:
             return None
         done, train, notes = restored
-        check_same_sft(self._parts.given, self._parts.data.fingerprint, notes)
         steps, saved = self._parts.steps, notes["config"]
         self._parts.progress.log(resumption("step", done, steps))
         supervised = notes[SUPERVISED]
@@ -117,21 +124,10 @@ def check_same_sft(config: Config, fingerprint: str, notes: Mapping[str, Any]) -
             "--workdir: got the folder of a training; allowed for sft: a new folder, or that of a"
             " supervised run."
         )
-    saved = notes["config"]
-    for name in ("seed", "sft.batch_size", "sft.held_out"):
-        group, _, leaf = name.rpartition(".")
-        given, saved_value = (
-            plain(values[group][leaf] if group else values[leaf], finite=False)
-            for values in (to_dict(config), saved)
-        )
-        if given != saved_value:
-            raise ValueError(
-                f"config.{name}: got {given}; allowed for this workdir, whose checkpoint has it:"
-                f" {saved_value}. Choose a new workdir for another run."
-            )
+    check_same_fields(config, notes["config"], SUPERVISED_PARTS)
     if notes[SUPERVISED]["data"] != fingerprint:
         raise ValueError(
             "--data: got conversations, or tokens of them, other than those that the checkpoint in"
             " this workdir was trained on; allowed: the same. Choose a new workdir for another run."
         )
-    check_same_model(config, saved, notes.get("adapters"))
+    check_same_model(config, notes["config"], notes.get("adapters"))

@@ -67,7 +67,12 @@ def begin_sft(
             resumed = restored is not None
             parts.metrics.resume_from(state.done + 1 if resumed else 0)
             parts.metrics.open()
-            write_description(workdir, given, launch, policy, state.train.params, resumed=resumed)
+            resumes = (state.done, False) if resumed else None
+            changed = write_description(
+                workdir, given, launch, policy, state.train.params, resumes=resumes
+            )
+            if changed is not None:
+                progress.log(changed)
         opened.pop_all()
     return run, state
 

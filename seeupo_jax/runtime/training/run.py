@@ -67,7 +67,8 @@ def begin_run(
             on_primary(lambda: check_begins(config, workdir))
         progress.resumed(state.done)
         parts.log.resume_from(state.done + 1 if resumed else 0)
-        parts.log.describe(launch, policy, state.train.params, resumed=resumed)
+        resumes = (state.done, state.stopped_sweep is not None) if resumed else None
+        parts.log.describe(launch, policy, state.train.params, resumes=resumes)
         opened.pop_all()
     return run, state
 

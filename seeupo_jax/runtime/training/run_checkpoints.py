@@ -87,12 +87,18 @@ class RunCheckpoints:
         }
 
     def restore(self, example: TrainState) -> RunState | None:
-        """The run as its newest checkpoint has it; None where there is none."""
+        """The run as its newest checkpoint has it; None where there is none.
+
+        Raises:
+          ValueError: it is of another run.
+        """
+        newest = self._checkpoints.newest({}, partial=True, optional=True)
+        if newest is not None:  # of another run its arrays may be others too
+            self._check_same_run(newest[1])
         restored = self._checkpoints.restore(example)
         if restored is None:
             return None
         done, train, notes = restored
-        self._check_same_run(notes)
         self._resume_from(done, notes)
         self._print_remat(notes)
         config, selects_on = self._parts.config, self._parts.selects_on

@@ -14,17 +14,25 @@ from seeupo_jax.runtime.build import Policy
 
 
 def write_description(
-    workdir: Path, config: Config, launch: Launch, policy: Policy, params: Any, *, resumed: bool
-) -> None:
+    workdir: Path,
+    config: Config,
+    launch: Launch,
+    policy: Policy,
+    params: Any,
+    *,
+    resumes: tuple[int, bool] | None,
+) -> str | None:
     """Leaves in WORKDIR/run.json how a run was begun, and with what.
 
     Args:
-      params: those that train. resumed: whether the run resumes from a checkpoint.
+      params: those that train. resumes: as of `write_run_manifest`.
+
+    Returns: a sentence on what changed where the run resumes; None: nothing did, or it begins.
     """
     devices, path = policy.mesh.devices, config.model.path
-    write_run_manifest(
+    resumption = write_run_manifest(
         workdir,
-        resumed=resumed,
+        resumes=resumes,
         launch=launch,
         config=to_dict(config),
         devices={
@@ -38,3 +46,9 @@ def write_description(
             "parameters": sum(leaf.size for leaf in jax.tree.leaves(policy.merged(params))),
         },
     )
+    if resumption is None:
+        return None
+    if resumption.changes is None:
+        return f"settings of the earlier starts are not known: {workdir} had no run.json to read"
+    changed = "; ".join(resumption.lines())
+    return f"settings changed {resumption.place}: {changed}" if changed else None

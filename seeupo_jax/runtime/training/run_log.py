@@ -73,10 +73,20 @@ class RunLog:
             self._trajectories.resume_from(iteration)
             self._metrics.open()
 
-    def describe(self, launch: Launch, policy: Policy, params: Any, *, resumed: bool) -> None:
-        """Leaves in WORKDIR/run.json how the run was begun, and with what."""
+    def describe(
+        self, launch: Launch, policy: Policy, params: Any, *, resumes: tuple[int, bool] | None
+    ) -> None:
+        """Leaves in WORKDIR/run.json how the run was begun, and with what; logs what changed.
+
+        Args:
+          resumes: as of `write_run_manifest`.
+        """
         if self._writes:
-            write_description(self._workdir, self._config, launch, policy, params, resumed=resumed)
+            changed = write_description(
+                self._workdir, self._config, launch, policy, params, resumes=resumes
+            )
+            if changed is not None:
+                self._progress.log(changed)
 
     def iteration(
         self,

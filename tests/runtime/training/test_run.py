@@ -365,7 +365,7 @@ def test_a_resumed_run_draws_the_same_tasks_by_their_success(begin, tmp_path):
         got, _ = drawn_with_a_checkpoint(run, state)
     for collected, same in zip(got, wanted, strict=True):
         assert_same_trajectories(collected.sampled, same.sampled)
-    with pytest.raises(ValueError, match="config.curriculum: got"), begin("drawn"):
+    with pytest.raises(ValueError, match="config.curriculum.by: got"), begin("drawn"):
         pass
 
 
@@ -541,9 +541,13 @@ def test_a_run_that_goes_on_with_other_activations_or_evaluations_says_so(begin,
     with begin("remat") as (run, state):
         run.checkpoints.save(state)
     selection = "checkpoints are selected by evaluations with k 9"
+    recorded = "settings changed after 0: config.model.remat: none -> full; config.evaluation.k: "
     for changed, wanted in (
         (["model.remat=none"], []),
-        (["model.remat=full", "evaluation.k=9"], ["remat: full, and none when", selection]),
+        (
+            ["model.remat=full", "evaluation.k=9"],
+            ["remat: full, and none when", selection, recorded],
+        ),
     ):
         logged.clear()
         with begin("remat", *changed):
@@ -590,7 +594,11 @@ def test_a_stopped_sweep_is_resumed_in_another_layout_and_skipped_where_it_canno
     for layout in ("remat=full", "attention=xla"):
         with begin("lowered", f"model.{layout}") as (run, state):
             assert state.done == 1 and state.stopped_sweep is not None
-    assert logged[-1] == "resuming in the sweep of iteration 2"
+    changed = "config.model.remat: full -> none; config.model.attention: auto -> xla"
+    assert logged[-2:] == [
+        "resuming in the sweep of iteration 2",
+        f"settings changed in the sweep of 2: {changed}",
+    ]
     wanted = r"^config.algorithm.order: got 'forward'; allowed: 'reverse', .*/checkpoints/stopped: "
     with pytest.raises(ValueError, match=wanted), begin("lowered", "algorithm.order=forward"):
         pass
