@@ -130,6 +130,11 @@ def _choices(
             f"--greedy: the {k} episodes of a task are alike, unless its environment is random."
         )
     split = config.evaluation.split if split is None else split
+    if not config.evaluation.tasks:
+        raise ValueError(
+            "config.evaluation.tasks: got 0, with which training evaluates nothing; allowed to"
+            " evaluate: a whole number >= 1."
+        )
     return config, split, k
 
 

@@ -56,7 +56,7 @@ from seeupo_jax.runtime.cli import (
     read_config,
     run_folder,
 )
-from seeupo_jax.runtime.evaluation import due
+from seeupo_jax.runtime.evaluation import due, evaluates
 from seeupo_jax.runtime.same_run import measured_with
 from seeupo_jax.runtime.training.callbacks import Callback, check_callbacks, notify_callbacks
 from seeupo_jax.runtime.training.run import Run, begin_run
@@ -196,7 +196,7 @@ def iterate(run: Run, state: RunState) -> bool:
                 collected = run.rollout(iteration, state)
                 state, metrics, stats = run.sweep(iteration, state, collected)
             run.record(state, collected, metrics, stats)
-            if due(config, iteration, config.evaluation.every):
+            if evaluates(config, iteration):
                 state = run.evaluate(state)
             if due(config, iteration, config.checkpoint.every):
                 state = run.checkpoints.save(state)

@@ -117,6 +117,11 @@ def test_what_each_run_has_of_its_own_is_refused_for_all(tmp_path, override):
         planned(tmp_path, override)
 
 
+def test_runs_without_evaluations_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="^config.evaluation.tasks: got 0; allowed in a comparison"):
+        planned(tmp_path, "evaluation.tasks=0")
+
+
 def swept(folder, *sweep, recipes=None, **more):
     return plan(TINY, (), folder, recipes=recipes, equal_steps=True, sweep=sweep, **more)
 

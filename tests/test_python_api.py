@@ -1,5 +1,6 @@
 """The package as an application uses it: one process, several runs, callbacks, and figures."""
 
+import dataclasses
 import functools
 import json
 import subprocess
@@ -21,6 +22,7 @@ from seeupo_jax import (
     evaluate,
     load_config,
     read_trajectories,
+    report,
     sft,
     telemetry,
     train,
@@ -28,6 +30,9 @@ from seeupo_jax import (
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.metrics.history import read_history
+from seeupo_jax.metrics.metrics_log import read_metrics
+from seeupo_jax.planning.explain.explain_training import explain_training
+from seeupo_jax.runtime.hub import model_card
 
 OVERRIDES = [text.removeprefix("--config.") for text in cases.CHOICES]
 
@@ -161,6 +166,34 @@ def test_an_evaluation_gives_its_figures_and_agrees_with_the_run(undisturbed, co
     assert "selected" not in caplog.text
     assert evaluate(config, workdir, step="best").file == result.file
     assert "checkpoint 2 was selected on the split" in caplog.text
+
+
+def test_without_tasks_a_run_evaluates_nothing_and_learns_the_same(
+    undisturbed, config, tmp_path, capsys
+):
+    off = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, tasks=0))
+    recorder = Recorder()
+    result = train(off, tmp_path, [recorder])
+    heard = [event for event in undisturbed[1].events if "evaluation" not in event]
+    heard = [event for event in heard if event[0] != "trajectories" or event[2] == "train"]
+    assert recorder.events == heard and result.stopped is None and result.best_iteration is None
+    lines = read_metrics(tmp_path)
+    assert [line["iteration"] for line in lines] == [1, 2]
+    assert not any("eval" in name for line in lines for name in line)
+    assert cases.checksums(tmp_path) == cases.checksums(undisturbed[0].workdir)
+    assert "config.checkpoint.keep_best=1 has no effect" in capsys.readouterr().out
+    sections = dict(explain_training(dataclasses.replace(off, iterations=4), tmp_path))
+    assert sections["evaluations"] == ["none (config.evaluation.tasks=0)"]
+    assert not any("tested" in line or "test:" in line for line in sections["tasks"])
+    assert "best" not in "".join(sections["checkpoints"])
+    report.main(["report", f"--workdir={tmp_path}"])
+    assert "none was recorded" in model_card(off, tmp_path, 2, "params", "us/policy")
+    with pytest.raises(ValueError, match=r"^config\.evaluation\.tasks: got 0, .* number >= 1\.$"):
+        evaluate(off, tmp_path)
+    resumed = Recorder()
+    longer = dataclasses.replace(config, iterations=3)  # evaluated again from here on
+    assert train(longer, tmp_path, [resumed]).best_iteration == 3
+    assert [e for e in resumed.events if e[0] == "evaluation"] == [("evaluation", 3)]
 
 
 def test_of_two_processes_one_hears_and_both_stop(config, tmp_path):

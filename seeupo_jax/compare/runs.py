@@ -108,6 +108,7 @@ def plan(
                 parts = config.algorithm.minibatches_per_turn * config.rollout.max_turns
                 fields.append(f"algorithm.minibatches_per_turn={parts}")
                 config = load_config(config_file, fields)
+            check_evaluated(config)
             folder = workdir / Path(*map(_folder_name, (recipe, *point))) / f"seed{seed}"
             command = [sys.executable, "-m", "seeupo_jax.train", f"--config={config_file}"]
             command += [f"--workdir={folder}", *(f"--config.{text}" for text in fields)]
@@ -115,6 +116,15 @@ def plan(
             runs.append(PlannedRun(variant, seed, folder, config, command))
             _check_same(runs[-1])
     return runs
+
+
+def check_evaluated(config: Config) -> None:
+    """ValueError where a run has no evaluation to be compared by."""
+    if not config.evaluation.tasks:
+        raise ValueError(
+            "config.evaluation.tasks: got 0; allowed in a comparison: a whole number >= 1, since"
+            " runs are compared by their evaluations."
+        )
 
 
 def sweep_points(sweep: Sequence[str], overrides: Sequence[str]) -> list[tuple[str, ...]]:

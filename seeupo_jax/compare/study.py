@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from seeupo_jax.compare.runs import check_evaluated
 from seeupo_jax.configuration.config_file import find_config, read_values
 from seeupo_jax.configuration.loading import load_config, to_dict
 from seeupo_jax.configuration.schema import Config
@@ -163,6 +164,7 @@ class Study:
                 f"config.stop_after_idle: got {config.stop_after_idle}; allowed in a study: none,"
                 " since a run that collapses is trained to its end too."
             )
+        check_evaluated(config)
         return Cell(stage, variant, point, seed, config)
 
 

@@ -156,11 +156,12 @@ class Evaluation:
     """Evaluation during training, and the defaults of the command."""
 
     every: int = at_least(0, 10)
-    """Iterations between evaluations; 0: only before and after."""
+    """Iterations between evaluations; 0: only before and after (`tasks`=0: none)."""
     split: str = "test"
     """Split of the environment's tasks that is evaluated."""
-    tasks: int = at_least(1, 64)
-    """Tasks of the split at most."""
+    tasks: int = at_least(0, 64)
+    """Tasks of the split at most; 0: nothing is evaluated, neither before, during nor after
+    training, and checkpoint.keep_best has nothing to compare."""
     k: int = at_least(1, 4)
     """Episodes per task."""
     temperature: float | None = within(0.01, 100, None)

@@ -105,10 +105,11 @@ def selection_split(config: Config, tasks: Tasks) -> str | None:
 
     Returns: `evaluation.select_on` where it is set; else `validation` where there are such
       tasks, which no other split has; else `evaluation.split` itself, on which the best
-      checkpoint's figure is then too good. None where `checkpoint.keep_best` is 0.
+      checkpoint's figure is then too good. None where `checkpoint.keep_best` is 0, or nothing is
+      evaluated.
     """
     evaluation = config.evaluation
-    if not config.checkpoint.keep_best:
+    if not (config.checkpoint.keep_best and evaluation.tasks):
         return None
     if evaluation.select_on is not None:
         return evaluation.select_on
@@ -127,6 +128,11 @@ def due(config: Config, iteration: int, every: int) -> bool:
     return iteration == config.iterations or bool(every and iteration % every == 0)
 
 
+def evaluates(config: Config, iteration: int) -> bool:
+    """Whether the policy after an iteration of training is evaluated."""
+    return config.evaluation.tasks > 0 and due(config, iteration, config.evaluation.every)
+
+
 def compared_on(config: Config, selects_on: str | None, iteration: int) -> str | None:
     """`selects_on` where what is saved after an iteration is to be compared; else None."""
     saved = iteration > 0 and due(config, iteration, config.checkpoint.every)
@@ -137,8 +143,10 @@ def evaluated_splits(config: Config, selects_on: str | None, iteration: int) -> 
     """What an evaluation after an iteration plays, each split once.
 
     It is the held-out split, before and after training the extra splits too, and of what is going
-    to be saved the split that checkpoints are selected on.
+    to be saved the split that checkpoints are selected on. With `evaluation.tasks`=0 it is none.
     """
+    if not config.evaluation.tasks:
+        return []
     splits: list[str | None] = [config.evaluation.split]
     if iteration in (0, config.iterations):
         splits += config.evaluation.extra_splits
@@ -147,7 +155,13 @@ def evaluated_splits(config: Config, selects_on: str | None, iteration: int) -> 
 
 
 def selection_warning(config: Config, split: str | None) -> str | None:
-    """A sentence where the best checkpoint is selected on the split that is reported, else None."""
+    """A sentence where the best checkpoint is selected on the split that is reported, or cannot be
+    selected since nothing is evaluated; else None."""
+    if not config.evaluation.tasks and config.checkpoint.keep_best:
+        return (
+            f"config.checkpoint.keep_best={config.checkpoint.keep_best} has no effect: with"
+            " config.evaluation.tasks=0 no checkpoint is evaluated."
+        )
     if split != config.evaluation.split:
         return None
     return (

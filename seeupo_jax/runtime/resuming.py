@@ -230,7 +230,7 @@ def splits_left(
       done, notes, score: of the checkpoint.
     """
     saved, wanted = notes["config"], evaluated_splits(config, selects_on, done)
-    every = saved["evaluation"]["every"]
+    every = saved["evaluation"]["every"] if saved["evaluation"]["tasks"] else 0
     # Older versions saved after they evaluated, and did not say so.
     if not notes.get("evaluated", True) or lacks_evaluation(done, config.iterations, saved, every):
         return wanted

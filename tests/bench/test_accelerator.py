@@ -29,7 +29,6 @@ def out(tmp_path_factory):
     """A folder where all pieces but `PROCESS` are done."""
     folder = tmp_path_factory.mktemp("out") / "made"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "die_with", lambda parent: None)
         patch.setattr(command, "prepare_xla", lambda: None)
         for name in HERE:
             piece(name, folder)

@@ -3,7 +3,11 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
@@ -126,3 +130,22 @@ def test_a_killed_java_process_is_replaced_at_the_next_reset():
     with pytest.raises(protocol.Py4JError):
         env.step("look around")
     assert play(env, "train/0", env.solution("train/0"))[1] == 1.0
+
+
+TRAINER = """
+import os
+from seeupo_jax import envs
+from seeupo_jax.envs.textworld_express import _JAVA
+envs.make("textworld_express").reset("train/0", seed=0)
+print(_JAVA._gateway.java_process.pid, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_java_ends_with_a_trainer_that_is_killed():
+    trainer = subprocess.run([sys.executable, "-c", TRAINER], capture_output=True, text=True)
+    assert trainer.returncode == -9
+    status, until = Path(f"/proc/{int(trainer.stdout)}/stat"), time.monotonic() + 20
+    while status.exists() and status.read_text().rpartition(")")[2].split()[0] not in "ZX":
+        assert time.monotonic() < until
+        time.sleep(0.02)

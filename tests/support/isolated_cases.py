@@ -73,6 +73,33 @@ class Wild:
             raise TransientError("not yet")
 
 
+# A child, a grandchild, a session, and a daemon whose parent has ended; says which they are.
+_FAMILY = """
+sleep 1000 & echo $! >> {0}
+(sleep 1000 & echo $! >> {0}; wait) &
+setsid sh -c 'sleep 1000 & echo $! >> {0}; wait' &
+(setsid sh -c 'echo $$ >> {0}; exec sleep 1000' &)
+"""
+
+
+class Parent(Wild):
+    """Starts other processes with each `reset`; a task that ends in `_c` hangs in C code."""
+
+    def reset(self, task_id, seed):
+        pids = self._folder / "pids"
+        subprocess.run(["sh", "-c", _FAMILY.format(pids)], check=True)
+        while len(pids.read_text().split()) < 4:
+            time.sleep(0.01)
+        return super().reset(task_id, seed)
+
+    def _hang_in_c(self):
+        (self._folder / "hangs").write_text(f"{os.getpid()}")
+        ctypes.PyDLL(None).sleep(1000)  # unlike CDLL, it keeps Python's lock
+
+    def close(self):
+        (self._folder / "closed").touch()
+
+
 class Paying(Wild):
     """Pays a last reward that says how the episode ended."""
 

@@ -22,7 +22,7 @@ from seeupo_jax.agents.runners.agent_results import check_result
 from seeupo_jax.agents.runners.command_processes import RESULT, End
 from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.envs.gate import ProtocolError
-from seeupo_jax.envs.transport.processes import python_command, signal_name
+from seeupo_jax.envs.transport.processes import end, python_command, signal_name, supervised
 
 _KIB, _MIB = 2**10, 2**20
 _CLOSE_S = 10.0  # for all commands to be killed and their folders to be removed
@@ -213,7 +213,9 @@ class _Helper:
         self._writing = threading.Lock()  # whole lines, to a pipe that may be full
         self.over = False  # the process is gone
         self._process = subprocess.Popen(
-            python_command("seeupo_jax.agents.runners.command_processes"),
+            supervised(
+                python_command("seeupo_jax.agents.runners.command_processes"), grace_s=_CLOSE_S
+            ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={name: value for name, value in os.environ.items() if name not in _REMOVED},
@@ -245,7 +247,7 @@ class _Helper:
             self._waiting.clear()
         self._hang_up()
         self._thread.join(_CLOSE_S)
-        self._process.kill()
+        end(self._process)
 
     def _hang_up(self) -> None:
         with self._writing, contextlib.suppress(OSError):

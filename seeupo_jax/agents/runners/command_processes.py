@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from seeupo_jax.envs.transport.processes import die_with, has_ended, kill_group, take_pipes
+from seeupo_jax.envs.transport.processes import end, exit_code, has_ended, take_pipes
+from seeupo_jax.envs.transport.supervisor import supervise
 
 TAIL = 4096  # bytes of output that are kept
 RESULT_FILE, RESULT = "result.json", 2**20  # its name, and its bytes at most
@@ -89,7 +90,8 @@ class _Processes:
     def close(self) -> None:
         """Kills what runs, and removes its folders."""
         for agent in self._agents.values():
-            kill_group(agent.process)
+            end(agent.process)
+        for agent in self._agents.values():
             agent.process.wait()
             shutil.rmtree(agent.folder, ignore_errors=True)
 
@@ -104,7 +106,7 @@ class _Processes:
             elif "stop" not in request:
                 self._first = request
             elif request["stop"] in self._agents:
-                kill_group(self._agents[request["stop"]].process)
+                end(self._agents[request["stop"]].process)
         return bool(piece)
 
     def _start(self, request: dict[str, Any]) -> None:
@@ -137,9 +139,9 @@ class _Processes:
         )
 
     def _limit(self) -> None:
-        """Sets the limits in the new process, before it becomes the command."""
+        """Supervises and limits the new process, before it becomes the command."""
         memory = self._first["memory_bytes"]
-        die_with(self._id)
+        supervise(self._id, grace_s=0.0)
         if memory is not None:
             resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
 
@@ -155,20 +157,20 @@ class _Processes:
         agent.tail, agent.printed = (agent.tail + piece)[-TAIL:], agent.printed + len(piece)
         most = self._first["output_bytes"]
         if most is not None and agent.printed > most:
-            kill_group(agent.process)
+            end(agent.process)
         return True
 
     def _end(self, agent: _Agent) -> None:
-        """Answers for an agent that is over: the rest of its group ends, its folder goes."""
+        """Answers for an agent that is over, with all that it started; its folder goes."""
         process = agent.process
-        kill_group(process)
+        end(process)
         while process.stdout in self._selector.get_map() and self._read_output(agent):
             pass
-        if process.stdout in self._selector.get_map():  # held by one that has left the group
+        if process.stdout in self._selector.get_map():  # another user's process holds it
             self._selector.unregister(process.stdout)
         process.stdout.close()
         data = _read_file(agent.folder / RESULT_FILE)
-        code = process.wait()
+        code = exit_code(process)
         shutil.rmtree(agent.folder, ignore_errors=True)
         del self._agents[agent.key]
         output = agent.tail.decode(errors="replace")

@@ -30,7 +30,6 @@ from seeupo_jax.bench.accelerator.runner import (
 )
 from seeupo_jax.checkpoint import check_could_write
 from seeupo_jax.configuration.flags import Flags, integer, one_of, output_file, path, positive
-from seeupo_jax.envs.transport.processes import die_with
 from seeupo_jax.runtime.cli import prepare_xla
 
 PAGE = "benchmarks_gpu.md"
@@ -86,7 +85,6 @@ def run(flags: argparse.Namespace) -> None:
 
 def run_piece(flags: argparse.Namespace) -> None:
     """One piece; exits with 1 where it failed, which its record says too."""
-    die_with(os.getppid())  # an orphan would keep the device's memory
     flags.out.mkdir(parents=True, exist_ok=True)
     record = Record.begin(flags.out / f"{flags.piece}.json", rehearsal=flags.rehearse)
     try:

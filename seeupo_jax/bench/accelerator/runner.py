@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from seeupo_jax.durable_files import write_atomically
-from seeupo_jax.envs.transport.processes import kill_group, signal_name
+from seeupo_jax.envs.transport.processes import end, signal_name, supervised
 from seeupo_jax.trajectories.json_lines import read_file
 
 # How a piece ended. running: its process was killed with the command; stopped: by the command's
@@ -208,11 +208,11 @@ def _process(
 ) -> tuple[int | None, str]:
     """Exit code, None where the limit ended it, and the end of what it printed.
 
-    It and what it starts are one group, which ends with it.
+    All that it starts ends with it, and it with this process: else it would keep the device.
     """
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            command,
+            supervised(command, grace_s=0.0),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -224,7 +224,7 @@ def _process(
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            kill_group(process)
+            end(process)
             process.wait()
         size = log.seek(0, os.SEEK_END)
         log.seek(max(0, size - _LOG_BYTES))

@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from seeupo_jax.configuration.user_code import describe
+from seeupo_jax.envs.transport.processes import end, supervised
 
 MAX_REPLY = 64 * 2**20  # bytes
 _LAST = 2000  # characters at the end of a server's log in which its last line is searched
 _GRACE_S = 10.0  # the client's timeout beyond that after which a server ends itself
+_LAST_S = 5.0  # in which a server removes its folder when this process is gone
 _RETRY_S = 0.2  # between two rounds through a pool without a free server
 _OUTPUTS = {"execute": [str], "task_completed": [bool], "evaluate": [list, int]}
 
@@ -112,8 +114,8 @@ def _output(method: str, reply: bytes) -> Any:
 class OwnServer:
     """A server process, started on first use and again after it has died.
 
-    It ends with this process, however that ends: it watches a pipe. Its files are in a private
-    folder that is removed with it. Only this object knows its token.
+    It ends with this process, however that ends, and with it what the policy's code has started.
+    Its files are in a private folder that is removed with it. Only this object knows its token.
 
     Args:
       home: the folder of AppWorld's `.venv` and `server.py`.
@@ -131,7 +133,7 @@ class OwnServer:
 
     @property
     def pid(self) -> int | None:
-        """The process that runs; None without one."""
+        """The supervisor of the process that runs; None without one."""
         running = self._process is not None and self._process.poll() is None
         return self._process.pid if running else None
 
@@ -171,7 +173,7 @@ class OwnServer:
         """Ends the server, if there is one, and removes its folder."""
         if self._process is None:
             return
-        self._process.kill()
+        end(self._process)
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):
@@ -192,7 +194,7 @@ class OwnServer:
         ]
         with open(self._folder / "log", "wb") as log:
             self._process = subprocess.Popen(
-                command,
+                supervised(command, grace_s=_LAST_S),
                 cwd=self._folder,
                 env=_environment(self._folder),
                 stdin=subprocess.PIPE,

@@ -37,16 +37,19 @@ def main() -> None:
         # The trainer decides. A function, since children of the environment would inherit SIG_IGN.
         signal.signal(number, lambda *_: None)
     begin = json.loads(requests.readline())
-    processes.die_with(begin["parent"])  # elsewhere it ends with the pipe, after its call
     if begin["memory_mib"] is not None:
         limit = begin["memory_mib"] * _MIB
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     made: list[Environment] = []
     _answer(answers, lambda: made.append(envs.make(begin["name"], **begin["options"])))
-    for line in requests:
-        _answer(answers, functools.partial(_play, made[0], json.loads(line)))
-    if made:
-        made[0].close()
+    try:
+        for line in requests:
+            _answer(answers, functools.partial(_play, made[0], json.loads(line)))
+    except BrokenPipeError:
+        pass  # the trainer is gone
+    finally:
+        if made:
+            made[0].close()
 
 
 def _play(environment: Environment, request: dict[str, Any]) -> Any:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from seeupo_jax.envs import gate
@@ -17,16 +15,16 @@ from seeupo_jax.envs.base import Killable, Message, StepResult, Tool
 from seeupo_jax.envs.plain_values import Counted
 from seeupo_jax.envs.transport import remote_calls, wire
 from seeupo_jax.envs.transport.processes import (
+    end,
+    exit_code,
     has_ended,
-    kill_group,
     python_command,
     signal_name,
+    supervised,
 )
 
-_CLOSE_S = 5.0  # for an environment to close; then its process is killed
+_CLOSE_S = 5.0  # for an environment to close, also when the trainer is killed; then it is killed
 _POLL_S = 0.002
-# Linux ends a child with the thread that started it, so one thread that never ends starts all.
-_LAUNCHER = ThreadPoolExecutor(1, thread_name_prefix="environment-processes")
 
 
 class ProcessDied(Exception):
@@ -53,13 +51,13 @@ class Isolated(Killable):
 
     def begin(self) -> None:
         """Starts the process and makes the environment in it, as else the first call does."""
-        process = _LAUNCHER.submit(_launch).result()
+        process = _launch()
         with self._lock:
             self._process = process
             if self._killed:
-                kill_group(process)
+                end(process)
         try:
-            self._send(self._first | {"parent": os.getpid()})
+            self._send(self._first)
         except BaseException:
             self.close()
             raise
@@ -102,11 +100,11 @@ class Isolated(Killable):
         _reap(process)
 
     def kill(self) -> None:
-        """Ends the process and its children for good; any thread may call it."""
+        """Ends the process and all that it has started for good; any thread may call it."""
         with self._lock:
             self._killed = True
             if self._process is not None:
-                kill_group(self._process)
+                end(self._process)
 
     def _ask(self, operation: str, **arguments: Any) -> Any:
         if self._process is None:
@@ -170,7 +168,7 @@ def check_isolated(
 
 def _launch() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        python_command("seeupo_jax.envs.transport.child"),
+        supervised(python_command("seeupo_jax.envs.transport.child"), grace_s=_CLOSE_S),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C in a terminal is for the trainer only
@@ -182,8 +180,8 @@ def _reap(process: subprocess.Popen[bytes]) -> int | None:
     until = time.monotonic() + _CLOSE_S
     while not (ended := has_ended(process)) and time.monotonic() < until:
         time.sleep(_POLL_S)
-    kill_group(process)  # its children too
-    code = process.wait()
+    end(process)
+    code = exit_code(process)
     process.stdout.close()
     with contextlib.suppress(OSError):
         process.stdin.close()

@@ -1,23 +1,38 @@
-"""Processes of Python that a run starts: one group each, which ends with what started it."""
+"""Processes that a run starts: each ends with the run, and with it all that it has started."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 
-_PR_SET_PDEATHSIG = 1  # of Linux's prctl
-_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)  # another system has none
+from seeupo_jax.envs.transport import supervisor
+
+# The module alone: its package would be as large again as Python.
+_SUPERVISE = "import sys; sys.path.append(sys.argv.pop(1)); import supervisor as s; s.main()"
 
 
 def python_command(module: str) -> list[str]:
     """Runs `main` of a module in a new process, with this one's path: both find the same."""
     program = f"import json, sys; sys.path[:] = json.loads(sys.argv.pop()); import {module} as m;"
     return [sys.executable, "-c", f"{program} m.main()", json.dumps(sys.path)]
+
+
+def supervised(command: Sequence[str], *, grace_s: float) -> list[str]:
+    """Runs a command; when it or this process ends, so does all that it has started.
+
+    On Linux that is all that descends from it, elsewhere its process group, and only by `end`.
+    Start it in a session of its own, or Ctrl-C in a terminal would reach it.
+
+    Args:
+      grace_s: how long the command may go on when this process has ended.
+    """
+    program = [sys.executable, "-I", "-S", "-c", _SUPERVISE, os.path.dirname(supervisor.__file__)]
+    return [*program, str(os.getpid()), str(grace_s), *command]
 
 
 def take_pipes() -> tuple[int, int]:
@@ -27,14 +42,6 @@ def take_pipes() -> tuple[int, int]:
         os.dup2(empty.fileno(), 0)
     os.dup2(2, 1)
     return requests, answers
-
-
-def die_with(parent: int) -> None:
-    """Ends this process when its parent does, even while it works or hangs; on Linux only."""
-    if _PRCTL is not None:
-        _PRCTL(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it has ended already
-            os._exit(1)
 
 
 def signal_name(number: int) -> str:
@@ -51,7 +58,14 @@ def has_ended(process: subprocess.Popen[bytes]) -> bool:
     return os.waitid(os.P_PID, process.pid, options) is not None
 
 
-def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kills a process and its children, unless they left its group or have ended already."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kills a supervised process and all that it has started."""
+    send = os.kill if supervisor.SUPPORTED else os.killpg
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended already
+        send(process.pid, supervisor.END)
+
+
+def exit_code(process: subprocess.Popen[bytes]) -> int:
+    """Waits for a supervised process; minus the signal that ended it, where one did."""
+    code = process.wait()
+    return -signal.SIGKILL if code == -supervisor.END else code  # before it was supervised

@@ -14,19 +14,22 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.parallel.device_memory import in_units
 
 
-def checkpoint_lines(config: Config, workdir: Path, state: Any, when: str) -> list[str]:
+def checkpoint_lines(
+    config: Config, workdir: Path, state: Any, when: str, *, evaluated: bool = True
+) -> list[str]:
     """When checkpoints are saved, their size, and which of them stay.
 
     Args:
       state: arrays, or structs of their shapes.
+      evaluated: whether evaluations compare them.
     """
     settings: Any = config.checkpoint
     leaves = jax.tree.leaves(state)
     size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+    best = f" and the best {settings.keep_best} of the others" * evaluated
     return [
         f"{when}, of at most {in_units(size)} each",
-        f"the newest {settings.keep} and the best {settings.keep_best} of the others stay, in"
-        f" {find_directory(settings, workdir)}",
+        f"the newest {settings.keep}{best} stay, in {find_directory(settings, workdir)}",
     ]
 
 

@@ -36,7 +36,7 @@ from seeupo_jax.planning.explain.explain_parts import (
 )
 from seeupo_jax.planning.explain.explanation import Section, choices, listed
 from seeupo_jax.policy.network import trainable
-from seeupo_jax.runtime.evaluation import due, evaluated_splits, selection_split
+from seeupo_jax.runtime.evaluation import due, evaluated_splits, evaluates, selection_split
 from seeupo_jax.runtime.policy_folder import starting_folder
 from seeupo_jax.runtime.resuming import (
     check_begins,
@@ -144,10 +144,11 @@ def _tasks(config: Config, evaluated: Mapping[str, Sequence[int]]) -> list[str]:
         shares = share_lines(config)
     except Missing:
         return [f"not known here; {evaluation.tasks} of {evaluation.split} are tested"]
-    for split in dict.fromkeys(("train", evaluation.split, *evaluated)):
+    tests = [evaluation.split, *evaluated] if evaluation.tasks else []
+    for split in dict.fromkeys(("train", *tests)):
         count = len(task_ids(config, split))
         tested = f", of which {min(count, evaluation.tasks)} are tested"
-        lines.append(f"{split}: {count:,}" + tested * (split in (evaluation.split, *evaluated)))
+        lines.append(f"{split}: {count:,}" + tested * (split in tests))
     return [*lines, *shares]
 
 
@@ -239,13 +240,15 @@ def _selection(config: Config) -> str | None:
     try:
         return selection_split(config, find_tasks(config))
     except Missing:
-        return config.evaluation.select_on if config.checkpoint.keep_best else None
+        compared = config.checkpoint.keep_best and config.evaluation.tasks
+        return config.evaluation.select_on if compared else None
 
 
 def _evaluated(config: Config, begins: _Start, selects_on: str | None) -> dict[str, list[int]]:
     """After which iterations each split is evaluated."""
     splits: dict[str, list[int]] = {split: [begins.done] for split in begins.left}
-    for iteration in _due(config, config.evaluation.every, begins.done):
+    left = range(begins.done + 1, config.iterations + 1)
+    for iteration in (i for i in left if evaluates(config, i)):
         for split in evaluated_splits(config, selects_on, iteration):
             splits.setdefault(split, []).append(iteration)
     return splits
@@ -262,14 +265,18 @@ def _evaluations(config: Config, evaluated: Mapping[str, Sequence[int]]) -> list
             f"{split}: {count}, after iterations {after}: {tasks} tasks x k={k},"
             f" {count * tasks * k:,} episodes"
         )
-    return lines or ["none"]
+    off = " (config.evaluation.tasks=0)" if not config.evaluation.tasks else ""
+    return lines or [f"none{off}"]
 
 
 def _checkpoints(run: AbstractRun, workdir: Path, begins: _Start) -> list[str]:
     again = [begins.done] if begins.left and begins.done else []  # with what it was evaluated by
     after = again + _due(run.config, run.config.checkpoint.every, begins.done)
     when = f"{len(after)}, after iterations {listed(after)}"
-    return checkpoint_lines(run.config, workdir, run.state, when) if after else ["none"]
+    if not after:
+        return ["none"]
+    evaluated = run.config.evaluation.tasks > 0
+    return checkpoint_lines(run.config, workdir, run.state, when, evaluated=evaluated)
 
 
 def _files(config: Config, workdir: Path) -> list[str]:

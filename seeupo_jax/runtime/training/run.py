@@ -27,7 +27,14 @@ from seeupo_jax.parallel.distributed import agree
 from seeupo_jax.parallel.stop_signal import StoppedCompiling, StopRequest
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.runtime.build import Policy
-from seeupo_jax.runtime.evaluation import Labels, compared_on, due, evaluate, evaluated_splits
+from seeupo_jax.runtime.evaluation import (
+    Labels,
+    compared_on,
+    due,
+    evaluate,
+    evaluated_splits,
+    evaluates,
+)
 from seeupo_jax.runtime.policy_folder import write_policy
 from seeupo_jax.runtime.resuming import check_begins
 from seeupo_jax.runtime.training.callbacks import Callback
@@ -131,7 +138,7 @@ class Run:
                 iteration,
                 state.train.params,
                 saves=due(config, iteration, config.checkpoint.every),
-                evaluates=due(config, iteration, config.evaluation.every),
+                evaluates=evaluates(config, iteration),
                 stopped=None if stopped is None else stopped.stored,
             )
             try:
@@ -182,7 +189,7 @@ class Run:
             # What was done before a stop took none of the time that is counted here.
             done = metrics["sweep/tokens"] - (0 if stopped is None else stopped.notes["tokens"])
             metrics["sweep/tokens_per_second"] = done / parts.log.spent["time/sweep_s"]
-        evaluated = not due(parts.config, iteration, parts.config.evaluation.every)
+        evaluated = not evaluates(parts.config, iteration)
         stats = stats[: len(collected.trajectories)]
         after = RunState(iteration, train, evaluated=evaluated, saved=False, statistics=statistics)
         return after, metrics, stats
@@ -217,6 +224,8 @@ class Run:
         iteration, splits = state.done, state.left
         if splits is None:
             splits = evaluated_splits(parts.config, parts.selects_on, iteration)
+        if not splits:
+            return state._replace(evaluated=True)
         parts.progress.phase("evaluation")
         params = parts.policy.merged(final_params(state.train))
         values: dict[str, float] = {} if state.train.ema is None else {"eval/ema": 1.0}

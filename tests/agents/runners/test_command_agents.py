@@ -219,10 +219,13 @@ def wait_for(happened):
         time.sleep(0.02)
 
 
-def test_the_whole_group_ends_and_its_folder_goes(shell, tmp_path):
+def test_all_that_it_started_ends_with_an_agent_and_its_folder_goes(shell, tmp_path):
     """When the agent is over, or stopped; nobody is told of one that was stopped."""
     said = tmp_path / "said"
-    begin = f"sleep 1000 & echo $! $$ > {said}.new; pwd >> {said}.new; mv {said}.new {said}; "
+    daemon = f"(setsid sh -c 'echo $$ > {said}.daemon; exec sleep 1000' &)"
+    begin = f"{daemon}; sleep 1000 & until [ -s {said}.daemon ]; do sleep 0.01; done;"
+    begin += f"echo $! $$ $(cat {said}.daemon) > {said}.new; pwd >> {said}.new;"
+    begin += f"rm {said}.daemon; mv {said}.new {said}; "
 
     def read():
         pids, folder = said.read_text().splitlines()
@@ -248,7 +251,8 @@ import queue, sys
 sys.path[:] = {path!r}
 from seeupo_jax.agents.calls import Access, AgentTask
 from seeupo_jax.agents.runners.command_agents import CommandAgents
-begun = "sleep 1000 & echo $! $$ $PPID > {said}; pwd >> {said}; mv {said} {said}.done;"
+begun = "setsid sleep 1000 & helper=$(ps -o ppid= $PPID); echo $! $$ $helper > {said};"
+begun += "pwd >> {said}; mv {said} {said}.done;"
 words = ["sh", "-c", begun + "exec sleep 1000"]
 agents = CommandAgents(words, model="m", memory_mib=None, output_kib=1, max_reward=1)
 agents.start(AgentTask("t", "train", None, 0, 0, 1), Access("http://x/v1", "k"), print)
@@ -271,14 +275,13 @@ def test_none_outlives_the_trainer_or_what_started_it(tmp_path, victim):
     else:
         os.kill(helper, signal.SIGKILL)
         assert "the process that starts agents has ended" in trainer.stdout.readline()
-        wait_for(lambda: not alive(command))
-        os.kill(child, signal.SIGKILL)
+        wait_for(lambda: not alive(command) and not alive(child))
     trainer.kill()
     trainer.communicate()
 
 
 def test_after_the_helper_has_died_another_one_starts_agents():
-    agents = runner("sh -c 'kill -9 $PPID; sleep 10'")
+    agents = runner("sh -c 'kill -9 $(ps -o ppid= $PPID); sleep 10'")
     assert ends(agents).cause == "crash"
     assert "has ended" in ends(agents).reason
     agents.close()

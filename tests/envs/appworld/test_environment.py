@@ -277,9 +277,14 @@ def test_a_dead_server_is_replaced_by_the_next_reset(world):
 
 
 def test_a_server_ends_with_a_killed_trainer_and_leaves_nothing(root, tmp_path):
+    said = tmp_path / "said"
+    daemon = f"setsid sh -c 'echo $$ > {said}; exec sleep 1000' &"
+    daemon += f" until [ -s {said} ]; do sleep 0.01; done"
+    code = f"__import__('ctypes').CDLL(None).system({daemon.encode()})"
     play = (
         "import os, sys, tempfile; from seeupo_jax import envs\n"
         f"env = envs.make('appworld', root={str(root)!r}); env.reset('contact_1', 0)\n"
+        f"env.step({block(code)!r})\n"
         "print(env._server.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     places = os.environ | {"TMPDIR": str(tmp_path)}
@@ -287,8 +292,10 @@ def test_a_server_ends_with_a_killed_trainer_and_leaves_nothing(root, tmp_path):
         [sys.executable, "-c", play], capture_output=True, text=True, env=places
     )
     assert trainer.returncode == -9
-    process = Path(f"/proc/{int(trainer.stdout)}")
-    wait_for(lambda: not process.exists() and not any(tmp_path.iterdir()))
+    started = int(said.read_text())
+    said.unlink()
+    process, daemon = Path(f"/proc/{int(trainer.stdout)}"), Path(f"/proc/{started}")
+    wait_for(lambda: not (process.exists() or daemon.exists() or any(tmp_path.iterdir())))
 
 
 def test_a_server_listens_on_loopback_only_and_asks_for_its_token(world):

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -195,9 +196,9 @@ import signal, sys, time
 from rollout_cases import play
 from seeupo_jax.envs.transport.isolated import Isolated
 signal.signal(signal.SIGINT, lambda *_: print("heard", flush=True))
-make = lambda: Isolated("isolated_cases:Wild", {"folder": sys.argv[1]})
-if sys.argv[2] == "hang":
-    play(make, ["hang"], timeout_s=100.0)
+make = lambda: Isolated("isolated_cases:" + sys.argv[3], {"folder": sys.argv[1]})
+if "hang" in sys.argv[2]:
+    play(make, [sys.argv[2]], timeout_s=100.0)
 environment = make()
 environment.reset("2", 0)
 print(environment.step("").info["pid"], flush=True)
@@ -208,9 +209,9 @@ while "heard":
 """
 
 
-def trainer(folder, task):
+def trainer(folder, task, kind="Wild"):
     return subprocess.Popen(
-        [sys.executable, "-c", TRAINER, str(folder), task],
+        [sys.executable, "-c", TRAINER, str(folder), task, kind],
         env=os.environ | {"PYTHONPATH": PYTHONPATH},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -219,14 +220,54 @@ def trainer(folder, task):
     )
 
 
-def test_processes_end_with_a_trainer_that_is_killed_even_while_they_hang(tmp_path):
-    with trainer(tmp_path, "hang") as process:
-        until(lambda: (tmp_path / "hangs").exists() and (tmp_path / "hangs").read_text())
-        child, grandchild = map(int, (tmp_path / "hangs").read_text().split())
-        assert not gone(child)
+def parent(folder):
+    """An environment with four other processes that descend from its own, and their ids."""
+    environment = wild(folder, "Parent")()
+    environment.reset("exit", 0)
+    pids = [int(pid) for pid in (folder / "pids").read_text().split()]
+    assert len(pids) == 4 and not any(map(gone, pids))  # the daemon, too, while it plays
+    return environment, pids
+
+
+@pytest.mark.parametrize("how", ["close", "kill", "exit", "SIGKILL"])
+def test_all_that_an_environment_has_started_ends_with_it(tmp_path, how):
+    environment, pids = parent(tmp_path)
+    if how == "SIGKILL":
+        environment.reset("2", 0)
+        os.kill(environment.step("").info["pid"], signal.SIGKILL)
+    if how in ("exit", "SIGKILL"):
+        died = "exit code 7" if how == "exit" else r"signal 9 \(SIGKILL\)"
+        with pytest.raises(ProcessDied, match=died):
+            environment.step("")
+    else:
+        getattr(environment, how)()
+    until(lambda: all(map(gone, pids)))
+    environment.close()
+
+
+@pytest.mark.parametrize("task", ["2", "hang_in_c"])
+def test_all_that_an_environment_has_started_ends_with_a_trainer_that_is_killed(tmp_path, task):
+    with trainer(tmp_path, task, "Parent") as process:
+        if task == "2":
+            pids = [int(process.stdout.readline())]
+        else:
+            until(lambda: (tmp_path / "hangs").exists() and (tmp_path / "hangs").read_text())
+            pids = [int(pid) for pid in (tmp_path / "hangs").read_text().split()]
+        pids += map(int, (tmp_path / "pids").read_text().split())
+        assert not any(map(gone, pids))
         process.kill()
-        until(lambda: gone(child))
-        os.kill(grandchild, signal.SIGKILL)  # only its own parent could have told it
+        until(lambda: all(map(gone, pids)))
+    assert (tmp_path / "closed").exists() == (task == "2")  # where it can, it closes
+
+
+def test_the_thread_that_starts_a_process_may_end(tmp_path):
+    environment = wild(tmp_path)()
+    starting = threading.Thread(target=environment.begin)
+    starting.start()
+    starting.join()
+    environment.reset("2", 0)
+    assert environment.step("").reward == 0.5
+    environment.close()
 
 
 def test_ctrl_c_is_the_trainers_to_hear(tmp_path):

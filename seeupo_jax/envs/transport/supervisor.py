@@ -1,0 +1,127 @@
+"""A process that runs a program and ends all that descends from it, when either end comes.
+
+The ends are the program's own, and that of the process that started this one. Linux gives a
+process whose parent has ended to the nearest ancestor that asks for such processes. This one does,
+so it finds those that have left the program's process group or session, too. It imports nothing of
+the package: there is one for each program, and it stays small.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import sys
+import time
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # of Linux's prctl
+_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)  # another system has none
+SUPPORTED = _PRCTL is not None
+# Asks a supervisor to end everything at once. Schedulers send SIGTERM or SIGUSR1 to all processes
+# of a job, which the trainer acts on and its programs do not.
+END = signal.SIGRTMIN + 5 if SUPPORTED else signal.SIGKILL
+_KILL_S = 5.0  # for killed processes to go; one of another user stays
+
+
+def supervise(parent: int, grace_s: float) -> None:
+    """Forks: returns in the new process, in a session of its own; this one ends with its status.
+
+    On Linux only; elsewhere it returns in this process.
+
+    Args:
+      parent: the process that started this one.
+      grace_s: how long the new process may go on when `parent` has ended.
+    """
+    if not SUPPORTED:
+        return
+    mask = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())  # none interrupts
+    _PRCTL(_PR_SET_CHILD_SUBREAPER, 1)
+    # A signal that wakes: Linux sends it when the thread that started this process ends, too.
+    _PRCTL(_PR_SET_PDEATHSIG, signal.SIGCHLD)
+    supervisor = os.getpid()
+    program = os.fork()
+    if program == 0:
+        os.setsid()  # a program that kills its own group spares its supervisor
+        _PRCTL(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != supervisor:  # it has ended already
+            os._exit(1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        return
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # that of the listing
+            os.close(number)
+    descendants = _Descendants(program)
+    _wait(descendants, parent, grace_s)
+    descendants.kill()
+    _exit_as(descendants.status)
+
+
+class _Descendants:
+    """All processes that a program has started, and what they have started.
+
+    status: the program's, as `os.waitpid` has it; None: it runs.
+    """
+
+    def __init__(self, program: int):
+        self._program = program
+        self.status: int | None = None
+
+    def reap(self) -> bool:
+        """Removes those that have ended; False: none is left."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == self._program:
+                    self.status = status
+                if pid == 0:
+                    return True
+        return False
+
+    def kill(self) -> None:
+        """Kills this process's children, which gives it theirs, until none is left."""
+        until = time.monotonic() + _KILL_S
+        while self.reap() and (left_s := until - time.monotonic()) > 0:
+            for pid in _children():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            signal.sigtimedwait([signal.SIGCHLD], min(left_s, 0.1))  # the list may lack one
+
+
+def _children() -> list[int]:
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return [int(pid) for pid in file.read().split()]
+
+
+def _wait(descendants: _Descendants, parent: int, grace_s: float) -> None:
+    """Until the program has ended, or is to end."""
+    until = None
+    while descendants.reap() and descendants.status is None:
+        if until is None and os.getppid() != parent:
+            until = time.monotonic() + grace_s
+        left_s = 3600.0 if until is None else until - time.monotonic()
+        if left_s <= 0:
+            return
+        woken = signal.sigtimedwait([signal.SIGCHLD, END], left_s)
+        if woken is not None and woken.si_signo == END:
+            return
+
+
+def _exit_as(status: int | None) -> None:
+    """Ends this process as another one has ended; `status`: as `os.waitpid` has it."""
+    code = -signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        os._exit(code)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program may have left one
+    if -code not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(-code, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [-code])
+    os.kill(os.getpid(), -code)
+
+
+def main() -> None:
+    """Supervises a command. The arguments: the parent, the grace, the command's words."""
+    parent, grace_s, *command = sys.argv[1:]
+    supervise(int(parent), float(grace_s))
+    os.execvp(command[0], command)
