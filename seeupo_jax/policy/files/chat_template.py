@@ -21,12 +21,10 @@ from seeupo_jax.policy.files.messages import (
     check_kwargs,
     choose_chat,
     choose_template,
-    keep_messages,
     list_tools,
     save_chat,
     template_variables,
     with_kwargs,
-    with_listing,
 )
 from seeupo_jax.policy.files.same_ids import CONFIG_FILE, TOKENIZER_FILE
 
@@ -53,8 +51,8 @@ class HuggingFaceTokenizer:
       where: the model, in errors.
 
     Raises:
-      ValueError: several chat templates, a template that is not Jinja or refuses a plain
-        conversation, options that it does not read, no end token.
+      ValueError: several chat templates, a template that is not Jinja, does not end, or does not
+        write a plain conversation, options that it does not read, no end token.
     """
 
     def __init__(
@@ -77,22 +75,20 @@ class HuggingFaceTokenizer:
         template = choose_template(library.chat_template, chat, where)
         reads = template_variables(template or "")
         check_kwargs(chat, reads - _GIVEN - library.special_tokens_map.keys())
-        self._lists_tools = "tools" in reads
-        self.writes_calls = chat.tools == "auto" and "tool_calls" in (template or "")
         if "strftime_now" in reads:
             template = STOPPED_CLOCK + template
         library.chat_template = with_kwargs(template, chat)
         self._renderer = Renderer(library, template, chat, eos=eos, where=where)
-        self.end_ids = self._renderer.end_ids
+        self.end_ids, self.unwritten = self._renderer.end_ids, self._renderer.unwritten
+        self.writes_calls = chat.tools == "auto" and self._renderer.writes_calls
 
     def begin(self, messages: Sequence[Message], tools: Sequence[Tool]) -> TemplateConversation:
-        if self._chat.tools == "auto" and self._lists_tools and tools:
+        renderer = self._renderer
+        if self._chat.tools == "auto" and renderer.lists_tools and tools:
             listing, functions = "", [{"type": "function", "function": tool} for tool in tools]
         else:
             listing, functions = list_tools(tools, self._chat.tools), None
-        renderer = self._renderer
-        retained = with_listing(keep_messages(messages, self._chat), listing)
-        protected, functions = renderer.protect_messages(retained), renderer.protect(functions)
+        protected, functions = renderer.read(messages, listing), renderer.protect(functions)
         text = renderer.render(protected, functions)
         tokens = renderer.encode(text, follows=False)
         return TemplateConversation(renderer, protected, functions, text, tokens)

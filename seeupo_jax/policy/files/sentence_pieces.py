@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,9 +42,8 @@ class SentencePieceTokenizer:
     """
 
     def __init__(self, model: bytes, chat: schema.Chat):
-        of_templates = {"template": chat.template, "template_kwargs": chat.template_kwargs}
-        for name, value in of_templates.items():
-            if value:
+        for name in ("template", "template_kwargs", "roles"):
+            if value := vars(chat)[name]:
                 raise ValueError(
                     f"config.chat.{name}: got {value!r}; allowed: none, since a SentencePiece model"
                     " made here has no chat template"
@@ -56,6 +55,7 @@ class SentencePieceTokenizer:
         self._end = self._control(END)
         self.end_ids = (self._end,)
         self.writes_calls = False
+        self.unwritten: Mapping[str, str] = {}
 
     def begin(self, messages: Sequence[Message], tools: Sequence[Tool]) -> _Conversation:
         listing = list_tools(tools, self._chat.tools)
