@@ -23,7 +23,7 @@ from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.files.tokenizer import Tokenizer
-from seeupo_jax.policy.files.weights import read_tokenizer
+from seeupo_jax.policy.files.weights import base_folder, read_tokenizer, resolve_path
 from seeupo_jax.policy.lora import with_adapters
 from seeupo_jax.rewards.candidate_judge import make_judge
 from seeupo_jax.rewards.scorer import make_scorer
@@ -259,8 +259,20 @@ def check_model(config: Config, mesh: jax.sharding.Mesh, *, tokenizer: bool = Tr
             f"config.rollout.quantize: got {config.rollout.quantize!r} for a model of experts;"
             " allowed: none."
         )
+    if build.adapters(config) is not None and not config.lora.merge:
+        _check_no_adapters(config.model.path)
     if build.adapters(config) is not None or config.optimizer.groups:
         _trained_shapes(config, arch)
+
+
+def _check_no_adapters(path: str | None) -> None:
+    """ValueError: adapters that would belong to a model which is adapters itself."""
+    if path is not None and base_folder(resolve_path(path)) != resolve_path(path):
+        raise ValueError(
+            f"config.model.path: got {path!r}, which has adapters, with config.lora; allowed: the"
+            " folder of their model with config.lora.path, which trains them further, or"
+            " config.lora.merge=True."
+        )
 
 
 def check_optimizer(config: Config, mesh: jax.sharding.Mesh, total_steps: int) -> None:
