@@ -21,7 +21,7 @@ from seeupo_jax.configuration.user_code import shown
 from seeupo_jax.parallel.distributed import place, to_host
 from seeupo_jax.parallel.mesh import param_shardings
 from seeupo_jax.policy.architecture import Architecture, Lora
-from seeupo_jax.policy.files.json_file import read_object
+from seeupo_jax.policy.files.folder_files import read_object
 from seeupo_jax.policy.files.parameter_names import at, stored_tensors
 from seeupo_jax.policy.files.placement import check_tensors, load_params
 from seeupo_jax.policy.files.safetensors_files import SafetensorsFolder, write_file

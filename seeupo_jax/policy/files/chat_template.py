@@ -11,11 +11,12 @@ from typing import Any
 import transformers
 
 from seeupo_jax.configuration import schema
+from seeupo_jax.configuration.user_code import describe, shortened
 from seeupo_jax.envs.base import Message, Tool
 from seeupo_jax.policy.files import gguf_vocabulary, same_ids, vocabulary
 from seeupo_jax.policy.files.chat.renderer import Renderer
 from seeupo_jax.policy.files.chat.template_conversation import TemplateConversation
-from seeupo_jax.policy.files.json_file import read_object
+from seeupo_jax.policy.files.folder_files import check_content, read_object
 from seeupo_jax.policy.files.messages import (
     STOPPED_CLOCK,
     check_kwargs,
@@ -32,6 +33,12 @@ _LOGGER = logging.getLogger(__name__)
 
 TEMPLATE_FILE, GENERATION_FILE = "chat_template.jinja", "generation_config.json"
 _MODEL_FILE = "config.json"
+# Files of which the library makes a tokenizer, and all that it reads for one.
+_VOCABULARIES = (TOKENIZER_FILE, "tokenizer.model", "vocab.json", "vocab.txt")
+_READ_FILES = {
+    *(*_VOCABULARIES, CONFIG_FILE, TEMPLATE_FILE),
+    *("merges.txt", "special_tokens_map.json", "added_tokens.json"),
+}
 _STATED = f"{GENERATION_FILE}, or without that file in {_MODEL_FILE}"
 
 # Variables that every template gets; `config.chat.template_kwargs` may not set them.
@@ -145,10 +152,18 @@ def load(folder: Path, chat: schema.Chat | None) -> HuggingFaceTokenizer:
       ValueError: a damaged file, or as `HuggingFaceTokenizer` says.
     """
     options = choose_chat(folder, chat)
+    there = sorted(file.name for file in folder.iterdir() if file.is_file())
+    for name in _READ_FILES.intersection(there):
+        check_content(folder / name)
     try:
         library = same_ids.read_library(folder)
     except Exception as error:  # the library raises errors of any class for a damaged file
-        raise ValueError(f"tokenizer: {folder} cannot be read: {error}.") from error
+        if any(name in there for name in _VOCABULARIES):
+            raise ValueError(f"tokenizer: {folder} cannot be read: {describe(error)}.") from error
+        raise ValueError(
+            f"tokenizer: {folder} has no {' and no '.join(_VOCABULARIES)}; allowed: one of them,"
+            f" such as {TOKENIZER_FILE}; it has {shortened(', '.join(there))}."
+        ) from error
     generation = _generation(folder)
     return HuggingFaceTokenizer(library, options, generation=generation, where=str(folder))
 

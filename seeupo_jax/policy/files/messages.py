@@ -16,7 +16,7 @@ import jinja2.meta
 from seeupo_jax.configuration import loading, schema
 from seeupo_jax.configuration.user_code import shown
 from seeupo_jax.envs.base import Message, Tool
-from seeupo_jax.policy.files.json_file import read_object
+from seeupo_jax.policy.files.folder_files import check_content, read_object
 
 ROLES = ("system", "user", "assistant", "tool")
 CHAT_FILE = "chat.json"  # a model folder's own chat options
@@ -214,6 +214,7 @@ def _read_template(path: str, names: Iterable[str]) -> str:
         stored = "".join(f", or {name}" for name in names)
         raise ValueError(f"config.chat.template: got {path!r}; allowed: a Jinja file{stored}.")
     try:
+        check_content(file)
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"config.chat.template: {file} cannot be read: {error}.") from None
@@ -259,7 +260,7 @@ def template_variables(template: str) -> frozenset[str]:
     try:
         return frozenset(jinja2.meta.find_undeclared_variables(environment.parse(plain)))
     except jinja2.TemplateSyntaxError as error:
-        raise ValueError(f"chat template: line {error.lineno}: {error}.") from None
+        raise ValueError(f"chat template: line {error.lineno}: {str(error).rstrip('.')}.") from None
     except RecursionError:
         raise ValueError(
             "chat template: got one nested deeper than Jinja reads; allowed: a template whose"

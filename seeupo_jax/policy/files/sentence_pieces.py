@@ -13,6 +13,7 @@ import sentencepiece
 from seeupo_jax.configuration import schema
 from seeupo_jax.envs.base import Message, Tool
 from seeupo_jax.policy.files import fast_tokenizer
+from seeupo_jax.policy.files.folder_files import check_content
 from seeupo_jax.policy.files.messages import (
     CHAT_FILE,
     ROLES,
@@ -142,6 +143,7 @@ def load(folder: Path, chat: schema.Chat | None) -> SentencePieceTokenizer:
                 " SentencePiece model made here), or Hugging Face's tokenizer.json."
             )
     options = choose_chat(folder, chat)
+    check_content(file)
     try:
         return SentencePieceTokenizer(file.read_bytes(), options)
     except (RuntimeError, IndexError, ValueError) as error:

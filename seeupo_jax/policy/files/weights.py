@@ -21,7 +21,7 @@ from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.families import config_json, read_architecture
 from seeupo_jax.policy.files import gguf_vocabulary
 from seeupo_jax.policy.files.chat_template import gguf_tokenizer
-from seeupo_jax.policy.files.json_file import read_object
+from seeupo_jax.policy.files.folder_files import read_object
 from seeupo_jax.policy.files.parameter_names import at, shape_in_file, stored_tensors
 from seeupo_jax.policy.files.placement import check_tensors, load_params
 from seeupo_jax.policy.files.safetensors_files import SafetensorsFolder, Tensors, write_tensors
