@@ -26,7 +26,7 @@ FILES = (
     *("adapter_config.json", "adapter_model.safetensors"),
 )
 WHY = {
-    POINTER: "is a pointer of Git LFS, not the file itself; allowed: .*git lfs pull",
+    POINTER: "a pointer of Git LFS, not the file itself; allowed: .*git lfs pull",
     "": "empty",
 }
 
