@@ -67,6 +67,11 @@ def path_field(allowed: str = "a path", check: Callable[[Any], bool] = bool) -> 
     return dataclasses.field(default=None, metadata={_CHECK: (check, allowed), _PATH: True})
 
 
+def mapping_field(allowed: str, check: Callable[[Any], bool]) -> Any:
+    """A field of a dict, empty by default, that must pass a check."""
+    return dataclasses.field(default_factory=dict, metadata={_CHECK: (check, allowed)})
+
+
 def is_url(text: str) -> bool:
     """Whether a text begins with `SCHEME:/`; of `SCHEME://` a Path would make a folder here."""
     return _URL.match(text) is not None

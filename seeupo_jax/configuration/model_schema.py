@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from seeupo_jax.configuration.fields import above, at_least, checked, choice, path_field, within
+from seeupo_jax.configuration.fields import (
+    above,
+    at_least,
+    checked,
+    choice,
+    mapping_field,
+    path_field,
+    within,
+)
 
 # Upper bounds, several times those of the largest published models (Llama 3.1 405B: 126 layers of
 # width 16,384; Gemma 3: 262,144 tokens): more is a mistake or a damaged file.
@@ -20,6 +28,8 @@ MODEL_SIZES = {
     "mlp_width": 2**21,
     "max_positions": 2**31 - 1,  # positions are int32
 }
+
+SENT_ROLES = ("system", "user", "tool")  # of messages that the policy does not write
 
 
 @dataclass(frozen=True)
@@ -97,9 +107,14 @@ class Chat:
     tools: str = choice("auto", "none", "signatures", "json", "hermes")
     """auto: as the chat template lists them, else hermes; the others: in a system message."""
     template: str | None = path_field()
-    """A Jinja file in place of the model's own chat template; none: the model's own."""
+    """A Jinja file, or the name of one of the model's own templates; none: the only one it has."""
     template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Arguments of the chat template, such as enable_thinking."""
+    roles: Mapping[str, Any] = mapping_field(
+        f"a dict from and to {', '.join(SENT_ROLES)}",
+        lambda v: {*v, *map(str, v.values())} <= {*SENT_ROLES},
+    )
+    """Roles sent as others where the template lacks them, such as {'tool': 'user'}."""
 
 
 def _axis(default: int) -> Any:

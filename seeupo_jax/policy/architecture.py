@@ -78,7 +78,7 @@ class Architecture:
 
     windows: each layer's number of visible positions, the query's own included; None: all. Empty:
       no layer has a window.
-    max_positions: the longest context that the model was trained for.
+    max_positions: the longest context of the model, as its rope stretches it.
     longest: tokens of the longest sequence in token trees; None: unknown.
     int8: whether the layers' matrices are int8, with a scale for each output: a sampler's copy.
     dtype: of activations; param_dtype: of the parameters that do not train where `lora` is set.

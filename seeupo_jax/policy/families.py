@@ -15,6 +15,7 @@ from seeupo_jax.configuration.user_code import shown
 from seeupo_jax.policy.architecture import Architecture, Moe
 from seeupo_jax.policy.rope import Rope
 
+_POSITIONS = "max_position_embeddings"
 # Upper bounds of a config's sizes; of experts ten times the largest published (Kimi K2: 384).
 _SIZES = {
     "vocab_size": MODEL_SIZES["vocab_size"],
@@ -24,7 +25,7 @@ _SIZES = {
     "num_key_value_heads": MODEL_SIZES["heads"],
     "head_dim": MODEL_SIZES["head_dim"],
     "intermediate_size": MODEL_SIZES["mlp_width"],
-    "max_position_embeddings": MODEL_SIZES["max_positions"],
+    _POSITIONS: MODEL_SIZES["max_positions"],
     "sliding_window": MODEL_SIZES["max_positions"],
     "num_experts": 2**12,
     "num_local_experts": 2**12,
@@ -147,6 +148,7 @@ def read_architecture(
         )
     if head_dim < 2 or head_dim % 2:
         raise ValueError(f"{source}: head_dim is {head_dim}; allowed: an even number >= 2.")
+    rope = _read_rope(full, source)
     return Architecture(
         vocab_size=full["vocab_size"],
         width=full["hidden_size"],
@@ -155,14 +157,14 @@ def read_architecture(
         kv_heads=kv_heads,
         head_dim=head_dim,
         mlp_width=full["intermediate_size"],
-        rope=_read_rope(full, source),
+        rope=rope,
         norm_eps=full["rms_norm_eps"],
         qk_norm=family.qk_norm,
         **family.bias(full),
         tied=full["tie_word_embeddings"],
         windows=_read_windows(family, full, source),
         moe=_read_moe(full, source) if family.moe else None,
-        max_positions=full["max_position_embeddings"],
+        max_positions=_max_positions(rope, full[_POSITIONS]),
         **compute_options,
     )
 
@@ -218,7 +220,7 @@ def config_json(arch: Architecture, end_ids: Sequence[int] = (), dtype: str = "f
         "rope_parameters": _rope_json(arch.rope),
         "rms_norm_eps": arch.norm_eps,
         "tie_word_embeddings": arch.tied,
-        "max_position_embeddings": arch.max_positions,
+        _POSITIONS: arch.max_positions,
         "attention_bias": arch.out_bias,
         "mlp_bias": arch.mlp_bias,
         "bos_token_id": None,
@@ -276,7 +278,7 @@ def _read_rope(values: Mapping[str, Any], source: str) -> Rope:
     scaling = _ROPE_NAMES[kind]
     positions = {"llama3", "yarn"} & {scaling}
     if positions:
-        given.setdefault("original_max_position_embeddings", values["max_position_embeddings"])
+        given.setdefault("original_max_position_embeddings", values[_POSITIONS])
     if given.get("partial_rotary_factor", 1.0) != 1.0:
         raise ValueError(
             f"{source}: partial_rotary_factor is {shown(given['partial_rotary_factor'])}; allowed:"
@@ -309,6 +311,16 @@ def _read_rope(values: Mapping[str, Any], source: str) -> Rope:
             got = vars(rope)[_ROPE_FIELDS[key]]
             raise ValueError(f"{source}: rope's {key} is {got}; allowed: {allowed}.")
     return rope
+
+
+def _max_positions(rope: Rope, stated: int) -> int:
+    """The longest context of a model.
+
+    The model cards of Qwen add YaRN to a config.json and leave its `max_position_embeddings`.
+    """
+    if rope.scaling != "yarn":
+        return stated
+    return max(stated, min(int(rope.factor * rope.original_positions), _SIZES[_POSITIONS]))
 
 
 def _read_windows(family: Family, values: Mapping[str, Any], source: str) -> tuple[int | None, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,10 +21,11 @@ from seeupo_jax.configuration.user_code import shown
 from seeupo_jax.parallel.distributed import place, to_host
 from seeupo_jax.parallel.mesh import param_shardings
 from seeupo_jax.policy.architecture import Architecture, Lora
-from seeupo_jax.policy.files.json_file import read_object
+from seeupo_jax.policy.files.folder_files import read_object
 from seeupo_jax.policy.files.parameter_names import at, stored_tensors
 from seeupo_jax.policy.files.placement import check_tensors, load_params
 from seeupo_jax.policy.files.safetensors_files import SafetensorsFolder, write_file
+from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy.network import ADAPTER, Network, abstract, join, split, trainable
 from seeupo_jax.policy.transformer import Transformer
 
@@ -122,11 +124,15 @@ def merge(model: Transformer) -> Transformer:
     return network.bind(params)
 
 
-def save_adapters(model: Transformer, path: str | Path, base: str) -> None:
+def save_adapters(
+    model: Transformer, path: str | Path, base: str | Path, tokenizer: Tokenizer | None = None
+) -> None:
     """Writes a model's adapters as PEFT does; with several processes all call it, 0 writes.
 
     Args:
-      base: the folder or name of the model that they belong to.
+      base: the model that they belong to. It is written as an absolute path, by which PEFT and
+        `from_pretrained` find it from any folder.
+      tokenizer: written too where one is given.
 
     Raises:
       ValueError: the model has none.
@@ -149,7 +155,7 @@ def save_adapters(model: Transformer, path: str | Path, base: str) -> None:
     values = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base,
+        "base_model_name_or_path": os.path.abspath(base),
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": 0.0,
@@ -162,6 +168,8 @@ def save_adapters(model: Transformer, path: str | Path, base: str) -> None:
         "inference_mode": True,
     }
     (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    if tokenizer is not None:
+        tokenizer.save(folder)
 
 
 def load_adapters(
@@ -183,6 +191,23 @@ def load_adapters(
     logical_axes, _ = trainable(network, network.logical_axes())
     adapters = load_params(tensors, stored, wanted, logical_axes, mesh, "float32")
     return network.bind(join(adapters, _base(model)))
+
+
+def base_of(folder: Path) -> str | None:
+    """The path of the model that a folder's adapters belong to; None: it has no adapters.
+
+    Raises:
+      ValueError: a damaged file, or one that names no model.
+    """
+    file = folder / CONFIG_FILE
+    if not file.is_file():
+        return None
+    base = read_object(file).get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise ValueError(
+            f"{file}: base_model_name_or_path is {shown(base)}; allowed: the folder of a model."
+        )
+    return base
 
 
 def read_lora(folder: Path) -> Lora:

@@ -29,7 +29,7 @@ from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture, Lora
 from seeupo_jax.policy.files.tokenizer import Tokenizer, train_tokenizer
-from seeupo_jax.policy.files.weights import CONFIG_FILE, PACKAGE, inspect, read_tokenizer
+from seeupo_jax.policy.files.weights import PACKAGE, inspect, is_model, read_tokenizer
 from seeupo_jax.policy.kernels.fused import check_kernel, preferred_kernel, row_block
 from seeupo_jax.policy.lora import attach, load_adapters, read_lora, with_adapters
 from seeupo_jax.policy.network import Network
@@ -52,12 +52,16 @@ TOKENIZER_DEMONSTRATIONS = 4000  # whose text a new tokenizer is trained on
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """A network, where its parameters lie, its tokenizer, and what of it does not train."""
+    """A network, where its parameters lie, its tokenizer, and what of it does not train.
+
+    source: the path that it was loaded from, if it was.
+    """
 
     network: Network
     tokenizer: Tokenizer
     mesh: jax.sharding.Mesh
     frozen: Any = dataclasses.field(default_factory=dict)
+    source: str | None = None
 
     def merged(self, params: Any) -> Any:
         """All parameters, given those that train."""
@@ -132,7 +136,7 @@ def find_model(config: Config) -> tuple[Config, str]:
     if path is None:
         return config, "the sizes in config.model"
     place = Path(path)
-    if path.startswith(PACKAGE) or (place / CONFIG_FILE).is_file() or place.is_file():
+    if path.startswith(PACKAGE) or is_model(place) or place.is_file():
         return config, path
     folder = Path(seeupo_jax.__path__[0]) / "assets" / ARCHITECTURES
     published = sorted(each.name for each in folder.iterdir())
@@ -162,7 +166,7 @@ def load_policy(config: Config, path: str) -> tuple[Policy, Any]:
         model = attach(model, lora, seed=config.seed, mesh=mesh)
     network, params = policy.split(model)
     params, frozen = split_trained(config.optimizer.groups, network, params)
-    return Policy(network, tokenizer, mesh, frozen), params
+    return Policy(network, tokenizer, mesh, frozen, path), params
 
 
 def _compute_options(config: Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from seeupo_jax.agents.agent_tasks import find_tasks
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs import gate
-from seeupo_jax.envs.base import Missing
+from seeupo_jax.envs.base import Message, Missing, Tool
 from seeupo_jax.learner.optimization.optimizer import try_optimizer
 from seeupo_jax.learner.optimization.parameter_groups import split_trained
 from seeupo_jax.learner.optimization.schedule import Schedule
@@ -22,7 +22,8 @@ from seeupo_jax.metrics.trackers import check_trackers
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.policy.files.weights import read_tokenizer
+from seeupo_jax.policy.files.tokenizer import Tokenizer
+from seeupo_jax.policy.files.weights import base_folder, read_tokenizer, resolve_path
 from seeupo_jax.policy.lora import with_adapters
 from seeupo_jax.rewards.candidate_judge import make_judge
 from seeupo_jax.rewards.scorer import make_scorer
@@ -37,6 +38,9 @@ from seeupo_jax.runtime.cli import check_places, check_shared_places, join_clust
 from seeupo_jax.runtime.episode_host import check_host, started
 from seeupo_jax.runtime.training.learner_parts import run_optimizer
 from seeupo_jax.runtime.training.reference_answers import check_references
+
+Opening = tuple[tuple[Message, ...], tuple[Tool, ...]]
+_ANSWER = "?"  # of a policy that has not been asked yet
 
 
 def prepare_run(config: Config, workdir: Path, check: Callable[[Config], object]) -> None:
@@ -66,6 +70,7 @@ def check_config(config: Config) -> None:
     _check_episodes(config)
     build.check_layout(config, mesh)
     check_model(config, mesh)
+    check_conversations(config)
     check_optimizer(config, mesh, build.total_steps(config))
 
 
@@ -78,6 +83,7 @@ def check_sampling(config: Config) -> None:
     mesh = make_mesh(config.mesh)
     build.check_layout(config, mesh)
     check_model(config, mesh)
+    check_every_role(config)
 
 
 def check_planned(config: Config) -> tuple[Config, list[str]]:
@@ -98,6 +104,8 @@ def check_planned(config: Config) -> tuple[Config, list[str]]:
         missing.append(f"the environment's tasks: {error}")
     build.check_layout(given, mesh)
     check_model(given, mesh, tokenizer=given is config)
+    if given is config:
+        check_conversations(config)
     check_optimizer(given, mesh, build.total_steps(given))
     return given, missing
 
@@ -147,10 +155,9 @@ def _check_episodes(config: Config) -> None:
         splits.append(config.evaluation.select_on)
     tasks = find_tasks(config)
     gate.check_tasks(tasks, splits, labelled=config.evaluation.tasks)
-    parts = gate.task_shares(tasks, "train")
-    share_counts(parts, config.rollout.tasks)
+    share_counts(gate.task_shares(tasks, "train"), config.rollout.tasks)
     check_references(config, tasks)
-    firsts = [part.task_ids[0] for part in parts if part.task_ids]
+    firsts = _first_tasks(tasks)
     if config.algorithm.forks not in ("none", "candidates"):
         with started(config.env, calls=2 * len(firsts)) as environment:
             check_replayable(environment, firsts, config.seed, config.env.name)
@@ -165,18 +172,73 @@ def _check_episodes(config: Config) -> None:
         )
 
 
+def _first_tasks(tasks: Any) -> list[str]:
+    """The first training task of each part of a mixture; without parts, of all."""
+    return [part.task_ids[0] for part in gate.task_shares(tasks, "train") if part.task_ids]
+
+
+def check_every_role(config: Config) -> None:
+    """ValueError: there is a role whose messages the model's chat template does not write."""
+    for sentence in _unwritten(config).values():
+        raise ValueError(sentence)
+
+
+def check_conversations(config: Config) -> None:
+    """The model's chat template writes the messages that episodes can have.
+
+    An agent may send any; of an environment whose template lacks a role, tasks are begun and
+    answered once.
+
+    Raises:
+      ValueError: one sentence with the role and what is allowed.
+    """
+    unwritten = _unwritten(config)
+    if not unwritten or config.agent.given:
+        return check_every_role(config)
+    tokenizer, firsts = _tokenizer(config), _first_tasks(find_tasks(config))
+    with started(config.env, calls=2 * len(firsts)) as environment:
+        for task_id in firsts:
+            opening = _opening(environment, task_id, config.seed)
+            if opening is None:
+                continue
+            messages, tools = opening
+            conversation = tokenizer.begin(messages, tools)
+            conversation.extend(tokenizer.action(_ANSWER), _first_answer(environment))
+            if tools and "tool" in unwritten:
+                raise ValueError(unwritten["tool"])
+
+
+def _opening(environment: envs.Environment, task_id: str, seed: int) -> Opening | None:
+    """A task's messages and tools; None: it does not begin, which the run counts as a failure."""
+    try:
+        return gate.check_opening(gate.reset(environment, task_id, seed, episode_seed=0))
+    except (Exception, SystemExit):  # of a user's code
+        return None
+
+
+def _first_answer(environment: envs.Environment) -> Sequence[Message]:
+    """What answers a word in an episode that has begun; nothing where that fails."""
+    try:
+        return gate.check_step(environment.step(_ANSWER)).observation
+    except (Exception, SystemExit):  # of a user's code
+        return ()
+
+
+def _unwritten(config: Config) -> Mapping[str, str]:
+    """As of the model's tokenizer; one that is made here writes all."""
+    return {} if config.model.path is None else _tokenizer(config).unwritten
+
+
 def _check_tools(config: Config, task_ids: Sequence[str]) -> None:
     """The tasks list tools, and such that a grammar can constrain their calls."""
     listed = []
     with started(config.env, calls=len(task_ids)) as environment:
         for task_id in task_ids:
-            try:
-                opening = gate.reset(environment, task_id, config.seed, episode_seed=0)
-                _, tools = gate.check_opening(opening)
-            except (Exception, SystemExit):  # of a user's code: the run counts episodes that fail
-                continue
-            check_tools(tools)
-            listed.append(bool(tools))
+            opening = _opening(environment, task_id, config.seed)
+            if opening is not None:
+                _, tools = opening
+                check_tools(tools)
+                listed.append(bool(tools))
     if listed and not any(listed):
         raise ValueError(
             f"config.rollout.grammar: got {TOOL_CALLS!r}; allowed: none or a file, since the tasks"
@@ -196,8 +258,20 @@ def check_model(config: Config, mesh: jax.sharding.Mesh, *, tokenizer: bool = Tr
             f"config.rollout.quantize: got {config.rollout.quantize!r} for a model of experts;"
             " allowed: none."
         )
+    if build.adapters(config) is not None and not config.lora.merge:
+        _check_no_adapters(config.model.path)
     if build.adapters(config) is not None or config.optimizer.groups:
         _trained_shapes(config, arch)
+
+
+def _check_no_adapters(path: str | None) -> None:
+    """ValueError: adapters that would belong to a model which is adapters itself."""
+    if path is not None and base_folder(resolve_path(path)) != resolve_path(path):
+        raise ValueError(
+            f"config.model.path: got {path!r}, which has adapters, with config.lora; allowed: the"
+            " folder of their model with config.lora.path, which trains them further, or"
+            " config.lora.merge=True."
+        )
 
 
 def check_optimizer(config: Config, mesh: jax.sharding.Mesh, total_steps: int) -> None:
@@ -232,11 +306,17 @@ def check_experts(algorithm: Algorithm, arch: Architecture) -> None:
 
 def _check_tokenizer(config: Config, vocab_size: int) -> None:
     """The model's tokenizer can begin a conversation, and say what a grammar wants."""
-    tokenizer = read_tokenizer(config.model.path, config.chat)
+    tokenizer = _tokenizer(config)
+    tokenizer.begin([{"role": "user", "content": _ANSWER}], ())
+    build_grammars(config, tokenizer, vocab_size)
+
+
+def _tokenizer(config: Config) -> Tokenizer:
+    """The tokenizer of the model folder that the configuration names."""
+    tokenizer = read_tokenizer(str(config.model.path), config.chat)
     if tokenizer is None:
         raise ValueError(
             f"config.model.path: {config.model.path} has no tokenizer; allowed: a folder with a"
             " tokenizer.json, or a SentencePiece tokenizer.model and its tokenizer_config.json."
         )
-    tokenizer.begin([{"role": "user", "content": "?"}], ())
-    build_grammars(config, tokenizer, vocab_size)
+    return tokenizer

@@ -148,6 +148,8 @@ def evaluation_settings(
     for name in ("timeout_as", "max_reward"):
         if vars(config.env)[name] != vars(Env())[name]:
             values[f"config.env.{name}"] = vars(config.env)[name]
+    if config.chat.roles:
+        values["config.chat.roles"] = config.chat.roles
     if config.rollout.quantize != "none" and "server" not in same:  # which samples by itself
         values["config.rollout.quantize"] = config.rollout.quantize
     decisive = without_computed(to_dict(config))
@@ -156,7 +158,9 @@ def evaluation_settings(
     if config.agent.given:
         values["config.agent"] = decisive["agent"]
     if chat is not None:
-        values |= {f"chat.{name}": value for name, value in chat.items()}
+        values |= {
+            f"chat.{name}": value for name, value in chat.items() if name != "roles" or value
+        }
     return {"split": split, "k": k, "config.seed": config.seed, **values, **same}
 
 

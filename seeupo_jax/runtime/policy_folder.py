@@ -46,7 +46,8 @@ def write_policy(config: Config, policy: build.Policy, params: Any, folder: Path
 
     def write(unfinished: Path) -> None:
         if model.arch.lora is not None and not config.lora.merge:
-            save_adapters(model, unfinished, str(config.model.path))
+            base = resolve_path(str(policy.source))
+            save_adapters(model, unfinished, base, policy.tokenizer)
         else:
             dtype = config.model.param_dtype
             save_pretrained(merge(model), unfinished, policy.tokenizer, dtype=dtype)

@@ -15,7 +15,7 @@ from seeupo_jax.configuration.schema import Chat, Config
 from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.metrics.metrics_log import METRICS_FILE, read_metrics
 from seeupo_jax.metrics.run_manifest import read_run_manifest
-from seeupo_jax.policy.files.json_file import read_object
+from seeupo_jax.policy.files.folder_files import read_object
 from seeupo_jax.policy.files.messages import choose_chat
 from seeupo_jax.policy.files.weights import PACKAGE, resolve_path
 from seeupo_jax.runtime.build import ARCHITECTURES

@@ -44,7 +44,8 @@ def made_by(config: Config) -> str:
             del same[part]
     # Without compute options, written as earlier versions did for remat=none.
     model = replace(config.model, remat="none", attention="auto", scan_layers=False)
-    choices = [same, str(model), str(config.chat), config.algorithm.dynamic_sampling]
+    chat = str(config.chat).replace(", roles={}", "")  # as above
+    choices = [same, str(model), chat, config.algorithm.dynamic_sampling]
     weights, by_turn = config.compared_weights, config.algorithm.by_turn
     if config.algorithm.dynamic_sampling and (by_turn or weights is not None):  # as above
         centred = {"centred": True} if config.algorithm.keeps_statistics else {}

@@ -131,6 +131,31 @@ def test_yarn_takes_its_original_length_from_the_model_where_it_says_none():
     assert read_architecture(QWEN3_14B | scaling, "yarn").rope == rope
 
 
+# As the model cards of Qwen2.5 and Qwen3 say; as the documentation of Qwen3 and of vLLM says.
+QWEN_YARN = {"factor": 4.0, "original_max_position_embeddings": 32768}
+SPELLINGS = (
+    {"rope_scaling": QWEN_YARN | {"type": "yarn"}},
+    {"rope_scaling": QWEN_YARN | {"rope_type": "yarn"}},
+    {"rope_scaling": QWEN_YARN | {"rope_type": "yarn", "rope_theta": 1e6}},
+    {"rope_parameters": QWEN_YARN | {"rope_type": "yarn", "rope_theta": 1000000}},
+)
+
+
+@pytest.mark.parametrize("added", SPELLINGS)
+@pytest.mark.parametrize("published", [QWEN2_5_14B, QWEN3_14B, QWEN3_30B_A3B])
+def test_yarn_as_qwens_pages_add_it_stretches_the_context(published, added):
+    """They leave max_position_embeddings as it was, and give 131,072 tokens as the context."""
+    arch = read_architecture(copy.deepcopy(published | added), "yarn")
+    assert arch.rope == Rope(1e6, "yarn", 4.0, 32768)
+    assert arch.max_positions == 131_072 > published["max_position_embeddings"]
+    assert read_architecture(config_json(arch), "again") == arch
+
+
+def test_a_context_that_a_config_states_is_not_shortened_by_yarn():
+    values = QWEN3_14B | {"max_position_embeddings": 262_144, **SPELLINGS[0]}
+    assert read_architecture(values, "yarn").max_positions == 262_144
+
+
 YARN = {"rope_type": "yarn", "factor": 4.0}
 
 

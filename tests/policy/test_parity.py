@@ -1,6 +1,7 @@
 """The same folders in PyTorch (`transformers`) and here: logits, gradients, and the way back."""
 
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -129,6 +130,29 @@ def test_what_we_write_is_the_same_model_to_pytorch(case, torch_model, tmp_path)
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     assert type(again) is type(reference)
     np.testing.assert_array_equal(torch_logits(again, tokens()), torch_logits(reference, tokens()))
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "moe"])
+@pytest.mark.parametrize("kind", ["type", "rope_type"])
+def test_yarn_that_a_user_adds_computes_positions_beyond_the_original_length(
+    family, kind, torch_model, tmp_path
+):
+    """A config.json with what Qwen's model cards add, in a model made for 8 positions."""
+    _, folder = torch_model(family)
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    values = json.loads((tmp_path / "config.json").read_text())
+    theta = values.pop("rope_parameters")["rope_theta"]
+    scaling = {"factor": 4.0, "original_max_position_embeddings": 8, kind: "yarn"}
+    added = {"rope_theta": theta, "rope_scaling": scaling, "max_position_embeddings": 8}
+    (tmp_path / "config.json").write_text(json.dumps(values | added))
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    model, _ = from_pretrained(tmp_path, dtype="float32")
+    assert model.arch.max_positions == 32 > LENGTH > 8
+    ids = tokens()
+    logits, wanted = np.asarray(model(jnp.asarray(ids))), torch_logits(reference.eval(), ids)
+    assert np.abs(logits - wanted).max() <= 2e-5
+    plain, _ = from_pretrained(folder, dtype="float32")
+    assert np.abs(wanted - np.asarray(plain(jnp.asarray(ids)))).max() > 1e-3
 
 
 def torch_gradients(model, ids):

@@ -30,6 +30,7 @@ def differing(one, other):
         ("chat.tools=none", "config.chat.tools", "none"),
         ("chat.template=a.jinja", "config.chat.template", "a.jinja"),
         ("chat.template_kwargs.x=1", "config.chat.template_kwargs", {"x": 1}),
+        ("chat.roles.tool=user", "config.chat.roles", {"tool": "user"}),
         ("rollout.max_turns=2", "config.rollout.max_turns", 2),
         ("rollout.max_action_tokens=5", "config.rollout.max_action_tokens", 5),
         ("rollout.max_context=512", "config.rollout.max_context", 512),

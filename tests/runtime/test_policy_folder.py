@@ -1,28 +1,44 @@
 """A policy is written whole, through links; what cannot be written ends the run everywhere."""
 
+import contextlib
 import importlib
 import json
+import shutil
 from pathlib import Path
 
+import chat_cases
+import jax
 import jax.numpy as jnp
 import learner_cases
 import numpy as np
 import pytest
+import torch
+from flax import nnx
+from places import CONFIGS
 from process_cases import run_processes
+from refusals import refusal
 from safetensors.numpy import load_file
 
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
 from seeupo_jax.configuration.schema import Config, Mesh
 from seeupo_jax.parallel.mesh import make_mesh
+from seeupo_jax.policy import save_pretrained
+from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer
 from seeupo_jax.policy.files.weights import from_pretrained
+from seeupo_jax.policy.network import split
+from seeupo_jax.policy.transformer import Transformer
+from seeupo_jax.runtime import build
 from seeupo_jax.runtime.build import Policy
+from seeupo_jax.runtime.checks import check_config, check_sampling
 from seeupo_jax.runtime.policy_folder import (
     check_output,
     check_trained,
     find_step,
     write_policy,
 )
+from seeupo_jax.runtime.policy_sources import own_policy
 
 
 def test_what_cannot_be_written_is_an_error_of_all_processes(tmp_path):
@@ -86,6 +102,90 @@ def test_one_policy_or_the_other_is_whole_whenever_writing_ends(tmp_path, monkey
         from_pretrained(folder)
     write_policy(Config(), policy, params, tmp_path / "policy")
     assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory):
+    """A policy's adapters, written from the folder in which its model had a relative path."""
+    folder = tmp_path_factory.mktemp("adapters")
+    library = chat_cases.small_library()
+    model = Transformer(Architecture(len(library), 32, 1, 2, 2, 16, 64), nnx.Rngs(0))
+    chat = {"tools": "hermes", "roles": {"tool": "user"}}
+    options = from_dict({"chat": chat}).chat
+    tokenizer = HuggingFaceTokenizer(library, options, generation={}, where="a test")
+    save_pretrained(model, folder / "model", tokenizer)
+    with contextlib.chdir(folder):
+        config = from_dict({"model": {"path": "model"}, "lora": {"rank": 2}})
+        policy, params = build.load_policy(config, "model")
+        rng = np.random.default_rng(0)
+        moved = jax.tree.map(lambda x: x + rng.normal(size=x.shape).astype(np.float32), params)
+        write_policy(config, policy, moved, folder / "policy")
+    return folder
+
+
+# PEFT 0.21 reads a name that transformers 5.23 has deprecated.
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_adapters_are_a_policy_for_other_software_in_any_folder(adapters, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = adapters / "policy"
+    stated = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+    assert stated == str(adapters / "model")
+    peft, transformers = (importlib.import_module(name) for name in ("peft", "transformers"))
+    theirs = peft.AutoPeftModelForCausalLM.from_pretrained(folder).eval()
+    library = transformers.AutoTokenizer.from_pretrained(folder)
+    messages = [{"role": "user", "content": "where is the order"}]
+    text = library.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    model, tokenizer = from_pretrained(folder, dtype="float32")
+    tokens = tokenizer.begin(messages, ()).tokens
+    assert library.encode(text, add_special_tokens=False) == tokens
+    inputs = torch.tensor([tokens])
+    with torch.no_grad():
+        wanted = theirs(inputs).logits.numpy()
+    actual = np.asarray(model(jnp.asarray([tokens])))
+    np.testing.assert_allclose(actual, wanted, atol=1e-4, rtol=1e-4)
+    plain, _ = from_pretrained(adapters / "model", dtype="float32")
+    assert np.abs(np.asarray(plain(jnp.asarray([tokens]))) - wanted).max() > 0.1
+    assert model.arch == plain.arch
+
+
+def test_adapters_are_a_policy_for_every_command(adapters, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small = ["rollout.tasks=4", "rollout.group_size=2", "evaluation.tasks=2"]
+    config = load_config(CONFIGS / "quickstart.py", [f"model.path={adapters / 'policy'}", *small])
+    check_config(config)
+    check_sampling(config)
+    chat = json.loads((adapters / "policy" / "chat.json").read_text())
+    assert chat == {"system": True, "tools": "hermes", "roles": {"tool": "user"}}
+    with own_policy(config, tmp_path, untrained=True) as source:
+        served, tokenizer = source.params, source.tokenizer
+    assert tokenizer.unwritten == {}
+    loaded = split(from_pretrained(adapters / "policy", dtype="float32")[0])[1]
+    jax.tree.map(np.testing.assert_array_equal, served, loaded)
+    more = load_config(
+        CONFIGS / "quickstart.py", [f"model.path={adapters / 'policy'}", "lora.rank=1"]
+    )
+    assert "which has adapters, with config.lora; allowed: the folder of their model with" in (
+        refusal(lambda: check_config(more))
+    )
+
+
+def test_adapters_without_a_tokenizer_have_that_of_their_model(adapters, tmp_path):
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        shutil.copy(adapters / "policy" / name, tmp_path / name)
+    _, tokenizer = from_pretrained(tmp_path)
+    _, of_the_model = from_pretrained(adapters / "model")
+    assert tokenizer is not None
+    assert tokenizer.action("the order") == of_the_model.action("the order")
+
+
+@pytest.mark.parametrize("base", ["nowhere/model", "Qwen/Qwen3-0.6B", None, 5, "itself"])
+def test_adapters_whose_model_is_not_here_are_one_sentence(adapters, tmp_path, base):
+    shutil.copytree(adapters / "policy", tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "adapter_config.json"
+    base = str(tmp_path) if base == "itself" else base
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": base}))
+    text = refusal(lambda: from_pretrained(tmp_path))
+    assert text.startswith(f"{file}: base_model_name_or_path is {base!r}; allowed: ")
 
 
 def a_checkpoint(workdir, config, **notes):

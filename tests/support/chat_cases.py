@@ -40,6 +40,22 @@ FORGETS_THOUGHTS = (
     "<|im_start|>{{ m.role }}\n{{ said }}<|im_end|>{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
 )
+# Of Zephyr's and TinyLlama's kind: no branch for the replies of tools.
+DROPS_TOOLS = (
+    "{% for m in messages %}{% if m.role == 'user' %}<|user|>\n{{ m.content }}<|im_end|>"
+    "{% elif m.role == 'system' %}<|system|>\n{{ m.content }}<|im_end|>"
+    "{% elif m.role == 'assistant' %}<|assistant|>\n{{ m.content }}<|im_end|>{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+# Of Gemma's kind: messages of the user and the assistant alternate; a system message comes first.
+ALTERNATES = (
+    "{% set system = messages[0].content + '\n\n' if messages[0].role == 'system' else '' %}"
+    "{% for m in (messages[1:] if system else messages) %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Roles must alternate') }}{% endif %}"
+    "<|{{ m.role }}|>\n{{ system if loop.first }}{{ m.content | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
 # Words, digits, code, spaces and line ends; letters and signs beyond ASCII; bits of templates.
 FRAGMENTS = (
     *("order", " is", " Don't", "I'LL", " we've", "x", "_id", " naïve", "Straße", " 漢字かな"),

@@ -38,7 +38,7 @@ from seeupo_jax.bench.settings import MODELS, architecture, write_model
 from seeupo_jax.configuration.flags import Flags, Wrong, integer, names, one_of, output_file
 from seeupo_jax.policy import from_pretrained, save_pretrained
 from seeupo_jax.policy.files.chat_template import GENERATION_FILE
-from seeupo_jax.policy.files.json_file import read_object
+from seeupo_jax.policy.files.folder_files import read_object
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy.files.weights import read_tokenizer
 

@@ -11,22 +11,21 @@ from typing import Any
 import transformers
 
 from seeupo_jax.configuration import schema
+from seeupo_jax.configuration.user_code import describe, shortened
 from seeupo_jax.envs.base import TEXT_TAGS, Message, Tool
 from seeupo_jax.policy.files import gguf_vocabulary, same_ids, vocabulary
 from seeupo_jax.policy.files.chat.renderer import Renderer
 from seeupo_jax.policy.files.chat.template_conversation import TemplateConversation
-from seeupo_jax.policy.files.json_file import read_object
+from seeupo_jax.policy.files.folder_files import check_content, read_object
 from seeupo_jax.policy.files.messages import (
     STOPPED_CLOCK,
     check_kwargs,
     choose_chat,
     choose_template,
-    keep_messages,
     list_tools,
     save_chat,
     template_variables,
     with_kwargs,
-    with_listing,
 )
 from seeupo_jax.policy.files.same_ids import CONFIG_FILE, TOKENIZER_FILE
 
@@ -34,6 +33,12 @@ _LOGGER = logging.getLogger(__name__)
 
 TEMPLATE_FILE, GENERATION_FILE = "chat_template.jinja", "generation_config.json"
 _MODEL_FILE = "config.json"
+# Files of which the library makes a tokenizer, and all that it reads for one.
+_VOCABULARIES = (TOKENIZER_FILE, "tokenizer.model", "vocab.json", "vocab.txt")
+_READ_FILES = {
+    *(*_VOCABULARIES, CONFIG_FILE, TEMPLATE_FILE),
+    *("merges.txt", "special_tokens_map.json", "added_tokens.json"),
+}
 _STATED = f"{GENERATION_FILE}, or without that file in {_MODEL_FILE}"
 
 # Variables that every template gets; `config.chat.template_kwargs` may not set them.
@@ -53,8 +58,8 @@ class HuggingFaceTokenizer:
       where: the model, in errors.
 
     Raises:
-      ValueError: several chat templates, a template that is not Jinja or refuses a plain
-        conversation, options that it does not read, no end token.
+      ValueError: several chat templates, a template that is not Jinja, does not end, or does not
+        write a plain conversation, options that it does not read, no end token.
     """
 
     def __init__(
@@ -77,22 +82,20 @@ class HuggingFaceTokenizer:
         template = choose_template(library.chat_template, chat, where)
         reads = template_variables(template or "")
         check_kwargs(chat, reads - _GIVEN - library.special_tokens_map.keys())
-        self._lists_tools = "tools" in reads
-        self.writes_calls = chat.tools == "auto" and "tool_calls" in (template or "")
         if "strftime_now" in reads:
             template = STOPPED_CLOCK + template
         library.chat_template = with_kwargs(template, chat)
         self._renderer = Renderer(library, template, chat, eos=eos, where=where)
-        self.end_ids = self._renderer.end_ids
+        self.end_ids, self.unwritten = self._renderer.end_ids, self._renderer.unwritten
+        self.writes_calls = chat.tools == "auto" and self._renderer.writes_calls
 
     def begin(self, messages: Sequence[Message], tools: Sequence[Tool]) -> TemplateConversation:
-        if self._chat.tools == "auto" and self._lists_tools and tools:
+        renderer = self._renderer
+        if self._chat.tools == "auto" and renderer.lists_tools and tools:
             listing, functions = "", [{"type": "function", "function": tool} for tool in tools]
         else:
             listing, functions = list_tools(tools, self._chat.tools), None
-        renderer = self._renderer
-        retained = with_listing(keep_messages(messages, self._chat), listing)
-        protected, functions = renderer.protect_messages(retained), renderer.protect(functions)
+        protected, functions = renderer.read(messages, listing), renderer.protect(functions)
         text = renderer.render(protected, functions)
         tokens = renderer.encode(text, follows=False)
         return TemplateConversation(renderer, protected, functions, text, tokens)
@@ -148,10 +151,18 @@ def load(folder: Path, chat: schema.Chat | None) -> HuggingFaceTokenizer:
       ValueError: a damaged file, or as `HuggingFaceTokenizer` says.
     """
     options = choose_chat(folder, chat)
+    there = sorted(file.name for file in folder.iterdir() if file.is_file())
+    for name in _READ_FILES.intersection(there):
+        check_content(folder / name)
     try:
         library = same_ids.read_library(folder)
     except Exception as error:  # the library raises errors of any class for a damaged file
-        raise ValueError(f"tokenizer: {folder} cannot be read: {error}.") from error
+        if any(name in there for name in _VOCABULARIES):
+            raise ValueError(f"tokenizer: {folder} cannot be read: {describe(error)}.") from error
+        raise ValueError(
+            f"tokenizer: {folder} has no {' and no '.join(_VOCABULARIES)}; allowed: one of them,"
+            f" such as {TOKENIZER_FILE}; it has {shortened(', '.join(there))}."
+        ) from error
     generation = _generation(folder)
     return HuggingFaceTokenizer(library, options, generation=generation, where=str(folder))
 

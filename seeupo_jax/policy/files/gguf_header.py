@@ -15,6 +15,8 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFValueType
 from gguf.quants import dequantize
 
+from seeupo_jax.policy.files.folder_files import check_content
+
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _DEEPEST = 8  # levels of arrays in each other; files of published models have one
 _DTYPES = {
@@ -92,6 +94,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     """
     if not path.is_file():
         raise ValueError(f"no file {path}; allowed: a GGUF file.")
+    check_content(path)
     with path.open("rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
             raise ValueError(f"{path} is not a GGUF file; allowed: one that begins with GGUF.")

@@ -6,7 +6,7 @@ import dataclasses
 import datetime
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ import jinja2
 import jinja2.meta
 
 from seeupo_jax.configuration import loading, schema
+from seeupo_jax.configuration.user_code import shown
 from seeupo_jax.envs.base import TEXT_TAGS, THOUGHT, THOUGHT_END, Message, Tool
-from seeupo_jax.policy.files.json_file import read_object
+from seeupo_jax.policy.files.folder_files import check_content, read_object
 
 ROLES = ("system", "user", "assistant", "tool")
 CHAT_FILE = "chat.json"  # a model folder's own chat options
@@ -61,9 +62,45 @@ def own_text(text: str) -> TaggedText:
     return TaggedText(text, [match.start() for match in _TAG.finditer(text)])
 
 
+def check_messages(messages: Sequence[Message]) -> None:
+    """ValueError: an unknown role, or a content that is not a text."""
+    for message in messages:
+        role, content = message["role"], message["content"]
+        if role not in ROLES:
+            raise ValueError(f"message: role is {role!r}; allowed: {', '.join(ROLES)}.")
+        if not isinstance(content, str):
+            raise ValueError(f"message: content of {role} is {content!r}; allowed: a text.")
+
+
 def keep_messages(messages: Sequence[Message], chat: schema.Chat) -> list[Message]:
     """The messages that the model reads: `chat.system` may drop system messages."""
     return [m for m in messages if chat.system or m["role"] != "system"]
+
+
+def send_as(messages: Sequence[Message], roles: Mapping[str, str]) -> list[Message]:
+    """The messages under the roles that `config.chat.roles` sends them as.
+
+    A tool's reply under another role gets the tags that Qwen's templates write around it. Messages
+    in a row of a role that others are sent as are joined: many templates want roles to alternate.
+    """
+    sent: list[Message] = []
+    joins = False  # the last message is one that others may be joined to
+    was_tool = False
+    for message in messages:
+        role = roles.get(message["role"], message["role"])
+        is_tool = message["role"] == "tool"
+        if role != message["role"]:
+            text = message["content"]
+            text = f"<tool_response>\n{text}\n</tool_response>" if is_tool else text
+            message = {"role": role, "content": text}
+        if joins and sent[-1]["role"] == role:
+            between = "\n" if was_tool and is_tool else "\n\n"
+            text = f"{sent[-1]['content']}{between}{message['content']}"
+            sent[-1] = {"role": role, "content": text}
+        else:
+            sent.append(message)
+        joins, was_tool = role in roles.values(), is_tool
+    return sent
 
 
 def arguments_as_text(messages: Sequence[Message]) -> list[Message]:
@@ -119,8 +156,9 @@ def save_chat(folder: Path, chat: schema.Chat) -> None:
     """Writes the options into a model folder, where `choose_chat` finds them."""
     values: dict[str, Any] = dataclasses.asdict(chat)
     del values["template"]  # the folder holds the template itself
-    if not values["template_kwargs"]:
-        del values["template_kwargs"]
+    for name in ("template_kwargs", "roles"):
+        if not values[name]:
+            del values[name]
     (folder / CHAT_FILE).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
@@ -149,28 +187,42 @@ def check_written(message: Mapping[str, Any], written: str) -> None:
 
 
 def choose_template(stored: Any, chat: schema.Chat, where: str) -> str | None:
-    """The file of `chat.template`, else the one template that a tokenizer stores, if any.
+    """The template that `chat.template` names, else the one that a tokenizer stores, if any.
 
     Args:
+      stored: by the tokenizer: a text, or texts by name.
       where: the model, in errors.
 
     Raises:
-      ValueError: no such file, or one that is not UTF-8, or several templates.
+      ValueError: no such template, a file that is not UTF-8, or several templates of which none is
+        named; one that is no text.
     """
-    if chat.template is not None:
-        file = Path(chat.template)
-        if not file.is_file():
-            raise ValueError(f"config.chat.template: got {chat.template!r}; allowed: a Jinja file.")
-        try:
-            return file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"config.chat.template: {file} cannot be read: {error}.") from None
-    if stored is None or isinstance(stored, str):
-        return stored
+    named = stored if isinstance(stored, Mapping) else {}
+    chosen = named.get(chat.template, stored)
+    if chat.template is not None and chat.template not in named:
+        chosen = _read_template(chat.template, named)
+    elif chat.template is None and named:
+        raise ValueError(
+            f"tokenizer: {where} has the chat templates {', '.join(map(str, named))}; allowed: the"
+            " name of one, or a Jinja file, in config.chat.template."
+        )
+    if chosen is None or isinstance(chosen, str):
+        return chosen
     raise ValueError(
-        f"tokenizer: {where} has {len(stored)} chat templates; allowed: one, or a Jinja file in"
-        " config.chat.template."
+        f"tokenizer: {where}: chat_template is {shown(chosen)}; allowed: a text, in Jinja."
     )
+
+
+def _read_template(path: str, names: Iterable[str]) -> str:
+    file = Path(path)
+    if not file.is_file():
+        stored = "".join(f", or {name}" for name in names)
+        raise ValueError(f"config.chat.template: got {path!r}; allowed: a Jinja file{stored}.")
+    try:
+        check_content(file)
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"config.chat.template: {file} cannot be read: {error}.") from None
 
 
 def text_around(render: Callable[..., str]) -> tuple[list[str], str]:
@@ -213,7 +265,12 @@ def template_variables(template: str) -> frozenset[str]:
     try:
         return frozenset(jinja2.meta.find_undeclared_variables(environment.parse(plain)))
     except jinja2.TemplateSyntaxError as error:
-        raise ValueError(f"chat template: line {error.lineno}: {error}.") from None
+        raise ValueError(f"chat template: line {error.lineno}: {str(error).rstrip('.')}.") from None
+    except RecursionError:
+        raise ValueError(
+            "chat template: got one nested deeper than Jinja reads; allowed: a template whose"
+            " brackets and blocks are closed."
+        ) from None
 
 
 def check_kwargs(chat: schema.Chat, reads: frozenset[str]) -> None:

@@ -14,7 +14,8 @@ from huggingface_hub import StateDictSplit, split_state_dict_into_shards_factory
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from seeupo_jax.policy.files.json_file import read_object
+from seeupo_jax.configuration.user_code import shown
+from seeupo_jax.policy.files.folder_files import check_content, read_object
 
 FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 _DTYPES = ("F32", "F16", "BF16")
@@ -85,10 +86,12 @@ def _index(folder: Path, file: str) -> dict[str, Path]:
             return dict.fromkeys(tensors.keys(), single)
     if not index.is_file():
         raise ValueError(f"{folder}: no {single.name} and no {index.name}; allowed: one of them.")
-    try:
-        files = {name: folder / file for name, file in read_object(index)["weight_map"].items()}
-    except (LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"{index} cannot be read: {error!r}.") from None
+    placed = read_object(index).get("weight_map")
+    if not isinstance(placed, dict) or not all(isinstance(each, str) for each in placed.values()):
+        raise ValueError(
+            f"{index}: weight_map is {shown(placed)}; allowed: the file of each tensor, by name."
+        )
+    files = {name: folder / file for name, file in placed.items()}
     for file in sorted(set(files.values())):
         if not file.is_file():
             raise ValueError(f"no file {file}, which {index} names.")
@@ -97,6 +100,7 @@ def _index(folder: Path, file: str) -> dict[str, Path]:
 
 def _open(file: Path) -> Any:
     try:
+        check_content(file)
         return safe_open(file, framework="numpy")
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{file} cannot be read: {error}.") from None

@@ -16,7 +16,7 @@ from pathlib import Path
 import transformers
 from tokenizers import Tokenizer
 
-from seeupo_jax.policy.files.json_file import read_object
+from seeupo_jax.policy.files.folder_files import read_object
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import sentencepiece
 from seeupo_jax.configuration import schema
 from seeupo_jax.envs.base import Message, Tool
 from seeupo_jax.policy.files import fast_tokenizer
+from seeupo_jax.policy.files.folder_files import check_content
 from seeupo_jax.policy.files.messages import (
     CHAT_FILE,
     ROLES,
@@ -42,9 +43,8 @@ class SentencePieceTokenizer:
     """
 
     def __init__(self, model: bytes, chat: schema.Chat):
-        of_templates = {"template": chat.template, "template_kwargs": chat.template_kwargs}
-        for name, value in of_templates.items():
-            if value:
+        for name in ("template", "template_kwargs", "roles"):
+            if value := vars(chat)[name]:
                 raise ValueError(
                     f"config.chat.{name}: got {value!r}; allowed: none, since a SentencePiece model"
                     " made here has no chat template"
@@ -56,6 +56,7 @@ class SentencePieceTokenizer:
         self._end = self._control(END)
         self.end_ids = (self._end,)
         self.writes_calls = False
+        self.unwritten: Mapping[str, str] = {}
 
     def begin(self, messages: Sequence[Message], tools: Sequence[Tool]) -> _Conversation:
         listing = list_tools(tools, self._chat.tools)
@@ -142,6 +143,7 @@ def load(folder: Path, chat: schema.Chat | None) -> SentencePieceTokenizer:
                 " SentencePiece model made here), or Hugging Face's tokenizer.json."
             )
     options = choose_chat(folder, chat)
+    check_content(file)
     try:
         return SentencePieceTokenizer(file.read_bytes(), options)
     except (RuntimeError, IndexError, ValueError) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -70,6 +70,14 @@ class Tokenizer(Protocol):
     @property
     def writes_calls(self) -> bool:
         """Whether a conversation says `tool_calls` and `reasoning_content` of a message itself."""
+        ...
+
+    @property
+    def unwritten(self) -> Mapping[str, str]:
+        """Roles whose messages the model would not read, each with a sentence of what is allowed.
+
+        A conversation that has such a message is refused with that sentence.
+        """
         ...
 
     def begin(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:

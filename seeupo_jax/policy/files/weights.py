@@ -16,11 +16,12 @@ import seeupo_jax
 from seeupo_jax.configuration import schema
 from seeupo_jax.parallel.distributed import to_host
 from seeupo_jax.parallel.mesh import param_shardings
+from seeupo_jax.policy import lora
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.families import config_json, read_architecture
 from seeupo_jax.policy.files import gguf_vocabulary
 from seeupo_jax.policy.files.chat_template import gguf_tokenizer
-from seeupo_jax.policy.files.json_file import read_object
+from seeupo_jax.policy.files.folder_files import read_object
 from seeupo_jax.policy.files.parameter_names import at, shape_in_file, stored_tensors
 from seeupo_jax.policy.files.placement import check_tensors, load_params
 from seeupo_jax.policy.files.safetensors_files import SafetensorsFolder, Tensors, write_tensors
@@ -40,12 +41,12 @@ def resolve_path(path: str | Path) -> Path:
     """The folder or file of a model path; `package:NAME` is a bundled policy.
 
     Raises:
-      ValueError: neither a folder with a config.json nor a GGUF file.
+      ValueError: neither a folder with a config.json or adapters, nor a GGUF file.
     """
     place = Path(path)
     if str(path).startswith(PACKAGE):
         place = Path(seeupo_jax.__path__[0]) / "assets" / str(path).removeprefix(PACKAGE)
-    if (place / CONFIG_FILE).is_file() or (place.suffix == ".gguf" and place.is_file()):
+    if is_model(place):
         return place
     fetch = ""
     if "third_party" in place.parts:
@@ -56,8 +57,38 @@ def resolve_path(path: str | Path) -> Path:
     )
 
 
+def is_model(place: Path) -> bool:
+    """Whether a folder has a model or adapters, or a file is a GGUF file."""
+    if place.suffix == ".gguf" and place.is_file():
+        return True
+    return any((place / file).is_file() for file in (CONFIG_FILE, lora.CONFIG_FILE))
+
+
+def base_folder(place: Path) -> Path:
+    """The folder or file of a model: for a folder of adapters, that of the model they belong to.
+
+    Raises:
+      ValueError: adapters whose model is not here.
+    """
+    base = None if (place / CONFIG_FILE).is_file() else lora.base_of(place)
+    if base is None:
+        return place
+    try:
+        found = resolve_path(base)
+        if lora.base_of(found) is None:
+            return found
+    except ValueError:
+        pass  # the sentence below says which adapters it is of
+    raise ValueError(
+        f"{place / lora.CONFIG_FILE}: base_model_name_or_path is {base!r}; allowed: a model that is"
+        " here, or its folder as config.model.path and these adapters as config.lora.path."
+    )
+
+
 def inspect(path: str | Path, **compute_options: Any) -> Architecture:
     """The architecture of a model folder or a GGUF file; no weights are read.
+
+    That of a folder of adapters is their model's.
 
     Args:
       compute_options: fields of `Architecture` that no config.json has (dtype, scan_layers, ...).
@@ -65,7 +96,7 @@ def inspect(path: str | Path, **compute_options: Any) -> Architecture:
     Raises:
       ValueError: a missing or damaged file, or a setting that is not supported.
     """
-    place = resolve_path(path)
+    place = base_folder(resolve_path(path))
     if place.suffix == ".gguf":
         return read_architecture(_gguf(place).config, str(place), **compute_options)
     file = place / CONFIG_FILE
@@ -89,6 +120,8 @@ def _read_gguf(file: Path, *_stamp: int) -> GgufFile:
 def read_tokenizer(path: str | Path, chat: schema.Chat | None = None) -> Tokenizer | None:
     """The tokenizer of a model folder or a GGUF file; None where it has none.
 
+    A folder of adapters without one has that of their model.
+
     Raises:
       ValueError: a missing or damaged file; a GGUF file's vocabulary that is not byte-level BPE;
         options that the tokenizer cannot honour.
@@ -97,7 +130,8 @@ def read_tokenizer(path: str | Path, chat: schema.Chat | None = None) -> Tokeniz
     if place.suffix == ".gguf":
         fields = _gguf(place).fields
         return gguf_tokenizer(fields, chat) if gguf_vocabulary.KIND in fields else None
-    return load_tokenizer(place, chat)
+    tokenizer, base = load_tokenizer(place, chat), base_folder(place)
+    return tokenizer if tokenizer is not None or base == place else read_tokenizer(base, chat)
 
 
 def from_pretrained(
@@ -108,7 +142,7 @@ def from_pretrained(
     chat: schema.Chat | None = None,
     **compute_options: Any,
 ) -> tuple[Transformer, Tokenizer | None]:
-    """Loads a model folder or a GGUF file.
+    """Loads a model folder or a GGUF file; a folder of adapters as their model with them merged.
 
     Every device's part of a tensor is read separately and placed at once: the host holds one part
     at a time.
@@ -127,9 +161,10 @@ def from_pretrained(
       ValueError: a missing or damaged file; a tensor that is missing, extra or of another shape; a
         setting that is not supported.
     """
-    place = resolve_path(path)
-    arch = inspect(path, dtype=dtype, **compute_options)
-    tokenizer = read_tokenizer(path, chat)
+    folder = resolve_path(path)
+    place = base_folder(folder)
+    arch = inspect(place, dtype=dtype, **compute_options)
+    tokenizer = read_tokenizer(folder, chat)
     tensors: Tensors = _gguf(place) if place.suffix == ".gguf" else SafetensorsFolder(place)
     if tokenizer is not None and tokenizer.vocab_size > arch.vocab_size:
         raise ValueError(
@@ -143,7 +178,10 @@ def from_pretrained(
     if mesh is not None:
         param_shardings(mesh, logical_axes, shapes)  # raises where an axis does not divide
     params = load_params(tensors, stored, shapes, logical_axes, mesh, arch.param_dtype)
-    return network.bind(params), tokenizer
+    model = network.bind(params)
+    if folder != place:
+        model = lora.merge(lora.load_adapters(model, folder, mesh=mesh))
+    return model, tokenizer
 
 
 def save_pretrained(

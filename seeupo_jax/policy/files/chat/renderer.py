@@ -5,6 +5,7 @@ No text of a message forges a control token or a header: `Renderer` splits their
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Mapping, Sequence
@@ -16,20 +17,48 @@ import transformers
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.user_code import describe
 from seeupo_jax.envs.base import TAGS, TEXT_TAGS, Message, Tool
+from seeupo_jax.policy.files.chat.template_probe import (
+    FUNCTION,
+    USUAL,
+    Shape,
+    lists_functions,
+    made_of,
+    make_conversation,
+    shape_of,
+    unwritten_role,
+)
+from seeupo_jax.policy.files.chat.time_limit import time_limit
 from seeupo_jax.policy.files.messages import (
     PROBE,
-    ROLES,
     TaggedText,
     arguments_as_text,
+    check_messages,
     keep_messages,
     own_text,
+    send_as,
     text_around,
+    with_listing,
 )
 
 # A private-use character that splits a control token's name where a message has it as plain text.
 # A message's own such character is doubled while it is rendered.
 MARK = "\U0010fffd"
 _LONE_MARK = re.compile(f"(?<!{MARK}){MARK}(?!{MARK})")
+
+
+# Of the first conversations, all together; real templates take milliseconds.
+PROBE_SECONDS = 5.0
+_TOO_SLOW = (
+    f"chat template: it computes for more than {PROBE_SECONDS:g} s on a conversation of few words;"
+    " allowed: one that ends, which config.chat.template may name."
+)
+_ANOTHER = "another template in config.chat.template"
+_OFFERED = {
+    "system": "config.chat.roles={'system': 'user'}, which puts them before the user's,"
+    f" config.chat.system=False, which leaves them out, or {_ANOTHER}",
+    "tool": f"config.chat.roles={{'tool': 'user'}}, which sends them as the user's, or {_ANOTHER}",
+}
+_JOINED = f"config.chat.roles={{'user': 'user'}}, which joins those in a row, or {_ANOTHER}"
 
 
 class Renderer:
@@ -46,9 +75,13 @@ class Renderer:
     Attributes:
       control: the names of control tokens by id. tags: those of `TAGS` among them.
       end_ids: ids that end an action, first the one with which the template ends a message.
+      unwritten: roles whose messages the template leaves out or refuses, with a sentence of each.
+      lists_tools: whether it names the tools that it is given.
+      writes_calls: whether it writes the calls of an assistant's message.
 
     Raises:
-      ValueError: the template refuses a plain conversation.
+      ValueError: the template refuses a plain conversation, leaves out a message of one, or does
+        not end.
     """
 
     def __init__(
@@ -67,11 +100,20 @@ class Renderer:
         self.control = {i: t.content for i, t in added if t.special or i in eos}
         self.tags = {i: name for i, name in self.control.items() if name in TAGS}
         self._hidden = {i for i, t in added if t.special and t.content not in TEXT_TAGS}
+        self._left_out = functools.lru_cache(maxsize=1024)(self._find_left_out)
+        with time_limit(PROBE_SECONDS, _TOO_SLOW):
+            around, closing = self._around_messages(), self._closing_ids()
+            self.unwritten = {} if template is None else self._probe_roles()
+            written = self.unwritten.keys().isdisjoint
+            self.lists_tools = lists_functions(self._apply, system=written({"system"}))
+            self.writes_calls = self._left_out((("user", 0), ("assistant", 1)), False) is None
         # One character at a time, so that all overlapping names are found.
-        names = [*self.control.values(), *self._around_messages()]
-        starts = (f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in names)
+        starts = (
+            f"{re.escape(name[0])}(?={re.escape(name[1:])})"
+            for name in (*self.control.values(), *around)
+        )
         self._forged = re.compile("|".join(starts))
-        self.end_ids = tuple(dict.fromkeys((*self._closing_ids(), *eos)))
+        self.end_ids = tuple(dict.fromkeys((*closing, *eos)))
         self._anchor = self.control[self.end_ids[0]]
 
     def action(self, text: str) -> list[int]:
@@ -96,24 +138,41 @@ class Renderer:
         end = min(present, key=present.__getitem__)
         return [*self.encode(text[: present[end]], follows=True), end]
 
-    def read(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """The messages that the model reads, with marks in their texts.
+    def read(self, messages: Sequence[Message], listing: str = "") -> tuple[Message, ...]:
+        """The messages that the model reads, under the roles that it knows, with marks in them.
+
+        Args:
+          listing: of tools, for the system message.
 
         Raises:
           ValueError: an unknown role, or a content that is not a text.
         """
-        return self.protect_messages(keep_messages(messages, self._chat))
+        retained = with_listing(keep_messages(messages, self._chat), listing)
+        check_messages(retained)
+        return tuple(map(self._protect_message, send_as(retained, self._chat.roles)))
 
     def render(
         self, messages: Sequence[Message], functions: list[Tool] | None, *, header: bool = True
     ) -> str:
         """The text of a conversation with marks, and the next assistant header.
 
+        Raises:
+          ValueError: a conversation that the template refuses or leaves a message out of; no
+            template.
+        """
+        text = self._apply(messages, functions, header=header)
+        role = self._left_out(shape_of(messages), functions is not None)
+        if role is not None:
+            raise ValueError(self._unwritten_sentence(role))
+        return text
+
+    def _apply(
+        self, messages: Sequence[Message], functions: list[Tool] | None, *, header: bool = False
+    ) -> str:
+        """As `render`, whatever the template leaves out.
+
         Arguments of calls are objects, as most templates read them; where one raises, texts of
         JSON, as OpenAI's are.
-
-        Raises:
-          ValueError: a conversation that the template refuses, or no template.
         """
         if self._template is None:
             raise ValueError(
@@ -133,9 +192,50 @@ class Renderer:
                 )
             except Exception as error:  # a template may raise anything
                 refusals.append(error)
-        roles, error = ", ".join(message["role"] for message in messages), refusals[0]
+        roles, error = [message["role"] for message in messages], refusals[0]
+        listed = ", ".join(roles) if roles else "none"
         reason = error if isinstance(error, jinja2.TemplateError) else describe(error)
-        raise ValueError(f"chat template: refused the roles {roles or 'none'}: {reason}")
+        offered = [_OFFERED[role] for role in ("tool", "system") if role in roles]
+        if ("user", "user") in itertools.pairwise(roles):
+            offered.append(_JOINED)
+        allowed = [*offered, _ANOTHER][0]
+        raise ValueError(
+            f"chat template: refused the roles {listed}: {reason}; allowed: {allowed}."
+        )
+
+    def _find_left_out(self, shape: Shape, has_functions: bool) -> str | None:
+        """The role of a message that the template leaves out of conversations of a shape."""
+        messages = make_conversation(shape)
+        try:
+            text = self._apply(messages, [FUNCTION] if has_functions else None)
+        except ValueError:  # texts that it has not read in the conversation itself
+            return None
+        return unwritten_role(messages, text)
+
+    def _probe_roles(self) -> dict[str, str]:
+        """See `unwritten`; ValueError: a plain conversation is not written."""
+        unwritten = {}
+        for role, conversations in USUAL.items():
+            for roles in conversations:
+                messages = send_as(made_of(roles), self._chat.roles)
+                try:
+                    lost = unwritten_role(messages, self._apply(messages, None))
+                    sentence = lost and self._unwritten_sentence(lost)
+                except ValueError as error:
+                    sentence = str(error)
+                if sentence:
+                    unwritten.setdefault(role, sentence)
+        if "user" in unwritten:
+            raise ValueError(unwritten["user"])
+        return unwritten
+
+    def _unwritten_sentence(self, role: str) -> str:
+        sent = [name for name, other in self._chat.roles.items() if other == role != name]
+        by = f", as which config.chat.roles sends those of {', '.join(sent)}" if sent else ""
+        return (
+            f"chat template: it does not write messages of the role {role}{by}; allowed:"
+            f" {_OFFERED.get(role, _ANOTHER)}."
+        )
 
     def encode(self, text: str, *, follows: bool) -> list[int]:
         """Tokens of rendered text; text between two marks is tokenised by itself.
@@ -177,15 +277,6 @@ class Renderer:
             return [self.protect(item) for item in value]
         return value
 
-    def protect_messages(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        for message in messages:
-            role, content = message["role"], message["content"]
-            if role not in ROLES:
-                raise ValueError(f"message: role is {role!r}; allowed: {', '.join(ROLES)}.")
-            if not isinstance(content, str):
-                raise ValueError(f"message: content of {role} is {content!r}; allowed: a text.")
-        return tuple(map(self._protect_message, messages))
-
     def _protect_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """A message with marks, but for the tags of an assistant's text."""
         protected, text = self.protect(message), message["content"]
@@ -208,7 +299,7 @@ class Renderer:
 
     def _around_messages(self) -> list[str]:
         """Names of added tokens that the template writes around messages, such as role headers."""
-        around, header = ([], "") if self._template is None else text_around(self.render)
+        around, header = ([], "") if self._template is None else text_around(self._apply)
         ids = {token for text in around for token in self.tokens(text)}
         added = ((i, token.content) for i, token in self._library.added_tokens_decoder.items())
         return [n for i, n in added if n.strip() and (i in ids or header.startswith(n))]
@@ -218,6 +309,6 @@ class Renderer:
         if self._template is None:
             return []
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PROBE}]
-        _, _, tail = self.render(messages, None, header=False).rpartition(PROBE)
+        _, _, tail = self._apply(messages, None).rpartition(PROBE)
         closing = [token for token, name in self.control.items() if tail.startswith(name)]
         return sorted(closing, key=lambda token: -len(self.control[token]))[:1]

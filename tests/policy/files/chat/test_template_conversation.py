@@ -223,7 +223,8 @@ def test_a_segment_begins_where_the_template_takes_such_a_thought_out(template, 
 def test_an_action_ends_with_the_first_end_token_that_the_template_writes():
     library = cases.small_library()
     library.chat_template = (
-        "{% for m in messages %}{{ m.content }}{% if m.tool_calls %}call{% endif %}"
+        "{% for m in messages %}{{ m.content }}"
+        "{% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments }}{% endfor %}"
         "{{ '<|endoftext|><|im_end|>' if m.role == 'assistant' }}{% endfor %}"
     )
     end, last = library.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
@@ -232,4 +233,4 @@ def test_an_action_ends_with_the_first_end_token_that_the_template_writes():
     assert set(tokenizer.end_ids) == {end, last}
     call = {"type": "function", "function": {"name": "call", "arguments": {}}}
     action = tokenizer.begin([USER], [TOOL]).say(calling("So") | {"tool_calls": [call]})
-    assert action == [*library.encode("Socall", add_special_tokens=False), end]
+    assert action == [*library.encode("Socall{}", add_special_tokens=False), end]
