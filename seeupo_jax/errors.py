@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from typing import NamedTuple
 
 
@@ -77,11 +77,6 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """As `printable`; a value or a library's message with line breaks does not end the line."""
     return printable(" ".join(line.strip() for line in text.splitlines() if line.strip()))
-
-
-def listed(names: Iterable[str], *, none: str) -> str:
-    """What is allowed, with commas between; `none` says why where nothing is."""
-    return ", ".join(names) or f"none, since {none}"
 
 
 def is_full(error: BaseException) -> bool:

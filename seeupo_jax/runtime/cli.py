@@ -38,7 +38,7 @@ from seeupo_jax.configuration.flags import Flags, Wrong, integer, path
 from seeupo_jax.configuration.loading import load_config, to_dict
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.user_code import expand_home
-from seeupo_jax.errors import FileError, file_errors, printable
+from seeupo_jax.errors import FileError, file_errors, one_line, printable
 from seeupo_jax.parallel import cluster
 from seeupo_jax.parallel.device_memory import host_memory
 from seeupo_jax.parallel.program_cache import keep_programs
@@ -132,7 +132,9 @@ class _StandardError(logging.StreamHandler):
 
     def format(self, record: logging.LogRecord) -> str:
         from_package = record.name.startswith("seeupo_jax.")
-        return printable(record.getMessage() if from_package else super().format(record))
+        if from_package:
+            return one_line(record.getMessage())
+        return printable(super().format(record))
 
 
 _STANDARD_ERROR = _StandardError()
