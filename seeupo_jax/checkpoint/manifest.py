@@ -113,7 +113,11 @@ def _digest(path: epath.Path) -> str:
 
 
 def write_manifest(folder: epath.Path, manifest: Mapping[str, Any]) -> None:
-    """Makes the folder a checkpoint, at one moment, once all that it holds is on the disk."""
+    """Makes the folder a checkpoint, at one moment, once all that it holds is on the disk.
+
+    Raises:
+      OSError: something is not on the disk; the folder is no checkpoint.
+    """
     text = json.dumps({"sha256": _seal(manifest), "manifest": manifest}, indent=1)
     if is_bucket(folder):  # an object is there whole or not at all
         (folder / MANIFEST).write_text(text, encoding="utf-8")
@@ -122,7 +126,11 @@ def write_manifest(folder: epath.Path, manifest: Mapping[str, Any]) -> None:
     sync_folder(folder.parent)
     unfinished = folder / _UNFINISHED_MANIFEST
     unfinished.write_text(text, encoding="utf-8")
-    move_file(unfinished, folder / MANIFEST)
+    try:
+        move_file(unfinished, folder / MANIFEST)
+    except OSError:  # after the rename, too: it may not be on the disk
+        (folder / MANIFEST).unlink(missing_ok=True)
+        raise
 
 
 def remove_manifest(folder: epath.Path) -> None:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import numpy as np
 import optax
 import pytest
 from etils import epath
+from fault_fs import FaultFs
 from orbax.checkpoint._src.serialization import ocdbt_utils
 from process_cases import environment
 
@@ -841,6 +843,74 @@ def test_a_full_disk_is_told_in_a_sentence_and_cleaned_up(tmp_path):
         _assert_only_the_second_is_missing(disk)
     finally:
         subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+_FAIL_TO_SYNC = """
+import errno, sys
+import jax.numpy as jnp
+from fault_fs import FaultFs
+from seeupo_jax.checkpoint import Checkpoints, SaveError
+faults, syncs = FaultFs.attached(), {"kinds": ("sync",)}
+checkpoints = Checkpoints(sys.argv[1], keep=9)
+def save(step):
+    checkpoints.save(step, {"w": jnp.full(8, float(step))}, {})
+    checkpoints.wait()
+save(1)
+faults.count(**syncs)
+save(2)
+count = faults.counted
+for step in range(3, 3 + count):
+    faults.fail(step - 2, errno.EIO, **syncs)
+    try:
+        save(step)
+    except SaveError as error:
+        print(error)
+    else:
+        print(f"{step}: {faults.failed} of {faults.counted} failed")
+faults.count()
+save(3 + count)
+"""
+
+
+def test_a_disk_that_takes_not_all_of_a_checkpoint_leaves_the_one_before_it(tmp_path):
+    """Whatever cannot be synced, the manifest's name after its renaming included."""
+    saved = tmp_path / "saved"
+    faults = FaultFs(tmp_path / "faults", saved)
+    done = subprocess.run(
+        [sys.executable, "-c", _FAIL_TO_SYNC, saved],
+        env=environment() | faults.environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    sentences = done.stdout.splitlines()
+    assert len(sentences) > 12  # of files, folders and the manifest
+    assert sentences == [
+        f"checkpoint {step} could not be written to {saved}: Input/output error; checkpoint 2"
+        " there is intact."
+        for step in range(3, 3 + len(sentences))
+    ]
+    assert _steps(saved) == [1, 2, 3 + len(sentences)]
+
+
+def test_what_is_not_on_the_disk_yet_is_no_finished_checkpoint(tmp_path, monkeypatch):
+    """What it covers, such as a sweep that was stopped, may not be removed."""
+    free, fsync, manifest = threading.Event(), os.fsync, tmp_path / "1" / "manifest.json"
+
+    def slow(descriptor):
+        if manifest.exists():
+            free.wait(60)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    checkpoints, _ = _open(tmp_path)
+    checkpoints.save(1, _state(), {})
+    while not manifest.exists():
+        time.sleep(0.01)
+    assert checkpoints.latest() is None
+    free.set()
+    checkpoints.wait()
+    assert checkpoints.latest() == 1
 
 
 def test_a_directory_that_cannot_be_made_is_told_in_a_sentence(tmp_path):

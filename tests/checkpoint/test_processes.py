@@ -1,21 +1,23 @@
 """Several processes save and restore what one does, and fail alike."""
 
 import json
+import shutil
 
 import checkpoint_cases
 import jax
 import numpy as np
 import pytest
+from fault_fs import FaultFs
 from process_cases import run_processes
 
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.metrics.checksum import checksum
 
 
-def run(part, directory, out):
+def run(part, directory, out, **options):
     """What each of two processes with two devices tells of its part."""
     program = "checkpoint_process.py"
-    return run_processes(program, 2, 2, out, directory, part, read=json.loads)
+    return run_processes(program, 2, 2, out, directory, part, read=json.loads, **options)
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +57,14 @@ def test_a_host_that_cannot_write_ends_the_save_on_all(saved):
     assert max(one["full_s"] for one in logged) < 20  # Orbax alone would wait for 300
 
 
+def test_a_process_that_cannot_sync_ends_the_save_on_all(saved):
+    _, logged = saved
+    assert [one["unsynced"] for one in logged] == [
+        "Input/output error",
+        "[Errno 5] Input/output error",
+    ]
+
+
 def test_a_folder_that_hosts_do_not_share_is_refused_by_all(saved):
     for workdir, directory in (one["blind"] for one in saved[1]):
         assert workdir.startswith("--workdir: got ")
@@ -81,7 +91,9 @@ def test_two_processes_pass_over_the_same_damage_and_go_on(saved, tmp_path):
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    logged = run("restore", directory, tmp_path)
+    faults = FaultFs(tmp_path / "faults", directory) if shutil.which("cc") else None
+    variables = None if faults is None else faults.environment
+    logged = run("restore", directory, tmp_path, variables=variables)
     wanted = {
         "latest": 3,
         "newest": [3, {"step": 3}],  # of which no array is read
@@ -110,3 +122,14 @@ def test_two_processes_pass_over_the_same_damage_and_go_on(saved, tmp_path):
     np.testing.assert_array_equal(
         newest[1]["params"]["w"], checkpoint_cases.state(None, 2)["params"]["w"]
     )
+    if faults is not None:
+        check_each_synced_what_it_wrote(faults.calls(), directory / "5")
+
+
+def check_each_synced_what_it_wrote(calls, checkpoint):
+    """Process 0 syncs every file; process 1, on a host of its own, what only it may still hold."""
+    changed = [(call.kind, call.path) for call in calls]
+    before = changed[: changed.index(("rename", str(checkpoint / "manifest.json")))]
+    metadata = checkpoint / "state" / "state" / "array_metadatas"
+    for process, times in ((0, 1), (1, 2)):
+        assert before.count(("sync", str(metadata / f"process_{process}"))) == times

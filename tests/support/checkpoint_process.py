@@ -1,5 +1,6 @@
 """One process of several that share checkpoints: `RANK COUNT PORT OUT DIRECTORY PART`."""
 
+import errno
 import json
 import os
 import resource
@@ -68,7 +69,21 @@ def save(checkpoints):
     logged["full"] = refused(checkpoints.wait, SaveError)
     logged["full_s"] = time.monotonic() - began
     resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    logged["unsynced"] = refused(lambda: process_sync.wait_for(Written(), broken_disk), OSError)
     return logged
+
+
+class Written:
+    """What Orbax has written already."""
+
+    def result(self, timeout):
+        pass
+
+
+def broken_disk():
+    """Syncs on a disk of process 1 that does not take what is written."""
+    if RANK == 1:
+        raise OSError(errno.EIO, "Input/output error")
 
 
 def restore(checkpoints):

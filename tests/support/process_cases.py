@@ -9,7 +9,7 @@ import random
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -58,12 +58,13 @@ def run_processes(
     folder: Path,
     *arguments: object,
     read: Callable[[bytes], Any],
+    variables: Mapping[str, str] | None = None,
 ) -> list[Any]:
     """What each process leaves in its file of `folder`, as `read` has it.
 
     Args:
       program: a file of the tests; its arguments are RANK COUNT PORT OUT and the rest.
-      devices: of each.
+      devices: of each. variables: of its environment, beside those of `environment`.
     """
     port = free_port()
     name = "_".join([Path(program).stem, *map(str, (processes, devices)), "{}"])
@@ -72,7 +73,7 @@ def run_processes(
         LoadedPython(
             [sys.executable, SUPPORT / program]
             + [str(x) for x in (rank, processes, port, file, *arguments)],
-            env=environment(devices),
+            env=environment(devices) | dict(variables or {}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

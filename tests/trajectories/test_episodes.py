@@ -3,9 +3,13 @@
 import json
 import math
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+from fault_fs import FaultFs
+from process_cases import environment
 
 from seeupo_jax.trajectories.episodes import (
     Episode,
@@ -122,22 +126,48 @@ def test_a_failed_episode_is_kept_in_the_file_but_not_taken_as_played(path):
     assert len(path.read_text().splitlines()) == 3
 
 
+# A power cut leaves zeros where a file had grown and its bytes were not on the disk yet.
+ZEROS = pytest.mark.parametrize("zeros", [b"", bytes(4096)])
+
+
+@ZEROS
 @pytest.mark.parametrize("cut", [1, 20, 150])
-def test_a_line_that_a_kill_cut_short_is_dropped_and_the_next_one_is_whole(path, cut):
+def test_a_line_that_a_kill_cut_short_is_dropped_and_the_next_one_is_whole(path, cut, zeros):
     with EpisodeFile(path, SETTINGS) as file:
         file.add(episode())
         file.add(episode(member=1))
-    path.write_bytes(path.read_bytes()[:-cut])
+    path.write_bytes(path.read_bytes()[:-cut] + zeros)
     with EpisodeFile(path, SETTINGS) as file:
         assert list(file.played) == [("t/0", 0)]
         file.add(episode(member=1))
     assert list(played(path)) == [("t/0", 0), ("t/0", 1)]
 
 
-def test_a_file_that_was_cut_in_its_first_line_begins_anew(path):
+@ZEROS
+@pytest.mark.parametrize("end", [0, 5, -1])
+def test_a_file_that_was_cut_in_its_first_line_begins_anew(path, end, zeros):
     played(path)
-    path.write_bytes(path.read_bytes()[:-1])
-    assert played(path) == {} and len(path.read_text().splitlines()) == 1
+    whole = path.read_bytes()
+    path.write_bytes(whole[:end] + zeros)
+    assert read_played(path, SETTINGS) == set()
+    assert played(path) == {} and path.read_bytes() == whole
+
+
+def test_an_evaluation_s_episodes_are_on_the_disk_when_its_file_is_closed(path):
+    faults = FaultFs(path.parent / "faults", path.parent / "root")
+    path = faults.root / "made" / path.name
+    program = (
+        "import sys\nfrom pathlib import Path\n"
+        "from seeupo_jax.trajectories.episodes import Episode, EpisodeFile\n"
+        "with EpisodeFile(Path(sys.argv[1]), {'k': 2}) as file:\n"
+        "    file.add(Episode('t/0', 0, 1.0, 1.0, 'done', False, 1, [], {}, {}))\n"
+    )
+    faults.root.mkdir()
+    command = [sys.executable, "-c", program, path]
+    subprocess.run(command, env=environment() | faults.environment, check=True)
+    synced = [call for call in faults.calls() if call.kind == "sync"]
+    assert [call.path for call in synced] == [str(faults.root), str(path.parent), str(path)]
+    assert (faults.log / synced[-1].other).read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize("other", [{"k": 4}, {"new": 1}, {"env.options": {"size": (1, 3)}}])
