@@ -16,6 +16,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
+from seeupo_jax.errors import naming
+
 _LOGGER = logging.getLogger(__name__)
 # By file systems that cannot sync a folder, and where a folder may be written to, not read.
 _REFUSED = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
@@ -26,10 +28,8 @@ def sync_file(path: str | os.PathLike[str]) -> None:
     """Waits until a file's bytes are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
-    except OSError as error:
-        error.filename = os.fspath(path)
-        raise
+        with naming(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -86,7 +86,15 @@ def write_atomically(path: Path, data: bytes) -> None:
     A link stays, and what it points to is written. What is no file, such as a pipe or /dev/null,
     stays too, and is written to. Of several processes that write one file the last one's stays;
     a killed one may leave PATH.*.tmp.
+
+    Raises:
+      OSError: it could not be written; the error names `path`.
     """
+    with naming(path):
+        _write_atomically(path, data)
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
     if path.exists() and not path.is_file():
         path.write_bytes(data)
         return

@@ -1,14 +1,35 @@
-"""A user's mistake as one sentence."""
+"""Errors as one sentence: a user's mistake, and what the system says of a file."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import re
 import sys
-from collections.abc import Generator
+import textwrap
+from collections.abc import Callable, Generator
+from typing import NamedTuple
 
-_FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+
+def _codes(*names: str) -> tuple[int, ...]:
+    """Those that this system has."""
+    return tuple(getattr(errno, name) for name in names if hasattr(errno, name))
+
+
+_FULL = _codes("ENOSPC", "EDQUOT", "EFBIG")  # the disk, a quota, one file (`ulimit -f`)
+_NOT_WRITTEN = (*_FULL, errno.EROFS)  # errors that reading does not have
+# Of a disk, a mount or a server of files, whatever a program asks for.
+_STORAGE = (*_NOT_WRITTEN, *_codes("EIO", "ESTALE", "EREMOTEIO", "EUCLEAN"))
+# Likewise where a file is named: sockets and processes have these errors, too.
+_OF_FILES = _codes(
+    *("EACCES", "EPERM", "EBUSY", "EMFILE", "ENFILE", "ENODEV", "ENXIO", "ENOLCK", "ENOTCONN"),
+    *("ESHUTDOWN", "ETIMEDOUT", "EHOSTDOWN"),
+)
+# How Rust's libraries, TensorStore and Python quote an error of the system.
+_QUOTED = re.compile(r"\(os error (\d+)\)|os_error_code='(\d+)'|\[Errno (\d+)\]")
+_QUOTED_FILE = re.compile(r"""["'](/[^"']+)["']""")
+_SHOWN = 200  # characters of what a library says
 # C0 and C1, among them the beginnings of escape sequences.
 _CONTROLS = {c: f"\\x{c:02x}" for c in (*range(32), *range(127, 160)) if chr(c) not in "\t\n"}
 
@@ -28,7 +49,7 @@ class DataChanged(ValueError):
 
 
 class WriteError(OSError):
-    """What a run needs could not be written; the text is a sentence that says what is left."""
+    """A file could not be written, or read; the text is a sentence that says what is left."""
 
     @property
     def exit_code(self) -> int:
@@ -36,9 +57,26 @@ class WriteError(OSError):
         return 2 if is_full(self) else 1
 
 
+class FileError(NamedTuple):
+    """What the system said of a file. code: errno. file: None where it is not known."""
+
+    code: int
+    file: str | None = None
+
+    @property
+    def reason(self) -> str:
+        """In the system's words."""
+        return os.strerror(self.code)
+
+
 def printable(text: str) -> str:
     """A text for a terminal: characters that control one as escapes, but new lines and tabs."""
     return text.translate(_CONTROLS)
+
+
+def one_line(text: str) -> str:
+    """As `printable`; a value or a library's message with line breaks does not end the line."""
+    return printable(" ".join(line.strip() for line in text.splitlines() if line.strip()))
 
 
 def is_full(error: BaseException) -> bool:
@@ -46,25 +84,103 @@ def is_full(error: BaseException) -> bool:
 
     Room is that of the disk, of a quota, or of one file (`ulimit -f`).
     """
-    return any(text in str(error) for text in _FULL)
+    return any(os.strerror(code) in str(error) for code in _FULL)
+
+
+def system_error(error: BaseException) -> FileError | None:
+    """What the system said, with whatever file is named; None: it is an error of another kind."""
+    if isinstance(error, OSError) and error.errno is not None:
+        file = error.filename if error.filename2 is None else error.filename2
+        named = isinstance(file, str | bytes | os.PathLike)
+        return FileError(error.errno, os.fsdecode(file) if named else None)
+    text = str(error)
+    quoted = _QUOTED.search(text)
+    if quoted is None:
+        return None
+    file = _QUOTED_FILE.search(text)
+    return FileError(int(quoted[quoted.lastindex or 0]), None if file is None else file[1])
+
+
+def file_error(error: BaseException) -> FileError | None:
+    """What the system said of a file; None: another error, such as a mistake in the program.
+
+    A ValueError is this package's sentence for its user, but for TensorStore's.
+    """
+    if isinstance(error, ValueError) and "os_error_code=" not in str(error):
+        return None
+    found = system_error(error)
+    if found is None:
+        return None
+    known = _STORAGE if found.file is None else (*_STORAGE, *_OF_FILES)
+    return found if found.code in known else None
+
+
+def reason(error: BaseException) -> str:
+    """What went wrong, in the system's words where it was the system, and in short."""
+    found = system_error(error)
+    if found is not None:
+        return found.reason
+    text = str(error) or type(error).__name__
+    # TensorStore appends its whole specification, addresses and all.
+    return textwrap.shorten(text.partition(" [")[0], _SHOWN, placeholder=" ...")
 
 
 @contextlib.contextmanager
-def no_room_errors() -> Generator[None]:
-    """Ends the command with one sentence and 2 where there is no room for what it writes."""
+def naming(file: str | os.PathLike[str]) -> Generator[None]:
+    """What the system says of a file inside is an OSError that names this one.
+
+    Writing to an open file names none; a file that is written beside its place has another name.
+    """
     try:
         yield
     except Exception as error:  # libraries have errors of their own for it
-        if not is_full(error):
+        found = system_error(error)
+        if found is None or found.code not in (*_STORAGE, *_OF_FILES):
             raise
-        place = getattr(error, "filename", None) or "a file"
-        why = getattr(error, "strerror", None) or error
-        print(
-            f"error: {place} could not be written: {why}; what is finished is kept: make room and"
-            " rerun the command.",
-            file=sys.stderr,
-        )
-        sys.exit(2)
+        raise OSError(found.code, found.reason, os.fspath(file)) from error
+
+
+@contextlib.contextmanager
+def file_errors(
+    kept: Callable[[FileError], str | None] = lambda _: None,
+    place: str | os.PathLike[str] = "a file",
+) -> Generator[None]:
+    """Raises what the system says of a file as a WriteError; all other errors pass.
+
+    Args:
+      kept: what is left, and what to do, as the end of the sentence; None: what a command finished
+        is left, and it can be rerun.
+      place: what is named where the file is not known.
+
+    Raises:
+      WriteError: the file, the reason in the system's words, and what is kept.
+    """
+    try:
+        yield
+    except WriteError:
+        raise
+    except Exception as error:  # libraries have errors of their own for it
+        found = file_error(error)
+        if found is None:
+            raise
+        tried = "written" if found.code in _NOT_WRITTEN else "read or written"
+        mend = "make room" if found.code in _FULL else "mend that"
+        end = kept(found) or f"what is finished is kept: {mend} and rerun the command"
+        raise WriteError(
+            f"{found.file or os.fspath(place)} could not be {tried}: {found.reason}; {end}."
+        ) from error
+
+
+@contextlib.contextmanager
+def file_sentences(
+    kept: Callable[[FileError], str | None] = lambda _: None,
+) -> Generator[None]:
+    """Around a command: what the system says of a file ends it with one sentence.
+
+    The exit code is 2 where there is no room, else 1. `kept` is that of `file_errors`.
+    """
+    with sentence_errors(WriteError), file_errors(kept):
+        yield
 
 
 @contextlib.contextmanager
@@ -79,5 +195,7 @@ def sentence_errors(
     try:
         yield
     except kind as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
+        if isinstance(error, ValueError) and file_error(error) is not None:
+            raise  # a library's: `file_sentences` has the sentence for it
+        print(f"error: {one_line(str(error))}", file=sys.stderr)
         sys.exit(getattr(error, "exit_code", code))

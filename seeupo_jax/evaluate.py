@@ -43,7 +43,7 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.bfcl.result_files import export_results
-from seeupo_jax.errors import no_room_errors, printable, sentence_errors
+from seeupo_jax.errors import file_sentences, printable, sentence_errors
 from seeupo_jax.parallel.cluster import errors_end_at_once
 from seeupo_jax.parallel.platform import off_accelerator
 from seeupo_jax.planning.explain.explain_evaluation import (
@@ -300,7 +300,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
         given = _flags().read(arguments[1:])
         server = _server(given)
     log_to_stderr()
-    with errors_end_at_once(), no_room_errors(), sentence_errors(), _platform(server):
+    with errors_end_at_once(), file_sentences(), sentence_errors(), _platform(server):
         workdir = given.workdir
         config = failing_together(given, lambda: read_config(given))
         failing_together(given, lambda: check_could_write(workdir))

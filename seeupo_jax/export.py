@@ -19,7 +19,7 @@ import jax
 from seeupo_jax.configuration.flags import Flags, path
 from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.durable_files import write_atomically
-from seeupo_jax.errors import WriteError, no_room_errors, sentence_errors
+from seeupo_jax.errors import file_sentences, sentence_errors
 from seeupo_jax.parallel.cluster import errors_end_at_once
 from seeupo_jax.runtime.cli import (
     add_cluster_flags,
@@ -31,7 +31,13 @@ from seeupo_jax.runtime.cli import (
     read_config,
 )
 from seeupo_jax.runtime.hub import CARD, hub_client, model_card, push
-from seeupo_jax.runtime.policy_folder import STEP, WEIGHTS, export_policy, saved_weights
+from seeupo_jax.runtime.policy_folder import (
+    STEP,
+    WEIGHTS,
+    export_policy,
+    left_in,
+    saved_weights,
+)
 
 
 def _flags() -> Flags:
@@ -52,23 +58,23 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
     with sentence_errors():
         given = _flags().read(arguments[1:])
     log_to_stderr()
-    with errors_end_at_once(), no_room_errors(), sentence_errors():
+    kept = left_in(given.output)
+    with errors_end_at_once(), file_sentences(kept), sentence_errors():
         config = failing_together(given, lambda: read_config(given))
         repo = given.push_to_hub
         if given.private and repo is None:
             raise ValueError("--private: got True; allowed: with --push_to_hub=USER/NAME.")
         join_cluster(config, **cluster_flags(given))
         writes = jax.process_index() == 0
-        with sentence_errors(WriteError, code=1):
-            client = hub_client(repo) if repo is not None and writes else None
-            step = export_policy(config, given.workdir, given.step, given.output, given.weights)
-            if writes:
-                print(f"wrote {given.output}: the policy after iteration {step}")
-            if client is not None:
-                part = saved_weights(config, given.weights)
-                card = model_card(config, given.workdir, step, part, repo)
-                write_atomically(given.output / CARD, card.encode())
-                print(f"pushed to {push(client, given.output, repo, private=given.private)}")
+        client = hub_client(repo) if repo is not None and writes else None
+        step = export_policy(config, given.workdir, given.step, given.output, given.weights)
+        if writes:
+            print(f"wrote {given.output}: the policy after iteration {step}")
+        if client is not None:
+            part = saved_weights(config, given.weights)
+            card = model_card(config, given.workdir, step, part, repo)
+            write_atomically(given.output / CARD, card.encode())
+            print(f"pushed to {push(client, given.output, repo, private=given.private)}")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from seeupo_jax.configuration.flags import Flags, names, output_file, path
 from seeupo_jax.display.terminal import safe_output
-from seeupo_jax.errors import no_room_errors, sentence_errors
+from seeupo_jax.errors import file_sentences, sentence_errors
 from seeupo_jax.reports.html_report import report_file, write_report
 from seeupo_jax.reports.run_data import check_run, load_runs
 from seeupo_jax.reports.trajectory_pages import write_pages
@@ -46,8 +46,7 @@ def _folders(value: str) -> list[str]:
 @safe_output()
 def main(arguments: Sequence[str] = sys.argv) -> None:
     """The command."""
-    # An OSError: a folder that this user may not read.
-    with sentence_errors(OSError), no_room_errors(), sentence_errors():
+    with file_sentences(), sentence_errors():
         given = _flags().read(arguments[1:])
         workdir = given.workdir
         compare = [Path(folder) for listed in given.compare for folder in listed]
@@ -59,13 +58,13 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
         pages = _write_pages(workdir, file)
         write_report(runs, file)
         print(f"wrote {file} ({file.stat().st_size / 2**20:.1f} MiB)")
-        if isinstance(pages, ValueError):
+        if isinstance(pages, Exception):
             raise pages
         if pages is not None:
             print(f"wrote {pages}")
 
 
-def _write_pages(workdir: Path, report: Path) -> Path | ValueError | None:
+def _write_pages(workdir: Path, report: Path) -> Path | ValueError | OSError | None:
     """Before the report, which has a link to them; their error waits until it is written.
 
     Pages of trajectories that are all removed are written too: they would show the earlier ones.
@@ -75,7 +74,7 @@ def _write_pages(workdir: Path, report: Path) -> Path | ValueError | None:
     back = quote(os.fsencode(os.path.relpath(report, workdir / FOLDER)))
     try:
         return write_pages(workdir, report=back)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         return error
 
 

@@ -35,7 +35,7 @@ from seeupo_jax.configuration.flags import Flags, Wrong, integer
 from seeupo_jax.configuration.schema import Config, WarmStart
 from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.envs.transport.open_files import raise_open_files
-from seeupo_jax.errors import sentence_errors
+from seeupo_jax.errors import file_sentences, sentence_errors
 from seeupo_jax.parallel.stop_signal import StoppedCompiling, StopRequest
 from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.runtime.checks import check_sampling
@@ -226,7 +226,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
     with sentence_errors():
         given = _flags().read(arguments[1:])
     log_to_stderr()
-    with sentence_errors(), contextlib.suppress(StoppedCompiling):
+    with file_sentences(), sentence_errors(), contextlib.suppress(StoppedCompiling):
         config, source = _choose(read_config(given), given)
         prepare_xla()
         raise_open_files()  # a client's connection is one

@@ -31,7 +31,7 @@ from seeupo_jax.configuration.loading import ConfigSource, load_config
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.display.terminal import safe_output
-from seeupo_jax.errors import DataChanged, NotLearning, WriteError, sentence_errors
+from seeupo_jax.errors import DataChanged, NotLearning, file_sentences, sentence_errors
 from seeupo_jax.metrics.history import History, read_history
 from seeupo_jax.metrics.run_manifest import UNKNOWN_LAUNCH, Launch
 from seeupo_jax.parallel.cluster import errors_end_at_once
@@ -48,11 +48,11 @@ from seeupo_jax.runtime.cli import (
     check_shared_places,
     cluster_flags,
     failing_together,
-    full_disk,
     join_cluster,
     log_to_stderr,
     prepare_xla,
     quiet_logs,
+    run_file_errors,
     run_folder,
 )
 from seeupo_jax.runtime.sft.sft_data import load_data
@@ -104,7 +104,7 @@ def sft(
       ValueError: a configuration, a conversation, a folder or a callback that cannot be used.
       NotLearning: gradients are not finite any more; all is saved.
       DataChanged: a ValueError: the data is not what the run began with; all is saved.
-      WriteError: there is no room for what it writes; the sentence says what is kept.
+      WriteError: a file could not be written or read; the sentence says what is kept.
     """
     check_callbacks(callbacks)
     config, workdir = load_config(config), run_folder(workdir)
@@ -132,7 +132,7 @@ def run_sft(
     """
     display = config.telemetry.display
     with contextlib.ExitStack() as held:
-        held.enter_context(full_disk(config, workdir))
+        held.enter_context(run_file_errors(config, workdir))
         with preparing():
             held.enter_context(exclusive_run(workdir, config.checkpoint))
         request = held.enter_context(StopRequest())
@@ -222,7 +222,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
     with sentence_errors():
         given = _flags().read(arguments[1:])
     log_to_stderr()
-    with errors_end_at_once():
+    with errors_end_at_once(), file_sentences():
         with sentence_errors():
             data_override = () if given.data is None else (f"sft.data={given.data!r}",)
             overrides, workdir = (*given.override, *data_override), given.workdir
@@ -236,7 +236,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
             check_places(config, workdir)
             check_shared_places(config, workdir)
         launch = Launch.of_command("sft", given.config)
-        with sentence_errors((WriteError, NotLearning, DataChanged), code=1):
+        with sentence_errors((NotLearning, DataChanged), code=1):
             run_sft(config, workdir, launch=launch, preparing=sentence_errors)
 
 

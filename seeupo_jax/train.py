@@ -29,7 +29,7 @@ from seeupo_jax.display.progress import Progress
 from seeupo_jax.display.run_summary import learning_curve, print_summary
 from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.envs.pool import ServerFull
-from seeupo_jax.errors import NameTaken, NotLearning, WriteError, sentence_errors
+from seeupo_jax.errors import NameTaken, NotLearning, file_sentences, sentence_errors
 from seeupo_jax.metrics.history import History, read_history
 from seeupo_jax.metrics.run_manifest import UNKNOWN_LAUNCH, Launch
 from seeupo_jax.parallel.cluster import errors_end_at_once
@@ -47,13 +47,13 @@ from seeupo_jax.runtime.cli import (
     check_shared_places,
     cluster_flags,
     failing_together,
-    full_disk,
     join_cluster,
     log_to_stderr,
     missing_places,
     prepare_xla,
     quiet_logs,
     read_config,
+    run_file_errors,
     run_folder,
 )
 from seeupo_jax.runtime.evaluation import due, evaluates
@@ -103,7 +103,7 @@ def train(
       ValueError: a configuration, a folder or a callback that cannot be used, before long work.
       NotLearning: the run has nothing to learn from; all is saved.
       NameTaken: a reward function has the name of a reward that the environment pays.
-      WriteError: there is no room for what it writes; the sentence says what is kept.
+      WriteError: a file could not be written or read; the sentence says what is kept.
     """
     check_callbacks(callbacks)
     config, workdir = load_config(config), run_folder(workdir)
@@ -126,7 +126,7 @@ def run_training(
       preparing: around what comes before the first iteration, where a ValueError is a user's.
     """
     with contextlib.ExitStack() as held:
-        held.enter_context(full_disk(config, workdir))
+        held.enter_context(run_file_errors(config, workdir))
         with preparing():
             held.enter_context(exclusive_run(workdir, config.checkpoint))
         stopped = _train(config, workdir, callbacks, launch, preparing)
@@ -224,7 +224,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
     with sentence_errors():
         given = _flags().read(arguments[1:])
     log_to_stderr()
-    with errors_end_at_once():
+    with errors_end_at_once(), file_sentences():
         with sentence_errors():
             planned = plan_devices(given)
             config, workdir = failing_together(given, lambda: read_config(given)), given.workdir
@@ -244,7 +244,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
             check_places(config, workdir)
             check_shared_places(config, workdir)
         launch = Launch.of_command("train", given.config)
-        with sentence_errors((WriteError, NotLearning, ServerFull, NameTaken), code=1):
+        with sentence_errors((NotLearning, ServerFull, NameTaken), code=1):
             result = run_training(config, workdir, launch=launch, preparing=sentence_errors)
         if jax.process_index() == 0 and result.stopped is None:
             split, display = config.evaluation.split, config.telemetry.display

@@ -13,17 +13,18 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from seeupo_jax.checkpoint import exclusive_output
 from seeupo_jax.configuration.flags import Flags, output_file, path
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.display.terminal import safe_output
-from seeupo_jax.errors import no_room_errors, sentence_errors
+from seeupo_jax.errors import file_sentences, sentence_errors
 from seeupo_jax.planning.remat import choose_remat
 from seeupo_jax.runtime.build import is_small, load_policy
 from seeupo_jax.runtime.cli import add_config_flags, log_to_stderr, prepare_xla
-from seeupo_jax.runtime.policy_folder import check_output, write_policy
+from seeupo_jax.runtime.policy_folder import check_output, left_in, write_policy
 from seeupo_jax.runtime.stored_update import prepare, update
 from seeupo_jax.runtime.training.stagnation import why_idle
 from seeupo_jax.trajectories.json_lines import write_json
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
 
     folder = given.output
     with contextlib.ExitStack() as held:
-        held.enter_context(no_room_errors())
+        held.enter_context(file_sentences(left_in(folder)))
         with sentence_errors():
             # The model is the one that is named here, whatever a training run would begin with.
             overrides = (f"model.path={given.model!r}", "warm_start.stages=()")
@@ -65,17 +66,18 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
             policy, params = load_policy(config, config.model.path)
         params, done = update(config, policy, params, trajectories)
         write_policy(config, policy, params, folder)
+        print(f"wrote {folder}: {_summary(done, given.model)}")
         write_json(given.json, done)
+
+
+def _summary(done: Mapping[str, Any], model: str) -> str:
     steps, metrics = len(done["steps"]), done["metrics"]
     if not steps:
-        return print(
-            f"wrote {folder}: no step was taken, since {why_idle(metrics)}; the weights are those"
-            f" of {given.model}"
-        )
+        return f"no step was taken, since {why_idle(metrics)}; the weights are those of {model}"
     trained = sum(advantage is not None for advantage in done["advantages"])
-    print(
-        f"wrote {folder}: {steps} steps on {trained} trajectories, loss"
-        f" {metrics['sweep/loss']}, kl {metrics['sweep/kl']}"
+    return (
+        f"{steps} steps on {trained} trajectories, loss {metrics['sweep/loss']}, kl"
+        f" {metrics['sweep/kl']}"
     )
 
 

@@ -22,7 +22,7 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.errors import WriteError, is_full
 from seeupo_jax.evaluate import main as evaluate
 from seeupo_jax.metrics.metrics_log import MetricsWriter, read_metrics
-from seeupo_jax.runtime.cli import full_disk
+from seeupo_jax.runtime.cli import run_file_errors
 from seeupo_jax.train import main
 
 ONE_FILE = 40_000  # bytes; a checkpoint's largest file has some 400,000
@@ -148,7 +148,7 @@ def test_a_line_of_metrics_without_room_is_not_there_at_all(tmp_path):
 
 def test_what_has_no_room_says_what_is_kept_and_ends_with_2(tmp_path):
     config = Config()
-    with pytest.raises(WriteError) as error, full_disk(config, tmp_path), limited(100):
+    with pytest.raises(WriteError) as error, run_file_errors(config, tmp_path), limited(100):
         (tmp_path / "file").write_bytes(bytes(1000))
     assert str(error.value) == (
         f"{tmp_path} could not be written: File too large; no checkpoint was saved yet."

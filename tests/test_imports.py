@@ -18,8 +18,8 @@ import seeupo_jax
 ROOT = Path(seeupo_jax.__path__[0])
 # The package from the ground up; a room imports itself and rooms of the rows above it.
 LEVELS = (
-    ("types", "errors", "durable_files", "metric_table", "algorithms", "configuration"),
-    ("envs", "parallel"),
+    ("types", "errors", "metric_table", "algorithms", "configuration"),
+    ("durable_files", "envs", "parallel"),
     ("policy", "checkpoint", "trajectories", "rewards"),
     ("learner", "rollout", "metrics"),
     ("agents", "display"),

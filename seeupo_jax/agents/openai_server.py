@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 import urllib3
 
 from seeupo_jax.agents.server_dialects import DIALECTS, Dialect, complete
+from seeupo_jax.configuration.user_code import listed
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.sampling import Sampling
@@ -220,7 +221,8 @@ class OpenAIServer:
             (self.model,) = cards
         if self.model not in cards:
             raise ValueError(
-                f"model: got {self.model!r}; allowed at {self._url}: {', '.join(cards)}."
+                f"model: got {self.model!r}; allowed at {self._url}:"
+                f" {listed(cards, 'it serves no model')}."
             )
         card = cards[self.model]
         longest = card.get("max_model_len")

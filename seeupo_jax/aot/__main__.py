@@ -24,7 +24,7 @@ from seeupo_jax.configuration.config_file import read_layouts
 from seeupo_jax.configuration.flags import Flags, names, output_file
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.display.terminal import safe_output
-from seeupo_jax.errors import no_room_errors, sentence_errors
+from seeupo_jax.errors import file_sentences, sentence_errors
 from seeupo_jax.planning.chips import parse_topology
 from seeupo_jax.planning.slices.slice_programs import (
     KINDS,
@@ -38,7 +38,7 @@ from seeupo_jax.trajectories.json_lines import write_json
 
 
 @safe_output()
-@no_room_errors()
+@file_sentences()
 def main(arguments: Sequence[str] = sys.argv) -> int:
     """Prints the report; returns the exit status."""
     with sentence_errors():

@@ -45,7 +45,7 @@ from seeupo_jax.bench.accelerator import command as accelerator  # noqa: E402
 from seeupo_jax.bench.serving import agent_rollout, served_requests  # noqa: E402
 from seeupo_jax.configuration.flags import Flags  # noqa: E402
 from seeupo_jax.display.terminal import safe_output  # noqa: E402
-from seeupo_jax.errors import no_room_errors, sentence_errors  # noqa: E402
+from seeupo_jax.errors import file_sentences, sentence_errors  # noqa: E402
 from seeupo_jax.runtime.cli import prepare_xla  # noqa: E402
 from seeupo_jax.trajectories.json_lines import write_json  # noqa: E402
 
@@ -67,7 +67,7 @@ OTHERS = {
 
 
 @safe_output()
-@no_room_errors()
+@file_sentences()
 def main(argv: Sequence[str] = sys.argv) -> None:
     """The command."""
     name = argv[1] if len(argv) > 1 else ""

@@ -11,7 +11,6 @@ from seeupo_jax.checkpoint.storage import (
     find_directory,
     is_bucket,
     keep_root_logger,
-    reason,
 )
 
 __all__ = [
@@ -28,5 +27,4 @@ __all__ = [
     "find_directory",
     "is_bucket",
     "keep_root_logger",
-    "reason",
 ]

@@ -41,8 +41,8 @@ from seeupo_jax.checkpoint.manifest import (
     write_manifest,
 )
 from seeupo_jax.checkpoint.process_sync import ocp, on_all, on_primary, wait_for
-from seeupo_jax.checkpoint.storage import Folder, absolute, is_bucket, quiet_threads, reason
-from seeupo_jax.errors import WriteError
+from seeupo_jax.checkpoint.storage import Folder, absolute, is_bucket, quiet_threads
+from seeupo_jax.errors import WriteError, reason
 from seeupo_jax.parallel.distributed import gather
 
 _LOGGER = logging.getLogger(__name__)

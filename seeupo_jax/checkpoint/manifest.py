@@ -13,6 +13,7 @@ from etils import epath
 
 from seeupo_jax.checkpoint.storage import is_bucket
 from seeupo_jax.durable_files import move_file, sync_files, sync_folder, sync_tree
+from seeupo_jax.errors import naming
 from seeupo_jax.parallel.host_cores import cores
 
 MANIFEST = "manifest.json"
@@ -107,7 +108,7 @@ def _check_file(folder: epath.Path, name: str, file: Mapping[str, Any], hashes: 
 
 
 def _digest(path: epath.Path) -> str:
-    with path.open("rb") as file:
+    with naming(path), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

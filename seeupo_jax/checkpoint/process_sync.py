@@ -15,9 +15,10 @@ from etils import epath
 from jax._src import distributed  # the processes' common notes, which need no device
 
 from seeupo_jax.checkpoint.manifest import Damaged
-from seeupo_jax.checkpoint.storage import is_bucket, keep_root_logger, reason
+from seeupo_jax.checkpoint.storage import is_bucket, keep_root_logger
 from seeupo_jax.configuration import schema
 from seeupo_jax.durable_files import make_folder
+from seeupo_jax.errors import reason, system_error
 from seeupo_jax.parallel.distributed import from_first, gather
 from seeupo_jax.parallel.file_lock import exclusive
 
@@ -47,13 +48,15 @@ def on_primary(action: Callable[[], T]) -> T:
             result = action()
         except Exception as raised:
             kind = next((name for name, each in _SENT.items() if isinstance(raised, each)), "")
-            error = raised if kind else OSError(reason(raised))
-            sent = kind, str(error)
+            error = raised if kind else _received(_sent(raised))
+            sent = kind, str(raised), _sent(raised)
     result, sent = from_first((result, sent))
     if sent is None:
         return result
-    kind, text = sent
-    raise _SENT.get(kind, OSError)(text) if error is None else error
+    kind, text, system = sent
+    if error is None:
+        error = _SENT[kind](text) if kind else _received(system)
+    raise error
 
 
 def on_all(action: Callable[[], T]) -> T:
@@ -67,14 +70,24 @@ def on_all(action: Callable[[], T]) -> T:
         result = action()
     except Exception as raised:
         error = raised
-    sent = None if error is None else (isinstance(error, Damaged), reason(error))
+    sent = None if error is None else (isinstance(error, Damaged), _sent(error))
     failures = [failure for failure in gather(sent) if failure is not None]
     if failures and (jax.process_count() == 1 or error is not None):
         raise error
     if failures:
-        damaged, text = failures[0]
-        raise Damaged(text) if damaged else OSError(text)
+        damaged, system = failures[0]
+        raise Damaged(system[0]) if damaged else _received(system)
     return result
+
+
+def _sent(error: Exception) -> tuple[str, int | None, str | None]:
+    """An error for other processes: its reason and, where it is the system's, errno and file."""
+    return (reason(error), *(system_error(error) or (None, None)))
+
+
+def _received(sent: tuple[str, int | None, str | None]) -> OSError:
+    text, code, file = sent
+    return OSError(text) if code is None else OSError(code, text, file)
 
 
 def wait_for(written: ocp.AsyncResponse, sync: Callable[[], None]) -> None:

@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import secrets
-import textwrap
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -18,9 +17,9 @@ from etils.epath.gpath import PosixGPath
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.durable_files import make_folder
+from seeupo_jax.errors import reason
 
 _BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/.*)?")
-_CODE = re.compile(r"os_error_code='(\d+)'")  # as TensorStore reports the system's errors
 _MOUNT = "a folder (gcsfuse mounts a bucket as one)"
 _OF_POLICY = ("config.json", "adapter_config.json", "*.safetensors")
 _TIMEOUT_S = 60  # of an answer from a bucket
@@ -198,17 +197,6 @@ def _check_bucket(folder: str, name: str) -> None:
             f"{name}: got {folder} ({reason(error)}); allowed: a bucket that exists and whose"
             f" objects this account may create, get, list and delete, or {_MOUNT}."
         ) from error
-
-
-def reason(error: BaseException) -> str:
-    """What went wrong, in the system's words where it was the system, and in short."""
-    if (code := _CODE.search(str(error))) is not None:
-        return os.strerror(int(code[1]))
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    text = str(error) or type(error).__name__
-    # TensorStore appends its whole specification, addresses and all.
-    return textwrap.shorten(text.partition(" [")[0], 200, placeholder=" ...")
 
 
 @contextlib.contextmanager

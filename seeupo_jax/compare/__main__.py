@@ -36,7 +36,7 @@ from seeupo_jax.compare.study_runs import THREADS, Places, choose, train_study
 from seeupo_jax.configuration.flags import Flags, integer, names, output_file, path, positive
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.display.terminal import SafeStream, safe_output
-from seeupo_jax.errors import no_room_errors, sentence_errors
+from seeupo_jax.errors import file_sentences, sentence_errors
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.runtime.cli import add_run_flags, check_places, read_config
 from seeupo_jax.trajectories.json_lines import write_json
@@ -89,7 +89,7 @@ def _flags() -> Flags:
 
 
 @safe_output()
-@no_room_errors()
+@file_sentences()
 def main(arguments: Sequence[str] = sys.argv) -> None:
     """The command."""
     with sentence_errors():

@@ -11,7 +11,7 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
@@ -53,6 +53,11 @@ def shown(value: Any, most: int = 200) -> str:
 def shortened(text: str, most: int = 200) -> str:
     """At most so many characters of a text."""
     return text if len(text) <= most else f"{text[:most]} ..."
+
+
+def listed(names: Iterable[str], why_none: str) -> str:
+    """Names with commas between; where there are none, the end of a sentence says why."""
+    return ", ".join(names) or f"none, since {why_none}"
 
 
 def in_one_line(text: str, most: int) -> str:
@@ -147,7 +152,7 @@ def import_attribute(name: str, field: str, kind: str, fits: Callable[[Any], boo
         those = [key for key, value in vars(module).items() if key[:1] != "_" and fits(value)]
         raise ValueError(
             f"{field}: got {name!r}, but {module_name} has no {kind} {attribute!r}; it has"
-            f" {', '.join(those) if those else 'none'}."
+            f" {listed(those, 'its names are of other kinds')}."
         )
     return value
 

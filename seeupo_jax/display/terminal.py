@@ -10,7 +10,7 @@ import sys
 from collections.abc import Generator, Iterable
 from typing import Any, TextIO
 
-from seeupo_jax.errors import sentence_errors
+from seeupo_jax.errors import WriteError, sentence_errors
 
 _UNABLE = ("", "dumb", "unknown")  # values of TERM that cannot move the cursor
 
@@ -72,11 +72,8 @@ class SafeStream:
             os.close(nowhere)
 
 
-class _Unwritten(OSError):
+class _Unwritten(WriteError):
     """The standard output could not be written, for another reason than that its reader left."""
-
-    def __str__(self) -> str:
-        return f"{self.filename} could not be written: {self.strerror}."
 
 
 class _Output(SafeStream):
@@ -103,7 +100,8 @@ class _Output(SafeStream):
             yield
         except OSError as error:
             if not self._reader_left(error):
-                raise _Unwritten(error.errno, error.strerror, "standard output") from error
+                reason = f"standard output could not be written: {error.strerror}."
+                raise _Unwritten(reason) from error
             self._discard_from_now_on()
 
     def _reader_left(self, error: OSError) -> bool:
@@ -117,7 +115,7 @@ class _Output(SafeStream):
 def safe_output() -> Generator[None]:
     """Around a command whose reader (`| head`, a terminal) may leave: it continues, unread.
 
-    Where its output cannot be written for another reason, it ends with one sentence and 2.
+    Where its output cannot be written for another reason, it ends with one sentence.
     """
     if sys.stdout is None:
         yield

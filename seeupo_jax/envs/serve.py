@@ -28,6 +28,7 @@ from seeupo_jax.envs.base import Environment, read_options
 from seeupo_jax.envs.transport import remote_calls, wire
 from seeupo_jax.envs.transport.connections import BoundedServer
 from seeupo_jax.envs.transport.open_files import raise_open_files
+from seeupo_jax.errors import one_line
 
 _log = logging.getLogger(__name__)
 _CLOSING_S = 10.0  # in which environments must close as the server ends
@@ -385,7 +386,7 @@ def main(arguments: list[str] | None = None) -> None:
             max_connections=flags.max_connections,
         )
     except (ValueError, OSError, OverflowError, RecursionError) as error:
-        parser.error(str(error))
+        parser.error(one_line(str(error)))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     print(f"serving {flags.env} at {server.url} (token in {token_file})", flush=True)
     with contextlib.suppress(KeyboardInterrupt):

@@ -30,7 +30,7 @@ from rich.progress import track
 from seeupo_jax.configuration.fields import allowed_values, build, parse
 from seeupo_jax.configuration.flags import Flags, output_file, path
 from seeupo_jax.display.terminal import safe_output
-from seeupo_jax.errors import no_room_errors, sentence_errors
+from seeupo_jax.errors import file_sentences, sentence_errors
 from seeupo_jax.lab import lab_report
 from seeupo_jax.lab.laboratory import (
     Result,
@@ -77,7 +77,7 @@ def _flags() -> Flags:
 
 
 @safe_output()
-@no_room_errors()
+@file_sentences()
 def main(arguments: Sequence[str] = sys.argv) -> None:
     """The command."""
     with sentence_errors():

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, SupportsIndex, overload
 
+from seeupo_jax.configuration.user_code import listed
 from seeupo_jax.metrics.metrics_log import read_metrics
 
 Value = float | int | str | None
@@ -41,7 +42,8 @@ class History(Sequence[Row]):
         if isinstance(key, SupportsIndex):
             return self._rows[key]
         if key not in self.columns:
-            raise KeyError(f"{key}: no such metric; there are: {', '.join(self.columns)}.")
+            there = listed(self.columns, "nothing is recorded")
+            raise KeyError(f"{key}: no such metric; there are: {there}.")
         return [row.get(key) for row in self._rows]
 
     def __len__(self) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 
 from seeupo_jax.configuration.user_code import describe
 from seeupo_jax.durable_files import make_folder, sync_file, sync_folder, write_atomically
+from seeupo_jax.errors import naming
 from seeupo_jax.metrics.trackers import TRACKERS, Sample, Tracker, check_trackers
 
 METRICS_FILE = "metrics.jsonl"
@@ -65,7 +66,7 @@ class MetricsWriter:
             return
         if lines.damaged:
             damaged = self._path.with_name(DAMAGED_FILE)
-            with damaged.open("ab") as file:
+            with naming(damaged), damaged.open("ab") as file:
                 file.writelines(line + b"\n" for line in lines.damaged.values())
             sync_file(damaged)
             self._log(f"{lines.sentence()}; they are set aside in {damaged}")
@@ -88,7 +89,8 @@ class MetricsWriter:
             raise ValueError("metrics: got a value named 'iteration'; allowed: any other name.")
         plain = {name: _plain(name, value) for name, value in values.items()}
         self.open()
-        self._append(_to_line({"iteration": int(iteration), **plain}).encode())
+        with naming(self._path):
+            self._append(_to_line({"iteration": int(iteration), **plain}).encode())
         if sync:
             self.sync()
         self._each(lambda tracker: tracker.write(int(iteration), plain))
@@ -96,7 +98,8 @@ class MetricsWriter:
     def sync(self) -> None:
         """Returns when the lines so far are on the disk."""
         if self._file is not None:
-            os.fsync(self._file.fileno())
+            with naming(self._path):
+                os.fsync(self._file.fileno())
 
     def _each(self, action: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self._trackers.items()):

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from seeupo_jax.configuration.user_code import escaped
 from seeupo_jax.display.terminal import format_count, format_duration
 from seeupo_jax.durable_files import write_atomically
-from seeupo_jax.errors import is_full
+from seeupo_jax.errors import file_error
 from seeupo_jax.parallel.file_lock import exclusive
 from seeupo_jax.reports.charts import unchecked
 from seeupo_jax.reports.curves import curves_section, first_and_last, kinds_section
@@ -87,7 +87,7 @@ def write_report(runs: Sequence[Recorded], file: Path) -> Path:
 
     Raises:
       ValueError: a file that cannot be written, or that another report is writing.
-      OSError: there is no room for it.
+      OSError: as of `file_error`: the disk failed, or is full.
     """
     target = Path(os.path.realpath(file))  # whatever its links are named, a file has one lock
     try:
@@ -95,7 +95,7 @@ def write_report(runs: Sequence[Recorded], file: Path) -> Path:
         with exclusive(target.with_name(f".{target.name}.lock"), f"--output: got {file}"):
             write_atomically(file, escaped(render(runs, file.parent)).encode())
     except OSError as error:
-        if is_full(error):
+        if file_error(error) is not None:
             raise
         raise ValueError(f"--output: got {file} ({error.strerror}); allowed: a file.") from None
     return file

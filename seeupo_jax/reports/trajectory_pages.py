@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from seeupo_jax.durable_files import write_atomically
+from seeupo_jax.errors import file_error
 from seeupo_jax.metrics.run_manifest import read_run_manifest
 from seeupo_jax.parallel.file_lock import exclusive
 from seeupo_jax.trajectories.json_lines import plain
@@ -42,6 +43,7 @@ def write_pages(workdir: str | Path, *, report: str | None = "../report.html") -
     Raises:
       ValueError: no such folder, a shard that holds something else than records, files that cannot
         be read or written, or pages that another process is writing.
+      OSError: as of `file_error`: the disk failed, or is full.
     """
     workdir = Path(workdir)
     if not workdir.is_dir():
@@ -54,6 +56,8 @@ def write_pages(workdir: str | Path, *, report: str | None = "../report.html") -
         with exclusive(home / ".pages.lock", f"workdir: got {workdir}"):
             _write_pages(workdir, home, report)
     except OSError as error:
+        if file_error(error) is not None:
+            raise
         place = f"{error.filename}: " if error.filename else ""
         raise ValueError(
             f"workdir: got {workdir} ({place}{error.strerror or error}); allowed: a folder whose"

@@ -28,14 +28,13 @@ from seeupo_jax.checkpoint import (
     check_writable,
     find_directory,
     keep_root_logger,
-    reason,
 )
 from seeupo_jax.configuration.fields import is_url
 from seeupo_jax.configuration.flags import Flags, Wrong, integer, path
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.user_code import expand_home
-from seeupo_jax.errors import WriteError, is_full, printable
+from seeupo_jax.errors import FileError, file_errors, one_line, printable
 from seeupo_jax.parallel import cluster
 from seeupo_jax.parallel.device_memory import host_memory
 from seeupo_jax.parallel.distributed import gather
@@ -132,7 +131,9 @@ class _StandardError(logging.StreamHandler):
 
     def format(self, record: logging.LogRecord) -> str:
         from_package = record.name.startswith("seeupo_jax.")
-        return printable(record.getMessage() if from_package else super().format(record))
+        if from_package:
+            return one_line(record.getMessage())
+        return printable(super().format(record))
 
 
 _STANDARD_ERROR = _StandardError()
@@ -197,22 +198,25 @@ def check_shared_places(config: Config, workdir: Path) -> None:
         check_shared(config.checkpoint.directory, "config.checkpoint.directory")
 
 
-@contextlib.contextmanager
-def full_disk(config: Config, workdir: Path) -> Generator[None]:
-    """Says what is kept where a full disk ends a run."""
-    try:
-        yield
-    except WriteError:
-        raise
-    except Exception as error:  # libraries have errors of their own for it
-        if not is_full(error):
-            raise
-        newest = Checkpoints(find_directory(config.checkpoint, workdir), 1).finished()
-        checkpoint = "no checkpoint was saved yet"
-        if newest is not None:
-            checkpoint = f"checkpoint {newest} is intact; rerun the command to resume from it"
-        place = getattr(error, "filename", None) or workdir
-        raise WriteError(f"{place} could not be written: {reason(error)}; {checkpoint}.") from error
+def run_file_errors(config: Config, workdir: Path) -> contextlib.AbstractContextManager[None]:
+    """As `file_errors`, of a run: it says which checkpoint is intact."""
+    directory = find_directory(config.checkpoint, workdir)
+
+    def kept(error: FileError) -> str:
+        try:
+            newest = Checkpoints(directory, 1).finished()
+        except OSError:
+            return "what is saved cannot be read either"
+        if newest is None:
+            return "no checkpoint was saved yet"
+        if error.file is not None and error.file.startswith(f"{directory}{os.sep}"):
+            return (
+                f"checkpoint {newest} is the newest: rerun the command, or remove a checkpoint that"
+                " stays unreadable to resume from the one before it"
+            )
+        return f"checkpoint {newest} is intact; rerun the command to resume from it"
+
+    return file_errors(kept, workdir)
 
 
 def cluster_flags(given: argparse.Namespace) -> dict[str, Any]:

@@ -14,9 +14,9 @@ import jax
 
 from seeupo_jax.checkpoint import Checkpoints, check_writable, exclusive_output, find_directory
 from seeupo_jax.checkpoint.process_sync import on_all
-from seeupo_jax.checkpoint.storage import reason
 from seeupo_jax.configuration.schema import Config, Mesh
 from seeupo_jax.durable_files import make_folder, move_folder
+from seeupo_jax.errors import FileError, naming, reason
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.files.messages import unread_notice
@@ -82,7 +82,19 @@ def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
         if writes:
             move_folder(folder, unfinished, previous)
 
-    on_all(replace_it)
+    with naming(folder):
+        on_all(replace_it)
+
+
+def left_in(folder: Path) -> Callable[[FileError], str]:
+    """For `file_errors`: what a command has left that writes a policy where nothing is."""
+
+    def kept(_: FileError) -> str:
+        if folder.is_dir() and any(folder.iterdir()):
+            return f"{folder} holds the policy: keep it, or remove it and rerun the command"
+        return f"{folder} was not written: rerun the command once it can be"
+
+    return kept
 
 
 def saved_weights(config: Config, weights: str | None) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from seeupo_jax.durable_files import make_folder, sync_file, sync_folder
+from seeupo_jax.errors import naming
 from seeupo_jax.parallel.file_lock import exclusive
 from seeupo_jax.trajectories.json_lines import plain, read_object, short, to_line
 from seeupo_jax.trajectories.policy_fingerprint import FINGERPRINT, may_be_same, shown
@@ -133,7 +134,7 @@ class EpisodeFile:
 
     def close(self) -> None:
         """Waits until all is on the disk: the figures that the command gives are of it."""
-        with self._opened:
+        with naming(self.path), self._opened:
             self._file.flush()
             sync_file(self.path)
 
@@ -152,7 +153,8 @@ class EpisodeFile:
             _check(self.path, saved, given)
         for episode in _episodes(self.path, lines):
             self._take(episode)
-        self._file.truncate(len(complete + end))  # now that it is known to be ours
+        with naming(self.path):
+            self._file.truncate(len(complete + end))  # now that it is known to be ours
         if saved is None:
             self._append({"settings": settings})
 
@@ -162,8 +164,9 @@ class EpisodeFile:
 
     def _append(self, line: Mapping[str, Any]) -> None:
         # What an environment puts into `info` may be no JSON: then its text is kept.
-        self._file.write(to_line(plain(line, finite=False), finite=False))
-        self._file.flush()
+        with naming(self.path):
+            self._file.write(to_line(plain(line, finite=False), finite=False))
+            self._file.flush()
 
 
 def read_played(path: Path, settings: Mapping[str, Any]) -> set[tuple[str, int]]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from seeupo_jax.configuration.user_code import shortened
 from seeupo_jax.durable_files import write_atomically
+from seeupo_jax.errors import file_errors
 
 _SHOWN = 60  # characters of what was got
 
@@ -73,7 +74,18 @@ def short(value: Any) -> str:
 
 
 def write_json(file: Path | None, value: Mapping[str, Any] | list[Any]) -> None:
-    """Writes what a command found, where a file was asked for; null for what is no number."""
-    if file is not None:
-        text = json.dumps(plain(value), allow_nan=False, indent=2) + "\n"
+    """Writes what a command found, where a file was asked for; null for what is no number.
+
+    Raises:
+      WriteError: it could not be written, and is on the standard output instead.
+    """
+    if file is None:
+        return
+    text = json.dumps(plain(value), allow_nan=False, indent=2) + "\n"
+
+    def print_instead(_: object) -> str:
+        print(text, end="")
+        return "its text is on the standard output instead"
+
+    with file_errors(print_instead):
         write_atomically(file, text.encode())

@@ -309,7 +309,7 @@ def test_what_a_model_says_in_a_line_reaches_no_terminal_as_control_characters()
     progress, stream, _ = _plain()
     with progress:
         progress.log("no tool \x1b]0;owned\x07\x1b[2J \x9b2J\r\x7f\tü\n€")
-    wanted = "no tool \\x1b]0;owned\\x07\\x1b[2J \\x9b2J\\x0d\\x7f\tü\n€\n"
+    wanted = "no tool \\x1b]0;owned\\x07\\x1b[2J \\x9b2J \\x7f\tü €\n"
     assert stream.getvalue() == wanted
 
 

@@ -18,7 +18,7 @@ from seeupo_jax.display.terminal import (
     format_duration,
     safe_output,
 )
-from seeupo_jax.errors import no_room_errors
+from seeupo_jax.errors import file_sentences
 
 COMMANDS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 
@@ -119,7 +119,7 @@ def helped():
 
 
 def in_a_sentence():
-    with no_room_errors():
+    with file_sentences():
         at_once()
 
 

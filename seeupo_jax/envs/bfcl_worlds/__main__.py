@@ -14,6 +14,7 @@ from seeupo_jax import envs
 from seeupo_jax.envs.base import read_options
 from seeupo_jax.envs.bfcl_worlds.environment import BfclWorlds
 from seeupo_jax.envs.bfcl_worlds.official_format import export_tasks
+from seeupo_jax.errors import one_line
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -29,7 +30,7 @@ def main(arguments: list[str] | None = None) -> None:
         assert isinstance(environment, BfclWorlds)
         written = export_tasks(environment, flags.output)
     except (ValueError, OSError, RecursionError) as error:
-        parser.error(str(error))
+        parser.error(one_line(str(error)))
     for path, tasks in written.items():
         print(f"{flags.output / path}: {tasks} tasks")
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from seeupo_jax.configuration.optimizer_schema import Optimizer, ParameterGroup
-from seeupo_jax.configuration.user_code import import_attribute, located
+from seeupo_jax.configuration.user_code import import_attribute, listed, located
 from seeupo_jax.learner.optimization.muon import muon
 from seeupo_jax.learner.optimization.parameter_groups import REST, labels
 from seeupo_jax.learner.optimization.schedule import by_iteration, step_warmup
@@ -309,7 +309,8 @@ def _check_keywords(
     named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     if "learning_rate" not in named and not open_ended:
         raise ValueError(
-            f"{field}.name: {name} has no parameter learning_rate; it has {', '.join(named)}."
+            f"{field}.name: {name} has no parameter learning_rate; it has"
+            f" {listed(named, 'it takes no argument by name')}."
         )
     named.pop("learning_rate", None)
     if "learning_rate" in kwargs:
@@ -319,7 +320,8 @@ def _check_keywords(
     wrong = [key for key in kwargs if key not in named]
     if wrong and not open_ended:
         raise ValueError(
-            f"{field}.kwargs: {name} takes no {wrong[0]!r}; allowed: {', '.join(named)}."
+            f"{field}.kwargs: {name} takes no {wrong[0]!r}; allowed:"
+            f" {listed(named, 'learning_rate is all that it takes')}."
         )
     missing = [key for key, p in named.items() if p.default is p.empty and key not in kwargs]
     if missing:

@@ -14,7 +14,7 @@ import jinja2
 import jinja2.meta
 
 from seeupo_jax.configuration import loading, schema
-from seeupo_jax.configuration.user_code import shown
+from seeupo_jax.configuration.user_code import listed, shown
 from seeupo_jax.envs.base import TEXT_TAGS, THOUGHT, THOUGHT_END, Message, Tool
 from seeupo_jax.policy.files.folder_files import check_content, read_object
 
@@ -279,7 +279,7 @@ def check_kwargs(chat: schema.Chat, reads: frozenset[str]) -> None:
         if name not in reads:
             raise ValueError(
                 f"config.chat.template_kwargs: got {name!r}; allowed: what the chat template reads"
-                f" ({', '.join(sorted(reads))})."
+                f" ({listed(sorted(reads), 'it reads no variable')})."
             )
 
 
