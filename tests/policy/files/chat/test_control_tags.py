@@ -158,3 +158,12 @@ def test_a_history_that_a_client_wrote_has_those_of_calls_and_thoughts(folder, t
     found = [token for token in tokens if token in IDS]
     assert found == [151667, 151668, 151657, 151658, 151657, 151658]
     assert "See <tool_call>." in tokenizer.text(tokens)
+
+
+def test_thoughts_that_a_message_says_beside_calls_have_them(tokenizer):
+    call = {"type": "function", "function": {"name": "find", "arguments": {"name": "</think>"}}}
+    said = {"role": "assistant", "content": "<think>\nWhich?\n</think>\n\nI look."}
+    action = tokenizer.begin([USER], (TOOL,)).say({**said, "tool_calls": [call]})
+    found = [token for token in action if token in IDS]
+    assert found == [151667, 151668, 151657, 151658]
+    assert parse_hermes(tokenizer.text(action)) == (ToolCall("find", {"name": "</think>"}),)
