@@ -87,15 +87,21 @@ def start(folders, workdir, *more, module="train", env=None):
     return started
 
 
+def refusals(started):
+    """The sentence with which each process ends at once, with exit code 2."""
+    try:
+        printed = [process.communicate(timeout=60) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [2] * len(started), printed
+    assert {out for out, _ in printed} == {""}
+    return [errors.strip().removeprefix("error: ") for _, errors in printed]
+
+
 def refusal(started):
-    """The one sentence with which all processes end at once, with exit code 2."""
-    sentences = set()
-    for process in started:
-        out, errors = process.communicate(timeout=60)
-        assert process.returncode == 2, errors
-        assert out == ""
-        sentences.add(errors.strip().removeprefix("error: "))
-    (sentence,) = sentences
+    """The one sentence with which all of them end."""
+    (sentence,) = {*refusals(started)}
     return sentence
 
 
@@ -197,12 +203,9 @@ def test_three_processes_of_which_one_differs_all_end_and_evaluations_too(host, 
 def test_a_host_that_cannot_read_the_configuration_ends_the_others(host, tmp_path):
     second = shutil.copytree(host, tmp_path / "second")
     (second / "config_helper.py").write_text("import nowhere_at_all")
-    first, failing = start([host, second], tmp_path / "run")
-    for process in (first, failing):
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == 2
-        assert errors.count("\n") == 1 and "No module named 'nowhere_at_all'" in errors
-        assert ("process 1: --config: " in errors) == (process is first)
+    first, failing = refusals(start([host, second], tmp_path / "run"))
+    assert first == f"process 1: {failing}" and "\n" not in failing
+    assert failing.startswith("--config: ") and "No module named 'nowhere_at_all'" in failing
 
 
 def test_equal_hosts_in_other_folders_train_together(host, tmp_path):

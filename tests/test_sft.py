@@ -119,11 +119,18 @@ def test_the_policy_can_be_evaluated_and_reported_and_is_no_training(undisturbed
         train(config, undisturbed.workdir)
 
 
-def test_the_same_command_again_does_nothing_but_export(undisturbed, model, data):
+def test_the_same_command_again_does_nothing_but_export(undisturbed, model, data, capsys):
     before = (undisturbed.workdir / "metrics.jsonl").read_bytes()
     again = sft(load(model, "sft.epochs=3"), data, undisturbed.workdir)
     assert (undisturbed.workdir / "metrics.jsonl").read_bytes() == before
     assert again.step == undisturbed.step
+    sft(load(model, "sft.epochs=3", "optimizer.learning_rate=0.5"), data, undisturbed.workdir)
+    said = capsys.readouterr().out
+    resumed = json.loads((undisturbed.workdir / "run.json").read_text())["resumed"]
+    assert resumed[-2]["after"] == resumed[-1]["after"] == 12 and resumed[-2]["changes"] == {}
+    (change,) = resumed[-1]["changes"].items()
+    assert change[0] == "config.optimizer.learning_rate" and change[1]["after"] == 0.5
+    assert said.count(f"settings changed after 12: {change[0]}: ") == 1
 
 
 def test_a_run_whose_checkpoints_are_not_found_is_refused(undisturbed, model, data, tmp_path):
@@ -437,6 +444,7 @@ def test_long_conversations_are_left_out_or_cut_and_counted(model, tmp_path, cap
         ("seed=1", "config.seed: got 1; allowed for this workdir, whose checkpoint has it: 0."),
         ("sft.batch_size=2", "config.sft.batch_size: got 2"),
         ("sft.held_out=0.3", "config.sft.held_out: got 0.3; allowed for this workdir"),
+        ("model.dtype=bfloat16", "config.model.dtype: got 'bfloat16'; allowed for this workdir"),
         ("sft.train_on=last", "--data: got conversations, or tokens of them, other than"),
     ],
 )
