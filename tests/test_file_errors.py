@@ -145,7 +145,8 @@ def commands(tmp_path_factory):
 class Fault(NamedTuple):
     """A call that fails, and what the command says: `file`, below its folder, and what is left.
 
-    call: a kind, of which the last call fails; a share of all calls, after which each one fails.
+    call: a kind, of which the last call fails; a share of all calls, after which each one fails, as
+      from the first call of +KIND on.
     """
 
     command: str
@@ -166,6 +167,7 @@ FAULTS = (
     Fault("sft", 0.3, errno.EROFS, ".*", "(no|checkpoint) .*"),
     Fault("evaluate", 0.7, errno.EIO, "evaluation/.*", KEPT.format("mend that")),
     Fault("evaluate", "rename", errno.ESTALE, "result.json", PRINTED),
+    Fault("update", "+truncate", errno.EROFS, ".policy.lock", UNWRITTEN),  # it is not held
     Fault("update", 0.6, errno.EIO, "policy", UNWRITTEN),
     Fault("update", "rename", errno.ENOSPC, "result.json", PRINTED),
     Fault("export", "sync", errno.EIO, "policy", WHOLE),
@@ -183,6 +185,8 @@ def test_a_command_that_a_disk_fails_says_so_and_can_be_run_again(fault, command
     commands.begin(name)
     if isinstance(fault.call, float):
         commands.faults.fail(int(len(kinds) * fault.call), fault.error, sticky=True)
+    elif fault.call[0] == "+":
+        commands.faults.fail(kinds.index(fault.call[1:]) + 1, fault.error, sticky=True)
     else:
         commands.faults.fail(kinds.count(fault.call), fault.error, kinds=[fault.call])
     code, printed = commands.run(name)
