@@ -221,12 +221,13 @@ def _answer(config: Config, source: _Source, host: str, port: int) -> None:
 
 
 @safe_output()
+@file_sentences()
 def main(arguments: Sequence[str] = sys.argv) -> None:
     """The command."""
     with sentence_errors():
         given = _flags().read(arguments[1:])
     log_to_stderr()
-    with file_sentences(), sentence_errors(), contextlib.suppress(StoppedCompiling):
+    with sentence_errors(), contextlib.suppress(StoppedCompiling):
         config, source = _choose(read_config(given), given)
         prepare_xla()
         raise_open_files()  # a client's connection is one

@@ -157,18 +157,28 @@ def test_what_has_no_room_says_what_is_kept_and_ends_with_2(tmp_path):
     assert WriteError("checkpoint 2 could not be written to x: Not a directory.").exit_code == 1
 
 
-@pytest.mark.parametrize("command", ["aot", "bench", "compare", "lab"])
-def test_whatever_a_command_writes_a_full_disk_is_one_sentence(command, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "error, code, tried, mend",
+    [
+        (errno.ENOSPC, 2, "written: No space left on device", "make room"),
+        (errno.EIO, 1, "read or written: Input/output error", "mend that"),
+    ],
+)
+@pytest.mark.parametrize("command", ["aot.", "bench.", "compare.", "lab.", "serve"])
+def test_whatever_a_command_writes_a_disk_that_fails_is_one_sentence(
+    command, error, code, tried, mend, monkeypatch, capsys
+):
     def write(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/x/out.json")
+        raise OSError(error, os.strerror(error), "/x/out.json")
 
     monkeypatch.setattr(Flags, "read", write)  # in the place of whatever they write
+    module = f"seeupo_jax.{command}__main__" if command[-1] == "." else f"seeupo_jax.{command}"
     with pytest.raises(SystemExit) as end:
-        importlib.import_module(f"seeupo_jax.{command}.__main__").main([command, "update"])
-    assert end.value.code == 2
+        importlib.import_module(module).main([command, "update"])
+    assert end.value.code == code
     assert capsys.readouterr().err == (
-        "error: /x/out.json could not be written: No space left on device; what is finished is"
-        " kept: make room and rerun the command.\n"
+        f"error: /x/out.json could not be {tried}; what is finished is kept: {mend} and rerun the"
+        " command.\n"
     )
 
 

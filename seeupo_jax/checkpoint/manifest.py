@@ -165,7 +165,8 @@ def read_manifest(folder: epath.Path) -> dict[str, Any]:
       Damaged: it is not as it was written.
     """
     try:
-        sealed = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        with naming(folder / MANIFEST):
+            sealed = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if sealed["sha256"] == _seal(sealed["manifest"]):
             return sealed["manifest"]
     except (ValueError, TypeError, LookupError, RecursionError, IsADirectoryError):

@@ -190,7 +190,8 @@ def _read_lines(path: Path) -> _Lines | None:
         raise ValueError(f"{path}: got a folder; allowed: a file with one JSON object per line.")
     if not path.exists():
         return None
-    lines = path.read_bytes().split(b"\n")
+    with naming(path):
+        lines = path.read_bytes().split(b"\n")
     records, damaged = [], {}
     for number, line in enumerate(lines, 1):
         record = _parse(line)

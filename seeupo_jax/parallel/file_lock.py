@@ -110,8 +110,8 @@ def _sign(file: Path, opened: IO[str]) -> None:
         opened.truncate(0)
         os.write(opened.fileno(), f"{json.dumps(me)}\n".encode())  # nothing is left for `close`
     except OSError as error:
-        file.unlink(missing_ok=True)
-        opened.close()
+        with opened, contextlib.suppress(OSError):  # a file that cannot be removed is not locked
+            file.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(file)) from None
 
 

@@ -121,7 +121,8 @@ class EpisodeFile:
             opened.enter_context(exclusive(path.with_name(f".{path.name}.lock"), f"got {path}"))
             self._file = opened.enter_context(path.open("a+b"))
             sync_folder(path.parent)
-            self._begin(settings)
+            with naming(path):
+                self._begin(settings)
             for episode in _of_others(others, plain(settings, finite=False)):
                 if episode.key not in self.played:
                     self.add(episode)
@@ -153,8 +154,7 @@ class EpisodeFile:
             _check(self.path, saved, given)
         for episode in _episodes(self.path, lines):
             self._take(episode)
-        with naming(self.path):
-            self._file.truncate(len(complete + end))  # now that it is known to be ours
+        self._file.truncate(len(complete + end))  # now that it is known to be ours
         if saved is None:
             self._append({"settings": settings})
 
@@ -181,7 +181,7 @@ def read_played(path: Path, settings: Mapping[str, Any]) -> set[tuple[str, int]]
     given = plain(settings, finite=False)
     episodes = [*_of_others(process_files(path, 1), given, given)]
     if path.exists():
-        saved, lines = _read(path, path.read_bytes())
+        saved, lines = _read(path, _content(path))
         if saved is not None:
             _check(path, saved, given, given)
         episodes += _episodes(path, lines)
@@ -210,12 +210,17 @@ def _of_others(
       names: of the settings that are compared; None: all.
     """
     for path in paths:
-        saved, lines = _read(path, path.read_bytes())
+        saved, lines = _read(path, _content(path))
         try:
             _check(path, {} if saved is None else saved, given, names)
         except ValueError:  # of another evaluation
             continue
         yield from (episode for episode in _episodes(path, lines) if not episode.failed)
+
+
+def _content(path: Path) -> bytes:
+    with naming(path):
+        return path.read_bytes()
 
 
 def _read(path: Path, content: bytes) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:

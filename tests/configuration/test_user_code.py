@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from seeupo_jax.configuration.config_file import read_values
-from seeupo_jax.configuration.user_code import import_attribute
+from seeupo_jax.configuration.user_code import import_attribute, listed
 
 
 def found(name):
@@ -50,3 +50,8 @@ def test_a_file_that_changed_within_a_second_is_read_as_it_is(tmp_path, monkeypa
         read.append((found(f"{file}:VALUE"), read_values(file)["seed"]))
         del sys.modules[str(file)]  # as in another process
     assert read == [(1e-4, 1), (2e-4, 2)]
+
+
+def test_a_list_of_nothing_says_so_and_why():
+    assert listed(["a", "b"], "it has no field") == "a, b"
+    assert listed((), "it has no field") == "none, since it has no field"

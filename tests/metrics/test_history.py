@@ -18,3 +18,5 @@ def test_columns_and_slices_are_by_name_and_by_range():
     assert list(History(ROWS)[np.int64(1) :]) == ROWS[1:]
     with pytest.raises(KeyError, match="kl: no such metric; there are: iteration, sweep/kl"):
         History(ROWS)["kl"]
+    with pytest.raises(KeyError, match="there are: none, since nothing is recorded."):
+        History([])["kl"]

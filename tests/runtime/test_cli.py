@@ -238,6 +238,13 @@ def test_what_a_model_says_in_a_warning_moves_no_cursor(name, monkeypatch, capsy
     assert capsys.readouterr().err.endswith("no tool \\x1b[2J\\x9b1A\\x07\n")
 
 
+def test_a_warning_is_one_line_whatever_it_quotes(monkeypatch, capsys):
+    monkeypatch.setattr(logging.root, "handlers", [])
+    cli.log_to_stderr()
+    logging.getLogger("seeupo_jax.envs").warning("the server answered: one\r\n\n  two\u2028three")
+    assert capsys.readouterr().err == "the server answered: one two three\n"
+
+
 def test_compiled_programs_are_kept_in_the_users_cache_or_not_at_all(monkeypatch, caplog):
     def homeless(_):
         raise RuntimeError("Could not determine home directory.")

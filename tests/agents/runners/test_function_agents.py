@@ -238,7 +238,7 @@ def test_what_is_async_and_takes_task_and_client_is_an_agent(tmp_path, source):
         ("async def play(task): ...", {}, r"play\(task\) cannot be called \(too many positional"),
         ("async def play(task, client): ...", {"n": 1}, "unexpected keyword argument 'n'"),
         ("async def other(task, client): ...", {}, "has no function 'play'; it has other"),
-        ("play = 3", {}, "has no function 'play'; it has none"),
+        ("play = 3", {}, "'play'; it has none, since its names are of o"),
         ("import no_such_package", {}, "there is no module 'no_such_package'|cannot be imported"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import functools
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -240,6 +241,19 @@ def test_mistakes_are_named_before_anything_is_compiled(fields, sentence):
     with pytest.raises(ValueError, match=sentence) as error:
         _make(**fields)
     assert str(error.value).startswith("config.optimizer") and "\n" not in str(error.value)
+
+
+def test_an_optimizer_without_further_arguments_allows_none(monkeypatch):
+    own = types.ModuleType("own_optimizer")
+    own.plain = lambda learning_rate: optax.sgd(learning_rate)
+    own.fixed = lambda: optax.sgd(0.1)
+    monkeypatch.setitem(sys.modules, "own_optimizer", own)
+    with pytest.raises(
+        ValueError, match="allowed: none, since learning_rate is all that it takes."
+    ):
+        _make(name="own_optimizer:plain", kwargs={"momentum": 0.9})
+    with pytest.raises(ValueError, match="it has none, since it takes no argument by name."):
+        _make(name="own_optimizer:fixed")
 
 
 def test_an_optimizer_whose_state_no_checkpoint_can_hold_is_refused():
