@@ -41,7 +41,7 @@ class Recorder(Callback):
     """Notes what it hears; at one moment it does something."""
 
     def __init__(self, moment=None, action=None):
-        self.events, self.metrics, self.trajectories = [], {}, {}
+        self.events, self.metrics, self.trajectories, self.steps = [], {}, {}, {}
         self.moment, self.action = moment, action
 
     def note(self, run, *moment):
@@ -57,6 +57,7 @@ class Recorder(Callback):
         self.note(run, "trajectories", iteration, split)
 
     def on_step(self, run, iteration, step, steps):
+        self.steps[iteration] = step, steps
         self.note(run, "step", iteration, step)
 
     def on_iteration(self, run, iteration, metrics):
@@ -119,6 +120,8 @@ def test_callbacks_hear_everything_in_its_order(undisturbed, config):
         ("end", "NoneType", None),
     ]
     assert {("step", 2, 1), ("step", 2, 2)} <= set(recorder.events)
+    turns = {i: recorder.metrics[i]["sweep/turns"] for i in (1, 2)}
+    assert recorder.steps == {i: (turns[i], turns[i]) for i in (1, 2)}  # the last of an iteration
     assert len(recorder.trajectories[1, "train"]) == 2 * 4
     reward = recorder.metrics[1]["rollout/reward_mean"]
     assert reward == result.metrics[1]["rollout/reward_mean"]

@@ -124,7 +124,7 @@ def test_programs_that_are_compiled_ahead_are_a_phase_of_their_own():
             for done in range(total + 1):
                 progress.step(done, total)
                 clock.now += 4
-        _iterate(progress, clock, 1, 2.0)
+        _iterate(progress, clock, 1, 2.0, {})
     assert stream.getvalue().splitlines() == [
         "compiling 3 of 25  12s  left 1m28s",
         "compiling 11 of 25  44s  left 56s",
