@@ -15,7 +15,7 @@ import jinja2
 import transformers
 
 from seeupo_jax.configuration import schema
-from seeupo_jax.configuration.user_code import describe
+from seeupo_jax.configuration.user_code import describe, in_one_line
 from seeupo_jax.envs.base import TAGS, TEXT_TAGS, Message, Tool
 from seeupo_jax.policy.files.chat.template_probe import (
     FUNCTION,
@@ -44,8 +44,6 @@ from seeupo_jax.policy.files.messages import (
 # A message's own such character is doubled while it is rendered.
 MARK = "\U0010fffd"
 _LONE_MARK = re.compile(f"(?<!{MARK}){MARK}(?!{MARK})")
-
-
 # Of the first conversations, all together; real templates take milliseconds.
 PROBE_SECONDS = 5.0
 _TOO_SLOW = (
@@ -54,11 +52,13 @@ _TOO_SLOW = (
 )
 _ANOTHER = "another template in config.chat.template"
 _OFFERED = {
+    "tool": f"config.chat.roles={{'tool': 'user'}}, which sends them as the user's, or {_ANOTHER}",
     "system": "config.chat.roles={'system': 'user'}, which puts them before the user's,"
     f" config.chat.system=False, which leaves them out, or {_ANOTHER}",
-    "tool": f"config.chat.roles={{'tool': 'user'}}, which sends them as the user's, or {_ANOTHER}",
+    "listing": "config.chat.roles={'system': 'user'}, which puts a list of tools before the"
+    f" user's, config.chat.tools=none, which leaves it out, or {_ANOTHER}",
+    "user": f"config.chat.roles={{'user': 'user'}}, which joins those in a row, or {_ANOTHER}",
 }
-_JOINED = f"config.chat.roles={{'user': 'user'}}, which joins those in a row, or {_ANOTHER}"
 
 
 class Renderer:
@@ -103,10 +103,10 @@ class Renderer:
         self._left_out = functools.lru_cache(maxsize=1024)(self._find_left_out)
         with time_limit(PROBE_SECONDS, _TOO_SLOW):
             around, closing = self._around_messages(), self._closing_ids()
+            system = self._writes((("system", 0), ("user", 0)))
+            self.lists_tools = lists_functions(self._apply, system=system)
+            self.writes_calls = self._writes((("user", 0), ("assistant", 1)))
             self.unwritten = {} if template is None else self._probe_roles()
-            written = self.unwritten.keys().isdisjoint
-            self.lists_tools = lists_functions(self._apply, system=written({"system"}))
-            self.writes_calls = self._left_out((("user", 0), ("assistant", 1)), False) is None
         # One character at a time, so that all overlapping names are found.
         starts = (
             f"{re.escape(name[0])}(?={re.escape(name[1:])})"
@@ -192,50 +192,70 @@ class Renderer:
                 )
             except Exception as error:  # a template may raise anything
                 refusals.append(error)
-        roles, error = [message["role"] for message in messages], refusals[0]
+        error = refusals[0]
+        reason = str(error) if isinstance(error, jinja2.TemplateError) else describe(error)
+        roles = [message["role"] for message in messages]
         listed = ", ".join(roles) if roles else "none"
-        reason = error if isinstance(error, jinja2.TemplateError) else describe(error)
-        offered = [_OFFERED[role] for role in ("tool", "system") if role in roles]
-        if ("user", "user") in itertools.pairwise(roles):
-            offered.append(_JOINED)
-        allowed = [*offered, _ANOTHER][0]
         raise ValueError(
-            f"chat template: refused the roles {listed}: {reason}; allowed: {allowed}."
+            f"chat template: refused the roles {listed}: {in_one_line(reason, 300).rstrip('.')};"
+            f" allowed: {self._offered(roles)}."
         )
+
+    def _lost(self, messages: Sequence[Message], has_functions: bool = False) -> str | None:
+        """As `unwritten_role`, of messages of `make_conversation`; ValueError: refused."""
+        text = self._apply(messages, [FUNCTION] if has_functions else None)
+        return unwritten_role(messages, text)
 
     def _find_left_out(self, shape: Shape, has_functions: bool) -> str | None:
         """The role of a message that the template leaves out of conversations of a shape."""
-        messages = make_conversation(shape)
         try:
-            text = self._apply(messages, [FUNCTION] if has_functions else None)
-        except ValueError:  # texts that it has not read in the conversation itself
+            return self._lost(make_conversation(shape), has_functions)
+        except ValueError:  # texts that are not those of the conversation, which it has rendered
             return None
-        return unwritten_role(messages, text)
+
+    def _writes(self, shape: Shape) -> bool:
+        """Whether the template takes conversations of a shape, and leaves nothing out."""
+        try:
+            return self._lost(make_conversation(shape)) is None
+        except ValueError:
+            return False
 
     def _probe_roles(self) -> dict[str, str]:
         """See `unwritten`; ValueError: a plain conversation is not written."""
-        unwritten = {}
-        for role, conversations in USUAL.items():
-            for roles in conversations:
-                messages = send_as(made_of(roles), self._chat.roles)
-                try:
-                    lost = unwritten_role(messages, self._apply(messages, None))
-                    sentence = lost and self._unwritten_sentence(lost)
-                except ValueError as error:
-                    sentence = str(error)
-                if sentence:
-                    unwritten.setdefault(role, sentence)
-        if "user" in unwritten:
-            raise ValueError(unwritten["user"])
-        return unwritten
+        has_system = self._chat.system or (self._chat.tools != "none" and not self.lists_tools)
+        sent = [role for role in USUAL if role != "system" or has_system]
+        sentences = {role: self._refusal(USUAL[role]) for role in sent}
+        if sentences["user"] is not None:
+            raise ValueError(sentences["user"])
+        return {role: sentence for role, sentence in sentences.items() if sentence is not None}
+
+    def _refusal(self, conversations: Sequence[Sequence[str]]) -> str | None:
+        """Why the template does not write one of these conversations, of messages of these roles,
+        in a sentence; None: it writes them all."""
+        for roles in conversations:
+            try:
+                lost = self._lost(send_as(made_of(roles), self._chat.roles))
+            except ValueError as error:
+                return str(error)
+            if lost is not None:
+                return self._unwritten_sentence(lost)
+        return None
 
     def _unwritten_sentence(self, role: str) -> str:
         sent = [name for name, other in self._chat.roles.items() if other == role != name]
         by = f", as which config.chat.roles sends those of {', '.join(sent)}" if sent else ""
         return (
             f"chat template: it does not write messages of the role {role}{by}; allowed:"
-            f" {_OFFERED.get(role, _ANOTHER)}."
+            f" {self._offered([role])}."
         )
+
+    def _offered(self, roles: Sequence[str]) -> str:
+        """What may help where a template does not write messages of these roles."""
+        if "tool" in roles:
+            return _OFFERED["tool"]
+        if "system" in roles:
+            return _OFFERED["system" if self._chat.system else "listing"]
+        return _OFFERED["user"] if ("user", "user") in itertools.pairwise(roles) else _ANOTHER
 
     def encode(self, text: str, *, follows: bool) -> list[int]:
         """Tokens of rendered text; text between two marks is tokenised by itself.

@@ -190,6 +190,39 @@ def test_messages_in_a_row_are_joined_where_a_role_is_sent_as_itself():
     assert "Where is order 4075?\n\nThanks!" in text and "Thanks!\n\nWhere is" in text
 
 
+NO_SYSTEM = ROLE.replace("ROLE", "!= 'system'")
+
+
+@pytest.mark.parametrize(
+    "chat, template, wanted",
+    [
+        ({}, NO_SYSTEM, "config.chat.system=False, which leaves them out"),
+        ({"system": False}, NO_SYSTEM, "config.chat.tools=none, which leaves it out"),
+        ({"system": False, "tools": "none"}, NO_SYSTEM, None),
+        ({"system": False}, "{{ tools | tojson }}" + NO_SYSTEM, None),
+        ({"roles": {"system": "user"}}, NO_SYSTEM, None),
+    ],
+)
+def test_a_system_message_counts_where_one_may_be_sent_also_for_a_list_of_tools(
+    chat, template, wanted
+):
+    unwritten = make(template, **chat).unwritten
+    assert unwritten.keys() == ({"system"} if wanted else set())
+    assert wanted is None or wanted in unwritten["system"]
+
+
+def test_a_reason_of_several_lines_is_one_sentence():
+    rule = "{% if messages[0].role == 'system' %}{{ raise_exception('No\nsystem.') }}{% endif %}"
+    text = refusal(lambda: make(rule + NO_SYSTEM).begin([SYSTEM, USER], ()))
+    assert "refused the roles system, user: No system; allowed: config.chat.roles={'sys" in text
+
+
+def test_a_template_that_refuses_calls_writes_none():
+    refuses = PLAIN.replace("CALLS", "{{ raise_exception('No calls') if m.tool_calls }}")
+    assert not make(refuses).writes_calls
+    assert not make(None).writes_calls and make(None).unwritten == {}
+
+
 def test_a_role_that_is_sent_as_one_that_is_lost_names_both():
     first = (
         "{% for m in messages %}{% if loop.first or m.role != 'system' %}{{ m.content }}{% endif %}"
