@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from seeupo_jax.agents.agent_tasks import find_tasks
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs import gate
-from seeupo_jax.envs.base import Missing
+from seeupo_jax.envs.base import Missing, Tool
 from seeupo_jax.learner.optimization.optimizer import try_optimizer
 from seeupo_jax.learner.optimization.parameter_groups import split_trained
 from seeupo_jax.learner.optimization.schedule import Schedule
@@ -34,7 +35,7 @@ from seeupo_jax.runtime import build
 from seeupo_jax.runtime.algorithm_trial import check_entries
 from seeupo_jax.runtime.build_sampler import build_grammars
 from seeupo_jax.runtime.cli import check_places, check_shared_places, join_cluster, prepare_xla
-from seeupo_jax.runtime.episode_host import check_host, started
+from seeupo_jax.runtime.episode_host import check_host, started, try_resets
 from seeupo_jax.runtime.training.learner_parts import run_optimizer
 from seeupo_jax.runtime.training.reference_answers import check_references
 
@@ -57,8 +58,11 @@ def prepare_run(config: Config, workdir: Path, check: Callable[[Config], object]
     check_shared_places(config, workdir)
 
 
-def check_config(config: Config) -> None:
+def check_config(config: Config, splits: Sequence[str] | None = None) -> None:
     """Finds what is wrong with a configuration before anything is compiled.
+
+    Args:
+      splits: of which a first task is begun; None: those that training plays.
 
     Raises:
       ValueError: one sentence with the field, what was got and what is allowed.
@@ -68,6 +72,30 @@ def check_config(config: Config) -> None:
     build.check_layout(config, mesh)
     check_model(config, mesh)
     check_optimizer(config, mesh, build.total_steps(config))
+    check_first_tasks(config, _played_splits(config) if splits is None else splits)
+
+
+def _played_splits(config: Config) -> list[str]:
+    evaluation = config.evaluation
+    return ["train", evaluation.split] if evaluation.tasks else ["train"]
+
+
+def check_first_tasks(config: Config, splits: Sequence[str]) -> None:
+    """Begins the first task of each split, of each part of it; agents begin theirs by themselves.
+
+    Raises:
+      ValueError: one does not begin, or none has the tools that a grammar is to constrain.
+    """
+    if config.agent.given:
+        return
+    with contextlib.closing(find_tasks(config)) as tasks:
+        parts = [part for split in splits for part in gate.task_shares(tasks, split)]
+    firsts = dict.fromkeys(part.task_ids[0] for part in parts)
+    path = config.model.path
+    tokenizer = None if path is None else read_tokenizer(path, config.chat)
+    tools = try_resets(config, list(firsts), tokenizer)
+    if config.rollout.grammar == TOOL_CALLS:
+        _check_tools(config, tools)
 
 
 def check_sampling(config: Config) -> None:
@@ -100,6 +128,8 @@ def check_planned(config: Config) -> tuple[Config, list[str]]:
     build.check_layout(given, mesh)
     check_model(given, mesh, tokenizer=given is config)
     check_optimizer(given, mesh, build.total_steps(given))
+    if not missing:  # else what an episode needs may be missing, too
+        check_first_tasks(config, _played_splits(config))
     return given, missing
 
 
@@ -143,11 +173,11 @@ def _check_episodes(config: Config) -> None:
     """There are the tasks, their labels and the demonstrations that the run asks for, and what
     plays the tasks can."""
     check_host(config)
-    splits = ["train", config.evaluation.split, *config.evaluation.extra_splits]
-    if config.evaluation.select_on is not None:
-        splits.append(config.evaluation.select_on)
+    evaluation, splits = config.evaluation, _played_splits(config)
+    if evaluation.tasks:
+        splits += [*evaluation.extra_splits, evaluation.select_on or evaluation.split]
     tasks = find_tasks(config)
-    gate.check_tasks(tasks, splits, labelled=config.evaluation.tasks)
+    gate.check_tasks(tasks, splits, labelled=max(1, evaluation.tasks))
     parts = gate.task_shares(tasks, "train")
     share_counts(parts, config.rollout.tasks)
     check_references(config, tasks)
@@ -155,8 +185,6 @@ def _check_episodes(config: Config) -> None:
     if config.algorithm.forks not in ("none", "candidates"):
         with started(config.env, calls=2 * len(firsts)) as environment:
             check_replayable(environment, firsts, config.seed, config.env.name)
-    if config.rollout.grammar == TOOL_CALLS and not config.agent.given:
-        _check_tools(config, firsts)
     if not config.warm_start.stages:
         return
     if not gate.has_demonstrations(envs.make(config.env.name, **config.env.options)):
@@ -166,19 +194,11 @@ def _check_episodes(config: Config) -> None:
         )
 
 
-def _check_tools(config: Config, task_ids: Sequence[str]) -> None:
+def _check_tools(config: Config, tools: Sequence[tuple[Tool, ...]]) -> None:
     """The tasks list tools, and such that a grammar can constrain their calls."""
-    listed = []
-    with started(config.env, calls=len(task_ids)) as environment:
-        for task_id in task_ids:
-            try:
-                opening = gate.reset(environment, task_id, config.seed, episode_seed=0)
-                _, tools = gate.check_opening(opening)
-            except (Exception, SystemExit):  # of a user's code: the run counts episodes that fail
-                continue
-            check_tools(tools)
-            listed.append(bool(tools))
-    if listed and not any(listed):
+    for listed in tools:
+        check_tools(listed)
+    if not any(tools):
         raise ValueError(
             f"config.rollout.grammar: got {TOOL_CALLS!r}; allowed: none or a file, since the tasks"
             f" of env {config.env.name} list no tools whose calls it could constrain."

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from seeupo_jax import envs
@@ -19,11 +19,13 @@ from seeupo_jax.agents.runners.function_agents import FunctionAgents, load_funct
 from seeupo_jax.agents.tool_format import choose_format
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.envs import Environment
+from seeupo_jax.configuration.user_code import shown
+from seeupo_jax.envs import Environment, Tool, gate
 from seeupo_jax.envs.mixture import read_parts
-from seeupo_jax.envs.pool import EnvPool
+from seeupo_jax.envs.pool import Call, EnvPool, Failure
 from seeupo_jax.envs.transport.isolated import Isolated, check_isolated
 from seeupo_jax.envs.transport.open_files import open_files, raise_open_files
+from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.rollout.engine.protocol import Engine
 from seeupo_jax.rollout.environment_player import EnvironmentHost
 from seeupo_jax.rollout.player import Host
@@ -139,6 +141,47 @@ def build_pool(config: Config, size: int) -> EnvPool:
         timeout_s=env.timeout_s,
         retries=env.retries,
         retry_wait_s=env.retry_wait_s,
+    )
+
+
+def try_resets(
+    config: Config, task_ids: Sequence[str], tokenizer: Tokenizer | None = None
+) -> list[tuple[Tool, ...]]:
+    """Begins an episode of each task as a rollout does, with its retries and its time limit.
+
+    Args:
+      tokenizer: begins the conversation, too; None: it is not known yet.
+
+    Returns: the tools of each.
+
+    Raises:
+      ValueError: one does not begin; one sentence.
+    """
+
+    def begin(_: Environment, answer: Any) -> tuple[Tool, ...]:
+        messages, tools = gate.check_opening(answer)
+        if tokenizer is not None:
+            tokenizer.begin(messages, tools)
+        return tools
+
+    listed: list[tuple[Tool, ...]] = []
+    with contextlib.closing(build_pool(config, 1)) as pool:
+        for task_id in task_ids:
+            reset = functools.partial(gate.reset, task_id=task_id, seed=config.seed, episode_seed=0)
+            pool.submit(Call(0, reset, begin, fresh=True))
+            ((_, (result, retries)),) = pool.poll(None)
+            if isinstance(result, Failure):
+                raise ValueError(_no_episode(config.env.name, task_id, result.reason, retries))
+            listed.append(result)
+    return listed
+
+
+def _no_episode(name: str, task_id: str, reason: str, retries: int) -> str:
+    after = f", also after {retries} retries" if retries else ""
+    allowed = "" if "; allowed: " in reason else "; allowed: a reset that returns messages, tools"
+    return (
+        f"config.env.name: got {name!r}, whose task {shown(task_id)} does not begin{after}:"
+        f" {reason.rstrip('.')}{allowed}."
     )
 
 
