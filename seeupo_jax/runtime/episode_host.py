@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from seeupo_jax import envs
 from seeupo_jax.agents.agent_player import AgentHost
-from seeupo_jax.agents.agent_tasks import AgentTasks
+from seeupo_jax.agents.agent_tasks import AgentTasks, misspelt_functions
 from seeupo_jax.agents.calls import Access, Runner, Session
 from seeupo_jax.agents.openai_server import OpenAIServer
 from seeupo_jax.agents.runners.command_agents import CommandAgents, split_command
@@ -55,8 +55,9 @@ def check_host(config: Config) -> None:
         if agent.name is not None:
             open_clients()
         _ = load_function(agent) if agent.name is not None else split_command(agent)
-        return
+        return _warn_of_names(f"config.agent.name: {agent.name}", misspelt_functions(agent))
     for name, options in _parts(env.name, env.options):
+        _warn_of_names(f"config.env.name: {name}", envs.misspelt_methods(name))
         _check_own_limit(name, options, env.timeout_s)
     if config.rollout.concurrency != 1 and _keeps_one_episode(env.name, env.options):
         raise ValueError(
@@ -71,6 +72,12 @@ def check_host(config: Config) -> None:
                 " allowed: thread."
             )
         check_isolated(env.name, env.options, memory_mib=env.memory_mib, timeout_s=env.timeout_s)
+
+
+def _warn_of_names(where: str, misspelt: Mapping[str, str]) -> None:
+    text = "%s has %s(), which the trainer does not call; is %s() meant?"
+    for name, meant in misspelt.items():
+        _log.warning(text, where, name, meant)
 
 
 def _keeps_one_episode(name: str, options: Mapping[str, Any]) -> bool:

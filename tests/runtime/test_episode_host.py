@@ -18,6 +18,7 @@ from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
 from seeupo_jax.agents.openai_server import OpenAIServer
 from seeupo_jax.configuration.loading import from_dict, load_config
 from seeupo_jax.envs.serve import EnvServer
+from seeupo_jax.envs.serve import main as serve_main
 from seeupo_jax.envs.transport import wire
 from seeupo_jax.evaluate import main as evaluate_main
 from seeupo_jax.runtime.checks import check_config
@@ -270,3 +271,74 @@ def test_commands_and_explain_refuse_such_an_environment_with_exit_code_2(
         assert ended.value.code == 2 and not (tmp_path / "run").exists()
         said = capsys.readouterr().err
         assert BEGINS[kind].replace(", also after 2 retries", "") in said
+
+
+MISSPELT = """
+from run_environment import Echo
+
+class Singular(Echo):
+    def label(self, task_id):
+        return {}
+    def finalise(self):
+        pass
+
+class Right(Echo):
+    def labels(self, task_id):
+        return {}
+    def label(self, task_id):
+        return {}
+
+async def agent(task, client):
+    return 1.0
+
+def task_id(split):
+    return ["a"]
+"""
+
+
+def test_a_method_that_is_likely_meant_to_be_an_optional_one_is_warned_of(tmp_path, caplog):
+    file = tmp_path / "misspelt.py"
+    file.write_text(MISSPELT)
+    for name in ("Singular", "Right"):
+        check_host(from_dict({"env": {"name": f"{file}:{name}"}}))
+    check_host(from_dict({"agent": {"name": f"{file}:agent"}}))
+    said = "which the trainer does not call; is"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"config.env.name: {file}:Singular has label(), {said} labels() meant?",
+        f"config.agent.name: {file}:agent has task_id(), {said} task_ids() meant?",
+    ]
+
+
+UNMADE = """
+class Unmade:
+    def __init__(self, path="nowhere"):
+        self._read(path)
+    def _read(self, path):
+        raise LookupError(f"no {path}")
+
+def factory():
+    return Unmade("world")
+"""
+
+
+@pytest.mark.parametrize("kind, method", [("Unmade", "__init__"), ("factory", "factory")])
+@pytest.mark.parametrize("way", ["thread", "process", "mixture"])
+def test_what_cannot_be_made_says_where_in_the_users_code(tmp_path, kind, method, way):
+    name = f"{tmp_path / 'my_env.py'}:{kind}"
+    (tmp_path / "my_env.py").write_text(UNMADE)
+    env = [f"env.name={name}", f"env.isolation={'process' if way == 'process' else 'thread'}"]
+    if way == "mixture":
+        env = ["env.name=mixture", f"env.options={{'environments': [{{'name': {name!r}}}]}}"]
+    with pytest.raises(ValueError) as error:
+        check_config(load_config(TINY, [*env, *PLAIN]))
+    text = "no world" if kind == "factory" else "no nowhere"
+    made = f"env.name: {name!r} cannot be made: LookupError: {text} ({method}, my_env.py:6)"
+    assert made in str(error.value) and len(str(error.value).splitlines()) == 1
+
+
+def test_a_server_that_cannot_make_its_environment_says_where(tmp_path, capsys):
+    (tmp_path / "my_env.py").write_text(UNMADE)
+    with pytest.raises(SystemExit) as ended:
+        serve_main([f"--env={tmp_path / 'my_env.py'}:Unmade", f"--token-file={tmp_path / 'token'}"])
+    assert ended.value.code == 2
+    assert "LookupError: no nowhere (__init__, my_env.py:6)." in capsys.readouterr().err
