@@ -52,7 +52,7 @@ from seeupo_jax.planning.explain.explain_evaluation import (
     explain_server,
 )
 from seeupo_jax.planning.explain.explanation import EXPLAIN, Section, print_explanation
-from seeupo_jax.runtime.checks import check_config
+from seeupo_jax.runtime.checks import check_config, check_first_tasks
 from seeupo_jax.runtime.cli import (
     add_cluster_flags,
     add_run_flags,
@@ -271,9 +271,12 @@ def _check(config: Config, workdir: Path, which: _Which, split: str) -> None:
     if server is not None and untrained:
         raise ValueError("--untrained: got True; allowed: without --server, which has its policy.")
     if server is None:
-        check_config(config)
+        check_config(config, [split])
         saved_weights(config, weights)
     gate.check_tasks(find_tasks(config), [split], labelled=0)
+    if server is not None:
+        check_served(config)
+        check_first_tasks(config, [split])
     if server is None and not untrained:
         selection = check_trained(config, workdir, step, weights, _UNTRAINED)
         if step == "best" and selection is not None:

@@ -118,7 +118,9 @@ def test_what_each_run_has_of_its_own_is_refused_for_all(tmp_path, override):
 
 
 def test_runs_without_evaluations_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="^config.evaluation.tasks: got 0; allowed in a comparison"):
+    with pytest.raises(
+        ValueError, match="^config.evaluation.tasks: got 0; allowed in a comparison"
+    ):
         planned(tmp_path, "evaluation.tasks=0")
 
 

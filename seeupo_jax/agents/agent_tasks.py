@@ -9,8 +9,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from seeupo_jax import envs
+from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.configuration.user_code import attribute_beside, encodes
+from seeupo_jax.configuration.user_code import (
+    attribute_beside,
+    encodes,
+    functions_beside,
+    near_misses,
+)
 from seeupo_jax.envs import Environment, gate
 from seeupo_jax.envs.base import Tasks, TaskShare
 from seeupo_jax.trajectories.json_lines import read_object, short
@@ -63,6 +69,12 @@ def find_tasks(config: Config) -> AgentTasks:
             (lambda task_id: None) if reference is None else reference,
         )
     return _EnvironmentTasks(envs.make(config.env.name, **config.env.options))
+
+
+def misspelt_functions(agent: Agent) -> dict[str, str]:
+    """Functions beside an agent's that are likely meant to be of its tasks, and which is meant."""
+    beside = ("task_ids", "labels", "reference")
+    return {} if agent.name is None else near_misses(functions_beside(agent.name), beside)
 
 
 def describe_tasks(config: Config) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import importlib.util
@@ -11,7 +12,7 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
@@ -25,6 +26,7 @@ _NOT_USERS = (
     f"{sysconfig.get_path('stdlib')}{os.sep}",
     "<frozen ",
 )
+_PACKAGE = "seeupo_jax."
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
@@ -104,6 +106,25 @@ def located(error: BaseException) -> str:
     return f"{describe(error)} {origin(error)}".rstrip()
 
 
+def public_functions(holder: type | ModuleType) -> set[str]:
+    """Names of functions of a user's class, inherited ones too, or that a user's module defines."""
+    if isinstance(holder, ModuleType):
+        own = holder.__name__
+        found = {n: v for n, v in vars(holder).items() if getattr(v, "__module__", None) == own}
+    else:
+        kinds = [kind for kind in holder.__mro__ if not kind.__module__.startswith(_PACKAGE)]
+        found = {name: value for kind in kinds for name, value in vars(kind).items()}
+    return {name for name, value in found.items() if name[:1] != "_" and callable(value)}
+
+
+def near_misses(names: Iterable[str], known: Collection[str]) -> dict[str, str]:
+    """Names that are likely misspelt, and which of the known ones, that is absent, is meant."""
+    given = {*names}
+    absent, others = [name for name in known if name not in given], sorted(given.difference(known))
+    meant = {name: difflib.get_close_matches(name, absent, n=1, cutoff=0.8) for name in others}
+    return {name: close[0] for name, close in meant.items() if close}
+
+
 def check_arguments(
     signature: inspect.Signature, arguments: Sequence[Any], options: Mapping[str, Any]
 ) -> None:
@@ -172,6 +193,11 @@ def cached_by_name(find: Callable[_P, _T]) -> Callable[_P, _T]:
         return (find if reloadable else cached)(*args, **kwargs)
 
     return found
+
+
+def functions_beside(name: str) -> set[str]:
+    """The public functions of the module of a `module:attribute` that imports."""
+    return public_functions(_import(name.partition(":")[0]))
 
 
 def attribute_beside(name: str, other: str) -> Any:

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
-from seeupo_jax.configuration.user_code import check_arguments, describe, import_attribute
+from seeupo_jax.configuration.user_code import (
+    check_arguments,
+    import_attribute,
+    located,
+    near_misses,
+    public_functions,
+)
 from seeupo_jax.envs.base import (
     Demonstration,
     Demonstrator,
@@ -31,6 +38,8 @@ ENVIRONMENTS = {
     "textworld_express": "seeupo_jax.envs.textworld_express:TextWorldExpress",
 }
 _METHODS = ("task_ids", "reset", "step", "score", "close")
+# Methods that an environment may have, by the table of docs/environments.md.
+_OPTIONAL = "finish labels reference task_shares fork demonstrations vocabulary".split()
 
 
 def make(name: str, /, **options: Any) -> Environment:
@@ -40,10 +49,7 @@ def make(name: str, /, **options: Any) -> Environment:
       ValueError: an unknown name or option; a class that does not exist, lacks a method or cannot
         be made.
     """
-    if ":" not in name and name not in ENVIRONMENTS:
-        allowed = ", ".join(ENVIRONMENTS)
-        raise ValueError(f"env.name: got {name!r}; allowed: {allowed}, or module:Class.")
-    kind = import_attribute(ENVIRONMENTS.get(name, name), "env.name", "class", callable)
+    kind = _find(name)
     try:
         check_arguments(inspect.signature(kind), (), options)
     except TypeError as error:
@@ -53,11 +59,24 @@ def make(name: str, /, **options: Any) -> Environment:
     except (Exception, SystemExit) as error:  # of a user's class
         if isinstance(error, ValueError) and name in ENVIRONMENTS:
             raise  # a sentence of its own
-        raise ValueError(f"env.name: {name!r} cannot be made: {describe(error)}.") from error
+        raise ValueError(f"env.name: {name!r} cannot be made: {located(error)}.") from error
     missing = [method for method in _METHODS if not callable(getattr(made, method, None))]
     if missing and name not in ENVIRONMENTS:
         raise ValueError(f"env.name: {name!r} has no {', no '.join(missing)}.")
     return made
+
+
+def misspelt_methods(name: str) -> dict[str, str]:
+    """Methods of a user's `module:Class` that are likely meant to be optional ones, and which."""
+    kind = _find(name) if ":" in name else None
+    return near_misses(public_functions(kind), _OPTIONAL) if isinstance(kind, type) else {}
+
+
+def _find(name: str) -> Callable[..., Any]:
+    if ":" not in name and name not in ENVIRONMENTS:
+        allowed = ", ".join(ENVIRONMENTS)
+        raise ValueError(f"env.name: got {name!r}; allowed: {allowed}, or module:Class.")
+    return import_attribute(ENVIRONMENTS.get(name, name), "env.name", "class", callable)
 
 
 __all__ = [

@@ -14,6 +14,7 @@ from seeupo_jax.configuration.user_code import (
     check_arguments,
     describe,
     import_attribute,
+    origin,
     text_of,
 )
 from seeupo_jax.envs.base import Pay
@@ -98,7 +99,8 @@ def _make(cls: type, options: Mapping[str, Any], where: str) -> Callable[..., An
         made = cls(**options)
     except (Exception, SystemExit) as error:
         message = text_of(error) if isinstance(error, ValueError) else describe(error)
-        raise ValueError(f"{where}: {message.rstrip('.')}.") from error
+        message = f"{message.rstrip('.')} {origin(error)}".rstrip()
+        raise ValueError(f"{where}: {message}.") from error
     if not callable(made):
         raise ValueError(f"{where}: got a class without __call__(episode); allowed: one with it.")
     return made

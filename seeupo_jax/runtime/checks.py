@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from seeupo_jax.agents.agent_tasks import find_tasks
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs import gate
-from seeupo_jax.envs.base import Message, Missing, Tool
+from seeupo_jax.envs.base import Missing, Tool
 from seeupo_jax.learner.optimization.optimizer import try_optimizer
 from seeupo_jax.learner.optimization.parameter_groups import split_trained
 from seeupo_jax.learner.optimization.schedule import Schedule
@@ -35,12 +36,9 @@ from seeupo_jax.runtime import build
 from seeupo_jax.runtime.algorithm_trial import check_entries
 from seeupo_jax.runtime.build_sampler import build_grammars
 from seeupo_jax.runtime.cli import check_places, check_shared_places, join_cluster, prepare_xla
-from seeupo_jax.runtime.episode_host import check_host, started
+from seeupo_jax.runtime.episode_host import check_host, started, try_resets
 from seeupo_jax.runtime.training.learner_parts import run_optimizer
 from seeupo_jax.runtime.training.reference_answers import check_references
-
-Opening = tuple[tuple[Message, ...], tuple[Tool, ...]]
-_ANSWER = "?"  # of a policy that has not been asked yet
 
 
 def prepare_run(config: Config, workdir: Path, check: Callable[[Config], object]) -> None:
@@ -60,8 +58,11 @@ def prepare_run(config: Config, workdir: Path, check: Callable[[Config], object]
     check_shared_places(config, workdir)
 
 
-def check_config(config: Config) -> None:
+def check_config(config: Config, splits: Sequence[str] | None = None) -> None:
     """Finds what is wrong with a configuration before anything is compiled.
+
+    Args:
+      splits: of which a first task is begun; None: those that training plays.
 
     Raises:
       ValueError: one sentence with the field, what was got and what is allowed.
@@ -70,8 +71,32 @@ def check_config(config: Config) -> None:
     _check_episodes(config)
     build.check_layout(config, mesh)
     check_model(config, mesh)
-    check_conversations(config)
     check_optimizer(config, mesh, build.total_steps(config))
+    check_first_tasks(config, _played_splits(config) if splits is None else splits)
+
+
+def _played_splits(config: Config) -> list[str]:
+    evaluation = config.evaluation
+    return ["train", evaluation.split] if evaluation.tasks else ["train"]
+
+
+def check_first_tasks(config: Config, splits: Sequence[str]) -> None:
+    """Begins the first task of each split, of each part of it; agents begin theirs by themselves,
+    and may send messages of any role.
+
+    Raises:
+      ValueError: one does not begin, the model's chat template does not write its messages, or none
+        has the tools that a grammar is to constrain.
+    """
+    if config.agent.given:
+        return check_every_role(config)
+    with contextlib.closing(find_tasks(config)) as tasks:
+        parts = [part for split in splits for part in gate.task_shares(tasks, split)]
+    firsts = dict.fromkeys(part.task_ids[0] for part in parts)
+    tokenizer = None if config.model.path is None else _tokenizer(config)
+    tools = try_resets(config, list(firsts), tokenizer)
+    if config.rollout.grammar == TOOL_CALLS:
+        _check_tools(config, tools)
 
 
 def check_sampling(config: Config) -> None:
@@ -104,9 +129,9 @@ def check_planned(config: Config) -> tuple[Config, list[str]]:
         missing.append(f"the environment's tasks: {error}")
     build.check_layout(given, mesh)
     check_model(given, mesh, tokenizer=given is config)
-    if given is config:
-        check_conversations(config)
     check_optimizer(given, mesh, build.total_steps(given))
+    if not missing:  # else what an episode needs may be missing, too
+        check_first_tasks(config, _played_splits(config))
     return given, missing
 
 
@@ -150,19 +175,18 @@ def _check_episodes(config: Config) -> None:
     """There are the tasks, their labels and the demonstrations that the run asks for, and what
     plays the tasks can."""
     check_host(config)
-    splits = ["train", config.evaluation.split, *config.evaluation.extra_splits]
-    if config.evaluation.select_on is not None:
-        splits.append(config.evaluation.select_on)
+    evaluation, splits = config.evaluation, _played_splits(config)
+    if evaluation.tasks:
+        splits += [*evaluation.extra_splits, evaluation.select_on or evaluation.split]
     tasks = find_tasks(config)
-    gate.check_tasks(tasks, splits, labelled=config.evaluation.tasks)
-    share_counts(gate.task_shares(tasks, "train"), config.rollout.tasks)
+    gate.check_tasks(tasks, splits, labelled=max(1, evaluation.tasks))
+    parts = gate.task_shares(tasks, "train")
+    share_counts(parts, config.rollout.tasks)
     check_references(config, tasks)
-    firsts = _first_tasks(tasks)
+    firsts = [part.task_ids[0] for part in parts if part.task_ids]
     if config.algorithm.forks not in ("none", "candidates"):
         with started(config.env, calls=2 * len(firsts)) as environment:
             check_replayable(environment, firsts, config.seed, config.env.name)
-    if config.rollout.grammar == TOOL_CALLS and not config.agent.given:
-        _check_tools(config, firsts)
     if not config.warm_start.stages:
         return
     if not gate.has_demonstrations(envs.make(config.env.name, **config.env.options)):
@@ -172,74 +196,20 @@ def _check_episodes(config: Config) -> None:
         )
 
 
-def _first_tasks(tasks: Any) -> list[str]:
-    """The first training task of each part of a mixture; without parts, of all."""
-    return [part.task_ids[0] for part in gate.task_shares(tasks, "train") if part.task_ids]
-
-
 def check_every_role(config: Config) -> None:
     """ValueError: there is a role whose messages the model's chat template does not write."""
-    for sentence in _unwritten(config).values():
+    unwritten: Mapping[str, str] = {}  # a tokenizer that is made here writes all
+    if config.model.path is not None:
+        unwritten = _tokenizer(config).unwritten
+    for sentence in unwritten.values():
         raise ValueError(sentence)
 
 
-def check_conversations(config: Config) -> None:
-    """The model's chat template writes the messages that episodes can have.
-
-    An agent may send any; of an environment whose template lacks a role, tasks are begun and
-    answered once.
-
-    Raises:
-      ValueError: one sentence with the role and what is allowed.
-    """
-    unwritten = _unwritten(config)
-    if not unwritten or config.agent.given:
-        return check_every_role(config)
-    tokenizer, firsts = _tokenizer(config), _first_tasks(find_tasks(config))
-    with started(config.env, calls=2 * len(firsts)) as environment:
-        for task_id in firsts:
-            opening = _opening(environment, task_id, config.seed)
-            if opening is None:
-                continue
-            messages, tools = opening
-            conversation = tokenizer.begin(messages, tools)
-            conversation.extend(tokenizer.action(_ANSWER), _first_answer(environment))
-            if tools and "tool" in unwritten:
-                raise ValueError(unwritten["tool"])
-
-
-def _opening(environment: envs.Environment, task_id: str, seed: int) -> Opening | None:
-    """A task's messages and tools; None: it does not begin, which the run counts as a failure."""
-    try:
-        return gate.check_opening(gate.reset(environment, task_id, seed, episode_seed=0))
-    except (Exception, SystemExit):  # of a user's code
-        return None
-
-
-def _first_answer(environment: envs.Environment) -> Sequence[Message]:
-    """What answers a word in an episode that has begun; nothing where that fails."""
-    try:
-        return gate.check_step(environment.step(_ANSWER)).observation
-    except (Exception, SystemExit):  # of a user's code
-        return ()
-
-
-def _unwritten(config: Config) -> Mapping[str, str]:
-    """As of the model's tokenizer; one that is made here writes all."""
-    return {} if config.model.path is None else _tokenizer(config).unwritten
-
-
-def _check_tools(config: Config, task_ids: Sequence[str]) -> None:
+def _check_tools(config: Config, tools: Sequence[tuple[Tool, ...]]) -> None:
     """The tasks list tools, and such that a grammar can constrain their calls."""
-    listed = []
-    with started(config.env, calls=len(task_ids)) as environment:
-        for task_id in task_ids:
-            opening = _opening(environment, task_id, config.seed)
-            if opening is not None:
-                _, tools = opening
-                check_tools(tools)
-                listed.append(bool(tools))
-    if listed and not any(listed):
+    for listed in tools:
+        check_tools(listed)
+    if not any(tools):
         raise ValueError(
             f"config.rollout.grammar: got {TOOL_CALLS!r}; allowed: none or a file, since the tasks"
             f" of env {config.env.name} list no tools whose calls it could constrain."
@@ -307,7 +277,7 @@ def check_experts(algorithm: Algorithm, arch: Architecture) -> None:
 def _check_tokenizer(config: Config, vocab_size: int) -> None:
     """The model's tokenizer can begin a conversation, and say what a grammar wants."""
     tokenizer = _tokenizer(config)
-    tokenizer.begin([{"role": "user", "content": _ANSWER}], ())
+    tokenizer.begin([{"role": "user", "content": "?"}], ())
     build_grammars(config, tokenizer, vocab_size)
 
 

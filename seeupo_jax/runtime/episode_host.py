@@ -6,12 +6,12 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from seeupo_jax import envs
 from seeupo_jax.agents.agent_player import AgentHost
-from seeupo_jax.agents.agent_tasks import AgentTasks
+from seeupo_jax.agents.agent_tasks import AgentTasks, misspelt_functions
 from seeupo_jax.agents.calls import Access, Runner, Session
 from seeupo_jax.agents.openai_server import OpenAIServer
 from seeupo_jax.agents.runners.command_agents import CommandAgents, split_command
@@ -19,11 +19,13 @@ from seeupo_jax.agents.runners.function_agents import FunctionAgents, load_funct
 from seeupo_jax.agents.tool_format import choose_format
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.envs import Environment
+from seeupo_jax.configuration.user_code import shown
+from seeupo_jax.envs import Environment, Message, Tool, gate
 from seeupo_jax.envs.mixture import read_parts
-from seeupo_jax.envs.pool import EnvPool
+from seeupo_jax.envs.pool import Call, EnvPool, Failure
 from seeupo_jax.envs.transport.isolated import Isolated, check_isolated
 from seeupo_jax.envs.transport.open_files import open_files, raise_open_files
+from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.rollout.engine.protocol import Engine
 from seeupo_jax.rollout.environment_player import EnvironmentHost
 from seeupo_jax.rollout.player import Host
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from seeupo_jax.agents.endpoint import Endpoint
 
 _log = logging.getLogger(__name__)
+_ANSWER = "?"  # of a policy that has not been asked yet
 MODEL = "policy"  # what the endpoint calls it; agents may name any
 _SERVED = ("remote", "openenv")  # environments that are clients of servers
 _SPARE_FILES = 64  # beside those of conversations and those that are open: checkpoints, programs
@@ -53,8 +56,9 @@ def check_host(config: Config) -> None:
         if agent.name is not None:
             open_clients()
         _ = load_function(agent) if agent.name is not None else split_command(agent)
-        return
+        return _warn_of_names(f"config.agent.name: {agent.name}", misspelt_functions(agent))
     for name, options in _parts(env.name, env.options):
+        _warn_of_names(f"config.env.name: {name}", envs.misspelt_methods(name))
         _check_own_limit(name, options, env.timeout_s)
     if config.rollout.concurrency != 1 and _keeps_one_episode(env.name, env.options):
         raise ValueError(
@@ -69,6 +73,12 @@ def check_host(config: Config) -> None:
                 " allowed: thread."
             )
         check_isolated(env.name, env.options, memory_mib=env.memory_mib, timeout_s=env.timeout_s)
+
+
+def _warn_of_names(where: str, misspelt: Mapping[str, str]) -> None:
+    text = "%s has %s(), which the trainer does not call; is %s() meant?"
+    for name, meant in misspelt.items():
+        _log.warning(text, where, name, meant)
 
 
 def _keeps_one_episode(name: str, options: Mapping[str, Any]) -> bool:
@@ -139,6 +149,79 @@ def build_pool(config: Config, size: int) -> EnvPool:
         timeout_s=env.timeout_s,
         retries=env.retries,
         retry_wait_s=env.retry_wait_s,
+    )
+
+
+def try_resets(
+    config: Config, task_ids: Sequence[str], tokenizer: Tokenizer | None = None
+) -> list[tuple[Tool, ...]]:
+    """Begins an episode of each task as a rollout does, with its retries and its time limit.
+
+    Args:
+      tokenizer: begins the conversation, too; None: it is not known yet.
+
+    Returns: the tools of each.
+
+    Raises:
+      ValueError: one does not begin, or the chat template does not write its messages; one
+        sentence.
+    """
+
+    def begin(environment: Environment, answer: Any) -> tuple[tuple[Tool, ...], str | None]:
+        messages, tools = gate.check_opening(answer)
+        refusal = None
+        if tokenizer is not None:
+            refusal = _template_refusal(tokenizer, environment, messages, tools)
+        return tools, refusal
+
+    listed: list[tuple[Tool, ...]] = []
+    with contextlib.closing(build_pool(config, 1)) as pool:
+        for task_id in task_ids:
+            reset = functools.partial(gate.reset, task_id=task_id, seed=config.seed, episode_seed=0)
+            pool.submit(Call(0, reset, begin, fresh=True))
+            ((_, (result, retries)),) = pool.poll(None)
+            if isinstance(result, Failure):
+                raise ValueError(_no_episode(config.env.name, task_id, result.reason, retries))
+            tools, refusal = result
+            if refusal is not None:
+                raise ValueError(refusal)
+            listed.append(tools)
+    return listed
+
+
+def _template_refusal(
+    tokenizer: Tokenizer,
+    environment: Environment,
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+) -> str | None:
+    """Why a chat template does not write an episode's messages, in a sentence; None: it does.
+
+    Where it lacks a role, the environment answers once.
+    """
+    try:
+        conversation = tokenizer.begin(messages, tools)
+        if tokenizer.unwritten:
+            conversation.extend(tokenizer.action(_ANSWER), _first_answer(environment))
+    except ValueError as error:
+        return str(error)
+    return tokenizer.unwritten.get("tool") if tools else None
+
+
+def _first_answer(environment: Environment) -> Sequence[Message]:
+    """What answers a word in an episode that has begun; nothing where that fails."""
+    try:
+        return gate.check_step(environment.step(_ANSWER)).observation
+    except (Exception, SystemExit):  # of a user's code
+        return ()
+
+
+def _no_episode(name: str, task_id: str, reason: str, retries: int) -> str:
+    after = f", also after {retries} retries" if retries else ""
+    allowed = "" if "; allowed: " in reason else "; allowed: a reset that returns messages, tools"
+    return (
+        f"config.env.name: got {name!r}, whose task {shown(task_id)} does not begin{after}:"
+        f" {reason.rstrip('.')}{allowed}."
     )
 
 

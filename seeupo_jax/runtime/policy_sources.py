@@ -20,7 +20,6 @@ from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.rollout.engine.protocol import Engine
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.build_sampler import build_engine, build_sampling
-from seeupo_jax.runtime.checks import check_conversations
 from seeupo_jax.runtime.episode_host import check_host
 from seeupo_jax.runtime.policy_folder import (
     restore_policy,
@@ -117,7 +116,6 @@ def served_policy(config: Config, workdir: Path, server: Server) -> Iterator[Pol
     tokenizer = read_tokenizer(folder, config.chat)
     if tokenizer is None:
         raise ValueError(f"{folder}: got no tokenizer; allowed: that of the model served.")
-    check_conversations(config)
     engine = OpenAIServer(
         url,
         server.model,

@@ -245,7 +245,10 @@ def test_the_page_is_of_the_results_alone(tmp_path):
         ("del study['stability']['grid']['algorithm.inner_epochs']", "other than two axes"),
         ("study['recipes']['grpo'] = {'recipe': 'grop'}", "config.recipe: got 'grop'"),
         ("study['exploring'] = {'stop_after_idle': 3}", "stop_after_idle: got 3; allowed in a st"),
-        ("study['exploring'] = {'evaluation.tasks': 0}", "^config.evaluation.tasks: got 0; allowed"),
+        (
+            "study['exploring'] = {'evaluation.tasks': 0}",
+            "^config.evaluation.tasks: got 0; allowed",
+        ),
         ("study['exploring'] = {'optimizer.rate': 3}", "config.optimizer.rate: no such field"),
     ],
 )

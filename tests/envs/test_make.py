@@ -78,7 +78,9 @@ def test_unknown_options_are_refused_and_a_constructor_that_fails_is_a_sentence(
     for level, said in MISTAKES.items():
         with pytest.raises(ValueError) as error:
             envs.make("own_world:Whole", level=level)
-        assert str(error.value) == f"env.name: 'own_world:Whole' cannot be made: {said}."
+        line = CODE.splitlines().index("            raise MISTAKES[level]") + 1
+        where = f"(__init__, own_world.py:{line})"
+        assert str(error.value) == f"env.name: 'own_world:Whole' cannot be made: {said} {where}."
 
 
 def test_every_name_of_the_table_leads_to_a_class():

@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.configuration.user_code import located, shown
+from seeupo_jax.configuration.user_code import located, near_misses, public_functions, shown
 from seeupo_jax.errors import NotLearning
 from seeupo_jax.parallel.distributed import from_first
 from seeupo_jax.parallel.stop_signal import StopRequest
@@ -89,13 +89,17 @@ class Callback(Protocol):
         """
 
 
+_EVENTS = tuple(name for name in vars(Callback) if name.startswith("on_"))
+
+
 def _check_sequence(given: Any) -> None:
     if not isinstance(given, Sequence):
         raise ValueError(f"callbacks: got {shown(given)}; allowed: a sequence of callbacks.")
 
 
 def check_callbacks(callbacks: Sequence[object]) -> None:
-    """ValueError where one of them is no callback, such as a class instead of its object."""
+    """ValueError where one of them is no callback, such as a class instead of its object, or has
+    a method that looks like one of an event and is none, or none of an event."""
     _check_sequence(callbacks)
     for number, each in enumerate(callbacks):
         if isinstance(each, type) or not isinstance(each, Callback):
@@ -103,6 +107,23 @@ def check_callbacks(callbacks: Sequence[object]) -> None:
                 f"callbacks[{number}]: got {shown(each)}; allowed: an object of a class that"
                 " inherits from seeupo_jax.Callback."
             )
+        _check_methods(each, f"callbacks[{number}]")
+
+
+def _check_methods(callback: Callback, where: str) -> None:
+    kind, events = type(callback), ", ".join(_EVENTS)
+    methods = public_functions(kind)
+    wrong = {name for name in methods.difference(_EVENTS) if name.startswith("on_")}
+    if wrong := sorted(wrong.union(near_misses(methods, _EVENTS))):
+        raise ValueError(
+            f"{where}: got {kind.__name__} with the method {wrong[0]!r}, which no event calls;"
+            f" allowed: {events}, and other methods with names unlike these."
+        )
+    if methods.isdisjoint(_EVENTS) and vars(callback).keys().isdisjoint(_EVENTS):
+        raise ValueError(
+            f"{where}: got {kind.__name__} without a method for an event; allowed: at least one of"
+            f" {events}."
+        )
 
 
 @contextlib.contextmanager

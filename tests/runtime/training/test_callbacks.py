@@ -11,6 +11,7 @@ from seeupo_jax.runtime.training.callbacks import (
     Callback,
     Callbacks,
     RunHandle,
+    check_callbacks,
     notify_callbacks,
 )
 
@@ -76,3 +77,62 @@ def test_a_run_that_does_not_learn_is_told_by_its_own_error(tmp_path):
     ):
         raise idle
     assert raised.value is idle and mine.ends == [idle]
+
+
+class Helping(Callback):
+    """A callback of one event, with methods and attributes of its own that are no event's."""
+
+    def __init__(self):
+        self.on_done = print  # an attribute, which nobody takes for a method
+
+    def on_end(self, run, error):
+        self.report()
+
+    def report(self):
+        pass
+
+
+class Late(Callback):
+    """Has its method since it was made."""
+
+    def __init__(self):
+        self.on_iteration = print
+
+
+class Plural(Helping):
+    def on_iterations(self, run, iteration, metrics):
+        pass
+
+
+class Short(Helping):
+    def onstep(self, run, iteration, step, steps):
+        pass
+
+
+class Other(Helping):
+    def on_epoch(self, run):
+        pass
+
+
+class Silent(Callback):
+    def report(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    "wrong, got",
+    [
+        (Plural, "Plural with the method 'on_iterations', which no event calls"),
+        (Short, "Short with the method 'onstep', which no event calls"),
+        (Other, "Other with the method 'on_epoch', which no event calls"),
+        (Silent, "Silent without a method for an event"),
+    ],
+)
+def test_a_method_that_no_event_calls_is_refused(wrong, got):
+    check_callbacks([Helping(), Late()])
+    with pytest.raises(ValueError) as error:
+        check_callbacks([Helping(), wrong()])
+    assert str(error.value).startswith(f"callbacks[1]: got {got}; allowed: ")
+    assert "on_start, on_trajectories, on_step, on_iteration, on_evaluation, on_end" in str(
+        error.value
+    )
