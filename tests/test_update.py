@@ -188,12 +188,15 @@ def test_a_mesh_changes_no_number(small, stored, tmp_path, monkeypatch):
         np.testing.assert_allclose(of(logged, name), of(done, name), rtol=1e-4, atol=1e-6)
 
 
-def test_adapters_are_written_alone_after_rows_longer_than_a_rollouts(small, tmp_path):
+def test_adapters_are_written_without_their_model_after_rows_longer_than_a_rollouts(
+    small, tmp_path
+):
     file, _ = long_file(tmp_path, 40, 12)
     lora = ("lora.rank=2", "lora.targets=('q_proj',)")
     update.main(["update", *arguments(small[0], file, tmp_path, *lora)])
     written = {file.name for file in (tmp_path / "out").iterdir()}
-    assert written == {"adapter_config.json", "adapter_model.safetensors"}
+    tokenizer = {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat.json"}
+    assert written == {"adapter_config.json", "adapter_model.safetensors"} | tokenizer
     adapters = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     assert adapters["base_model_name_or_path"] == str(small[0])
     done = json.loads((tmp_path / "out.json").read_text())
