@@ -151,6 +151,8 @@ def range_chart(title: str, series: Mapping[str, Sequence[Point]], *, kind: str)
 def heat_map(title: str, cells: Iterable[tuple[int, int, float]], *, value: str) -> Chart | None:
     """A value by turn and iteration, in viridis, whose lightness alone gives the order.
 
+    The darkest colour is the least value, also where all values are equal.
+
     Args:
       cells: iteration, turn (from 1 on) and value.
       value: what it is.
@@ -167,7 +169,7 @@ def heat_map(title: str, cells: Iterable[tuple[int, int, float]], *, value: str)
         for (start, turn), values in sorted(blocks.items())
     ]
     legend = alt.Legend(orient="top", gradientLength=160, title=value)
-    shade = alt.Scale(scheme="viridis", zero=False)
+    shade = alt.Scale(scheme="viridis", domain=_shades([row["value"] for row in rows]))
     chart = _block_chart(rows).mark_rect()
     chart = chart.encode(
         alt.Y("turn:O", title="turn", sort="descending"),
@@ -175,6 +177,12 @@ def heat_map(title: str, cells: Iterable[tuple[int, int, float]], *, value: str)
         tooltip=[_SPAN, alt.Tooltip("turn:O"), alt.Tooltip("value:Q", title=value, format=".4~g")],
     )
     return _made(title, chart, rows, alt.Step(22), _mean_note(block, "cell"))
+
+
+def _shades(values: Sequence[float]) -> list[float]:
+    """The least and the largest value; of equal ones Vega would draw the colour in the middle."""
+    low, high = min(values), max(values)
+    return [low, high if high > low else low + (abs(low) or 1.0)]
 
 
 def stack_chart(

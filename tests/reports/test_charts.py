@@ -216,6 +216,20 @@ def test_a_heat_map_has_a_cell_for_each_turn_and_iteration():
     ]
 
 
+def test_equal_values_of_a_heat_map_are_as_dark_as_the_least_of_different_ones():
+    """Viridis, by its authors' table: from (68, 1, 84) to (253, 231, 37)."""
+
+    def colors(*values):
+        svg = drawn(heat_map("T", [(i, 1, v) for i, v in enumerate(values, 1)], value="M"))
+        return re.findall(r'M: [^"]*" role[^>]*fill="([^"]*)"', svg)
+
+    dark, light = "rgb(68, 1, 84)", "rgb(253, 231, 37)"
+    assert colors(0.0, 3.0) == [dark, light]
+    for value in (0.0, 0.25, -2.0, 1e-7):
+        assert colors(value, value) == [dark, dark]
+        assert colors(value) == [dark]
+
+
 def test_a_cell_of_many_iterations_is_their_mean_and_as_wide_as_they_are():
     chart = heat_map("T", [(i, 1, i) for i in range(1, 241)], value="M")  # 240 / 119, rounded up
     cells = rows(chart)
@@ -251,6 +265,21 @@ def test_shares_of_a_run_add_up_to_one():
         ("r", "b", 0.25),
         ("s", "a", 1.0),
     ]
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5, -0.5])
+def test_charts_of_equal_values_are_drawn_with_an_axis_that_holds_them(value):
+    points = [Point(i, value, value, value) for i in (1, 2)]
+    for line in (points, points[:1]):
+        svg = drawn(line_chart("T", {"a": line}, y="y"))
+        assert "NaN" not in svg and svg.count(f"y: {value:g}".replace("-", "−")) >= 2
+        low, high = layers(line_chart("T", {"a": line}, y="y"), "line")[0]["encoding"]["y"][
+            "scale"
+        ]["domain"]
+        assert low <= min(value, 0) and max(value, 0) <= high and low < high
+    kinds = [Point(kind, abs(value), abs(value), abs(value)) for kind in "kl"]
+    svg = drawn(range_chart("T", {"a": kinds}, kind="k"))
+    assert "NaN" not in svg and svg.count(f"success rate: {abs(value):g}; k: ") == 4
 
 
 @pytest.mark.parametrize(
