@@ -71,3 +71,14 @@ def axis_range(lines: Iterable[Sequence[Point]]) -> tuple[float, float]:
     values = [n for line in lines for p in line for n in (p.value, p.low, p.high) if n is not None]
     low, high = min(0.0, *values, 0.0), max(0.0, *values, 0.0)
     return (low, low + 1.0) if high == low else (low * 1.05, high * 1.05)
+
+
+def color_range(values: Sequence[float]) -> list[float]:
+    """The least and the largest value; of equal ones Vega would draw the colour in the middle."""
+    low, high = min(values), max(values)
+    return [low, high if high > low else low + (abs(low) or 1.0)]
+
+
+def block_span(start: int, block: int) -> dict[str, float]:
+    """A block on the axis; that of iteration 0, before which there is none, is it alone."""
+    return {"from": max(start, 0) - 0.5, "to": start + block - 0.5}

@@ -19,7 +19,9 @@ from seeupo_jax.reports.blocks import (
     Point,
     axis_range,
     block_size,
+    block_span,
     block_start,
+    color_range,
     known,
     mean,
     rounded,
@@ -165,11 +167,11 @@ def heat_map(title: str, cells: Iterable[tuple[int, int, float]], *, value: str)
     if not blocks:
         return None
     rows = [
-        _span(start, block) | {"turn": turn, "value": rounded(mean(values))}
+        block_span(start, block) | {"turn": turn, "value": rounded(mean(values))}
         for (start, turn), values in sorted(blocks.items())
     ]
     legend = alt.Legend(orient="top", gradientLength=160, title=value)
-    shade = alt.Scale(scheme="viridis", domain=_shades([row["value"] for row in rows]))
+    shade = alt.Scale(scheme="viridis", domain=color_range([row["value"] for row in rows]))
     chart = _block_chart(rows).mark_rect()
     chart = chart.encode(
         alt.Y("turn:O", title="turn", sort="descending"),
@@ -177,12 +179,6 @@ def heat_map(title: str, cells: Iterable[tuple[int, int, float]], *, value: str)
         tooltip=[_SPAN, alt.Tooltip("turn:O"), alt.Tooltip("value:Q", title=value, format=".4~g")],
     )
     return _made(title, chart, rows, alt.Step(22), _mean_note(block, "cell"))
-
-
-def _shades(values: Sequence[float]) -> list[float]:
-    """The least and the largest value; of equal ones Vega would draw the colour in the middle."""
-    low, high = min(values), max(values)
-    return [low, high if high > low else low + (abs(low) or 1.0)]
 
 
 def stack_chart(
@@ -209,7 +205,7 @@ def stack_chart(
     if not total:
         return None
     rows = [
-        _span(start, block)
+        block_span(start, block)
         | {"part": name, "order": names.index(name), "value": rounded(number / iterations[start])}
         for (start, name), number in sorted(total.items())
     ]
@@ -401,8 +397,3 @@ def _row(series: str, point: Point, at: str) -> dict[str, Any]:
 
 def _mean_note(block: int, what: str) -> str:
     return "" if block == 1 else f"Each {what} is the mean of {block} iterations."
-
-
-def _span(start: int, block: int) -> dict[str, float]:
-    """A block on the axis; that of iteration 0, before which there is none, is it alone."""
-    return {"from": max(start, 0) - 0.5, "to": start + block - 0.5}
