@@ -83,8 +83,7 @@ def sweep(
         with before; `train` is the one among them.
       references: answers of the tasks, for the information gain of turns; None: the gain of a turn
         is its reward.
-      statistics: of the run's rewards, these trajectories' included (`running_statistics`); None:
-        theirs alone.
+      statistics: of the run's rewards, as of `running_statistics`; None: of these trajectories.
 
     Returns: without a single sampled turn nearly no metrics, and the state as it came but for what
       moves once an iteration: the average of the parameters and the reference policy.
