@@ -214,7 +214,10 @@ def arguments_of(model, desk, stored, place):
     )[3:]
     return {
         "train": train,
-        "sft": sft_cases.arguments(model, desk, place / "sft", f"sft.steps={SUPERVISED}"),
+        # A checkpoint after steps that no evaluation follows: only it has their lines synced.
+        "sft": sft_cases.arguments(
+            model, desk, place / "sft", f"sft.steps={SUPERVISED}", "sft.eval_every=4"
+        ),
         "update": [
             f"--config={TINY}",
             f"--model={model}",
