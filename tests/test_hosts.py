@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import run_cases as cases
 from loaded_python import LoadedPython
-from process_cases import PYTHONPATH, environment, free_port
+from process_cases import PYTHONPATH, environment, free_port, run_processes
 from safetensors.numpy import load_file, save_file
 
 CONFIG = """
@@ -206,6 +206,11 @@ def test_a_host_that_cannot_read_the_configuration_ends_the_others(host, tmp_pat
     first, failing = refusals(start([host, second], tmp_path / "run"))
     assert first == f"process 1: {failing}" and "\n" not in failing
     assert failing.startswith("--config: ") and "No module named 'nowhere_at_all'" in failing
+
+
+def test_processes_of_python_code_that_have_met_already_are_compared_too(tmp_path):
+    read = run_processes("met_process.py", 2, 1, tmp_path, 0, 5, read=bytes.decode)
+    assert read == ["config.seed: got 5 in process 1 and 0 in process 0; allowed: the same."] * 2
 
 
 def test_equal_hosts_in_other_folders_train_together(host, tmp_path):

@@ -133,7 +133,7 @@ def _select(
         if full in DECISIONS and isinstance(value, Mapping):
             found[name] = _select(value, keeps, full)
         elif keeps(DECISION_OF.get(full)):
-            entries = f"{full}[]"
-            listed = entries in DECISIONS
-            found[name] = [_select(each, _decides, entries) for each in value] if listed else value
+            found[name] = value
+            if (entries := f"{full}[]") in DECISIONS:
+                found[name] = [_select(each, _decides, entries) for each in value]
     return found

@@ -237,9 +237,7 @@ def failing_together(given: argparse.Namespace, step: Callable[[], _T]) -> _T:
     try:
         return step()
     except ValueError as error:
-        with contextlib.suppress(
-            ValueError
-        ):  # wrong flags, of which this process says nothing more
+        with contextlib.suppress(ValueError):  # of flags, which matter less than the step's
             place = cluster.find_place(
                 given.coordinator,
                 given.process_id,
