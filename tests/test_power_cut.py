@@ -83,11 +83,11 @@ def lost_of_run(run, begun, *, ended, per_iteration):
     lost = [said_of for said_of in said if "not finished" not in said_of]
     if newest < wanted:
         lost.append(f"checkpoint {newest} is the newest, and {wanted} was saved")
-    if newest:
-        folder = epath.Path(run / "checkpoints" / str(newest))
+    for manifest in (run / "checkpoints").glob("*/manifest.json"):  # what counts is whole
+        folder = epath.Path(manifest.parent)
         check_files(folder, read_manifest(folder)["files"])
-        if read_run_manifest(run) is None:
-            lost.append("run.json cannot be read")
+    if newest and read_run_manifest(run) is None:
+        lost.append("run.json cannot be read")
     lines = read_metrics(run, log=lost.append) if run.is_dir() else []
     recorded = [line["iteration"] for line in lines if per_iteration in line]
     if recorded != list(range(1, len(recorded) + 1)) or len(recorded) < newest:

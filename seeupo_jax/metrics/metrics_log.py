@@ -83,7 +83,7 @@ class MetricsWriter:
 
         Raises:
           ValueError: a value that is neither text nor number, or a value named `iteration`.
-          OSError: the line could not be written; the file is as it was.
+          OSError: the line could not be written, and the file is as it was; or it is not synced.
         """
         if "iteration" in values:
             raise ValueError("metrics: got a value named 'iteration'; allowed: any other name.")

@@ -17,6 +17,7 @@ import numpy as np
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.model_schema import MODEL_SIZES
 from seeupo_jax.configuration.user_code import shown
+from seeupo_jax.durable_files import make_folder
 from seeupo_jax.parallel.distributed import place, to_host
 from seeupo_jax.parallel.mesh import param_shardings
 from seeupo_jax.policy.architecture import Architecture, Lora
@@ -144,7 +145,7 @@ def save_adapters(model: Transformer, path: str | Path, base: str) -> None:
     if jax.process_index() != 0:
         return
     folder = Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_file(tensors, folder / WEIGHTS_FILE)
     values = {
         "peft_type": "LORA",

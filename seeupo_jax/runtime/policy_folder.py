@@ -15,7 +15,7 @@ import jax
 from seeupo_jax.checkpoint import Checkpoints, check_writable, exclusive_output, find_directory
 from seeupo_jax.checkpoint.process_sync import on_all
 from seeupo_jax.configuration.schema import Config, Mesh
-from seeupo_jax.durable_files import make_folder, move_folder
+from seeupo_jax.durable_files import move_folder
 from seeupo_jax.errors import FileError, naming, reason
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.policy import save_pretrained
@@ -62,7 +62,8 @@ def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
 
     Args:
       folder: or a link to it, which stays.
-      write: takes the place beside it; what process 0 leaves there is the folder.
+      write: takes the place beside it; what process 0 leaves there is the folder. It makes folders
+        with `make_folder`.
 
     Raises:
       OSError: it could not be written; on all processes.
@@ -75,7 +76,6 @@ def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
     def replace_it() -> None:
         writes = jax.process_index() == 0
         if writes:
-            make_folder(folder.parent)
             shutil.rmtree(unfinished, ignore_errors=True)
         write(unfinished)
         if writes:

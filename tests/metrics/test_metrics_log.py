@@ -9,6 +9,8 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fault_fs import FaultFs
+from process_cases import environment
 from tensorboard_cases import events_of
 
 from seeupo_jax.metrics import metrics_log
@@ -266,3 +268,32 @@ def test_importing_metrics_and_display_loads_no_heavy_package(tmp_path):
         assert not {"jax", "pandas"} & set(sys.modules)
     """
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+
+
+def test_a_line_is_on_the_disk_when_it_is_written_or_when_that_is_asked_for(tmp_path):
+    faults = FaultFs(tmp_path / "faults", tmp_path / "root")
+    faults.root.mkdir()
+    program = (
+        "import sys\nfrom seeupo_jax.metrics.metrics_log import MetricsWriter\n"
+        "with MetricsWriter(sys.argv[1]) as writer:\n"
+        "    writer.write(1, {})\n"
+        "    writer.write(2, {}, sync=False)\n"
+        "    writer.write(3, {}, sync=False)\n"
+        "    writer.sync()\n"
+    )
+    workdir = faults.root / "run"
+    command = [sys.executable, "-c", program, workdir]
+    subprocess.run(command, env=environment() | faults.environment, check=True)
+    path = str(workdir / "metrics.jsonl")
+    changed = [(call.kind, call.path) for call in faults.calls()]
+    assert changed == [
+        ("mkdir", str(workdir)),
+        ("sync", str(faults.root)),
+        ("open", path),
+        ("sync", str(workdir)),
+        ("write", path),
+        ("sync", path),
+        ("write", path),
+        ("write", path),
+        ("sync", path),
+    ]

@@ -14,6 +14,7 @@ from huggingface_hub import StateDictSplit, split_state_dict_into_shards_factory
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from seeupo_jax.durable_files import make_folder
 from seeupo_jax.policy.files.json_file import read_object
 
 FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
@@ -144,7 +145,7 @@ def write_tensors(
 def _write_files(
     folder: Path, parts: StateDictSplit, tensors: Iterator[tuple[str, np.ndarray]]
 ) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for old in [*folder.glob("model*.safetensors"), folder / INDEX_FILE]:
         old.unlink(missing_ok=True)
     for file, names in parts.filename_to_tensors.items():

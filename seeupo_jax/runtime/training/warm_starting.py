@@ -17,6 +17,7 @@ from seeupo_jax.checkpoint.process_sync import on_primary
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.supervised_schema import WarmStartStage
 from seeupo_jax.display.progress import Progress
+from seeupo_jax.durable_files import make_folder
 from seeupo_jax.learner.batching import Shapes
 from seeupo_jax.learner.imitation.action_segments import Segments
 from seeupo_jax.learner.imitation.imitation_batches import Batches
@@ -78,7 +79,8 @@ def _keep_output(config: Config, folder: str) -> None:
     def copy(unfinished: Path) -> None:
         if jax.process_index() == 0:
             note = shutil.ignore_patterns(WARM_START_FILE)  # which is of this workdir
-            shutil.copytree(folder, unfinished, ignore=note)
+            make_folder(unfinished)
+            shutil.copytree(folder, unfinished, ignore=note, dirs_exist_ok=True)
 
     if on_primary(lambda: not output.exists() or not any(output.iterdir())):
         replace_folder(output, copy)
