@@ -8,8 +8,10 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Generator, Iterator
+import sys
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import tensorstore
 from etils import epath
@@ -219,8 +221,26 @@ def keep_root_logger() -> Generator[None]:
 
 
 def quiet_threads() -> None:
-    """Orbax logs the trace of every error in its threads, though it raises them as well."""
+    """Keeps traces off the standard error that are of errors which are raised as well.
+
+    Orbax logs those of its threads. After one of its writes has failed its loop is closed, and
+    Python prints a trace for each other one of which TensorStore's threads then report the end.
+    """
     logging.getLogger("absl").addFilter(_is_new)
+    if not isinstance(sys.unraisablehook, _UnraisableHook):
+        sys.unraisablehook = _UnraisableHook(sys.unraisablehook)
+
+
+class _UnraisableHook:
+    """Python's hook for what a thread cannot raise, but for what `quiet_threads` says."""
+
+    def __init__(self, hook: Callable[[Any], object]):
+        self._hook = hook
+
+    def __call__(self, unraisable: Any) -> None:
+        late = isinstance(unraisable.exc_value, RuntimeError) and unraisable.object is None
+        if not (late and str(unraisable.exc_value) == "Event loop is closed"):
+            self._hook(unraisable)
 
 
 def _is_new(record: logging.LogRecord) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 import altair as alt
 
 from seeupo_jax.compare.study_tables import MapCell
+from seeupo_jax.errors import naming
 from seeupo_jax.reports.blocks import rounded
 
 _CELL = 44  # pixels of a place
@@ -44,4 +45,5 @@ def draw_map(places: Sequence[MapCell], path: Path, *, x: str) -> None:
     facet = alt.Facet("recipe:N", title=None, sort=recipes)
     path.parent.mkdir(parents=True, exist_ok=True)
     panels = layers.facet(facet, columns=_PANELS).resolve_scale(y="independent")
-    panels.properties(background="white").save(path)
+    with naming(path):
+        panels.properties(background="white").save(path)

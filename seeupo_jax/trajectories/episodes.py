@@ -117,12 +117,11 @@ class EpisodeFile:
         self.path = path
         self.played: dict[tuple[str, int], Episode] = {}
         make_folder(path.parent)
-        with contextlib.ExitStack() as opened:
+        with naming(path), contextlib.ExitStack() as opened:
             opened.enter_context(exclusive(path.with_name(f".{path.name}.lock"), f"got {path}"))
             self._file = opened.enter_context(path.open("a+b"))
             sync_folder(path.parent)
-            with naming(path):
-                self._begin(settings)
+            self._begin(settings)
             for episode in _of_others(others, plain(settings, finite=False)):
                 if episode.key not in self.played:
                     self.add(episode)

@@ -1,5 +1,6 @@
 """Checkpoints come back bit for bit, or are passed over with one sentence that says why."""
 
+import asyncio
 import errno
 import itertools
 import json
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -940,3 +942,17 @@ def test_a_bucket_without_gcsfs_is_refused_with_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(ValueError, match=r"--workdir: got gs://ours/run, but gcsfs is not .*\[gcs"):
         check_writable("gs://ours/run")
+
+
+def test_what_threads_report_after_a_failed_save_is_no_trace_and_all_else_is(monkeypatch, tmp_path):
+    heard = []
+    monkeypatch.setattr(sys, "unraisablehook", heard.append)
+    Checkpoints(tmp_path, 1).close()
+    Checkpoints(tmp_path, 1).close()
+    loop = asyncio.new_event_loop()
+    loop.close()
+    for fails in (lambda: loop.call_soon_threadsafe(print), lambda: 1 / 0):
+        with pytest.raises((RuntimeError, ZeroDivisionError)) as error:
+            fails()
+        sys.unraisablehook(types.SimpleNamespace(exc_value=error.value, object=None))
+    assert [type(each.exc_value) for each in heard] == [ZeroDivisionError]

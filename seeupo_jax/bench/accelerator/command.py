@@ -30,6 +30,7 @@ from seeupo_jax.bench.accelerator.runner import (
 )
 from seeupo_jax.checkpoint import check_could_write
 from seeupo_jax.configuration.flags import Flags, integer, one_of, output_file, path, positive
+from seeupo_jax.errors import naming
 from seeupo_jax.runtime.cli import prepare_xla
 
 PAGE = "benchmarks_gpu.md"
@@ -77,7 +78,8 @@ def run(flags: argparse.Namespace) -> None:
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
         text = page(PIECES, results, reasons, device, rehearsal=flags.rehearse)
-        file.write_text(text, encoding="utf-8")
+        with naming(file):
+            file.write_text(text, encoding="utf-8")
         print(f"wrote {file}")
     if any(_went_wrong(values) for values in results.values()):
         sys.exit(1)
