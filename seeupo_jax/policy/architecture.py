@@ -80,6 +80,9 @@ class Architecture:
       no layer has a window.
     max_positions: the longest context of the model, as its rope stretches it.
     longest: tokens of the longest sequence in token trees; None: unknown.
+    unassigned: bounds of the ids that no token has, since the vocabulary is padded or has holes:
+      from the first to before the second, from the third to before the fourth, and so on. The
+      policy's distributions are over the other ids; logits are of all.
     int8: whether the layers' matrices are int8, with a scale for each output: a sampler's copy.
     dtype: of activations; param_dtype: of the parameters that do not train where `lora` is set.
     attention: kernel of whole-row passes (`policy/kernels/fused.py`).
@@ -112,6 +115,7 @@ class Architecture:
     remat: str = "none"
     attention: str = "xla"
     longest: int | None = None
+    unassigned: tuple[int, ...] = ()
     int8: bool = False
 
     def __post_init__(self) -> None:
@@ -126,6 +130,15 @@ class Architecture:
                 "config.model.scan_layers: got True for a model whose layers differ in their"
                 " sliding window or experts; allowed: False."
             )
+
+    @property
+    def tokens(self) -> int:
+        """How many ids a token has."""
+        return self.vocab_size - sum(self.unassigned[1::2]) + sum(self.unassigned[::2])
+
+    def unassigned_V(self) -> np.ndarray:
+        """Of every id whether no token has it: bool [V]."""
+        return np.searchsorted(self.unassigned, np.arange(self.vocab_size), side="right") % 2 == 1
 
     def window(self, layer: int) -> int | None:
         """The sliding window of a layer."""

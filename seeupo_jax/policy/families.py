@@ -249,6 +249,7 @@ def config_json(arch: Architecture, end_ids: Sequence[int] = (), dtype: str = "f
 def _computes(arch: Architecture) -> dict[str, Any]:
     """The fields that determine the results, without those of the implementation."""
     how = ("lora", "dtype", "param_dtype", "scan_layers", "remat", "attention", "longest")
+    how += ("unassigned",)  # which the tokenizer says
     return {key: value for key, value in vars(arch).items() if key not in how}
 
 

@@ -22,6 +22,7 @@ from seeupo_jax.types import NO_TARGET
 # Logits that a device holds at once: 2**24 float32 are 64 MiB. Tokens come in chunks of at most
 # these, and of few tokens, since a chunk without a target is skipped.
 LOGITS_AT_ONCE, TOKENS_AT_ONCE = 2**24, 128
+_UNLIKELY = -1e30  # a logit of probability 0, and finite: of two the difference is 0
 VOCAB, LENGTH = RULES["vocab"], RULES["length"]
 ADAPTER = "lora_"  # how the names of adapters' parameters begin
 
@@ -140,6 +141,7 @@ def token_logp(
 ) -> jax.Array:
     """log π(target | hidden), float32 [R, A], of the softmax of logits / temperature.
 
+    The softmax is over the ids that a token has (`Architecture.unassigned`), as the sampler's is.
     Where the target is `NO_TARGET`, the result is undefined.
 
     Every device computes its own rows and its own part of the vocabulary, in successive chunks of
@@ -170,29 +172,21 @@ def _predict(
     *,
     entropy: bool,
 ) -> tuple[jax.Array, ...]:
-    local = functools.partial(
-        _token_logp, temperature=temperature, cut=parts("vocab") > 1, entropy=entropy
-    )
+    predict = functools.partial(_chunk_logp, network.arch, temperature, parts("vocab") > 1, entropy)
+    local = functools.partial(_token_logp, predict)
     tokens = ("rows", "length")
     run = per_shard(local, [(*tokens, "embed"), tokens, ("vocab", "embed")], tokens)
     return run(hidden_RAD, target_RA, network.bind(params).head_VD(hidden_RAD.dtype))
 
 
 def _token_logp(
+    predict: Callable[..., tuple[jax.Array, ...]],
     hidden_RAD: jax.Array,
     target_RA: jax.Array,
     head_VD: jax.Array,
-    *,
-    temperature: float,
-    cut: bool,
-    entropy: bool,
 ) -> tuple[jax.Array, ...]:
-    """`token_logp` on one device, and with `entropy` that too.
-
-    cut: other devices have the rest of the vocabulary.
-    """
+    """`token_logp` on one device, by `predict` of one chunk of tokens after the other."""
     (R, A, D), V = hidden_RAD.shape, head_VD.shape[0]
-    predict = functools.partial(_chunk_logp, temperature, cut, entropy)
     at_once = max(1, min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // V))
     chunks = -(-R * A // at_once)
     chunk = -(-R * A // chunks)  # of equal size: less than one token per chunk is padding
@@ -206,6 +200,7 @@ def _token_logp(
 
 
 def _chunk_logp(
+    arch: Architecture,
     temperature: float,
     cut: bool,
     entropy: bool,
@@ -213,7 +208,10 @@ def _chunk_logp(
     hidden_XD: jax.Array,
     target_X: jax.Array,
 ) -> tuple[jax.Array, ...]:
-    """`_token_logp` of tokens whose logits are held at once."""
+    """`token_logp` of tokens whose logits are held at once, and with `entropy` that too.
+
+    cut: other devices have the rest of the vocabulary.
+    """
     V = wide_VD.shape[0]
     word_V = jnp.arange(V) + (jax.lax.axis_index(VOCAB) * V if cut else 0)
 
@@ -222,7 +220,10 @@ def _chunk_logp(
 
     head_VD = wide_VD.astype(hidden_XD.dtype)
     product = jnp.einsum("xd,vd->xv", hidden_XD, head_VD, preferred_element_type=jnp.float32)
-    logits = product / temperature
+    logits, unassigned_V = product / temperature, None
+    if arch.unassigned:
+        unassigned_V = jnp.asarray(arch.unassigned_V())[word_V]
+        logits = jnp.where(unassigned_V[None, :], _UNLIKELY, logits)
     of_target = jnp.where(target_X[:, None] == word_V[None, :], logits, 0).sum(axis=1)
     peak = over_parts(jax.lax.pmax, jax.lax.stop_gradient(logits.max(axis=1)))
     total = over_parts(jax.lax.psum, jnp.exp(logits - peak[:, None]).sum(axis=1))
@@ -232,7 +233,10 @@ def _chunk_logp(
     # Behind a barrier: fusion with the above would change the log-probability's last bit.
     product, peak, total = jax.lax.optimization_barrier((product, peak, total))
     below = product / temperature - peak[:, None]
-    mean_X = over_parts(jax.lax.psum, (jnp.exp(below) * below).sum(axis=1)) / total
+    terms = jnp.exp(below) * below
+    if unassigned_V is not None:
+        terms = jnp.where(unassigned_V[None, :], 0.0, terms)
+    mean_X = over_parts(jax.lax.psum, terms.sum(axis=1)) / total
     return logp_X, jnp.log(total) - mean_X
 
 

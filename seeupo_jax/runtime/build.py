@@ -29,7 +29,13 @@ from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture, Lora
 from seeupo_jax.policy.files.tokenizer import Tokenizer, train_tokenizer
-from seeupo_jax.policy.files.weights import PACKAGE, inspect, is_model, read_tokenizer
+from seeupo_jax.policy.files.weights import (
+    PACKAGE,
+    inspect,
+    is_model,
+    of_tokenizer,
+    read_tokenizer,
+)
 from seeupo_jax.policy.kernels.fused import check_kernel, preferred_kernel, row_block
 from seeupo_jax.policy.lora import attach, load_adapters, read_lora, with_adapters
 from seeupo_jax.policy.network import Network
@@ -159,6 +165,9 @@ def load_policy(config: Config, path: str) -> tuple[Policy, Any]:
     if tokenizer is None and config.model.path is not None:
         # A warm start leaves none where transformers would read another one from its folder.
         tokenizer = read_tokenizer(config.model.path, config.chat)
+    arch = model.arch if tokenizer is None else of_tokenizer(model.arch, tokenizer, path)
+    if arch != model.arch:
+        model = policy.abstract(arch)[0].bind(policy.split(model)[1])
     lora = adapters(config)
     if config.lora.path is not None:
         model = load_adapters(model, config.lora.path, mesh=mesh)
@@ -277,7 +286,10 @@ def abstract_policy(config: Config, mesh: jax.sharding.Mesh) -> tuple[Policy, An
 
     The tokenizer is None where the model's folder has none.
     """
-    arch, lora = architecture(config, mesh), adapters(config)
+    arch, lora, path = architecture(config, mesh), adapters(config), config.model.path
+    tokenizer = None if path is None else read_tokenizer(path, config.chat)
+    if tokenizer is not None:
+        arch = of_tokenizer(arch, tokenizer, str(path))
     network, params = policy.abstract(arch) if lora is None else with_adapters(arch, lora)
     where = param_shardings(mesh, network.logical_axes(), params)
     dtype = config.model.param_dtype
@@ -288,6 +300,4 @@ def abstract_policy(config: Config, mesh: jax.sharding.Mesh) -> tuple[Policy, An
 
     params = jax.tree_util.tree_map_with_path(place, params, where)
     params, frozen = split_trained(config.optimizer.groups, network, params)
-    path = config.model.path
-    tokenizer = None if path is None else read_tokenizer(path, config.chat)
     return Policy(network, tokenizer, mesh, frozen), params

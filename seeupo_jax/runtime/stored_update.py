@@ -17,7 +17,7 @@ from seeupo_jax.learner.credit.advantages import check_rewards
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_state import Step
 from seeupo_jax.parallel.mesh import make_mesh, row_shards
-from seeupo_jax.policy.files.weights import inspect
+from seeupo_jax.policy.files.weights import inspect, of_tokenizer, read_tokenizer
 from seeupo_jax.rewards.reward_functions import weighted_sum
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import check_experts, check_learner, check_optimizer
@@ -167,7 +167,9 @@ def prepare(
     if config.optimizer.ema is not None:
         log("config.optimizer.ema does not count: what is written are the weights after the sweep.")
         config = replace(config, optimizer=replace(config.optimizer, ema=None))
-    arch = inspect(config.model.path)
+    arch, tokenizer = inspect(config.model.path), read_tokenizer(config.model.path, config.chat)
+    if tokenizer is not None:
+        arch = of_tokenizer(arch, tokenizer, config.model.path)
     algorithm, grouped = config.algorithm, config.algorithm.grouped
     trajectories = read_stored(
         path,
@@ -181,6 +183,7 @@ def prepare(
         trajectories,
         vocab_size=arch.vocab_size,
         max_positions=arch.max_positions,
+        unassigned_V=arch.unassigned_V() if arch.unassigned else None,
         max_reward=config.env.max_reward,
         recorded=config.algorithm.tis_clip is not None,
     )

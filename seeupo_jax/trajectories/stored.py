@@ -129,6 +129,7 @@ def check_trajectories(
     *,
     vocab_size: int,
     max_positions: int,
+    unassigned_V: np.ndarray | None = None,
     max_reward: float = math.inf,
     recorded: bool = False,
 ) -> None:
@@ -136,6 +137,7 @@ def check_trajectories(
 
     Args:
       vocab_size, max_positions: of the model.
+      unassigned_V: of every id whether no token has it; None: of all one has.
       max_reward: the largest magnitude of a reward.
       recorded: whether the sampler's log-probabilities are needed.
 
@@ -157,6 +159,11 @@ def check_trajectories(
             if highest >= vocab_size:
                 allowed = f"ids below the model's vocabulary of {vocab_size}"
                 raise ValueError(f"{where}: tokens: got {highest}; allowed: {allowed}.")
+            sampled_L = segment.tokens_L[segment.turn_L != CONTEXT]
+            if unassigned_V is not None and unassigned_V[sampled_L].any():
+                never = sampled_L[unassigned_V[sampled_L]][0]
+                allowed = "in turns ids of the tokenizer, since the policy samples no others"
+                raise ValueError(f"{where}: tokens: got {never}; allowed: {allowed}.")
             if segment.tokens_L.size > max_positions:
                 allowed = f"at most the {max_positions} positions that the model was made for"
                 raise ValueError(

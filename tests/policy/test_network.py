@@ -1,5 +1,6 @@
 """The network's functions: log-probabilities of target tokens without all logits at once."""
 
+import contextlib
 import dataclasses
 import functools
 import re
@@ -181,6 +182,82 @@ def test_pick_takes_from_rows_that_are_cut_over_devices_without_gathering_them(p
         np.add.at(wanted_grad[row], position_RA[row], 2 * wanted[row])
     np.testing.assert_allclose(grad, wanted_grad, rtol=1e-6)
     assert "f32[1,12,3]" not in compiled.as_text()
+
+
+HOLES = (5, 9, 20, 21, 50, 58)  # ids 5 to 8, 20, and from 50 on
+
+
+def over_assigned(network, params, tokens_RL, position_RA, unassigned_V):
+    """In float64 NumPy: log-probabilities and entropies of softmaxes without those ids."""
+    logits_RLV = np.asarray(network.bind(params)(tokens_RL), np.float64) / 0.7
+    logits_RLV = logits_RLV[:, :, ~unassigned_V]
+    logp_RLX = logits_RLV - np.logaddexp.reduce(logits_RLV, axis=-1, keepdims=True)
+    place_V = np.cumsum(~unassigned_V) - 1
+    row_R1 = np.arange(len(tokens_RL))[:, None]
+    target_RA = tokens_RL[row_R1, position_RA]
+    entropy_RL = -(np.exp(logp_RLX) * logp_RLX).sum(-1)
+    logp_RA = logp_RLX[row_R1, position_RA - 1, place_V[target_RA]]
+    return logp_RA, entropy_RL[row_R1, position_RA - 1]
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["one device", "a cut vocabulary"])
+def test_ids_without_a_token_have_no_probability_and_no_gradient(monkeypatch, cut):
+    """Of a head whose unassigned rows would be the likeliest; by the twin, and by finite zeros."""
+    monkeypatch.setattr(policy, "LOGITS_AT_ONCE", 6 * 29)
+    arch = dataclasses.replace(ARCH, vocab_size=58, kv_heads=2, tied=False, unassigned=HOLES)
+    network, params = random_network(arch)
+    unassigned_V = np.zeros(58, bool)
+    unassigned_V[[*range(5, 9), 20, *range(50, 58)]] = True
+    params = params | {"head": np.where(unassigned_V[:, None], 3.0, 1.0) * params["head"]}
+    rng = np.random.default_rng(0)
+    assigned = np.flatnonzero(~unassigned_V)
+    tokens_RL = rng.choice(assigned, (4, 12)).astype(np.int32)
+    tokens_RL[:, 3] = 55  # as context such an id may stand
+    position_RA = np.sort(rng.choice([1, 2, *range(4, 12)], (4, 7)), axis=1).astype(np.int32)
+    wanted = over_assigned(network, params, tokens_RL, position_RA, unassigned_V)
+    mesh = make_mesh(schema.Mesh(data=1, fsdp=2, context=2, tensor=2)) if cut else None
+    given = tokens_RL, position_RA
+    with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
+        if cut:
+            params = jax.device_put(params, param_shardings(mesh, network.logical_axes(), params))
+            given = jax.device_put(given, sharding(mesh, ("rows",)))
+        alone_RA, logp_RA, entropy_RA = both(network, params, *given)
+        (_, again_RA), grads = logp_and_grads(network, params, *given)[0]
+        slope = jax.jit(jax.grad(total_entropy, argnums=1), static_argnums=0)
+        slope = slope(network, params, *given)
+    for got_RA in (alone_RA, logp_RA, again_RA):
+        np.testing.assert_allclose(got_RA, wanted[0], rtol=1e-5, atol=2e-5)
+    np.testing.assert_allclose(entropy_RA, wanted[1], rtol=1e-5, atol=2e-5)
+    for gradient in (grads["head"], slope["head"]):
+        moved_V = np.abs(np.asarray(gradient)).max(axis=1) > 0
+        np.testing.assert_array_equal(moved_V, ~unassigned_V)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((grads, slope)))
+    assert np.abs(wanted[0] - over_all(network, params, tokens_RL, position_RA)).max() > 0.5
+
+
+def over_all(network, params, tokens_RL, position_RA):
+    return over_assigned(network, params, tokens_RL, position_RA, np.zeros(58, bool))[0]
+
+
+def test_the_gradient_is_that_of_a_head_without_the_unassigned_rows():
+    arch = dataclasses.replace(ARCH, tied=False, unassigned=(90, V))
+    network, params = random_network(arch)
+    smaller, _ = policy.abstract(dataclasses.replace(arch, vocab_size=90, unassigned=()))
+    trimmed = params | {name: params[name][:90] for name in ("embedding", "head")}
+    _, _, tokens_RL, position_RA = make()
+    tokens_RL = tokens_RL % 90
+    got, _ = logp_and_grads(network, params, tokens_RL, position_RA)
+    wanted, _ = logp_and_grads(smaller, trimmed, tokens_RL, position_RA)
+    for name in ("embedding", "head"):
+        got[1][name] = got[1][name][:90]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, wanted)
+
+
+def test_logits_are_of_all_ids_whichever_have_a_token():
+    network, params, tokens_RL, _ = make()
+    masked, _ = policy.abstract(dataclasses.replace(ARCH, unassigned=(90, V)))
+    logits = [jax.jit(each.bind(params))(tokens_RL) for each in (network, masked)]
+    np.testing.assert_array_equal(*logits)
 
 
 def test_networks_of_one_architecture_are_one_compiled_program():

@@ -224,6 +224,10 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
     "limits, said",
     [
         ({"vocab_size": 9}, "tokens: got 9; allowed: ids below the model's vocabulary of 9"),
+        (
+            {"unassigned_V": np.isin(np.arange(10), [8, 9])},
+            "tokens: got 9; allowed: in turns ids of the tokenizer",
+        ),
         ({"max_positions": 4}, "tokens: got 5; allowed: at most the 4 positions"),
         (
             {"max_reward": 0.4},

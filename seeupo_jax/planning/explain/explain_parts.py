@@ -77,11 +77,13 @@ def model_lines(run: Described, start: str | None) -> list[str]:
     adapters = sum(size for adapter, size in counts if adapter)
     name = "randomly initialised" if config.model.path is None else config.model.path
     trains = "all of them train" if trained == every else f"{trained:,} of them train"
+    unassigned = arch.vocab_size - arch.tokens
+    padding = f" ({unassigned:,} of them without a token: never sampled)" if unassigned else ""
     lines = [
         f"{name}: {every:,} parameters, {trains}"
         + (f", in adapters of rank {arch.lora.rank}" if adapters else ""),
         f"{arch.layers} layers, width {arch.width}, {arch.heads} heads on {arch.kv_heads},"
-        f" vocabulary {arch.vocab_size:,}; {arch.dtype}, attention {arch.attention}"
+        f" vocabulary {arch.vocab_size:,}{padding}; {arch.dtype}, attention {arch.attention}"
         + (", layers scanned" if arch.scan_layers else ""),
     ]
     if start is None:

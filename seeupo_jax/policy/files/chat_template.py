@@ -77,7 +77,8 @@ class HuggingFaceTokenizer:
         self._backend = library.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
-        self.vocab_size = 1 + max(library.get_vocab().values())
+        self.ids = frozenset(library.get_vocab().values())
+        self.vocab_size = 1 + max(self.ids)
         eos = _eos_ids(library, generation, where)
         template = choose_template(library.chat_template, chat, where)
         reads = template_variables(template or "")

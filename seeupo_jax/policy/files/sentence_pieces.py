@@ -52,6 +52,7 @@ class SentencePieceTokenizer:
         self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
         self.model, self._chat = model, chat
         self.vocab_size = self._pieces.get_piece_size()
+        self.ids = range(self.vocab_size)
         self._header = {role: self._control(f"<|{role}|>") for role in ROLES}
         self._end = self._control(END)
         self.end_ids = (self._end,)

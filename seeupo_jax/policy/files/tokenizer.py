@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -16,7 +16,14 @@ from seeupo_jax.policy.files import chat_template, fast_tokenizer, same_ids, sen
 from seeupo_jax.policy.files.sentence_pieces import MODEL_FILE, UNREAD_FILE, train_tokenizer
 from seeupo_jax.types import CONTEXT, Segment
 
-__all__ = ["Conversation", "Tokenizer", "Transcript", "load_tokenizer", "train_tokenizer"]
+__all__ = [
+    "Conversation",
+    "Tokenizer",
+    "Transcript",
+    "load_tokenizer",
+    "train_tokenizer",
+    "unassigned_ids",
+]
 
 
 class Conversation(Protocol):
@@ -60,6 +67,11 @@ class Tokenizer(Protocol):
     @property
     def vocab_size(self) -> int:
         """One more than the highest id; the model may have more (a padded head)."""
+        ...
+
+    @property
+    def ids(self) -> Collection[int]:
+        """The ids of its tokens; below `vocab_size` some may be missing."""
         ...
 
     @property
@@ -189,6 +201,14 @@ class Transcript:
         missing = len(self._tokens) - len(recorded_LG), recorded_LG.shape[1]
         none_LG = np.full(missing, np.iinfo(recorded_LG.dtype).max, recorded_LG.dtype)
         return np.concatenate([recorded_LG, none_LG])
+
+
+def unassigned_ids(tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
+    """Bounds of the ids of a model's vocabulary that no token has: `Architecture.unassigned`."""
+    assigned_V = np.zeros(vocab_size, bool)
+    assigned_V[list(tokenizer.ids)] = True
+    changes = np.diff(assigned_V, prepend=True, append=True)
+    return tuple(np.flatnonzero(changes).tolist())
 
 
 # File of a model folder -> the loader of its tokenizer; the first that exists.

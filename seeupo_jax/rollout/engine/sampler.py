@@ -144,8 +144,8 @@ def decode(
     records: bool = False,
 ) -> tuple[Sampled, Sequence[Pages], Slots]:
     """Samples up to `steps` tokens a row; every row stops at its own end token or limit."""
-    model = network.bind(params)
-    head_VD = model.head_VD(network.arch.dtype)
+    model, arch = network.bind(params), network.arch
+    head_VD = model.head_VD(arch.dtype)
     end_ids = jnp.asarray(sampling.end_ids, jnp.int32)
     token_R, position_R, step_R, alive_R = _of_rows(slots, rows)
     first_R = step_R
@@ -160,8 +160,10 @@ def decode(
         logits_RV = jnp.einsum(
             "nd,vd->nv", hidden_R1D[:, 0], head_VD, preferred_element_type=jnp.float32
         )
+        if arch.unassigned:
+            logits_RV = jnp.where(jnp.asarray(arch.unassigned_V())[None, :], -jnp.inf, logits_RV)
         drawn_R, drawn_logp_R, drawn_entropy_R = _draw_next(
-            logits_RV, rows.mask_RW, streams, step_R, sampling
+            logits_RV, rows.mask_RW, streams, step_R, sampling, arch.tokens
         )
         tokens_RK = tokens_RK.at[:, i].set(jnp.where(alive_R, drawn_R, 0))
         logp_RK = logp_RK.at[:, i].set(jnp.where(alive_R, drawn_logp_R, 0.0))
@@ -219,15 +221,19 @@ def _draw_next(
     streams: Streams,
     step_R: jax.Array,
     sampling: Sampling,
+    tokens: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Tokens [R] after so many of their actions, log-probabilities, entropies of first ones."""
+    """Tokens [R] after so many of their actions, log-probabilities, entropies of first ones.
+
+    tokens: of the vocabulary.
+    """
     if mask_RW is not None:
         logits_RV = apply_mask(logits_RV, mask_RW)
     keys_R = stream_keys(streams, step_R)
     token_R, logp_R = draw(logits_RV, keys_R, sampling, masked=mask_RW is not None)
     if not sampling.entropy_tokens:
         return token_R, logp_R, None
-    entropy_R = relative_entropy(logits_RV, sampling)
+    entropy_R = relative_entropy(logits_RV, sampling, tokens)
     return token_R, logp_R, jnp.where(step_R < sampling.entropy_tokens, entropy_R, 0.0)
 
 

@@ -196,12 +196,15 @@ def _passed(weight_NX: jax.Array, wanted_N: jax.Array) -> tuple[jax.Array, jax.A
     return place_N, jnp.take_along_axis(before_NX, place_N[:, None], axis=1)[:, 0]
 
 
-def relative_entropy(logits_NV: jax.Array, sampling: Sampling) -> jax.Array:
-    """-Σ p log p / log V of the distributions that `draw` draws from: float32 [N], from 0 to 1."""
+def relative_entropy(logits_NV: jax.Array, sampling: Sampling, tokens: int) -> jax.Array:
+    """-Σ p log p / log(tokens) of the distributions that `draw` draws from: float32 [N], 0 to 1.
+
+    tokens: the most that have a probability: V, without ids that no token has.
+    """
     logits = filter_logits(
         logits_NV / sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p
     )
     logp_NV = jax.nn.log_softmax(logits, axis=1)
     # 0 log 0 is 0, also where a token is left out.
     each_NV = jnp.where(jnp.isfinite(logp_NV), jnp.exp(logp_NV) * logp_NV, 0.0)
-    return -each_NV.sum(axis=1) / math.log(logits_NV.shape[1])
+    return -each_NV.sum(axis=1) / math.log(tokens)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from seeupo_jax.parallel.mesh import make_mesh, param_shardings
 from seeupo_jax.policy import from_pretrained, save_pretrained
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.files.sentence_pieces import train_tokenizer
+from seeupo_jax.policy.files.tokenizer import unassigned_ids
 from seeupo_jax.policy.network import abstract, split
 from seeupo_jax.policy.rope import Rope
 
@@ -78,9 +80,43 @@ def test_a_saved_policy_comes_back_bit_for_bit(tmp_path, family, scan_layers):
     assert len({(tmp_path / n).stat().st_mode for n in ("config.json", "model.safetensors")}) == 1
     compute_options = {"scan_layers": scan_layers, "remat": "dots"}
     loaded, tokenizer = from_pretrained(str(tmp_path), dtype="float32", **compute_options)
-    assert loaded.arch == dataclasses.replace(arch, remat="dots")
+    padded = {"unassigned": (TOKENIZER.vocab_size, arch.vocab_size)}
+    assert loaded.arch == dataclasses.replace(arch, remat="dots", **padded)
     jax.tree.map(np.testing.assert_array_equal, split(loaded)[1], split(model)[1])
     assert tokenizer.action("tea for two") == TOKENIZER.action("tea for two")
+
+
+@pytest.mark.parametrize(
+    "ids, bounds",
+    [
+        (range(8), ()),
+        (range(5), (5, 8)),
+        ([0, 1, 4, 6, 7], (2, 4, 5, 6)),
+        ([1, 2, 7], (0, 1, 3, 7)),
+        ([2], (0, 2, 3, 8)),
+    ],
+)
+def test_ids_without_a_token_are_known_by_their_bounds(ids, bounds):
+    assert unassigned_ids(SimpleNamespace(ids=ids), 8) == bounds
+    arch = dataclasses.replace(LLAMA, vocab_size=8, unassigned=bounds)
+    assert arch.tokens == len(ids)
+    np.testing.assert_array_equal(np.flatnonzero(~arch.unassigned_V()), ids)
+
+
+def test_a_padded_policy_keeps_all_its_rows_in_files(tmp_path):
+    model, _ = make(LLAMA)
+    save_pretrained(model, tmp_path / "first", TOKENIZER)
+    loaded, tokenizer = from_pretrained(str(tmp_path / "first"), dtype="float32")
+    assert (loaded.arch.unassigned, loaded.arch.tokens) == ((290, 292), 290)
+    save_pretrained(loaded, tmp_path / "second", tokenizer)
+    first, second = (load_file(tmp_path / n / "model.safetensors") for n in ("first", "second"))
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        np.testing.assert_array_equal(second[name], tensor)
+    assert len(first["model.embed_tokens.weight"]) == 292
+    # A folder without a tokenizer says of no id that it has none.
+    save_pretrained(loaded, tmp_path / "bare")
+    assert from_pretrained(str(tmp_path / "bare"))[0].arch.unassigned == ()
 
 
 def test_a_policy_may_change_its_compute_options_between_runs(tmp_path):

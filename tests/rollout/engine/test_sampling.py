@@ -126,7 +126,7 @@ def test_the_relative_entropy_is_of_what_a_token_is_drawn_from(top_k, top_p, lef
     logits_V = np.log(np.array(P_V, np.float32)) + 3.0
     logits_V[left_out] = -np.inf
     sampling = Sampling(0.5, top_k, top_p, max_tokens=1, end_ids=(0,))
-    got_N = relative_entropy(jnp.asarray([logits_V, logits_V[::-1]]), sampling)
+    got_N = relative_entropy(jnp.asarray([logits_V, logits_V[::-1]]), sampling, len(logits_V))
     p_K = np.array(mass) / np.sum(mass)
     wanted = -(p_K * np.log(p_K)).sum() / np.log(5)
     np.testing.assert_allclose(got_N, [wanted] * 2, rtol=1e-5, atol=1e-6)

@@ -23,7 +23,7 @@ from seeupo_jax.rollout.engine.cache_memory import plan_cache
 from seeupo_jax.rollout.engine.protocol import Turn
 from seeupo_jax.rollout.engine.read_plan import KVReadPlan
 from seeupo_jax.rollout.engine.row_sizes import cover, decoded_rows, prefilled_rows, row_sizes
-from seeupo_jax.rollout.engine.sampling import Sampling
+from seeupo_jax.rollout.engine.sampling import Sampling, relative_entropy
 from seeupo_jax.rollout.engine.slots import SlotEngine
 
 ARCH = Architecture(
@@ -149,6 +149,56 @@ def test_the_entropy_of_an_actions_first_tokens_is_the_networks():
         logp_LV = logp_of(make()[1], STARTS[2] + action.tokens)[len(STARTS[2]) - 1 : -1]
         entropy_L = -(np.exp(logp_LV) * logp_LV).sum(axis=1) / np.log(ARCH.vocab_size)
         np.testing.assert_allclose(action.entropy, entropy_L[:FIRST].sum(), atol=1e-5)
+
+
+PADDED = dataclasses.replace(ARCH, tied=False, unassigned=(4, 6, 13, 14, 27, 30))
+UNASSIGNED = [4, 5, 13, 27, 28, 29]
+
+
+def padded():
+    """Parameters whose likeliest tokens by far would be ids that no token has."""
+    params = make(PADDED)[1]
+    loud_V1 = np.isin(np.arange(PADDED.vocab_size), UNASSIGNED)[:, None]
+    return params | {"head": jnp.where(loud_V1, 4.0, 1.0) * params["head"]}
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{}, {"top_k": 1}, {"top_k": 25}, {"top_p": 0.95}, {"raw_logp": True, "top_k": 1}],
+    ids=["softmax", "greedy", "top-k beyond the tokens", "top-p", "served greedily"],
+)
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_ids_that_no_token_has_are_never_sampled(limits, tensor):
+    """And log-probabilities are of softmaxes over the others, by NumPy."""
+    params, mesh = padded(), None
+    if tensor > 1:
+        mesh = make_mesh(schema.Mesh(data=1, fsdp=1, tensor=tensor), jax.devices()[:tensor])
+        axes = make(PADDED)[0].logical_axes()
+        params = jax.device_put(params, param_shardings(mesh, axes, params))
+    sampling = SAMPLING._replace(**limits)
+    played = play(make_engine(arch=PADDED, sampling=sampling, mesh=mesh), params)
+    actions = [turn for turns in played.values() for turn in turns]
+    sampled = np.concatenate([action for _, action, _ in actions])
+    assert len(sampled) > 100 and not np.isin(sampled, UNASSIGNED).any()
+    likeliest = 0
+    for context, action, logp in actions:
+        logits_LV = logits_of(padded(), context + action, PADDED)[len(context) - 1 : -1]
+        likeliest += np.isin(logits_LV.argmax(axis=1), UNASSIGNED).sum()
+        logits_LV[:, UNASSIGNED] = -np.inf
+        if "top_k" not in limits and "top_p" not in limits:
+            logits_LV /= TEMPERATURE
+        elif "raw_logp" not in limits:
+            continue  # of a smaller set of tokens
+        logp_LV = logits_LV - np.logaddexp.reduce(logits_LV, axis=1, keepdims=True)
+        np.testing.assert_allclose(logp, logp_LV[np.arange(len(action)), action], atol=2e-5)
+        assert limits.get("top_k") != 1 or list(logits_LV.argmax(axis=1)) == list(action)
+    assert likeliest > len(sampled) / 2
+
+
+def test_of_ids_that_have_a_token_the_entropy_is_at_most_1():
+    logits_NV = jnp.where(jnp.asarray(PADDED.unassigned_V()), -jnp.inf, jnp.zeros((1, 30)))
+    assert float(relative_entropy(logits_NV, SAMPLING, PADDED.tokens)[0]) == pytest.approx(1)
+    assert PADDED.tokens == 24
 
 
 FEW_SLOTS = {"slots": 5, "concurrency": 9, "page_size": 64}
