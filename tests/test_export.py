@@ -108,11 +108,12 @@ def test_a_layout_of_other_machines_does_not_matter(run, tmp_path):
     assert checksum(split(model)[1]) == checksum(saved[2])
 
 
-def test_adapters_are_exported_alone_or_merged(tmp_path):
+def test_adapters_are_exported_without_their_model_or_merged(tmp_path):
     config, saved = a_run(tmp_path, lora={"rank": 2, "targets": ("q_proj",)})
     export_policy(config, tmp_path, "latest", tmp_path / "alone")
     names = {path.name for path in (tmp_path / "alone").iterdir()}
-    assert names == {"adapter_config.json", "adapter_model.safetensors"}
+    tokenizer = {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat.json"}
+    assert names == {"adapter_config.json", "adapter_model.safetensors"} | tokenizer
     trained = load_adapters(from_pretrained(BASE)[0], tmp_path / "alone")
     assert checksum(split(trained)[1]) == checksum(saved[2])
     merging = replace(config, lora=replace(config.lora, merge=True))
