@@ -43,7 +43,7 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.bfcl.result_files import export_results
-from seeupo_jax.errors import file_sentences, printable, sentence_errors
+from seeupo_jax.errors import file_sentences, naming, printable, sentence_errors
 from seeupo_jax.parallel.cluster import errors_end_at_once
 from seeupo_jax.parallel.platform import off_accelerator
 from seeupo_jax.planning.explain.explain_evaluation import (
@@ -350,8 +350,9 @@ def _report(config: Config, given: argparse.Namespace, result: EvaluationResult)
     if given.bfcl_results is not None:
         environment = cast(Any, envs.make(config.env.name, **config.env.options))
         played = ((e.task_id, e.member, e.messages) for e in result.episodes)
-        for command in export_results(environment, played, given.bfcl_results):
-            print(command)
+        with naming(given.bfcl_results):
+            commands = export_results(environment, played, given.bfcl_results)
+        print(*commands, sep="\n")
 
 
 if __name__ == "__main__":

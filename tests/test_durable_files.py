@@ -126,16 +126,15 @@ def test_a_file_system_that_syncs_no_folders_is_one_warning(faults, refused):
     assert {file.read_text() for file in faults.root.iterdir()} == {"text"}
 
 
-@pytest.mark.parametrize("at, name", [(1, "a.TMP"), (2, "")])
-def test_a_disk_that_fails_is_an_error_that_names_what_was_not_written(faults, at, name):
+@pytest.mark.parametrize("at", [1, 2])  # its bytes, which have another name until then; its name
+def test_a_disk_that_fails_is_an_error_that_names_what_was_not_written(faults, at):
     printed = run(
         faults,
         f"faults.fail({at}, errno.EIO, kinds=('sync',))\n"
         "try: files.write_atomically(root / 'a', b'text')\n"
         "except OSError as error: print(error.strerror, error.filename)\n",
     )
-    named = re.sub(r"\.[0-9a-f]{8}\.tmp", ".TMP", printed)
-    assert named == f"Input/output error {faults.root / name}\n"
+    assert printed == f"Input/output error {faults.root / 'a'}\n"
 
 
 def test_pipes_and_links_of_a_folder_are_left_alone(tmp_path):

@@ -23,12 +23,12 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from seeupo_jax import envs
+from seeupo_jax.configuration.user_code import in_one_line
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Environment, read_options
 from seeupo_jax.envs.transport import remote_calls, wire
 from seeupo_jax.envs.transport.connections import BoundedServer
 from seeupo_jax.envs.transport.open_files import raise_open_files
-from seeupo_jax.errors import one_line
 
 _log = logging.getLogger(__name__)
 _CLOSING_S = 10.0  # in which environments must close as the server ends
@@ -386,7 +386,7 @@ def main(arguments: list[str] | None = None) -> None:
             max_connections=flags.max_connections,
         )
     except (ValueError, OSError, OverflowError, RecursionError) as error:
-        parser.error(one_line(str(error)))
+        parser.error(in_one_line(str(error), most=1000))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     print(f"serving {flags.env} at {server.url} (token in {token_file})", flush=True)
     with contextlib.suppress(KeyboardInterrupt):

@@ -17,7 +17,6 @@ from seeupo_jax.envs.bfcl.environment import Bfcl
 from seeupo_jax.envs.bfcl.formats import FORMATS
 from seeupo_jax.envs.bfcl.simulated_apis import World
 from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError, render_python
-from seeupo_jax.errors import naming
 
 # Its decoder reads JSON arguments of every type; the one of `[f(x=1)]` drops arguments without a
 # name and fails on some dicts.
@@ -53,8 +52,7 @@ def export_results(
         (root / place).mkdir(parents=True, exist_ok=True)
         lines = sorted(rows[member].items(), key=lambda row: int(row[0].rpartition("_")[2]))
         text = "".join(line for _, line in lines)
-        with naming(root / place / file):
-            (root / place / file).write_text(text, encoding="utf-8")
+        (root / place / file).write_text(text, encoding="utf-8")
         commands.append(
             f"BFCL_PROJECT_ROOT={shlex.quote(str(root.absolute()))} bfcl evaluate --model {DECODER}"
             f" --test-category {environment.category} --partial-eval"

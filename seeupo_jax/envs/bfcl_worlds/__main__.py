@@ -11,10 +11,10 @@ import argparse
 from pathlib import Path
 
 from seeupo_jax import envs
+from seeupo_jax.configuration.user_code import in_one_line
 from seeupo_jax.envs.base import read_options
 from seeupo_jax.envs.bfcl_worlds.environment import BfclWorlds
 from seeupo_jax.envs.bfcl_worlds.official_format import export_tasks
-from seeupo_jax.errors import one_line
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> None:
         assert isinstance(environment, BfclWorlds)
         written = export_tasks(environment, flags.output)
     except (ValueError, OSError, RecursionError) as error:
-        parser.error(one_line(str(error)))
+        parser.error(in_one_line(str(error), most=1000))
     for path, tasks in written.items():
         print(f"{flags.output / path}: {tasks} tasks")
 
