@@ -58,7 +58,6 @@ def check_host(config: Config) -> None:
         _ = load_function(agent) if agent.name is not None else split_command(agent)
         return _warn_of_names(f"config.agent.name: {agent.name}", misspelt_functions(agent))
     for name, options in _parts(env.name, env.options):
-        _warn_of_names(f"config.env.name: {name}", envs.misspelt_methods(name))
         _check_own_limit(name, options, env.timeout_s)
     if config.rollout.concurrency != 1 and _keeps_one_episode(env.name, env.options):
         raise ValueError(
@@ -73,6 +72,8 @@ def check_host(config: Config) -> None:
                 " allowed: thread."
             )
         check_isolated(env.name, env.options, memory_mib=env.memory_mib, timeout_s=env.timeout_s)
+    for name, _ in _parts(env.name, env.options):
+        _warn_of_names(f"config.env.name: {name}", envs.misspelt_methods(name))
 
 
 def _warn_of_names(where: str, misspelt: Mapping[str, str]) -> None:
