@@ -32,6 +32,8 @@ from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.metrics.history import read_history
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.planning.explain.explain_training import explain_training
+from seeupo_jax.reports.html_report import render
+from seeupo_jax.reports.run_data import load_runs
 from seeupo_jax.runtime.hub import model_card
 
 OVERRIDES = [text.removeprefix("--config.") for text in cases.CHOICES]
@@ -127,6 +129,22 @@ def test_callbacks_hear_everything_in_its_order(undisturbed, config):
     assert reward == result.metrics[1]["rollout/reward_mean"]
     kept = list(read_trajectories(result.workdir, split="train", iterations=[1]))
     assert [t.reward for t in recorder.trajectories[1, "train"]] == [t["reward"] for t in kept]
+
+
+def test_a_run_in_which_no_episode_succeeds_says_so_at_its_end_and_in_its_report(
+    config, tmp_path, capsys
+):
+    env = dataclasses.replace(config.env, name="run_environment:Partial")
+    result = train(dataclasses.replace(config, env=env), tmp_path)
+    low, high = sorted(result.metrics["rollout/reward_mean"][1:])
+    sentence = (
+        "rollout/success_rate was 0 in all 2 iterations: no episode had a score of 1. The mean"
+        f" reward was between {low:.3g} and {high:.3g}. docs/debugging.md has what to look at, in"
+        " question 3."
+    )
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last == f"warning: {sentence}"
+    assert sentence in render(load_runs([tmp_path]), tmp_path)
 
 
 def test_a_run_that_callbacks_stop_and_break_ends_with_the_same_bits(

@@ -18,6 +18,7 @@ from seeupo_jax.configuration.user_code import escaped
 from seeupo_jax.display.terminal import format_count, format_duration
 from seeupo_jax.durable_files import write_atomically
 from seeupo_jax.errors import file_error
+from seeupo_jax.metrics.flat_outcomes import flat_outcome
 from seeupo_jax.parallel.file_lock import exclusive
 from seeupo_jax.reports.charts import unchecked
 from seeupo_jax.reports.curves import curves_section, first_and_last, kinds_section
@@ -193,7 +194,8 @@ def _result(run: Recorded) -> Tile:
     measured = all(point.low is not None for point in points)
     intervals = [f"[{p.low:.2f}, {p.high:.2f}]" for p in points] if measured else []
     values = " → ".join(f"{point.value:.2f}" for point in points) or "-"
-    return Tile(f"success, {measure}", values, " → ".join(intervals), _selected_on(run))
+    warning = "; ".join(filter(None, (_selected_on(run), flat_outcome(run.lines))))
+    return Tile(f"success, {measure}", values, " → ".join(intervals), warning)
 
 
 def _state(run: Recorded) -> tuple[str, str]:

@@ -28,12 +28,11 @@ from seeupo_jax.parallel.mesh import (
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture, Lora
-from seeupo_jax.policy.files.tokenizer import Tokenizer, train_tokenizer
+from seeupo_jax.policy.files.tokenizer import Tokenizer, train_tokenizer, unassigned_ids
 from seeupo_jax.policy.files.weights import (
     PACKAGE,
     inspect,
     is_model,
-    of_tokenizer,
     read_tokenizer,
 )
 from seeupo_jax.policy.kernels.fused import check_kernel, preferred_kernel, row_block
@@ -165,17 +164,23 @@ def load_policy(config: Config, path: str) -> tuple[Policy, Any]:
     if tokenizer is None and config.model.path is not None:
         # A warm start leaves none where transformers would read another one from its folder.
         tokenizer = read_tokenizer(config.model.path, config.chat)
-    arch = model.arch if tokenizer is None else of_tokenizer(model.arch, tokenizer, path)
-    if arch != model.arch:
-        model = policy.abstract(arch)[0].bind(policy.split(model)[1])
     lora = adapters(config)
     if config.lora.path is not None:
         model = load_adapters(model, config.lora.path, mesh=mesh)
     elif lora is not None:
         model = attach(model, lora, seed=config.seed, mesh=mesh)
     network, params = policy.split(model)
+    network = _over_tokens(network, tokenizer)
     params, frozen = split_trained(config.optimizer.groups, network, params)
     return Policy(network, tokenizer, mesh, frozen, path), params
+
+
+def _over_tokens(network: Network, tokenizer: Tokenizer | None) -> Network:
+    """The network, whose distributions are over the ids that a token of the tokenizer has."""
+    unassigned = unassigned_ids(tokenizer, network.arch.vocab_size)
+    if unassigned == network.arch.unassigned:
+        return network
+    return policy.abstract(dataclasses.replace(network.arch, unassigned=unassigned))[0]
 
 
 def _compute_options(config: Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
@@ -288,9 +293,8 @@ def abstract_policy(config: Config, mesh: jax.sharding.Mesh) -> tuple[Policy, An
     """
     arch, lora, path = architecture(config, mesh), adapters(config), config.model.path
     tokenizer = None if path is None else read_tokenizer(path, config.chat)
-    if tokenizer is not None:
-        arch = of_tokenizer(arch, tokenizer, str(path))
     network, params = policy.abstract(arch) if lora is None else with_adapters(arch, lora)
+    network = _over_tokens(network, tokenizer)
     where = param_shardings(mesh, network.logical_axes(), params)
     dtype = config.model.param_dtype
 

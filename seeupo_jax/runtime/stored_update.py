@@ -17,7 +17,8 @@ from seeupo_jax.learner.credit.advantages import check_rewards
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_state import Step
 from seeupo_jax.parallel.mesh import make_mesh, row_shards
-from seeupo_jax.policy.files.weights import inspect, of_tokenizer, read_tokenizer
+from seeupo_jax.policy.files.tokenizer import unassigned_ids
+from seeupo_jax.policy.files.weights import inspect, read_tokenizer
 from seeupo_jax.rewards.reward_functions import weighted_sum
 from seeupo_jax.runtime import build
 from seeupo_jax.runtime.checks import check_experts, check_learner, check_optimizer
@@ -168,8 +169,7 @@ def prepare(
         log("config.optimizer.ema does not count: what is written are the weights after the sweep.")
         config = replace(config, optimizer=replace(config.optimizer, ema=None))
     arch, tokenizer = inspect(config.model.path), read_tokenizer(config.model.path, config.chat)
-    if tokenizer is not None:
-        arch = of_tokenizer(arch, tokenizer, config.model.path)
+    arch = replace(arch, unassigned=unassigned_ids(tokenizer, arch.vocab_size))
     algorithm, grouped = config.algorithm, config.algorithm.grouped
     trajectories = read_stored(
         path,

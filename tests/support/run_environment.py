@@ -57,6 +57,13 @@ class Indifferent(Echo):
         return 0.25
 
 
+class Partial(Echo):
+    """As `Echo`, but no episode succeeds, whatever its reward."""
+
+    def score(self):
+        return 0.9 * self._chance()
+
+
 class Broken(Echo):
     """No episode of it begins."""
 

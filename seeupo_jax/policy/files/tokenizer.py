@@ -203,10 +203,15 @@ class Transcript:
         return np.concatenate([recorded_LG, none_LG])
 
 
-def unassigned_ids(tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
-    """Bounds of the ids of a model's vocabulary that no token has: `Architecture.unassigned`."""
+def unassigned_ids(tokenizer: Tokenizer | None, vocab_size: int) -> tuple[int, ...]:
+    """Bounds of the ids of a model's vocabulary that no token has: `Architecture.unassigned`.
+
+    Without a tokenizer every id may have one.
+    """
+    if tokenizer is None:
+        return ()
     assigned_V = np.zeros(vocab_size, bool)
-    assigned_V[list(tokenizer.ids)] = True
+    assigned_V[[token for token in tokenizer.ids if token < vocab_size]] = True
     changes = np.diff(assigned_V, prepend=True, append=True)
     return tuple(np.flatnonzero(changes).tolist())
 

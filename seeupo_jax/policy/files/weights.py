@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import math
@@ -26,7 +25,7 @@ from seeupo_jax.policy.files.folder_files import read_object
 from seeupo_jax.policy.files.parameter_names import at, shape_in_file, stored_tensors
 from seeupo_jax.policy.files.placement import check_tensors, load_params
 from seeupo_jax.policy.files.safetensors_files import SafetensorsFolder, Tensors, write_tensors
-from seeupo_jax.policy.files.tokenizer import Tokenizer, load_tokenizer, unassigned_ids
+from seeupo_jax.policy.files.tokenizer import Tokenizer, load_tokenizer
 from seeupo_jax.policy.network import abstract, split
 from seeupo_jax.policy.transformer import Transformer
 
@@ -135,20 +134,6 @@ def read_tokenizer(path: str | Path, chat: schema.Chat | None = None) -> Tokeniz
     return tokenizer if tokenizer is not None or base == place else read_tokenizer(base, chat)
 
 
-def of_tokenizer(arch: Architecture, tokenizer: Tokenizer, place: str | Path) -> Architecture:
-    """The architecture with the ids that no token of a tokenizer has: they are never sampled.
-
-    Raises:
-      ValueError: the tokenizer has more tokens than the model at a `place`.
-    """
-    if tokenizer.vocab_size > arch.vocab_size:
-        raise ValueError(
-            f"{place}: the tokenizer has {tokenizer.vocab_size} tokens; allowed: at most the"
-            f" model's {arch.vocab_size}."
-        )
-    return dataclasses.replace(arch, unassigned=unassigned_ids(tokenizer, arch.vocab_size))
-
-
 def from_pretrained(
     path: str | Path,
     *,
@@ -181,8 +166,11 @@ def from_pretrained(
     arch = inspect(place, dtype=dtype, **compute_options)
     tokenizer = read_tokenizer(folder, chat)
     tensors: Tensors = _gguf(place) if place.suffix == ".gguf" else SafetensorsFolder(place)
-    if tokenizer is not None:
-        arch = of_tokenizer(arch, tokenizer, place)
+    if tokenizer is not None and tokenizer.vocab_size > arch.vocab_size:
+        raise ValueError(
+            f"{place}: the tokenizer has {tokenizer.vocab_size} tokens; allowed: at most the"
+            f" model's {arch.vocab_size}."
+        )
     network, shapes = abstract(arch)
     stored = list(stored_tensors(arch, shapes))
     check_tensors(tensors, stored, shapes, place)

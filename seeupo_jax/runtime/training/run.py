@@ -256,13 +256,14 @@ class Run:
         self.parts.callbacks.trajectories(iteration, evaluation_label(split), trajectories)
 
     def finish(self, state: RunState) -> None:
-        """Waits for the last checkpoint and leaves the trained policy in WORKDIR/policy."""
+        """Leaves the trained policy in WORKDIR/policy, and warns where success never moved."""
         parts = self.parts
         self.checkpoints.wait()
         if parts.config.checkpoint.export:
             folder = parts.workdir / "policy"
             write_policy(parts.config, parts.policy, final_params(state.train), folder)
             parts.progress.log(f"wrote {folder}")
+        parts.stagnation.check_outcome()
 
     @contextlib.contextmanager
     def profiled(self, iteration: int) -> Iterator[None]:

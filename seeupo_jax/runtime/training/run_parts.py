@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.envs import gate
 from seeupo_jax.learner.learner import Learner
+from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.rewards.candidate_judge import make_judge
 from seeupo_jax.rewards.scorer import make_scorer
@@ -124,6 +126,10 @@ def build_parts(
         source=source,
         log=RunLog(config, workdir, progress, policy.tokenizer),
         callbacks=Callbacks(callbacks, RunHandle(config, workdir, request)),
-        stagnation=Stagnation(config.stop_after_idle, warn=progress.log),
+        stagnation=Stagnation(
+            config.stop_after_idle,
+            warn=progress.log,
+            lines=functools.partial(read_metrics, workdir, log=progress.log),
+        ),
     )
     return parts, train

@@ -1,15 +1,19 @@
-"""Whether a run still learns: it ends where it does not."""
+"""Whether a run still learns: a sentence where it does not, and its end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.errors import NotLearning
 from seeupo_jax.learner.credit.advantages import check_rewards
+from seeupo_jax.metrics.flat_outcomes import WHERE_TO_LOOK, flat_outcome
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.rollout.episode_metrics import most_frequent_failure
 from seeupo_jax.types import learnable
+
+FLAT = 10  # iterations after which a success or a reward that never moved is warned of
 
 
 def check_groups(iteration: int, collected: Collected, *, grouped: bool = True) -> None:
@@ -31,20 +35,29 @@ def check_paid(iteration: int, collected: Collected, algorithm: Algorithm) -> No
 
 
 class Stagnation:
-    """Counts iterations in a row whose rewards moved no parameter.
+    """Counts iterations in a row whose rewards moved no parameter, and watches success.
 
-    An iteration in which every episode succeeded is not counted: it left nothing to learn.
+    An iteration in which every episode succeeded is not counted: it left nothing to learn. Of
+    success that is 0 in every iteration, or a reward that never moves, a sentence says so after
+    `FLAT` iterations and at the end of the run.
 
     Args:
       limit: so many end the run; None: any number may pass.
       warn: takes a sentence for each of them.
+      lines: gives the metrics of all iterations so far, those of earlier processes too.
 
     Attributes:
       idle: such iterations in a row so far.
     """
 
-    def __init__(self, limit: int | None, *, warn: Callable[[str], None]):
-        self._limit, self._warn, self.idle = limit, warn, 0
+    def __init__(
+        self,
+        limit: int | None,
+        *,
+        warn: Callable[[str], None],
+        lines: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
+    ):
+        self._limit, self._warn, self._lines, self.idle = limit, warn, lines, 0
 
     def check(self, iteration: int, collected: Collected, metrics: Mapping[str, float]) -> None:
         """Takes an iteration that is over, with the metrics of its sweep.
@@ -52,6 +65,8 @@ class Stagnation:
         Raises:
           NotLearning: the limit is reached.
         """
+        if iteration == FLAT:
+            self.check_outcome()
         reason = why_idle(metrics)
         if reason is None:
             self.idle = 0
@@ -69,7 +84,13 @@ class Stagnation:
         sentence += f"{self._limit} ends the run at {self._limit}"
         if self.idle < self._limit:
             return self._warn(f"{sentence}.")
-        raise NotLearning(f"{sentence}; none lets any number pass.")
+        raise NotLearning(f"{sentence}; none lets any number pass. {WHERE_TO_LOOK}.")
+
+    def check_outcome(self) -> None:
+        """Warns of success that was 0, or a reward that was the same, in every iteration."""
+        flat = flat_outcome(self._lines())
+        if flat is not None:
+            self._warn(f"warning: {flat}")
 
 
 def why_idle(metrics: Mapping[str, float]) -> str | None:

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import loaded_python
 import numpy as np
 import pytest
+import tokenizers
+import transformers
 from process_cases import environment
 from safetensors.numpy import load_file, save_file
 from twin_policy import network_of, numpy_weights
@@ -19,7 +21,7 @@ from seeupo_jax.parallel.mesh import make_mesh, param_shardings
 from seeupo_jax.policy import from_pretrained, save_pretrained
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.files.sentence_pieces import train_tokenizer
-from seeupo_jax.policy.files.tokenizer import unassigned_ids
+from seeupo_jax.policy.files.tokenizer import load_tokenizer, unassigned_ids
 from seeupo_jax.policy.network import abstract, split
 from seeupo_jax.policy.rope import Rope
 
@@ -80,8 +82,7 @@ def test_a_saved_policy_comes_back_bit_for_bit(tmp_path, family, scan_layers):
     assert len({(tmp_path / n).stat().st_mode for n in ("config.json", "model.safetensors")}) == 1
     compute_options = {"scan_layers": scan_layers, "remat": "dots"}
     loaded, tokenizer = from_pretrained(str(tmp_path), dtype="float32", **compute_options)
-    padded = {"unassigned": (TOKENIZER.vocab_size, arch.vocab_size)}
-    assert loaded.arch == dataclasses.replace(arch, remat="dots", **padded)
+    assert loaded.arch == dataclasses.replace(arch, remat="dots")
     jax.tree.map(np.testing.assert_array_equal, split(loaded)[1], split(model)[1])
     assert tokenizer.action("tea for two") == TOKENIZER.action("tea for two")
 
@@ -103,20 +104,26 @@ def test_ids_without_a_token_are_known_by_their_bounds(ids, bounds):
     np.testing.assert_array_equal(np.flatnonzero(~arch.unassigned_V()), ids)
 
 
-def test_a_padded_policy_keeps_all_its_rows_in_files(tmp_path):
+def test_of_a_tokenizer_with_holes_the_ids_are_known(tmp_path):
+    """The ids of added tokens need not follow the others."""
+    names = {"a": 0, "b": 1, "<end>": 4}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(names, []))
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    library = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
+    library.save_pretrained(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert (set(loaded.ids), loaded.vocab_size) == ({0, 1, 4}, 5)
+    assert unassigned_ids(loaded, 8) == (2, 4, 5, 8) and unassigned_ids(None, 8) == ()
+
+
+def test_a_padded_network_is_saved_as_one_without_the_tokenizer(tmp_path):
     model, _ = make(LLAMA)
-    save_pretrained(model, tmp_path / "first", TOKENIZER)
-    loaded, tokenizer = from_pretrained(str(tmp_path / "first"), dtype="float32")
-    assert (loaded.arch.unassigned, loaded.arch.tokens) == ((290, 292), 290)
-    save_pretrained(loaded, tmp_path / "second", tokenizer)
-    first, second = (load_file(tmp_path / n / "model.safetensors") for n in ("first", "second"))
-    assert first.keys() == second.keys()
-    for name, tensor in first.items():
-        np.testing.assert_array_equal(second[name], tensor)
-    assert len(first["model.embed_tokens.weight"]) == 292
-    # A folder without a tokenizer says of no id that it has none.
-    save_pretrained(loaded, tmp_path / "bare")
-    assert from_pretrained(str(tmp_path / "bare"))[0].arch.unassigned == ()
+    network = abstract(dataclasses.replace(LLAMA, unassigned=(290, 292)))[0]
+    save_pretrained(model, tmp_path / "plain", TOKENIZER)
+    save_pretrained(network.bind(split(model)[1]), tmp_path / "padded", TOKENIZER)
+    for name in ("config.json", "model.safetensors"):
+        plain, padded = ((tmp_path / n / name).read_bytes() for n in ("plain", "padded"))
+        assert plain == padded
 
 
 def test_a_policy_may_change_its_compute_options_between_runs(tmp_path):

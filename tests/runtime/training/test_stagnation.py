@@ -56,6 +56,25 @@ def test_iterations_without_an_update_are_warned_of_and_end_the_run(reason):
     assert len(warnings) == 2
 
 
+def test_success_that_stays_0_is_warned_of_after_ten_iterations_and_at_the_end():
+    warnings, lines = [], []
+    stagnation = Stagnation(3, warn=warnings.append, lines=lambda: lines)
+    for iteration in range(1, 13):
+        reward = 0.1 * (iteration % 3)
+        lines.append({"rollout/success_rate": 0.0, "rollout/reward_mean": reward})
+        stagnation.check(iteration, episodes(0.0, 0.5), LEARNS)
+        assert len(warnings) == (iteration >= 10)
+    stagnation.check_outcome()
+    for warning, count in zip(warnings, (10, 12), strict=True):
+        assert f"warning: rollout/success_rate was 0 in all {count} iterations" in warning
+        assert "mean reward was between 0 and 0.2" in warning and "docs/debugging.md" in warning
+
+
+def test_the_end_of_a_run_that_learns_nothing_names_the_page():
+    with pytest.raises(NotLearning, match=r"any number pass\. docs/debugging\.md has what"):
+        Stagnation(1, warn=pytest.fail).check(1, episodes(0.0), LEARNS | {"sweep/updates": 0})
+
+
 def test_an_update_ends_the_count():
     stagnation = Stagnation(2, warn=lambda _: None)
     for metrics in (IDLE["no turn was sampled"], {}, IDLE["no turn was sampled"]):
