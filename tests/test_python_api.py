@@ -9,11 +9,13 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import run_cases as cases
 from ml_collections import ConfigDict
 from places import TINY
 from process_cases import run_processes
+from safetensors.numpy import load_file
 
 from seeupo_jax import (
     Callback,
@@ -129,6 +131,27 @@ def test_callbacks_hear_everything_in_its_order(undisturbed, config):
     assert reward == result.metrics[1]["rollout/reward_mean"]
     kept = list(read_trajectories(result.workdir, split="train", iterations=[1]))
     assert [t.reward for t in recorder.trajectories[1, "train"]] == [t["reward"] for t in kept]
+
+
+def test_a_run_of_a_padded_model_samples_and_trains_tokens_alone(config, tmp_path):
+    """Of 960 ids 64 have no token: with them some 200 tokens would have a dozen of them."""
+    model = cases.save_policy(tmp_path / "model", padding=64)
+    padded = dataclasses.replace(config.model, path=str(model))
+    recorder = Recorder()
+    result = train(dataclasses.replace(config, model=padded), tmp_path / "run", [recorder])
+    segments = [s for each in recorder.trajectories.values() for t in each for s in t.segments]
+    sampled = np.concatenate([s.tokens_L[s.turn_L >= 0] for s in segments])
+    assert len(sampled) > 200 and sampled.max() < 896
+    assert max(result.metrics["logp/sampler_trainer_gap"][1:]) < 2e-5
+    before, after = (
+        load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+        for folder in (model, result.policy)
+    )
+    assert before.shape == after.shape == (960, 32)
+    np.testing.assert_array_equal(after[896:], before[896:])
+    assert np.abs(after[:896] - before[:896]).max() > 0
+    evaluated = evaluate(dataclasses.replace(config, model=padded), tmp_path / "run")
+    assert evaluated.metrics["eval/tasks"] > 0
 
 
 def test_a_run_in_which_no_episode_succeeds_says_so_at_its_end_and_in_its_report(

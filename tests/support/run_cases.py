@@ -35,11 +35,14 @@ CHOICES = (
 )
 
 
-def save_policy(folder: Path, **choices: Any) -> Path:
-    """Writes the policy that `CHOICES` are for, of these fields of its architecture."""
+def save_policy(folder: Path, padding: int = 0, **choices: Any) -> Path:
+    """Writes the policy that `CHOICES` are for, of these fields of its architecture.
+
+    padding: so many ids of its vocabulary have no token.
+    """
     _, tokenizer = from_pretrained("package:order_desk")
     arch = Architecture(
-        vocab_size=tokenizer.vocab_size,
+        vocab_size=tokenizer.vocab_size + padding,
         width=32,
         layers=1,
         heads=2,

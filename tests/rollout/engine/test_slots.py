@@ -179,7 +179,7 @@ def test_ids_that_no_token_has_are_never_sampled(limits, tensor):
     played = play(make_engine(arch=PADDED, sampling=sampling, mesh=mesh), params)
     actions = [turn for turns in played.values() for turn in turns]
     sampled = np.concatenate([action for _, action, _ in actions])
-    assert len(sampled) > 100 and not np.isin(sampled, UNASSIGNED).any()
+    assert len(sampled) > 50 and not np.isin(sampled, UNASSIGNED).any()
     likeliest = 0
     for context, action, logp in actions:
         logits_LV = logits_of(padded(), context + action, PADDED)[len(context) - 1 : -1]
