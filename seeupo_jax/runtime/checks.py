@@ -177,7 +177,8 @@ def _check_episodes(config: Config) -> None:
     check_host(config)
     evaluation, splits = config.evaluation, _played_splits(config)
     if evaluation.tasks:
-        splits += [*evaluation.extra_splits, evaluation.select_on or evaluation.split]
+        more = (*evaluation.extra_splits, evaluation.select_on)
+        splits += [split for split in more if split is not None]
     tasks = find_tasks(config)
     gate.check_tasks(tasks, splits, labelled=max(1, evaluation.tasks))
     parts = gate.task_shares(tasks, "train")

@@ -56,7 +56,11 @@ class BadDesk(OrderDesk):
 @pytest.mark.parametrize(
     "wrong, logged",
     [
-        ("init", f"env.name: '{__name__}:BadDesk' cannot be made: LookupError: no desk."),
+        (
+            "init",
+            f"env.name: '{__name__}:BadDesk' cannot be made: LookupError: no desk (__init__,"
+            " test_build.py:47).",
+        ),
         ("test", "BadDesk.task_ids('test'): got <list_iterator"),
         ("train/0", "BadDesk.labels('train/0'): got None; allowed: a dict of texts."),
         ("test/3", "BadDesk.labels('test/3'): got None; allowed: a dict of texts."),
