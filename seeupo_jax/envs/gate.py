@@ -342,7 +342,7 @@ def _tools(value: Any) -> tuple[Tool, ...]:
     except (TypeError, ValueError, RecursionError) as error:
         sentence = f"{where}: got no JSON ({text_of(error)}); allowed: {allowed}."
         raise ProtocolError(sentence) from None
-    return drop_from_tools(value, "the environment")
+    return drop_from_tools(value)
 
 
 def check_info(value: Any, where: str, steps: int | None = None) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from seeupo_jax.agents.dialects.exchange import (
     Dialect,
     Event,
     call_id,
-    make_tool,
     order_results,
     reply_id,
+    show_tools,
     write_arguments,
 )
 from seeupo_jax.agents.dialects.request_body import (
@@ -148,7 +148,7 @@ class MessagesExchange:
                 code=_NO_THREADS,
                 param="thread",
             )
-        self.call = _read_call(request, shows_tools=choice != "none")
+        self.call = _read_call(request, caller, shows_tools=choice != "none")
         self.stream = bool(request.stream)
         self._caller = caller
         self._id = f"msg_{reply_id()}"
@@ -223,7 +223,7 @@ def write_error(refusal: CallRefused) -> dict[str, Any]:
     return {"type": "error", "error": error | named | details}
 
 
-def _read_call(request: MessagesRequest, *, shows_tools: bool) -> ModelCall:
+def _read_call(request: MessagesRequest, caller: Caller, *, shows_tools: bool) -> ModelCall:
     if not request.messages:
         refuse("messages", "messages: got none; allowed: at least one.")
     if request.messages[-1].role == "assistant":
@@ -236,7 +236,7 @@ def _read_call(request: MessagesRequest, *, shows_tools: bool) -> ModelCall:
     ]
     messages = order_results(read, _WORDS)
     tools = (request.tools or ()) if shows_tools else ()
-    shown = tuple(make_tool(tool.name, tool.description, tool.input_schema) for tool in tools)
+    shown = show_tools([(tool, tool.input_schema) for tool in tools], caller)
     stop = tuple(request.stop_sequences or ())
     return ModelCall((*head, *messages), shown, request.max_tokens, stop)
 

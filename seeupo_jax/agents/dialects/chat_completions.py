@@ -12,10 +12,10 @@ from seeupo_jax.agents.dialects.exchange import (
     Dialect,
     Event,
     call_id,
-    make_tool,
     openai_error,
     order_results,
     reply_id,
+    show_tools,
     token_logprobs,
     write_arguments,
 )
@@ -135,7 +135,7 @@ class ChatExchange:
         request, unknown = read_fields(ChatRequest, tree, ignore=caller.rules.ignore)
         fields = {name: getattr(request, name) for name in _SAMPLING}
         caller.ignored += unknown + caller.rules.asks_otherwise(fields)
-        self.call = _read_call(request)
+        self.call = _read_call(request, caller)
         self.stream = bool(request.stream)
         self._logprobs = bool(request.logprobs)
         options = request.stream_options
@@ -208,17 +208,15 @@ class ChatExchange:
         ]
 
 
-def _read_call(request: ChatRequest) -> ModelCall:
+def _read_call(request: ChatRequest, caller: Caller) -> ModelCall:
     if not request.messages:
         refuse("messages", "messages: got none; allowed: at least one.")
     limits = {request.max_tokens, request.max_completion_tokens} - {None}
     if len(limits) > 1:
         refuse("max_tokens", "max_tokens: got another value than max_completion_tokens.")
     tools = () if request.tool_choice == "none" else request.tools or ()
-    shown = tuple(
-        make_tool(tool.function.name, tool.function.description, tool.function.parameters)
-        for tool in tools
-    )
+    functions = [tool.function for tool in tools]
+    shown = show_tools([(function, function.parameters) for function in functions], caller)
     read = [_read_message(m, f"messages[{i}]") for i, m in enumerate(request.messages)]
     messages = order_results(read, CHAT_WORDS)
     return ModelCall(messages, shown, limits.pop() if limits else None, tuple(request.stop or ()))

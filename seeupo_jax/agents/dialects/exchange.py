@@ -14,7 +14,7 @@ from seeupo_jax.agents.dialects.request_body import refuse
 from seeupo_jax.agents.dialects.result_order import Link, UnmatchedResult, Words, result_order
 from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
 from seeupo_jax.envs.base import Tool
-from seeupo_jax.envs.tools.null_fields import drop_from_tools
+from seeupo_jax.envs.tools.null_fields import NullCounts, drop_from_tool
 
 Event = Mapping[str, Any] | str
 _NUMBERS = random.Random()  # not the one that agents may seed
@@ -107,11 +107,32 @@ def order_results(
     return tuple(read[place][0] for place in order)
 
 
-def make_tool(name: str, description: str | None, parameters: dict[str, Any] | None) -> Tool:
-    """A tool as environments write it, so that the prompt is the same whatever the dialect."""
-    schema = DEFAULT_PARAMETERS if parameters is None else parameters
-    tool = {"name": name, "description": description or "", "parameters": schema}
-    return drop_from_tools([tool], "requests")[0]
+class GivenTool(Protocol):
+    """A tool of a request."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def description(self) -> str | None: ...
+
+
+def show_tools(
+    given: Sequence[tuple[GivenTool, dict[str, Any] | None]], caller: Caller
+) -> tuple[Tool, ...]:
+    """Tools and their schemas as environments write them: the prompt is that of any dialect.
+
+    Null fields are left out, and count as ignored.
+    """
+    shown = list[Tool]()
+    for index, (tool, schema) in enumerate(given):
+        counts = NullCounts()
+        described = {"name": tool.name, "description": tool.description or ""}
+        parameters = DEFAULT_PARAMETERS if schema is None else schema
+        shown.append(drop_from_tool({**described, "parameters": parameters}, counts))
+        if counts.dropped:
+            caller.ignored.append(f"null fields of tools[{index}]")
+    return tuple(shown)
 
 
 def reply_id() -> str:

@@ -12,10 +12,10 @@ from seeupo_jax.agents.dialects.exchange import (
     Dialect,
     Event,
     call_id,
-    make_tool,
     openai_error,
     order_results,
     reply_id,
+    show_tools,
     token_logprobs,
     write_arguments,
 )
@@ -170,7 +170,7 @@ class ResponsesExchange:
         caller.ignored += unknown + caller.rules.asks_otherwise(fields)
         self._caller = caller
         self._history = _read_history(request, caller)
-        self.call = _read_call(request, self._history)
+        self.call = _read_call(request, self._history, caller)
         self.stream = bool(request.stream)
         self._logprobs = "message.output_text.logprobs" in (request.include or ())
         self._id = reply_id()
@@ -361,12 +361,14 @@ def _join(parts: Sequence[_Part]) -> str:
     return "\n".join(part.text for part in parts)
 
 
-def _read_call(request: ResponsesRequest, history: tuple[HistoryMessage, ...]) -> ModelCall:
+def _read_call(
+    request: ResponsesRequest, history: tuple[HistoryMessage, ...], caller: Caller
+) -> ModelCall:
     if not history:
         refuse("input", "input: got no items; allowed: at least one.")
     head = () if request.instructions is None else (HistoryMessage("system", request.instructions),)
     tools = () if request.tool_choice == "none" else request.tools or ()
-    shown = tuple(make_tool(tool.name, tool.description, tool.parameters) for tool in tools)
+    shown = show_tools([(tool, tool.parameters) for tool in tools], caller)
     return ModelCall((*head, *history), shown, request.max_output_tokens)
 
 

@@ -7,6 +7,7 @@ written from a table has them as well, so the schemas decide what a null is, nev
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,24 +36,21 @@ def drop_from_tool(tool: Tool, counts: NullCounts) -> Tool:
     return _schema(tool, counts)
 
 
-def drop_from_tools(tools: Sequence[Tool], whose: str) -> tuple[Tool, ...]:
-    """Tools as `drop_from_tool` leaves them; the first time that there is a null is a warning.
-
-    Args:
-      whose: the tools are, in the warning.
-    """
+def drop_from_tools(tools: Sequence[Tool]) -> tuple[Tool, ...]:
+    """An environment's tools as `drop_from_tool` leaves them; nulls are a warning."""
     counts = NullCounts()
     cleaned = tuple(drop_from_tool(tool, counts) for tool in tools)
-    if counts.dropped and whose not in _WARNED:
-        _WARNED.add(whose)
-        _LOGGER.warning(
-            f"warning: tools of {whose} have null fields ({counts.dropped:,} in the first list that"
-            " has any), which are left out: typed tables write them for what is absent."
-        )
+    if counts.dropped:
+        _warn(counts.dropped)
     return cleaned
 
 
-_WARNED: set[str] = set()  # whose tools had nulls
+@functools.cache  # every episode begins with tools
+def _warn(count: int) -> None:
+    _LOGGER.warning(
+        f"warning: the environment's tools have {count:,} null fields, which are left out: typed"
+        " tables write them for what is absent."
+    )
 
 
 def drop_from_arguments(
