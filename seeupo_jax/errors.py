@@ -91,7 +91,7 @@ def system_error(error: BaseException) -> FileError | None:
     """What the system said, with whatever file is named; None: it is an error of another kind."""
     if isinstance(error, OSError) and error.errno is not None:
         file = error.filename if error.filename2 is None else error.filename2
-        named = isinstance(file, str | bytes)
+        named = isinstance(file, str | bytes)  # not the number of an open file
         return FileError(error.errno, os.fsdecode(file) if named else None)
     text = str(error)
     quoted = _QUOTED.search(text)

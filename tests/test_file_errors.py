@@ -156,15 +156,16 @@ class Fault(NamedTuple):
     left: str
 
 
+SAVED = r"(checkpoint \d|no (other|checkpoint)) .*"  # threads write in any order
 RESUME = "rerun the command to resume from it"
 KEPT = "what is finished is kept: {} and rerun the command"
 PRINTED = "its text is on the standard output instead"
 UNWRITTEN = "{}/policy was not written: rerun the command once it can be"
 WHOLE = "{}/policy holds the policy: keep it, or remove it and rerun the command"
 FAULTS = (
-    Fault("train", 0.5, errno.EIO, ".*", "checkpoint 1 .*"),
+    Fault("train", 0.5, errno.EIO, ".*", SAVED),
     Fault("train", "rename", errno.EACCES, "learning_curve.png", f"checkpoint 2 is .*; {RESUME}"),
-    Fault("sft", 0.3, errno.EROFS, ".*", "(no|checkpoint) .*"),
+    Fault("sft", 0.3, errno.EROFS, ".*", SAVED),
     Fault("evaluate", 0.7, errno.EIO, "evaluation/.*", KEPT.format("mend that")),
     Fault("evaluate", "rename", errno.ESTALE, "result.json", PRINTED),
     Fault("update", "+truncate", errno.EROFS, ".policy.lock", UNWRITTEN),  # it is not held
