@@ -17,7 +17,12 @@ from typing import Any
 
 from seeupo_jax.parallel.file_lock import exclusive
 from seeupo_jax.trajectories.json_lines import plain, read_object, short, to_line
-from seeupo_jax.trajectories.policy_fingerprint import FINGERPRINT, may_be_same, shown
+from seeupo_jax.trajectories.policy_fingerprint import (
+    FINGERPRINT,
+    check_fingerprint,
+    may_be_same,
+    shown,
+)
 from seeupo_jax.types import Trajectory
 
 
@@ -214,7 +219,8 @@ def _read(path: Path, content: bytes) -> tuple[dict[str, Any] | None, list[dict[
     """The settings, None where a kill cut them short, and the lines of the episodes.
 
     Raises:
-      ValueError: it does not begin with settings, or a line is none of JSON.
+      ValueError: it does not begin with settings, or a line is none of JSON, or a fingerprint is
+        none.
     """
     complete, _, rest = content.rpartition(b"\n")
     lines = [
@@ -222,6 +228,8 @@ def _read(path: Path, content: bytes) -> tuple[dict[str, Any] | None, list[dict[
         for number, line in enumerate(complete.splitlines(), 1)
     ]
     if lines and isinstance(settings := lines[0].get("settings"), dict):
+        if settings.get(FINGERPRINT) is not None:
+            check_fingerprint(settings[FINGERPRINT], f"{path} line 1")
         return settings, lines[1:]
     if lines or not _BEGINNING.startswith(rest[: len(_BEGINNING)]):
         raise ValueError(
