@@ -65,7 +65,11 @@ ONE = "got 1 conversations, of which none is left to"
             {"held_out": 0.88},
             "--data: got 4 .* config.sft.held_out=0.88 holds out 4; allowed: more",
         ),
-        (1, {"held_out": 0, "max_context": 33}, f"--data: {ONE} train on; allowed: at least one of"),
+        (
+            1,
+            {"held_out": 0, "max_context": 33},
+            f"--data: {ONE} train on; allowed: at least one of",
+        ),
         (1, {"held_out_data": 1, "max_context": 33}, f"--data: {ONE} train on; allowed: at least"),
         (
             1,
