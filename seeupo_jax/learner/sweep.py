@@ -74,9 +74,8 @@ def sweep(
 
     Args:
       ref_params: parameters of the reference policy of the KL penalty, unless the state has them.
-      iteration: 1 and up; seeds the random order and the minibatches, and sets the learning rate.
-        Its policy has version iteration - 1: ratios of trajectories that say to be of another one
-        are against what the sampler recorded.
+      iteration: from 1; seeds the random order and the minibatches, and sets the learning rate. Its
+        policy has version iteration - 1: ratios of other versions are to what the sampler recorded.
       stop: asked before every turn; with several processes it must say the same in all.
       on_step: called with how many of the order's steps the device has done, last all, and of all.
       resume: arrays and notes of the `SweepStopped` that this sweep of the same trajectories ended
@@ -120,9 +119,8 @@ def sweep(
     for turns in order[current.done :]:
         if not pace.ready(current):
             raise SweepStopped(learner, current)
-        current = update_turn(
-            learner, current, turns, last=turns == order[-1], seed=(*seed, *turns)
-        )
+        last = turns == order[-1]
+        current = update_turn(learner, current, turns, last=last, seed=(*seed, *turns))
     weights = step_weights(learner, current)
     metrics = sweep_metrics(learner, current, weights, iteration, len(order)) | shaped
     on_step(len(order), len(order))  # the metrics have waited for the last step
