@@ -74,11 +74,10 @@ def sweep(
 
     Args:
       ref_params: parameters of the reference policy of the KL penalty, unless the state has them.
-      iteration: 1 and up; seeds the random order and the minibatches, and sets the learning rate.
-        Its policy has version iteration - 1: ratios of trajectories that say to be of another one
-        are against what the sampler recorded.
+      iteration: from 1; seeds the random order and the minibatches, and sets the learning rate. Its
+        policy has version iteration - 1: ratios of other versions are to what the sampler recorded.
       stop: asked before every turn; with several processes it must say the same in all.
-      on_step: called with the order's steps that the device has done, in the end all, and of all.
+      on_step: called with how many of the order's steps the device has done, last all, and of all.
       resume: arrays and notes of the `SweepStopped` that this sweep of the same trajectories ended
         with before; `train` is the one among them.
       references: answers of the tasks, for the information gain of turns; None: the gain of a turn

@@ -19,7 +19,12 @@ from seeupo_jax.durable_files import make_folder, sync_file, sync_folder
 from seeupo_jax.errors import naming
 from seeupo_jax.parallel.file_lock import exclusive
 from seeupo_jax.trajectories.json_lines import plain, read_object, short, to_line
-from seeupo_jax.trajectories.policy_fingerprint import FINGERPRINT, may_be_same, shown
+from seeupo_jax.trajectories.policy_fingerprint import (
+    FINGERPRINT,
+    check_fingerprint,
+    may_be_same,
+    shown,
+)
 from seeupo_jax.types import Trajectory
 
 
@@ -226,7 +231,8 @@ def _read(path: Path, content: bytes) -> tuple[dict[str, Any] | None, list[dict[
     """The settings, None where a kill cut them short, and the lines of the episodes.
 
     Raises:
-      ValueError: it does not begin with settings, or a line is none of JSON.
+      ValueError: it does not begin with settings, or a line is none of JSON, or a fingerprint is
+        none.
     """
     complete, _, rest = content.rpartition(b"\n")
     rest = rest.rstrip(b"\0")  # a file may have grown, and a power cut kept its bytes from the disk
@@ -235,6 +241,8 @@ def _read(path: Path, content: bytes) -> tuple[dict[str, Any] | None, list[dict[
         for number, line in enumerate(complete.splitlines(), 1)
     ]
     if lines and isinstance(settings := lines[0].get("settings"), dict):
+        if settings.get(FINGERPRINT) is not None:
+            check_fingerprint(settings[FINGERPRINT], f"{path} line 1")
         return settings, lines[1:]
     if lines or not _BEGINNING.startswith(rest[: len(_BEGINNING)]):
         raise ValueError(

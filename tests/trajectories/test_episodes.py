@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import random
 import subprocess
 import sys
 
@@ -70,6 +71,39 @@ def test_another_policy_of_the_same_name_is_refused_where_both_say_something(pat
     for read in (played, read_played):
         with pytest.raises(ValueError, match="got \"a policy that says '6'.*allowed: .*says '5'"):
             read(path, SETTINGS | said(6))
+
+
+@pytest.mark.parametrize("others", [False, True], ids=["its own file", "another process's"])
+def test_files_with_a_damaged_fingerprint_are_refused_and_kept(path, others):
+    """Any value of JSON in the place of any part of a fingerprint."""
+    given = SETTINGS | {"fingerprint": fingerprint("5", [5], [-0.1])}
+    file, rng = process_file(path, int(others)), random.Random(0)
+    values = [None, True, 3, -1.5, "x", [], [5], ["5"], {}, {"text": "5"}, [None], [[-0.1]]]
+    refused = 0
+
+    def opened(path, settings):
+        with EpisodeFile(path, settings, process_files(path, 1)):
+            pass
+
+    for _ in range(300):
+        made = dict(given["fingerprint"])
+        for name in rng.sample([*made], rng.randint(1, 3)):
+            made[name] = rng.choice(values)
+        damaged = rng.choice([made, made, rng.choice(values)])
+        with EpisodeFile(file, SETTINGS):
+            pass
+        content = json.dumps({"settings": SETTINGS | {"fingerprint": damaged}}).encode() + b"\n"
+        file.write_bytes(content)
+        for read in (opened, read_played):
+            try:
+                read(path, given)
+            except ValueError as error:
+                refused += 1
+                assert "fingerprint: got" in str(error) and str(error).endswith(".")
+        assert file.read_bytes() == content
+        file.unlink()
+        path.unlink(missing_ok=True)
+    assert refused > 300
 
 
 def test_a_file_from_before_fingerprints_is_read(path):

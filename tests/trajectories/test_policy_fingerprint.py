@@ -1,10 +1,16 @@
 """Which likeliest answers to one prompt can be of one policy."""
 
+import json
 import math
 
 import pytest
 
-from seeupo_jax.trajectories.policy_fingerprint import fingerprint, may_be_same, shown
+from seeupo_jax.trajectories.policy_fingerprint import (
+    check_fingerprint,
+    fingerprint,
+    may_be_same,
+    shown,
+)
 
 HALF = math.log(0.5)
 SAME = [
@@ -40,3 +46,30 @@ def test_a_fingerprint_is_shown_with_its_text():
     made = fingerprint("Hello", [5, 3], [-0.5, math.nan])
     assert made["logp"] == [-0.5, None]
     assert shown(made) == "a policy that says 'Hello' (log-probability -0.500)"
+
+
+GOOD = {"text": "ab", "tokens": [5, 3], "logp": [-0.5, None]}
+DAMAGED = [
+    *("text", 7, 1.5, True, [], [GOOD], {}),
+    *({name: value for name, value in GOOD.items() if name != left_out} for left_out in GOOD),
+    GOOD | {"more": 1},
+    *(GOOD | {"text": text} for text in (None, 3, ["ab"])),
+    *(GOOD | {"tokens": tokens} for tokens in (None, "53", {}, [5], [5, "3"], [5, None], [5, 3.0])),
+    *(GOOD | {"tokens": [5, token]} for token in (True, -1, 10**400, [3])),
+    *(GOOD | {"logp": logp} for logp in (None, 0.5, {}, [-0.5], [-0.5, -0.5, -0.5], [-0.5, "1"])),
+    *(GOOD | {"logp": [-0.5, x]} for x in (math.nan, -math.inf, 10**400, True, [], {})),
+]
+
+
+@pytest.mark.parametrize("damaged", DAMAGED, ids=range(len(DAMAGED)))
+def test_what_is_no_fingerprint_is_one_sentence(damaged):
+    with pytest.raises(ValueError, match=r"^one.jsonl line 1: fingerprint: got .*; allowed: .*\.$"):
+        check_fingerprint(damaged, "one.jsonl line 1")
+
+
+def test_every_fingerprint_that_is_made_passes():
+    for tokens, logp in (((), ()), ((5, 3), (-0.5, math.nan)), ((2**31 - 1,), (-math.inf,))):
+        made = json.loads(json.dumps(fingerprint("a", tokens, logp)))
+        check_fingerprint(made, "here")
+        assert may_be_same(made, made) or not tokens or made["logp"] == [None]
+        assert "a policy that says" in shown(made)

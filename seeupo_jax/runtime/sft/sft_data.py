@@ -187,6 +187,7 @@ def read_data(config: Config, tokenizer: Tokenizer, on_read: OnRead) -> SftData:
     source = open_conversations(config, str(sft.data), sft.split, sft.options, "--data")
     reading = _Reading(config, tokenizer, on_read)
     tokenized, numbers, sizes = reading.read(source)
+    _check_left("--data", len(source), len(numbers), "to train on")
     held_out = None
     if sft.held_out_data is not None:
         field = "config.sft.held_out_data"
@@ -194,16 +195,10 @@ def read_data(config: Config, tokenizer: Tokenizer, on_read: OnRead) -> SftData:
             config, sft.held_out_data, sft.held_out_split, sft.options, field
         )
         held_out = Subset(*reading.read(other)[:2])
+        _check_left(field, len(other), len(held_out), "to hold out")
     elif sft.held_out:
         numbers, sizes, held_out_places = _hold_out(numbers, sizes, sft.held_out, config.seed)
         held_out = Subset(tokenized, held_out_places)
-    lacks = "to train on" if not numbers else "to hold out"
-    if not numbers or (held_out is not None and not len(held_out)):
-        raise ValueError(
-            f"--data: got {len(source)} conversations, of which none is left {lacks}; allowed: at"
-            " least one, of no more than config.rollout.max_context tokens, beside those of"
-            " config.sft.held_out."
-        )
     return SftData(
         Subset(tokenized, numbers),
         held_out,
@@ -215,11 +210,30 @@ def read_data(config: Config, tokenizer: Tokenizer, on_read: OnRead) -> SftData:
     )
 
 
+def _check_left(field: str, total: int, included: int, what_for: str) -> None:
+    """ValueError where a source has no conversation that is short enough."""
+    if not included:
+        raise ValueError(
+            f"{field}: got {total} conversations, of which none is left {what_for}; allowed: at"
+            " least one of no more than config.rollout.max_context tokens."
+        )
+
+
 def _hold_out(
     numbers: Sequence[int], sizes: Sequence[int], share: float, seed: int
 ) -> tuple[list[int], list[int], list[int]]:
-    """Numbers and sizes to train on, and the numbers held out: a share of them, at least one."""
+    """Numbers and sizes to train on, and the numbers held out: a share of them, at least one.
+
+    Raises:
+      ValueError: none would be left to train on.
+    """
     count = max(1, round(share * len(numbers)))
+    if count >= len(numbers):
+        raise ValueError(
+            f"--data: got {len(numbers)} conversations, of which none is left to train on, since"
+            f" config.sft.held_out={share:g} holds out {count}; allowed: more of them, a smaller"
+            " share, 0 for none, or others to hold out in config.sft.held_out_data."
+        )
     drawn = np.random.default_rng((seed, _SPLIT_STREAM)).permutation(len(numbers))
     held_out = set(drawn[:count].tolist())
     training = [place for place in range(len(numbers)) if place not in held_out]

@@ -46,6 +46,66 @@ def test_all_of_the_held_out_data_is_held_out_and_nothing_else(kind, tmp_path):
     assert tokens_of(data.held_out) == held_out
 
 
+ONE = "got 1 conversations, of which none is left to"
+
+
+@pytest.mark.parametrize(
+    "count, sft, message",
+    [
+        (
+            1,
+            {"held_out": 0.05},
+            f"--data: {ONE} train on, since config.sft.held_out=0.05 holds out",
+        ),
+        (
+            2,
+            {"held_out": 0.9},
+            "--data: got 2 .* train on, since config.sft.held_out=0.9 holds out 2;",
+        ),
+        (
+            4,
+            {"held_out": 0.88},
+            "--data: got 4 .* config.sft.held_out=0.88 holds out 4; allowed: more",
+        ),
+        (
+            1,
+            {"held_out": 0, "max_context": 33},
+            f"--data: {ONE} train on; allowed: at least one of",
+        ),
+        (1, {"held_out_data": 1, "max_context": 33}, f"--data: {ONE} train on; allowed: at least"),
+        (
+            1,
+            {"held_out_data": 2},
+            f"config.sft.held_out_data: {ONE} hold out; allowed: at least one",
+        ),
+        (1, {"held_out": 0}, None),
+        (1, {"held_out_data": 1}, None),
+        (2, {"held_out": 0.7}, None),
+        (2, {"held_out": 0.05}, None),
+    ],
+)
+def test_a_share_that_leaves_no_conversation_is_refused_with_the_numbers(
+    count, sft, message, tmp_path
+):
+    """Of held_out_data: 1 has a conversation that fits, 2 has one of more than max_context."""
+    sft, other = dict(sft), cases.write_desk(tmp_path / "other.jsonl", 1, split="test")
+    fields = {"data": str(cases.write_desk(tmp_path / "some.jsonl", count)), "too_long": "skip"}
+    which, context = sft.pop("held_out_data", None), sft.pop("max_context", 4096)
+    if which is not None:
+        fields["held_out_data"] = str(other)
+    if which == 2:
+        line = json.loads(other.read_text())
+        line["messages"][0]["content"] = "order " * 5000
+        other.write_text(json.dumps(line) + "\n")
+    config = from_dict({"sft": fields | sft, "rollout": {"max_context": context}})
+    given = config, imitation_cases.tokenizer(), lambda *_: None
+    if message is None:
+        assert len(read_data(*given).training) >= 1
+        return
+    with pytest.raises(ValueError, match=f"^{message}.*[.]$"):
+        read_data(*given)
+
+
 def test_a_share_is_held_out_that_the_seed_draws(tmp_path):
     """7 of 18 conversations are 0.38 of them: the nearest number to 0.37 x 18 = 6.66."""
     file = cases.write_desk(tmp_path / "some.jsonl", 18)
