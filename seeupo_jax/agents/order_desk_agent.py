@@ -31,7 +31,8 @@ async def play(task: AgentTask, client: Any) -> AgentResult:
         text += "".join(render_hermes(each.name, **json.loads(each.arguments)) for each in calls)
         step = desk.step(text)
         done, reward = step.done, reward + step.reward
-        called = answer.tool_calls[0].id if calls else "none"
         messages.append(answer)
-        messages += [{**each, "tool_call_id": called} for each in step.observation]
+        # Each call needs a result; a text in which none could be read is answered without an id.
+        named = [{"tool_call_id": call.id} for call in answer.tool_calls or ()] or [{}]
+        messages += [{**each, **name} for each in step.observation for name in named]
     return AgentResult(reward, desk.score(), info=step.info)
