@@ -233,10 +233,9 @@ def _chunk_logp(
     # Behind a barrier: fusion with the above would change the log-probability's last bit.
     product, peak, total = jax.lax.optimization_barrier((product, peak, total))
     below = product / temperature - peak[:, None]
-    terms = jnp.exp(below) * below
-    if unassigned_V is not None:
-        terms = jnp.where(unassigned_V[None, :], 0.0, terms)
-    mean_X = over_parts(jax.lax.psum, terms.sum(axis=1)) / total
+    if unassigned_V is not None:  # adds 0 below, and nothing to the gradient
+        below = jnp.where(unassigned_V[None, :], 0.0, below)
+    mean_X = over_parts(jax.lax.psum, (jnp.exp(below) * below).sum(axis=1)) / total
     return logp_X, jnp.log(total) - mean_X
 
 
