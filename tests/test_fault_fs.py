@@ -1,12 +1,12 @@
 """The library that the tests preload fails the call it should, and logs what changed files."""
 
 import errno
-import os
 import subprocess
 import sys
 
 import pytest
 from fault_fs import FaultFs
+from process_cases import environment
 
 CHANGES = """
 import os, shutil
@@ -60,7 +60,7 @@ def run(faults, program):
     program = program.replace("ROOT", repr(str(faults.root)))
     return subprocess.run(
         [sys.executable, "-c", program],
-        env=os.environ | faults.environment,
+        env=environment() | faults.environment,
         capture_output=True,
         text=True,
     )

@@ -214,9 +214,9 @@ def arguments_of(model, desk, stored, place):
     )[3:]
     return {
         "train": train,
-        # A checkpoint after steps that no evaluation follows: only it has their lines synced.
+        # Without evaluations between the steps only a checkpoint has their lines synced.
         "sft": sft_cases.arguments(
-            model, desk, place / "sft", f"sft.steps={SUPERVISED}", "sft.eval_every=4"
+            model, desk, place / "sft", f"sft.steps={SUPERVISED}", "sft.eval_every=100"
         ),
         "update": [
             f"--config={TINY}",
