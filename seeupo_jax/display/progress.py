@@ -70,7 +70,6 @@ class Progress:
         if display not in _DISPLAYS:
             allowed = ", ".join(_DISPLAYS)
             raise ValueError(f"config.telemetry.display: got {display!r}; allowed: {allowed}.")
-        from seeupo_jax.metrics.compilation import Compilations  # jax: only where something runs
 
         self._stream = SafeStream(stream)
         self._shown = shown
