@@ -15,7 +15,6 @@ from seeupo_jax.display.pace import Pace, Rate
 from seeupo_jax.display.terminal import SafeStream, can_redraw, format_duration
 from seeupo_jax.display.view import Moment, Row, State
 from seeupo_jax.errors import one_line
-from seeupo_jax.metrics.compilation import Compilations
 from seeupo_jax.metrics.statistics import read_estimates, split_and_metric
 from seeupo_jax.rollout.watch import Watch
 
@@ -70,6 +69,7 @@ class Progress:
         if display not in _DISPLAYS:
             allowed = ", ".join(_DISPLAYS)
             raise ValueError(f"config.telemetry.display: got {display!r}; allowed: {allowed}.")
+        from seeupo_jax.metrics.compilation import Compilations  # jax: only where something runs
 
         self._stream = SafeStream(stream)
         self._shown = shown
