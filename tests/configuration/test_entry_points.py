@@ -103,7 +103,10 @@ def test_names_of_ones_own_stay_texts_and_are_what_they_declare():
             "scale: got 'group' with advantage=own_parts:ALONE; allowed: batch or none with"
             " advantage=own_parts:ALONE, which has no scale of its own.",
         ),
-        ({"advantage": "own_parts:ALONE", "baseline": "batch"}, "mean, unless advantage=grae or advantage=istar."),
+        (
+            {"advantage": "own_parts:ALONE", "baseline": "batch"},
+            "mean, unless advantage=grae or advantage=istar.",
+        ),
         ({"advantage": "own_parts:ASKING"}, "own_parts:ASKING has the option 'no_such_field'"),
         ({"advantage": "own_parts:PER_TURN", "kl_in": "reward"}, "kl_in: got 'reward' with adva"),
         ({"advantage": "own_parts:MISSPELT"}, "advantage: own_parts:MISSPELT has the option 'no_s"),
