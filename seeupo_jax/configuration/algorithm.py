@@ -58,10 +58,7 @@ class LossOptions:
 
 @dataclass(frozen=True)
 class Algorithm(LossOptions):
-    """The options of an update; the defaults are SeeUPO's.
-
-    They are as its authors run it, but for old_policy: iteration is the paper's, theirs is turn.
-    """
+    """Options of an update; defaults as SeeUPO's authors run it, but for old_policy (theirs: turn)."""
 
     order: str = choice("reverse", "forward", "random", "custom", "parallel")
     """Order of the turns' updates; parallel: all in one step, without weights."""

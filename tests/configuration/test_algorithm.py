@@ -74,6 +74,9 @@ from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
         ("fork_every", {"advantage": "tree", "forks": "entropy", "fork_every": 2}),
         ("overlong_penalty", {"overlong_penalty": 3.0}),
         ("kl_horizon", {"kl_horizon": 3.0}),
+        ("tis_level", {"tis_level": "geometric"}),
+        ("tis_level", {"tis_level": "geometric", "tis_clip": 2.0, "ratio": "token"}),
+        ("implicit_norm", {"implicit_norm": "batch_max"}),
         ("critic_learning_rate", {"critic_learning_rate": 0.1}),
         ("value_coef", {"value_coef": 3.0}),
         ("value_clip", {"value_clip": None}),
@@ -122,6 +125,8 @@ def test_choices_that_do_not_go_together_are_refused_by_name(field, choices):
         ("reinforce", {"weight": "on", "turns_per_update": 1, "old_policy": "turn"}),  # Eq. 8
         ("grpo", {"turns_per_update": 2, "weight": "on", "weight_clip": 0.5}),
         ("grpo", {"scale": "batch", "advantage_clip": 1.0}),
+        ("gspo", {"tis_clip": 2.0, "tis_level": "geometric"}),
+        ("istar", {"baseline": "mean", "implicit_norm": "none"}),
         ("gigpo", {"scale": "batch", "advantage_clip": 1.0}),
         ("grpo", {"loss_mean": "constant", "pool_mean": "active"}),
         ("a2tgpo", {"gain_template": "It is {answer}."}),
