@@ -58,7 +58,7 @@ class LossOptions:
 
 @dataclass(frozen=True)
 class Algorithm(LossOptions):
-    """Options of an update; defaults as SeeUPO's authors run it, but for old_policy (theirs: turn)."""
+    """Options of an update; defaults as SeeUPO's authors run it, but old_policy (theirs: turn)."""
 
     order: str = choice("reverse", "forward", "random", "custom", "parallel")
     """Order of the turns' updates; parallel: all in one step, without weights."""
