@@ -41,7 +41,7 @@ DECISIONS: Mapping[str, Mapping[Decision, str]] = {
         " rope_theta max_positions qk_norm qkv_bias tied",
     },
     "lora": {A: "merge", T: "path rank alpha targets"},
-    "chat": {T: "system tools template template_kwargs"},
+    "chat": {T: "system tools roles template template_kwargs"},
     "env": {
         C: "workers timeout_s retries retry_wait_s isolation memory_mib",
         R: "name options timeout_as max_reward",
@@ -54,10 +54,11 @@ DECISIONS: Mapping[str, Mapping[Decision, str]] = {
     "offload": {C: "optimizer reference"},
     "algorithm": {
         A: "objective ratio loss_mean weight_clip clip_low clip_high clip_dual kl_coef kl_in"
-        " entropy_coef covariance covariance_kl tis_clip router_replay order custom_order"
-        " turns_per_update weight advantage baseline scale advantage_clip discount anchor step_coef"
-        " clip_adaptation gain gain_template reward_std_floor history history_power gae_lambda"
-        " implicit_coef success_above pair_score progress_coef grounding_coef scorer_rate"
+        " entropy_coef covariance covariance_kl tis_clip tis_level router_replay order"
+        " custom_order turns_per_update weight advantage baseline scale advantage_clip discount"
+        " anchor step_coef clip_adaptation gain gain_template reward_std_floor history"
+        " history_power gae_lambda implicit_coef implicit_norm success_above pair_score"
+        " progress_coef grounding_coef scorer_rate"
         " bootstrap_truncated a_grae_alpha canon_metric canon_mu scorer_epochs old_policy pool_mean"
         " critic value_coef value_clip critic_learning_rate inner_epochs minibatches_per_turn"
         " refresh dynamic_sampling moments kl_target kl_horizon ref_every ref_decay truncated"

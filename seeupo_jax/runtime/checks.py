@@ -93,7 +93,8 @@ def check_first_tasks(config: Config, splits: Sequence[str]) -> None:
     with contextlib.closing(find_tasks(config)) as tasks:
         parts = [part for split in splits for part in gate.task_shares(tasks, split)]
     firsts = dict.fromkeys(part.task_ids[0] for part in parts)
-    tokenizer = None if config.model.path is None else _tokenizer(config)
+    path = config.model.path
+    tokenizer = None if path is None else read_tokenizer(path, config.chat)
     tools = try_resets(config, list(firsts), tokenizer)
     if config.rollout.grammar == TOOL_CALLS:
         _check_tools(config, tools)

@@ -71,6 +71,18 @@ class Broken(Echo):
         raise ConnectionError("no server listens")
 
 
+class Lost(Echo):
+    """Its server is gone once a first episode, that of the checks before a run, has begun."""
+
+    _begun = 0
+
+    def reset(self, task_id, seed):
+        Lost._begun += 1
+        if Lost._begun > 1:
+            raise ConnectionError("no server listens")
+        return super().reset(task_id, seed)
+
+
 def judge(episode):
     """Scores what was said last: its length, in characters modulo 7."""
     return len(episode.messages[-1]["content"]) % 7 / 7

@@ -90,7 +90,7 @@ class _Descendants:
 
 
 def _children() -> list[int]:
-    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+    with open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:
         return [int(pid) for pid in file.read().split()]
 
 

@@ -107,7 +107,7 @@ def test_an_iteration_of_failed_environments_is_refused():
 
 def test_a_run_whose_environments_all_fail_ends_with_1_and_the_reason(tmp_path):
     model = cases.save_policy(tmp_path / "model")
-    choices = ("--config.env.name=run_environment:Broken", "--config.env.retries=0")
+    choices = ("--config.env.name=run_environment:Lost", "--config.env.retries=0")
     (process,) = cases.start(
         model, tmp_path / "run", *choices, "--config.evaluation.tasks=1", "--config.evaluation.k=1"
     )
