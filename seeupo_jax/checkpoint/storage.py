@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import sys
+import traceback
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -221,12 +222,14 @@ def keep_root_logger() -> Generator[None]:
 
 
 def quiet_threads() -> None:
-    """Keeps traces off the standard error that are of errors which are raised as well.
+    """Keeps traces of errors that are also raised off the standard error.
 
-    Orbax logs those of its threads. After one of its writes has failed its loop is closed, and
-    Python prints a trace for each other one of which TensorStore's threads then report the end.
+    Orbax logs those of its threads. After one of its writes has failed, it closes its loop: Python
+    then prints a trace for each other write that TensorStore's threads report, and asyncio logs
+    each other task that failed.
     """
     logging.getLogger("absl").addFilter(_is_new)
+    logging.getLogger("asyncio").addFilter(_is_not_orbax)
     if not isinstance(sys.unraisablehook, _UnraisableHook):
         sys.unraisablehook = _UnraisableHook(sys.unraisablehook)
 
@@ -245,3 +248,10 @@ class _UnraisableHook:
 
 def _is_new(record: logging.LogRecord) -> bool:
     return "_SignalingThread.run()" not in str(record.msg)
+
+
+def _is_not_orbax(record: logging.LogRecord) -> bool:
+    """False for the error of a task that failed in Orbax."""
+    trace = record.exc_info[2] if record.exc_info else None
+    modules = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(trace))
+    return not any(name.startswith("orbax.") for name in modules)

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import gc
 import itertools
 import json
 import os
@@ -23,7 +24,9 @@ import optax
 import pytest
 from etils import epath
 from fault_fs import FaultFs
+from orbax.checkpoint._src import asyncio_utils
 from orbax.checkpoint._src.serialization import ocdbt_utils
+from orbax.checkpoint.experimental.v1._src.synchronization.compatibility import async_futures
 from process_cases import environment
 
 from seeupo_jax.checkpoint import Checkpoints, SaveError, check_path, check_writable
@@ -956,3 +959,21 @@ def test_what_threads_report_after_a_failed_save_is_no_trace_and_all_else_is(mon
             fails()
         sys.unraisablehook(types.SimpleNamespace(exc_value=error.value, object=None))
     assert [type(each.exc_value) for each in heard] == [ZeroDivisionError]
+
+
+def test_a_second_task_of_orbax_that_fails_is_no_trace_and_one_of_another_is(caplog, tmp_path):
+    Checkpoints(tmp_path, 1).close()
+
+    async def fail():
+        raise OSError("ours")
+
+    async def leave(failed):
+        tasks = [asyncio.create_task(each) for each in (async_futures([failed]), fail())]
+        await asyncio.sleep(0.2)
+        assert all(task.done() for task in tasks)  # nobody asks what with
+
+    failed = Future()
+    failed.set_exception(OSError("theirs"))
+    asyncio_utils.run_sync(leave(failed))
+    gc.collect()
+    assert [str(record.exc_info[1]) for record in caplog.records] == ["ours"]
