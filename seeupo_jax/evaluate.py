@@ -37,23 +37,7 @@ import jax
 from seeupo_jax import envs
 from seeupo_jax.agents.agent_tasks import find_tasks
 from seeupo_jax.checkpoint import check_could_write, check_writable
-from seeupo_jax.configuration.flags import Flags, integer, output_file, path, positive
-from seeupo_jax.configuration.loading import ConfigSource, load_config
-from seeupo_jax.configuration.schema import Config
-from seeupo_jax.display.terminal import safe_output
-from seeupo_jax.envs import gate
-from seeupo_jax.envs.bfcl.result_files import export_results
-from seeupo_jax.errors import file_sentences, naming, printable, sentence_errors
-from seeupo_jax.parallel.cluster import errors_end_at_once
-from seeupo_jax.parallel.platform import off_accelerator
-from seeupo_jax.planning.explain.explain_evaluation import (
-    explain_episodes,
-    explain_policy,
-    explain_server,
-)
-from seeupo_jax.planning.explain.explanation import EXPLAIN, Section, print_explanation
-from seeupo_jax.runtime.checks import check_config, check_first_tasks
-from seeupo_jax.runtime.cli import (
+from seeupo_jax.cli.command_line import (
     add_cluster_flags,
     add_run_flags,
     cluster_flags,
@@ -65,20 +49,20 @@ from seeupo_jax.runtime.cli import (
     read_config,
     run_folder,
 )
-from seeupo_jax.runtime.evaluation_run import (
+from seeupo_jax.configuration.flags import Flags, integer, output_file, path, positive
+from seeupo_jax.configuration.loading import ConfigSource, load_config
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.display.terminal import safe_output
+from seeupo_jax.envs import gate
+from seeupo_jax.envs.bfcl.result_files import export_results
+from seeupo_jax.errors import file_sentences, naming, printable, sentence_errors
+from seeupo_jax.evaluation.evaluation_run import (
     EvaluationResult,
     episodes_name,
     evaluate_policy,
     evaluation_settings,
 )
-from seeupo_jax.runtime.policy_folder import (
-    STEP,
-    WEIGHTS,
-    check_trained,
-    saved_weights,
-    warn_of_selection,
-)
-from seeupo_jax.runtime.policy_sources import (
+from seeupo_jax.evaluation.policy_sources import (
     Server,
     about_policy,
     check_served,
@@ -86,7 +70,23 @@ from seeupo_jax.runtime.policy_sources import (
     served_policy,
     starting_policy,
 )
-from seeupo_jax.runtime.resuming import chat_note
+from seeupo_jax.parallel.cluster import errors_end_at_once
+from seeupo_jax.parallel.platform import off_accelerator
+from seeupo_jax.planning.explain.explain_evaluation import (
+    explain_episodes,
+    explain_policy,
+    explain_server,
+)
+from seeupo_jax.planning.explain.explanation import EXPLAIN, Section, print_explanation
+from seeupo_jax.policy_io.policy_folder import (
+    STEP,
+    WEIGHTS,
+    check_trained,
+    saved_weights,
+    warn_of_selection,
+)
+from seeupo_jax.policy_io.resuming import chat_note
+from seeupo_jax.training.checks import check_config, check_first_tasks
 from seeupo_jax.trajectories.episodes import read_played
 from seeupo_jax.trajectories.json_lines import write_json
 

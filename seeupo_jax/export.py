@@ -16,12 +16,7 @@ from collections.abc import Sequence
 
 import jax
 
-from seeupo_jax.configuration.flags import Flags, path
-from seeupo_jax.display.terminal import safe_output
-from seeupo_jax.durable_files import write_atomically
-from seeupo_jax.errors import file_sentences, sentence_errors
-from seeupo_jax.parallel.cluster import errors_end_at_once
-from seeupo_jax.runtime.cli import (
+from seeupo_jax.cli.command_line import (
     add_cluster_flags,
     add_run_flags,
     cluster_flags,
@@ -30,8 +25,13 @@ from seeupo_jax.runtime.cli import (
     log_to_stderr,
     read_config,
 )
-from seeupo_jax.runtime.hub import CARD, hub_client, model_card, push
-from seeupo_jax.runtime.policy_folder import (
+from seeupo_jax.configuration.flags import Flags, path
+from seeupo_jax.display.terminal import safe_output
+from seeupo_jax.durable_files import write_atomically
+from seeupo_jax.errors import file_sentences, sentence_errors
+from seeupo_jax.parallel.cluster import errors_end_at_once
+from seeupo_jax.policy_io.hub import CARD, hub_client, model_card, push
+from seeupo_jax.policy_io.policy_folder import (
     STEP,
     WEIGHTS,
     export_policy,

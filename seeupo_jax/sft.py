@@ -26,22 +26,7 @@ from pathlib import Path
 import jax
 
 from seeupo_jax.checkpoint import exclusive_run
-from seeupo_jax.configuration.flags import Flags
-from seeupo_jax.configuration.loading import ConfigSource, load_config
-from seeupo_jax.configuration.schema import Config
-from seeupo_jax.display.progress import Progress
-from seeupo_jax.display.terminal import safe_output
-from seeupo_jax.errors import DataChanged, NotLearning, file_sentences, sentence_errors
-from seeupo_jax.metrics.history import History, read_history
-from seeupo_jax.metrics.run_manifest import UNKNOWN_LAUNCH, Launch
-from seeupo_jax.parallel.cluster import errors_end_at_once
-from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
-from seeupo_jax.planning.explain.explain_sft import explain_sft
-from seeupo_jax.planning.explain.explanation import EXPLAIN, print_explanation
-from seeupo_jax.planning.remat import choose_remat
-from seeupo_jax.runtime import build
-from seeupo_jax.runtime.checks import prepare_run
-from seeupo_jax.runtime.cli import (
+from seeupo_jax.cli.command_line import (
     add_cluster_flags,
     add_run_flags,
     check_places,
@@ -55,11 +40,26 @@ from seeupo_jax.runtime.cli import (
     run_file_errors,
     run_folder,
 )
-from seeupo_jax.runtime.sft.sft_data import load_data
-from seeupo_jax.runtime.sft.sft_parts import SftState
-from seeupo_jax.runtime.sft.sft_run import SftRun, begin_sft
-from seeupo_jax.runtime.sft.supervised import check_sft, check_steps, count_steps, supervised
-from seeupo_jax.runtime.training.callbacks import Callback, check_callbacks, notify_callbacks
+from seeupo_jax.configuration.flags import Flags
+from seeupo_jax.configuration.loading import ConfigSource, load_config
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.display.progress import Progress
+from seeupo_jax.display.terminal import safe_output
+from seeupo_jax.errors import DataChanged, NotLearning, file_sentences, sentence_errors
+from seeupo_jax.metrics.history import History, read_history
+from seeupo_jax.metrics.run_manifest import UNKNOWN_LAUNCH, Launch
+from seeupo_jax.parallel.cluster import errors_end_at_once
+from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
+from seeupo_jax.planning.explain.explain_sft import explain_sft
+from seeupo_jax.planning.explain.explanation import EXPLAIN, print_explanation
+from seeupo_jax.planning.remat import choose_remat
+from seeupo_jax.policy_io import build
+from seeupo_jax.supervised.data import load_data
+from seeupo_jax.supervised.learner_parts import check_sft, check_steps, count_steps, supervised
+from seeupo_jax.supervised.parts import SftState
+from seeupo_jax.supervised.run import SftRun, begin_sft
+from seeupo_jax.training.callbacks import Callback, check_callbacks, notify_callbacks
+from seeupo_jax.training.checks import prepare_run
 
 
 @dataclass(frozen=True)

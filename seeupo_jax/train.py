@@ -22,25 +22,7 @@ from pathlib import Path
 import jax
 
 from seeupo_jax.checkpoint import Checkpoints, exclusive_run, find_directory
-from seeupo_jax.configuration.flags import Flags
-from seeupo_jax.configuration.loading import ConfigSource, load_config
-from seeupo_jax.configuration.schema import Config
-from seeupo_jax.display.progress import Progress
-from seeupo_jax.display.run_summary import learning_curve, print_summary
-from seeupo_jax.display.terminal import safe_output
-from seeupo_jax.envs.pool import ServerFull
-from seeupo_jax.errors import NameTaken, NotLearning, file_sentences, sentence_errors
-from seeupo_jax.metrics.history import History, read_history
-from seeupo_jax.metrics.run_manifest import UNKNOWN_LAUNCH, Launch
-from seeupo_jax.parallel.cluster import errors_end_at_once
-from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
-from seeupo_jax.planning.explain.explain_training import explain_training
-from seeupo_jax.planning.explain.explanation import EXPLAIN, print_explanation
-from seeupo_jax.planning.planned_devices import add_planned_flags, plan_devices
-from seeupo_jax.planning.remat import choose_remat
-from seeupo_jax.runtime import build
-from seeupo_jax.runtime.checks import check_config, check_planned, prepare_run
-from seeupo_jax.runtime.cli import (
+from seeupo_jax.cli.command_line import (
     add_cluster_flags,
     add_run_flags,
     check_places,
@@ -56,12 +38,30 @@ from seeupo_jax.runtime.cli import (
     run_file_errors,
     run_folder,
 )
-from seeupo_jax.runtime.evaluation import due, evaluates
-from seeupo_jax.runtime.same_run import measured_with
-from seeupo_jax.runtime.training.callbacks import Callback, check_callbacks, notify_callbacks
-from seeupo_jax.runtime.training.run import Run, begin_run
-from seeupo_jax.runtime.training.run_checkpoints import RunState
-from seeupo_jax.runtime.training.warm_starting import start_policy
+from seeupo_jax.configuration.flags import Flags
+from seeupo_jax.configuration.loading import ConfigSource, load_config
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.display.progress import Progress
+from seeupo_jax.display.run_summary import learning_curve, print_summary
+from seeupo_jax.display.terminal import safe_output
+from seeupo_jax.envs.pool import ServerFull
+from seeupo_jax.errors import NameTaken, NotLearning, file_sentences, sentence_errors
+from seeupo_jax.evaluation.evaluation import due, evaluates
+from seeupo_jax.metrics.history import History, read_history
+from seeupo_jax.metrics.run_manifest import UNKNOWN_LAUNCH, Launch
+from seeupo_jax.parallel.cluster import errors_end_at_once
+from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
+from seeupo_jax.planning.explain.explain_training import explain_training
+from seeupo_jax.planning.explain.explanation import EXPLAIN, print_explanation
+from seeupo_jax.planning.planned_devices import add_planned_flags, plan_devices
+from seeupo_jax.planning.remat import choose_remat
+from seeupo_jax.policy_io import build
+from seeupo_jax.policy_io.resume_check import measured_with
+from seeupo_jax.supervised.warm_starting import start_policy
+from seeupo_jax.training.callbacks import Callback, check_callbacks, notify_callbacks
+from seeupo_jax.training.checks import check_config, check_planned, prepare_run
+from seeupo_jax.training.run import Run, begin_run
+from seeupo_jax.training.run_checkpoints import RunState
 
 
 @dataclass(frozen=True)

@@ -17,16 +17,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from seeupo_jax.checkpoint import exclusive_output
+from seeupo_jax.cli.command_line import add_config_flags, log_to_stderr, prepare_xla
 from seeupo_jax.configuration.flags import Flags, output_file, path
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.errors import file_sentences, sentence_errors
 from seeupo_jax.planning.remat import choose_remat
-from seeupo_jax.runtime.build import is_small, load_policy
-from seeupo_jax.runtime.cli import add_config_flags, log_to_stderr, prepare_xla
-from seeupo_jax.runtime.policy_folder import check_output, left_in, write_policy
-from seeupo_jax.runtime.stored_update import prepare, update
-from seeupo_jax.runtime.training.stagnation import why_idle
+from seeupo_jax.policy_io.build import is_small, load_policy
+from seeupo_jax.policy_io.policy_folder import check_output, left_in, write_policy
+from seeupo_jax.training.stagnation import why_idle
+from seeupo_jax.training.stored_update import prepare, update
 from seeupo_jax.trajectories.json_lines import write_json
 
 

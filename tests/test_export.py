@@ -16,8 +16,8 @@ from seeupo_jax.metrics.checksum import checksum
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy.lora import load_adapters, merge
 from seeupo_jax.policy.network import split
-from seeupo_jax.runtime import build
-from seeupo_jax.runtime.policy_folder import export_policy
+from seeupo_jax.policy_io import build
+from seeupo_jax.policy_io.policy_folder import export_policy
 from seeupo_jax.types import TrainState
 
 BASE = "package:order_desk"

@@ -16,8 +16,8 @@ from seeupo_jax.learner.imitation.action_segments import Tokenized
 from seeupo_jax.learner.imitation.imitation_batches import Batches
 from seeupo_jax.policy.files.tokenizer import MODEL_FILE
 from seeupo_jax.policy.files.weights import read_tokenizer, resolve_path
-from seeupo_jax.runtime import build
-from seeupo_jax.runtime.training.warm_starting import BLOCK, train_stage
+from seeupo_jax.policy_io import build
+from seeupo_jax.supervised.warm_starting import BLOCK, train_stage
 
 GOLDEN = {
     name: json.loads((SUPPORT / "golden" / f"{name}_warm_start.json").read_text())

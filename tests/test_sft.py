@@ -25,6 +25,7 @@ from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.envs.base import Demonstration
 from seeupo_jax.errors import DataChanged, NotLearning
 from seeupo_jax.evaluate import main as evaluation_main
+from seeupo_jax.evaluation.policy_sources import own_policy
 from seeupo_jax.learner.imitation.action_segments import to_segments
 from seeupo_jax.learner.imitation.imitation_step import Imitation
 from seeupo_jax.metrics.checksum import checksum
@@ -32,9 +33,8 @@ from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy.lora import load_adapters
 from seeupo_jax.policy.network import split
-from seeupo_jax.runtime.policy_sources import own_policy
-from seeupo_jax.runtime.sft.sft_parts import SftState
 from seeupo_jax.sft import iterate, main
+from seeupo_jax.supervised.parts import SftState
 
 EVERY = jax.devices()
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -378,7 +378,7 @@ def refusal(capsys, *given):
 def test_bad_data_is_one_sentence_before_anything_is_made(
     lines, message, model, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr("seeupo_jax.runtime.build.load_policy", None)  # which would be an error
+    monkeypatch.setattr("seeupo_jax.policy_io.build.load_policy", None)  # which would be an error
     data = cases.write(tmp_path / "bad.jsonl", lines)
     error = refusal(capsys, *cases.arguments(model, data, tmp_path / "run"))
     assert error.startswith(f"--data: {data}, ") or error.startswith("--data: ")

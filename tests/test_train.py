@@ -24,9 +24,9 @@ from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy.lora import load_adapters
 from seeupo_jax.policy.network import split
-from seeupo_jax.runtime import build
-from seeupo_jax.runtime.checks import check_config
-from seeupo_jax.runtime.policy_folder import export_policy
+from seeupo_jax.policy_io import build
+from seeupo_jax.policy_io.policy_folder import export_policy
+from seeupo_jax.training.checks import check_config
 
 CONFIG = TINY
 # A shorter warm start; 120 steps on 400 episodes solve no task either.

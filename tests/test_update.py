@@ -26,8 +26,8 @@ from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.policy import from_pretrained, save_pretrained
 from seeupo_jax.policy.network import split
-from seeupo_jax.runtime import build, stored_update
-from seeupo_jax.runtime.training import learner_parts
+from seeupo_jax.policy_io import build
+from seeupo_jax.training import learner_parts, stored_update
 from seeupo_jax.types import learnable
 
 CONFIG = TINY

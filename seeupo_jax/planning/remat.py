@@ -14,9 +14,9 @@ from seeupo_jax.parallel.distributed import gather
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.planning.activation_memory import microbatch_bytes, remats, share_of
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.runtime import build
-from seeupo_jax.runtime.build_sampler import plan_sampler
-from seeupo_jax.runtime.training.learner_parts import new_state, place_reference, run_optimizer
+from seeupo_jax.policy_io import build
+from seeupo_jax.policy_io.build_sampler import plan_sampler
+from seeupo_jax.training.learner_parts import new_state, place_reference, run_optimizer
 
 # Of a device's memory, what a sweep's step may take by our estimate: a CPU's is its host's, which
 # has environments and other programs to hold, and allocators need some room to themselves.

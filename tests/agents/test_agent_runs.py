@@ -10,13 +10,13 @@ from seeupo_jax.agents.agent_tasks import find_tasks
 from seeupo_jax.configuration.loading import from_dict, to_dict
 from seeupo_jax.configuration.reward import Reward
 from seeupo_jax.envs import gate
+from seeupo_jax.evaluation.episode_host import build_host, check_host
+from seeupo_jax.evaluation.evaluation_run import evaluation_settings
+from seeupo_jax.policy_io.resume_check import check_same_run, made_by
 from seeupo_jax.rewards.scorer import make_scorer
 from seeupo_jax.rollout.collect import collect, group_requests
 from seeupo_jax.rollout.episode_metrics import most_frequent_failure, rollout_metrics
 from seeupo_jax.rollout.player import CollectionOptions, RolloutWorker
-from seeupo_jax.runtime.episode_host import build_host, check_host
-from seeupo_jax.runtime.evaluation_run import evaluation_settings
-from seeupo_jax.runtime.same_run import check_same_run, made_by
 
 AGENT = """
 import asyncio

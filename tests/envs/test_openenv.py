@@ -19,7 +19,7 @@ from seeupo_jax.configuration import loading
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import TransientError
 from seeupo_jax.envs.pool import Call, EnvPool, Failure
-from seeupo_jax.runtime.episode_host import check_host
+from seeupo_jax.evaluation.episode_host import check_host
 
 websockets_server = pytest.importorskip("websockets.sync.server")
 

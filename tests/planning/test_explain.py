@@ -23,6 +23,7 @@ from seeupo_jax.configuration.loading import load_config, to_dict
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.evaluate import main as evaluate
+from seeupo_jax.evaluation.evaluation_run import episodes_name, evaluation_settings
 from seeupo_jax.learner.credit.advantages import compile_credit, credit_programs
 from seeupo_jax.metrics.compilation import Compilations
 from seeupo_jax.parallel.compiling import WORKERS
@@ -39,12 +40,11 @@ from seeupo_jax.planning.explain.explain_parts import (
 from seeupo_jax.planning.explain.explain_training import explain_training
 from seeupo_jax.planning.explain.explanation import listed, print_explanation
 from seeupo_jax.policy.architecture import Moe
-from seeupo_jax.runtime import build
-from seeupo_jax.runtime.checks import check_config, check_planned
-from seeupo_jax.runtime.evaluation_run import episodes_name, evaluation_settings
-from seeupo_jax.runtime.training import learner_parts
-from seeupo_jax.runtime.training.run import begin_run
+from seeupo_jax.policy_io import build
 from seeupo_jax.train import main as train
+from seeupo_jax.training import learner_parts
+from seeupo_jax.training.checks import check_config, check_planned
+from seeupo_jax.training.run import begin_run
 from seeupo_jax.trajectories.episodes import Episode, EpisodeFile
 
 QUICKSTART = ROOT / "configs" / "quickstart.py"

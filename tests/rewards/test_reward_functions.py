@@ -13,11 +13,11 @@ from reward_cases import Closed, Counting
 from seeupo_jax.configuration.loading import from_dict, to_dict
 from seeupo_jax.configuration.reward import Reward
 from seeupo_jax.configuration.schema import Config
+from seeupo_jax.policy_io.resume_check import check_same_run, made_by
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
 from seeupo_jax.rewards.judge import Judge
 from seeupo_jax.rewards.reward_functions import load_functions, weighted_sum
-from seeupo_jax.runtime.checks import check_config
-from seeupo_jax.runtime.same_run import check_same_run, made_by
+from seeupo_jax.training.checks import check_config
 
 CASES = "reward_cases:"
 

@@ -16,7 +16,7 @@ from flax import nnx
 from learner_cases import observe, ragged
 from twin_policy import tensors_of
 
-from seeupo_jax.bench import torch_runner
+from seeupo_jax.benchmarks import torch_runner
 from seeupo_jax.configuration import loading
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
@@ -24,7 +24,7 @@ from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.network import split
 from seeupo_jax.policy.transformer import Transformer
-from seeupo_jax.runtime import build
+from seeupo_jax.policy_io import build
 from seeupo_jax.types import learnable
 
 options, sweep, trajectories, update = map(

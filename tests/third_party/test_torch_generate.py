@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from seeupo_jax.bench import torch_runner
-from seeupo_jax.bench.workloads import Conversation, Workload
+from seeupo_jax.benchmarks import torch_runner
+from seeupo_jax.benchmarks.workloads import Conversation, Workload
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.network import split

@@ -26,7 +26,7 @@ class Bfcl(MultiTurn):
       user's message; in `multi_turn_miss_param` a request may lack a detail that the next one has.
     data: a folder with tasks of your own in the official format instead of the official ones:
       `SPLIT/BFCL_v4_CATEGORY.json` and `SPLIT/possible_answer/BFCL_v4_CATEGORY.json` for each of
-      its splits, as `python -m seeupo_jax.envs.bfcl_worlds` writes them.
+      its splits, as `python -m seeupo_jax.instruments.bfcl_worlds` writes them.
     """
 
     name = "bfcl"

@@ -22,8 +22,8 @@ from seeupo_jax.planning.remat import PLATFORM, SHARE, RematPlan, choose_remat, 
 from seeupo_jax.policy.files.messages import unread_notice
 from seeupo_jax.policy.files.weights import PACKAGE, resolve_path
 from seeupo_jax.policy.network import ADAPTER
+from seeupo_jax.policy_io.build import ARCHITECTURES, SMALL, Policy, few_shapes
 from seeupo_jax.rollout.tasks import repeats, share_counts
-from seeupo_jax.runtime.build import ARCHITECTURES, SMALL, Policy, few_shapes
 from seeupo_jax.types import TrainState
 
 

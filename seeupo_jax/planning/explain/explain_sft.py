@@ -19,12 +19,12 @@ from seeupo_jax.planning.explain.explain_files import checkpoint_lines, file_lin
 from seeupo_jax.planning.explain.explain_parts import model_lines
 from seeupo_jax.planning.explain.explanation import Section, listed
 from seeupo_jax.planning.remat import choose_remat, plan_remat
-from seeupo_jax.runtime import build
-from seeupo_jax.runtime.resuming import check_begins, resumption
-from seeupo_jax.runtime.same_run import SUPERVISED
-from seeupo_jax.runtime.sft.sft_checkpoints import check_same_sft
-from seeupo_jax.runtime.sft.sft_data import SftData, load_data
-from seeupo_jax.runtime.sft.supervised import (
+from seeupo_jax.policy_io import build
+from seeupo_jax.policy_io.resume_check import SUPERVISED
+from seeupo_jax.policy_io.resuming import check_begins, resumption
+from seeupo_jax.supervised.checkpoints import check_same_sft
+from seeupo_jax.supervised.data import SftData, load_data
+from seeupo_jax.supervised.learner_parts import (
     begin_imitation,
     check_steps,
     count_steps,

@@ -18,6 +18,8 @@ from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.optimizer_schema import ParameterGroup
 from seeupo_jax.configuration.schema import Config, recipe_fields
 from seeupo_jax.envs.base import Missing
+from seeupo_jax.evaluation.evaluation import due, evaluated_splits, evaluates, selection_split
+from seeupo_jax.evaluation.missing import splits_left
 from seeupo_jax.learner.optimization.parameter_groups import group_of, of_all_layers, path_name
 from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.planning.abstract_run import AbstractRun, Planned
@@ -36,17 +38,15 @@ from seeupo_jax.planning.explain.explain_parts import (
 )
 from seeupo_jax.planning.explain.explanation import Section, choices, listed
 from seeupo_jax.policy.network import trainable
-from seeupo_jax.runtime.evaluation import due, evaluated_splits, evaluates, selection_split
-from seeupo_jax.runtime.policy_folder import starting_folder
-from seeupo_jax.runtime.resuming import (
+from seeupo_jax.policy_io.policy_folder import starting_folder
+from seeupo_jax.policy_io.resume_check import check_same_run, check_training
+from seeupo_jax.policy_io.resuming import (
     check_begins,
     check_same_chat,
     check_same_sweep,
     check_same_warm_start,
     resumption,
-    splits_left,
 )
-from seeupo_jax.runtime.same_run import check_same_run, check_training
 
 # What of an algorithm is always shown; the other fields where they are not the default.
 _SHOWN = "order ratio objective advantage baseline scale old_policy weight_clip kl_coef".split()

@@ -21,7 +21,7 @@ from seeupo_jax.planning.expected_time import Packed, apart, pack, scorer_flops,
 from seeupo_jax.planning.flops import Pass
 from seeupo_jax.planning.remat import choose_remat
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.runtime import build
+from seeupo_jax.policy_io import build
 
 # The kinds of programs that a report is about. A run has more of each kind, of smaller shapes.
 KINDS = (

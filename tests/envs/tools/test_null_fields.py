@@ -13,7 +13,7 @@ from seeupo_jax.agents.dialects.exchange import Caller
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.tools import null_fields
 from seeupo_jax.envs.tools.null_fields import NullCounts, drop_from_arguments, drop_from_tool
-from seeupo_jax.runtime.sft.conversation import read_conversation
+from seeupo_jax.supervised.conversation import read_conversation
 
 # Schemas of arguments and values of them, by name: a column of a table has one type.
 ARGUMENTS = {

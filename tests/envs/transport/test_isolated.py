@@ -18,12 +18,12 @@ from seeupo_jax.configuration import loading
 from seeupo_jax.envs.order_desk.demonstrator import demonstrate
 from seeupo_jax.envs.pool import Call, EnvPool
 from seeupo_jax.envs.transport.isolated import Isolated, ProcessDied
+from seeupo_jax.evaluation.episode_host import build_pool, check_host
 from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.rollout.collect import collect, group_requests
 from seeupo_jax.rollout.engine.protocol import Action
 from seeupo_jax.rollout.engine.sampling import task_number
 from seeupo_jax.rollout.player import CollectionOptions
-from seeupo_jax.runtime.episode_host import build_pool, check_host
 
 
 def wild(folder=".", kind="Wild", **options):

@@ -20,7 +20,7 @@ from seeupo_jax.learner.optimization.optimizer import apply_update, make_optimiz
 from seeupo_jax.learner.optimization.schedule import Schedule, Scheduled, at_share
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
-from seeupo_jax.runtime.checks import check_config
+from seeupo_jax.training.checks import check_config
 from seeupo_jax.types import CriticState, TrainState
 
 # Learning rate 1 and SGD: a gradient of 1 moves a parameter by the learning rate.

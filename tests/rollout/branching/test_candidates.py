@@ -12,6 +12,7 @@ from judge_cases import judging
 
 from seeupo_jax.configuration.loading import from_dict, to_dict
 from seeupo_jax.configuration.reward import Judge
+from seeupo_jax.policy_io.resume_check import check_same_run, made_by
 from seeupo_jax.rewards.candidate_judge import make_judge
 from seeupo_jax.rewards.reward_functions import RewardFunction
 from seeupo_jax.rewards.scorer import Scorer
@@ -20,7 +21,6 @@ from seeupo_jax.rollout.branching.candidate_plan import CandidatePlan, candidate
 from seeupo_jax.rollout.engine.protocol import Action
 from seeupo_jax.rollout.engine.sampling import branch_chance, task_number
 from seeupo_jax.rollout.episode_metrics import rollout_metrics
-from seeupo_jax.runtime.same_run import check_same_run, made_by
 from seeupo_jax.trajectories.forks import find_forks, new_turns
 from seeupo_jax.types import UNCHOSEN
 
