@@ -12,7 +12,7 @@ from typing import Any
 
 from seeupo_jax import envs
 from seeupo_jax.configuration.user_code import NAMES, is_name, shown
-from seeupo_jax.envs import Environment, gate
+from seeupo_jax.envs import Environment
 from seeupo_jax.envs.base import (
     ENVIRONMENT,
     Demonstration,
@@ -23,6 +23,8 @@ from seeupo_jax.envs.base import (
     Tool,
 )
 from seeupo_jax.envs.snapshot import fork, has_fork
+from seeupo_jax.envs.tasks import list_task_shares, task_labels, task_reference
+from seeupo_jax.envs.validation import has_demonstrations, reset_episode
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Mixture(Killable):
         """The tasks of each environment, with its weight, of which its own parts have shares."""
         shares: list[TaskShare] = []
         for label, part in self._parts.items():
-            own = gate.task_shares(self._part(label), split)
+            own = list_task_shares(self._part(label), split)
             total = sum(share.weight for share in own)
             for share in own:
                 name = f"{label}:{share.name}" if share.name else label
@@ -84,7 +86,7 @@ class Mixture(Killable):
     ) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
         environment, part_task = self._find(task_id)
         self._playing = task_id.partition(":")[0]
-        return gate.reset(environment, part_task, seed, episode_seed)
+        return reset_episode(environment, part_task, seed, episode_seed)
 
     def step(self, text: str) -> StepResult:
         return self._running().step(text)
@@ -112,11 +114,11 @@ class Mixture(Killable):
     def labels(self, task_id: str) -> dict[str, str]:
         environment, part_task = self._find(task_id)
         label = task_id.partition(":")[0]
-        return {ENVIRONMENT: label} | gate.labels(environment, part_task) | {ENVIRONMENT: label}
+        return {ENVIRONMENT: label} | task_labels(environment, part_task) | {ENVIRONMENT: label}
 
     def reference(self, task_id: str) -> str | None:
         environment, part_task = self._find(task_id)
-        return gate.reference(environment, part_task)
+        return task_reference(environment, part_task)
 
     def _find(self, task_id: str) -> tuple[Environment, str]:
         """A task's environment, and what it calls the task."""
@@ -168,13 +170,13 @@ class DemonstratingMixture(Mixture):
         demonstrations = [
             made.demonstrations(split, **options.get(label, {}))
             for label in self._parts
-            if gate.has_demonstrations(made := self._part(label))
+            if has_demonstrations(made := self._part(label))
         ]
         return _Interleaved(demonstrations)
 
     def vocabulary(self) -> Sequence[str]:
         """All environments' words."""
-        makers = filter(gate.has_demonstrations, map(self._part, self._parts))
+        makers = filter(has_demonstrations, map(self._part, self._parts))
         return tuple(dict.fromkeys(word for made in makers for word in made.vocabulary()))
 
 
@@ -206,7 +208,7 @@ def make_mixture(environments: Sequence[Mapping[str, Any]]) -> Mixture:
     """
     parts = read_parts(environments)
     made = {label: envs.make(part.name, **part.options) for label, part in parts.items()}
-    shown_how = all(map(gate.has_demonstrations, made.values()))
+    shown_how = all(map(has_demonstrations, made.values()))
     return _KINDS[shown_how, all(map(has_fork, made.values()))](parts, made)
 
 

@@ -16,9 +16,10 @@ from typing import Any, ClassVar
 import urllib3
 
 from seeupo_jax.configuration.user_code import escaped
-from seeupo_jax.envs import gate, seeded
+from seeupo_jax.envs import seeded
 from seeupo_jax.envs.base import Killable, Message, StepResult, Tool, TransientError
 from seeupo_jax.envs.transport.http_client import HttpClient, end_socket
+from seeupo_jax.envs.validation import ProtocolError, check_reward
 
 MAX_ANSWER_BYTES = 64 * 2**20
 _CONNECT_S = 10.0
@@ -151,7 +152,7 @@ def _parsed(payload: str | bytes, where: str) -> Any:
     try:
         return json.loads(payload)
     except (ValueError, RecursionError):
-        raise gate.ProtocolError(
+        raise ProtocolError(
             f"{where}: got {payload[:60]!r}, which is not JSON; allowed: a JSON object."
         ) from None
 
@@ -224,7 +225,7 @@ class OpenEnv(Killable):
             return seeded.answer(f"Invalid action: {error}")
         _fields(answer, f"{self.url} step", "observation", "reward", "done")
         stated = 0.0 if answer["reward"] is None else answer["reward"]
-        reward = gate.check_reward(stated, f"{self.url} step reward")
+        reward = check_reward(stated, f"{self.url} step reward")
         self._total += reward
         self._done = bool(answer["done"])
         return seeded.answer(self._shown(answer), reward, self._done)
@@ -271,7 +272,7 @@ def _fields(answer: Any, where: str, *names: str) -> _Data:
     """
     if not isinstance(answer, dict) or not set(names) <= set(answer):
         got = json.dumps(answer)
-        raise gate.ProtocolError(
+        raise ProtocolError(
             f"{where}: got {got if len(got) < 100 else f'{got[:100]} ...'}; allowed: a JSON object"
             f" with {', '.join(names)}."
         )

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from seeupo_jax.configuration.user_code import origin
 from seeupo_jax.envs.base import Environment, Killable, NoRoom, TransientError
-from seeupo_jax.envs.gate import ProtocolError, describe
+from seeupo_jax.envs.validation import ProtocolError, describe
 
 _log = logging.getLogger(__name__)
 _ROOM_WAIT_S = 0.5  # before a server without room is asked again

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Message, StepResult, check_choice
+from seeupo_jax.envs.validation import check_score
 
 FIRST_TEST = 2**30  # so that no number of training tasks makes one of a test task
 
@@ -83,4 +83,4 @@ def opening(instruction: str | None, observation: str) -> tuple[Message, ...]:
 
 def score_of(total: float, full: float) -> float:
     """An episode's sum of rewards as a score: `full` or more is 1, zero or less is 0."""
-    return gate.check_score(min(max(total / full, 0.0), 1.0))
+    return check_score(min(max(total / full, 0.0), 1.0))

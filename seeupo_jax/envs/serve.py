@@ -24,8 +24,8 @@ from typing import Any
 
 from seeupo_jax import envs
 from seeupo_jax.configuration.user_code import in_one_line
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Environment, read_options
+from seeupo_jax.envs.tasks import list_task_shares, list_tasks, task_labels, task_reference
 from seeupo_jax.envs.transport import remote_calls, wire
 from seeupo_jax.envs.transport.connections import BoundedServer
 from seeupo_jax.envs.transport.open_files import raise_open_files
@@ -233,16 +233,16 @@ class EnvServer:
 
 
 def _task_shares(catalogue: Environment, split: str) -> list[tuple[str, float, Sequence[str]]]:
-    parts = gate.task_shares(catalogue, split)
+    parts = list_task_shares(catalogue, split)
     return [(part.name, part.weight, list(part.task_ids)) for part in parts]
 
 
 # What is asked of tasks without an episode: the argument, a text, and what answers.
 _OF_TASKS: dict[str, tuple[str, Callable[[Environment, str], Any]]] = {
-    "task_ids": ("split", gate.task_ids),
+    "task_ids": ("split", list_tasks),
     "task_shares": ("split", _task_shares),
-    "labels": ("task_id", gate.labels),
-    "reference": ("task_id", gate.reference),
+    "labels": ("task_id", task_labels),
+    "reference": ("task_id", task_reference),
 }
 
 

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Message, Pay, StepResult, Tool
 from seeupo_jax.envs.pool import Failure, Outcome
 from seeupo_jax.envs.snapshot import Snapshot
+from seeupo_jax.envs.validation import OWN_REWARD
 from seeupo_jax.policy.files.tokenizer import Conversation, Transcript
 from seeupo_jax.rewards.finished_episode import HISTORY, FinishedEpisode
 from seeupo_jax.rewards.scorer import Scored
@@ -86,7 +86,7 @@ class Episode:
     tools: Sequence[Tool] = ()
     rewards: list[float] = field(default_factory=list)  # of each turn that was sampled
     turnless_reward: float = 0.0  # paid at the end where no turn was sampled
-    named: dict[str, float] = field(default_factory=lambda: {gate.OWN_REWARD: 0.0})  # unweighted
+    named: dict[str, float] = field(default_factory=lambda: {OWN_REWARD: 0.0})  # unweighted
     named_turns: dict[str, list[float]] = field(default_factory=dict)  # `named`, of turns
     has_finish: bool = False  # its environment's `finish` has yet to be called
     score: float = 0.0
@@ -150,7 +150,7 @@ class Episode:
             self.on_failure(result, timeout_as)
         elif self.stop is not None:  # of `finish`, whose reward is added to the last turn's
             last_reward, paid, self.score = result
-            self._name({gate.OWN_REWARD: last_reward})
+            self._name({OWN_REWARD: last_reward})
             self._add(paid)
         elif self.conversation is None:  # of `reset`
             messages, self.tools, self.conversation, self.has_finish = result
@@ -184,7 +184,7 @@ class Episode:
             tools=tuple(self.tools),
             stop="candidate" if more else "done" if self.stop is None else self.stop,
             turns=self.turn + len(more),
-            reward=named.pop(gate.OWN_REWARD),
+            reward=named.pop(OWN_REWARD),
             rewards=named,
             score=self.score,
             info=self.info,
@@ -234,7 +234,7 @@ class Episode:
         *earlier, self.rewards[-1] = paid
         for turn, reward in enumerate(earlier):
             self.rewards[turn] += reward
-        self._name({gate.OWN_REWARD: step.reward, **step.rewards})
+        self._name({OWN_REWARD: step.reward, **step.rewards})
         self.score, self.conversation = score, conversation
         self.messages += step.observation
         self.info = self.info | step.info

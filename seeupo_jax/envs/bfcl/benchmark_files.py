@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from seeupo_jax.configuration.user_code import describe
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Message
 from seeupo_jax.envs.bfcl.simulated_apis import Task, World, official
+from seeupo_jax.envs.validation import ProtocolError, check_reset
 
 CATEGORIES = (
     "multi_turn_base",
@@ -141,8 +141,8 @@ def _check_task(task: Task) -> None:
 
 def _check_question(task_id: str, messages: Sequence[Message]) -> None:
     try:
-        gate.check_opening((messages, ()))
-    except gate.ProtocolError as error:
+        check_reset((messages, ()))
+    except ProtocolError as error:
         wrong = str(error).removeprefix("reset() messages: ")
         raise ValueError(f"{task_id} has a question that is none: {wrong}") from None
 

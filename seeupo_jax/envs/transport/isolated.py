@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Killable, Message, StepResult, Tool
 from seeupo_jax.envs.plain_values import Counted
 from seeupo_jax.envs.transport import remote_calls, wire
@@ -21,6 +20,12 @@ from seeupo_jax.envs.transport.processes import (
     python_command,
     signal_name,
     supervised,
+)
+from seeupo_jax.envs.validation import (
+    ProtocolError,
+    RemoteEnvironmentError,
+    check_finish,
+    check_score,
 )
 
 _CLOSE_S = 5.0  # for an environment to close, also when the trainer is killed; then it is killed
@@ -84,10 +89,10 @@ class Isolated(Killable):
         """Calls the environment's `finish`, where it has one: the trainer ends its episode."""
         if not self._has_finish:
             return None
-        return gate.check_last_reward(self._ask("finish", stop=stop)["reward"])
+        return check_finish(self._ask("finish", stop=stop)["reward"])
 
     def score(self) -> float:
-        return gate.check_score(self._ask("score"))
+        return check_score(self._ask("score"))
 
     def close(self) -> None:
         """Closes the environment and ends its process; a later call starts another one."""
@@ -127,8 +132,8 @@ class Isolated(Killable):
         if "error" in answer:
             kind, text = answer["error"]["type"], answer["error"]["text"]
             if kind == "ProtocolError":
-                raise gate.ProtocolError(text)
-            raise gate.ErrorElsewhere(f"{kind}: {text}")
+                raise ProtocolError(text)
+            raise RemoteEnvironmentError(f"{kind}: {text}")
         return answer["result"]
 
     def _end(self) -> str:
@@ -156,7 +161,7 @@ def check_isolated(
     timer.start()
     try:
         environment.begin()
-    except (ProcessDied, gate.ErrorElsewhere) as error:
+    except (ProcessDied, RemoteEnvironmentError) as error:
         raise ValueError(
             f"config.env.isolation: got process, where env {name} cannot be made within"
             f" {timeout_s:g} s ({error}); allowed: an environment that can, or thread."

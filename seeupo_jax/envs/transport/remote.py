@@ -15,7 +15,6 @@ from typing import Any
 
 import urllib3
 
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import (
     Killable,
     Message,
@@ -27,6 +26,7 @@ from seeupo_jax.envs.base import (
 )
 from seeupo_jax.envs.transport import remote_calls, wire
 from seeupo_jax.envs.transport.http_client import HttpClient
+from seeupo_jax.envs.validation import ProtocolError, check_finish, check_score
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ _ANSWERS = {
     "finish": ("reward", "score"),
 }
 _FULL = re.compile(rb'\{"refused": "(all \d+ (?:sessions|connections) are open)\."\}')
-_ERRORS = {"ValueError": ValueError, "ProtocolError": gate.ProtocolError}
+_ERRORS = {"ValueError": ValueError, "ProtocolError": ProtocolError}
 
 
 class RemoteError(Exception):
@@ -151,7 +151,7 @@ class Remote(Killable):
             raise ValueError("remote: reset() must come before finish().")
         if not self._has_finish:
             return None
-        return gate.check_last_reward(self._play("finish", {"stop": stop})["reward"])
+        return check_finish(self._play("finish", {"stop": stop})["reward"])
 
     def score(self) -> float:
         if self._score is None:
@@ -207,7 +207,7 @@ class Remote(Killable):
             allowed = ", ".join(_ANSWERS[operation])
             got = ", ".join(_keys(result)) or "none"
             raise RemoteError(f"{self.url}/{operation}: got the fields {got}; allowed: {allowed}.")
-        self._score = gate.check_score(result["score"])
+        self._score = check_score(result["score"])
         return result
 
     def _ask(self, operation: str, request: dict[str, str]) -> Any:

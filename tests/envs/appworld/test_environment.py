@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from seeupo_jax import envs
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.appworld.environment import HOME
 from seeupo_jax.envs.appworld.prompt import cut, output_message
 from seeupo_jax.envs.appworld.server import Address, ServerError, python_of
 from seeupo_jax.envs.pool import Call, EnvPool, Failure
+from seeupo_jax.envs.validation import check_step
 
 LOGIN = """
 passwords = {p['account_name']: p['password'] for p in apis.supervisor.show_account_passwords()}
@@ -108,7 +108,7 @@ def pid(env):
 
 def assert_lost(env, end, how):
     """The policy's last step, after which its world is gone: no success, and the reason is said."""
-    end = gate.check_step(end)
+    end = check_step(end)
     assert end.done and env.score() == 0 and end.info["requirements_passed"] == 0
     assert [k for k in ("hung", "crashed", "damaged") if end.info[k]] == [how] and end.info["lost"]
     assert end.info["executed"] == [True, False] and not end.info["completed"]
@@ -251,7 +251,7 @@ def test_long_output_is_cut_and_episodes_are_bounded(world, monkeypatch):
 )
 def test_no_output_and_no_error_of_the_code_fails_the_episode(world, code, words):
     world.reset("shopping_1", seed=0)
-    result = gate.check_step(world.step(block(code)))
+    result = check_step(world.step(block(code)))
     assert words in result.observation[0]["content"] and not result.done
     assert world.score() == 1 / 3
     assert world.step(block("apis.supervisor.complete_task()")).info["completed"]
@@ -260,7 +260,7 @@ def test_no_output_and_no_error_of_the_code_fails_the_episode(world, code, words
 @pytest.mark.parametrize("answer", [r"'\ud800'", "float('nan')", "float('inf')"])
 def test_an_answer_that_json_cannot_hold_is_a_wrong_answer(world, answer):
     world.reset("contact_1", seed=0)
-    result = gate.check_step(world.step(block(f"apis.supervisor.complete_task(answer={answer})")))
+    result = check_step(world.step(block(f"apis.supervisor.complete_task(answer={answer})")))
     assert result.done and result.info["completed"] and world.score() == 0
 
 

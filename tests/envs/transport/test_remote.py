@@ -8,15 +8,15 @@ import pytest
 from remote_cases import CutWire, Echo, OldServer, Process, answering, remote, served
 
 from seeupo_jax import envs
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import NoRoom, TaskShare, TransientError
-from seeupo_jax.envs.gate import ProtocolError
 from seeupo_jax.envs.order_desk import orders as world
 from seeupo_jax.envs.order_desk.environment import OrderDesk
 from seeupo_jax.envs.pool import Call, EnvPool, Failure
+from seeupo_jax.envs.tasks import list_task_shares, list_tasks, task_labels
 from seeupo_jax.envs.tool_calls import render_hermes
 from seeupo_jax.envs.transport.isolated import Isolated
 from seeupo_jax.envs.transport.remote import Remote, RemoteError
+from seeupo_jax.envs.validation import ProtocolError
 
 
 @pytest.fixture
@@ -70,22 +70,22 @@ def test_a_mixture_that_is_served_has_its_parts_and_labels(token_file, caplog):
     local = mixture()
     with served(mixture, token_file) as server:
         there = remote(server.url, token_file)
-        shares = gate.task_shares(there, "train")
+        shares = list_task_shares(there, "train")
         assert [(share.name, share.weight) for share in shares] == [("desk", 3), ("Echo", 1)]
-        assert shares == gate.task_shares(local, "train")
+        assert shares == list_task_shares(local, "train")
         for task_id in (shares[0].task_ids[5], shares[1].task_ids[0]):
-            assert gate.labels(there, task_id) == gate.labels(local, task_id)
-        assert gate.labels(there, shares[0].task_ids[5]).keys() > {"env"}
+            assert task_labels(there, task_id) == task_labels(local, task_id)
+        assert task_labels(there, shares[0].task_ids[5]).keys() > {"env"}
     with served(Echo, token_file) as server:
-        assert gate.task_shares(remote(server.url, token_file), "train") == [
+        assert list_task_shares(remote(server.url, token_file), "train") == [
             TaskShare("", 1.0, ["train/0", "train/1"])
         ]
     assert not caplog.records
     with served(mixture, token_file, kind=OldServer) as server:
         there = remote(server.url, token_file)
-        (share,) = gate.task_shares(there, "train")
-        assert share.task_ids == gate.task_ids(local, "train")
-        assert gate.labels(there, share.task_ids[0]) == {}
+        (share,) = list_task_shares(there, "train")
+        assert share.task_ids == list_tasks(local, "train")
+        assert task_labels(there, share.task_ids[0]) == {}
     (record,) = caplog.records
     assert "its weights have no effect" in record.getMessage()
 
@@ -180,7 +180,7 @@ def test_a_server_without_tasks_is_one_sentence_before_anything_begins(token_fil
     token_file.write_text("secret-token\n")
     with answering({"task_ids": answer}) as url:
         with pytest.raises(ValueError) as error:
-            gate.task_ids(remote(url, token_file), "train")
+            list_tasks(remote(url, token_file), "train")
     assert "\n" not in str(error.value) and "Remote.task_ids('train')" in str(error.value)
 
 
