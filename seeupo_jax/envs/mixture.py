@@ -28,7 +28,7 @@ from seeupo_jax.envs.validation import has_demonstrations, reset_episode
 
 
 @dataclass(frozen=True)
-class Part:
+class MixtureComponent:
     """One of the environments.
 
     name, options: as in `config.env`.
@@ -57,7 +57,7 @@ class Mixture(Killable):
 
     def __init__(
         self,
-        parts: Mapping[str, Part],
+        parts: Mapping[str, MixtureComponent],
         made: Mapping[str, Environment],
         playing: str | None = None,
     ):
@@ -201,12 +201,12 @@ def make_mixture(environments: Sequence[Mapping[str, Any]]) -> Mixture:
     """A mixture, which has demonstrations, and can be copied, where all of its environments do.
 
     Args:
-      environments: at least one; each a dict with the fields of `Part`.
+      environments: at least one; each a dict with the fields of `MixtureComponent`.
 
     Raises:
       ValueError: one of them cannot be made, or two have one label.
     """
-    parts = read_parts(environments)
+    parts = read_components(environments)
     made = {label: envs.make(part.name, **part.options) for label, part in parts.items()}
     shown_how = all(map(has_demonstrations, made.values()))
     return _KINDS[shown_how, all(map(has_fork, made.values()))](parts, made)
@@ -231,13 +231,13 @@ def _interleaved(sizes: Sequence[int], weights: Sequence[float]) -> list[tuple[i
     return [(part, index) for _, part, index in sorted(every)]
 
 
-def read_parts(environments: Any) -> dict[str, Part]:
+def read_components(environments: Any) -> dict[str, MixtureComponent]:
     """The environments by label; ValueError: see `make_mixture`."""
     where = "env.options.environments"
     if not isinstance(environments, list | tuple) or not environments:
         allowed = 'a list of dicts, such as [{"name": "order_desk", "weight": 2.0}]'
         raise ValueError(f"{where}: got {shown(environments)}; allowed: {allowed}.")
-    parts: dict[str, Part] = {}
+    parts: dict[str, MixtureComponent] = {}
     for number, each in enumerate(environments):
         label, part = _read_part(each, f"{where}[{number}]")
         if label in parts:
@@ -249,15 +249,15 @@ def read_parts(environments: Any) -> dict[str, Part]:
     return parts
 
 
-def _read_part(fields: Any, where: str) -> tuple[str, Part]:
+def _read_part(fields: Any, where: str) -> tuple[str, MixtureComponent]:
     """A part and its label."""
-    names = [each.name for each in dataclasses.fields(Part)]
+    names = [each.name for each in dataclasses.fields(MixtureComponent)]
     if not isinstance(fields, Mapping) or "name" not in fields or not fields.keys() <= set(names):
         raise ValueError(
             f"{where}: got {shown(fields)}; allowed: a dict with name, and perhaps"
             f" {', '.join(names[1:])}."
         )
-    part = Part(**fields)
+    part = MixtureComponent(**fields)
     if not isinstance(part.name, str):
         raise ValueError(f"{where}.name: got {shown(part.name)}; allowed: a text.")
     if not isinstance(part.options, Mapping):

@@ -22,7 +22,7 @@ from seeupo_jax.envs.base import (
     StepResult,
     Tool,
 )
-from seeupo_jax.envs.plain_values import TooMany, plain
+from seeupo_jax.envs.plain_values import TooManyValues, plain
 from seeupo_jax.envs.tools.null_fields import drop_from_tools
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -263,7 +263,7 @@ def check_step_lists(info: Mapping[str, Any], where: str, steps: int) -> None:
 def _plain(value: Mapping[Any, Any], where: str) -> dict[str, Any]:
     try:
         return plain(value)
-    except TooMany as error:
+    except TooManyValues as error:
         raise ProtocolError(f"{where}: got {error}") from None
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from seeupo_jax.configuration.reward import Reward, reward_weights
 from seeupo_jax.configuration.user_code import describe
 from seeupo_jax.envs.base import Pay
-from seeupo_jax.envs.pool import Call, EnvPool, Failure
+from seeupo_jax.envs.pool import EnvCall, EnvPool, Failure
 from seeupo_jax.envs.validation import ProtocolError, check_pay
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
 from seeupo_jax.rewards.reward_functions import RewardFunction, load_functions
@@ -189,7 +189,7 @@ class _Calls:
         while self._free and self._waiting:
             slot, (key, episode) = self._free.pop(), self._waiting.popleft()
             self._keys[slot] = key
-            self._pool.submit(Call(slot, partial(self._ask, episode)))
+            self._pool.submit(EnvCall(slot, partial(self._ask, episode)))
 
     def _ask(self, episode: FinishedEpisode, _: Any) -> Any:
         """Calls the function in a thread of the pool: its answer, or what it raised.

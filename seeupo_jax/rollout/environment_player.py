@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from seeupo_jax.envs.base import Environment
-from seeupo_jax.envs.pool import Call, EnvPool, Failure, Outcome
+from seeupo_jax.envs.pool import CallOutcome, EnvCall, EnvPool, Failure
 from seeupo_jax.envs.snapshot import take_snapshot
 from seeupo_jax.envs.validation import (
     OWN_REWARD,
@@ -65,7 +65,7 @@ class EnvironmentHost:
 
 def _reset_call(
     slot: int, request: Request, tokenizer: Tokenizer, options: CollectionOptions
-) -> Call:
+) -> EnvCall:
     """Begins an episode; gives what `Episode.on_result` takes."""
     seed = options.seed
     episode_seed = request.episode_seed(seed=seed, iteration=options.iteration)
@@ -76,7 +76,7 @@ def _reset_call(
         messages, tools = check_reset(answer)
         return messages, tools, tokenizer.begin(messages, tools), has_finish(env)
 
-    return Call(
+    return EnvCall(
         slot,
         lambda env: reset_episode(env, request.task_id, seed, episode_seed),
         begin,
@@ -179,7 +179,7 @@ class EnvironmentPlayer:
             snapshot = Kept(take_snapshot(env)) if keeps and not step.done else None
             return step, paid, score, after, snapshot
 
-        self._pool.submit(Call(episode.slot, lambda env: env.step(text), extend))
+        self._pool.submit(EnvCall(episode.slot, lambda env: env.step(text), extend))
 
     def close(self) -> None:
         """Leaves the environments as they are: the next collection resets them."""
@@ -199,7 +199,7 @@ class EnvironmentPlayer:
         chance = request.chance(episode.turn, seed=options.seed, iteration=options.iteration)
         return options.forks.keeps(episode.turn, episode.entropy, chance)
 
-    def _replay(self, key: int, episode: Episode, outcome: Outcome) -> None:
+    def _replay(self, key: int, episode: Episode, outcome: CallOutcome) -> None:
         """Goes on with a branch whose environment is on its way to where the branch begins."""
         fork, result = episode.request.fork, outcome.result
         episode.retries += outcome.retries
@@ -224,7 +224,7 @@ class EnvironmentPlayer:
             paid = worker.weigh({OWN_REWARD: last_reward}, "finish()", earned)
             return last_reward, paid, check_score(env.score())
 
-        self._pool.submit(Call(episode.slot, lambda env: env.finish(stop), settle))
+        self._pool.submit(EnvCall(episode.slot, lambda env: env.finish(stop), settle))
 
     def _advance(self, key: int, episode: Episode) -> None:
         """Asks for the next action, or ends the episode."""

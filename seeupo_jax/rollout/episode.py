@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seeupo_jax.envs.base import Message, Pay, StepResult, Tool
-from seeupo_jax.envs.pool import Failure, Outcome
+from seeupo_jax.envs.pool import CallOutcome, Failure
 from seeupo_jax.envs.snapshot import Snapshot
 from seeupo_jax.envs.validation import OWN_REWARD
 from seeupo_jax.policy.files.tokenizer import Conversation, Transcript
@@ -142,7 +142,7 @@ class Episode:
         """The segments read and sampled so far."""
         return self.transcript.segments()
 
-    def on_result(self, outcome: Outcome, timeout_as: str) -> None:
+    def on_result(self, outcome: CallOutcome, timeout_as: str) -> None:
         """Takes what its environment answered to `reset`, `step` or `finish`; a failure ends it."""
         self.retries += outcome.retries
         result = outcome.result

@@ -10,10 +10,10 @@ from reward_collections import collected
 
 from seeupo_jax import envs
 from seeupo_jax.envs.base import Demonstrator, StepResult, TaskShare
-from seeupo_jax.envs.mixture import Mixture, read_parts
+from seeupo_jax.envs.mixture import Mixture, read_components
 from seeupo_jax.envs.snapshot import has_fork, take_snapshot
 from seeupo_jax.envs.tasks import list_task_shares, task_labels
-from seeupo_jax.envs.transport.isolated import Isolated
+from seeupo_jax.envs.transport.isolated import IsolatedEnvironment
 from seeupo_jax.envs.validation import has_demonstrations, has_finish, reset_episode
 from seeupo_jax.rollout.episode_metrics import rollout_metrics
 from seeupo_jax.rollout.tasks import TrainingTasks, draw_tasks, repeats, share_counts
@@ -59,7 +59,7 @@ def test_an_episodes_own_seed_reaches_those_that_take_one():
 
 
 def test_one_that_is_made_when_it_is_used_has_its_options():
-    env = Mixture(read_parts([maze(options={"size": 2})]), {})  # as a copy begins
+    env = Mixture(read_components([maze(options={"size": 2})]), {})  # as a copy begins
     assert env.task_ids("train") == ["Maze:train/a:0", "Maze:train/a:1"]
 
 
@@ -249,7 +249,7 @@ def test_a_collection_has_groups_of_each_and_metrics_of_each(where):
     if where == "isolated":
 
         def make(_):
-            return Isolated("mixture", options)
+            return IsolatedEnvironment("mixture", options)
 
     tasks = ["a:train/a:3", "b:train/a:1", "a:train/a:2"]
     found = collected([], make=make, tasks=tasks)

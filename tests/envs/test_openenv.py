@@ -17,7 +17,7 @@ from serving import running
 from seeupo_jax import envs
 from seeupo_jax.configuration import loading
 from seeupo_jax.envs.base import TransientError
-from seeupo_jax.envs.pool import Call, EnvPool, Failure
+from seeupo_jax.envs.pool import EnvCall, EnvPool, Failure
 from seeupo_jax.envs.validation import ProtocolError, check_reset
 from seeupo_jax.evaluation.episode_host import check_host
 
@@ -266,7 +266,7 @@ def test_an_abandoned_call_ends_its_connection_and_its_thread(ws_url):
     pool = EnvPool(lambda: make(ws_url), 1, workers=1, timeout_s=1)
     (first,) = set(threading.enumerate()) - before
     for ask in (lambda env: env.reset("train/4", 0), lambda env: env.step("silence")):
-        pool.submit(Call(0, ask))
+        pool.submit(EnvCall(0, ask))
         ((_, outcome),) = pool.poll(20)
     assert outcome.result == Failure("timeout", "no answer in 1 s")
     first.join(10)

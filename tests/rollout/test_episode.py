@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from seeupo_jax.envs.pool import Outcome
+from seeupo_jax.envs.pool import CallOutcome
 from seeupo_jax.envs.validation import OWN_REWARD
 from seeupo_jax.rewards.scorer import Scored
 from seeupo_jax.rollout.episode import Episode, Request
@@ -40,7 +40,7 @@ def test_what_finish_pays_has_the_environments_name(last):
     episode = played(1.0, 2.0)
     episode.stop = "done"
     paid = last if isinstance(last, list) else [last]
-    episode.on_result(Outcome((last, paid, 1.0), retries=0), "env_error")
+    episode.on_result(CallOutcome((last, paid, 1.0), retries=0), "env_error")
     turns = [1.0 + paid[0] if len(paid) == 2 else 1.0, 6.0]
     assert episode.named_turns == {OWN_REWARD: turns} and episode.rewards == turns
     assert episode.named == {OWN_REWARD: sum(turns)}

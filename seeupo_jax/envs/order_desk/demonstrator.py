@@ -8,7 +8,7 @@ from typing import Any
 
 from seeupo_jax.envs.base import Demonstration
 from seeupo_jax.envs.order_desk import orders as world
-from seeupo_jax.envs.order_desk.desk import OUTCOMES, Case
+from seeupo_jax.envs.order_desk.desk import OUTCOMES, DeskEpisode
 from seeupo_jax.envs.order_desk.errand_demonstrator import play_errand
 from seeupo_jax.envs.order_desk.levels import LEVELS, level_of
 from seeupo_jax.envs.tool_calls import render_hermes
@@ -35,7 +35,7 @@ def demonstrate(task_id: str, *, skill: float = 1.0, seed: int = 0) -> tuple[Dem
         raise ValueError(f"order_desk skill: got {skill}; allowed: a number from 0 to 1.")
     level = LEVELS[level_of(task_id)]
     task = level.find_task(task_id)
-    case, messages = Case(level.open_desk(task)), level.opening(task)
+    case, messages = DeskEpisode(level.open_desk(task)), level.opening(task)
     rng = random.Random(f"demonstrator/{task_id}/{skill}/{seed}")
     for action in PLAY[level_of(task_id)](task, skill, rng):
         result = case.step(action)

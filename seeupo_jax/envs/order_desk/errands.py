@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from seeupo_jax.envs.order_desk import accounts, agenda
 from seeupo_jax.envs.order_desk import orders as world
 from seeupo_jax.envs.order_desk.accounts import Account, ParcelledOrder
-from seeupo_jax.envs.order_desk.agenda import Agenda, Shared
+from seeupo_jax.envs.order_desk.agenda import Agenda, SharedResources
 
 MAX_TURNS = 16
 MIN_TURNS = 10  # that the oracle takes
@@ -61,7 +61,7 @@ class Errand:
         return tuple(world.resolve(request.kind, order) for request, order in pairs)
 
     @property
-    def shared(self) -> Shared:
+    def shared(self) -> SharedResources:
         """What the requests share in truth."""
         numbers = [order.parcel for order in self.targets]
         return agenda.share(self.alone, self.account.changes, numbers)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from seeupo_jax.envs.base import Killable, Message, StepResult, Tool
-from seeupo_jax.envs.plain_values import Counted
+from seeupo_jax.envs.plain_values import PlainDict
 from seeupo_jax.envs.transport import remote_calls, wire
 from seeupo_jax.envs.transport.processes import (
     end,
@@ -36,7 +36,7 @@ class ProcessDied(Exception):
     """The environment's process ended instead of answering."""
 
 
-class Isolated(Killable):
+class IsolatedEnvironment(Killable):
     """An environment of `envs.make` in a process that starts with its first call.
 
     A call after the process has died starts a new one, which only `reset` can use. Calls wait
@@ -76,13 +76,13 @@ class Isolated(Killable):
         """Starts an episode, in a new process where there is none or the last one has died."""
         result = self._ask("reset", task_id=task_id, seed=seed, episode_seed=episode_seed)
         self._has_finish = result["finish"]
-        result["messages"] = [*map(Counted, result["messages"])]
+        result["messages"] = [*map(PlainDict, result["messages"])]
         return remote_calls.read_opening(result)
 
     def step(self, text: str) -> StepResult:
         result = self._ask("step", text=text)
-        result["info"] = Counted(result["info"])
-        result["observation"] = [*map(Counted, result["observation"])]
+        result["info"] = PlainDict(result["info"])
+        result["observation"] = [*map(PlainDict, result["observation"])]
         return remote_calls.read_step(result)
 
     def finish(self, stop: str) -> float | None:
@@ -156,7 +156,7 @@ def check_isolated(
     Raises:
       ValueError: one sentence, if that fails or takes longer than `timeout_s`.
     """
-    environment = Isolated(name, options, memory_mib=memory_mib)
+    environment = IsolatedEnvironment(name, options, memory_mib=memory_mib)
     timer = threading.Timer(timeout_s, environment.kill)
     timer.start()
     try:

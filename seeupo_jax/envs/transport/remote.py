@@ -18,7 +18,7 @@ import urllib3
 from seeupo_jax.envs.base import (
     Killable,
     Message,
-    NoRoom,
+    ServerAtCapacity,
     StepResult,
     TaskShare,
     Tool,
@@ -71,7 +71,7 @@ class Remote(Killable):
       token_file: the server's token; None: the default file of this machine.
       timeout_s: without an answer; then the call is a `TransientError`. None: an episode's calls
         have no limit but a pool's, which kills them, and others 60 s. Where all of the server's
-        sessions or connections are open, a call is a `NoRoom` at once.
+        sessions or connections are open, a call is a `ServerAtCapacity` at once.
     """
 
     url: str
@@ -262,7 +262,7 @@ class Remote(Killable):
     def _read(self, status: int, payload: bytes) -> dict[str, Any]:
         """The environment's own answer: a dict with `result` or `error`."""
         if status == wire.BUSY and (full := _FULL.fullmatch(payload)):
-            raise NoRoom(f"{self.url}: {full[1].decode()}")
+            raise ServerAtCapacity(f"{self.url}: {full[1].decode()}")
         if status in wire.MAY_PASS:
             raise TransientError(f"{self.url}: status {status}: {_excerpt(payload)}")
         if status == wire.GONE:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from seeupo_jax.configuration.user_code import origin, text_of
-from seeupo_jax.envs.base import Environment, NoRoom, StepResult, TransientError
+from seeupo_jax.envs.base import Environment, ServerAtCapacity, StepResult, TransientError
 from seeupo_jax.envs.transport import wire
 from seeupo_jax.envs.validation import (
     check_finish,
@@ -65,7 +65,7 @@ def answer(
             raise OverflowError(f"an answer of {len(data)} bytes; {wire.MAX_ANSWER_BYTES} allowed")
         return data, True
     except TransientError as error:
-        full = {"full": True} if issubclass(type(error), NoRoom) else {}
+        full = {"full": True} if issubclass(type(error), ServerAtCapacity) else {}
         return json.dumps({"transient": text_of(error)} | full).encode(), False
     except BaseException as error:  # even SystemExit ends this episode and no other
         on_error()
@@ -75,7 +75,9 @@ def answer(
 
 def transient(answer: dict[str, Any]) -> TransientError:
     """The error of an answer with `transient`."""
-    return (NoRoom if answer.get("full") is True else TransientError)(str(answer["transient"]))
+    return (ServerAtCapacity if answer.get("full") is True else TransientError)(
+        str(answer["transient"])
+    )
 
 
 def read_opening(result: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

@@ -11,7 +11,7 @@ import jax
 from seeupo_jax.agents.agent_tasks import describe_tasks, find_tasks
 from seeupo_jax.configuration.flags import command_name
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.envs.mixture import read_parts
+from seeupo_jax.envs.mixture import read_components
 from seeupo_jax.envs.tasks import list_task_shares, list_tasks
 from seeupo_jax.envs.validation import OWN_REWARD
 from seeupo_jax.parallel.device_memory import in_units, total_memory
@@ -249,7 +249,7 @@ def _environment_lines(config: Config) -> list[str]:
     env, mixed = config.env, config.env.name == "mixture"
     where = ", a process for each environment" if env.isolation == "process" else ""
     named = env.name if mixed else _with_options(env.name, env.options)
-    parts = read_parts(env.options.get("environments")) if mixed else {}
+    parts = read_components(env.options.get("environments")) if mixed else {}
     return [
         f"{named}; {env.workers} threads{where}, a call at most {env.timeout_s:g} s,"
         f" {env.retries} retries",

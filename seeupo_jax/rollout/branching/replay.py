@@ -8,7 +8,7 @@ from typing import Any
 from seeupo_jax.configuration.user_code import shown
 from seeupo_jax.envs import validation
 from seeupo_jax.envs.base import Environment, Message
-from seeupo_jax.envs.pool import Call
+from seeupo_jax.envs.pool import EnvCall
 from seeupo_jax.envs.snapshot import has_fork
 from seeupo_jax.rollout.episode import Episode
 
@@ -46,11 +46,11 @@ def _check_task(environment: Environment, task_id: str, seed: int, name: str) ->
         ) from error
 
 
-def begin_call(episode: Episode, seed: int, episode_seed: int) -> Call:
+def begin_call(episode: Episode, seed: int, episode_seed: int) -> EnvCall:
     """Gives a branch's slot an environment: one in its state, or one that begins its replay."""
     start, request = episode.request.fork.start, episode.request
     if start.snapshot is not None:
-        return Call(episode.slot, lambda env: None, fresh=True, make=start.snapshot.fork)
+        return EnvCall(episode.slot, lambda env: None, fresh=True, make=start.snapshot.fork)
     opening = start.messages[: start.said[0]]
 
     def check(env: Environment, answer: Any) -> None:
@@ -61,10 +61,10 @@ def begin_call(episode: Episode, seed: int, episode_seed: int) -> Call:
     def reset(env: Environment) -> Any:
         return validation.reset_episode(env, request.task_id, seed, episode_seed)
 
-    return Call(episode.slot, reset, check, fresh=True)
+    return EnvCall(episode.slot, reset, check, fresh=True)
 
 
-def step_call(episode: Episode, turn: int) -> Call:
+def step_call(episode: Episode, turn: int) -> EnvCall:
     """Replays a turn of a branch, whose reply must be the one that it had."""
     start = episode.request.fork.start
     said, ends = start.said[turn], [*start.said, len(start.messages)]
@@ -76,7 +76,7 @@ def step_call(episode: Episode, turn: int) -> Call:
         if step.done:
             raise validation.ProtocolError(f"step() of turn {turn}: got done=True; allowed: False")
 
-    return Call(episode.slot, lambda env: env.step(text), check)
+    return EnvCall(episode.slot, lambda env: env.step(text), check)
 
 
 def _check_same(where: str, got: Any, wanted: list[Message] | Any) -> None:

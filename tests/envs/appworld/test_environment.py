@@ -15,8 +15,8 @@ import pytest
 from seeupo_jax import envs
 from seeupo_jax.envs.appworld.environment import HOME
 from seeupo_jax.envs.appworld.prompt import cut, output_message
-from seeupo_jax.envs.appworld.server import Address, ServerError, python_of
-from seeupo_jax.envs.pool import Call, EnvPool, Failure
+from seeupo_jax.envs.appworld.server import Address, ServerError, python_path
+from seeupo_jax.envs.pool import EnvCall, EnvPool, Failure
 from seeupo_jax.envs.validation import check_step
 
 LOGIN = """
@@ -50,11 +50,11 @@ ORACLE = {
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     """The folder of the hand-made tasks' data."""
-    if not python_of(HOME).exists():
+    if not python_path(HOME).exists():
         pytest.skip("AppWorld is not set up: sh third_party/appworld/setup.sh")
     folder = tmp_path_factory.mktemp("appworld")
     maker = HOME / "make_tasks.py"
-    subprocess.run([python_of(HOME), maker, folder], check=True, cwd=folder)
+    subprocess.run([python_path(HOME), maker, folder], check=True, cwd=folder)
     return folder
 
 
@@ -333,7 +333,7 @@ def pool(root, tmp_path_factory):
     folder, end = tmp_path_factory.mktemp("pool"), tmp_path_factory.mktemp("end") / "end"
     file = folder / "servers"
     program = SERVE.format(home=str(HOME), end=str(end))
-    command = [python_of(HOME), "-c", program, "--servers=2", f"--file={file}"]
+    command = [python_path(HOME), "-c", program, "--servers=2", f"--file={file}"]
     with subprocess.Popen(
         [*command, f"--root={root}", "--request_s=3", "--memory_mb=500"],
         stdout=subprocess.DEVNULL,
@@ -376,7 +376,7 @@ def test_a_server_killed_in_the_middle_of_an_episode_costs_one_trajectory(pool, 
     slots = EnvPool(lambda: make(servers=str(pool), code_s=2), 1, workers=1, timeout_s=60)
 
     def ask(what):
-        slots.submit(Call(0, what))
+        slots.submit(EnvCall(0, what))
         ((_, outcome),) = slots.poll(None)
         return outcome.result
 

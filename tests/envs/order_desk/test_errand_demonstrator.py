@@ -7,7 +7,7 @@ import pytest
 from seeupo_jax.envs.order_desk import agenda, errand_demonstrator, errands
 from seeupo_jax.envs.order_desk.counter import Counter
 from seeupo_jax.envs.order_desk.demonstrator import demonstrate
-from seeupo_jax.envs.order_desk.desk import Case
+from seeupo_jax.envs.order_desk.desk import DeskEpisode
 from seeupo_jax.envs.order_desk.errands import make_errand
 from seeupo_jax.envs.tool_calls import parse_hermes
 
@@ -39,7 +39,7 @@ def test_the_oracle_goes_by_nothing_that_it_has_not_looked_up():
             if seen != [agenda.answer(errand.shared, look) for look in look_ups]:
                 continue
             other = reshared(errand, truth)
-            case = Case(Counter(other))
+            case = DeskEpisode(Counter(other))
             for text in responses:
                 case.step(text)
             assert other.shared == truth and case.score() == 1.0
