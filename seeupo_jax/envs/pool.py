@@ -100,7 +100,8 @@ class EnvPool:
       retries: tries after the first of a call that may be repeated.
       retry_wait_s: before the first retry; doubles with each. No thread waits meanwhile.
 
-    A call that raises `ServerAtCapacity` is repeated for up to `timeout_s` of polling, without using retries.
+    A call that raises `ServerAtCapacity` is repeated for up to `timeout_s` of polling and uses no
+    retries.
     """
 
     def __init__(

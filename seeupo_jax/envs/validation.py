@@ -22,8 +22,8 @@ from seeupo_jax.envs.base import (
     StepResult,
     Tool,
 )
+from seeupo_jax.envs.null_fields import drop_from_tools
 from seeupo_jax.envs.plain_values import TooManyValues, plain
-from seeupo_jax.envs.tools.null_fields import drop_from_tools
 
 ROLES = ("system", "user", "assistant", "tool")
 OWN_REWARD = "env"  # the name of `StepResult.reward` among the rewards by name

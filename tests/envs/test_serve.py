@@ -16,8 +16,8 @@ from remote_cases import Echo, Process, remote, served
 
 from seeupo_jax.envs import serve
 from seeupo_jax.envs.base import ServerAtCapacity, TransientError
+from seeupo_jax.envs.transport.http_protocol import MAX_REQUEST_BYTES
 from seeupo_jax.envs.transport.remote import RemoteError
-from seeupo_jax.envs.transport.wire import MAX_REQUEST_BYTES
 
 TOKEN = {"Authorization": "Bearer secret-token"}
 

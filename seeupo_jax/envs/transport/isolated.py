@@ -12,7 +12,8 @@ from typing import Any
 
 from seeupo_jax.envs.base import Killable, Message, StepResult, Tool
 from seeupo_jax.envs.plain_values import PlainDict
-from seeupo_jax.envs.transport import remote_calls, wire
+from seeupo_jax.envs.transport import remote_calls
+from seeupo_jax.envs.transport.http_protocol import MAX_ANSWER_BYTES
 from seeupo_jax.envs.transport.processes import (
     end,
     exit_code,
@@ -123,7 +124,7 @@ class IsolatedEnvironment(Killable):
         with contextlib.suppress(OSError):  # it has died, or dies of this request
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
-            line = process.stdout.readline(wire.MAX_ANSWER_BYTES + 2)
+            line = process.stdout.readline(MAX_ANSWER_BYTES + 2)
         if not line.endswith(b"\n"):
             raise ProcessDied(self._end())
         answer = json.loads(line)
@@ -173,7 +174,7 @@ def check_isolated(
 
 def _launch() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        supervised(python_command("seeupo_jax.envs.transport.child"), grace_s=_CLOSE_S),
+        supervised(python_command("seeupo_jax.envs.transport.isolated_process"), grace_s=_CLOSE_S),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C in a terminal is for the trainer only

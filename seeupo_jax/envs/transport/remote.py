@@ -24,8 +24,19 @@ from seeupo_jax.envs.base import (
     Tool,
     TransientError,
 )
-from seeupo_jax.envs.transport import remote_calls, wire
+from seeupo_jax.envs.transport import remote_calls
 from seeupo_jax.envs.transport.http_client import HttpClient
+from seeupo_jax.envs.transport.http_protocol import (
+    BUSY,
+    GONE,
+    MALFORMED,
+    MAX_ANSWER_BYTES,
+    MAX_REQUEST_BYTES,
+    MAY_PASS,
+    UNAUTHORIZED,
+    UNKNOWN,
+    read_token,
+)
 from seeupo_jax.envs.validation import ProtocolError, check_finish, check_score
 
 _log = logging.getLogger(__name__)
@@ -82,7 +93,7 @@ class Remote(Killable):
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"remote url: got {self.url!r}; allowed: http://... or https://....")
         self._headers = {
-            "Authorization": f"Bearer {wire.read_token(self.token_file)}",
+            "Authorization": f"Bearer {read_token(self.token_file)}",
             "Content-Type": "application/json",
         }
         self._http = HttpClient()  # without redirects: the token is for this server only
@@ -235,10 +246,10 @@ class Remote(Killable):
         http: HttpClient | None = None,
     ) -> dict[str, Any]:
         body = json.dumps(request).encode()
-        if len(body) > wire.MAX_REQUEST_BYTES:
+        if len(body) > MAX_REQUEST_BYTES:
             raise ValueError(
                 f"remote {operation}: got a request of {len(body)} bytes;"
-                f" allowed: at most {wire.MAX_REQUEST_BYTES}."
+                f" allowed: at most {MAX_REQUEST_BYTES}."
             )
         read_s = self.timeout_s if timeout_s is None else timeout_s
         try:
@@ -250,28 +261,28 @@ class Remote(Killable):
                 timeout=urllib3.Timeout(connect=min(_CONNECT_S, read_s or math.inf), read=read_s),
                 preload_content=False,
             )
-            payload = response.read(wire.MAX_ANSWER_BYTES + 1)
+            payload = response.read(MAX_ANSWER_BYTES + 1)
             response.release_conn()
         except urllib3.exceptions.HTTPError as error:
             raise TransientError(f"{self.url}: {error}") from None
-        if len(payload) > wire.MAX_ANSWER_BYTES:
+        if len(payload) > MAX_ANSWER_BYTES:
             self._http.clear()
-            raise RemoteError(f"{self.url}: more than {wire.MAX_ANSWER_BYTES} bytes of answer")
+            raise RemoteError(f"{self.url}: more than {MAX_ANSWER_BYTES} bytes of answer")
         return self._read(response.status, payload)
 
     def _read(self, status: int, payload: bytes) -> dict[str, Any]:
         """The environment's own answer: a dict with `result` or `error`."""
-        if status == wire.BUSY and (full := _FULL.fullmatch(payload)):
+        if status == BUSY and (full := _FULL.fullmatch(payload)):
             raise ServerAtCapacity(f"{self.url}: {full[1].decode()}")
-        if status in wire.MAY_PASS:
+        if status in MAY_PASS:
             raise TransientError(f"{self.url}: status {status}: {_excerpt(payload)}")
-        if status == wire.GONE:
+        if status == GONE:
             raise _Gone(f"{self.url}: {_excerpt(payload)}")
-        if status == wire.UNKNOWN:
+        if status == UNKNOWN:
             raise _Unknown(f"{self.url}: {_excerpt(payload)}")
-        if status in wire.MALFORMED:
+        if status in MALFORMED:
             raise _Malformed(f"{self.url}: status {status}: {_excerpt(payload)}")
-        if status == wire.UNAUTHORIZED:
+        if status == UNAUTHORIZED:
             raise ValueError(f"remote token_file: {self.url} refuses the token in it.")
         try:
             answer = json.loads(payload)

@@ -8,7 +8,7 @@ from typing import Any
 
 from seeupo_jax.configuration.user_code import origin, text_of
 from seeupo_jax.envs.base import Environment, ServerAtCapacity, StepResult, TransientError
-from seeupo_jax.envs.transport import wire
+from seeupo_jax.envs.transport.http_protocol import MAX_ANSWER_BYTES
 from seeupo_jax.envs.validation import (
     check_finish,
     check_reset,
@@ -61,8 +61,8 @@ def answer(
     """
     try:
         data = json.dumps({"result": question()}, allow_nan=False).encode()
-        if len(data) > wire.MAX_ANSWER_BYTES:
-            raise OverflowError(f"an answer of {len(data)} bytes; {wire.MAX_ANSWER_BYTES} allowed")
+        if len(data) > MAX_ANSWER_BYTES:
+            raise OverflowError(f"an answer of {len(data)} bytes; {MAX_ANSWER_BYTES} allowed")
         return data, True
     except TransientError as error:
         full = {"full": True} if issubclass(type(error), ServerAtCapacity) else {}

@@ -9,7 +9,7 @@ from typing import Any
 from seeupo_jax.envs.base import check_choice
 from seeupo_jax.envs.bfcl.multi_turn import MultiTurn, check_bound
 from seeupo_jax.envs.bfcl.simulated_apis import MultiTurnTask, official
-from seeupo_jax.envs.seeded import SeedTasks
+from seeupo_jax.envs.seeded_tasks import SeedTasks
 from seeupo_jax.instruments.bfcl_worlds.composition import CLASSES
 from seeupo_jax.instruments.bfcl_worlds.generator import VARIANTS, Options, generate
 

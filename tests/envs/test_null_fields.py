@@ -10,8 +10,8 @@ from agent_cases import RULES
 
 from seeupo_jax.agents.dialects import chat_completions
 from seeupo_jax.agents.dialects.exchange import Caller
-from seeupo_jax.envs.tools import null_fields
-from seeupo_jax.envs.tools.null_fields import NullCounts, drop_from_arguments, drop_from_tool
+from seeupo_jax.envs import null_fields
+from seeupo_jax.envs.null_fields import NullCounts, drop_from_arguments, drop_from_tool
 from seeupo_jax.envs.validation import check_reset
 from seeupo_jax.supervised.conversation import read_conversation
 

@@ -27,7 +27,7 @@ ERRAND_TOOLS: tuple[Tool, ...] = (
 )
 
 
-class Counter:
+class AccountDesk:
     """The accounts of one errand, and the replies that the customer was given.
 
     hasty: whether an action or a reply was about an order that had not been looked up.
