@@ -1,4 +1,4 @@
-"""A number to guess from hints: an environment of one's own, complete."""
+"""A complete environment of your own: the policy guesses a number from hints."""
 
 import random
 import re
