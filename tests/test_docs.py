@@ -277,7 +277,7 @@ def test_the_example_that_reads_trajectories_runs(tmp_path, capsys, monkeypatch)
     (example,) = re.findall(
         r"```python\n(.*?)```", (ROOT / "docs" / "trajectories.md").read_text(), re.DOTALL
     )
-    lost = Trajectory(
+    lost = Trajectory.of(
         (),
         0.0,
         0,

@@ -16,6 +16,7 @@ import run_cases
 import stored_cases as files
 import torch
 from places import TINY
+from stored_fields import with_fields
 from transformers import AutoModelForCausalLM
 
 from seeupo_jax import update
@@ -256,7 +257,7 @@ def with_rewards(tmp_path):
 def test_named_rewards_weigh_what_the_configuration_says(model, with_rewards, tmp_path, recipe):
     _, done = run(model, with_rewards, tmp_path, f"recipe={recipe}", LATE)
     pairs = zip(cases.ragged(), REWARDS, strict=True)
-    named = [dataclasses.replace(t, rewards=own) for t, own in pairs]
+    named = [with_fields(t, rewards=own) for t, own in pairs]
     made = cases.learner(reward_weights={"late": 0.5}, **RECIPES[recipe])
     wanted = cases.twin_sweep(made, named, []).advantage_N
     advantage_N = np.array(done["advantages"], float)
@@ -294,7 +295,7 @@ def test_timeouts_count_as_the_environment_is_configured(model, tmp_path):
 
 
 def test_turn_rewards_that_are_read_unweighted_are_told(model, tmp_path):
-    turns = [dataclasses.replace(t, turn_rewards=(0.5,) * t.turns) for t in cases.ragged()[:2]]
+    turns = [with_fields(t, turn_rewards=(0.5,) * t.turns) for t in cases.ragged()[:2]]
     lines = [json.dumps(files.to_line(t) | {"rewards": {"late": 1.0}}) for t in turns]
     file = tmp_path / "turns.jsonl"
     file.write_text("\n".join(lines))
@@ -341,10 +342,12 @@ def test_turns_have_the_means_of_their_tokens_and_none_without_any():
 
 def test_turn_rewards_reach_what_reads_rewards_of_turns(small, tmp_path):
     pair = [
-        cases.Trajectory((cases.segment(np.random.default_rng(i), (0, 3, 2), (1, 2, 1)),), 1.0, 0)
+        cases.Trajectory.of(
+            (cases.segment(np.random.default_rng(i), (0, 3, 2), (1, 2, 1)),), 1.0, 0
+        )
         for i in range(2)
     ]
-    given = [dataclasses.replace(pair[0], turn_rewards=(3.0, 0.0)), pair[1]]
+    given = [with_fields(pair[0], turn_rewards=(3.0, 0.0)), pair[1]]
     file = files.write(tmp_path / "stored.jsonl", given)
     _, done = run(small[0], file, tmp_path, "recipe=reinforce_plus_plus", "algorithm.scale=none")
     # To go: 3 and 0 of the turns; 1 and 1 of the second, whose reward is its last turn's.
@@ -418,7 +421,7 @@ def config_of(model, *choices):
 def long_file(tmp_path, tokens, action):
     rng = np.random.default_rng(0)
     segments = [cases.segment(rng, (0, tokens - action, action)) for _ in range(2)]
-    pair = [cases.Trajectory((segment,), float(i), 0) for i, segment in enumerate(segments)]
+    pair = [cases.Trajectory.of((segment,), float(i), 0) for i, segment in enumerate(segments)]
     return files.write(tmp_path / "long.jsonl", pair), pair
 
 
@@ -495,7 +498,7 @@ def test_a_folder_that_another_process_has_just_written_is_refused(
 
 def test_cut_trajectories_are_masked_where_others_are_left(small, tmp_path, capsys):
     rng = np.random.default_rng(0)
-    group = [cases.Trajectory((cases.segment(rng, (0, 4, 2)),), float(i), 0) for i in range(3)]
+    group = [cases.Trajectory.of((cases.segment(rng, (0, 4, 2)),), float(i), 0) for i in range(3)]
     cut = [dataclasses.replace(t, stop="max_turns") for t in group]
     file = files.write(tmp_path / "stored.jsonl", [*group[:2], cut[2]])
     _, done = run(small[0], file, tmp_path, "algorithm.truncated=mask", "algorithm.scale=none")
@@ -525,7 +528,7 @@ def test_a_sweep_without_a_step_says_why_and_leaves_the_weights(small, tmp_path,
 
 def test_tokens_and_lengths_that_the_model_has_not_are_told(model, tmp_path, capsys):
     rng = np.random.default_rng(0)
-    pair = [cases.Trajectory((cases.segment(rng, (0, 4, 2)),), float(i), 0) for i in range(2)]
+    pair = [cases.Trajectory.of((cases.segment(rng, (0, 4, 2)),), float(i), 0) for i in range(2)]
     pair[1].segments[0].tokens_L[2] = cases.VOCAB
     file = files.write(tmp_path / "stored.jsonl", pair)
     with pytest.raises(SystemExit):

@@ -249,6 +249,8 @@ def _weigh(
         )
     weights = reward_weights(config.rewards)
     return [
-        replace(t, reward=weighted_sum(t.rewards, weights)) if t.rewards else t
+        replace(t, reward_table=t.reward_table.with_reward(weighted_sum(t.rewards, weights)))
+        if t.rewards
+        else t
         for t in trajectories
     ]

@@ -74,7 +74,7 @@ def test_gradients_are_the_merged_models_by_the_chain_rule():
     model, merged = models()
     rng = np.random.default_rng(6)
     one_turn = [cases.segment(rng, (0, 4, size)) for size in (3, 4)]
-    pair = [Trajectory((each,), float(i), 0) for i, each in enumerate(one_turn)]
+    pair = [Trajectory.of((each,), float(i), 0) for i, each in enumerate(one_turn)]
     gradients, losses = [], []
     for each in (model, merged):
         learner, params = learner_of(each)

@@ -9,6 +9,7 @@ import learner_cases as cases
 import numpy as np
 import pytest
 from flax import nnx
+from stored_fields import with_fields
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.learner.batching import all_actions, lay_out, turn_batch
@@ -107,7 +108,7 @@ def test_routers_that_moved_are_counted_and_overruled():
     assert 0 < metrics["sweep/router_mismatch"] < 1
     assert difference(params, own) > 1e-4  # other experts learned
     # By the same programs, which numbers are arguments of: hardly a step where little is at stake.
-    played = [dataclasses.replace(t, reward=3e-4 * t.reward) for t in cases.branching()]
+    played = [with_fields(t, reward=3e-4 * t.reward) for t in cases.branching()]
     small = {"scale": "none", "kl_coef": 0.0}
     still, metrics = run(learner(router_replay="old", **small), played)
     assert metrics["sweep/router_mismatch"] == 0

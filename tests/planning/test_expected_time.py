@@ -188,7 +188,7 @@ def test_chunks_of_a_refresh_are_those_that_the_sweep_lays_out(turn, chunks):
     turns = np.repeat([-1, 0, -1, 1], [1, 7, turn - 1, 1]).astype(np.int32)
     tokens = [100 * i + np.arange(turns.size, dtype=np.int32) for i in range(4)]
     segments = [(Segment(each, turns, np.zeros(turns.size, np.float32)),) for each in tokens]
-    rows = Rows.of([Trajectory(each, 0.0, 0, stop="done") for each in segments])
+    rows = Rows.of([Trajectory.of(each, 0.0, 0, stop="done") for each in segments])
     layout = lay_out(rows, action_spans(rows, (0,)), shapes)
     refresh, left = make_refresh_batch(rows, layout, action_spans(rows, (1,)), shapes, tokens)
     assert (layout.length, refresh.chunks_M[0], left) == (32, chunks, [])

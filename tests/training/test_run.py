@@ -47,9 +47,9 @@ from seeupo_jax.types import Segment, Trajectory, learnable
 def collected(*reasons):
     """A collection with a trajectory a reason; None: it went well."""
     trajectories = [
-        Trajectory((), 0.0, 0)
+        Trajectory.of((), 0.0, 0)
         if reason is None
-        else Trajectory((), 0.0, 0, stop="env_error", info={"failure": reason, "retries": 0})
+        else Trajectory.of((), 0.0, 0, stop="env_error", info={"failure": reason, "retries": 0})
         for reason in reasons
     ]
     return Collected(tuple(trajectories), 1.0, 0.5, 10, 20)
@@ -79,7 +79,7 @@ def test_metrics_by_turns_labels_and_causes():
         segment = Segment(turn_L, turn_L, turn_L.astype(np.float32))
         info = {"score": score, "retries": 0} | ({"failure": failure} if failure else {})
         stop = "env_error" if failure else "done"
-        return Trajectory((segment,), score, 0, task_id=task, stop=stop, info=info)
+        return Trajectory.of((segment,), score, 0, task_id=task, stop=stop, info=info)
 
     brought = [episode("a", 2, 1.0), episode("a", 3, 0.5), episode("b", 2, 0.0)]
     brought += [episode("b", 5, 0.0, f"no server\n{'x' * 200}"), episode("b", 1, 0.0, "gone")]
@@ -421,7 +421,7 @@ def test_checkpoints_begin_when_the_trajectories_that_they_cover_are_on_the_disk
     monkeypatch.setattr(Checkpoints, "save", save)
     shards = [Shard(iteration, "test", evaluation=True) for iteration in (1, 2)]
     segment = Segment(np.array([1, 2]), np.array([-1, 0]), np.zeros(2, np.float32))
-    trajectory = Trajectory((segment,), 0.0, 0, task_id="a", info={"member": 0})
+    trajectory = Trajectory.of((segment,), 0.0, 0, task_id="a", info={"member": 0})
     stopped = SweepStopped.__new__(SweepStopped)
     stopped.arrays, stopped.notes = {}, {"done": 1}
     with begin("recorded") as (run, state):

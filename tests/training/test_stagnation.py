@@ -31,9 +31,9 @@ def episodes(*scores):
     """A group with an episode of each score; None, or the reason: its environment failed."""
     return Collected(
         tuple(
-            Trajectory((), 0.0, 0, stop="env_error", info={"failure": score or "down"})
+            Trajectory.of((), 0.0, 0, stop="env_error", info={"failure": score or "down"})
             if score is None or isinstance(score, str)
-            else Trajectory((), score, 0, info={"score": score})
+            else Trajectory.of((), score, 0, info={"score": score})
             for score in scores
         ),
         1.0,

@@ -1,6 +1,5 @@
 """The value function: what it says, what trains it, where it lies, and what it leaves alone."""
 
-import dataclasses
 import json
 from unittest import mock
 
@@ -12,6 +11,7 @@ import numpy_credit
 import numpy_model
 import numpy_twin as twin
 import pytest
+from stored_fields import with_fields
 
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration import schema
@@ -332,7 +332,7 @@ def test_equal_returns_have_no_variance_to_explain():
     state = state_of(made)
     own = jax.tree.map(jnp.zeros_like, state.critic.params)
     state = state._replace(critic=state.critic._replace(params=own))
-    alike = [dataclasses.replace(t, reward=0.0) for t in TRAJECTORIES]
+    alike = [with_fields(t, reward=0.0) for t in TRAJECTORIES]
     _, metrics, *_ = sweep(made, state, PARAMS, alike, iteration=1)
     assert np.isnan(metrics["sweep/explained_variance"])
     assert metrics["sweep/value_loss"] == metrics["sweep/critic_grad_norm"] == 0
