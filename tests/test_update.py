@@ -26,9 +26,9 @@ from seeupo_jax.learner.batching import Rows
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.policy import from_pretrained, save_pretrained
-from seeupo_jax.policy.network import split
+from seeupo_jax.policy.network import split_model
 from seeupo_jax.policy_io import build
-from seeupo_jax.training import learner_parts, stored_update
+from seeupo_jax.training import build_learner, stored_update
 from seeupo_jax.types import learnable
 
 CONFIG = TINY
@@ -83,7 +83,7 @@ def arguments(model, stored, folder, *choices):
 def run(model, stored, folder, *choices):
     """The command in this process: what it wrote, as parameters and as JSON."""
     update.main(["update", *arguments(model, stored, folder, *choices)])
-    _, params = split(from_pretrained(str(folder / "out"), dtype="float32")[0])
+    _, params = split_model(from_pretrained(str(folder / "out"), dtype="float32")[0])
     return params, json.loads((folder / "out.json").read_text())
 
 
@@ -271,7 +271,7 @@ def test_weights_make_the_reward_of_estimators_that_read_one(model, with_rewards
 
     def rewards_of(file, *choices):
         config = config_of(model, *choices)
-        return [t.reward for t in stored_update.prepare(config, str(file), logged.append)[1]]
+        return [t.reward for t in stored_update.prepare_update(config, str(file), logged.append)[1]]
 
     as_it_stands = [t.reward for t in cases.ragged()]
     assert rewards_of(with_rewards) == as_it_stands
@@ -290,7 +290,7 @@ def test_timeouts_count_as_the_environment_is_configured(model, tmp_path):
     file = files.write(tmp_path / "stored.jsonl", [*hung, *cases.ragged()[1:3]])
     for choice, failed in (("failure", True), ("zero_reward", False)):
         config = config_of(model, f"env.timeout_as={choice}")
-        prepared = stored_update.prepare(config, str(file), lambda _: None)[1]
+        prepared = stored_update.prepare_update(config, str(file), lambda _: None)[1]
         assert [t.failed for t in prepared] == [failed, False, False]
 
 
@@ -306,7 +306,7 @@ def test_turn_rewards_that_are_read_unweighted_are_told(model, tmp_path):
         ("recipe=spo_tree", False),
     ):
         logged = []
-        stored_update.prepare(config_of(model, choice, LATE), str(file), logged.append)
+        stored_update.prepare_update(config_of(model, choice, LATE), str(file), logged.append)
         reported = [
             each for each in logged if each.startswith("config.rewards does not count in the")
         ]
@@ -431,16 +431,16 @@ def test_lengths_are_the_files(model, tmp_path):
     def shapes(config):
         return build.build_shapes(config, make_mesh(config.mesh), 2)
 
-    fitted = shapes(stored_update.fit(config_of(model), pair))
+    fitted = shapes(stored_update.fit_config(config_of(model), pair))
     assert fitted.lengths == (32, 300) and (fitted.action, fitted.longest) == (90, 300)
     budget = ("batching.buckets=()", "batching.microbatch_tokens=200")
-    fitted = shapes(stored_update.fit(config_of(model, *budget), pair))
+    fitted = shapes(stored_update.fit_config(config_of(model, *budget), pair))
     assert fitted.lengths == tuple(48 * i for i in range(1, 9))  # the longest holds a trajectory
     # As short as the file where that is shorter; but for the constant that a mean divides by.
     _, pair = long_file(tmp_path, 12, 3)
-    assert shapes(stored_update.fit(config_of(model), pair)).action == 3
+    assert shapes(stored_update.fit_config(config_of(model), pair)).action == 3
     constant = config_of(model, "algorithm.loss_mean=constant")
-    assert shapes(stored_update.fit(constant, pair)).action == shapes(constant).action == 8
+    assert shapes(stored_update.fit_config(constant, pair)).action == shapes(constant).action == 8
 
 
 WRONG = {
@@ -490,7 +490,7 @@ def test_a_folder_that_another_process_has_just_written_is_refused(
         yield
 
     monkeypatch.setattr(update, "exclusive_output", written_meanwhile)
-    monkeypatch.setattr(update, "prepare", lambda *_: pytest.fail("work began"))
+    monkeypatch.setattr(update, "prepare_update", lambda *_: pytest.fail("work began"))
     with pytest.raises(SystemExit) as ended:
         update.main(["update", *arguments(model, stored, tmp_path)])
     assert ended.value.code == 2 and "out, which is there; allowed" in capsys.readouterr().err
@@ -522,7 +522,7 @@ def test_a_sweep_without_a_step_says_why_and_leaves_the_weights(small, tmp_path,
     why = "likelier than algorithm.mask_above" if "mask" in choice else "forced: its"
     assert f"no step was taken, since every sampled token was {why}" in capsys.readouterr().out
     assert done["steps"] == [] and done["metrics"]["sweep/turns"] == 0
-    before = split(from_pretrained(str(small[0]), dtype="float32")[0])[1]
+    before = split_model(from_pretrained(str(small[0]), dtype="float32")[0])[1]
     cases.assert_trees_equal(cases.host(params), cases.host(before))
 
 
@@ -537,15 +537,15 @@ def test_tokens_and_lengths_that_the_model_has_not_are_told(model, tmp_path, cap
 
 
 def test_the_written_weights_are_those_of_a_sweep(small, stored, tmp_path, monkeypatch):
-    made, real = [], learner_parts.build_learner
+    made, real = [], build_learner.build_learner
     monkeypatch.setattr(
         stored_update, "build_learner", lambda *given: made.append(real(*given)) or made[0]
     )
     written, done = run(small[0], stored, tmp_path, "optimizer.name=adamw")
-    config = stored_update.fit(config_of(small[0], "optimizer.name=adamw"), cases.ragged())
+    config = stored_update.fit_config(config_of(small[0], "optimizer.name=adamw"), cases.ragged())
     policy, params = build.load_policy(config, config.model.path)
     learner = made[0].learner
-    fresh = learner_parts.new_state(config, policy, learner.optimizer, params)
+    fresh = build_learner.new_state(config, policy, learner.optimizer, params)
     with jax.set_mesh(policy.mesh):
         state, metrics, _, steps = sweep(learner, fresh, params, cases.ragged(), iteration=1)
     # Ratios are copied, and outlive the sweep.

@@ -20,7 +20,7 @@ from seeupo_jax.agents.remembered import Answered, Remembered
 from seeupo_jax.agents.sampled_text import SampledText
 from seeupo_jax.agents.tool_format import NO_CALLS, ToolFormat
 from seeupo_jax.configuration.user_code import describe
-from seeupo_jax.policy.files.tokenizer import Conversation, Tokenizer
+from seeupo_jax.policy.files.tokenizer import TokenizedConversation, Tokenizer
 from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.slots import SlotEngine
 
@@ -35,7 +35,7 @@ class _Sampling(NamedTuple):
     """A call whose turn the engine has."""
 
     call: WaitingCall
-    conversation: Conversation
+    conversation: TokenizedConversation
     group: int
     sampled: SampledText
 
@@ -176,7 +176,7 @@ class Serving:
             )
         )
 
-    def _read(self, call: ModelCall) -> tuple[Conversation, int]:
+    def _read(self, call: ModelCall) -> tuple[TokenizedConversation, int]:
         """A call's conversation, what was sampled of it untouched; and its group of the engine."""
         remembered = self._remembered.find(call.messages, call.tools)
         new = call.messages if remembered is None else remembered.messages

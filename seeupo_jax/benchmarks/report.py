@@ -13,7 +13,7 @@ from seeupo_jax.benchmarks.comparison import JAX, Figures, OfSide, side, torch_n
 from seeupo_jax.benchmarks.rollout import with_ratios
 from seeupo_jax.benchmarks.update import flops_once
 from seeupo_jax.configuration.flags import Flags, output_file
-from seeupo_jax.errors import naming
+from seeupo_jax.errors import name_file
 from seeupo_jax.metrics.statistics import markdown_table
 from seeupo_jax.trajectories.json_lines import read_file
 
@@ -47,7 +47,7 @@ def run(flags: argparse.Namespace) -> None:
         drawn[name] = Path(os.path.relpath(plot, flags.output.parent)).as_posix()
     flags.output.parent.mkdir(parents=True, exist_ok=True)
     head = own_head(flags.results)
-    with naming(flags.output):
+    with name_file(flags.output):
         flags.output.write_text(page(results, drawn, head), encoding="utf-8")
     print(f"wrote {flags.output}, from {len(results)} files of {flags.results}")
 

@@ -12,7 +12,7 @@ from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Message, StepResult, Tool
 from seeupo_jax.envs.pool import Failure, Outcome
 from seeupo_jax.envs.snapshot import Snapshot
-from seeupo_jax.policy.files.tokenizer import Conversation, Transcript
+from seeupo_jax.policy.files.tokenizer import TokenizedConversation, Transcript
 from seeupo_jax.rewards.finished_episode import HISTORY, FinishedEpisode
 from seeupo_jax.rewards.reward_ledger import RewardLedger
 from seeupo_jax.rewards.scorer import Scored
@@ -80,7 +80,7 @@ class Episode:
 
     request: Request
     slot: int  # of the pool: which environment
-    conversation: Conversation | None = None  # none until the environment has begun
+    conversation: TokenizedConversation | None = None  # none until the environment has begun
     transcript: Transcript = field(default_factory=Transcript)
     messages: list[Message] = field(default_factory=list)
     tools: Sequence[Tool] = ()
@@ -198,7 +198,7 @@ class Episode:
         step: StepResult,
         paid: Sequence[float],
         score: float,
-        conversation: Conversation | None,
+        conversation: TokenizedConversation | None,
         snapshot: Kept | None,
     ) -> None:
         self.ledger.add_step({gate.OWN_REWARD: step.reward, **step.rewards}, paid)

@@ -26,7 +26,7 @@ from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
 from seeupo_jax.learner.sweep_start import begin_sweep
 from seeupo_jax.policy.architecture import Moe, Routing
-from seeupo_jax.policy.network import compute, split
+from seeupo_jax.policy.network import compute, split_model
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.types import CriticState
 
@@ -38,7 +38,7 @@ RATE = 0.3  # of steps that change what routers choose
 
 @functools.cache
 def policy():
-    network, params = split(Transformer(ARCH, nnx.Rngs(0)))
+    network, params = split_model(Transformer(ARCH, nnx.Rngs(0)))
     return network, cases.jittered(params, 0.2)
 
 

@@ -201,7 +201,7 @@ def test_a_value_function_takes_a_pass_without_logits():
 
 
 def test_the_estimate_is_said_with_what_it_rests_on(quickstart, monkeypatch):
-    monkeypatch.setattr(expected_time, "cores", lambda: 3)
+    monkeypatch.setattr(expected_time, "usable_cores", lambda: 3)
     compiling, iteration = time_lines(quickstart)
     names = [*quickstart.rollout_programs(), *quickstart.sweep_programs()]
     core = re.search(r"(\d+) s of one core", compiling)[1]

@@ -27,7 +27,7 @@ from seeupo_jax.learner.batching import Shapes
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.policy.network import split
+from seeupo_jax.policy.network import split_model
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.trajectories.forks import turn_nodes
 from seeupo_jax.types import CONTEXT, Segment, TrainState, Trajectory, learnable
@@ -53,7 +53,7 @@ SHAPES = Shapes((8, 24), action=8, rows=3, trajectories=9)
 @functools.cache
 def policy() -> tuple[Any, Any]:
     """The network, and parameters on the host in which every part matters."""
-    network, params = split(Transformer(ARCH, nnx.Rngs(0)))
+    network, params = split_model(Transformer(ARCH, nnx.Rngs(0)))
     return network, jittered(params, 0.2)
 
 

@@ -23,7 +23,7 @@ from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.policy import save_pretrained
-from seeupo_jax.policy.network import split
+from seeupo_jax.policy.network import split_model
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.policy_io import build
 from seeupo_jax.types import learnable
@@ -53,7 +53,7 @@ def one_thread():
 @functools.cache
 def network(family):
     """The network, and parameters on the host in which every part matters."""
-    made, params = split(Transformer(ARCHITECTURES[family], nnx.Rngs(0)))
+    made, params = split_model(Transformer(ARCHITECTURES[family], nnx.Rngs(0)))
     return made, learner_cases.jittered(params, 0.2)
 
 

@@ -23,7 +23,7 @@ from seeupo_jax.benchmarks.workloads import Inputs, prepared, trajectory_lines
 from seeupo_jax.instruments.bench.accelerator.runner import NotHere, Record
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy.kernels.fused import preferred_kernel
-from seeupo_jax.policy.network import split, token_logp
+from seeupo_jax.policy.network import split_model, token_logp
 
 BOUNDS = {"logits": 1e-4, "gradient": 1e-3}  # of float32, relative; on CPU they are 1e-5 and less
 AS_PYTORCH = 1.5  # times PyTorch's own distance from the exact numbers, in bfloat16
@@ -99,7 +99,7 @@ def _of_jax(folder: str, ids: np.ndarray, dtype: str) -> Numbers:
         "scan_layers": scans_layers(device),
     }
     model, _ = from_pretrained(folder, dtype=dtype, **compute_options)  # as in training
-    network, params = split(model)
+    network, params = split_model(model)
 
     def loss(params: Any) -> jax.Array:
         hidden, _ = network.bind(params).hidden(ids[:, :-1])

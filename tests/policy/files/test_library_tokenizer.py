@@ -19,10 +19,10 @@ from seeupo_jax.configuration import schema
 from seeupo_jax.envs.order_desk.desk import TOOLS
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer
+from seeupo_jax.policy.files.huggingface_tokenizer import HuggingFaceTokenizer
+from seeupo_jax.policy.files.library_tokenizer import comparison_texts, load
 from seeupo_jax.policy.files.messages import ROLES
-from seeupo_jax.policy.files.same_ids import read_library, try_texts
-from seeupo_jax.policy.files.sentence_pieces import SentencePieceTokenizer, train_tokenizer
+from seeupo_jax.policy.files.sentencepiece_tokenizer import SentencePieceTokenizer, train_tokenizer
 from seeupo_jax.policy.files.tokenizer import load_tokenizer
 from seeupo_jax.policy.files.weights import read_tokenizer
 
@@ -66,7 +66,7 @@ def random_texts(tokenizer):
     """Others than those that the export itself compares."""
     rng = np.random.default_rng(1)
     pieces = [piece.decode() for piece in tokenizer.token_bytes() if piece.isascii()]
-    texts = try_texts(pieces, seed=1) + [chat_cases.random_text(rng) for _ in range(200)]
+    texts = comparison_texts(pieces, seed=1) + [chat_cases.random_text(rng) for _ in range(200)]
     return [*texts, *("".join(rng.choice(list("ab a=-2"), 60)) for _ in range(200))]
 
 
@@ -174,7 +174,7 @@ def test_a_folder_of_the_library_keeps_ids_and_template(tmp_path, family):
     assert reference.decode(found).startswith("26 Jul 2024<|im_start|>")
     quiet = reference.apply_chat_template(messages, loud=False, tokenize=False)
     assert quiet.startswith("<|im_start|>")
-    for text in try_texts(["order", " the", "list", "\n"], seed=2):
+    for text in comparison_texts(["order", " the", "list", "\n"], seed=2):
         assert reference(text).input_ids == actual.action(text)[:-1]
     again = tmp_path / "again"
     load_tokenizer(tmp_path).save(again)
@@ -296,7 +296,7 @@ def test_a_file_that_another_class_would_split_otherwise_is_what_tokenises(tmp_p
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen2_5", "llama3_2"])
 def test_the_models_own_class_reads_the_same_and_is_kept(caplog, name):
-    library = read_library(chat_cases.MODELS / name)
+    library = load(chat_cases.MODELS / name)
     assert type(library) is type(chat_cases.library(name)) and not caplog.records
 
 
@@ -318,7 +318,7 @@ def test_options_of_the_model_that_have_no_effect_are_no_difference(
     values = json.loads(file.read_text())
     values["model"] |= options
     file.write_text(json.dumps(values))
-    read_library(tmp_path)
+    load(tmp_path)
     assert (not caplog.records) is is_kept
 
 

@@ -18,7 +18,7 @@ from seeupo_jax.configuration import schema
 from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import StepResult
 from seeupo_jax.policy.files.chat.renderer import MARK
-from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer, load
+from seeupo_jax.policy.files.huggingface_tokenizer import HuggingFaceTokenizer, load
 from seeupo_jax.policy.files.messages import TaggedText
 
 SYSTEM = {"role": "system", "content": "You work at a desk."}

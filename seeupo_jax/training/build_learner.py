@@ -30,7 +30,7 @@ from seeupo_jax.types import TrainState
 _LOGGER = logging.getLogger(__name__)
 
 
-class LearnerParts(NamedTuple):
+class BuiltLearner(NamedTuple):
     """A learner, the state before its first step, and the parameters of the reference policy.
 
     reference: None where the state has them.
@@ -50,7 +50,7 @@ def run_optimizer(config: Config) -> optax.GradientTransformation:
     return make_optimizer(config.optimizer, total_steps=build.total_steps(config))
 
 
-def build_learner(config: Config, policy: build.Policy, params: Any) -> LearnerParts:
+def build_learner(config: Config, policy: build.Policy, params: Any) -> BuiltLearner:
     """The learner of a run and what it begins with.
 
     Args:
@@ -76,7 +76,7 @@ def build_learner(config: Config, policy: build.Policy, params: Any) -> LearnerP
         state_shardings=jax.tree.map(lambda leaf: leaf.sharding, state),
         replicated=sharding(policy.mesh, ()),
     )
-    return LearnerParts(learner, state, place_reference(config, params))
+    return BuiltLearner(learner, state, place_reference(config, params))
 
 
 def new_state(
