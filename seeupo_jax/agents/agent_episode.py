@@ -21,8 +21,13 @@ from seeupo_jax.agents.calls import (
 from seeupo_jax.agents.lineages import Lineages, LineageTurn
 from seeupo_jax.agents.sampled_text import SampledText
 from seeupo_jax.envs.base import Message, Pay
-from seeupo_jax.envs.gate import OWN_REWARD, ProtocolError, check_named_rewards, check_of_steps
 from seeupo_jax.envs.pool import Failure
+from seeupo_jax.envs.validation import (
+    OWN_REWARD,
+    ProtocolError,
+    check_named_rewards,
+    check_step_lists,
+)
 from seeupo_jax.rewards.reward_ledger import RewardLedger
 from seeupo_jax.rollout.episode import Episode
 from seeupo_jax.rollout.episode_metrics import AGENT_FAILURE, IGNORED, LINEAGES, REFUSED
@@ -177,7 +182,7 @@ class AgentEpisode(Episode):
                 f"the agent's result: turn_rewards: got {len(given)}; allowed: none, or one for"
                 f" each of its {turns} turns."
             )
-        check_of_steps(result.info, "the agent's result: info", turns)
+        check_step_lists(result.info, "the agent's result: info", turns)
         where = "the agent's result: rewards"
         named = check_named_rewards(result.rewards, where, turns=turns)
         turn_rewards = given if given else [*[0.0] * (turns - 1), result.reward]

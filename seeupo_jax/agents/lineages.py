@@ -21,7 +21,7 @@ from seeupo_jax.agents.calls import CallRefused, HistoryMessage, ModelCall
 from seeupo_jax.agents.sampled_text import longest_token, text_with_mark
 from seeupo_jax.agents.tool_format import ToolFormat, as_function, lists_tools, template_writes
 from seeupo_jax.envs.base import Message, Tool
-from seeupo_jax.envs.tools.thoughts import thought_tags
+from seeupo_jax.envs.thoughts import thought_tags
 from seeupo_jax.policy.files.messages import TaggedText
 from seeupo_jax.policy.files.tokenizer import TokenizedConversation, Tokenizer, Transcript
 from seeupo_jax.rewards.finished_episode import HISTORY

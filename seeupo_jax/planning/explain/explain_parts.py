@@ -11,9 +11,9 @@ import jax
 from seeupo_jax.agents.agent_tasks import describe_tasks, find_tasks
 from seeupo_jax.configuration.flags import command_name
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.envs import gate
-from seeupo_jax.envs.gate import OWN_REWARD
-from seeupo_jax.envs.mixture import read_parts
+from seeupo_jax.envs.mixture import read_components
+from seeupo_jax.envs.tasks import list_task_shares, list_tasks
+from seeupo_jax.envs.validation import OWN_REWARD
 from seeupo_jax.parallel.device_memory import format_bytes, total_memory
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.planning.abstract_run import AbstractRun, Planned, abstract_run
@@ -249,7 +249,7 @@ def _environment_lines(config: Config) -> list[str]:
     env, mixed = config.env, config.env.name == "mixture"
     where = ", a process for each environment" if env.isolation == "process" else ""
     named = env.name if mixed else _with_options(env.name, env.options)
-    parts = read_parts(env.options.get("environments")) if mixed else {}
+    parts = read_components(env.options.get("environments")) if mixed else {}
     return [
         f"{named}; {env.workers} threads{where}, a call at most {env.timeout_s:g} s,"
         f" {env.retries} retries",
@@ -290,12 +290,12 @@ def reward_lines(config: Config) -> list[str]:
 
 def task_ids(config: Config, split: str) -> Sequence[str]:
     """The ids of a split's tasks; ValueError: there is no such split."""
-    return gate.task_ids(find_tasks(config), split)
+    return list_tasks(find_tasks(config), split)
 
 
 def share_lines(config: Config) -> list[str]:
     """What of each iteration is of which part of the training tasks, where they have parts."""
-    shares, count = gate.task_shares(find_tasks(config), "train"), config.rollout.tasks
+    shares, count = list_task_shares(find_tasks(config), "train"), config.rollout.tasks
     lines = [*_curriculum_lines(config), *repeats(shares, count)]
     if len(shares) == 1:
         return lines

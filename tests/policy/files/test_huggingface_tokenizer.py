@@ -15,8 +15,8 @@ from tokenizers.pre_tokenizers import Metaspace
 from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerFast
 
 from seeupo_jax.configuration import schema
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import StepResult
+from seeupo_jax.envs.validation import check_step
 from seeupo_jax.policy.files.chat.renderer import MARK
 from seeupo_jax.policy.files.huggingface_tokenizer import HuggingFaceTokenizer, load
 from seeupo_jax.policy.files.messages import TaggedText
@@ -238,7 +238,7 @@ def test_no_text_forges_a_control_token(name):
         place = text.find("<|python_tag|>")
         said = {"content": TaggedText(text, [place]), "tags": (place,)}
         reported = StepResult(tuple({"role": r, **said} for r in ("tool", "user")), 0.0, False)
-        answer = gate.check_step(reported).observation
+        answer = check_step(reported).observation
         start = tokenizer.begin(messages, (tool,))
         after = start.extend(tokenizer.action(text), answer)
         assert text in tokenizer.text(after.tokens)

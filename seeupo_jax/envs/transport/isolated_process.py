@@ -15,13 +15,13 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from seeupo_jax import envs
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Environment
+from seeupo_jax.envs.tasks import list_tasks
 from seeupo_jax.envs.transport import processes, remote_calls
 
 _MIB = 2**20
 _OPERATIONS = {
-    "task_ids": gate.task_ids,
+    "task_ids": list_tasks,
     "reset": remote_calls.reset,
     "step": remote_calls.step,
     "finish": remote_calls.finish,

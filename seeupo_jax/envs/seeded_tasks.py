@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Message, StepResult, check_choice
+from seeupo_jax.envs.validation import check_score
 
 FIRST_TEST = 2**30  # so that no number of training tasks makes one of a test task
 
@@ -38,7 +38,7 @@ class SeedTasks:
         return seeds[int(index)]
 
 
-def numbered(
+def numbered_tasks(
     name: str, train_tasks: int, test_tasks: int, full_reward: float, test_seed: int
 ) -> SeedTasks:
     """Tasks whose seeds count from 0 in `train`, and from `test_seed` in `test`.
@@ -64,7 +64,7 @@ def check_count(option: str, value: Any) -> None:
         raise ValueError(f"{option}: got {value!r}; allowed: a whole number >= 1.")
 
 
-def answer(text: str, reward: float = 0.0, done: bool = False) -> StepResult:
+def text_result(text: str, reward: float = 0.0, done: bool = False) -> StepResult:
     """A step whose observation is one user message."""
     return StepResult(({"role": "user", "content": text},), reward, done)
 
@@ -75,12 +75,12 @@ def last_line(text: str) -> str:
     return lines[-1] if lines else ""
 
 
-def opening(instruction: str | None, observation: str) -> tuple[Message, ...]:
+def opening_messages(instruction: str | None, observation: str) -> tuple[Message, ...]:
     """The first messages: the instruction as the system message, then the observation."""
     system = () if instruction is None else ({"role": "system", "content": instruction},)
     return (*system, {"role": "user", "content": observation})
 
 
-def score_of(total: float, full: float) -> float:
+def normalized_score(total: float, full: float) -> float:
     """An episode's sum of rewards as a score: `full` or more is 1, zero or less is 0."""
-    return gate.check_score(min(max(total / full, 0.0), 1.0))
+    return check_score(min(max(total / full, 0.0), 1.0))

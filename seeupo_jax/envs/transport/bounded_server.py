@@ -13,7 +13,7 @@ from collections.abc import Collection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from seeupo_jax.envs.transport import wire
+from seeupo_jax.envs.transport.http_protocol import BUSY
 
 _LEFT = getattr(select, "POLLRDHUP", select.POLLHUP)  # its client has closed it
 
@@ -22,7 +22,7 @@ class BoundedServer(ThreadingHTTPServer):
     """A thread for each connection, and a limit on both.
 
     A connection beyond it takes the place of one that its client has left, although its handler
-    still works; else it is answered with `wire.BUSY` and closed. One whose handler does not call
+    still works; else it is answered with `BUSY` and closed. One whose handler does not call
     `admit` in time is closed, whatever its client sends.
 
     Args:
@@ -103,5 +103,5 @@ def _left(connections: Collection[socket.socket]) -> list[socket.socket]:
 
 def _busy(reason: str) -> bytes:
     body = json.dumps({"refused": reason}).encode()
-    head = f"HTTP/1.1 {wire.BUSY} Busy\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    head = f"HTTP/1.1 {BUSY} Busy\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     return head.encode() + body

@@ -14,7 +14,7 @@ from seeupo_jax.policy.files.tokenizer import TokenizedConversation
 
 
 @dataclass(frozen=True)
-class Answered:
+class CachedConversation:
     """A conversation up to an answer of ours.
 
     conversation: before the answer. action: its tokens as sampled.
@@ -30,14 +30,14 @@ class Answered:
         return len(self.conversation.tokens) + len(self.action)
 
 
-class Continued(NamedTuple):
+class CacheHit(NamedTuple):
     """A conversation that goes on, and the messages that are new in it."""
 
-    answered: Answered
+    answered: CachedConversation
     messages: tuple[HistoryMessage, ...]
 
 
-class Remembered:
+class ConversationCache:
     """The latest conversations; those not used for longest are forgotten first.
 
     Args:
@@ -47,20 +47,20 @@ class Remembered:
 
     def __init__(self, most: int, on_forgotten: Callable[[int], None]):
         self._most, self._on_forgotten = most, on_forgotten
-        self._answered: OrderedDict[bytes, tuple[int, Answered]] = OrderedDict()
+        self._answered: OrderedDict[bytes, tuple[int, CachedConversation]] = OrderedDict()
         self._tokens = 0
 
     def __len__(self) -> int:
         return len(self._answered)
 
-    def find(self, messages: Sequence[HistoryMessage], tools: Sequence[Tool]) -> Continued | None:
+    def find(self, messages: Sequence[HistoryMessage], tools: Sequence[Tool]) -> CacheHit | None:
         """The longest conversation that a history begins with; None: it has no answer of ours."""
         digests = list(history_digests(messages, tools))
         for count in range(len(messages), 0, -1):
             digest = digests[count]
             if digest in self._answered:
                 self._answered.move_to_end(digest)
-                return Continued(self._answered[digest][1], tuple(messages[count:]))
+                return CacheHit(self._answered[digest][1], tuple(messages[count:]))
         return None
 
     def add(
@@ -68,7 +68,7 @@ class Remembered:
         key: int,
         messages: Sequence[HistoryMessage],
         tools: Sequence[Tool],
-        answered: Answered,
+        answered: CachedConversation,
     ) -> None:
         """Remembers a conversation under the messages that its client will begin with.
 
