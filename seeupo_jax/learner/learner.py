@@ -12,7 +12,6 @@ import numpy as np
 import optax
 
 from seeupo_jax.configuration import schema
-from seeupo_jax.configuration.algorithm import fused_refresh_applies
 from seeupo_jax.configuration.entry_points import find_entry
 from seeupo_jax.learner.batching import Rows, Shapes
 from seeupo_jax.learner.optimization.schedule import Schedule, at_share
@@ -24,6 +23,14 @@ from seeupo_jax.learner.step.critic import Critic, make_critic
 from seeupo_jax.learner.step.loss_config import LossConfig, Numbers
 from seeupo_jax.learner.step.turn_scorer import Scorer, make_scorer, scorer_step
 from seeupo_jax.learner.step.turn_step import Scored
+from seeupo_jax.learner.sweep_plan import (
+    Kind,
+    SweepPlan,
+    actions_per_update,
+    plan_sweep,
+    refreshes_in_steps,
+    sweep_kinds,
+)
 from seeupo_jax.parallel import distributed
 from seeupo_jax.policy.architecture import Routing
 from seeupo_jax.policy.network import Network, join
@@ -204,15 +211,14 @@ class Learner:
     @functools.cached_property
     def loss_config(self) -> LossConfig:
         """The options of the turn step; it is compiled for what is left of them without numbers."""
-        algorithm, turns = self.algorithm, self.shapes.turns
-        parallel = algorithm.order == "parallel"
+        algorithm = self.algorithm
         return LossConfig(
             algorithm.loss,
             find_entry("objective", algorithm.objective),
             self.temperature,
             # With several steps a turn, the policy before the first is scored and kept instead.
             old_is_current=algorithm.old_policy == "turn" and self.fused,
-            actions=-(-turns // algorithm.span(turns)) if parallel else 1,
+            actions=actions_per_update(algorithm, self.shapes.turns),
         )
 
     @property
@@ -236,8 +242,17 @@ class Learner:
     @property
     def fused(self) -> bool:
         """Whether a turn's step also refreshes the weights of the turn before it."""
-        algorithm = self.algorithm
-        return algorithm.refresh != "separate" and fused_refresh_applies(algorithm)
+        return refreshes_in_steps(self.algorithm)
+
+    def plan(self, turns: int, iteration: int) -> SweepPlan:
+        """The passes of an iteration (1, 2, ...) over trajectories of at most so many turns."""
+        averages = self.ema is not None
+        return plan_sweep(self.algorithm, turns, seed=self.seed, iteration=iteration, ema=averages)
+
+    @property
+    def kinds(self) -> set[Kind]:
+        """The kinds of passes that its sweeps may take."""
+        return sweep_kinds(self.algorithm, ema=self.ema is not None)
 
 
 # Equal learners have one program of each kind, so that what one has compiled serves the next: the

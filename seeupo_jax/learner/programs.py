@@ -58,9 +58,9 @@ def sweep_programs(learner: Learner, trajectories: int) -> Iterator[Program]:
         yield from _score_programs(learner, rows, length)
     for length in shapes.lengths:
         yield from _turn_programs(learner, rows, length)
-    if learner.ema is not None:
+    if "average" in learner.kinds:
         yield _call("sweep/average", learner.average, lambda state, _: (state.params, state.ema))
-    if learner.algorithm.ref_every is not None:
+    if "move reference" in learner.kinds:
         yield _call(
             "sweep/move reference",
             learner.move_reference,
@@ -130,16 +130,17 @@ def _score_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Progr
     gains = learner.algorithm.scores_gain  # by branches, in the old policy's pass
     first = empty(learner.algorithm.router_replay == "rollout", gains)
     yield _call(f"sweep/score {length}", learner.begin, lambda state, _: (state.params, first))
-    yield _call(
-        f"sweep/reference {length}", learner.begin, lambda *given: (reference_of(*given), batch)
-    )
-    if learner.critic is not None:
+    if "reference" in learner.kinds:
+        yield _call(
+            f"sweep/reference {length}", learner.begin, lambda *given: (reference_of(*given), batch)
+        )
+    if "value" in learner.kinds:
         yield _call(
             f"sweep/value {length}",
             learner.value,
             lambda state, _: (state.params, state.critic.params, replayed),
         )
-    if learner.scorer is not None:
+    if "scorer" in learner.kinds:
         yield from _scorer_programs(learner, rows, batch, length)
 
 
@@ -168,16 +169,16 @@ def _scorer_programs(
 
 def _turn_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Program]:
     """One turn's step, and what comes before or after it for some choices of the algorithm."""
-    shapes, algorithm = learner.shapes, learner.algorithm
+    shapes, kinds = learner.shapes, learner.kinds
     batch = empty_batch(rows, shapes, learner.per_token, length=length, action=shapes.action)
     numbers_N = _on_device(learner, (rows.trajectories,))
     refresh_batch = None
     if learner.fused:
         refresh_batch, _ = make_refresh_batch(rows, empty_layout(length), [], shapes, [])
-        if algorithm.old_policy == "turn":  # the step before leaves them on the device
+        if learner.loss_config.old_is_current:  # the step before leaves them on the device
             old_logp_PA = _on_device(learner, refresh_batch.old_logp_PA.shape)
             refresh_batch = refresh_batch._replace(old_logp_PA=old_logp_PA)
-    elif algorithm.old_policy == "turn":
+    if "old" in kinds:
         yield _call(f"sweep/old {length}", learner.score, lambda state, _: (state.params, batch))
     yield _call(
         f"sweep/turn {length}",
@@ -185,7 +186,8 @@ def _turn_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Progra
         lambda state, _: (of_turn(state, (0,)), batch, refresh_batch, numbers_N, np.float32(1)),
         returns_state=True,
     )
-    if algorithm.weighs and (not learner.fused or length == shapes.lengths[-1]):
+    # A fused refresh without room for some spans leaves them to a pass, in the longest rows.
+    if "refresh" in kinds or (learner.fused and length == shapes.lengths[-1]):
         yield _call(
             f"sweep/refresh {length}",
             learner.refresh,

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from seeupo_jax.configuration.algorithm import Algorithm
-from seeupo_jax.configuration.rules.algorithm_rules import reads_reference
 from seeupo_jax.learner.batching import (
     ActionSpan,
     Layout,
@@ -29,15 +27,14 @@ from seeupo_jax.learner.credit.information_gain import (
     describe_gains,
     information_gain,
 )
-from seeupo_jax.learner.credit.overlong import with_overlong_penalties
 from seeupo_jax.learner.credit.running_rewards import Statistics
 from seeupo_jax.learner.credit.turn_scores import score_turns
 from seeupo_jax.learner.expert_record import ExpertRecord, describe_routers
 from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.reference_policy import options_now, reference_of
 from seeupo_jax.learner.step.turn_step import Scored
+from seeupo_jax.learner.sweep_plan import SweepPlan, action_numbers
 from seeupo_jax.learner.sweep_state import INITIAL, PerToken, SweepData, SweepState
-from seeupo_jax.learner.turn_order import update_order
 from seeupo_jax.types import CONTEXT, TrainState, Trajectory, TurnBatch, learnable
 
 
@@ -47,18 +44,23 @@ def begin_sweep(
     ref_params: Any,
     rows: Rows,
     trajectories: Sequence[Trajectory],
+    plan: SweepPlan,
     *,
+    shaped: Sequence[Trajectory],
     version: int,
     references: References | None = None,
     statistics: Statistics | None = None,
 ) -> SweepState:
-    """Advantages, and one pass each for the log-probabilities of the old and reference policies.
+    """Takes the passes of the plan before the first update, and assigns advantages.
 
     Args:
+      shaped: the trajectories with the rewards that advantages are computed from. The scorer's
+        successes and failures are those of the trajectories without penalties.
       version: of the policy that is swept.
       references: answers of the tasks, which the old policy's pass scores too; None: it does not.
       statistics: as of `sweep`.
     """
+    kinds = {each.kind for each in plan.before}
     layout, batch = _pack_actions(learner, rows)
     by_segment = functools.partial(_by_segment, rows, layout.spans)
     first = _first_pass(learner, train.params, rows, trajectories, references, layout, batch)
@@ -66,13 +68,13 @@ def begin_sweep(
         name: by_segment(x_PA, np.nan) for name, x_PA in zip(INITIAL, first.initial, strict=True)
     }
     old_logp = ref_logp = by_segment(first.scored.logp_PA)
-    if reads_reference(learner.algorithm):  # by routers of its own
+    if "reference" in kinds:  # by routers of its own
         without_experts = batch._replace(expert_MRLG=None)
         reference = reference_of(train, ref_params)
         ref_logp = by_segment(learner.scored(reference, without_experts).logp_PA)
     if first.scored.routed_MRLG is not None:
         rows = _with_experts(learner, rows, first)
-        if train.critic is not None:  # its pass replays them
+        if "value" in kinds:  # its pass replays them
             _, batch = _pack_actions(learner, rows)
     unmasked = unmasked_rows(learner, rows, initial)
     metrics = _initial_metrics(learner, rows, unmasked, first, old_logp, initial["entropy"])
@@ -80,25 +82,24 @@ def begin_sweep(
         "old_logp": _behaviour_logp(rows, old_logp, trajectories, version),
         "ref_logp": ref_logp,
     }
-    if train.critic is not None:
+    if "value" in kinds:
         per_token["value"] = by_segment(learner.value(train.params, train.critic.params, batch))
     if "start_logp" in learner.per_token:
         per_token["start_logp"] = old_logp
     scores: dict[str, Sequence[np.ndarray]] = {"entropy": initial["entropy"]}
-    if learner.scorer is not None:
-        turns = score_turns(learner, train, rows, trajectories, per_token)
+    if "scorer" in kinds:
+        epochs = plan.count("scorer")
+        turns = score_turns(learner, train, rows, trajectories, per_token, epochs=epochs)
         train = turns.train
         scores.update(turns.per_token)
         metrics |= turns.metrics
     per_token |= derived_per_token(learner, unmasked, initial)
     algorithm = options_now(learner.algorithm, train)
-    # After the scorer, whose successes and failures are those of the task.
-    paid, _ = with_overlong_penalties(algorithm, trajectories)
     arrays = CreditArrays(
         algorithm,
         learner.shapes,
         unmasked,
-        paid,
+        shaped,
         {**per_token, **scores},
         learner.reward_weights,
         gains=first.gains,
@@ -106,7 +107,7 @@ def begin_sweep(
     )
     credit, shares = assign_credit(arrays)
     per_token, metrics = per_token | credit, metrics | shares
-    if train.critic is not None:
+    if "value" in kinds:
         metrics["sweep/explained_variance"] = _explained_variance(unmasked, per_token)
     data = SweepData(unmasked, count_valid(learner, trajectories), initial, metrics)
     ones_N = learner.replicate(np.ones(rows.trajectories, np.float32))
@@ -136,17 +137,6 @@ def unmasked_rows(learner: Learner, rows: Rows, initial: PerToken) -> Rows:
         return rows
     # In float32: a comparison with NaN, at context, is False.
     return rows.without([np.exp(logp_L) > np.float32(bound) for logp_L in initial["trainer_logp"]])
-
-
-def sweep_order(algorithm: Algorithm, rows: Rows, seed: Sequence[int]) -> list[tuple[int, ...]]:
-    """The steps of a sweep that learns from the tokens of these rows, as `update_order` says."""
-    return update_order(
-        rows.updated_turns,
-        algorithm.order,
-        turns_per_update=algorithm.turns_per_update,
-        custom_order=algorithm.custom_order,
-        seed=seed,
-    )
 
 
 def _masked_fraction(rows: Rows, unmasked: Rows) -> dict[str, float]:
@@ -242,9 +232,8 @@ def derived_per_token(
                 f"a trajectory has {rows.turns} turns; allowed with order=parallel: at most"
                 f" {learner.shapes.turns}, rollout.max_turns."
             )
-        span = learner.algorithm.span(learner.shapes.turns)
-        # Counted from the last turn, as the steps of the other orders are.
-        per_token["action"] = [(rows.updated_turns - 1 - turn_L) // span for turn_L in rows.turn]
+        numbers = functools.partial(action_numbers, learner.algorithm, rows.updated_turns)
+        per_token["action"] = [numbers(turn_L) for turn_L in rows.turn]
     return per_token
 
 

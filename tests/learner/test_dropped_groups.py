@@ -104,8 +104,10 @@ def test_the_mean_is_over_the_trajectories_that_count():
     trajectories = failing(5)
     learner = cases.learner()
     state = cases.new_state(learner.optimizer)
+    rows = Rows.of(trajectories)
+    plan = learner.plan(rows.updated_turns, iteration=1)
     started = begin_sweep(
-        learner, state, reference(), Rows.of(trajectories), trajectories, version=0
+        learner, state, reference(), rows, trajectories, plan, shaped=trajectories, version=0
     )
     assert started.data.valid == 5
     largest_S = [abs(advantage_L).max() for advantage_L in started.per_token["advantage"]]

@@ -189,8 +189,10 @@ def test_the_reference_and_the_scorer_run_by_their_own_routers():
         state = state._replace(scorer=CriticState({"head": {}, "trunk": other}, ()))
         played = sampled(change=2)
         rows = made.rows(played)
-        known = begin_sweep(made, state, other, rows, played, version=2).per_token
-        scores = score_turns(made, state, rows, played, known).per_token["scorer_logp"]
+        plan = made.plan(rows.updated_turns, iteration=3)
+        begun = begin_sweep(made, state, other, rows, played, plan, shaped=played, version=2)
+        known = begun.per_token
+        scores = score_turns(made, state, rows, played, known, epochs=1).per_token["scorer_logp"]
         found.append((known["old_logp"], known["ref_logp"], scores))
     (replayed_old, *replayed_others), (old, *others) = found
     cases.assert_trees_close(replayed_others, others, 1e-5)

@@ -323,14 +323,14 @@ def observe(
     ref_params = jax.device_put(policy()[1]) if ref_params is None else ref_params
     updates, real, advantage = [], sweep_module.update_turn, []
 
-    def update_turn(learner, current, turns, **rest):
+    def update_turn(learner, current, planned, **rest):
         advantage[:] = current.per_token["advantage"]
         before = len(current.steps)
-        current = real(learner, current, turns, **rest)
+        current = real(learner, current, planned, **rest)
         gradients = weights_of(host(current.train.opt_state[0]))
         steps = [dict(step.metrics) for step in current.steps[before:]]
         copies = host((current.cumulative_ratio_N, steps))
-        updates.append(Update(turns, host(current.train.params), gradients, *copies))
+        updates.append(Update(planned.turns, host(current.train.params), gradients, *copies))
         return current
 
     with mock.patch.object(sweep_module, "update_turn", update_turn):

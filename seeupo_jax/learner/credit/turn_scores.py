@@ -54,11 +54,14 @@ def score_turns(
     rows: Rows,
     trajectories: Sequence[Trajectory],
     per_token: Mapping[str, Ragged],
+    *,
+    epochs: int,
 ) -> TurnScores:
     """The scorer's scores of an iteration's turns, and its steps on them; `train` is donated.
 
     Args:
       per_token: `old_logp`.
+      epochs: passes that score all turns and then take a step.
     """
     algorithm, shapes, scorer = learner.algorithm, learner.shapes, learner.scorer
     rows = dataclasses.replace(rows, experts=None)  # its routers are others than the policy's
@@ -67,7 +70,7 @@ def score_turns(
     size = {"action": shapes.longest, "behind": not scorer.of_tokens}
     batch = turn_batch(rows, layout, shapes, {}, **size)
     first, metrics, steps = None, {}, []
-    for _ in range(algorithm.scorer_epochs):
+    for _ in range(epochs):
         output = [np.zeros(len(tokens), np.float32) for tokens in rows.tokens]
         scatter(output, spans, np.asarray(_scorer_output(learner, train, batch)))
         scores = {"scorer_logp" if scorer.of_tokens else "progress": output}

@@ -11,13 +11,12 @@ import jax
 
 from seeupo_jax.planning.collectives import Collective
 from seeupo_jax.planning.expected_time import (
-    covariance_ends,
     minibatches,
-    old_ends,
     pack,
-    refresh_ends,
+    pass_ends,
+    planned_sweep,
+    rescored_ends,
     scoring_passes,
-    step_ends,
     step_flops,
 )
 from seeupo_jax.planning.slices import roofline
@@ -93,7 +92,7 @@ def estimate_iteration(
     """
     if any(kind not in figures or figures[kind].roofline is None for kind in NEEDED):
         return None
-    config, rollout = setup.config, setup.config.rollout
+    config, rollout, plan = setup.config, setup.config.rollout, planned_sweep(setup.config)
     tokens = rollout.max_context / rollout.max_turns
     sampled = min(rollout.max_action_tokens, int(tokens / 2))
     drawn = setup.trajectories * rollout.max_turns * sampled
@@ -102,16 +101,17 @@ def estimate_iteration(
     longest = pack(shapes, setup.trajectories, rollout.max_context, shapes.lengths[-1:]).tokens
     whole = pack(shapes, setup.trajectories, rollout.max_context, shapes.long).tokens / longest
     # Passes over less than that, in parts of one.
-    scored = sum(pack(shapes, setup.trajectories, end).tokens for end in old_ends(setup))
-    scored += sum(pack(shapes, part, end, shapes.long).tokens for end in covariance_ends(config))
-    refreshed = sum(pack(shapes, setup.trajectories, end).tokens for end in refresh_ends(setup))
+    scored = sum(pack(shapes, setup.trajectories, end).tokens for end in pass_ends(config, "old"))
+    scored += sum(pack(shapes, part, end, shapes.long).tokens for end in rescored_ends(config))
+    ends = pass_ends(config, "refresh")
+    refreshed = sum(pack(shapes, setup.trajectories, end).tokens for end in ends)
     amounts = {
         "rollout/reshard": 1.0,
         "rollout/prefill": context / programs["rollout/prefill"].work.tokens,
         "rollout/decode": drawn / programs["rollout/decode"].work.tokens,
-        "sweep/score": scoring_passes(config) * whole + scored / longest,
-        "sweep/value": whole,
-        "sweep/scorer": config.algorithm.scorer_epochs * whole,
+        "sweep/score": scoring_passes(plan) * whole + scored / longest,
+        "sweep/value": plan.count("value") * whole,
+        "sweep/scorer": plan.count("scorer") * whole,
         "sweep/refresh": refreshed / longest,
     }
     parts = [
@@ -137,7 +137,7 @@ def _steps(setup: Setup, program: Program, figures: Figures) -> Iterator[rooflin
     """
     mesh, shapes = setup.mesh, setup.learner.shapes
     part = -(-setup.trajectories // minibatches(setup.config))
-    for end in step_ends(setup.config):
+    for end in pass_ends(setup.config, "turn"):
         packed = pack(shapes, part, end)
         tripped = packed.microbatches / program.trips
         share = packed.length / shapes.lengths[-1]
