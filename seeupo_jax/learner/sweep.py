@@ -21,7 +21,7 @@ import numpy as np
 from seeupo_jax.learner.batching import (
     ActionSpan,
     Layout,
-    Rows,
+    SegmentBatch,
     action_spans,
     lay_out,
     turn_batch,
@@ -30,11 +30,11 @@ from seeupo_jax.learner.credit.covariance import limit_tokens
 from seeupo_jax.learner.credit.information_gain import References
 from seeupo_jax.learner.credit.overlong import with_overlong_penalties
 from seeupo_jax.learner.credit.running_rewards import Statistics
-from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.turn_moments import of_turn, put_back
+from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.reference_policy import next_kl_coef, sampled_kl
 from seeupo_jax.learner.refresh_batch import RefreshBatch, make_refresh_batch
-from seeupo_jax.learner.sweep_control import Pace, SweepStopped, resume_sweep
+from seeupo_jax.learner.sweep_control import StepsInFlight, SweepStopped, resume_sweep
 from seeupo_jax.learner.sweep_metrics import (
     exclusion_metrics,
     step_weights,
@@ -43,7 +43,7 @@ from seeupo_jax.learner.sweep_metrics import (
 )
 from seeupo_jax.learner.sweep_plan import Kind, SweepPass, SweepPlan, TurnUpdate
 from seeupo_jax.learner.sweep_start import begin_sweep
-from seeupo_jax.learner.sweep_state import PerToken, Step, SweepState
+from seeupo_jax.learner.sweep_state import OptimizerStep, PerToken, SweepState
 from seeupo_jax.types import TrainState, Trajectory, TrajectoryStats, TurnBatch
 
 
@@ -56,7 +56,7 @@ class SweepResult(NamedTuple):
     train: TrainState
     metrics: dict[str, float]
     stats: Sequence[TrajectoryStats | None]
-    steps: Sequence[Step]
+    steps: Sequence[OptimizerStep]
 
 
 def sweep(
@@ -119,7 +119,7 @@ def sweep(
     if not plan.updates:
         metrics = {**current.data.initial_metrics, **own}
         return _without_step(learner, current.train, plan, trajectories, metrics)
-    pace = Pace(len(plan.updates), stop, on_step)
+    pace = StepsInFlight(len(plan.updates), stop, on_step)
     for update in plan.updates[current.done :]:
         if not pace.ready(current):
             raise SweepStopped(learner, current)
@@ -155,7 +155,7 @@ def _end_iteration(learner: Learner, train: TrainState, plan: SweepPlan) -> Trai
 
 
 def _adapt_kl_coef(
-    learner: Learner, current: SweepState, rows: Rows
+    learner: Learner, current: SweepState, rows: SegmentBatch
 ) -> tuple[TrainState, dict[str, float]]:
     """The state after the last step with the next iteration's KL coefficient, and metrics of it.
 
@@ -360,7 +360,7 @@ def _parts_of_actions(current: SweepState, spans: Sequence[ActionSpan]) -> list[
 
 
 def _minibatches(
-    rows: Rows, spans: list[ActionSpan], count: int, rng: np.random.Generator
+    rows: SegmentBatch, spans: list[ActionSpan], count: int, rng: np.random.Generator
 ) -> list[list[ActionSpan]]:
     """All spans of trajectories in random parts of nearly equal size; one part keeps the order."""
     if count == 1:

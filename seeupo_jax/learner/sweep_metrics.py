@@ -8,10 +8,10 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from seeupo_jax.learner.batching import Rows, forced_fraction
-from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.batching import SegmentBatch, forced_fraction
+from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.sweep_plan import SweepPlan
-from seeupo_jax.learner.sweep_state import Step, SweepState
+from seeupo_jax.learner.sweep_state import OptimizerStep, SweepState
 from seeupo_jax.metric_table import OF_TURNS, STEPS
 from seeupo_jax.types import TrajectoryStats
 
@@ -27,7 +27,7 @@ class Weights(NamedTuple):
     largest_NK: np.ndarray
 
 
-def host_metrics(steps: Sequence[Step]) -> list[dict[str, float]]:
+def host_metrics(steps: Sequence[OptimizerStep]) -> list[dict[str, float]]:
     """Metrics of every step, as host numbers; this waits for the device once."""
     fetched = jax.device_get([dict(step.metrics) for step in steps])
     return [{name: float(value) for name, value in step.items()} for step in fetched]
@@ -45,7 +45,7 @@ def sweep_metrics(
     return {**current.data.initial_metrics, **metrics}
 
 
-def exclusion_metrics(learner: Learner, rows: Rows) -> dict[str, float]:
+def exclusion_metrics(learner: Learner, rows: SegmentBatch) -> dict[str, float]:
     """Metrics of the tokens and the trajectories of which no update is made."""
     metrics = {"sweep/forced_fraction": forced_fraction(rows)} if learner.truncated else {}
     if rows.masked_S is not None:
@@ -138,7 +138,7 @@ def _summary(
     current: SweepState, totals: Sequence[Mapping[str, float]], updates: int
 ) -> dict[str, float]:
     """Metrics over all steps."""
-    work = current.work
+    counts = current.counts
     return {
         "sweep/turns": updates,
         "sweep/steps": len(totals),
@@ -148,9 +148,9 @@ def _summary(
             if metric.counted in totals[0]
         },
         "sweep/updates": sum(0 < step["grad_norm"] < np.inf for step in totals),
-        "sweep/tokens": work.tokens,
-        "sweep/shared_fraction": 1 - work.computed / work.tokens,
-        "sweep/padding_fraction": 1 - work.computed / work.padded,
+        "sweep/tokens": counts.tokens,
+        "sweep/shared_fraction": 1 - counts.computed / counts.tokens,
+        "sweep/padding_fraction": 1 - counts.computed / counts.padded,
     }
 
 

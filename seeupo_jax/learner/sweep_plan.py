@@ -10,6 +10,7 @@ scores of actions whose tokens lie in several segments or minibatches.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -69,7 +70,8 @@ class TurnUpdate(NamedTuple):
         return sum(each.times for each in self.passes if each.kind == "turn")
 
 
-class SweepPlan(NamedTuple):
+@dataclass(frozen=True)
+class SweepPlan:
     """All passes of a sweep: before its first update, of its updates, and after the last."""
 
     before: tuple[SweepPass, ...]

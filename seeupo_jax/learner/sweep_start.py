@@ -12,7 +12,7 @@ import numpy as np
 from seeupo_jax.learner.batching import (
     ActionSpan,
     Layout,
-    Rows,
+    SegmentBatch,
     all_actions,
     lay_out,
     scatter,
@@ -30,9 +30,9 @@ from seeupo_jax.learner.credit.information_gain import (
 from seeupo_jax.learner.credit.running_rewards import Statistics
 from seeupo_jax.learner.credit.turn_scores import score_turns
 from seeupo_jax.learner.expert_record import ExpertRecord, describe_routers
-from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.reference_policy import options_now, reference_of
-from seeupo_jax.learner.step.turn_step import Scored
+from seeupo_jax.learner.step.turn_step import TokenScores
 from seeupo_jax.learner.sweep_plan import SweepPlan, action_numbers
 from seeupo_jax.learner.sweep_state import INITIAL, PerToken, SweepData, SweepState
 from seeupo_jax.types import CONTEXT, TrainState, Trajectory, TurnBatch, learnable
@@ -42,7 +42,7 @@ def begin_sweep(
     learner: Learner,
     train: TrainState,
     ref_params: Any,
-    rows: Rows,
+    rows: SegmentBatch,
     trajectories: Sequence[Trajectory],
     plan: SweepPlan,
     *,
@@ -76,7 +76,7 @@ def begin_sweep(
         rows = _with_experts(learner, rows, first)
         if "value" in kinds:  # its pass replays them
             _, batch = _pack_actions(learner, rows)
-    unmasked = unmasked_rows(learner, rows, initial)
+    unmasked = segments_after_masking(learner, rows, initial)
     metrics = _initial_metrics(learner, rows, unmasked, first, old_logp, initial["entropy"])
     per_token: dict[str, Sequence[np.ndarray]] = {
         "old_logp": _behaviour_logp(rows, old_logp, trajectories, version),
@@ -114,7 +114,7 @@ def begin_sweep(
     return SweepState(data, train, ones_N, per_token)
 
 
-def _pack_actions(learner: Learner, rows: Rows) -> tuple[Layout, TurnBatch]:
+def _pack_actions(learner: Learner, rows: SegmentBatch) -> tuple[Layout, TurnBatch]:
     """All sampled tokens of the rows, as one batch."""
     shapes = learner.shapes
     layout = lay_out(rows, all_actions(rows), shapes, shapes.long)
@@ -122,7 +122,7 @@ def _pack_actions(learner: Learner, rows: Rows) -> tuple[Layout, TurnBatch]:
 
 
 def _by_segment(
-    rows: Rows, spans: Sequence[ActionSpan], x_PA: Any, elsewhere: float = 0.0
+    rows: SegmentBatch, spans: Sequence[ActionSpan], x_PA: Any, elsewhere: float = 0.0
 ) -> list[np.ndarray]:
     """Numbers of all action tokens [P, A] as one array a segment, with `elsewhere` at context."""
     numbers = [np.full(len(tokens), elsewhere, np.float32) for tokens in rows.tokens]
@@ -130,8 +130,8 @@ def _by_segment(
     return numbers
 
 
-def unmasked_rows(learner: Learner, rows: Rows, initial: PerToken) -> Rows:
-    """Rows without the action tokens that were too likely to be learned from (`mask_above`)."""
+def segments_after_masking(learner: Learner, rows: SegmentBatch, initial: PerToken) -> SegmentBatch:
+    """The segments without the action tokens that `mask_above` excludes as too likely."""
     bound = learner.algorithm.mask_above
     if bound is None:
         return rows
@@ -139,7 +139,7 @@ def unmasked_rows(learner: Learner, rows: Rows, initial: PerToken) -> Rows:
     return rows.without([np.exp(logp_L) > np.float32(bound) for logp_L in initial["trainer_logp"]])
 
 
-def _masked_fraction(rows: Rows, unmasked: Rows) -> dict[str, float]:
+def _masked_fraction(rows: SegmentBatch, unmasked: SegmentBatch) -> dict[str, float]:
     """Share of the rows' action tokens that the unmasked rows do not have."""
     if unmasked is rows:
         return {}
@@ -149,7 +149,7 @@ def _masked_fraction(rows: Rows, unmasked: Rows) -> dict[str, float]:
     return {"sweep/masked_fraction": 1 - after / before}
 
 
-def _mean_entropy(rows: Rows, entropy: Sequence[np.ndarray]) -> float:
+def _mean_entropy(rows: SegmentBatch, entropy: Sequence[np.ndarray]) -> float:
     """Mean over the tokens of the loss, as TRL has it; NaN without any.
 
     That is over neither what `mask_above` makes context nor what `truncated=mask` leaves out.
@@ -171,7 +171,7 @@ class _FirstPass(NamedTuple):
     gains: of turns; None: not asked for.
     """
 
-    scored: Scored
+    scored: TokenScores
     layout: Layout
     gains: list[np.ndarray] | None
     metrics: dict[str, float]
@@ -186,7 +186,7 @@ class _FirstPass(NamedTuple):
 def _first_pass(
     learner: Learner,
     params: Any,
-    rows: Rows,
+    rows: SegmentBatch,
     trajectories: Sequence[Trajectory],
     references: References | None,
     layout: Layout,
@@ -198,16 +198,16 @@ def _first_pass(
         scored = learner.scored(params, batch)
     else:
         branches = answer_branches(rows, trajectories, references, learner.shapes)
-        wider, seats, layout = branch_batch(branches, layout.spans, learner.shapes)
+        wider, span_slots, layout = branch_batch(branches, layout.spans, learner.shapes)
         scored = learner.scored(params, wider)
-        gains = information_gain(branches, seats, np.asarray(scored.logp_PA), trajectories)
+        gains = information_gain(branches, span_slots, np.asarray(scored.logp_PA), trajectories)
         metrics = describe_gains(gains, rows)
     routers = {} if scored.routers is None else describe_routers(scored.routers)
     return _FirstPass(scored, layout, gains, metrics | routers)
 
 
-def _with_experts(learner: Learner, rows: Rows, first: _FirstPass) -> Rows:
-    """Rows with the experts that the policy's routers chose as the sweep began."""
+def _with_experts(learner: Learner, rows: SegmentBatch, first: _FirstPass) -> SegmentBatch:
+    """The segments with the experts that the policy's routers chose as the sweep began."""
     routed_MRLG, layout = np.asarray(first.scored.routed_MRLG), first.layout
     routed_RLG = routed_MRLG.reshape(-1, *routed_MRLG.shape[2:])
     lengths, segments = [*map(len, rows.tokens)], [span.segment for span in layout.spans]
@@ -216,7 +216,7 @@ def _with_experts(learner: Learner, rows: Rows, first: _FirstPass) -> Rows:
 
 
 def derived_per_token(
-    learner: Learner, rows: Rows, initial: PerToken
+    learner: Learner, rows: SegmentBatch, initial: PerToken
 ) -> dict[str, Sequence[np.ndarray]]:
     """Fields of tokens that follow from the rows and the policy at the start of the sweep."""
     per_token: dict[str, Sequence[np.ndarray]] = {}
@@ -238,7 +238,7 @@ def derived_per_token(
 
 
 def _behaviour_logp(
-    rows: Rows,
+    rows: SegmentBatch,
     logp: Sequence[np.ndarray],
     trajectories: Sequence[Trajectory],
     version: int,
@@ -255,8 +255,8 @@ def _behaviour_logp(
 
 def _initial_metrics(
     learner: Learner,
-    rows: Rows,
-    unmasked: Rows,
+    rows: SegmentBatch,
+    unmasked: SegmentBatch,
     first: _FirstPass,
     old_logp: Sequence[np.ndarray],
     entropy: Sequence[np.ndarray],
@@ -269,7 +269,7 @@ def _initial_metrics(
     return metrics
 
 
-def _sampler_trainer_gap(rows: Rows, old_logp: Sequence[np.ndarray]) -> dict[str, float]:
+def _sampler_trainer_gap(rows: SegmentBatch, old_logp: Sequence[np.ndarray]) -> dict[str, float]:
     """How far the sampler's log-probabilities are from the trainer's, over all action tokens."""
     triples = zip(old_logp, rows.logp, rows.turn, strict=True)
     gap = np.concatenate([np.abs(old - logp)[turn >= 0] for old, logp, turn in triples])
@@ -279,7 +279,7 @@ def _sampler_trainer_gap(rows: Rows, old_logp: Sequence[np.ndarray]) -> dict[str
     }
 
 
-def _explained_variance(rows: Rows, per_token: PerToken) -> float:
+def _explained_variance(rows: SegmentBatch, per_token: PerToken) -> float:
     """Share of the returns' variance that the values explain; NaN where all returns are equal."""
     acted = np.concatenate(rows.turn) >= 0
     if not acted.any():

@@ -165,7 +165,7 @@ def step_flops(run: AbstractRun, packed: Packed, *, computed: bool) -> float:
         packed.length,
         shapes.action,
         trees=shapes.share,
-        each=apart(run, packed, computed=computed),
+        each=separate_conversations(run, packed, computed=computed),
         refresh=shapes.chunk if run.learner.fused else 0,
         chunks=refresh_chunks(shapes, packed, turn),
         critic=run.config.algorithm.critic,
@@ -190,13 +190,13 @@ def scorer_flops(run: AbstractRun, packed: Packed, *, computed: bool) -> float:
         packed.rows,
         packed.length,
         trees=run.learner.shapes.share,
-        each=apart(run, packed, computed=computed),
+        each=separate_conversations(run, packed, computed=computed),
         computed=computed,
     )
 
 
-def apart(run: AbstractRun, packed: Packed, *, computed: bool) -> int:
-    """Conversations of a row whose attention is counted apart; see `flops.turn_step_flops`.
+def separate_conversations(run: AbstractRun, packed: Packed, *, computed: bool) -> int:
+    """Conversations of a row whose attention is counted separately; see `flops.turn_step_flops`.
 
     A result needs it so; kernels for trees skip the pairs of two conversations, others do not.
     """

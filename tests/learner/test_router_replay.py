@@ -19,7 +19,7 @@ from seeupo_jax.learner.credit.information_gain import (
 )
 from seeupo_jax.learner.credit.turn_scores import score_turns
 from seeupo_jax.learner.expert_record import ExpertRecord, describe_routers
-from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.step.expert_load import RouterCounts
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
@@ -225,9 +225,9 @@ def test_answers_that_are_scored_are_not_replayed_and_what_precedes_them_is():
         start = len(record_LG) - 3
         assert (record_LG[start:] == 255).all()
         np.testing.assert_array_equal(record_LG[:start], segment.expert_LG[:start])
-    batch, seats, _ = branch_batch(branches, all_actions(rows), made.shapes)
+    batch, span_slots, _ = branch_batch(branches, all_actions(rows), made.shapes)
     assert batch.expert_MRLG.shape[:3] == batch.tokens_MRL.shape
-    assert len(seats) == len(branches.spans)
+    assert len(span_slots) == len(branches.spans)
 
 
 def test_trajectories_without_a_record_are_refused():

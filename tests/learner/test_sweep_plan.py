@@ -13,6 +13,7 @@ from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.learner.batching import Shapes
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_plan import (
+    SweepPlan,
     action_numbers,
     actions_per_update,
     optimizer_steps,
@@ -110,6 +111,11 @@ PLANS = {
         1,
         [*START, "scores", "scorer", "scores", "scorer", "turn 0"],
     ),
+    "critic and scorer": (
+        {"advantage": "spa", "critic": "head"},
+        1,
+        [*START, "value", "scores", "scorer", "turn 0"],
+    ),
     "a reference policy that moves": ({"ref_every": 3}, 1, [*START, "turn 0", "move reference"]),
     "no turn": ({"ref_every": 1}, 0, ["move reference"]),
     "no turn of a custom order": ({"order": "custom", "custom_order": (1, 0)}, 0, []),
@@ -146,7 +152,7 @@ def test_a_random_order_has_every_step_once_and_follows_its_seed_and_iteration()
 @pytest.mark.parametrize("order", ["reverse", "forward", "random", "custom", "parallel"])
 def test_no_turns_are_no_steps(order):
     algorithm = Algorithm(order=order, custom_order=(1, 0) if order == "custom" else ())
-    assert plan_sweep(algorithm, 0) == ((), (), ())
+    assert plan_sweep(algorithm, 0) == SweepPlan((), (), ())
     assert optimizer_steps(algorithm, 0) == 0
 
 
@@ -221,7 +227,7 @@ SWEEPS = {
     "KL-Cov": KL_COV | TWICE,
     "critic": {"advantage": "gae", "critic": "head", "ratio": "token"},
     "scorer of tokens": {"advantage": "istar", "scorer_epochs": 2},
-    "scorer of turns": {"advantage": "spa", "scorer_epochs": 2},
+    "scorer of turns": {"advantage": "spa", "critic": "head", "scorer_epochs": 2},
     "entropy in the first pass": {"advantage": "canon", "canon_metric": "entropy"},
     "parallel": PARALLEL,
     "moving": {"ref_every": 2, "turns_per_update": 2},
@@ -247,11 +253,13 @@ def programs_of(learner, plan):
 def test_a_sweep_runs_the_programs_of_its_plan(name, iteration):
     made, called = cases.learner(**SWEEPS[name]), []
 
-    def through(program, own):
-        run = made.through(program, own)
+    def wrap_program(program, own):
+        run = made.wrap_program(program, own)
         return lambda *given: called.append(program) or run(*given)
 
-    counted = dataclasses.replace(made, through=through, ema=0.9 if name == "moving" else None)
+    counted = dataclasses.replace(
+        made, wrap_program=wrap_program, ema=0.9 if name == "moving" else None
+    )
     state = cases.new_state(made.optimizer)
     if made.critic is not None:
         state = state._replace(critic=made.critic.init(state.params))

@@ -10,7 +10,7 @@ import pytest
 from places import CONFIGS
 
 from seeupo_jax.configuration.loading import load_config
-from seeupo_jax.learner.batching import Rows, action_spans, lay_out
+from seeupo_jax.learner.batching import SegmentBatch, action_spans, lay_out
 from seeupo_jax.learner.refresh_batch import make_refresh_batch
 from seeupo_jax.learner.shapes import Shapes, row_lengths
 from seeupo_jax.learner.token_trees import choose_length
@@ -190,7 +190,7 @@ def test_chunks_of_a_refresh_are_those_that_the_sweep_lays_out(turn, chunks):
     turns = np.repeat([-1, 0, -1, 1], [1, 7, turn - 1, 1]).astype(np.int32)
     tokens = [100 * i + np.arange(turns.size, dtype=np.int32) for i in range(4)]
     segments = [(Segment(each, turns, np.zeros(turns.size, np.float32)),) for each in tokens]
-    rows = Rows.of([Trajectory(each, 0.0, 0, stop="done") for each in segments])
+    rows = SegmentBatch.of([Trajectory(each, 0.0, 0, stop="done") for each in segments])
     layout = lay_out(rows, action_spans(rows, (0,)), shapes)
     refresh, left = make_refresh_batch(rows, layout, action_spans(rows, (1,)), shapes, tokens)
     assert (layout.length, refresh.chunks_M[0], left) == (32, chunks, [])

@@ -23,8 +23,8 @@ from twin_policy import tensors_of
 from seeupo_jax.configuration import schema
 from seeupo_jax.learner import sweep as sweep_module
 from seeupo_jax.learner.batching import Shapes
-from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
+from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.network import split
 from seeupo_jax.policy.transformer import Transformer
@@ -125,12 +125,12 @@ def sharing(made: Learner) -> Learner:
 
 def unshared(made: Learner, **fields: Any) -> Learner:
     """The learner with other fields, and with programs of its own."""
-    return dataclasses.replace(made, through=lambda name, own: own, **fields)
+    return dataclasses.replace(made, wrap_program=lambda name, own: own, **fields)
 
 
 def with_programs(made: Learner, **programs: Any) -> Learner:
     """The same learner, which calls these instead of its own of these names."""
-    return dataclasses.replace(made, through=lambda name, own: programs.get(name, own))
+    return dataclasses.replace(made, wrap_program=lambda name, own: programs.get(name, own))
 
 
 _PROGRAMS: dict[Any, Any] = {}

@@ -14,7 +14,7 @@ from seeupo_jax.algorithms.progress_attribution import progress_loss
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.learner.batching import (
     ActionSpan,
-    Rows,
+    SegmentBatch,
     all_actions,
     lay_out,
     scatter,
@@ -22,18 +22,18 @@ from seeupo_jax.learner.batching import (
 )
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.learner.credit.sampled_tokens import Ragged
-from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.types import TrainState, Trajectory, TurnBatch
 
 
 class ScorerLoss(NamedTuple):
     """The loss of the scorer's step.
 
-    slope: derivative of the loss by what the scorer says of each token; None: nothing to learn
+    score_grad: derivative of the loss by what the scorer says of each token; None: nothing to learn
       from, and no step.
     """
 
-    slope: Ragged | None
+    score_grad: Ragged | None
     metrics: dict[str, float]
 
 
@@ -51,7 +51,7 @@ class TurnScores(NamedTuple):
 def score_turns(
     learner: Learner,
     train: TrainState,
-    rows: Rows,
+    rows: SegmentBatch,
     trajectories: Sequence[Trajectory],
     per_token: Mapping[str, Ragged],
     *,
@@ -78,10 +78,10 @@ def score_turns(
         loss = scorer_loss(algorithm, arrays, rows, trajectories)
         if first is None:
             first, metrics = scores, loss.metrics
-        if loss.slope is None:
+        if loss.score_grad is None:
             break
-        sloped = turn_batch(rows, layout, shapes, {"slope": loss.slope}, **size)
-        train, step_metrics = learner.scorer_step(train, sloped)
+        with_grad = turn_batch(rows, layout, shapes, {"score_grad": loss.score_grad}, **size)
+        train, step_metrics = learner.scorer_step(train, with_grad)
         steps.append(step_metrics)
     if steps:
         fetched = jax.device_get(steps)
@@ -102,7 +102,7 @@ def _scorer_output(learner: Learner, train: TrainState, batch: TurnBatch) -> Any
     return learner.scored(params["trunk"], batch).logp_PA
 
 
-def _turn_ends(rows: Rows) -> list[ActionSpan]:
+def _turn_ends(rows: SegmentBatch) -> list[ActionSpan]:
     """The last sampled token of each turn."""
     spans = []
     for segment, turn_L in enumerate(rows.turn):
@@ -117,7 +117,7 @@ def _turn_ends(rows: Rows) -> list[ActionSpan]:
 def scorer_loss(
     algorithm: Algorithm,
     arrays: CreditArrays,
-    rows: Rows,
+    rows: SegmentBatch,
     trajectories: Sequence[Trajectory],
 ) -> ScorerLoss:
     """The loss of the scorer that an algorithm's estimator needs.
@@ -135,7 +135,10 @@ def scorer_program(algorithm: Algorithm) -> str:
 
 
 def _over_pairs(
-    algorithm: Algorithm, arrays: CreditArrays, rows: Rows, trajectories: Sequence[Trajectory]
+    algorithm: Algorithm,
+    arrays: CreditArrays,
+    rows: SegmentBatch,
+    trajectories: Sequence[Trajectory],
 ) -> ScorerLoss:
     """Over the pairs of a success and a failure of one group.
 
@@ -161,7 +164,10 @@ def _over_pairs(
 
 
 def _of_progress(
-    algorithm: Algorithm, arrays: CreditArrays, rows: Rows, trajectories: Sequence[Trajectory]
+    algorithm: Algorithm,
+    arrays: CreditArrays,
+    rows: SegmentBatch,
+    trajectories: Sequence[Trajectory],
 ) -> ScorerLoss:
     """The loss of each trajectory's summed contributions against its reward."""
     reward_N = np.array([t.reward for t in trajectories], np.float32)
@@ -173,6 +179,6 @@ def _of_progress(
     return ScorerLoss(_of_tokens(rows, np.asarray(regression.slope_N)), metrics)
 
 
-def _of_tokens(rows: Rows, slope_N: np.ndarray) -> Ragged:
+def _of_tokens(rows: SegmentBatch, slope_N: np.ndarray) -> Ragged:
     pairs = zip(rows.trajectory_S, rows.turn, strict=True)
     return [np.full(len(turn_L), slope_N[owner], np.float32) for owner, turn_L in pairs]

@@ -20,12 +20,12 @@ from seeupo_jax.planning.expected_time import (
     step_flops,
 )
 from seeupo_jax.planning.slices import roofline
-from seeupo_jax.planning.slices.slice_programs import Program, Setup
+from seeupo_jax.planning.slices.slice_programs import Setup, SliceProgram
 
 NEEDED = ("sweep/turn", "sweep/score", "rollout/prefill", "rollout/decode")
 
 
-class Figures(Protocol):
+class ProgramFigures(Protocol):
     """Figures of a program. roofline: None where it did not compile."""
 
     @property
@@ -36,7 +36,7 @@ class Figures(Protocol):
 
 
 @dataclass(frozen=True)
-class Part:
+class IterationPart:
     """Some executions of a kind of program.
 
     step_s: seconds when computing, memory and network overlap fully. serial_s: when nothing does.
@@ -57,14 +57,14 @@ class Iteration:
 
     sampled: int
     context: int
-    parts: tuple[Part, ...]
+    parts: tuple[IterationPart, ...]
 
     def seconds(self, *, serial: bool) -> float:
         return sum(part.serial_s if serial else part.step_s for part in self.parts)
 
 
 def program_roofline(
-    setup: Setup, program: Program, traffic: Sequence[Collective]
+    setup: Setup, program: SliceProgram, traffic: Sequence[Collective]
 ) -> roofline.Roofline:
     """An estimate of one execution of a program with this communication."""
     mesh = program.mesh
@@ -78,7 +78,7 @@ def program_roofline(
 
 
 def estimate_iteration(
-    setup: Setup, programs: Mapping[str, Program], figures: Mapping[str, Figures]
+    setup: Setup, programs: Mapping[str, SliceProgram], figures: Mapping[str, ProgramFigures]
 ) -> Iteration | None:
     """Every conversation grows evenly to `max_context` in `max_turns` turns, half of it sampled.
 
@@ -115,12 +115,12 @@ def estimate_iteration(
         "sweep/refresh": refreshed / longest,
     }
     parts = [
-        Part(kind, times, times * line.step_s, times * line.serial_s)
+        IterationPart(kind, times, times * line.step_s, times * line.serial_s)
         for kind, times in amounts.items()
         if times and kind in figures and (line := figures[kind].roofline) is not None
     ]
     turns = list(_steps(setup, programs["sweep/turn"], figures["sweep/turn"]))
-    total = Part(
+    total = IterationPart(
         "sweep/turn",
         len(turns),
         sum(line.step_s for line in turns),
@@ -129,7 +129,9 @@ def estimate_iteration(
     return Iteration(sampled, context, (*parts, total))
 
 
-def _steps(setup: Setup, program: Program, figures: Figures) -> Iterator[roofline.Roofline]:
+def _steps(
+    setup: Setup, program: SliceProgram, figures: ProgramFigures
+) -> Iterator[roofline.Roofline]:
     """Each step, in the rows that a sweep takes for its conversations.
 
     Activations' traffic shrinks with the length of rows; weights' does not. A minibatch has its

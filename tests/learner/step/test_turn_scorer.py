@@ -15,11 +15,11 @@ from numpy_credit import token_advantages
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.recipes import RECIPES
-from seeupo_jax.learner.batching import Rows, Shapes, all_actions, lay_out, turn_batch
+from seeupo_jax.learner.batching import SegmentBatch, Shapes, all_actions, lay_out, turn_batch
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.learner.credit.turn_scores import score_turns, scorer_loss
-from seeupo_jax.learner.learner import Learner
-from seeupo_jax.learner.programs import compile_programs
+from seeupo_jax.learner.program_cache import Learner
+from seeupo_jax.learner.program_warming import compile_programs
 from seeupo_jax.learner.state_layout import HOST, abstract_state, make_state, state_layout
 from seeupo_jax.learner.step.turn_scorer import make_scorer, scorer_optimizer
 from seeupo_jax.learner.sweep import sweep
@@ -32,7 +32,7 @@ from seeupo_jax.types import CriticState
 SHAPES = Shapes((32,), action=16, rows=4, trajectories=12, turns=4)
 NETWORK, PARAMS = cases.policy()
 TRAJECTORIES = cases.ragged()
-ROWS = Rows.of(TRAJECTORIES)
+ROWS = SegmentBatch.of(TRAJECTORIES)
 RATE = 0.12
 REVERSE = [(3,), (2,), (1,), (0,)]
 # So much that a step of the scorer shows, and that a turn's credit is not the episode's.
