@@ -11,8 +11,8 @@ import jax
 
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.credit.advantages import credit_programs
-from seeupo_jax.learner.learner import Learner
-from seeupo_jax.learner.programs import COPY_RATIO, distinct_programs, sweep_programs
+from seeupo_jax.learner.program_cache import Learner
+from seeupo_jax.learner.program_warming import COPY_RATIO, distinct_programs, sweep_programs
 from seeupo_jax.parallel.device_memory import device_bytes, free_memory
 from seeupo_jax.planning.remat import PLATFORM, SHARE
 from seeupo_jax.policy_io import build

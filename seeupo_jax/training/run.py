@@ -25,7 +25,7 @@ from seeupo_jax.evaluation.evaluation import (
     scored_split,
 )
 from seeupo_jax.learner.credit.running_rewards import running_statistics
-from seeupo_jax.learner.programs import compile_programs
+from seeupo_jax.learner.program_warming import compile_programs
 from seeupo_jax.learner.state_layout import final_params
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.metrics.checksum import checksum

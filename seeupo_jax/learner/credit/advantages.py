@@ -8,7 +8,7 @@ import numpy as np
 
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.entry_points import find_entry
-from seeupo_jax.learner.batching import Rows, Shapes
+from seeupo_jax.learner.batching import SegmentBatch, Shapes
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.learner.credit.reward_shares import reward_shares
 from seeupo_jax.learner.credit.sampled_tokens import Ragged
@@ -77,7 +77,7 @@ def compile_credit(
     rewards = RewardTable(RewardRow(0.0), dict.fromkeys(names, RewardRow(0.0, (0.0,))))
     one = Trajectory((segment,), rewards, 0)
     alike = [one] * trajectories
-    rows = Rows.of(alike, grouped=algorithm.grouped)
+    rows = SegmentBatch.of(alike, grouped=algorithm.grouped)
     token_fields = ("old_logp", "ref_logp", "value", "scorer_logp", "progress", "entropy")
     per_token = {name: [zeros_L] * len(rows.tokens) for name in token_fields}
     arrays = CreditArrays(algorithm, shapes, rows, alike, per_token)

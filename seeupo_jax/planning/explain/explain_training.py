@@ -23,7 +23,7 @@ from seeupo_jax.evaluation.missing import remaining_splits
 from seeupo_jax.learner.optimization.parameter_groups import group_of, of_all_layers, path_name
 from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.planning.abstract_run import AbstractRun, Planned
-from seeupo_jax.planning.expected_time import step_ends, time_lines
+from seeupo_jax.planning.expected_time import planned_sweep, time_lines
 from seeupo_jax.planning.explain.explain_files import checkpoint_lines, file_lines
 from seeupo_jax.planning.explain.explain_parts import (
     episode_section,
@@ -218,7 +218,7 @@ def _parameters(run: AbstractRun) -> list[str]:
 
 
 def _iterations(config: Config, begins: _Start) -> list[str]:
-    rollout, steps = config.rollout, len(step_ends(config))
+    rollout, steps = config.rollout, planned_sweep(config).count("turn")
     return [
         f"{config.iterations}, {begins.lines[-1]}",
         *begins.lines[:-1],
