@@ -27,16 +27,12 @@ MODELS = {  # `rollout.mesh.tensor` of the sampler on eight GPUs
     "Qwen3-14B": 2,
     "Qwen3-30B-A3B": 2,
 }
-ATTENTION = (
-    "q_proj",
-    "k_proj",
-    "v_proj",
-    "o_proj",
-)  # the only matrices adapted in a model with experts
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")  # adapted in a model with experts
 CONVERSATION = 8192  # tokens
 MICROBATCHES = (4 * CONVERSATION, 2 * CONVERSATION, CONVERSATION)
 HEADINGS = (
-    "model, GPUs, trained, mesh, sampler's mesh, microbatch, remat, sweep, cache, concurrent, rollout"
+    "model, GPUs, trained, mesh, sampler's mesh, microbatch, remat, sweep, cache, concurrent,"
+    " rollout"
 ).split(", ")
 
 
