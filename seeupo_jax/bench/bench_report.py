@@ -313,8 +313,8 @@ def _flops(runs: list[Figures]) -> str:
         " rematerialised layers. *budget*: 1.15 x [6 P x tokens of every turn's pool, with a"
         " group's prompt counted once + 4 P x tokens of the trajectories, counted likewise]."
         " *reference recipe*: 12 P x tokens of every turn's rows. These formulas assume logits at"
-        " every token and exclude attention; the counts include it. *MFU*: share of the matrix product's peak"
-        " measured in the same run, on accelerators only."
+        " every token and exclude attention; the counts include it. *MFU*: share of the matrix"
+        " product's peak measured in the same run, on accelerators only."
     )
     return f"### FLOPs\n\n{text}\n\n{markdown_table(cells, rows)}"
 
