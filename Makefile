@@ -101,7 +101,7 @@ quickstart: $(VENV)/runtime
 	@echo "Training: configs/quickstart.py -> $(WORKDIR)"
 	$(RUN) -m seeupo_jax.train --config=configs/quickstart.py --workdir="$(WORKDIR)"
 
-bfcl: $(VENV)/development
+bfcl: $(VENV)/first
 	@echo "Training: configs/bfcl_tiny.py -> runs/bfcl_tiny"
 	$(RUN) -m seeupo_jax.train --config=configs/bfcl_tiny.py --workdir=runs/bfcl_tiny
 

@@ -1,4 +1,4 @@
-"""The first tier holds what is not marked, and says what it leaves out; the second holds the rest."""
+"""The first tier is what is not marked, and prints what it leaves out; both are every test."""
 
 import json
 import subprocess
@@ -57,7 +57,7 @@ def passed(output):
 def test_the_first_tier_is_what_is_not_marked(run):
     output = run("-v", "-m", tiers.FIRST)
     assert passed(output) == IN_FIRST
-    assert "second tier, which make test-all runs: 1 files, and what is deselected" in output
+    assert "Left to make test-all: 1 files, and the tests that are deselected." in output
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")])

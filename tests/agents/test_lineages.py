@@ -457,6 +457,7 @@ def random_answer(rng):
     return say(text, end=bool(rng.random() < 0.8)), assistant(*_parted(text))
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("seed", range(30))
 def test_random_agents_against_a_naive_oracle(seed):
     rng, lineages, oracle = np.random.default_rng(seed), made(), Oracle()
