@@ -98,7 +98,6 @@ def torch_training(folder):
     return losses, norms, (labels != -100).sum(), model.state_dict()
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("rows", [128, 512])
 def test_losses_and_weights_are_those_of_transformers(folder, rows, tmp_path, monkeypatch):
     one = jax.devices()[:1]

@@ -23,9 +23,12 @@ SECOND_TIER = (
     "tests/envs/appworld/test_environment.py",
     "tests/envs/test_textworld_express.py",
     "tests/instruments",
+    "tests/policy/files/chat",
     "tests/policy/test_smollm2.py",
+    "tests/rollout/test_control_tags_played.py",
     "tests/test_power_cut.py",
     "tests/test_processes.py",
+    "tests/test_sft_parity.py",
     "tests/third_party",
 )
 # Of each file: seconds of its tests of the first tier, and of all; `make test-durations` writes it.
