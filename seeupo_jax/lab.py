@@ -40,7 +40,7 @@ from seeupo_jax.instruments.lab.laboratory import (
     experiment,
 )
 from seeupo_jax.instruments.lab.problems import PROBLEMS, Problem, load_problem
-from seeupo_jax.parallel.host_cores import cores
+from seeupo_jax.parallel.host_cores import usable_cores
 from seeupo_jax.trajectories.json_lines import write_json
 
 _RECIPES = "seeupo,seeupo_forward,seeupo_random,seeupo_unweighted,seeupo_group_std,grpo,gspo"
@@ -113,7 +113,7 @@ def _run(
     kinds = {(problem.mean.shape, problem.turn_mean is not None) for problem in problems}
     programs = [(shape, name, settings, turns) for shape, turns in kinds for name in recipes]
     pairs = [(problem, name) for problem in problems for name in recipes]
-    with ThreadPoolExecutor(cores()) as pool:
+    with ThreadPoolExecutor(usable_cores()) as pool:
         start = time.perf_counter()
         compiling = pool.map(lambda each: compile_experiment(*each), programs)
         for _ in track(compiling, "compiling", len(programs), console=Console(stderr=True)):

@@ -1,4 +1,4 @@
-"""A complete environment of your own: the policy guesses a number from hints."""
+"""A number to guess from hints: a complete environment."""
 
 import random
 import re

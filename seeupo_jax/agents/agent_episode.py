@@ -28,6 +28,7 @@ from seeupo_jax.envs.validation import (
     check_named_rewards,
     check_step_lists,
 )
+from seeupo_jax.rewards.reward_ledger import RewardLedger
 from seeupo_jax.rollout.episode import Episode
 from seeupo_jax.rollout.episode_metrics import AGENT_FAILURE, IGNORED, LINEAGES, REFUSED
 from seeupo_jax.types import Segment
@@ -154,7 +155,7 @@ class AgentEpisode(Episode):
         assert outcome is not None and lineages is not None
         self.messages = [*lineages.messages(), *self.unread]
         self.tools = tuple(lineages.tools.values())
-        self.rewards = [0.0] * lineages.turns
+        self.ledger = RewardLedger(turns=[0.0] * lineages.turns)
         self.info |= {LINEAGES: lineages.count, REFUSED: self.refused}
         if self.ignored:
             self.info[IGNORED] = self.ignored.total()
@@ -175,7 +176,7 @@ class AgentEpisode(Episode):
     def _take(
         self, result: AgentResult, weigh: Callable[[Mapping[str, Pay], str, float], list[float]]
     ) -> None:
-        turns = len(self.rewards)
+        turns = self.turn
         given = list(result.turn_rewards)
         if given and len(given) != turns:
             raise ProtocolError(
@@ -187,12 +188,7 @@ class AgentEpisode(Episode):
         named = check_named_rewards(result.rewards, where, turns=turns)
         turn_rewards = given if given else [*[0.0] * (turns - 1), result.reward]
         paid = weigh({OWN_REWARD: turn_rewards, **named}, "the agent's result: reward", 0.0)
-        if turns:
-            self.rewards = paid
-        else:
-            self.turnless_reward = sum(paid)
-        self._name({OWN_REWARD: result.reward, **named})
-        self.named_turns[OWN_REWARD] = turn_rewards[:turns]
+        self.ledger.set_all(result.reward, turn_rewards, named, paid)
         score = result.reward if result.score is None else result.score
         self.score = min(max(score, 0.0), 1.0)
         self.info |= result.info

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from seeupo_jax.agents.calls import HistoryMessage
 from seeupo_jax.agents.lineages import history_digests
 from seeupo_jax.envs.base import Tool
-from seeupo_jax.policy.files.tokenizer import Conversation
+from seeupo_jax.policy.files.tokenizer import TokenizedConversation
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class CachedConversation:
     group: the engine's group of the conversation, which does not change.
     """
 
-    conversation: Conversation
+    conversation: TokenizedConversation
     action: Sequence[int]
     group: int
 

@@ -23,7 +23,7 @@ from seeupo_jax.agents.tool_format import ToolFormat, as_function, lists_tools, 
 from seeupo_jax.envs.base import Message, Tool
 from seeupo_jax.envs.thoughts import thought_tags
 from seeupo_jax.policy.files.messages import TaggedText
-from seeupo_jax.policy.files.tokenizer import Conversation, Tokenizer, Transcript
+from seeupo_jax.policy.files.tokenizer import TokenizedConversation, Tokenizer, Transcript
 from seeupo_jax.rewards.finished_episode import HISTORY
 from seeupo_jax.types import CONTEXT, Segment
 
@@ -49,10 +49,10 @@ class ReadCall:
     depth: int
     messages: Sequence[Message]
     new: tuple[Message, ...]
-    kept: Conversation | None
+    kept: TokenizedConversation | None
 
     @property
-    def conversation(self) -> Conversation:
+    def conversation(self) -> TokenizedConversation:
         """The tokens up to the action; rebuilt from the nearest cached ancestor if necessary."""
         read, later = self, list[ReadCall]()
         while read.kept is None:

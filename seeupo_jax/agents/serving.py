@@ -20,7 +20,7 @@ from seeupo_jax.agents.lineages import as_read, check_length
 from seeupo_jax.agents.sampled_text import SampledText
 from seeupo_jax.agents.tool_format import NO_CALLS, ToolFormat
 from seeupo_jax.configuration.user_code import describe
-from seeupo_jax.policy.files.tokenizer import Conversation, Tokenizer
+from seeupo_jax.policy.files.tokenizer import TokenizedConversation, Tokenizer
 from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.slots import SlotEngine
 
@@ -35,7 +35,7 @@ class _Sampling(NamedTuple):
     """A call whose turn is in the engine."""
 
     call: WaitingCall
-    conversation: Conversation
+    conversation: TokenizedConversation
     group: int
     sampled: SampledText
 
@@ -176,7 +176,7 @@ class Serving:
             )
         )
 
-    def _read(self, call: ModelCall) -> tuple[Conversation, int]:
+    def _read(self, call: ModelCall) -> tuple[TokenizedConversation, int]:
         """Returns a call's conversation, with its sampled tokens unchanged, and its group."""
         hit = self._cache.find(call.messages, call.tools)
         new = call.messages if hit is None else hit.messages

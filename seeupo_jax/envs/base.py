@@ -198,7 +198,7 @@ class TaskShare:
 
 
 @runtime_checkable
-class WeightedTasks(Protocol):
+class HasTaskShares(Protocol):
     """An environment whose tasks form weighted parts, from which training draws by weight."""
 
     def task_shares(self, split: str) -> Sequence[TaskShare]:

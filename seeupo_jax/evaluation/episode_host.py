@@ -119,7 +119,7 @@ def make_environment(env: schema.Env) -> Environment:
 
 
 @contextlib.contextmanager
-def started(env: schema.Env, calls: int) -> Iterator[Environment]:
+def open_environment(env: schema.Env, calls: int) -> Iterator[Environment]:
     """An environment for so many calls, then closed; at their time limit its process is killed."""
     environment, limit_s = make_environment(env), calls * env.timeout_s
 

@@ -30,7 +30,7 @@ VALIDATION = "validation"  # the split that the best checkpoint is selected on, 
 Labels = Mapping[str, Mapping[str, str]]  # of tasks
 
 
-def evaluate(
+def evaluate_split(
     config: Config,
     worker: RolloutWorker,
     params: Any,
@@ -123,19 +123,19 @@ def selection_split(config: Config, tasks: Tasks) -> str | None:
     return VALIDATION if not validation & others else evaluation.split
 
 
-def due(config: Config, iteration: int, every: int) -> bool:
+def is_due(config: Config, iteration: int, every: int) -> bool:
     """Whether something done `every` so many iterations, and after the last, is due."""
     return iteration == config.iterations or bool(every and iteration % every == 0)
 
 
-def evaluates(config: Config, iteration: int) -> bool:
+def is_evaluated(config: Config, iteration: int) -> bool:
     """Whether the policy after an iteration of training is evaluated."""
-    return config.evaluation.tasks > 0 and due(config, iteration, config.evaluation.every)
+    return config.evaluation.tasks > 0 and is_due(config, iteration, config.evaluation.every)
 
 
-def compared_on(config: Config, selects_on: str | None, iteration: int) -> str | None:
+def scored_split(config: Config, selects_on: str | None, iteration: int) -> str | None:
     """`selects_on` where what is saved after an iteration is to be compared; else None."""
-    saved = iteration > 0 and due(config, iteration, config.checkpoint.every)
+    saved = iteration > 0 and is_due(config, iteration, config.checkpoint.every)
     return selects_on if saved else None
 
 
@@ -150,7 +150,7 @@ def evaluated_splits(config: Config, selects_on: str | None, iteration: int) -> 
     splits: list[str | None] = [config.evaluation.split]
     if iteration in (0, config.iterations):
         splits += config.evaluation.extra_splits
-    splits.append(compared_on(config, selects_on, iteration))
+    splits.append(scored_split(config, selects_on, iteration))
     return [split for split in dict.fromkeys(splits) if split is not None]
 
 

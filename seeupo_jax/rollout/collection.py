@@ -150,7 +150,7 @@ class Collection:
           NameTaken: the environment, or the agent, pays a reward with the name of a function.
         """
         failure = scored.failure
-        for name in scored.rewards.keys() & episode.named.keys():
+        for name in scored.rewards.keys() & episode.ledger.named.keys():
             raise NameTaken(
                 f"config.rewards: got a function named {name!r}, and task"
                 f" {episode.request.task_id!r} pays a reward of that name itself; allowed: a name"
@@ -158,7 +158,8 @@ class Collection:
             )
         if failure is None:
             try:
-                paid = self._worker.weigh(scored.rewards, "rewards by weight", episode.earned)
+                earned = episode.ledger.earned
+                paid = self._worker.weigh(scored.rewards, "rewards by weight", earned)
                 return episode.on_scored(scored, paid)
             except ProtocolError as error:
                 failure = RewardFailure("sum", "invalid", str(error))

@@ -157,9 +157,9 @@ class EnvironmentPlayer:
         if action.failure:
             episode.fail("env_error", action.failure)
             return self._advance(action.key, episode)
-        turn, earned, worker = episode.turn, episode.earned, self._worker
+        turn, earned, worker = episode.turn, episode.ledger.earned, self._worker
         episode.transcript.act(action.tokens, turn, action.logp, action.experts)
-        episode.rewards.append(0.0)  # until its environment answers
+        episode.ledger.open_turn()
         text = self._tokenizer.text(action.tokens)
         episode.said.append(len(episode.messages))
         episode.messages.append({"role": "assistant", "content": text})
@@ -217,7 +217,7 @@ class EnvironmentPlayer:
     def _ask_last(self, episode: Episode) -> None:
         """Calls `finish` once, where the trainer ends an episode: the environment's last reward."""
         episode.has_finish = False
-        stop, earned, worker = episode.stop, episode.earned, self._worker
+        stop, earned, worker = episode.stop, episode.ledger.earned, self._worker
 
         def settle(env: Environment, answer: Any) -> Any:
             last_reward = check_finish(answer, max_reward=worker.env.max_reward)

@@ -209,7 +209,7 @@ class EnvironmentConversations:
 
 
 @dataclasses.dataclass(frozen=True)
-class WithCallsAsText(Sequence[ReadConversation]):
+class ToolCallsAsText(Sequence[ReadConversation]):
     """Conversations whose tool calls are in Hermes' form, for tokenizers that write none.
 
     Tools that a chat template does not list are listed with the words to write calls so.

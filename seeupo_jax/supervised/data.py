@@ -20,7 +20,7 @@ from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.supervised.conversation_sources import (
     Conversations,
-    WithCallsAsText,
+    ToolCallsAsText,
     open_conversations,
 )
 from seeupo_jax.types import CONTEXT, Segment
@@ -83,7 +83,7 @@ def tokenize(
     source: Conversations, tokenizer: Tokenizer, *, train_on: str = "all", limit: int | None = None
 ) -> Tokenized:
     """Conversations as segments; tool calls in Hermes' form where the tokenizer writes none."""
-    shown = source if tokenizer.writes_calls else WithCallsAsText(source)
+    shown = source if tokenizer.writes_calls else ToolCallsAsText(source)
     return Tokenized(shown, tokenizer, train_on, limit)
 
 

@@ -10,7 +10,7 @@ from seeupo_jax.benchmarks import torch_runner
 from seeupo_jax.benchmarks.workloads import Workload, WorkloadConversation
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.policy.network import split
+from seeupo_jax.policy.network import split_model
 from seeupo_jax.policy.transformer import Transformer
 
 torch_generate = torch_runner.load("generate")
@@ -36,7 +36,7 @@ def models(tmp_path_factory):
     def make(family):
         if family not in made:
             arch = Architecture(**SIZES, **FAMILIES[family])
-            network, params = split(Transformer(arch, nnx.Rngs(1)))
+            network, params = split_model(Transformer(arch, nnx.Rngs(1)))
             actual = network.bind(jax.tree.map(lambda p: 1.7 * p, params))  # attention that matters
             folder = tmp_path_factory.mktemp(family)
             save_pretrained(actual, folder)

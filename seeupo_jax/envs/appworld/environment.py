@@ -20,8 +20,8 @@ from seeupo_jax.envs.appworld.prompt import (
 from seeupo_jax.envs.appworld.server import (
     InvalidReply,
     ManagedServer,
-    NoReply,
     PoolServer,
+    RequestUnanswered,
     ServerError,
     ServerGone,
     python_path,
@@ -245,7 +245,7 @@ class _Episode:
             self._ran_code = True
             completed = self._call("task_completed")
             self._evaluate()
-        except (NoReply, InvalidReply, ServerGone) as error:
+        except (RequestUnanswered, InvalidReply, ServerGone) as error:
             if isinstance(error, ServerGone) and not self._ran_code:
                 raise ServerError(str(error)) from None
             hung = output is None and time.monotonic() - began > self._options.code_s

@@ -40,11 +40,11 @@ class InvalidReply(ServerError):
     """The server took the request, but its reply is no valid answer."""
 
 
-class NoReply(ServerError):
+class RequestUnanswered(ServerError):
     """The server took the request and did not answer in time."""
 
 
-class ServerDied(NoReply):
+class ServerDied(RequestUnanswered):
     """The server took the request and ended before it answered."""
 
 
@@ -65,7 +65,7 @@ class Address:
         """Calls one of AppWorld's methods and returns its output; without a body by GET.
 
         Raises:
-          NoReply, ServerDied: the server took the request and did not answer.
+          RequestUnanswered, ServerDied: the server took the request and did not answer.
           InvalidReply: the server took the request, and failed or sent an invalid answer.
           ServerGone: the server could not be reached, or has been restarted.
           ServerError: the server refused.
@@ -87,7 +87,7 @@ class Address:
                 reply = response.read(MAX_REPLY + 1)
         except (OSError, http.client.HTTPException) as error:
             if failure is ServerDied and isinstance(error, TimeoutError):
-                failure = NoReply
+                failure = RequestUnanswered
             raise failure(f"{method} had no answer ({type(error).__name__})") from None
         if response.status != 200:
             text = reply[:200].decode(errors="replace")
@@ -333,7 +333,7 @@ class PoolServer:
 
 def _leave(address: Address, error: ServerError) -> None:
     """Releases a pool's server after an error; after an invalid reply the server is to end."""
-    if isinstance(error, InvalidReply | NoReply):  # after other errors it is not held
+    if isinstance(error, InvalidReply | RequestUnanswered):  # after other errors it is not held
         with contextlib.suppress(ServerError):
             address.ask("end" if isinstance(error, InvalidReply) else "release", {}, _GRACE_S)
 

@@ -23,7 +23,7 @@ from seeupo_jax.configuration.schema import Optimizer, recipe_fields
 from seeupo_jax.instruments.lab.advantages import LACKING, expected_credit, sampled_credit
 from seeupo_jax.instruments.lab.policies import (
     POLICIES,
-    Policy,
+    TabularPolicy,
     all_probabilities,
     entropy,
     exact_value,
@@ -297,7 +297,7 @@ def regrets(
 
 
 def iteration(
-    policy: Policy,
+    policy: TabularPolicy,
     optimizer: optax.GradientTransformation,
     algorithm: Algorithm,
     settings: LabSettings,

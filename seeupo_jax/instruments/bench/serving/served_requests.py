@@ -37,8 +37,8 @@ from seeupo_jax.benchmarks.comparison import JAX
 from seeupo_jax.benchmarks.settings import MODELS, architecture, write_model
 from seeupo_jax.configuration.flags import Flags, Wrong, integer, names, one_of, output_file
 from seeupo_jax.policy import from_pretrained, save_pretrained
-from seeupo_jax.policy.files.chat_template import GENERATION_FILE
-from seeupo_jax.policy.files.folder_files import read_object
+from seeupo_jax.policy.files.folder_files import read_json_object
+from seeupo_jax.policy.files.huggingface_tokenizer import GENERATION_FILE
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy.files.weights import read_tokenizer
 
@@ -178,7 +178,7 @@ def _seeupo_jax(folder: Path, given: argparse.Namespace, longest: int, dtype: st
 def _sample_all(folder: Path) -> None:
     """Has `transformers` sample as the other side does: at temperature 1, of all tokens."""
     file = folder / GENERATION_FILE
-    values = read_object(file) if file.is_file() else {}
+    values = read_json_object(file) if file.is_file() else {}
     values |= {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
     file.write_text(json.dumps(values), encoding="utf-8")
 

@@ -18,13 +18,13 @@ from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.policy_io import build
 from seeupo_jax.policy_io.policy_folder import log_policy
 from seeupo_jax.supervised.data import SftData
-from seeupo_jax.supervised.learner_parts import begin_imitation
+from seeupo_jax.supervised.sft_config import build_imitation
 from seeupo_jax.training.callbacks import Callback, Callbacks, RunHandle
 from seeupo_jax.training.phase_times import PhaseTimes
 from seeupo_jax.types import TrainState
 
 
-class Best(NamedTuple):
+class BestLoss(NamedTuple):
     """The lowest held-out loss so far, in nats per token, and after which step."""
 
     step: int
@@ -46,14 +46,14 @@ class SftState(NamedTuple):
     train: TrainState
     evaluated: bool = False
     saved: bool = True
-    best: Best | None = None
+    best: BestLoss | None = None
     worse: int = 0
     idle: int = 0
     before: float | None = None
 
 
 @dataclass(frozen=True)
-class SftParts:
+class SftComponents:
     """The parts of a run that last from its beginning to its end.
 
     config: of `supervised`; given: the user's, with the number of steps.
@@ -81,7 +81,7 @@ class SftParts:
         return self.config.iterations
 
 
-def build_sft_parts(
+def build_sft_components(
     config: Config,
     given: Config,
     workdir: Path,
@@ -91,17 +91,17 @@ def build_sft_parts(
     params: Any,
     data: SftData,
     callbacks: Sequence[Callback] = (),
-) -> tuple[SftParts, TrainState]:
+) -> tuple[SftComponents, TrainState]:
     """The parts, and the training state before the first step.
 
     Args:
-      config, given: as in `SftParts`. params: those of the policy that train.
+      config, given: as in `SftComponents`. params: those of the policy that train.
     """
     size = config.sft.batch_size
     optimizer = make_optimizer(config.optimizer, total_steps=config.iterations)
-    imitation, train = begin_imitation(config, policy, optimizer, params)
+    imitation, train = build_imitation(config, policy, optimizer, params)
     shapes = build.build_shapes(config, policy.mesh, size)
-    parts = SftParts(
+    parts = SftComponents(
         config=config,
         given=given,
         workdir=workdir,

@@ -11,8 +11,8 @@ from seeupo_jax.configuration import schema
 from seeupo_jax.envs.order_desk.demonstrator import demonstrate
 from seeupo_jax.envs.order_desk.desk import TOOLS
 from seeupo_jax.envs.order_desk.environment import OrderDesk
-from seeupo_jax.policy.files.messages import ROLES, list_tools, unread_notice
-from seeupo_jax.policy.files.sentence_pieces import load, train_tokenizer
+from seeupo_jax.policy.files.messages import ROLES, dropped_messages_notice, format_tools
+from seeupo_jax.policy.files.sentencepiece_tokenizer import load, train_tokenizer
 from seeupo_jax.policy.files.tokenizer import load_tokenizer
 
 WORDS = ("Stone", " Stone", "mug", "C12", "-34", "address_changed")
@@ -219,9 +219,9 @@ def test_the_desks_own_tools_have_signatures():
 
 def test_a_tool_needs_no_schema_to_have_a_signature():
     optional = {"name": "b", "parameters": {"properties": {"x": {}}}}
-    assert list_tools([{"name": "a"}, optional], "signatures") == "a()\nb(x=)"
+    assert format_tools([{"name": "a"}, optional], "signatures") == "a()\nb(x=)"
     nulls = {"name": "c", "parameters": {"properties": {"x": {}}, "required": None}}
-    assert list_tools([{"name": "a", "parameters": None}, nulls], "signatures") == "a()\nc(x=)"
+    assert format_tools([{"name": "a", "parameters": None}, nulls], "signatures") == "a()\nc(x=)"
 
 
 def test_training_again_gives_the_same_tokenizer(tmp_path):
@@ -252,13 +252,13 @@ def test_given_options_go_before_the_folders_own_and_defaults_behind_them(tmp_pa
 
 
 def test_what_the_model_does_not_read_is_told_with_what_says_so(tmp_path):
-    assert unread_notice(tmp_path, None) is None
+    assert dropped_messages_notice(tmp_path, None) is None
     (tmp_path / "chat.json").write_text('{"system": false, "tools": "none"}')
     reported = f"no system messages and no lists of tools, as {tmp_path}/chat.json has it"
-    assert unread_notice(tmp_path, schema.Chat()).endswith(reported)
-    no_tools = unread_notice(tmp_path, schema.Chat(tools="none"))
+    assert dropped_messages_notice(tmp_path, schema.Chat()).endswith(reported)
+    no_tools = dropped_messages_notice(tmp_path, schema.Chat(tools="none"))
     assert no_tools == "chat: the model reads no lists of tools, as config.chat has it"
-    assert unread_notice(tmp_path, schema.Chat(tools="signatures")) is None
+    assert dropped_messages_notice(tmp_path, schema.Chat(tools="signatures")) is None
 
 
 def test_a_folder_without_chat_options_is_told(tokenizer, tmp_path):

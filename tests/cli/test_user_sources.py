@@ -4,7 +4,7 @@ import importlib.metadata
 
 import pytest
 
-from seeupo_jax.cli.hosts.user_sources import code_digests, named_code
+from seeupo_jax.cli.user_sources import code_digests, named_code
 
 NEVER = "raise RuntimeError('it was run')\n"
 FILES = {

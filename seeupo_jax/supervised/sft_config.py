@@ -18,12 +18,12 @@ from seeupo_jax.metrics.trackers import check_trackers
 from seeupo_jax.parallel.mesh import make_mesh, sharding
 from seeupo_jax.policy_io import build
 from seeupo_jax.supervised.conversation_sources import KINDS
+from seeupo_jax.training.build_learner import new_state
 from seeupo_jax.training.checks import check_model, check_optimizer
-from seeupo_jax.training.learner_parts import new_state
 from seeupo_jax.types import TrainState
 
 
-def supervised(config: Config, steps: int) -> Config:
+def supervised_config(config: Config, steps: int) -> Config:
     """The configuration of a run of supervised steps: an iteration is one of them.
 
     There is no algorithm, and so no critic, no scorer and no reference policy.
@@ -80,7 +80,7 @@ def check_sft(config: Config) -> None:
     mesh = make_mesh(config.mesh)
     check_offload(config.offload, mesh.local_devices[0])
     check_trackers(config.telemetry.trackers)
-    build.check_network(supervised(config, 1), mesh)
+    build.check_network(supervised_config(config, 1), mesh)
     check_model(config, mesh)
 
 
@@ -91,13 +91,13 @@ def check_steps(config: Config, steps: int) -> None:
     check_optimizer(config, make_mesh(config.mesh), steps)
 
 
-def begin_imitation(
+def build_imitation(
     config: Config, policy: build.Policy, optimizer: optax.GradientTransformation, params: Any
 ) -> tuple[Imitation, TrainState]:
     """The programs, and the state before the first step.
 
     Args:
-      config: of `supervised`. params: those of the policy that train.
+      config: of `supervised_config`. params: those of the policy that train.
     """
     state = new_state(config, policy, optimizer, params)
     imitation = Imitation(

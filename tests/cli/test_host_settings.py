@@ -5,7 +5,7 @@ import json
 import jax
 import pytest
 
-from seeupo_jax.cli.hosts.host_settings import host_settings
+from seeupo_jax.cli.host_settings import host_settings
 from seeupo_jax.configuration.loading import from_dict
 
 

@@ -19,15 +19,15 @@ from seeupo_jax.policy_io.resume_check import (
     check_same_fields,
     check_same_model,
 )
-from seeupo_jax.policy_io.resuming import resumption
-from seeupo_jax.supervised.parts import Best, SftParts, SftState
+from seeupo_jax.policy_io.resuming import resume_message
+from seeupo_jax.supervised.sft_components import BestLoss, SftComponents, SftState
 from seeupo_jax.types import TrainState
 
 
 class SftCheckpoints:
     """All of a run that outlives its process; with several processes each calls every method."""
 
-    def __init__(self, parts: SftParts):
+    def __init__(self, parts: SftComponents):
         settings, self._parts = parts.config.checkpoint, parts
         self._folder = find_directory(settings, parts.workdir)
         self._checkpoints = Checkpoints(
@@ -49,9 +49,9 @@ class SftCheckpoints:
             return None
         done, train, notes = restored
         steps, saved = self._parts.steps, notes["config"]
-        self._parts.progress.log(resumption("step", done, steps))
+        self._parts.progress.log(resume_message("step", done, steps))
         supervised = notes[SUPERVISED]
-        best = None if supervised["best"] is None else Best(*supervised["best"])
+        best = None if supervised["best"] is None else BestLoss(*supervised["best"])
         lacks = lacks_evaluation(done, steps, saved, saved["sft"]["eval_every"])
         return SftState(
             done,

@@ -10,10 +10,10 @@ import optax
 
 from seeupo_jax.configuration.reward import reward_weights
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.learner.optimization.turn_moments import per_turn
+from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.reference_policy import wait_reference, with_reference
 from seeupo_jax.learner.state_layout import (
     abstract_state,
@@ -30,7 +30,7 @@ from seeupo_jax.types import TrainState
 _LOGGER = logging.getLogger(__name__)
 
 
-class LearnerParts(NamedTuple):
+class BuiltLearner(NamedTuple):
     """A learner, the state before its first step, and the parameters of the reference policy.
 
     reference: None where the state has them.
@@ -50,7 +50,7 @@ def run_optimizer(config: Config) -> optax.GradientTransformation:
     return make_optimizer(config.optimizer, total_steps=build.total_steps(config))
 
 
-def build_learner(config: Config, policy: build.Policy, params: Any) -> LearnerParts:
+def build_learner(config: Config, policy: build.Policy, params: Any) -> BuiltLearner:
     """The learner of a run and what it begins with.
 
     Args:
@@ -76,7 +76,7 @@ def build_learner(config: Config, policy: build.Policy, params: Any) -> LearnerP
         state_shardings=jax.tree.map(lambda leaf: leaf.sharding, state),
         replicated=sharding(policy.mesh, ()),
     )
-    return LearnerParts(learner, state, place_reference(config, params))
+    return BuiltLearner(learner, state, place_reference(config, params))
 
 
 def new_state(

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import seeupo_jax
-from seeupo_jax.cli.hosts.file_digests import text_digest
+from seeupo_jax.cli.file_digests import text_digest
 from seeupo_jax.configuration.user_code import expand_home
 
 _NAMED = re.compile(r"(?P<code>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.+\.py):[A-Za-z_][\w.]*")

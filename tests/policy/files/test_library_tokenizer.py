@@ -19,10 +19,10 @@ from seeupo_jax.configuration import schema
 from seeupo_jax.envs.order_desk.desk import TOOLS
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer
+from seeupo_jax.policy.files.huggingface_tokenizer import HuggingFaceTokenizer
+from seeupo_jax.policy.files.library_tokenizer import comparison_texts, load
 from seeupo_jax.policy.files.messages import ROLES
-from seeupo_jax.policy.files.same_ids import read_library, try_texts
-from seeupo_jax.policy.files.sentence_pieces import SentencePieceTokenizer, train_tokenizer
+from seeupo_jax.policy.files.sentencepiece_tokenizer import SentencePieceTokenizer, train_tokenizer
 from seeupo_jax.policy.files.tokenizer import load_tokenizer
 from seeupo_jax.policy.files.weights import read_tokenizer
 
@@ -66,7 +66,7 @@ def random_texts(tokenizer):
     """Others than those that the export itself compares."""
     rng = np.random.default_rng(1)
     pieces = [piece.decode() for piece in tokenizer.token_bytes() if piece.isascii()]
-    texts = try_texts(pieces, seed=1) + [chat_cases.random_text(rng) for _ in range(200)]
+    texts = comparison_texts(pieces, seed=1) + [chat_cases.random_text(rng) for _ in range(200)]
     return [*texts, *("".join(rng.choice(list("ab a=-2"), 60)) for _ in range(200))]
 
 
@@ -158,6 +158,7 @@ def test_a_policy_that_transformers_has_saved_again_is_read(tmp_path):
     assert found == actual.begin(MESSAGES, ()).tokens
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_a_folder_of_the_library_keeps_ids_and_template(tmp_path, family):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
@@ -174,13 +175,14 @@ def test_a_folder_of_the_library_keeps_ids_and_template(tmp_path, family):
     assert reference.decode(found).startswith("26 Jul 2024<|im_start|>")
     quiet = reference.apply_chat_template(messages, loud=False, tokenize=False)
     assert quiet.startswith("<|im_start|>")
-    for text in try_texts(["order", " the", "list", "\n"], seed=2):
+    for text in comparison_texts(["order", " the", "list", "\n"], seed=2):
         assert reference(text).input_ids == actual.action(text)[:-1]
     again = tmp_path / "again"
     load_tokenizer(tmp_path).save(again)
     assert (again / "chat_template.jinja").read_text() == reference.chat_template
 
 
+@pytest.mark.exhaustive
 def test_a_folder_that_transformers_would_read_otherwise_has_no_tokenizer(tmp_path, caplog):
     # Whatever the folder says, this family is read by a class that normalises.
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
@@ -267,6 +269,7 @@ def test_a_llama_folder_has_sentencepieces_ids_and_so_has_its_export(tmp_path, c
     assert values["tokenizer_class"] == "PreTrainedTokenizerFast"  # which version 4 has, too
 
 
+@pytest.mark.exhaustive
 def test_a_file_that_another_class_would_split_otherwise_is_what_tokenises(tmp_path, caplog):
     """The digits of SmolLM2's pre-tokenizer; qwen2, whose class normalises, cannot be exported."""
     library, folder = chat_cases.small_library(), tmp_path / "again"
@@ -294,12 +297,14 @@ def test_a_file_that_another_class_would_split_otherwise_is_what_tokenises(tmp_p
     assert caplog.records[-1].getMessage().endswith("no tokenizer is written.")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["qwen3", "qwen2_5", "llama3_2"])
 def test_the_models_own_class_reads_the_same_and_is_kept(caplog, name):
-    library = read_library(chat_cases.MODELS / name)
+    library = load(chat_cases.MODELS / name)
     assert type(library) is type(chat_cases.library(name)) and not caplog.records
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "options, is_kept",
     [
@@ -318,7 +323,7 @@ def test_options_of_the_model_that_have_no_effect_are_no_difference(
     values = json.loads(file.read_text())
     values["model"] |= options
     file.write_text(json.dumps(values))
-    read_library(tmp_path)
+    load(tmp_path)
     assert (not caplog.records) is is_kept
 
 

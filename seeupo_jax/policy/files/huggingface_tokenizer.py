@@ -13,21 +13,21 @@ import transformers
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.user_code import describe, shortened
 from seeupo_jax.envs.base import TEXT_TAGS, Message, Tool
-from seeupo_jax.policy.files import gguf_vocabulary, same_ids, vocabulary
+from seeupo_jax.policy.files import gguf_vocabulary, library_tokenizer, vocabulary
 from seeupo_jax.policy.files.chat.renderer import Renderer
 from seeupo_jax.policy.files.chat.template_conversation import TemplateConversation
-from seeupo_jax.policy.files.folder_files import check_content, read_object
+from seeupo_jax.policy.files.folder_files import check_content, read_json_object
+from seeupo_jax.policy.files.library_tokenizer import CONFIG_FILE, TOKENIZER_FILE
 from seeupo_jax.policy.files.messages import (
     STOPPED_CLOCK,
+    bake_template_kwargs,
     check_kwargs,
-    choose_chat,
     choose_template,
-    list_tools,
+    format_tools,
+    resolve_chat,
     save_chat,
     template_variables,
-    with_kwargs,
 )
-from seeupo_jax.policy.files.same_ids import CONFIG_FILE, TOKENIZER_FILE
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class HuggingFaceTokenizer:
         check_kwargs(chat, reads - _GIVEN - library.special_tokens_map.keys())
         if "strftime_now" in reads:
             template = STOPPED_CLOCK + template
-        library.chat_template = with_kwargs(template, chat)
+        library.chat_template = bake_template_kwargs(template, chat)
         self._renderer = Renderer(library, template, chat, eos=eos, where=where)
         self.end_ids, self.unwritten = self._renderer.end_ids, self._renderer.unwritten
         self.writes_calls = chat.tools == "auto" and self._renderer.writes_calls
@@ -95,7 +95,7 @@ class HuggingFaceTokenizer:
         if self._chat.tools == "auto" and renderer.lists_tools and tools:
             listing, functions = "", [{"type": "function", "function": tool} for tool in tools]
         else:
-            listing, functions = list_tools(tools, self._chat.tools), None
+            listing, functions = format_tools(tools, self._chat.tools), None
         protected, functions = renderer.read(messages, listing), renderer.protect(functions)
         text = renderer.render(protected, functions)
         tokens = renderer.encode(text, follows=False)
@@ -118,9 +118,11 @@ class HuggingFaceTokenizer:
         return pieces
 
     def save(self, folder: Path) -> None:
-        same_ids.save_library(self._library, folder)
+        library_tokenizer.save(self._library, folder)
         try:
-            same_ids.compare(folder, self._texts(), self._renderer.tokens, self._decode_all)
+            library_tokenizer.check_same_ids(
+                folder, self._texts(), self._renderer.tokens, self._decode_all
+            )
         except ValueError as error:
             for name in (TOKENIZER_FILE, CONFIG_FILE, TEMPLATE_FILE):
                 (folder / name).unlink(missing_ok=True)
@@ -128,7 +130,7 @@ class HuggingFaceTokenizer:
             return
         file = folder / GENERATION_FILE
         values = (
-            (read_object(file) if file.is_file() else {})
+            (read_json_object(file) if file.is_file() else {})
             | self._generation
             | {"eos_token_id": list(self.end_ids)}
         )
@@ -151,12 +153,12 @@ def load(folder: Path, chat: schema.Chat | None) -> HuggingFaceTokenizer:
     Raises:
       ValueError: a damaged file, or as `HuggingFaceTokenizer` says.
     """
-    options = choose_chat(folder, chat)
+    options = resolve_chat(folder, chat)
     there = sorted(file.name for file in folder.iterdir() if file.is_file())
     for name in _READ_FILES.intersection(there):
         check_content(folder / name)
     try:
-        library = same_ids.read_library(folder)
+        library = library_tokenizer.load(folder)
     except Exception as error:  # the library raises errors of any class for a damaged file
         if any(name in there for name in _VOCABULARIES):
             raise ValueError(f"tokenizer: {folder} cannot be read: {describe(error)}.") from error
@@ -172,8 +174,8 @@ def _generation(folder: Path) -> dict[str, Any]:
     """generation_config.json; without it what config.json says, as `transformers` reads it."""
     file, config = folder / GENERATION_FILE, folder / _MODEL_FILE
     if file.is_file():
-        return read_object(file)
-    values = read_object(config) if config.is_file() else {}
+        return read_json_object(file)
+    values = read_json_object(config) if config.is_file() else {}
     return {name: value for name, value in values.items() if name == "eos_token_id"}
 
 
@@ -187,7 +189,7 @@ def gguf_tokenizer(fields: Mapping[str, Any], chat: schema.Chat | None) -> Huggi
       ValueError: missing metadata, or an unsupported kind of vocabulary.
     """
     options = schema.Chat() if chat is None else chat
-    library = gguf_vocabulary.build(fields)
+    library = gguf_vocabulary.build_tokenizer(fields)
     generation = {"eos_token_id": gguf_vocabulary.end_ids(fields)}
     return HuggingFaceTokenizer(library, options, generation=generation, where="the GGUF file")
 

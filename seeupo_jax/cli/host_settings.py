@@ -19,8 +19,8 @@ from typing import Any
 import jax
 
 import seeupo_jax
-from seeupo_jax.cli.hosts.file_digests import file_digest, file_digests, model_digests
-from seeupo_jax.cli.hosts.user_sources import code_digests, named_code
+from seeupo_jax.cli.file_digests import file_digest, file_digests, model_digests
+from seeupo_jax.cli.user_sources import code_digests, named_code
 from seeupo_jax.configuration.config_file import PACKAGE, code_of
 from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.configuration.schema import Config

@@ -15,7 +15,7 @@ from seeupo_jax.display.progress import Progress
 from seeupo_jax.envs.tasks import list_task_shares
 from seeupo_jax.evaluation.episode_host import build_host
 from seeupo_jax.evaluation.evaluation import selection_split, selection_warning
-from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.policy_io import build
@@ -25,8 +25,8 @@ from seeupo_jax.rewards.candidate_judge import make_judge
 from seeupo_jax.rewards.scorer import make_scorer
 from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.rollout.player import RolloutWorker
+from seeupo_jax.training.build_learner import build_learner
 from seeupo_jax.training.callbacks import Callback, Callbacks, RunHandle
-from seeupo_jax.training.learner_parts import build_learner
 from seeupo_jax.training.reference_answers import ReferenceAnswers
 from seeupo_jax.training.run_log import RunLog
 from seeupo_jax.training.stagnation import Stagnation
@@ -35,7 +35,7 @@ from seeupo_jax.types import TrainState
 
 
 @dataclass(frozen=True)
-class RunParts:
+class RunComponents:
     """The parts of a run that last from its beginning to its end; `close` it.
 
     ref_params: parameters of the reference policy; None where the state has them.
@@ -71,7 +71,7 @@ class RunParts:
                 parts.callback(part.close)
 
 
-def build_parts(
+def build_components(
     config: Config,
     workdir: Path,
     progress: Progress,
@@ -79,7 +79,7 @@ def build_parts(
     policy: build.Policy,
     params: Any,
     callbacks: Sequence[Callback] = (),
-) -> tuple[RunParts, TrainState]:
+) -> tuple[RunComponents, TrainState]:
     """The parts, and the training state before the first step.
 
     Args:
@@ -111,7 +111,7 @@ def build_parts(
     progress.log(str(engine.plan))
     if (warning := selection_warning(config, selects_on)) is not None:
         progress.log(warning)
-    parts = RunParts(
+    parts = RunComponents(
         config=config,
         workdir=workdir,
         progress=progress,

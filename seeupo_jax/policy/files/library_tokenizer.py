@@ -16,7 +16,7 @@ from pathlib import Path
 import transformers
 from tokenizers import Tokenizer
 
-from seeupo_jax.policy.files.folder_files import read_object
+from seeupo_jax.policy.files.folder_files import read_json_object
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ _HOSTILE = (
 )
 
 
-def read_library(folder: Path) -> transformers.PreTrainedTokenizerBase:
+def load(folder: Path) -> transformers.PreTrainedTokenizerBase:
     """The tokenizer of a folder, which tokenises as its tokenizer.json says, if it has one.
 
     Raises:
@@ -73,10 +73,10 @@ def read_library(folder: Path) -> transformers.PreTrainedTokenizerBase:
     return as_written
 
 
-def save_library(library: transformers.PreTrainedTokenizerBase, folder: Path) -> None:
+def save(library: transformers.PreTrainedTokenizerBase, folder: Path) -> None:
     """Writes a tokenizer's files such that versions 4 and 5 of `transformers` read them."""
     library.save_pretrained(folder)
-    values = read_object(folder / CONFIG_FILE)
+    values = read_json_object(folder / CONFIG_FILE)
     in_5 = transformers.PreTrainedTokenizerFast.__name__
     if values["tokenizer_class"] == in_5:
         values["tokenizer_class"] = "PreTrainedTokenizerFast"
@@ -99,7 +99,7 @@ def _parts(tokenizer: Tokenizer) -> dict[str, bytes | None]:
     return parts
 
 
-def compare(
+def check_same_ids(
     folder: Path,
     pieces: Sequence[str],
     encode: Callable[[str], Sequence[int]],
@@ -122,7 +122,7 @@ def compare(
         library = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # the library raises errors of any class
         raise ValueError(f"tokenizer: transformers does not read {folder}: {error}") from error
-    for text in try_texts(pieces):
+    for text in comparison_texts(pieces):
         wanted = list(encode(text))
         ids = library.encode(text, add_special_tokens=False, split_special_tokens=split)
         if ids != wanted or library.decode(wanted) != decode(wanted):
@@ -132,7 +132,7 @@ def compare(
             )
 
 
-def try_texts(pieces: Sequence[str], seed: int = 0) -> list[str]:
+def comparison_texts(pieces: Sequence[str], seed: int = 0) -> list[str]:
     """Texts to compare tokenizers on, the same ones every time.
 
     Pieces alone and in sequence, repeated where a piece can overlap itself, and unusual characters.

@@ -11,7 +11,7 @@ from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.learner.state_layout import abstract_state, state_layout
 from seeupo_jax.parallel.mesh import make_mesh, sharding
 from seeupo_jax.policy_io import build
-from seeupo_jax.training.learner_parts import new_state, warn_of_undivided
+from seeupo_jax.training.build_learner import new_state, warn_of_undivided
 
 CONFIG = CONFIGS / "quickstart.py"
 

@@ -17,9 +17,9 @@ from seeupo_jax.policy.files.folder_files import check_content
 from seeupo_jax.policy.files.messages import (
     CHAT_FILE,
     ROLES,
-    choose_chat,
-    keep_messages,
-    list_tools,
+    drop_unread_messages,
+    format_tools,
+    resolve_chat,
     save_chat,
 )
 from seeupo_jax.policy.files.vocabulary import CONTROL, byte_fallback
@@ -60,14 +60,14 @@ class SentencePieceTokenizer:
         self.unwritten: Mapping[str, str] = {}
 
     def begin(self, messages: Sequence[Message], tools: Sequence[Tool]) -> _Conversation:
-        listing = list_tools(tools, self._chat.tools)
+        listing = format_tools(tools, self._chat.tools)
         listed = self._message("system", listing) if listing else []
         return _Conversation(self, [*listed, *self.observation(messages)])
 
     def observation(self, messages: Sequence[Message]) -> list[int]:
         """Messages and the header of the assistant's next one."""
         tokens = []
-        for message in keep_messages(messages, self._chat):
+        for message in drop_unread_messages(messages, self._chat):
             tokens += self._message(message["role"], message["content"])
         return [*tokens, self._header["assistant"]]
 
@@ -143,7 +143,7 @@ def load(folder: Path, chat: schema.Chat | None) -> SentencePieceTokenizer:
                 f"tokenizer: no file {needed}; allowed: {file.name} with {CHAT_FILE} (a"
                 " SentencePiece model made here), or Hugging Face's tokenizer.json."
             )
-    options = choose_chat(folder, chat)
+    options = resolve_chat(folder, chat)
     check_content(file)
     try:
         return SentencePieceTokenizer(file.read_bytes(), options)

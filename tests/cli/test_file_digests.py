@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from seeupo_jax.cli.hosts.file_digests import file_digest, model_digests, text_digest
+from seeupo_jax.cli.file_digests import file_digest, model_digests, text_digest
 
 MIB = 2**20
 SIZE = 100 * MIB + 12_345
