@@ -26,7 +26,7 @@ def per_turn(optimizer: optax.GradientTransformation, turns: int) -> optax.Gradi
 
 
 def of_turn(state: Any, turns: Sequence[int]) -> Any:
-    """A training state, or its layout, with the optimizer state of one turn alone, if it has several.
+    """A training state, or its layout, with the optimizer state of one turn, if it has several.
 
     Raises:
       ValueError: there is no optimizer state for this turn.
