@@ -17,7 +17,7 @@ from seeupo_jax.configuration.user_code import (
     origin,
     text_of,
 )
-from seeupo_jax.envs.base import Pay
+from seeupo_jax.envs.base import TurnRewards
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
 
 _EPISODE = FinishedEpisode("", "train", (), (), "done", 0, 0.0, {}, 0.0, {})
@@ -49,7 +49,7 @@ def weighted_sum(rewards: Mapping[str, float], weights: Mapping[str, float]) -> 
     return functools.reduce(operator.add, weighted)  # sum() would make 0 of -0
 
 
-def by_turn(rewards: Mapping[str, Pay]) -> list[dict[str, float]]:
+def by_turn(rewards: Mapping[str, TurnRewards]) -> list[dict[str, float]]:
     """Rewards by name of each of the last turns: those with lists are of all, a number of the last.
 
     There is at least one; before a first turn, it is what is paid without one.

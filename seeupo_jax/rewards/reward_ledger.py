@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from seeupo_jax.envs.base import Pay
+from seeupo_jax.envs.base import TurnRewards
 from seeupo_jax.envs.gate import OWN_REWARD
 from seeupo_jax.types import RewardRow, RewardTable
 
@@ -44,7 +44,7 @@ class RewardLedger:
         """Begins a turn that was sampled; it earned 0 until its environment answers."""
         self.turns.append(0.0)
 
-    def add_step(self, named: Mapping[str, Pay], weighted: Sequence[float]) -> None:
+    def add_step(self, named: Mapping[str, TurnRewards], weighted: Sequence[float]) -> None:
         """Adds the rewards of the step that answers the last turn.
 
         Args:
@@ -56,7 +56,7 @@ class RewardLedger:
             self.turns[turn] += reward
         self._add_named(named)
 
-    def add(self, named: Mapping[str, Pay], weighted: Sequence[float]) -> None:
+    def add(self, named: Mapping[str, TurnRewards], weighted: Sequence[float]) -> None:
         """Adds rewards of the last turns, such as those of `finish` and of reward functions."""
         self._add_named(named)
         if not self.turns:
@@ -69,7 +69,7 @@ class RewardLedger:
         self,
         own: float,
         own_turns: Sequence[float],
-        named: Mapping[str, Pay],
+        named: Mapping[str, TurnRewards],
         weighted: Sequence[float],
     ) -> None:
         """Sets the rewards of an episode whose agent reports all of them at its end.
@@ -105,7 +105,7 @@ class RewardLedger:
         turns = self.named_turns[name]
         return (*turns, *[0.0] * (len(self.turns) - len(turns)))
 
-    def _add_named(self, rewards: Mapping[str, Pay]) -> None:
+    def _add_named(self, rewards: Mapping[str, TurnRewards]) -> None:
         count = len(self.turns)
         for name, reward in rewards.items():
             by_turn = reward if isinstance(reward, Sequence) else [reward]

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from seeupo_jax.configuration.reward import Reward, reward_weights
 from seeupo_jax.configuration.user_code import describe
 from seeupo_jax.envs import gate
-from seeupo_jax.envs.base import Pay
+from seeupo_jax.envs.base import TurnRewards
 from seeupo_jax.envs.pool import Call, EnvPool, Failure
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
 from seeupo_jax.rewards.reward_functions import RewardFunction, load_functions
@@ -39,10 +39,10 @@ class RewardFailure(NamedTuple):
 
 
 @dataclass
-class Scored:
+class ScoringResult:
     """What the functions said of an episode: rewards by name, or the first failure."""
 
-    rewards: dict[str, Pay] = field(default_factory=dict)
+    rewards: dict[str, TurnRewards] = field(default_factory=dict)
     failure: RewardFailure | None = None
 
 
@@ -85,7 +85,7 @@ class Scorer:
         for calls in self._calls:
             calls.submit(key, episode)
 
-    def poll(self, max_reward: float, timeout_s: float = 0.0) -> list[tuple[int, Scored]]:
+    def poll(self, max_reward: float, timeout_s: float = 0.0) -> list[tuple[int, ScoringResult]]:
         """The episodes that every function has answered since the last poll, sorted by key.
 
         Args:
@@ -111,8 +111,8 @@ class Scorer:
             calls.close()
         self._loop.close()
 
-    def _scored(self, key: int, max_reward: float) -> Scored:
-        answers, turns, scored = self._answers.pop(key), self._turns.pop(key), Scored()
+    def _scored(self, key: int, max_reward: float) -> ScoringResult:
+        answers, turns, scored = self._answers.pop(key), self._turns.pop(key), ScoringResult()
         for calls in self._calls:  # in the configuration's order
             answer = answers[calls.name]
             try:

@@ -11,7 +11,7 @@ from typing import Any
 from seeupo_jax.parallel.distributed import gather
 from seeupo_jax.rollout.collection import Collection
 from seeupo_jax.rollout.engine.protocol import Engine
-from seeupo_jax.rollout.episode import Request
+from seeupo_jax.rollout.episode import EpisodeRequest
 from seeupo_jax.rollout.player import CollectionOptions, Prefetched, RolloutWorker
 from seeupo_jax.trajectories.forks import new_turns
 from seeupo_jax.types import Segment, Trajectory
@@ -50,7 +50,7 @@ class Collected:
         return self.trajectories + self.left_out
 
 
-def group_requests(task_ids: Sequence[str], group_size: int) -> list[Request]:
+def group_requests(task_ids: Sequence[str], group_size: int) -> list[EpisodeRequest]:
     """`group_size` requests a task; the group is the task's index.
 
     Members of a task that comes again count on, so that its groups have random numbers of their
@@ -60,13 +60,13 @@ def group_requests(task_ids: Sequence[str], group_size: int) -> list[Request]:
     for group, task_id in enumerate(task_ids):
         first = group_size * occurrences[task_id]
         occurrences[task_id] += 1
-        requests += [Request(task_id, group, first + member) for member in range(group_size)]
+        requests += [EpisodeRequest(task_id, group, first + member) for member in range(group_size)]
     return requests
 
 
 def prefetch(
     worker: RolloutWorker,
-    requests: Sequence[Request],
+    requests: Sequence[EpisodeRequest],
     options: CollectionOptions,
     max_idle_s: float,
 ) -> Prefetched | None:
@@ -82,11 +82,11 @@ def prefetch(
 def collect(
     worker: RolloutWorker,
     params: Any,
-    requests: Sequence[Request],
+    requests: Sequence[EpisodeRequest],
     options: CollectionOptions,
     *,
     prefetched: Prefetched | None = None,
-    on_finished: Callable[[Request, Trajectory], None] = lambda *_: None,
+    on_finished: Callable[[EpisodeRequest, Trajectory], None] = lambda *_: None,
 ) -> Collected:
     """Samples one trajectory a request, as many at a time as the engine and the host have room for.
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from seeupo_jax.envs import gate
 from seeupo_jax.errors import NameTaken
-from seeupo_jax.rewards.scorer import POLL_S, REWARD_FAILURE, RewardFailure, Scored
+from seeupo_jax.rewards.scorer import POLL_S, REWARD_FAILURE, RewardFailure, ScoringResult
 from seeupo_jax.rollout.branching.candidate_plan import CandidatePlan
 from seeupo_jax.rollout.branching.candidates import CandidateEngine
 from seeupo_jax.rollout.branching.forking import Forks
 from seeupo_jax.rollout.engine.protocol import Action
-from seeupo_jax.rollout.episode import Episode, Request
+from seeupo_jax.rollout.episode import Episode, EpisodeRequest
 from seeupo_jax.rollout.player import STOP_POLL_S, CollectionOptions, Prefetched, RolloutWorker
 from seeupo_jax.rollout.watch import Activity
 from seeupo_jax.types import Trajectory
@@ -26,9 +26,9 @@ class Collection:
     def __init__(
         self,
         worker: RolloutWorker,
-        requests: Sequence[Request],
+        requests: Sequence[EpisodeRequest],
         options: CollectionOptions,
-        on_finished: Callable[[Request, Trajectory], None],
+        on_finished: Callable[[EpisodeRequest, Trajectory], None],
     ):
         self._candidates = _candidates(worker, options)
         if self._candidates is not None:
@@ -94,7 +94,7 @@ class Collection:
             self.reward_s += self._candidates.take_waited_s()
         return actions
 
-    def _key(self, index: int, request: Request) -> int:
+    def _key(self, index: int, request: EpisodeRequest) -> int:
         """A request's key: its index or, with forks, one that any process gives it."""
         return index if self.forks is None else self.forks.key(request)
 
@@ -143,7 +143,7 @@ class Collection:
         interval_s = self._engine.poll_interval_s
         return STOP_POLL_S if interval_s is None else min(STOP_POLL_S, interval_s)
 
-    def _take_scored(self, episode: Episode, scored: Scored) -> None:
+    def _take_scored(self, episode: Episode, scored: ScoringResult) -> None:
         """Gives an episode what its reward functions said, or fails it.
 
         Raises:
@@ -185,7 +185,7 @@ class Collection:
                 self._queued.append(self.forks.key(branch))
                 self._total += 1
 
-    def _take(self, key: int, request: Request, trajectory: Trajectory) -> None:
+    def _take(self, key: int, request: EpisodeRequest, trajectory: Trajectory) -> None:
         self.finished[key] = trajectory
         self._failed += trajectory.failed
         self._on_finished(request, trajectory)

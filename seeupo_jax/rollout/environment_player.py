@@ -18,7 +18,7 @@ from seeupo_jax.rollout.branching.forking import FORK_FAILURE
 from seeupo_jax.rollout.branching.replay import begin_call, step_call
 from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.sampling import task_number
-from seeupo_jax.rollout.episode import Episode, Kept, Request
+from seeupo_jax.rollout.episode import Episode, EpisodeRequest, ForkPoint
 from seeupo_jax.rollout.player import STOP_POLL_S, CollectionOptions, Prefetched, RolloutWorker
 
 
@@ -34,7 +34,7 @@ class EnvironmentHost:
     def prefetch(
         self,
         worker: RolloutWorker,
-        requests: Sequence[Request],
+        requests: Sequence[EpisodeRequest],
         options: CollectionOptions,
         max_idle_s: float,
     ) -> Prefetched:
@@ -55,7 +55,7 @@ class EnvironmentHost:
 
 
 def _reset_call(
-    slot: int, request: Request, tokenizer: Tokenizer, options: CollectionOptions
+    slot: int, request: EpisodeRequest, tokenizer: Tokenizer, options: CollectionOptions
 ) -> Call:
     """Begins an episode; gives what `Episode.on_result` takes."""
     seed = options.seed
@@ -111,7 +111,7 @@ class EnvironmentPlayer:
         if time.monotonic() > prefetched.until:
             self._stale.update(keys)
 
-    def open(self, key: int, request: Request) -> None:
+    def open(self, key: int, request: EpisodeRequest) -> None:
         episode, options = self._seat(key, request), self._options
         if request.fork is None:
             call = _reset_call(episode.slot, request, self._tokenizer, options)
@@ -149,13 +149,13 @@ class EnvironmentPlayer:
         episode.transcript.act(action.tokens, turn, action.logp, action.experts)
         episode.ledger.open_turn()
         text = self._tokenizer.text(action.tokens)
-        episode.said.append(len(episode.messages))
+        episode.action_message_indices.append(len(episode.messages))
         episode.messages.append({"role": "assistant", "content": text})
         conversation, max_reward = episode.conversation, worker.env.max_reward
         earlier = dict.fromkeys(episode.info)  # a list of steps that ends too soon is refused
         if action.entropy is not None:
             episode.entropy.append(action.entropy)
-        keeps = self._keeps(episode)
+        may_fork = self._may_fork(episode)
 
         def extend(env: Environment, answer: Any) -> Any:
             step = gate.check_step(answer, turn=turn, max_reward=max_reward)
@@ -164,28 +164,30 @@ class EnvironmentPlayer:
             paid = worker.weigh(named, "step() reward", earned)
             score = gate.check_score(env.score())
             after = None if step.done else conversation.extend(action.tokens, step.observation)
-            snapshot = Kept(take_snapshot(env)) if keeps and not step.done else None
-            return step, paid, score, after, snapshot
+            fork_point = None
+            if may_fork and not step.done:
+                fork_point = ForkPoint(take_snapshot(env))
+            return step, paid, score, after, fork_point
 
         self._pool.submit(Call(episode.slot, lambda env: env.step(text), extend))
 
     def close(self) -> None:
         """Leaves the environments as they are: the next collection resets them."""
 
-    def _seat(self, key: int, request: Request) -> Episode:
+    def _seat(self, key: int, request: EpisodeRequest) -> Episode:
         """A new episode with a slot of its own."""
         slot = self._slots.pop()
         self._open[key] = Episode.begin(request, slot)
         self._key_of[slot] = key
         return self._open[key]
 
-    def _keeps(self, episode: Episode) -> bool:
+    def _may_fork(self, episode: Episode) -> bool:
         """Whether others may continue it after the turn that was just sampled."""
         options, request = self._options, episode.request
         if options.forks is None:
             return False
         chance = request.chance(episode.turn, seed=options.seed, iteration=options.iteration)
-        return options.forks.keeps(episode.turn, episode.entropy, chance)
+        return options.forks.may_fork(episode.turn, episode.entropy, chance)
 
     def _replay(self, key: int, episode: Episode, outcome: Outcome) -> None:
         """Goes on with a branch whose environment is on its way to where the branch begins."""

@@ -15,13 +15,13 @@ from seeupo_jax.envs.snapshot import Snapshot
 from seeupo_jax.policy.files.tokenizer import TokenizedConversation, Transcript
 from seeupo_jax.rewards.finished_episode import HISTORY, FinishedEpisode
 from seeupo_jax.rewards.reward_ledger import RewardLedger
-from seeupo_jax.rewards.scorer import Scored
+from seeupo_jax.rewards.scorer import ScoringResult
 from seeupo_jax.rollout.engine.sampling import branch_chance, task_number
 from seeupo_jax.types import Segment, Trajectory
 
 
 @dataclass(frozen=True)
-class Request:
+class EpisodeRequest:
     """One trajectory to sample: one of group `group`, on one task.
 
     member: which of the task's trajectories; its groups share the numbers out.
@@ -49,7 +49,7 @@ class Request:
         return branch_chance(*numbers, turns)
 
 
-class Kept(NamedTuple):
+class ForkPoint(NamedTuple):
     """What an environment's reply leaves for episodes that continue after it."""
 
     snapshot: Snapshot | None
@@ -78,7 +78,7 @@ class Fork:
 class Episode:
     """A trajectory in the making."""
 
-    request: Request
+    request: EpisodeRequest
     slot: int  # of the pool: which environment
     conversation: TokenizedConversation | None = None  # none until the environment has begun
     transcript: Transcript = field(default_factory=Transcript)
@@ -91,9 +91,9 @@ class Episode:
     timeout_counts: bool = False
     retries: int = 0
     info: dict[str, Any] = field(default_factory=dict)
-    said: list[int] = field(default_factory=list)  # each action's place among the messages
+    action_message_indices: list[int] = field(default_factory=list)  # of each turn, in `messages`
     entropy: list[float] = field(default_factory=list)  # `Action.entropy`, where it is known
-    ends: dict[int, Episode] = field(default_factory=dict)  # it, after so many turns, for forks
+    fork_states: dict[int, Episode] = field(default_factory=dict)  # copies by number of turns
     snapshot: Snapshot | None = None  # its environment then; None: replayed
     replayed: int | None = None  # turns that its environment was brought through; None: all
 
@@ -114,15 +114,15 @@ class Episode:
             transcript=self.transcript.copy(),
             messages=list(self.messages),
             ledger=self.ledger.copy(),
-            said=list(self.said),
+            action_message_indices=list(self.action_message_indices),
             entropy=list(self.entropy),
             retries=0,
-            ends={},
+            fork_states={},
             snapshot=snapshot,
         )
 
     @classmethod
-    def begin(cls, request: Request, slot: int) -> Episode:
+    def begin(cls, request: EpisodeRequest, slot: int) -> Episode:
         """An episode of a request; one that continues another has its turns as history."""
         if request.fork is None:
             return cls(request, slot)
@@ -157,7 +157,7 @@ class Episode:
         if failure.stop == "timeout" and timeout_as == "zero_reward" and self.turn:
             self.timeout_counts, self.score = True, 0.0
 
-    def on_scored(self, scored: Scored, paid: Sequence[float]) -> None:
+    def on_scored(self, scored: ScoringResult, paid: Sequence[float]) -> None:
         """Takes what the reward functions gave, and the weighted sums of it for the last turns."""
         self.ledger.add(scored.rewards, paid)
 
@@ -183,12 +183,12 @@ class Episode:
 
         The turns of an agent have no known places: its messages have been marked before.
         """
-        if len(self.said) < self.turn:
+        if len(self.action_message_indices) < self.turn:
             return self.messages
-        said = set(self.said)
+        sampled = set(self.action_message_indices)
         return [
             {HISTORY: "sent", **message}
-            if message["role"] == "assistant" and place not in said
+            if message["role"] == "assistant" and place not in sampled
             else message
             for place, message in enumerate(self.messages)
         ]
@@ -199,7 +199,7 @@ class Episode:
         paid: Sequence[float],
         score: float,
         conversation: TokenizedConversation | None,
-        snapshot: Kept | None,
+        fork_point: ForkPoint | None,
     ) -> None:
         self.ledger.add_step({gate.OWN_REWARD: step.reward, **step.rewards}, paid)
         self.score, self.conversation = score, conversation
@@ -207,8 +207,8 @@ class Episode:
         self.info = self.info | step.info
         if step.done:
             self.stop = "done"
-        if snapshot is not None:
-            self.ends[self.turn] = self.copy(snapshot.snapshot)
+        if fork_point is not None:
+            self.fork_states[self.turn] = self.copy(fork_point.snapshot)
 
     def fail(self, stop: str, reason: str) -> None:
         self.stop, self.info = stop, self.info | {"failure": reason}

@@ -8,13 +8,13 @@ from typing import Protocol
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.envs import gate
-from seeupo_jax.envs.base import Pay
+from seeupo_jax.envs.base import TurnRewards
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.rewards.reward_functions import by_turn, weighted_sum
 from seeupo_jax.rewards.scorer import Scorer
 from seeupo_jax.rollout.branching.fork_plan import ForkPlan
 from seeupo_jax.rollout.engine.protocol import Action, Engine
-from seeupo_jax.rollout.episode import Episode, Request
+from seeupo_jax.rollout.episode import Episode, EpisodeRequest
 from seeupo_jax.rollout.watch import Watch
 
 STOP_POLL_S = 0.5  # how long it may take to notice that the run shall stop
@@ -45,7 +45,7 @@ class RolloutWorker:
     stop: Callable[[], bool] = lambda: False
     watch: Watch = field(default_factory=Watch)
 
-    def weigh(self, rewards: Mapping[str, Pay], where: str, earned: float) -> list[float]:
+    def weigh(self, rewards: Mapping[str, TurnRewards], where: str, earned: float) -> list[float]:
         """The weighted sums of rewards by name, which an episode gets besides what it earned.
 
         Returns:
@@ -93,7 +93,7 @@ class Prefetched:
     until: until when they may be left alone, in seconds of the monotonic clock.
     """
 
-    requests: tuple[Request, ...]
+    requests: tuple[EpisodeRequest, ...]
     options: CollectionOptions
     until: float
 
@@ -118,7 +118,7 @@ class Player(Protocol):
         """Opens episodes that its host has prefetched, before any other."""
         ...
 
-    def open(self, key: int, request: Request) -> None:
+    def open(self, key: int, request: EpisodeRequest) -> None:
         """Begins an episode; there must be room."""
         ...
 
@@ -159,7 +159,7 @@ class Host(Protocol):
     def prefetch(
         self,
         worker: RolloutWorker,
-        requests: Sequence[Request],
+        requests: Sequence[EpisodeRequest],
         options: CollectionOptions,
         max_idle_s: float,
     ) -> Prefetched | None:

@@ -1,8 +1,9 @@
 """Episodes of an evaluation in a file: what a stopped evaluation resumes from, and what was said.
 
 JSON lines. The first is `{"settings": {...}}`, all that decides how an episode goes; every other
-one is an `Episode`, appended as soon as it is over. An episode whose environment failed is played
-again by the next evaluation, so a later line of the same task and member replaces an earlier one.
+one is an `EvaluationEpisode`, appended as soon as it is over. An episode whose environment failed
+is played again by the next evaluation, so a later line of the same task and member replaces an
+earlier one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from seeupo_jax.types import Trajectory
 
 
 @dataclass(frozen=True)
-class Episode:
+class EvaluationEpisode:
     """One line of the file.
 
     task_id, member: which task, and which of its k episodes, from 0.
@@ -83,10 +84,10 @@ _BEGINNING = b'{"settings":'
 _LATER = (FINGERPRINT, "chat.")  # settings, by how their names begin, that old files lack
 
 
-def to_episode(trajectory: Trajectory, labels: Mapping[str, str]) -> Episode:
+def to_episode(trajectory: Trajectory, labels: Mapping[str, str]) -> EvaluationEpisode:
     """An episode of a trajectory: all but its tokens."""
     info = dict(trajectory.info)
-    return Episode(
+    return EvaluationEpisode(
         task_id=trajectory.task_id,
         member=info.pop("member"),
         score=float(info.pop("score")),
@@ -120,7 +121,7 @@ class EpisodeFile:
 
     def __init__(self, path: Path, settings: Mapping[str, Any], others: Sequence[Path] = ()):
         self.path = path
-        self.played: dict[tuple[str, int], Episode] = {}
+        self.played: dict[tuple[str, int], EvaluationEpisode] = {}
         make_folder(path.parent)
         with name_file(path), contextlib.ExitStack() as opened:
             opened.enter_context(exclusive(path.with_name(f".{path.name}.lock"), f"got {path}"))
@@ -132,7 +133,7 @@ class EpisodeFile:
                     self.add(episode)
             self._opened = opened.pop_all()
 
-    def add(self, episode: Episode) -> None:
+    def add(self, episode: EvaluationEpisode) -> None:
         """Appends an episode; it is in the file when this returns, on the disk after `close`."""
         self._append(asdict(episode))
         self._take(episode)
@@ -162,7 +163,7 @@ class EpisodeFile:
         if saved is None:
             self._append({"settings": settings})
 
-    def _take(self, episode: Episode) -> None:
+    def _take(self, episode: EvaluationEpisode) -> None:
         if not episode.failed:
             self.played[episode.key] = episode
 
@@ -207,7 +208,7 @@ def process_files(path: Path, first: int) -> list[Path]:
 
 def _of_others(
     paths: Sequence[Path], given: Mapping[str, Any], names: Iterable[str] | None = None
-) -> Iterator[Episode]:
+) -> Iterator[EvaluationEpisode]:
     """Episodes of the same settings that need not be played again.
 
     Args:
@@ -252,7 +253,7 @@ def _read(path: Path, content: bytes) -> tuple[dict[str, Any] | None, list[dict[
     return None, []
 
 
-def _episodes(path: Path, lines: Sequence[dict[str, Any]]) -> Iterator[Episode]:
+def _episodes(path: Path, lines: Sequence[dict[str, Any]]) -> Iterator[EvaluationEpisode]:
     """The episodes that follow the settings."""
     for number, line in enumerate(lines, 2):
         # Files from before rewards had names have none.
@@ -265,7 +266,7 @@ def _episodes(path: Path, lines: Sequence[dict[str, Any]]) -> Iterator[Episode]:
                 raise ValueError(
                     f"{path} line {number}: {name}: got {short(value)}; allowed: {allowed}."
                 )
-        yield Episode(**values)
+        yield EvaluationEpisode(**values)
 
 
 def _check(

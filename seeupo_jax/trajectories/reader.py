@@ -68,7 +68,7 @@ SEGMENT_FIELDS: Mapping[str, tuple[type, ...]] = {
 _LISTS = {"turn_rewards": _NUMBERS, "weights": _NUMBERS}
 
 
-class Shard(NamedTuple):
+class TrajectoryFile(NamedTuple):
     """One file: the rollouts of an iteration, or an evaluation after it; sorts as they are read."""
 
     iteration: int
@@ -93,13 +93,13 @@ def evaluation_label(split: str) -> str:
     return f"eval_{split}" if split == TRAIN else split
 
 
-def find_shards(workdir: str | Path) -> list[Shard]:
+def find_shards(workdir: str | Path) -> list[TrajectoryFile]:
     """The shards of a run, in order; [] where there are none."""
     folder = Path(workdir) / FOLDER
     names = (entry.name for entry in folder.iterdir()) if folder.is_dir() else ()
     matches = (match for name in names if (match := _NAME.fullmatch(name)))
     return sorted(
-        Shard(int(m["iteration"]), unquote(m["split"] or TRAIN), m["split"] is not None)
+        TrajectoryFile(int(m["iteration"]), unquote(m["split"] or TRAIN), m["split"] is not None)
         for m in matches
     )
 
@@ -173,7 +173,7 @@ def pack_shard(records: Iterable[Mapping[str, Any]]) -> bytes:
     return b"".join([*parts, pack.flush()])
 
 
-def write_shard(workdir: str | Path, shard: Shard, data: bytes) -> None:
+def write_shard(workdir: str | Path, shard: TrajectoryFile, data: bytes) -> None:
     """Puts a file where it belongs, in place of what was there, all of it or nothing."""
     write_atomically(shard.path(workdir), data)
 

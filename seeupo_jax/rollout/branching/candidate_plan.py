@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from seeupo_jax.rollout.branching.fork_plan import Branch, Budget, Played
+from seeupo_jax.rollout.branching.fork_plan import Branch, Budget, EpisodeSummary
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,12 @@ class CandidatePlan:
     def roots(self) -> int:
         return 1
 
-    def keeps(self, turns: int, entropy: Sequence[float], chance: float) -> bool:
+    def may_fork(self, turns: int, entropy: Sequence[float], chance: float) -> bool:
         return False
 
-    def branches(self, played: Sequence[Played], existing: Sequence[Branch]) -> list[Branch]:
+    def branches(
+        self, played: Sequence[EpisodeSummary], existing: Sequence[Branch]
+    ) -> list[Branch]:
         return []
 
     def place(self, turn: int, candidate: int) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from seeupo_jax.envs.base import Message
-from seeupo_jax.rewards.scorer import POLL_S, REWARD_FAILURE, RewardFailure, Scored, Scorer
+from seeupo_jax.rewards.scorer import POLL_S, REWARD_FAILURE, RewardFailure, Scorer, ScoringResult
 from seeupo_jax.rollout.branching.candidate_plan import CandidatePlan, choose
 from seeupo_jax.rollout.engine.protocol import Action, Engine, Turn
 from seeupo_jax.rollout.engine.sampling import branch_chance
@@ -40,7 +40,7 @@ class _Candidate:
 
 
 @dataclass
-class _Step:
+class _TurnCandidates:
     """A turn whose candidates are sampled and judged, by number."""
 
     turn: Turn
@@ -82,8 +82,8 @@ class CandidateEngine:
         self._engine, self._judge, self._plan = engine, judge, plan
         self._numbers, self._max_reward, self._wait = (seed, iteration), max_reward, wait
         self._width = max(plan.counts)
-        self._open: dict[int, _Step] = {}
-        self._steps: dict[int, list[_Step]] = {}  # of each open conversation
+        self._open: dict[int, _TurnCandidates] = {}
+        self._steps: dict[int, list[_TurnCandidates]] = {}  # of each open conversation
         self._waited_s = 0.0
 
     @property
@@ -111,7 +111,7 @@ class CandidateEngine:
 
     def submit(self, turn: Turn) -> None:
         count = self._plan.counts[turn.turn]
-        self._open[turn.key] = _Step(turn, count)
+        self._open[turn.key] = _TurnCandidates(turn, count)
         for number in range(count):
             member = turn.member + self._plan.place(turn.turn, number)
             self._engine.submit(replace(turn, key=turn.key * self._width + number, member=member))
@@ -193,7 +193,7 @@ class CandidateEngine:
                 break
         self._waited_s += time.monotonic() - began if idle else 0.0
 
-    def _score(self, key: int, scored: Scored) -> None:
+    def _score(self, key: int, scored: ScoringResult) -> None:
         episode_key, number = divmod(key, self._width)
         if episode_key not in self._open:
             return  # it was cancelled
@@ -224,7 +224,7 @@ class CandidateEngine:
             self._engine.release(key * self._width + number)
         return replace(step.candidates[step.chosen].action, key=key)
 
-    def _unchosen(self, executed: Trajectory, step: _Step, number: int) -> Trajectory:
+    def _unchosen(self, executed: Trajectory, step: _TurnCandidates, number: int) -> Trajectory:
         candidate, turn = step.candidates[number], step.turn.turn
         # The episode takes the chosen one's place, and that one's the first candidate.
         place = self._plan.place(turn, step.chosen if number == 0 else number)

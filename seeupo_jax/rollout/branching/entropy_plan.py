@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from seeupo_jax.rollout.branching.fork_plan import Branch, Budget, Played
+from seeupo_jax.rollout.branching.fork_plan import Branch, Budget, EpisodeSummary
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,13 @@ class EntropyPlan:
     probability: float
     budget: Budget
 
-    def keeps(self, turns: int, entropy: Sequence[float], chance: float) -> bool:
+    def may_fork(self, turns: int, entropy: Sequence[float], chance: float) -> bool:
         score = min(1.0, max(0.0, chance - self.coef * (entropy[-1] - entropy[0])))
         return turns < self.budget.max_turns and score <= self.probability
 
-    def branches(self, played: Sequence[Played], existing: Sequence[Branch]) -> list[Branch]:
+    def branches(
+        self, played: Sequence[EpisodeSummary], existing: Sequence[Branch]
+    ) -> list[Branch]:
         began = [(0, 0)] * self.roots  # of each episode its first round, and its turns before
         wanted: list[Branch] = []
         number = 0
@@ -42,7 +44,7 @@ class EntropyPlan:
                 for place, (first, turns) in enumerate(began)
                 if turns + number - first + 1 < played[place].turns and not played[place].failed
             ]
-            new = [branch for branch in going if branch.turns in played[branch.place].ends]
+            new = [branch for branch in going if branch.turns in played[branch.place].fork_turns]
             new = new[: self.budget.group_size - len(began)] if going else [Branch(0, 0)]
             wanted += new
             number += 1

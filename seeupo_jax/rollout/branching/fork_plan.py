@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 
-class Played(NamedTuple):
+class EpisodeSummary(NamedTuple):
     """An episode that is over.
 
     shared: turns that it has from another one. turns: all of its. tokens: that were sampled in it.
-    ends: of its own turns those after which the plan `keeps` it.
+    fork_turns: its own turns after which others may continue it (`ForkPlan.may_fork`).
     """
 
     shared: int
     turns: int
     tokens: int
     failed: bool
-    ends: tuple[int, ...] = ()
+    fork_turns: tuple[int, ...] = ()
 
 
 class Branch(NamedTuple):
@@ -48,7 +48,9 @@ class Budget:
         """The most tokens that an episode may sample after so many turns."""
         return (self.max_turns - turns) * self.turn_tokens
 
-    def affordable(self, wanted: Sequence[Branch], played: Sequence[Played]) -> list[Branch]:
+    def affordable(
+        self, wanted: Sequence[Branch], played: Sequence[EpisodeSummary]
+    ) -> list[Branch]:
         """The first of the wanted branches, as many as certainly fit."""
         fit = list(wanted[: self.group_size - len(played)])
         if self.tokens is None:
@@ -72,7 +74,7 @@ class ForkPlan(Protocol):
         """Trajectories that a group begins with."""
         ...
 
-    def keeps(self, turns: int, entropy: Sequence[float], chance: float) -> bool:
+    def may_fork(self, turns: int, entropy: Sequence[float], chance: float) -> bool:
         """Whether others may continue an episode after so many turns.
 
         Args:
@@ -81,7 +83,9 @@ class ForkPlan(Protocol):
         """
         ...
 
-    def branches(self, played: Sequence[Played], existing: Sequence[Branch]) -> list[Branch]:
+    def branches(
+        self, played: Sequence[EpisodeSummary], existing: Sequence[Branch]
+    ) -> list[Branch]:
         """The next branches of a group whose episodes are all over; none: it is complete.
 
         Args:

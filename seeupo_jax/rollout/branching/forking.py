@@ -28,8 +28,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from seeupo_jax.rollout.branching.fork_plan import Branch, ForkPlan, Played
-from seeupo_jax.rollout.episode import Episode, Fork, Request
+from seeupo_jax.rollout.branching.fork_plan import Branch, EpisodeSummary, ForkPlan
+from seeupo_jax.rollout.episode import Episode, EpisodeRequest, Fork
 from seeupo_jax.trajectories.forks import new_turns
 from seeupo_jax.types import CONTEXT, Trajectory
 
@@ -42,7 +42,7 @@ class _Group:
     """A group of which some episodes are over, by place."""
 
     open: int
-    over: dict[int, tuple[Request, Episode, Played]]
+    over: dict[int, tuple[EpisodeRequest, Episode, EpisodeSummary]]
     existing: list[Branch]
     unchosen: int = 0  # candidates of turns that were not executed
 
@@ -54,23 +54,23 @@ class Forks:
       requests: the roots.
     """
 
-    def __init__(self, plan: ForkPlan, requests: Sequence[Request]):
+    def __init__(self, plan: ForkPlan, requests: Sequence[EpisodeRequest]):
         self._plan, self._budget = plan, plan.budget
         self._counts = Counter(dict.fromkeys(COUNTS, 0))
         opened = Counter(request.group for request in requests)
         self._groups = {group: _Group(count, {}, []) for group, count in opened.items()}
 
-    def key(self, request: Request) -> int:
+    def key(self, request: EpisodeRequest) -> int:
         """The number of a group's member among all that a collection may play."""
         return request.group * self._budget.group_size + self._place(request)
 
     def finish(
         self,
-        request: Request,
+        request: EpisodeRequest,
         episode: Episode,
         trajectory: Trajectory,
         unchosen: Sequence[Trajectory] = (),
-    ) -> list[Request]:
+    ) -> list[EpisodeRequest]:
         """Takes an episode that is over; what its group begins next.
 
         Args:
@@ -87,9 +87,14 @@ class Forks:
         group.unchosen += len(unchosen)
         self._counts["forks_failed"] += int(FORK_FAILURE in trajectory.info)
         self._counts["replayed_turns"] += request.fork.replayed_turns if request.fork else 0
-        ends = tuple(sorted(episode.ends))
-        played = Played(trajectory.fork, trajectory.turns, sampled, trajectory.failed, ends)
-        group.over[place] = request, episode, played
+        summary = EpisodeSummary(
+            trajectory.fork,
+            trajectory.turns,
+            sampled,
+            trajectory.failed,
+            tuple(sorted(episode.fork_states)),
+        )
+        group.over[place] = request, episode, summary
         group.open -= 1
         return [] if group.open else self._next(request.group, group)
 
@@ -102,10 +107,10 @@ class Forks:
         for group in self._groups.values():
             _release(group)
 
-    def _place(self, request: Request) -> int:
+    def _place(self, request: EpisodeRequest) -> int:
         return request.member % self._budget.group_size
 
-    def _next(self, number: int, group: _Group) -> list[Request]:
+    def _next(self, number: int, group: _Group) -> list[EpisodeRequest]:
         over = [group.over[place] for place in range(len(group.over))]
         branches = self._plan.branches([played for *_, played in over], group.existing)
         if not branches:
@@ -124,19 +129,22 @@ class Forks:
         ]
 
 
-def _branch(parent: Request, episode: Episode, place: int, turns: int, branch: int) -> Request:
+def _branch(
+    parent: EpisodeRequest, episode: Episode, place: int, turns: int, branch: int
+) -> EpisodeRequest:
     """The request of a branch that has the place `branch` in its group."""
     member = parent.member - place + branch
     if turns == 0:
         return replace(parent, member=member, fork=None)
     origin = parent.member if parent.fork is None else parent.fork.origin
-    return replace(parent, member=member, fork=Fork(place, turns, origin, episode.ends[turns]))
+    fork = Fork(place, turns, origin, episode.fork_states[turns])
+    return replace(parent, member=member, fork=fork)
 
 
 def _release(group: _Group) -> None:
     """Closes what its episodes hold of environments; the episodes go with it."""
     for _, episode, _ in group.over.values():
-        for end in episode.ends.values():
-            if end.snapshot is not None:
-                end.snapshot.close()
-        episode.ends.clear()
+        for state in episode.fork_states.values():
+            if state.snapshot is not None:
+                state.snapshot.close()
+        episode.fork_states.clear()

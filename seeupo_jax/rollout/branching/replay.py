@@ -49,7 +49,7 @@ def begin_call(episode: Episode, seed: int, episode_seed: int) -> Call:
     start, request = episode.request.fork.start, episode.request
     if start.snapshot is not None:
         return Call(episode.slot, lambda env: None, fresh=True, make=start.snapshot.fork)
-    opening = start.messages[: start.said[0]]
+    opening = start.messages[: start.action_message_indices[0]]
 
     def check(env: Environment, answer: Any) -> None:
         messages, tools = gate.check_opening(answer)
@@ -65,8 +65,8 @@ def begin_call(episode: Episode, seed: int, episode_seed: int) -> Call:
 def step_call(episode: Episode, turn: int) -> Call:
     """Replays a turn of a branch, whose reply must be the one that it had."""
     start = episode.request.fork.start
-    said, ends = start.said[turn], [*start.said, len(start.messages)]
-    text, reply = start.messages[said]["content"], start.messages[said + 1 : ends[turn + 1]]
+    index, end = [*start.action_message_indices, len(start.messages)][turn : turn + 2]
+    text, reply = start.messages[index]["content"], start.messages[index + 1 : end]
 
     def check(env: Environment, answer: Any) -> None:
         step = gate.check_step(answer, turn=turn)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from seeupo_jax.rollout.branching.fork_plan import Branch, Budget, Played
+from seeupo_jax.rollout.branching.fork_plan import Branch, Budget, EpisodeSummary
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,12 @@ class TreePlan:
     def roots(self) -> int:
         return self.factors[0]
 
-    def keeps(self, turns: int, entropy: Sequence[float], chance: float) -> bool:
+    def may_fork(self, turns: int, entropy: Sequence[float], chance: float) -> bool:
         return turns % self.every == 0 and turns // self.every < len(self.factors)
 
-    def branches(self, played: Sequence[Played], existing: Sequence[Branch]) -> list[Branch]:
+    def branches(
+        self, played: Sequence[EpisodeSummary], existing: Sequence[Branch]
+    ) -> list[Branch]:
         made = Counter(existing)
         for level, factor in enumerate(self.factors[1:], start=1):
             turns = level * self.every

@@ -15,7 +15,7 @@ from seeupo_jax.policy.kernels.paged import PageTable, Prefixes
 from seeupo_jax.rollout.engine.cache_memory import CachePlan
 from seeupo_jax.rollout.engine.expert_pages import ExpertPages
 from seeupo_jax.rollout.engine.grammar import Grammars, Matcher
-from seeupo_jax.rollout.engine.kv_pages import Lease, PageTree, Refusal
+from seeupo_jax.rollout.engine.kv_pages import Lease, LeaseRefusal, PageTree
 from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.sampler import SlotRows
 
@@ -69,7 +69,7 @@ class Job:
         return len(self.turn.context) - 1 - self.prefilled
 
 
-class Shard:
+class SlotShard:
     """The slots and pages of one part of the devices.
 
     action: the most tokens of an action. experts: the record of those in the cache; None: none.
@@ -104,7 +104,7 @@ class Shard:
                 break
             limit = self._action if turn.limit is None else min(turn.limit, self._action)
             lease = self._tree.lease(turn.context, limit)
-            if lease is None and self._tree.refusal is Refusal.PAGES:
+            if lease is None and self._tree.refusal is LeaseRefusal.PAGES:
                 self.counts["memory_waits"] += 1
                 break
             if lease is None:

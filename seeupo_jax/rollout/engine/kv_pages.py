@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
-class Refusal(enum.Enum):
+class LeaseRefusal(enum.Enum):
     """Why a lease could not start now."""
 
     PENDING = "tokens it shares are about to be computed by another lease"
@@ -93,7 +93,7 @@ class PageTree:
         """Takes the pool's size in pages and a page's in positions, each >= 1."""
         self.pages = pages
         self.page_size = page_size
-        self.refusal: Refusal | None = None
+        self.refusal: LeaseRefusal | None = None
         self.hits = 0
         self.evicted = 0
         self._root = _Node(None, -1, ())
@@ -121,13 +121,13 @@ class PageTree:
         total = -(-(cacheable + reserve) // size)
         path = self._match_pages(tokens, cacheable)
         if path is None:
-            self.refusal = Refusal.PENDING
+            self.refusal = LeaseRefusal.PENDING
             return None
         full = len(path)
         rest = tokens[full * size : min(full * size + size, cacheable)]
         match = self._match_part(self._end(path), rest)
         if match is None:
-            self.refusal = Refusal.PENDING
+            self.refusal = LeaseRefusal.PENDING
             return None
         if match.node is not None and not match.in_place:
             # The source is needed besides the lease's own pages: without room, compute it again.
@@ -135,7 +135,7 @@ class PageTree:
         source = None if match.in_place else match.node
         path += [match.node] if match.in_place else []
         if not self._has_room(total - len(path), path):
-            self.refusal = Refusal.PAGES
+            self.refusal = LeaseRefusal.PAGES
             return None
 
         for node in path if source is None else [*path, source]:
