@@ -15,9 +15,8 @@ from seeupo_jax.types import RewardRow, RewardTable
 class RewardLedger:
     """Adds up what an episode earns and makes its table; every reward of a rollout passes here.
 
-    Rewards by name are added before their weights, their weighted sums beside them: a sum that
-    `RolloutWorker.weigh` has checked is not made again from the names, whose order would round it
-    otherwise.
+    Rewards by name are added before their weights. Their weighted sums, which `RolloutWorker.weigh`
+    has checked, are added separately: recomputed from the names they would round differently.
 
     turns: the weighted sum of each sampled turn.
     turnless: the weighted sum of an episode that ended before its first turn.

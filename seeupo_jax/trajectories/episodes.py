@@ -1,6 +1,6 @@
-"""Episodes of an evaluation in a file: what a stopped evaluation resumes from, and what was said.
+"""The file of an evaluation's episodes, from which a stopped evaluation resumes.
 
-JSON lines. The first is `{"settings": {...}}`, all that decides how an episode goes; every other
+JSON lines. The first is `{"settings": {...}}`, all settings that affect an episode; every other
 one is an `EvaluationEpisode`, appended as soon as it is over. An episode whose environment failed
 is played again by the next evaluation, so a later line of the same task and member replaces an
 earlier one.
@@ -34,9 +34,9 @@ class EvaluationEpisode:
     """One line of the file.
 
     task_id, member: which task, and which of its k episodes, from 0.
-    score: the environment's, in [0, 1]; 1 is success. reward: what training would have maximised.
+    score: the environment's, in [0, 1]; 1 is success. reward: as training maximises it.
     stop: done | max_turns | max_tokens | env_error | timeout.
-    failed: the environment failed, so that the episode is in no statistic.
+    failed: the environment failed; the episode is left out of all statistics.
     turns: messages of the policy.
     messages: the whole conversation, `{"role": ..., "content": ...}` each, in order.
     info: the environment's last counters and labels, and `failure`: why it failed.
@@ -66,7 +66,7 @@ class EvaluationEpisode:
         return math.nan if self.failed else float(self.score >= 1)
 
 
-# The fields of an episode, and what JSON gives for them.
+# The fields of an episode, and their types after JSON.
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "task_id": (str,),
     "member": (int,),
@@ -106,11 +106,11 @@ class EpisodeFile:
     """The file, open for one evaluation at a time; a context that closes it.
 
     Args:
-      path: made, with its folder, if it is not there. A last line that a kill cut short goes.
+      path: made, with its folder, if it is not there. A last line that a kill cut short is removed.
       settings: texts, numbers and lists of them by name. The file's must be the same; a fingerprint
         must be such that `may_be_same`, and is not compared where either has none.
-      others: files of processes that this evaluation does not have, as of `process_files`. What
-        they hold of the same settings, and this file does not, is copied into it.
+      others: files of processes that this evaluation does not have, as `process_files` gives them.
+        Their episodes of the same settings that this file lacks are copied into it.
 
     Attributes:
       played: the episodes that need not be played again, by task and member.
@@ -139,7 +139,7 @@ class EpisodeFile:
         self._take(episode)
 
     def close(self) -> None:
-        """Waits until all is on the disk: the figures that the command gives are of it."""
+        """Waits until all lines are on the disk; the command reports figures only after that."""
         with name_file(self.path), self._opened:
             self._file.flush()
             sync_file(self.path)
@@ -168,7 +168,7 @@ class EpisodeFile:
             self.played[episode.key] = episode
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        # What an environment puts into `info` may be no JSON: then its text is kept.
+        # An environment's `info` may hold values that are no JSON: their text is kept.
         with name_file(self.path):
             self._file.write(to_line(plain(line, finite=False), finite=False))
             self._file.flush()

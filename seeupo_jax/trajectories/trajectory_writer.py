@@ -29,14 +29,14 @@ class TrajectoryWriter:
 
     Args:
       workdir: of the run.
-      texts: what tokens add to a text, such as `TokenTexts`.
+      texts: gives the text that each token adds, such as `TokenTexts`.
       share: of the groups, in [0, 1]; whole groups are kept or not.
-      mib: what all shards may take together; None: no bound.
+      mib: bound on the size of all files together; None: no bound.
       seed: of the run: with the iteration and the group it decides which groups are kept.
       log: takes a sentence.
 
     Attributes:
-      removed: shards that gave way to newer ones.
+      removed: files that were deleted for newer ones.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class TrajectoryWriter:
             self._pending.popleft().result()
 
     def close(self) -> None:
-        """Finishes what is being written, and ends the background thread."""
+        """Finishes pending writes and ends the background thread."""
         try:
             self.wait()
         finally:
