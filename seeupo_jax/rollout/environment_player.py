@@ -1,4 +1,4 @@
-"""Episodes in environments: each from the reset of its environment to its end."""
+"""Plays episodes in environments, each from the reset of its environment to its end."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class EnvironmentHost:
 def _reset_call(
     slot: int, request: EpisodeRequest, tokenizer: Tokenizer, options: CollectionOptions
 ) -> Call:
-    """Begins an episode; gives what `Episode.on_result` takes."""
+    """The call that resets an episode's environment; its result is for `Episode.on_result`."""
     seed = options.seed
     episode_seed = request.episode_seed(seed=seed, iteration=options.iteration)
 
@@ -73,15 +73,15 @@ def _reset_call(
 
 
 class EnvironmentPlayer:
-    """A `Player` of episodes in a pool of environments; an answer is acted on when it is there."""
+    """A `Player` of episodes in a pool of environments; handles each answer when it arrives."""
 
     def __init__(self, worker: RolloutWorker, pool: EnvPool, options: CollectionOptions):
         self._worker, self._pool, self._options = worker, pool, options
         self._engine, self._tokenizer = worker.engine, worker.tokenizer
         self._slots = list(range(worker.engine.concurrency))[::-1]  # free ones
         self._open: dict[int, Episode] = {}
-        self._key_of: dict[int, int] = {}  # whose environment a slot's is
-        self._stale: set[int] = set()  # keys whose environments begin once more
+        self._key_of: dict[int, int] = {}  # the episode of a slot's environment
+        self._stale: set[int] = set()  # keys of environments that are reset once more
         self._over: list[tuple[int, Episode]] = []
 
     @property
@@ -140,7 +140,7 @@ class EnvironmentPlayer:
         return over
 
     def act(self, action: Action) -> None:
-        """Brings a sampled action to its environment."""
+        """Sends a sampled action to its environment."""
         episode = self._open[action.key]
         if action.failure:
             episode.fail("env_error", action.failure)
@@ -190,7 +190,7 @@ class EnvironmentPlayer:
         return options.forks.may_fork(episode.turn, episode.entropy, chance)
 
     def _replay(self, key: int, episode: Episode, outcome: Outcome) -> None:
-        """Goes on with a branch whose environment is on its way to where the branch begins."""
+        """Continues the replay that brings a branch's environment to its first state."""
         fork, result = episode.request.fork, outcome.result
         episode.retries += outcome.retries
         if isinstance(result, Failure):
@@ -205,7 +205,7 @@ class EnvironmentPlayer:
         episode.replayed += 1
 
     def _ask_last(self, episode: Episode) -> None:
-        """Calls `finish` once, where the trainer ends an episode: the environment's last reward."""
+        """Calls `finish` once when the trainer ends an episode, for the last reward."""
         episode.has_finish = False
         stop, earned, worker = episode.stop, episode.ledger.earned, self._worker
 

@@ -1,25 +1,24 @@
-"""Forks: conversations that branch at the ends of turns, so that a group is a tree of trajectories.
+"""Forks: conversations that branch after turns, so that a group is a tree of trajectories.
 
-Whole episodes first. The group's roots are played to their ends, as ever. When all of a group's
-episodes are over its plan says which of them others are to continue, and after how many turns; when
-those are over it is asked again, until it asks for no more. Nothing but the group's own episodes
-decides, so trees do not depend on the order of arrival, on other groups, or on processes; and an
-environment is held only while its episode plays.
+The group's roots are played to their ends first. When all episodes of a group are over, its plan
+names the branches: which episode to continue, and after how many turns. When those are over the
+plan is asked again, until it names none. Only the group's own episodes decide, so trees do not
+depend on the order of arrival, on other groups or on processes, and an environment is held only
+while its episode is played.
 
-A branch begins as a copy of the episode that it leaves, as that was after the shared turns: its
-tokens, log-probabilities, messages and rewards are the same to the bit. Its environment comes to
-that state by the snapshot that `fork()` gave then, or by replaying the actions after
-`reset(task, seed)`: a reply that differs fails the branch (`replay`). Its member, and so its random
-numbers, are its own from there on; the random transitions of a replayed environment are those of
-the tree's root, whose `episode_seed` it has. The shared tokens' keys and values are in the engine's
-cache, which finds them by the tokens.
+A branch begins as a copy of its parent's state after the shared turns: tokens, log-probabilities,
+messages and rewards are equal to the bit. Its environment is restored from the snapshot that
+`fork()` returned at that point, or by replaying the actions after `reset(task, seed)`; a reply that
+differs fails the branch (`replay`). The branch has its own member number, and so its own random
+numbers from there on; a replayed environment repeats the random transitions of the tree's root,
+whose `episode_seed` it uses. The engine finds the shared tokens' keys and values in its cache.
 
-The budget is `rollout.group_size` trajectories and, with `fork_tokens`, so many sampled tokens a
-group: a branch begins only if the turns that it may have at the most still fit, so that neither is
-ever exceeded. What the plan does not use is counted, not filled up.
+The budget of a group is `rollout.group_size` trajectories and, with `fork_tokens`, a number of
+sampled tokens. A branch begins only if its longest possible continuation fits, so neither is ever
+exceeded. Unused budget is counted and not filled up.
 
-Every trajectory is stored whole, with its `parent` and how many turns they share; which one is
-trained on a shared turn, the learner decides (`trajectories/forks.py`).
+Every trajectory is stored whole, with its `parent` and the number of shared turns. The learner
+decides which trajectory a shared turn is trained in (`trajectories/forks.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ COUNTS = ("forks", "forks_failed", "replayed_turns", "reused_tokens", "unused_tr
 
 @dataclass
 class _Group:
-    """A group of which some episodes are over, by place."""
+    """The finished episodes of a group by place, and the number of open ones."""
 
     open: int
     over: dict[int, tuple[EpisodeRequest, Episode, EpisodeSummary]]
@@ -71,10 +70,10 @@ class Forks:
         trajectory: Trajectory,
         unchosen: Sequence[Trajectory] = (),
     ) -> list[EpisodeRequest]:
-        """Takes an episode that is over; what its group begins next.
+        """Takes a finished episode; returns the requests that its group begins next.
 
         Args:
-          unchosen: trajectories that were sampled with it.
+          unchosen: trajectories of candidates that were sampled with it.
         """
         group, place = self._groups[request.group], self._place(request)
         sampled = 0
@@ -99,7 +98,7 @@ class Forks:
         return [] if group.open else self._next(request.group, group)
 
     def usage(self) -> Mapping[str, int]:
-        """Counts, by name; of what is over."""
+        """Counts of finished episodes, by name."""
         return dict(self._counts)
 
     def close(self) -> None:
@@ -142,7 +141,7 @@ def _branch(
 
 
 def _release(group: _Group) -> None:
-    """Closes what its episodes hold of environments; the episodes go with it."""
+    """Closes the snapshots of its episodes, and drops their states."""
     for _, episode, _ in group.over.values():
         for state in episode.fork_states.values():
             if state.snapshot is not None:

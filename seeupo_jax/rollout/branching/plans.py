@@ -83,7 +83,7 @@ def _candidates(config: Config, budget: Budget) -> ForkPlan:
     return CandidatePlan(counts, algorithm.fork_temperature, budget)
 
 
-# `config.algorithm.forks` -> what makes its plan.
+# `config.algorithm.forks` -> the function that makes its plan.
 _PLANS: dict[str, Callable[[Config, Budget], ForkPlan]] = {
     "tree": _tree,
     "entropy": _entropy,

@@ -43,7 +43,7 @@ from seeupo_jax.rollout.engine.sampling import Sampling, Streams
 class Program(NamedTuple):
     """A program of a collection: `function.lower(*arguments)`, under the sampler's mesh.
 
-    function: jitted. arguments: shape structs with shardings, and what is static.
+    function: jitted. arguments: shape structs with shardings, and static values.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Program(NamedTuple):
 class _PendingDispatch(NamedTuple):
     """A decode dispatch whose results are not fetched yet: the jobs of each shard's rows.
 
-    records: what is to be recorded of the dispatches before it, since the decoding before.
+    records: expert records of the prefills since the previous decoding.
     """
 
     jobs: list[list[Job]]
@@ -72,12 +72,12 @@ class SlotEngine:
 
     Args:
       network: as the trainer has it.
-      plan: what memory holds.
+      plan: sizes of the cache.
       mesh: the sampler's, over the trainer's devices in their order; None is one device.
-      group_size: how many conversations are likely to begin alike.
+      group_size: number of conversations that are likely to share a prefix.
       steps: tokens that a dispatch decodes at most; with grammars it is one, since the host makes a
         mask after every token.
-      prefill_tokens: that a dispatch prefills at most, on each shard of the rows.
+      prefill_tokens: the most tokens that a dispatch prefills, on each shard of the rows.
       few: whether decoding and prefilling are compiled for few numbers of rows only.
       records: whether actions come with the experts of their tokens.
       int8: whether the sampler's matrices of the layers are rounded to 8 bits.
@@ -222,8 +222,8 @@ class SlotEngine:
     def programs(self, params: Any) -> Iterator[Program]:
         """Every program that `compile` runs, by the shapes of its arguments; nothing is allocated.
 
-        Names have rows x tokens of a prefill, rows x pages of the tables of a decoding, of all
-        devices together.
+        Names contain rows x tokens of a prefill, or rows x table pages of a decoding, summed over
+        all devices.
 
         Args:
           params: all of the policy's, as the trainer holds them: arrays, or shape structs with
