@@ -290,7 +290,7 @@ def test_the_example_that_reads_trajectories_runs(tmp_path, capsys, monkeypatch)
         info={"score": 0.0},
     )
     record = to_record(lost, split="train", iteration=3, labels={}, texts=list)
-    shard = reader.Shard(3, "train", False)
+    shard = reader.TrajectoryFile(3, "train", False)
     data = reader.pack_shard([record])
     reader.write_shard(tmp_path / "runs" / "quickstart", shard, data)
     monkeypatch.chdir(tmp_path)

@@ -10,7 +10,7 @@ import jax
 
 from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.display.progress import Progress
+from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.parallel.device_memory import device_bytes, format_bytes, total_memory
@@ -49,7 +49,7 @@ def explain_sft(config: Config, workdir: Path) -> list[Section]:
     Raises:
       ValueError: the errors that the run would raise.
     """
-    with Progress(0, "plain", shown=False) as quiet:
+    with ProgressDisplay(0, "plain", shown=False) as quiet:
         data = load_data(config, quiet)
     steps = count_steps(config, len(data.training))
     check_steps(config, steps)

@@ -17,7 +17,7 @@ from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.optimizer_schema import ParameterGroup
 from seeupo_jax.configuration.schema import Config, recipe_fields
-from seeupo_jax.envs.base import Missing
+from seeupo_jax.envs.base import EnvironmentUnavailable
 from seeupo_jax.evaluation.evaluation import evaluated_splits, is_due, is_evaluated, selection_split
 from seeupo_jax.evaluation.missing import remaining_splits
 from seeupo_jax.learner.optimization.parameter_groups import group_of, of_all_layers, path_name
@@ -143,7 +143,7 @@ def _tasks(config: Config, evaluated: Mapping[str, Sequence[int]]) -> list[str]:
     evaluation, lines = config.evaluation, []
     try:
         shares = share_lines(config)
-    except Missing:
+    except EnvironmentUnavailable:
         return [f"not known here; {evaluation.tasks} of {evaluation.split} are tested"]
     tests = [evaluation.split, *evaluated] if evaluation.tasks else []
     for split in dict.fromkeys(("train", *tests)):
@@ -240,7 +240,7 @@ def _selection(config: Config) -> str | None:
     """The split that checkpoints are selected on; None: none, or not known here."""
     try:
         return selection_split(config, find_tasks(config))
-    except Missing:
+    except EnvironmentUnavailable:
         compared = config.checkpoint.keep_best and config.evaluation.tasks
         return config.evaluation.select_on if compared else None
 
@@ -259,7 +259,7 @@ def _evaluations(config: Config, evaluated: Mapping[str, Sequence[int]]) -> list
     k, lines = config.evaluation.k, []
     for split, iterations in evaluated.items():
         tasks = config.evaluation.tasks
-        with contextlib.suppress(Missing):
+        with contextlib.suppress(EnvironmentUnavailable):
             tasks = min(tasks, len(task_ids(config, split)))
         count, after = len(iterations), listed(iterations)
         lines.append(
