@@ -1,4 +1,4 @@
-"""Conversations that a server has answered, found again by what a client sends of them."""
+"""A cache of answered conversations, found by the history that a client sends."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from seeupo_jax.policy.files.tokenizer import TokenizedConversation
 
 @dataclass(frozen=True)
 class CachedConversation:
-    """A conversation up to an answer of ours.
+    """A conversation up to a sampled answer.
 
-    conversation: before the answer. action: its tokens as sampled.
-    group: of the engine, which it stays in.
+    conversation: before the answer. action: the sampled tokens of the answer.
+    group: the engine's group of the conversation, which does not change.
     """
 
     conversation: TokenizedConversation
@@ -31,22 +31,22 @@ class CachedConversation:
 
 
 class CacheHit(NamedTuple):
-    """A conversation that goes on, and the messages that are new in it."""
+    """A cached conversation, and the messages that follow it in a history."""
 
     answered: CachedConversation
     messages: tuple[HistoryMessage, ...]
 
 
 class ConversationCache:
-    """The latest conversations; those not used for longest are forgotten first.
+    """The latest conversations; the least recently used is evicted first.
 
     Args:
-      most: tokens of all, each conversation's own counted in full.
-      on_forgotten: is given what `add` had returned for a conversation that is forgotten.
+      most: limit of the tokens of all conversations, each counted in full.
+      on_evicted: receives the key of an evicted conversation.
     """
 
-    def __init__(self, most: int, on_forgotten: Callable[[int], None]):
-        self._most, self._on_forgotten = most, on_forgotten
+    def __init__(self, most: int, on_evicted: Callable[[int], None]):
+        self._most, self._on_evicted = most, on_evicted
         self._answered: OrderedDict[bytes, tuple[int, CachedConversation]] = OrderedDict()
         self._tokens = 0
 
@@ -54,7 +54,7 @@ class ConversationCache:
         return len(self._answered)
 
     def find(self, messages: Sequence[HistoryMessage], tools: Sequence[Tool]) -> CacheHit | None:
-        """The longest conversation that a history begins with; None: it has no answer of ours."""
+        """Finds the longest cached conversation with which a history starts; None: none does."""
         digests = list(history_digests(messages, tools))
         for count in range(len(messages), 0, -1):
             digest = digests[count]
@@ -70,21 +70,21 @@ class ConversationCache:
         tools: Sequence[Tool],
         answered: CachedConversation,
     ) -> None:
-        """Remembers a conversation under the messages that its client will begin with.
+        """Caches a conversation under the history with which its client will continue it.
 
         Args:
-          key: what `on_forgotten` is given.
-          messages: the history, and our answer as the last one.
+          key: passed to `on_evicted`.
+          messages: the history, with the sampled answer as its last message.
         """
         *_, digest = history_digests(messages, tools)
-        self._forget(digest)  # another sample of the same words
+        self._evict(digest)  # another sample of the same text
         self._answered[digest] = (key, answered)
         self._tokens += answered.tokens
         while self._tokens > self._most and len(self._answered) > 1:
-            self._forget(next(iter(self._answered)))
+            self._evict(next(iter(self._answered)))
 
-    def _forget(self, digest: bytes) -> None:
+    def _evict(self, digest: bytes) -> None:
         if digest in self._answered:
             key, answered = self._answered.pop(digest)
             self._tokens -= answered.tokens
-            self._on_forgotten(key)
+            self._on_evicted(key)

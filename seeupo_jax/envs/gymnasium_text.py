@@ -1,4 +1,4 @@
-"""`gymnasium_text`: an environment of Gymnasium whose observations are or can be shown as text."""
+"""`gymnasium_text`: a Gymnasium environment with observations as text or a text rendering."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from seeupo_jax.envs.seeded_tasks import (
 
 @dataclass
 class GymnasiumText:
-    """Plays `gymnasium.make(id, **kwargs)`; a response's last line is the action.
+    """Wraps `gymnasium.make(id, **kwargs)`; the last line of a response is the action.
 
     Args:
       id: as in Gymnasium's registry; `module:Id` imports the module first.
-      kwargs: of `gymnasium.make`. With `render_mode='ansi'` the policy gets the rendering (as of
-        FrozenLake-v1 and Taxi-v4), else the observation, which must be text.
-      actions: names of the actions of a Discrete space, from its first; empty for a Text space.
+      kwargs: of `gymnasium.make`. With `render_mode='ansi'` the policy gets the rendering (as for
+        FrozenLake-v1 and Taxi-v4), otherwise the observation, which must be text.
+      actions: names of the actions of a Discrete space, in order; empty for a Text space.
       instruction: the system message.
-      train_tasks, test_tasks: each task is one seed of `reset`; those of training count from 0.
+      train_tasks, test_tasks: each task is one seed of `reset`; training seeds count from 0.
       full_reward: the sum of rewards that scores 1; 0 scores 0.
-      test_seed: of the first test task; the default lies above the training tasks of all runs.
+      test_seed: seed of the first test task; the default is above the training seeds of any run.
     """
 
     id: str
@@ -61,7 +61,7 @@ class GymnasiumText:
         space, names = self._env.action_space, self.actions
         if isinstance(space, spaces.Discrete):
             named = len(names) == space.n and len(set(names)) == space.n
-            named &= not isinstance(names, str)  # all of whose parts, "" too, would be names
+            named &= not isinstance(names, str)  # every substring, also "", would be `in` it
         else:
             named = isinstance(space, spaces.Text) and not names
         if not named:
@@ -78,19 +78,19 @@ class GymnasiumText:
     def reset(
         self, task_id: str, seed: int, episode_seed: int | None = None
     ) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
-        """Starts the task's game: its seed decides how it begins, `episode_seed` what follows.
+        """Starts the task's game: its seed sets the initial state, `episode_seed` later randomness.
 
-        Without an `episode_seed` the task's seed decides that too. `seed` changes nothing.
+        Without `episode_seed` the task's seed sets both. `seed` is unused.
         """
         observation, _ = self._env.reset(seed=self._tasks.seed(task_id))
         if episode_seed is not None:
-            # Of the innermost environment, whose generator its wrappers use too.
+            # The innermost environment's generator is also the one of its wrappers.
             self._env.unwrapped.np_random, _ = self._generator(episode_seed)
         self._total, self._done = 0.0, False
         return opening_messages(self.instruction, self._shown(observation)), ()
 
     def step(self, text: str) -> StepResult:
-        """Carries out the action; one that does not exist changes nothing and is answered so."""
+        """Executes the action; an unknown action has no effect and is answered with an error."""
         if self._total is None or self._done:
             raise ValueError("gymnasium_text: reset() must come before step().")
         command, space = last_line(text), self._env.action_space

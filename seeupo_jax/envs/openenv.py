@@ -1,7 +1,7 @@
 """`openenv`: a client of environments that OpenEnv serves, and of plain HTTP reset/step servers.
 
-OpenEnv keeps an episode as long as a WebSocket, at `/ws`; its HTTP `/reset` and `/step` make a new
-environment for every request. Hand-written servers often keep one episode behind the latter.
+OpenEnv keeps one episode per WebSocket connection, at `/ws`; its HTTP `/reset` and `/step` make a
+new environment for every request. Other servers often keep one episode behind `/reset` and `/step`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _Data = dict[str, Any]
 
 
 class _InvalidAction(Exception):
-    """The server rejects the action, which had no effect."""
+    """The server rejects the action; it had no effect."""
 
 
 class _WebSocket:
-    """One connection is one episode's environment: when it breaks, the episode ends."""
+    """A connection to one episode's environment; the episode ends when the connection breaks."""
 
     def __init__(self, url: str, timeout_s: float | None):
         self._url, self._timeout_s = f"{url}/ws", timeout_s
@@ -58,7 +58,7 @@ class _WebSocket:
                 max_size=MAX_ANSWER_BYTES,
             )
             self._socket = self._opened.enter_context(connection)
-            if self._killed:  # else `kill` finds this socket
+            if self._killed:  # `kill` could not see this socket
                 end_socket(connection.socket)
         return self._ask({"type": "reset", "data": options})
 
@@ -86,7 +86,7 @@ class _WebSocket:
             self._socket.send(json.dumps(message))
             answer = _parsed(self._socket.recv(timeout=self._timeout_s), self._url)
         except Exception:
-            self.close()  # a late answer would be read as that of the next message
+            self.close()  # a late answer would be taken for the answer to the next message
             raise
         data = _fields(answer, self._url, "type", "data")["data"]
         if answer["type"] != "error":
@@ -100,9 +100,9 @@ class _WebSocket:
 
 
 class _Http:
-    """POST /reset and /step, of a server that keeps one episode between them."""
+    """POST /reset and /step to a server that keeps one episode between requests."""
 
-    _playing: ClassVar[dict[str, _Http]] = {}  # by address, the last that has reset
+    _playing: ClassVar[dict[str, _Http]] = {}  # by address, the client that reset last
 
     def __init__(self, url: str, timeout_s: float | None):
         self._url = url
@@ -133,7 +133,7 @@ class _Http:
     def _post(self, operation: str, body: _Data) -> _Data:
         url = f"{self._url}/{operation}"
         try:
-            # Half a character is sent as its escape; urllib3's own JSON would fail on it.
+            # Lone surrogates are sent as escapes; urllib3's own JSON encoding fails on them.
             data, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
             response = self._http.request(
                 "POST",
@@ -169,22 +169,22 @@ _TRANSPORTS = {"ws": _WebSocket, "wss": _WebSocket, "http": _Http, "https": _Htt
 
 @dataclass
 class OpenEnv(Killable):
-    """A served environment; its seeds are the tasks.
+    """A served environment; its tasks are seeds.
 
     Args:
       url: ws:// or wss:// for OpenEnv's sessions; http:// or https:// for a server that keeps one
-        episode behind /reset and /step: then only one conversation may be open at once.
-      action_field: the field of the action that a response's text becomes (OpenEnv lists them at
-        /schema); None: the last line is the whole action as a JSON object.
-      whole_response: with `action_field`, the text is all of the response, not its last line.
+        episode behind /reset and /step, which allows one open conversation at a time.
+      action_field: the action's field for the text of a response (OpenEnv lists fields at /schema);
+        None: the last line of a response is the whole action as a JSON object.
+      whole_response: with `action_field`, send the whole response instead of its last line.
       observation_field: the field of an observation that the policy gets; None: all, as JSON.
-      reset_options: sent with every reset beside the seed.
+      reset_options: further fields of every reset request, in addition to the seed.
       instruction: the system message.
-      train_tasks, test_tasks: each task is one seed of `reset`; those of training count from 0.
+      train_tasks, test_tasks: each task is one seed of `reset`; training seeds count from 0.
       full_reward: the sum of rewards that scores 1; 0 scores 0.
-      timeout_s: without an answer; then the episode fails. None: no limit but that of a pool, which
-        kills the call.
-      test_seed: of the first test task; the default lies above the training tasks of all runs.
+      timeout_s: the episode fails after this time without an answer. None: only the pool's limit
+        applies, which kills the call.
+      test_seed: seed of the first test task; the default is above the training seeds of any run.
     """
 
     url: str
@@ -215,7 +215,7 @@ class OpenEnv(Killable):
         return self._tasks.ids(split)
 
     def reset(self, task_id: str, seed: int) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
-        """Starts the task's episode; its own seed decides everything."""
+        """Starts the task's episode from the task's seed; `seed` is unused."""
         options = {**self.reset_options, "seed": self._tasks.seed(task_id)}
         answer = self._server.reset(options)
         _fields(answer, f"{self.url} reset", "observation", "done")
@@ -223,7 +223,7 @@ class OpenEnv(Killable):
         return opening_messages(self.instruction, self._shown(answer)), ()
 
     def step(self, text: str) -> StepResult:
-        """Sends the action; one that the server rejects is answered with its reason."""
+        """Sends the action; if the server rejects it, the observation is the server's reason."""
         if self._done:
             raise ValueError("openenv: reset() must come before step().")
         try:
@@ -247,7 +247,7 @@ class OpenEnv(Killable):
         self._server.close()
 
     def kill(self) -> None:
-        """Ends the call that runs and every later one; any thread may call it."""
+        """Ends the running call and every later one; any thread may call it."""
         self._server.kill()
 
     def _action(self, text: str) -> _Data:
@@ -256,7 +256,7 @@ class OpenEnv(Killable):
             return {self.action_field: content}
         try:
             action = json.loads(last_line(text))
-            json.dumps(action, allow_nan=False)  # Python reads NaN, which is no JSON
+            json.dumps(action, allow_nan=False)  # Python parses NaN, which is not JSON
         except (ValueError, RecursionError):
             action = None
         if not isinstance(action, dict):
@@ -272,10 +272,10 @@ class OpenEnv(Killable):
 
 
 def _fields(answer: Any, where: str, *names: str) -> _Data:
-    """An answer that has these fields.
+    """Returns the answer if it is an object with these fields.
 
     Raises:
-      ProtocolError: it is something else; the sentence says what.
+      ProtocolError: it is not; the error quotes it.
     """
     if not isinstance(answer, dict) or not set(names) <= set(answer):
         got = json.dumps(answer)

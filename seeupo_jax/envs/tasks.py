@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 from seeupo_jax.configuration.user_code import encodes, text_of
-from seeupo_jax.envs.base import TURNS, Labelled, Referenced, Tasks, TaskShare, WeightedTasks
+from seeupo_jax.envs.base import TURNS, HasTaskShares, Labelled, Referenced, Tasks, TaskShare
 from seeupo_jax.envs.validation import as_number, describe, refusal
 
 
@@ -46,7 +46,7 @@ def list_task_shares(environment: Tasks, split: str) -> list[TaskShare]:
     if not callable(getattr(environment, "task_shares", None)):
         return [TaskShare("", 1.0, every)]
     where = f"{type(environment).__name__}.task_shares({split!r})"
-    returned = _ask(where, lambda: cast(WeightedTasks, environment).task_shares(split))
+    returned = _ask(where, lambda: cast(HasTaskShares, environment).task_shares(split))
     shares = isinstance(returned, list | tuple) and all(isinstance(s, TaskShare) for s in returned)
     if not shares:
         raise ValueError(str(refusal(where, returned, "a list of TaskShare")))

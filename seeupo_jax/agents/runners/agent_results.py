@@ -1,4 +1,4 @@
-"""Checks of what an agent comes to, as `envs.validation` checks what an environment returns."""
+"""Validates the result of an agent, as `envs.validation` does for environments."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from seeupo_jax.envs.validation import (
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(AgentResult))
 _WHERE = "the agent's result:"
-_RELATIVE, _ABSOLUTE = 1e-6, 1e-9  # of a sum of turn_rewards
+_RELATIVE, _ABSOLUTE = 1e-6, 1e-9  # tolerances of the sum of turn_rewards
 
 
 def check_result(answer: Any, *, max_reward: float = math.inf) -> AgentResult:
-    """What an agent returned, or left in its file: a number, or AgentResult's fields.
+    """Validates what an agent returned or wrote to its file: a number, or AgentResult's fields.
 
     Args:
       max_reward: the largest magnitude of each of its rewards.
 
     Raises:
-      ProtocolError: one sentence with what was got and what is allowed.
+      ProtocolError: it is invalid; one sentence with what was got and what is allowed.
     """
     if isinstance(answer, Mapping):
         answer = _of_fields(answer)
@@ -62,7 +62,7 @@ def _check_turns(value: Any, reward: float, max_reward: float) -> tuple[float, .
     )
     try:
         total = math.fsum(turns)
-    except OverflowError:  # of numbers that are each within its range
+    except OverflowError:  # each number is within the range, but not their sum
         total = math.inf
     if turns and not math.isclose(total, reward, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE):
         raise ProtocolError(

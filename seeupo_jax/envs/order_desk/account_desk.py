@@ -1,4 +1,4 @@
-"""The desk at level 2: its tools on accounts, and when an errand is solved."""
+"""The desk at level 2: its tools on accounts, and the check that an errand is solved."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ ERRAND_TOOLS: tuple[Tool, ...] = (
 
 
 class AccountDesk:
-    """The accounts of one errand, and the replies that the customer was given.
+    """The accounts of one errand and the replies to the customer.
 
-    hasty: whether an action or a reply was about an order that had not been looked up.
+    hasty: whether an action or a reply concerned an order that had not been looked up.
     """
 
     max_turns: ClassVar[int] = errands.MAX_TURNS
@@ -51,7 +51,7 @@ class AccountDesk:
         """Executes a tool call; returns the tool's answer.
 
         Raises:
-          DeskRefusal: unknown tool, wrong arguments, unknown names or ids, a second reply.
+          DeskRefusal: unknown tool, wrong arguments, unknown name or id, or a second reply.
         """
         check_call(call, ERRAND_TOOLS)
         tools: dict[str, Callable[..., str]] = {
@@ -72,7 +72,7 @@ class AccountDesk:
         return tools[call.name](**call.arguments)
 
     def solved(self) -> bool:
-        """Whether replies and accounts follow the policy, and no order was decided unseen."""
+        """Whether replies and accounts follow the policy, and every decided order was looked up."""
         settled, account = errands.settle(self.errand)
         wanted = {each.customer_id: each for each in self.errand.accounts}
         wanted[account.customer_id] = account

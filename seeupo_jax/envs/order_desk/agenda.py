@@ -1,7 +1,8 @@
-"""What several requests of one customer come to, in which order, and what must be known for it.
+"""Outcomes of several requests of one customer, a feasible order, and the look-ups they require.
 
-A request is here what it would come to alone (`orders.resolve`): cancelled, address_changed and
-processing are of orders in the warehouse, which share parcels; the rest depends on no parcel.
+A request is represented by the outcome that it would have alone (`orders.resolve`). Outcomes
+cancelled, address_changed and processing belong to orders in the warehouse, which share parcels;
+the others depend on no parcel.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from dataclasses import dataclass
 
 from seeupo_jax.envs.order_desk.accounts import MAX_CHANGES
 
-# The changes that an action takes from the account.
+# Changes of the account that an action uses.
 COSTS = {"cancelled": -1, "returned": 1, "address_changed": 1}
 _IN_WAREHOUSE = ("cancelled", "address_changed", "processing")
-CHANGES = -1  # the look-up of the account's changes; a request's index is that of its parcel
+CHANGES = -1  # the look-up of the account's changes; other look-ups: a request's index, its parcel
 
 
 @dataclass(frozen=True)
 class Agenda:
-    """The requests that are carried out, in this order, and what each request comes to."""
+    """The requests that are carried out, in this order, and the outcome of each request."""
 
     actions: tuple[int, ...]
     outcomes: tuple[str, ...]
@@ -29,10 +30,10 @@ class Agenda:
 
 @dataclass(frozen=True)
 class SharedResources:
-    """What requests share.
+    """The changes and parcels that requests share.
 
-    changes: that the account has left.
-    parcels: each request's, as the first request of the same parcel among those in the warehouse.
+    changes: left in the account.
+    parcels: each request's parcel, named by the first request in the warehouse with that parcel.
     """
 
     changes: int
@@ -40,7 +41,7 @@ class SharedResources:
 
 
 def share(alone: tuple[str, ...], changes: int, numbers: Sequence[int]) -> SharedResources:
-    """What requests share; `numbers` are those of their orders' parcels."""
+    """Returns what requests share; `numbers` are the parcel numbers of their orders."""
     inside = [request for request, outcome in enumerate(alone) if outcome in _IN_WAREHOUSE]
     first = {numbers[request]: request for request in reversed(inside)}
     parcels = (first[n] if r in inside else r for r, n in enumerate(numbers))
@@ -48,7 +49,7 @@ def share(alone: tuple[str, ...], changes: int, numbers: Sequence[int]) -> Share
 
 
 def serve(alone: tuple[str, ...], shared: SharedResources, order: tuple[int, ...]) -> Agenda:
-    """Serves requests in an order, each if the rules allow it by then; the others are refused."""
+    """Serves requests in an order: each if the rules still allow it, otherwise it is refused."""
     changes, sent, actions = shared.changes, set[int](), list[int]()
     for request in order:
         gone = alone[request] in _IN_WAREHOUSE and shared.parcels[request] in sent
@@ -70,7 +71,7 @@ def serve(alone: tuple[str, ...], shared: SharedResources, order: tuple[int, ...
 
 @functools.cache
 def solve(alone: tuple[str, ...], shared: SharedResources) -> Agenda:
-    """Serves as many requests as any order allows; of equals those asked first, in that order."""
+    """Serves as many requests as any order allows; ties go to the requests asked first."""
     asked = [request for request, outcome in enumerate(alone) if outcome in COSTS]
     agendas = (serve(alone, shared, order) for order in itertools.permutations(asked))
     return max(agendas, key=lambda a: (len(a.actions), [r in a.actions for r in asked]))
@@ -78,7 +79,7 @@ def solve(alone: tuple[str, ...], shared: SharedResources) -> Agenda:
 
 @functools.cache
 def possible(alone: tuple[str, ...]) -> frozenset[SharedResources]:
-    """All that requests may share: the changes, and who is in a parcel with whom."""
+    """All possible combinations of changes and of parcels that requests may share."""
     return frozenset(
         share(alone, changes, numbers)
         for changes in range(MAX_CHANGES + 1)
@@ -87,7 +88,7 @@ def possible(alone: tuple[str, ...]) -> frozenset[SharedResources]:
 
 
 def answer(shared: SharedResources, look_up: int) -> object:
-    """What a look-up shows of what requests share."""
+    """The result of a look-up: the changes, or which requests share the parcel."""
     if look_up == CHANGES:
         return shared.changes
     return tuple(parcel == shared.parcels[look_up] for parcel in shared.parcels)
@@ -96,13 +97,13 @@ def answer(shared: SharedResources, look_up: int) -> object:
 def narrow(
     worlds: frozenset[SharedResources], look_up: int, truth: SharedResources
 ) -> frozenset[SharedResources]:
-    """The possibilities that a look-up leaves."""
+    """The possibilities that remain after a look-up."""
     return frozenset(w for w in worlds if answer(w, look_up) == answer(truth, look_up))
 
 
 @functools.cache
 def decide(alone: tuple[str, ...], worlds: frozenset[SharedResources]) -> Agenda | None:
-    """An agenda that is right in every possible world; None: it depends on which one it is."""
+    """An agenda that is right in every possible world; None: there is none."""
     solved = {solve(alone, world) for world in worlds}
     if len({agenda.outcomes for agenda in solved}) != 1:
         return None
@@ -117,16 +118,16 @@ def decide(alone: tuple[str, ...], worlds: frozenset[SharedResources]) -> Agenda
 
 @functools.cache
 def next_look_up(alone: tuple[str, ...], worlds: frozenset[SharedResources]) -> int | None:
-    """The look-up that leaves the fewest to do in the worst case; None: none is needed.
+    """The look-up after which the fewest are left in the worst case; None: none is needed.
 
-    Of equals the changes come first, then the parcels of orders that would be cancelled.
+    Ties go to the changes, then to the parcels of orders that would be cancelled.
     """
     return None if decide(alone, worlds) else _best(alone, worlds)[1]
 
 
 @functools.cache
 def _best(alone: tuple[str, ...], worlds: frozenset[SharedResources]) -> tuple[int, int]:
-    """How many look-ups are needed in the worst case, and the first of them."""
+    """The number of look-ups in the worst case, and the first one."""
     if decide(alone, worlds):
         return 0, CHANGES
     options = list[tuple[int, int]]()

@@ -1,4 +1,4 @@
-"""A case at the order desk: its tools, what they change, and when it is solved."""
+"""The order desk at level 1: its tools and database, and an episode at a desk of any level."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_TURNS = 6
 
 
 def tool(name: str, description: str, /, **arguments: str) -> Tool:
-    """A tool whose arguments are texts, all of them required."""
+    """Makes a tool whose arguments are texts, all of them required."""
     properties = {key: {"type": "string", "description": text} for key, text in arguments.items()}
     parameters = {"type": "object", "properties": properties, "required": list(arguments)}
     return {"name": name, "description": description, "parameters": parameters}
@@ -43,12 +43,14 @@ TOOLS: tuple[Tool, ...] = (
 
 
 class DeskRefusal(ValueError):
-    """A call that a desk refuses; the text goes back to the model."""
+    """The desk refuses a call; the text is returned to the model."""
 
 
 def check_call(call: ToolCall, tools: Sequence[Tool]) -> None:
-    """Raises:
-    DeskRefusal: unknown tool, or wrong arguments.
+    """Checks a call's name and arguments.
+
+    Raises:
+      DeskRefusal: unknown tool, or wrong arguments.
     """
     arguments = {tool["name"]: tuple(tool["parameters"]["properties"]) for tool in tools}
     if call.name not in arguments:
@@ -60,10 +62,10 @@ def check_call(call: ToolCall, tools: Sequence[Tool]) -> None:
 
 
 class DeskState(Protocol):
-    """What a case is played on.
+    """The tools and the database state of one episode, at either level.
 
-    max_turns: of a case.
-    finished: whether the customer has all replies.
+    max_turns: of an episode.
+    finished: whether the customer has received all replies.
     """
 
     max_turns: ClassVar[int]
@@ -79,9 +81,9 @@ class DeskState(Protocol):
 
 
 class Desk:
-    """The database of one case, and the outcome that the customer was given.
+    """The database of one task, and the outcome that was replied to the customer.
 
-    hasty: whether an action was about an order that had not been looked up.
+    hasty: whether an action concerned an order that had not been looked up.
     """
 
     max_turns: ClassVar[int] = MAX_TURNS
@@ -102,7 +104,7 @@ class Desk:
         """Executes a tool call; returns the tool's answer.
 
         Raises:
-          DeskRefusal: unknown tool, wrong arguments, unknown names or ids.
+          DeskRefusal: unknown tool, wrong arguments, or unknown name or id.
         """
         check_call(call, TOOLS)
         tools: dict[str, Callable[..., str]] = {
@@ -119,7 +121,7 @@ class Desk:
         return tools[call.name](**call.arguments)
 
     def solved(self) -> bool:
-        """Whether reply and orders follow the desk's policy, and no order was decided unseen."""
+        """Whether reply and orders follow the policy, and every changed order was looked up."""
         target = self.task.target
         outcome = world.resolve(self.task.request, target)
         wanted = {o.order_id: o for c in self.task.customers for o in c.orders}
@@ -164,17 +166,17 @@ class Desk:
 
 
 class DeskEpisode:
-    """One case from its first message to its end: a response each turn."""
+    """One episode at a desk: one response per turn."""
 
     def __init__(self, desk: DeskState):
         self.desk = desk
         self._turns, self._executed = 0, list[bool]()
 
     def step(self, text: str) -> StepResult:
-        """Executes a response's one tool call; the last reply, or the last turn, ends the case.
+        """Executes a response's tool call; the last reply, or the last turn, ends the episode.
 
         Raises:
-          ValueError: the case is done.
+          ValueError: the episode is over.
         """
         desk = self.desk
         if desk.finished or self._turns >= desk.max_turns:
@@ -193,7 +195,7 @@ class DeskEpisode:
         return StepResult(observation, reward, done, info)
 
     def score(self) -> float:
-        """1 where the case is solved, else 0."""
+        """1 if the task is solved, else 0."""
         return float(self.desk.solved())
 
 

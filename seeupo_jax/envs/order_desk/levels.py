@@ -1,4 +1,4 @@
-"""The levels of the order desk: what a task of each is, and how a case of it is opened."""
+"""The levels of the order desk: their tasks, tools, desks and labels."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from seeupo_jax.envs.tool_calls import render_hermes
 class Level:
     """One level; a task is an `orders.Task` or an `errands.Errand`.
 
-    prefix: of the ids of its tasks.
-    open_desk: the tools and the database of a task.
-    labels: what kind of task it is.
-    closing: the call that ends a case well.
+    prefix: of its task ids.
+    open_desk: makes the tools and the database of a task.
+    labels: a task's labels.
+    closing: the call that ends a task successfully.
     """
 
     prefix: str
@@ -33,10 +33,10 @@ class Level:
     closing: Callable[[Any], str]
 
     def find_task(self, task_id: str) -> Any:
-        """The task of an id.
+        """Returns the task with an id.
 
         Raises:
-          ValueError: an id that no task of this level has.
+          ValueError: this level has no such task.
         """
         split, _, index = task_id.removeprefix(self.prefix).partition("/")
         numbered = index.isascii() and index.isdigit()
@@ -46,7 +46,7 @@ class Level:
         return self.make_task(split, int(index))
 
     def opening(self, task: Any) -> tuple[Message, ...]:
-        """The messages that a case starts with."""
+        """The first messages of an episode."""
         return (
             {"role": "system", "content": self.policy},
             {"role": "user", "content": task.message},
@@ -93,7 +93,7 @@ LEVELS = {
 
 
 def check_level(level: int) -> Level:
-    """A level by its number.
+    """Returns a level by its number.
 
     Raises:
       ValueError: there is no such level.
@@ -105,5 +105,5 @@ def check_level(level: int) -> Level:
 
 
 def level_of(task_id: str) -> int:
-    """The number of the level whose tasks have such an id."""
+    """The number of the level to which a task id belongs."""
     return 2 if task_id.startswith(LEVELS[2].prefix) else 1

@@ -1,4 +1,4 @@
-"""An environment in a separate process: a crash or hang costs only its episode."""
+"""An environment in a separate process: a crash or hang ends only its episode."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from seeupo_jax.envs.validation import (
     check_score,
 )
 
-_CLOSE_S = 5.0  # for an environment to close, also when the trainer is killed; then it is killed
+_CLOSE_S = 5.0  # for an environment to close, also after the trainer was killed; then it is killed
 _POLL_S = 0.002
 
 
 class ProcessDied(Exception):
-    """The environment's process ended instead of answering."""
+    """The environment's process ended without an answer."""
 
 
 class IsolatedEnvironment(Killable):
-    """An environment of `envs.make` in a process that starts with its first call.
+    """An environment of `envs.make` in a separate process, which starts with the first call.
 
-    A call after the process has died starts a new one, which only `reset` can use. Calls wait
-    without a limit, unless another thread calls `kill`.
+    After the process has died, a call starts a new one, in which only `reset` can succeed. Calls
+    wait without a time limit, until another thread calls `kill`.
 
     Args:
-      name, options: of `envs.make`; the options must be JSON.
+      name, options: as for `envs.make`; the options must be JSON.
       memory_mib: limit of the process's address space; None: no limit.
     """
 
@@ -56,7 +56,7 @@ class IsolatedEnvironment(Killable):
         self._has_finish = False
 
     def begin(self) -> None:
-        """Starts the process and makes the environment in it, as else the first call does."""
+        """Starts the process and makes the environment; otherwise the first call does that."""
         process = _launch()
         with self._lock:
             self._process = process
@@ -74,7 +74,7 @@ class IsolatedEnvironment(Killable):
     def reset(
         self, task_id: str, seed: int, episode_seed: int | None = None
     ) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
-        """Starts an episode, in a new process where there is none or the last one has died."""
+        """Starts an episode, in a new process if none runs."""
         result = self._ask("reset", task_id=task_id, seed=seed, episode_seed=episode_seed)
         self._has_finish = result["finish"]
         result["messages"] = [*map(PlainDict, result["messages"])]
@@ -87,7 +87,7 @@ class IsolatedEnvironment(Killable):
         return remote_calls.read_step(result)
 
     def finish(self, stop: str) -> float | None:
-        """Calls the environment's `finish`, where it has one: the trainer ends its episode."""
+        """Calls the environment's `finish`, if it has one, when the trainer ends the episode."""
         if not self._has_finish:
             return None
         return check_finish(self._ask("finish", stop=stop)["reward"])
@@ -106,7 +106,7 @@ class IsolatedEnvironment(Killable):
         _reap(process)
 
     def kill(self) -> None:
-        """Ends the process and all that it has started for good; any thread may call it."""
+        """Ends the process and its descendants permanently; any thread may call it."""
         with self._lock:
             self._killed = True
             if self._process is not None:
@@ -118,10 +118,10 @@ class IsolatedEnvironment(Killable):
         return self._send({"operation": operation, **arguments})
 
     def _send(self, request: Mapping[str, Any]) -> Any:
-        """The process's answer to a request; raises what the environment raised."""
+        """Sends a request and returns the answer; an environment's error is raised."""
         process = self._process
         line = b""
-        with contextlib.suppress(OSError):  # it has died, or dies of this request
+        with contextlib.suppress(OSError):  # it has died, or dies during this request
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
             line = process.stdout.readline(MAX_ANSWER_BYTES + 2)
@@ -138,7 +138,7 @@ class IsolatedEnvironment(Killable):
         return answer["result"]
 
     def _end(self) -> str:
-        """Removes the process; returns how it ended."""
+        """Removes the process; returns a description of its end."""
         with self._lock:
             process, self._process = self._process, None
         code = _reap(process)
@@ -155,7 +155,7 @@ def check_isolated(
     """Checks that an environment can be made in a separate process.
 
     Raises:
-      ValueError: one sentence, if that fails or takes longer than `timeout_s`.
+      ValueError: that fails, or takes longer than `timeout_s`.
     """
     environment = IsolatedEnvironment(name, options, memory_mib=memory_mib)
     timer = threading.Timer(timeout_s, environment.kill)
@@ -182,7 +182,7 @@ def _launch() -> subprocess.Popen[bytes]:
 
 
 def _reap(process: subprocess.Popen[bytes]) -> int | None:
-    """The exit code of an ending process; None: it had to be killed."""
+    """Waits for a process to end and returns its exit code; None: it had to be killed."""
     until = time.monotonic() + _CLOSE_S
     while not (ended := has_ended(process)) and time.monotonic() < until:
         time.sleep(_POLL_S)

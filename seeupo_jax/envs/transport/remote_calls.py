@@ -1,4 +1,4 @@
-"""Calls of an environment in another process, and their answers as JSON, over HTTP or pipes."""
+"""Calls to an environment in another process and their answers as JSON, over HTTP or pipes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def score(environment: Environment) -> float:
     return check_score(environment.score())
 
 
-# The calls of an episode, with the types of their arguments.
+# The calls of an episode and the types of their arguments.
 PLAYS = {
     "reset": (reset, {"task_id": str, "seed": int}),
     "step": (step, {"text": str}),
@@ -54,10 +54,12 @@ OPTIONAL = {"reset": {"episode_seed": int}}
 def answer(
     question: Callable[[], Any], on_error: Callable[[], None] = lambda: None
 ) -> tuple[bytes, bool]:
-    """The answer, a JSON object with `result`, `transient` or `error`; whether it had effects.
+    """Executes a call. Returns its answer and whether it had effects.
+
+    The answer is a JSON object with `result`, `transient` or `error`.
 
     Args:
-      on_error: called while an error of the question is being handled.
+      on_error: called while an error of the call is being handled.
     """
     try:
         data = json.dumps({"result": question()}, allow_nan=False).encode()
@@ -74,18 +76,18 @@ def answer(
 
 
 def transient(answer: dict[str, Any]) -> TransientError:
-    """The error of an answer with `transient`."""
+    """Makes the error of an answer with `transient`."""
     return (ServerAtCapacity if answer.get("full") is True else TransientError)(
         str(answer["transient"])
     )
 
 
 def read_opening(result: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The messages and tools of a `reset`."""
+    """Validates the answer to `reset`; returns its messages and tools."""
     return check_reset((result["messages"], result["tools"]))
 
 
 def read_step(result: dict[str, Any]) -> StepResult:
-    """The result of a `step`."""
+    """Validates the answer to `step`; returns its result."""
     named = result.get("rewards", {})  # older servers have none
     return check_step(StepResult(*(result[name] for name in STEP), named))

@@ -14,7 +14,7 @@ import pytest
 
 from seeupo_jax import envs
 from seeupo_jax.envs.appworld.environment import HOME
-from seeupo_jax.envs.appworld.prompt import cut, output_message
+from seeupo_jax.envs.appworld.prompt import output_message, truncate
 from seeupo_jax.envs.appworld.server import Address, ServerError, python_path
 from seeupo_jax.envs.pool import EnvCall, EnvPool, Failure
 from seeupo_jax.envs.validation import check_step
@@ -517,4 +517,4 @@ def test_an_outputs_fence_is_longer_than_any_in_it():
 def test_outputs_are_cut_by_words_digits_and_signs(text, limit, shown):
     left = len(text) - len(shown)
     note = f"\n... [{left} more characters are left out]" if left else ""
-    assert cut(text, limit) == shown + note
+    assert truncate(text, limit) == shown + note

@@ -9,8 +9,8 @@ import pytest
 
 from seeupo_jax.envs.appworld.server import (
     InvalidReply,
-    NoReply,
     PoolServer,
+    RequestUnanswered,
     ServerDied,
     ServerError,
     ServerGone,
@@ -104,4 +104,4 @@ def test_a_request_beyond_its_time_is_unanswered(tmp_path, monkeypatch):
     monkeypatch.setattr("seeupo_jax.envs.appworld.server._GRACE_S", 0.1)
     with _server(tmp_path, [BEGUN, None]) as pool, pytest.raises(ServerError) as caught:
         pool.call("execute", code="")
-    assert type(caught.value) is NoReply
+    assert type(caught.value) is RequestUnanswered
