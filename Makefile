@@ -25,7 +25,7 @@ install = $(UV) pip install --quiet --python $(RUN) $(1) \
 	|| { echo "uv could not install this; trying pip."; \
 	$(RUN) -m pip install --quiet --disable-pip-version-check $(1); }
 
-.PHONY: help setup lock test-torch test-tools test-models test-appworld test-libtpu test-agents quickstart bfcl test check lint lint-style lint-types lint-scripts docs clean
+.PHONY: help setup lock test-torch test-tools test-models test-appworld test-libtpu test-agents quickstart bfcl test check lint lint-style lint-types lint-scripts lint-house docs clean
 
 help:
 	@echo "make quickstart   train the bundled example policy and show its learning curve (about 2 minutes)"
@@ -109,7 +109,7 @@ check: $(VENV)/development
 	$(RUN) -m ruff check .
 	$(RUN) -m pytest tests/test_imports.py $(sort $(CHECKED))
 
-lint: lint-style lint-types lint-scripts docs
+lint: lint-style lint-types lint-scripts lint-house docs
 
 lint-style: $(VENV)/development
 	$(RUN) -m ruff format --check .
@@ -120,6 +120,10 @@ lint-types: $(VENV)/development
 
 lint-scripts: $(VENV)/development
 	$(VENV)/bin/shellcheck -x launch/*.sh third_party/*/*.sh
+
+# A report to read: long files, large folders, names that are used twice. It fails at nothing.
+lint-house: $(UV)
+	@$(RUN) tests/support/house_report.py
 
 # Fails at a broken link or anchor and at a page outside the navigation; --quiet would not count them.
 docs: $(VENV)/development

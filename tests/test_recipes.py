@@ -15,7 +15,7 @@ from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.policy import from_pretrained
-from seeupo_jax.policy.network import split
+from seeupo_jax.policy.network import split_model
 
 # Those of the other ablations differ from `seeupo` in one number or in one word to the same code.
 TRAINED = [name for name in RECIPES if not name.startswith("seeupo_") or name == "seeupo_random"]
@@ -33,7 +33,7 @@ def runs(tmp_path_factory):
 
 
 def params_of(path):
-    return split(from_pretrained(str(path), dtype="float32")[0])[1]
+    return split_model(from_pretrained(str(path), dtype="float32")[0])[1]
 
 
 @pytest.mark.parametrize("name", TRAINED)

@@ -25,7 +25,7 @@ from seeupo_jax.agents.endpoint import Endpoint
 from seeupo_jax.agents.tool_format import choose_format
 from seeupo_jax.envs.order_desk import orders as world
 from seeupo_jax.envs.order_desk.demonstrator import play
-from seeupo_jax.envs.order_desk.desk import Case, Desk
+from seeupo_jax.envs.order_desk.desk import Desk, DeskEpisode
 from seeupo_jax.envs.tool_calls import parse_hermes, render_hermes
 
 EXAMPLES = ROOT / "docs" / "examples" / "agents"
@@ -179,7 +179,7 @@ def test_the_agent_of_langgraph_solves_a_case_as_the_oracle_does(endpoint, tmp_p
 
 def judged_by_both(task, texts):
     """The score of the example's desk, which is the environment's."""
-    case = Case(Desk(task))
+    case = DeskEpisode(Desk(task))
     tools, solved = open_desk(json.loads(json.dumps(case_of(task))))
     by_name = {tool.__name__: tool for tool in tools}
     for text in texts:

@@ -14,9 +14,9 @@ from process_cases import run_processes
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration import schema
 from seeupo_jax.learner.batching import Shapes
-from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
-from seeupo_jax.learner.programs import sweep_programs
+from seeupo_jax.learner.program_cache import Learner
+from seeupo_jax.learner.program_warming import sweep_programs
 from seeupo_jax.learner.state_layout import (
     HOST,
     abstract_state,
@@ -25,7 +25,7 @@ from seeupo_jax.learner.state_layout import (
     state_layout,
 )
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings, sharding
-from seeupo_jax.policy.network import abstract
+from seeupo_jax.policy.network import abstract_network
 
 
 def kinds(tree):
@@ -93,7 +93,7 @@ def test_on_tpu_the_moments_are_no_longer_among_what_the_devices_hold():
 
 def turn_memory(mesh, offload):
     """What a turn's step takes on each device of a mesh that only compiles."""
-    network, params = abstract(cases.ARCH)
+    network, params = abstract_network(cases.ARCH)
     optimizer = make_optimizer(schema.Optimizer(name="adam"), total_steps=9)
     where = param_shardings(mesh, network.logical_axes(), params)
 

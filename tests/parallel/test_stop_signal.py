@@ -16,7 +16,7 @@ from places import TINY
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.parallel.stop_signal import StopRequest
-from seeupo_jax.runtime.training import warm_starting
+from seeupo_jax.supervised import warm_starting
 from seeupo_jax.train import train as train_run
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -13,8 +13,8 @@ import transformers
 from safetensors.numpy import load_file
 
 from seeupo_jax.policy import from_pretrained, save_pretrained
-from seeupo_jax.policy.files.parameter_names import at, stored_tensors
-from seeupo_jax.policy.network import split, token_logp
+from seeupo_jax.policy.files.parameter_names import leaf_at, stored_parameters
+from seeupo_jax.policy.network import split_model, token_logp
 
 VOCAB = 517
 LENGTH = 24
@@ -186,7 +186,7 @@ def torch_gradients(model, ids):
 def test_gradients_are_those_of_pytorch(case, torch_model):
     reference, folder = torch_model(case)
     model, _ = from_pretrained(folder, dtype="float32")
-    network, params = split(model)
+    network, params = split_model(model)
     ids = tokens(2)
 
     @jax.jit
@@ -201,8 +201,8 @@ def test_gradients_are_those_of_pytorch(case, torch_model):
     actual = jax.device_get(gradient(params))
     wanted = torch_gradients(reference, ids)
     compared = set()
-    for stored in stored_tensors(model.arch, params):
-        node = at(actual, stored.path)
+    for stored in stored_parameters(model.arch, params):
+        node = leaf_at(actual, stored.path)
         for name, part in zip(stored.names, node if stored.grouped else [node], strict=True):
             part = part.T if stored.transposed else part
             gap = np.abs(part - wanted[name]).max() / np.abs(wanted[name]).max()

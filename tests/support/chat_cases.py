@@ -13,8 +13,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.policy.files import gguf_vocabulary
-from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer
 from seeupo_jax.policy.files.gguf_header import read_header
+from seeupo_jax.policy.files.huggingface_tokenizer import HuggingFaceTokenizer
 
 GGUF_FILE = MODELS / "SmolLM2-135M-Instruct.Q4_1.gguf"
 FOLDERS = ("qwen3", "qwen2_5", "llama3_2")
@@ -87,7 +87,7 @@ def gguf_fields():
 def library(name):
     """The library's own tokenizer of a model; `small` is none's."""
     if name == "smollm2":
-        return gguf_vocabulary.build(gguf_fields())
+        return gguf_vocabulary.build_tokenizer(gguf_fields())
     if name == "small":
         return small_library()
     return AutoTokenizer.from_pretrained(MODELS / name)

@@ -14,7 +14,7 @@ from seeupo_jax.agents.dialects import anthropic_messages, chat_completions, res
 from seeupo_jax.agents.dialects.exchange import Caller
 from seeupo_jax.agents.lineages import Lineages, history_digests
 from seeupo_jax.learner.imitation.action_segments import to_segments
-from seeupo_jax.runtime.sft.conversation import read_conversation
+from seeupo_jax.supervised.conversation import read_conversation
 
 READ = {
     "chat": chat_completions.DIALECT.read,

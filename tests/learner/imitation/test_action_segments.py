@@ -10,7 +10,7 @@ from seeupo_jax.configuration import schema
 from seeupo_jax.envs.base import Demonstration, StepResult
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.learner.imitation.action_segments import Tokenized, to_segments
-from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer
+from seeupo_jax.policy.files.huggingface_tokenizer import HuggingFaceTokenizer
 from seeupo_jax.rollout.collect import collect, group_requests
 from seeupo_jax.rollout.engine.protocol import Action
 from seeupo_jax.rollout.player import CollectionOptions

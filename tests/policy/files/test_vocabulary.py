@@ -18,7 +18,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from seeupo_jax.configuration import schema
-from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer
+from seeupo_jax.policy.files.huggingface_tokenizer import HuggingFaceTokenizer
 from seeupo_jax.policy.files.tokenizer import load_tokenizer
 from seeupo_jax.policy.files.vocabulary import byte_fallback, byte_level
 from seeupo_jax.policy.files.weights import read_tokenizer
