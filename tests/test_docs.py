@@ -139,6 +139,7 @@ ARCHITECTURES = ROOT / "seeupo_jax" / "assets" / "architectures"
 TOKENIZERS = {"qwen3": "qwen3", "qwen2": "qwen2_5"}  # of third_party/models, by family
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*14b*.py")), ids=lambda p: p.stem)
 def test_the_papers_configs_pass_every_check_where_their_models_are(path, tmp_path, monkeypatch):
     config = load_config(path)

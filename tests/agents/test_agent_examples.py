@@ -139,6 +139,7 @@ def interpreter_of(folder):
 
 
 # smolagents writes its history anew: what it called, and what came of it, as texts of its own.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "name, folder, continued",
     [
@@ -167,6 +168,7 @@ def oracle(task, skill=1.0):
     return lambda call: said[sum(message.role == "assistant" for message in call.messages)]
 
 
+@pytest.mark.exhaustive
 def test_the_agent_of_langgraph_solves_a_case_as_the_oracle_does(endpoint, tmp_path):
     task = world.make_task("train", 3)
     session = ScriptedSession(oracle(task))

@@ -49,6 +49,7 @@ def test_offloading_changes_nothing_beyond_rounding(offloaded):
     jax.tree.map(close, cases.host(offloaded[2]), cases.host(state))
 
 
+@pytest.mark.exhaustive
 def test_two_processes_do_bit_for_bit_what_one_does_on_as_many_devices(offloaded, tmp_path):
     alone = offloaded[:2]
     assert run_processes("learner_process.py", 2, 2, tmp_path, read=pickle.loads) == [alone] * 2
@@ -82,6 +83,7 @@ def test_a_checkpoint_brings_an_offloaded_state_back_to_where_it_was(offloaded, 
     assert all(jax.tree.leaves(same))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("optimized")
 def test_on_tpu_the_moments_are_no_longer_among_what_the_devices_hold():
     mesh = make_mesh(schema.Mesh(data=1, fsdp=2, tensor=2), tpu_cases.devices("v5e:2x2"))

@@ -157,6 +157,7 @@ def test_a_recipes_sweep_is_the_twins(name):
     assert observed.metrics["sweep/kl"] > 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("advantage", sorted(CREDITS))
 @pytest.mark.parametrize("name", ["seeupo", "parallel"])
 def test_any_credit_feeds_any_update(name, advantage):
@@ -292,6 +293,7 @@ def test_minibatches_are_the_twins_each_of_whole_trajectories_and_a_mean_of_its_
     assert_equal_to_the_twin(made, 4, ALL, minibatches=[parts])
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("scale", ["batch", "none"])
 @pytest.mark.parametrize("name", entry_names("advantage"))
 def test_every_estimator_is_the_twins_wherever_a_trajectorys_tokens_lie(name, scale):

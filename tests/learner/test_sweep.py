@@ -118,6 +118,7 @@ def assert_every_choice_matters(choices, order, wanted):
         assert max(moved) > 1e-4, name
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", CASES)
 def test_a_sweep_is_the_twins(name):
     choices, order = CASES[name]

@@ -81,7 +81,7 @@ def line(trajectory):
     }
     if len(trajectory.segments) == 1:
         parts = {name: part[0] for name, part in parts.items()}
-    rest = {name: vars(trajectory)[name] for name in ("reward", "group", "stop")}
+    rest = {name: getattr(trajectory, name) for name in ("reward", "group", "stop")}
     return json.dumps(parts | rest)
 
 
