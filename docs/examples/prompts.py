@@ -1,4 +1,4 @@
-"""Prompts of a file, each answered in one message: tasks that need no conversation."""
+"""Prompts from a file, each answered in one message: tasks without a conversation."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""An objective of one's own: a ratio far from 1 counts less and less, instead of being clipped."""
+"""A custom objective: ratios far from 1 count less and less instead of being clipped."""
 
 import jax
 import jax.numpy as jnp

@@ -14,7 +14,7 @@ async def agent(task, client):
     (_, request), tools = desk.reset(task.task_id, task.seed)
     shown = [{"type": "function", "function": tool} for tool in tools]
 
-    async def ask(messages):  # with the same tools each time, so that a history is continued
+    async def ask(messages):  # always with the same tools, so that the history is continued
         reply = await client.chat.completions.create(model="policy", messages=messages, tools=shown)
         return reply.choices[0].message
 

@@ -1,4 +1,4 @@
-"""The order desk, whose demonstrations show how a history is summarised and continued."""
+"""The order desk, with demonstrations in which a history is summarised and continued."""
 
 import json
 import random
@@ -15,7 +15,7 @@ STATUSES = ("processing", "shipped", "delivered")
 
 class CompactionDesk(OrderDesk):
     def demonstrations(self, split, *, skill=0.4, episodes=4000, faithful=0.6):
-        """Two conversations an episode; a summary is right with the probability `faithful`."""
+        """Conversations, split at summaries, each of which is right with probability `faithful`."""
         conversations = []
         for index in range(episodes):
             conversations += demonstrate(f"{split}/{index}", skill, faithful)
@@ -30,8 +30,8 @@ def demonstrate(task_id, skill, faithful):
     for action in play(task, skill, rng):
         if len(history) == LONGEST:
             summary = summarise(history[-1]["content"], rng.random() < faithful, rng)
-            said = {"role": "assistant", "content": summary}
-            finished.append(Demonstration((*history, SUMMARISE, said), TOOLS))
+            answer = {"role": "assistant", "content": summary}
+            finished.append(Demonstration((*history, SUMMARISE, answer), TOOLS))
             history = [compacted(request, summary)]
         result = case.step(action)
         history += [{"role": "assistant", "content": action}, *result.observation]
@@ -41,7 +41,7 @@ def demonstrate(task_id, skill, faithful):
 
 
 def summarise(answer, right, rng):
-    """The order, its status, and whether it was changed before; or something wrong about it."""
+    """The order, its status, and whether it was changed before; random unless `right`."""
     order = json.loads(answer)
     if "status" not in order:
         return "nothing"

@@ -1,4 +1,4 @@
-"""Chat completions with a tool, by the asynchronous client that the agent is given."""
+"""Chat completions with a tool, using the asynchronous client that the agent is given."""
 
 import json
 

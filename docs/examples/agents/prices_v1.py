@@ -1,4 +1,4 @@
-"""A verifiers taskset and its harness, as anybody may have published them."""
+"""A verifiers taskset and its harness, as they might be published."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import verifiers.v1 as vf
 from openai import AsyncOpenAI
 
-__all__ = ["Ask", "Prices"]  # where verifiers looks
+__all__ = ["Ask", "Prices"]  # read by verifiers
 
 
 class Row(vf.TaskData):
