@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from seeupo_jax.envs.base import Environment, StepResult
     from seeupo_jax.errors import NotLearning
     from seeupo_jax.evaluate import evaluate
-    from seeupo_jax.runtime.evaluation_run import EvaluationResult
-    from seeupo_jax.runtime.policy_sources import Server
-    from seeupo_jax.runtime.training.callbacks import Callback, RunHandle
+    from seeupo_jax.evaluation.evaluation_run import EvaluationResult
+    from seeupo_jax.evaluation.policy_sources import Server
     from seeupo_jax.sft import SftResult, sft
     from seeupo_jax.train import TrainResult, train
+    from seeupo_jax.training.callbacks import Callback, RunHandle
     from seeupo_jax.trajectories.reader import read_trajectories
     from seeupo_jax.types import Trajectory
 
@@ -47,13 +47,13 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Callback": "runtime.training.callbacks",
+    "Callback": "training.callbacks",
     "Config": "configuration.schema",
     "Environment": "envs.base",
-    "EvaluationResult": "runtime.evaluation_run",
+    "EvaluationResult": "evaluation.evaluation_run",
     "NotLearning": "errors",
-    "RunHandle": "runtime.training.callbacks",
-    "Server": "runtime.policy_sources",
+    "RunHandle": "training.callbacks",
+    "Server": "evaluation.policy_sources",
     "SftResult": "sft",
     "StepResult": "envs.base",
     "TrainResult": "train",

@@ -31,18 +31,18 @@ from typing import NamedTuple
 from seeupo_jax.agents.calls import Access, can_be_sent
 from seeupo_jax.agents.serving import Serving
 from seeupo_jax.agents.tool_format import choose_format
+from seeupo_jax.cli.command_line import add_run_flags, log_to_stderr, prepare_xla, read_config
 from seeupo_jax.configuration.flags import Flags, Wrong, integer
 from seeupo_jax.configuration.schema import Config, WarmStart
 from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.envs.transport.open_files import raise_open_files
 from seeupo_jax.errors import file_sentences, sentence_errors
+from seeupo_jax.evaluation.episode_host import make_endpoint
+from seeupo_jax.evaluation.policy_sources import PolicySource, run_policy
 from seeupo_jax.parallel.stop_signal import StoppedCompiling, StopRequest
+from seeupo_jax.policy_io.policy_folder import STEP, WEIGHTS, check_trained, saved_weights
 from seeupo_jax.rollout.engine.slots import SlotEngine
-from seeupo_jax.runtime.checks import check_sampling
-from seeupo_jax.runtime.cli import add_run_flags, log_to_stderr, prepare_xla, read_config
-from seeupo_jax.runtime.episode_host import make_endpoint
-from seeupo_jax.runtime.policy_folder import STEP, WEIGHTS, check_trained, saved_weights
-from seeupo_jax.runtime.policy_sources import PolicySource, own_policy
+from seeupo_jax.training.checks import check_sampling
 
 _LOGGER = logging.getLogger(__name__)
 KEY_VARIABLE = "SEEUPO_API_KEY"
@@ -144,7 +144,7 @@ def _check(config: Config, source: _Source, host: str, port: int) -> None:
 
 def _load(config: Config, source: _Source) -> contextlib.AbstractContextManager[PolicySource]:
     """The policy that is meant."""
-    return own_policy(
+    return run_policy(
         config,
         Path() if source.workdir is None else source.workdir,
         untrained=source.workdir is None,

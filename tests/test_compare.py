@@ -19,11 +19,11 @@ from process_cases import environment
 from rich.console import Console
 from run_cases import iterations, save_policy
 
-from seeupo_jax.compare import __main__ as compare_command
-from seeupo_jax.compare import figures
-from seeupo_jax.compare.__main__ import main
-from seeupo_jax.compare.runs import RunFailed, plan, train, train_all, updates_at_once
-from seeupo_jax.compare.seed_statistics import seed_interval
+from seeupo_jax import compare as compare_command
+from seeupo_jax.compare import main
+from seeupo_jax.comparison import figures
+from seeupo_jax.comparison.runs import RunFailed, plan, train, train_all, updates_at_once
+from seeupo_jax.comparison.seed_statistics import seed_interval
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.metrics.metrics_log import read_metrics

@@ -21,9 +21,9 @@ from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.schema import Config, Env
 from seeupo_jax.metrics.run_manifest import Resumption
 from seeupo_jax.planning.chips import parse_topology
-from seeupo_jax.runtime.checks import check_config, check_planned
-from seeupo_jax.runtime.sft.conversation_sources import open_conversations
-from seeupo_jax.runtime.sft.supervised import check_sft
+from seeupo_jax.supervised.conversation_sources import open_conversations
+from seeupo_jax.supervised.sft_config import check_sft
+from seeupo_jax.training.checks import check_config, check_planned
 from seeupo_jax.trajectories import reader
 from seeupo_jax.trajectories.trajectory_record import to_record
 from seeupo_jax.types import Trajectory
@@ -139,6 +139,7 @@ ARCHITECTURES = ROOT / "seeupo_jax" / "assets" / "architectures"
 TOKENIZERS = {"qwen3": "qwen3", "qwen2": "qwen2_5"}  # of third_party/models, by family
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*14b*.py")), ids=lambda p: p.stem)
 def test_the_papers_configs_pass_every_check_where_their_models_are(path, tmp_path, monkeypatch):
     config = load_config(path)
@@ -277,7 +278,7 @@ def test_the_example_that_reads_trajectories_runs(tmp_path, capsys, monkeypatch)
     (example,) = re.findall(
         r"```python\n(.*?)```", (ROOT / "docs" / "trajectories.md").read_text(), re.DOTALL
     )
-    lost = Trajectory(
+    lost = Trajectory.of(
         (),
         0.0,
         0,

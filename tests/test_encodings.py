@@ -15,7 +15,7 @@ import seeupo_jax
 ROOT = Path(seeupo_jax.__path__[0])
 # These read what the kernel writes, or probe a folder by an empty file.
 ASCII_ONLY = {
-    *("bench/machine.py", "parallel/device_memory.py", "runtime/cli.py", "runtime/heap.py"),
+    *("benchmarks/machine.py", "parallel/device_memory.py", "cli/command_line.py", "cli/heap.py"),
     *("checkpoint/process_sync.py", "checkpoint/storage.py"),
 }
 # A call -> which of its arguments are the mode and the encoding; the mode of a text is the default.
@@ -101,7 +101,7 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 from seeupo_jax.configuration.schema import Chat
-from seeupo_jax.policy.files.chat_template import load
+from seeupo_jax.policy.files.huggingface_tokenizer import load
 folder, file, saved = map(Path, sys.argv[1:])
 own = load(folder, Chat(template=str(file)))
 own.save(saved)

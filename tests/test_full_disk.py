@@ -17,12 +17,12 @@ import stored_cases
 from jax.experimental.compilation_cache import compilation_cache
 from places import TINY
 
+from seeupo_jax.cli.command_line import run_file_errors
 from seeupo_jax.configuration.flags import Flags
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.errors import WriteError, is_full
 from seeupo_jax.evaluate import main as evaluate
 from seeupo_jax.metrics.metrics_log import MetricsWriter, read_metrics
-from seeupo_jax.runtime.cli import run_file_errors
 from seeupo_jax.train import main
 
 ONE_FILE = 40_000  # bytes; a checkpoint's largest file has some 400,000
@@ -70,6 +70,7 @@ def checkpoints(workdir):
 
 
 # Compiled programs are kept on disk as well; that there is no room for one is JAX's warning.
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:Error writing persistent compilation cache entry")
 def test_a_run_without_room_ends_in_a_sentence_and_resumes_when_there_is_room(
     model, tmp_path, capfd, monkeypatch
@@ -108,6 +109,7 @@ def test_a_run_without_room_ends_in_a_sentence_and_resumes_when_there_is_room(
     assert f"{tmp_path}/programs/jit_decode" in read.err and "is incomplete" in read.err
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("command", ["train", "sft", "update", "report"])
 def test_a_command_that_starts_without_room_names_a_file_in_one_sentence(
     command, model, tmp_path, capsys
@@ -164,7 +166,7 @@ def test_what_has_no_room_says_what_is_kept_and_ends_with_2(tmp_path):
         (errno.EIO, 1, "read or written: Input/output error", "mend that"),
     ],
 )
-@pytest.mark.parametrize("command", ["aot.", "bench.", "compare.", "lab.", "serve"])
+@pytest.mark.parametrize("command", ["aot", "bench", "compare", "lab", "serve"])
 def test_whatever_a_command_writes_a_disk_that_fails_is_one_sentence(
     command, error, code, tried, mend, monkeypatch, capsys
 ):
@@ -172,9 +174,8 @@ def test_whatever_a_command_writes_a_disk_that_fails_is_one_sentence(
         raise OSError(error, os.strerror(error), "/x/out.json")
 
     monkeypatch.setattr(Flags, "read", write)  # in the place of whatever they write
-    module = f"seeupo_jax.{command}__main__" if command[-1] == "." else f"seeupo_jax.{command}"
     with pytest.raises(SystemExit) as end:
-        importlib.import_module(module).main([command, "update"])
+        importlib.import_module(f"seeupo_jax.{command}").main([command, "update"])
     assert end.value.code == code
     assert capsys.readouterr().err == (
         f"error: /x/out.json could not be {tried}; what is finished is kept: {mend} and rerun the"

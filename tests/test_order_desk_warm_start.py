@@ -16,8 +16,8 @@ from seeupo_jax.learner.imitation.action_segments import Tokenized
 from seeupo_jax.learner.imitation.imitation_batches import Batches
 from seeupo_jax.policy.files.tokenizer import MODEL_FILE
 from seeupo_jax.policy.files.weights import read_tokenizer, resolve_path
-from seeupo_jax.runtime import build
-from seeupo_jax.runtime.training.warm_starting import BLOCK, train_stage
+from seeupo_jax.policy_io import build
+from seeupo_jax.supervised.warm_starting import BLOCK, train_stage
 
 GOLDEN = {
     name: json.loads((SUPPORT / "golden" / f"{name}_warm_start.json").read_text())
@@ -92,7 +92,7 @@ def first_losses(name, policy, params, played):
 def test_the_command_that_made_it_begins_as_it_did():
     config = load_config(ROOT / "configs" / "order_desk_warm_start.py")
     demonstrations = [Played(**stage.demonstrations) for stage in config.warm_start.stages]
-    policy, params = build.new_policy(config, demonstrations[-1])
+    policy, params = build.initial_policy(config, demonstrations[-1])
     shipped = resolve_path("package:order_desk") / MODEL_FILE
     assert policy.tokenizer.model == shipped.read_bytes()
     losses = first_losses("order_desk", policy, params, demonstrations[0])
@@ -100,6 +100,7 @@ def test_the_command_that_made_it_begins_as_it_did():
     assert losses == pytest.approx(GOLDEN["order_desk"]["first_losses"], rel=1e-4)
 
 
+@pytest.mark.exhaustive
 def test_the_command_that_made_the_policy_of_level_2_begins_as_it_did():
     config = load_config(ROOT / "configs" / "order_desk_level2_warm_start.py")
     policy, params = build.load_policy(config, config.model.path)

@@ -11,9 +11,9 @@ from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.parallel.stop_signal import StopRequest
-from seeupo_jax.runtime import build
-from seeupo_jax.runtime.training.run import begin_run
+from seeupo_jax.policy_io import build
 from seeupo_jax.train import iterate
+from seeupo_jax.training.run import begin_run
 
 OVERRIDES = (
     "recipe=ppo",

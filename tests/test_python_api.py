@@ -34,9 +34,9 @@ from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.metrics.history import read_history
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.planning.explain.explain_training import explain_training
+from seeupo_jax.policy_io.hub import model_card
 from seeupo_jax.reports.html_report import render
 from seeupo_jax.reports.run_data import load_runs
-from seeupo_jax.runtime.hub import model_card
 
 OVERRIDES = [text.removeprefix("--config.") for text in cases.CHOICES]
 

@@ -11,8 +11,8 @@ from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.configuration.supervised_schema import WarmStartStage
 from seeupo_jax.metrics.metrics_log import MetricsWriter, read_metrics
-from seeupo_jax.runtime.policy_folder import export_policy
-from seeupo_jax.runtime.training.warm_starting import start_policy
+from seeupo_jax.policy_io.policy_folder import export_policy
+from seeupo_jax.supervised.warm_starting import start_policy
 from seeupo_jax.trajectories.reader import Shard, pack_shard, write_shard
 
 

@@ -56,7 +56,7 @@ def metrics(page: str) -> str:
 
 def checkpoints(page: str) -> str:
     """The page with the generated table of how fields are handled when a run resumes."""
-    head, heading, rest = page.partition("| with another value, when a run resumes | fields |\n")
+    head, heading, rest = page.partition("| effect of a change when a run resumes | fields |\n")
     _, _, after = rest.partition("\n\n")
     rows = [
         [f"{kind.value[0].upper()}{kind.value[1:]}", "; ".join(fields_of(kind))]

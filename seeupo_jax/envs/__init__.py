@@ -29,7 +29,7 @@ from seeupo_jax.envs.base import (
 ENVIRONMENTS = {
     "order_desk": "seeupo_jax.envs.order_desk.environment:OrderDesk",
     "bfcl": "seeupo_jax.envs.bfcl.environment:Bfcl",
-    "bfcl_worlds": "seeupo_jax.envs.bfcl_worlds.environment:BfclWorlds",
+    "bfcl_worlds": "seeupo_jax.instruments.bfcl_worlds.environment:BfclWorlds",
     "appworld": "seeupo_jax.envs.appworld.environment:AppWorld",
     "remote": "seeupo_jax.envs.transport.remote:Remote",
     "gymnasium_text": "seeupo_jax.envs.gymnasium_text:GymnasiumText",

@@ -10,7 +10,7 @@ import numpy as np
 
 from seeupo_jax.learner.expert_record import ExpertRecord
 from seeupo_jax.learner.shapes import Shapes
-from seeupo_jax.learner.token_trees import Forest, choose_length
+from seeupo_jax.learner.token_trees import TokenForest, choose_length
 from seeupo_jax.policy.architecture import Routing
 from seeupo_jax.trajectories.forks import forked, shared_turns
 from seeupo_jax.types import CONTEXT, NO_TARGET, Trajectory, TurnBatch, learnable
@@ -19,7 +19,7 @@ _DTYPES = {"action": np.int32}  # of tokens' fields; float32 else
 
 
 @dataclass(frozen=True)
-class Rows:
+class SegmentBatch:
     """The segments of all trajectories that count, side by side; index S below.
 
     tokens, turn, logp: as in `Segment`, one array a segment; but the turn of forced tokens, and of
@@ -49,7 +49,7 @@ class Rows:
         mask_truncated: bool = False,
         routing: Routing | None = None,
         replays: bool = False,
-    ) -> Rows:
+    ) -> SegmentBatch:
         """Segments of the trajectories that an update learns from.
 
         Args:
@@ -91,7 +91,7 @@ class Rows:
         drawn = zip(rows.turn, rows.logp, strict=True)
         return rows.without([(turn_L != CONTEXT) & (logp_L == 0) for turn_L, logp_L in drawn])
 
-    def without(self, as_context: Sequence[np.ndarray]) -> Rows:
+    def without(self, as_context: Sequence[np.ndarray]) -> SegmentBatch:
         """The rows with some of the action tokens as context.
 
         Args:
@@ -132,7 +132,7 @@ def _turns(turn: Sequence[np.ndarray]) -> int:
     return 1 + max((int(turn_L.max(initial=CONTEXT)) for turn_L in turn), default=CONTEXT)
 
 
-def forced_fraction(rows: Rows) -> float:
+def forced_fraction(rows: SegmentBatch) -> float:
     """Share of the sampled tokens that were forced; NaN without any."""
     free = sum(int((turn_L != CONTEXT).sum()) for turn_L in rows.turn)
     return rows.forced / (rows.forced + free) if rows.forced + free else float("nan")
@@ -151,13 +151,13 @@ class ActionSpan:
         return int(self.position_A[-1]) + 1
 
 
-def action_spans(rows: Rows, turns: Sequence[int]) -> list[ActionSpan]:
+def action_spans(rows: SegmentBatch, turns: Sequence[int]) -> list[ActionSpan]:
     """The segments that an update of these turns has; a trajectory without one is nowhere."""
     updated_S = rows.updated_S
     return [span for span in _spans(rows, turns) if updated_S[span.segment]]
 
 
-def _spans(rows: Rows, turns: Sequence[int]) -> list[ActionSpan]:
+def _spans(rows: SegmentBatch, turns: Sequence[int]) -> list[ActionSpan]:
     spans = []
     for segment, turn_L in enumerate(rows.turn):
         position_A = np.flatnonzero(np.isin(turn_L, turns))
@@ -166,7 +166,7 @@ def _spans(rows: Rows, turns: Sequence[int]) -> list[ActionSpan]:
     return spans
 
 
-def all_actions(rows: Rows) -> list[ActionSpan]:
+def all_actions(rows: SegmentBatch) -> list[ActionSpan]:
     """Every sampled token of every row: what one pass for old and reference policies needs."""
     return _spans(rows, range(rows.turns))
 
@@ -180,7 +180,7 @@ class Layout:
 
     spans: Sequence[ActionSpan]
     length: int
-    forest: Forest
+    forest: TokenForest
 
     @property
     def tokens(self) -> int:
@@ -189,7 +189,10 @@ class Layout:
 
 
 def lay_out(
-    rows: Rows, spans: Sequence[ActionSpan], shapes: Shapes, lengths: Sequence[int] | None = None
+    rows: SegmentBatch,
+    spans: Sequence[ActionSpan],
+    shapes: Shapes,
+    lengths: Sequence[int] | None = None,
 ) -> Layout:
     """Packs spans into rows of one of the listed lengths; ValueError: a span is longer."""
     end = [span.end if shapes.truncate else len(rows.tokens[span.segment]) for span in spans]
@@ -212,14 +215,14 @@ def lay_out(
 
 
 def turn_batch(
-    rows: Rows,
+    rows: SegmentBatch,
     layout: Layout,
     shapes: Shapes,
     per_token: Mapping[str, Sequence[np.ndarray]],
     *,
     action: int,
     behind: bool = False,
-    seats: Sequence[tuple[int, int]] | None = None,
+    span_slots: Sequence[tuple[int, int]] | None = None,
     doubled: bool = False,
 ) -> TurnBatch:
     """Pads spans into a TurnBatch of host arrays.
@@ -230,17 +233,17 @@ def turn_batch(
       action: A of the batch; no span has more.
       behind: whether what is asked of a token is read from its own hidden state instead of from
         that which predicts it.
-      seats: where in [P, A] each span begins; None: every span has a row of its own, in order.
+      span_slots: where in [P, A] each span begins; None: every span has a row of its own, in order.
       doubled: whether there is room for twice as many rows and spans, however many there are.
     """
     L, R, forest, spans = layout.length, shapes.rows, layout.forest, layout.spans
-    seats = [(place, 0) for place in range(len(spans))] if seats is None else seats
-    needed = len(forest.tokens), 1 + max((place for place, _ in seats), default=-1)
+    span_slots = [(place, 0) for place in range(len(spans))] if span_slots is None else span_slots
+    needed = len(forest.tokens), 1 + max((place for place, _ in span_slots), default=-1)
     if doubled:
         least = shapes.microbatches(L) * R + 1, shapes.spans() + 1
         needed = tuple(map(max, needed, least))
     M, P = shapes.microbatches(L, needed[0]), shapes.spans(needed[1])
-    predicted = Predicted(M * R, L)
+    predicted = TargetSlots(M * R, L)
     tokens, depth = (np.zeros((M * R, L), np.int32) for _ in range(2))
     end = np.tile(np.arange(1, L + 1, dtype=np.int32), (M * R, 1))
     for row, sources in enumerate(zip(forest.tokens, forest.depth, forest.end, strict=True)):
@@ -249,7 +252,7 @@ def turn_batch(
     slot, mask = np.zeros((P, action), np.int32), np.zeros((P, action), np.float32)
     padded = {name: np.zeros((P, action), _DTYPES.get(name, np.float32)) for name in per_token}
     trajectory = np.full(P, rows.trajectories, np.int32)
-    for number, (span, (place, start)) in enumerate(zip(spans, seats, strict=True)):
+    for number, (span, (place, start)) in enumerate(zip(spans, span_slots, strict=True)):
         columns, index_L = slice(start, start + span.position_A.size), forest.index[number]
         slot[place, columns] = predicted.slots(
             int(forest.row_S[number]),
@@ -290,7 +293,7 @@ def scatter(
         numbers[span.segment][span.position_A] = scored_A[: span.position_A.size]
 
 
-class Predicted:
+class TargetSlots:
     """The tokens of rows that are predicted, each once however many spans share it."""
 
     def __init__(self, rows: int, length: int):
@@ -325,7 +328,7 @@ def empty_layout(length: int) -> Layout:
 
 
 def empty_batch(
-    rows: Rows,
+    rows: SegmentBatch,
     shapes: Shapes,
     per_token: Sequence[str] = (),
     *,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from seeupo_jax.learner.step.expert_load import RouterCounts
-from seeupo_jax.learner.token_trees import Forest
+from seeupo_jax.learner.token_trees import TokenForest
 from seeupo_jax.policy.architecture import Routing
 from seeupo_jax.types import Segment
 
@@ -51,7 +51,7 @@ class ExpertRecord:
         routing: Routing,
         lengths: Sequence[int],
         segments: Sequence[int],
-        forest: Forest,
+        forest: TokenForest,
         routed_RLG: np.ndarray,
     ) -> ExpertRecord:
         """The experts that routers chose in a pass over a forest's rows.
@@ -76,7 +76,9 @@ class ExpertRecord:
         """A record of so many tokens whose experts are unknown."""
         return _unknown(self.routing, *shape)
 
-    def rows(self, shape: tuple[int, int], segments: Sequence[int], forest: Forest) -> np.ndarray:
+    def rows(
+        self, shape: tuple[int, int], segments: Sequence[int], forest: TokenForest
+    ) -> np.ndarray:
         """Experts of a forest's padded rows, [R, L, G] for [R, L]; arguments as of `of_pass`."""
         expert_RLG = self.unknown(*shape)
         for place, segment in enumerate(segments):

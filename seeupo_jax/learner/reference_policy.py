@@ -76,7 +76,7 @@ def next_kl_coef(algorithm: Algorithm, train: TrainState, kl: float, trajectorie
     )
 
 
-def moved(params: Any, reference: Any, *, decay: float) -> Any:
+def ema_update(params: Any, reference: Any, *, decay: float) -> Any:
     """`decay * reference + (1 - decay) * params`, new arrays; a copy of `params` for decay 0.
 
     `reference` may lie in the host's memory.

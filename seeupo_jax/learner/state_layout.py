@@ -19,7 +19,7 @@ from seeupo_jax.types import CriticState, TrainState
 HOST = "pinned_host"  # the host's memory that devices copy from and to on their own
 
 
-class Beside(Protocol):
+class AuxiliaryModel(Protocol):
     """A model beside the policy: a value function, or one that scores turns."""
 
     @property
@@ -35,9 +35,9 @@ def state_layout(
     optimizer: optax.GradientTransformation,
     params: Any,
     offload: Offload,
-    critic: Beside | None = None,
+    critic: AuxiliaryModel | None = None,
     ema: bool = False,
-    scorer: Beside | None = None,
+    scorer: AuxiliaryModel | None = None,
 ) -> TrainState:
     """Shardings of the training state between steps.
 
@@ -65,7 +65,7 @@ def state_layout(
 
 
 def _layout_beside(
-    mesh: jax.sharding.Mesh, model: Beside, params: Any, offload: Offload
+    mesh: jax.sharding.Mesh, model: AuxiliaryModel, params: Any, offload: Offload
 ) -> CriticState:
     """Shardings of the state of a model beside the policy."""
     shapes = jax.eval_shape(model.init, params).params
@@ -145,8 +145,8 @@ def make_state(
     optimizer: optax.GradientTransformation,
     params: Any,
     layout: TrainState,
-    critic: Beside | None = None,
-    scorer: Beside | None = None,
+    critic: AuxiliaryModel | None = None,
+    scorer: AuxiliaryModel | None = None,
 ) -> TrainState:
     """The state before the first step, made where it lies, with a copy of the parameters in it."""
     return _make_state(optimizer, critic, HashableShardings.of(layout), scorer)(params)
@@ -155,9 +155,9 @@ def make_state(
 @functools.lru_cache(maxsize=16)
 def _make_state(
     optimizer: optax.GradientTransformation,
-    critic: Beside | None,
+    critic: AuxiliaryModel | None,
     shardings: HashableShardings,
-    scorer: Beside | None,
+    scorer: AuxiliaryModel | None,
 ) -> Callable[[Any], TrainState]:
     fresh = _fresh(optimizer, critic, shardings.tree, scorer)
     return jax.jit(fresh, out_shardings=shardings.tree)
@@ -167,8 +167,8 @@ def abstract_state(
     optimizer: optax.GradientTransformation,
     params: Any,
     layout: TrainState,
-    critic: Beside | None = None,
-    scorer: Beside | None = None,
+    critic: AuxiliaryModel | None = None,
+    scorer: AuxiliaryModel | None = None,
 ) -> TrainState:
     """Shapes and shardings of what `make_state` makes; no device is asked for anything."""
     shapes = jax.eval_shape(_fresh(optimizer, critic, layout, scorer), params)
@@ -177,9 +177,9 @@ def abstract_state(
 
 def _fresh(
     optimizer: optax.GradientTransformation,
-    critic: Beside | None,
+    critic: AuxiliaryModel | None,
     layout: TrainState,
-    scorer: Beside | None,
+    scorer: AuxiliaryModel | None,
 ) -> Callable[[Any], TrainState]:
     """The state before the first step; an average of the weights starts as the parameters are."""
 

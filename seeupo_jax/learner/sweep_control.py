@@ -10,23 +10,29 @@ from typing import Any
 import jax
 import numpy as np
 
-from seeupo_jax.learner.batching import Rows, action_spans
+from seeupo_jax.learner.batching import SegmentBatch, action_spans
 from seeupo_jax.learner.expert_record import ExpertRecord
-from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.sweep_metrics import host_metrics
 from seeupo_jax.learner.sweep_start import (
     count_valid,
     derived_per_token,
-    unmasked_rows,
+    segments_after_masking,
 )
-from seeupo_jax.learner.sweep_state import INITIAL, Step, SweepData, SweepState, Work
+from seeupo_jax.learner.sweep_state import (
+    INITIAL,
+    OptimizerStep,
+    SweepData,
+    SweepState,
+    TokenCounts,
+)
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.types import TrainState, Trajectory
 
 IN_FLIGHT = 2  # steps given to the device and not finished: a request to stop takes effect soon
 
 
-class Pace:
+class StepsInFlight:
     """Lets the host run few steps ahead of the device, and asks before each whether to stop.
 
     Args:
@@ -75,7 +81,7 @@ class SweepStopped(Stopped):
             ratio_of_turns.setdefault(step.turns, step.cumulative_ratio_N)
         self.notes = {
             "done": current.done,
-            **current.work._asdict(),
+            **current.counts._asdict(),
             "initial_metrics": dict(current.data.initial_metrics),
             "metrics": host_metrics(current.steps),
             "updated_turns": [step.turns for step in current.steps],
@@ -89,7 +95,7 @@ class SweepStopped(Stopped):
 def resume_sweep(
     learner: Learner,
     train: TrainState,
-    rows: Rows,
+    rows: SegmentBatch,
     trajectories: Sequence[Trajectory],
     arrays: Mapping[str, Any],
     notes: Mapping[str, Any],
@@ -101,14 +107,14 @@ def resume_sweep(
     if _records(learner):
         expert_LG = tuple(np.split(np.asarray(arrays["expert"]), ends))
         rows = replace(rows, experts=ExpertRecord(learner.routing, expert_LG))
-    rows = unmasked_rows(learner, rows, initial)
+    rows = segments_after_masking(learner, rows, initial)
     per_token = ragged | derived_per_token(learner, rows, initial)
     ratio_of_turns = {
         tuple(turns): np.float32(ratio_N) for turns, ratio_N in notes["ratio_of_turns"]
     }
     done, updated_turns = notes["done"], [tuple(turns) for turns in notes["updated_turns"]]
     steps = [
-        Step(turns, per_token["advantage"], ratio_of_turns[turns], metrics)
+        OptimizerStep(turns, per_token["advantage"], ratio_of_turns[turns], metrics)
         for turns, metrics in zip(updated_turns, notes["metrics"], strict=True)
     ]
     return SweepState(
@@ -120,7 +126,7 @@ def resume_sweep(
         tuple(steps),
         # A turn without tokens to learn from makes no step: the one before it waits still.
         refresh_next=action_spans(rows, updated_turns[-1]) if updated_turns else (),
-        work=Work(**{name: notes[name] for name in Work._fields}),
+        counts=TokenCounts(**{name: notes[name] for name in TokenCounts._fields}),
     )
 
 

@@ -13,11 +13,11 @@ import numpy as np
 from seeupo_jax.learner.batching import (
     ActionSpan,
     Layout,
-    Rows,
+    SegmentBatch,
     scatter,
     turn_batch,
 )
-from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.types import TrainState, TurnBatch
 
 INITIAL = ("trainer_logp", "entropy")  # of `SweepData.initial`
@@ -36,13 +36,13 @@ class SweepData:
     initial_metrics: of what the sweep began with.
     """
 
-    rows: Rows
+    rows: SegmentBatch
     valid: int
     initial: PerToken
     initial_metrics: Mapping[str, float]
 
 
-class Work(NamedTuple):
+class TokenCounts(NamedTuple):
     """Tokens that steps went through: each row for itself; what rows share once; with padding."""
 
     tokens: int = 0
@@ -51,11 +51,11 @@ class Work(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Step:
+class OptimizerStep:
     """One optimizer step of a sweep; the device may still be computing it.
 
     turns: that it updated.
-    advantage: of every token, one array a segment of the sweep's `Rows`.
+    advantage: of every token, one array a segment of the sweep's `SegmentBatch`.
     cumulative_ratio_N: float32 [N]; the step weighed a trajectory by M = advantage x this.
     metrics: float32 scalars by name; the loss, the gradient's norm, and sums over `actions`.
     """
@@ -78,7 +78,7 @@ class SweepState(NamedTuple):
     refresh_next: spans that the last step updated, whose ratios the next step multiplies in.
     pending_logp: with old_policy=turn, spans whose old log-probabilities [P, A] are on the device
       only; `per_token` has them after `fetch_pending`.
-    work: of the steps and of the refreshes so far.
+    counts: of the steps and of the refreshes so far.
     """
 
     data: SweepData
@@ -86,10 +86,10 @@ class SweepState(NamedTuple):
     cumulative_ratio_N: jax.Array
     per_token: PerToken
     done: int = 0
-    steps: tuple[Step, ...] = ()
+    steps: tuple[OptimizerStep, ...] = ()
     refresh_next: Sequence[ActionSpan] = ()
     pending_logp: tuple[Sequence[ActionSpan], jax.Array] | None = None
-    work: Work = Work()
+    counts: TokenCounts = TokenCounts()
 
     def after_step(
         self,
@@ -100,7 +100,9 @@ class SweepState(NamedTuple):
     ) -> SweepState:
         """After an optimizer step that weighed by `cumulative_ratio_N`."""
         # Copied, on the device: what comes next overwrites the ratios where they lie.
-        step = Step(turns, self.per_token["advantage"], jnp.copy(cumulative_ratio_N), metrics)
+        step = OptimizerStep(
+            turns, self.per_token["advantage"], jnp.copy(cumulative_ratio_N), metrics
+        )
         return self._replace(
             train=train, cumulative_ratio_N=cumulative_ratio_N, steps=(*self.steps, step)
         )
@@ -110,12 +112,12 @@ class SweepState(NamedTuple):
         shapes = learner.shapes
         batch = turn_batch(self.data.rows, layout, shapes, self.per_token, action=shapes.action)
         _, R, L = batch.tokens_MRL.shape
-        work = Work(
-            self.work.tokens + sum(span.end for span in layout.spans),
-            self.work.computed + layout.tokens,
-            self.work.padded + int(batch.microbatches) * R * L,
+        counts = TokenCounts(
+            self.counts.tokens + sum(span.end for span in layout.spans),
+            self.counts.computed + layout.tokens,
+            self.counts.padded + int(batch.microbatches) * R * L,
         )
-        return self._replace(work=work), batch
+        return self._replace(counts=counts), batch
 
     def with_logp(
         self, name: str, spans: Sequence[ActionSpan], logp_PA: np.ndarray | jax.Array

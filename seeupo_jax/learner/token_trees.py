@@ -12,7 +12,7 @@ import numpy as np
 
 
 @dataclass(frozen=True, eq=False)
-class Forest:
+class TokenForest:
     """Token trees packed into rows; index S: the sequences that were packed.
 
     A token sees exactly its own prefix: query q sees key k when k <= q < end[k].
@@ -56,7 +56,7 @@ class _Line(NamedTuple):
         return min(self.common_I[left + 1 : right + 1])
 
 
-class _Bunch(NamedTuple):
+class _Bin(NamedTuple):
     """Sequences that stand in one row: how many tokens they take there at most; their places."""
 
     size: int
@@ -71,7 +71,7 @@ def choose_length(
     rows: int,
     share: bool = True,
     identity: Sequence[np.ndarray] | None = None,
-) -> tuple[int, Forest]:
+) -> tuple[int, TokenForest]:
     """Packs sequences into rows of the length that computes the fewest tokens, padding included.
 
     Args:
@@ -131,66 +131,68 @@ def _fill(line: _Line, capacity: int) -> list[list[int]]:
     longest = max(line.length_I, default=0)
     if longest > capacity:
         raise ValueError(f"a sequence has {longest} tokens; allowed: at most {capacity}, a row's.")
-    open_: list[tuple[int, list[_Bunch]]] = [(0, [])]  # branchings of the path to this place
-    below: list[_Bunch] = []
+    open_: list[tuple[int, list[_Bin]]] = [(0, [])]  # branchings of the path to this place
+    below: list[_Bin] = []
     for place, (length, common) in enumerate(zip(line.length_I, line.common_I, strict=True)):
         below = _close(open_, below, common, capacity)
         if open_[-1][0] < common:
             open_.append((common, []))
         open_[-1][1].extend(below)
-        below = [_Bunch(length, [place])]
+        below = [_Bin(length, [place])]
     root = _close(open_, below, 0, capacity)
     rows = _save_rows(line, _unite([*open_[0][1], *root], 0, capacity), capacity)
     return sorted(sorted(row.places) for row in rows)
 
 
 def _close(
-    open_: list[tuple[int, list[_Bunch]]], below: list[_Bunch], depth: int, capacity: int
-) -> list[_Bunch]:
+    open_: list[tuple[int, list[_Bin]]], below: list[_Bin], depth: int, capacity: int
+) -> list[_Bin]:
     """Unites at every open branching deeper than this, and takes those from the path."""
     while open_[-1][0] > depth:
-        branching, bunches = open_.pop()
-        below = _unite([*bunches, *below], branching, capacity)
+        branching, bins = open_.pop()
+        below = _unite([*bins, *below], branching, capacity)
     return below
 
 
-def _unite(bunches: list[_Bunch], depth: int, capacity: int) -> list[_Bunch]:
-    """Best-fit decreasing of bunches that have their first `depth` tokens in common."""
-    united: list[_Bunch] = []  # rising sizes
-    for bunch in sorted(bunches, key=lambda bunch: (-bunch.size, bunch.places)):
-        room = capacity - (bunch.size - depth)
+def _unite(bins: list[_Bin], depth: int, capacity: int) -> list[_Bin]:
+    """Best-fit decreasing of bins that have their first `depth` tokens in common."""
+    united: list[_Bin] = []  # rising sizes
+    for bin_ in sorted(bins, key=lambda bin_: (-bin_.size, bin_.places)):
+        room = capacity - (bin_.size - depth)
         fullest = bisect_right(united, room, key=attrgetter("size")) - 1
         if fullest >= 0:
             other = united.pop(fullest)
-            bunch = _Bunch(other.size + bunch.size - depth, other.places + bunch.places)
-        insort(united, bunch, key=attrgetter("size"))
+            bin_ = _Bin(other.size + bin_.size - depth, other.places + bin_.places)
+        insort(united, bin_, key=attrgetter("size"))
     return united
 
 
-def _save_rows(line: _Line, rows: list[_Bunch], capacity: int) -> list[_Bunch]:
+def _save_rows(line: _Line, rows: list[_Bin], capacity: int) -> list[_Bin]:
     """Empties rows into the room that the others leave, as long as any can be emptied."""
     rows, tried = sorted(rows), 0
     while tried < len(rows) - 1 and sum(row.size for row in rows) <= (len(rows) - 1) * capacity:
         others = rows[:tried] + rows[tried + 1 :]
-        poured = _pour(line, sorted(rows[tried].places), others, capacity)
-        if poured is None:
+        filled = _first_fit(line, sorted(rows[tried].places), others, capacity)
+        if filled is None:
             tried += 1
         else:
-            rows = sorted(poured)
+            rows = sorted(filled)
     return rows
 
 
-def _pour(line: _Line, places: list[int], rows: list[_Bunch], capacity: int) -> list[_Bunch] | None:
+def _first_fit(
+    line: _Line, places: list[int], rows: list[_Bin], capacity: int
+) -> list[_Bin] | None:
     """Rows of rising sizes with these places added, neighbours together; None if not all fit."""
-    poured, row = list(rows), 0
+    filled, row = list(rows), 0
     for i, place in enumerate(places):
         new = line.length_I[place] - (line.common(places[i - 1], place) if i else 0)
-        if poured[row].size + new > capacity:
+        if filled[row].size + new > capacity:
             row, new = row + 1, line.length_I[place]
-        if row == len(rows) or poured[row].size + new > capacity:
+        if row == len(rows) or filled[row].size + new > capacity:
             return None
-        poured[row] = _Bunch(poured[row].size + new, [*poured[row].places, place])
-    return poured
+        filled[row] = _Bin(filled[row].size + new, [*filled[row].places, place])
+    return filled
 
 
 class _Tree(NamedTuple):
@@ -239,7 +241,9 @@ class _Tree(NamedTuple):
         return end
 
 
-def _lay_out(sequences: Sequence[np.ndarray], line: _Line, rows: Sequence[list[int]]) -> Forest:
+def _lay_out(
+    sequences: Sequence[np.ndarray], line: _Line, rows: Sequence[list[int]]
+) -> TokenForest:
     """Writes the rows that hold these places of the line."""
     trees = [_Tree.of(line, places) for places in rows]
     ramp = np.arange(max(line.length_I, default=0))
@@ -250,7 +254,7 @@ def _lay_out(sequences: Sequence[np.ndarray], line: _Line, rows: Sequence[list[i
         row_S[tree.sequence_J] = row
         for sequence, index_L in zip(tree.sequence_J, tree.index(), strict=True):
             index[sequence] = index_L
-    return Forest(
+    return TokenForest(
         tuple(tree.new([sequences[s] for s in tree.sequence_J]) for tree in trees),
         tuple(tree.new([ramp] * len(tree.sequence_J)) for tree in trees),
         tuple(tree.end() for tree in trees),

@@ -11,14 +11,14 @@ import jax
 
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.credit.advantages import credit_programs
-from seeupo_jax.learner.learner import Learner
-from seeupo_jax.learner.programs import COPY_RATIO, distinct_programs, sweep_programs
+from seeupo_jax.learner.program_cache import Learner
+from seeupo_jax.learner.program_warming import COPY_RATIO, distinct_programs, sweep_programs
 from seeupo_jax.parallel.device_memory import device_bytes, free_memory
 from seeupo_jax.planning.remat import PLATFORM, SHARE
+from seeupo_jax.policy_io import build
+from seeupo_jax.policy_io.build_sampler import build_engine
 from seeupo_jax.rollout.engine.slots import SlotEngine
-from seeupo_jax.runtime import build
-from seeupo_jax.runtime.build_sampler import build_engine
-from seeupo_jax.runtime.training.learner_parts import build_learner
+from seeupo_jax.training.build_learner import build_learner
 from seeupo_jax.types import TrainState
 
 SAMPLER, CACHE = "sampler's policy", "KV cache"

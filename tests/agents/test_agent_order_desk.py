@@ -9,12 +9,12 @@ from places import CONFIGS
 
 from seeupo_jax.agents.agent_tasks import find_tasks
 from seeupo_jax.configuration.loading import load_config
+from seeupo_jax.evaluation.episode_host import build_host
 from seeupo_jax.metrics.metrics_log import read_metrics
+from seeupo_jax.policy_io import build
+from seeupo_jax.policy_io.build_sampler import build_engine
 from seeupo_jax.rollout.collect import collect, group_requests
 from seeupo_jax.rollout.player import CollectionOptions, RolloutWorker
-from seeupo_jax.runtime import build
-from seeupo_jax.runtime.build_sampler import build_engine
-from seeupo_jax.runtime.episode_host import build_host
 from seeupo_jax.train import train
 
 SMALL = (

@@ -11,7 +11,7 @@ from seeupo_jax.algorithms import advantage, estimators, objectives
 from seeupo_jax.algorithms.estimators import grae
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.entry_points import entry_names, find_entry
-from seeupo_jax.runtime.algorithm_trial import try_estimator, try_objective
+from seeupo_jax.training.algorithm_trial import try_estimator, try_objective
 
 PAGE = (ROOT / "docs" / "own_algorithm.md").read_text()
 ESTIMATORS = pytest.mark.parametrize("name", entry_names("advantage"))

@@ -14,7 +14,7 @@ from seeupo_jax.configuration.resume_fields import (
     without_computed,
 )
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.runtime.same_run import check_same_run
+from seeupo_jax.policy_io.resume_check import check_same_run
 
 NEW = "Choose a new workdir for another run."
 

@@ -10,9 +10,9 @@ from rollout_cases import play
 from seeupo_jax.configuration.loading import from_dict, to_dict
 from seeupo_jax.configuration.schema import Config, Env
 from seeupo_jax.envs.base import StepResult
+from seeupo_jax.policy_io.resume_check import check_same_run
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.rollout.episode_metrics import rollout_metrics
-from seeupo_jax.runtime.same_run import check_same_run
 from seeupo_jax.trajectories.episodes import to_episode
 from seeupo_jax.types import learnable, rewards_of
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from jax.experimental.compilation_cache import compilation_cache
 
-from seeupo_jax.bench import torch_runner
-from seeupo_jax.bench.settings import MODELS, Settings
+from seeupo_jax.benchmarks import torch_runner
+from seeupo_jax.benchmarks.settings import MODELS, Settings
 
 SMALL = {
     "vocab_size": 64,

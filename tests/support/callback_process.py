@@ -11,7 +11,7 @@ from places import TINY
 from run_cases import CHOICES
 
 from seeupo_jax import Callback, load_config, train
-from seeupo_jax.runtime.cli import join_cluster
+from seeupo_jax.cli.command_line import join_cluster
 
 
 class Stopper(Callback):

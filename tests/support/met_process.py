@@ -5,8 +5,8 @@ from pathlib import Path
 
 import jax
 
+from seeupo_jax.cli.command_line import join_cluster
 from seeupo_jax.configuration.loading import from_dict
-from seeupo_jax.runtime.cli import join_cluster
 
 rank, count, port, out, *seeds = sys.argv[1:]
 jax.distributed.initialize(f"localhost:{port}", int(count), int(rank))

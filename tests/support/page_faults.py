@@ -6,7 +6,7 @@ import sys
 import jax
 import jax.numpy as jnp
 
-from seeupo_jax.runtime.cli import prepare_xla
+from seeupo_jax.cli.command_line import prepare_xla
 
 
 def faults() -> int:

@@ -13,8 +13,8 @@ from learner_process import placed
 
 from seeupo_jax.configuration.schema import Config, Mesh
 from seeupo_jax.parallel.mesh import make_mesh
-from seeupo_jax.runtime.build import Policy
-from seeupo_jax.runtime.policy_folder import write_policy
+from seeupo_jax.policy_io.build import Policy
+from seeupo_jax.policy_io.policy_folder import write_policy
 
 RANK, COUNT, PORT = map(int, sys.argv[1:4])
 OUT, DIRECTORY = map(Path, sys.argv[4:6])

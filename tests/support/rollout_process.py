@@ -18,6 +18,7 @@ from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.envs.base import StepResult
 from seeupo_jax.envs.pool import EnvPool
+from seeupo_jax.evaluation.episode_host import build_host
 from seeupo_jax.parallel.mesh import (
     make_mesh,
     param_shardings,
@@ -33,7 +34,6 @@ from seeupo_jax.rollout.engine.sampling import Sampling
 from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.rollout.player import CollectionOptions, RolloutWorker
 from seeupo_jax.rollout.resample import resample
-from seeupo_jax.runtime.episode_host import build_host
 from seeupo_jax.types import Trajectory
 
 RANK, COUNT, PORT = map(int, sys.argv[1:4])
@@ -118,7 +118,7 @@ def main() -> None:
     mesh = make_mesh(schema.Mesh(data=1, fsdp=-1, tensor=tensor))
     own = sampler_mesh(mesh, schema.Mesh(data=-1, tensor=tensor))
     arch = Architecture(**SIZES, mlp_width=24)
-    network, shapes = policy.abstract(arch)
+    network, shapes = policy.abstract_network(arch)
     params = random_params(shapes)
     params = jax.tree.map(
         lambda x, where: jax.make_array_from_callback(x.shape, where, lambda index: x[index]),

@@ -2,8 +2,8 @@
 
 import textwrap
 
-from seeupo_jax.compare.cell_results import Result, by_key
-from seeupo_jax.compare.study import read_study
+from seeupo_jax.instruments.study.cell_results import Result, by_key
+from seeupo_jax.instruments.study.study import read_study
 
 RATE = "optimizer.learning_rate"
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from seeupo_jax.bench.workloads import bfcl_lengths
+from seeupo_jax.benchmarks.workloads import bfcl_lengths
 from seeupo_jax.envs.bfcl.environment import Bfcl
 from seeupo_jax.policy.files.tokenizer import load_tokenizer
 from third_party.bfcl.lengths import MAX_TURNS, lengths_of, main

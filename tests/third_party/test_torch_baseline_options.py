@@ -16,14 +16,14 @@ import torch
 from flax import nnx
 from safetensors.numpy import load_file
 
-from seeupo_jax.bench import torch_runner
+from seeupo_jax.benchmarks import torch_runner
 from seeupo_jax.configuration import loading, schema
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.transformer import Transformer
-from seeupo_jax.runtime import build
+from seeupo_jax.policy_io import build
 
 options, objective, optimizer, samples, trajectories, update = map(
     torch_runner.load, ("options", "objective", "optimizer", "samples", "trajectories", "update")

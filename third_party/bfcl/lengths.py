@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from seeupo_jax.bench.workloads import cut
+from seeupo_jax.benchmarks.workloads import cut
 from seeupo_jax.configuration.flags import Flags, path
 from seeupo_jax.envs.base import Demonstration
 from seeupo_jax.envs.bfcl.environment import Bfcl

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from seeupo_jax.configuration.algorithm import Algorithm
-from seeupo_jax.learner.batching import Rows, Shapes
+from seeupo_jax.learner.batching import SegmentBatch, Shapes
 from seeupo_jax.learner.credit.running_rewards import Moments, Statistics, running_statistics
 from seeupo_jax.learner.credit.sampled_tokens import Ragged, SampledTokens
 from seeupo_jax.trajectories.forks import node_numbers
@@ -36,7 +36,7 @@ class CreditArrays:
         self,
         algorithm: Algorithm,
         shapes: Shapes,
-        rows: Rows,
+        rows: SegmentBatch,
         trajectories: Sequence[Trajectory],
         per_token: Mapping[str, Ragged],
         reward_weights: Mapping[str, float] | None = None,

@@ -202,7 +202,7 @@ def apply_update(
     Args:
       grads: gradients of the loss to minimise, a tree like `state.params`.
       critic_optimizer, critic_grads: of `state.critic`; None where there is none.
-      streamed: see `either`.
+      streamed: see `select_or_cond`.
 
     Returns:
       The next state (`step` + 1; or the same bits with `skipped` + 1) and float32 scalars:
@@ -225,11 +225,13 @@ def apply_update(
     def skipped(state: TrainState) -> TrainState:
         return state._replace(skipped=state.skipped + 1)
 
-    state = either(finite, lambda: applied(state), lambda: skipped(state), streamed=streamed)
+    state = select_or_cond(
+        finite, lambda: applied(state), lambda: skipped(state), streamed=streamed
+    )
     return state, norms | {"update_skipped": 1.0 - finite.astype(jnp.float32)}
 
 
-def either(
+def select_or_cond(
     condition: jax.Array, step: Callable[[], T], unchanged: Callable[[], T], *, streamed: bool
 ) -> T:
     """What `step` gives where a condition holds, and else what `unchanged` gives.
@@ -250,14 +252,14 @@ def step_if_finite(
     """A model beside the policy after one step, or as it was when a gradient is not finite.
 
     Args:
-      streamed: see `either`.
+      streamed: see `select_or_cond`.
 
     Returns: its state; the global norm before clipping; 1.0 where the step was skipped.
     """
     norm = _norm(grads)
     finite = jnp.isfinite(norm)
     stepped = functools.partial(_stepped, optimizer, grads, state)
-    state = either(finite, stepped, lambda: state, streamed=streamed)
+    state = select_or_cond(finite, stepped, lambda: state, streamed=streamed)
     return state, norm, 1.0 - finite.astype(jnp.float32)
 
 

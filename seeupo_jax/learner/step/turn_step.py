@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from seeupo_jax.learner.optimization.optimizer import apply_update, either
+from seeupo_jax.learner.optimization.optimizer import apply_update, select_or_cond
 from seeupo_jax.learner.refresh_batch import RefreshBatch
 from seeupo_jax.learner.state_layout import in_host_memory, on_device
 from seeupo_jax.learner.step.actions import split_actions
@@ -31,7 +31,7 @@ def score(network: Network, params: Any, batch: TurnBatch, *, temperature: float
         return _of_actions(batch, lambda row: row_logp(network, params, row, temperature).logp_RX)
 
 
-class Scored(NamedTuple):
+class TokenScores(NamedTuple):
     """The outputs of a scoring pass over a batch: of every action token, and of its routers.
 
     logp_PA: `score`. entropy_PA: nats, of what each token was drawn from; None: not asked for.
@@ -53,7 +53,7 @@ def score_in_full(
     temperature: float,
     entropy: bool = False,
     record: bool = False,
-) -> Scored:
+) -> TokenScores:
     """`score`, and what else the pass that begins a sweep finds.
 
     Args:
@@ -62,7 +62,7 @@ def score_in_full(
     routing = network.arch.routing
     (M, R, L), zeros_PA = batch.tokens_MRL.shape, jnp.zeros_like(batch.mask_PA)
 
-    def body(index: jax.Array, scored: Scored) -> Scored:
+    def body(index: jax.Array, scored: TokenScores) -> TokenScores:
         row = microbatch(batch, index)
         row_scored = row_logp(network, params, row, temperature, entropy=entropy)
 
@@ -82,7 +82,7 @@ def score_in_full(
             scored = scored._replace(routed_MRLG=constrain(held, None, "rows", None, None))
         return scored
 
-    start = Scored(
+    start = TokenScores(
         zeros_PA,
         zeros_PA if entropy else None,
         None if routing is None else RouterCounts.zeros(routing),
@@ -126,7 +126,7 @@ def refresh(
     return refreshed(config, cumulative_ratio_N, logp_PA, batch, batch.mask_PA)
 
 
-class StepResult(NamedTuple):
+class TurnStepResult(NamedTuple):
     """The result of an optimizer step.
 
     cumulative_ratio_N: with the refresh of the step before in it: what the step weighed by.
@@ -153,7 +153,7 @@ def turn_step(
     denominator: jax.Array,
     *,
     critic: Critic | None = None,
-) -> StepResult:
+) -> TurnStepResult:
     """One optimizer step on one turn: one program a bucket shape, microbatches accumulated inside.
 
     Args:
@@ -189,7 +189,7 @@ def turn_step(
         grads = jax.tree.map(lambda g: g / denominator, grads)
         state, metrics = apply_gradients(optimizer, critic, grads, state, batch.microbatches > 0)
     metrics |= total | {"loss": total["loss"] / denominator}
-    return StepResult(state, ratio_N, logp_PA, metrics)
+    return TurnStepResult(state, ratio_N, logp_PA, metrics)
 
 
 def place_gradients(state_shardings: TrainState | None, grads: Any) -> Any:
@@ -214,7 +214,7 @@ def apply_gradients(
     state = state._replace(opt_state=opt_state, critic=critic_state, **dict.fromkeys(not_optimized))
     others = () if critic is None else (critic.optimizer, grads[1])
     norms = ("grad_norm",) if critic is None else ("grad_norm", "critic_grad_norm")
-    state, metrics = either(
+    state, metrics = select_or_cond(
         any_rows,
         lambda: apply_update(optimizer, grads[0], state, *others, streamed=streamed),
         lambda: (state, {name: jnp.zeros(()) for name in (*norms, "update_skipped")}),

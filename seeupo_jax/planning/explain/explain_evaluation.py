@@ -19,7 +19,7 @@ from seeupo_jax.planning.explain.explain_parts import (
     task_ids,
 )
 from seeupo_jax.planning.explain.explanation import Section
-from seeupo_jax.runtime.policy_folder import find_step
+from seeupo_jax.policy_io.policy_folder import find_step
 
 
 class FoundPolicy(NamedTuple):

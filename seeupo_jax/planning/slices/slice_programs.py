@@ -12,16 +12,22 @@ import jax
 import jax.numpy as jnp
 
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.learner.programs import sweep_programs
+from seeupo_jax.learner.program_warming import sweep_programs
 from seeupo_jax.parallel.mesh import make_mesh, sampler_mesh
 from seeupo_jax.planning import flops
 from seeupo_jax.planning.abstract_run import CACHE, SAMPLER, AbstractRun, abstract_run
 from seeupo_jax.planning.chips import Topology, topology_devices, usable_hbm
-from seeupo_jax.planning.expected_time import Packed, apart, pack, scorer_flops, step_flops
+from seeupo_jax.planning.expected_time import (
+    Packed,
+    pack,
+    scorer_flops,
+    separate_conversations,
+    step_flops,
+)
 from seeupo_jax.planning.flops import Pass
 from seeupo_jax.planning.remat import choose_remat
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.runtime import build
+from seeupo_jax.policy_io import build
 
 # The kinds of programs that a report is about. A run has more of each kind, of smaller shapes.
 KINDS = (
@@ -77,7 +83,7 @@ class Setup(AbstractRun):
         return {name: size for name, size in parts.items() if name not in absent}
 
 
-class Work(NamedTuple):
+class UsefulWork(NamedTuple):
     """The useful work of one execution, all devices together.
 
     needed: FLOPs of the model. executed: FLOPs of its kernels, recomputation and padded attention
@@ -89,7 +95,7 @@ class Work(NamedTuple):
     tokens: int = 0
 
     @classmethod
-    def of(cls, arch: Architecture, each: Pass, times: int = 1) -> Work:
+    def of(cls, arch: Architecture, each: Pass, times: int = 1) -> UsefulWork:
         """The work of so many forward passes."""
         needed, executed = (
             times * flops.forward_flops(arch, each, computed=c) for c in (False, True)
@@ -98,7 +104,7 @@ class Work(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Program:
+class SliceProgram:
     """One of a run's programs, not compiled yet.
 
     lower: gives the program for the devices of `mesh`.
@@ -115,7 +121,7 @@ class Program:
     lower: Callable[[], jax.stages.Lowered]
     uses: tuple[str, ...]
     makes: tuple[str, ...]
-    work: Work
+    work: UsefulWork
     trips: int
     hbm_bytes: float
     row_length: int | None = None
@@ -146,14 +152,14 @@ def prepare(config: Config, topology: Topology) -> Setup:
     return Setup(**run, given=given, source=source, topology=topology)
 
 
-def list_programs(setup: Setup) -> list[Program]:
+def list_programs(setup: Setup) -> list[SliceProgram]:
     """Every program of a run, the smaller of a kind first; none is lowered yet."""
     return [*_sweep(setup), *_rollout(setup)]
 
 
 def choose_programs(
-    programs: Sequence[Program], wanted: Sequence[str] | None = None
-) -> list[Program]:
+    programs: Sequence[SliceProgram], wanted: Sequence[str] | None = None
+) -> list[SliceProgram]:
     """Programs of these names, a kind alone meaning its largest; None: the largest of `KINDS`.
 
     Raises:
@@ -176,7 +182,7 @@ def choose_programs(
     return [(largest | named)[name] for name in wanted]
 
 
-def _sweep(setup: Setup) -> Iterator[Program]:
+def _sweep(setup: Setup) -> Iterator[SliceProgram]:
     arch, shapes, mesh = setup.arch, setup.learner.shapes, setup.mesh
     once = _weight_bytes(setup)  # read by every pass over the layers
     passes = 2 if arch.remat == "none" else 3
@@ -204,7 +210,7 @@ def _sweep(setup: Setup) -> Iterator[Program]:
 
         if program.name in _MOVED:  # two trees are read, and one is written
             parts, hbm_bytes = ("parameters", _MOVED[program.name]), 3 * setup.parts["parameters"]
-            yield Program(program.name, mesh, lower, parts, (), Work(), 1, hbm_bytes)
+            yield SliceProgram(program.name, mesh, lower, parts, (), UsefulWork(), 1, hbm_bytes)
             continue
         length = int(size)
         packed = pack(shapes, setup.trajectories, min(length, shapes.longest), (length,))
@@ -218,11 +224,11 @@ def _sweep(setup: Setup) -> Iterator[Program]:
         hbm_bytes, updated = once * trips, update if kind in steps else 0
         if kind in steps:
             done = (steps[kind](setup, packed, computed=computed) for computed in (False, True))
-            work = Work(*done, packed.tokens)
+            work = UsefulWork(*done, packed.tokens)
             hbm_bytes = hbm_bytes * passes + updated
         else:
             work = _scored(setup, packed, head)
-        yield Program(
+        yield SliceProgram(
             program.name,
             mesh,
             lower,
@@ -236,18 +242,18 @@ def _sweep(setup: Setup) -> Iterator[Program]:
         )
 
 
-def _scored(setup: Setup, packed: Packed, head: int) -> Work:
+def _scored(setup: Setup, packed: Packed, head: int) -> UsefulWork:
     """The work of a pass forwards over packed conversations, with logits of so many tokens each."""
     done = []
     for computed in (False, True):
-        each = apart(setup, packed, computed=computed)
+        each = separate_conversations(setup, packed, computed=computed)
         new = packed.length // each
         work = Pass(packed.rows * each, new, head=min(head, new), trees=setup.learner.shapes.share)
         done.append(flops.forward_flops(setup.arch, work, computed=computed))
-    return Work(*done, packed.tokens)
+    return UsefulWork(*done, packed.tokens)
 
 
-def _rollout(setup: Setup) -> Iterator[Program]:
+def _rollout(setup: Setup) -> Iterator[SliceProgram]:
     arch, rollout, plan = setup.arch, setup.config.rollout, setup.engine.plan
     steps = (
         1 if rollout.grammar is not None else min(rollout.decode_steps, rollout.max_action_tokens)
@@ -261,11 +267,11 @@ def _rollout(setup: Setup) -> Iterator[Program]:
         kind, _, sizes = program.name.partition(" ")
         rows, each = map(int, sizes.split("x")) if sizes else (0, 0)
         seen = rows // plan.shards * past * plan.token_bytes  # keys and values that rows attend to
-        work, trips, read = Work(), 1, 0.0
+        work, trips, read = UsefulWork(), 1, 0.0
         if kind == "rollout/prefill":
-            work, read = Work.of(arch, Pass(rows, each, past)), held + seen
+            work, read = UsefulWork.of(arch, Pass(rows, each, past)), held + seen
         elif kind == "rollout/decode":
-            work = Work.of(arch, Pass(rows, 1, past, head=1), steps)
+            work = UsefulWork.of(arch, Pass(rows, 1, past, head=1), steps)
             trips, read = steps, steps * (held + seen)
         elif kind == "rollout/reshard":
             read = trained + held
@@ -275,7 +281,7 @@ def _rollout(setup: Setup) -> Iterator[Program]:
                 return program.lower()
 
         reshards = kind == "rollout/reshard"
-        yield Program(
+        yield SliceProgram(
             program.name,
             setup.sampler_mesh,
             lower,

@@ -14,7 +14,7 @@ from seeupo_jax.agents.dialects import anthropic_messages, chat_completions, res
 from seeupo_jax.agents.dialects.exchange import Caller
 from seeupo_jax.agents.lineages import Lineages, history_digests
 from seeupo_jax.learner.imitation.action_segments import to_segments
-from seeupo_jax.runtime.sft.conversation import read_conversation
+from seeupo_jax.supervised.conversation import read_conversation
 
 READ = {
     "chat": chat_completions.DIALECT.read,
@@ -117,6 +117,7 @@ def shuffled(rng, turns):
     return [(said, calls, rng.sample(order, len(order))) for said, calls, order in turns]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(12))
 def test_shuffled_results_give_the_tokens_and_digests_of_ordered_ones(seed):
     rng, tokenizer = random.Random(seed), chat_cases.make("qwen3")
@@ -132,6 +133,7 @@ def test_shuffled_results_give_the_tokens_and_digests_of_ordered_ones(seed):
         assert Lineages(tokenizer, HERMES).read(call).conversation.tokens == tokens
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(12))
 def test_conversations_to_learn_from_have_results_in_the_order_of_their_calls(seed):
     rng, tokenizer = random.Random(seed), chat_cases.make("qwen3")

@@ -8,8 +8,8 @@ import pytest
 from seeupo_jax.envs.bfcl.environment import Bfcl
 from seeupo_jax.envs.bfcl.mistakes import MISTAKES, with_mistakes
 from seeupo_jax.envs.bfcl.multi_turn import CLOSING
-from seeupo_jax.envs.bfcl_worlds.environment import BfclWorlds
 from seeupo_jax.envs.tool_calls import ToolCall
+from seeupo_jax.instruments.bfcl_worlds.environment import BfclWorlds
 
 A = ToolCall("edit", {"ticket": 3, "title": "screen"})
 B = ToolCall("close", {"ticket": 7, "note": "done"})

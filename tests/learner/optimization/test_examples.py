@@ -18,7 +18,7 @@ from seeupo_jax.learner.optimization.parameter_groups import path_name, split_fr
 from seeupo_jax.learner.optimization.schedule import Schedule, at_share
 from seeupo_jax.learner.state_layout import average
 from seeupo_jax.parallel.mesh import make_mesh
-from seeupo_jax.runtime.build import build_shapes
+from seeupo_jax.policy_io.build import build_shapes
 
 PAGE = (ROOT / "docs" / "optimizers.md").read_text()
 BLOCK = r"<!-- {}: (\S+) -->\n```python\n(.*?)```"

@@ -1,1 +1,0 @@
-"""Programs compiled for TPUs that are not here, and what they would need there."""

@@ -1,1 +1,0 @@
-"""Throughput, side by side with PyTorch."""

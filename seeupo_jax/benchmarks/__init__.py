@@ -1,0 +1,1 @@
+"""Throughput of updates, rollouts and iterations, compared with PyTorch in one run."""

@@ -1,0 +1,1 @@
+"""What every command does before its work: flags, places, processes, XLA."""

@@ -1,0 +1,1 @@
+"""Evaluation: its episodes, the policies that play them, and its figures."""

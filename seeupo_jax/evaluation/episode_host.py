@@ -1,0 +1,331 @@
+"""The player of a run's episodes: environments, or an agent that calls the policy."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from seeupo_jax import envs
+from seeupo_jax.agents.agent_player import AgentHost
+from seeupo_jax.agents.agent_tasks import AgentTasks, misspelt_functions
+from seeupo_jax.agents.calls import Access, Runner, Session
+from seeupo_jax.agents.openai_server import OpenAIServer
+from seeupo_jax.agents.runners.command_agents import CommandAgents, split_command
+from seeupo_jax.agents.runners.function_agents import FunctionAgents, load_function, open_clients
+from seeupo_jax.agents.tool_format import choose_format
+from seeupo_jax.configuration import schema
+from seeupo_jax.configuration.schema import Config
+from seeupo_jax.configuration.user_code import shown
+from seeupo_jax.envs import Environment, Message, Tool
+from seeupo_jax.envs.mixture import read_components
+from seeupo_jax.envs.pool import EnvCall, EnvPool, Failure
+from seeupo_jax.envs.transport.isolated import IsolatedEnvironment, check_isolated
+from seeupo_jax.envs.transport.open_files import open_files, raise_open_files
+from seeupo_jax.envs.validation import check_reset, check_step, reset_episode
+from seeupo_jax.policy.files.tokenizer import Tokenizer
+from seeupo_jax.rollout.engine.protocol import Engine
+from seeupo_jax.rollout.environment_player import EnvironmentHost
+from seeupo_jax.rollout.player import Host
+
+if TYPE_CHECKING:
+    from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
+    from seeupo_jax.agents.endpoint import Endpoint
+
+_log = logging.getLogger(__name__)
+_ANSWER = "?"  # of a policy that has not been asked yet
+MODEL = "policy"  # what the endpoint calls it; agents may name any
+_SERVED = ("remote", "openenv")  # environments that are clients of servers
+_SPARE_FILES = 64  # beside those of conversations and those that are open: checkpoints, programs
+
+
+def check_host(config: Config) -> None:
+    """Whether what plays the episodes can be made.
+
+    Raises:
+      ValueError: an environment that cannot be made in a process of its own or needs none, whose
+        server keeps one episode for several conversations, or that gives a call up before its time
+        limit, an agent that cannot be called or started, or a missing package; one sentence.
+    """
+    env, agent = config.env, config.agent
+    if agent.given:
+        from seeupo_jax.agents import endpoint  # noqa: F401  # says what package is missing
+
+        if agent.name is not None:
+            open_clients()
+        _ = load_function(agent) if agent.name is not None else split_command(agent)
+        return _warn_of_names(f"config.agent.name: {agent.name}", misspelt_functions(agent))
+    for name, options in _parts(env.name, env.options):
+        _check_own_limit(name, options, env.timeout_s)
+    if config.rollout.concurrency != 1 and _keeps_one_episode(env.name, env.options):
+        raise ValueError(
+            f"config.rollout.concurrency: got {config.rollout.concurrency} with env openenv over"
+            " http, whose server keeps one episode; allowed: 1, or a ws:// address."
+        )
+    if env.isolation == "process":
+        if all(part in _SERVED for part, _ in _parts(env.name, env.options)):
+            raise ValueError(
+                f"config.env.isolation: got process with env {env.name}, whose episodes are in a"
+                " server's processes: a client that is killed would leave its session open there;"
+                " allowed: thread."
+            )
+        check_isolated(env.name, env.options, memory_mib=env.memory_mib, timeout_s=env.timeout_s)
+    for name, _ in _parts(env.name, env.options):
+        _warn_of_names(f"config.env.name: {name}", envs.misspelt_methods(name))
+
+
+def _warn_of_names(where: str, misspelt: Mapping[str, str]) -> None:
+    text = "%s has %s(), which the trainer does not call; is %s() meant?"
+    for name, meant in misspelt.items():
+        _log.warning(text, where, name, meant)
+
+
+def _keeps_one_episode(name: str, options: Mapping[str, Any]) -> bool:
+    """Whether all of an environment's conversations would be one episode of a server."""
+    return any(
+        part == "openenv" and str(own.get("url")).startswith(("http://", "https://"))
+        for part, own in _parts(name, options)
+    )
+
+
+def _parts(name: str, options: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The name and options of an environment, or of all those of a mixture."""
+    if name != "mixture":
+        yield name, options
+        return
+    for part in read_components(options.get("environments")).values():
+        yield from _parts(part.name, part.options)
+
+
+def _check_own_limit(name: str, options: Mapping[str, Any], timeout_s: float) -> None:
+    """Whether a server's client leaves it to the pool to end a call: else that is no timeout."""
+    own_s = options.get("timeout_s") if name in _SERVED else None
+    if isinstance(own_s, int | float) and own_s <= timeout_s:
+        raise ValueError(
+            f"config.env.options.timeout_s: got {own_s:g} for env {name}, with which a call that"
+            f" hangs would count as env_error; allowed: none, or more than {timeout_s:g}"
+            " (config.env.timeout_s)."
+        )
+
+
+def make_environment(env: schema.Env) -> Environment:
+    """One that plays episodes; in a process of its own it begins when used."""
+    if env.isolation == "process":
+        return IsolatedEnvironment(env.name, env.options, memory_mib=env.memory_mib)
+    return envs.make(env.name, **env.options)
+
+
+@contextlib.contextmanager
+def open_environment(env: schema.Env, calls: int) -> Iterator[Environment]:
+    """An environment for so many calls, then closed; at their time limit its process is killed."""
+    environment, limit_s = make_environment(env), calls * env.timeout_s
+
+    def kill(isolated: IsolatedEnvironment) -> None:
+        text = (
+            "config.env.timeout_s: %d calls of env %s take more than %g s; its process is killed."
+        )
+        _log.warning(text, calls, env.name, limit_s)
+        isolated.kill()
+
+    timer = threading.Timer(limit_s, kill, (environment,))
+    if isinstance(environment, IsolatedEnvironment):
+        timer.start()
+    try:
+        yield environment
+    finally:
+        timer.cancel()
+        with contextlib.suppress(Exception):  # of a user's code: no episode is played yet
+            environment.close()
+
+
+def build_pool(config: Config, size: int) -> EnvPool:
+    """`size` environments, a conversation each."""
+    env = config.env
+    return EnvPool(
+        functools.partial(make_environment, env),
+        size,
+        workers=env.workers,
+        timeout_s=env.timeout_s,
+        retries=env.retries,
+        retry_wait_s=env.retry_wait_s,
+    )
+
+
+def try_resets(
+    config: Config, task_ids: Sequence[str], tokenizer: Tokenizer | None = None
+) -> list[tuple[Tool, ...]]:
+    """Begins an episode of each task as a rollout does, with its retries and its time limit.
+
+    Args:
+      tokenizer: begins the conversation, too; None: it is not known yet.
+
+    Returns: the tools of each.
+
+    Raises:
+      ValueError: one does not begin, or the chat template does not write its messages; one
+        sentence.
+    """
+
+    def begin(environment: Environment, answer: Any) -> tuple[tuple[Tool, ...], str | None]:
+        messages, tools = check_reset(answer)
+        refusal = None
+        if tokenizer is not None:
+            refusal = _template_refusal(tokenizer, environment, messages, tools)
+        return tools, refusal
+
+    listed: list[tuple[Tool, ...]] = []
+    with contextlib.closing(build_pool(config, 1)) as pool:
+        for task_id in task_ids:
+            reset = functools.partial(
+                reset_episode, task_id=task_id, seed=config.seed, episode_seed=0
+            )
+            pool.submit(EnvCall(0, reset, begin, fresh=True))
+            ((_, (result, retries)),) = pool.poll(None)
+            if isinstance(result, Failure):
+                raise ValueError(_no_episode(config.env.name, task_id, result.reason, retries))
+            tools, refusal = result
+            if refusal is not None:
+                raise ValueError(refusal)
+            listed.append(tools)
+    return listed
+
+
+def _template_refusal(
+    tokenizer: Tokenizer,
+    environment: Environment,
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+) -> str | None:
+    """Why a chat template does not write an episode's messages, in a sentence; None: it does.
+
+    Where it lacks a role, the environment answers once.
+    """
+    try:
+        conversation = tokenizer.begin(messages, tools)
+        if tokenizer.unwritten:
+            conversation.extend(tokenizer.action(_ANSWER), _first_answer(environment))
+    except ValueError as error:
+        return str(error)
+    return tokenizer.unwritten.get("tool") if tools else None
+
+
+def _first_answer(environment: Environment) -> Sequence[Message]:
+    """What answers a word in an episode that has begun; nothing where that fails."""
+    try:
+        return check_step(environment.step(_ANSWER)).observation
+    except (Exception, SystemExit):  # of a user's code
+        return ()
+
+
+def _no_episode(name: str, task_id: str, reason: str, retries: int) -> str:
+    after = f", also after {retries} retries" if retries else ""
+    allowed = "" if "; allowed: " in reason else "; allowed: a reset that returns messages, tools"
+    return (
+        f"config.env.name: got {name!r}, whose task {shown(task_id)} does not begin{after}:"
+        f" {reason.rstrip('.')}{allowed}."
+    )
+
+
+def build_host(
+    config: Config, engine: Engine, tasks: AgentTasks, log: Callable[[str], None]
+) -> Host:
+    """Environments, one for each conversation of the engine; or a runner of agents and an endpoint.
+
+    Args:
+      tasks: of the run, which stay open; agents get their data.
+
+    Raises:
+      ValueError: the endpoint's address cannot be had, or too few files may be open at once.
+    """
+    agent = config.agent
+    check_open_files(config, engine.concurrency, served=isinstance(engine, OpenAIServer))
+    if not agent.given:
+        return EnvironmentHost(build_pool(config, engine.concurrency))
+    endpoint = make_endpoint(config, MODEL)
+
+    def open_key(session: Session, temperature: float | None) -> Access:
+        return endpoint.open_key(session, sampling=_sampling_rules(config, temperature))
+
+    endpoint.start(agent.host, agent.port)
+    log(f"agents call the policy at {endpoint.base_url}")
+    return AgentHost(
+        runner=build_runner(config),
+        open_key=open_key,
+        close_key=endpoint.close_key,
+        tool_format=choose_format(agent.tool_format),
+        timeout_s=agent.timeout_s,
+        data=tasks.data,
+        close_endpoint=endpoint.close,
+    )
+
+
+def check_open_files(config: Config, conversations: int, *, served: bool = False) -> None:
+    """Raises the limit of open files, which a connection or pipe of a conversation counts as.
+
+    Args:
+      served: a server has the policy, with a connection for each conversation.
+
+    Raises:
+      ValueError: so many conversations at once need more.
+    """
+    limit, agent = raise_open_files(), config.agent
+    if agent.given:
+        each = 1 if agent.name is None else 2  # a function's end of a connection is here too
+    else:
+        each = 2 if config.env.isolation == "process" else 0
+    each += served
+    others = open_files() + _SPARE_FILES
+    if each and conversations * each + others > limit:
+        raise ValueError(
+            f"config.rollout.concurrency: got {conversations} conversations at once in this"
+            f" process, with {each} open files each and {others} others; allowed: as many as the"
+            f" limit of {limit:g} open files has room for, or a higher limit (`ulimit -n`)."
+        )
+
+
+def make_endpoint(config: Config, model: str) -> Endpoint:
+    """An endpoint that does not listen yet; `model`: the served name.
+
+    Raises:
+      ValueError: the extra `agents` is not installed.
+    """
+    from seeupo_jax.agents.endpoint import Endpoint, Limits
+
+    agent = config.agent
+    return Endpoint(
+        sampling=_sampling_rules(config),
+        model=model,
+        tool_format=agent.tool_format,
+        limits=Limits(request_bytes=agent.request_kib * 2**10),
+    )
+
+
+def _sampling_rules(config: Config, temperature: float | None = None) -> SamplingRules:
+    """How the policy is sampled; `temperature`: None is that of training.
+
+    With top_k=1 the likeliest token is taken, which clients ask for by temperature 0.
+    """
+    from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
+
+    rollout, ignore = config.rollout, config.agent.ignore_sampling
+    if rollout.top_k == 1:
+        return SamplingRules(0.0, ignore=ignore)
+    temperature = rollout.temperature if temperature is None else temperature
+    return SamplingRules(temperature, rollout.top_p, rollout.top_k, ignore)
+
+
+def build_runner(config: Config) -> Runner:
+    """Builds the runner of `config.agent`."""
+    agent, most = config.agent, config.env.max_reward
+    if agent.name is not None:
+        return FunctionAgents(agent.name, load_function(agent), max_reward=most)
+    return CommandAgents(
+        split_command(agent),
+        model=MODEL,
+        memory_mib=agent.memory_mib,
+        output_kib=agent.output_kib,
+        max_reward=most,
+    )

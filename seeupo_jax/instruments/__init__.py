@@ -1,0 +1,1 @@
+"""Instruments that measure the product; the product never imports them."""

@@ -1,0 +1,1 @@
+"""Benchmarks of parts of the product, beyond those of an iteration."""

@@ -1,0 +1,1 @@
+"""Studies: recipes tuned, trained with fresh seeds, ablated and reported on one page."""
