@@ -25,7 +25,7 @@ install = $(UV) pip install --quiet --python $(RUN) $(1) \
 	|| { echo "uv could not install this; trying pip."; \
 	$(RUN) -m pip install --quiet --disable-pip-version-check $(1); }
 
-# The parts that tests need, each a target, fetched side by side.
+# The parts that tests need, each a target; they fetch and unpack side by side.
 FIRST_PARTS := part-python part-smollm2
 OTHER_PARTS := part-tools part-models part-appworld part-libtpu part-agents
 
@@ -65,8 +65,8 @@ $(VENV)/development: requirements.lock requirements.txt pyproject.toml third_par
 		third_party/libtpu/setup.sh third_party/agents/setup.sh third_party/agents/requirements.txt \
 		third_party/agents/verifiers/requirements.txt
 	@echo "Setting up $(VENV) and what every test needs ..."
-	@$(MAKE) --no-print-directory --jobs=6 $(VENV)/first $(OTHER_PARTS)
-	@touch $@
+	@$(MAKE) --no-print-directory --jobs=6 $(FIRST_PARTS) $(OTHER_PARTS)
+	@touch $(VENV)/first $@
 
 # By pip, which goes on where one of several places that may have this wheel is out of reach.
 part-torch: $(UV)
@@ -80,11 +80,11 @@ part-python: $(VENV)/runtime part-torch
 part-smollm2: $(UV)
 	sh third_party/models/setup.sh $(RUN) smollm2
 
-part-tools: $(VENV)/first
+part-tools: part-python
 	@$(call install,--editable ".[test-all]")
 
 part-libtpu: $(VENV)/runtime
-part-models: $(VENV)/first
+part-models: part-smollm2
 part-appworld part-agents: $(UV)
 part-models part-appworld part-libtpu part-agents: part-%:
 	sh third_party/$*/setup.sh $(RUN)
@@ -145,7 +145,7 @@ check: $(VENV)/first
 
 lint: lint-style lint-types lint-scripts lint-house docs
 
-lint-style: $(VENV)/first
+lint-style: $(VENV)/development
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
 

@@ -43,7 +43,7 @@ from seeupo_jax.cli.command_line import (
 from seeupo_jax.configuration.flags import Flags
 from seeupo_jax.configuration.loading import ConfigSource, load_config
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.display.progress import Progress
+from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.errors import DataChanged, NotLearning, file_sentences, sentence_errors
 from seeupo_jax.metrics.history import History, read_history
@@ -137,7 +137,7 @@ def run_sft(
             held.enter_context(exclusive_run(workdir, config.checkpoint))
         request = held.enter_context(StopRequest())
         shown = jax.process_index() == 0
-        progress = held.enter_context(Progress(0, display, shown=shown))
+        progress = held.enter_context(ProgressDisplay(0, display, shown=shown))
         with preparing():
             try:
                 data = load_data(config, progress, lambda: request.asked)

@@ -41,7 +41,7 @@ from seeupo_jax.cli.command_line import (
 from seeupo_jax.configuration.flags import Flags
 from seeupo_jax.configuration.loading import ConfigSource, load_config
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.display.progress import Progress
+from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.display.run_summary import learning_curve, print_summary
 from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.envs.pool import ServerFull
@@ -155,7 +155,7 @@ def _train(
     display = config.telemetry.display
     with (
         StopRequest() as request,
-        Progress(config.iterations, display, shown=jax.process_index() == 0) as progress,
+        ProgressDisplay(config.iterations, display, shown=jax.process_index() == 0) as progress,
     ):
         with preparing():
             config, plan = choose_remat(config)

@@ -14,7 +14,7 @@ import pytest
 import report_cases
 from places import ROOT
 
-from docs.tools import hardware, reference, source_pages
+from docs.tools import hardware, reference
 from seeupo_jax import envs, report
 from seeupo_jax.configuration.flags import as_overrides
 from seeupo_jax.configuration.loading import load_config
@@ -234,7 +234,10 @@ def test_a_row_of_the_table_of_gpus_is_what_its_command_estimates():
     assert f"\n| {row} |\n" in (ROOT / "docs" / "hardware.md").read_text()
 
 
+@pytest.mark.exhaustive
 def test_files_that_pages_link_to_are_pages_of_the_site(tmp_path):
+    from docs.tools import source_pages  # it imports mkdocs
+
     cells = [
         {"cell_type": "markdown", "source": ["# Train\n", "[curves](../docs/report.md)"]},
         {"cell_type": "code", "source": ["print(1)"], "outputs": []},
@@ -287,7 +290,7 @@ def test_the_example_that_reads_trajectories_runs(tmp_path, capsys, monkeypatch)
         info={"score": 0.0},
     )
     record = to_record(lost, split="train", iteration=3, labels={}, texts=list)
-    shard = reader.Shard(3, "train", False)
+    shard = reader.TrajectoryFile(3, "train", False)
     data = reader.pack_shard([record])
     reader.write_shard(tmp_path / "runs" / "quickstart", shard, data)
     monkeypatch.chdir(tmp_path)

@@ -20,7 +20,7 @@ from seeupo_jax.agents.calls import (
 )
 from seeupo_jax.agents.lineages import Lineages, LineageTurn
 from seeupo_jax.agents.sampled_text import SampledText
-from seeupo_jax.envs.base import Message, Pay
+from seeupo_jax.envs.base import Message, TurnRewards
 from seeupo_jax.envs.pool import Failure
 from seeupo_jax.envs.validation import (
     OWN_REWARD,
@@ -143,7 +143,7 @@ class AgentEpisode(Episode):
 
     def conclude(
         self,
-        weigh: Callable[[Mapping[str, Pay], str, float], list[float]],
+        weigh: Callable[[Mapping[str, TurnRewards], str, float], list[float]],
         timeout_as: str,
     ) -> None:
         """Ends the episode according to its outcome; no turn may be open.
@@ -174,7 +174,9 @@ class AgentEpisode(Episode):
             self.info[AGENT_FAILURE] = outcome.cause
 
     def _take(
-        self, result: AgentResult, weigh: Callable[[Mapping[str, Pay], str, float], list[float]]
+        self,
+        result: AgentResult,
+        weigh: Callable[[Mapping[str, TurnRewards], str, float], list[float]],
     ) -> None:
         turns = self.turn
         given = list(result.turn_rewards)

@@ -34,7 +34,7 @@ from seeupo_jax.configuration.user_code import describe
 from seeupo_jax.envs.pool import Failure
 from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.sampling import task_number
-from seeupo_jax.rollout.episode import Episode, Request
+from seeupo_jax.rollout.episode import Episode, EpisodeRequest
 from seeupo_jax.rollout.player import STOP_POLL_S, CollectionOptions, Prefetched, RolloutWorker
 
 _LOGGER = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class AgentHost:
     def prefetch(
         self,
         worker: RolloutWorker,
-        requests: Sequence[Request],
+        requests: Sequence[EpisodeRequest],
         options: CollectionOptions,
         max_idle_s: float,
     ) -> Prefetched | None:
@@ -182,7 +182,7 @@ class AgentPlayer:
     def adopt(self, keys: Sequence[int], prefetched: Prefetched) -> None:
         raise AssertionError("agents are never prefetched")
 
-    def open(self, key: int, request: Request) -> None:
+    def open(self, key: int, request: EpisodeRequest) -> None:
         lineages = Lineages(self._worker.tokenizer, self._host.tool_format)
         episode = AgentEpisode(request, self._slots.pop(), lineages=lineages)
         self._open[key] = episode

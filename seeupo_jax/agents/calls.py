@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from seeupo_jax.envs.base import Pay, Tool
+from seeupo_jax.envs.base import Tool, TurnRewards
 from seeupo_jax.envs.pool import Failure
 from seeupo_jax.envs.tool_calls import ToolCall
 
@@ -127,7 +127,7 @@ class AgentResult:
 
     reward: float
     score: float | None = None
-    rewards: Mapping[str, Pay] = field(default_factory=dict[str, Pay])
+    rewards: Mapping[str, TurnRewards] = field(default_factory=dict[str, TurnRewards])
     turn_rewards: Sequence[float] = ()
     info: Mapping[str, Any] = field(default_factory=dict[str, Any])
 

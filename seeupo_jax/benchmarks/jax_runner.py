@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seeupo_jax.benchmarks.comparison import Outcome
+from seeupo_jax.benchmarks.comparison import SweepOutcome
 from seeupo_jax.benchmarks.workloads import Inputs
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.schema import Config
@@ -179,22 +179,22 @@ class JaxSweeps:
         jax.block_until_ready(self.state)
         return time.perf_counter() - began
 
-    def recorded(self) -> list[Call]:
+    def recorded(self) -> list[ProgramCall]:
         """Runs one sweep, and records what its programs were given."""
         with self._recorder.recording() as calls:
             self.run()
         return list(calls)
 
-    def flops(self, calls: list[Call]) -> dict[str, Flops]:
+    def flops(self, calls: list[ProgramCall]) -> dict[str, Flops]:
         """Of a sweep's calls, by program."""
         platform = self.policy.mesh.devices.flat[0].platform
         with jax.set_mesh(self.policy.mesh):
             return flops(calls, self.policy.network.arch, platform)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> SweepOutcome:
         """The outcome of the last sweep over the inputs' trajectories, and the current weights."""
         steps = [stored_update.step_values(self._rows, step) for step in self.steps]
-        return Outcome(steps, self.tensors())
+        return SweepOutcome(steps, self.tensors())
 
     def params(self) -> Any:
         """The parameters, as the sampler takes them."""
@@ -221,7 +221,7 @@ def by_file_name(arch: Architecture, params: Any) -> dict[str, np.ndarray]:
 
 
 @dataclass(frozen=True)
-class Call:
+class ProgramCall:
     """One execution: the program, the shapes of its arguments, and what of them decides its work.
 
     refresh_batch: None without a refresh in it.
@@ -248,7 +248,7 @@ class Recorder:
     """Stands between a learner and its programs, and writes down calls while it is asked to."""
 
     def __init__(self) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[ProgramCall] = []
         self._recording = False
 
     def wrap_program(self, name: str, program: LearnerProgram) -> LearnerProgram:
@@ -256,7 +256,7 @@ class Recorder:
         return functools.partial(self._call, name, program) if name in PROGRAMS else program
 
     @contextlib.contextmanager
-    def recording(self) -> Iterator[list[Call]]:
+    def recording(self) -> Iterator[list[ProgramCall]]:
         """Records the calls meanwhile."""
         self.calls, self._recording = [], True
         try:
@@ -269,7 +269,7 @@ class Recorder:
             shapes = jax.tree.map(_shape, arguments)
             batch, *rest = arguments[1:3]
             refresh_batch = rest[0] if name == "turn_step" else None
-            self.calls.append(Call(name, program, shapes, batch, refresh_batch))
+            self.calls.append(ProgramCall(name, program, shapes, batch, refresh_batch))
         return program(*arguments)
 
 
@@ -279,7 +279,7 @@ def _shape(x: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x), sharding=where)
 
 
-def flops(calls: list[Call], arch: Architecture, platform: str) -> dict[str, Flops]:
+def flops(calls: list[ProgramCall], arch: Architecture, platform: str) -> dict[str, Flops]:
     """Of all calls together, by program; each program is traced once a shape."""
     traced: dict[Any, Any] = {}
     total = dict.fromkeys(PROGRAMS, Flops())
@@ -294,7 +294,7 @@ def flops(calls: list[Call], arch: Architecture, platform: str) -> dict[str, Flo
     return total
 
 
-def trips(call: Call, arch: Architecture, platform: str = "cpu") -> Trips:
+def trips(call: ProgramCall, arch: Architecture, platform: str = "cpu") -> Trips:
     """How often the loops of an execution run; windows are not counted."""
     batch, more, M = call.batch, call.refresh_batch, int(call.batch.microbatches)
     rows = [Tree(batch.depth_MRL[m], batch.end_MRL[m]) for m in range(M)]

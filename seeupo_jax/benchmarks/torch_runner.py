@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from seeupo_jax.benchmarks.comparison import Outcome, torch_name
+from seeupo_jax.benchmarks.comparison import SweepOutcome, torch_name
 from seeupo_jax.benchmarks.settings import PACKED, RECIPE
 from seeupo_jax.benchmarks.workloads import Inputs
 from seeupo_jax.parallel.host_cores import usable_cores
@@ -134,11 +134,11 @@ class TorchSweeps:
             embedding = model.get_input_embeddings()
             embedding.register_forward_hook(lambda _, __, vectors: vectors.to(to))
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> SweepOutcome:
         """The outcome of the last sweep, and the current weights."""
         named = self.model.named_parameters()
         tensors = {name: p.detach().float().cpu().numpy().copy() for name, p in named}
-        return Outcome(self._update.as_json(self._last)["steps"], tensors)
+        return SweepOutcome(self._update.as_json(self._last)["steps"], tensors)
 
     @property
     def positions(self) -> int:

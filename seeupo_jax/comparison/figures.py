@@ -29,7 +29,7 @@ _WIDTH, _HEIGHT = 720, 360  # of the plot, in pixels
 
 
 @dataclass(frozen=True)
-class History:
+class RunCurve:
     """One run. I iterations that have a success rate."""
 
     seed: int
@@ -69,7 +69,7 @@ class Line:
 
     variant: str
     planned: int
-    histories: tuple[History, ...]
+    histories: tuple[RunCurve, ...]
 
     @property
     def done(self) -> bool:
@@ -107,7 +107,7 @@ def read_lines(runs: Sequence[PlannedRun]) -> list[Line]:
     return lines
 
 
-def read_history(run: PlannedRun) -> History | None:
+def read_history(run: PlannedRun) -> RunCurve | None:
     """A run's record; None before its first iteration."""
     records = recorded(run)
     last = run.config.iterations
@@ -118,7 +118,7 @@ def read_history(run: PlannedRun) -> History | None:
 
 def history_of(
     records: Sequence[Mapping[str, Any]], *, seed: int, done: bool, metric: str, last: int
-) -> History | None:
+) -> RunCurve | None:
     """The record of a run's metrics, by iteration; None before its first iteration.
 
     Args:
@@ -138,7 +138,7 @@ def history_of(
         return None
     scores = {r["iteration"]: read_estimates(r)[metric] for r in records if metric in r}
     unknown = Estimate(math.nan, math.nan, math.nan)
-    return History(
+    return RunCurve(
         seed=seed,
         done=done,
         tokens_I=np.array(tokens, np.float64),

@@ -26,13 +26,13 @@ TEXT_TAGS = (CALL, CALL_END, THOUGHT, THOUGHT_END)
 TAGS = (*TEXT_TAGS, PYTHON_TAG)
 
 # A reward for one step or turn, or one number for each step or turn of the episode so far.
-Pay = float | Sequence[float]
+TurnRewards = float | Sequence[float]
 
 ENVIRONMENT = "env"  # the label that names a task's environment in a `mixture`
 TURNS = "turns"  # the number of turns in names of metrics, which also hold labels
 
 
-class Missing(ValueError):
+class EnvironmentUnavailable(ValueError):
     """What an environment needs is not on this machine: files, a benchmark, a server's program."""
 
 
@@ -76,7 +76,7 @@ class StepResult:
     reward: float
     done: bool
     info: dict[str, Any] = field(default_factory=dict[str, Any])
-    rewards: Mapping[str, Pay] = field(default_factory=dict[str, Pay])
+    rewards: Mapping[str, TurnRewards] = field(default_factory=dict[str, TurnRewards])
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from seeupo_jax.envs.base import Tasks
 from seeupo_jax.envs.tasks import labels_by_task, list_tasks
 from seeupo_jax.metrics.statistics import evaluation_metrics, evaluation_prefix
 from seeupo_jax.parallel.distributed import gather
-from seeupo_jax.rollout.collect import Request, collect, group_requests
+from seeupo_jax.rollout.collect import EpisodeRequest, collect, group_requests
 from seeupo_jax.rollout.player import CollectionOptions, RolloutWorker
-from seeupo_jax.trajectories.episodes import Episode, EpisodeFile, to_episode
+from seeupo_jax.trajectories.episodes import EpisodeFile, EvaluationEpisode, to_episode
 from seeupo_jax.types import Trajectory
 
 # Added to the iteration, so that an evaluation never samples with an iteration's random numbers.
@@ -41,7 +41,7 @@ def evaluate_split(
     iteration: int = 0,
     file: EpisodeFile | None = None,
     on_played: Callable[[Sequence[Trajectory], Labels], None] = lambda *_: None,
-    on_counted: Callable[[Sequence[Episode], int], None] = lambda *_: None,
+    on_counted: Callable[[Sequence[EvaluationEpisode], int], None] = lambda *_: None,
 ) -> dict[str, float]:
     """Plays the first `config.evaluation.tasks` tasks of a split k times each.
 
@@ -61,13 +61,13 @@ def evaluate_split(
     """
     task_ids = list_tasks(tasks, split)[: config.evaluation.tasks]
     labels = labels_by_task(tasks, task_ids, _LOGGER.warning)
-    played: dict[tuple[str, int], Episode] = {}
-    for part in gather({} if file is None else file.played, Episode):
+    played: dict[tuple[str, int], EvaluationEpisode] = {}
+    for part in gather({} if file is None else file.played, EvaluationEpisode):
         played |= part
     requests = group_requests(task_ids, k)
     missing = [request for request in requests if (request.task_id, request.member) not in played]
 
-    def keep(request: Request, trajectory: Trajectory) -> None:
+    def keep(request: EpisodeRequest, trajectory: Trajectory) -> None:
         if file is not None:
             file.add(to_episode(trajectory, labels[request.task_id]))
 
@@ -92,7 +92,7 @@ def evaluate_split(
 
 
 def _metrics(
-    prefix: str, episodes: Sequence[Episode], labels: Sequence[Mapping[str, str]]
+    prefix: str, episodes: Sequence[EvaluationEpisode], labels: Sequence[Mapping[str, str]]
 ) -> dict[str, float]:
     """Metrics of the episodes of some tasks, task by task, and the labels of each task."""
     success = np.array([episode.success for episode in episodes]).reshape(len(labels), -1)

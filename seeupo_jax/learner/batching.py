@@ -20,11 +20,12 @@ _DTYPES = {"action": np.int32}  # of tokens' fields; float32 else
 
 @dataclass(frozen=True)
 class SegmentBatch:
-    """The segments of all trajectories that count, side by side; index S below.
+    """The segments of all trajectories that count; index S below.
 
     tokens, turn, logp: as in `Segment`, one array a segment; but the turn of forced tokens, and of
       those of a turn that another trajectory owns, is `CONTEXT`.
-    trajectory_S: whose segment it is. group_S: of whose trajectory, whose members begin alike.
+    trajectory_S: the trajectory of a segment. group_S: the trajectory's group, whose members begin
+      alike.
     """
 
     tokens: tuple[np.ndarray, ...]
@@ -35,9 +36,9 @@ class SegmentBatch:
     trajectories: int  # N, those left out included
     turns: int  # K, of the longest trajectory
     forced: int = 0  # sampled tokens of its own turns that count as context
-    masked_S: np.ndarray | None = None  # of what no update is made; None: of all
+    masked_S: np.ndarray | None = None  # excluded from updates; None: none
     routing: Routing | None = None  # of the policy's routers; None: it has none
-    experts: ExpertRecord | None = None  # that the routers are given; None: they choose
+    experts: ExpertRecord | None = None  # that the routers replay; None: they choose
 
     @classmethod
     def of(
@@ -54,11 +55,11 @@ class SegmentBatch:
 
         Args:
           grouped: as for `learnable`.
-          truncated: whether actions were drawn from less than the policy's whole softmax. Tokens of
-            probability 1 were then forced: the policy had no choice, and learns nothing from them.
-          mask_truncated: whether no update is made of trajectories that were cut.
+          truncated: whether actions were drawn from a truncated softmax. Tokens of probability 1
+            were then forced: the policy had no choice, and learns nothing from them.
+          mask_truncated: whether trajectories that were cut are excluded from updates.
           routing: of the policy's routers.
-          replays: whether these are given the experts that the sampler recorded.
+          replays: whether the routers replay the experts that the sampler recorded.
         """
         trained = np.flatnonzero(learnable(trajectories, grouped=grouped))
         pairs = [(i, segment) for i in trained for segment in trajectories[i].segments]
@@ -104,9 +105,9 @@ class SegmentBatch:
 
     @functools.cached_property
     def identity(self) -> tuple[np.ndarray, ...]:
-        """Numbers of the tokens, one array a segment: equal ones may be computed once.
+        """Numbers of the tokens, one array a segment.
 
-        Behind equal numbers that is, and in one group.
+        Two tokens of a group are computed once if they and all before them have equal numbers.
         """
         if self.experts is None:
             return self.tokens
@@ -114,13 +115,13 @@ class SegmentBatch:
 
     @property
     def updated_S(self) -> np.ndarray:
-        """Which segments updates are made of: bool [S]."""
+        """The segments that updates learn from: bool [S]."""
         whole_S = np.ones(len(self.tokens), bool)
         return whole_S if self.masked_S is None else ~self.masked_S
 
     @property
     def updated_turns(self) -> int:
-        """K of the longest trajectory of which an update is made."""
+        """K of the longest trajectory that an update learns from."""
         updated = (
             turn_L for turn_L, updates in zip(self.turn, self.updated_S, strict=True) if updates
         )
@@ -140,19 +141,19 @@ def forced_fraction(rows: SegmentBatch) -> float:
 
 @dataclass(frozen=True, eq=False)
 class ActionSpan:
-    """The action that a segment contributes to a step: where its tokens stand in it."""
+    """The action tokens of a segment in a step, by their positions in the segment."""
 
     segment: int
     position_A: np.ndarray
 
     @property
     def end(self) -> int:
-        """One past the last action token: nothing after it matters to the step."""
+        """One past the last action token; later tokens do not affect the step."""
         return int(self.position_A[-1]) + 1
 
 
 def action_spans(rows: SegmentBatch, turns: Sequence[int]) -> list[ActionSpan]:
-    """The segments that an update of these turns has; a trajectory without one is nowhere."""
+    """The spans of an update of these turns; a trajectory without these turns has none."""
     updated_S = rows.updated_S
     return [span for span in _spans(rows, turns) if updated_S[span.segment]]
 
@@ -167,15 +168,15 @@ def _spans(rows: SegmentBatch, turns: Sequence[int]) -> list[ActionSpan]:
 
 
 def all_actions(rows: SegmentBatch) -> list[ActionSpan]:
-    """Every sampled token of every row: what one pass for old and reference policies needs."""
+    """Every sampled token of every segment, for the passes that score whole trajectories."""
     return _spans(rows, range(rows.turns))
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where the spans of a step lie.
+    """The spans of a step packed into rows.
 
-    length: of the rows. forest: the spans' segments, each up to its span's end.
+    length: tokens of a row. forest: the spans' segments, each up to its span's end.
     """
 
     spans: Sequence[ActionSpan]
@@ -184,7 +185,7 @@ class Layout:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens that are computed, without padding."""
+        """Computed tokens, without padding."""
         return sum(map(len, self.forest.tokens))
 
 
@@ -231,10 +232,10 @@ def turn_batch(
       per_token: fields of every token, by the names of `TurnBatch` without their axes; one
         array a segment, aligned with its tokens.
       action: A of the batch; no span has more.
-      behind: whether what is asked of a token is read from its own hidden state instead of from
-        that which predicts it.
+      behind: whether the result for a token is read from its own hidden state instead of from the
+        one that predicts it.
       span_slots: where in [P, A] each span begins; None: every span has a row of its own, in order.
-      doubled: whether there is room for twice as many rows and spans, however many there are.
+      doubled: whether the batch has room for at least twice as many rows and spans.
     """
     L, R, forest, spans = layout.length, shapes.rows, layout.forest, layout.spans
     span_slots = [(place, 0) for place in range(len(spans))] if span_slots is None else span_slots
@@ -288,13 +289,13 @@ def turn_batch(
 def scatter(
     numbers: Sequence[np.ndarray], spans: Sequence[ActionSpan], scored_PA: np.ndarray
 ) -> None:
-    """Writes what a batch's program found of action tokens to their segments' tokens."""
+    """Writes a batch's numbers of action tokens to the tokens of their segments."""
     for span, scored_A in zip(spans, scored_PA, strict=False):
         numbers[span.segment][span.position_A] = scored_A[: span.position_A.size]
 
 
 class TargetSlots:
-    """The tokens of rows that are predicted, each once however many spans share it."""
+    """The slots of rows in which tokens are predicted; spans that share a token share its slot."""
 
     def __init__(self, rows: int, length: int):
         if rows * length > np.iinfo(np.int32).max:
@@ -312,7 +313,7 @@ class TargetSlots:
     def slots(
         self, row: int, index_A: np.ndarray, parent_A: np.ndarray, token_A: np.ndarray
     ) -> np.ndarray:
-        """Where in the flattened rows the tokens at some indices of a row are predicted."""
+        """The slots, in the flattened rows, of the tokens at some indices of a row."""
         new_A = self._next[row, index_A] == 0
         first, count = int(self._count[row]), int(new_A.sum())
         self._next[row, index_A[new_A]] = np.arange(first + 1, first + count + 1)

@@ -130,7 +130,7 @@ class Learner:
         return self.score_in_full if more else self.score
 
     def scored(self, params: Any, batch: TurnBatch) -> TokenScores:
-        """The result of `score_old_policy` for a batch."""
+        """The result of `score_old_policy` for a batch, with its log-probabilities at least."""
         result = self.score_old_policy(params, batch)
         return result if isinstance(result, TokenScores) else TokenScores(result)
 

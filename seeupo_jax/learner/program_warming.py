@@ -1,4 +1,4 @@
-"""The programs of the sweeps to come, by name: to run them ahead, or only to compile them."""
+"""Warms the programs of sweeps: lists them by name, compiles them, and calls each once."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from seeupo_jax.types import TrainState, TurnBatch
 
 @dataclass(frozen=True)
 class SweepProgram:
-    """One compiled program, and a call of it that does nothing.
+    """A program of the sweep, and the arguments of a call without rows.
 
-    function: what `jax.jit` returned.
+    function: the result of `jax.jit`.
     arguments: from the state and the reference policy's parameters (arrays, or shape structs with
-      shardings) to its arguments; those that change are shape structs.
-    returns_state: its results begin with the state, which was donated.
+      shardings) to the program's arguments; those that change are shape structs.
+    returns_state: whether its first result is the donated state.
     """
 
     name: str
@@ -48,7 +48,7 @@ COPY_RATIO = "sweep/copy cumulative ratio"  # small, and the same for all length
 
 
 def sweep_programs(learner: Learner, trajectories: int) -> Iterator[SweepProgram]:
-    """Every program that sweeps over so many trajectories may run, shortest rows first."""
+    """The programs that sweeps over so many trajectories may run, shortest rows first."""
     empty_S = np.zeros(0, np.int32)
     rows = SegmentBatch((), (), (), empty_S, empty_S, trajectories, 0, routing=learner.routing)
     if learner.algorithm.router_replay != "none":
@@ -71,7 +71,7 @@ def sweep_programs(learner: Learner, trajectories: int) -> Iterator[SweepProgram
 def distinct_programs(
     programs: Iterable[SweepProgram], state: TrainState, ref: Any
 ) -> list[SweepProgram]:
-    """The first of those that are compiled to the same, for arrays or shape structs with shardings.
+    """The first of each set of equal programs, for arrays or shape structs with shardings.
 
     The reference policy is scored by the old policy's program, unless it lies in other memory.
     """
@@ -83,7 +83,7 @@ def distinct_programs(
 
 
 def _kind(leaf: Any) -> tuple[Any, ...]:
-    """All of an argument that a program is compiled for."""
+    """The properties of an argument that a program is compiled for."""
     return leaf.shape, str(leaf.dtype), getattr(leaf, "sharding", None)
 
 
@@ -94,11 +94,11 @@ def compile_programs(
     trajectories: int,
     between: Between = never_stop,
 ) -> TrainState:
-    """Compiles every program of the sweeps to come, and runs each on a batch without rows.
+    """Compiles every program of the sweeps of a run, and runs each on a batch without rows.
 
     `between`: as of `compile_all`, for the programs that take longest.
 
-    Returns: the state, which was donated and comes back bit for bit.
+    Returns: the state, which was donated and is returned unchanged.
     """
     names = [OWN_REWARD, *learner.reward_weights]
     compile_credit(learner.algorithm, learner.shapes, trajectories, names)
@@ -153,7 +153,7 @@ def _score_programs(learner: Learner, rows: SegmentBatch, length: int) -> Iterat
 def _scorer_programs(
     learner: Learner, rows: SegmentBatch, batch: TurnBatch, length: int
 ) -> Iterator[SweepProgram]:
-    """What the model that scores turns says of a batch, and its step."""
+    """The pass of the model that scores turns, and its step."""
     action = learner.shapes.longest
     with_grad = empty_batch(rows, learner.shapes, ("score_grad",), length=length, action=action)
 
@@ -178,7 +178,7 @@ def _scorer_programs(
 
 
 def _turn_programs(learner: Learner, rows: SegmentBatch, length: int) -> Iterator[SweepProgram]:
-    """One turn's step, and what comes before or after it for some choices of the algorithm."""
+    """The passes of an update: its steps, and the scoring pass and the refresh around them."""
     shapes, kinds = learner.shapes, learner.kinds
     batch = empty_batch(rows, shapes, learner.per_token, length=length, action=shapes.action)
     numbers_N = _on_device(learner, (rows.trajectories,))
@@ -206,7 +206,7 @@ def _turn_programs(learner: Learner, rows: SegmentBatch, length: int) -> Iterato
 
 
 def _on_device(learner: Learner, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
-    """Numbers that a program before has made."""
+    """Numbers that an earlier program returns."""
     return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=learner.replicated)
 
 
@@ -216,7 +216,7 @@ def _call(
     rest: Callable[[TrainState, Any], tuple[Any, ...]],
     returns_state: bool = False,
 ) -> SweepProgram:
-    """A learner's program, whose first arguments it has bound itself."""
+    """A learner's program, whose first arguments are bound."""
     return SweepProgram(
         name, program.func, lambda *given: (*program.args, *rest(*given)), returns_state
     )

@@ -80,7 +80,7 @@ def make_refresh_batch(
 def _continued(
     rows: SegmentBatch, spans: Sequence[ActionSpan], previous: Sequence[ActionSpan]
 ) -> dict[int, int]:
-    """Which of the spans each segment's continues, where its trajectory has one in either step."""
+    """The span that each segment's continues, if its trajectory has one span in both steps."""
     alone = _alone(rows, spans) & _alone(rows, previous)
     owner_S = rows.trajectory_S
     return {p.segment: place for place, p in enumerate(spans) if int(owner_S[p.segment]) in alone}
@@ -107,7 +107,7 @@ class _Chunks:
         self._count_M = np.zeros(M, np.int32)
 
     def add(self, span: ActionSpan, place: int) -> np.ndarray | None:
-        """Adds what a span has more than the one at a place of the layout, which it continues.
+        """Adds the tokens by which a span continues the one at a place of the layout.
 
         Returns: where in the flattened chunks its action tokens are predicted; None if no chunk
           holds it.

@@ -48,9 +48,9 @@ from seeupo_jax.types import TrainState, Trajectory, TrajectoryStats, TurnBatch
 
 
 class SweepResult(NamedTuple):
-    """The state after the last turn's step, metrics, and what the steps were.
+    """The state after the last update, metrics, and the optimizer steps.
 
-    stats: of each trajectory; None of those left out.
+    stats: of each trajectory; None for those that were left out.
     """
 
     train: TrainState
@@ -78,19 +78,20 @@ def sweep(
       ref_params: parameters of the reference policy of the KL penalty, unless the state has them.
       iteration: from 1; seeds the random order and the minibatches, and sets the learning rate. Its
         policy has version iteration - 1: ratios of other versions are to what the sampler recorded.
-      stop: asked before every turn; with several processes it must say the same in all.
-      on_step: called with how many of the plan's updates the device has done, last all, and of all.
+      stop: called before every update; it must return the same in all processes.
+      on_step: called with the number of updates that the device has finished, and their total; the
+        last call has the total twice.
       resume: arrays and notes of the `SweepStopped` that this sweep of the same trajectories ended
         with before; `train` is the one among them.
       references: answers of the tasks, for the information gain of turns; None: the gain of a turn
         is its reward.
       statistics: of the run's rewards, as of `running_statistics`; None: of these trajectories.
 
-    Returns: without a single sampled turn nearly no metrics, and the state as it came but for what
-      moves once an iteration: the average of the parameters and the reference policy.
+    Returns: without a single sampled turn nearly no metrics, and a state in which only the average
+      of the parameters and the reference policy may have changed.
 
     Raises:
-      SweepStopped: as asked.
+      SweepStopped: `stop` returned True.
     """
     shaped, shaping = with_overlong_penalties(learner.algorithm, trajectories)
     rows = learner.rows(trajectories)
@@ -145,7 +146,7 @@ def _without_step(
 
 
 def _end_iteration(learner: Learner, train: TrainState, plan: SweepPlan) -> TrainState:
-    """The state with what follows the policy once an iteration, also where no step was taken."""
+    """The state after the passes that follow the updates, also if no step was taken."""
     for each in plan.after:
         if each.kind == "average":
             train = train._replace(ema=learner.average(train.params, train.ema))
@@ -157,10 +158,10 @@ def _end_iteration(learner: Learner, train: TrainState, plan: SweepPlan) -> Trai
 def _adapt_kl_coef(
     learner: Learner, current: SweepState, rows: SegmentBatch
 ) -> tuple[TrainState, dict[str, float]]:
-    """The state after the last step with the next iteration's KL coefficient, and metrics of it.
+    """The state with the next iteration's KL coefficient, and metrics of it.
 
     Args:
-      rows: with the tokens that `mask_above` makes context in those of the sweep.
+      rows: with the tokens that `mask_above` excludes from the sweep's.
     """
     train = current.train
     if train.kl_coef is None:
@@ -306,10 +307,10 @@ def _step_batch(
     seed: Sequence[int],
     rescore: bool,
 ) -> tuple[SweepState, TurnBatch, Mapping[str, float]]:
-    """The batch of a step, and what it counts for the step's metrics.
+    """The batch of a step, and metrics of its tokens.
 
-    Where an action's tokens lie in several spans, its ratio is needed before the gradient: by a
-    pass of its own, unless no step has moved the policy yet.
+    If an action's tokens lie in several spans, its ratio is needed before the gradient: a separate
+    pass computes it, unless no step has changed the policy yet.
     """
     reads = "logp" in current.per_token and learner.loss_config.reads_action_ratio
     parts = _parts_of_actions(current, layout.spans) if reads and current.steps else []
@@ -347,7 +348,7 @@ def _scoring_batch(
 
 
 def _parts_of_actions(current: SweepState, spans: Sequence[ActionSpan]) -> list[ActionSpan]:
-    """The spans that do not hold all tokens of an action that they hold some of."""
+    """The spans that hold only some of the tokens of an action."""
     number = current.per_token.get("action")  # order=parallel: one of several in a span
 
     def actions(span: ActionSpan) -> set[tuple[int, int]]:
@@ -362,7 +363,7 @@ def _parts_of_actions(current: SweepState, spans: Sequence[ActionSpan]) -> list[
 def _minibatches(
     rows: SegmentBatch, spans: list[ActionSpan], count: int, rng: np.random.Generator
 ) -> list[list[ActionSpan]]:
-    """All spans of trajectories in random parts of nearly equal size; one part keeps the order."""
+    """The spans in random parts of nearly as many trajectories; one part keeps the order."""
     if count == 1:
         return [spans]
     owned: dict[int, list[ActionSpan]] = {}
@@ -379,10 +380,11 @@ def _denominator(
     spans: Sequence[ActionSpan],
     part: Sequence[ActionSpan],
 ) -> np.float32:
-    """What the sum of a part of a turn's spans is divided by in its step.
+    """The denominator of the sum over a part of a turn's spans.
 
-    The part's share of all trajectories or of those with the turn, times the most tokens of an
-    action where the loss is so; or the part's own tokens, as in verl's `loss_agg_mode=token-mean`.
+    It is the part's share of all trajectories or of those with the turn, with loss_mean=constant
+    times the maximum tokens of an action; with loss_mean=token it is the part's own tokens, as in
+    verl's `loss_agg_mode=token-mean`.
     """
     algorithm = learner.algorithm
     active, updated = (

@@ -29,14 +29,14 @@ from seeupo_jax.learner.sweep_state import (
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.types import TrainState, Trajectory
 
-IN_FLIGHT = 2  # steps given to the device and not finished: a request to stop takes effect soon
+IN_FLIGHT = 2  # unfinished steps on the device: few, so that a request to stop acts soon
 
 
 class StepsInFlight:
-    """Lets the host run few steps ahead of the device, and asks before each whether to stop.
+    """Lets the host run few steps ahead of the device, and checks `stop` before each.
 
     Args:
-      steps: of the order. stop, on_step: as of `sweep`.
+      steps: updates of the plan. stop, on_step: as of `sweep`.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class StepsInFlight:
     ) -> None:
         self._steps, self._stop, self._on_step = steps, stop, on_step
         self._in_flight: deque[Any] = deque()
-        self._done: int | None = None  # when last asked
+        self._done: int | None = None  # at the last check
 
     def ready(self, current: SweepState) -> bool:
-        """Waits until the device has room for a step; False: the sweep is to stop."""
+        """Waits until the device has room for a step; False: the sweep has to stop."""
         if self._done is not None and current.done > self._done:
             self._in_flight.append([step.metrics for step in current.steps[-1:]])
         self._done = current.done
@@ -61,8 +61,8 @@ class SweepStopped(Stopped):
     """A sweep was stopped between two turns.
 
     Attributes:
-      arrays: what `sweep` needs to resume, the training state first; a pytree to be saved.
-      notes: the rest of it, plain values.
+      arrays: the arrays that `sweep` resumes from, the training state first; a pytree to be saved.
+      notes: the plain values that it resumes from.
     """
 
     def __init__(self, learner: Learner, current: SweepState):
@@ -73,9 +73,9 @@ class SweepStopped(Stopped):
             name: learner.replicate(np.concatenate(per_token[name])) for name in _stored(learner)
         }
         experts = current.data.rows.experts
-        if _records(learner):  # of a policy that is no more
+        if _records(learner):  # of a policy that has since been updated
             self.arrays["expert"] = learner.replicate(np.concatenate(experts.expert_LG))
-        # The first step on some turns decides: its ratio is what the step of the order weighs by.
+        # The first step on some turns decides: its update weighs by this ratio.
         ratio_of_turns: dict[tuple[int, ...], jax.Array] = {}
         for step in current.steps:
             ratio_of_turns.setdefault(step.turns, step.cumulative_ratio_N)
@@ -100,7 +100,7 @@ def resume_sweep(
     arrays: Mapping[str, Any],
     notes: Mapping[str, Any],
 ) -> SweepState:
-    """A sweep that was stopped, as `SweepStopped` keeps it."""
+    """The state of a stopped sweep, from the arrays and notes of `SweepStopped`."""
     ends = np.cumsum([len(tokens) for tokens in rows.tokens])[:-1]
     ragged = {name: np.split(np.asarray(arrays[name]), ends) for name in _stored(learner)}
     initial = {name: ragged.pop(name) for name in INITIAL}
@@ -124,7 +124,7 @@ def resume_sweep(
         per_token,
         done,
         tuple(steps),
-        # A turn without tokens to learn from makes no step: the one before it waits still.
+        # A turn without tokens has no step: the one before it is still to be refreshed.
         refresh_next=action_spans(rows, updated_turns[-1]) if updated_turns else (),
         counts=TokenCounts(**{name: notes[name] for name in TokenCounts._fields}),
     )
@@ -148,11 +148,11 @@ def stopped_arrays(learner: Learner, state: Any, trajectories: Sequence[Trajecto
 
 
 def _records(learner: Learner) -> bool:
-    """Whether a sweep replays the experts that its own first pass chose."""
+    """Whether a sweep replays the experts that its first pass chose."""
     return learner.algorithm.router_replay == "old"
 
 
 def _stored(learner: Learner) -> list[str]:
-    """What of every token a sweep that was stopped cannot find out again."""
+    """Fields of every token that a resumed sweep cannot recompute."""
     found_again = ("logp", "sampler_logp", "action", "drift_sign")
     return [*(name for name in learner.per_token if name not in found_again), *INITIAL]

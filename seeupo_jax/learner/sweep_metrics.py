@@ -1,4 +1,4 @@
-"""Metrics of a sweep: of all steps, of every turn, and of each trajectory."""
+"""Metrics of a sweep: over all steps, per turn, and per trajectory."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from seeupo_jax.types import TrajectoryStats
 
 
 class Weights(NamedTuple):
-    """The weights that a sweep's steps were taken by; NaN where none was.
+    """The weights M of a sweep's steps; NaN where no step was taken.
 
-    mean_NK: M of the action that the turn is of; with ratio=token the mean over the turn's tokens.
+    mean_NK: M of the turn's action; with ratio=token the mean over the turn's tokens.
     largest_NK: its absolute value; with ratio=token the largest of these tokens.
     """
 
@@ -46,7 +46,7 @@ def sweep_metrics(
 
 
 def exclusion_metrics(learner: Learner, rows: SegmentBatch) -> dict[str, float]:
-    """Metrics of the tokens and the trajectories of which no update is made."""
+    """Metrics of the tokens and the trajectories that are excluded from updates."""
     metrics = {"sweep/forced_fraction": forced_fraction(rows)} if learner.truncated else {}
     if rows.masked_S is not None:
         masked = len(np.unique(rows.trajectory_S[rows.masked_S]))
@@ -90,7 +90,7 @@ def step_weights(learner: Learner, current: SweepState, plan: SweepPlan) -> Weig
         largest_NK = abs(mean_NK)
     ratio_NK = np.full(shape, np.nan)
     ratios = jax.device_get([step.cumulative_ratio_N for step in current.steps])
-    # Of several steps on some turns the first: no other weighed by another ratio.
+    # The first of several steps on some turns: all of them weighed by its ratio.
     for step, ratio_N in reversed([*zip(current.steps, ratios, strict=True)]):
         ratio_NK[:, list(step.turns)] = np.asarray(ratio_N)[:, None]
     ratio_NK[count_NK == 0] = np.nan
@@ -103,10 +103,10 @@ def _of_turns(
 ) -> dict[str, float]:
     """Metrics of every turn that a step was taken on, counted from 1.
 
-    What only a step knows is left out of turns that were updated together.
+    Turns that were updated together have no metrics of their step.
 
     Args:
-      totals: of every optimizer step, on the host.
+      totals: metrics of every optimizer step, on the host.
     """
     metrics: dict[str, float] = {}
     for turn in range(current.data.rows.turns):
@@ -164,7 +164,7 @@ def _over(counted: str) -> Callable[[Sequence[Mapping[str, float]], str], float]
     return share
 
 
-# As `metric_table` calls them.
+# By their names in `metric_table`.
 REDUCTIONS: dict[str, Callable[[Sequence[Mapping[str, float]], str], float]] = {
     "sum / actions": _over("actions"),
     "sum / replayed": _over("replayed"),

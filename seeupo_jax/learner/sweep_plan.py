@@ -37,7 +37,7 @@ class SweepPass(NamedTuple):
     """One pass over the iteration's tokens, or over the parameters.
 
     turns: it computes their tokens, and those before them; (): all turns, or no token.
-    times: how often its program runs: the optimizer steps of a pass over turns, each on its part
+    times: runs of its program: the optimizer steps of a pass over turns, each on its part
       of the trajectories; fewer where there are fewer trajectories.
     rescored: before how many of these steps, the last ones, the part is scored under the current
       policy, as limits on tokens of high covariance need it. Before the first step of a sweep
@@ -91,7 +91,7 @@ class SweepPlan:
         return [each for each in self.passes if each.kind == kind]
 
     def count(self, kind: Kind) -> int:
-        """How often the program of a kind runs."""
+        """Runs of the program of a kind."""
         return sum(each.times for each in self.of(kind))
 
 

@@ -57,7 +57,7 @@ def begin_sweep(
       shaped: the trajectories with the rewards that advantages are computed from. The scorer's
         successes and failures are those of the trajectories without penalties.
       version: of the policy that is swept.
-      references: answers of the tasks, which the old policy's pass scores too; None: it does not.
+      references: answers of the tasks, which the old policy's pass scores too; None: none.
       statistics: as of `sweep`.
     """
     kinds = {each.kind for each in plan.before}
@@ -135,12 +135,12 @@ def segments_after_masking(learner: Learner, rows: SegmentBatch, initial: PerTok
     bound = learner.algorithm.mask_above
     if bound is None:
         return rows
-    # In float32: a comparison with NaN, at context, is False.
+    # In float32. A comparison with NaN, at context, is False.
     return rows.without([np.exp(logp_L) > np.float32(bound) for logp_L in initial["trainer_logp"]])
 
 
 def _masked_fraction(rows: SegmentBatch, unmasked: SegmentBatch) -> dict[str, float]:
-    """Share of the rows' action tokens that the unmasked rows do not have."""
+    """Share of the action tokens that masking excludes."""
     if unmasked is rows:
         return {}
     before, after = (
@@ -150,9 +150,9 @@ def _masked_fraction(rows: SegmentBatch, unmasked: SegmentBatch) -> dict[str, fl
 
 
 def _mean_entropy(rows: SegmentBatch, entropy: Sequence[np.ndarray]) -> float:
-    """Mean over the tokens of the loss, as TRL has it; NaN without any.
+    """Mean over the tokens of the loss, as in TRL; NaN without any.
 
-    That is over neither what `mask_above` makes context nor what `truncated=mask` leaves out.
+    Tokens that `mask_above` or `truncated=mask` excludes do not count.
     """
     segments = zip(entropy, rows.turn, rows.updated_S, strict=True)
     trained = [x_L[turn_L != CONTEXT] for x_L, turn_L, updated in segments if updated]
@@ -161,14 +161,14 @@ def _mean_entropy(rows: SegmentBatch, entropy: Sequence[np.ndarray]) -> float:
 
 
 def count_valid(learner: Learner, trajectories: Sequence[Trajectory]) -> int:
-    """How many trajectories are learned from."""
+    """The number of trajectories that are learned from."""
     return int(learnable(trajectories, grouped=learner.algorithm.grouped).sum())
 
 
 class _FirstPass(NamedTuple):
     """The outputs of the old policy's pass, and the layout of its rows.
 
-    gains: of turns; None: not asked for.
+    gains: of turns; None: not computed.
     """
 
     scored: TokenScores
@@ -178,7 +178,7 @@ class _FirstPass(NamedTuple):
 
     @property
     def initial(self) -> tuple[Any, Any]:
-        """`INITIAL` [P, A], of every action token; the entropy NaN where it was not asked for."""
+        """`INITIAL` [P, A], of every action token; the entropy is NaN where it was not computed."""
         logp_PA, entropy_PA, *_ = self.scored
         return logp_PA, np.full(logp_PA.shape, np.nan) if entropy_PA is None else entropy_PA
 
@@ -192,7 +192,7 @@ def _first_pass(
     layout: Layout,
     batch: TurnBatch,
 ) -> _FirstPass:
-    """The old policy's pass over all actions, with the answers of the tasks where there are any."""
+    """The old policy's pass over all actions, and over the answers of the tasks, if given."""
     gains, metrics = None, {}
     if references is None:
         scored = learner.scored(params, batch)
@@ -218,13 +218,13 @@ def _with_experts(learner: Learner, rows: SegmentBatch, first: _FirstPass) -> Se
 def derived_per_token(
     learner: Learner, rows: SegmentBatch, initial: PerToken
 ) -> dict[str, Sequence[np.ndarray]]:
-    """Fields of tokens that follow from the rows and the policy at the start of the sweep."""
+    """Fields of tokens that follow from the segments and the policy at the start of the sweep."""
     per_token: dict[str, Sequence[np.ndarray]] = {}
     if "logp" in learner.per_token:
         per_token["logp"] = initial["trainer_logp"]
     if "sampler_logp" in learner.per_token:
         per_token["sampler_logp"] = rows.logp
-    if "drift_sign" in learner.per_token:  # each step says which
+    if "drift_sign" in learner.per_token:  # each step sets its own
         per_token["drift_sign"] = [np.zeros(len(tokens), np.float32) for tokens in rows.tokens]
     if "action" in learner.per_token:
         if rows.turns > learner.shapes.turns:
@@ -243,7 +243,7 @@ def _behaviour_logp(
     trajectories: Sequence[Trajectory],
     version: int,
 ) -> list[np.ndarray]:
-    """Log-probabilities under the policy that sampled; the sampler's where that is not swept."""
+    """Log-probabilities under the policy that sampled; the sampler's if not the swept one."""
     behaviour = []
     for segment, owner in enumerate(rows.trajectory_S):
         sampled_by = trajectories[owner].policy_version
@@ -270,7 +270,7 @@ def _initial_metrics(
 
 
 def _sampler_trainer_gap(rows: SegmentBatch, old_logp: Sequence[np.ndarray]) -> dict[str, float]:
-    """How far the sampler's log-probabilities are from the trainer's, over all action tokens."""
+    """The gap between the sampler's and the trainer's log-probabilities, over all action tokens."""
     triples = zip(old_logp, rows.logp, rows.turn, strict=True)
     gap = np.concatenate([np.abs(old - logp)[turn >= 0] for old, logp, turn in triples])
     return {

@@ -1,4 +1,4 @@
-"""Sequences that begin alike packed as token trees into rows: every shared token stands once."""
+"""Packs sequences that begin alike into rows as token trees: every shared token is stored once."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class TokenForest:
     tokens, depth, end: one int32 array a row, in pre-order: token ids; position in the sequence;
       one past the last index of the token's subtree.
     row_S: int32, the row that holds sequence S.
-    index: one int32 array a sequence: where in that row each of its tokens stands.
-    shared_S: int32, how many of its first tokens another sequence has in this or another row, each
-      of which would count them itself: what remains counts every shared token once.
+    index: one int32 array a sequence: the index in that row of each of its tokens.
+    shared_S: int32, the number of first tokens of sequence S that another sequence already counts,
+      in this or another row: the remaining ones count every shared token once.
     """
 
     tokens: tuple[np.ndarray, ...]
@@ -33,7 +33,7 @@ class TokenForest:
     shared_S: np.ndarray
 
     def counted(self, shape: tuple[int, int]) -> np.ndarray:
-        """Which tokens of padded rows are counted, bool of this shape: each shared one once."""
+        """The tokens of padded rows that are counted, bool of this shape: each shared one once."""
         counted_RL = np.zeros(shape, bool)
         for row, shared, index_L in zip(self.row_S, self.shared_S, self.index, strict=True):
             counted_RL[row, index_L[shared:]] = True
@@ -41,10 +41,10 @@ class TokenForest:
 
 
 class _Line(NamedTuple):
-    """All sequences side by side, those of a tree in lexicographic order; index I: the place.
+    """All sequences in one line, those of a tree in lexicographic order; index I: the place.
 
-    sequence_I: which sequence stands there. length_I: its tokens.
-    common_I: how many of them its left neighbour begins with too; 0 where a tree begins.
+    sequence_I: the sequence at the place. length_I: its number of tokens.
+    common_I: the length of its common prefix with its left neighbour; 0 where a tree begins.
     """
 
     sequence_I: list[int]
@@ -52,12 +52,12 @@ class _Line(NamedTuple):
     common_I: list[int]
 
     def common(self, left: int, right: int) -> int:
-        """How many tokens two places have in common: the least that those between them have."""
+        """The number of tokens that two places share: the minimum over neighbours between them."""
         return min(self.common_I[left + 1 : right + 1])
 
 
 class _Bin(NamedTuple):
-    """Sequences that stand in one row: how many tokens they take there at most; their places."""
+    """Sequences that share one row: their tokens there at most, and their places."""
 
     size: int
     places: list[int]
@@ -76,14 +76,14 @@ def choose_length(
 
     Args:
       sequences: token ids, one array a sequence.
-      tree_S: sequences of the same number share what they have in common; others never do. A tree
-        that a row does not hold is cut into several, each with all the tokens that its sequences
-        need; so is a smaller one where that saves a row.
+      tree_S: sequences of the same number share their common prefix; others never do. A tree that
+        a row does not hold is cut into several, each with all tokens that its sequences need; a
+        smaller tree is cut where that saves a row.
       lengths: rising row lengths to choose from. Of equally good ones the longest is taken.
       rows: rows of a microbatch; the last microbatch is filled up with empty rows.
-      share: whether anything is shared; without it every sequence is a tree of its own.
-      identity: what tokens have to have in common to be shared, numbers below 2**32, one array a
-        sequence; None: their ids.
+      share: whether prefixes are shared; False: every sequence is a tree of its own.
+      identity: numbers below 2**32, one array a sequence: tokens are shared if they are equal;
+        None: the token ids.
 
     Returns: the length, and the sequences packed for it.
 
@@ -114,19 +114,19 @@ def _line(sequences: Sequence[np.ndarray], tree_S: Sequence[int], share: bool) -
 
 
 def _common(left: np.ndarray, right: np.ndarray) -> int:
-    """How many tokens two sequences begin with alike."""
+    """The length of the common prefix of two sequences."""
     shorter = min(len(left), len(right))
     differs = left[:shorter] != right[:shorter]
     return int(differs.argmax()) if differs.any() else shorter
 
 
 def _fill(line: _Line, capacity: int) -> list[list[int]]:
-    """Decides which places of the line share a row.
+    """The places of the line that share each row.
 
-    Goes through the branchings of the trees from the deepest to the root and unites at each what
-    hangs below it as far as a row holds it: a tree that fits stays whole, and one that does not is
-    cut where the least is shared. Depth 0 is the branching of all trees: there rows fill up.
-    At last, more trees are cut where that saves rows.
+    Visits the branchings of the trees from the deepest to the root and unites the subtrees of each
+    as far as a row holds them: a tree that fits stays whole, and one that does not is cut where it
+    shares least. Depth 0 is the branching of all trees: there rows fill up. At the end more trees
+    are cut where that saves rows.
     """
     longest = max(line.length_I, default=0)
     if longest > capacity:
@@ -196,7 +196,7 @@ def _first_fit(
 
 
 class _Tree(NamedTuple):
-    """How the sequences of one row, by their order in it (index J), make up its pre-order.
+    """The pre-order of one row, made of its sequences in their order (index J).
 
     sequence_J: which sequence. Its tokens from start_J to stop_J are not those of one before it;
     edge_J: where in the row these begin, and at last the row's length.
@@ -221,7 +221,7 @@ class _Tree(NamedTuple):
         return np.concatenate([array[start:stop] for array, start, stop in cuts], dtype=np.int32)
 
     def index(self) -> list[np.ndarray]:
-        """Where in the row the tokens of each sequence stand."""
+        """The indices in the row of the tokens of each sequence."""
         path = np.empty(max(self.stop_J), np.int32)  # by depth, of the sequence at hand
         index = []
         for start, stop, edge in zip(self.start_J, self.stop_J, self.edge_J, strict=False):
@@ -230,7 +230,7 @@ class _Tree(NamedTuple):
         return index
 
     def end(self) -> np.ndarray:
-        """Where the subtree of each of the row's tokens ends."""
+        """The end of the subtree of each of the row's tokens."""
         path = np.empty(max(self.stop_J), np.int32)  # by depth, of the sequence at hand
         end = np.empty(self.edge_J[-1], np.int32)
         leaves = [*self.start_J[1:], 0]  # the depth at which the next sequence leaves the path

@@ -1,4 +1,4 @@
-"""How long compiling and an iteration take on a CPU, roughly: figures for `--explain`."""
+"""Rough times of compiling and of an iteration on a CPU, for `--explain`."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def compile_seconds(names: Sequence[str], arch: Architecture) -> float:
 class Packed(NamedTuple):
     """Rows of equally long conversations.
 
-    length: of a row. each: conversations that it holds. microbatches, rows: the last microbatch is
-    filled up with empty rows.
+    length: tokens of a row. each: conversations per row. microbatches, rows: with the empty rows
+    that fill up the last microbatch.
     """
 
     length: int
@@ -69,14 +69,14 @@ class Packed(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """What is computed, padding included."""
+        """Computed tokens, with padding."""
         return self.rows * self.length
 
 
 def pack(
     shapes: Shapes, conversations: int, tokens: int, lengths: Sequence[int] | None = None
 ) -> Packed:
-    """How a sweep lays out conversations of so many tokens that share nothing.
+    """The rows that a sweep packs conversations of so many tokens into, if they share nothing.
 
     As `token_trees.choose_length` does: the fewest tokens with padding, and then the longest rows.
 
@@ -103,7 +103,7 @@ def planned_sweep(config: Config) -> SweepPlan:
 
 
 def minibatches(config: Config) -> int:
-    """Parts of the trajectories, each of which has a step of its own in every pass over a turn."""
+    """Minibatches of a turn: each has an optimizer step in every pass over the turn."""
     return min(config.algorithm.minibatches_per_turn, config.rollout.trajectories)
 
 
@@ -123,7 +123,7 @@ def pass_ends(config: Config, kind: Kind) -> list[int]:
 
 
 def rescored_ends(config: Config) -> list[int]:
-    """As `pass_ends`, of the passes that score a step's part under the policy of then."""
+    """As `pass_ends`, for scoring a step's part under the current policy (`SweepPass.rescored`)."""
     passes = planned_sweep(config).of("turn")
     return [end_of(config, each) for each in passes for _ in range(each.rescored)]
 
@@ -131,7 +131,8 @@ def rescored_ends(config: Config) -> list[int]:
 def iteration_flops(run: AbstractRun) -> float:
     """FLOPs of an iteration whose conversations all end at `max_context` and share nothing.
 
-    Every round of dynamic sampling has as many; reference answers that are scored, as many tokens.
+    Every round of dynamic sampling is assumed to sample as many conversations, and scored reference
+    answers to have as many tokens.
     """
     config, arch, shapes = run.config, run.policy.network.arch, run.learner.shapes
     algorithm, plan = config.algorithm, planned_sweep(config)
@@ -174,16 +175,16 @@ def step_flops(run: AbstractRun, packed: Packed, *, computed: bool) -> float:
 
 
 def refresh_chunks(shapes: Shapes, packed: Packed, turn: int) -> int:
-    """Chunks of each row's refresh, where every conversation goes on by a turn of so many tokens.
+    """Chunks of each row's refresh, if every conversation continues by a turn of so many tokens.
 
-    Each turn lies in one, behind the last token before it, as `make_refresh_batch` lays them out.
+    Each turn lies in one chunk, after the last token before it, as in `make_refresh_batch`.
     """
     chunks = -(-packed.each // max(1, shapes.chunk // (1 + turn)))
     return min(chunks, 1 + 2 * (packed.length // shapes.chunk))
 
 
 def scorer_flops(run: AbstractRun, packed: Packed, *, computed: bool) -> float:
-    """FLOPs of the scorer's step, on all action tokens, likewise."""
+    """FLOPs of the scorer's step on all action tokens; see `flops.scorer_step_flops`."""
     return flops.scorer_step_flops(
         run.policy.network.arch,
         run.config.algorithm.scorer,
@@ -198,7 +199,8 @@ def scorer_flops(run: AbstractRun, packed: Packed, *, computed: bool) -> float:
 def separate_conversations(run: AbstractRun, packed: Packed, *, computed: bool) -> int:
     """Conversations of a row whose attention is counted separately; see `flops.turn_step_flops`.
 
-    A result needs it so; kernels for trees skip the pairs of two conversations, others do not.
+    The model needs no pair of tokens of two conversations. Kernels for trees skip these pairs;
+    other kernels compute them (`computed`).
     """
     kernels = ("splash", "cudnn")
     if run.policy.mesh.devices.flat[0].platform == "cpu":
@@ -208,12 +210,12 @@ def separate_conversations(run: AbstractRun, packed: Packed, *, computed: bool) 
 
 
 def scoring_passes(plan: SweepPlan) -> int:
-    """Passes over whole trajectories: by the old and the reference policy, and by a scorer."""
+    """Passes over whole trajectories by the old policy, the reference policy and a scorer."""
     return plan.count("score") + plan.count("reference") + plan.count("scores")
 
 
 def time_lines(run: AbstractRun) -> list[str]:
-    """The estimates in words, and what they rest on."""
+    """The estimates in words, with their assumptions."""
     platform, count = run.policy.mesh.devices.flat[0].platform, usable_cores()
     if platform != "cpu":
         arch = run.policy.network.arch

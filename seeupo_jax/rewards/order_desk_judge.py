@@ -1,4 +1,4 @@
-"""A judge of single actions at the order desk, from what the desk's own policy would do next."""
+"""A judge of single actions at the order desk: compares them with the oracle's next call."""
 
 from __future__ import annotations
 

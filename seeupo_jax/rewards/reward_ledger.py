@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from seeupo_jax.envs.base import Pay
+from seeupo_jax.envs.base import TurnRewards
 from seeupo_jax.envs.validation import OWN_REWARD
 from seeupo_jax.types import RewardRow, RewardTable
 
@@ -15,9 +15,8 @@ from seeupo_jax.types import RewardRow, RewardTable
 class RewardLedger:
     """Adds up what an episode earns and makes its table; every reward of a rollout passes here.
 
-    Rewards by name are added before their weights, their weighted sums beside them: a sum that
-    `RolloutWorker.weigh` has checked is not made again from the names, whose order would round it
-    otherwise.
+    Rewards by name are added before their weights. Their weighted sums, which `RolloutWorker.weigh`
+    has checked, are added separately: recomputed from the names they would round differently.
 
     turns: the weighted sum of each sampled turn.
     turnless: the weighted sum of an episode that ended before its first turn.
@@ -44,7 +43,7 @@ class RewardLedger:
         """Begins a turn that was sampled; it earned 0 until its environment answers."""
         self.turns.append(0.0)
 
-    def add_step(self, named: Mapping[str, Pay], weighted: Sequence[float]) -> None:
+    def add_step(self, named: Mapping[str, TurnRewards], weighted: Sequence[float]) -> None:
         """Adds the rewards of the step that answers the last turn.
 
         Args:
@@ -56,7 +55,7 @@ class RewardLedger:
             self.turns[turn] += reward
         self._add_named(named)
 
-    def add(self, named: Mapping[str, Pay], weighted: Sequence[float]) -> None:
+    def add(self, named: Mapping[str, TurnRewards], weighted: Sequence[float]) -> None:
         """Adds rewards of the last turns, such as those of `finish` and of reward functions."""
         self._add_named(named)
         if not self.turns:
@@ -69,7 +68,7 @@ class RewardLedger:
         self,
         own: float,
         own_turns: Sequence[float],
-        named: Mapping[str, Pay],
+        named: Mapping[str, TurnRewards],
         weighted: Sequence[float],
     ) -> None:
         """Sets the rewards of an episode whose agent reports all of them at its end.
@@ -105,7 +104,7 @@ class RewardLedger:
         turns = self.named_turns[name]
         return (*turns, *[0.0] * (len(self.turns) - len(turns)))
 
-    def _add_named(self, rewards: Mapping[str, Pay]) -> None:
+    def _add_named(self, rewards: Mapping[str, TurnRewards]) -> None:
         count = len(self.turns)
         for name, reward in rewards.items():
             by_turn = reward if isinstance(reward, Sequence) else [reward]

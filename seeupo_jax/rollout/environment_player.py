@@ -1,4 +1,4 @@
-"""Episodes in environments: each from the reset of its environment to its end."""
+"""Plays episodes in environments, each from the reset of its environment to its end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from seeupo_jax.rollout.branching.forking import FORK_FAILURE
 from seeupo_jax.rollout.branching.replay import begin_call, step_call
 from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.sampling import task_number
-from seeupo_jax.rollout.episode import Episode, Kept, Request
+from seeupo_jax.rollout.episode import Episode, EpisodeRequest, ForkPoint
 from seeupo_jax.rollout.player import STOP_POLL_S, CollectionOptions, Prefetched, RolloutWorker
 
 
@@ -43,7 +43,7 @@ class EnvironmentHost:
     def prefetch(
         self,
         worker: RolloutWorker,
-        requests: Sequence[Request],
+        requests: Sequence[EpisodeRequest],
         options: CollectionOptions,
         max_idle_s: float,
     ) -> Prefetched:
@@ -64,9 +64,9 @@ class EnvironmentHost:
 
 
 def _reset_call(
-    slot: int, request: Request, tokenizer: Tokenizer, options: CollectionOptions
+    slot: int, request: EpisodeRequest, tokenizer: Tokenizer, options: CollectionOptions
 ) -> EnvCall:
-    """Begins an episode; gives what `Episode.on_result` takes."""
+    """The call that resets an episode's environment; its result is for `Episode.on_result`."""
     seed = options.seed
     episode_seed = request.episode_seed(seed=seed, iteration=options.iteration)
 
@@ -85,15 +85,15 @@ def _reset_call(
 
 
 class EnvironmentPlayer:
-    """A `Player` of episodes in a pool of environments; an answer is acted on when it is there."""
+    """A `Player` of episodes in a pool of environments; handles each answer when it arrives."""
 
     def __init__(self, worker: RolloutWorker, pool: EnvPool, options: CollectionOptions):
         self._worker, self._pool, self._options = worker, pool, options
         self._engine, self._tokenizer = worker.engine, worker.tokenizer
         self._slots = list(range(worker.engine.concurrency))[::-1]  # free ones
         self._open: dict[int, Episode] = {}
-        self._key_of: dict[int, int] = {}  # whose environment a slot's is
-        self._stale: set[int] = set()  # keys whose environments begin once more
+        self._key_of: dict[int, int] = {}  # the episode of a slot's environment
+        self._stale: set[int] = set()  # keys of environments that are reset once more
         self._over: list[tuple[int, Episode]] = []
 
     @property
@@ -123,7 +123,7 @@ class EnvironmentPlayer:
         if time.monotonic() > prefetched.until:
             self._stale.update(keys)
 
-    def open(self, key: int, request: Request) -> None:
+    def open(self, key: int, request: EpisodeRequest) -> None:
         episode, options = self._seat(key, request), self._options
         if request.fork is None:
             call = _reset_call(episode.slot, request, self._tokenizer, options)
@@ -152,7 +152,7 @@ class EnvironmentPlayer:
         return over
 
     def act(self, action: Action) -> None:
-        """Brings a sampled action to its environment."""
+        """Sends a sampled action to its environment."""
         episode = self._open[action.key]
         if action.failure:
             episode.fail("env_error", action.failure)
@@ -161,13 +161,13 @@ class EnvironmentPlayer:
         episode.transcript.act(action.tokens, turn, action.logp, action.experts)
         episode.ledger.open_turn()
         text = self._tokenizer.text(action.tokens)
-        episode.said.append(len(episode.messages))
+        episode.action_message_indices.append(len(episode.messages))
         episode.messages.append({"role": "assistant", "content": text})
         conversation, max_reward = episode.conversation, worker.env.max_reward
         earlier = dict.fromkeys(episode.info)  # a list of steps that ends too soon is refused
         if action.entropy is not None:
             episode.entropy.append(action.entropy)
-        keeps = self._keeps(episode)
+        may_fork = self._may_fork(episode)
 
         def extend(env: Environment, answer: Any) -> Any:
             step = check_step(answer, turn=turn, max_reward=max_reward)
@@ -176,31 +176,33 @@ class EnvironmentPlayer:
             paid = worker.weigh(named, "step() reward", earned)
             score = check_score(env.score())
             after = None if step.done else conversation.extend(action.tokens, step.observation)
-            snapshot = Kept(take_snapshot(env)) if keeps and not step.done else None
-            return step, paid, score, after, snapshot
+            fork_point = None
+            if may_fork and not step.done:
+                fork_point = ForkPoint(take_snapshot(env))
+            return step, paid, score, after, fork_point
 
         self._pool.submit(EnvCall(episode.slot, lambda env: env.step(text), extend))
 
     def close(self) -> None:
         """Leaves the environments as they are: the next collection resets them."""
 
-    def _seat(self, key: int, request: Request) -> Episode:
+    def _seat(self, key: int, request: EpisodeRequest) -> Episode:
         """A new episode with a slot of its own."""
         slot = self._slots.pop()
         self._open[key] = Episode.begin(request, slot)
         self._key_of[slot] = key
         return self._open[key]
 
-    def _keeps(self, episode: Episode) -> bool:
+    def _may_fork(self, episode: Episode) -> bool:
         """Whether others may continue it after the turn that was just sampled."""
         options, request = self._options, episode.request
         if options.forks is None:
             return False
         chance = request.chance(episode.turn, seed=options.seed, iteration=options.iteration)
-        return options.forks.keeps(episode.turn, episode.entropy, chance)
+        return options.forks.may_fork(episode.turn, episode.entropy, chance)
 
     def _replay(self, key: int, episode: Episode, outcome: CallOutcome) -> None:
-        """Goes on with a branch whose environment is on its way to where the branch begins."""
+        """Continues the replay that brings a branch's environment to its first state."""
         fork, result = episode.request.fork, outcome.result
         episode.retries += outcome.retries
         if isinstance(result, Failure):
@@ -215,7 +217,7 @@ class EnvironmentPlayer:
         episode.replayed += 1
 
     def _ask_last(self, episode: Episode) -> None:
-        """Calls `finish` once, where the trainer ends an episode: the environment's last reward."""
+        """Calls `finish` once when the trainer ends an episode, for the last reward."""
         episode.has_finish = False
         stop, earned, worker = episode.stop, episode.ledger.earned, self._worker
 

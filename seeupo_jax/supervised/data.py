@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.display.progress import Progress
+from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.envs.base import Demonstration
 from seeupo_jax.envs.null_fields import NullCounts
 from seeupo_jax.learner.imitation.action_segments import Segments, Tokenized
@@ -245,7 +245,7 @@ def _hold_out(
 
 
 def load_data(
-    config: Config, progress: Progress, stop: Callable[[], bool] = lambda: False
+    config: Config, progress: ProgressDisplay, stop: Callable[[], bool] = lambda: False
 ) -> SftData:
     """`read_data` with the configuration's own tokenizer, shown while it is read.
 

@@ -13,7 +13,7 @@ import jax
 
 from seeupo_jax.checkpoint.process_sync import on_primary
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.display.progress import Progress
+from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.errors import DataChanged, NotLearning
 from seeupo_jax.evaluation.evaluation import is_due
 from seeupo_jax.learner.imitation.imitation_batches import ImitationBatch
@@ -42,7 +42,7 @@ def begin_sft(
     config: Config,
     given: Config,
     workdir: Path,
-    progress: Progress,
+    progress: ProgressDisplay,
     request: StopRequest,
     policy: Policy,
     params: Any,

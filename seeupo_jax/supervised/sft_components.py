@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.display.progress import Progress
+from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.learner.imitation.imitation_batches import Batches
 from seeupo_jax.learner.imitation.imitation_step import Imitation
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
@@ -63,7 +63,7 @@ class SftComponents:
     config: Config
     given: Config
     workdir: Path
-    progress: Progress
+    progress: ProgressDisplay
     request: StopRequest
     policy: build.Policy
     data: SftData
@@ -85,7 +85,7 @@ def build_sft_components(
     config: Config,
     given: Config,
     workdir: Path,
-    progress: Progress,
+    progress: ProgressDisplay,
     request: StopRequest,
     policy: build.Policy,
     params: Any,

@@ -16,7 +16,7 @@ import optax
 from seeupo_jax.checkpoint.process_sync import on_primary
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.supervised_schema import WarmStartStage
-from seeupo_jax.display.progress import Progress
+from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.durable_files import make_folder
 from seeupo_jax.learner.batching import Shapes
 from seeupo_jax.learner.imitation.action_segments import Segments
@@ -41,7 +41,7 @@ _AGREED = 10  # steps between two times that processes ask each other whether to
 
 
 def start_policy(
-    config: Config, workdir: Path, progress: Progress, stop: Callable[[], bool]
+    config: Config, workdir: Path, progress: ProgressDisplay, stop: Callable[[], bool]
 ) -> str:
     """The folder of the policy that training starts from, made by a warm start if need be.
 
@@ -83,7 +83,7 @@ def _keep_output(config: Config, folder: str) -> None:
 
 
 def _warm_start(
-    config: Config, workdir: Path, progress: Progress, stop: Callable[[], bool]
+    config: Config, workdir: Path, progress: ProgressDisplay, stop: Callable[[], bool]
 ) -> None:
     """Trains a policy on demonstrations and leaves it in WORKDIR/warm_start as a model folder."""
     stages, size = config.warm_start.stages, config.warm_start.batch_size

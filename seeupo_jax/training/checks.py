@@ -14,7 +14,7 @@ from seeupo_jax.agents.agent_tasks import find_tasks
 from seeupo_jax.cli.command_line import check_places, check_shared_places, join_cluster, prepare_xla
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.envs.base import Missing, Tool
+from seeupo_jax.envs.base import EnvironmentUnavailable, Tool
 from seeupo_jax.envs.tasks import check_tasks, list_task_shares
 from seeupo_jax.envs.validation import has_demonstrations
 from seeupo_jax.evaluation.episode_host import check_host, open_environment, try_resets
@@ -127,7 +127,7 @@ def check_planned(config: Config) -> tuple[Config, list[str]]:
         missing.append(f"the model's weights and tokenizer; its sizes are from {source}")
     try:
         _check_episodes(config)
-    except Missing as error:
+    except EnvironmentUnavailable as error:
         missing.append(f"the environment's tasks: {error}")
     build.check_layout(given, mesh)
     check_model(given, mesh, tokenizer=given is config)

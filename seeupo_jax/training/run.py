@@ -12,7 +12,7 @@ import jax
 
 from seeupo_jax.checkpoint.process_sync import on_primary
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.display.progress import Progress
+from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.display.view import COMPILING
 from seeupo_jax.envs.tasks import labels_by_task
 from seeupo_jax.errors import NotLearning
@@ -49,7 +49,7 @@ from seeupo_jax.types import Trajectory, TrajectoryStats
 def begin_run(
     config: Config,
     workdir: Path,
-    progress: Progress,
+    progress: ProgressDisplay,
     request: StopRequest,
     policy: Policy,
     params: Any,

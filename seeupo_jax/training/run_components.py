@@ -11,7 +11,7 @@ from typing import Any
 
 from seeupo_jax.agents.agent_tasks import AgentTasks, find_tasks
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.display.progress import Progress
+from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.envs.tasks import list_task_shares
 from seeupo_jax.evaluation.episode_host import build_host
 from seeupo_jax.evaluation.evaluation import selection_split, selection_warning
@@ -47,7 +47,7 @@ class RunComponents:
 
     config: Config
     workdir: Path
-    progress: Progress
+    progress: ProgressDisplay
     policy: build.Policy
     ref_params: Any
     learner: Learner
@@ -74,7 +74,7 @@ class RunComponents:
 def build_components(
     config: Config,
     workdir: Path,
-    progress: Progress,
+    progress: ProgressDisplay,
     request: StopRequest,
     policy: build.Policy,
     params: Any,

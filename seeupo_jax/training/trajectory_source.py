@@ -21,7 +21,7 @@ from seeupo_jax.rollout.branching.plans import make_plan, root_requests
 from seeupo_jax.rollout.collect import Collected, collect, group_requests, prefetch
 from seeupo_jax.rollout.curriculum import TaskSuccess
 from seeupo_jax.rollout.engine.sampling import quantization_note, truncation_note
-from seeupo_jax.rollout.episode import Request
+from seeupo_jax.rollout.episode import EpisodeRequest
 from seeupo_jax.rollout.player import CollectionOptions, Prefetched, RolloutWorker
 from seeupo_jax.rollout.resample import collection_number, resample
 from seeupo_jax.rollout.rollout_store import RolloutStore
@@ -52,7 +52,7 @@ class _Ahead(NamedTuple):
     params: Any
     sampled_by: str
     version: int
-    brought: Future[tuple[Collected, bool]]
+    sampled: Future[tuple[Collected, bool]]
 
 
 class TrajectorySource:
@@ -191,15 +191,15 @@ class TrajectorySource:
             self._ahead = self._resume_ahead(iteration, params)
         if self._ahead is None:
             self.origin = SamplingOrigin(swept, swept)
-            return self._bring(iteration, params, swept, iteration - 1)
-        brought = self._ahead.brought.result()
+            return self._load_or_sample(iteration, params, swept, iteration - 1)
+        sampled = self._ahead.sampled.result()
         self.origin, self._ahead = SamplingOrigin(self._ahead.sampled_by, swept), None
-        return brought
+        return sampled
 
-    def _bring(
+    def _load_or_sample(
         self, iteration: int, params: Any, sampled_by: str, version: int
     ) -> tuple[Collected, bool]:
-        """Trajectories of these parameters, and whether they were stored; they are now."""
+        """Trajectories of these parameters, stored now if they were not; and whether they were."""
         collected = self._store.load(iteration, self._made_by, sampled_by)
         if collected is not None:
             return collected, True
@@ -233,10 +233,10 @@ class TrajectorySource:
         return self._begin_ahead(iteration, params, notes["sampled_by"], version=notes["version"])
 
     def _begin_ahead(self, iteration: int, params: Any, sampled_by: str, *, version: int) -> _Ahead:
-        brought = self._sampler.submit(self._bring, iteration, params, sampled_by, version)
-        return _Ahead(iteration, params, sampled_by, version, brought)
+        sampled = self._sampler.submit(self._load_or_sample, iteration, params, sampled_by, version)
+        return _Ahead(iteration, params, sampled_by, version, sampled)
 
-    def _requests(self, tasks: Sequence[str]) -> list[Request]:
+    def _requests(self, tasks: Sequence[str]) -> list[EpisodeRequest]:
         """The first requests of a collection of these tasks."""
         return root_requests(group_requests(tasks, self._config.rollout.group_size), self._forks)
 

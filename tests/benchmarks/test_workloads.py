@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from seeupo_jax.benchmarks.settings import Settings
+from seeupo_jax.benchmarks.settings import BenchSettings
 from seeupo_jax.benchmarks.workloads import (
     APPWORLD,
     Lengths,
@@ -39,7 +39,7 @@ def groups_of(work):
 
 
 def made(name, **changes):
-    return make(Settings(workload=name, **changes), VOCAB)
+    return make(BenchSettings(workload=name, **changes), VOCAB)
 
 
 def test_counts_of_a_workload_worked_by_hand():
@@ -144,11 +144,11 @@ def test_order_desk_conversations_differ_within_a_group():
 
 @pytest.mark.parametrize("flag", ["scale", "turns", "prompt"])
 def test_real_conversations_have_sizes_of_their_own(flag):
-    settings = dataclasses.replace(Settings(workload="order_desk"), **{flag: 3})
+    settings = dataclasses.replace(BenchSettings(workload="order_desk"), **{flag: 3})
     with pytest.raises(ValueError, match=f"--{flag}: got 3; allowed with --workload=order_desk"):
         make(settings, VOCAB)
 
 
 def test_small_vocabularies_are_refused():
     with pytest.raises(ValueError, match="--model: got a vocabulary of 9; allowed.*at least"):
-        make(Settings(workload="order_desk", groups=1, group_size=2), 9)
+        make(BenchSettings(workload="order_desk", groups=1, group_size=2), 9)

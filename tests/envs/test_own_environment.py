@@ -131,6 +131,7 @@ def test_the_wrapper_on_the_page_pays_its_bonus_whoever_ends_the_episode(tmp_pat
     assert rewards == [0.0] * 5 + [1 / 7]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("block", settings_on_the_page())
 def test_the_options_shown_make_an_environment(block):
     for package in ("gymnasium", "websockets", "textworld_express"):

@@ -98,10 +98,10 @@ def _with_turns(index, trajectory, rng):
 
 
 def _rewards(index, trajectory):
-    """Of each name another deviation: `late` is equal in a group, every third has no `form`."""
+    """Of each name another deviation: `late` is equal in a group, every sixth has no `form`."""
     rng = np.random.default_rng((7, index))
     found = {"env": float(rng.normal()), "late": 0.1 + trajectory.group}
-    return found if index % 3 == 2 else found | {"form": float(5 * rng.random())}
+    return found if index % 6 == 2 else found | {"form": float(5 * rng.random())}
 
 
 def _turn_rewards(index, trajectory):

@@ -15,7 +15,7 @@ import pytest
 import seeupo_jax
 from seeupo_jax.parallel import codec
 from seeupo_jax.parallel.codec import decode, encode
-from seeupo_jax.trajectories.episodes import Episode
+from seeupo_jax.trajectories.episodes import EvaluationEpisode
 from seeupo_jax.types import Segment, Trajectory
 
 NAN = struct.unpack(">d", bytes.fromhex("fff8000000000abc"))[0]  # negative, with a payload
@@ -124,7 +124,7 @@ class Other:
         *(Code(), Other(), {1, 2}, Path("x"), namedtuple("N", "x")(1), 1j, ValueError("x")),
         np.array([Code()], object),
         np.zeros(2, [("a", "f4")]),
-        Episode,
+        EvaluationEpisode,
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -14,7 +14,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from places import TINY
 
 from seeupo_jax.configuration.loading import load_config
-from seeupo_jax.display.progress import Progress
+from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.supervised import warm_starting
 from seeupo_jax.train import train as train_run
@@ -266,7 +266,7 @@ def test_stopped_in_a_warm_start_it_says_that_nothing_of_it_is_kept(
 ):
     workdir, shown = model.parent / "warm", []
     monkeypatch.setattr(warm_starting, "_SHOWN_EVERY_S", 0.0)
-    monkeypatch.setattr(Progress, "step", lambda _, *step: shown.append(step[:2]))
+    monkeypatch.setattr(ProgressDisplay, "step", lambda _, *step: shown.append(step[:2]))
     stage = "({'steps': 30, 'demonstrations': {}},)"
     choices = ("env.name=order_desk", f"warm_start.stages={stage}", "warm_start.batch_size=4")
     here(workdir, Asked("show", 2), *choices)

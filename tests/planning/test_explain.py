@@ -21,7 +21,7 @@ from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.loading import load_config, to_dict
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.display.progress import Progress
+from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.evaluate import main as evaluate
 from seeupo_jax.evaluation.evaluation_run import episodes_name, evaluation_settings
 from seeupo_jax.learner.credit.advantages import compile_credit, credit_programs
@@ -45,7 +45,7 @@ from seeupo_jax.train import main as train
 from seeupo_jax.training import build_learner
 from seeupo_jax.training.checks import check_config, check_planned
 from seeupo_jax.training.run import begin_run
-from seeupo_jax.trajectories.episodes import Episode, EpisodeFile
+from seeupo_jax.trajectories.episodes import EpisodeFile, EvaluationEpisode
 
 QUICKSTART = ROOT / "configs" / "quickstart.py"
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -245,7 +245,7 @@ def begin(model, tmp_path):
         request = StopRequest() if request is None else request
         every = [*chosen, f"model.path={model}", *overrides]
         config = load_config(TINY, every)
-        progress = Progress(config.iterations, "plain", stream=io.StringIO())
+        progress = ProgressDisplay(config.iterations, "plain", stream=io.StringIO())
         policy, params = build.load_policy(config, str(model))
         return config, *begin_run(config, tmp_path, progress, request, policy, params)
 
@@ -448,7 +448,7 @@ def test_an_evaluation_tells_what_is_left_to_play(tmp_path, capsys):
     task_id = build.envs.make("order_desk").task_ids("test")[0]
     with EpisodeFile(path, settings) as file:
         for member, failed in ((0, False), (1, True)):
-            file.add(Episode(task_id, member, 1.0, 1.0, "done", failed, 1, [], {}, {}))
+            file.add(EvaluationEpisode(task_id, member, 1.0, 1.0, "done", failed, 1, [], {}, {}))
     before = path.read_bytes()
     assert f"1 of 16 are in {path}; 15 are to be played" in said("--untrained")
     assert path.read_bytes() == before

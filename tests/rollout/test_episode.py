@@ -6,23 +6,23 @@ import pytest
 
 from seeupo_jax.envs.pool import CallOutcome
 from seeupo_jax.envs.validation import OWN_REWARD
-from seeupo_jax.rewards.scorer import Scored
-from seeupo_jax.rollout.episode import Episode, Request
+from seeupo_jax.rewards.scorer import ScoringResult
+from seeupo_jax.rollout.episode import Episode, EpisodeRequest
 
 
 def played(*rewards):
     """An episode whose turns were paid by its environment."""
-    episode = Episode(Request("task", group=0, member=0), slot=0)
+    episode = Episode(EpisodeRequest("task", group=0, member=0), slot=0)
     for reward in rewards:
         episode.ledger.open_turn()
-        episode.on_scored(Scored({OWN_REWARD: reward}), [reward])
+        episode.on_scored(ScoringResult({OWN_REWARD: reward}), [reward])
     return episode
 
 
 def test_a_copy_keeps_its_rewards_whatever_becomes_of_the_episode():
     episode = played(1.0, 2.0)
     copy = episode.copy()
-    episode.on_scored(Scored({OWN_REWARD: 4.0, "judge": 8.0}), [12.0])
+    episode.on_scored(ScoringResult({OWN_REWARD: 4.0, "judge": 8.0}), [12.0])
     assert episode.ledger.named_turns == {OWN_REWARD: [1.0, 6.0], "judge": [0.0, 8.0]}
     assert copy.ledger.named_turns == {OWN_REWARD: [1.0, 2.0]}
     assert (copy.ledger.named, copy.ledger.turns) == ({OWN_REWARD: 3.0}, [1.0, 2.0])

@@ -21,7 +21,7 @@ from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.checkpoint.manifest import read_manifest
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.user_code import describe
-from seeupo_jax.display.progress import Progress
+from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.errors import NotLearning
 from seeupo_jax.learner.credit.running_rewards import Moments
 from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
@@ -40,7 +40,7 @@ from seeupo_jax.training.run_checkpoints import RunCheckpoints
 from seeupo_jax.training.run_components import RunComponents
 from seeupo_jax.training.trajectory_source import SamplingOrigin
 from seeupo_jax.trajectories import trajectory_writer
-from seeupo_jax.trajectories.reader import Shard, find_shards, write_shard
+from seeupo_jax.trajectories.reader import TrajectoryFile, find_shards, write_shard
 from seeupo_jax.types import Segment, Trajectory, learnable
 
 
@@ -134,7 +134,7 @@ def begin(model, tmp_path, monkeypatch):
     @contextlib.contextmanager
     def begin(name, *more, request=None):
         config = load_config(TINY, [*overrides, *more])
-        progress = Progress(config.iterations, "plain", stream=io.StringIO())
+        progress = ProgressDisplay(config.iterations, "plain", stream=io.StringIO())
         policy, params = build.load_policy(config, str(model))
         request = StopRequest() if request is None else request
         with progress, jax.set_mesh(policy.mesh):
@@ -289,7 +289,7 @@ def test_groups_of_the_same_task_are_sampled_independently(begin):
 
 def test_a_run_with_fewer_tasks_than_an_iteration_takes_says_so(begin, monkeypatch):
     logged = []
-    monkeypatch.setattr(Progress, "log", lambda self, sentence: logged.append(sentence))
+    monkeypatch.setattr(ProgressDisplay, "log", lambda self, sentence: logged.append(sentence))
     for tasks, wanted in ((12, 0), (13, 1)):
         logged.clear()
         with begin(f"few{tasks}", f"rollout.tasks={tasks}", "rollout.concurrency=4"):
@@ -419,7 +419,7 @@ def test_checkpoints_begin_when_the_trajectories_that_they_cover_are_on_the_disk
 
     monkeypatch.setattr(trajectory_writer, "write_shard", write)
     monkeypatch.setattr(Checkpoints, "save", save)
-    shards = [Shard(iteration, "test", evaluation=True) for iteration in (1, 2)]
+    shards = [TrajectoryFile(iteration, "test", evaluation=True) for iteration in (1, 2)]
     segment = Segment(np.array([1, 2]), np.array([-1, 0]), np.zeros(2, np.float32))
     trajectory = Trajectory.of((segment,), 0.0, 0, task_id="a", info={"member": 0})
     stopped = SweepStopped.__new__(SweepStopped)
@@ -537,7 +537,7 @@ def test_a_run_that_lost_its_checkpoints_is_refused_and_keeps_its_record(begin, 
 
 def test_a_run_that_goes_on_with_other_activations_or_evaluations_says_so(begin, monkeypatch):
     logged = []
-    monkeypatch.setattr(Progress, "log", lambda self, sentence: logged.append(sentence))
+    monkeypatch.setattr(ProgressDisplay, "log", lambda self, sentence: logged.append(sentence))
     with begin("remat") as (run, state):
         run.checkpoints.save(state)
     selection = "checkpoints are selected by evaluations with k 9"
@@ -581,7 +581,7 @@ def test_a_stopped_sweep_is_resumed_in_another_layout_and_skipped_where_it_canno
     begin, monkeypatch, tmp_path
 ):
     logged = []
-    monkeypatch.setattr(Progress, "log", lambda self, sentence: logged.append(sentence))
+    monkeypatch.setattr(ProgressDisplay, "log", lambda self, sentence: logged.append(sentence))
     with begin("lowered") as (run, state):
         collected = run.rollout(2, state)
         arrays = stopped_arrays(run.parts.learner, state.train, collected.trajectories)
@@ -618,7 +618,7 @@ def test_a_stopped_sweep_is_resumed_in_another_layout_and_skipped_where_it_canno
 
 def test_a_run_does_without_damaged_parameters_that_sampled_ahead(begin, monkeypatch, tmp_path):
     logged = []
-    monkeypatch.setattr(Progress, "log", lambda self, sentence: logged.append(sentence))
+    monkeypatch.setattr(ProgressDisplay, "log", lambda self, sentence: logged.append(sentence))
     with begin("ahead", "rollout_ahead=1", "checkpoint.every=9") as (run, state):
         params = state.train.params
         run.parts.source._samplers.save(1, params, {"sampled_by": "", "version": 0})

@@ -13,8 +13,8 @@ from fault_fs import FaultFs
 from process_cases import environment
 
 from seeupo_jax.trajectories.episodes import (
-    Episode,
     EpisodeFile,
+    EvaluationEpisode,
     process_file,
     process_files,
     read_played,
@@ -36,7 +36,7 @@ def episode(task_id="t/0", member=0, stop="done", **fields):
         "info": {"retries": 0},
         "labels": {"kind": "x"},
     }
-    return Episode(task_id=task_id, member=member, stop=stop, **(values | fields))
+    return EvaluationEpisode(task_id=task_id, member=member, stop=stop, **(values | fields))
 
 
 @pytest.fixture
@@ -192,9 +192,9 @@ def test_an_evaluation_s_episodes_are_on_the_disk_when_its_file_is_closed(path):
     path = faults.root / "made" / path.name
     program = (
         "import sys\nfrom pathlib import Path\n"
-        "from seeupo_jax.trajectories.episodes import Episode, EpisodeFile\n"
+        "from seeupo_jax.trajectories.episodes import EpisodeFile, EvaluationEpisode\n"
         "with EpisodeFile(Path(sys.argv[1]), {'k': 2}) as file:\n"
-        "    file.add(Episode('t/0', 0, 1.0, 1.0, 'done', False, 1, [], {}, {}))\n"
+        "    file.add(EvaluationEpisode('t/0', 0, 1.0, 1.0, 'done', False, 1, [], {}, {}))\n"
     )
     faults.root.mkdir()
     command = [sys.executable, "-c", program, path]

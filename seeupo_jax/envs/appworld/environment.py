@@ -26,7 +26,7 @@ from seeupo_jax.envs.appworld.server import (
     ServerGone,
     python_path,
 )
-from seeupo_jax.envs.base import Message, Missing, StepResult, Tool, check_choice
+from seeupo_jax.envs.base import EnvironmentUnavailable, Message, StepResult, Tool, check_choice
 from seeupo_jax.envs.episode_rewards import REWARDS, EpisodeReward
 from seeupo_jax.envs.tool_calls import ToolCallError, parse_fenced
 
@@ -101,7 +101,9 @@ class AppWorld:
         check_choice("appworld split", split, SPLITS)
         file = self._data / "datasets" / f"{SPLITS[split]}.txt"
         if not file.is_file():
-            raise Missing(f"appworld split: got {split!r}; allowed: one that {file} exists for.")
+            raise EnvironmentUnavailable(
+                f"appworld split: got {split!r}; allowed: one that {file} exists for."
+            )
         return file.read_text(encoding="utf-8").split()
 
     def reset(self, task_id: str, seed: int) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
@@ -279,7 +281,7 @@ def _read(text: str) -> tuple[str | None, str]:
 
 def _check_installed(home: Path) -> None:
     if not python_path(home).exists():
-        raise Missing(
+        raise EnvironmentUnavailable(
             f"appworld home: got {home}, which has no .venv; "
             "allowed: a folder set up by `sh third_party/appworld/setup.sh` of the repository, "
             "which config.env.options.home names."
@@ -288,7 +290,7 @@ def _check_installed(home: Path) -> None:
 
 def _check_data(home: Path, root: Path) -> None:
     if not (root / "data" / "tasks").is_dir():
-        raise Missing(
+        raise EnvironmentUnavailable(
             f"appworld root: got {root}, which has no data/tasks; allowed: a folder filled by "
             f"`{home}/.venv/bin/appworld download data --root {root}` (needs the internet)."
         )

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from seeupo_jax.envs.base import Message, Missing
+from seeupo_jax.envs.base import EnvironmentUnavailable, Message
 from seeupo_jax.envs.tool_calls import ToolCall, parse_python
 
 CALL_FAILED = (
@@ -55,12 +55,12 @@ def official(module: str) -> ModuleType:
     """Imports a module of the official package.
 
     Raises:
-      Missing: the package, or the library that it needs, is not installed.
+      EnvironmentUnavailable: the package, or the library that it needs, is not installed.
     """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise Missing(
+        raise EnvironmentUnavailable(
             f"bfcl: got no module {error.name!r}; install the official benchmark with"
             " `pip install --no-deps bfcl-eval==2026.3.23 mpmath==1.3.0`."
         ) from None

@@ -21,7 +21,7 @@ import numpy as np
 from seeupo_jax.benchmarks import machine
 from seeupo_jax.benchmarks.jax_runner import JaxSweeps
 from seeupo_jax.benchmarks.rollout import converse, make_engine
-from seeupo_jax.benchmarks.settings import MODELS, Settings, architecture, write_model
+from seeupo_jax.benchmarks.settings import MODELS, BenchSettings, architecture, write_model
 from seeupo_jax.benchmarks.workloads import (
     Inputs,
     Workload,
@@ -58,7 +58,7 @@ class RooflineFigures(NamedTuple):
     collectives: tuple[()] = ()
 
 
-class Case(NamedTuple):
+class EstimateCase(NamedTuple):
     """A model of `settings.MODELS`, and conversations of it."""
 
     model: str
@@ -71,11 +71,11 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case("tiny", 512, 2, 16),
-    Case("tiny", 1024, 4, 8),
-    Case("135m", 512, 4, 4),
+    EstimateCase("tiny", 512, 2, 16),
+    EstimateCase("tiny", 1024, 4, 8),
+    EstimateCase("135m", 512, 4, 4),
 )
-SMALLEST = (Case("nano", 64, 2, 2),)
+SMALLEST = (EstimateCase("nano", 64, 2, 2),)
 
 
 def add_flags(parser: Flags) -> None:
@@ -132,9 +132,9 @@ def run(flags: argparse.Namespace) -> dict[str, Any]:
     return figures
 
 
-def _measure(case: Case, chip: Chip, repeats: int) -> tuple[Iteration, dict[str, float]]:
+def _measure(case: EstimateCase, chip: Chip, repeats: int) -> tuple[Iteration, dict[str, float]]:
     """What is estimated of an iteration, and medians of seconds by part."""
-    settings, work = Settings(model=case.model, group_size=2), _conversations(case)
+    settings, work = BenchSettings(model=case.model, group_size=2), _conversations(case)
     arch, fields = architecture(case.model, "float32"), _fields(case, work)
     with tempfile.TemporaryDirectory() as folder:
         model, lines = Path(folder, "model"), Path(folder, "trajectories.jsonl")
@@ -162,7 +162,7 @@ def _measure(case: Case, chip: Chip, repeats: int) -> tuple[Iteration, dict[str,
     return estimated, {part: float(np.median(each)) for part, each in measured.items()}
 
 
-def _fields(case: Case, work: Workload) -> dict[str, Any]:
+def _fields(case: EstimateCase, work: Workload) -> dict[str, Any]:
     """Fields of the configuration; for a sweep also the path of a folder of weights."""
     sizes = {f"model.{name}": value for name, value in MODELS[case.model].items()}
     return sizes | {
@@ -172,12 +172,12 @@ def _fields(case: Case, work: Workload) -> dict[str, Any]:
         "rollout.max_turns": case.turns,
         "rollout.max_context": case.context,
         "rollout.max_action_tokens": work.action_tokens,
-        "rollout.decode_steps": Settings.decode_steps,
+        "rollout.decode_steps": BenchSettings.decode_steps,
         "batching.microbatch_tokens": case.context,
     }
 
 
-def _conversations(case: Case) -> Workload:
+def _conversations(case: EstimateCase) -> Workload:
     """Conversations as an estimate assumes them, of random tokens."""
     rng, step = np.random.default_rng(0), case.context // case.turns
     size = architecture(case.model, "float32").vocab_size

@@ -14,7 +14,7 @@ import numpy as np
 from seeupo_jax.benchmarks import comparison, machine
 from seeupo_jax.benchmarks.comparison import TOLERANCES, Timing
 from seeupo_jax.benchmarks.jax_runner import JaxSweeps
-from seeupo_jax.benchmarks.settings import Settings
+from seeupo_jax.benchmarks.settings import BenchSettings
 from seeupo_jax.benchmarks.workloads import prepared
 from seeupo_jax.learner.batching import SegmentBatch, all_actions, lay_out, turn_batch
 from seeupo_jax.learner.credit.information_gain import (
@@ -79,7 +79,7 @@ class _Passes:
             return np.asarray(self._learner.score(self._state.params, batch))
 
 
-def run(settings: Settings) -> dict[str, Any]:
+def run(settings: BenchSettings) -> dict[str, Any]:
     """Checks, measures and prints; the figures.
 
     Raises:

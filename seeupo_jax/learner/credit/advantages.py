@@ -17,11 +17,11 @@ from seeupo_jax.types import CONTEXT, RewardRow, RewardTable, Segment, Trajector
 
 
 def assign_credit(arrays: CreditArrays) -> tuple[dict[str, Ragged], dict[str, float]]:
-    """The advantage of every token, by the algorithm's estimator; at context it says nothing.
+    """The advantage of every token, by the algorithm's estimator; undefined at context.
 
     Args:
-      arrays: of `old_logp` and `ref_logp`, with a critic `value`, what a scorer says, and `entropy`
-        where `algorithm.reads_entropy`.
+      arrays: with `old_logp` and `ref_logp`; with a critic `value`; with a scorer its scores; and
+        with `algorithm.reads_entropy` `entropy`.
 
     Returns: fields of tokens: `advantage`; with a critic `returns`, what the value is to be; and
       `clip_scale` of the token's turn, where the estimator adapts a clip range that there is. And
@@ -46,7 +46,7 @@ def assign_credit(arrays: CreditArrays) -> tuple[dict[str, Ragged], dict[str, fl
 
 
 def check_rewards(algorithm: Algorithm, trajectories: Sequence[Trajectory]) -> None:
-    """Whether what is learned from has rewards that the estimator is for.
+    """Checks that rewards are in the range that the estimator is defined for.
 
     Raises:
       ValueError: one sentence with the trajectory's task, what was got and what is allowed.
@@ -67,10 +67,10 @@ def check_rewards(algorithm: Algorithm, trajectories: Sequence[Trajectory]) -> N
 def compile_credit(
     algorithm: Algorithm, shapes: Shapes, trajectories: int, names: Sequence[str] = ()
 ) -> None:
-    """Compiles what crediting so many trajectories runs, by crediting as many of one token.
+    """Compiles the programs of credit assignment, by crediting so many trajectories of one token.
 
     Args:
-      names: of rewards that trajectories will have.
+      names: of the rewards of trajectories.
     """
     zeros_L = np.zeros(2, np.float32)
     segment = Segment(np.zeros(2, np.int32), np.array([CONTEXT, 0], np.int32), zeros_L)
@@ -87,7 +87,7 @@ def compile_credit(
 
 
 def credit_programs(algorithm: Algorithm) -> list[str]:
-    """Names of what `compile_credit` compiles."""
+    """Names of the programs that `compile_credit` compiles."""
     names = find_entry("advantage", algorithm.advantage).programs(vars(algorithm))
     return names if algorithm.scorer is None else [scorer_program(algorithm), *names]
 

@@ -1,4 +1,4 @@
-"""Information gain: how much likelier each turn made the task's reference answer.
+"""Information gain: the rise in probability of the task's reference answer by each turn.
 
 b_t = exp(mean log π of the answer's tokens) behind the context of turn t, under the policy that
 begins the sweep; the gain of turn t is b_(t+1) - b_t (IGPO, arXiv:2510.14967). The answers are
@@ -40,10 +40,10 @@ References = Mapping[str, AnswerTokens]
 
 
 class Branches(NamedTuple):
-    """Contexts of turns, each with the answer behind it; index B.
+    """Contexts of turns, each followed by the answer; index B.
 
-    rows: the sweep's, and behind them a segment for each branch. spans: the answers' own tokens.
-    trajectory_B, turn_B: whose context it is.
+    rows: the sweep's segments, followed by one for each branch. spans: the answers' own tokens.
+    trajectory_B, turn_B: the trajectory and the turn of the context.
     """
 
     rows: SegmentBatch
@@ -57,7 +57,7 @@ def answer_branches(
 ) -> Branches:
     """A branch for every turn's context, where a row has room for the answer.
 
-    An answer that is longer than a trajectory may be has none.
+    An answer that is longer than the longest trajectory has no branch.
     """
     tokens: list[np.ndarray] = []
     experts: list[np.ndarray] = []
@@ -97,7 +97,7 @@ def answer_branches(
 
 
 def _contexts(trajectory: Trajectory) -> Iterator[tuple[int, Segment]]:
-    """Each turn, and what its action was sampled behind."""
+    """Each turn, and the context of its action."""
     for segment in trajectory.segments:
         for turn in np.unique(segment.turn_L[segment.turn_L != CONTEXT]).tolist():
             yield turn, segment.until(int((segment.turn_L == turn).argmax()))
@@ -106,7 +106,7 @@ def _contexts(trajectory: Trajectory) -> Iterator[tuple[int, Segment]]:
 def branch_batch(
     branches: Branches, spans: Sequence[ActionSpan], shapes: Shapes
 ) -> tuple[TurnBatch, list[tuple[int, int]], Layout]:
-    """A batch of the sweep's spans, one to a row of its [P, A], and behind them the answers.
+    """A batch of the sweep's spans, one in each row of [P, A], followed by the answers.
 
     Returns: the batch; where in [P, A] each answer begins; and how the batch is laid out.
     """

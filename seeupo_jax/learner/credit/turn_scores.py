@@ -1,4 +1,4 @@
-"""Scores of turns by a model beside the policy, and its steps on an iteration's trajectories."""
+"""Scores of turns by an auxiliary model, and its steps on an iteration's trajectories."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from seeupo_jax.types import TrainState, Trajectory, TurnBatch
 class ScorerLoss(NamedTuple):
     """The loss of the scorer's step.
 
-    score_grad: derivative of the loss by what the scorer says of each token; None: nothing to learn
-      from, and no step.
+    score_grad: derivative of the loss by the score of each token; None: there is nothing to learn
+      from, and no step is taken.
     """
 
     score_grad: Ragged | None
@@ -40,7 +40,7 @@ class ScorerLoss(NamedTuple):
 class TurnScores(NamedTuple):
     """A scorer before and after its steps.
 
-    per_token: what it said before them, by the name that `CreditArrays` reads.
+    per_token: scores before the steps, by the name that `CreditArrays` reads.
     """
 
     train: TrainState
@@ -64,7 +64,7 @@ def score_turns(
       epochs: passes that score all turns and then take a step.
     """
     algorithm, shapes, scorer = learner.algorithm, learner.shapes, learner.scorer
-    rows = dataclasses.replace(rows, experts=None)  # its routers are others than the policy's
+    rows = dataclasses.replace(rows, experts=None)  # the scorer has routers of its own
     spans = all_actions(rows) if scorer.of_tokens else _turn_ends(rows)
     layout = lay_out(rows, spans, shapes, shapes.long)
     size = {"action": shapes.longest, "behind": not scorer.of_tokens}
@@ -95,7 +95,7 @@ _STEP_METRICS = ("scorer_grad_norm", "scorer_skipped")
 
 
 def _scorer_output(learner: Learner, train: TrainState, batch: TurnBatch) -> Any:
-    """What the scorer gives each of a batch's tokens: progress or log-probability, [P, A]."""
+    """The scorer's output for each of a batch's tokens: progress or log-probability, [P, A]."""
     params = train.scorer.params
     if not learner.scorer.of_tokens:
         return learner.value(train.params, params, batch)
@@ -123,14 +123,14 @@ def scorer_loss(
     """The loss of the scorer that an algorithm's estimator needs.
 
     Args:
-      arrays: with what the scorer says.
+      arrays: with the scores.
     """
     loss = _over_pairs if algorithm.scorer == "policy" else _of_progress
     return loss(algorithm, arrays, rows, trajectories)
 
 
 def scorer_program(algorithm: Algorithm) -> str:
-    """Name of what `scorer_loss` runs."""
+    """Name of the program that `scorer_loss` runs."""
     return (pair_preference if algorithm.scorer == "policy" else progress_loss).__name__
 
 

@@ -1,4 +1,4 @@
-"""The model that scores turns, beside the policy, and its step."""
+"""The auxiliary model that scores turns, and its step."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.optimization.optimizer import select_or_cond, step_if_finite
 from seeupo_jax.learner.state_layout import in_host_memory, on_device
 from seeupo_jax.learner.step.critic import (
+    auxiliary_optimizer,
     fresh_head,
     fresh_state,
-    optimizer_beside,
     own_trunk,
     row_value,
 )
@@ -46,11 +46,11 @@ class TurnScorer:
 
     @property
     def of_tokens(self) -> bool:
-        """Whether it says something of every action token, not only of the last of a turn."""
+        """Whether it scores every action token, not only the last one of each turn."""
         return self.kind == "policy"
 
     def trunk(self, tree: Any) -> Any:
-        """What it has for itself of a tree like the policy's parameters."""
+        """The nodes of a tree like the policy's parameters that it has a copy of."""
         return tree if self.kind == "policy" else own_trunk(self.kind, tree)
 
     def init(self, params: Any) -> CriticState:
@@ -68,7 +68,7 @@ def scorer_optimizer(config: Config, *, total_steps: int) -> optax.GradientTrans
     if config.algorithm.scorer is None:
         return None
     rate = config.algorithm.scorer_rate * config.optimizer.learning_rate
-    return optimizer_beside(config, rate, total_steps=total_steps)
+    return auxiliary_optimizer(config, rate, total_steps=total_steps)
 
 
 def make_scorer(
@@ -107,10 +107,10 @@ def scorer_step(
     state: TrainState,
     batch: TurnBatch,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One optimizer step of the scorer on a loss whose slope by every token's score is known.
+    """One optimizer step of the scorer, from the derivative of its loss by every token's score.
 
-    The loss compares whole trajectories, whose tokens may lie in several microbatches. Its slopes
-    are of the scores by these very parameters, so the gradient is exact.
+    The loss compares whole trajectories, whose tokens may lie in several microbatches. The
+    derivatives are at the scores of these same parameters, so the gradient is exact.
 
     Args:
       state_shardings: gradients lie as the state's parameters do. None: one device.

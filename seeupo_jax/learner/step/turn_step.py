@@ -34,8 +34,8 @@ def score(network: Network, params: Any, batch: TurnBatch, *, temperature: float
 class TokenScores(NamedTuple):
     """The outputs of a scoring pass over a batch: of every action token, and of its routers.
 
-    logp_PA: `score`. entropy_PA: nats, of what each token was drawn from; None: not asked for.
-    routers: what the routers chose; None without experts.
+    logp_PA: as of `score`. entropy_PA: nats, of the distribution of each token; None: not computed.
+    routers: counts of the routers' choices; None without experts.
     routed_MRLG: every choice of theirs; None: not recorded.
     """
 
@@ -54,7 +54,7 @@ def score_in_full(
     entropy: bool = False,
     record: bool = False,
 ) -> TokenScores:
-    """`score`, and what else the pass that begins a sweep finds.
+    """`score`, and the other results of the first pass of a sweep.
 
     Args:
       record: whether the routers' choices are recorded.
@@ -105,7 +105,7 @@ def value(
 
 
 def _of_actions(batch: TurnBatch, of_row: Callable[[TurnBatch], jax.Array]) -> jax.Array:
-    """What `of_row` gives of the predictions [R, X] of each microbatch, at the action tokens."""
+    """The results [R, X] of `of_row` for each microbatch, at the action tokens."""
 
     def body(index: jax.Array, x_PA: jax.Array) -> jax.Array:
         row = microbatch(batch, index)
@@ -121,7 +121,7 @@ def refresh(
     batch: TurnBatch,
     cumulative_ratio_N: jax.Array,
 ) -> jax.Array:
-    """The separate refresh: cumulative ratios after the step on `batch`, by a pass of its own."""
+    """The separate refresh: a pass for the cumulative ratios after the step on `batch`."""
     logp_PA = score(network, params, batch, temperature=config.temperature)
     return refreshed(config, cumulative_ratio_N, logp_PA, batch, batch.mask_PA)
 
@@ -129,7 +129,7 @@ def refresh(
 class TurnStepResult(NamedTuple):
     """The result of an optimizer step.
 
-    cumulative_ratio_N: with the refresh of the step before in it: what the step weighed by.
+    cumulative_ratio_N: after the refresh of the step before: the ratios in the step's weights.
     logp_PA: of the action tokens, before the step.
     metrics: float32 scalars.
     """
@@ -157,12 +157,12 @@ def turn_step(
     """One optimizer step on one turn: one program a bucket shape, microbatches accumulated inside.
 
     Args:
-      state_shardings: gradients lie as the state's parameters do. None: one device.
-      frozen: the parameters that training leaves alone; empty where all train.
+      state_shardings: gradients get the shardings of the state's parameters. None: one device.
+      frozen: the parameters that do not train; empty if all do.
       refresh_batch: the refresh of the step before, or None.
       cumulative_ratio_N: float32 [N]; a trajectory's weight is M = advantage x this.
-      denominator: what the sum over all rows is divided by, once.
-      critic: the value function that `state.critic` is of, trained beside the policy.
+      denominator: of the sum over all rows.
+      critic: the value function of `state.critic`, trained with the policy.
     """
     grad, trained = jax.value_and_grad(turn_loss, has_aux=True), _trained(state)
     if config.options.kl_in == "loss":
@@ -193,7 +193,7 @@ def turn_step(
 
 
 def place_gradients(state_shardings: TrainState | None, grads: Any) -> Any:
-    """Gradients where the parameters lie."""
+    """Gradients with the shardings of the parameters."""
     if state_shardings is None:
         return grads
     return jax.lax.with_sharding_constraint(grads, _trained(state_shardings))

@@ -1,4 +1,4 @@
-"""How far estimates were from what was measured: figures of `bench estimates` on a CPU."""
+"""The ratios of measured to estimated times, from `bench estimates` on a CPU."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _PACKED = 1.03  # of a program's peak, at most: its arrays laid out beside each 
 class CompiledFigures:
     """The compiler's figures of a program; bytes are of one device.
 
-    inside: memory while it runs, by part. beside: what else a device holds meanwhile.
+    inside: memory of the program by part. beside: other memory that a device holds meanwhile.
     error: why it did not compile; all else but the name is empty then.
     held: arrays that it must not hold.
     """
@@ -110,13 +110,13 @@ def forbidden(text: str, setup: Setup, program: SliceProgram) -> list[Array]:
 
 
 def _in_a_sentence(error: str) -> str:
-    """What the compiler says of a program that is too large, without its list of buffers."""
+    """The compiler's error for a program that is too large, without its list of buffers."""
     line = error.partition("RESOURCE_EXHAUSTED:")[2].strip().partition("\n")[0]
     return line.rstrip(".") + "."
 
 
 def _trips(program: SliceProgram, scope: str) -> int:
-    """How often a loop of unknown count runs: the outer one has the program's."""
+    """The iterations of a loop of unknown count; those of the outer loop are the program's."""
     return program.trips if re.search(r"(turn|score|scorer|value|decode)/while$", scope) else 1
 
 

@@ -60,7 +60,7 @@ class Report:
         ]
 
     def head(self) -> str:
-        """What is compiled for what."""
+        """The head of the report: the model, the topology and the mesh."""
         setup, chip = self._setup, self._setup.topology.chip
         topology, shapes, plan = setup.topology, setup.learner.shapes, setup.engine.plan
         count, effort = flops.parameters(setup.arch) / 1e9, jax.config.jax_optimization_level
@@ -91,7 +91,7 @@ class Report:
         return "\n\n".join(block for block in blocks if block)
 
     def _memory(self, done: Sequence[CompiledFigures]) -> str:
-        """HBM of one device by part; what lies beside a program is in brackets."""
+        """HBM of one device by part; parts that the program does not use are in brackets."""
         present = {name for each in done for part in (each.inside, each.beside) for name in part}
         parts = [name for name in (*self._setup.parts, *_LAST) if name in present]
 
@@ -195,7 +195,7 @@ class Report:
 
 
 def _traffic(done: Sequence[CompiledFigures]) -> str:
-    """What each program's collectives bring to a device, largest first."""
+    """The traffic of each program's collectives to a device, largest first."""
     lines = [
         f"{each.name}: "
         + ", ".join(

@@ -1,4 +1,4 @@
-"""How long one iteration would take: an estimate from compiled programs, and what it rests on."""
+"""An estimate of the time of one iteration, from compiled programs."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class IterationPart:
 
 @dataclass(frozen=True)
 class Iteration:
-    """An estimate of one iteration, environments left out.
+    """An estimate of one iteration, without its environments.
 
-    sampled: tokens of an action that it reckons with. context: tokens that are prefilled.
+    sampled: assumed tokens of an action. context: tokens that are prefilled.
     """
 
     sampled: int

@@ -1,4 +1,4 @@
-"""What a run would execute on a topology: its programs at their real shapes, without a device."""
+"""The programs of a run on a topology, at their real shapes and without a device."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _MOVED = {"sweep/average": "average", "sweep/move reference": "reference"}
 class Setup(AbstractRun):
     """A run on a topology.
 
-    given: the configuration as it was given; `config` has decided on `model.remat=auto`.
+    given: the user's configuration; in `config` `model.remat=auto` is resolved.
     source: where the architecture was found.
     """
 
@@ -71,8 +71,9 @@ class Setup(AbstractRun):
     def resident(self, kind: str) -> dict[str, int]:
         """The parts that a device holds while a program of a kind, as `sweep/turn`, runs.
 
-        The sampler's copy of the policy comes before the KV cache, and both go before the sweep,
-        unless the next rollout runs beside it, which has a copy of the trained parameters too.
+        The sampler's copy of the policy is made before the KV cache, and both are freed before the
+        sweep. With `rollout_ahead` both stay, and the sampler also keeps a copy of the trained
+        parameters.
         """
         parts = dict(self.parts)
         if self.config.rollout_ahead:
@@ -84,10 +85,10 @@ class Setup(AbstractRun):
 
 
 class UsefulWork(NamedTuple):
-    """The useful work of one execution, all devices together.
+    """The useful work of one execution, over all devices.
 
-    needed: FLOPs of the model. executed: FLOPs of its kernels, recomputation and padded attention
-    included. tokens: that go through the model.
+    needed: FLOPs of the model. executed: FLOPs of its kernels, with recomputation and padded
+    attention. tokens: computed by the model.
     """
 
     needed: float = 0.0
@@ -138,7 +139,7 @@ class SliceProgram:
 
 
 def prepare(config: Config, topology: Topology) -> Setup:
-    """All of a run that can be had without its devices and its weights.
+    """The parts of a run that need neither its devices nor its weights.
 
     Raises:
       ValueError: no libtpu, a mesh that does not fit, an unknown model.

@@ -9,7 +9,7 @@ from seeupo_jax.rollout.branching.candidate_plan import CandidatePlan, candidate
 from seeupo_jax.rollout.branching.entropy_plan import EntropyPlan
 from seeupo_jax.rollout.branching.fork_plan import Budget, ForkPlan
 from seeupo_jax.rollout.branching.tree_plan import TreePlan, scaled_factors
-from seeupo_jax.rollout.episode import Request
+from seeupo_jax.rollout.episode import EpisodeRequest
 
 
 def make_plan(config: Config) -> ForkPlan | None:
@@ -40,7 +40,9 @@ def make_plan(config: Config) -> ForkPlan | None:
     return plan
 
 
-def root_requests(requests: Sequence[Request], plan: ForkPlan | None) -> list[Request]:
+def root_requests(
+    requests: Sequence[EpisodeRequest], plan: ForkPlan | None
+) -> list[EpisodeRequest]:
     """The requests that a collection starts with, out of those of whole groups."""
     if plan is None:
         return list(requests)
@@ -81,7 +83,7 @@ def _candidates(config: Config, budget: Budget) -> ForkPlan:
     return CandidatePlan(counts, algorithm.fork_temperature, budget)
 
 
-# `config.algorithm.forks` -> what makes its plan.
+# `config.algorithm.forks` -> the function that makes its plan.
 _PLANS: dict[str, Callable[[Config, Budget], ForkPlan]] = {
     "tree": _tree,
     "entropy": _entropy,

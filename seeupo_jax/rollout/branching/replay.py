@@ -1,4 +1,4 @@
-"""How an environment comes to the state that a branch begins in."""
+"""Brings an environment to the state in which a branch begins."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from seeupo_jax.rollout.episode import Episode
 def check_replayable(
     environment: Environment, task_ids: Sequence[str], seed: int, name: str | None = None
 ) -> None:
-    """Whether an environment can be copied or begins each task alike, as a replay needs.
+    """Checks that an environment can be copied, or that `reset` repeats itself, as replay needs.
 
     Args:
-      name: what the error calls it; None: its class's.
+      name: of the environment in errors; None: its class's.
 
     Raises:
       ValueError: one sentence with what differs, or what it failed by.
@@ -47,11 +47,11 @@ def _check_task(environment: Environment, task_id: str, seed: int, name: str) ->
 
 
 def begin_call(episode: Episode, seed: int, episode_seed: int) -> EnvCall:
-    """Gives a branch's slot an environment: one in its state, or one that begins its replay."""
+    """The call that restores a branch's environment, or resets one for a replay."""
     start, request = episode.request.fork.start, episode.request
     if start.snapshot is not None:
         return EnvCall(episode.slot, lambda env: None, fresh=True, make=start.snapshot.fork)
-    opening = start.messages[: start.said[0]]
+    opening = start.messages[: start.action_message_indices[0]]
 
     def check(env: Environment, answer: Any) -> None:
         messages, tools = validation.check_reset(answer)
@@ -65,10 +65,10 @@ def begin_call(episode: Episode, seed: int, episode_seed: int) -> EnvCall:
 
 
 def step_call(episode: Episode, turn: int) -> EnvCall:
-    """Replays a turn of a branch, whose reply must be the one that it had."""
+    """The call that replays a turn of a branch and checks that the reply is the same."""
     start = episode.request.fork.start
-    said, ends = start.said[turn], [*start.said, len(start.messages)]
-    text, reply = start.messages[said]["content"], start.messages[said + 1 : ends[turn + 1]]
+    index, end = [*start.action_message_indices, len(start.messages)][turn : turn + 2]
+    text, reply = start.messages[index]["content"], start.messages[index + 1 : end]
 
     def check(env: Environment, answer: Any) -> None:
         step = validation.check_step(answer, turn=turn)

@@ -16,7 +16,7 @@ from seeupo_jax.rollout.engine.read_plan import ANYWHERE, KVReadPlan
 
 @dataclass(frozen=True)
 class Reshard:
-    """The policy's copy in the sampler's layout, made before each rollout, and what it costs.
+    """The cost of the policy's copy in the sampler's layout, which is made before each rollout.
 
     axes: the sampler's layout of the devices, in words.
     held_bytes: the sampler's own copy, on one device; 0: it reads the trainer's parameters.
@@ -46,9 +46,9 @@ class Reshard:
 class CachePlan:
     """Sizes of the cache. slots, concurrency and pages are of one shard of the rows.
 
-    slots: actions in the making. concurrency: open conversations. pages: of page_size tokens each.
+    slots: actions being decoded. concurrency: open conversations. pages: of page_size tokens each.
     token_bytes: keys and values of one token in all layers, on one device.
-    reshard: how the policy comes to the sampler; None: unknown.
+    reshard: cost of the sampler's copy of the policy; None: unknown.
     gathered_bytes: keys and values of one layer that a decode step gathers of whole rows, on one
       device; 0: a block of tokens at a time, or none.
     """
@@ -109,12 +109,12 @@ def plan_cache(
     free_bytes: int | None = None,
     read_plan: KVReadPlan = ANYWHERE,
 ) -> CachePlan:
-    """The cache of a run: every open conversation at full length, or what `cache_gib` allows.
+    """The cache of a run: every open conversation at full length, limited by `cache_gib`.
 
     Args:
-      shards: parts that rows are cut into. tensor: devices that share a row's heads.
-      reshard: how the policy comes to the sampler, whose copy of it lies beside the cache.
-      free_bytes: what a device has left; None: unknown.
+      shards: of the rows. tensor: devices that share a row's heads.
+      reshard: cost of the sampler's copy of the policy, which shares the memory with the cache.
+      free_bytes: free memory of a device; None: unknown.
       read_plan: how the cache is read. Without blocks a decode step gathers whole rows.
 
     Raises:

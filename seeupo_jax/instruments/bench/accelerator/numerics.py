@@ -17,7 +17,7 @@ from seeupo_jax.benchmarks.comparison import TOLERANCES
 from seeupo_jax.benchmarks.jax_runner import ABLATIONS, JaxSweeps, by_file_name
 from seeupo_jax.benchmarks.machine import scans_layers
 from seeupo_jax.benchmarks.rollout import converse, make_engine
-from seeupo_jax.benchmarks.settings import Settings, architecture, write_model
+from seeupo_jax.benchmarks.settings import BenchSettings, architecture, write_model
 from seeupo_jax.benchmarks.torch_runner import TorchSweeps
 from seeupo_jax.benchmarks.workloads import Inputs, prepared, trajectory_lines
 from seeupo_jax.instruments.bench.accelerator.runner import NotHere, Record
@@ -36,7 +36,7 @@ ROWS, LENGTH = 2, 256  # of the tokens that logits are compared for
 Numbers = tuple[np.ndarray, dict[str, np.ndarray]]  # logits, gradients by their names in files
 
 
-def parity(record: Record, settings: Settings, rehearse: bool) -> None:
+def parity(record: Record, settings: BenchSettings, rehearse: bool) -> None:
     """Logits, and gradients of the mean log-likelihood, of one folder in both libraries.
 
     Raises:
@@ -123,7 +123,7 @@ def _precision(dtype: str) -> Iterator[None]:
         jax.config.update("jax_default_matmul_precision", precision)
 
 
-def sweeps(record: Record, settings: Settings, rehearse: bool) -> None:
+def sweeps(record: Record, settings: BenchSettings, rehearse: bool) -> None:
     """A sweep from the same weights in other ways; the sampler's log-probabilities."""
     missing = torch_runner.no_torch(jax.devices()[0].platform)
     if missing is not None:
@@ -155,7 +155,7 @@ def sweeps(record: Record, settings: Settings, rehearse: bool) -> None:
             )
 
 
-def long_sweep(record: Record, settings: Settings, rehearse: bool) -> None:
+def long_sweep(record: Record, settings: BenchSettings, rehearse: bool) -> None:
     """A sweep over whole conversations in float32, and how far one in bfloat16 is from it.
 
     Rounding grows from turn to turn, as steps follow from each other: what bfloat16 makes of a
@@ -168,7 +168,7 @@ def long_sweep(record: Record, settings: Settings, rehearse: bool) -> None:
     missing = torch_runner.no_torch(jax.devices()[0].platform)
     if missing is not None:
         raise NotHere(missing)
-    outcomes: dict[tuple[str, str], comparison.Outcome] = {}
+    outcomes: dict[tuple[str, str], comparison.SweepOutcome] = {}
     for dtype in ("float32", "bfloat16"):
         with prepared(settings, dtype) as inputs, _precision(dtype):
             # PyTorch first: it can return its memory to the device, XLA does not.
@@ -209,7 +209,7 @@ def _eager_sweeps(inputs: Inputs) -> TorchSweeps:
     return sweeps
 
 
-def _distances(one: comparison.Outcome, exact: comparison.Outcome) -> dict[str, float]:
+def _distances(one: comparison.SweepOutcome, exact: comparison.SweepOutcome) -> dict[str, float]:
     """The distances by the Euclidean norm: of all parameters, and of each of the steps' numbers."""
     steps = list(zip(one.steps, exact.steps, strict=True))
     pairs = {name: [(a[name], b[name]) for a, b in steps] for name in _OF_STEPS}
