@@ -28,8 +28,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from seeupo_jax.agents.calls import Access, can_be_sent
-from seeupo_jax.agents.serving import Serving
+from seeupo_jax.agents.calls import Access, is_header_value
+from seeupo_jax.agents.serving import ServingSession
 from seeupo_jax.agents.tool_format import choose_format
 from seeupo_jax.cli.command_line import add_run_flags, log_to_stderr, prepare_xla, read_config
 from seeupo_jax.configuration.flags import Flags, Wrong, integer
@@ -125,7 +125,7 @@ def _check(config: Config, source: _Source, host: str, port: int) -> None:
             f"--port: got {port} at {host}, which cannot be had ({error.strerror}); allowed:"
             " a free one of this machine, or 0."
         ) from None
-    if not can_be_sent(os.environ.get(KEY_VARIABLE, "unset")):
+    if not is_header_value(os.environ.get(KEY_VARIABLE, "unset")):
         raise ValueError(
             f"{KEY_VARIABLE}: got a key that is empty or has a space or an odd character; allowed:"
             " letters, digits and other signs of ASCII, or no variable."
@@ -155,7 +155,7 @@ def _load(config: Config, source: _Source) -> contextlib.AbstractContextManager[
     )
 
 
-def _begin(config: Config, source: PolicySource, stop: StopRequest) -> Serving:
+def _begin(config: Config, source: PolicySource, stop: StopRequest) -> ServingSession:
     """A policy in an engine that is compiled and has begun.
 
     Raises:
@@ -170,7 +170,7 @@ def _begin(config: Config, source: PolicySource, stop: StopRequest) -> Serving:
     assert isinstance(engine, SlotEngine)
     engine.compile(source.params, between)
     engine.begin(source.params, seed=config.seed, iteration=0)
-    return Serving(
+    return ServingSession(
         engine,
         source.tokenizer,
         choose_format(config.agent.tool_format),
@@ -188,7 +188,7 @@ def _announce(config: Config, about: str, access: Access, engine: SlotEngine) ->
     """Says that clients may call, what, and within which limits."""
     rollout, agent = config.rollout, config.agent
     sampling = "greedy" if rollout.top_k == 1 else f"temperature {rollout.temperature:g}"
-    print(f"Serving {about} at {access.base_url}")
+    print(f"ServingSession {about} at {access.base_url}")
     print(
         f"context: {rollout.max_context} tokens; answers: at most {rollout.max_action_tokens};"
         f" concurrent calls: {engine.concurrency}, others wait; {sampling}; tool calls:"

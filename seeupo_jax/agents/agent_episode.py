@@ -47,24 +47,24 @@ class WaitingCall:
     answer: asyncio.Future[Completion]
     on_text: Callable[[str], None] | None
 
-    def give(self, text: str) -> None:
+    def send_text(self, text: str) -> None:
         """Streams a piece of the answer's text to the client."""
         if self.on_text is not None:
-            self._later(self._give, text)
+            self._later(self._send_text, text)
 
-    def settle(self, outcome: Completion | CallRefused) -> None:
+    def finish(self, outcome: Completion | CallRefused) -> None:
         """Ends the client's wait with a completion or a refusal."""
-        self._later(self._settle, outcome)
+        self._later(self._finish, outcome)
 
     def _later(self, function: Callable[[Any], None], argument: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: no client waits
             self.loop.call_soon_threadsafe(function, argument)
 
-    def _give(self, text: str) -> None:
+    def _send_text(self, text: str) -> None:
         if not self.answer.done() and self.on_text is not None:
             self.on_text(text)
 
-    def _settle(self, outcome: Completion | CallRefused) -> None:
+    def _finish(self, outcome: Completion | CallRefused) -> None:
         if self.answer.done():  # its client has disconnected
             return
         if isinstance(outcome, CallRefused):

@@ -232,7 +232,7 @@ class AgentPlayer:
         answer = HistoryMessage("assistant", completion.content, completion.calls)
         episode.lineages.act(turn.turn, action.tokens, action.logp, answer, action.experts)
         episode.remove_turn(turn, answered=True)
-        turn.waiting.settle(completion)
+        turn.waiting.finish(completion)
 
     def close(self) -> None:
         """Ends the agents that still run, and refuses open and later calls."""
@@ -240,7 +240,7 @@ class AgentPlayer:
             episode.stop_agent()
             self._host.close_key(episode.access.api_key)
             for turn in episode.open_turns.values():
-                turn.waiting.settle(_over())
+                turn.waiting.finish(_over())
         self._open.clear()
         self._inbox.closed = True
         self._inbox.take(0.0)
@@ -249,11 +249,11 @@ class AgentPlayer:
         """Accepts a call, or refuses it."""
         episode = self._open.get(waiting.key)
         if episode is None or episode.outcome is not None:
-            return waiting.settle(_over())
+            return waiting.finish(_over())
         try:
             turn = self._begin(episode, waiting)
         except CallRefused as refusal:
-            return waiting.settle(refusal)
+            return waiting.finish(refusal)
         if episode.open_turns and self._rollout.deterministic:
             _warn_of_concurrent_calls()
         episode.add_turn(turn)
@@ -314,7 +314,7 @@ class AgentPlayer:
         if turn.lineage not in episode.keys:
             key = episode.keys[turn.lineage] = next(self._keys)
             self._owner[key] = waiting.key
-        call, on_text = waiting.call, None if waiting.on_text is None else waiting.give
+        call, on_text = waiting.call, None if waiting.on_text is None else waiting.send_text
         tool_format = self._host.tool_format if call.tools else NO_CALLS
         sampled = SampledText(self._worker.tokenizer, call.stop, on_text, tool_format)
         return OpenTurn(waiting, turn, episode.keys[turn.lineage], sampled)
@@ -355,7 +355,7 @@ class AgentPlayer:
         """Removes a turn without an answer."""
         episode.lineages.cancel(turn.turn)
         episode.remove_turn(turn, answered=False)
-        turn.waiting.settle(_over())  # a client that disconnected does not receive it
+        turn.waiting.finish(_over())  # a client that disconnected does not receive it
 
     def _end(self, key: int, episode: AgentEpisode) -> None:
         """Ends an episode whose agent has an outcome."""

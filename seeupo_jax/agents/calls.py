@@ -152,7 +152,7 @@ class Access:
     api_key: str
 
 
-def can_be_sent(key: str) -> bool:
+def is_header_value(key: str) -> bool:
     """Whether a key can be sent in a header: it is non-empty, visible ASCII."""
     return key.isascii() and key.isprintable() and key.split() == [key]
 

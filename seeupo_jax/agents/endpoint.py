@@ -20,7 +20,7 @@ from seeupo_jax.agents.calls import (
     Completion,
     HistoryMessage,
     Session,
-    can_be_sent,
+    is_header_value,
 )
 from seeupo_jax.agents.tool_format import NO_CALLS, ContentSplitter, choose_format
 
@@ -43,7 +43,7 @@ try:
         discard_rest,
         read_body,
         task_of,
-        until_gone,
+        until_disconnect,
     )
 except ModuleNotFoundError as error:
     if error.name not in ("uvicorn", "starlette", "pydantic"):
@@ -188,7 +188,7 @@ class Endpoint:
           ValueError: the given key cannot be sent.
         """
         key = secrets.token_urlsafe(32) if key is None else key
-        if not can_be_sent(key):
+        if not is_header_value(key):
             raise ValueError("the key: got one that is empty or not visible ASCII.")
         ids = f"call_{secrets.token_hex(4)}" if unique_ids else "call"
         rules = self._sampling if sampling is None else sampling
@@ -237,7 +237,7 @@ class Endpoint:
             if exchange.stream:
                 return await self._answer_stream(request, client.session, exchange)
             call = self._complete(client.session, exchange)
-            completion = await until_gone(request.receive, call)
+            completion = await until_disconnect(request.receive, call)
             return JSONResponse(exchange.reply(completion))
         except (ClientGone, ClientDisconnect):
             return Response(status_code=499)  # the client has disconnected
@@ -288,7 +288,7 @@ class Endpoint:
     ) -> Response:
         events = self._events(session, exchange)
         # A refusal before the first event is sent with its own status.
-        first = await until_gone(request.receive, anext(events))
+        first = await until_disconnect(request.receive, anext(events))
 
         return EventStream(first, events, lambda error: exchange.fail(_as_refusal(error)))
 

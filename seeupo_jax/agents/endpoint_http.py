@@ -84,7 +84,7 @@ async def task_of(work: Awaitable[Result]) -> AsyncGenerator[asyncio.Task[Result
             task.exception()  # marks it as retrieved
 
 
-async def until_gone(receive: Receive, work: Awaitable[Result]) -> Result:
+async def until_disconnect(receive: Receive, work: Awaitable[Result]) -> Result:
     """Awaits work, which is cancelled when the client closes its connection.
 
     Raises:
@@ -129,7 +129,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with contextlib.suppress(ClientGone):
-            await until_gone(receive, self._send_all(send))
+            await until_disconnect(receive, self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:
         async def write(event: Event) -> None:

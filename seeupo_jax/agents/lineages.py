@@ -128,7 +128,7 @@ class Lineages:
         tools = self._listed.setdefault(json.dumps(call.tools), call.tools)
         parent, shared = self._continued(digests)
         new = call.messages[shared:]
-        read = [as_read(each, self._tokenizer, self._format) for each in new]
+        read = [to_tokenizer_message(each, self._tokenizer, self._format) for each in new]
         if parent is None:
             depth, conversation = 0, self._tokenizer.begin(read, tools)
         else:
@@ -169,7 +169,7 @@ class Lineages:
         transcript.read(turn.read.conversation.tokens)
         transcript.act(tokens, turn.number, logp, expert_LG)
         turn.action, turn.answered = tokens, True
-        self._ends[extended(turn.read.digest, answer)].append(turn)
+        self._ends[extend_digest(turn.read.digest, answer)].append(turn)
         if parent is not None and parent.lineage == turn.lineage:
             parent.read.forget()
 
@@ -258,7 +258,7 @@ def _characters(message: HistoryMessage) -> int:
     return len(message.content) + len(written)
 
 
-def as_read(
+def to_tokenizer_message(
     message: HistoryMessage, tokenizer: Tokenizer, tool_format: ToolFormat
 ) -> dict[str, Any]:
     """Converts a client's message to the tokenizer's form.
@@ -301,11 +301,11 @@ def history_digests(messages: Sequence[HistoryMessage], tools: Sequence[Tool]) -
     digest = hashlib.sha256(canonical_json(tools).encode()).digest()
     yield digest
     for message in messages:
-        digest = extended(digest, message)
+        digest = extend_digest(digest, message)
         yield digest
 
 
-def extended(digest: bytes, message: HistoryMessage) -> bytes:
+def extend_digest(digest: bytes, message: HistoryMessage) -> bytes:
     """The digest of a history that is extended by one message."""
     return hashlib.sha256(digest + plain_text(message).encode()).digest()
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from seeupo_jax.agents.agent_episode import WaitingCall
 from seeupo_jax.agents.calls import CallRefused, Completion, HistoryMessage, ModelCall
 from seeupo_jax.agents.conversation_cache import CachedConversation, ConversationCache
-from seeupo_jax.agents.lineages import as_read, check_length
+from seeupo_jax.agents.lineages import check_length, to_tokenizer_message
 from seeupo_jax.agents.sampled_text import SampledText
 from seeupo_jax.agents.tool_format import NO_CALLS, ToolFormat
 from seeupo_jax.configuration.user_code import describe
@@ -40,7 +40,7 @@ class _Sampling(NamedTuple):
     sampled: SampledText
 
 
-class Serving:
+class ServingSession:
     """A `Session` without an end: every call starts a conversation or continues one.
 
     The thread that calls `run` drives the engine and sleeps while no call is open; all other
@@ -140,7 +140,7 @@ class Serving:
             conversation, group = self._read(call.call)
         except CallRefused as refusal:
             self.counts["refused"] += 1
-            return call.settle(refusal)
+            return call.finish(refusal)
         except Exception as error:  # a chat template may raise anything
             sentence = f"messages: the chat template refuses them: {describe(error)}"
             return self._refuse(call, sentence, code="invalid_messages", param="messages")
@@ -158,7 +158,7 @@ class Serving:
         sampled = SampledText(
             self._tokenizer,
             call.call.stop,
-            call.give if streamed else None,
+            call.send_text if streamed else None,
             self._format if call.call.tools else NO_CALLS,
         )
         self._open[call.key] = _Sampling(call, conversation, group, sampled)
@@ -180,7 +180,7 @@ class Serving:
         """Returns a call's conversation, with its sampled tokens unchanged, and its group."""
         hit = self._cache.find(call.messages, call.tools)
         new = call.messages if hit is None else hit.messages
-        messages = [as_read(each, self._tokenizer, self._format) for each in new]
+        messages = [to_tokenizer_message(each, self._tokenizer, self._format) for each in new]
         if hit is not None:
             answered = hit.answered
             return answered.conversation.extend(answered.action, messages), answered.group
@@ -212,11 +212,11 @@ class Serving:
         answered = CachedConversation(conversation, action.tokens, group)
         self._cache.add(action.key, [*call.call.messages, answer], call.call.tools, answered)
         self.counts["answered"] += 1
-        call.settle(done)
+        call.finish(done)
 
     def _refuse(self, call: WaitingCall, sentence: str, **fields: object) -> None:
         self.counts["refused"] += 1
-        call.settle(CallRefused(sentence, **fields))
+        call.finish(CallRefused(sentence, **fields))
 
 
 def _instructs(message: HistoryMessage) -> bool:

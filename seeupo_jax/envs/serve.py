@@ -145,7 +145,7 @@ class EnvServer:
         """Makes `serve_forever` return, which must run in another thread."""
         self._http.shutdown()
 
-    def knows(self, authorization: str | None) -> bool:
+    def is_authorized(self, authorization: str | None) -> bool:
         """Whether a request has the right token; compared in constant time."""
         sent = "" if authorization is None else authorization
         return hmac.compare_digest(sent.encode("latin-1"), b"Bearer " + self._token)
@@ -168,10 +168,10 @@ class EnvServer:
             if session is not None:
                 _end(session)
             return json.dumps({"result": None}).encode()
-        if operation not in remote_calls.PLAYS:
-            allowed = ", ".join([*_OF_TASKS, *remote_calls.PLAYS, "close"])
+        if operation not in remote_calls.EPISODE_CALLS:
+            allowed = ", ".join([*_OF_TASKS, *remote_calls.EPISODE_CALLS, "close"])
             raise _Refusal(UNKNOWN, f"path: got {operation!r}; allowed: {allowed}.")
-        play, arguments = remote_calls.PLAYS[operation]
+        play, arguments = remote_calls.EPISODE_CALLS[operation]
         _check(request, _SESSION | arguments, remote_calls.OPTIONAL.get(operation, {}))
         session = self._session(operation, request)
         try:
@@ -331,7 +331,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> bytes:
         served = self.server.environments
-        if not served.knows(self.headers["Authorization"]):
+        if not served.is_authorized(self.headers["Authorization"]):
             raise _Refusal(UNAUTHORIZED, "the token is missing or wrong.")
         self.server.admit(self.connection)
         length = self.headers["Content-Length"]

@@ -123,7 +123,7 @@ def check_reward(
     return reward
 
 
-def check_pay(
+def check_turn_rewards(
     value: Any, where: str, *, turns: int | None, max_reward: float = math.inf
 ) -> float | tuple[float, ...]:
     """Validates a reward, or a list with one reward per turn; see `check_reward`.
@@ -147,14 +147,14 @@ def check_pay(
 def check_named_rewards(
     value: Any, where: str, *, turns: int | None = None, max_reward: float = math.inf
 ) -> dict[str, float | tuple[float, ...]]:
-    """Validates rewards by name; see `check_pay`."""
+    """Validates rewards by name; see `check_turn_rewards`."""
     if not isinstance(value, Mapping) or len(value) > _MOST_REWARDS:
         raise refusal(where, value, f"a dict of at most {_MOST_REWARDS} numbers by name")
     for name in value:
         if not is_name(name) or name == OWN_REWARD:
             raise refusal(where, name, f"{NAMES}, but not {OWN_REWARD!r}", "the name ")
     return {
-        name: check_pay(each, f"{where}[{name!r}]", turns=turns, max_reward=max_reward)
+        name: check_turn_rewards(each, f"{where}[{name!r}]", turns=turns, max_reward=max_reward)
         for name, each in value.items()
     }
 

@@ -20,7 +20,7 @@ from seeupo_jax.configuration.reward import Reward, reward_weights
 from seeupo_jax.configuration.user_code import describe
 from seeupo_jax.envs.base import TurnRewards
 from seeupo_jax.envs.pool import EnvCall, EnvPool, Failure
-from seeupo_jax.envs.validation import ProtocolError, check_pay
+from seeupo_jax.envs.validation import ProtocolError, check_turn_rewards
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
 from seeupo_jax.rewards.reward_functions import RewardFunction, load_functions
 
@@ -118,7 +118,7 @@ class Scorer:
             try:
                 if not isinstance(answer, _Raised):
                     where = f"reward {calls.name}"
-                    pay = check_pay(answer, where, turns=turns, max_reward=max_reward)
+                    pay = check_turn_rewards(answer, where, turns=turns, max_reward=max_reward)
                     scored.rewards[calls.name] = pay
                     continue
             except ProtocolError as error:
@@ -219,7 +219,7 @@ class _Calls:
 def _plain(answer: Any) -> Any:
     """Rewards as plain numbers; any other value unchanged, which the caller refuses."""
     with contextlib.suppress(ProtocolError):
-        return check_pay(answer, "", turns=None)
+        return check_turn_rewards(answer, "", turns=None)
     return answer
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from seeupo_jax.agents.dialects.result_order import (
-    CHAT_WORDS,
-    Link,
-    Named,
+    CHAT_PHRASES,
+    CallReference,
+    MessageCalls,
     UnmatchedResult,
     result_order,
 )
@@ -100,21 +100,23 @@ def _ordered(messages: Sequence[dict[str, Any]], where: str) -> tuple[dict[str, 
     """Messages with results of tools in the order of their calls."""
     links = [_link(message, f"messages[{i}]") for i, message in enumerate(messages)]
     try:
-        order = result_order(links, CHAT_WORDS, ends=False)
+        order = result_order(links, CHAT_PHRASES, ends=False)
     except UnmatchedResult as error:
         raise ValueError(f"{where}: {error}") from None
     return tuple(messages[place] for place in order)
 
 
-def _link(message: Mapping[str, Any], place: str) -> Link:
+def _link(message: Mapping[str, Any], place: str) -> MessageCalls:
     if message["role"] == "tool":
         field = f"{place}.tool_call_id"
-        return Link(result=Named(message.get("tool_call_id"), field, message.get("name")))
+        return MessageCalls(
+            result=CallReference(message.get("tool_call_id"), field, message.get("name"))
+        )
     calls = (
-        Named(call.get("id"), f"{place}.tool_calls[{i}].id", call["function"]["name"])
+        CallReference(call.get("id"), f"{place}.tool_calls[{i}].id", call["function"]["name"])
         for i, call in enumerate(message.get("tool_calls", ()))
     )
-    return Link(tuple(calls))
+    return MessageCalls(tuple(calls))
 
 
 def _message(value: Any, where: str) -> dict[str, Any]:

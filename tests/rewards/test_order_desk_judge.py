@@ -6,7 +6,7 @@ import pytest
 
 from seeupo_jax.envs.order_desk import orders as world
 from seeupo_jax.envs.order_desk.demonstrator import demonstrate, play, play_errand
-from seeupo_jax.envs.order_desk.errands import settle
+from seeupo_jax.envs.order_desk.errands import solve_errand
 from seeupo_jax.envs.order_desk.levels import LEVELS
 from seeupo_jax.envs.tool_calls import render_hermes
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
@@ -57,7 +57,7 @@ def test_look_ups_of_what_is_shared_are_look_ups_and_a_hasty_action_is_worth_not
         each
         for each in (f"level2/train/{index}" for index in range(100))
         if LEVELS[2].labels(LEVELS[2].find_task(each)) == WANTED
-        and len(settle(LEVELS[2].find_task(each))[0].actions) == 3
+        and len(solve_errand(LEVELS[2].find_task(each))[0].actions) == 3
     )
     errand = LEVELS[2].find_task(task_id)
     oracle = [*play_errand(errand, 1.0, random.Random(0))]

@@ -27,7 +27,7 @@ from seeupo_jax.agents.dialects.request_body import (
     read_fields,
     refuse,
 )
-from seeupo_jax.agents.dialects.result_order import Link, Named, Words
+from seeupo_jax.agents.dialects.result_order import CallReference, ErrorPhrases, MessageCalls
 from seeupo_jax.envs.tool_calls import ToolCall
 
 
@@ -126,7 +126,7 @@ class MessagesRequest(_Cached):
 
 _SAMPLING = ("temperature", "top_p", "top_k", "thinking", "output_config")
 _NO_THREADS = "thread_unsupported_request"  # the SDK's tool runner then sends whole conversations
-_WORDS = Words(
+_PHRASES = ErrorPhrases(
     "each `tool_use` block must have a corresponding `tool_result` block in the next message",
     "each `tool_result` block must have a corresponding `tool_use` block in the previous message",
 )
@@ -141,7 +141,7 @@ class MessagesExchange:
         fields = {name: getattr(request, name) for name in _SAMPLING}
         choice = None if request.tool_choice is None else request.tool_choice.type
         fields["tool_choice.type"] = choice
-        caller.ignored += unknown + caller.rules.asks_otherwise(fields)
+        caller.ignored += unknown + caller.rules.conflicting_fields(fields)
         if request.thread is not None:  # never ignored: messages would be missing
             raise CallRefused(
                 "thread: got one; allowed: none, and the whole conversation in messages.",
@@ -234,14 +234,14 @@ def _read_call(request: MessagesRequest, caller: Caller, *, shows_tools: bool) -
         for index, message in enumerate(request.messages)
         for part in _read_message(message, f"messages[{index}]")
     ]
-    messages = order_results(read, _WORDS)
+    messages = order_results(read, _PHRASES)
     tools = (request.tools or ()) if shows_tools else ()
     shown = show_tools([(tool, tool.input_schema) for tool in tools], caller)
     stop = tuple(request.stop_sequences or ())
     return ModelCall((*head, *messages), shown, request.max_tokens, stop)
 
 
-def _read_message(message: _Message, place: str) -> Iterator[tuple[HistoryMessage, Link]]:
+def _read_message(message: _Message, place: str) -> Iterator[tuple[HistoryMessage, MessageCalls]]:
     """Splits a message: tool results become separate messages."""
     allowed = {"user": _ToolResult, "assistant": _ToolUse}.get(message.role, _Text)
     for index, block in enumerate(message.content):
@@ -251,19 +251,21 @@ def _read_message(message: _Message, place: str) -> Iterator[tuple[HistoryMessag
     if message.role == "assistant":
         uses = {i: block for i, block in enumerate(message.content) if isinstance(block, _ToolUse)}
         calls = tuple(ToolCall(use.name, use.input) for use in uses.values())
-        named = [Named(use.id, f"{place}.content[{i}].id", use.name) for i, use in uses.items()]
-        yield HistoryMessage("assistant", _join(message.content), calls), Link(named)
+        named = [
+            CallReference(use.id, f"{place}.content[{i}].id", use.name) for i, use in uses.items()
+        ]
+        yield HistoryMessage("assistant", _join(message.content), calls), MessageCalls(named)
         return
     texts: list[Any] = []
     # This API joins consecutive user messages: results may be in any of them.
-    without_calls = Link(closes=False)
+    without_calls = MessageCalls(closes=False)
     for index, block in enumerate(message.content):
         if isinstance(block, _ToolResult):
             if texts:
                 yield HistoryMessage(message.role, _join(texts)), without_calls
             texts = []
-            result = Named(block.tool_use_id, f"{place}.content[{index}].tool_use_id")
-            yield HistoryMessage("tool", _join(block.content)), Link(result=result)
+            result = CallReference(block.tool_use_id, f"{place}.content[{index}].tool_use_id")
+            yield HistoryMessage("tool", _join(block.content)), MessageCalls(result=result)
         else:
             texts.append(block)
     if texts or not message.content:

@@ -28,7 +28,7 @@ from seeupo_jax.agents.dialects.request_body import (
     read_fields,
     refuse,
 )
-from seeupo_jax.agents.dialects.result_order import CHAT_WORDS, Link, Named
+from seeupo_jax.agents.dialects.result_order import CHAT_PHRASES, CallReference, MessageCalls
 from seeupo_jax.envs.tool_calls import ToolCall
 
 
@@ -134,7 +134,7 @@ class ChatExchange:
     def __init__(self, tree: Any, caller: Caller):
         request, unknown = read_fields(ChatRequest, tree, ignore=caller.rules.ignore)
         fields = {name: getattr(request, name) for name in _SAMPLING}
-        caller.ignored += unknown + caller.rules.asks_otherwise(fields)
+        caller.ignored += unknown + caller.rules.conflicting_fields(fields)
         self.call = _read_call(request, caller)
         self.stream = bool(request.stream)
         self._logprobs = bool(request.logprobs)
@@ -218,11 +218,11 @@ def _read_call(request: ChatRequest, caller: Caller) -> ModelCall:
     functions = [tool.function for tool in tools]
     shown = show_tools([(function, function.parameters) for function in functions], caller)
     read = [_read_message(m, f"messages[{i}]") for i, m in enumerate(request.messages)]
-    messages = order_results(read, CHAT_WORDS)
+    messages = order_results(read, CHAT_PHRASES)
     return ModelCall(messages, shown, limits.pop() if limits else None, tuple(request.stop or ()))
 
 
-def _read_message(message: _Message, place: str) -> tuple[HistoryMessage, Link]:
+def _read_message(message: _Message, place: str) -> tuple[HistoryMessage, MessageCalls]:
     if message.role != "assistant" and message.content is None:
         refuse(f"{place}.content", f"{place}.content: is missing.")
     if message.role != "assistant" and message.tool_calls:
@@ -237,12 +237,12 @@ def _read_message(message: _Message, place: str) -> tuple[HistoryMessage, Link]:
     )
     if message.role == "tool":
         field = f"{place}.tool_call_id"
-        return read, Link(result=Named(message.tool_call_id, field, message.name))
+        return read, MessageCalls(result=CallReference(message.tool_call_id, field, message.name))
     named = (
-        Named(call.id, f"{place}.tool_calls[{index}].id", call.function.name)
+        CallReference(call.id, f"{place}.tool_calls[{index}].id", call.function.name)
         for index, call in enumerate(calls)
     )
-    return read, Link(tuple(named))
+    return read, MessageCalls(tuple(named))
 
 
 def _usage(completion: Completion) -> dict[str, Any]:

@@ -11,7 +11,12 @@ from typing import Any, NamedTuple, Protocol
 
 from seeupo_jax.agents.calls import CallRefused, Completion, HistoryMessage, ModelCall
 from seeupo_jax.agents.dialects.request_body import refuse
-from seeupo_jax.agents.dialects.result_order import Link, UnmatchedResult, Words, result_order
+from seeupo_jax.agents.dialects.result_order import (
+    ErrorPhrases,
+    MessageCalls,
+    UnmatchedResult,
+    result_order,
+)
 from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
 from seeupo_jax.envs.base import Tool
 from seeupo_jax.envs.null_fields import NullCounts, drop_from_tool
@@ -93,7 +98,7 @@ def openai_error(refusal: CallRefused) -> dict[str, Any]:
 
 
 def order_results(
-    read: Sequence[tuple[HistoryMessage, Link]], words: Words
+    read: Sequence[tuple[HistoryMessage, MessageCalls]], words: ErrorPhrases
 ) -> tuple[HistoryMessage, ...]:
     """Returns a request's messages with tool results in the order of their calls.
 
@@ -107,7 +112,7 @@ def order_results(
     return tuple(read[place][0] for place in order)
 
 
-class GivenTool(Protocol):
+class RequestTool(Protocol):
     """A tool of a request."""
 
     @property
@@ -118,7 +123,7 @@ class GivenTool(Protocol):
 
 
 def show_tools(
-    given: Sequence[tuple[GivenTool, dict[str, Any] | None]], caller: Caller
+    given: Sequence[tuple[RequestTool, dict[str, Any] | None]], caller: Caller
 ) -> tuple[Tool, ...]:
     """Converts tools to the form of environments, so that all dialects give the same prompt.
 

@@ -28,12 +28,12 @@ from seeupo_jax.agents.dialects.request_body import (
     read_fields,
     refuse,
 )
-from seeupo_jax.agents.dialects.result_order import Link, Named, Words
+from seeupo_jax.agents.dialects.result_order import CallReference, ErrorPhrases, MessageCalls
 from seeupo_jax.envs.tool_calls import ToolCall
 
 REMEMBERED = 1024  # conversations per key that `previous_response_id` can name
 
-_WORDS = Words(
+_PHRASES = ErrorPhrases(
     "No tool output found for function call",
     "No tool call found for function call output",
 )
@@ -167,7 +167,7 @@ class ResponsesExchange:
             fields["text.verbosity"] = request.text.verbosity
         if request.reasoning:
             fields["reasoning.effort"] = request.reasoning.effort
-        caller.ignored += unknown + caller.rules.asks_otherwise(fields)
+        caller.ignored += unknown + caller.rules.conflicting_fields(fields)
         self._caller = caller
         self._history = _read_history(request, caller)
         self.call = _read_call(request, self._history, caller)
@@ -306,7 +306,7 @@ def _read_history(request: ResponsesRequest, caller: Caller) -> tuple[HistoryMes
     previous = request.previous_response_id
     read = list(_read_items(request.input))
     if previous is None:
-        return _share(order_results(read, _WORDS), caller)
+        return _share(order_results(read, _PHRASES), caller)
     before = caller.responses.get(previous)
     if before is None:
         refuse(
@@ -315,8 +315,8 @@ def _read_history(request: ResponsesRequest, caller: Caller) -> tuple[HistoryMes
             f" {REMEMBERED} responses without store=False.",
         )
     *_, answer = before  # all earlier calls have their results
-    waiting = Link([Named(each, "input") for each in answer.ids], closes=False)
-    return _share((*before[:-1], *order_results([(answer, waiting), *read], _WORDS)), caller)
+    waiting = MessageCalls([CallReference(each, "input") for each in answer.ids], closes=False)
+    return _share((*before[:-1], *order_results([(answer, waiting), *read], _PHRASES)), caller)
 
 
 def _share(history: tuple[HistoryMessage, ...], caller: Caller) -> tuple[HistoryMessage, ...]:
@@ -326,19 +326,19 @@ def _share(history: tuple[HistoryMessage, ...], caller: Caller) -> tuple[History
     return (*same, *history[len(same) :])
 
 
-def _read_items(items: Sequence[Any]) -> Iterator[tuple[HistoryMessage, Link]]:
+def _read_items(items: Sequence[Any]) -> Iterator[tuple[HistoryMessage, MessageCalls]]:
     """Reads items as messages; an assistant's message and the calls that follow it become one."""
     answer: HistoryMessage | None = None
-    named: list[Named] = []
+    named: list[CallReference] = []
     for index, item in enumerate(items):
         if isinstance(item, _FunctionCall):
             before = answer or HistoryMessage("assistant", "")
             calls = (*before.calls, ToolCall(item.name, item.arguments))
             answer = HistoryMessage("assistant", before.content, calls)
-            named.append(Named(item.call_id, f"input[{index}].call_id", item.name))
+            named.append(CallReference(item.call_id, f"input[{index}].call_id", item.name))
             continue
         if answer:
-            yield answer, Link(named, closes=False)
+            yield answer, MessageCalls(named, closes=False)
         answer, named = None, []
         message, link = _read_message(item, f"input[{index}]")
         if message.role == "assistant":
@@ -346,15 +346,17 @@ def _read_items(items: Sequence[Any]) -> Iterator[tuple[HistoryMessage, Link]]:
         else:
             yield message, link
     if answer:
-        yield answer, Link(named, closes=False)
+        yield answer, MessageCalls(named, closes=False)
 
 
-def _read_message(item: _Message | _FunctionOutput, place: str) -> tuple[HistoryMessage, Link]:
+def _read_message(
+    item: _Message | _FunctionOutput, place: str
+) -> tuple[HistoryMessage, MessageCalls]:
     if isinstance(item, _FunctionOutput):
-        result = Named(item.call_id, f"{place}.call_id")
-        return HistoryMessage("tool", _join(item.output)), Link(result=result)
+        result = CallReference(item.call_id, f"{place}.call_id")
+        return HistoryMessage("tool", _join(item.output)), MessageCalls(result=result)
     role = "system" if item.role == "developer" else item.role
-    return HistoryMessage(role, _join(item.content)), Link(closes=False)
+    return HistoryMessage(role, _join(item.content)), MessageCalls(closes=False)
 
 
 def _join(parts: Sequence[_Part]) -> str:

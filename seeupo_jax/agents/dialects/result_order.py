@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Named(NamedTuple):
+class CallReference(NamedTuple):
     """A reference to a call, in the call itself or in its result.
 
     id: None: it has none. field: its path in the request. tool: the tool's name, if stated.
@@ -22,26 +22,26 @@ class Named(NamedTuple):
     tool: str | None = None
 
 
-class Link(NamedTuple):
+class MessageCalls(NamedTuple):
     """The tool calls and results of one message.
 
     result: the call that it answers.
     closes: all calls before it must have their results.
     """
 
-    calls: Sequence[Named] = ()
-    result: Named | None = None
+    calls: Sequence[CallReference] = ()
+    result: CallReference | None = None
     closes: bool = True
 
 
-class Words(NamedTuple):
+class ErrorPhrases(NamedTuple):
     """An API's messages that a call needs a result, and a result a call."""
 
     call: str
     result: str
 
 
-CHAT_WORDS = Words(
+CHAT_PHRASES = ErrorPhrases(
     "an assistant message with 'tool_calls' must be followed by tool messages responding to each"
     " 'tool_call_id'",
     "messages with role 'tool' must be a response to a preceding message with 'tool_calls'",
@@ -59,9 +59,9 @@ class UnmatchedResult(ValueError):
 class _Calls:
     """Calls that wait for results together."""
 
-    def __init__(self, words: Words):
+    def __init__(self, words: ErrorPhrases):
         self._words = words
-        self._calls: list[Named] = []
+        self._calls: list[CallReference] = []
         self._waiting: dict[str | None, deque[int]] = {}  # numbers of calls by id
         self._places: dict[int, int] = {}  # of results, by the number of the call
 
@@ -80,7 +80,7 @@ class _Calls:
                 allowed = f"allowed: one result for each call ({self._words.call})"
                 raise UnmatchedResult(call.field, f"{got}; {allowed}")
 
-    def add(self, calls: Sequence[Named]) -> None:
+    def add(self, calls: Sequence[CallReference]) -> None:
         """Adds calls: either all have different ids, or none has an id."""
         for call in calls:
             if call.id is not None and call.id in self._waiting:
@@ -95,7 +95,7 @@ class _Calls:
             self._waiting.setdefault(call.id, deque()).append(len(self._calls))
             self._calls.append(call)
 
-    def answer(self, result: Named, place: int) -> None:
+    def answer(self, result: CallReference, place: int) -> None:
         """Adds the result that is in a place."""
         if result.id is None and not self._calls:
             return  # the calls of this conversation are plain text
@@ -124,7 +124,9 @@ class _Calls:
         return dict(zip(sorted(self._places.values()), sources, strict=True))
 
 
-def result_order(links: Sequence[Link], words: Words, *, ends: bool = True) -> list[int]:
+def result_order(
+    links: Sequence[MessageCalls], words: ErrorPhrases, *, ends: bool = True
+) -> list[int]:
     """Returns the places of messages in an order in which results follow their calls' order.
 
     Only results change places. Results without ids are assigned to the calls in order.

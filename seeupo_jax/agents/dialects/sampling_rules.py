@@ -49,7 +49,7 @@ class SamplingRules:
     top_k: int | None = None
     ignore: bool = False
 
-    def asks_otherwise(self, fields: Mapping[str, Any]) -> list[str]:
+    def conflicting_fields(self, fields: Mapping[str, Any]) -> list[str]:
         """Returns the fields that ask for other sampling than the rules; None has no effect.
 
         Raises:

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from seeupo_jax.agents.calls import Access, AgentFailure, AgentResult, AgentTask
 from seeupo_jax.agents.runners.agent_results import check_result
-from seeupo_jax.agents.runners.command_processes import RESULT, End
+from seeupo_jax.agents.runners.command_processes import RESULT, AgentExit
 from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.envs.transport.processes import end, python_command, signal_name, supervised
 from seeupo_jax.envs.validation import ProtocolError
@@ -113,7 +113,7 @@ class CommandAgents:
         if helper is not None:
             helper.close()
 
-    def _read_end(self, end: End) -> AgentResult | AgentFailure:
+    def _read_end(self, end: AgentExit) -> AgentResult | AgentFailure:
         """The result of a process that ended: from its result file, otherwise its exit code."""
         printed = {"output": end.output[-_SHOWN:]} if end.output else {}
         tail = f"; it printed: {printed['output']}" if printed else ""
@@ -207,7 +207,9 @@ def _without_proxy(host: str) -> str:
 class _Helper:
     """The process that starts commands, and a thread that receives their ends."""
 
-    def __init__(self, first: Mapping[str, Any], read: Callable[[End], AgentResult | AgentFailure]):
+    def __init__(
+        self, first: Mapping[str, Any], read: Callable[[AgentExit], AgentResult | AgentFailure]
+    ):
         self._read, self._waiting = read, dict[int, OnEnd]()
         self._lock = threading.Lock()  # of `_waiting`; never held while writing to the helper
         self._writing = threading.Lock()  # of the pipe, which may be full
@@ -262,7 +264,7 @@ class _Helper:
 
     def _listen(self) -> None:
         for line in self._process.stdout:
-            end = End(*json.loads(line))
+            end = AgentExit(*json.loads(line))
             with self._lock:
                 on_end = self._waiting.pop(end.key, None)
             if on_end is not None:

@@ -4,7 +4,7 @@ It has one thread and little memory, so that starting a command takes a millisec
 the trainer's memory. It detects the trainer's end, so no command outlives the trainer. Requests and
 answers are lines of JSON. The first request has `argv`, `memory_bytes` and `output_bytes`; later
 ones begin an episode (`start`, a key, with `env` and `task`) or end it (`stop`). Each episode is
-answered once, by an `End`.
+answered once, by an `AgentExit`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RESULT_FILE, RESULT = "result.json", 2**20  # name of the result file, and its m
 _PIECE = 2**16
 
 
-class End(NamedTuple):
+class AgentExit(NamedTuple):
     """The end of an agent.
 
     code: its exit code, or minus the signal that ended it; None: it could not be started.
@@ -117,7 +117,7 @@ class _Processes:
         except (OSError, subprocess.SubprocessError) as error:
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
-            return self._answer(End(key, None, str(error), 0, None, 0))
+            return self._answer(AgentExit(key, None, str(error), 0, None, 0))
         agent = self._agents[key] = _Agent(key, process, folder)
         os.set_blocking(process.stdout.fileno(), False)
         self._selector.register(process.stdout, selectors.EVENT_READ, agent)
@@ -175,9 +175,9 @@ class _Processes:
         del self._agents[agent.key]
         output = agent.tail.decode(errors="replace")
         result, size = (None, 0) if data is None else (data.decode(errors="replace"), len(data))
-        self._answer(End(agent.key, code, output, agent.printed, result, size))
+        self._answer(AgentExit(agent.key, code, output, agent.printed, result, size))
 
-    def _answer(self, end: End) -> None:
+    def _answer(self, end: AgentExit) -> None:
         data = json.dumps(end).encode() + b"\n"
         while data:
             data = data[os.write(self._answers, data) :]

@@ -73,7 +73,7 @@ class AccountDesk:
 
     def solved(self) -> bool:
         """Whether replies and accounts follow the policy, and every decided order was looked up."""
-        settled, account = errands.settle(self.errand)
+        settled, account = errands.solve_errand(self.errand)
         wanted = {each.customer_id: each for each in self.errand.accounts}
         wanted[account.customer_id] = account
         replies = dict(zip(self.items, settled.outcomes, strict=True))

@@ -40,7 +40,9 @@ class SharedResources:
     parcels: tuple[int, ...]
 
 
-def share(alone: tuple[str, ...], changes: int, numbers: Sequence[int]) -> SharedResources:
+def shared_resources(
+    alone: tuple[str, ...], changes: int, numbers: Sequence[int]
+) -> SharedResources:
     """Returns what requests share; `numbers` are the parcel numbers of their orders."""
     inside = [request for request, outcome in enumerate(alone) if outcome in _IN_WAREHOUSE]
     first = {numbers[request]: request for request in reversed(inside)}
@@ -78,16 +80,16 @@ def solve(alone: tuple[str, ...], shared: SharedResources) -> Agenda:
 
 
 @functools.cache
-def possible(alone: tuple[str, ...]) -> frozenset[SharedResources]:
+def possible_resources(alone: tuple[str, ...]) -> frozenset[SharedResources]:
     """All possible combinations of changes and of parcels that requests may share."""
     return frozenset(
-        share(alone, changes, numbers)
+        shared_resources(alone, changes, numbers)
         for changes in range(MAX_CHANGES + 1)
         for numbers in itertools.product(range(2), repeat=len(alone))
     )
 
 
-def answer(shared: SharedResources, look_up: int) -> object:
+def look_up_result(shared: SharedResources, look_up: int) -> object:
     """The result of a look-up: the changes, or which requests share the parcel."""
     if look_up == CHANGES:
         return shared.changes
@@ -98,7 +100,9 @@ def narrow(
     worlds: frozenset[SharedResources], look_up: int, truth: SharedResources
 ) -> frozenset[SharedResources]:
     """The possibilities that remain after a look-up."""
-    return frozenset(w for w in worlds if answer(w, look_up) == answer(truth, look_up))
+    return frozenset(
+        w for w in worlds if look_up_result(w, look_up) == look_up_result(truth, look_up)
+    )
 
 
 @functools.cache

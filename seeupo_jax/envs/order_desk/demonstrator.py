@@ -93,7 +93,7 @@ def play_errand(errand: Errand, skill: float, rng: random.Random) -> Iterator[st
     if slip["bad_call"]:
         item = rng.choice(errand.targets).item
         yield _unknown_order(item, [o for each in errand.accounts for o in each.orders], rng)
-    worlds = agenda.possible(errand.alone)
+    worlds = agenda.possible_resources(errand.alone)
     if slip["guess"]:
         guessed = rng.choice(sorted(worlds, key=lambda each: (each.changes, each.parcels)))
         decided = agenda.solve(errand.alone, guessed)

@@ -68,10 +68,10 @@ class Errand:
     def shared(self) -> SharedResources:
         """The changes and parcels that the requests share."""
         numbers = [order.parcel for order in self.targets]
-        return agenda.share(self.alone, self.account.changes, numbers)
+        return agenda.shared_resources(self.alone, self.account.changes, numbers)
 
 
-def settle(errand: Errand) -> tuple[Agenda, Account]:
+def solve_errand(errand: Errand) -> tuple[Agenda, Account]:
     """The correct solution: the agenda, and the customer's account after it."""
     settled, account = agenda.solve(errand.alone, errand.shared), errand.account
     for index in settled.actions:
@@ -80,9 +80,9 @@ def settle(errand: Errand) -> tuple[Agenda, Account]:
     return settled, account
 
 
-def plan(errand: Errand) -> tuple[tuple[int, ...], Agenda]:
+def plan_look_ups(errand: Errand) -> tuple[tuple[int, ...], Agenda]:
     """The look-ups that decide the errand (see `agenda`), and the resulting agenda."""
-    worlds, look_ups = agenda.possible(errand.alone), list[int]()
+    worlds, look_ups = agenda.possible_resources(errand.alone), list[int]()
     while (look_up := agenda.next_look_up(errand.alone, worlds)) is not None:
         look_ups.append(look_up)
         worlds = agenda.narrow(worlds, look_up, errand.shared)
@@ -93,7 +93,7 @@ def plan(errand: Errand) -> tuple[tuple[int, ...], Agenda]:
 
 def count_turns(errand: Errand) -> int:
     """The number of turns that the oracle takes: it finds, lists, looks up, acts and replies."""
-    look_ups, decided = plan(errand)
+    look_ups, decided = plan_look_ups(errand)
     return 1 + 3 * len(errand.requests) + len(look_ups) + len(decided.actions)
 
 
@@ -125,18 +125,18 @@ def order_matters(errand: Errand) -> bool:
     """Whether serving the requests in the order asked fails."""
     asked = tuple(i for i, outcome in enumerate(errand.alone) if outcome in agenda.COSTS)
     served = agenda.serve(errand.alone, errand.shared, asked)
-    return served.outcomes != settle(errand)[0].outcomes
+    return served.outcomes != solve_errand(errand)[0].outcomes
 
 
 def _share_kept(errand: Errand) -> float:
     """The probability of keeping a drawn errand: most are easy, so that hard ones are kept more."""
-    look_ups, decided = plan(errand)
+    look_ups, decided = plan_look_ups(errand)
     reordered = decided.actions != tuple(sorted(decided.actions))
     if not (look_ups or reordered) or not MIN_TURNS <= count_turns(errand) <= MAX_TURNS:
         return 0.0
     if order_matters(errand):
         return 1.0
-    return 0.15 if settle(errand)[0].outcomes == errand.alone else 0.3
+    return 0.15 if solve_errand(errand)[0].outcomes == errand.alone else 0.3
 
 
 def _draw(rng: random.Random) -> Errand:

@@ -57,7 +57,7 @@ def _label_errand(errand: errands.Errand) -> Mapping[str, str]:
     return {
         "requests": str(len(errand.requests)),
         "order": "matters" if errands.order_matters(errand) else "free",
-        "look_ups": str(len(errands.plan(errand)[0])),
+        "look_ups": str(len(errands.plan_look_ups(errand)[0])),
     }
 
 
@@ -66,7 +66,7 @@ def _close_task(task: world.Task) -> str:
 
 
 def _close_errand(errand: errands.Errand) -> str:
-    settled, _ = errands.settle(errand)
+    settled, _ = errands.solve_errand(errand)
     return render_hermes("reply", item=errand.targets[-1].item, outcome=settled.outcomes[-1])
 
 

@@ -42,7 +42,7 @@ def score(environment: Environment) -> float:
 
 
 # The calls of an episode and the types of their arguments.
-PLAYS = {
+EPISODE_CALLS = {
     "reset": (reset, {"task_id": str, "seed": int}),
     "step": (step, {"text": str}),
     "finish": (finish, {"stop": str}),

@@ -11,7 +11,7 @@ from seeupo_jax.envs.bfcl.multi_turn import MultiTurn, check_bound
 from seeupo_jax.envs.bfcl.simulated_apis import MultiTurnTask, official
 from seeupo_jax.envs.seeded_tasks import SeedTasks
 from seeupo_jax.instruments.bfcl_worlds.composition import CLASSES
-from seeupo_jax.instruments.bfcl_worlds.generator import VARIANTS, Options, generate
+from seeupo_jax.instruments.bfcl_worlds.generator import VARIANTS, GenerationOptions, generate
 
 MAX_TURNS = 8  # requests that fit into a world without contradicting each other
 
@@ -52,7 +52,7 @@ class BfclWorlds(MultiTurn):
             check_bound(f"bfcl_worlds {split}_tasks", size)
         if type(self.seed) is not int:
             raise ValueError(f"bfcl_worlds seed: got {self.seed!r}; allowed: an integer.")
-        self._options = Options(categories, _span(self.turns), classes, self.seed)
+        self._options = GenerationOptions(categories, _span(self.turns), classes, self.seed)
         for index in range(len(categories)):  # checks that such tasks exist
             generate(self._options, "train", index)
         self._tasks = SeedTasks("bfcl_worlds", {s: range(size) for s, size in sizes.items()})

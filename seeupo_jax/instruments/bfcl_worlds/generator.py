@@ -23,7 +23,7 @@ ATTEMPTS = 200  # maximum; a task takes 3 to 20
 
 
 @dataclass(frozen=True)
-class Options:
+class GenerationOptions:
     """Options of task generation.
 
     categories: of the tasks, in rotation.
@@ -48,7 +48,7 @@ def opening_split(text: str) -> str:
 
 
 @functools.lru_cache(maxsize=1024)  # members of a group and labels use the same task
-def generate(options: Options, split: str, index: int) -> MultiTurnTask:
+def generate(options: GenerationOptions, split: str, index: int) -> MultiTurnTask:
     """Generates the task `SPLIT/INDEX`: the same for the same arguments, on every machine."""
     category = options.categories[index % len(options.categories)]
     withhold, long_context = VARIANTS[category], category == LONG

@@ -40,7 +40,9 @@ def play(errand, *calls, outcomes=None, look=True):
     """The score after a look at each order, calls (tool, argument ...), and replies."""
     case = DeskEpisode(AccountDesk(errand))
     looks = [("get_order", order.order_id) for order in errand.targets] if look else []
-    reported = zip(errand.targets, outcomes or errands.settle(errand)[0].outcomes, strict=True)
+    reported = zip(
+        errand.targets, outcomes or errands.solve_errand(errand)[0].outcomes, strict=True
+    )
     replies = [("reply", order.item, outcome) for order, outcome in reported]
     for name, *values in (*looks, *calls, *replies):
         result = case.step(render_hermes(name, **dict(zip(NAMES[name], values, strict=True))))

@@ -48,10 +48,13 @@ def test_serving_refuses_what_the_rules_forbid_by_then():
 
 
 def test_parcels_are_named_by_their_first_request_in_the_warehouse():
-    assert agenda.share((X, C, A), 1, [7, 7, 7]) == SharedResources(1, (0, 1, 1))
-    assert agenda.share((C, R, Q), 0, [3, 5, 3]) == SharedResources(0, (0, 1, 0))
-    assert all(len(agenda.possible(alone)) % 3 == 0 for alone in EVERY)
-    assert len(agenda.possible((C, A, Q))) == 3 * 4 and len(agenda.possible((R, X))) == 3
+    assert agenda.shared_resources((X, C, A), 1, [7, 7, 7]) == SharedResources(1, (0, 1, 1))
+    assert agenda.shared_resources((C, R, Q), 0, [3, 5, 3]) == SharedResources(0, (0, 1, 0))
+    assert all(len(agenda.possible_resources(alone)) % 3 == 0 for alone in EVERY)
+    assert (
+        len(agenda.possible_resources((C, A, Q))) == 3 * 4
+        and len(agenda.possible_resources((R, X))) == 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,13 +70,13 @@ def test_parcels_are_named_by_their_first_request_in_the_warehouse():
     ],
 )
 def test_what_decides_is_looked_up_and_nothing_else(alone, look_up):
-    assert agenda.next_look_up(alone, agenda.possible(alone)) == look_up
+    assert agenda.next_look_up(alone, agenda.possible_resources(alone)) == look_up
 
 
 def test_the_look_ups_lead_to_what_is_right_in_every_world_and_each_of_them_is_needed():
     for alone in EVERY:
-        for truth in agenda.possible(alone):
-            worlds = agenda.possible(alone)
+        for truth in agenda.possible_resources(alone):
+            worlds = agenda.possible_resources(alone)
             while (look_up := agenda.next_look_up(alone, worlds)) is not None:
                 assert agenda.decide(alone, worlds) is None  # without it the errand is open
                 fewer = agenda.narrow(worlds, look_up, truth)

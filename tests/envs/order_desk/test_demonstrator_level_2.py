@@ -33,10 +33,10 @@ def test_the_oracle_wins_every_case_in_the_turns_that_are_counted(split, cases):
 def test_the_oracle_goes_by_nothing_that_it_has_not_looked_up():
     for index in range(200):
         errand, responses = make_errand("train", index), said(f"level2/train/{index}")
-        look_ups, _ = errands.plan(errand)
-        for truth in agenda.possible(errand.alone):
-            seen = [agenda.answer(truth, look) for look in look_ups]
-            if seen != [agenda.answer(errand.shared, look) for look in look_ups]:
+        look_ups, _ = errands.plan_look_ups(errand)
+        for truth in agenda.possible_resources(errand.alone):
+            seen = [agenda.look_up_result(truth, look) for look in look_ups]
+            if seen != [agenda.look_up_result(errand.shared, look) for look in look_ups]:
                 continue
             other = reshared(errand, truth)
             case = DeskEpisode(AccountDesk(other))

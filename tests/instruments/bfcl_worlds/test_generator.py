@@ -21,7 +21,7 @@ from seeupo_jax.instruments.bfcl_worlds.composition import CLASSES, ENDS, HELLOS
 from seeupo_jax.instruments.bfcl_worlds.generator import (
     SPLITS,
     VARIANTS,
-    Options,
+    GenerationOptions,
     generate,
     opening_split,
 )
@@ -133,7 +133,7 @@ def test_what_is_withheld_is_missing_until_its_turn_and_needed_then():
 def test_a_conversation_is_the_same_whatever_is_withheld_from_it():
     for index in range(30):
         base, other = (
-            generate(Options((category,), (2, 2), CLASSES, 0), "train", index)
+            generate(GenerationOptions((category,), (2, 2), CLASSES, 0), "train", index)
             for category in ("multi_turn_base", "multi_turn_miss_func")
         )
         assert texts(base) == texts(other)
@@ -152,7 +152,10 @@ def opening(task):
 
 def test_no_conversation_begins_with_the_request_of_one_of_another_split():
     whole = ("multi_turn_base", "multi_turn_miss_func", "multi_turn_long_context")
-    kinds = [Options(whole[:1], (1, 1), CLASSES, 3), Options(whole, (1, 3), CLASSES, 0)]
+    kinds = [
+        GenerationOptions(whole[:1], (1, 1), CLASSES, 3),
+        GenerationOptions(whole, (1, 3), CLASSES, 0),
+    ]
     first = {split: {opening(t) for o in kinds for t in tasks(60, split, o)} for split in SPLITS}
     assert all(len(begins) > 80 for begins in first.values())
     assert not any(first[a] & first[b] for a, b in itertools.combinations(SPLITS, 2))
@@ -169,14 +172,14 @@ def test_conversations_are_many():
 
 @pytest.mark.parametrize("turns", [(1, 1), (3, 3), (6, 8)])
 def test_a_conversation_has_as_many_turns_as_asked_for(turns):
-    options = Options(("multi_turn_base", "multi_turn_miss_param"), turns, CLASSES, 0)
+    options = GenerationOptions(("multi_turn_base", "multi_turn_miss_param"), turns, CLASSES, 0)
     for index, task in enumerate(tasks(20, options=options)):
         assert turns[0] <= len(task.questions) - index % 2 <= turns[1]
 
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_one_simulator_is_enough(name):
-    made = tasks(12, options=Options(tuple(VARIANTS), (2, 5), (name,), 0))
+    made = tasks(12, options=GenerationOptions(tuple(VARIANTS), (2, 5), (name,), 0))
     assert {task.classes for task in made} == {(name,)}
 
 
@@ -226,4 +229,4 @@ def test_no_name_of_a_world_is_an_official_one():
 
 def test_turns_that_cannot_be_written_are_refused_in_a_sentence():
     with pytest.raises(ValueError, match="no task train/0 of multi_turn_base after 200 attempts"):
-        generate(Options(("multi_turn_base",), (30, 30), ("MathAPI",), 0), "train", 0)
+        generate(GenerationOptions(("multi_turn_base",), (30, 30), ("MathAPI",), 0), "train", 0)
