@@ -6,9 +6,9 @@ from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
 from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import multi_turn_checker
 
 from seeupo_jax.instruments.bfcl_worlds.composition import CLASSES
-from seeupo_jax.instruments.bfcl_worlds.generator import VARIANTS, Options, generate
+from seeupo_jax.instruments.bfcl_worlds.generator import VARIANTS, GenerationOptions, generate
 
-ALL = Options(tuple(VARIANTS), (1, 4), CLASSES, seed=0)
+ALL = GenerationOptions(tuple(VARIANTS), (1, 4), CLASSES, seed=0)
 _NUMBER = itertools.count()
 
 

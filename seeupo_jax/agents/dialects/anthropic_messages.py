@@ -170,7 +170,7 @@ class MessagesExchange:
     def text(self, piece: str) -> Iterator[Event]:
         if not self._in_text_block:
             self._in_text_block = True
-            yield from _begin_block(0, {"type": "text", "text": ""})
+            yield _begin_block(0, {"type": "text", "text": ""})
         yield _delta(0, {"type": "text_delta", "text": piece})
 
     def end(self, completion: Completion, rest: str) -> Iterator[Event]:
@@ -179,7 +179,7 @@ class MessagesExchange:
         if self._in_text_block:
             yield {"type": "content_block_stop", "index": 0}
         for index, block in enumerate(self._write_calls(completion), start=self._in_text_block):
-            yield from _begin_block(index, block | {"input": {}})
+            yield _begin_block(index, block | {"input": {}})
             arguments = write_arguments(block["input"])
             yield _delta(index, {"type": "input_json_delta", "partial_json": arguments})
             yield {"type": "content_block_stop", "index": index}
@@ -286,8 +286,8 @@ def _ending(completion: Completion) -> dict[str, Any]:
     }
 
 
-def _begin_block(index: int, block: dict[str, Any]) -> Iterator[Event]:
-    yield {"type": "content_block_start", "index": index, "content_block": block}
+def _begin_block(index: int, block: dict[str, Any]) -> Event:
+    return {"type": "content_block_start", "index": index, "content_block": block}
 
 
 def _delta(index: int, delta: dict[str, Any]) -> Event:

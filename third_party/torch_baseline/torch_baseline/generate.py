@@ -188,10 +188,10 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Given:
-    """What a turn is sampled after: [row, position] tensors, the row's end at the right.
+    """The context of a turn: [row, position] tensors, padded on the left.
 
-    ids: token ids, of padding any. mask: 1 at tokens, 0 at padding.
-    cache: keys and values of the first positions; None: of none.
+    ids: token ids, arbitrary at padding. mask: 1 at tokens, 0 at padding.
+    cache: keys and values of the first positions; None: there are none.
     """
 
     ids: Any
@@ -293,10 +293,10 @@ def _keep(
     remaining: Sequence[int],
     active: Sequence[_Row],
 ) -> _Given:
-    """What was computed, and the observations after it.
+    """The context of the next turn: the computed tokens, and the observations after them.
 
-    What a row sampled beyond its action stays in the cache as padding. Positions are counted from
-    the mask, so padding in the middle of a row shifts nothing.
+    Tokens that a row sampled after the end of its action stay in the cache as padding. Positions
+    are counted from the mask, so padding in the middle of a row does not shift positions.
 
     Args:
       remaining: indices of the unfinished rows, which are `active`.

@@ -35,7 +35,7 @@ def row_terms(
     ref_logp: torch.Tensor | None,
     weight: torch.Tensor,
 ) -> Terms:
-    """What one microbatch adds to the loss, not yet divided by anything.
+    """The terms that one microbatch adds to the loss, before any normalisation.
 
     Args:
       logp, old_logp, ref_logp: [X], of the action tokens; no reference: the KL is NaN.

@@ -52,16 +52,15 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Options:
-    """What a sweep does, and how.
+    """Options of a sweep.
 
-    iterations: of the whole run, for schedules. total_steps: the optimizer steps that it takes at
-      the most.
+    iterations: of the whole run, for schedules. total_steps: maximal number of its optimizer steps.
     dtype: of activations; parameters are float32, and bfloat16 is by autocast.
     null_turns: a turn's batch also has the trajectories without that turn, as in the reference
       implementation. They change no number.
-    microbatch_tokens: of one forward pass, padding included, at the most.
-    share_prefixes: what the samples of a group begin with is computed once in a pass, by rows of
-      several samples and a mask of which token sees which.
+    microbatch_tokens: maximum for one forward pass, including padding.
+    share_prefixes: compute the common prefix of a group's samples once per pass, with rows of
+      several samples and a tree-shaped attention mask.
     compile: the layers, with `torch.compile`.
     checkpointing: recompute activations in the backward pass.
     """

@@ -45,11 +45,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Result:
-    """What a sweep did.
+    """The results and counts of a sweep.
 
-    advantages: [N], NaN where a trajectory is left out. seconds: by phase. tokens, positions: that
-    went through the network by phase, without and with padding. skipped: steps not taken, of
-    gradients that were not finite.
+    advantages: [N], NaN for excluded trajectories. seconds: by phase. tokens, positions: processed
+    by the network in each phase, without and with padding. skipped: steps not taken, since their
+    gradients were not finite.
     """
 
     steps: list[Step]
@@ -257,7 +257,7 @@ def update_order(turns: int, order: str, seed: Sequence[int]) -> list[int]:
 
 
 def _steps(current: _SweepState) -> list[Step]:
-    """What was recorded, on the host; this waits for the device."""
+    """Copies the recorded steps to the host, which waits for the device."""
     steps = []
     for turn, numbers, weight in current.records:
         loss, kl, clip_fraction, norm = numbers.tolist()
