@@ -270,7 +270,7 @@ def test_without_ids_results_are_in_order_and_as_many_as_calls(arrival, extra):
     "change, sentence",
     [
         (lambda m: m[2].pop("tool_call_id"), "messages[2].tool_call_id: got no id; allowed: 'c'"),
-        (lambda m: m[1]["tool_calls"][1].pop("id"), "messages[1].tool_calls[1].id: got no id besi"),
+        (lambda m: m[1]["tool_calls"][1].pop("id"), "messages[1].tool_calls[1].id: got no id toge"),
         (
             lambda m: m[1]["tool_calls"][0].pop("id"),
             "messages[1].tool_calls[1].id: got 'd' together",
