@@ -79,7 +79,7 @@ def measure(setup: Setup, program: SliceProgram) -> CompiledFigures:
         program.name,
         compile_s,
         inside=_inside(setup, program, compiled.memory_analysis()),
-        beside=beside(setup, program),
+        beside=other_memory(setup, program),
         needed_flops=work.needed,
         executed_flops=work.executed,
         six_nd_flops=flops.six_nd(setup.arch, work.tokens),
@@ -155,7 +155,7 @@ def temporary_bytes(memory: jax.stages.CompiledMemoryStats) -> int:
     return min(memory.temp_size_in_bytes, max(0, round(_PACKED * peak) - arguments))
 
 
-def beside(setup: Setup, program: SliceProgram) -> dict[str, int]:
+def other_memory(setup: Setup, program: SliceProgram) -> dict[str, int]:
     """The parts that a device holds while the program runs, and that are none of its own."""
     resident = setup.resident(program.kind)
     in_program = (*program.uses, *program.makes)

@@ -132,7 +132,7 @@ def batch_of(made, value):
     spans = all_actions(ROWS)
     layout = lay_out(ROWS, spans, made.shapes, made.shapes.long)
     slope = [np.full(len(turn_L), value, np.float32) for turn_L in ROWS.turn]
-    return turn_batch(ROWS, layout, made.shapes, {"slope": slope}, action=made.shapes.longest)
+    return turn_batch(ROWS, layout, made.shapes, {"score_grad": slope}, action=made.shapes.longest)
 
 
 def test_a_gradient_that_is_not_finite_leaves_the_scorer_as_it_was():
