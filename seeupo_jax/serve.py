@@ -38,7 +38,7 @@ from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.envs.transport.open_files import raise_open_files
 from seeupo_jax.errors import file_sentences, sentence_errors
 from seeupo_jax.evaluation.episode_host import make_endpoint
-from seeupo_jax.evaluation.policy_sources import PolicySource, own_policy
+from seeupo_jax.evaluation.policy_sources import PolicySource, run_policy
 from seeupo_jax.parallel.stop_signal import StoppedCompiling, StopRequest
 from seeupo_jax.policy_io.policy_folder import STEP, WEIGHTS, check_trained, saved_weights
 from seeupo_jax.rollout.engine.slots import SlotEngine
@@ -144,7 +144,7 @@ def _check(config: Config, source: _Source, host: str, port: int) -> None:
 
 def _load(config: Config, source: _Source) -> contextlib.AbstractContextManager[PolicySource]:
     """The policy that is meant."""
-    return own_policy(
+    return run_policy(
         config,
         Path() if source.workdir is None else source.workdir,
         untrained=source.workdir is None,

@@ -21,8 +21,14 @@ from seeupo_jax.agents.calls import (
 from seeupo_jax.agents.lineages import Lineages, LineageTurn
 from seeupo_jax.agents.sampled_text import SampledText
 from seeupo_jax.envs.base import Message, Pay
-from seeupo_jax.envs.gate import OWN_REWARD, ProtocolError, check_named_rewards, check_of_steps
 from seeupo_jax.envs.pool import Failure
+from seeupo_jax.envs.validation import (
+    OWN_REWARD,
+    ProtocolError,
+    check_named_rewards,
+    check_step_lists,
+)
+from seeupo_jax.rewards.reward_ledger import RewardLedger
 from seeupo_jax.rollout.episode import Episode
 from seeupo_jax.rollout.episode_metrics import AGENT_FAILURE, IGNORED, LINEAGES, REFUSED
 from seeupo_jax.types import Segment
@@ -148,7 +154,7 @@ class AgentEpisode(Episode):
         assert outcome is not None and lineages is not None
         self.messages = [*lineages.messages(), *self.unread]
         self.tools = tuple(lineages.tools.values())
-        self.rewards = [0.0] * lineages.turns
+        self.ledger = RewardLedger(turns=[0.0] * lineages.turns)
         self.info |= {LINEAGES: lineages.count, REFUSED: self.refused}
         if self.ignored:
             self.info[IGNORED] = self.ignored.total()
@@ -169,24 +175,19 @@ class AgentEpisode(Episode):
     def _take(
         self, result: AgentResult, weigh: Callable[[Mapping[str, Pay], str, float], list[float]]
     ) -> None:
-        turns = len(self.rewards)
+        turns = self.turn
         given = list(result.turn_rewards)
         if given and len(given) != turns:
             raise ProtocolError(
                 f"the agent's result: turn_rewards: got {len(given)}; allowed: none, or one for"
                 f" each of its {turns} turns."
             )
-        check_of_steps(result.info, "the agent's result: info", turns)
+        check_step_lists(result.info, "the agent's result: info", turns)
         where = "the agent's result: rewards"
         named = check_named_rewards(result.rewards, where, turns=turns)
         turn_rewards = given if given else [*[0.0] * (turns - 1), result.reward]
         paid = weigh({OWN_REWARD: turn_rewards, **named}, "the agent's result: reward", 0.0)
-        if turns:
-            self.rewards = paid
-        else:
-            self.turnless_reward = sum(paid)
-        self._name({OWN_REWARD: result.reward, **named})
-        self.named_turns[OWN_REWARD] = turn_rewards[:turns]
+        self.ledger.set_all(result.reward, turn_rewards, named, paid)
         score = result.reward if result.score is None else result.score
         self.score = min(max(score, 0.0), 1.0)
         self.info |= result.info

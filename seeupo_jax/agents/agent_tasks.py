@@ -17,8 +17,9 @@ from seeupo_jax.configuration.user_code import (
     functions_beside,
     near_misses,
 )
-from seeupo_jax.envs import Environment, gate
+from seeupo_jax.envs import Environment
 from seeupo_jax.envs.base import Tasks, TaskShare
+from seeupo_jax.envs.tasks import list_task_shares, list_tasks, task_labels, task_reference
 from seeupo_jax.trajectories.json_lines import read_object, short
 
 TRAIN = "train"  # the split of a line that names none
@@ -29,7 +30,7 @@ _ALLOWED = "a JSON object with the text task_id, and perhaps the text split and 
 class AgentTasks(Tasks, Protocol):
     """Tasks by split, which stay what they are; `close` it.
 
-    `envs.gate` asks it for ids and labels as it asks an environment.
+    `envs.tasks` reads ids and labels from it as from an environment.
     """
 
     def labels(self, task_id: str) -> Mapping[str, str]:
@@ -92,16 +93,16 @@ class _EnvironmentTasks:
     environment: Environment
 
     def task_ids(self, split: str) -> Sequence[str]:
-        return gate.task_ids(self.environment, split)
+        return list_tasks(self.environment, split)
 
     def task_shares(self, split: str) -> Sequence[TaskShare]:
-        return gate.task_shares(self.environment, split)
+        return list_task_shares(self.environment, split)
 
     def labels(self, task_id: str) -> Mapping[str, str]:
-        return gate.labels(self.environment, task_id)
+        return task_labels(self.environment, task_id)
 
     def reference(self, task_id: str) -> str | None:
-        return gate.reference(self.environment, task_id)
+        return task_reference(self.environment, task_id)
 
     def data(self, task_id: str, split: str) -> None:
         return None

@@ -26,21 +26,26 @@ from seeupo_jax.agents.calls import (
 from seeupo_jax.agents.tool_format import NO_CALLS, ContentSplitter, choose_format
 
 try:
-    import h11
     import uvicorn
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect, Request
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
-    from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    from seeupo_jax.agents.body_reader import discard_rest, read_body
     from seeupo_jax.agents.dialects import anthropic_messages, chat_completions, responses
     from seeupo_jax.agents.dialects.exchange import Caller, Dialect, Event, Exchange
     from seeupo_jax.agents.dialects.request_body import parse_json
     from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
-    from seeupo_jax.agents.event_stream import ClientGone, EventStream, ended, until_gone
+    from seeupo_jax.agents.endpoint_http import (
+        ClientGone,
+        EventStream,
+        StrictProtocol,
+        discard_rest,
+        read_body,
+        task_of,
+        until_gone,
+    )
 except ModuleNotFoundError as error:
     if error.name not in ("uvicorn", "starlette", "pydantic"):
         raise
@@ -271,7 +276,7 @@ class Endpoint:
     async def _complete(
         self, session: Session, exchange: Exchange, on_text: Callable[[str], None] | None = None
     ) -> Completion:
-        async with ended(session.complete(exchange.call, on_text)) as task:
+        async with task_of(session.complete(exchange.call, on_text)) as task:
             self._calls.add(task)
             task.add_done_callback(self._calls.discard)
             await asyncio.wait({task})
@@ -292,7 +297,7 @@ class Endpoint:
         pieces: asyncio.Queue[str | None] = asyncio.Queue()
         splitter = ContentSplitter(self._tool_format if exchange.call.tools else NO_CALLS)
         started = False
-        async with ended(self._complete(session, exchange, pieces.put_nowait)) as task:
+        async with task_of(self._complete(session, exchange, pieces.put_nowait)) as task:
             task.add_done_callback(lambda _: pieces.put_nowait(None))
             while (piece := await pieces.get()) is not None:
                 for event in () if started else exchange.begin():
@@ -342,23 +347,6 @@ class Endpoint:
             "display_name": self._model,
             "created_at": "1970-01-01T00:00:00Z",
         }
-
-
-class StrictProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1, but for a client that breaks it when it already has its answer.
-
-    uvicorn then writes a second answer, which h11 refuses with an exception for the log; here the
-    connection is closed.
-    """
-
-    def send_400_response(self, msg: str) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True  # what would still be sent is for nobody
-            self.cycle.message_event.set()
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            super().send_400_response(msg)
-        else:
-            self.transport.close()
 
 
 def _as_refusal(error: Exception) -> CallRefused:

@@ -21,9 +21,9 @@ from seeupo_jax.agents.calls import CallRefused, HistoryMessage, ModelCall
 from seeupo_jax.agents.sampled_text import longest_token, text_with_mark
 from seeupo_jax.agents.tool_format import ToolFormat, as_function, lists_tools, template_writes
 from seeupo_jax.envs.base import Message, Tool
-from seeupo_jax.envs.tools.thoughts import thought_tags
+from seeupo_jax.envs.thoughts import thought_tags
 from seeupo_jax.policy.files.messages import TaggedText
-from seeupo_jax.policy.files.tokenizer import Conversation, Tokenizer, Transcript
+from seeupo_jax.policy.files.tokenizer import TokenizedConversation, Tokenizer, Transcript
 from seeupo_jax.rewards.finished_episode import HISTORY
 from seeupo_jax.types import CONTEXT, Segment
 
@@ -48,10 +48,10 @@ class ReadCall:
     depth: int
     messages: Sequence[Message]
     new: tuple[Message, ...]
-    kept: Conversation | None
+    kept: TokenizedConversation | None
 
     @property
-    def conversation(self) -> Conversation:
+    def conversation(self) -> TokenizedConversation:
         """Up to the action; one that is forgotten is made anew from the nearest that is not."""
         read, later = self, list[ReadCall]()
         while read.kept is None:

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import urllib3
 
-from seeupo_jax.agents.server_dialects import DIALECTS, Dialect, complete
+from seeupo_jax.agents.server_dialects import DIALECTS, ServerDialect, complete
 from seeupo_jax.configuration.user_code import listed
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.rollout.engine.protocol import Action, Turn
@@ -189,7 +189,7 @@ class OpenAIServer:
 
     def _choose_dialect(
         self, dialect: str, prompt: Sequence[int]
-    ) -> tuple[Dialect, tuple[list[int], list[float]]]:
+    ) -> tuple[ServerDialect, tuple[list[int], list[float]]]:
         """The dialect, and what a trial request gave."""
         card = self._card()
         if dialect == "auto":
@@ -247,7 +247,7 @@ class OpenAIServer:
         return Action(turn.key, *sampled), retries
 
     def _act(
-        self, dialect: Dialect, context: Sequence[int], sampling: Sampling, seed: int
+        self, dialect: ServerDialect, context: Sequence[int], sampling: Sampling, seed: int
     ) -> tuple[tuple[list[int], list[float]], int]:
         """An action's tokens and log-probabilities, and the number of retries."""
         body = dialect.body(self.model, context, sampling, seed if self._seeded else None)

@@ -18,7 +18,7 @@ class Reply(NamedTuple):
     stop: Any
 
 
-class Dialect(NamedTuple):
+class ServerDialect(NamedTuple):
     """The requests and replies of a kind of server."""
 
     path: str
@@ -86,11 +86,11 @@ def _read_generate(reply: Any) -> Reply:
 
 
 # sglang's own endpoint returns token ids in every version; its /v1/completions only in the latest.
-DIALECTS: dict[str, Dialect] = {
-    "vllm": Dialect(
+DIALECTS: dict[str, ServerDialect] = {
+    "vllm": ServerDialect(
         "/v1/completions", _completions_body, _read_completions, "a server as vLLM >= 0.10.2"
     ),
-    "sglang": Dialect("/generate", _generate_body, _read_generate, "a server as sglang"),
+    "sglang": ServerDialect("/generate", _generate_body, _read_generate, "a server as sglang"),
 }
 
 

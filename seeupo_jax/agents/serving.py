@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 from seeupo_jax.agents.agent_episode import WaitingCall
 from seeupo_jax.agents.calls import CallRefused, Completion, HistoryMessage, ModelCall
+from seeupo_jax.agents.conversation_cache import CachedConversation, ConversationCache
 from seeupo_jax.agents.lineages import as_read, check_length
-from seeupo_jax.agents.remembered import Answered, Remembered
 from seeupo_jax.agents.sampled_text import SampledText
 from seeupo_jax.agents.tool_format import NO_CALLS, ToolFormat
 from seeupo_jax.configuration.user_code import describe
-from seeupo_jax.policy.files.tokenizer import Conversation, Tokenizer
+from seeupo_jax.policy.files.tokenizer import TokenizedConversation, Tokenizer
 from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.slots import SlotEngine
 
@@ -35,7 +35,7 @@ class _Sampling(NamedTuple):
     """A call whose turn the engine has."""
 
     call: WaitingCall
-    conversation: Conversation
+    conversation: TokenizedConversation
     group: int
     sampled: SampledText
 
@@ -49,7 +49,7 @@ class Serving:
     Args:
       engine: has begun with the policy to be served; its cache is kept from call to call.
       max_action_tokens: of an answer. max_context: tokens of a conversation.
-      remembered_tokens: as `Remembered` takes them.
+      remembered_tokens: as `ConversationCache` takes them.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Serving:
     ):
         self._engine, self._tokenizer, self._format = engine, tokenizer, tool_format
         self._max_action_tokens, self._max_context = max_action_tokens, max_context
-        self._remembered = Remembered(remembered_tokens, engine.release)
+        self._remembered = ConversationCache(remembered_tokens, engine.release)
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._open: dict[int, _Sampling] = {}
         self._over = False
@@ -176,7 +176,7 @@ class Serving:
             )
         )
 
-    def _read(self, call: ModelCall) -> tuple[Conversation, int]:
+    def _read(self, call: ModelCall) -> tuple[TokenizedConversation, int]:
         """A call's conversation, what was sampled of it untouched; and its group of the engine."""
         remembered = self._remembered.find(call.messages, call.tools)
         new = call.messages if remembered is None else remembered.messages
@@ -209,7 +209,7 @@ class Serving:
         prompt_tokens = len(conversation.tokens)
         done = sampled.complete(action, prompt_tokens=prompt_tokens, cached_tokens=action.cached)
         answer = HistoryMessage("assistant", done.content, done.calls)
-        answered = Answered(conversation, action.tokens, group)
+        answered = CachedConversation(conversation, action.tokens, group)
         self._remembered.add(action.key, [*call.call.messages, answer], call.call.tools, answered)
         self.counts["answered"] += 1
         call.settle(done)

@@ -14,6 +14,7 @@ from functools import lru_cache
 
 from seeupo_jax.configuration.user_code import encodes
 from seeupo_jax.envs.base import CALL, CALL_END, PYTHON_TAG
+from seeupo_jax.envs.thoughts import thoughts_end
 from seeupo_jax.envs.tool_calls import (
     ToolCall,
     ToolCallError,
@@ -21,7 +22,6 @@ from seeupo_jax.envs.tool_calls import (
     parse_llama,
     render_hermes,
 )
-from seeupo_jax.envs.tools.thoughts import thoughts_end
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 
 Message = tuple[str, tuple[ToolCall, ...]]

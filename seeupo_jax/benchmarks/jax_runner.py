@@ -38,7 +38,7 @@ from seeupo_jax.parallel.distributed import to_host
 from seeupo_jax.planning.program_flops import Flops, Passes, Trips, count
 from seeupo_jax.planning.remat import choose_remat
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.policy.files.parameter_names import at, stored_tensors
+from seeupo_jax.policy.files.parameter_names import leaf_at, stored_parameters
 from seeupo_jax.policy.kernels.attention import Past, Tree, tree_mask_of
 from seeupo_jax.policy.kernels.fused import tree_blocks
 from seeupo_jax.policy.kernels.tree_attention import block_for
@@ -46,7 +46,7 @@ from seeupo_jax.policy.kernels.tree_mask import visited_blocks
 from seeupo_jax.policy.network import LOGITS_AT_ONCE, TOKENS_AT_ONCE
 from seeupo_jax.policy_io import build
 from seeupo_jax.training import stored_update
-from seeupo_jax.training.learner_parts import build_learner
+from seeupo_jax.training.build_learner import build_learner
 from seeupo_jax.trajectories.stored import read_stored
 from seeupo_jax.types import NO_TARGET, TurnBatch
 
@@ -142,7 +142,7 @@ class JaxSweeps:
         fields = inputs.fields | ablation.fields | {"model.path": str(inputs.model)}
         config = load_config(Config(), [f"{name}={value}" for name, value in fields.items()])
         # Shapes of microbatches and rows are what any user of the `update` command gets.
-        config, self.trajectories = stored_update.prepare(
+        config, self.trajectories = stored_update.read_stored(
             config, str(inputs.lines), lambda sentence: None
         )
         config, _ = choose_remat(config)
@@ -213,8 +213,8 @@ class JaxSweeps:
 def by_file_name(arch: Architecture, params: Any) -> dict[str, np.ndarray]:
     """A tree of the parameters' kind as float32 arrays, by their names in files."""
     tensors = {}
-    for stored in stored_tensors(arch, params):
-        leaf = at(params, stored.path)
+    for stored in stored_parameters(arch, params):
+        leaf = leaf_at(params, stored.path)
         leaf = np.asarray(to_host(leaf if stored.layer is None else leaf[stored.layer]), np.float32)
         tensors[stored.names[0]] = leaf.T if stored.transposed else leaf
     return tensors

@@ -66,7 +66,7 @@ def run_rollout(settings: Settings, *, alone: Alone | None = None) -> dict[str, 
             torch_model = load(folder, torch_runner.torch_device(), dtype)
             torch_runner.use_every_core()
         model, _ = from_pretrained(folder, dtype=dtype)
-    network, params = policy.split(model)
+    network, params = policy.split_model(model)
     engine = make_engine(network, work, settings)
     engine.compile(params)
     sides: dict[str, dict[str, Any]] = {}

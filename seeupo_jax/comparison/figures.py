@@ -14,7 +14,7 @@ import numpy as np
 from seeupo_jax.comparison.runs import PlannedRun, finished, recorded
 from seeupo_jax.comparison.seed_statistics import mean_height, seed_interval
 from seeupo_jax.display.terminal import format_count
-from seeupo_jax.errors import naming
+from seeupo_jax.errors import name_file
 from seeupo_jax.metrics.statistics import Estimate, read_estimates
 from seeupo_jax.reports.blocks import Point
 from seeupo_jax.reports.charts import Chart, line_chart
@@ -240,7 +240,7 @@ def draw(chart: Chart | None, path: Path) -> None:
     else:
         drawing = alt.LayerChart.from_dict({**chart.spec, "width": _WIDTH, "background": "white"})
     path.parent.mkdir(parents=True, exist_ok=True)
-    with naming(path):
+    with name_file(path):
         drawing.save(path, scale_factor=2 if path.suffix == ".png" else 1)
 
 

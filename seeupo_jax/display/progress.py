@@ -14,7 +14,7 @@ from seeupo_jax.display import view
 from seeupo_jax.display.pace import Pace, Rate
 from seeupo_jax.display.terminal import SafeStream, can_redraw, format_duration
 from seeupo_jax.display.view import Moment, Row, State
-from seeupo_jax.errors import one_line
+from seeupo_jax.errors import terminal_line
 from seeupo_jax.metrics.statistics import read_estimates, split_and_metric
 from seeupo_jax.rollout.watch import Watch
 
@@ -171,7 +171,7 @@ class Progress:
         """Writes a line that stays; what a policy or an environment said in it moves no cursor."""
         if not self._shown:
             return
-        text = one_line(text)
+        text = terminal_line(text)
         if _LOGGER.isEnabledFor(logging.INFO) or _has_level():
             _LOGGER.info(text)
             return

@@ -95,7 +95,7 @@ class TransientError(Exception):
     """
 
 
-class NoRoom(TransientError):
+class ServerAtCapacity(TransientError):
     """A server has no room for another episode or connection; waiting for it is no retry."""
 
 
@@ -198,7 +198,7 @@ class TaskShare:
 
 
 @runtime_checkable
-class Shared(Protocol):
+class WeightedTasks(Protocol):
     """An environment whose tasks are in parts, which training draws from by their weights."""
 
     def task_shares(self, split: str) -> Sequence[TaskShare]:

@@ -6,8 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from seeupo_jax.envs import seeded
 from seeupo_jax.envs.base import Message, StepResult, Tool
+from seeupo_jax.envs.seeded_tasks import (
+    FIRST_TEST,
+    last_line,
+    normalized_score,
+    numbered_tasks,
+    opening_messages,
+    text_result,
+)
 
 
 @dataclass
@@ -32,11 +39,11 @@ class GymnasiumText:
     train_tasks: int = 1000
     test_tasks: int = 100
     full_reward: float = 1.0
-    test_seed: int = seeded.FIRST_TEST
+    test_seed: int = FIRST_TEST
 
     def __post_init__(self) -> None:
         gymnasium = _gymnasium()
-        self._tasks = seeded.numbered(
+        self._tasks = numbered_tasks(
             "gymnasium_text", self.train_tasks, self.test_tasks, self.full_reward, self.test_seed
         )
         try:
@@ -80,27 +87,27 @@ class GymnasiumText:
             # Of the innermost environment, whose generator its wrappers use too.
             self._env.unwrapped.np_random, _ = self._generator(episode_seed)
         self._total, self._done = 0.0, False
-        return seeded.opening(self.instruction, self._shown(observation)), ()
+        return opening_messages(self.instruction, self._shown(observation)), ()
 
     def step(self, text: str) -> StepResult:
         """Carries out the action; one that does not exist changes nothing and is answered so."""
         if self._total is None or self._done:
             raise ValueError("gymnasium_text: reset() must come before step().")
-        command, space = seeded.last_line(text), self._env.action_space
+        command, space = last_line(text), self._env.action_space
         if self.actions and command not in self.actions:
-            return seeded.answer(f"No action {command!r}. Actions: {', '.join(self.actions)}.")
+            return text_result(f"No action {command!r}. Actions: {', '.join(self.actions)}.")
         if not self.actions and not space.contains(command):
-            return seeded.answer(f"The last line must be an action: {space}.")
+            return text_result(f"The last line must be an action: {space}.")
         action = self.actions.index(command) + int(space.start) if self.actions else command
         observation, reward, terminated, truncated, _ = self._env.step(action)
         self._total += float(reward)
         self._done = bool(terminated or truncated)
-        return seeded.answer(self._shown(observation), float(reward), self._done)
+        return text_result(self._shown(observation), float(reward), self._done)
 
     def score(self) -> float:
         if self._total is None:
             raise ValueError("gymnasium_text: reset() must come before score().")
-        return seeded.score_of(self._total, self.full_reward)
+        return normalized_score(self._total, self.full_reward)
 
     def close(self) -> None:
         self._env.close()

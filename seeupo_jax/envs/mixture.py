@@ -12,7 +12,7 @@ from typing import Any
 
 from seeupo_jax import envs
 from seeupo_jax.configuration.user_code import NAMES, is_name, shown
-from seeupo_jax.envs import Environment, gate
+from seeupo_jax.envs import Environment
 from seeupo_jax.envs.base import (
     ENVIRONMENT,
     Demonstration,
@@ -23,10 +23,12 @@ from seeupo_jax.envs.base import (
     Tool,
 )
 from seeupo_jax.envs.snapshot import fork, has_fork
+from seeupo_jax.envs.tasks import list_task_shares, task_labels, task_reference
+from seeupo_jax.envs.validation import has_demonstrations, reset_episode
 
 
 @dataclass(frozen=True)
-class Part:
+class MixtureComponent:
     """One of the environments.
 
     name, options: as in `config.env`.
@@ -55,7 +57,7 @@ class Mixture(Killable):
 
     def __init__(
         self,
-        parts: Mapping[str, Part],
+        parts: Mapping[str, MixtureComponent],
         made: Mapping[str, Environment],
         playing: str | None = None,
     ):
@@ -65,7 +67,7 @@ class Mixture(Killable):
         """The tasks of each environment, with its weight, of which its own parts have shares."""
         shares: list[TaskShare] = []
         for label, part in self._parts.items():
-            own = gate.task_shares(self._part(label), split)
+            own = list_task_shares(self._part(label), split)
             total = sum(share.weight for share in own)
             for share in own:
                 name = f"{label}:{share.name}" if share.name else label
@@ -84,7 +86,7 @@ class Mixture(Killable):
     ) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
         environment, part_task = self._find(task_id)
         self._playing = task_id.partition(":")[0]
-        return gate.reset(environment, part_task, seed, episode_seed)
+        return reset_episode(environment, part_task, seed, episode_seed)
 
     def step(self, text: str) -> StepResult:
         return self._running().step(text)
@@ -112,11 +114,11 @@ class Mixture(Killable):
     def labels(self, task_id: str) -> dict[str, str]:
         environment, part_task = self._find(task_id)
         label = task_id.partition(":")[0]
-        return {ENVIRONMENT: label} | gate.labels(environment, part_task) | {ENVIRONMENT: label}
+        return {ENVIRONMENT: label} | task_labels(environment, part_task) | {ENVIRONMENT: label}
 
     def reference(self, task_id: str) -> str | None:
         environment, part_task = self._find(task_id)
-        return gate.reference(environment, part_task)
+        return task_reference(environment, part_task)
 
     def _find(self, task_id: str) -> tuple[Environment, str]:
         """A task's environment, and what it calls the task."""
@@ -168,13 +170,13 @@ class DemonstratingMixture(Mixture):
         demonstrations = [
             made.demonstrations(split, **options.get(label, {}))
             for label in self._parts
-            if gate.has_demonstrations(made := self._part(label))
+            if has_demonstrations(made := self._part(label))
         ]
         return _Interleaved(demonstrations)
 
     def vocabulary(self) -> Sequence[str]:
         """All environments' words."""
-        makers = filter(gate.has_demonstrations, map(self._part, self._parts))
+        makers = filter(has_demonstrations, map(self._part, self._parts))
         return tuple(dict.fromkeys(word for made in makers for word in made.vocabulary()))
 
 
@@ -199,14 +201,14 @@ def make_mixture(environments: Sequence[Mapping[str, Any]]) -> Mixture:
     """A mixture, which has demonstrations, and can be copied, where all of its environments do.
 
     Args:
-      environments: at least one; each a dict with the fields of `Part`.
+      environments: at least one; each a dict with the fields of `MixtureComponent`.
 
     Raises:
       ValueError: one of them cannot be made, or two have one label.
     """
-    parts = read_parts(environments)
+    parts = read_components(environments)
     made = {label: envs.make(part.name, **part.options) for label, part in parts.items()}
-    shown_how = all(map(gate.has_demonstrations, made.values()))
+    shown_how = all(map(has_demonstrations, made.values()))
     return _KINDS[shown_how, all(map(has_fork, made.values()))](parts, made)
 
 
@@ -229,13 +231,13 @@ def _interleaved(sizes: Sequence[int], weights: Sequence[float]) -> list[tuple[i
     return [(part, index) for _, part, index in sorted(every)]
 
 
-def read_parts(environments: Any) -> dict[str, Part]:
+def read_components(environments: Any) -> dict[str, MixtureComponent]:
     """The environments by label; ValueError: see `make_mixture`."""
     where = "env.options.environments"
     if not isinstance(environments, list | tuple) or not environments:
         allowed = 'a list of dicts, such as [{"name": "order_desk", "weight": 2.0}]'
         raise ValueError(f"{where}: got {shown(environments)}; allowed: {allowed}.")
-    parts: dict[str, Part] = {}
+    parts: dict[str, MixtureComponent] = {}
     for number, each in enumerate(environments):
         label, part = _read_part(each, f"{where}[{number}]")
         if label in parts:
@@ -247,15 +249,15 @@ def read_parts(environments: Any) -> dict[str, Part]:
     return parts
 
 
-def _read_part(fields: Any, where: str) -> tuple[str, Part]:
+def _read_part(fields: Any, where: str) -> tuple[str, MixtureComponent]:
     """A part and its label."""
-    names = [each.name for each in dataclasses.fields(Part)]
+    names = [each.name for each in dataclasses.fields(MixtureComponent)]
     if not isinstance(fields, Mapping) or "name" not in fields or not fields.keys() <= set(names):
         raise ValueError(
             f"{where}: got {shown(fields)}; allowed: a dict with name, and perhaps"
             f" {', '.join(names[1:])}."
         )
-    part = Part(**fields)
+    part = MixtureComponent(**fields)
     if not isinstance(part.name, str):
         raise ValueError(f"{where}.name: got {shown(part.name)}; allowed: a text.")
     if not isinstance(part.options, Mapping):

@@ -16,9 +16,17 @@ from typing import Any, ClassVar
 import urllib3
 
 from seeupo_jax.configuration.user_code import escaped
-from seeupo_jax.envs import gate, seeded
 from seeupo_jax.envs.base import Killable, Message, StepResult, Tool, TransientError
+from seeupo_jax.envs.seeded_tasks import (
+    FIRST_TEST,
+    last_line,
+    normalized_score,
+    numbered_tasks,
+    opening_messages,
+    text_result,
+)
 from seeupo_jax.envs.transport.http_client import HttpClient, end_socket
+from seeupo_jax.envs.validation import ProtocolError, check_reward
 
 MAX_ANSWER_BYTES = 64 * 2**20
 _CONNECT_S = 10.0
@@ -151,7 +159,7 @@ def _parsed(payload: str | bytes, where: str) -> Any:
     try:
         return json.loads(payload)
     except (ValueError, RecursionError):
-        raise gate.ProtocolError(
+        raise ProtocolError(
             f"{where}: got {payload[:60]!r}, which is not JSON; allowed: a JSON object."
         ) from None
 
@@ -189,7 +197,7 @@ class OpenEnv(Killable):
     test_tasks: int = 100
     full_reward: float = 1.0
     timeout_s: float | None = None
-    test_seed: int = seeded.FIRST_TEST
+    test_seed: int = FIRST_TEST
 
     def __post_init__(self) -> None:
         scheme = self.url.partition("://")[0]
@@ -197,7 +205,7 @@ class OpenEnv(Killable):
             allowed = ", ".join(f"{name}://..." for name in _TRANSPORTS)
             raise ValueError(f"openenv url: got {self.url!r}; allowed: {allowed}.")
         self._server = _TRANSPORTS[scheme](self.url.rstrip("/"), self.timeout_s)
-        self._tasks = seeded.numbered(
+        self._tasks = numbered_tasks(
             "openenv", self.train_tasks, self.test_tasks, self.full_reward, self.test_seed
         )
         self._total: float | None = None
@@ -212,7 +220,7 @@ class OpenEnv(Killable):
         answer = self._server.reset(options)
         _fields(answer, f"{self.url} reset", "observation", "done")
         self._total, self._done = 0.0, bool(answer["done"])
-        return seeded.opening(self.instruction, self._shown(answer)), ()
+        return opening_messages(self.instruction, self._shown(answer)), ()
 
     def step(self, text: str) -> StepResult:
         """Sends the action; one that the server rejects is answered with its reason."""
@@ -221,18 +229,18 @@ class OpenEnv(Killable):
         try:
             answer = self._server.step(self._action(text))
         except _InvalidAction as error:
-            return seeded.answer(f"Invalid action: {error}")
+            return text_result(f"Invalid action: {error}")
         _fields(answer, f"{self.url} step", "observation", "reward", "done")
         stated = 0.0 if answer["reward"] is None else answer["reward"]
-        reward = gate.check_reward(stated, f"{self.url} step reward")
+        reward = check_reward(stated, f"{self.url} step reward")
         self._total += reward
         self._done = bool(answer["done"])
-        return seeded.answer(self._shown(answer), reward, self._done)
+        return text_result(self._shown(answer), reward, self._done)
 
     def score(self) -> float:
         if self._total is None:
             raise ValueError("openenv: reset() must come before score().")
-        return seeded.score_of(self._total, self.full_reward)
+        return normalized_score(self._total, self.full_reward)
 
     def close(self) -> None:
         self._done = True
@@ -244,10 +252,10 @@ class OpenEnv(Killable):
 
     def _action(self, text: str) -> _Data:
         if self.action_field is not None:
-            content = text.strip() if self.whole_response else seeded.last_line(text)
+            content = text.strip() if self.whole_response else last_line(text)
             return {self.action_field: content}
         try:
-            action = json.loads(seeded.last_line(text))
+            action = json.loads(last_line(text))
             json.dumps(action, allow_nan=False)  # Python reads NaN, which is no JSON
         except (ValueError, RecursionError):
             action = None
@@ -271,7 +279,7 @@ def _fields(answer: Any, where: str, *names: str) -> _Data:
     """
     if not isinstance(answer, dict) or not set(names) <= set(answer):
         got = json.dumps(answer)
-        raise gate.ProtocolError(
+        raise ProtocolError(
             f"{where}: got {got if len(got) < 100 else f'{got[:100]} ...'}; allowed: a JSON object"
             f" with {', '.join(names)}."
         )

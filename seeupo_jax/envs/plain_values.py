@@ -17,7 +17,7 @@ _DEEPEST = 32  # levels of lists and dicts
 _INT64 = 2**63  # trackers and JSON readers hold no larger integers
 
 
-class TooMany(ValueError):
+class TooManyValues(ValueError):
     """More than `MAX_VALUES`; the text continues "got"."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class TooMany(ValueError):
         )
 
 
-class Counted(dict[str, Any]):
+class PlainDict(dict[str, Any]):
     """A dict from a process in which `plain` made it: its arrays, now lists, count no more."""
 
 
@@ -35,16 +35,16 @@ def plain(value: Any) -> Any:
     """A value as JSON holds it; other values become texts, and deeper lists and dicts "[...]".
 
     Raises:
-      TooMany: it has too many values.
+      TooManyValues: it has too many values.
     """
-    if isinstance(value, Counted):
+    if isinstance(value, PlainDict):
         return value
     return _plain(value, 0, itertools.count())
 
 
 def _plain(value: Any, depth: int, counter: Iterator[int]) -> Any:
     if next(counter) == MAX_VALUES:
-        raise TooMany
+        raise TooManyValues
     if isinstance(value, str):
         return escaped(str.__str__(value))
     if value is None or isinstance(value, bool):

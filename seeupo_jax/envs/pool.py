@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from seeupo_jax.configuration.user_code import origin
-from seeupo_jax.envs.base import Environment, Killable, NoRoom, TransientError
-from seeupo_jax.envs.gate import ProtocolError, describe
+from seeupo_jax.envs.base import Environment, Killable, ServerAtCapacity, TransientError
+from seeupo_jax.envs.validation import ProtocolError, describe
 
 _log = logging.getLogger(__name__)
 _ROOM_WAIT_S = 0.5  # before a server without room is asked again
@@ -37,7 +37,7 @@ def _unchanged(environment: Environment, answer: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Call:
+class EnvCall:
     """A call of the environment of a slot.
 
     ask: the call itself. It is retried where that cannot change the episode: after a
@@ -54,7 +54,7 @@ class Call:
     make: Callable[[], Environment] | None = None
 
 
-class Outcome(NamedTuple):
+class CallOutcome(NamedTuple):
     """The end of a call. result: its value, or a `Failure`. retries: tries after the first."""
 
     result: Any
@@ -62,7 +62,7 @@ class Outcome(NamedTuple):
 
 
 @dataclass(eq=False)
-class _Try:
+class _Attempt:
     """One try of a call. Times by the monotonic clock.
 
     environment: None: the worker makes one.
@@ -72,7 +72,7 @@ class _Try:
     waited_s: for a server's room, in earlier tries; full: this one found none.
     """
 
-    call: Call
+    call: EnvCall
     environment: Environment | None
     number: int = 0  # tries before this one
     due: float | None = None
@@ -100,7 +100,8 @@ class EnvPool:
       retries: tries after the first of a call that may be repeated.
       retry_wait_s: before the first retry; doubles with each. No thread waits meanwhile.
 
-    A call that raises `NoRoom` is repeated for up to `timeout_s` of polling, without using retries.
+    A call that raises `ServerAtCapacity` is repeated for up to `timeout_s` of polling and uses no
+    retries.
     """
 
     def __init__(
@@ -116,10 +117,12 @@ class EnvPool:
         self._make, self._timeout_s = make, timeout_s
         self._retries, self._retry_wait_s = retries, retry_wait_s
         self._envs: list[Environment | None] = [make() for _ in range(size)]
-        self._waiting: queue.SimpleQueue[_Try | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[_Attempt | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
-        self._trying: dict[int, _Try] = {}  # by slot, each call's latest try
-        self._finished: dict[int, tuple[Call, Outcome]] = {}  # by slot, the first to finish first
+        self._trying: dict[int, _Attempt] = {}  # by slot, each call's latest try
+        self._finished: dict[
+            int, tuple[EnvCall, CallOutcome]
+        ] = {}  # by slot, the first to finish first
         self.abandoned = 0  # tries abandoned so far
         self._waits = True  # whether calls wait for a server's room
         self._warned = False
@@ -142,7 +145,7 @@ class EnvPool:
         started, slot = min(running, default=(0.0, -1))
         return (slot, time.monotonic() - started) if running else None
 
-    def submit(self, call: Call) -> None:
+    def submit(self, call: EnvCall) -> None:
         """Queues a call on its slot and returns at once.
 
         Raises:
@@ -156,10 +159,10 @@ class EnvPool:
                 raise ValueError(f"slot {slot} was called in a pool with slots 0 to {size - 1}")
             if slot in self._trying or slot in self._finished:
                 raise ValueError(f"slot {slot} was called before a poll returned its last call")
-            self._trying[slot] = _Try(call, self._envs[slot])
+            self._trying[slot] = _Attempt(call, self._envs[slot])
             self._waiting.put(self._trying[slot])
 
-    def poll(self, timeout_s: float | None = 0.0) -> list[tuple[Call, Outcome]]:
+    def poll(self, timeout_s: float | None = 0.0) -> list[tuple[EnvCall, CallOutcome]]:
         """Abandons late calls, queues the retries that are due, and returns the finished calls.
 
         Args:
@@ -219,9 +222,9 @@ class EnvPool:
     def _close_environments(self, slots: Iterable[int]) -> None:
         for slot in slots:
             if self._envs[slot] is not None:
-                self.submit(Call(slot, _close))
+                self.submit(EnvCall(slot, _close))
 
-    def _deadline(self, one: _Try, now: float) -> float:
+    def _deadline(self, one: _Attempt, now: float) -> float:
         """When a try is to be queued or abandoned; one that has not begun: as if it began now."""
         if one.due is not None:
             return one.due
@@ -242,20 +245,20 @@ class EnvPool:
             self._add_worker()
             self._end(one, None, Failure("timeout", f"no answer in {self._timeout_s:g} s"))
 
-    def _end(self, one: _Try, environment: Environment | None, result: Any) -> None:
+    def _end(self, one: _Attempt, environment: Environment | None, result: Any) -> None:
         """Gives the slot its environment; the call has finished or will be retried."""
         slot, number = one.call.slot, one.number
         self._envs[slot] = environment
         if isinstance(result, Failure) and one.full and one.repeatable and self._waits:
             due, waited_s = time.monotonic() + _ROOM_WAIT_S, one.waited_s + _ROOM_WAIT_S
-            self._trying[slot] = _Try(one.call, environment, number, due, waited_s=waited_s)
-            self._judge_wait(waited_s, result.reason.removeprefix("NoRoom: "))
+            self._trying[slot] = _Attempt(one.call, environment, number, due, waited_s=waited_s)
+            self._judge_wait(waited_s, result.reason.removeprefix("ServerAtCapacity: "))
         elif isinstance(result, Failure) and one.repeatable and number < self._retries:
             due = time.monotonic() + self._retry_wait_s * 2**number
-            self._trying[slot] = _Try(one.call, environment, number + 1, due)
+            self._trying[slot] = _Attempt(one.call, environment, number + 1, due)
         else:
             del self._trying[slot]
-            self._finished[slot] = one.call, Outcome(result, number)
+            self._finished[slot] = one.call, CallOutcome(result, number)
         self._changed.notify()
 
     def _judge_wait(self, waited_s: float, reason: str) -> None:
@@ -292,7 +295,7 @@ class EnvPool:
             _discard(one.environment)  # abandoned: slot and thread have been replaced
             return
 
-    def _attempt(self, one: _Try) -> Any:
+    def _attempt(self, one: _Attempt) -> Any:
         """The call's result or a Failure; an environment that failed in a fresh call is dropped."""
         call = one.call
         try:
@@ -307,7 +310,7 @@ class EnvPool:
             return call.read(one.environment, answer)
         except BaseException as error:  # even SystemExit ends this episode and no other
             one.transient = issubclass(type(error), TransientError)
-            one.full = issubclass(type(error), NoRoom)
+            one.full = issubclass(type(error), ServerAtCapacity)
             one.answered |= issubclass(type(error), ProtocolError)  # where the answer is checked
             where = "" if one.transient else origin(error)
             failure = Failure("env_error", f"{describe(error)} {where}".rstrip())

@@ -24,10 +24,20 @@ from typing import Any
 
 from seeupo_jax import envs
 from seeupo_jax.configuration.user_code import in_one_line
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Environment, read_options
-from seeupo_jax.envs.transport import remote_calls, wire
-from seeupo_jax.envs.transport.connections import BoundedServer
+from seeupo_jax.envs.tasks import list_task_shares, list_tasks, task_labels, task_reference
+from seeupo_jax.envs.transport import remote_calls
+from seeupo_jax.envs.transport.bounded_server import BoundedServer
+from seeupo_jax.envs.transport.http_protocol import (
+    BUSY,
+    GONE,
+    MAX_REQUEST_BYTES,
+    OUT_OF_ORDER,
+    UNAUTHORIZED,
+    UNKNOWN,
+    ensure_token,
+    read_token,
+)
 from seeupo_jax.envs.transport.open_files import raise_open_files
 
 _log = logging.getLogger(__name__)
@@ -159,7 +169,7 @@ class EnvServer:
             return json.dumps({"result": None}).encode()
         if operation not in remote_calls.PLAYS:
             allowed = ", ".join([*_OF_TASKS, *remote_calls.PLAYS, "close"])
-            raise _Refusal(wire.UNKNOWN, f"path: got {operation!r}; allowed: {allowed}.")
+            raise _Refusal(UNKNOWN, f"path: got {operation!r}; allowed: {allowed}.")
         play, arguments = remote_calls.PLAYS[operation]
         _check(request, _SESSION | arguments, remote_calls.OPTIONAL.get(operation, {}))
         session = self._session(operation, request)
@@ -180,9 +190,9 @@ class EnvServer:
                 self._sessions[name].used = time.monotonic()
                 return self._sessions[name]
             if operation != "reset" or request["number"] != 0:
-                raise _Refusal(wire.GONE, "the session is over, or the server was started anew.")
+                raise _Refusal(GONE, "the session is over, or the server was started anew.")
             if len(self._sessions) >= self._max_sessions:
-                raise _Refusal(wire.BUSY, f"all {self._max_sessions} sessions are open.")
+                raise _Refusal(BUSY, f"all {self._max_sessions} sessions are open.")
             self._sessions[name] = _Session()
             return self._sessions[name]
 
@@ -196,10 +206,10 @@ class EnvServer:
         if asked == session.request:
             return session.answer
         if session.retired:
-            raise _Refusal(wire.GONE, "the session is over.")
+            raise _Refusal(GONE, "the session is over.")
         if asked[1]["number"] != session.number + 1:
             text = f"number: got {asked[1]['number']}; allowed: {session.number + 1}."
-            raise _Refusal(wire.OUT_OF_ORDER, text)
+            raise _Refusal(OUT_OF_ORDER, text)
 
         def ask() -> Any:
             if session.environment is None:
@@ -233,16 +243,16 @@ class EnvServer:
 
 
 def _task_shares(catalogue: Environment, split: str) -> list[tuple[str, float, Sequence[str]]]:
-    parts = gate.task_shares(catalogue, split)
+    parts = list_task_shares(catalogue, split)
     return [(part.name, part.weight, list(part.task_ids)) for part in parts]
 
 
 # What is asked of tasks without an episode: the argument, a text, and what answers.
 _OF_TASKS: dict[str, tuple[str, Callable[[Environment, str], Any]]] = {
-    "task_ids": ("split", gate.task_ids),
+    "task_ids": ("split", list_tasks),
     "task_shares": ("split", _task_shares),
-    "labels": ("task_id", gate.labels),
-    "reference": ("task_id", gate.reference),
+    "labels": ("task_id", task_labels),
+    "reference": ("task_id", task_reference),
 }
 
 
@@ -321,14 +331,14 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> bytes:
         served = self.server.environments
         if not served.knows(self.headers["Authorization"]):
-            raise _Refusal(wire.UNAUTHORIZED, "the token is missing or wrong.")
+            raise _Refusal(UNAUTHORIZED, "the token is missing or wrong.")
         self.server.admit(self.connection)
         length = self.headers["Content-Length"]
         chunked = "Transfer-Encoding" in self.headers
         if chunked or length is None or not (length.isascii() and length.isdigit()):
             raise _Refusal(411, "Content-Length is missing.")
-        if len(length) > 12 or int(length) > wire.MAX_REQUEST_BYTES:
-            raise _Refusal(413, f"body: at most {wire.MAX_REQUEST_BYTES} bytes.")
+        if len(length) > 12 or int(length) > MAX_REQUEST_BYTES:
+            raise _Refusal(413, f"body: at most {MAX_REQUEST_BYTES} bytes.")
         try:
             request = json.loads(self.rfile.read(int(length)))
         except (ValueError, RecursionError):
@@ -375,10 +385,10 @@ def main(arguments: list[str] | None = None) -> None:
     raise_open_files()  # a connection is one
     try:
         options = read_options(flags.options)
-        token_file = wire.ensure_token(flags.token_file)
+        token_file = ensure_token(flags.token_file)
         server = EnvServer(
             lambda: envs.make(flags.env, **options),
-            token=wire.read_token(str(token_file)),
+            token=read_token(str(token_file)),
             host=flags.host,
             port=flags.port,
             max_sessions=flags.max_sessions,

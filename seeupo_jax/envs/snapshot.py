@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from seeupo_jax.configuration.user_code import shown
 from seeupo_jax.envs.base import Environment
-from seeupo_jax.envs.gate import ProtocolError
+from seeupo_jax.envs.validation import ProtocolError
 
 _METHODS = ("reset", "step", "score", "close")
 

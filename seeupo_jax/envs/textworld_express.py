@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from seeupo_jax.envs import seeded
 from seeupo_jax.envs.base import Message, StepResult, Tool, check_choice
+from seeupo_jax.envs.seeded_tasks import SeedTasks, check_count, last_line, opening_messages
 
 # As in TextWorldExpress's own folds.
 _SEEDS = {"train": range(1000), "test": range(20_000, 21_000)}
@@ -82,10 +82,10 @@ class TextWorldExpress:
     def __post_init__(self) -> None:
         _imports()
         check_choice("textworld_express game", self.game, GAMES)
-        seeded.check_count("textworld_express max_turns", self.max_turns)
+        check_count("textworld_express max_turns", self.max_turns)
         if self.params != "":
             _check_params(self.game, str(self.params))
-        self._tasks = seeded.SeedTasks("textworld_express", _SEEDS)
+        self._tasks = SeedTasks("textworld_express", _SEEDS)
         self._world: Any = None
         self._turns, self._score, self._done = 0, 0.0, True
 
@@ -96,13 +96,13 @@ class TextWorldExpress:
         """Starts the task's game; `seed` changes nothing."""
         shown = self._begin(task_id, gold=False)
         instruction = INSTRUCTION.format(task=self._world.getTaskDescription())
-        return seeded.opening(instruction, shown), ()
+        return opening_messages(instruction, shown), ()
 
     def step(self, text: str) -> StepResult:
         if self._done:
             raise ValueError("textworld_express: reset() must come before step().")
         self._turns += 1
-        state = json.loads(self._world.stepJSON(seeded.last_line(text)))
+        state = json.loads(self._world.stepJSON(last_line(text)))
         reward, self._score = state["score"] - self._score, state["score"]
         ended = state["tasksuccess"] or state["taskfailure"]
         self._done = ended or self._turns >= self.max_turns

@@ -8,21 +8,72 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
+import math
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
-from seeupo_jax.envs.base import CALL, CALL_END, PYTHON_TAG, THOUGHT
-from seeupo_jax.envs.tools.call_values import (
-    ToolCall,
-    ToolCallError,
-    no_duplicates,
-    skip_thoughts,
-    within_bounds,
-)
+from seeupo_jax.envs.base import CALL, CALL_END, PYTHON_TAG, THOUGHT, THOUGHT_END
+from seeupo_jax.envs.thoughts import thoughts_end
 
 MAX_CHARS = 32_768  # of a text of Python calls; the longest official BFCL answer has 6,839
+MAX_DEPTH = 64  # of nested lists and dicts; Python's own writers and readers fail near 1000
+MAX_DIGITS = 1000  # of an integer; Python writes at most 4300, and takes quadratic time for it
+
+_TOO_LARGE = 10**MAX_DIGITS
+
+
+class ToolCallError(ValueError):
+    """A response without a readable tool call; the text, for the model, says why."""
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A tool's name and its arguments by name.
+
+    positional: arguments without a name, which only the Python form has; they come first.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    positional: tuple[Any, ...] = ()
+
+
+def skip_thoughts(text: str) -> str:
+    """A text behind its thoughts."""
+    if text.lstrip().startswith(THOUGHT) and THOUGHT_END not in text:
+        raise ToolCallError("<think> needs its </think>")
+    return text[thoughts_end(text) :]
+
+
+def no_duplicates(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    """A dict of pairs whose keys differ."""
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ToolCallError("a key or an argument occurs twice")
+    return result
+
+
+def within_bounds(call: ToolCall) -> ToolCall:
+    """The call, if its values are not too large."""
+    for value in (*call.positional, *call.arguments.values()):
+        _check_bounds(value, depth=0)
+    return call
+
+
+def _check_bounds(value: Any, depth: int) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ToolCallError("a number must be finite")
+    if isinstance(value, int) and abs(value) >= _TOO_LARGE:
+        raise ToolCallError(f"an integer may have at most {MAX_DIGITS} digits")
+    if not isinstance(value, dict | list | tuple):
+        return
+    if depth == MAX_DEPTH:
+        raise ToolCallError(f"values may be nested at most {MAX_DEPTH} deep")
+    for part in (*value, *value.values()) if isinstance(value, dict) else value:
+        _check_bounds(part, depth + 1)
 
 
 def render_hermes(name: str, /, **arguments: Any) -> str:
@@ -44,7 +95,7 @@ def parse_hermes(text: str) -> tuple[ToolCall, ...]:
     blocks inside it too. Half a character (`\\ud800`) is JSON and passes. No block at all: ().
 
     Raises:
-      ToolCallError: a block that breaks the form or the bounds of `call_values`, or a `<think>`
+      ToolCallError: a block that breaks the form or the bounds above, or a `<think>`
         that is not closed.
     """
     return tuple(block.call for block in hermes_blocks(text))
@@ -112,7 +163,7 @@ def parse_llama(text: str) -> tuple[ToolCall, ...]:
     is a message and holds no call: ().
 
     Raises:
-      ToolCallError: an object that breaks the form or the bounds of `call_values`, text beside the
+      ToolCallError: an object that breaks the form or the bounds above, text beside the
         objects, or a `<think>` that is not closed.
     """
     source = skip_thoughts(text).strip()

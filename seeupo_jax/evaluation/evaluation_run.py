@@ -21,7 +21,7 @@ from seeupo_jax.configuration.resume_fields import without_computed
 from seeupo_jax.configuration.schema import Config, Env
 from seeupo_jax.display.progress import Progress
 from seeupo_jax.evaluation.episode_host import build_host
-from seeupo_jax.evaluation.evaluation import evaluate
+from seeupo_jax.evaluation.evaluation import evaluate_split
 from seeupo_jax.evaluation.policy_sources import PolicySource
 from seeupo_jax.metrics.statistics import Estimate, evaluation_table, read_estimates
 from seeupo_jax.policy_io.resuming import chat_note
@@ -92,7 +92,7 @@ def evaluate_policy(
             rewards,
             watch=progress.watch,
         )
-        metrics = evaluate(
+        metrics = evaluate_split(
             config,
             worker,
             source.params,

@@ -33,7 +33,7 @@ from seeupo_jax.learner.sweep_plan import (
 )
 from seeupo_jax.parallel import distributed
 from seeupo_jax.policy.architecture import Routing
-from seeupo_jax.policy.network import Network, join
+from seeupo_jax.policy.network import Network, join_params
 from seeupo_jax.types import TrainState, Trajectory, TurnBatch
 
 LearnerProgram = functools.partial[Any]  # jitted, with the parameters that no step changes
@@ -291,7 +291,7 @@ def refresh_program(
     def refresh(
         numbers: Numbers, frozen: Any, params: Any, batch: TurnBatch, cumulative_ratio_N: jax.Array
     ) -> jax.Array:
-        merged, loss_config = join(params, frozen), config.with_numbers(numbers)
+        merged, loss_config = join_params(params, frozen), config.with_numbers(numbers)
         return turn_step.refresh(network, loss_config, merged, batch, cumulative_ratio_N)
 
     return jax.jit(refresh, donate_argnums=4, out_shardings=replicated)
@@ -304,7 +304,7 @@ def value_program(
     """`turn_step.value` from the frozen parameters on."""
 
     def value(frozen: Any, params: Any, critic_params: Any, batch: TurnBatch) -> jax.Array:
-        return turn_step.value(network, critic, join(params, frozen), critic_params, batch)
+        return turn_step.value(network, critic, join_params(params, frozen), critic_params, batch)
 
     return jax.jit(value, out_shardings=replicated)
 
@@ -325,7 +325,7 @@ def score_program(
     run = functools.partial(turn_step.score_in_full, **statistics) if full else turn_step.score
 
     def score(frozen: Any, params: Any, batch: TurnBatch) -> Any:
-        merged = join(on_device(params), frozen)
+        merged = join_params(on_device(params), frozen)
         return run(network, merged, batch, temperature=temperature)
 
     return jax.jit(score, out_shardings=replicated)

@@ -18,7 +18,7 @@ from seeupo_jax.planning.remat import PLATFORM, SHARE
 from seeupo_jax.policy_io import build
 from seeupo_jax.policy_io.build_sampler import build_engine
 from seeupo_jax.rollout.engine.slots import SlotEngine
-from seeupo_jax.training.learner_parts import build_learner
+from seeupo_jax.training.build_learner import build_learner
 from seeupo_jax.types import TrainState
 
 SAMPLER, CACHE = "sampler's policy", "KV cache"

@@ -9,7 +9,7 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.shapes import Shapes
 from seeupo_jax.learner.sweep_plan import Kind, SweepPass, SweepPlan, plan_sweep
 from seeupo_jax.parallel.compiling import WORKERS
-from seeupo_jax.parallel.host_cores import cores
+from seeupo_jax.parallel.host_cores import usable_cores
 from seeupo_jax.planning import flops
 from seeupo_jax.planning.abstract_run import AbstractRun
 from seeupo_jax.planning.flops import Pass
@@ -216,7 +216,7 @@ def scoring_passes(plan: SweepPlan) -> int:
 
 def time_lines(run: AbstractRun) -> list[str]:
     """The estimates in words, with their assumptions."""
-    platform, count = run.policy.mesh.devices.flat[0].platform, cores()
+    platform, count = run.policy.mesh.devices.flat[0].platform, usable_cores()
     if platform != "cpu":
         arch = run.policy.network.arch
         lines = [f"not estimated for {platform}; python -m seeupo_jax.aot estimates TPU slices"]

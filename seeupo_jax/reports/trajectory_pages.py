@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from seeupo_jax.durable_files import write_atomically
-from seeupo_jax.errors import file_error, naming
+from seeupo_jax.errors import file_error, name_file
 from seeupo_jax.metrics.run_manifest import read_run_manifest
 from seeupo_jax.parallel.file_lock import exclusive
 from seeupo_jax.trajectories.json_lines import plain
@@ -96,7 +96,7 @@ def _name(workdir: Path) -> str:
 
 def _part(data: Path, shard: Shard, path: Path) -> dict[str, list[dict[str, Any]]]:
     """The rows of a shard, by the name of the file that keeps them; its chunks are written."""
-    with naming(path):
+    with name_file(path):
         content = path.read_bytes()
     digest = hashlib.blake2b(LAYOUT.encode() + content, digest_size=6).hexdigest()
     stem = f"{shard.name.partition('.')[0]}-{digest}"

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from seeupo_jax.envs import gate
+from seeupo_jax.envs.validation import ProtocolError
 from seeupo_jax.errors import NameTaken
 from seeupo_jax.rewards.scorer import POLL_S, REWARD_FAILURE, RewardFailure, Scored
 from seeupo_jax.rollout.branching.candidate_plan import CandidatePlan
@@ -150,7 +150,7 @@ class Collection:
           NameTaken: the environment, or the agent, pays a reward with the name of a function.
         """
         failure = scored.failure
-        for name in scored.rewards.keys() & episode.named.keys():
+        for name in scored.rewards.keys() & episode.ledger.named.keys():
             raise NameTaken(
                 f"config.rewards: got a function named {name!r}, and task"
                 f" {episode.request.task_id!r} pays a reward of that name itself; allowed: a name"
@@ -158,9 +158,10 @@ class Collection:
             )
         if failure is None:
             try:
-                paid = self._worker.weigh(scored.rewards, "rewards by weight", episode.earned)
+                earned = episode.ledger.earned
+                paid = self._worker.weigh(scored.rewards, "rewards by weight", earned)
                 return episode.on_scored(scored, paid)
-            except gate.ProtocolError as error:
+            except ProtocolError as error:
                 failure = RewardFailure("sum", "invalid", str(error))
         episode.fail("env_error", failure.reason)
         episode.info[REWARD_FAILURE] = f"{failure.name}={failure.cause}"

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from seeupo_jax.envs import gate
-from seeupo_jax.envs.base import Message, Pay, StepResult, Tool
-from seeupo_jax.envs.pool import Failure, Outcome
+from seeupo_jax.envs.base import Message, StepResult, Tool
+from seeupo_jax.envs.pool import CallOutcome, Failure
 from seeupo_jax.envs.snapshot import Snapshot
-from seeupo_jax.policy.files.tokenizer import Conversation, Transcript
+from seeupo_jax.envs.validation import OWN_REWARD
+from seeupo_jax.policy.files.tokenizer import TokenizedConversation, Transcript
 from seeupo_jax.rewards.finished_episode import HISTORY, FinishedEpisode
+from seeupo_jax.rewards.reward_ledger import RewardLedger
 from seeupo_jax.rewards.scorer import Scored
 from seeupo_jax.rollout.engine.sampling import branch_chance, task_number
 from seeupo_jax.types import Segment, Trajectory
@@ -80,14 +80,11 @@ class Episode:
 
     request: Request
     slot: int  # of the pool: which environment
-    conversation: Conversation | None = None  # none until the environment has begun
+    conversation: TokenizedConversation | None = None  # none until the environment has begun
     transcript: Transcript = field(default_factory=Transcript)
     messages: list[Message] = field(default_factory=list)
     tools: Sequence[Tool] = ()
-    rewards: list[float] = field(default_factory=list)  # of each turn that was sampled
-    turnless_reward: float = 0.0  # paid at the end where no turn was sampled
-    named: dict[str, float] = field(default_factory=lambda: {gate.OWN_REWARD: 0.0})  # unweighted
-    named_turns: dict[str, list[float]] = field(default_factory=dict)  # `named`, of turns
+    ledger: RewardLedger = field(default_factory=RewardLedger)
     has_finish: bool = False  # its environment's `finish` has yet to be called
     score: float = 0.0
     stop: str | None = None
@@ -103,12 +100,7 @@ class Episode:
     @property
     def turn(self) -> int:
         """The number of the turn to be sampled next."""
-        return len(self.rewards)
-
-    @property
-    def earned(self) -> float:
-        """The sum of the rewards so far, rounded once: in whatever order they came, it is one."""
-        return math.fsum((self.turnless_reward, *self.rewards))
+        return len(self.ledger.turns)
 
     @property
     def failed(self) -> bool:
@@ -121,9 +113,7 @@ class Episode:
             self,
             transcript=self.transcript.copy(),
             messages=list(self.messages),
-            rewards=list(self.rewards),
-            named=dict(self.named),
-            named_turns={name: list(turns) for name, turns in self.named_turns.items()},
+            ledger=self.ledger.copy(),
             said=list(self.said),
             entropy=list(self.entropy),
             retries=0,
@@ -142,7 +132,7 @@ class Episode:
         """The segments read and sampled so far."""
         return self.transcript.segments()
 
-    def on_result(self, outcome: Outcome, timeout_as: str) -> None:
+    def on_result(self, outcome: CallOutcome, timeout_as: str) -> None:
         """Takes what its environment answered to `reset`, `step` or `finish`; a failure ends it."""
         self.retries += outcome.retries
         result = outcome.result
@@ -150,8 +140,7 @@ class Episode:
             self.on_failure(result, timeout_as)
         elif self.stop is not None:  # of `finish`, whose reward is added to the last turn's
             last_reward, paid, self.score = result
-            self._name({gate.OWN_REWARD: last_reward})
-            self._add(paid)
+            self.ledger.add({OWN_REWARD: last_reward}, paid)
         elif self.conversation is None:  # of `reset`
             messages, self.tools, self.conversation, self.has_finish = result
             self.messages += messages
@@ -165,17 +154,16 @@ class Episode:
         before that turn stay, and its score is 0.
         """
         self.fail(failure.stop, failure.reason)
-        if failure.stop == "timeout" and timeout_as == "zero_reward" and self.rewards:
+        if failure.stop == "timeout" and timeout_as == "zero_reward" and self.turn:
             self.timeout_counts, self.score = True, 0.0
 
     def on_scored(self, scored: Scored, paid: Sequence[float]) -> None:
         """Takes what the reward functions gave, and the weighted sums of it for the last turns."""
-        self._name(scored.rewards)
-        self._add(paid)
+        self.ledger.add(scored.rewards, paid)
 
     def view(self, split: str, candidate: str | None = None) -> FinishedEpisode:
         """The episode for reward functions; for a judge with a candidate of the turn at its end."""
-        named = dict(self.named)
+        named = dict(self.ledger.named)
         more = () if candidate is None else ({"role": "assistant", "content": candidate},)
         return FinishedEpisode(
             task_id=self.request.task_id,
@@ -184,7 +172,7 @@ class Episode:
             tools=tuple(self.tools),
             stop="candidate" if more else "done" if self.stop is None else self.stop,
             turns=self.turn + len(more),
-            reward=named.pop(gate.OWN_REWARD),
+            reward=named.pop(OWN_REWARD),
             rewards=named,
             score=self.score,
             info=self.info,
@@ -205,36 +193,15 @@ class Episode:
             for place, message in enumerate(self.messages)
         ]
 
-    def _name(self, rewards: Mapping[str, Pay]) -> None:
-        for name, pay in rewards.items():
-            paid = pay if isinstance(pay, Sequence) else [pay]
-            total = sum(pay) if isinstance(pay, Sequence) else pay
-            self.named[name] = self.named.get(name, 0.0) + total
-            turns = self.named_turns.setdefault(name, [])
-            turns += [0.0] * (self.turn - len(turns))
-            for turn, reward in zip(reversed(range(self.turn)), reversed(paid), strict=False):
-                turns[turn] += reward
-
-    def _add(self, paid: Sequence[float]) -> None:
-        """Adds to the rewards of the last turns."""
-        if not self.rewards:
-            self.turnless_reward += sum(paid)
-            return
-        for turn, reward in enumerate(paid, self.turn - len(paid)):
-            self.rewards[turn] += reward
-
     def _take_step(
         self,
         step: StepResult,
         paid: Sequence[float],
         score: float,
-        conversation: Conversation | None,
+        conversation: TokenizedConversation | None,
         snapshot: Kept | None,
     ) -> None:
-        *earlier, self.rewards[-1] = paid
-        for turn, reward in enumerate(earlier):
-            self.rewards[turn] += reward
-        self._name({gate.OWN_REWARD: step.reward, **step.rewards})
+        self.ledger.add_step({OWN_REWARD: step.reward, **step.rewards}, paid)
         self.score, self.conversation = score, conversation
         self.messages += step.observation
         self.info = self.info | step.info
@@ -252,14 +219,9 @@ class Episode:
         episode_info = {"score": self.score, "member": request.member, "retries": self.retries}
         if self.entropy:
             episode_info["entropy"] = [round(entropy, 6) for entropy in self.entropy]
-        has_names = weighted or len(self.named) > 1
-        by_turn = {
-            name: (*turns, *[0.0] * (self.turn - len(turns)))
-            for name, turns in self.named_turns.items()
-        }
         return Trajectory(
             segments=self.segments(),
-            reward=self.earned,
+            reward_table=self.ledger.table(with_names=weighted),
             group=request.group,
             task_id=request.task_id,
             seed=seed,
@@ -267,10 +229,7 @@ class Episode:
             messages=tuple(self.messages),
             info=self.info | episode_info,
             policy_version=policy_version,
-            turn_rewards=tuple(self.rewards),
             timeout_counts=self.timeout_counts,
-            rewards=self.named if has_names else {},
-            named_turn_rewards=by_turn if has_names else {},
             parent=None if request.fork is None else request.fork.place,
             fork=0 if request.fork is None else request.fork.turns,
         )

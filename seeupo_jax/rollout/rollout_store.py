@@ -21,7 +21,7 @@ import jax
 
 from seeupo_jax.durable_files import write_atomically
 from seeupo_jax.parallel.codec import decode, encode
-from seeupo_jax.parallel.distributed import from_first
+from seeupo_jax.parallel.distributed import broadcast_from_primary
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.trajectories.json_lines import plain
 from seeupo_jax.types import Segment, Trajectory
@@ -100,7 +100,7 @@ class RolloutStore:
         self.wait()
         first = jax.process_index() == 0
         loaded = self._load(iteration, made_by, sampled_by) if first else None
-        return from_first(loaded, *_TYPES)
+        return broadcast_from_primary(loaded, *_TYPES)
 
     def forget(self, up_to_iteration: int) -> None:
         """Removes the collections of all iterations up to this one: a checkpoint covers them."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from seeupo_jax.durable_files import make_folder, sync_file, sync_folder
-from seeupo_jax.errors import naming
+from seeupo_jax.errors import name_file
 from seeupo_jax.parallel.file_lock import exclusive
 from seeupo_jax.trajectories.json_lines import plain, read_object, short, to_line
 from seeupo_jax.trajectories.policy_fingerprint import (
@@ -122,7 +122,7 @@ class EpisodeFile:
         self.path = path
         self.played: dict[tuple[str, int], Episode] = {}
         make_folder(path.parent)
-        with naming(path), contextlib.ExitStack() as opened:
+        with name_file(path), contextlib.ExitStack() as opened:
             opened.enter_context(exclusive(path.with_name(f".{path.name}.lock"), f"got {path}"))
             self._file = opened.enter_context(path.open("a+b"))
             sync_folder(path.parent)
@@ -139,7 +139,7 @@ class EpisodeFile:
 
     def close(self) -> None:
         """Waits until all is on the disk: the figures that the command gives are of it."""
-        with naming(self.path), self._opened:
+        with name_file(self.path), self._opened:
             self._file.flush()
             sync_file(self.path)
 
@@ -168,7 +168,7 @@ class EpisodeFile:
 
     def _append(self, line: Mapping[str, Any]) -> None:
         # What an environment puts into `info` may be no JSON: then its text is kept.
-        with naming(self.path):
+        with name_file(self.path):
             self._file.write(to_line(plain(line, finite=False), finite=False))
             self._file.flush()
 
@@ -223,7 +223,7 @@ def _of_others(
 
 
 def _content(path: Path) -> bytes:
-    with naming(path):
+    with name_file(path):
         return path.read_bytes()
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from seeupo_jax.types import CONTEXT, Trajectory
+from seeupo_jax.types import CONTEXT, RewardRow, RewardTable, Trajectory
 
 
 def forked(trajectories: Sequence[Trajectory]) -> bool:
@@ -121,7 +121,7 @@ def fill_up(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:
     With forks an iteration has fewer than `tasks x group_size` where episodes are over early; its
     programs are compiled for all.
     """
-    absent = Trajectory((), 0.0, group=-1, stop="env_error")
+    absent = Trajectory((), RewardTable(RewardRow(0.0)), group=-1, stop="env_error")
     return [*trajectories, *[absent] * (count - len(trajectories))]
 
 

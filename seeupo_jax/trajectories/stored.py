@@ -28,7 +28,7 @@ import numpy as np
 from seeupo_jax.configuration.user_code import NAMES, is_name
 from seeupo_jax.trajectories.forks import check_forks, find_forks
 from seeupo_jax.trajectories.json_lines import read_object, short
-from seeupo_jax.types import CONTEXT, UNCHOSEN, Segment, Trajectory, learnable
+from seeupo_jax.types import CONTEXT, UNCHOSEN, RewardTable, Segment, Trajectory, learnable
 
 REQUIRED = ("tokens", "turn", "reward", "group")
 OPTIONAL = ("logp", "rewards", "stop", "turn_rewards")
@@ -190,7 +190,7 @@ def _trajectory(values: Mapping[str, Any], where: str) -> Trajectory:
     for name, lists in {"turn": turn, "logp": logp}.items():
         _check_lengths(name, lists, tokens, where)
     _check_turns(turn, where)
-    trajectory = Trajectory(
+    trajectory = Trajectory.of(
         tuple(Segment(*arrays) for arrays in zip(tokens, turn, logp, strict=True)),
         float(values["reward"]),
         values["group"],
@@ -201,7 +201,8 @@ def _trajectory(values: Mapping[str, Any], where: str) -> Trajectory:
     if "turn_rewards" not in values:
         return trajectory
     turn_rewards = _turn_rewards(values["turn_rewards"], trajectory.turns, where)
-    return replace(trajectory, turn_rewards=turn_rewards)
+    table = RewardTable.of(trajectory.reward, turn_rewards, trajectory.rewards)
+    return replace(trajectory, reward_table=table)
 
 
 def _turn_rewards(value: Any, turns: int, where: str) -> tuple[float, ...]:

@@ -46,7 +46,7 @@ def test_a_reward_that_is_the_score_too_is_cut_to_its_range(reward, given, score
     episode = AgentEpisode(Request("task", 0, 0), 0, lineages=Lineages(CharTokenizer(), HERMES))
     episode.outcome = AgentResult(reward, given)
     episode.conclude(lambda *_: [reward], "failure")
-    assert (episode.score, episode.turnless_reward) == (score, reward)
+    assert (episode.score, episode.ledger.turnless) == (score, reward)
 
 
 @pytest.mark.parametrize(

@@ -619,7 +619,9 @@ SETTINGS = schema.Rollout(
 @pytest.fixture(scope="module")
 def sampler():
     """A network, its parameters, and the engine that samples from it."""
-    network, params = policy.split(Transformer(Architecture(**SIZES, mlp_width=24), nnx.Rngs(0)))
+    network, params = policy.split_model(
+        Transformer(Architecture(**SIZES, mlp_width=24), nnx.Rngs(0))
+    )
     sampling = Sampling(0.9, None, None, SETTINGS.max_action_tokens, Numbers.end_ids)
     plan, options = plan_cache(network.arch, SETTINGS), {"prefill_tokens": 64, "few": True}
     engine = SlotEngine(network, sampling, plan, group_size=2, steps=3, **options)

@@ -42,7 +42,7 @@ ROLLOUT = schema.Rollout(
 @pytest.fixture(scope="module")
 def made():
     arch = Architecture(**openai_cases.SIZES, mlp_width=24, rope=Rope(theta=100.0))
-    network, params = policy.split(Transformer(arch, nnx.Rngs(0)))
+    network, params = policy.split_model(Transformer(arch, nnx.Rngs(0)))
     sampling = Sampling(1.0, None, None, ACTION, TOKENIZER.end_ids)
     return SlotEngine(network, sampling, plan_cache(arch, ROLLOUT), steps=2), stir(params)
 

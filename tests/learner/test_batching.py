@@ -34,7 +34,7 @@ def trajectories(turns=TURNS, failed=(2,), tokens=None):
                 tokens_L = np.array(tokens[i][number], np.int32)
             made.append(Segment(tokens_L, np.array(turn_L, np.int32), -0.1 * tokens_L))
             token += len(turn_L)
-        result.append(Trajectory(tuple(made), 0.0, 0, stop="timeout" if i in failed else "done"))
+        result.append(Trajectory.of(tuple(made), 0.0, 0, stop="timeout" if i in failed else "done"))
     return result
 
 
@@ -110,7 +110,7 @@ def test_an_action_that_two_members_share_is_predicted_once():
 def test_groups_share_nothing_and_no_group_does_where_it_should_not():
     turns, tokens = [[[-1, 0]]] * 4, [[[1, 2]], [[1, 3]]] * 2
     made = [
-        Trajectory(t.segments, t.reward, group=i // 2)
+        Trajectory.of(t.segments, t.reward, group=i // 2)
         for i, t in enumerate(trajectories(turns, failed=(), tokens=tokens))
     ]
     for share, computed in [(True, 6), (False, 8)]:

@@ -5,6 +5,7 @@ import dataclasses
 import learner_cases as cases
 import numpy as np
 import pytest
+from stored_fields import with_fields
 
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.learner.batching import SegmentBatch, Shapes
@@ -93,7 +94,7 @@ def test_turns_of_equal_sums_are_alike_though_float32_rounds_their_rewards(advan
     assert np.float32(pay).astype(float).sum() != np.float32(137.4)
     segment = cases.segment(np.random.default_rng(0), *((turn, 1, 1) for turn in range(6)))
     trajectories = [
-        Trajectory((segment,), 137.4, 0, turn_rewards=tuple(own), info={"states": [*"abcdef"]})
+        Trajectory.of((segment,), 137.4, 0, turn_rewards=tuple(own), info={"states": [*"abcdef"]})
         for own in (pay, np.eye(6)[5] * 137.4)
     ]
     rows = SegmentBatch.of(trajectories)
@@ -115,6 +116,6 @@ def test_rewards_that_an_estimator_is_not_for_are_refused_by_task():
     assert str(caught.value) == (
         "desk-4: reward: got -0.7; allowed with advantage=a_grae: a number from 0 to 1."
     )
-    trajectories[3] = dataclasses.replace(trajectories[3], reward=0.0)
+    trajectories[3] = with_fields(trajectories[3], reward=0.0)
     credit, _ = assign_credit(CreditArrays(algorithm, SHAPES, rows, trajectories, {}))
     assert np.isfinite(np.concatenate(credit["advantage"])).all()

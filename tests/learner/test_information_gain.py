@@ -6,6 +6,7 @@ import learner_cases as cases
 import numpy as np
 import numpy_model as model
 import pytest
+from stored_fields import with_fields
 
 from seeupo_jax.learner.batching import SegmentBatch, Shapes, all_actions, empty_batch
 from seeupo_jax.learner.credit.information_gain import (
@@ -123,7 +124,7 @@ def test_an_answer_longer_than_a_trajectory_may_be_has_no_branch(size, branches)
     """The rows of a run are twice that, by default."""
     shapes, rng = dataclasses.replace(SHAPES, context=16), np.random.default_rng(0)
     made = [
-        cases.Trajectory((cases.segment(rng, (0, 4, 2)),), float(i), 0, task_id="task")
+        cases.Trajectory.of((cases.segment(rng, (0, 4, 2)),), float(i), 0, task_id="task")
         for i in range(2)
     ]
     rows, answer = SegmentBatch.of(made), AnswerTokens(np.ones(size, np.int32), np.ones(size, bool))
@@ -139,7 +140,7 @@ def test_a_sweep_credits_turns_with_what_they_gained(order):
     made, references = trajectories(), answers()
     gains = separately(made, references)
     rewarded = [
-        dataclasses.replace(t, turn_rewards=(*map(float, gain_K[:-1]), 5.0))
+        with_fields(t, turn_rewards=(*map(float, gain_K[:-1]), 5.0))
         for t, gain_K in zip(made, gains, strict=True)
     ]
     learner = cases.learner(

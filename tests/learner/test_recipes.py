@@ -10,6 +10,7 @@ import numpy_twin as twin
 import pytest
 from numpy_credit import token_advantages
 from numpy_model import token_logps
+from stored_fields import with_fields
 
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.entry_points import entry_names, find_entry
@@ -72,9 +73,9 @@ def batch(seed):
     part = functools.partial(cases.segment, rng)
     trajectories = [
         *cases.ragged(seed),
-        Trajectory((part((0, 3, 2), (2, 4, 1)),), 0.3, 2),
-        Trajectory((part((0, 2, 2)),), 5.0, 3),
-        Trajectory((part((0, 2, 2)),), -9.0, 3, stop="timeout"),
+        Trajectory.of((part((0, 3, 2), (2, 4, 1)),), 0.3, 2),
+        Trajectory.of((part((0, 2, 2)),), 5.0, 3),
+        Trajectory.of((part((0, 2, 2)),), -9.0, 3, stop="timeout"),
     ]
     return tuple(_with_turns(i, trajectory, rng) for i, trajectory in enumerate(trajectories))
 
@@ -88,12 +89,12 @@ def _with_turns(index, trajectory, rng):
     info = {"states": names, "executed": executed}
     of_turns = {name: own for name, own in _turn_rewards(index, trajectory) if index % 3}
     fields = {"rewards": _rewards(index, trajectory), "named_turn_rewards": of_turns}
-    named = dataclasses.replace(trajectory, info=info, **fields)
+    named = with_fields(trajectory, info=info, **fields)
     if not trajectory.failed:
         named = dataclasses.replace(named, stop=("done", "max_turns", "max_tokens")[index % 3])
     if index % 2:
         return named
-    return dataclasses.replace(named, turn_rewards=rewards, reward=sum(rewards))
+    return with_fields(named, turn_rewards=rewards, reward=sum(rewards))
 
 
 def _rewards(index, trajectory):
@@ -121,7 +122,7 @@ def batch_for(advantage, seed):
         return float(np.clip(0.5 + reward / 2, 0.1, 1.0))
 
     return tuple(
-        dataclasses.replace(t, reward=t.reward if t.failed else bounded(t.reward), turn_rewards=())
+        with_fields(t, reward=t.reward if t.failed else bounded(t.reward), turn_rewards=())
         for t in batch(seed)
     )
 
@@ -156,6 +157,7 @@ def test_a_recipes_sweep_is_the_twins(name):
     assert observed.metrics["sweep/kl"] > 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("advantage", sorted(CREDITS))
 @pytest.mark.parametrize("name", ["seeupo", "parallel"])
 def test_any_credit_feeds_any_update(name, advantage):
@@ -291,6 +293,7 @@ def test_minibatches_are_the_twins_each_of_whole_trajectories_and_a_mean_of_its_
     assert_equal_to_the_twin(made, 4, ALL, minibatches=[parts])
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("scale", ["batch", "none"])
 @pytest.mark.parametrize("name", entry_names("advantage"))
 def test_every_estimator_is_the_twins_wherever_a_trajectorys_tokens_lie(name, scale):

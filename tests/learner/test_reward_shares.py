@@ -5,6 +5,7 @@ import dataclasses
 import learner_cases as cases
 import numpy as np
 import pytest
+from stored_fields import with_fields
 
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.recipes import RECIPES
@@ -22,7 +23,7 @@ def trajectories(*rewards):
     sizes = (3, 1, 1, 1)
     stops = ("done", "done", "done", "env_error")
     return [
-        Trajectory((cases.segment(rng, (0, 2, size)),), 9.0, i // 2, stop=stop, rewards=named)
+        Trajectory.of((cases.segment(rng, (0, 2, size)),), 9.0, i // 2, stop=stop, rewards=named)
         for i, (size, stop, named) in enumerate(zip(sizes, stops, rewards, strict=True))
     ]
 
@@ -80,7 +81,7 @@ def test_columns_are_of_one_number_whatever_names_there_are():
     """One program; the names of an iteration change no bit of what they do not weigh."""
     algorithm = Algorithm(**RECIPES["gdpo"])
     given = trajectories(*NAMED)
-    more = [t.__class__(**{**vars(t), "rewards": t.rewards | {"nobody": 0.0}}) for t in given]
+    more = [with_fields(t, rewards=t.rewards | {"nobody": 0.0}) for t in given]
     credits = []
     for batch in (given, more):
         rows = SegmentBatch.of(batch, grouped=True)

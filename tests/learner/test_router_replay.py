@@ -9,6 +9,7 @@ import learner_cases as cases
 import numpy as np
 import pytest
 from flax import nnx
+from stored_fields import with_fields
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.learner.batching import all_actions, lay_out, turn_batch
@@ -25,7 +26,7 @@ from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
 from seeupo_jax.learner.sweep_start import begin_sweep
 from seeupo_jax.policy.architecture import Moe, Routing
-from seeupo_jax.policy.network import compute, split
+from seeupo_jax.policy.network import compute, split_model
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.types import CriticState
 
@@ -37,7 +38,7 @@ RATE = 0.3  # of steps that change what routers choose
 
 @functools.cache
 def policy():
-    network, params = split(Transformer(ARCH, nnx.Rngs(0)))
+    network, params = split_model(Transformer(ARCH, nnx.Rngs(0)))
     return network, cases.jittered(params, 0.2)
 
 
@@ -107,7 +108,7 @@ def test_routers_that_moved_are_counted_and_overruled():
     assert 0 < metrics["sweep/router_mismatch"] < 1
     assert difference(params, own) > 1e-4  # other experts learned
     # By the same programs, which numbers are arguments of: hardly a step where little is at stake.
-    played = [dataclasses.replace(t, reward=3e-4 * t.reward) for t in cases.branching()]
+    played = [with_fields(t, reward=3e-4 * t.reward) for t in cases.branching()]
     small = {"scale": "none", "kl_coef": 0.0}
     still, metrics = run(learner(router_replay="old", **small), played)
     assert metrics["sweep/router_mismatch"] == 0

@@ -118,6 +118,7 @@ def assert_every_choice_matters(choices, order, wanted):
         assert max(moved) > 1e-4, name
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", CASES)
 def test_a_sweep_is_the_twins(name):
     choices, order = CASES[name]
@@ -294,7 +295,7 @@ def test_what_a_failed_trajectory_holds_does_not_matter(stop):
     rng = np.random.default_rng(9)
     parts = [(turn, 9, 1) for turn in range(6)]  # more turns than any, longer than any shape
     for reward, group in ((np.nan, 0), (-1e9, 2)):
-        trajectories[4] = Trajectory((cases.segment(rng, *parts),), reward, group, stop=stop)
+        trajectories[4] = Trajectory.of((cases.segment(rng, *parts),), reward, group, stop=stop)
         observed = cases.observe(cases.learner(), trajectories, ref_params=reference())
         cases.assert_trees_equal(observed.state, default().state)
         assert observed.metrics == default().metrics
@@ -312,7 +313,11 @@ def test_a_sweep_without_a_sampled_turn_returns_the_state_as_it_came():
     learner = cases.learner()
     failed = [dataclasses.replace(t, stop="timeout") for t in cases.ragged()]
     context = Segment(np.arange(4), np.full(4, -1), np.zeros(4, np.float32))
-    for trajectories in (failed, [Trajectory((context,), 1.0, 0)] * 8, [Trajectory((), 1.0, 0)]):
+    for trajectories in (
+        failed,
+        [Trajectory.of((context,), 1.0, 0)] * 8,
+        [Trajectory.of((), 1.0, 0)],
+    ):
         state = cases.new_state(learner.optimizer)
         returned, metrics, *_ = sweep(learner, state, reference(), trajectories, iteration=1)
         assert returned is state and metrics == {"sweep/turns": 0}
@@ -410,7 +415,7 @@ def test_programs_compiled_ahead_are_all_that_a_sweep_needs(choices, temperature
     rng = np.random.default_rng(0)
     # Turns 0 and 1 need programs of different length; turn 1 does not fit a fused refresh.
     segments = [cases.segment(rng, (0, 4, 2), (1, 6, 3)) for _ in range(6)]
-    trajectories = [Trajectory((s,), float(i % 3), i // 3) for i, s in enumerate(segments)]
+    trajectories = [Trajectory.of((s,), float(i % 3), i // 3) for i, s in enumerate(segments)]
     observe = functools.partial(cases.observe, learner, trajectories, ref_params=params)
     swept = []
     assert programs_of(lambda: swept.append(observe(state=state))) == 0

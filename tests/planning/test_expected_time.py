@@ -190,7 +190,7 @@ def test_chunks_of_a_refresh_are_those_that_the_sweep_lays_out(turn, chunks):
     turns = np.repeat([-1, 0, -1, 1], [1, 7, turn - 1, 1]).astype(np.int32)
     tokens = [100 * i + np.arange(turns.size, dtype=np.int32) for i in range(4)]
     segments = [(Segment(each, turns, np.zeros(turns.size, np.float32)),) for each in tokens]
-    rows = SegmentBatch.of([Trajectory(each, 0.0, 0, stop="done") for each in segments])
+    rows = SegmentBatch.of([Trajectory.of(each, 0.0, 0, stop="done") for each in segments])
     layout = lay_out(rows, action_spans(rows, (0,)), shapes)
     refresh, left = make_refresh_batch(rows, layout, action_spans(rows, (1,)), shapes, tokens)
     assert (layout.length, refresh.chunks_M[0], left) == (32, chunks, [])
@@ -203,7 +203,7 @@ def test_a_value_function_takes_a_pass_without_logits():
 
 
 def test_the_estimate_is_said_with_what_it_rests_on(quickstart, monkeypatch):
-    monkeypatch.setattr(expected_time, "cores", lambda: 3)
+    monkeypatch.setattr(expected_time, "usable_cores", lambda: 3)
     compiling, iteration = time_lines(quickstart)
     names = [*quickstart.rollout_programs(), *quickstart.sweep_programs()]
     core = re.search(r"(\d+) s of one core", compiling)[1]

@@ -20,7 +20,7 @@ from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer
+from seeupo_jax.policy.files.huggingface_tokenizer import HuggingFaceTokenizer
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rollout.branching.entropy_plan import EntropyPlan
 from seeupo_jax.rollout.branching.fork_plan import Budget
@@ -108,7 +108,7 @@ def engine_of(network, rollout, end_ids):
 @functools.cache
 def make():
     arch = Architecture(**SIZES, mlp_width=24)
-    network, params = policy.split(Transformer(arch, nnx.Rngs(0)))
+    network, params = policy.split_model(Transformer(arch, nnx.Rngs(0)))
     return engine_of(network, ROLLOUT, NumberTokenizer.end_ids), rollout_cases.stir(params)
 
 
@@ -547,7 +547,7 @@ def converse(**template_kwargs):
     )
     sizes = SIZES | {"vocab_size": tokenizer.vocab_size, "layers": 1}
     arch = Architecture(**sizes, mlp_width=24)
-    network, params = policy.split(Transformer(arch, nnx.Rngs(0)))
+    network, params = policy.split_model(Transformer(arch, nnx.Rngs(0)))
     params = rollout_cases.stir(params)
     rollout = dataclasses.replace(ROLLOUT, max_action_tokens=5, max_context=LIMIT)
     engine = engine_of(network, rollout, tokenizer.end_ids)

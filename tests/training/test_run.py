@@ -37,8 +37,8 @@ from seeupo_jax.train import iterate
 from seeupo_jax.training import run as run_module
 from seeupo_jax.training.run import begin_run
 from seeupo_jax.training.run_checkpoints import RunCheckpoints
-from seeupo_jax.training.run_parts import RunParts
-from seeupo_jax.training.trajectory_source import Origin
+from seeupo_jax.training.run_components import RunComponents
+from seeupo_jax.training.trajectory_source import SamplingOrigin
 from seeupo_jax.trajectories import trajectory_writer
 from seeupo_jax.trajectories.reader import Shard, find_shards, write_shard
 from seeupo_jax.types import Segment, Trajectory, learnable
@@ -47,9 +47,9 @@ from seeupo_jax.types import Segment, Trajectory, learnable
 def collected(*reasons):
     """A collection with a trajectory a reason; None: it went well."""
     trajectories = [
-        Trajectory((), 0.0, 0)
+        Trajectory.of((), 0.0, 0)
         if reason is None
-        else Trajectory((), 0.0, 0, stop="env_error", info={"failure": reason, "retries": 0})
+        else Trajectory.of((), 0.0, 0, stop="env_error", info={"failure": reason, "retries": 0})
         for reason in reasons
     ]
     return Collected(tuple(trajectories), 1.0, 0.5, 10, 20)
@@ -79,7 +79,7 @@ def test_metrics_by_turns_labels_and_causes():
         segment = Segment(turn_L, turn_L, turn_L.astype(np.float32))
         info = {"score": score, "retries": 0} | ({"failure": failure} if failure else {})
         stop = "env_error" if failure else "done"
-        return Trajectory((segment,), score, 0, task_id=task, stop=stop, info=info)
+        return Trajectory.of((segment,), score, 0, task_id=task, stop=stop, info=info)
 
     brought = [episode("a", 2, 1.0), episode("a", 3, 0.5), episode("b", 2, 0.0)]
     brought += [episode("b", 5, 0.0, f"no server\n{'x' * 200}"), episode("b", 1, 0.0, "gone")]
@@ -370,13 +370,13 @@ def test_a_resumed_run_draws_the_same_tasks_by_their_success(begin, tmp_path):
 
 
 def test_a_run_that_is_refused_closes_what_it_has_opened(begin, monkeypatch):
-    closed, close = [], RunParts.close
+    closed, close = [], RunComponents.close
 
     def refuse(self, train):
         raise ValueError("of another run")
 
     monkeypatch.setattr(RunCheckpoints, "restore", refuse)
-    monkeypatch.setattr(RunParts, "close", lambda parts: (closed.append(parts), close(parts)))
+    monkeypatch.setattr(RunComponents, "close", lambda parts: (closed.append(parts), close(parts)))
     with pytest.raises(ValueError, match="of another run"), begin("refused"):
         pass
     assert len(closed) == 1
@@ -421,11 +421,11 @@ def test_checkpoints_begin_when_the_trajectories_that_they_cover_are_on_the_disk
     monkeypatch.setattr(Checkpoints, "save", save)
     shards = [Shard(iteration, "test", evaluation=True) for iteration in (1, 2)]
     segment = Segment(np.array([1, 2]), np.array([-1, 0]), np.zeros(2, np.float32))
-    trajectory = Trajectory((segment,), 0.0, 0, task_id="a", info={"member": 0})
+    trajectory = Trajectory.of((segment,), 0.0, 0, task_id="a", info={"member": 0})
     stopped = SweepStopped.__new__(SweepStopped)
     stopped.arrays, stopped.notes = {}, {"done": 1}
     with begin("recorded") as (run, state):
-        run.parts.source.origin = Origin(0, 0)
+        run.parts.source.origin = SamplingOrigin(0, 0)
         for done in (1, 2):
             saving.clear()
             run.parts.log.episodes(done, "test", [trajectory], {})
@@ -566,7 +566,7 @@ def test_a_run_that_is_shortened_to_a_checkpoint_is_evaluated_there_once(begin, 
         played.append(split)
         return {f"{evaluation_prefix('test', split)}/avg@{k}": 0.25}
 
-    monkeypatch.setattr(run_module, "evaluate", play)
+    monkeypatch.setattr(run_module, "evaluate_split", play)
     extra = "evaluation.extra_splits=train"
     for iterations, left in ((1, ["train"] if every else ["test", "train"]), (2, [])):
         with begin("shortened", f"iterations={iterations}", extra) as (run, state):

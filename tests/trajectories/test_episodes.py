@@ -147,7 +147,7 @@ def test_rewards_by_name_are_kept_and_a_file_from_before_them_is_read(path):
     assert old != path.read_bytes()
     path.write_bytes(old)
     assert [each.rewards for each in played(path).values()] == [{"env": 0.5, "brevity": 1 / 3}, {}]
-    assert to_episode(Trajectory((), 1.0, 0, info={"score": 1, "member": 0}), {}).rewards == {}
+    assert to_episode(Trajectory.of((), 1.0, 0, info={"score": 1, "member": 0}), {}).rewards == {}
 
 
 def test_a_failed_episode_is_kept_in_the_file_but_not_taken_as_played(path):
@@ -283,7 +283,7 @@ def test_what_is_no_json_in_info_is_kept_as_text(path):
 
 def test_a_trajectory_becomes_an_episode():
     turns = Segment(np.zeros(3, np.int32), np.array([-1, 0, 1], np.int32), np.zeros(3, np.float32))
-    trajectory = Trajectory(
+    trajectory = Trajectory.of(
         segments=(turns,),
         reward=-1,
         group=3,

@@ -37,7 +37,7 @@ def trajectories(groups=4, size=2, noise=0):
     """`noise` characters a trajectory that do not compress."""
     rng = random.Random(groups)
     return [
-        Trajectory(
+        Trajectory.of(
             (Segment(np.array([0, 1]), np.array([-1, 0]), np.array([0, -0.5], np.float32)),),
             float(member),
             group,

@@ -6,7 +6,7 @@ import random
 from docs.examples.agents.compaction import LONGEST, SUMMARISE, compacted
 from seeupo_jax.envs.base import Demonstration
 from seeupo_jax.envs.order_desk.demonstrator import play
-from seeupo_jax.envs.order_desk.desk import TOOLS, Case, Desk
+from seeupo_jax.envs.order_desk.desk import TOOLS, Desk, DeskEpisode
 from seeupo_jax.envs.order_desk.environment import OrderDesk
 from seeupo_jax.envs.order_desk.levels import LEVELS
 
@@ -25,7 +25,7 @@ class CompactionDesk(OrderDesk):
 def demonstrate(task_id, skill, faithful):
     task = LEVELS[1].find_task(task_id)
     rng = random.Random(f"compaction/{task_id}/{skill}/{faithful}")
-    case, (_, request) = Case(Desk(task)), LEVELS[1].opening(task)
+    case, (_, request) = DeskEpisode(Desk(task)), LEVELS[1].opening(task)
     history, finished = [request], []
     for action in play(task, skill, rng):
         if len(history) == LONGEST:

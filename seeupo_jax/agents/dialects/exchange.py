@@ -14,7 +14,7 @@ from seeupo_jax.agents.dialects.request_body import refuse
 from seeupo_jax.agents.dialects.result_order import Link, UnmatchedResult, Words, result_order
 from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
 from seeupo_jax.envs.base import Tool
-from seeupo_jax.envs.tools.null_fields import NullCounts, drop_from_tool
+from seeupo_jax.envs.null_fields import NullCounts, drop_from_tool
 
 Event = Mapping[str, Any] | str
 _NUMBERS = random.Random()  # not the one that agents may seed

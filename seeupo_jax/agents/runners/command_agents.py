@@ -21,8 +21,8 @@ from seeupo_jax.agents.calls import Access, AgentFailure, AgentResult, AgentTask
 from seeupo_jax.agents.runners.agent_results import check_result
 from seeupo_jax.agents.runners.command_processes import RESULT, End
 from seeupo_jax.configuration.agent_schema import Agent
-from seeupo_jax.envs.gate import ProtocolError
 from seeupo_jax.envs.transport.processes import end, python_command, signal_name, supervised
+from seeupo_jax.envs.validation import ProtocolError
 
 _KIB, _MIB = 2**10, 2**20
 _CLOSE_S = 10.0  # for all commands to be killed and their folders to be removed

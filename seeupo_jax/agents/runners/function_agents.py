@@ -19,7 +19,7 @@ from seeupo_jax.agents.calls import Access, AgentFailure, AgentResult, AgentTask
 from seeupo_jax.agents.runners.agent_results import check_result
 from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.configuration.user_code import check_arguments, import_attribute
-from seeupo_jax.envs.gate import ProtocolError, describe
+from seeupo_jax.envs.validation import ProtocolError, describe
 
 BLOCKED_S = 2.0  # in one step of an agent, after which a warning names it
 _CLOSE_S = 2.0  # for agents to end when the run does

@@ -18,13 +18,13 @@ from seeupo_jax.envs.appworld.prompt import (
     task_message,
 )
 from seeupo_jax.envs.appworld.server import (
-    Broken,
-    Gone,
-    OwnServer,
+    InvalidReply,
+    ManagedServer,
+    NoReply,
     PoolServer,
     ServerError,
-    Unanswered,
-    python_of,
+    ServerGone,
+    python_path,
 )
 from seeupo_jax.envs.base import Message, Missing, StepResult, Tool, check_choice
 from seeupo_jax.envs.episode_rewards import REWARDS, EpisodeReward
@@ -152,14 +152,14 @@ class AppWorld:
         self._episode = None
         self._server.stop()
 
-    def _make_server(self, home: Path) -> OwnServer | PoolServer:
+    def _make_server(self, home: Path) -> ManagedServer | PoolServer:
         request_s = self.code_s + _SERVER_MARGIN_S
         if self.servers is not None:
             pool = PoolServer(expand_home(self.servers), start_s=self.start_s, request_s=request_s)
             _check_limit(self.code_s, pool.limit_s, self.servers)
             return pool
         _check_installed(home)
-        return OwnServer(
+        return ManagedServer(
             home,
             self._data,
             start_s=self.start_s,
@@ -174,7 +174,7 @@ class AppWorld:
 
 
 @dataclass(frozen=True)
-class _Ran:
+class _Execution:
     """A block's output; or, where its server is lost, what to answer and the error."""
 
     output: str | None = None
@@ -186,7 +186,7 @@ class _Ran:
 class _Episode:
     """One conversation and the world that it acts on."""
 
-    def __init__(self, options: AppWorld, server: OwnServer | PoolServer, task_id: str):
+    def __init__(self, options: AppWorld, server: ManagedServer | PoolServer, task_id: str):
         self._options, self._server, self._task_id = options, server, task_id
         self._calls = self._outputs_cut = 0
         self._executed: list[bool] = []  # of each step
@@ -201,7 +201,7 @@ class _Episode:
         self._calls += 1
         self._reward.read(text)
         code, answer = _read(text)
-        ran = _Ran() if code is None else self._run(code)
+        ran = _Execution() if code is None else self._run(code)
         self._executed.append(ran.output is not None and not ran.output.startswith(_RAISED))
         if ran.output is not None:
             answer = output_message(self._cut(ran.output))
@@ -231,7 +231,7 @@ class _Episode:
     def score(self) -> float:
         return self._passed / self._requirements
 
-    def _run(self, code: str) -> _Ran:
+    def _run(self, code: str) -> _Execution:
         """Runs a block and evaluates the world.
 
         A server that fails or ends from the first block on is the policy's failure: one of the
@@ -243,13 +243,13 @@ class _Episode:
             self._ran_code = True
             completed = self._call("task_completed")
             self._evaluate()
-        except (Unanswered, Broken, Gone) as error:
-            if isinstance(error, Gone) and not self._ran_code:
+        except (NoReply, InvalidReply, ServerGone) as error:
+            if isinstance(error, ServerGone) and not self._ran_code:
                 raise ServerError(str(error)) from None
             hung = output is None and time.monotonic() - began > self._options.code_s
-            lost = _DAMAGED if isinstance(error, Broken) else _HUNG if hung else _CRASHED
-            return _Ran(lost=lost, error=str(error))
-        return _Ran(escaped(output), completed)
+            lost = _DAMAGED if isinstance(error, InvalidReply) else _HUNG if hung else _CRASHED
+            return _Execution(lost=lost, error=str(error))
+        return _Execution(escaped(output), completed)
 
     def _evaluate(self) -> None:
         verdict = self._call("evaluate", suppress_errors=True)
@@ -276,7 +276,7 @@ def _read(text: str) -> tuple[str | None, str]:
 
 
 def _check_installed(home: Path) -> None:
-    if not python_of(home).exists():
+    if not python_path(home).exists():
         raise Missing(
             f"appworld home: got {home}, which has no .venv; "
             "allowed: a folder set up by `sh third_party/appworld/setup.sh` of the repository, "

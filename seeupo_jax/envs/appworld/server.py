@@ -32,25 +32,25 @@ class ServerError(RuntimeError):
     """A server ended, did not answer or refused a request; its world is lost."""
 
 
-class Gone(ServerError):
+class ServerGone(ServerError):
     """A server had ended before it took a request; where it runs again, without the world."""
 
 
-class Broken(ServerError):
+class InvalidReply(ServerError):
     """A server took a request, and what it answered is no answer to it."""
 
 
-class Unanswered(ServerError):
+class NoReply(ServerError):
     """A server took a request and did not answer it in time."""
 
 
-class Ended(Unanswered):
+class ServerDied(NoReply):
     """A server took a request and ended before it had answered."""
 
 
 # Statuses with which a server that works refuses: a wrong token, a world of another client, no
 # world since it was started anew, too large.
-_REFUSALS = {401: ServerError, 409: ServerError, 410: Gone, 503: ServerError}
+_REFUSALS = {401: ServerError, 409: ServerError, 410: ServerGone, 503: ServerError}
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class Address:
         """The output of one of AppWorld's methods; without a body it is a GET.
 
         Raises:
-          Unanswered, Ended: it took the request, and there is no answer.
-          Broken: it took the request, and failed or answered something else.
-          Gone: it could not be reached, or has been started anew.
+          NoReply, ServerDied: it took the request, and there is no answer.
+          InvalidReply: it took the request, and failed or answered something else.
+          ServerGone: it could not be reached, or has been started anew.
           ServerError: it refused.
         """
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
@@ -76,25 +76,25 @@ class Address:
             "x-client": self.client,
             "content-type": "application/json",
         }
-        failure = Gone
+        failure = ServerGone
         try:
             with contextlib.closing(connection):
                 connection.connect()
-                failure = Ended
+                failure = ServerDied
                 data = json.dumps(body).encode() if body else None
                 connection.request("POST" if body else "GET", f"/{method}", data, headers)
                 response = connection.getresponse()
                 reply = response.read(MAX_REPLY + 1)
         except (OSError, http.client.HTTPException) as error:
-            if failure is Ended and isinstance(error, TimeoutError):
-                failure = Unanswered
+            if failure is ServerDied and isinstance(error, TimeoutError):
+                failure = NoReply
             raise failure(f"{method} had no answer ({type(error).__name__})") from None
         if response.status != 200:
             text = reply[:200].decode(errors="replace")
-            kind = _REFUSALS.get(response.status, Broken)
+            kind = _REFUSALS.get(response.status, InvalidReply)
             raise kind(f"{method} was answered with {response.status}, {text}")
         if len(reply) > MAX_REPLY:
-            raise Broken(f"{method} was answered with more than {MAX_REPLY} bytes")
+            raise InvalidReply(f"{method} was answered with more than {MAX_REPLY} bytes")
         return _output(method, reply)
 
 
@@ -104,14 +104,14 @@ def _output(method: str, reply: bytes) -> Any:
         output = json.loads(reply)["output"]
         parts = [output["passes"], output["num_tests"]] if method == "evaluate" else [output]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise Broken(f"{method} was answered with no answer ({describe(error)})") from None
+        raise InvalidReply(f"{method} was answered with no answer ({describe(error)})") from None
     for part, kind in zip(parts, _OUTPUTS.get(method, [object]), strict=True):
         if not isinstance(part, kind):
-            raise Broken(f"{method} was answered with no answer ({type(part).__name__})")
+            raise InvalidReply(f"{method} was answered with no answer ({type(part).__name__})")
     return output
 
 
-class OwnServer:
+class ManagedServer:
     """A server process, started on first use and again after it has died.
 
     It ends with this process, however that ends, and with it what the policy's code has started.
@@ -163,7 +163,7 @@ class OwnServer:
             subclasses as in `Address.ask`.
         """
         if self.pid is None:
-            raise self._failed(f"the server was gone before {method}", Gone)
+            raise self._failed(f"the server was gone before {method}", ServerGone)
         try:
             return self._address.ask(method, body, self._request_s + _GRACE_S)
         except ServerError as error:
@@ -186,7 +186,7 @@ class OwnServer:
         (self._folder / "data").symlink_to(self._data)
         token = secrets.token_hex(16)
         command = [
-            str(python_of(self._home)),
+            str(python_path(self._home)),
             str(self._home / "server.py"),
             str(self._folder),
             f"--request_s={self._request_s}",
@@ -285,8 +285,9 @@ class PoolServer:
         """The output of one of AppWorld's methods.
 
         Raises:
-          ServerError: the server is no longer held, and has been ended where it is `Broken`; its
-            subclasses as in `Address.ask`, but `Ended` and `Gone` only where the pool lives on.
+          ServerError: the server is no longer held, and has been ended where it is `InvalidReply`;
+            its subclasses as in `Address.ask`, but `ServerDied` and `ServerGone` only where the
+            pool lives on.
         """
         if self._address is None:
             raise ServerError(f"appworld: the server was gone before {method}")
@@ -294,7 +295,7 @@ class PoolServer:
             return self._address.ask(method, body, self._request_s + _GRACE_S)
         except ServerError as error:
             kind = type(error)
-            if kind in (Ended, Gone) and not self._is_replaced():
+            if kind in (ServerDied, ServerGone) and not self._is_replaced():
                 kind = ServerError
             _leave(self._address, error)
             self._address = None
@@ -331,12 +332,12 @@ class PoolServer:
 
 def _leave(address: Address, error: ServerError) -> None:
     """Gives a pool's server that took a request back after an error; a broken one is to end."""
-    if isinstance(error, Broken | Unanswered):  # else it is not held
+    if isinstance(error, InvalidReply | NoReply):  # else it is not held
         with contextlib.suppress(ServerError):
-            address.ask("end" if isinstance(error, Broken) else "release", {}, _GRACE_S)
+            address.ask("end" if isinstance(error, InvalidReply) else "release", {}, _GRACE_S)
 
 
-def python_of(home: Path) -> Path:
+def python_path(home: Path) -> Path:
     """AppWorld's interpreter in its folder."""
     return home / ".venv" / "bin" / "python"
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from seeupo_jax.configuration.user_code import describe
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Message
-from seeupo_jax.envs.bfcl.simulated_apis import Task, World, official
+from seeupo_jax.envs.bfcl.simulated_apis import MultiTurnTask, World, official
+from seeupo_jax.envs.validation import ProtocolError, check_reset
 
 CATEGORIES = (
     "multi_turn_base",
@@ -45,7 +45,7 @@ def split_ids(category: str, split: str) -> list[str]:
     return [f"{category}_{number}" for number in sorted(halves[split])]
 
 
-def load_tasks(category: str, folder: Path | None = None) -> dict[str, Task]:
+def load_tasks(category: str, folder: Path | None = None) -> dict[str, MultiTurnTask]:
     """The tasks of a category by id: the official ones, or those of a folder in their format.
 
     Raises:
@@ -68,7 +68,7 @@ def _stamp(file: Path) -> tuple[int, int] | None:
 
 
 @functools.lru_cache(maxsize=64)  # every slot of a pool asks for them
-def _kept_tasks(category: str, folder: Path | None, *_stamps: Any) -> dict[str, Task]:
+def _kept_tasks(category: str, folder: Path | None, *_stamps: Any) -> dict[str, MultiTurnTask]:
     if folder is None:
         return _read_tasks(category, importlib.resources.files(official("bfcl_eval")) / "data")
     try:
@@ -88,11 +88,11 @@ def file_name(category: str) -> str:
     return f"BFCL_v4_{category}.json"
 
 
-def _read_tasks(category: str, root: Traversable) -> dict[str, Task]:
+def _read_tasks(category: str, root: Traversable) -> dict[str, MultiTurnTask]:
     name = file_name(category)
     answers = _by_id(_read_lines(root, "possible_answer", name))
     return {
-        task_id: Task(
+        task_id: MultiTurnTask(
             task_id=task_id,
             questions=tuple(tuple(messages) for messages in row["question"]),
             classes=tuple(row["involved_classes"]),
@@ -113,7 +113,7 @@ def _by_id(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return rows_by_id
 
 
-def _check_task(task: Task) -> None:
+def _check_task(task: MultiTurnTask) -> None:
     """Raises ValueError where a task could not be played to its end."""
     simulators = official("bfcl_eval.constants.executable_backend_config").CLASS_FILE_PATH_MAPPING
     if unknown := [name for name in task.classes if name not in simulators]:
@@ -141,8 +141,8 @@ def _check_task(task: Task) -> None:
 
 def _check_question(task_id: str, messages: Sequence[Message]) -> None:
     try:
-        gate.check_opening((messages, ()))
-    except gate.ProtocolError as error:
+        check_reset((messages, ()))
+    except ProtocolError as error:
         wrong = str(error).removeprefix("reset() messages: ")
         raise ValueError(f"{task_id} has a question that is none: {wrong}") from None
 
@@ -156,13 +156,13 @@ def read_docs(class_name: str) -> tuple[Doc, ...]:
     return tuple(_read_lines(root, "multi_turn_func_doc", file))
 
 
-def listed_docs(task: Task) -> list[Doc]:
+def listed_docs(task: MultiTurnTask) -> list[Doc]:
     """Docs of the tools that are listed when the episode begins."""
     held_out = {name for names in task.held_out.values() for name in names}
     return [doc for name in task.classes for doc in read_docs(name) if doc["name"] not in held_out]
 
 
-def added_docs(task: Task, turn: int) -> list[Doc]:
+def added_docs(task: MultiTurnTask, turn: int) -> list[Doc]:
     """Docs of the tools that a user turn introduces."""
     docs = {doc["name"]: doc for name in task.classes for doc in read_docs(name)}
     return [docs[name] for name in task.held_out.get(turn, ())]

@@ -15,7 +15,7 @@ from seeupo_jax.envs.bfcl.benchmark_files import (
     split_ids,
 )
 from seeupo_jax.envs.bfcl.multi_turn import MultiTurn
-from seeupo_jax.envs.bfcl.simulated_apis import Task
+from seeupo_jax.envs.bfcl.simulated_apis import MultiTurnTask
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Bfcl(MultiTurn):
         check_choice("bfcl split", split, SPLITS if self.data is None else self._splits)
         return split_ids(self.category, split) if self.data is None else [*self._splits[split]]
 
-    def find_task(self, task_id: str) -> Task:
+    def find_task(self, task_id: str) -> MultiTurnTask:
         if task_id not in self._tasks:
             raise ValueError(f"bfcl task: got {task_id!r}; allowed: {self.category}_NUMBER.")
         return self._tasks[task_id]
@@ -61,7 +61,7 @@ class Bfcl(MultiTurn):
         return {"category": self.category, "user_turns": str(turns)}
 
 
-def _own_splits(category: str, data: str | None) -> dict[str, dict[str, Task]]:
+def _own_splits(category: str, data: str | None) -> dict[str, dict[str, MultiTurnTask]]:
     """The tasks of each split of a user's folder; none without one."""
     if data is None:
         return {}

@@ -15,7 +15,7 @@ from seeupo_jax.envs.base import Demonstration, Message, StepResult, Tool, check
 from seeupo_jax.envs.bfcl.benchmark_files import added_docs, listed_docs, read_docs
 from seeupo_jax.envs.bfcl.formats import FORMATS, to_tool
 from seeupo_jax.envs.bfcl.mistakes import with_mistakes
-from seeupo_jax.envs.bfcl.simulated_apis import CALL_FAILED, Task, Verdict, World
+from seeupo_jax.envs.bfcl.simulated_apis import CALL_FAILED, MultiTurnTask, Verdict, World
 from seeupo_jax.envs.call_matching import MatchingReward
 from seeupo_jax.envs.episode_rewards import REWARDS, EpisodeReward
 from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError
@@ -75,7 +75,7 @@ class MultiTurn:
         """Names of a split's tasks."""
         raise NotImplementedError
 
-    def find_task(self, task_id: str) -> Task:
+    def find_task(self, task_id: str) -> MultiTurnTask:
         """A task by its name. Raises ValueError if there is no such task."""
         raise NotImplementedError
 
@@ -109,7 +109,7 @@ class MultiTurn:
 
     def demonstrations(
         self, split: str, *, calls_per_message: str = "turn", skill: float = 1.0, seed: int = 0
-    ) -> Demonstrations:
+    ) -> PlayedDemonstrations:
         """Conversations of a demonstrator with this environment: the reference solutions, or worse.
 
         Args:
@@ -126,7 +126,7 @@ class MultiTurn:
         play = functools.partial(
             self.play, calls_per_message=calls_per_message, skill=skill, seed=seed
         )
-        return Demonstrations(self, fitting, play, skipped=len(ids) - len(fitting))
+        return PlayedDemonstrations(self, fitting, play, skipped=len(ids) - len(fitting))
 
     def vocabulary(self) -> Sequence[str]:
         """Names of tools and parameters, except plain words, which other text may hold."""
@@ -157,7 +157,7 @@ class MultiTurn:
         return self._episode
 
 
-class Demonstrations(Sequence[Demonstration]):
+class PlayedDemonstrations(Sequence[Demonstration]):
     """The demonstrator's conversations, played when they are asked for.
 
     skipped: tasks left out because the environment's bounds would end them too early.
@@ -190,7 +190,7 @@ class Demonstrations(Sequence[Demonstration]):
 class _Episode:
     """One conversation: the world, the verdict so far, and the counts that the bounds limit."""
 
-    def __init__(self, task: Task, options: MultiTurn):
+    def __init__(self, task: MultiTurnTask, options: MultiTurn):
         self._task, self._options = task, options
         self._world, self._verdict = World(task), Verdict(task)
         self._responses: list[str] = []  # of this user turn's calls
@@ -281,7 +281,7 @@ class _Episode:
         return {"role": "tool", "content": text}
 
 
-def _begin_user_turn(task: Task, turn: int, options: MultiTurn) -> tuple[Message, ...]:
+def _begin_user_turn(task: MultiTurnTask, turn: int, options: MultiTurn) -> tuple[Message, ...]:
     """The messages that open a user turn; tools that were held out until then come last."""
     docs = added_docs(task, turn)
     if not docs:

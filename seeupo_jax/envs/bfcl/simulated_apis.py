@@ -31,7 +31,7 @@ MAX_PATHS = 100_000  # characters of all the paths that a file system may list
 
 
 @dataclass(frozen=True)
-class Task:
+class MultiTurnTask:
     """One official task; read-only, because episodes share it.
 
     questions: the messages that open each user turn.
@@ -69,7 +69,7 @@ def official(module: str) -> ModuleType:
 class World:
     """The simulators of one episode. instances: by class name."""
 
-    def __init__(self, task: Task):
+    def __init__(self, task: MultiTurnTask):
         config = official("bfcl_eval.constants.executable_backend_config")
         self.instances: dict[str, Any] = {}
         self._methods: dict[str, Callable[..., Any]] = {}
@@ -142,7 +142,7 @@ class Verdict:
     calls needs at least one call of its own, one without passes. The first failure is final.
     """
 
-    def __init__(self, task: Task):
+    def __init__(self, task: MultiTurnTask):
         self._reference = task.reference
         self._world = World(task)
         self._responses: list[str] = []

@@ -28,7 +28,7 @@ class Agenda:
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedResources:
     """What requests share.
 
     changes: that the account has left.
@@ -39,15 +39,15 @@ class Shared:
     parcels: tuple[int, ...]
 
 
-def share(alone: tuple[str, ...], changes: int, numbers: Sequence[int]) -> Shared:
+def share(alone: tuple[str, ...], changes: int, numbers: Sequence[int]) -> SharedResources:
     """What requests share; `numbers` are those of their orders' parcels."""
     inside = [request for request, outcome in enumerate(alone) if outcome in _IN_WAREHOUSE]
     first = {numbers[request]: request for request in reversed(inside)}
     parcels = (first[n] if r in inside else r for r, n in enumerate(numbers))
-    return Shared(changes, tuple(parcels))
+    return SharedResources(changes, tuple(parcels))
 
 
-def serve(alone: tuple[str, ...], shared: Shared, order: tuple[int, ...]) -> Agenda:
+def serve(alone: tuple[str, ...], shared: SharedResources, order: tuple[int, ...]) -> Agenda:
     """Serves requests in an order, each if the rules allow it by then; the others are refused."""
     changes, sent, actions = shared.changes, set[int](), list[int]()
     for request in order:
@@ -69,7 +69,7 @@ def serve(alone: tuple[str, ...], shared: Shared, order: tuple[int, ...]) -> Age
 
 
 @functools.cache
-def solve(alone: tuple[str, ...], shared: Shared) -> Agenda:
+def solve(alone: tuple[str, ...], shared: SharedResources) -> Agenda:
     """Serves as many requests as any order allows; of equals those asked first, in that order."""
     asked = [request for request, outcome in enumerate(alone) if outcome in COSTS]
     agendas = (serve(alone, shared, order) for order in itertools.permutations(asked))
@@ -77,7 +77,7 @@ def solve(alone: tuple[str, ...], shared: Shared) -> Agenda:
 
 
 @functools.cache
-def possible(alone: tuple[str, ...]) -> frozenset[Shared]:
+def possible(alone: tuple[str, ...]) -> frozenset[SharedResources]:
     """All that requests may share: the changes, and who is in a parcel with whom."""
     return frozenset(
         share(alone, changes, numbers)
@@ -86,20 +86,22 @@ def possible(alone: tuple[str, ...]) -> frozenset[Shared]:
     )
 
 
-def answer(shared: Shared, look_up: int) -> object:
+def answer(shared: SharedResources, look_up: int) -> object:
     """What a look-up shows of what requests share."""
     if look_up == CHANGES:
         return shared.changes
     return tuple(parcel == shared.parcels[look_up] for parcel in shared.parcels)
 
 
-def narrow(worlds: frozenset[Shared], look_up: int, truth: Shared) -> frozenset[Shared]:
+def narrow(
+    worlds: frozenset[SharedResources], look_up: int, truth: SharedResources
+) -> frozenset[SharedResources]:
     """The possibilities that a look-up leaves."""
     return frozenset(w for w in worlds if answer(w, look_up) == answer(truth, look_up))
 
 
 @functools.cache
-def decide(alone: tuple[str, ...], worlds: frozenset[Shared]) -> Agenda | None:
+def decide(alone: tuple[str, ...], worlds: frozenset[SharedResources]) -> Agenda | None:
     """An agenda that is right in every possible world; None: it depends on which one it is."""
     solved = {solve(alone, world) for world in worlds}
     if len({agenda.outcomes for agenda in solved}) != 1:
@@ -114,7 +116,7 @@ def decide(alone: tuple[str, ...], worlds: frozenset[Shared]) -> Agenda | None:
 
 
 @functools.cache
-def next_look_up(alone: tuple[str, ...], worlds: frozenset[Shared]) -> int | None:
+def next_look_up(alone: tuple[str, ...], worlds: frozenset[SharedResources]) -> int | None:
     """The look-up that leaves the fewest to do in the worst case; None: none is needed.
 
     Of equals the changes come first, then the parcels of orders that would be cancelled.
@@ -123,7 +125,7 @@ def next_look_up(alone: tuple[str, ...], worlds: frozenset[Shared]) -> int | Non
 
 
 @functools.cache
-def _best(alone: tuple[str, ...], worlds: frozenset[Shared]) -> tuple[int, int]:
+def _best(alone: tuple[str, ...], worlds: frozenset[SharedResources]) -> tuple[int, int]:
     """How many look-ups are needed in the worst case, and the first of them."""
     if decide(alone, worlds):
         return 0, CHANGES

@@ -69,7 +69,7 @@ class OrderDeskDataset(tfds.core.GeneratorBasedBuilder):
             yield index, {"task_id": task_id, "messages": messages, "score": np.float32(score)}
 
 
-class Demonstrations(Sequence[Demonstration]):
+class StoredDemonstrations(Sequence[Demonstration]):
     """A split's conversations, read from array_record by random access."""
 
     def __init__(self, source: Sequence[dict[str, Any]], tools: tuple[Tool, ...]):
@@ -112,12 +112,12 @@ def builder(
 
 
 def _source_digest() -> str:
-    """Demonstrations of a desk that was changed since are not those of this one."""
+    """StoredDemonstrations of a desk that was changed since are not those of this one."""
     files = sorted(SOURCE.glob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:8]
 
 
-def load(split: str, *, data_dir: str | None = None, **options: Any) -> Demonstrations:
+def load(split: str, *, data_dir: str | None = None, **options: Any) -> StoredDemonstrations:
     """A split's demonstrations, generated on first use; options as of `builder`."""
     dataset = builder(data_dir=data_dir, **options)
     try:
@@ -126,7 +126,7 @@ def load(split: str, *, data_dir: str | None = None, **options: Any) -> Demonstr
     except FileExistsError:  # another process has written the same demonstrations
         dataset = builder(data_dir=data_dir, **options)
     tools = LEVELS[dataset.builder_config.level].tools
-    return Demonstrations(dataset.as_data_source(split=split), tools)
+    return StoredDemonstrations(dataset.as_data_source(split=split), tools)
 
 
 @contextlib.contextmanager

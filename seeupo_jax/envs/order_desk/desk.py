@@ -42,24 +42,24 @@ TOOLS: tuple[Tool, ...] = (
 )
 
 
-class Refusal(ValueError):
+class DeskRefusal(ValueError):
     """A call that a desk refuses; the text goes back to the model."""
 
 
 def check_call(call: ToolCall, tools: Sequence[Tool]) -> None:
     """Raises:
-    Refusal: unknown tool, or wrong arguments.
+    DeskRefusal: unknown tool, or wrong arguments.
     """
     arguments = {tool["name"]: tuple(tool["parameters"]["properties"]) for tool in tools}
     if call.name not in arguments:
-        raise Refusal(f"no tool {call.name!r}; tools: {', '.join(arguments)}")
+        raise DeskRefusal(f"no tool {call.name!r}; tools: {', '.join(arguments)}")
     if sorted(call.arguments) != sorted(arguments[call.name]):
-        raise Refusal(f"{call.name} takes exactly: {', '.join(arguments[call.name])}")
+        raise DeskRefusal(f"{call.name} takes exactly: {', '.join(arguments[call.name])}")
     if not all(isinstance(value, str) for value in call.arguments.values()):
-        raise Refusal(f"{call.name} takes texts only")
+        raise DeskRefusal(f"{call.name} takes texts only")
 
 
-class OpenDesk(Protocol):
+class DeskState(Protocol):
     """What a case is played on.
 
     max_turns: of a case.
@@ -72,7 +72,7 @@ class OpenDesk(Protocol):
     def finished(self) -> bool: ...
 
     def call(self, call: ToolCall) -> str:
-        """Executes a tool call; returns the tool's answer, or raises `Refusal`."""
+        """Executes a tool call; returns the tool's answer, or raises `DeskRefusal`."""
         ...
 
     def solved(self) -> bool: ...
@@ -102,7 +102,7 @@ class Desk:
         """Executes a tool call; returns the tool's answer.
 
         Raises:
-          Refusal: unknown tool, wrong arguments, unknown names or ids.
+          DeskRefusal: unknown tool, wrong arguments, unknown names or ids.
         """
         check_call(call, TOOLS)
         tools: dict[str, Callable[..., str]] = {
@@ -129,14 +129,14 @@ class Desk:
 
     def _find_customer(self, name: str) -> str:
         if name not in self.customers:
-            raise Refusal(f"no customer {name!r}")
+            raise DeskRefusal(f"no customer {name!r}")
         return json.dumps({"customer_id": self.customers[name].customer_id})
 
     def _list_orders(self, customer_id: str, item: str) -> str:
         for customer in self.customers.values():
             if customer.customer_id == customer_id:
                 return json.dumps([o.order_id for o in customer.orders if o.item == item])
-        raise Refusal(f"no customer {customer_id!r}")
+        raise DeskRefusal(f"no customer {customer_id!r}")
 
     def _get_order(self, order_id: str) -> str:
         answer = world.describe(self._order(order_id))
@@ -145,28 +145,28 @@ class Desk:
 
     def _order(self, order_id: str) -> world.Order:
         if order_id not in self.orders:
-            raise Refusal(f"no order {order_id!r}")
+            raise DeskRefusal(f"no order {order_id!r}")
         return self.orders[order_id]
 
     def _change(self, order_id: str, action: Callable[[world.Order], world.Order]) -> str:
         order = self._order(order_id)
         if order.status in ("cancelled", "returned"):
-            raise Refusal(f"{order_id} is already {order.status}")
+            raise DeskRefusal(f"{order_id} is already {order.status}")
         self.orders[order_id] = action(order)
         self.hasty |= order_id not in self.looked_up
         return json.dumps({"done": order_id})
 
     def _reply(self, outcome: str) -> str:
         if outcome not in OUTCOMES:
-            raise Refusal(f"outcome must be one of: {', '.join(OUTCOMES)}")
+            raise DeskRefusal(f"outcome must be one of: {', '.join(OUTCOMES)}")
         self.outcome = outcome
         return ""
 
 
-class Case:
+class DeskEpisode:
     """One case from its first message to its end: a response each turn."""
 
-    def __init__(self, desk: OpenDesk):
+    def __init__(self, desk: DeskState):
         self.desk = desk
         self._turns, self._executed = 0, list[bool]()
 
@@ -183,7 +183,7 @@ class Case:
         try:
             answer = desk.call(_single_call(text))
             self._executed.append(True)
-        except (Refusal, ToolCallError) as error:
+        except (DeskRefusal, ToolCallError) as error:
             answer = json.dumps({"error": str(error)})
             self._executed.append(False)
         done = desk.finished or self._turns >= desk.max_turns

@@ -8,7 +8,7 @@ from typing import Any
 
 from seeupo_jax.envs.base import Demonstration, Message, StepResult, Tool, check_choice
 from seeupo_jax.envs.order_desk import orders as world
-from seeupo_jax.envs.order_desk.desk import OUTCOMES, Case
+from seeupo_jax.envs.order_desk.desk import OUTCOMES, DeskEpisode
 from seeupo_jax.envs.order_desk.levels import check_level
 
 
@@ -25,7 +25,7 @@ class OrderDesk:
 
     def __post_init__(self) -> None:
         self._level = check_level(self.level)
-        self._case: Case | None = None
+        self._case: DeskEpisode | None = None
 
     def task_ids(self, split: str) -> Sequence[str]:
         check_choice("order_desk split", split, world.SPLITS)
@@ -35,7 +35,7 @@ class OrderDesk:
     def reset(self, task_id: str, seed: int) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
         """Starts a case. The desk is deterministic: `seed` changes nothing."""
         task = self._level.find_task(task_id)
-        self._case = Case(self._level.open_desk(task))
+        self._case = DeskEpisode(self._level.open_desk(task))
         return self._level.opening(task), self._level.tools
 
     def step(self, text: str) -> StepResult:
@@ -74,7 +74,7 @@ class OrderDesk:
         ids = (world.CUSTOMER_IDS, world.ORDER_NUMBERS, OUTCOMES)
         return tuple(dict.fromkeys(word for group in (*names, *ids) for word in group))
 
-    def _running(self) -> Case:
+    def _running(self) -> DeskEpisode:
         if self._case is None:
             raise ValueError("order_desk: reset() must come before step() and score().")
         return self._case

@@ -9,8 +9,8 @@ from typing import Any
 from seeupo_jax.envs.base import Message, Tool
 from seeupo_jax.envs.order_desk import errands
 from seeupo_jax.envs.order_desk import orders as world
-from seeupo_jax.envs.order_desk.counter import ERRAND_TOOLS, Counter
-from seeupo_jax.envs.order_desk.desk import TOOLS, Desk, OpenDesk
+from seeupo_jax.envs.order_desk.account_desk import ERRAND_TOOLS, AccountDesk
+from seeupo_jax.envs.order_desk.desk import TOOLS, Desk, DeskState
 from seeupo_jax.envs.tool_calls import render_hermes
 
 
@@ -28,7 +28,7 @@ class Level:
     policy: str
     tools: tuple[Tool, ...]
     make_task: Callable[[str, int], Any]
-    open_desk: Callable[[Any], OpenDesk]
+    open_desk: Callable[[Any], DeskState]
     labels: Callable[[Any], Mapping[str, str]]
     closing: Callable[[Any], str]
 
@@ -85,7 +85,7 @@ LEVELS = {
         policy=errands.POLICY,
         tools=ERRAND_TOOLS,
         make_task=errands.make_errand,
-        open_desk=Counter,
+        open_desk=AccountDesk,
         labels=_label_errand,
         closing=_close_errand,
     ),

@@ -10,10 +10,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Killable, Message, StepResult, Tool
-from seeupo_jax.envs.plain_values import Counted
-from seeupo_jax.envs.transport import remote_calls, wire
+from seeupo_jax.envs.plain_values import PlainDict
+from seeupo_jax.envs.transport import remote_calls
+from seeupo_jax.envs.transport.http_protocol import MAX_ANSWER_BYTES
 from seeupo_jax.envs.transport.processes import (
     end,
     exit_code,
@@ -21,6 +21,12 @@ from seeupo_jax.envs.transport.processes import (
     python_command,
     signal_name,
     supervised,
+)
+from seeupo_jax.envs.validation import (
+    ProtocolError,
+    RemoteEnvironmentError,
+    check_finish,
+    check_score,
 )
 
 _CLOSE_S = 5.0  # for an environment to close, also when the trainer is killed; then it is killed
@@ -31,7 +37,7 @@ class ProcessDied(Exception):
     """The environment's process ended instead of answering."""
 
 
-class Isolated(Killable):
+class IsolatedEnvironment(Killable):
     """An environment of `envs.make` in a process that starts with its first call.
 
     A call after the process has died starts a new one, which only `reset` can use. Calls wait
@@ -71,23 +77,23 @@ class Isolated(Killable):
         """Starts an episode, in a new process where there is none or the last one has died."""
         result = self._ask("reset", task_id=task_id, seed=seed, episode_seed=episode_seed)
         self._has_finish = result["finish"]
-        result["messages"] = [*map(Counted, result["messages"])]
+        result["messages"] = [*map(PlainDict, result["messages"])]
         return remote_calls.read_opening(result)
 
     def step(self, text: str) -> StepResult:
         result = self._ask("step", text=text)
-        result["info"] = Counted(result["info"])
-        result["observation"] = [*map(Counted, result["observation"])]
+        result["info"] = PlainDict(result["info"])
+        result["observation"] = [*map(PlainDict, result["observation"])]
         return remote_calls.read_step(result)
 
     def finish(self, stop: str) -> float | None:
         """Calls the environment's `finish`, where it has one: the trainer ends its episode."""
         if not self._has_finish:
             return None
-        return gate.check_last_reward(self._ask("finish", stop=stop)["reward"])
+        return check_finish(self._ask("finish", stop=stop)["reward"])
 
     def score(self) -> float:
-        return gate.check_score(self._ask("score"))
+        return check_score(self._ask("score"))
 
     def close(self) -> None:
         """Closes the environment and ends its process; a later call starts another one."""
@@ -118,7 +124,7 @@ class Isolated(Killable):
         with contextlib.suppress(OSError):  # it has died, or dies of this request
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
-            line = process.stdout.readline(wire.MAX_ANSWER_BYTES + 2)
+            line = process.stdout.readline(MAX_ANSWER_BYTES + 2)
         if not line.endswith(b"\n"):
             raise ProcessDied(self._end())
         answer = json.loads(line)
@@ -127,8 +133,8 @@ class Isolated(Killable):
         if "error" in answer:
             kind, text = answer["error"]["type"], answer["error"]["text"]
             if kind == "ProtocolError":
-                raise gate.ProtocolError(text)
-            raise gate.ErrorElsewhere(f"{kind}: {text}")
+                raise ProtocolError(text)
+            raise RemoteEnvironmentError(f"{kind}: {text}")
         return answer["result"]
 
     def _end(self) -> str:
@@ -151,12 +157,12 @@ def check_isolated(
     Raises:
       ValueError: one sentence, if that fails or takes longer than `timeout_s`.
     """
-    environment = Isolated(name, options, memory_mib=memory_mib)
+    environment = IsolatedEnvironment(name, options, memory_mib=memory_mib)
     timer = threading.Timer(timeout_s, environment.kill)
     timer.start()
     try:
         environment.begin()
-    except (ProcessDied, gate.ErrorElsewhere) as error:
+    except (ProcessDied, RemoteEnvironmentError) as error:
         raise ValueError(
             f"config.env.isolation: got process, where env {name} cannot be made within"
             f" {timeout_s:g} s ({error}); allowed: an environment that can, or thread."
@@ -168,7 +174,7 @@ def check_isolated(
 
 def _launch() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        supervised(python_command("seeupo_jax.envs.transport.child"), grace_s=_CLOSE_S),
+        supervised(python_command("seeupo_jax.envs.transport.isolated_process"), grace_s=_CLOSE_S),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C in a terminal is for the trainer only

@@ -15,18 +15,29 @@ from typing import Any
 
 import urllib3
 
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import (
     Killable,
     Message,
-    NoRoom,
+    ServerAtCapacity,
     StepResult,
     TaskShare,
     Tool,
     TransientError,
 )
-from seeupo_jax.envs.transport import remote_calls, wire
+from seeupo_jax.envs.transport import remote_calls
 from seeupo_jax.envs.transport.http_client import HttpClient
+from seeupo_jax.envs.transport.http_protocol import (
+    BUSY,
+    GONE,
+    MALFORMED,
+    MAX_ANSWER_BYTES,
+    MAX_REQUEST_BYTES,
+    MAY_PASS,
+    UNAUTHORIZED,
+    UNKNOWN,
+    read_token,
+)
+from seeupo_jax.envs.validation import ProtocolError, check_finish, check_score
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +50,7 @@ _ANSWERS = {
     "finish": ("reward", "score"),
 }
 _FULL = re.compile(rb'\{"refused": "(all \d+ (?:sessions|connections) are open)\."\}')
-_ERRORS = {"ValueError": ValueError, "ProtocolError": gate.ProtocolError}
+_ERRORS = {"ValueError": ValueError, "ProtocolError": ProtocolError}
 
 
 class RemoteError(Exception):
@@ -71,7 +82,7 @@ class Remote(Killable):
       token_file: the server's token; None: the default file of this machine.
       timeout_s: without an answer; then the call is a `TransientError`. None: an episode's calls
         have no limit but a pool's, which kills them, and others 60 s. Where all of the server's
-        sessions or connections are open, a call is a `NoRoom` at once.
+        sessions or connections are open, a call is a `ServerAtCapacity` at once.
     """
 
     url: str
@@ -82,7 +93,7 @@ class Remote(Killable):
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"remote url: got {self.url!r}; allowed: http://... or https://....")
         self._headers = {
-            "Authorization": f"Bearer {wire.read_token(self.token_file)}",
+            "Authorization": f"Bearer {read_token(self.token_file)}",
             "Content-Type": "application/json",
         }
         self._http = HttpClient()  # without redirects: the token is for this server only
@@ -151,7 +162,7 @@ class Remote(Killable):
             raise ValueError("remote: reset() must come before finish().")
         if not self._has_finish:
             return None
-        return gate.check_last_reward(self._play("finish", {"stop": stop})["reward"])
+        return check_finish(self._play("finish", {"stop": stop})["reward"])
 
     def score(self) -> float:
         if self._score is None:
@@ -207,7 +218,7 @@ class Remote(Killable):
             allowed = ", ".join(_ANSWERS[operation])
             got = ", ".join(_keys(result)) or "none"
             raise RemoteError(f"{self.url}/{operation}: got the fields {got}; allowed: {allowed}.")
-        self._score = gate.check_score(result["score"])
+        self._score = check_score(result["score"])
         return result
 
     def _ask(self, operation: str, request: dict[str, str]) -> Any:
@@ -235,10 +246,10 @@ class Remote(Killable):
         http: HttpClient | None = None,
     ) -> dict[str, Any]:
         body = json.dumps(request).encode()
-        if len(body) > wire.MAX_REQUEST_BYTES:
+        if len(body) > MAX_REQUEST_BYTES:
             raise ValueError(
                 f"remote {operation}: got a request of {len(body)} bytes;"
-                f" allowed: at most {wire.MAX_REQUEST_BYTES}."
+                f" allowed: at most {MAX_REQUEST_BYTES}."
             )
         read_s = self.timeout_s if timeout_s is None else timeout_s
         try:
@@ -250,28 +261,28 @@ class Remote(Killable):
                 timeout=urllib3.Timeout(connect=min(_CONNECT_S, read_s or math.inf), read=read_s),
                 preload_content=False,
             )
-            payload = response.read(wire.MAX_ANSWER_BYTES + 1)
+            payload = response.read(MAX_ANSWER_BYTES + 1)
             response.release_conn()
         except urllib3.exceptions.HTTPError as error:
             raise TransientError(f"{self.url}: {error}") from None
-        if len(payload) > wire.MAX_ANSWER_BYTES:
+        if len(payload) > MAX_ANSWER_BYTES:
             self._http.clear()
-            raise RemoteError(f"{self.url}: more than {wire.MAX_ANSWER_BYTES} bytes of answer")
+            raise RemoteError(f"{self.url}: more than {MAX_ANSWER_BYTES} bytes of answer")
         return self._read(response.status, payload)
 
     def _read(self, status: int, payload: bytes) -> dict[str, Any]:
         """The environment's own answer: a dict with `result` or `error`."""
-        if status == wire.BUSY and (full := _FULL.fullmatch(payload)):
-            raise NoRoom(f"{self.url}: {full[1].decode()}")
-        if status in wire.MAY_PASS:
+        if status == BUSY and (full := _FULL.fullmatch(payload)):
+            raise ServerAtCapacity(f"{self.url}: {full[1].decode()}")
+        if status in MAY_PASS:
             raise TransientError(f"{self.url}: status {status}: {_excerpt(payload)}")
-        if status == wire.GONE:
+        if status == GONE:
             raise _Gone(f"{self.url}: {_excerpt(payload)}")
-        if status == wire.UNKNOWN:
+        if status == UNKNOWN:
             raise _Unknown(f"{self.url}: {_excerpt(payload)}")
-        if status in wire.MALFORMED:
+        if status in MALFORMED:
             raise _Malformed(f"{self.url}: status {status}: {_excerpt(payload)}")
-        if status == wire.UNAUTHORIZED:
+        if status == UNAUTHORIZED:
             raise ValueError(f"remote token_file: {self.url} refuses the token in it.")
         try:
             answer = json.loads(payload)

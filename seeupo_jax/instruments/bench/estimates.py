@@ -23,9 +23,9 @@ from seeupo_jax.benchmarks.jax_runner import JaxSweeps
 from seeupo_jax.benchmarks.rollout import converse, make_engine
 from seeupo_jax.benchmarks.settings import MODELS, Settings, architecture, write_model
 from seeupo_jax.benchmarks.workloads import (
-    Conversation,
     Inputs,
     Workload,
+    WorkloadConversation,
     random_actions,
     trajectory_lines,
 )
@@ -186,7 +186,7 @@ def _conversations(case: Case) -> Workload:
         return tuple(rng.integers(0, size, step - step // 2).tolist())
 
     each = (
-        Conversation(
+        WorkloadConversation(
             text(), (step // 2,) * case.turns, tuple(text() for _ in range(case.turns - 1))
         )
         for _ in range(case.conversations)

@@ -35,7 +35,7 @@ from seeupo_jax.learner.imitation.imitation_batches import pack
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.planning.remat import choose_remat
 from seeupo_jax.policy_io import build
-from seeupo_jax.supervised.learner_parts import begin_imitation, supervised
+from seeupo_jax.supervised.sft_config import build_imitation, supervised_config
 from seeupo_jax.types import CONTEXT, Segment
 
 CHECKED = 2  # steps of each side that must agree before anything is timed
@@ -75,10 +75,10 @@ class JaxSteps:
             "rollout.max_action_tokens": 1,  # of no meaning here, and below the context
         }
         config = load_config(Config(), [f"{name}={value}" for name, value in fields.items()])
-        config, _ = choose_remat(supervised(config, 1))
+        config, _ = choose_remat(supervised_config(config, 1))
         self._policy, params = build.load_policy(config, str(inputs.model))
         optimizer = make_optimizer(config.optimizer, total_steps=1)
-        self._imitation, self._state = begin_imitation(config, self._policy, optimizer, params)
+        self._imitation, self._state = build_imitation(config, self._policy, optimizer, params)
         self._shapes = build.build_shapes(config, self._policy.mesh, len(segments))
         self._conversations = [(segment,) for segment in segments]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from seeupo_jax.envs.tool_calls import render_python
 from seeupo_jax.instruments.bfcl_worlds import scenarios
-from seeupo_jax.instruments.bfcl_worlds.draft import Ask, Draft, Request, Unfit
+from seeupo_jax.instruments.bfcl_worlds.draft import Ask, Draft, RequestKind, Unfit
 from seeupo_jax.instruments.bfcl_worlds.user_requests.cross_requests import CROSS_REQUESTS
 from seeupo_jax.instruments.bfcl_worlds.user_requests.file_requests import FILE_REQUESTS
 from seeupo_jax.instruments.bfcl_worlds.user_requests.math_requests import MATH_REQUESTS
@@ -53,17 +53,17 @@ ENDS = ("", "", "", "No hurry.", "Thanks in advance.", "That would help me a lot
 
 
 @dataclass(frozen=True)
-class Turn:
+class UserTurn:
     """A user turn. sources: its reference calls as Python. request: its kind."""
 
     ask: Ask
     sources: tuple[str, ...]
     tools: tuple[str, ...]
-    request: Request
+    request: RequestKind
 
 
 @dataclass(frozen=True)
-class Conversation:
+class GeneratedConversation:
     """A complete conversation, before anything is withheld from it.
 
     opening: the first request, without greetings.
@@ -72,7 +72,7 @@ class Conversation:
     opening: str
     classes: tuple[str, ...]
     scenario: dict[str, Any]
-    turns: tuple[Turn, ...]
+    turns: tuple[UserTurn, ...]
 
 
 def pairs(classes: Iterable[str]) -> list[tuple[str, str]]:
@@ -90,7 +90,7 @@ def choose_classes(rng: Random, classes: Sequence[str], turns: int) -> tuple[str
 
 def compose(
     rng: Random, classes: tuple[str, ...], turns: int, long_context: bool = False
-) -> Conversation:
+) -> GeneratedConversation:
     """A conversation of so many turns over these simulators.
 
     Raises:
@@ -99,7 +99,7 @@ def compose(
     scenario = {name: scenarios.SCENARIOS[name](rng) for name in classes if name != scenarios.MATH}
     draft = Draft(rng, classes, scenario, long_context)
     fitting = [request for request in REQUESTS if set(request.classes) <= set(classes)]
-    written: list[Turn] = []
+    written: list[UserTurn] = []
     untouched, opening = set(classes), ""
     for position in range(turns):
         must = untouched if len(untouched) >= turns - position else set[str]()
@@ -111,13 +111,13 @@ def compose(
         sources = tuple(render_python([call])[1:-1] for call in draft.calls)
         ask = _link(rng, ask, first=position == 0)
         tools = tuple(call.name for call in draft.calls)
-        written.append(Turn(ask, sources, tools, request))
+        written.append(UserTurn(ask, sources, tools, request))
     if untouched:
         raise Unfit("a simulator without a turn")
-    return Conversation(opening, classes, scenario, tuple(written))
+    return GeneratedConversation(opening, classes, scenario, tuple(written))
 
 
-def _write_turn(draft: Draft, options: list[Request]) -> tuple[Request, Ask]:
+def _write_turn(draft: Draft, options: list[RequestKind]) -> tuple[RequestKind, Ask]:
     """The next turn: the first request, in random order, that the world has a place for."""
     draft.begin_turn()
     draft.rng.shuffle(options)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeVar
 
-from seeupo_jax.envs.bfcl.simulated_apis import CALL_FAILED, Task, World
+from seeupo_jax.envs.bfcl.simulated_apis import CALL_FAILED, MultiTurnTask, World
 from seeupo_jax.envs.tool_calls import ToolCall
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Request:
+class RequestKind:
     """A kind of turn.
 
     write: makes the turn's calls in the draft's world and returns what the user says for it.
@@ -76,9 +76,9 @@ class Request:
 
 def requests(
     classes: tuple[str, ...], *written: Callable[[Draft], Ask], follows: str | None = None
-) -> tuple[Request, ...]:
+) -> tuple[RequestKind, ...]:
     """A table of requests to the same simulators."""
-    return tuple(Request(write, classes, follows) for write in written)
+    return tuple(RequestKind(write, classes, follows) for write in written)
 
 
 class Draft:
@@ -101,7 +101,9 @@ class Draft:
         self.rng, self.classes, self.long_context = rng, tuple(classes), long_context
         self.facts: dict[str, tuple[Any, bool]] = {}
         self.calls: list[ToolCall] = []
-        self._world = World(Task("draft", (), self.classes, scenario, (), {}, long_context))
+        self._world = World(
+            MultiTurnTask("draft", (), self.classes, scenario, (), {}, long_context)
+        )
         self._answers: set[str] = set()
 
     def begin_turn(self) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from seeupo_jax.envs.base import check_choice
 from seeupo_jax.envs.bfcl.multi_turn import MultiTurn, check_bound
-from seeupo_jax.envs.bfcl.simulated_apis import Task, official
-from seeupo_jax.envs.seeded import SeedTasks
+from seeupo_jax.envs.bfcl.simulated_apis import MultiTurnTask, official
+from seeupo_jax.envs.seeded_tasks import SeedTasks
 from seeupo_jax.instruments.bfcl_worlds.composition import CLASSES
 from seeupo_jax.instruments.bfcl_worlds.generator import VARIANTS, Options, generate
 
@@ -60,7 +60,7 @@ class BfclWorlds(MultiTurn):
         """`SPLIT/INDEX`. Nothing is generated before a task is used."""
         return self._tasks.ids(split)
 
-    def find_task(self, task_id: str) -> Task:
+    def find_task(self, task_id: str) -> MultiTurnTask:
         index = self._tasks.seed(task_id)
         return generate(self._options, task_id.partition("/")[0], index)
 

@@ -9,8 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from seeupo_jax.envs.bfcl.simulated_apis import CALL_FAILED, Task, Verdict, World
-from seeupo_jax.instruments.bfcl_worlds.composition import Conversation, choose_classes, compose
+from seeupo_jax.envs.bfcl.simulated_apis import CALL_FAILED, MultiTurnTask, Verdict, World
+from seeupo_jax.instruments.bfcl_worlds.composition import (
+    GeneratedConversation,
+    choose_classes,
+    compose,
+)
 from seeupo_jax.instruments.bfcl_worlds.draft import CHANGES, PREPARATIONS, Unfit
 
 SPLITS = ("train", "validation", "test")
@@ -45,7 +49,7 @@ def opening_split(text: str) -> str:
 
 
 @functools.lru_cache(maxsize=1024)  # the members of a group, and its labels, share a task
-def generate(options: Options, split: str, index: int) -> Task:
+def generate(options: Options, split: str, index: int) -> MultiTurnTask:
     """The task `SPLIT/INDEX`: the same for the same arguments, on every machine."""
     category = options.categories[index % len(options.categories)]
     withhold, long_context = VARIANTS[category], category == LONG
@@ -71,7 +75,7 @@ def generate(options: Options, split: str, index: int) -> Task:
     )
 
 
-def is_solvable(task: Task) -> bool:
+def is_solvable(task: MultiTurnTask) -> bool:
     """Whether the reference calls, read from their source, run and pass the official checkers."""
     world, verdict = World(task), Verdict(task)
     for turn in task.reference:
@@ -82,7 +86,7 @@ def is_solvable(task: Task) -> bool:
     return verdict.valid
 
 
-def _no_op(_: Random, task_id: str, talk: Conversation) -> Task:
+def _no_op(_: Random, task_id: str, talk: GeneratedConversation) -> MultiTurnTask:
     """A task in which every turn can be done at once."""
     return _task(
         task_id,
@@ -92,7 +96,7 @@ def _no_op(_: Random, task_id: str, talk: Conversation) -> Task:
     )
 
 
-def _function(rng: Random, task_id: str, talk: Conversation) -> Task | None:
+def _function(rng: Random, task_id: str, talk: GeneratedConversation) -> MultiTurnTask | None:
     """A task in which a tool that one turn needs only comes after the user has asked."""
     options: list[tuple[int, str]] = []
     used: set[str] = set()
@@ -111,7 +115,7 @@ def _function(rng: Random, task_id: str, talk: Conversation) -> Task | None:
     return _task(task_id, talk, texts, sources, {at + 1: (tool,)})
 
 
-def _parameter(rng: Random, task_id: str, talk: Conversation) -> Task | None:
+def _parameter(rng: Random, task_id: str, talk: GeneratedConversation) -> MultiTurnTask | None:
     """A task in which one request lacks a detail, which the next message gives."""
     options = [index for index, turn in enumerate(talk.turns) if turn.ask.partial]
     if not options:
@@ -126,19 +130,19 @@ def _parameter(rng: Random, task_id: str, talk: Conversation) -> Task | None:
 
 def _task(
     task_id: str,
-    talk: Conversation,
+    talk: GeneratedConversation,
     texts: list[str | None],
     sources: list[tuple[str, ...]],
     held_out: dict[int, tuple[str, ...]] | None = None,
-) -> Task:
+) -> MultiTurnTask:
     questions = [() if text is None else ({"role": "user", "content": text},) for text in texts]
-    return Task(
+    return MultiTurnTask(
         task_id, tuple(questions), talk.classes, talk.scenario, tuple(sources), held_out or {}
     )
 
 
 # What is withheld in each category, named as the official ones; None: nothing can be.
-VARIANTS: dict[str, Callable[[Random, str, Conversation], Task | None]] = {
+VARIANTS: dict[str, Callable[[Random, str, GeneratedConversation], MultiTurnTask | None]] = {
     "multi_turn_base": _no_op,
     "multi_turn_miss_func": _function,
     "multi_turn_miss_param": _parameter,

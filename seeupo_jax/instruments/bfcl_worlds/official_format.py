@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from seeupo_jax.envs.bfcl.benchmark_files import file_name
-from seeupo_jax.envs.bfcl.simulated_apis import Task, World
+from seeupo_jax.envs.bfcl.simulated_apis import MultiTurnTask, World
 from seeupo_jax.instruments.bfcl_worlds.environment import BfclWorlds
 from seeupo_jax.instruments.bfcl_worlds.generator import SPLITS, VARIANTS
 
 
-def to_rows(task: Task, official_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def to_rows(task: MultiTurnTask, official_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The lines of a task: its question, and its possible answer."""
     world = World(task)
     owner = {

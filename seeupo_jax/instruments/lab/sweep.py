@@ -27,7 +27,7 @@ from seeupo_jax.algorithms.value import clipped_value_loss
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.entry_points import find_entry
 from seeupo_jax.instruments.lab.advantages import Credit
-from seeupo_jax.instruments.lab.policies import Policy, log_probability
+from seeupo_jax.instruments.lab.policies import TabularPolicy, log_probability
 from seeupo_jax.instruments.lab.trajectories import Batch
 from seeupo_jax.learner.optimization.optimizer import apply_update
 from seeupo_jax.learner.sweep_plan import optimizer_steps, plan_sweep
@@ -65,7 +65,7 @@ def values_of(params: LabParams, context: jax.Array) -> jax.Array:
 
 
 def sweep(
-    policy: Policy,
+    policy: TabularPolicy,
     optimizer: optax.GradientTransformation,
     algorithm: Algorithm,
     state: TrainState,
@@ -113,7 +113,7 @@ def update_steps(algorithm: Algorithm, turns: int) -> tuple[np.ndarray, np.ndarr
 
 
 def _step(
-    policy: Policy,
+    policy: TabularPolicy,
     optimizer: optax.GradientTransformation,
     algorithm: Algorithm,
     carry: tuple[TrainState, jax.Array],

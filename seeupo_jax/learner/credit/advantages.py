@@ -13,7 +13,7 @@ from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.learner.credit.reward_shares import reward_shares
 from seeupo_jax.learner.credit.sampled_tokens import Ragged
 from seeupo_jax.learner.credit.turn_scores import scorer_loss, scorer_program
-from seeupo_jax.types import CONTEXT, Segment, Trajectory, learnable
+from seeupo_jax.types import CONTEXT, RewardRow, RewardTable, Segment, Trajectory, learnable
 
 
 def assign_credit(arrays: CreditArrays) -> tuple[dict[str, Ragged], dict[str, float]]:
@@ -74,8 +74,8 @@ def compile_credit(
     """
     zeros_L = np.zeros(2, np.float32)
     segment = Segment(np.zeros(2, np.int32), np.array([CONTEXT, 0], np.int32), zeros_L)
-    named = dict.fromkeys(names, 0.0), dict.fromkeys(names, (0.0,))
-    one = Trajectory((segment,), 0.0, 0, rewards=named[0], named_turn_rewards=named[1])
+    rewards = RewardTable(RewardRow(0.0), dict.fromkeys(names, RewardRow(0.0, (0.0,))))
+    one = Trajectory((segment,), rewards, 0)
     alike = [one] * trajectories
     rows = SegmentBatch.of(alike, grouped=algorithm.grouped)
     token_fields = ("old_logp", "ref_logp", "value", "scorer_logp", "progress", "entropy")

@@ -51,11 +51,8 @@ def with_overlong_penalties(
         metrics["sweep/overlong_penalty"] = float(penalty_N[counted_N].mean())
         metrics["sweep/overlong_fraction"] = float((penalty_N < 0)[counted_N].mean())
     pairs = zip(trajectories, penalty_N, strict=True)
-    return [_less(trajectory, float(penalty)) for trajectory, penalty in pairs], metrics
-
-
-def _less(trajectory: Trajectory, penalty: float) -> Trajectory:
-    *earlier, last = trajectory.turn_rewards or (0.0,)
-    turn_rewards = (*earlier, last + penalty) if trajectory.turn_rewards else ()
-    reward = trajectory.reward + penalty
-    return dataclasses.replace(trajectory, reward=reward, turn_rewards=turn_rewards)
+    penalized = [
+        dataclasses.replace(t, reward_table=t.reward_table.plus(float(penalty)))
+        for t, penalty in pairs
+    ]
+    return penalized, metrics

@@ -135,10 +135,12 @@ def row_value(
     """
     if critic.kind == "model":
         # Of the policy's stays what does not train, and its output table, which is not read.
-        params, hidden_RXD = policy.join(critic_params["trunk"], params), None
+        params, hidden_RXD = policy.join_params(critic_params["trunk"], params), None
         row = row._replace(expert_MRLG=None)  # its routers are others than the policy's
     if hidden_RXD is None:
-        hidden_RXD = policy.pick(compute_row(network, params, row).hidden_NLD, row.parent_MRX)
+        hidden_RXD = policy.gather_positions(
+            compute_row(network, params, row).hidden_NLD, row.parent_MRX
+        )
     head = critic_params["head"]
     value_RX = jnp.einsum("rxd,d->rx", hidden_RXD.astype(jnp.float32), head["kernel"])
     return value_RX + head["bias"][None, :]

@@ -94,7 +94,7 @@ def _row_scores(
     if not scorer.of_tokens:
         return row_value(network, scorer, params, scorer_params, row)
     logp_RX, *_ = row_logp(
-        network, policy.join(scorer_params["trunk"], params), row, scorer.temperature
+        network, policy.join_params(scorer_params["trunk"], params), row, scorer.temperature
     )
     return logp_RX
 
@@ -120,7 +120,7 @@ def scorer_step(
     Returns: the state, and float32 scalars: the gradient's norm before clipping, and whether the
       step was skipped because that is not finite.
     """
-    held, params = state.scorer, policy.join(state.params, frozen)
+    held, params = state.scorer, policy.join_params(state.params, frozen)
 
     def loss(trained: Any, row: TurnBatch) -> jax.Array:
         score_RX = _row_scores(network, scorer, params, trained, row)

@@ -154,9 +154,9 @@ class Report:
         span = _span(made.seconds(serial=False), made.seconds(serial=True))
         lines = [
             f"one iteration, estimated: {span} on the devices (full overlap to no overlap)",
-            f"  if {setup.trajectories} conversations grow evenly to {rollout.max_context} tokens"
-            f" in {rollout.max_turns} turns, {made.sampled} of each turn sampled, all slots busy;"
-            " environments not counted",
+            f"  assuming {setup.trajectories} conversations that grow evenly to"
+            f" {rollout.max_context} tokens in {rollout.max_turns} turns, {made.sampled} sampled"
+            " tokens per turn, and all slots busy; environments are not counted",
         ]
         lines += [
             f"  {part.name}: {part.times:,.0f} x, {_span(part.step_s, part.serial_s)}"

@@ -18,8 +18,8 @@ from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.optimizer_schema import ParameterGroup
 from seeupo_jax.configuration.schema import Config, recipe_fields
 from seeupo_jax.envs.base import Missing
-from seeupo_jax.evaluation.evaluation import due, evaluated_splits, evaluates, selection_split
-from seeupo_jax.evaluation.missing import splits_left
+from seeupo_jax.evaluation.evaluation import evaluated_splits, is_due, is_evaluated, selection_split
+from seeupo_jax.evaluation.missing import remaining_splits
 from seeupo_jax.learner.optimization.parameter_groups import group_of, of_all_layers, path_name
 from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.planning.abstract_run import AbstractRun, Planned
@@ -37,15 +37,15 @@ from seeupo_jax.planning.explain.explain_parts import (
     task_ids,
 )
 from seeupo_jax.planning.explain.explanation import Section, choices, listed
-from seeupo_jax.policy.network import trainable
+from seeupo_jax.policy.network import split_trainable
 from seeupo_jax.policy_io.policy_folder import starting_folder
 from seeupo_jax.policy_io.resume_check import check_same_run, check_training
 from seeupo_jax.policy_io.resuming import (
-    check_begins,
+    check_no_lost_checkpoints,
     check_same_chat,
     check_same_sweep,
     check_same_warm_start,
-    resumption,
+    resume_message,
 )
 
 # What of an algorithm is always shown; the other fields where they are not the default.
@@ -131,11 +131,11 @@ def _start(run: AbstractRun, config: Config, workdir: Path, selects_on: str | No
         passed.append(f"the stopped sweep of iteration {sweep} starts again")
     if newest is None:
         with contextlib.suppress(PermissionError):  # of a folder that is meant on another machine
-            check_begins(config, workdir)
+            check_no_lost_checkpoints(config, workdir)
         left = evaluated_splits(config, selects_on, 0)
         return _Start(0, left, [*passed, f"from the start: {folder} has no checkpoint"])
-    left = splits_left(config, selects_on, done, notes, files.score(done))
-    line = resumption("iteration", done, config.iterations)
+    left = remaining_splits(config, selects_on, done, notes, files.score(done))
+    line = resume_message("iteration", done, config.iterations)
     return _Start(done, left, [*passed, f"{line}, from {folder}"])
 
 
@@ -197,7 +197,7 @@ def _optimizer(config: Config) -> list[str]:
 def _parameters(run: AbstractRun) -> list[str]:
     """Paths of what could train, layers of a kind together: shapes, counts and groups."""
     policy, groups = run.policy, run.config.optimizer.groups
-    params, _ = trainable(policy.network, policy.merged(run.state.params))
+    params, _ = split_trainable(policy.network, policy.merged(run.state.params))
     layers: dict[tuple[str, Any, int | None], list[int]] = {}
     for path, leaf in jax.tree.leaves_with_path(params):
         name = path_name(path)
@@ -233,7 +233,7 @@ def _iterations(config: Config, begins: _Start) -> list[str]:
 
 def _due(config: Config, every: int, done: int) -> list[int]:
     """Remaining iterations that are followed by an action due `every` so many."""
-    return [i for i in range(done + 1, config.iterations + 1) if due(config, i, every)]
+    return [i for i in range(done + 1, config.iterations + 1) if is_due(config, i, every)]
 
 
 def _selection(config: Config) -> str | None:
@@ -249,7 +249,7 @@ def _evaluated(config: Config, begins: _Start, selects_on: str | None) -> dict[s
     """After which iterations each split is evaluated."""
     splits: dict[str, list[int]] = {split: [begins.done] for split in begins.left}
     left = range(begins.done + 1, config.iterations + 1)
-    for iteration in (i for i in left if evaluates(config, i)):
+    for iteration in (i for i in left if is_evaluated(config, i)):
         for split in evaluated_splits(config, selects_on, iteration):
             splits.setdefault(split, []).append(iteration)
     return splits

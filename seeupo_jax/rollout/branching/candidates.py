@@ -23,7 +23,7 @@ from seeupo_jax.rewards.scorer import POLL_S, REWARD_FAILURE, RewardFailure, Sco
 from seeupo_jax.rollout.branching.candidate_plan import CandidatePlan, choose
 from seeupo_jax.rollout.engine.protocol import Action, Engine, Turn
 from seeupo_jax.rollout.engine.sampling import branch_chance
-from seeupo_jax.types import UNCHOSEN, Segment, Trajectory
+from seeupo_jax.types import UNCHOSEN, RewardRow, RewardTable, Segment, Trajectory
 
 JUDGE = "judge"  # the name of its score among a trajectory's rewards
 
@@ -153,7 +153,7 @@ class CandidateEngine:
         """
         steps = self._steps.pop(key, [])
         scores = [step.score for step in steps][: trajectory.turns]
-        executed = _paid(trajectory, scores)
+        executed = replace(trajectory, reward_table=_judged(trajectory.reward_table.named, scores))
         if steps and steps[-1].chosen is None:
             failure = steps[-1].candidates[0].failure
             executed = replace(executed, info=executed.info | _cause(failure))
@@ -232,15 +232,15 @@ class CandidateEngine:
         if candidate.failure is not None:
             info |= {"failure": candidate.failure.reason} | _cause(candidate.failure)
         sampled = [candidate.score] if candidate.action.tokens else []
-        names = {
+        named = {
             name: (*rewards[:turn], *[0.0] * len(sampled))
-            for name, rewards in _env(executed).items()
+            for name, rewards in executed.named_turn_rewards.items()
+            if name != JUDGE
         }
+        rows = {name: RewardRow(sum(rewards), rewards) for name, rewards in named.items()}
         return replace(
-            _paid(
-                replace(executed, rewards={}, named_turn_rewards=names),
-                [*executed.turn_rewards[:turn], *sampled],
-            ),
+            executed,
+            reward_table=_judged(rows, [*executed.turn_rewards[:turn], *sampled]),
             segments=_until(executed.segments, turn, candidate.action),
             stop=UNCHOSEN if candidate.failure is None else "env_error",
             messages=tuple(candidate.messages),
@@ -251,23 +251,10 @@ class CandidateEngine:
         )
 
 
-def _paid(trajectory: Trajectory, scores: Sequence[float]) -> Trajectory:
-    """A trajectory whose turns are paid by the judge; other rewards are named and weigh nothing."""
-    names = dict(trajectory.named_turn_rewards)
-    totals = {name: sum(rewards) for name, rewards in names.items()} | trajectory.rewards
-    return replace(
-        trajectory,
-        reward=sum(scores),
-        turn_rewards=tuple(scores),
-        rewards=totals | {JUDGE: sum(scores)},
-        named_turn_rewards=names | {JUDGE: tuple(scores)},
-    )
-
-
-def _env(trajectory: Trajectory) -> dict[str, tuple[float, ...]]:
-    """A trajectory's rewards of turns without the judge's."""
-    named = trajectory.named_turn_rewards
-    return {name: rewards for name, rewards in named.items() if name != JUDGE}
+def _judged(named: Mapping[str, RewardRow], scores: Sequence[float]) -> RewardTable:
+    """Rewards of which the judge's scores of the turns count; the named ones weigh nothing."""
+    judged = RewardRow(sum(scores), tuple(scores))
+    return RewardTable(judged, {**named, JUDGE: judged})
 
 
 def _cause(failure: RewardFailure) -> dict[str, str]:

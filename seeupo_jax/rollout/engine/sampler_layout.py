@@ -20,7 +20,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Sharding
 
 from seeupo_jax.parallel.mesh import param_shardings, sharding
-from seeupo_jax.policy.network import Network, abstract
+from seeupo_jax.policy.network import Network, abstract_network
 from seeupo_jax.policy.projection import quantize
 from seeupo_jax.rollout.engine.cache_memory import Reshard
 
@@ -46,7 +46,7 @@ class SamplerLayout:
         self._arch, self._mesh, self._int8 = trainers.arch, mesh, int8
         self._axes = flatten_dict(trainers.logical_axes())
         arch = dataclasses.replace(trainers.arch, scan_layers=False, int8=int8)
-        self.network = trainers if arch == trainers.arch else abstract(arch)[0]
+        self.network = trainers if arch == trainers.arch else abstract_network(arch)[0]
         self._programs: dict[Any, Any] = {}
 
     def place(self, params: Any) -> Any:

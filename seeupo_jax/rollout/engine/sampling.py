@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seeupo_jax.parallel.mesh import parts, per_shard
+from seeupo_jax.parallel.mesh import axis_parts, per_shard
 from seeupo_jax.policy.network import VOCAB
 
 
@@ -157,7 +157,7 @@ def pick(logits_NV: jax.Array, u_N: jax.Array) -> jax.Array:
 
 
 def _pick(logits_NV: jax.Array, u_N: jax.Array) -> jax.Array:
-    (N, V), cut = logits_NV.shape, parts("vocab") > 1
+    (N, V), cut = logits_NV.shape, axis_parts("vocab") > 1
     top_N = logits_NV.max(axis=1)
     top_N = jax.lax.pmax(top_N, VOCAB) if cut else top_N
     weight_NV = jnp.exp(logits_NV - top_N[:, None])

@@ -18,7 +18,12 @@ import jax
 import numpy as np
 
 from seeupo_jax.parallel.compiling import Between, compile_all, never_stop
-from seeupo_jax.parallel.distributed import agree, own_row_shards, own_rows, to_global
+from seeupo_jax.parallel.distributed import (
+    local_row_shards,
+    local_rows,
+    max_over_processes,
+    to_global,
+)
 from seeupo_jax.parallel.mesh import sharding
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.policy.kernels.paged import page_axes
@@ -100,7 +105,7 @@ class SlotEngine:
         self._mesh, self._read_plan, self._grammars = mesh, read_plan, grammars
         self._steps = 1 if grammars is not None else min(steps, sampling.max_tokens)
         self._group_size = group_size if read_plan.kernel == "xla" else 1
-        local = [0] if mesh is None else own_row_shards(mesh)
+        local = [0] if mesh is None else local_row_shards(mesh)
         self._records, routing = records, self._arch.routing if records else None
         self._shards = {number: Shard(plan, sampling.max_tokens, routing) for number in local}
         parts = 1 if read_plan.block is not None else 4
@@ -175,7 +180,7 @@ class SlotEngine:
             *(max(shard.tiles(length) for shard in shards) for length in (LONG, SHORT)),
             int(stop),
         ]
-        more, copying, rows, width, *tiles, stopping = agree(wants)
+        more, copying, rows, width, *tiles, stopping = max_over_processes(wants)
         if stopping or not more:
             self._free()
         if stopping:
@@ -327,7 +332,7 @@ class SlotEngine:
             self._to_record.append(functools.partial(self._record_tiles, tiles, routed_RLG))
 
     def _record_tiles(self, tiles: Sequence[Any], routed_RLG: jax.Array) -> None:
-        parts = np.split(own_rows(routed_RLG), len(tiles))
+        parts = np.split(local_rows(routed_RLG), len(tiles))
         for shard, (_, *where), part in zip(self._shards.values(), tiles, parts, strict=True):
             shard.experts.write_tiles(*where, part)
 
@@ -379,7 +384,7 @@ class SlotEngine:
         self._clock.land(flight.ticket)
         for record in flight.records:
             record()
-        sampled = jax.tree.map(own_rows, flight.sampled)
+        sampled = jax.tree.map(local_rows, flight.sampled)
         tokens_RK, logp_RK, count_R, alive_R, (steps,), entropy_RK, routed_RKG = sampled
         rows = len(count_R) // len(self._shards)
         actions = []

@@ -22,7 +22,7 @@ from seeupo_jax.planning import chips, flops
 from seeupo_jax.planning.aot import measure, search
 from seeupo_jax.planning.aot.report import Report
 from seeupo_jax.planning.slices.slice_programs import choose_programs, list_programs, prepare
-from seeupo_jax.policy.files.weights import inspect
+from seeupo_jax.policy.files.weights import load_architecture
 
 SMALL = str(SUPPORT / "aot_config.py")
 COMPILED = "sweep/turn,sweep/score,rollout/reshard,rollout/prefill,rollout/decode"
@@ -329,7 +329,7 @@ def test_without_libtpu_the_command_says_what_to_install(capsys, monkeypatch):
     ],
 )
 def test_the_architectures_in_the_package_have_the_published_parameters(name, parameters):
-    assert flops.parameters(inspect(f"package:architectures/{name}")) == parameters
+    assert flops.parameters(load_architecture(f"package:architectures/{name}")) == parameters
 
 
 @needs_libtpu

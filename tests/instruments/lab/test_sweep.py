@@ -11,7 +11,7 @@ import pytest
 
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.instruments.lab.advantages import Credit, expected_credit, sampled_credit
-from seeupo_jax.instruments.lab.laboratory import Settings
+from seeupo_jax.instruments.lab.laboratory import LabSettings
 from seeupo_jax.instruments.lab.policies import POLICIES
 from seeupo_jax.instruments.lab.sweep import LabParams, sweep, update_steps, values_of
 from seeupo_jax.instruments.lab.trajectories import Batch, expected_batch, sampled_batch
@@ -24,7 +24,7 @@ RNG = np.random.default_rng(5)
 MEAN = RNG.uniform(0, 1, (ACTIONS,) * TURNS)
 CHANCE = RNG.uniform(0.3, 1, (ACTIONS,) * TURNS)
 TABLE_CA = RNG.normal(size=(7, ACTIONS))
-SETTINGS = Settings(groups=4, group_size=8)
+SETTINGS = LabSettings(groups=4, group_size=8)
 SEEDS = (0, 1)
 
 

@@ -22,8 +22,8 @@ from seeupo_jax.learner.imitation.action_segments import Tokenized, to_segments
 from seeupo_jax.learner.imitation.imitation_batches import Batches, pack
 from seeupo_jax.learner.imitation.imitation_step import Imitation
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer
-from seeupo_jax.policy.network import split
+from seeupo_jax.policy.files.huggingface_tokenizer import HuggingFaceTokenizer
+from seeupo_jax.policy.network import split_model
 from seeupo_jax.policy.transformer import Transformer
 
 APART = dataclasses.replace(SHAPES, share=False)  # no token stands for two conversations
@@ -146,7 +146,7 @@ def small_policy():
         head_dim=8,
         mlp_width=24,
     )
-    return split(Transformer(arch, nnx.Rngs(0)))
+    return split_model(Transformer(arch, nnx.Rngs(0)))
 
 
 def test_demonstrations_longer_than_the_longest_row_are_cut_and_counted():

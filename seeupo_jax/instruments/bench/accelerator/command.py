@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from seeupo_jax.checkpoint import check_could_write
+from seeupo_jax.checkpoint import check_may_write
 from seeupo_jax.cli.command_line import prepare_xla
 from seeupo_jax.configuration.flags import Flags, integer, one_of, output_file, path, positive
-from seeupo_jax.errors import naming
+from seeupo_jax.errors import name_file
 from seeupo_jax.instruments.bench.accelerator import pieces
 from seeupo_jax.instruments.bench.accelerator.page import page
 from seeupo_jax.instruments.bench.accelerator.pieces import PIECES, PROBE
@@ -57,7 +57,7 @@ def run(flags: argparse.Namespace) -> None:
     Raises:
       ValueError: no accelerator; a folder that cannot be, or with results of another machine.
     """
-    check_could_write(flags.out, "--out")
+    check_may_write(flags.out, "--out")
     if flags.piece is not None:
         return run_piece(flags)
     ends = time.monotonic() + 60 * flags.minutes
@@ -78,7 +78,7 @@ def run(flags: argparse.Namespace) -> None:
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
         text = page(PIECES, results, reasons, device, rehearsal=flags.rehearse)
-        with naming(file):
+        with name_file(file):
             file.write_text(text, encoding="utf-8")
         print(f"wrote {file}")
     if any(_went_wrong(values) for values in results.values()):

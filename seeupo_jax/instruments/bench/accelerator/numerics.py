@@ -23,7 +23,7 @@ from seeupo_jax.benchmarks.workloads import Inputs, prepared, trajectory_lines
 from seeupo_jax.instruments.bench.accelerator.runner import NotHere, Record
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy.kernels.fused import preferred_kernel
-from seeupo_jax.policy.network import split, token_logp
+from seeupo_jax.policy.network import split_model, token_logp
 
 BOUNDS = {"logits": 1e-4, "gradient": 1e-3}  # of float32, relative; on CPU they are 1e-5 and less
 AS_PYTORCH = 1.5  # times PyTorch's own distance from the exact numbers, in bfloat16
@@ -62,7 +62,7 @@ def parity(record: Record, settings: Settings, rehearse: bool) -> None:
         differences = _differences(_of_jax(folder, ids, "bfloat16"), exact)
         usual = _differences(_of_torch(folder, ids, "bfloat16"), exact)
     record.check(
-        "logits and gradients, as near to PyTorch's in float32 as PyTorch's own",
+        "logits and gradients in bfloat16 against PyTorch in float32",
         {name: (off, AS_PYTORCH * usual[name]) for name, off in differences.items()},
         dtype="bfloat16",
         shape=shape,
@@ -99,7 +99,7 @@ def _of_jax(folder: str, ids: np.ndarray, dtype: str) -> Numbers:
         "scan_layers": scans_layers(device),
     }
     model, _ = from_pretrained(folder, dtype=dtype, **compute_options)  # as in training
-    network, params = split(model)
+    network, params = split_model(model)
 
     def loss(params: Any) -> jax.Array:
         hidden, _ = network.bind(params).hidden(ids[:, :-1])
@@ -184,7 +184,9 @@ def long_sweep(record: Record, settings: Settings, rehearse: bool) -> None:
         of: (off, TOLERANCES["float32"])
         for of, off in comparison.differences(jax_side, exact).items()
     }
-    record.check("a whole sweep against PyTorch", bounded, dtype="float32", shape=shape)
+    record.check(
+        "a sweep over complete conversations against PyTorch", bounded, dtype="float32", shape=shape
+    )
     off, usual = (_distances(outcomes[side, "bfloat16"], exact) for side in ("jax", "torch"))
     # Of the steps there are few numbers, whose rounding may be greater by chance.
     bounded = {of: (off[of], AS_PYTORCH * usual[of]) for of in off}
@@ -193,7 +195,7 @@ def long_sweep(record: Record, settings: Settings, rehearse: bool) -> None:
         least = TOLERANCES["bfloat16"] * float(np.sqrt(np.nansum(numbers**2)))
         bounded[of] = off[of], max(bounded[of][1], least)
     record.check(
-        "a whole sweep, as near to PyTorch's in float32 as PyTorch's own",
+        "a sweep over complete conversations in bfloat16 against PyTorch in float32",
         bounded,
         dtype="bfloat16",
         shape=shape,
