@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seeupo_jax.learner.batching import SegmentBatch
+from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.credit.information_gain import References
 from seeupo_jax.learner.credit.overlong import with_overlong_penalties
 from seeupo_jax.learner.credit.running_rewards import Statistics
-from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.reference_policy import next_kl_coef, sampled_kl
 from seeupo_jax.learner.sweep_control import StepsInFlight, SweepStopped, resume_sweep
 from seeupo_jax.learner.sweep_metrics import (

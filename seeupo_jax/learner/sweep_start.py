@@ -18,6 +18,7 @@ from seeupo_jax.learner.batching import (
     scatter,
     turn_batch,
 )
+from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.credit.advantages import assign_credit
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.learner.credit.information_gain import (
@@ -30,7 +31,6 @@ from seeupo_jax.learner.credit.information_gain import (
 from seeupo_jax.learner.credit.running_rewards import Statistics
 from seeupo_jax.learner.credit.turn_scores import score_turns
 from seeupo_jax.learner.expert_record import ExpertRecord, describe_routers
-from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.reference_policy import options_now, reference_of
 from seeupo_jax.learner.step.turn_step import TokenScores
 from seeupo_jax.learner.sweep_plan import Kind, SweepPlan, action_numbers

@@ -24,9 +24,9 @@ from seeupo_jax.learner.batching import (
     lay_out,
     turn_batch,
 )
+from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.credit.covariance import limit_tokens
 from seeupo_jax.learner.optimization.turn_moments import of_turn, put_back
-from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.refresh_batch import RefreshBatch, make_refresh_batch
 from seeupo_jax.learner.sweep_plan import Kind, SweepPass, TurnUpdate
 from seeupo_jax.learner.sweep_state import PerToken, SweepState

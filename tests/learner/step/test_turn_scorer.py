@@ -16,9 +16,9 @@ from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.learner.batching import SegmentBatch, Shapes, all_actions, lay_out, turn_batch
+from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.learner.credit.turn_scores import score_turns, scorer_loss
-from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.program_warming import compile_programs
 from seeupo_jax.learner.state_layout import HOST, abstract_state, make_state, state_layout
 from seeupo_jax.learner.step.turn_scorer import make_scorer, scorer_optimizer
