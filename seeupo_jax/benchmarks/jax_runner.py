@@ -30,7 +30,7 @@ from seeupo_jax.learner.batching import (
     lay_out,
     turn_batch,
 )
-from seeupo_jax.learner.program_cache import LearnerProgram
+from seeupo_jax.learner.compiled_programs import LearnerProgram
 from seeupo_jax.learner.refresh_batch import RefreshBatch
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_state import OptimizerStep

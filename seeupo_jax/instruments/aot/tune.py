@@ -19,7 +19,7 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.instruments.aot.expected_figures import expected_figures
 from seeupo_jax.parallel.device_memory import GIB
 from seeupo_jax.parallel.mesh import make_mesh
-from seeupo_jax.planning.aot.measure import CompiledFigures, beside, measure
+from seeupo_jax.planning.aot.measure import CompiledFigures, measure, other_memory
 from seeupo_jax.planning.aot.search import fits
 from seeupo_jax.planning.chips import Topology, topology_devices, usable_hbm
 from seeupo_jax.planning.remat import plan_remat
@@ -282,7 +282,7 @@ def in_setup(setup: Setup, measured: Iterable[CompiledFigures]) -> list[Compiled
     """Figures of programs that this setup has too, with what it holds beside them."""
     programs = {program.name: program for program in list_programs(setup)}
     return [
-        dataclasses.replace(each, beside=beside(setup, programs[each.name]))
+        dataclasses.replace(each, beside=other_memory(setup, programs[each.name]))
         for each in measured
         if each.name in programs
     ]

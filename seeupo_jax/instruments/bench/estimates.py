@@ -33,7 +33,7 @@ from seeupo_jax.cli.command_line import prepare_xla
 from seeupo_jax.configuration.flags import Flags, integer, output_file
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.learner.program_cache import LearnerProgram
+from seeupo_jax.learner.compiled_programs import LearnerProgram
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.planning.abstract_run import abstract_run
 from seeupo_jax.planning.chips import Chip, Topology

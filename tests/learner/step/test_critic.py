@@ -19,8 +19,8 @@ from seeupo_jax.configuration.optimizer_schema import ParameterGroup
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.learner import sweep as sweep_module
 from seeupo_jax.learner.batching import SegmentBatch, Shapes, all_actions, lay_out, turn_batch
+from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.optimization.optimizer import apply_update, make_optimizer
-from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.program_warming import compile_programs
 from seeupo_jax.learner.state_layout import HOST, abstract_state, make_state, state_layout
 from seeupo_jax.learner.step.critic import critic_optimizer, fresh_head, make_critic
