@@ -116,6 +116,7 @@ def test_routers_that_moved_are_counted_and_overruled():
     assert difference(still, run(learner(**small), played)[0]) < 1e-6
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "shapes, choices",
     [

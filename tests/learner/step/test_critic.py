@@ -408,6 +408,7 @@ def on_mesh(made, offload, **sizes):
     return mesh, cases.unshared(made, state_shardings=layout, replicated=replicated), state
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind, second", [("head", "data"), ("model", "context")])
 def test_a_sweep_on_a_mesh_is_the_sweep_on_one_device(kind, second):
     offload = schema.Offload(optimizer=kind == "model")
