@@ -35,10 +35,10 @@ def add_flags(parser: Flags) -> None:
 
 
 def run(flags: argparse.Namespace) -> None:
-    """Writes the page, and beside the figures its plots.
+    """Writes the page, and its plots into the folder of the figures.
 
     Raises:
-      ValueError: there is nothing to write about.
+      ValueError: there are no figures.
     """
     results, drawn = read(flags.results), {}
     for name, points in _plots(results).items():
@@ -53,7 +53,7 @@ def run(flags: argparse.Namespace) -> None:
 
 
 def own_head(folder: Path) -> str | None:
-    """What the page of a folder of figures begins with; None: what others do."""
+    """The introduction of a page about a folder of figures; None: the usual one."""
     file = folder / _HEAD
     return file.read_text(encoding="utf-8") if file.is_file() else None
 
@@ -104,7 +104,7 @@ def figures_in(folder: Path) -> dict[str, Figures]:
 
 
 def _plots(results: Mapping[str, Figures]) -> dict[str, dict[int, Figures]]:
-    """Figures of each plot by their sizes, by the name of what is varied."""
+    """Figures of each plot by size, by the name of the varied quantity."""
     plots: dict[str, dict[int, Figures]] = {}
     for name in _VARIED:
         prefix = f"sizes_{name}_"
@@ -148,8 +148,8 @@ def page(results: dict[str, Figures], drawn: dict[str, str], head: str | None = 
     """The page in Markdown.
 
     Args:
-      drawn: paths of the plots from the page on, by the name of what is varied.
-      head: in place of what pages begin with; such a page has no section on accelerators.
+      drawn: paths of the plots relative to the page, by the name of the varied quantity.
+      head: replaces the usual introduction; such a page has no section on accelerators.
     """
     parts = [_prose("page_head.md") if head is None else head, _machines(results)]
     for benchmark, (title, section) in _SECTIONS.items():
@@ -205,12 +205,12 @@ OfRun = Callable[[Figures], str]
 def sides_table(
     runs: Iterable[Figures], of_run: Mapping[str, OfRun], of_side: Mapping[str, OfSide]
 ) -> str:
-    """A row for each contender of each run, JAX's first, with what is said once of the run.
+    """A row for each contender of each run, JAX's first; cells of the run stand in its first row.
 
     Sweeps without a technique have a table of their own.
 
     Args:
-      of_run, of_side: the columns' heads, and what gives their cells.
+      of_run, of_side: the columns' headers, and the functions of their cells.
     """
     rows = []
     for figures in runs:

@@ -44,17 +44,17 @@ SUITES = {"cpu": CPU, "accelerator": ACCELERATOR}
 
 
 def add_flags(parser: Flags) -> None:
-    """Adds the flags of the page, and of which measurements are run."""
+    """Adds the flags of the page and of the selection of measurements."""
     bench_report.add_flags(parser)
     parser.flag("suite", f"one of {', '.join(SUITES)}", one_of(*SUITES), default="cpu")
 
 
 def run(flags: argparse.Namespace) -> None:
-    """Measures what has no figures yet, each in a process of its own, and writes the page.
+    """Runs the measurements without figures, each in its own process, and writes the page.
 
     Raises:
-      ValueError: no folder can be made there; or a command failed, and the figures of those before
-        it are there.
+      ValueError: the folder cannot be made; or a command failed, and the figures of those before it
+        are kept.
     """
     check_may_write(flags.results, "--results")
     commands = SUITES[flags.suite]

@@ -1,4 +1,4 @@
-"""The page: what was measured on the accelerator, and what was not and why."""
+"""The page of an accelerator's measurements, with the reasons for missing ones."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def _quickstart(results: Mapping[str, Values]) -> str:
 def _left(
     pieces: Sequence[Piece], results: Mapping[str, Values], reasons: Mapping[str, str]
 ) -> str:
-    """What is not done, each with its reason."""
+    """The missing measurements, each with its reason."""
     states = {piece: _state(piece.name, results, reasons) for piece in pieces}
     rows = [
         (f"`{piece.name}`", piece.words, state, why)
