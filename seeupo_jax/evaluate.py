@@ -53,8 +53,8 @@ from seeupo_jax.configuration.flags import Flags, integer, output_file, path, po
 from seeupo_jax.configuration.loading import ConfigSource, load_config
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.terminal import safe_output
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.bfcl.result_files import export_results
+from seeupo_jax.envs.tasks import check_tasks
 from seeupo_jax.errors import file_sentences, name_file, printable, sentence_errors
 from seeupo_jax.evaluation.evaluation_run import (
     EvaluationResult,
@@ -273,7 +273,7 @@ def _check(config: Config, workdir: Path, which: _Which, split: str) -> None:
     if server is None:
         check_config(config, [split])
         saved_weights(config, weights)
-    gate.check_tasks(find_tasks(config), [split], labelled=0)
+    check_tasks(find_tasks(config), [split], labelled=0)
     if server is not None:
         check_served(config)
         check_first_tasks(config, [split])

@@ -294,7 +294,7 @@ class TurnBatch(NamedTuple):
     value_PA, returns_PA: float32, the critic's estimate when the sweep began, and what it is to be;
       with a critic.
     kl_coef: float32 scalar, of the KL penalty in the loss where it is adapted.
-    slope_PA: float32, derivative of a scorer's loss by what it says of the token.
+    score_grad_PA: float32, derivative of a scorer's loss by its score of the token.
     """
 
     tokens_MRL: jax.Array
@@ -320,7 +320,7 @@ class TurnBatch(NamedTuple):
     returns_PA: jax.Array | None = None
     drift_sign_PA: jax.Array | None = None
     kl_coef: jax.Array | None = None
-    slope_PA: jax.Array | None = None
+    score_grad_PA: jax.Array | None = None
     clip_scale_PA: jax.Array | None = None
 
 

@@ -100,6 +100,7 @@ def test_the_command_that_made_it_begins_as_it_did():
     assert losses == pytest.approx(GOLDEN["order_desk"]["first_losses"], rel=1e-4)
 
 
+@pytest.mark.exhaustive
 def test_the_command_that_made_the_policy_of_level_2_begins_as_it_did():
     config = load_config(ROOT / "configs" / "order_desk_level2_warm_start.py")
     policy, params = build.load_policy(config, config.model.path)

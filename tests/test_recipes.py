@@ -22,11 +22,21 @@ TRAINED = [name for name in RECIPES if not name.startswith("seeupo_") or name ==
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """The folder with a run of each."""
+def runs(tmp_path_factory, request):
+    """The folder with a run of each recipe whose tests are selected."""
+    names = [
+        item.callspec.params["name"]
+        for item in request.session.items
+        if "runs" in item.fixturenames
+    ]
     folder = tmp_path_factory.mktemp("recipes")
     environment = run_cases.environment() | {"JAX_COMPILATION_CACHE_DIR": str(folder / "cache")}
-    command = [sys.executable, str(SUPPORT / "recipes_process.py"), str(folder), *TRAINED]
+    command = [
+        sys.executable,
+        str(SUPPORT / "recipes_process.py"),
+        str(folder),
+        *dict.fromkeys(names),
+    ]
     done = loaded_python.run(command, env=environment, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
@@ -36,6 +46,7 @@ def params_of(path):
     return split_model(from_pretrained(str(path), dtype="float32")[0])[1]
 
 
+@pytest.mark.sampled("seeupo", "grpo", "ppo")
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_recipe_trains(runs, name):
     first, second = run_cases.iterations(runs / name)
@@ -52,6 +63,7 @@ def test_a_recipe_trains(runs, name):
     assert all(1e-5 < size < 0.1 for size in jax.tree.leaves(moved))
 
 
+@pytest.mark.sampled("seeupo", "grpo", "ppo")
 @pytest.mark.parametrize("name", TRAINED)
 def test_the_trained_policy_still_succeeds(runs, name):
     lines = [line for line in read_metrics(runs / name) if "eval/avg@2" in line]
@@ -59,6 +71,7 @@ def test_the_trained_policy_still_succeeds(runs, name):
     assert min(line["eval/avg@2"] for line in lines) > 0.15
 
 
+@pytest.mark.sampled("seeupo", "grpo", "ppo")
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_run_tells_what_its_recipe_does(runs, name):
     fields = RECIPES[name]

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from seeupo_jax import update
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.recipes import RECIPES
-from seeupo_jax.learner.batching import Rows
+from seeupo_jax.learner.batching import SegmentBatch
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.policy import from_pretrained, save_pretrained
@@ -127,7 +127,7 @@ def test_weights_and_steps_are_the_twins(model, stored, tmp_path, name):
     ):
         assert own == (None if t.failed else [advantage] * t.turns)
     # The metrics are the steps' means, over actions where it is actions that are counted.
-    metrics, rows = done["metrics"], Rows.of(cases.ragged())
+    metrics, rows = done["metrics"], SegmentBatch.of(cases.ragged())
     assert metrics["sweep/steps"] == len(wanted.steps)
     close(metrics["sweep/loss"], np.mean(of(done, "loss")))
     acted = [[np.isin(turn_L, t).any() for turn_L in rows.turn] for t in of(done, "turns")]
@@ -315,7 +315,7 @@ def test_turn_rewards_that_are_read_unweighted_are_told(model, tmp_path):
 
 
 def test_what_differs_between_turns_is_told_of_the_turns_of_a_step():
-    rows = Rows.of(cases.ragged())
+    rows = SegmentBatch.of(cases.ragged())
     advantage = [10.0 * turn_L for turn_L in rows.turn]
     means_N = stored_update._means(rows, advantage, [1])
     # The fourth has no such turn, and the fifth failed.
@@ -329,7 +329,7 @@ def test_turns_have_the_means_of_their_tokens_and_none_without_any():
     for number, turn in ((3, 0), (5, 2)):
         (own,) = trajectories[number].segments
         own.logp_L[own.turn_L == turn] = 0.0
-    rows = Rows.of(trajectories, truncated=True)
+    rows = SegmentBatch.of(trajectories, truncated=True)
     advantage = [100.0 * turn_L + np.arange(len(turn_L)) % 2 for turn_L in rows.turn]
     first, second, third, fourth, failed, sixth, *_ = stored_update._turn_means(
         rows, advantage, trajectories

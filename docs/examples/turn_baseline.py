@@ -1,4 +1,4 @@
-"""An estimator of one's own: each turn is compared with the same turn of its group."""
+"""An estimator of your own: each turn is compared with the same turn of its group."""
 
 import functools
 
@@ -15,7 +15,7 @@ def turn_baseline(
 
     Returns: float32 [N, K], reward units; 0 where there is no turn.
     """
-    product = functools.partial(jnp.einsum, precision="highest")  # accelerators round more
+    product = functools.partial(jnp.einsum, precision="highest")  # accelerators round otherwise
     turn_K = jnp.arange(reward_NK.shape[1])
     wait_KK = turn_K[None, :] - turn_K[:, None]  # turns from row to column
     share_KK = jnp.where(wait_KK >= 0, discount ** jnp.maximum(wait_KK, 0), 0.0)

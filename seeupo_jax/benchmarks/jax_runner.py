@@ -23,17 +23,17 @@ from seeupo_jax.benchmarks.workloads import Inputs
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.batching import (
-    Rows,
+    SegmentBatch,
     Shapes,
     action_spans,
     all_actions,
     lay_out,
     turn_batch,
 )
-from seeupo_jax.learner.learner import Program
+from seeupo_jax.learner.program_cache import LearnerProgram
 from seeupo_jax.learner.refresh_batch import RefreshBatch
 from seeupo_jax.learner.sweep import sweep
-from seeupo_jax.learner.sweep_state import Step
+from seeupo_jax.learner.sweep_state import OptimizerStep
 from seeupo_jax.parallel.distributed import to_host
 from seeupo_jax.planning.program_flops import Flops, Passes, Trips, count
 from seeupo_jax.planning.remat import choose_remat
@@ -66,10 +66,10 @@ class Ablation:
     words: str
     fields: Mapping[str, Any] = field(default_factory=dict)
     shapes: Callable[[Shapes], Mapping[str, Any]] = lambda _: {}
-    score: Callable[[Score, Rows, Shapes], Score] = lambda score, *_: score
+    score: Callable[[Score, SegmentBatch, Shapes], Score] = lambda score, *_: score
 
 
-def _score_by_turn(one_pass: Score, rows: Rows, shapes: Shapes) -> Score:
+def _score_by_turn(one_pass: Score, rows: SegmentBatch, shapes: Shapes) -> Score:
     """The result of one pass over all turns, computed by a pass over each turn's contexts."""
     spans_of_rows = all_actions(rows)
     place = {span.segment: number for number, span in enumerate(spans_of_rows)}
@@ -149,15 +149,15 @@ class JaxSweeps:
         self.policy, params = build.load_policy(config, config.model.path)
         learner, self.state, self.reference = build_learner(config, self.policy, params)
         shapes = dataclasses.replace(learner.shapes, **ablation.shapes(learner.shapes))
-        self._rows, self._recorder = Rows.of(self.trajectories), Recorder()
+        self._rows, self._recorder = SegmentBatch.of(self.trajectories), Recorder()
 
-        def through(name: str, program: Program) -> Any:
-            program = self._recorder.through(name, program)
+        def wrap_program(name: str, program: LearnerProgram) -> Any:
+            program = self._recorder.wrap_program(name, program)
             return ablation.score(program, self._rows, shapes) if name == "score" else program
 
-        self.learner = dataclasses.replace(learner, shapes=shapes, through=through)
+        self.learner = dataclasses.replace(learner, shapes=shapes, wrap_program=wrap_program)
         self.metrics: dict[str, float] = {}
-        self.steps: Sequence[Step] = ()
+        self.steps: Sequence[OptimizerStep] = ()
 
     def run(self, lines: Path | None = None) -> float:
         """Runs one sweep; the seconds it took.
@@ -228,7 +228,7 @@ class ProgramCall:
     """
 
     name: str
-    program: Program
+    program: LearnerProgram
     shapes: tuple[Any, ...]
     batch: TurnBatch
     refresh_batch: RefreshBatch | None
@@ -251,8 +251,8 @@ class Recorder:
         self.calls: list[ProgramCall] = []
         self._recording = False
 
-    def through(self, name: str, program: Program) -> Program:
-        """Calls a program for the learner, as its `through`."""
+    def wrap_program(self, name: str, program: LearnerProgram) -> LearnerProgram:
+        """Calls a program for the learner, as its `wrap_program`."""
         return functools.partial(self._call, name, program) if name in PROGRAMS else program
 
     @contextlib.contextmanager
@@ -264,7 +264,7 @@ class Recorder:
         finally:
             self._recording = False
 
-    def _call(self, name: str, program: Program, *arguments: Any) -> Any:
+    def _call(self, name: str, program: LearnerProgram, *arguments: Any) -> Any:
         if self._recording:
             shapes = jax.tree.map(_shape, arguments)
             batch, *rest = arguments[1:3]

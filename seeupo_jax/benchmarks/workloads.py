@@ -46,7 +46,7 @@ Tokens = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Conversation:
+class WorkloadConversation:
     """One conversation of a workload: observation t stands between the actions t and t + 1.
 
     lengths: tokens of each turn's action, at least one turn and one token; every sampler gives an
@@ -84,7 +84,7 @@ class Workload:
     """
 
     name: str
-    conversations: tuple[Conversation, ...]
+    conversations: tuple[WorkloadConversation, ...]
     group_size: int
     vocab_size: int
 
@@ -213,7 +213,7 @@ def _random(
     members = [[varied(one) for _ in range(size)] for one in groups]
     prompts = [tokens(one.prompt) for one in groups]
     conversations = (
-        Conversation(prompt, one.actions, tuple(map(tokens, one.observations)))
+        WorkloadConversation(prompt, one.actions, tuple(map(tokens, one.observations)))
         for prompt, group in zip(prompts, members, strict=True)
         for one in group
     )
@@ -253,18 +253,18 @@ def _order_desk(settings: BenchSettings, vocab_size: int) -> Workload:
     return Workload("order_desk", tuple(played), size, tokenizer.vocab_size)
 
 
-def _play(tokenizer: Tokenizer, task_id: str, seed: int) -> Conversation:
+def _play(tokenizer: Tokenizer, task_id: str, seed: int) -> WorkloadConversation:
     demonstration, _ = demonstrate(task_id, skill=SKILL, seed=seed)
     (segment,) = to_segments(demonstration, tokenizer)  # its history is never rewritten
     return cut(segment)
 
 
-def cut(segment: Segment) -> Conversation:
+def cut(segment: Segment) -> WorkloadConversation:
     """A segment that ends with an action, as its context and the lengths of its actions."""
     changes = np.flatnonzero(np.diff(segment.turn_L)) + 1
     parts = [tuple(part.tolist()) for part in np.split(segment.tokens_L, changes)]
     prompt, *observations = parts[::2]
-    return Conversation(prompt, tuple(map(len, parts[1::2])), tuple(observations))
+    return WorkloadConversation(prompt, tuple(map(len, parts[1::2])), tuple(observations))
 
 
 MAKERS: dict[str, Callable[[BenchSettings, int], Workload]] = {

@@ -11,8 +11,8 @@ import numpy as np
 
 from seeupo_jax.agents.agent_tasks import describe_tasks
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Tasks
+from seeupo_jax.envs.tasks import labels_by_task, list_tasks
 from seeupo_jax.metrics.statistics import evaluation_metrics, evaluation_prefix
 from seeupo_jax.parallel.distributed import gather
 from seeupo_jax.rollout.collect import EpisodeRequest, collect, group_requests
@@ -59,8 +59,8 @@ def evaluate_split(
     Raises:
       Stopped: a process was asked to.
     """
-    task_ids = gate.task_ids(tasks, split)[: config.evaluation.tasks]
-    labels = gate.labels_of(tasks, task_ids, _LOGGER.warning)
+    task_ids = list_tasks(tasks, split)[: config.evaluation.tasks]
+    labels = labels_by_task(tasks, task_ids, _LOGGER.warning)
     played: dict[tuple[str, int], EvaluationEpisode] = {}
     for part in gather({} if file is None else file.played, EvaluationEpisode):
         played |= part
@@ -114,12 +114,12 @@ def selection_split(config: Config, tasks: Tasks) -> str | None:
     if evaluation.select_on is not None:
         return evaluation.select_on
     try:
-        validation = set(gate.task_ids(tasks, VALIDATION))
+        validation = set(list_tasks(tasks, VALIDATION))
     except ValueError:  # what is said of a split that there is not
         return evaluation.split
     # An environment that takes any name for one of its other splits has no validation tasks.
     splits = ("train", evaluation.split)
-    others = {task_id for split in splits for task_id in gate.task_ids(tasks, split)}
+    others = {task_id for split in splits for task_id in list_tasks(tasks, split)}
     return VALIDATION if not validation & others else evaluation.split
 
 

@@ -1,4 +1,4 @@
-"""Which activations are computed again in the backward pass: as few as memory allows."""
+"""Rematerialisation: recomputes as few activations in the backward pass as memory allows."""
 
 from __future__ import annotations
 

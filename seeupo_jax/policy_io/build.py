@@ -16,6 +16,7 @@ from seeupo_jax import envs
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.optimization.parameter_groups import split_trained
 from seeupo_jax.learner.shapes import Shapes, row_lengths
+from seeupo_jax.learner.sweep_plan import optimizer_steps
 from seeupo_jax.parallel.distributed import local_row_shards, place
 from seeupo_jax.parallel.mesh import (
     ROW_AXES,
@@ -125,10 +126,8 @@ def _check_heads(arch: Architecture, mesh: jax.sharding.Mesh, name: str) -> None
 
 def total_steps(config: Config) -> int:
     """Optimizer steps that a whole run takes at the most: every iteration uses all its turns."""
-    algorithm, max_turns = config.algorithm, config.rollout.max_turns
-    updates = 1 if algorithm.order == "parallel" else -(-max_turns // algorithm.span(max_turns))
-    each = algorithm.inner_epochs * algorithm.minibatches_per_turn
-    return max(1, config.iterations * updates * each)
+    steps = optimizer_steps(config.algorithm, config.rollout.max_turns)
+    return max(1, config.iterations * steps)
 
 
 def find_model(config: Config) -> tuple[Config, str]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from seeupo_jax.envs.base import TurnRewards
-from seeupo_jax.envs.gate import OWN_REWARD
+from seeupo_jax.envs.validation import OWN_REWARD
 from seeupo_jax.types import RewardRow, RewardTable
 
 

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from seeupo_jax.configuration.reward import Reward, reward_weights
 from seeupo_jax.configuration.user_code import describe
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import TurnRewards
-from seeupo_jax.envs.pool import Call, EnvPool, Failure
+from seeupo_jax.envs.pool import EnvCall, EnvPool, Failure
+from seeupo_jax.envs.validation import ProtocolError, check_pay
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
 from seeupo_jax.rewards.reward_functions import RewardFunction, load_functions
 
@@ -118,10 +118,10 @@ class Scorer:
             try:
                 if not isinstance(answer, _Raised):
                     where = f"reward {calls.name}"
-                    pay = gate.check_pay(answer, where, turns=turns, max_reward=max_reward)
+                    pay = check_pay(answer, where, turns=turns, max_reward=max_reward)
                     scored.rewards[calls.name] = pay
                     continue
-            except gate.ProtocolError as error:
+            except ProtocolError as error:
                 answer = _Raised("invalid", str(error))
             if scored.failure is None:
                 scored.failure = RewardFailure(calls.name, *answer)
@@ -189,7 +189,7 @@ class _Calls:
         while self._free and self._waiting:
             slot, (key, episode) = self._free.pop(), self._waiting.popleft()
             self._keys[slot] = key
-            self._pool.submit(Call(slot, partial(self._ask, episode)))
+            self._pool.submit(EnvCall(slot, partial(self._ask, episode)))
 
     def _ask(self, episode: FinishedEpisode, _: Any) -> Any:
         """Calls the function in a thread of the pool: its answer, or the error that it raised.
@@ -218,8 +218,8 @@ class _Calls:
 
 def _plain(answer: Any) -> Any:
     """Rewards as plain numbers; any other value unchanged, which the caller refuses."""
-    with contextlib.suppress(gate.ProtocolError):
-        return gate.check_pay(answer, "", turns=None)
+    with contextlib.suppress(ProtocolError):
+        return check_pay(answer, "", turns=None)
     return answer
 
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from seeupo_jax.envs import gate
+from seeupo_jax.envs.validation import ProtocolError
 from seeupo_jax.errors import NameTaken
 from seeupo_jax.rewards.scorer import POLL_S, REWARD_FAILURE, RewardFailure, ScoringResult
 from seeupo_jax.rollout.branching.candidate_plan import CandidatePlan
@@ -161,7 +161,7 @@ class Collection:
                 earned = episode.ledger.earned
                 paid = self._worker.weigh(scored.rewards, "rewards by weight", earned)
                 return episode.on_scored(scored, paid)
-            except gate.ProtocolError as error:
+            except ProtocolError as error:
                 failure = RewardFailure("sum", "invalid", str(error))
         episode.fail("env_error", failure.reason)
         episode.info[REWARD_FAILURE] = f"{failure.name}={failure.cause}"

@@ -8,10 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Environment
-from seeupo_jax.envs.pool import Call, EnvPool, Failure, Outcome
+from seeupo_jax.envs.pool import CallOutcome, EnvCall, EnvPool, Failure
 from seeupo_jax.envs.snapshot import take_snapshot
+from seeupo_jax.envs.validation import (
+    OWN_REWARD,
+    check_finish,
+    check_reset,
+    check_score,
+    check_step,
+    check_step_lists,
+    has_finish,
+    reset_episode,
+)
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
 from seeupo_jax.rollout.branching.forking import FORK_FAILURE
@@ -56,7 +65,7 @@ class EnvironmentHost:
 
 def _reset_call(
     slot: int, request: EpisodeRequest, tokenizer: Tokenizer, options: CollectionOptions
-) -> Call:
+) -> EnvCall:
     """The call that resets an episode's environment; its result is for `Episode.on_result`."""
     seed = options.seed
     episode_seed = request.episode_seed(seed=seed, iteration=options.iteration)
@@ -64,11 +73,14 @@ def _reset_call(
     # Checked and tokenised in the worker: a message that the tokenizer refuses is the environment's
     # failure, not the run's.
     def begin(env: Environment, answer: Any) -> Any:
-        messages, tools = gate.check_opening(answer)
-        return messages, tools, tokenizer.begin(messages, tools), gate.has_finish(env)
+        messages, tools = check_reset(answer)
+        return messages, tools, tokenizer.begin(messages, tools), has_finish(env)
 
-    return Call(
-        slot, lambda env: gate.reset(env, request.task_id, seed, episode_seed), begin, fresh=True
+    return EnvCall(
+        slot,
+        lambda env: reset_episode(env, request.task_id, seed, episode_seed),
+        begin,
+        fresh=True,
     )
 
 
@@ -158,18 +170,18 @@ class EnvironmentPlayer:
         may_fork = self._may_fork(episode)
 
         def extend(env: Environment, answer: Any) -> Any:
-            step = gate.check_step(answer, turn=turn, max_reward=max_reward)
-            gate.check_of_steps(earlier | step.info, "step() info", turn + 1)
-            named = {gate.OWN_REWARD: step.reward, **step.rewards}
+            step = check_step(answer, turn=turn, max_reward=max_reward)
+            check_step_lists(earlier | step.info, "step() info", turn + 1)
+            named = {OWN_REWARD: step.reward, **step.rewards}
             paid = worker.weigh(named, "step() reward", earned)
-            score = gate.check_score(env.score())
+            score = check_score(env.score())
             after = None if step.done else conversation.extend(action.tokens, step.observation)
             fork_point = None
             if may_fork and not step.done:
                 fork_point = ForkPoint(take_snapshot(env))
             return step, paid, score, after, fork_point
 
-        self._pool.submit(Call(episode.slot, lambda env: env.step(text), extend))
+        self._pool.submit(EnvCall(episode.slot, lambda env: env.step(text), extend))
 
     def close(self) -> None:
         """Leaves the environments as they are: the next collection resets them."""
@@ -189,7 +201,7 @@ class EnvironmentPlayer:
         chance = request.chance(episode.turn, seed=options.seed, iteration=options.iteration)
         return options.forks.may_fork(episode.turn, episode.entropy, chance)
 
-    def _replay(self, key: int, episode: Episode, outcome: Outcome) -> None:
+    def _replay(self, key: int, episode: Episode, outcome: CallOutcome) -> None:
         """Continues the replay that brings a branch's environment to its first state."""
         fork, result = episode.request.fork, outcome.result
         episode.retries += outcome.retries
@@ -210,11 +222,11 @@ class EnvironmentPlayer:
         stop, earned, worker = episode.stop, episode.ledger.earned, self._worker
 
         def settle(env: Environment, answer: Any) -> Any:
-            last_reward = gate.check_last_reward(answer, max_reward=worker.env.max_reward)
-            paid = worker.weigh({gate.OWN_REWARD: last_reward}, "finish()", earned)
-            return last_reward, paid, gate.check_score(env.score())
+            last_reward = check_finish(answer, max_reward=worker.env.max_reward)
+            paid = worker.weigh({OWN_REWARD: last_reward}, "finish()", earned)
+            return last_reward, paid, check_score(env.score())
 
-        self._pool.submit(Call(episode.slot, lambda env: env.finish(stop), settle))
+        self._pool.submit(EnvCall(episode.slot, lambda env: env.finish(stop), settle))
 
     def _advance(self, key: int, episode: Episode) -> None:
         """Asks for the next action, or ends the episode."""

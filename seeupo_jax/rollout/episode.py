@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Message, StepResult, Tool
-from seeupo_jax.envs.pool import Failure, Outcome
+from seeupo_jax.envs.pool import CallOutcome, Failure
 from seeupo_jax.envs.snapshot import Snapshot
+from seeupo_jax.envs.validation import OWN_REWARD
 from seeupo_jax.policy.files.tokenizer import TokenizedConversation, Transcript
 from seeupo_jax.rewards.finished_episode import HISTORY, FinishedEpisode
 from seeupo_jax.rewards.reward_ledger import RewardLedger
@@ -132,7 +132,7 @@ class Episode:
         """The segments read and sampled so far."""
         return self.transcript.segments()
 
-    def on_result(self, outcome: Outcome, timeout_as: str) -> None:
+    def on_result(self, outcome: CallOutcome, timeout_as: str) -> None:
         """Takes its environment's answer to `reset`, `step` or `finish`; a failure ends it."""
         self.retries += outcome.retries
         result = outcome.result
@@ -140,7 +140,7 @@ class Episode:
             self.on_failure(result, timeout_as)
         elif self.stop is not None:  # an answer to `finish`
             last_reward, paid, self.score = result
-            self.ledger.add({gate.OWN_REWARD: last_reward}, paid)
+            self.ledger.add({OWN_REWARD: last_reward}, paid)
         elif self.conversation is None:  # of `reset`
             messages, self.tools, self.conversation, self.has_finish = result
             self.messages += messages
@@ -172,7 +172,7 @@ class Episode:
             tools=tuple(self.tools),
             stop="candidate" if more else "done" if self.stop is None else self.stop,
             turns=self.turn + len(more),
-            reward=named.pop(gate.OWN_REWARD),
+            reward=named.pop(OWN_REWARD),
             rewards=named,
             score=self.score,
             info=self.info,
@@ -201,7 +201,7 @@ class Episode:
         conversation: TokenizedConversation | None,
         fork_point: ForkPoint | None,
     ) -> None:
-        self.ledger.add_step({gate.OWN_REWARD: step.reward, **step.rewards}, paid)
+        self.ledger.add_step({OWN_REWARD: step.reward, **step.rewards}, paid)
         self.score, self.conversation = score, conversation
         self.messages += step.observation
         self.info = self.info | step.info

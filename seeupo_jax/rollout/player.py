@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from seeupo_jax.configuration import schema
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import TurnRewards
+from seeupo_jax.envs.validation import check_reward
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.rewards.reward_functions import by_turn, weighted_sum
 from seeupo_jax.rewards.scorer import Scorer
@@ -58,9 +58,7 @@ class RolloutWorker:
         for turn_rewards in by_turn(rewards):
             total = weighted_sum(turn_rewards, self.rewards.weights) if turn_rewards else 0.0
             paid.append(
-                gate.check_reward(
-                    total, where, max_reward=self.env.max_reward, earned=sum(paid, earned)
-                )
+                check_reward(total, where, max_reward=self.env.max_reward, earned=sum(paid, earned))
             )
         return paid
 

@@ -12,7 +12,7 @@ import numpy as np
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.envs.base import Demonstration
-from seeupo_jax.envs.tools.null_fields import NullCounts
+from seeupo_jax.envs.null_fields import NullCounts
 from seeupo_jax.learner.imitation.action_segments import Segments, Tokenized
 from seeupo_jax.parallel.distributed import gather
 from seeupo_jax.parallel.stop_signal import Stopped

@@ -14,8 +14,9 @@ from seeupo_jax.agents.agent_tasks import find_tasks
 from seeupo_jax.cli.command_line import check_places, check_shared_places, join_cluster, prepare_xla
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import EnvironmentUnavailable, Tool
+from seeupo_jax.envs.tasks import check_tasks, list_task_shares
+from seeupo_jax.envs.validation import has_demonstrations
 from seeupo_jax.evaluation.episode_host import check_host, open_environment, try_resets
 from seeupo_jax.learner.optimization.optimizer import try_optimizer
 from seeupo_jax.learner.optimization.parameter_groups import split_trained
@@ -91,7 +92,7 @@ def check_first_tasks(config: Config, splits: Sequence[str]) -> None:
     if config.agent.given:
         return check_every_role(config)
     with contextlib.closing(find_tasks(config)) as tasks:
-        parts = [part for split in splits for part in gate.task_shares(tasks, split)]
+        parts = [part for split in splits for part in list_task_shares(tasks, split)]
     firsts = dict.fromkeys(part.task_ids[0] for part in parts)
     path = config.model.path
     tokenizer = None if path is None else read_tokenizer(path, config.chat)
@@ -181,8 +182,8 @@ def _check_episodes(config: Config) -> None:
         more = (*evaluation.extra_splits, evaluation.select_on)
         splits += [split for split in more if split is not None]
     tasks = find_tasks(config)
-    gate.check_tasks(tasks, splits, labelled=max(1, evaluation.tasks))
-    parts = gate.task_shares(tasks, "train")
+    check_tasks(tasks, splits, labelled=max(1, evaluation.tasks))
+    parts = list_task_shares(tasks, "train")
     share_counts(parts, config.rollout.tasks)
     check_references(config, tasks)
     firsts = [part.task_ids[0] for part in parts if part.task_ids]
@@ -191,7 +192,7 @@ def _check_episodes(config: Config) -> None:
             check_replayable(environment, firsts, config.seed, config.env.name)
     if not config.warm_start.stages:
         return
-    if not gate.has_demonstrations(envs.make(config.env.name, **config.env.options)):
+    if not has_demonstrations(envs.make(config.env.name, **config.env.options)):
         raise ValueError(
             f"config.warm_start.stages: got {len(config.warm_start.stages)}; allowed: none, since"
             f" env {config.env.name} has no demonstrations() and vocabulary()."

@@ -14,7 +14,7 @@ from seeupo_jax.checkpoint.process_sync import on_primary
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.display.view import COMPILING
-from seeupo_jax.envs import gate
+from seeupo_jax.envs.tasks import labels_by_task
 from seeupo_jax.errors import NotLearning
 from seeupo_jax.evaluation.evaluation import (
     Labels,
@@ -25,7 +25,7 @@ from seeupo_jax.evaluation.evaluation import (
     scored_split,
 )
 from seeupo_jax.learner.credit.running_rewards import running_statistics
-from seeupo_jax.learner.programs import compile_programs
+from seeupo_jax.learner.program_warming import compile_programs
 from seeupo_jax.learner.state_layout import final_params
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.metrics.checksum import checksum
@@ -213,7 +213,7 @@ class Run:
         if parts.config.log_checksum:
             more["state/checksum"] = checksum(state.train)
         tasks = {t.task_id for t in collected.sampled}
-        labels = gate.labels_of(parts.tasks, tasks, parts.progress.log)
+        labels = labels_by_task(parts.tasks, tasks, parts.progress.log)
         values = parts.log.iteration(iteration, collected, stats, labels, more)
         parts.callbacks.iteration(iteration, values)
         parts.stagnation.check(iteration, collected, sweep_metrics)

@@ -12,10 +12,10 @@ from typing import Any
 from seeupo_jax.agents.agent_tasks import AgentTasks, find_tasks
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import ProgressDisplay
-from seeupo_jax.envs import gate
+from seeupo_jax.envs.tasks import list_task_shares
 from seeupo_jax.evaluation.episode_host import build_host
 from seeupo_jax.evaluation.evaluation import selection_split, selection_warning
-from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.policy_io import build
@@ -105,7 +105,7 @@ def build_components(
         template = config.algorithm.gain_template
         references = ReferenceAnswers(tasks, policy.tokenizer, template, progress.log)
     selects_on = selection_split(config, tasks)
-    shares = gate.task_shares(tasks, "train")
+    shares = list_task_shares(tasks, "train")
     source = TrajectorySource(config, workdir, policy, worker, shares, progress.log)
     log_policy(config, workdir, policy, progress.log)
     progress.log(str(engine.plan))

@@ -12,10 +12,10 @@ import numpy as np
 from seeupo_jax.configuration.entry_points import find_entry
 from seeupo_jax.configuration.reward import reward_weights
 from seeupo_jax.configuration.schema import Config, Rollout
-from seeupo_jax.learner.batching import Rows
+from seeupo_jax.learner.batching import SegmentBatch
 from seeupo_jax.learner.credit.advantages import check_rewards
 from seeupo_jax.learner.sweep import sweep
-from seeupo_jax.learner.sweep_state import Step
+from seeupo_jax.learner.sweep_state import OptimizerStep
 from seeupo_jax.parallel.mesh import make_mesh, row_shards
 from seeupo_jax.policy.files.tokenizer import unassigned_ids
 from seeupo_jax.policy.files.weights import load_architecture, read_tokenizer
@@ -62,7 +62,7 @@ def update_stored(
     }
 
 
-def step_values(rows: Rows, step: Step) -> dict[str, Any]:
+def step_values(rows: SegmentBatch, step: OptimizerStep) -> dict[str, Any]:
     """A step's numbers by their names in the JSON of `update`; `weights` float32 [N], NaN: none."""
     metrics = {name: float(value) for name, value in jax.device_get(step.metrics).items()}
     advantage_N = _means(rows, step.advantage, step.turns)
@@ -77,7 +77,7 @@ def step_values(rows: Rows, step: Step) -> dict[str, Any]:
     }
 
 
-def _means(rows: Rows, advantage: Sequence[np.ndarray], turns: Sequence[int]) -> np.ndarray:
+def _means(rows: SegmentBatch, advantage: Sequence[np.ndarray], turns: Sequence[int]) -> np.ndarray:
     """Mean advantage of each trajectory's tokens of some turns, float32 [N]; NaN without tokens.
 
     Without such turns it is that of all its action tokens, and without actions of all its tokens.
@@ -93,7 +93,7 @@ def _means(rows: Rows, advantage: Sequence[np.ndarray], turns: Sequence[int]) ->
 
 
 def _turn_means(
-    rows: Rows, advantage: Sequence[np.ndarray], trajectories: Sequence[Trajectory]
+    rows: SegmentBatch, advantage: Sequence[np.ndarray], trajectories: Sequence[Trajectory]
 ) -> list[list[float | None] | None]:
     """Mean advantage of each turn's tokens, a list a trajectory; None for those left out."""
     owner = np.repeat(rows.trajectory_S, [len(tokens) for tokens in rows.tokens])
@@ -115,7 +115,7 @@ def fit_config(config: Config, trajectories: Sequence[Trajectory]) -> Config:
     Raises:
       ValueError: more turns than `algorithm.custom_order` orders.
     """
-    rows = Rows.of(trajectories, grouped=config.algorithm.grouped)
+    rows = SegmentBatch.of(trajectories, grouped=config.algorithm.grouped)
     rollout, mesh = config.rollout, make_mesh(config.mesh)
     if config.algorithm.order == "custom" and rows.turns > rollout.max_turns:
         raise ValueError(

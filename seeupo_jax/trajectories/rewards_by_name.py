@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from seeupo_jax.envs.gate import OWN_REWARD as OWN_REWARD
+from seeupo_jax.envs.validation import OWN_REWARD as OWN_REWARD
 from seeupo_jax.types import Trajectory, rewards_of
 
 

@@ -9,7 +9,7 @@ from rollout_cases import NumberTokenizer, Saying
 from seeupo_jax.agents.agent_tasks import find_tasks
 from seeupo_jax.configuration.loading import from_dict, to_dict
 from seeupo_jax.configuration.reward import Reward
-from seeupo_jax.envs import gate
+from seeupo_jax.envs.tasks import list_tasks
 from seeupo_jax.evaluation.episode_host import build_host, check_host
 from seeupo_jax.evaluation.evaluation_run import evaluation_settings
 from seeupo_jax.policy_io.resume_check import check_same_run, sampling_hash
@@ -56,7 +56,7 @@ def played(agent, *, rewards=(), temperature=None, **env):
     worker = RolloutWorker(
         engine, host, NumberTokenizer(), config.env, config.rollout, rewards=scorer
     )
-    requests = group_requests(gate.task_ids(tasks, "train"), 1)
+    requests = group_requests(list_tasks(tasks, "train"), 1)
     try:
         options = CollectionOptions(seed=3, iteration=1, temperature=temperature)
         collected = collect(worker, None, requests, options)

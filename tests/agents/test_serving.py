@@ -125,7 +125,7 @@ def test_what_was_sampled_is_not_tokenised_again(serve):
 
 
 def test_a_forgotten_conversation_is_tokenised_as_it_reads(serve):
-    serving = serve(remembered_tokens=1)
+    serving = serve(cache_tokens=1)
     first = ask(serving, user("5 6"), max_tokens=2)
     ask(serving, user("8"))  # now the latest
     again = ask(serving, user("5 6"), assistant(first.content), user("9"))

@@ -8,9 +8,9 @@ import pytest
 from seeupo_jax.benchmarks.settings import BenchSettings
 from seeupo_jax.benchmarks.workloads import (
     APPWORLD,
-    Conversation,
     Lengths,
     Workload,
+    WorkloadConversation,
     bfcl_lengths,
     make,
 )
@@ -23,10 +23,10 @@ FIRST, SECOND = (1, 2, 3), (4,)
 RAGGED = Workload(
     "ragged",
     (
-        Conversation(FIRST, (2, 1), ((5, 6),)),
-        Conversation(FIRST, (3,), ()),
-        Conversation(SECOND, (1,), ()),
-        Conversation(SECOND, (4, 4, 1), ((7,), (8, 9))),
+        WorkloadConversation(FIRST, (2, 1), ((5, 6),)),
+        WorkloadConversation(FIRST, (3,), ()),
+        WorkloadConversation(SECOND, (1,), ()),
+        WorkloadConversation(SECOND, (4, 4, 1), ((7,), (8, 9))),
     ),
     group_size=2,
     vocab_size=10,
@@ -57,9 +57,9 @@ def test_counts_of_a_workload_worked_by_hand():
 )
 def test_parts_that_do_not_fit_together_are_refused(lengths, observations):
     with pytest.raises(ValueError, match="workload: got"):
-        Conversation(SECOND, lengths, observations)
+        WorkloadConversation(SECOND, lengths, observations)
     with pytest.raises(ValueError, match="workload: got"):
-        Conversation((), (1,), ())
+        WorkloadConversation((), (1,), ())
 
 
 def test_lengths_are_scaled_and_none_vanishes():

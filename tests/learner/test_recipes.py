@@ -15,7 +15,7 @@ from stored_fields import with_fields
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.entry_points import entry_names, find_entry
 from seeupo_jax.configuration.recipes import RECIPES
-from seeupo_jax.learner.batching import Rows, Shapes, all_actions, lay_out
+from seeupo_jax.learner.batching import SegmentBatch, Shapes, all_actions, lay_out
 from seeupo_jax.learner.credit.advantages import assign_credit
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.learner.sweep import sweep
@@ -157,6 +157,7 @@ def test_a_recipes_sweep_is_the_twins(name):
     assert observed.metrics["sweep/kl"] > 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("advantage", sorted(CREDITS))
 @pytest.mark.parametrize("name", ["seeupo", "parallel"])
 def test_any_credit_feeds_any_update(name, advantage):
@@ -228,7 +229,7 @@ def test_a_trees_shared_turns_are_trained_once_as_the_twins(name, choices, order
     if made.algorithm.mask_above is not None:
         assert 0.1 < observed.metrics["sweep/masked_fraction"] < 0.9
     # What trajectories have in common stands in a row once, and is trained once.
-    acted, rows = [], Rows.of(trees)
+    acted, rows = [], SegmentBatch.of(trees)
     spans = all_actions(rows)
     wide = lay_out(rows, spans, dataclasses.replace(SHAPES, lengths=(128,), rows=1))
     begun = {
@@ -292,6 +293,7 @@ def test_minibatches_are_the_twins_each_of_whole_trajectories_and_a_mean_of_its_
     assert_equal_to_the_twin(made, 4, ALL, minibatches=[parts])
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("scale", ["batch", "none"])
 @pytest.mark.parametrize("name", entry_names("advantage"))
 def test_every_estimator_is_the_twins_wherever_a_trajectorys_tokens_lie(name, scale):
@@ -308,7 +310,7 @@ def test_every_estimator_is_the_twins_wherever_a_trajectorys_tokens_lie(name, sc
     choices["critic"] = "head" if "value_NL" in needs else "none"
     algorithm = Algorithm(**both, **choices)
     trajectories, rng = batch_for(name, 6), np.random.default_rng(0)
-    rows = Rows.of(trajectories, grouped=algorithm.grouped)
+    rows = SegmentBatch.of(trajectories, grouped=algorithm.grouped)
 
     def draw(size):
         return rng.normal(size=size).astype(np.float32)

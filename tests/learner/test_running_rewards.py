@@ -10,7 +10,7 @@ from stored_fields import with_fields
 
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.recipes import RECIPES
-from seeupo_jax.learner.batching import Rows, Shapes
+from seeupo_jax.learner.batching import SegmentBatch, Shapes
 from seeupo_jax.learner.credit.advantages import assign_credit
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.learner.credit.running_rewards import Moments, running_statistics
@@ -103,7 +103,7 @@ def test_advantages_are_the_same_whether_a_reward_of_zero_is_named_or_not(last):
     found = []
     for batch in (last, zeros):
         statistics = running_statistics(batch, running_statistics(NAMED))
-        rows = Rows.of(batch, grouped=True)
+        rows = SegmentBatch.of(batch, grouped=True)
         arrays = CreditArrays(algorithm, SHAPES, rows, batch, {}, statistics=statistics)
         assert arrays.running_mean_Q[1] == pytest.approx(turns([NAMED, zeros], "late").mean())
         credit, shares = assign_credit(arrays)
@@ -131,7 +131,7 @@ def test_without_names_they_are_of_the_turns_rewards_and_one_number_deviates_by_
 def test_an_update_reads_those_of_the_run_or_of_the_batch_alone():
     batch, earlier = iteration(5), iteration(6)
     algorithm = Algorithm(**RECIPES["prorl"])
-    rows = Rows.of(batch, grouped=True)
+    rows = SegmentBatch.of(batch, grouped=True)
 
     def arrays(statistics):
         return CreditArrays(

@@ -12,9 +12,8 @@ import pytest
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.learner.batching import Shapes
-from seeupo_jax.learner.programs import compile_programs
+from seeupo_jax.learner.program_warming import compile_programs
 from seeupo_jax.learner.sweep import sweep
-from seeupo_jax.learner.turn_order import update_order
 from seeupo_jax.metrics.compilation import Compilations
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings, sharding
 from seeupo_jax.types import Segment, Trajectory
@@ -119,6 +118,7 @@ def assert_every_choice_matters(choices, order, wanted):
         assert max(moved) > 1e-4, name
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", CASES)
 def test_a_sweep_is_the_twins(name):
     choices, order = CASES[name]
@@ -446,43 +446,6 @@ def test_a_sweep_on_a_mesh_is_the_sweep_on_one_device():
     assert not placed["embedding"].is_fully_replicated
     cases.assert_trees_close(updated, default().state.params, 1e-5)
     np.testing.assert_allclose(metrics["sweep/loss"], default().metrics["sweep/loss"], rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "order, turns_per_update, steps",
-    [
-        ("reverse", 1, [(4,), (3,), (2,), (1,), (0,)]),
-        ("reverse", 2, [(3, 4), (1, 2), (0,)]),
-        ("reverse", 5, [(0, 1, 2, 3, 4)]),
-        ("reverse", 9, [(0, 1, 2, 3, 4)]),
-        ("forward", 1, [(0,), (1,), (2,), (3,), (4,)]),
-        ("forward", 3, [(0, 1), (2, 3, 4)]),
-    ],
-)
-def test_the_steps_of_five_turns_by_hand(order, turns_per_update, steps):
-    assert update_order(5, order, turns_per_update=turns_per_update) == steps
-
-
-def test_a_random_order_has_every_step_once_and_follows_its_seed():
-    orders = [update_order(6, "random", turns_per_update=2, seed=(3, i)) for i in range(8)]
-    assert all(sorted(order) == [(0, 1), (2, 3), (4, 5)] for order in orders)
-    assert len({tuple(order) for order in orders}) > 2
-    assert orders[0] == update_order(6, "random", turns_per_update=2, seed=(3, 0))
-
-
-def test_a_custom_order_leaves_out_the_turns_that_nobody_reached():
-    assert update_order(3, "custom", custom_order=(3, 1, 0, 2)) == [(1,), (0,), (2,)]
-
-
-@pytest.mark.parametrize("order", ["reverse", "forward", "random", "custom"])
-def test_no_turns_are_no_steps(order):
-    assert update_order(0, order, custom_order=(1, 0)) == []
-
-
-def test_an_unknown_order_is_refused_with_the_names():
-    message = "order: got 'backward'; allowed: reverse, forward, random, custom, parallel"
-    with pytest.raises(ValueError, match=message):
-        update_order(3, "backward")
 
 
 @pytest.mark.parametrize("choices", [{}, {"refresh": "separate"}])

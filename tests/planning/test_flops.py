@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from seeupo_jax.configuration import schema
-from seeupo_jax.learner.batching import Rows, Shapes, empty_batch, empty_layout
-from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.batching import SegmentBatch, Shapes, empty_batch, empty_layout
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
+from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.refresh_batch import make_refresh_batch
 from seeupo_jax.learner.step import turn_step
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings
@@ -48,7 +48,7 @@ def traced_step(arch, rows, length, action, refresh, share=True):
     optimizer = make_optimizer(schema.Optimizer(), total_steps=10)
     state = TrainState(params, jax.eval_shape(optimizer.init, params), SCALAR, SCALAR)
     lengths = Shapes((max(refresh, 1), length), action, rows, rows, share=share)
-    empty = Rows((), (), (), np.zeros(0, np.int32), np.zeros(0, np.int32), 16, 0)
+    empty = SegmentBatch((), (), (), np.zeros(0, np.int32), np.zeros(0, np.int32), 16, 0)
     learner = Learner(network, optimizer, schema.Algorithm(), lengths, 0.9)
     batch = empty_batch(empty, lengths, learner.per_token, length=length, action=action)
     refresh_batch = None

@@ -204,6 +204,7 @@ def test_dealt_rows_have_every_device_attend_to_equally_many_keys(devices):
     assert jnp.array_equal(zigzag.from_zigzag(dealt_NL, devices), index_NL)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.usefixtures("optimized")
 def test_splash_over_cut_rows_compiles_for_tpu_without_scores_of_whole_rows(packed):

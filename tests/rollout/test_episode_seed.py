@@ -12,7 +12,7 @@ pytest.importorskip("gymnasium")
 from slippery_cases import DeafLake, Lake  # noqa: E402
 
 from seeupo_jax.envs.pool import EnvPool  # noqa: E402
-from seeupo_jax.envs.transport.isolated import Isolated  # noqa: E402
+from seeupo_jax.envs.transport.isolated import IsolatedEnvironment  # noqa: E402
 from seeupo_jax.rollout.collect import collect, group_requests, prefetch  # noqa: E402
 from seeupo_jax.rollout.episode import EpisodeRequest  # noqa: E402
 from seeupo_jax.rollout.player import CollectionOptions  # noqa: E402
@@ -56,7 +56,7 @@ def test_the_same_collection_slips_the_same_and_another_one_does_not(wanted):
 
 
 def test_processes_and_a_server_bring_the_same(wanted, token_file):
-    assert walks(lambda: Isolated("slippery_cases:Lake", {})) == wanted
+    assert walks(lambda: IsolatedEnvironment("slippery_cases:Lake", {})) == wanted
     with served(Lake, token_file) as server:
         assert walks(lambda: remote(server.url, token_file)) == wanted
 

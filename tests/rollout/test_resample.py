@@ -11,7 +11,7 @@ from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.entry_points import entry_names, find_entry
 from seeupo_jax.configuration.rules.algorithm_rules import check_choices
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.learner.batching import Rows, Shapes
+from seeupo_jax.learner.batching import SegmentBatch, Shapes
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.rollout.collect import Collected
@@ -202,7 +202,7 @@ def test_a_group_without_a_signal_has_no_advantage_whatever_else_is_in_the_batch
     idle, largest = 0, 0.0
     for seed in range(8):
         batch = [*drawn_batch(seed)]
-        given = CreditArrays(algorithm, shapes, Rows.of(batch), batch, {})
+        given = CreditArrays(algorithm, shapes, SegmentBatch.of(batch), batch, {})
         arrays = {name: getattr(given, name) for name in estimator.inputs(choices)}
         advantage = np.asarray(estimator.credit(arrays, choices).advantage)
         # A mean that is 0 but for float32's rounding is subtracted from all.

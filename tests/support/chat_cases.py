@@ -4,6 +4,7 @@ import copy
 import functools
 import json
 
+import pytest
 from places import MODELS
 from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers.models import BPE
@@ -18,7 +19,8 @@ from seeupo_jax.policy.files.huggingface_tokenizer import HuggingFaceTokenizer
 
 GGUF_FILE = MODELS / "SmolLM2-135M-Instruct.Q4_1.gguf"
 FOLDERS = ("qwen3", "qwen2_5", "llama3_2")
-NAMES = (*FOLDERS, "smollm2")
+FETCHED = tuple(pytest.param(name, marks=pytest.mark.exhaustive) for name in FOLDERS)  # by npm
+NAMES = (*FETCHED, "smollm2")  # cases of tests
 TOOL = {
     "name": "find",
     "description": "Finds an order, “by name”.",

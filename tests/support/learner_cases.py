@@ -24,8 +24,8 @@ from twin_policy import tensors_of
 from seeupo_jax.configuration import schema
 from seeupo_jax.learner import sweep as sweep_module
 from seeupo_jax.learner.batching import Shapes
-from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
+from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.network import split_model
 from seeupo_jax.policy.transformer import Transformer
@@ -126,12 +126,12 @@ def sharing(made: Learner) -> Learner:
 
 def unshared(made: Learner, **fields: Any) -> Learner:
     """The learner with other fields, and with programs of its own."""
-    return dataclasses.replace(made, through=lambda name, own: own, **fields)
+    return dataclasses.replace(made, wrap_program=lambda name, own: own, **fields)
 
 
 def with_programs(made: Learner, **programs: Any) -> Learner:
     """The same learner, which calls these instead of its own of these names."""
-    return dataclasses.replace(made, through=lambda name, own: programs.get(name, own))
+    return dataclasses.replace(made, wrap_program=lambda name, own: programs.get(name, own))
 
 
 _PROGRAMS: dict[Any, Any] = {}
@@ -324,14 +324,14 @@ def observe(
     ref_params = jax.device_put(policy()[1]) if ref_params is None else ref_params
     updates, real, advantage = [], sweep_module.update_turn, []
 
-    def update_turn(learner, current, turns, **rest):
+    def update_turn(learner, current, planned, **rest):
         advantage[:] = current.per_token["advantage"]
         before = len(current.steps)
-        current = real(learner, current, turns, **rest)
+        current = real(learner, current, planned, **rest)
         gradients = weights_of(host(current.train.opt_state[0]))
         steps = [dict(step.metrics) for step in current.steps[before:]]
         copies = host((current.cumulative_ratio_N, steps))
-        updates.append(Update(turns, host(current.train.params), gradients, *copies))
+        updates.append(Update(planned.turns, host(current.train.params), gradients, *copies))
         return current
 
     with mock.patch.object(sweep_module, "update_turn", update_turn):

@@ -8,7 +8,7 @@ from seeupo_jax.envs.order_desk import orders as world
 
 
 def case_of(task):
-    """A case as JSON: the customer's message, the shop's database, and what is right."""
+    """A case as JSON: the customer's message, the shop's database, and the correct outcome."""
     outcome = world.resolve(task.request, task.target)
     done = world.carry_out(outcome, task.target, task.address)
     rows = [(customer, order) for customer in task.customers for order in customer.orders]

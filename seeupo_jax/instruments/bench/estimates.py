@@ -23,9 +23,9 @@ from seeupo_jax.benchmarks.jax_runner import JaxSweeps
 from seeupo_jax.benchmarks.rollout import converse, make_engine
 from seeupo_jax.benchmarks.settings import MODELS, BenchSettings, architecture, write_model
 from seeupo_jax.benchmarks.workloads import (
-    Conversation,
     Inputs,
     Workload,
+    WorkloadConversation,
     random_actions,
     trajectory_lines,
 )
@@ -33,7 +33,7 @@ from seeupo_jax.cli.command_line import prepare_xla
 from seeupo_jax.configuration.flags import Flags, integer, output_file
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.learner.learner import Program
+from seeupo_jax.learner.program_cache import LearnerProgram
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.planning.abstract_run import abstract_run
 from seeupo_jax.planning.chips import Chip, Topology
@@ -144,7 +144,7 @@ def _measure(case: EstimateCase, chip: Chip, repeats: int) -> tuple[Iteration, d
         sweeps = JaxSweeps(Inputs(settings, arch, work, model, lines, fields))
         estimated = _estimate(fields, chip)
     timer = Timer()
-    sweeps.learner = dataclasses.replace(sweeps.learner, through=timer.through)
+    sweeps.learner = dataclasses.replace(sweeps.learner, wrap_program=timer.wrap_program)
     alone = dataclasses.replace(work, group_size=1)  # no pages are shared
     engine = make_engine(sweeps.policy.network, alone, settings)
     engine.compile(sweeps.params())
@@ -186,7 +186,7 @@ def _conversations(case: EstimateCase) -> Workload:
         return tuple(rng.integers(0, size, step - step // 2).tolist())
 
     each = (
-        Conversation(
+        WorkloadConversation(
             text(), (step // 2,) * case.turns, tuple(text() for _ in range(case.turns - 1))
         )
         for _ in range(case.conversations)
@@ -218,8 +218,8 @@ class Timer:
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
 
-    def through(self, name: str, program: Program) -> Program:
-        """Calls a program for the learner, as its `through`."""
+    def wrap_program(self, name: str, program: LearnerProgram) -> LearnerProgram:
+        """Calls a program for the learner, as its `wrap_program`."""
         if name not in _KINDS:
             return program
 

@@ -52,7 +52,7 @@ READ_FIELDS = (
 
 
 @dataclass(frozen=True)
-class Settings:
+class LabSettings:
     """What all recipes of an experiment have in common; the defaults are the laboratory's."""
 
     seeds: int = at_least(1, 16)
@@ -146,7 +146,7 @@ def _check_needs(algorithm: Algorithm) -> None:
         )
 
 
-def check_rewards(problem: Problem, recipe: str, settings: Settings) -> None:
+def check_rewards(problem: Problem, recipe: str, settings: LabSettings) -> None:
     """Whether a recipe's estimator is for the rewards of a problem.
 
     Raises:
@@ -214,11 +214,11 @@ class Result:
         return float(np.mean(self.fall_SI > _FALL * max(1.0, abs(self.optimum))))
 
 
-def experiment(problem: Problem, recipe: str, settings: Settings) -> Result:
+def experiment(problem: Problem, recipe: str, settings: LabSettings) -> Result:
     """Runs a recipe on a problem for all seeds.
 
     Args:
-      recipe: as for `Settings.algorithm`.
+      recipe: as for `LabSettings.algorithm`.
     """
     check_rewards(problem, recipe, settings)
     turn_rewards = None
@@ -231,7 +231,7 @@ def experiment(problem: Problem, recipe: str, settings: Settings) -> Result:
 
 
 def compile_experiment(
-    shape: tuple[int, ...], recipe: str, settings: Settings, of_turns: bool = False
+    shape: tuple[int, ...], recipe: str, settings: LabSettings, of_turns: bool = False
 ) -> Callable[..., jax.Array]:
     """`regrets` for all problems of a shape; the same call again compiles nothing.
 
@@ -260,7 +260,7 @@ def regrets(
     turn_rewards: TurnRewards | None = None,
     *,
     algorithm: Algorithm,
-    settings: Settings,
+    settings: LabSettings,
 ) -> jax.Array:
     """The optimum minus the policy's exact value, at the start and after each iteration.
 
@@ -300,7 +300,7 @@ def iteration(
     policy: TabularPolicy,
     optimizer: optax.GradientTransformation,
     algorithm: Algorithm,
-    settings: Settings,
+    settings: LabSettings,
     rewards: tuple[jax.Array, jax.Array, TurnRewards | None],
     state: TrainState,
     key: jax.Array,

@@ -1,4 +1,4 @@
-"""Rewards less what overlong episodes cost: DAPO's soft overlong punishment."""
+"""Penalties on the rewards of overlong episodes: DAPO's soft overlong punishment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def overlong_reward(
 
     Args:
       tokens_N: sampled tokens of each episode.
-      length: L_max, where all of the penalty is reached. buffer: L_cache, over which it grows.
+      length: L_max, where the whole penalty is reached. buffer: L_cache, over which it grows.
 
     Returns: float64 [N], reward units, in [-penalty, 0].
     """
@@ -31,7 +31,7 @@ def with_overlong_penalties(
 ) -> tuple[Sequence[Trajectory], dict[str, float]]:
     """The trajectories with the penalty in their reward, and in that of their last turn; metrics.
 
-    Context counts for nothing: the environment wrote it. No metrics where every episode failed.
+    Context tokens do not count: the environment wrote them. No metrics if every episode failed.
     """
     length, buffer = algorithm.overlong_length, algorithm.overlong_buffer
     if length is None:

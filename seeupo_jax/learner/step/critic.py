@@ -46,7 +46,7 @@ class Critic:
     sums = ("value_loss", "value_clipped")  # what a step counts for its metrics
 
     def trunk(self, tree: Any) -> Any:
-        """What it has for itself of a tree like the policy's parameters."""
+        """The nodes of a tree like the policy's parameters that it has a copy of."""
         return own_trunk(self.kind, tree)
 
     def init(self, params: Any) -> CriticState:
@@ -73,7 +73,7 @@ class ValueModel(Protocol):
 
 
 def own_trunk(kind: str, tree: Any) -> Any:
-    """What a `head` or a `model` has for itself of a tree like the policy's parameters."""
+    """The nodes of a tree like the policy's parameters that a `head` or a `model` has a copy of."""
     return _TRUNKS[kind](tree)
 
 
@@ -91,13 +91,13 @@ def fresh_state(optimizer: optax.GradientTransformation, head: Any, trunk: Any) 
 def critic_optimizer(config: Config, *, total_steps: int) -> optax.GradientTransformation:
     """The optimizer of the value function: the configured one, at the critic's learning rate."""
     rate = config.algorithm.critic_learning_rate
-    return optimizer_beside(config, rate, total_steps=total_steps)
+    return auxiliary_optimizer(config, rate, total_steps=total_steps)
 
 
-def optimizer_beside(
+def auxiliary_optimizer(
     config: Config, rate: float | None, *, total_steps: int
 ) -> optax.GradientTransformation:
-    """The configured optimizer for a model beside the policy; no learning rate: the policy's."""
+    """The configured optimizer for an auxiliary model; `rate` None: the policy's learning rate."""
     # Groups and the average are of the policy's parameters.
     options = dataclasses.replace(config.optimizer, groups=(), ema=None)
     if rate is not None:

@@ -1,4 +1,4 @@
-"""What a run leaves in its folder."""
+"""The files that a run writes to its folder."""
 
 from __future__ import annotations
 

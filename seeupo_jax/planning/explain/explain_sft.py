@@ -1,4 +1,4 @@
-"""What a supervised fine-tuning would run."""
+"""The explanation of a supervised fine-tuning."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class AbstractSft(NamedTuple):
 
 
 def explain_sft(config: Config, workdir: Path) -> list[Section]:
-    """What `seeupo_jax.sft` would do with a configuration that passes every check.
+    """The explanation of `seeupo_jax.sft` with a configuration that passes every check.
 
     Conversations are read, tokenised and checked, as the run would.
 
     Raises:
-      ValueError: what the run would say, too.
+      ValueError: the errors that the run would raise.
     """
     with ProgressDisplay(0, "plain", shown=False) as quiet:
         data = load_data(config, quiet)
@@ -83,7 +83,7 @@ def _abstract(config: Config, steps: int) -> AbstractSft:
 
 
 def _memory(run: AbstractSft, mesh: jax.sharding.Mesh) -> list[str]:
-    """What lies on one device while a step is computed."""
+    """The memory of one device during a step, by part."""
     remat = plan_remat(run.config, mesh, total_memory(mesh.local_devices[0]))
     sizes = {
         "parameters that train": device_bytes(run.state.params),
@@ -112,7 +112,7 @@ def _optimizer(config: Config, steps: int) -> list[str]:
 
 
 def _start_lines(run: AbstractSft, workdir: Path, data: SftData) -> list[str]:
-    """Where a run in this folder would begin."""
+    """The point where a run in this folder would begin."""
     passed: list[str] = []
     folder = find_directory(run.config.checkpoint, workdir)
     files = Checkpoints(folder, 1, log=passed.append)

@@ -1,4 +1,4 @@
-"""What a training would run."""
+"""The explanation of a training run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from seeupo_jax.evaluation.missing import remaining_splits
 from seeupo_jax.learner.optimization.parameter_groups import group_of, of_all_layers, path_name
 from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.planning.abstract_run import AbstractRun, Planned
-from seeupo_jax.planning.expected_time import step_ends, time_lines
+from seeupo_jax.planning.expected_time import planned_sweep, time_lines
 from seeupo_jax.planning.explain.explain_files import checkpoint_lines, file_lines
 from seeupo_jax.planning.explain.explain_parts import (
     episode_section,
@@ -53,9 +53,10 @@ _SHOWN = "order ratio objective advantage baseline scale old_policy weight_clip 
 
 
 class _Start(NamedTuple):
-    """What a run resumes from.
+    """The point that a run resumes from.
 
-    done: iterations. left: splits that the policy after them is evaluated on. lines: in words.
+    done: finished iterations. left: splits that the policy after them is still evaluated on.
+    lines: the point in words.
     """
 
     done: int
@@ -69,14 +70,14 @@ def explain_training(
     planned: Planned | None = None,
     missing: Sequence[str] = (),
 ) -> list[Section]:
-    """What `seeupo_jax.train` would do with a configuration that passes every check.
+    """The explanation of `seeupo_jax.train` with a configuration that passes every check.
 
     Args:
-      planned: devices that are meant and not here; None: those that are.
-      missing: what the run needs besides and this machine has not.
+      planned: devices of the planned run that are not here; None: this machine's.
+      missing: further requirements of the run that this machine lacks.
 
     Raises:
-      ValueError: what the run would say, too.
+      ValueError: the errors that the run would raise.
     """
     check_same_warm_start(config, workdir)
     start = starting_folder(config, workdir)
@@ -106,7 +107,7 @@ def explain_training(
 
 
 def _start(run: AbstractRun, config: Config, workdir: Path, selects_on: str | None) -> _Start:
-    """Where a run in this folder with this configuration, as it was given, would resume."""
+    """The point where a run in this folder with this unresolved configuration would resume."""
     folder = find_directory(config.checkpoint, workdir)
     passed: list[str] = []
     files, stopped = (
@@ -218,7 +219,7 @@ def _parameters(run: AbstractRun) -> list[str]:
 
 
 def _iterations(config: Config, begins: _Start) -> list[str]:
-    rollout, steps = config.rollout, len(step_ends(config))
+    rollout, steps = config.rollout, planned_sweep(config).count("turn")
     return [
         f"{config.iterations}, {begins.lines[-1]}",
         *begins.lines[:-1],
@@ -231,12 +232,12 @@ def _iterations(config: Config, begins: _Start) -> list[str]:
 
 
 def _due(config: Config, every: int, done: int) -> list[int]:
-    """Iterations to come after which something done `every` so many is done."""
+    """Remaining iterations that are followed by an action due `every` so many."""
     return [i for i in range(done + 1, config.iterations + 1) if is_due(config, i, every)]
 
 
 def _selection(config: Config) -> str | None:
-    """The split that checkpoints are selected on, as far as it is known here."""
+    """The split that checkpoints are selected on; None: none, or not known here."""
     try:
         return selection_split(config, find_tasks(config))
     except EnvironmentUnavailable:

@@ -15,8 +15,8 @@ from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.instruments.lab import laboratory
 from seeupo_jax.instruments.lab.laboratory import (
+    LabSettings,
     Result,
-    Settings,
     compile_experiment,
     experiment,
     regrets,
@@ -25,7 +25,7 @@ from seeupo_jax.instruments.lab.problems import PROBLEMS, Problem
 
 RNG = np.random.default_rng(2)
 PROBLEM = Problem("small", RNG.uniform(0, 1, (2, 2, 2)), RNG.uniform(0.2, 1, (2, 2, 2)))
-SMALL = Settings(seeds=3, iterations=6, groups=2, group_size=4)
+SMALL = LabSettings(seeds=3, iterations=6, groups=2, group_size=4)
 
 
 def test_the_same_seed_gives_the_same_numbers_alone_and_among_others():
@@ -43,7 +43,7 @@ def test_the_same_seed_gives_the_same_numbers_alone_and_among_others():
 
 
 def test_exact_values_never_fall_with_seeupo():
-    settings = Settings(seeds=1, iterations=150, exact=True)
+    settings = LabSettings(seeds=1, iterations=150, exact=True)
     result = experiment(PROBLEM, "seeupo", settings)
     assert result.fall_SI.max() <= 1e-6
     assert result.drops == 0
@@ -51,7 +51,7 @@ def test_exact_values_never_fall_with_seeupo():
 
 
 def test_the_shared_network_climbs_with_a_critic_and_another_optimizer():
-    settings = Settings(seeds=2, iterations=30, policy="shared", optimizer="adam", lr=0.01)
+    settings = LabSettings(seeds=2, iterations=30, policy="shared", optimizer="adam", lr=0.01)
     value_SI = experiment(PROBLEM, "ppo", settings).value_SI
     assert np.all(value_SI[:, -1] > value_SI[:, 0] + 0.05)
 
@@ -73,14 +73,14 @@ def test_results_are_summed_up():
 
 
 def test_clips_are_the_laboratorys_unless_the_recipe_has_its_own():
-    seeupo, dapo = (Settings(clip=0.1).algorithm(name) for name in ("seeupo", "dapo"))
+    seeupo, dapo = (LabSettings(clip=0.1).algorithm(name) for name in ("seeupo", "dapo"))
     assert (seeupo.clip_low, seeupo.clip_high) == (0.1, 0.1)
     assert (dapo.clip_low, dapo.clip_high) == (0.2, 0.28)
     assert seeupo.weight_clip is None and seeupo.advantage_clip is None
     assert seeupo.kl_coef == 0 and seeupo.inner_epochs == 4
-    rloo = Settings(clip=0.1, weight_clip=0.3).algorithm("rloo")  # which reads neither
+    rloo = LabSettings(clip=0.1, weight_clip=0.3).algorithm("rloo")  # which reads neither
     assert rloo.inner_epochs == 1  # it has no ratio
-    assert Settings(weight_clip=0.3).algorithm("seeupo").weight_clip == 0.3
+    assert LabSettings(weight_clip=0.3).algorithm("seeupo").weight_clip == 0.3
 
 
 WITHOUT = ["istar", "spa"]  # which need a model beside the policy
@@ -88,14 +88,14 @@ WITHOUT = ["istar", "spa"]  # which need a model beside the policy
 
 @pytest.mark.parametrize("recipe", [name for name in RECIPES if name not in WITHOUT])
 def test_a_recipe_is_what_training_has_but_for_the_penalty_and_the_clips(recipe):
-    actual = dataclasses.asdict(Settings().algorithm(recipe))
+    actual = dataclasses.asdict(LabSettings().algorithm(recipe))
     assert {field: actual[field] for field in RECIPES[recipe]} == RECIPES[recipe] | {
         field: value for field, value in {"kl_coef": 0.0}.items() if field in RECIPES[recipe]
     }
 
 
 def test_a_recipes_choices_can_be_changed():
-    changed = Settings().algorithm("seeupo:ratio=product:clip_high=none:advantage=gigpo")
+    changed = LabSettings().algorithm("seeupo:ratio=product:clip_high=none:advantage=gigpo")
     assert (changed.ratio, changed.clip_high, changed.advantage) == ("product", None, "gigpo")
 
 
@@ -142,14 +142,14 @@ def test_every_field_that_the_laboratory_reads_can_be_changed():
     assert {*CHANGED} == {*laboratory.READ_FIELDS}
     for field, recipe in CHANGED.items():
         preset = recipe.partition(":")[0]
-        before, after = (vars(Settings().algorithm(text))[field] for text in (preset, recipe))
+        before, after = (vars(LabSettings().algorithm(text))[field] for text in (preset, recipe))
         assert after != before, recipe
 
 
 @pytest.mark.parametrize("field", UNREAD)
 def test_every_other_field_is_refused_in_one_sentence(field):
     with pytest.raises(ValueError) as error:
-        Settings().algorithm(f"seeupo:{field}={UNREAD[field]}")
+        LabSettings().algorithm(f"seeupo:{field}={UNREAD[field]}")
     said = str(error.value)
     assert said.startswith(f"--recipes: got '{field}=") and said.endswith("the laboratory reads.")
     assert said.count(". ") == 0
@@ -188,13 +188,13 @@ def test_no_other_field_changes_what_is_computed(recipe):
 )
 def test_what_is_no_recipe_is_told(recipe, said):
     with pytest.raises(ValueError) as error:
-        Settings().algorithm(recipe)
+        LabSettings().algorithm(recipe)
     assert said in str(error.value)
 
 
 def test_expectations_are_of_group_relative_advantages_alone():
     with pytest.raises(ValueError, match="--exact: got 'ppo', with advantage=gae"):
-        Settings(exact=True).algorithm("ppo")
+        LabSettings(exact=True).algorithm("ppo")
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_expectations_are_of_group_relative_advantages_alone():
 )
 def test_what_is_no_optimizer_is_told(name, said):
     with pytest.raises(ValueError) as error:
-        Settings(optimizer=name).make_optimizer()
+        LabSettings(optimizer=name).make_optimizer()
     assert str(error.value).startswith(said)
 
 

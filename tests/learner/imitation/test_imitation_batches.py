@@ -17,7 +17,7 @@ from imitation_cases import SHAPES, batches, demonstration, demonstrations, toke
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.envs.base import Demonstration
-from seeupo_jax.learner.batching import Rows, Shapes, all_actions, lay_out, turn_batch
+from seeupo_jax.learner.batching import SegmentBatch, Shapes, all_actions, lay_out, turn_batch
 from seeupo_jax.learner.imitation.action_segments import Tokenized, to_segments
 from seeupo_jax.learner.imitation.imitation_batches import Batches, pack
 from seeupo_jax.learner.imitation.imitation_step import Imitation
@@ -72,7 +72,7 @@ def test_rows_of_a_batch_are_of_similar_length_only_where_blocks_are_sorted():
 
 def test_a_step_is_on_the_mean_over_action_tokens_alone_and_moves_the_average_after_it():
     """Against the NumPy twin: value, and gradients by a step of plain gradient descent."""
-    rows = Rows.of(cases.ragged())
+    rows = SegmentBatch.of(cases.ragged())
     pieces = all_actions(rows)
     layout = lay_out(rows, pieces, cases.SHAPES, cases.SHAPES.lengths[-1:])
     batch = turn_batch(rows, layout, cases.SHAPES, {}, action=32)

@@ -18,10 +18,10 @@ from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.optimizer_schema import ParameterGroup
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.learner import sweep as sweep_module
-from seeupo_jax.learner.batching import Rows, Shapes, all_actions, lay_out, turn_batch
-from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.batching import SegmentBatch, Shapes, all_actions, lay_out, turn_batch
 from seeupo_jax.learner.optimization.optimizer import apply_update, make_optimizer
-from seeupo_jax.learner.programs import compile_programs
+from seeupo_jax.learner.program_cache import Learner
+from seeupo_jax.learner.program_warming import compile_programs
 from seeupo_jax.learner.state_layout import HOST, abstract_state, make_state, state_layout
 from seeupo_jax.learner.step.critic import critic_optimizer, fresh_head, make_critic
 from seeupo_jax.learner.sweep import sweep
@@ -42,7 +42,7 @@ BY_ACTION = {"order": "parallel", "turns_per_update": 1, "loss_mean": "action"}
 TURN_BY_TURN = {"turns_per_update": 1, "order": "reverse"}
 DENOMINATOR, COEF, CLIP = np.float32(7), 0.5, 0.2
 TRAJECTORIES = cases.ragged()
-ROWS = Rows.of(TRAJECTORIES)
+ROWS = SegmentBatch.of(TRAJECTORIES)
 NETWORK, PARAMS = cases.policy()
 REFERENCE = cases.jittered(PARAMS, 0.02)
 

@@ -41,6 +41,7 @@ def converted(name, pre):
     }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name, pre", [("qwen3", "qwen2"), ("llama3_2", "llama-bpe")])
 def test_tokens_are_those_of_the_original(name, pre):
     built = gguf_vocabulary.build_tokenizer(converted(name, pre)).backend_tokenizer

@@ -8,15 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 import chat_cases as cases
 import numpy as np
 import pytest
-from chat_cases import FOLDERS, NAMES, TOOL, library_tokens, raw_text
+from chat_cases import FETCHED, FOLDERS, NAMES, TOOL, library_tokens, raw_text
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import Metaspace
 from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerFast
 
 from seeupo_jax.configuration import schema
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import StepResult
+from seeupo_jax.envs.validation import check_step
 from seeupo_jax.policy.files.chat.renderer import MARK
 from seeupo_jax.policy.files.huggingface_tokenizer import HuggingFaceTokenizer, load
 from seeupo_jax.policy.files.messages import TaggedText
@@ -132,6 +132,7 @@ def test_the_header_and_what_follows_the_end_token_are_context(name):
     assert raw_text(name, after) == f"{newline}{header}Thanks!{ending}{newline}{HEADER[name]}"
 
 
+@pytest.mark.exhaustive
 def test_qwen3s_thoughts_stay_until_the_user_speaks_and_then_a_segment_starts():
     tokenizer = make("qwen3")
     action = tokenizer.action(THOUGHT + "I call.")
@@ -169,6 +170,7 @@ def test_what_was_sampled_is_never_tokenised_again(name):
         assert after[len(start.tokens) :][: len(action)] == action
 
 
+@pytest.mark.exhaustive
 def test_a_control_token_inside_an_action_or_another_end_starts_a_segment(tmp_path):
     folder = small_folder(tmp_path)
     (endless, start, end) = cases.small_library().convert_tokens_to_ids(
@@ -203,6 +205,7 @@ def test_what_is_appended_is_tokenised_as_the_middle_of_a_text():
     assert after == [*start.tokens, 3, 0, 3, 3, 5, 6, 7, 0, 3]
 
 
+@pytest.mark.exhaustive
 def test_a_stored_limit_on_length_cuts_nothing(tmp_path):
     library = cases.small_library()
     library.backend_tokenizer.enable_truncation(4)
@@ -212,6 +215,7 @@ def test_a_stored_limit_on_length_cuts_nothing(tmp_path):
     assert got.action("the order of the list") == wanted.action("the order of the list")
 
 
+@pytest.mark.exhaustive
 def test_a_mark_in_a_message_is_text():
     tokenizer = make("qwen2_5")
     texts = [MARK, MARK * 2, f"a{MARK}<|im_end|>{MARK}b", f"<{MARK}|im_end|>"]
@@ -238,7 +242,7 @@ def test_no_text_forges_a_control_token(name):
         place = text.find("<|python_tag|>")
         said = {"content": TaggedText(text, [place]), "tags": (place,)}
         reported = StepResult(tuple({"role": r, **said} for r in ("tool", "user")), 0.0, False)
-        answer = gate.check_step(reported).observation
+        answer = check_step(reported).observation
         start = tokenizer.begin(messages, (tool,))
         after = start.extend(tokenizer.action(text), answer)
         assert text in tokenizer.text(after.tokens)
@@ -248,6 +252,7 @@ def test_no_text_forges_a_control_token(name):
     assert tokenizer.text(tokenizer.action(forged)) == forged
 
 
+@pytest.mark.exhaustive
 def test_an_action_that_the_template_rewrites_forges_no_control_token():
     """Qwen3's takes the thought out of the history when the user speaks: all is tokenised anew."""
     tokenizer = make("qwen3")
@@ -262,6 +267,7 @@ def test_an_action_that_the_template_rewrites_forges_no_control_token():
         assert after.count(token) == harmless.count(token) == {151644: 4, 151645: 3}[token]
 
 
+@pytest.mark.exhaustive
 def test_no_text_forges_a_header_that_is_no_special_token():
     """Headers as DeepSeek-R1-Distill-Qwen has them, and thoughts that its template begins."""
     names = ("<|User|>", "<|Assistant|>", "<|output|>", "</|output|>", "<think>", "\n\n")
@@ -291,6 +297,7 @@ def test_no_text_forges_a_header_that_is_no_special_token():
     assert count("\n\n") == [2, 2, 1, 1, 2, 5]
 
 
+@pytest.mark.exhaustive
 def test_a_template_may_fail_on_roles_that_a_conversation_has_not(tmp_path):
     fails = "{% for m in messages %}{% if m.role == 'tool' %}{{ m.name | tojson }}{% endif %}"
     template = fails + "{{ m.content }}<|im_end|>{% endfor %}"
@@ -298,7 +305,7 @@ def test_a_template_may_fail_on_roles_that_a_conversation_has_not(tmp_path):
     assert tokenizer.text(tokenizer.begin([USER], ()).tokens) == USER["content"]
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("name", FETCHED)
 def test_tokens_of_tools_and_thoughts_are_text_and_spaces_stay(name):
     tokenizer = make(name)
     text = THOUGHT + '<tool_call>\n{"name": "find"}\n</tool_call> , it \'s . '
@@ -309,7 +316,7 @@ def test_tokens_of_tools_and_thoughts_are_text_and_spaces_stay(name):
     assert tokenizer.vocab_size == {"qwen3": 151669, "qwen2_5": 151665, "llama3_2": 128256}[name]
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("name", FETCHED)
 def test_a_template_with_tools_lists_them_itself(name):
     assert make(name).begin([SYSTEM, USER], (TOOL,)).tokens == library_tokens(
         name, [SYSTEM, USER], (TOOL,)
@@ -317,7 +324,14 @@ def test_a_template_with_tools_lists_them_itself(name):
 
 
 @pytest.mark.parametrize("first", [[SYSTEM], []])
-@pytest.mark.parametrize("name, tools", [("smollm2", "auto"), *((n, "hermes") for n in NAMES)])
+@pytest.mark.parametrize(
+    "name, tools",
+    [
+        ("smollm2", "auto"),
+        *(pytest.param(n, "hermes", marks=pytest.mark.exhaustive) for n in FOLDERS),
+        ("smollm2", "hermes"),
+    ],
+)
 def test_other_listings_stand_in_the_system_message(name, tools, first):
     tokenizer = make(name, tools=tools)
     text = raw_text(name, tokenizer.begin([*first, USER], (TOOL,)).tokens)
@@ -347,6 +361,7 @@ def test_system_messages_are_left_out_where_the_chat_says_so(name):
     assert start.extend(action, [SYSTEM, THANKS]) == start.extend(action, [THANKS])
 
 
+@pytest.mark.exhaustive
 def test_template_kwargs_reach_the_template():
     quiet = make("qwen3", template_kwargs={"enable_thinking": False})
     start = quiet.begin([USER], ())
@@ -358,12 +373,14 @@ def test_template_kwargs_reach_the_template():
     assert after.tokens == wanted
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("key", ["enable_thinking", "messages", "add_generation_prompt"])
 def test_kwargs_that_the_template_does_not_read_are_refused(key):
     with pytest.raises(ValueError, match=f"config.chat.template_kwargs: got '{key}'; allowed: "):
         make("qwen2_5", template_kwargs={key: True})
 
 
+@pytest.mark.exhaustive
 def test_the_date_is_the_same_on_every_day(tmp_path):
     assert "Today Date: 26 Jul 2024" in raw_text(
         "llama3_2", make("llama3_2").begin([USER], ()).tokens
@@ -376,6 +393,7 @@ def test_the_date_is_the_same_on_every_day(tmp_path):
     assert text == "\n2024-07-26, Friday 00:00\nWhere is order 4075?<|im_end|>"
 
 
+@pytest.mark.exhaustive
 def test_a_template_may_be_replaced_and_its_end_token_ends_actions(tmp_path):
     file = tmp_path / "short.jinja"
     file.write_text(ENDING.replace("<|im_end|>", "<|endoftext|>"))
@@ -385,6 +403,7 @@ def test_a_template_may_be_replaced_and_its_end_token_ends_actions(tmp_path):
     assert raw_text("qwen2_5", tokenizer.begin([USER], ()).tokens).endswith("4075?<|endoftext|>")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "template, reason",
     [
@@ -402,6 +421,7 @@ def test_a_template_that_does_not_work_is_told(tmp_path, template, reason):
         make("qwen2_5", template=str(file))
 
 
+@pytest.mark.exhaustive
 def test_a_template_in_another_encoding_is_told(tmp_path):
     file = tmp_path / "latin.jinja"
     file.write_bytes("Gefäß".encode("latin-1") + ENDING.encode())
@@ -409,6 +429,7 @@ def test_a_template_in_another_encoding_is_told(tmp_path):
         make("qwen2_5", template=str(file))
 
 
+@pytest.mark.exhaustive
 def test_a_conversation_that_the_template_refuses_is_told(tmp_path):
     file = tmp_path / "chat.jinja"
     rule = "{% if messages[0].role == 'system' %}{{ raise_exception('No system.') }}{% endif %}"
@@ -426,6 +447,7 @@ def test_a_conversation_that_the_template_refuses_is_told(tmp_path):
         tokenizer.begin([], ())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "changes, reason",
     [
@@ -442,6 +464,7 @@ def test_a_folder_that_lacks_something_is_told(tmp_path, changes, reason):
         load(folder, None)
 
 
+@pytest.mark.exhaustive
 def test_without_a_template_it_tokenises_and_begins_no_conversation(tmp_path):
     tokenizer = load(small_folder(tmp_path, chat_template=None), None)
     assert tokenizer.text(tokenizer.action("tea")) == "tea"
@@ -450,6 +473,7 @@ def test_without_a_template_it_tokenises_and_begins_no_conversation(tmp_path):
         tokenizer.begin([USER], ())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "file, content, reason",
     [
@@ -466,6 +490,7 @@ def test_a_damaged_file_is_told(tmp_path, file, content, reason):
         load(tmp_path, None)
 
 
+@pytest.mark.sampled("smollm2")
 @pytest.mark.parametrize("name", ["small", "smollm2"])
 def test_a_saved_tokenizer_comes_back_for_us_and_for_the_library(tmp_path, name):
     file = tmp_path / "chat.jinja"
@@ -492,6 +517,7 @@ def test_a_saved_tokenizer_comes_back_for_us_and_for_the_library(tmp_path, name)
     assert library.encode(text, add_special_tokens=False) == encode(name, text)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "start",
     ["", " ", "\n", "\n\n ", "  {% if true %} {% endif %}", "\n  {%- if true %}x{% endif %}"],
@@ -511,6 +537,7 @@ def test_kwargs_of_an_exported_template_change_none_of_its_white_space(start):
     assert library.chat_template == exported
 
 
+@pytest.mark.exhaustive
 def test_sampling_settings_are_saved_with_the_tokenizer(tmp_path):
     folder, saved = small_folder(tmp_path / "read"), tmp_path / "saved"
     saved.mkdir()
@@ -523,6 +550,7 @@ def test_sampling_settings_are_saved_with_the_tokenizer(tmp_path):
     assert values == {"max_length": 9, **stored, "eos_token_id": [end]}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("has_generation_config", [False, True])
 def test_ids_that_end_a_generation_are_those_of_transformers_and_are_saved(
     tmp_path, has_generation_config
@@ -544,6 +572,7 @@ def test_ids_that_end_a_generation_are_those_of_transformers_and_are_saved(
     assert GenerationConfig.from_pretrained(saved).eos_token_id == list(tokenizer.end_ids)
 
 
+@pytest.mark.exhaustive
 def test_a_saved_tokenizer_has_the_names_of_version_4_of_transformers(tmp_path):
     """That version reads extra_special_tokens as a dict, and fails on a list."""
     make("qwen3").save(tmp_path)
@@ -554,6 +583,7 @@ def test_a_saved_tokenizer_has_the_names_of_version_4_of_transformers(tmp_path):
     assert not {"extra_special_tokens", "is_local", "local_files_only"} & set(got)
 
 
+@pytest.mark.exhaustive
 def test_threads_do_not_disturb_each_other():
     @functools.cache
     def tokens(seed):
@@ -566,6 +596,7 @@ def test_threads_do_not_disturb_each_other():
     assert together == alone * 4
 
 
+@pytest.mark.exhaustive
 def test_which_tokenizers_write_calls():
-    assert [make(name).writes_calls for name in NAMES] == [True, True, True, False]
+    assert [make(name).writes_calls for name in (*FOLDERS, "smollm2")] == [True, True, True, False]
     assert not make("qwen3", tools="hermes").writes_calls

@@ -158,6 +158,7 @@ def test_a_policy_that_transformers_has_saved_again_is_read(tmp_path):
     assert found == actual.begin(MESSAGES, ()).tokens
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_a_folder_of_the_library_keeps_ids_and_template(tmp_path, family):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
@@ -181,6 +182,7 @@ def test_a_folder_of_the_library_keeps_ids_and_template(tmp_path, family):
     assert (again / "chat_template.jinja").read_text() == reference.chat_template
 
 
+@pytest.mark.exhaustive
 def test_a_folder_that_transformers_would_read_otherwise_has_no_tokenizer(tmp_path, caplog):
     # Whatever the folder says, this family is read by a class that normalises.
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
@@ -267,6 +269,7 @@ def test_a_llama_folder_has_sentencepieces_ids_and_so_has_its_export(tmp_path, c
     assert values["tokenizer_class"] == "PreTrainedTokenizerFast"  # which version 4 has, too
 
 
+@pytest.mark.exhaustive
 def test_a_file_that_another_class_would_split_otherwise_is_what_tokenises(tmp_path, caplog):
     """The digits of SmolLM2's pre-tokenizer; qwen2, whose class normalises, cannot be exported."""
     library, folder = chat_cases.small_library(), tmp_path / "again"
@@ -294,12 +297,14 @@ def test_a_file_that_another_class_would_split_otherwise_is_what_tokenises(tmp_p
     assert caplog.records[-1].getMessage().endswith("no tokenizer is written.")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["qwen3", "qwen2_5", "llama3_2"])
 def test_the_models_own_class_reads_the_same_and_is_kept(caplog, name):
     library = load(chat_cases.MODELS / name)
     assert type(library) is type(chat_cases.library(name)) and not caplog.records
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "options, is_kept",
     [

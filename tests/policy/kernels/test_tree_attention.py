@@ -30,6 +30,7 @@ TRIALS = [
 ]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("implementation, block, name, window", TRIALS)
 def test_every_path_is_attended_as_if_it_were_alone(implementation, block, name, window):
     case = CASES[name]
@@ -169,6 +170,7 @@ def test_bfloat16_is_as_near_to_the_exact_result_as_all_scores_at_once(implement
     assert np.abs(actual - exact).max() <= 1.5 * np.abs(all_pairs - exact).max()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "topology, dtype, d",
     [

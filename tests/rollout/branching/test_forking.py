@@ -14,7 +14,7 @@ from rollout_cases import make_worker
 from seeupo_jax.configuration import schema
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.envs.snapshot import has_fork
-from seeupo_jax.envs.transport.isolated import Isolated
+from seeupo_jax.envs.transport.isolated import IsolatedEnvironment
 from seeupo_jax.envs.transport.remote import Remote
 from seeupo_jax.rewards.reward_functions import RewardFunction
 from seeupo_jax.rewards.scorer import Scorer
@@ -125,7 +125,7 @@ def test_processes_share_the_trees_out():
 
 
 def test_other_processes_and_servers_replay():
-    assert not any(map(has_fork, (Isolated("order_desk", {}), object.__new__(Remote))))
+    assert not any(map(has_fork, (IsolatedEnvironment("order_desk", {}), object.__new__(Remote))))
 
 
 @pytest.mark.parametrize("turn", [1, 2])

@@ -3,7 +3,7 @@
 import pytest
 
 from seeupo_jax.envs.base import StepResult
-from seeupo_jax.envs.gate import ProtocolError
+from seeupo_jax.envs.validation import ProtocolError
 from seeupo_jax.rewards.reward_ledger import RewardLedger
 from seeupo_jax.rollout.branching.replay import begin_call, check_replayable, step_call
 from seeupo_jax.rollout.episode import Episode, EpisodeRequest, Fork

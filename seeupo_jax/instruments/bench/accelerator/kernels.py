@@ -218,10 +218,10 @@ class Cached:
         return paged.write(pages, one, at, place), paged.PageTable(table, start, shared)
 
     def __str__(self) -> str:
-        shared = f", {self.prefix} in common" if self.prefix else ""
+        shared = f", {self.prefix} shared" if self.prefix else ""
         return (
             f"{len(self.lengths)} conversations of {min(self.lengths)} to {max(self.lengths)}"
-            f"{shared}, {self.tokens} tokens a pass; {self.heads}"
+            f"{shared}, {self.tokens} tokens per pass; {self.heads}"
         )
 
 

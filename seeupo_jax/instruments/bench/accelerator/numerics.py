@@ -62,7 +62,7 @@ def parity(record: Record, settings: BenchSettings, rehearse: bool) -> None:
         differences = _differences(_of_jax(folder, ids, "bfloat16"), exact)
         usual = _differences(_of_torch(folder, ids, "bfloat16"), exact)
     record.check(
-        "logits and gradients, as near to PyTorch's in float32 as PyTorch's own",
+        "logits and gradients in bfloat16 against PyTorch in float32",
         {name: (off, AS_PYTORCH * usual[name]) for name, off in differences.items()},
         dtype="bfloat16",
         shape=shape,
@@ -184,7 +184,9 @@ def long_sweep(record: Record, settings: BenchSettings, rehearse: bool) -> None:
         of: (off, TOLERANCES["float32"])
         for of, off in comparison.differences(jax_side, exact).items()
     }
-    record.check("a whole sweep against PyTorch", bounded, dtype="float32", shape=shape)
+    record.check(
+        "a sweep over complete conversations against PyTorch", bounded, dtype="float32", shape=shape
+    )
     off, usual = (_distances(outcomes[side, "bfloat16"], exact) for side in ("jax", "torch"))
     # Of the steps there are few numbers, whose rounding may be greater by chance.
     bounded = {of: (off[of], AS_PYTORCH * usual[of]) for of in off}
@@ -193,7 +195,7 @@ def long_sweep(record: Record, settings: BenchSettings, rehearse: bool) -> None:
         least = TOLERANCES["bfloat16"] * float(np.sqrt(np.nansum(numbers**2)))
         bounded[of] = off[of], max(bounded[of][1], least)
     record.check(
-        "a whole sweep, as near to PyTorch's in float32 as PyTorch's own",
+        "a sweep over complete conversations in bfloat16 against PyTorch in float32",
         bounded,
         dtype="bfloat16",
         shape=shape,

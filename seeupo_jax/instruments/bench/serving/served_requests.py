@@ -73,7 +73,7 @@ def add_flags(parser: Flags) -> None:
     parser.flag("json", "also write the figures to this file", output_file)
 
 
-class Server(NamedTuple):
+class ServedEndpoint(NamedTuple):
     """A server that runs. model: what requests name."""
 
     base_url: str
@@ -194,7 +194,7 @@ def _of_transformers(folder: Path, platform: str, dtype: str) -> tuple[str, list
 
 
 @contextlib.contextmanager
-def _running(line: Sequence[str]) -> Iterator[Server]:
+def _running(line: Sequence[str]) -> Iterator[ServedEndpoint]:
     """Runs a server, a module and its arguments, until the end; it answers already."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -212,7 +212,7 @@ def _running(line: Sequence[str]) -> Iterator[Server]:
             if said is None:
                 log.seek(0)
                 raise ValueError(f"{line[0]}: does not answer: {log.read()[-500:].strip()}")
-            yield Server(f"{url}/v1", key, said["data"][0]["id"] if lists else line[2])
+            yield ServedEndpoint(f"{url}/v1", key, said["data"][0]["id"] if lists else line[2])
         finally:
             process.terminate()
             try:
@@ -236,7 +236,7 @@ def _first_reply(process: subprocess.Popen[Any], url: str, key: str) -> dict[str
 
 
 def _measure(
-    contenders: dict[str, Server],
+    contenders: dict[str, ServedEndpoint],
     pool: Executor,
     clients: int,
     prompts: _Prompts,
@@ -275,7 +275,9 @@ def _measure(
     return {"requests": count, **ratio, "first_text_ratio": first, "contenders": sides}
 
 
-def ask(server: Server, clients: int, prompts: Sequence[str], max_tokens: int) -> dict[str, Any]:
+def ask(
+    server: ServedEndpoint, clients: int, prompts: Sequence[str], max_tokens: int
+) -> dict[str, Any]:
     """Requests an answer to every prompt, with `clients` requests at a time.
 
     Returns: `seconds` of all and, for each request, `first_s`, seconds to its first text (None: no

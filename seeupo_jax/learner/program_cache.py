@@ -1,4 +1,4 @@
-"""The parts that all sweeps of a run share: policy, optimizer, options, programs."""
+"""The compiled programs of a run's sweeps, kept for all of them, and what they are compiled for."""
 
 from __future__ import annotations
 
@@ -12,49 +12,55 @@ import numpy as np
 import optax
 
 from seeupo_jax.configuration import schema
-from seeupo_jax.configuration.algorithm import fused_refresh_applies
 from seeupo_jax.configuration.entry_points import find_entry
-from seeupo_jax.learner.batching import Rows, Shapes
+from seeupo_jax.learner.batching import SegmentBatch, Shapes
 from seeupo_jax.learner.optimization.schedule import Schedule, at_share
 from seeupo_jax.learner.optimization.turn_moments import of_turn
-from seeupo_jax.learner.reference_policy import moved
+from seeupo_jax.learner.reference_policy import ema_update
 from seeupo_jax.learner.state_layout import HashableShardings, average, on_device
 from seeupo_jax.learner.step import turn_step
 from seeupo_jax.learner.step.critic import Critic, make_critic
 from seeupo_jax.learner.step.loss_config import LossConfig, Numbers
-from seeupo_jax.learner.step.turn_scorer import Scorer, make_scorer, scorer_step
-from seeupo_jax.learner.step.turn_step import Scored
+from seeupo_jax.learner.step.turn_scorer import TurnScorer, make_scorer, scorer_step
+from seeupo_jax.learner.step.turn_step import TokenScores
+from seeupo_jax.learner.sweep_plan import (
+    Kind,
+    SweepPlan,
+    actions_per_update,
+    plan_sweep,
+    refreshes_in_steps,
+    sweep_kinds,
+)
 from seeupo_jax.parallel import distributed
 from seeupo_jax.policy.architecture import Routing
 from seeupo_jax.policy.network import Network, join_params
 from seeupo_jax.types import TrainState, Trajectory, TurnBatch
 
-Program = functools.partial[Any]  # jitted, with the parameters that no step changes
+LearnerProgram = functools.partial[Any]  # jitted, with the parameters that no step changes
 
 
-def _as_it_is(name: str, program: Program) -> Program:
+def _as_it_is(name: str, program: LearnerProgram) -> LearnerProgram:
     return program
 
 
 @dataclass(frozen=True, eq=False)
 class Learner:
-    """The parts of a sweep that it does not change.
+    """The constant parts of all sweeps of a run, and their jitted programs.
 
-    critic_optimizer, scorer_optimizer: of the value function and of the model that scores turns,
-      where there is one; None: the policy's.
-    schedule: what the learning rates of all are in an iteration; None: as the state has them.
-    truncated: whether actions are drawn from less than the policy's whole softmax; see `Rows.of`.
-    entropy: whether the pass that begins a sweep also finds the entropy of every action token; it
+    critic_optimizer, scorer_optimizer: optimizers of the value function and of the model that
+      scores turns; None: the policy's.
+    schedule: learning rates by iteration; None: those in the state.
+    truncated: whether actions are drawn from a truncated softmax; see `SegmentBatch.of`.
+    entropy: whether the first pass of a sweep also computes the entropy of every action token; it
       does so anyway where the algorithm reads it.
-    ema: decay of the average of the parameters in the state; None: it has none.
-    reward_weights: what named rewards weigh; one that is not among them weighs 1.
-    frozen: parameters that no step changes: all but the adapters, where there are any, and frozen
-      groups.
-    state_shardings: of the TrainState, and `replicated` of small arrays. Every program returns what
-      it was given with the same shardings, so that no program is compiled twice. None: one device.
-    through: gives what is called for a program of a name (`turn_step`, `refresh`, `score`, `value`,
-      `score_in_full`, `scorer_step`, `average`, `move_reference`): instruments watch or replace
-      programs by it.
+    ema: decay of the average of the parameters in the state; None: there is no average.
+    reward_weights: weights of named rewards; any other reward weighs 1.
+    frozen: parameters that no step changes: frozen groups, and with adapters all other parameters.
+    state_shardings: of the TrainState, and `replicated` of small arrays. Every program returns its
+      donated arguments with the same shardings, so that none is compiled twice. None: one device.
+    wrap_program: from the name of a program (`turn_step`, `refresh`, `score`, `value`,
+      `score_in_full`, `scorer_step`, `average`, `move_reference`) and the program to the function
+      that is called instead: instruments record or replace programs with it.
     """
 
     network: Network
@@ -73,10 +79,10 @@ class Learner:
     frozen: Any = field(default_factory=dict)
     state_shardings: TrainState | None = None
     replicated: jax.sharding.Sharding | None = None
-    through: Callable[[str, Program], Program] = _as_it_is
+    wrap_program: Callable[[str, LearnerProgram], LearnerProgram] = _as_it_is
 
     @functools.cached_property
-    def turn_step(self) -> Program:
+    def turn_step(self) -> LearnerProgram:
         """`turn_step.turn_step` from the state on; see there."""
         shardings = self.state_shardings
         of_one = None if shardings is None else of_turn(shardings, (0,))
@@ -89,23 +95,23 @@ class Learner:
             HashableShardings.of(of_one),
             self.replicated,
         )
-        return self.through("turn_step", functools.partial(jitted, numbers, self.frozen))
+        return self.wrap_program("turn_step", functools.partial(jitted, numbers, self.frozen))
 
     @functools.cached_property
-    def refresh(self) -> Program:
+    def refresh(self) -> LearnerProgram:
         """`turn_step.refresh` from the trained parameters on; see there."""
         config, numbers = self.loss_config.split()
         jitted = refresh_program(self.network, config, self.replicated)
-        return self.through("refresh", functools.partial(jitted, numbers, self.frozen))
+        return self.wrap_program("refresh", functools.partial(jitted, numbers, self.frozen))
 
     @functools.cached_property
-    def score(self) -> Program:
+    def score(self) -> LearnerProgram:
         """`turn_step.score` from the trained parameters on, which may lie in the host's memory."""
         jitted = score_program(self.network, self.temperature, self.replicated)
-        return self.through("score", functools.partial(jitted, self.frozen))
+        return self.wrap_program("score", functools.partial(jitted, self.frozen))
 
     @functools.cached_property
-    def score_in_full(self) -> Program:
+    def score_in_full(self) -> LearnerProgram:
         """`turn_step.score_in_full`, as `score` is `turn_step.score`."""
         jitted = score_program(
             self.network,
@@ -115,18 +121,18 @@ class Learner:
             entropy=self.finds_entropy,
             record=self.algorithm.router_replay == "old",
         )
-        return self.through("score_in_full", functools.partial(jitted, self.frozen))
+        return self.wrap_program("score_in_full", functools.partial(jitted, self.frozen))
 
     @property
-    def begin(self) -> Program:
+    def score_old_policy(self) -> LearnerProgram:
         """The program that scores the old and the reference policy at the start of a sweep."""
         more = self.finds_entropy or self.routing is not None
         return self.score_in_full if more else self.score
 
-    def scored(self, params: Any, batch: TurnBatch) -> Scored:
-        """The result of `begin` for a batch."""
-        result = self.begin(params, batch)
-        return result if isinstance(result, Scored) else Scored(result)
+    def scored(self, params: Any, batch: TurnBatch) -> TokenScores:
+        """The result of `score_old_policy` for a batch, with its log-probabilities at least."""
+        result = self.score_old_policy(params, batch)
+        return result if isinstance(result, TokenScores) else TokenScores(result)
 
     @property
     def routing(self) -> Routing | None:
@@ -135,38 +141,38 @@ class Learner:
 
     @property
     def finds_entropy(self) -> bool:
-        """Whether `begin` also finds the entropy of every action token."""
+        """Whether `score_old_policy` also finds the entropy of every action token."""
         return self.entropy or self.algorithm.reads_entropy
 
     @functools.cached_property
-    def value(self) -> Program:
+    def value(self) -> LearnerProgram:
         """`turn_step.value` from the trained parameters on, with a critic or scorer; see there."""
         critic = self.scorer if self.critic is None else self.critic
         jitted = value_program(self.network, critic, self.replicated)
-        return self.through("value", functools.partial(jitted, self.frozen))
+        return self.wrap_program("value", functools.partial(jitted, self.frozen))
 
     @functools.cached_property
-    def scorer_step(self) -> Program:
+    def scorer_step(self) -> LearnerProgram:
         """`turn_scorer.scorer_step` from the state on, which is donated; see there."""
         step = functools.partial(scorer_step, self.network, self.scorer, self.state_shardings)
         out = (self.state_shardings, self.replicated)
         jitted = jax.jit(step, donate_argnums=1, out_shardings=out)
-        return self.through("scorer_step", functools.partial(jitted, self.frozen))
+        return self.wrap_program("scorer_step", functools.partial(jitted, self.frozen))
 
     @functools.cached_property
-    def average(self) -> Program:
+    def average(self) -> LearnerProgram:
         """`state_layout.average` of the parameters and their average; nothing is donated."""
         out = None if self.state_shardings is None else self.state_shardings.ema
         jitted = jax.jit(functools.partial(average, decay=self.ema), out_shardings=out)
-        return self.through("average", functools.partial(jitted))
+        return self.wrap_program("average", functools.partial(jitted))
 
     @functools.cached_property
-    def move_reference(self) -> Program:
+    def move_reference(self) -> LearnerProgram:
         """`reference_policy.moved` from the parameters and the reference policy's on."""
         out = None if self.state_shardings is None else self.state_shardings.reference
-        decayed = functools.partial(moved, decay=self.algorithm.ref_decay)
+        decayed = functools.partial(ema_update, decay=self.algorithm.ref_decay)
         jitted = jax.jit(decayed, out_shardings=out)
-        return self.through("move_reference", functools.partial(jitted))
+        return self.wrap_program("move_reference", functools.partial(jitted))
 
     @functools.cached_property
     def critic(self) -> Critic | None:
@@ -175,7 +181,7 @@ class Learner:
         return make_critic(self.algorithm, self.network.arch.width, optimizer)
 
     @functools.cached_property
-    def scorer(self) -> Scorer | None:
+    def scorer(self) -> TurnScorer | None:
         """The model that scores turns; None: the estimator needs none."""
         optimizer = self.optimizer if self.scorer_optimizer is None else self.scorer_optimizer
         return make_scorer(self.algorithm, self.network.arch.width, optimizer, self.temperature)
@@ -186,9 +192,9 @@ class Learner:
             return state
         return at_share(state, self.schedule.share(iteration), self.replicate)
 
-    def rows(self, trajectories: Sequence[Trajectory]) -> Rows:
+    def rows(self, trajectories: Sequence[Trajectory]) -> SegmentBatch:
         """The segments of those that it learns from."""
-        return Rows.of(
+        return SegmentBatch.of(
             trajectories,
             grouped=self.algorithm.grouped,
             truncated=self.truncated,
@@ -204,15 +210,14 @@ class Learner:
     @functools.cached_property
     def loss_config(self) -> LossConfig:
         """The options of the turn step; it is compiled for what is left of them without numbers."""
-        algorithm, turns = self.algorithm, self.shapes.turns
-        parallel = algorithm.order == "parallel"
+        algorithm = self.algorithm
         return LossConfig(
             algorithm.loss,
             find_entry("objective", algorithm.objective),
             self.temperature,
             # With several steps a turn, the policy before the first is scored and kept instead.
             old_is_current=algorithm.old_policy == "turn" and self.fused,
-            actions=-(-turns // algorithm.span(turns)) if parallel else 1,
+            actions=actions_per_update(algorithm, self.shapes.turns),
         )
 
     @property
@@ -236,8 +241,17 @@ class Learner:
     @property
     def fused(self) -> bool:
         """Whether a turn's step also refreshes the weights of the turn before it."""
-        algorithm = self.algorithm
-        return algorithm.refresh != "separate" and fused_refresh_applies(algorithm)
+        return refreshes_in_steps(self.algorithm)
+
+    def plan(self, turns: int, iteration: int) -> SweepPlan:
+        """The passes of an iteration (1, 2, ...) over trajectories of at most so many turns."""
+        averages = self.ema is not None
+        return plan_sweep(self.algorithm, turns, seed=self.seed, iteration=iteration, ema=averages)
+
+    @property
+    def kinds(self) -> set[Kind]:
+        """The kinds of passes that its sweeps may take."""
+        return sweep_kinds(self.algorithm, ema=self.ema is not None)
 
 
 # Equal learners have one program of each kind, so that what one has compiled serves the next: the
@@ -256,13 +270,15 @@ def turn_step_program(
 ) -> Callable[..., Any]:
     """`turn_step.turn_step` from the frozen parameters on, behind the numbers of the loss."""
 
-    def turn(numbers: Numbers, frozen: Any, state: TrainState, *rest: Any) -> turn_step.StepResult:
+    def turn(
+        numbers: Numbers, frozen: Any, state: TrainState, *rest: Any
+    ) -> turn_step.TurnStepResult:
         loss_config = config.with_numbers(numbers)
         return turn_step.turn_step(
             network, optimizer, loss_config, shardings.tree, frozen, state, *rest, critic=critic
         )
 
-    out = turn_step.StepResult(shardings.tree, *(replicated,) * 3)
+    out = turn_step.TurnStepResult(shardings.tree, *(replicated,) * 3)
     return jax.jit(turn, donate_argnums=(2, 5), out_shardings=out)
 
 
@@ -283,7 +299,7 @@ def refresh_program(
 
 @_shared
 def value_program(
-    network: Network, critic: Critic | Scorer, replicated: jax.sharding.Sharding | None
+    network: Network, critic: Critic | TurnScorer, replicated: jax.sharding.Sharding | None
 ) -> Callable[..., Any]:
     """`turn_step.value` from the frozen parameters on."""
 

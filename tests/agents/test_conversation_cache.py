@@ -6,7 +6,7 @@ import pytest
 from rollout_cases import NumberConversation
 
 from seeupo_jax.agents.calls import HistoryMessage
-from seeupo_jax.agents.remembered import Answered, Remembered
+from seeupo_jax.agents.conversation_cache import CachedConversation, ConversationCache
 from seeupo_jax.envs.tool_calls import ToolCall
 
 TOOL = {"name": "add", "description": "", "parameters": {"type": "object", "properties": {}}}
@@ -17,7 +17,7 @@ NEXT = HistoryMessage("tool", "6")
 
 
 def answered(length):
-    return Answered(NumberConversation(None, [0] * (length - 2)), [5, 3], group=0)
+    return CachedConversation(NumberConversation(None, [0] * (length - 2)), [5, 3], group=0)
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def forgotten():
 
 @pytest.fixture
 def remembered(forgotten):
-    known = Remembered(100, forgotten.append)
+    known = ConversationCache(100, forgotten.append)
     known.add(1, [SYSTEM, USER, OURS], (TOOL,), answered(10))
     return known
 

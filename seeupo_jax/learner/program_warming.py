@@ -1,4 +1,4 @@
-"""The programs of the sweeps to come, by name: to run them ahead, or only to compile them."""
+"""Warms the programs of sweeps: lists them by name, compiles them, and calls each once."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seeupo_jax.learner.batching import Rows, empty_batch, empty_layout
+from seeupo_jax.learner.batching import SegmentBatch, empty_batch, empty_layout
 from seeupo_jax.learner.credit.advantages import compile_credit
 from seeupo_jax.learner.expert_record import ExpertRecord
-from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.turn_moments import of_turn, put_back
+from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.reference_policy import reference_of
 from seeupo_jax.learner.refresh_batch import make_refresh_batch
-from seeupo_jax.learner.step.turn_step import StepResult
+from seeupo_jax.learner.step.turn_step import TurnStepResult
 from seeupo_jax.parallel.compiling import Between, compile_all, never_stop
 from seeupo_jax.trajectories.rewards_by_name import OWN_REWARD
 from seeupo_jax.types import TrainState, TurnBatch
 
 
 @dataclass(frozen=True)
-class Program:
-    """One compiled program, and a call of it that does nothing.
+class SweepProgram:
+    """A program of the sweep, and the arguments of a call without rows.
 
-    function: what `jax.jit` returned.
+    function: the result of `jax.jit`.
     arguments: from the state and the reference policy's parameters (arrays, or shape structs with
-      shardings) to its arguments; those that change are shape structs.
-    returns_state: its results begin with the state, which was donated.
+      shardings) to the program's arguments; those that change are shape structs.
+    returns_state: whether its first result is the donated state.
     """
 
     name: str
@@ -47,10 +47,10 @@ class Program:
 COPY_RATIO = "sweep/copy cumulative ratio"  # small, and the same for all lengths
 
 
-def sweep_programs(learner: Learner, trajectories: int) -> Iterator[Program]:
-    """Every program that sweeps over so many trajectories may run, shortest rows first."""
+def sweep_programs(learner: Learner, trajectories: int) -> Iterator[SweepProgram]:
+    """The programs that sweeps over so many trajectories may run, shortest rows first."""
     empty_S = np.zeros(0, np.int32)
-    rows = Rows((), (), (), empty_S, empty_S, trajectories, 0, routing=learner.routing)
+    rows = SegmentBatch((), (), (), empty_S, empty_S, trajectories, 0, routing=learner.routing)
     if learner.algorithm.router_replay != "none":
         rows = replace(rows, experts=ExpertRecord(learner.routing, ()))
     shapes = learner.shapes
@@ -58,9 +58,9 @@ def sweep_programs(learner: Learner, trajectories: int) -> Iterator[Program]:
         yield from _score_programs(learner, rows, length)
     for length in shapes.lengths:
         yield from _turn_programs(learner, rows, length)
-    if learner.ema is not None:
+    if "average" in learner.kinds:
         yield _call("sweep/average", learner.average, lambda state, _: (state.params, state.ema))
-    if learner.algorithm.ref_every is not None:
+    if "move reference" in learner.kinds:
         yield _call(
             "sweep/move reference",
             learner.move_reference,
@@ -68,12 +68,14 @@ def sweep_programs(learner: Learner, trajectories: int) -> Iterator[Program]:
         )
 
 
-def distinct_programs(programs: Iterable[Program], state: TrainState, ref: Any) -> list[Program]:
-    """The first of those that are compiled to the same, for arrays or shape structs with shardings.
+def distinct_programs(
+    programs: Iterable[SweepProgram], state: TrainState, ref: Any
+) -> list[SweepProgram]:
+    """The first of each set of equal programs, for arrays or shape structs with shardings.
 
     The reference policy is scored by the old policy's program, unless it lies in other memory.
     """
-    first: dict[Any, Program] = {}
+    first: dict[Any, SweepProgram] = {}
     for program in programs:
         leaves, tree = jax.tree.flatten(program.arguments(state, ref))
         first.setdefault((program.function, tree, *map(_kind, leaves)), program)
@@ -81,7 +83,7 @@ def distinct_programs(programs: Iterable[Program], state: TrainState, ref: Any) 
 
 
 def _kind(leaf: Any) -> tuple[Any, ...]:
-    """All of an argument that a program is compiled for."""
+    """The properties of an argument that a program is compiled for."""
     return leaf.shape, str(leaf.dtype), getattr(leaf, "sharding", None)
 
 
@@ -92,11 +94,11 @@ def compile_programs(
     trajectories: int,
     between: Between = never_stop,
 ) -> TrainState:
-    """Compiles every program of the sweeps to come, and runs each on a batch without rows.
+    """Compiles every program of the sweeps of a run, and runs each on a batch without rows.
 
     `between`: as of `compile_all`, for the programs that take longest.
 
-    Returns: the state, which was donated and comes back bit for bit.
+    Returns: the state, which was donated and is returned unchanged.
     """
     names = [OWN_REWARD, *learner.reward_weights]
     compile_credit(learner.algorithm, learner.shapes, trajectories, names)
@@ -112,12 +114,12 @@ def compile_programs(
         out = program.function(*jax.tree.map(fill, program.arguments(state, ref_params)))
         if program.returns_state:
             state = put_back(out[0], state, (0,))
-        if isinstance(out, StepResult):
+        if isinstance(out, TurnStepResult):
             jnp.copy(out.cumulative_ratio_N)  # as a sweep keeps the cumulative ratios of every step
     return state
 
 
-def _score_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Program]:
+def _score_programs(learner: Learner, rows: SegmentBatch, length: int) -> Iterator[SweepProgram]:
     """Passes over trajectories by the policies, the critic and the scorer; the scorer's step."""
     given, rows = rows, replace(rows, experts=None)
 
@@ -129,26 +131,31 @@ def _score_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Progr
     batch, replayed = empty(False, False), empty(given.experts is not None, False)
     gains = learner.algorithm.scores_gain  # by branches, in the old policy's pass
     first = empty(learner.algorithm.router_replay == "rollout", gains)
-    yield _call(f"sweep/score {length}", learner.begin, lambda state, _: (state.params, first))
     yield _call(
-        f"sweep/reference {length}", learner.begin, lambda *given: (reference_of(*given), batch)
+        f"sweep/score {length}", learner.score_old_policy, lambda state, _: (state.params, first)
     )
-    if learner.critic is not None:
+    if "reference" in learner.kinds:
+        yield _call(
+            f"sweep/reference {length}",
+            learner.score_old_policy,
+            lambda *given: (reference_of(*given), batch),
+        )
+    if "value" in learner.kinds:
         yield _call(
             f"sweep/value {length}",
             learner.value,
             lambda state, _: (state.params, state.critic.params, replayed),
         )
-    if learner.scorer is not None:
+    if "scorer" in learner.kinds:
         yield from _scorer_programs(learner, rows, batch, length)
 
 
 def _scorer_programs(
-    learner: Learner, rows: Rows, batch: TurnBatch, length: int
-) -> Iterator[Program]:
-    """What the model that scores turns says of a batch, and its step."""
+    learner: Learner, rows: SegmentBatch, batch: TurnBatch, length: int
+) -> Iterator[SweepProgram]:
+    """The pass of the model that scores turns, and its step."""
     action = learner.shapes.longest
-    sloped = empty_batch(rows, learner.shapes, ("slope",), length=length, action=action)
+    with_grad = empty_batch(rows, learner.shapes, ("score_grad",), length=length, action=action)
 
     def of_tokens(state: TrainState, _: Any) -> tuple[Any, ...]:
         return state.scorer.params["trunk"], batch
@@ -156,28 +163,32 @@ def _scorer_programs(
     def of_turns(state: TrainState, _: Any) -> tuple[Any, ...]:
         return state.params, state.scorer.params, batch
 
-    scorer = (learner.begin, of_tokens) if learner.scorer.of_tokens else (learner.value, of_turns)
+    scorer = (
+        (learner.score_old_policy, of_tokens)
+        if learner.scorer.of_tokens
+        else (learner.value, of_turns)
+    )
     yield _call(f"sweep/scores {length}", *scorer)
     yield _call(
         f"sweep/scorer {length}",
         learner.scorer_step,
-        lambda state, _: (state, sloped),
+        lambda state, _: (state, with_grad),
         returns_state=True,
     )
 
 
-def _turn_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Program]:
-    """One turn's step, and what comes before or after it for some choices of the algorithm."""
-    shapes, algorithm = learner.shapes, learner.algorithm
+def _turn_programs(learner: Learner, rows: SegmentBatch, length: int) -> Iterator[SweepProgram]:
+    """The passes of an update: its steps, and the scoring pass and the refresh around them."""
+    shapes, kinds = learner.shapes, learner.kinds
     batch = empty_batch(rows, shapes, learner.per_token, length=length, action=shapes.action)
     numbers_N = _on_device(learner, (rows.trajectories,))
     refresh_batch = None
     if learner.fused:
         refresh_batch, _ = make_refresh_batch(rows, empty_layout(length), [], shapes, [])
-        if algorithm.old_policy == "turn":  # the step before leaves them on the device
+        if learner.loss_config.old_is_current:  # the step before leaves them on the device
             old_logp_PA = _on_device(learner, refresh_batch.old_logp_PA.shape)
             refresh_batch = refresh_batch._replace(old_logp_PA=old_logp_PA)
-    elif algorithm.old_policy == "turn":
+    if "old" in kinds:
         yield _call(f"sweep/old {length}", learner.score, lambda state, _: (state.params, batch))
     yield _call(
         f"sweep/turn {length}",
@@ -185,7 +196,8 @@ def _turn_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Progra
         lambda state, _: (of_turn(state, (0,)), batch, refresh_batch, numbers_N, np.float32(1)),
         returns_state=True,
     )
-    if algorithm.weighs and (not learner.fused or length == shapes.lengths[-1]):
+    # A fused refresh without room for some spans leaves them to a pass, in the longest rows.
+    if "refresh" in kinds or (learner.fused and length == shapes.lengths[-1]):
         yield _call(
             f"sweep/refresh {length}",
             learner.refresh,
@@ -194,7 +206,7 @@ def _turn_programs(learner: Learner, rows: Rows, length: int) -> Iterator[Progra
 
 
 def _on_device(learner: Learner, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
-    """Numbers that a program before has made."""
+    """Numbers that an earlier program returns."""
     return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=learner.replicated)
 
 
@@ -203,6 +215,8 @@ def _call(
     program: functools.partial[Any],
     rest: Callable[[TrainState, Any], tuple[Any, ...]],
     returns_state: bool = False,
-) -> Program:
-    """A learner's program, whose first arguments it has bound itself."""
-    return Program(name, program.func, lambda *given: (*program.args, *rest(*given)), returns_state)
+) -> SweepProgram:
+    """A learner's program, whose first arguments are bound."""
+    return SweepProgram(
+        name, program.func, lambda *given: (*program.args, *rest(*given)), returns_state
+    )

@@ -10,9 +10,9 @@ from agent_cases import RULES
 
 from seeupo_jax.agents.dialects import chat_completions
 from seeupo_jax.agents.dialects.exchange import Caller
-from seeupo_jax.envs import gate
-from seeupo_jax.envs.tools import null_fields
-from seeupo_jax.envs.tools.null_fields import NullCounts, drop_from_arguments, drop_from_tool
+from seeupo_jax.envs import null_fields
+from seeupo_jax.envs.null_fields import NullCounts, drop_from_arguments, drop_from_tool
+from seeupo_jax.envs.validation import check_reset
 from seeupo_jax.supervised.conversation import read_conversation
 
 # Schemas of arguments and values of them, by name: a column of a table has one type.
@@ -186,7 +186,7 @@ def test_tools_of_environments_lose_their_nulls_with_one_warning(caplog):
     null_fields._warn.cache_clear()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            _, tools = gate.check_opening(((), (tool,)))
+            _, tools = check_reset(((), (tool,)))
     assert tools[0]["parameters"] == {"properties": {"a": STRING}}
     assert [m.partition(",")[0] for m in caplog.messages] == [
         "warning: the environment's tools have 2 null fields"

@@ -1,4 +1,4 @@
-"""The desk at level 2: its tools on accounts, and when an errand is solved."""
+"""The desk at level 2: its tools on accounts, and the check that an errand is solved."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from seeupo_jax.envs.base import Tool
 from seeupo_jax.envs.order_desk import accounts, errands
 from seeupo_jax.envs.order_desk import orders as world
 from seeupo_jax.envs.order_desk.accounts import Account, ParcelledOrder
-from seeupo_jax.envs.order_desk.desk import OUTCOMES, TOOLS, Refusal, check_call, tool
+from seeupo_jax.envs.order_desk.desk import OUTCOMES, TOOLS, DeskRefusal, check_call, tool
 from seeupo_jax.envs.order_desk.errands import Errand
 from seeupo_jax.envs.tool_calls import ToolCall
 
@@ -27,10 +27,10 @@ ERRAND_TOOLS: tuple[Tool, ...] = (
 )
 
 
-class Counter:
-    """The accounts of one errand, and the replies that the customer was given.
+class AccountDesk:
+    """The accounts of one errand and the replies to the customer.
 
-    hasty: whether an action or a reply was about an order that had not been looked up.
+    hasty: whether an action or a reply concerned an order that had not been looked up.
     """
 
     max_turns: ClassVar[int] = errands.MAX_TURNS
@@ -51,7 +51,7 @@ class Counter:
         """Executes a tool call; returns the tool's answer.
 
         Raises:
-          Refusal: unknown tool, wrong arguments, unknown names or ids, a second reply.
+          DeskRefusal: unknown tool, wrong arguments, unknown name or id, or a second reply.
         """
         check_call(call, ERRAND_TOOLS)
         tools: dict[str, Callable[..., str]] = {
@@ -72,7 +72,7 @@ class Counter:
         return tools[call.name](**call.arguments)
 
     def solved(self) -> bool:
-        """Whether replies and accounts follow the policy, and no order was decided unseen."""
+        """Whether replies and accounts follow the policy, and every decided order was looked up."""
         settled, account = errands.settle(self.errand)
         wanted = {each.customer_id: each for each in self.errand.accounts}
         wanted[account.customer_id] = account
@@ -83,7 +83,7 @@ class Counter:
         for account in self.accounts.values():
             if account.name == name:
                 return json.dumps({"customer_id": account.customer_id})
-        raise Refusal(f"no customer {name!r}")
+        raise DeskRefusal(f"no customer {name!r}")
 
     def _list_orders(self, customer_id: str, item: str) -> str:
         orders = self._account(customer_id).orders
@@ -96,14 +96,14 @@ class Counter:
 
     def _account(self, customer_id: str) -> Account:
         if customer_id not in self.accounts:
-            raise Refusal(f"no customer {customer_id!r}")
+            raise DeskRefusal(f"no customer {customer_id!r}")
         return self.accounts[customer_id]
 
     def _holder(self, order_id: str) -> Account:
         for account in self.accounts.values():
             if any(order.order_id == order_id for order in account.orders):
                 return account
-        raise Refusal(f"no order {order_id!r}")
+        raise DeskRefusal(f"no order {order_id!r}")
 
     def _order(self, order_id: str) -> ParcelledOrder:
         return self._holder(order_id).order(order_id)
@@ -111,7 +111,7 @@ class Counter:
     def _change(self, order_id: str, action: Callable[[Account, str], Account]) -> str:
         order = self._order(order_id)
         if order.status in ("cancelled", "returned"):
-            raise Refusal(f"{order_id} is already {order.status}")
+            raise DeskRefusal(f"{order_id} is already {order.status}")
         account = action(self._holder(order_id), order_id)
         self.accounts[account.customer_id] = account
         self.hasty |= order_id not in self.looked_up
@@ -119,11 +119,11 @@ class Counter:
 
     def _reply(self, item: str, outcome: str) -> str:
         if item not in self.items:
-            raise Refusal(f"no request about {item!r}")
+            raise DeskRefusal(f"no request about {item!r}")
         if item in self.replies:
-            raise Refusal(f"{item} is already answered")
+            raise DeskRefusal(f"{item} is already answered")
         if outcome not in OUTCOMES:
-            raise Refusal(f"outcome must be one of: {', '.join(OUTCOMES)}")
+            raise DeskRefusal(f"outcome must be one of: {', '.join(OUTCOMES)}")
         self.hasty |= self.items[item] not in self.looked_up
         self.replies[item] = outcome
         return json.dumps({"done": item})

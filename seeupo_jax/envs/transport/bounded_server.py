@@ -1,4 +1,4 @@
-"""An HTTP server with a limit on its connections, and on the time until they authenticate."""
+"""An HTTP server that limits its connections and the time until they authenticate."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from collections.abc import Collection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from seeupo_jax.envs.transport import wire
+from seeupo_jax.envs.transport.http_protocol import BUSY
 
-_LEFT = getattr(select, "POLLRDHUP", select.POLLHUP)  # its client has closed it
+_CLOSED = getattr(select, "POLLRDHUP", select.POLLHUP)  # the client has closed the connection
 
 
 class BoundedServer(ThreadingHTTPServer):
-    """A thread for each connection, and a limit on both.
+    """A server with one thread per connection and a limit on connections.
 
-    A connection beyond it takes the place of one that its client has left, although its handler
-    still works; else it is answered with `wire.BUSY` and closed. One whose handler does not call
-    `admit` in time is closed, whatever its client sends.
+    At the limit, a new connection replaces one that its client has closed while its handler still
+    works; without such a connection it is answered with `BUSY` and closed. A connection whose
+    handler does not call `admit` in time is closed, whatever its client sends.
 
     Args:
       max_connections: open at once.
@@ -48,17 +48,17 @@ class BoundedServer(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def admit(self, connection: socket.socket) -> None:
-        """Keeps a connection, whose client has authenticated."""
+        """Keeps a connection whose client has authenticated."""
         with self._lock:
             if connection in self._opened:
                 self._opened[connection] = float("inf")
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Starts a new connection's thread, or refuses it."""
+        """Starts the thread of a new connection, or refuses the connection."""
         with self._lock:
             crowded = len(self._opened) >= self._max_connections
-            left = _left(self._opened) if crowded else []
-        for connection in left:
+            closed = _closed_by_client(self._opened) if crowded else []
+        for connection in closed:
             self.shutdown_request(connection)
         with self._lock:
             full = len(self._opened) >= self._max_connections
@@ -72,36 +72,36 @@ class BoundedServer(ThreadingHTTPServer):
         self.shutdown_request(request)
 
     def close_request(self, request: Any) -> None:
-        """Forgets a connection that has ended."""
+        """Removes a connection that has ended."""
         with self._lock:
             self._opened.pop(request, None)
         super().close_request(request)
 
     def service_actions(self) -> None:
-        """Closes late connections; `serve_forever` calls it in every round of its loop."""
+        """Closes connections that are late to authenticate; `serve_forever` calls it repeatedly."""
         limit = time.monotonic() - self._admit_s
         with self._lock:
             for connection in [one for one, opened in self._opened.items() if opened < limit]:
-                with contextlib.suppress(OSError):  # its handler reads the end and closes it
+                with contextlib.suppress(OSError):  # its handler then reads the end and closes it
                     connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignores clients that went away; they repeat a request whose answer they need."""
+        """Ignores clients that disconnected; they repeat a request whose answer they need."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
 
-def _left(connections: Collection[socket.socket]) -> list[socket.socket]:
-    """Those that their clients have closed."""
+def _closed_by_client(connections: Collection[socket.socket]) -> list[socket.socket]:
+    """The connections that their clients have closed."""
     poll = select.poll()
     for connection in connections:
-        with contextlib.suppress(ValueError):  # closed here
-            poll.register(connection, _LEFT)
+        with contextlib.suppress(ValueError):  # already closed here
+            poll.register(connection, _CLOSED)
     ended = {number for number, _ in poll.poll(0)}
     return [connection for connection in connections if connection.fileno() in ended]
 
 
 def _busy(reason: str) -> bytes:
     body = json.dumps({"refused": reason}).encode()
-    head = f"HTTP/1.1 {wire.BUSY} Busy\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    head = f"HTTP/1.1 {BUSY} Busy\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     return head.encode() + body

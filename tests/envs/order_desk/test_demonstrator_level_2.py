@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from seeupo_jax.envs.order_desk import agenda, errand_demonstrator, errands
-from seeupo_jax.envs.order_desk.counter import Counter
+from seeupo_jax.envs.order_desk import agenda, demonstrator, errands
+from seeupo_jax.envs.order_desk.account_desk import AccountDesk
 from seeupo_jax.envs.order_desk.demonstrator import demonstrate
-from seeupo_jax.envs.order_desk.desk import Case
+from seeupo_jax.envs.order_desk.desk import DeskEpisode
 from seeupo_jax.envs.order_desk.errands import make_errand
 from seeupo_jax.envs.tool_calls import parse_hermes
 
@@ -39,7 +39,7 @@ def test_the_oracle_goes_by_nothing_that_it_has_not_looked_up():
             if seen != [agenda.answer(errand.shared, look) for look in look_ups]:
                 continue
             other = reshared(errand, truth)
-            case = Case(Counter(other))
+            case = DeskEpisode(AccountDesk(other))
             for text in responses:
                 case.step(text)
             assert other.shared == truth and case.score() == 1.0
@@ -82,15 +82,15 @@ def test_the_same_arguments_give_the_same_conversation_and_a_seed_other_slips():
     ],
 )
 def test_each_slip_costs_what_it_should(monkeypatch, slip, low, high):
-    chances = dict.fromkeys(errand_demonstrator.ERRAND_SLIPS, 0.0) | {slip: 1.0}
-    monkeypatch.setattr(errand_demonstrator, "ERRAND_SLIPS", chances)
+    chances = dict.fromkeys(demonstrator.ERRAND_SLIPS, 0.0) | {slip: 1.0}
+    monkeypatch.setattr(demonstrator, "ERRAND_SLIPS", chances)
     assert low <= success(0.0) <= high
     assert success(1.0, cases=50) == 1.0
 
 
 def test_a_guess_looks_nothing_up_but_the_orders(monkeypatch):
-    chances = dict.fromkeys(errand_demonstrator.ERRAND_SLIPS, 0.0) | {"guess": 1.0}
-    monkeypatch.setattr(errand_demonstrator, "ERRAND_SLIPS", chances)
+    chances = dict.fromkeys(demonstrator.ERRAND_SLIPS, 0.0) | {"guess": 1.0}
+    monkeypatch.setattr(demonstrator, "ERRAND_SLIPS", chances)
     for index in range(50):
         names = [parse_hermes(text)[0].name for text in said(f"level2/train/{index}", skill=0.0)]
         assert not {"get_customer", "get_parcel"} & set(names)

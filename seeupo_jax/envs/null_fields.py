@@ -1,8 +1,8 @@
-"""Nulls that typed columns (Arrow, Parquet) write for absent fields of tools and of their calls.
+"""Removal of nulls that typed tables (Arrow, Parquet) write for absent fields of tools and calls.
 
-A table gives all its rows the fields of any: a tool's schema then has the keywords and properties
-of all tools, and a call the arguments of all calls, null where they were absent. JSON that was
-written from a table has them as well, so the schemas decide what a null is, never the file's kind.
+In a table every row has the fields of all rows: a tool's schema gets the keywords and properties of
+all tools, and a call the arguments of all calls, with null for absent ones. JSON that was written
+from a table has these nulls too, so schemas decide whether a null is a value, not the file type.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ _DATA = ("default", "const", "enum", "example", "examples")  # keywords that hol
 
 @dataclass
 class NullCounts:
-    """How many nulls were left out, and how many stand since they may mean null."""
+    """The number of nulls that were removed, and that were kept since they may be values."""
 
     dropped: int = 0
     kept: int = 0
 
 
 def drop_from_tool(tool: Tool, counts: NullCounts) -> Tool:
-    """A tool without the nulls of its fields and of its schema, which mean nothing there.
+    """Removes the nulls of a tool's fields and schema, where null has no meaning.
 
-    A default that is null stays, for it may be meant; a constant, where the schema has no type.
+    A null default is kept, since it may be intended; so is a null constant if the schema has no
+    type.
     """
     return _schema(tool, counts)
 
 
 def drop_from_tools(tools: Sequence[Tool]) -> tuple[Tool, ...]:
-    """An environment's tools as `drop_from_tool` leaves them; nulls are a warning."""
+    """Applies `drop_from_tool` to an environment's tools; warns about removed nulls."""
     counts = NullCounts()
     cleaned = tuple(drop_from_tool(tool, counts) for tool in tools)
     if counts.dropped:
@@ -45,7 +46,7 @@ def drop_from_tools(tools: Sequence[Tool]) -> tuple[Tool, ...]:
     return cleaned
 
 
-@functools.cache  # every episode begins with tools
+@functools.cache  # once per process and count: every episode starts with tools
 def _warn(count: int) -> None:
     _LOGGER.warning(
         f"warning: the environment's tools have {count:,} null fields, which are left out: typed"
@@ -56,15 +57,15 @@ def _warn(count: int) -> None:
 def drop_from_arguments(
     arguments: Mapping[str, Any], schema: Any, counts: NullCounts
 ) -> dict[str, Any]:
-    """A call's arguments without the nulls that its tool's schema does not have or allow.
+    """Removes nulls from a call's arguments that its tool's schema does not contain or allow.
 
     Args:
-      schema: of the tool's parameters; None: unknown, and all nulls stay.
+      schema: of the tool's parameters; None: unknown, so all nulls are kept.
     """
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     result: dict[str, Any] = {}
     for name, value in arguments.items():
-        part: Any = True  # the schema that allows all
+        part: Any = True  # the schema that allows everything
         if isinstance(properties, Mapping):
             part = properties.get(name, schema.get("additionalProperties", False))
         if value is None and not _allows_null(part):
@@ -109,7 +110,7 @@ def _may_be_null(keyword: str, schema: Mapping[str, Any]) -> bool:
 
 
 def _allows_null(schema: Any) -> bool:
-    """Whether null may be a value; also where a schema does not say, or says it by a reference."""
+    """Whether null may be a value; true if the schema does not specify it, or uses a reference."""
     if not isinstance(schema, Mapping):
         return schema is not False
     if schema.get("nullable") is True:

@@ -1,7 +1,7 @@
 """The process of one environment, with a pipe for requests and one for answers.
 
-Both hold lines of JSON. The first request names the environment; each later one is an operation
-with its arguments. The process ends when the requests end.
+Both carry lines of JSON. The first request names the environment; each later one is an operation
+with its arguments. The process ends when the request pipe is closed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from seeupo_jax import envs
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Environment
+from seeupo_jax.envs.tasks import list_tasks
 from seeupo_jax.envs.transport import processes, remote_calls
 
 _MIB = 2**20
 _OPERATIONS = {
-    "task_ids": gate.task_ids,
+    "task_ids": list_tasks,
     "reset": remote_calls.reset,
     "step": remote_calls.step,
     "finish": remote_calls.finish,
@@ -30,11 +30,12 @@ _OPERATIONS = {
 
 
 def main() -> None:
-    """Serves the environment that the first request asks for."""
+    """Serves the environment that the first request names."""
     pipes = processes.take_pipes()
     requests, answers = os.fdopen(pipes[0], "rb"), os.fdopen(pipes[1], "wb")
     for number in (signal.SIGINT, signal.SIGTERM):
-        # The trainer decides. A function, since children of the environment would inherit SIG_IGN.
+        # Only the trainer ends this process. A function, since children of the environment would
+        # inherit SIG_IGN.
         signal.signal(number, lambda *_: None)
     begin = json.loads(requests.readline())
     if begin["memory_mib"] is not None:
@@ -46,7 +47,7 @@ def main() -> None:
         for line in requests:
             _answer(answers, functools.partial(_play, made[0], json.loads(line)))
     except BrokenPipeError:
-        pass  # the trainer is gone
+        pass  # the trainer has ended
     finally:
         if made:
             made[0].close()

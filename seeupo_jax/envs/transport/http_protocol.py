@@ -1,4 +1,4 @@
-"""Constants of clients and servers of environments: status codes, sizes, and the token's file."""
+"""Constants of the HTTP protocol of environment servers: status codes, sizes, the token's file."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from pathlib import Path
 
 from seeupo_jax.configuration.user_code import expand_home
 
-# A response of a model, and the longest answers of an environment (50,000 task ids take 1 MB).
+# Bounds of a model's response and of an environment's answer (50,000 task ids take 1 MB).
 MAX_REQUEST_BYTES = 4 * 2**20
 MAX_ANSWER_BYTES = 64 * 2**20
 
-MALFORMED = (400, 422)  # the fields of a request; the second is what other servers answer
+MALFORMED = (400, 422)  # invalid fields of a request; other servers answer with the second
 UNAUTHORIZED = 401
 OUT_OF_ORDER = 409  # the sequence number is neither the next nor that of a repeated request
-UNKNOWN = 404  # the operation: a server of another version
+UNKNOWN = 404  # unknown operation: the server has another version
 GONE = 410  # no such session: it ended, was idle for too long, or the server has restarted
-BUSY = 503  # no room for another session
-MAY_PASS = (502, BUSY, 504)  # the same request may be answered later
+BUSY = 503  # no room for another session or connection
+MAY_PASS = (502, BUSY, 504)  # the same request may succeed later
 
 
 def default_token_file() -> Path:
-    """The default file of the token, for client and server on one machine."""
+    """The default token file, for client and server on one machine."""
     return Path.home() / ".config" / "seeupo_jax" / "env_token"
 
 
 def read_token(path: str | None) -> str:
-    """The token in a file.
+    """Reads the token from a file.
 
     Args:
-      path: None is `default_token_file()`.
+      path: None: `default_token_file()`.
 
     Raises:
-      ValueError: no such file, or no text in it that a header can hold.
+      ValueError: there is no such file, or its text cannot be sent in a header.
     """
     file = default_token_file() if path is None else expand_home(path)
     try:
@@ -48,12 +48,12 @@ def read_token(path: str | None) -> str:
 
 
 def ensure_token(path: str | None) -> Path:
-    """The token's file, made with a new random token where there is none, for its owner only."""
+    """Returns the token file; if it does not exist, makes it with a random token, owner-only."""
     file = default_token_file() if path is None else expand_home(path)
     file.parent.mkdir(parents=True, exist_ok=True)
     if file.exists():
         return file
-    # Another server that begins meanwhile finds no file, or, where there are links, the whole one.
+    # A server that starts meanwhile finds no file or (with hard links) the complete file.
     token = secrets.token_urlsafe(32) + "\n"
     descriptor, written = tempfile.mkstemp(dir=file.parent)  # for its owner only
     try:
@@ -61,7 +61,7 @@ def ensure_token(path: str | None) -> Path:
             opened.write(token)
         try:
             os.link(written, file)
-        except OSError:  # the file is there meanwhile, or its file system has no hard links
+        except OSError:  # the file exists meanwhile, or its file system has no hard links
             with (
                 contextlib.suppress(FileExistsError),
                 open(file, "x", opener=_for_owner, encoding="utf-8") as opened,

@@ -8,9 +8,9 @@ import pytest
 from desk_twin import Twin
 
 from seeupo_jax.envs.order_desk import agenda, errands
-from seeupo_jax.envs.order_desk.counter import ERRAND_TOOLS, Counter
+from seeupo_jax.envs.order_desk.account_desk import ERRAND_TOOLS, AccountDesk
 from seeupo_jax.envs.order_desk.demonstrator import demonstrate
-from seeupo_jax.envs.order_desk.desk import OUTCOMES, Case
+from seeupo_jax.envs.order_desk.desk import OUTCOMES, DeskEpisode
 from seeupo_jax.envs.order_desk.environment import OrderDesk
 from seeupo_jax.envs.order_desk.errands import make_errand
 from seeupo_jax.envs.tool_calls import parse_hermes, render_hermes
@@ -22,7 +22,7 @@ DO = {"cancelled": "cancel_order", "returned": "return_order", "address_changed"
 @functools.cache
 def find(alone, changes, parcels):
     """The first training errand whose requests are such, and share such things."""
-    wanted = agenda.Shared(changes, parcels)
+    wanted = agenda.SharedResources(changes, parcels)
     for index in range(20_000):
         errand = make_errand("train", index)
         if (errand.alone, errand.shared) == (alone, wanted):
@@ -38,7 +38,7 @@ def act(errand, index, outcome):
 
 def play(errand, *calls, outcomes=None, look=True):
     """The score after a look at each order, calls (tool, argument ...), and replies."""
-    case = Case(Counter(errand))
+    case = DeskEpisode(AccountDesk(errand))
     looks = [("get_order", order.order_id) for order in errand.targets] if look else []
     reported = zip(errand.targets, outcomes or errands.settle(errand)[0].outcomes, strict=True)
     replies = [("reply", order.item, outcome) for order, outcome in reported]
@@ -102,7 +102,7 @@ def test_random_calls_do_what_another_implementation_does():
     won = 0
     for index in range(300):
         errand, rng = make_errand("train", index), random.Random(index)
-        case, twin = Case(Counter(errand)), Twin(errand)
+        case, twin = DeskEpisode(AccountDesk(errand)), Twin(errand)
         shown, _ = demonstrate(f"level2/train/{index}", skill=rng.random())
         said = [m["content"] for m in shown.messages if m["role"] == "assistant"]
         for _ in range(rng.randrange(3)):
@@ -159,19 +159,19 @@ def random_call(errand, rng):
 )
 def test_a_bad_call_is_answered_with_its_reason_and_changes_nothing(text, error):
     errand = find(("cancelled", "address_changed"), 1, (0, 0))
-    case = Case(Counter(errand))
+    case = DeskEpisode(AccountDesk(errand))
     result = case.step(text)
     assert (result.reward, result.done) == (0.0, False)
     assert result.info == {"bad_calls": 1, "executed": [False]}
     (message,) = result.observation
     assert json.loads(message["content"])["error"].startswith(error)
     message["content"].encode()
-    assert case.desk.accounts == Counter(errand).accounts and not case.desk.replies
+    assert case.desk.accounts == AccountDesk(errand).accounts and not case.desk.replies
 
 
 def test_a_request_has_one_reply_and_an_ended_order_one_end():
     errand = find(("cancelled", "address_changed"), 1, (0, 0))
-    case, (first, _) = Case(Counter(errand)), errand.targets
+    case, (first, _) = DeskEpisode(AccountDesk(errand)), errand.targets
 
     def said(name, **arguments):
         (message,) = case.step(render_hermes(name, **arguments)).observation
