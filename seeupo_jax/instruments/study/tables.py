@@ -17,8 +17,8 @@ from seeupo_jax.comparison.seed_statistics import (
     seed_interval,
 )
 from seeupo_jax.instruments.study.cell_results import CellResult
-from seeupo_jax.instruments.study.runs import choose, history
 from seeupo_jax.instruments.study.study import STAGES, Cell, Point, Study, grid_points
+from seeupo_jax.instruments.study.study_runs import choose, history
 from seeupo_jax.metrics.statistics import Estimate
 
 MEASURES = {

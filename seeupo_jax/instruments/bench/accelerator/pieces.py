@@ -17,9 +17,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from seeupo_jax.benchmarks import machine, torch_runner
+from seeupo_jax.benchmarks import machine, torch_runner, update_benchmark
 from seeupo_jax.benchmarks import rollout as rollout_bench
-from seeupo_jax.benchmarks import update as update_bench
 from seeupo_jax.benchmarks.comparison import Alone
 from seeupo_jax.benchmarks.settings import BenchSettings, architecture
 from seeupo_jax.instruments.bench.accelerator import kernels, numerics
@@ -63,7 +62,7 @@ def update(record: Record, settings: BenchSettings, rehearse: bool) -> None:
 
     def run(settings: BenchSettings, alone: Alone | None) -> dict[str, Any]:
         with_peak = None if alone is None else lambda figures: alone(figures | peak)
-        return update_bench.run(settings, strict=False, alone=with_peak) | peak
+        return update_benchmark.run(settings, strict=False, alone=with_peak) | peak
 
     figures = beside_torch(record, settings, "torch", run, ("eager",), rehearse=rehearse)
     record.put(figures=figures)

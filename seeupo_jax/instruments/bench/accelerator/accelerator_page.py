@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from seeupo_jax.benchmarks.comparison import JAX
-from seeupo_jax.benchmarks.report import (
+from seeupo_jax.benchmarks.benchmark_report import (
     RATIO,
     ROLLOUTS,
     SIZES,
@@ -14,8 +13,9 @@ from seeupo_jax.benchmarks.report import (
     machine_line,
     sides_table,
 )
+from seeupo_jax.benchmarks.comparison import JAX
 from seeupo_jax.benchmarks.rollout import STATIC, phases, with_ratios
-from seeupo_jax.benchmarks.update import flops_once
+from seeupo_jax.benchmarks.update_benchmark import flops_once
 from seeupo_jax.instruments.bench.accelerator.pieces import Piece
 from seeupo_jax.instruments.bench.accelerator.runner import (
     DONE,

@@ -18,7 +18,7 @@ from seeupo_jax.cli.command_line import prepare_xla
 from seeupo_jax.configuration.flags import Flags, integer, one_of, output_file, path, positive
 from seeupo_jax.errors import name_file
 from seeupo_jax.instruments.bench.accelerator import pieces
-from seeupo_jax.instruments.bench.accelerator.page import page
+from seeupo_jax.instruments.bench.accelerator.accelerator_page import page
 from seeupo_jax.instruments.bench.accelerator.pieces import PIECES, PROBE
 from seeupo_jax.instruments.bench.accelerator.runner import (
     DONE,
