@@ -142,7 +142,7 @@ class JaxSweeps:
         fields = inputs.fields | ablation.fields | {"model.path": str(inputs.model)}
         config = load_config(Config(), [f"{name}={value}" for name, value in fields.items()])
         # Microbatches and rows have the shapes of the `update` command.
-        config, self.trajectories = stored_update.read_stored(
+        config, self.trajectories = stored_update.prepare_update(
             config, str(inputs.lines), lambda sentence: None
         )
         config, _ = choose_remat(config)
