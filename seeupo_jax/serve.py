@@ -190,8 +190,8 @@ def _announce(config: Config, about: str, access: Access, engine: SlotEngine) ->
     sampling = "greedy" if rollout.top_k == 1 else f"temperature {rollout.temperature:g}"
     print(f"Serving {about} at {access.base_url}")
     print(
-        f"{rollout.max_context} tokens of context, {rollout.max_action_tokens} of them an answer at"
-        f" most; {engine.concurrency} calls at once, others wait; {sampling}; tool calls:"
+        f"context: {rollout.max_context} tokens; answers: at most {rollout.max_action_tokens};"
+        f" concurrent calls: {engine.concurrency}, others wait; {sampling}; tool calls:"
         f" {agent.tool_format}"
     )
     made = f"Key: {access.api_key} (made for this server; {KEY_VARIABLE} sets one)"

@@ -71,7 +71,7 @@ def test_it_says_when_it_is_ready_where_what_and_within_which_limits(served):
         r"Serving package:order_desk as 'order_desk' at http://127\.0\.0\.1:\d+/v1\n", what
     )
     assert limits == (
-        "128 tokens of context, 16 of them an answer at most; 2 calls at once, others wait; greedy;"
+        "context: 128 tokens; answers: at most 16; concurrent calls: 2, others wait; greedy;"
         " tool calls: hermes\n"
     )
     assert key == f"Key: as in {KEY_VARIABLE}\n"

@@ -11,7 +11,7 @@ from seeupo_jax.algorithms.estimators import Estimator
 def turn_baseline(
     reward_NK: jax.Array, mask_NK: jax.Array, group_N: jax.Array, discount: float
 ) -> jax.Array:
-    """The discounted reward from turn k on, less its mean over the group's turns k.
+    """The discounted reward from turn k on, minus its mean over the group's turns k.
 
     Returns: float32 [N, K], reward units; 0 where there is no turn.
     """

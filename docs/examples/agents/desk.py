@@ -1,4 +1,4 @@
-"""An order desk as a program might have it: its tools are functions, its cases are JSON."""
+"""An order desk as ordinary program code: its tools are functions, its cases are JSON."""
 
 import json
 

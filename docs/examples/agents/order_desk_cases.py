@@ -1,4 +1,4 @@
-"""Writes cases of the order desk as tasks of agents: order_desk_cases.py FILE [TRAIN TEST]."""
+"""Writes cases of the order desk as tasks for agents: order_desk_cases.py FILE [TRAIN TEST]."""
 
 import json
 import sys
