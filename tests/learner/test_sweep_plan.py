@@ -208,7 +208,7 @@ def trajectories():
     """Two groups of four trajectories, each of three turns in one segment: room for everything."""
     rng = np.random.default_rng(1)
     return [
-        Trajectory((cases.segment(rng, (0, 3, 2), (1, 1, 2), (2, 2, 1)),), float(i % 3), i // 4)
+        Trajectory.of((cases.segment(rng, (0, 3, 2), (1, 1, 2), (2, 2, 1)),), float(i % 3), i // 4)
         for i in range(8)
     ]
 
