@@ -111,7 +111,7 @@ def test_the_first_tasks_hold_each_environment_in_proportion_to_its_weight():
         ([], r"env.options.environments: got \[\]; allowed: a list of dicts"),
         (["order_desk"], r"environments\[0\]: got 'order_desk'; allowed: a dict with name, and"),
         ([{"name": "bfcl", "wieght": 1}], r"environments\[0\]: got .*; allowed: a dict with name"),
-        ([DESK, DESK], r"environments\[1\].label: got 'order_desk', which an earlier one has"),
+        ([DESK, DESK], r"environments\[1\].label: got 'order_desk', the label of an earlier one"),
         ([DESK | {"weight": 0}], r"environments\[0\].weight: got 0; allowed: a number > 0"),
         ([DESK | {"weight": "1"}], r"environments\[0\].weight: got '1'; allowed: a number > 0"),
         (
