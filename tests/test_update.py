@@ -224,7 +224,9 @@ def test_a_critic_starts_anew_and_its_advantages_are_means(small, stored, tmp_pa
 def test_a_process_reward_model_starts_as_the_policy_and_credits_no_turn_yet(
     small, stored, tmp_path
 ):
-    _, done = run(small[0], stored, tmp_path, "recipe=istar", "algorithm.success_above=0.2")
+    _, done = run(
+        small[0], stored, tmp_path, "recipe=istar", "algorithm.estimator.success_above=0.2"
+    )
     metrics = done["metrics"]
     assert metrics["sweep/pairs"] == 4 and metrics["sweep/pair_accuracy"] == 0.5
     np.testing.assert_allclose(metrics["sweep/pair_loss"], np.log(2), rtol=1e-6)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
-from seeupo_jax.configuration.entry_points import entry_point, find_entry
-from seeupo_jax.configuration.fields import above, at_least, checked, choice, within
+from seeupo_jax.algorithms.estimator_options import Options
+from seeupo_jax.configuration.entry_points import entry_names, entry_point, find_entry
+from seeupo_jax.configuration.fields import build_sections
+from seeupo_jax.options import above, at_least, checked, choice, section, within
+
+
+def _options(advantage: str) -> type[Options]:
+    return find_entry("advantage", advantage).options
 
 
 @dataclass(frozen=True)
-class LossOptions:
-    """Options of an action's objective, which the turn step is compiled with."""
+class ObjectiveOptions:
+    """Options of the objective of an action."""
 
     objective: str = entry_point("objective", "clipped")
     """What is maximised at each action or token."""
@@ -28,6 +35,12 @@ class LossOptions:
     """The ratio is clipped above 1 + it; none: not."""
     clip_dual: float | None = above(1, None, most=1000)
     """With objective=clipped, bounds the loss at it times a negative M; none: no bound."""
+
+
+@dataclass(frozen=True)
+class LossOptions(ObjectiveOptions):
+    """Options of the loss of a step, whose program depends on nothing else of an algorithm."""
+
     kl_coef: float = within(0, 100, 0.002)
     """Coefficient of the KL penalty to the reference policy; 0: none."""
     kl_in: str = choice("loss", "reward")
@@ -57,72 +70,23 @@ class LossOptions:
 
 
 @dataclass(frozen=True)
-class Algorithm(LossOptions):
-    """Options of an update; defaults as SeeUPO's authors run it, but old_policy (theirs: turn)."""
+class SweepOptions:
+    """Options of the order and the credit of updates."""
 
     order: str = choice("reverse", "forward", "random", "custom", "parallel")
     """Order of the turns' updates; parallel: all in one step, without weights."""
-    custom_order: tuple[int, ...] = ()
-    """For order=custom: turns, first to be updated first."""
     turns_per_update: int | None = at_least(1, 1)
     """Consecutive turns that are one action; none: all."""
     weight: str = choice("on", "off")
     """Whether M carries the ratios of turns already updated (Eq. 8); off: M stays the advantage."""
     advantage: str = entry_point("advantage", "grae")
     """Estimator of the advantage of a trajectory, a turn or a token."""
-    baseline: str = choice("mean", "leave_one_out", "batch")
-    """What is subtracted from a reward: the group's mean, the others' mean, the batch's mean."""
+    estimator: Any = section("advantage", lambda: entry_names("advantage"), _options)
+    """Options of the estimator that `advantage` names."""
     scale: str = choice("batch", "none", "group")
     """The standard deviation that advantages are divided by."""
     advantage_clip: float | None = above(0, 3.0)
     """Bound on advantages that are standardised over the batch; none: no bound."""
-    discount: float = within(0, 1, 1.0)
-    """Discount per turn (gigpo, hgpo, a2tgpo, matchtir, prorl) or per token (returns, gae)."""
-    anchor: str = choice("state", "turn", "task")
-    """gigpo, hgpo: a turn is compared with those of its task from the same state, with the same
-    index, or with all."""
-    step_coef: float = within(0, 1000, 1.0)
-    """gigpo, istar, a2tgpo: weight of the turn's advantage beside the episode's."""
-    clip_adaptation: float = within(0, 1, 0.3)
-    """a2tgpo: the share by which a turn's gain widens or narrows its clip range at most."""
-    gain: str = choice("reference", "turn_reward")
-    """a2tgpo: what a turn gained: probability of the task's reference answer, or its reward."""
-    gain_template: str = checked(
-        "{answer}", "a text with {answer} once", lambda text: text.count("{answer}") == 1
-    )
-    """Closing message of the assistant that the reference answer is scored in, at {answer}."""
-    reward_std_floor: float = above(0, 0.1, most=1_000_000)
-    """prorl: centred rewards are divided by their running deviation, or by it if that is less."""
-    history: int = at_least(0, 2)
-    """hgpo: turns before a state that its deepest group shares."""
-    history_power: float = within(0, 10, 1.0)
-    """hgpo: how much more deeper groups count; 0: not."""
-    gae_lambda: float = within(0, 1, 0.95)
-    """Decay of generalised advantage estimation (gae)."""
-    implicit_coef: float = above(0, 0.05, most=1000)
-    """istar: a turn's implicit reward is it times log(scorer / old policy) of its tokens."""
-    implicit_norm: str = choice("none", "batch_max")
-    """istar: batch_max divides implicit rewards by the largest magnitude of the iteration's."""
-    success_above: float = within(-1e6, 1e6, 0.0)
-    """istar: trajectories of a larger reward succeeded; each is paired with its group's others."""
-    pair_score: str = choice("mean", "sum")
-    """istar: what a pair compares: the mean or the sum of a trajectory's implicit rewards."""
-    progress_coef: float = within(0, 1000, 1.0)
-    """spa: weight of what a turn contributed to the reward, as the progress estimator says."""
-    grounding_coef: float = within(0, 1000, 0.5)
-    """spa: weight of whether the environment could execute the turn's action."""
-    scorer_rate: float = above(0, 1.0, most=1000)
-    """Learning rate of the model that scores turns (istar, spa), in units of the policy's."""
-    bootstrap_truncated: bool = False
-    """gae: the value after an episode that max_turns or max_tokens cut is its last one, not 0."""
-    a_grae_alpha: float = above(0, 1.0, most=1)
-    """a_grae: advantages above 0 count less while the mean reward is below it."""
-    canon_metric: str = choice("turns", "tokens", "entropy")
-    """canon: what a group's trajectories are divided by: turns, sampled tokens, their entropy."""
-    canon_mu: float = within(0, 1, 0.5)
-    """canon: weight of the comparison with the other half; 0.5 is the group's mean as baseline."""
-    scorer_epochs: int = within(1, 1000, 1)
-    """Optimizer steps of the model that scores turns (istar, spa) in an iteration."""
     old_policy: str = choice("iteration", "turn")
     """Denominator of ratios: the policy that sampled, or the one before the turn's step."""
     pool_mean: str = choice("all", "active")
@@ -138,6 +102,17 @@ class Algorithm(LossOptions):
     """Learning rate of the value function; none: the policy's."""
     inner_epochs: int = within(1, 1000, 1)
     """Passes over each turn's trajectories."""
+    mask_above: float | None = within(0, 1, None)
+    """Action tokens that the policy finds likelier than this are not learned from; none: all
+    are."""
+
+
+@dataclass(frozen=True)
+class Algorithm(LossOptions, SweepOptions):
+    """Options of an update; defaults as SeeUPO's authors run it, but old_policy (theirs: turn)."""
+
+    custom_order: tuple[int, ...] = ()
+    """For order=custom: turns, first to be updated first."""
     minibatches_per_turn: int = at_least(1, 1)
     """Optimizer steps per pass, each on a part of the trajectories."""
     refresh: str = choice("auto", "fused", "separate")
@@ -172,12 +147,6 @@ class Algorithm(LossOptions):
     """covariance=clip: tokens whose covariance is above it."""
     covariance_high: float = within(-1e6, 1e6, 5.0)
     """covariance=clip: and below it."""
-    mask_above: float | None = within(0, 1, None)
-    """Action tokens that the policy finds likelier than this are not learned from; none: all
-    are."""
-    tree_baseline: str = choice("parent", "root", "siblings")
-    """tree: subtracts the value of the node where a branch began, or that of the group; siblings:
-    compares the rewards of the turns that begin where a turn does."""
     forks: str = choice("none", "tree", "entropy", "candidates")
     """Whether conversations branch at the ends of turns; tree: by fork_factors; entropy: where the
     policy is less certain than in the first turn; candidates: one of several goes on, by a
@@ -207,6 +176,9 @@ class Algorithm(LossOptions):
     fork_temperature: float = above(0, 0.7, most=1000)
     """forks=candidates: of the softmax over their advantages that draws the one that goes on."""
 
+    def __post_init__(self) -> None:
+        build_sections(self, "config.algorithm")
+
     @property
     def loss(self) -> LossOptions:
         """The loss options alone, on which the turn step's program depends."""
@@ -221,12 +193,11 @@ class Algorithm(LossOptions):
     def grouped(self) -> bool:
         """Whether advantages are relative to the group."""
         estimator = find_entry("advantage", self.advantage)
-        of_all = self.baseline == "batch" and estimator.reads("baseline")
-        return "group_N" in estimator.needs and not of_all
+        return "group_N" in estimator.needs and not self.estimator.over_batch
 
     @property
     def scorer(self) -> str | None:
-        """Kind of the model beside the policy that scores turns; None: the estimator needs none."""
+        """Kind of the model that is trained to score turns; None: the estimator needs none."""
         needs = find_entry("advantage", self.advantage).needs
         if "implicit_NK" in needs:
             return "policy"
@@ -234,9 +205,14 @@ class Algorithm(LossOptions):
         return critic if "progress_NL" in needs else None
 
     @property
+    def scorer_steps(self) -> int:
+        """Optimizer steps of that model in an iteration; 0 without one."""
+        return 0 if self.scorer is None else self.estimator.scorer_epochs
+
+    @property
     def of_group_alone(self) -> bool:
         """Whether advantages are of a group's rewards alone, but for penalties and the scale."""
-        return self.grouped and self.scorer is None and not self.scores_gain
+        return self.grouped and self.scorer is None and not self.estimator.scores_answers
 
     @property
     def zero_if_equal(self) -> bool:
@@ -246,7 +222,7 @@ class Algorithm(LossOptions):
         where episodes have different numbers of them.
         """
         entry = find_entry("advantage", self.advantage)
-        keeps_zero = self.scale != "batch" or entry.keeps_zero or self.compares_siblings
+        keeps_zero = self.scale != "batch" or entry.keeps_zero or self.estimator.compares_siblings
         return self.of_group_alone and keeps_zero
 
     @property
@@ -268,7 +244,7 @@ class Algorithm(LossOptions):
         """Whether it compares what turns were paid: of equal sums, advantages may differ."""
         needs = find_entry("advantage", self.advantage).needs
         reads = bool({"reward_NK", "gain_NK", "rewards_NKQ"} & {*needs})
-        return reads and (self.compares_siblings or not self.reads_forks)
+        return reads and (self.estimator.compares_siblings or not self.reads_forks)
 
     @property
     def keeps_statistics(self) -> bool:
@@ -276,26 +252,9 @@ class Algorithm(LossOptions):
         return "running_mean_Q" in find_entry("advantage", self.advantage).needs
 
     @property
-    def reads_entropy(self) -> bool:
-        """Whether advantages depend on the entropy of sampled tokens."""
-        needs = find_entry("advantage", self.advantage).needs
-        return "metric_N" in needs and self.canon_metric == "entropy"
-
-    @property
-    def scores_gain(self) -> bool:
-        """Whether the tasks' reference answers are scored at every turn."""
-        needs = find_entry("advantage", self.advantage).needs
-        return self.gain == "reference" and "gain_NK" in needs
-
-    @property
     def reads_forks(self) -> bool:
         """Whether advantages are of the tree that trajectories make."""
         return "node_NK" in find_entry("advantage", self.advantage).needs
-
-    @property
-    def compares_siblings(self) -> bool:
-        """Whether a turn is compared with those that begin where it does."""
-        return self.reads_forks and self.tree_baseline == "siblings"
 
     @property
     def merges(self) -> bool:

@@ -12,6 +12,7 @@ from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.config_file import given_values, read_values
 from seeupo_jax.configuration.entry_points import find_entry
 from seeupo_jax.configuration.fields import assign, build, parse, type_of
+from seeupo_jax.configuration.layers import layered, without
 from seeupo_jax.configuration.model_schema import Lora
 from seeupo_jax.configuration.reward import Judge, check_rewards
 from seeupo_jax.configuration.rules.algorithm_rules import check_ahead, check_choices, check_weights
@@ -46,7 +47,8 @@ def load_config(source: ConfigSource, overrides: Sequence[str] = ()) -> Config:
     below = values.get("algorithm", {})
     recipes = [value for key, value in given if key == "recipe"]
     if recipes and isinstance(below, Mapping):
-        values["algorithm"] = {**below, **recipe_fields(recipes[-1])}
+        of_file = recipe_fields(values.get("recipe", Config.recipe))
+        values["algorithm"] = without(below, recipe_fields(recipes[-1]), of_file)
     for key, value in given:
         assign(values, key, value)
     algorithm = values.get("algorithm")
@@ -73,7 +75,8 @@ def _without_unread(
     algorithm: Mapping[str, Any], recipe: Mapping[str, Any], given: Container[str]
 ) -> dict[str, Any]:
     """Fields of `algorithm`, but of those that nothing reads with this recipe only the given."""
-    unread = unread_fields(build(Algorithm, {**recipe, **algorithm}, "config.algorithm"), recipe)
+    built = build(Algorithm, layered(recipe, algorithm), "config.algorithm")
+    unread = unread_fields(built, recipe)
     return {name: x for name, x in algorithm.items() if name not in unread or name in given}
 
 
@@ -104,7 +107,7 @@ def from_dict(values: Mapping[str, Any]) -> Config:
     recipe = values.get("recipe", Config.recipe)
     fields = recipe_fields(recipe)
     if isinstance(algorithm, Mapping):
-        values["algorithm"], made_of = {**fields, **algorithm}, recipe
+        values["algorithm"], made_of = layered(fields, algorithm), recipe
     config = build(Config, values, "config", _made_of=made_of)
     _check_combination(config, fields)
     return config

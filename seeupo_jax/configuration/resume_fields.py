@@ -55,15 +55,12 @@ DECISIONS: Mapping[str, Mapping[Decision, str]] = {
     "algorithm": {
         A: "objective ratio loss_mean weight_clip clip_low clip_high clip_dual kl_coef kl_in"
         " entropy_coef covariance covariance_kl tis_clip tis_level router_replay order"
-        " custom_order turns_per_update weight advantage baseline scale advantage_clip discount"
-        " anchor step_coef clip_adaptation gain gain_template reward_std_floor history"
-        " history_power gae_lambda implicit_coef implicit_norm success_above pair_score"
-        " progress_coef grounding_coef scorer_rate"
-        " bootstrap_truncated a_grae_alpha canon_metric canon_mu scorer_epochs old_policy pool_mean"
+        " custom_order turns_per_update weight advantage estimator scale advantage_clip"
+        " old_policy pool_mean"
         " critic value_coef value_clip critic_learning_rate inner_epochs minibatches_per_turn"
         " refresh dynamic_sampling moments kl_target kl_horizon ref_every ref_decay truncated"
         " overlong_length overlong_buffer overlong_penalty covariance_share covariance_low"
-        " covariance_high mask_above tree_baseline forks fork_factors fork_every fork_tokens"
+        " covariance_high mask_above forks fork_factors fork_every fork_tokens"
         " fork_roots fork_probability fork_entropy_coef fork_entropy_tokens fork_candidates"
         " fork_temperature",
     },

@@ -136,7 +136,7 @@ class Learner:
     @property
     def finds_entropy(self) -> bool:
         """Whether `begin` also finds the entropy of every action token."""
-        return self.entropy or self.algorithm.reads_entropy
+        return self.entropy or self.algorithm.estimator.reads_entropy
 
     @functools.cached_property
     def value(self) -> Program:

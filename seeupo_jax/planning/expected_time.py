@@ -152,7 +152,7 @@ def iteration_flops(run: AbstractRun) -> float:
     whole = pack(shapes, run.trajectories, context, shapes.long)
 
     sampled = [Pass(run.trajectories, context, head=context // 2)]
-    scored = [whole] * (scoring_passes(config) + algorithm.scores_gain)
+    scored = [whole] * (scoring_passes(config) + algorithm.estimator.scores_answers)
     scored += [pack(shapes, run.trajectories, end) for end in refresh_ends(run) + old_ends(run)]
     scored += [pack(shapes, part, end, shapes.long) for end in covariance_ends(config)]
     passes = sampled * (1 + algorithm.dynamic_sampling)
@@ -164,7 +164,7 @@ def iteration_flops(run: AbstractRun) -> float:
     stepped = [pack(shapes, part, end) for end in step_ends(config)]
     steps = [step_flops(run, each, computed=True) for each in stepped]
     if algorithm.scorer is not None:
-        steps += [scorer_flops(run, whole, computed=True)] * algorithm.scorer_epochs
+        steps += [scorer_flops(run, whole, computed=True)] * algorithm.scorer_steps
     return sum(flops.forward_flops(arch, each) for each in passes) + sum(steps)
 
 
@@ -223,8 +223,7 @@ def apart(run: AbstractRun, packed: Packed, *, computed: bool) -> int:
 def scoring_passes(config: Config) -> int:
     """Passes over whole trajectories: by the old and the reference policy, and by a scorer."""
     algorithm = config.algorithm
-    scored = 0 if algorithm.scorer is None else algorithm.scorer_epochs
-    return 1 + reads_reference(algorithm) + scored
+    return 1 + reads_reference(algorithm) + algorithm.scorer_steps
 
 
 def time_lines(run: AbstractRun) -> list[str]:

@@ -101,8 +101,8 @@ def build_parts(
         stop=lambda: request.asked,
         watch=progress.watch,
     )
-    if config.algorithm.scores_gain:
-        template = config.algorithm.gain_template
+    if config.algorithm.estimator.scores_answers:
+        template = config.algorithm.estimator.gain_template
         references = ReferenceAnswers(tasks, policy.tokenizer, template, progress.log)
     selects_on = selection_split(config, tasks)
     shares = gate.task_shares(tasks, "train")

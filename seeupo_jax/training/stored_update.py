@@ -198,7 +198,7 @@ def prepare(
     mesh = check_learner(config)
     build.check_layout(config, mesh)
     check_optimizer(config, mesh, build.total_steps(config))
-    if algorithm.scores_gain:
+    if algorithm.estimator.scores_answers:
         given = sum(bool(t.turn_rewards) for t in trajectories)
         log(
             "the gain of a turn is its reward, since stored trajectories have no reference answers;"

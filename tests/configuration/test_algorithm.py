@@ -1,8 +1,12 @@
-"""Which choices of an algorithm go together, and what a recipe is worth beside a file's own."""
+"""Which options of an algorithm go together, and which of a recipe, a file and a command hold."""
+
+import dataclasses
 
 import pytest
+from places import ROOT
 
 from seeupo_jax.configuration.algorithm import Algorithm, fused_refresh_applies
+from seeupo_jax.configuration.layers import given_options
 from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
 
 
@@ -11,26 +15,23 @@ from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
     [
         ("critic", {"advantage": "gae"}),
         ("critic", {"critic": "head"}),
-        ("scorer_rate", {"scorer_rate": 2.0}),
-        ("scorer_epochs", {"scorer_epochs": 2}),
         ("critic", {"advantage": "spa"}),
         ("kl_in", {"advantage": "spa", "critic": "head", "kl_in": "reward"}),
         ("scale", {"advantage": "returns", "scale": "group"}),
-        ("baseline", {"advantage": "gigpo", "baseline": "leave_one_out"}),
-        ("baseline", {"baseline": "batch", "scale": "group"}),
+        ("estimator.baseline", {"estimator": {"baseline": "batch"}, "scale": "group"}),
         ("kl_in", {"advantage": "hgpo", "kl_in": "reward"}),
         ("kl_in", {"advantage": "gdpo", "kl_in": "reward"}),
         ("scale", {"advantage": "dvao", "scale": "group"}),
-        ("baseline", {"advantage": "gdpo", "baseline": "leave_one_out"}),
         ("kl_in", {"advantage": "a_grae", "kl_in": "reward"}),  # rewards leave [0, 1]
         ("scale", {"advantage": "canon", "scale": "group"}),
-        ("anchor", {"advantage": "matchtir", "anchor": "task"}),
-        ("anchor", {"anchor": "turn"}),
-        ("bootstrap_truncated", {"bootstrap_truncated": True}),
-        ("a_grae_alpha", {"a_grae_alpha": 0.0}),
-        ("a_grae_alpha", {"a_grae_alpha": 1.5}),
-        ("canon_mu", {"canon_mu": -0.1}),
-        ("canon_metric", {"canon_metric": "length"}),
+        ("estimator.alpha", {"advantage": "a_grae", "estimator": {"alpha": 0.0}}),
+        ("estimator.alpha", {"advantage": "a_grae", "estimator": {"alpha": 1.5}}),
+        ("estimator.mu", {"advantage": "canon", "estimator": {"mu": -0.1}}),
+        ("estimator.metric", {"advantage": "canon", "estimator": {"metric": "length"}}),
+        ("estimator.step_coef", {"advantage": "gigpo", "estimator": {"step_coef": 1e30}}),
+        ("estimator.power", {"advantage": "hgpo", "estimator": {"power": 1e3}}),
+        ("estimator.discount", {"advantage": "gae", "estimator": {"discount": 1.01}}),
+        ("estimator", {"estimator": 3}),
         ("clip_dual", {"objective": "cispo", "clip_dual": 3.0}),
         ("clip_dual", {"objective": "logp", "clip_dual": 3.0}),
         ("inner_epochs", {"objective": "logp", "inner_epochs": 2}),
@@ -55,7 +56,7 @@ from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
         # Of two tasks that all members of a group solve or fail, these tell the one from the other.
         ("dynamic_sampling", {"dynamic_sampling": 2, "advantage": "returns"}),
         ("dynamic_sampling", {"dynamic_sampling": 2, "advantage": "gae", "critic": "head"}),
-        ("dynamic_sampling", {"dynamic_sampling": 2, "baseline": "batch"}),
+        ("dynamic_sampling", {"dynamic_sampling": 2, "estimator": {"baseline": "batch"}}),
         # What a model beside the policy, or the gain of an answer, says of turns differs too.
         ("dynamic_sampling", {"dynamic_sampling": 2, "advantage": "istar"}),
         ("dynamic_sampling", {"dynamic_sampling": 2, "advantage": "a2tgpo"}),
@@ -67,7 +68,7 @@ from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
         ("dynamic_sampling", {"dynamic_sampling": 2, "advantage": "matchtir"}),
         (
             "dynamic_sampling",
-            {"dynamic_sampling": 2, "advantage": "a2tgpo", "gain": "turn_reward"},
+            {"dynamic_sampling": 2, "advantage": "a2tgpo", "estimator": {"gain": "turn_reward"}},
         ),
         # Nothing reads these.
         ("fork_tokens", {"fork_tokens": 100}),
@@ -76,19 +77,9 @@ from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
         ("kl_horizon", {"kl_horizon": 3.0}),
         ("tis_level", {"tis_level": "geometric"}),
         ("tis_level", {"tis_level": "geometric", "tis_clip": 2.0, "ratio": "token"}),
-        ("implicit_norm", {"implicit_norm": "batch_max"}),
         ("critic_learning_rate", {"critic_learning_rate": 0.1}),
         ("value_coef", {"value_coef": 3.0}),
         ("value_clip", {"value_clip": None}),
-        ("tree_baseline", {"tree_baseline": "root"}),
-        ("gain", {"gain": "turn_reward"}),
-        ("canon_metric", {"canon_metric": "tokens"}),
-        ("canon_mu", {"canon_mu": 1.0}),
-        ("a_grae_alpha", {"a_grae_alpha": 0.3}),
-        ("history", {"advantage": "gigpo", "history": 5}),
-        ("gae_lambda", {"advantage": "returns", "gae_lambda": 0.3}),
-        ("discount", {"discount": 0.5}),
-        ("implicit_coef", {"implicit_coef": 0.5}),
         ("covariance_kl", {"covariance_kl": 4.0}),
         ("covariance_high", {"covariance_high": 4.0}),
         ("clip_low", {"objective": "logp", "clip_low": 0.1}),
@@ -101,8 +92,11 @@ from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
         ("pool_mean", {"loss_mean": "token", "pool_mean": "active"}),
         ("old_policy", {"objective": "logp", "weight": "off", "old_policy": "turn"}),
         (
-            "gain_template",
-            {"advantage": "a2tgpo", "gain": "turn_reward", "gain_template": "It is {answer}."},
+            "estimator.gain_template",
+            {
+                "advantage": "a2tgpo",
+                "estimator": {"gain": "turn_reward", "gain_template": "It is {answer}."},
+            },
         ),
     ],
 )
@@ -113,27 +107,60 @@ def test_choices_that_do_not_go_together_are_refused_by_name(field, choices):
 
 
 @pytest.mark.parametrize(
+    "section, choices, said",
+    [
+        (
+            "estimator",
+            {"step_coef": 0.5},
+            "got 0.5 with advantage=grae, which does not have it; allowed with advantage=a2tgpo or"
+            " advantage=gigpo or advantage=istar.",
+        ),
+        (
+            "estimator",
+            {"bootstrap_truncated": True},
+            "got True with advantage=grae, which does not have it; allowed with advantage=gae.",
+        ),
+        ("estimator", {"stepcoef": 0.5}, "no such field; allowed: baseline."),
+    ],
+)
+def test_an_option_of_what_is_not_selected_cannot_be_set(section, choices, said):
+    (name,) = choices
+    with pytest.raises(ValueError) as error:
+        from_dict({"algorithm": {section: choices}})
+    assert str(error.value) == f"config.algorithm.{section}.{name}: {said}"
+
+
+def test_every_option_is_found_by_the_name_that_it_had():
+    for line in (ROOT / "tests/support/flat_names.txt").read_text().splitlines():
+        old, new = line.split()
+        with pytest.raises(ValueError) as error:
+            from_dict({"algorithm": {old: 1}})
+        allowed = f"config.algorithm.{old}: no such field; it is config.algorithm.{new}."
+        assert str(error.value) == allowed
+
+
+@pytest.mark.parametrize(
     "recipe, choices",
     [
-        ("dapo", {"advantage": "gigpo", "discount": 0.9}),
+        ("dapo", {"advantage": "gigpo", "estimator": {"discount": 0.9}}),
         ("dapo", {"overlong_length": 5, "overlong_penalty": 0.5}),
-        ("a2tgpo", {"gain": "turn_reward", "dynamic_sampling": 1}),
+        ("a2tgpo", {"estimator": {"gain": "turn_reward"}, "dynamic_sampling": 1}),
         ("slate", {"scale": "batch", "dynamic_sampling": 1}),
         ("gdpo", {"scale": "batch", "dynamic_sampling": 1}),
-        ("ppo", {"gae_lambda": 0.9, "value_coef": 1.0, "bootstrap_truncated": True}),
+        ("ppo", {"estimator": {"lam": 0.9, "bootstrap_truncated": True}, "value_coef": 1.0}),
         ("slate", {"fork_tokens": 1000}),
         ("reinforce", {"weight": "on", "turns_per_update": 1, "old_policy": "turn"}),  # Eq. 8
         ("grpo", {"turns_per_update": 2, "weight": "on", "weight_clip": 0.5}),
         ("grpo", {"scale": "batch", "advantage_clip": 1.0}),
         ("gspo", {"tis_clip": 2.0, "tis_level": "geometric"}),
-        ("istar", {"baseline": "mean", "implicit_norm": "none"}),
+        ("istar", {"estimator": {"baseline": "mean", "norm": "none"}}),
         ("gigpo", {"scale": "batch", "advantage_clip": 1.0}),
         ("grpo", {"loss_mean": "constant", "pool_mean": "active"}),
-        ("a2tgpo", {"gain_template": "It is {answer}."}),
+        ("a2tgpo", {"estimator": {"gain_template": "It is {answer}."}}),
         ("dapo", {"clip_low": None, "clip_high": 0.3}),
         # What the recipe itself sets, and what it is changed to does not read.
         ("gigpo", {"advantage": "grae"}),
-        ("istar", {"advantage": "matchtir", "discount": 0.9}),
+        ("istar", {"advantage": "matchtir", "estimator": {"discount": 0.9}}),
         ("rloo", {"kl_coef": 0.0}),
         ("seeupo", {"kl_in": "reward", "kl_coef": 0.0}),  # as a sweep may begin
         ("rloo", {"advantage": "canon"}),
@@ -143,7 +170,11 @@ def test_choices_that_do_not_go_together_are_refused_by_name(field, choices):
 )
 def test_what_something_reads_or_the_recipe_sets_is_allowed(recipe, choices):
     config = from_dict({"recipe": recipe, "algorithm": choices})
-    assert choices.items() <= vars(config.algorithm).items()
+    for name in given_options(choices):
+        value, got = choices, config.algorithm
+        for part in name.split("."):
+            value, got = value[part], vars(got)[part]
+        assert got == value, name
     assert from_dict(to_dict(config)) == config
 
 
@@ -161,13 +192,35 @@ def test_options_of_adapters_are_refused_without_adapters(name, value):
 def test_a_recipe_of_the_command_line_drops_what_nothing_reads_of_the_file(tmp_path):
     file = tmp_path / "own.py"
     file.write_text(
-        "def get_config():\n    return {'recipe': 'hgpo', 'algorithm': {'history': 4}}\n"
+        "def get_config():\n    return {'recipe': 'hgpo', 'algorithm': {'estimator': {'history':"
+        " 4}}}\n"
     )
-    assert load_config(file).algorithm.history == 4
+    assert load_config(file).algorithm.estimator.history == 4
     config = load_config(file, ["recipe=grpo"])
     assert config.algorithm == from_dict({"recipe": "grpo"}).algorithm
-    with pytest.raises(ValueError, match=r"algorithm\.history: got 5 with advantage=grae, which"):
-        load_config(file, ["recipe=grpo", "algorithm.history=5"])
+    with pytest.raises(ValueError, match=r"algorithm\.estimator\.history: got 5 with advantage"):
+        load_config(file, ["recipe=grpo", "algorithm.estimator.history=5"])
+
+
+def test_another_estimator_than_the_recipes_has_its_own_defaults():
+    config = from_dict({"recipe": "gigpo", "algorithm": {"advantage": "hgpo"}})
+    assert config.algorithm.estimator == Algorithm(advantage="hgpo").estimator
+    same = from_dict({"recipe": "gigpo", "algorithm": {"estimator": {"anchor": "turn"}}})
+    assert (same.algorithm.estimator.anchor, same.algorithm.estimator.discount) == ("turn", 0.95)
+    with pytest.raises(ValueError, match="estimator: got Baseline with advantage=gigpo"):
+        dataclasses.replace(Algorithm(), advantage="gigpo")
+
+
+def test_options_of_a_file_stay_where_the_command_line_names_the_same_recipe(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(
+        "def get_config():\n    return {'recipe': 'gigpo', 'algorithm': {'estimator': {'anchor':"
+        " 'turn', 'discount': 0.5}}}\n"
+    )
+    options = load_config(file, ["recipe=gigpo"]).algorithm.estimator
+    assert (options.anchor, options.discount) == ("state", 0.95)  # which the recipe sets
+    config = load_config(file, ["recipe=seeupo", "algorithm.estimator.baseline=batch"])
+    assert config.algorithm.estimator.over_batch
 
 
 def test_a_penalty_on_changes_needs_a_step_before_it_or_a_sampler_behind():

@@ -46,7 +46,7 @@ def test_a_trajectory_counts_if_it_and_another_of_its_group_did_not_fail():
     [
         {"advantage": "returns"},
         {"advantage": "gae", "critic": "head"},
-        {"baseline": "batch"},
+        {"estimator": {"baseline": "batch"}},
     ],
     ids=str,
 )

@@ -20,7 +20,7 @@ CASES = {
     "inner_epochs=2": ({"inner_epochs": 2}, REVERSE),
     "two turns an action": ({"turns_per_update": 2}, [(2, 3), (0, 1)]),
     "tis_clip": ({"tis_clip": 1.1}, REVERSE),
-    "rewards to go": ({"advantage": "returns", "discount": 0.9}, REVERSE),
+    "rewards to go": ({"advantage": "returns", "estimator": {"discount": 0.9}}, REVERSE),
     "gspo": (RECIPES["gspo"] | {"kl_coef": 0.1}, [(0, 1, 2, 3)]),
 }
 

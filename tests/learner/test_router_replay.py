@@ -181,7 +181,8 @@ def test_the_samplers_experts_are_replayed_in_every_pass():
 
 def test_the_reference_and_the_scorer_run_by_their_own_routers():
     # Nobody records theirs: what the sampler recorded does not reach their passes.
-    choices = {"router_replay": "rollout", "advantage": "istar", "success_above": 100.0}
+    choices = {"router_replay": "rollout", "advantage": "istar"}
+    choices["estimator"] = {"success_above": 100.0}
     found = []
     for made in (learner(**choices), learner(**choices | {"router_replay": "none"})):
         state = cases.new_state(made.optimizer, policy()[1])

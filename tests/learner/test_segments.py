@@ -27,7 +27,12 @@ CASES = {
     "two turns an action, old_policy=turn": {"turns_per_update": 2, "old_policy": "turn"},
     "a clip range of each turn": RECIPES["gspo"]
     | OFTEN
-    | {"advantage": "a2tgpo", "clip_adaptation": 0.9, "clip_low": 0.05, "clip_high": 0.05},
+    | {
+        "advantage": "a2tgpo",
+        "estimator": {"adaptation": 0.9},
+        "clip_low": 0.05,
+        "clip_high": 0.05,
+    },
     "grpo, by hand": RECIPES["grpo"] | HAND,
     "gspo, by hand": RECIPES["gspo"] | HAND,
 }

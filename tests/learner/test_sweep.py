@@ -38,7 +38,7 @@ CASES = {
     "pool_mean=active": ({"pool_mean": "active"}, REVERSE),
     "scale=none": ({"scale": "none"}, REVERSE),
     "scale=group": ({"scale": "group"}, REVERSE),
-    "baseline=leave_one_out": ({"baseline": "leave_one_out"}, REVERSE),
+    "baseline=leave_one_out": ({"estimator": {"baseline": "leave_one_out"}}, REVERSE),
     "advantage_clip=0.5": ({"advantage_clip": 0.5}, REVERSE),
     "inner_epochs=2": ({"inner_epochs": 2}, REVERSE),
     "inner_epochs=2, old_policy=turn": ({"inner_epochs": 2, "old_policy": "turn"}, REVERSE),

@@ -27,7 +27,7 @@ def cut(every=False):
 
 @pytest.mark.parametrize(
     "choices",
-    [{}, {"pool_mean": "active"}, {"advantage": "returns", "discount": 0.9}],
+    [{}, {"pool_mean": "active"}, {"advantage": "returns", "estimator": {"discount": 0.9}}],
     ids=["all", "active", "credit per token"],
 )
 def test_a_masked_trajectory_is_in_the_statistics_and_in_no_update(choices):

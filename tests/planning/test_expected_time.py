@@ -146,7 +146,7 @@ SAMPLED = 128 * (128 * MATRICES + 128 * 129 // 2 * PAIR + 64 * WORDS)
             ["minibatches_per_turn=4", "covariance=clip"],
             3 / 4 * (PASS + 32 * 512 * WORDS),
         ),
-        ("a2tgpo", ["gain=turn_reward"], [], PASS + 32 * 512 * WORDS),
+        ("a2tgpo", ["estimator.gain=turn_reward"], [], PASS + 32 * 512 * WORDS),
     ],
 )
 def test_a_choice_adds_the_passes_that_it_takes(recipe, without, added, flops):

@@ -80,7 +80,7 @@ def test_passes_that_limit_tokens_by_their_covariance_are_of_a_minibatch():
 
 def test_the_model_that_scores_turns_steps_and_is_scored_in_every_epoch():
     """Of its scores a pass each, besides the old policy's and the reference's."""
-    istar = ("algorithm.advantage=istar", "algorithm.scorer_epochs=3")
+    istar = ("algorithm.advantage=istar", "algorithm.estimator.scorer_epochs=3")
     parts = parts_of("recipe=grpo", *istar, line=Roofline(0, 0, 0, "memory", 2, 5))
     assert (parts["sweep/scorer"].times, parts["sweep/score"].times) == (3, 2 + 3)
     assert (parts["sweep/scorer"].step_s, parts["sweep/scorer"].serial_s) == (3 * 2, 3 * 5)

@@ -356,6 +356,7 @@ def twin_sweep(
     """
     known = {field.name for field in dataclasses.fields(twin.Options)} - {"order"}
     choices = {name: value for name, value in vars(learner.algorithm).items() if name in known}
+    choices["estimator"] = dataclasses.asdict(learner.algorithm.estimator)
     choices |= {"reward_weights": learner.reward_weights}
     choices |= {"learning_rate": RATE, "longest": learner.shapes.action} | rest
     options = twin.Options(order, temperature=learner.temperature, **choices)

@@ -50,6 +50,7 @@ class Options:
     actions: the turns of each of a step's actions, e.g. [[0], [1], [2]]; None: a step is one.
     minibatches: per entry of `order`, the trajectories of each of its optimizer steps; None: as
       many steps as there are inner epochs, each on all trajectories.
+    estimator: the options of `advantage`.
     longest: tokens of an action at the most; read by loss_mean=constant alone.
     """
 
@@ -58,29 +59,10 @@ class Options:
     minibatches: Sequence[Sequence[Sequence[int]]] | None = None
     weight: str = "on"
     advantage: str = "grae"
-    baseline: str = "mean"
+    estimator: Mapping[str, object] = field(default_factory=lambda: {"baseline": "mean"})
     scale: str = "batch"
     advantage_clip: float | None = 3.0
-    discount: float = 1.0
-    anchor: str = "state"
-    reward_std_floor: float = 0.1
-    step_coef: float = 1.0
-    clip_adaptation: float = 0.3
-    history: int = 2
-    history_power: float = 1.0
-    gae_lambda: float = 0.95
-    implicit_coef: float = 0.05
-    implicit_norm: str = "none"
-    success_above: float = 0.0
-    pair_score: str = "mean"
     reward_weights: Mapping[str, float] = field(default_factory=dict)  # a name without one: 1
-    bootstrap_truncated: bool = False
-    a_grae_alpha: float = 1.0
-    canon_metric: str = "turns"
-    canon_mu: float = 0.5
-    progress_coef: float = 1.0
-    grounding_coef: float = 0.5
-    tree_baseline: str = "parent"
     mask_above: float | None = None
     objective: str = "clipped"
     ratio: str = "geometric"
@@ -336,10 +318,10 @@ def scorer_step(
     score, share = {}, {}
     for piece, odds_A in zip(pieces, odds, strict=True):
         turns = 1 + max(max(s.turn_L) for s in trajectories[piece.trajectory].segments)
-        share[piece.trajectory] = 1.0 if options.pair_score == "sum" else 1.0 / turns
-        own = options.implicit_coef * share[piece.trajectory] * odds_A.sum()
+        share[piece.trajectory] = 1.0 if options.estimator["pair_score"] == "sum" else 1.0 / turns
+        own = options.estimator["implicit_coef"] * share[piece.trajectory] * odds_A.sum()
         score[piece.trajectory] = score.get(piece.trajectory, 0.0) + own
-    won = {i: trajectories[i].reward > options.success_above for i in score}
+    won = {i: trajectories[i].reward > options.estimator["success_above"] for i in score}
 
     def same(i, j):
         return trajectories[i].group == trajectories[j].group
@@ -357,7 +339,9 @@ def scorer_step(
     for piece in pieces:
         logp_L, backward = token_logps(scorer, piece.tokens_L, arch, options.temperature)
         dlogp_L = np.zeros_like(logp_L)
-        each = options.implicit_coef * share[piece.trajectory] * slope[piece.trajectory]
+        each = (
+            options.estimator["implicit_coef"] * share[piece.trajectory] * slope[piece.trajectory]
+        )
         dlogp_L[piece.position_A] = each
         backward(dlogp_L, grads)
     return ScorerStep(loss, right, len(pairs), grads, Optimizer(options).step(scorer, grads))

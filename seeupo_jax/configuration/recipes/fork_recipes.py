@@ -16,7 +16,7 @@ def spo_tree() -> Choices:
     """
     return one_action() | {
         "advantage": "tree",
-        "tree_baseline": "parent",
+        "estimator": {"baseline": "parent"},
         "scale": "none",
         "forks": "tree",
         "fork_factors": (6, 6, 6),
@@ -42,7 +42,7 @@ def arpo() -> Choices:
     """
     return one_action() | {
         "advantage": "tree",
-        "tree_baseline": "root",
+        "estimator": {"baseline": "root"},
         "scale": "group",
         "forks": "entropy",
         "fork_roots": None,
@@ -68,7 +68,7 @@ def slate() -> Choices:
     """
     return parallel() | {
         "advantage": "tree",
-        "tree_baseline": "siblings",
+        "estimator": {"baseline": "siblings"},
         "scale": "group",
         "forks": "candidates",
         "fork_candidates": 5,

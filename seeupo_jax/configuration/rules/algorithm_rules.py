@@ -45,13 +45,7 @@ def check_choices(
             f"config.algorithm.{rule.field}: got {vars(algorithm)[rule.field]!r} with"
             f" {rule.beside}={name}; allowed: {rule.allowed.format(' and '.join(names))}."
         )
-    fields, entry = vars(algorithm), find_entry("advantage", algorithm.advantage)
-    options = (*entry.options.values(), *entry.asked.values())
-    if unknown := [name for name in options if name not in fields]:
-        raise ValueError(
-            f"config.algorithm.advantage: {algorithm.advantage} has the option {unknown[0]!r};"
-            f" allowed: fields of config.algorithm, which are {', '.join(fields)}."
-        )
+    algorithm.estimator.check(algorithm)
     for name, why in unread_fields(algorithm, {} if recipe is None else recipe).items():
         raise ValueError(f"config.algorithm.{name}: {why}")
 
@@ -113,16 +107,9 @@ _RULES = (
     _Rule(
         "scale",
         "advantage",
-        lambda estimator: not estimator.reads("scale"),
+        lambda estimator: not estimator.scales,
         "batch or none with {}, which has no scale of its own",
-        lambda algorithm, estimator: algorithm.scale != "group" or estimator.reads("scale"),
-    ),
-    _Rule(
-        "baseline",
-        "advantage",
-        lambda estimator: estimator.reads("baseline"),
-        "mean or leave_one_out with scale=group of {}",
-        lambda algorithm, _: (algorithm.baseline, algorithm.scale) != ("batch", "group"),
+        lambda algorithm, estimator: algorithm.scale != "group" or estimator.scales,
     ),
     _Rule(
         "kl_in",
@@ -151,8 +138,8 @@ _RULES = (
 def _check_dynamic_sampling(algorithm: Algorithm) -> None:
     if algorithm.dynamic_sampling and not algorithm.zero_if_equal:
         given = [f"advantage={algorithm.advantage}"]
-        given += ["baseline=batch"] * (algorithm.baseline == "batch")
-        given += ["gain=reference"] * algorithm.scores_gain
+        given += ["estimator.baseline=batch"] * algorithm.estimator.over_batch
+        given += ["estimator.gain=reference"] * algorithm.estimator.scores_answers
         given += ["scale=batch"] * algorithm.of_group_alone
         other = ", or scale=none" * algorithm.of_group_alone
         raise ValueError(
@@ -262,12 +249,11 @@ def check_weights(algorithm: Algorithm, rewards: Sequence[Reward]) -> None:
 
 
 def _check_forks(algorithm: Algorithm) -> None:
-    if algorithm.forks == "candidates" and algorithm.tree_baseline != "siblings":
+    if algorithm.forks == "candidates" and not algorithm.estimator.compares_siblings:
         raise ValueError(
-            "config.algorithm.forks: got 'candidates' with"
-            f" tree_baseline={algorithm.tree_baseline}; allowed: none, tree or entropy, unless"
-            " tree_baseline=siblings, since candidates that are not executed have no reward of the"
-            " episode's end."
+            "config.algorithm.forks: got 'candidates' with an estimator that compares rewards of"
+            " the episode's end; allowed: none, tree or entropy, unless"
+            " estimator.baseline=siblings, since candidates that are not executed have none."
         )
     # In reverse order the turns that trajectories share come last, so their ratios weigh nothing.
     if algorithm.reads_forks and algorithm.weighs and algorithm.order != "reverse":

@@ -8,32 +8,8 @@ from typing import Any
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.entry_points import entries_with, find_entry
 
-
-def _option(name: str) -> Callable[[Any], bool]:
-    return lambda estimator: estimator.reads(name)
-
-
-def _needs(*arrays: str) -> Callable[[Any], bool]:
-    return lambda estimator: not {*arrays}.isdisjoint((*estimator.needs, *estimator.asked))
-
-
 # Fields that only some estimators or objectives read, and whether an entry does.
 _OF_ENTRIES: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    **{
-        name: ("advantage", _option(name))
-        for name in (
-            "baseline discount step_coef clip_adaptation reward_std_floor history history_power"
-            " gae_lambda progress_coef grounding_coef bootstrap_truncated a_grae_alpha canon_mu"
-            " implicit_norm tree_baseline"
-        ).split()
-    },
-    **dict.fromkeys(("scorer_rate", "scorer_epochs"), ("advantage", lambda each: each.scored)),
-    **dict.fromkeys(
-        ("implicit_coef", "success_above", "pair_score"), ("advantage", _needs("implicit_NK"))
-    ),
-    **dict.fromkeys(("gain", "gain_template"), ("advantage", _needs("gain_NK"))),
-    "anchor": ("advantage", _needs("state_NK")),
-    "canon_metric": ("advantage", _needs("metric_N")),
     "clip_low": ("objective", lambda objective: "clip_low" in objective.bounds),
     "clip_high": ("objective", lambda objective: "clip_high" in objective.bounds),
     "clip_dual": ("objective", lambda objective: "clip_dual" in objective.bounds),
@@ -59,7 +35,6 @@ _OF_CHOICES: dict[str, tuple[str, tuple[str, ...]]] = {
     "advantage_clip": ("scale", ("batch",)),
     "tis_level": ("tis_clip", ()),
     "pool_mean": ("loss_mean", ("action", "constant")),
-    "gain_template": ("gain", ("reference",)),
 }
 
 
@@ -90,7 +65,7 @@ def _is_option(algorithm: Algorithm, name: str) -> bool:
     ours = ":" not in algorithm.advantage
     if ours and name == "advantage_clip":
         return False
-    return find_entry("advantage", algorithm.advantage).reads(name)
+    return name == "advantage_clip" and find_entry("advantage", algorithm.advantage).scales
 
 
 def _unread(algorithm: Algorithm, name: str) -> tuple[str, str] | None:

@@ -25,7 +25,7 @@ from seeupo_jax.algorithms.surrogate import turn_ratio, update_weight
 from seeupo_jax.algorithms.value import clipped_value_loss
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.entry_points import find_entry
-from seeupo_jax.instruments.lab.advantages import Credit
+from seeupo_jax.instruments.lab.advantages import TurnCredit
 from seeupo_jax.instruments.lab.policies import Policy, log_probability
 from seeupo_jax.instruments.lab.trajectories import Batch
 from seeupo_jax.learner.optimization.optimizer import apply_update
@@ -68,7 +68,7 @@ def sweep(
     algorithm: Algorithm,
     state: TrainState,
     batch: Batch,
-    credit: Credit,
+    credit: TurnCredit,
     key: jax.Array,
 ) -> TrainState:
     """Step after step, each weighted by the steps before it; `key` seeds the random order."""

@@ -67,7 +67,7 @@ def score_turns(
     size = {"action": shapes.longest, "behind": not scorer.of_tokens}
     batch = turn_batch(rows, layout, shapes, {}, **size)
     first, metrics, steps = None, {}, []
-    for _ in range(algorithm.scorer_epochs):
+    for _ in range(algorithm.estimator.scorer_epochs):
         output = [np.zeros(len(tokens), np.float32) for tokens in rows.tokens]
         scatter(output, spans, np.asarray(_scorer_output(learner, train, batch)))
         scores = {"scorer_logp" if scorer.of_tokens else "progress": output}
@@ -141,9 +141,9 @@ def _over_pairs(
     """
     turns_N = arrays.mask_NK.sum(axis=1)
     share_N = np.ones(len(turns_N), np.float32)
-    if algorithm.pair_score == "mean":
+    if algorithm.estimator.pair_score == "mean":
         share_N = np.float32(1 / np.maximum(turns_N, 1))
-    success_N = np.array([t.reward > algorithm.success_above for t in trajectories], bool)
+    success_N = np.array([t.reward > algorithm.estimator.success_above for t in trajectories], bool)
     preference = pair_preference(
         arrays.implicit_NK.sum(axis=1) * share_N, success_N, arrays.group_N, arrays.valid_N
     )
@@ -153,7 +153,7 @@ def _over_pairs(
         return ScorerLoss(None, metrics)
     metrics["sweep/pair_loss"] = float(preference.loss)
     metrics["sweep/pair_accuracy"] = float(preference.accuracy)
-    slope_N = algorithm.implicit_coef * share_N * np.asarray(preference.slope_N)
+    slope_N = algorithm.estimator.implicit_coef * share_N * np.asarray(preference.slope_N)
     return ScorerLoss(_of_tokens(rows, slope_N), metrics)
 
 

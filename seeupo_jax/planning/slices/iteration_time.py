@@ -111,7 +111,7 @@ def estimate_iteration(
         "rollout/decode": drawn / programs["rollout/decode"].work.tokens,
         "sweep/score": scoring_passes(config) * whole + scored / longest,
         "sweep/value": whole,
-        "sweep/scorer": config.algorithm.scorer_epochs * whole,
+        "sweep/scorer": config.algorithm.scorer_steps * whole,
         "sweep/refresh": refreshed / longest,
     }
     parts = [

@@ -56,7 +56,7 @@ def learner(kind, **choices):
 
 def without_critic(**choices):
     """The same without a value function."""
-    return learner("none", advantage="returns", **choices)
+    return learner("none", advantage="returns", **{"estimator": {}} | choices)
 
 
 def state_of(made, params=PARAMS):
@@ -291,14 +291,20 @@ def observed_pass(made, trajectories, **rest):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sweep_begins_with_the_twins_values_and_returns(kind):
     """Of several segments, null turns and failed trajectories, with the penalty in the rewards."""
-    penalty = {"kl_in": "reward", "kl_coef": 0.1, "gae_lambda": 0.9, "discount": 0.95}
+    penalty = {"kl_in": "reward", "kl_coef": 0.1, "estimator": {"lam": 0.9, "discount": 0.95}}
     made = learner(kind, **penalty, inner_epochs=2, minibatches_per_turn=2)
     before = cases.host(state_of(made))
     state, metrics, per_token = observed_pass(made, TRAJECTORIES)
     weights, bias = weights_of(before, kind), float(before.critic.params["head"]["bias"][0])
     values = [[twin_value(weights, bias, s.tokens_L)[0] for s in t.segments] for t in TRAJECTORIES]
     spans = twin.step_pieces(TRAJECTORIES, range(9))
-    options = twin.Options([], advantage="gae", scale="none", advantage_clip=None, **penalty)
+    options = twin.Options(
+        [],
+        advantage="gae",
+        scale="none",
+        advantage_clip=None,
+        **penalty | {"estimator": dataclasses.asdict(made.algorithm.estimator)},
+    )
     old, ref = (
         twin.piece_logps(cases.weights_of(params), spans, cases.NUMPY_ARCH, options)
         for params in (before.params, REFERENCE)
@@ -340,7 +346,7 @@ def test_equal_returns_have_no_variance_to_explain():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_critic_that_is_trained_on_the_same_returns_explains_more_of_them(kind):
-    made = learner(kind, gae_lambda=1.0, inner_epochs=8)
+    made = learner(kind, estimator={"lam": 1.0}, inner_epochs=8)
     state = cases.new_state(made.optimizer, PARAMS)
     state, explained = state._replace(critic=made.critic.init(state.params)), []
     for iteration in range(1, 9):

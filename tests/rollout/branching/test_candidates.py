@@ -282,7 +282,7 @@ def test_a_groups_trajectories_are_shared_out_over_turns():
 
 
 def slate(**choices):
-    return config(forks="candidates", tree_baseline="siblings", **choices)
+    return config(forks="candidates", estimator={"baseline": "siblings"}, **choices)
 
 
 def test_what_cannot_be_is_refused_before_anything_is_sampled():
@@ -309,7 +309,7 @@ def test_what_cannot_be_is_refused_before_anything_is_sampled():
         ({"recipe": "slate", "algorithm": {"fork_roots": 2}}, "fork_roots: got 2 with forks=cand"),
         ({"recipe": "arpo", "algorithm": {"fork_every": 2}}, "allowed: 1, unless forks=tree."),
         (
-            {"recipe": "slate", "algorithm": {"tree_baseline": "root"}},
+            {"recipe": "slate", "algorithm": {"estimator": {"baseline": "root"}}},
             "'candidates' with tree_base",
         ),
         ({"recipe": "grpo", "algorithm": {"forks": "candidates"}}, "forks: got 'candidates' with"),

@@ -139,7 +139,7 @@ class Failing(Counting):
 
 
 def test_what_cannot_be_a_tree_is_refused():
-    plan = plans.make_plan(config(forks="entropy", tree_baseline="root"))
+    plan = plans.make_plan(config(forks="entropy", estimator={"baseline": "root"}))
     assert (plan.roots, plan.coef, plan.probability) == (4, 0.2, 0.5)
     with pytest.raises(ValueError, match="fork_roots: got 9; allowed: at most 8, rollout.group_"):
         plans.make_plan(config(forks="entropy", fork_roots=9))

@@ -138,7 +138,7 @@ FIXED: dict[str, Any] = {
     "algorithm.custom_order": (),
     "algorithm.turns_per_update": 1,
     "algorithm.advantage": "grae",
-    "algorithm.baseline": "mean",
+    "algorithm.estimator.baseline": "mean",
     "algorithm.objective": "clipped",
     "algorithm.clip_dual": None,
     "algorithm.loss_mean": "action",
@@ -162,31 +162,9 @@ FIXED: dict[str, Any] = {
 }
 # Fields without effect on a sweep with the options above.
 UNREAD = (
-    "discount",
-    "step_coef",
-    "history",
-    "history_power",
-    "gae_lambda",
     "value_coef",
     "value_clip",
     "critic_learning_rate",
-    "implicit_coef",
-    "implicit_norm",
-    "success_above",
-    "pair_score",
-    "progress_coef",
-    "grounding_coef",
-    "scorer_rate",
-    "scorer_epochs",
-    "anchor",
-    "clip_adaptation",
-    "gain",
-    "gain_template",
-    "reward_std_floor",
-    "bootstrap_truncated",
-    "a_grae_alpha",
-    "canon_metric",
-    "canon_mu",
     "tis_level",
     "covariance_kl",
     "covariance_share",
@@ -196,7 +174,6 @@ UNREAD = (
     "overlong_penalty",
     "kl_horizon",
     "ref_decay",
-    "tree_baseline",
     "fork_factors",
     "fork_every",
     "fork_tokens",
@@ -215,7 +192,7 @@ _SEEUPO = {
     "turns_per_update": 1,
     "weight": "on",
     "advantage": "grae",
-    "baseline": "mean",
+    "estimator": {"baseline": "mean"},
     "scale": "batch",
     "objective": "clipped",
     "ratio": "geometric",
@@ -250,7 +227,7 @@ def read_options(path: str | Path, overrides: Sequence[str] = (), **own: Any) ->
     recipe = given.get("recipe", values.get("recipe", "seeupo"))
     if recipe not in RECIPES:
         raise ValueError(f"config.recipe: got {recipe!r}; allowed here: {', '.join(RECIPES)}.")
-    parts = {f"algorithm.{name}": value for name, value in RECIPES[recipe].items()}
+    parts = _flat({"algorithm": RECIPES[recipe]})
     # A recipe of the command line overrides the file; the file overrides its own recipe.
     values = values | parts if "recipe" in given else parts | values
     return from_flat(values | given, **own)
