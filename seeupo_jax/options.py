@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 # Keys of a field's metadata.
 CHECK = "check"  # (predicate, allowed values in words)
 SECTION = "section"  # Section
+ALIAS = "alias"  # another name of the field
 OPTIONAL = "optional"  # whether the field is a section that may be none
 
 
@@ -17,10 +18,17 @@ def checked(default: Any, allowed: str, check: Callable[[Any], bool]) -> Any:
     return dataclasses.field(default=default, metadata={CHECK: (check, allowed)})
 
 
-def choice(default: str, *others: str) -> Any:
-    """A field of one of these names."""
+def required(allowed: str, check: Callable[[Any], bool]) -> Any:
+    """A field without a default, whose values must pass a check."""
+    return dataclasses.field(metadata={CHECK: (check, allowed)})
+
+
+def choice(default: str, *others: str, alias: str | None = None) -> Any:
+    """A field of one of these names; `alias` is another name of the field."""
     names = (default, *others)
-    return checked(default, "one of " + ", ".join(names), lambda value: value in names)
+    check = (lambda value: value in names, "one of " + ", ".join(names))
+    more = {} if alias is None else {ALIAS: alias}
+    return dataclasses.field(default=default, metadata={CHECK: check, **more})
 
 
 def at_least(low: float, default: Any) -> Any:
@@ -58,8 +66,38 @@ class Section:
         return self.by == "kind"
 
     def having(self, option: str) -> list[str]:
-        """`by=NAME` of each dataclass with an option."""
-        return [f"{self.by}={name}" for name in self.names() if option in names_of(self.find(name))]
+        """Names of the dataclasses with an option."""
+        return [name for name in self.names() if option in names_of(self.find(name))]
+
+
+class Setting(NamedTuple):
+    """The other options that an option has to go with.
+
+    turns: at most, of a trajectory. ahead: whether the policy before samples.
+    """
+
+    algorithm: Any
+    turns: int
+    ahead: bool
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of an iteration at most."""
+        algorithm = self.algorithm
+        parallel = algorithm.order == "parallel"
+        steps = 1 if parallel else -(-self.turns // algorithm.span(self.turns))
+        return steps * algorithm.inner_epochs * algorithm.minibatches_per_turn
+
+
+class Group:
+    """A dataclass of options that belong together, a section of `config.algorithm`."""
+
+    def check(self, setting: Setting) -> None:
+        """Checks that the options go with the others.
+
+        Raises:
+          ValueError: one sentence with the field, what was got and what is allowed.
+        """
 
 
 def kinds(*classes: type) -> Any:

@@ -105,7 +105,12 @@ def test_an_estimator_that_reads_the_reference_policy_gets_it_without_a_penalty_
 
 
 def test_the_gates_first_step_is_the_plain_one_and_later_ones_differ():
-    choices = {"turns_per_update": None, "weight": "off", "clip_low": None, "clip_high": None}
+    choices = {
+        "turns_per_update": None,
+        "cumulative_ratio": False,
+        "clip_low": None,
+        "clip_high": None,
+    }
 
     def swept(**more):
         made = learner_cases.learner(shapes=SHAPES, **choices, **more)

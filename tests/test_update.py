@@ -438,13 +438,13 @@ def test_lengths_are_the_files(model, tmp_path):
     # As short as the file where that is shorter; but for the constant that a mean divides by.
     _, pair = long_file(tmp_path, 12, 3)
     assert shapes(stored_update.fit(config_of(model), pair)).action == 3
-    constant = config_of(model, "algorithm.loss_mean=constant")
+    constant = config_of(model, "algorithm.loss_aggregation=constant")
     assert shapes(stored_update.fit(constant, pair)).action == shapes(constant).action == 8
 
 
 WRONG = {
     # What is asked for -> what is said. None of it needs the weights.
-    "algorithm.tis_clip=2.0": "logp: got none; allowed: a number for each token, which config.algo",
+    "algorithm.importance.clip=2.0": "logp: got none; allowed: a number for each token, which",
     "recipe=a_grae": "reward: got -0.7; allowed with advantage=a_grae: a number from 0 to 1",
     "algorithm.clip=1": "config.algorithm.clip: no such field",
     "optimizer.name=adamww": "optimizer.name",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from seeupo_jax.options import above, checked, choice, refused, within
+from seeupo_jax.options import Group, Setting, above, checked, choice, refused, within
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Group):
     """Options of an estimator, as `config.algorithm.estimator`; each one's own extend this class.
 
     A field is a keyword of the estimator's function, unless it belongs to one of its inputs.
@@ -34,13 +33,6 @@ class Options:
     def reads_entropy(self) -> bool:
         """Whether advantages depend on the entropy of sampled tokens."""
         return False
-
-    def check(self, algorithm: Any) -> None:
-        """Checks that the options go with the others of `config.algorithm`.
-
-        Raises:
-          ValueError: one sentence with the field, what was got and what is allowed.
-        """
 
 
 @dataclass(frozen=True)
@@ -70,13 +62,14 @@ class Baseline(Options):
     def over_batch(self) -> bool:
         return self.baseline == "batch"
 
-    def check(self, algorithm: Any) -> None:
-        super().check(algorithm)
-        if self.over_batch and algorithm.scale == "group":
+    def check(self, setting: Setting) -> None:
+        super().check(setting)
+        if self.over_batch and setting.algorithm.scale == "group":
             raise refused(
                 "estimator.baseline",
                 "'batch' with scale=group",
-                f"mean or leave_one_out with scale=group of advantage={algorithm.advantage}",
+                "mean or leave_one_out with scale=group of"
+                f" advantage={setting.algorithm.advantage}",
             )
 
 
@@ -105,8 +98,8 @@ class GainOptions(Options):
     def scores_answers(self) -> bool:
         return self.gain == "reference"
 
-    def check(self, algorithm: Any) -> None:
-        super().check(algorithm)
+    def check(self, setting: Setting) -> None:
+        super().check(setting)
         if self.gain_template != GainOptions.gain_template and not self.scores_answers:
             raise refused(
                 "estimator.gain_template",

@@ -17,7 +17,7 @@ from typing import Any
 
 from seeupo_jax.configuration.renamed_fields import new_name
 from seeupo_jax.configuration.user_code import expand_home, shortened, shown
-from seeupo_jax.options import CHECK, SECTION, Section, names_of
+from seeupo_jax.options import ALIAS, CHECK, OPTIONAL, SECTION, Section, names_of
 
 _PATH = "path"  # metadata key: whether a `~` at the start is a home folder
 _DEEPEST = 32  # levels of lists and dicts in a value of free form
@@ -105,11 +105,22 @@ def type_of(cls: type, key: str) -> Any:
     Args:
       key: a dotted path.
     """
+    classes: list[Any] = [cls]
     for part in key.split("."):
-        hint = typing.get_type_hints(cls).get(part) if dataclasses.is_dataclass(cls) else None
+        found = [each for each in classes if part in _field_names(each)]
+        if not found:
+            return None
+        (field,) = (f for f in dataclasses.fields(found[0]) if f.name == part)
+        hint = typing.get_type_hints(found[0])[part]
         options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        cls = next((option for option in options if option is not type(None)), None)
-    return cls
+        classes = [option for option in options if option is not type(None)]
+        if section := field.metadata.get(SECTION):
+            classes = [section.find(name) for name in section.names()]
+    return classes[0]
+
+
+def _field_names(cls: Any) -> tuple[str, ...]:
+    return names_of(cls) if dataclasses.is_dataclass(cls) else ()
 
 
 def _literal(text: str, name: str) -> Any:
@@ -173,7 +184,7 @@ def build(cls: type, values: Mapping[str, Any], name: str, **private: Any) -> An
     Raises:
       ValueError: an unknown key, a wrong type or a value that is not allowed.
     """
-    values = _group(values, name)
+    values = own_names(cls, _group(values, name), name)
     fields = {f.name: f for f in dataclasses.fields(cls) if not f.name.startswith("_")}
     hints = typing.get_type_hints(cls)
     for key in values:
@@ -206,6 +217,10 @@ def build_sections(instance: Any, name: str) -> None:
       ValueError: as `build_section`, or a section of another class than the selected one.
     """
     for field in dataclasses.fields(instance):
+        if OPTIONAL in field.metadata and isinstance(getattr(instance, field.name), Mapping):
+            hint = typing.get_type_hints(type(instance))[field.name]
+            value = _convert(getattr(instance, field.name), hint, field, f"{name}.{field.name}")
+            object.__setattr__(instance, field.name, value)
         if (section := field.metadata.get(SECTION)) is None:
             continue
         value, selected = getattr(instance, field.name), vars(instance).get(section.by)
@@ -217,6 +232,19 @@ def build_sections(instance: Any, name: str) -> None:
                 f"{name}.{field.name}: got {type(value).__name__} with {section.by}={selected};"
                 f" allowed: {section.find(str(selected)).__name__}."
             )
+
+
+def own_names(cls: type, values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Values with a dataclass's own names in the place of aliases.
+
+    Raises:
+      ValueError: a field by both of its names.
+    """
+    own = {f.metadata[ALIAS]: f.name for f in dataclasses.fields(cls) if ALIAS in f.metadata}
+    for alias in own.keys() & values.keys():
+        if own[alias] in values:
+            raise ValueError(f"{name}.{alias}: got it and {own[alias]}; allowed: one of the two.")
+    return {own.get(key, key): value for key, value in values.items()}
 
 
 def _group(values: Any, name: str, example: str = "") -> Mapping[str, Any]:
@@ -239,8 +267,9 @@ def build_section(section: Section, values: Any, selected: Any, name: str) -> An
     Raises:
       ValueError: as `build`, or an option of another class.
     """
-    first = next(iter(section.names()))
-    example = f", as {name}.kind={values if values in section.names() else first}" * section.inside
+    first, *others = section.names()
+    shown_kind = values if isinstance(values, str) and values in others else first
+    example = f", as {name}.kind={shown_kind}" * section.inside
     values = _group({} if values is None else values, name, example)
     if section.inside:
         selected = values.get("kind", first)
@@ -253,9 +282,11 @@ def build_section(section: Section, values: Any, selected: Any, name: str) -> An
     for key, value in values.items():
         others = [] if key in names_of(cls) else section.having(key)
         if others:
+            by = f"{name.rpartition('.')[2]}.kind" if section.inside else section.by
+            allowed = " or ".join(f"{by}={each}" for each in others)
             raise ValueError(
-                f"{name}.{key}: got {shown(value)} with {section.by}={selected}, which does not"
-                f" have it; allowed with {' or '.join(others)}."
+                f"{name}.{key}: got {shown(value)} with {by}={selected}, which does not"
+                f" have it; allowed with {allowed}."
             )
     return build(cls, values, name)
 

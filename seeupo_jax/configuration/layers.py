@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.configuration.fields import own_names
 from seeupo_jax.options import SECTION, Section
 
 Fields = Mapping[str, Any]
@@ -19,6 +20,7 @@ _SECTIONS: dict[str, Section] = {
 
 def layered(below: Fields, above: Fields) -> dict[str, Any]:
     """The fields of two layers. A section that the upper one selects anew has none of the lower."""
+    below, above = (own_names(Algorithm, layer, "config.algorithm") for layer in (below, above))
     fields = {**below, **above}
     for name, value in below.items():
         if not isinstance(value, Mapping):
@@ -36,8 +38,9 @@ def without(fields: Fields, others: Fields, usual: Fields) -> dict[str, Any]:
     Args:
       usual: the layer below these fields, which selects what they do not.
     """
+    fields = own_names(Algorithm, fields, "config.algorithm")
     left = {name: value for name, value in fields.items() if name not in others}
-    selected = {**usual, **fields}
+    selected = layered(usual, fields)
     for name, value in fields.items():
         if not isinstance(value, Mapping) or not _same_selection(name, selected, others):
             continue

@@ -15,7 +15,7 @@ from typing import Any
 from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.fields import build, is_url, path_field
-from seeupo_jax.configuration.layers import differing, given_options, layered
+from seeupo_jax.configuration.layers import given_options, layered
 from seeupo_jax.configuration.model_schema import Chat, Lora, Mesh, Model, Offload
 from seeupo_jax.configuration.optimizer_schema import Optimizer
 from seeupo_jax.configuration.recipes import RECIPES
@@ -323,14 +323,13 @@ def _check_agrees(
     if made_of is None and recipe == Config.recipe:
         return  # its fields are the defaults: any other value was meant
     made = Algorithm(**fields)
-    differs = differing(algorithm, made)
     for name in given_options(fields):
-        *section, option = name.split(".")
-        there = differs.get(section[0], {}) if section else differs
-        if option in there:
-            wanted: Any = getattr(made, section[0]) if section else made
+        got, wanted = algorithm, made
+        for part in name.split("."):
+            got, wanted = (vars(each).get(part) if each else None for each in (got, wanted))
+        if got != wanted:
             raise ValueError(
-                f"config.recipe: got {recipe!r} with an algorithm whose {name} is"
-                f" {there[option]!r}; allowed: {getattr(wanted, option)!r}, or from_dict with"
-                " 'recipe' and only those fields of 'algorithm' that are to differ from it."
+                f"config.recipe: got {recipe!r} with an algorithm whose {name} is {got!r}; allowed:"
+                f" {wanted!r}, or from_dict with 'recipe' and only those fields of 'algorithm' that"
+                " are to differ from it."
             )

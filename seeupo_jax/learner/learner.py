@@ -164,7 +164,7 @@ class Learner:
     def move_reference(self) -> Program:
         """`reference_policy.moved` from the parameters and the reference policy's on."""
         out = None if self.state_shardings is None else self.state_shardings.reference
-        decayed = functools.partial(moved, decay=self.algorithm.ref_decay)
+        decayed = functools.partial(moved, decay=self.algorithm.reference.decay)
         jitted = jax.jit(decayed, out_shardings=out)
         return self.through("move_reference", functools.partial(jitted))
 
@@ -221,13 +221,13 @@ class Learner:
         names = ["old_logp", "ref_logp", "advantage"]
         if self.algorithm.merges:
             names.append("logp")
-        if self.algorithm.tis_clip is not None:
+        if self.algorithm.importance is not None:
             names += ["start_logp", "sampler_logp"]
         if self.algorithm.order == "parallel":
             names.append("action")
         if self.critic is not None:
             names += ["value", "returns"]
-        if self.algorithm.covariance == "kl":
+        if self.algorithm.covariance.kind == "kl":
             names.append("drift_sign")
         if self.algorithm.adapts_clip:
             names.append("clip_scale")

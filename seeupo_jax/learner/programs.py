@@ -60,7 +60,7 @@ def sweep_programs(learner: Learner, trajectories: int) -> Iterator[Program]:
         yield from _turn_programs(learner, rows, length)
     if learner.ema is not None:
         yield _call("sweep/average", learner.average, lambda state, _: (state.params, state.ema))
-    if learner.algorithm.ref_every is not None:
+    if learner.algorithm.reference is not None:
         yield _call(
             "sweep/move reference",
             learner.move_reference,

@@ -144,7 +144,8 @@ def _end_iteration(learner: Learner, train: TrainState, iteration: int) -> Train
     """The state with what follows the policy once an iteration, also where no step was taken."""
     if learner.ema is not None:
         train = train._replace(ema=learner.average(train.params, train.ema))
-    if train.reference is not None and iteration % learner.algorithm.ref_every == 0:
+    updates = learner.algorithm.reference
+    if updates is not None and iteration % updates.every == 0:
         train = train._replace(reference=learner.move_reference(train.params, train.reference))
     return train
 
@@ -290,7 +291,7 @@ def _step_batch(
         current = current.with_logp("logp", parts, _logp_now(learner, current, parts))
     current, batch = current.batch(learner, layout)
     algorithm = learner.algorithm
-    if algorithm.covariance == "none":
+    if algorithm.covariance.kind == "none":
         return current, batch, {}
     logp_PA = _logp_now(learner, current, layout.spans)[:, : batch.mask_PA.shape[1]]
     rng = np.random.default_rng((*seed, len(current.steps)))
@@ -351,11 +352,11 @@ def _denominator(
         len({int(current.data.rows.trajectory_S[span.segment]) for span in some})
         for some in (spans, part)
     )
-    counted = {"all": current.data.valid, "active": active}[algorithm.pool_mean]
+    counted = {"all": current.data.valid, "active": active}[algorithm.normalize_by]
     counts = {
         "action": counted,
         "constant": counted * learner.shapes.action,
         "token": sum(span.position_A.size for span in part),
     }
-    count = np.float32(counts[algorithm.loss_mean])
-    return count if algorithm.loss_mean == "token" else np.float32(count * updated / active)
+    count = np.float32(counts[algorithm.loss_aggregation])
+    return count if algorithm.loss_aggregation == "token" else np.float32(count * updated / active)

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seeupo_jax.configuration.algorithm import Algorithm
-from seeupo_jax.configuration.rules.algorithm_rules import reads_reference
 from seeupo_jax.learner.batching import (
     ActionSpan,
     Layout,
@@ -66,7 +65,7 @@ def begin_sweep(
         name: by_segment(x_PA, np.nan) for name, x_PA in zip(INITIAL, first.initial, strict=True)
     }
     old_logp = ref_logp = by_segment(first.scored.logp_PA)
-    if reads_reference(learner.algorithm):  # by routers of its own
+    if learner.algorithm.reads_reference:  # by routers of its own
         without_experts = batch._replace(expert_MRLG=None)
         reference = reference_of(train, ref_params)
         ref_logp = by_segment(learner.scored(reference, without_experts).logp_PA)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from seeupo_jax.configuration.rules.algorithm_rules import reads_reference
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.shapes import Shapes
 from seeupo_jax.learner.turn_order import update_order
@@ -137,7 +136,7 @@ def covariance_ends(config: Config) -> list[int]:
 
     The first step needs none: no other has moved the policy.
     """
-    return [] if config.algorithm.covariance == "none" else step_ends(config)[1:]
+    return [] if config.algorithm.covariance.kind == "none" else step_ends(config)[1:]
 
 
 def iteration_flops(run: AbstractRun) -> float:
@@ -159,7 +158,7 @@ def iteration_flops(run: AbstractRun) -> float:
     passes += [
         Pass(each.rows, each.length, head=each.length, trees=shapes.share) for each in scored
     ]
-    if algorithm.critic != "none":
+    if algorithm.critic.kind != "none":
         passes.append(Pass(whole.rows, whole.length, trees=shapes.share))
     stepped = [pack(shapes, part, end) for end in step_ends(config)]
     steps = [step_flops(run, each, computed=True) for each in stepped]
@@ -181,7 +180,7 @@ def step_flops(run: AbstractRun, packed: Packed, *, computed: bool) -> float:
         each=apart(run, packed, computed=computed),
         refresh=shapes.chunk if run.learner.fused else 0,
         chunks=refresh_chunks(shapes, packed, turn),
-        critic=run.config.algorithm.critic,
+        critic=run.config.algorithm.critic.kind,
         computed=computed,
     )
 
@@ -223,7 +222,7 @@ def apart(run: AbstractRun, packed: Packed, *, computed: bool) -> int:
 def scoring_passes(config: Config) -> int:
     """Passes over whole trajectories: by the old and the reference policy, and by a scorer."""
     algorithm = config.algorithm
-    return 1 + reads_reference(algorithm) + algorithm.scorer_steps
+    return 1 + algorithm.reads_reference + algorithm.scorer_steps
 
 
 def time_lines(run: AbstractRun) -> list[str]:

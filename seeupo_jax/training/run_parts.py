@@ -87,7 +87,7 @@ def build_parts(
     """
     learner, train, ref_params = build_learner(config, policy, params)
     engine = build_engine(config, policy)
-    judged = config.algorithm.forks == "candidates"
+    judged = config.algorithm.forks.kind == "candidates"
     judge = make_judge(config.judge, config.env.name) if judged else None
     tasks, references = find_tasks(config), None
     worker = RolloutWorker(

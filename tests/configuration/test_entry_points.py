@@ -95,7 +95,7 @@ def test_names_of_ones_own_stay_texts_and_are_what_they_declare():
     assert to_dict(config)["algorithm"]["advantage"] == "own_parts:ALONE"
     assert from_dict(to_dict(config)) == config
     assert not config.algorithm.grouped
-    with_choices(advantage="own_parts:VALUED", critic="head", kl_in="reward")
+    with_choices(advantage="own_parts:VALUED", critic={"kind": "head"}, kl_in="reward")
     with_choices(advantage="own_parts:ALONE", kl_in="reward", scale="none")
 
 
@@ -110,12 +110,18 @@ def test_options_of_ones_own_are_set_as_the_packages():
 @pytest.mark.parametrize(
     "choices, said",
     [
-        ({"advantage": "own_parts:VALUED"}, "critic: got 'none' with advantage=own_parts:VALUED;"),
         (
             {"advantage": "own_parts:VALUED"},
-            "none unless advantage=own_parts:VALUED, which reads it.",
+            "critic.kind: got 'none' with advantage=own_parts:VALUED;",
         ),
-        ({"advantage": "own_parts:ALONE", "critic": "head"}, "critic: got 'head' with advantage="),
+        (
+            {"advantage": "own_parts:VALUED"},
+            "allowed: head or model with advantage=own_parts:VALUED.",
+        ),
+        (
+            {"advantage": "own_parts:ALONE", "critic": {"kind": "head"}},
+            "critic.kind: got 'head' with advantage=",
+        ),
         (
             {"advantage": "own_parts:ALONE", "scale": "group"},
             "scale: got 'group' with advantage=own_parts:ALONE; allowed: batch or none with"
@@ -188,9 +194,15 @@ def test_a_recipe_of_ones_own_is_a_function_or_a_dict(recipe, tmp_path):
     file.write_text(
         "def get_config():\n    return {'algorithm': {'scale': 'none', 'ratio': 'x'}}\n"
     )
-    algorithm = load_config(file, [f"recipe={recipe}", "algorithm.weight=off"]).algorithm
+    algorithm = load_config(
+        file, [f"recipe={recipe}", "algorithm.cumulative_ratio=False"]
+    ).algorithm
     # What the recipe leaves out is SeeUPO's, whatever the file has.
-    assert (algorithm.ratio, algorithm.scale, algorithm.weight) == ("token", "batch", "off")
+    assert (algorithm.ratio, algorithm.scale, algorithm.cumulative_ratio) == (
+        "token",
+        "batch",
+        False,
+    )
 
 
 @pytest.mark.parametrize(

@@ -51,10 +51,10 @@ def differing(name, base="seeupo"):
     [
         ("seeupo_forward", {"order": "forward"}),
         ("seeupo_random", {"order": "random"}),
-        ("seeupo_unweighted", {"weight": "off"}),
+        ("seeupo_unweighted", {"cumulative_ratio": False}),
         ("seeupo_group_std", {"scale": "group"}),
         ("seeupo_noscale", {"scale": "none"}),
-        ("parallel", {"order": "parallel", "weight": "off"}),
+        ("parallel", {"order": "parallel", "cumulative_ratio": False}),
     ],
 )
 def test_an_ablation_changes_the_one_choice_that_it_is_named_after(name, expected):
@@ -65,14 +65,23 @@ def test_an_ablation_changes_the_one_choice_that_it_is_named_after(name, expecte
     "name, expected",
     [
         ("grpo", {"ratio": "token", "scale": "group"}),
-        ("dr_grpo", {"ratio": "token", "scale": "none", "loss_mean": "constant", "kl_coef": 0.0}),
+        (
+            "dr_grpo",
+            {"ratio": "token", "scale": "none", "loss_aggregation": "constant", "kl_coef": 0.0},
+        ),
         ("gspo", {"ratio": "geometric", "scale": "group"}),
         ("rloo", {"estimator": {"baseline": "leave_one_out"}, "scale": "none", "kl_in": "reward"}),
         ("reinforce", {"objective": "logp", "ratio": "product"}),
         ("reinforce_plus_plus", {"advantage": "returns", "scale": "batch", "kl_in": "reward"}),
-        ("ppo", {"advantage": "gae", "ratio": "token", "loss_mean": "token", "scale": "batch"}),
-        ("dapo", {"loss_mean": "token", "clip_low": 0.2, "clip_high": 0.28, "kl_coef": 0.0}),
-        ("cispo", {"objective": "cispo", "loss_mean": "token", "clip_low": None, "kl_coef": 0.0}),
+        (
+            "ppo",
+            {"advantage": "gae", "ratio": "token", "loss_aggregation": "token", "scale": "batch"},
+        ),
+        ("dapo", {"loss_aggregation": "token", "clip_low": 0.2, "clip_high": 0.28, "kl_coef": 0.0}),
+        (
+            "cispo",
+            {"objective": "cispo", "loss_aggregation": "token", "clip_low": None, "kl_coef": 0.0},
+        ),
         # algorithm.gamma, gigpo.mode=mean_std_norm, gigpo.step_advantage_w, actor.kl_loss_coef,
         # actor.loss_agg_mode=token-mean, actor.clip_ratio and entropy_coeff of langfengQ/verl-agent
         (
@@ -83,7 +92,7 @@ def test_an_ablation_changes_the_one_choice_that_it_is_named_after(name, expecte
                 "scale": "group",
                 "kl_coef": 0.01,
                 "entropy_coef": 0.001,
-                "loss_mean": "token",
+                "loss_aggregation": "token",
                 "ratio": "token",
                 "clip_low": 0.2,
                 "clip_high": 0.2,
@@ -110,7 +119,7 @@ def test_an_ablation_changes_the_one_choice_that_it_is_named_after(name, expecte
                 "entropy_coef": 0.001,
                 "kl_coef": 0.0,
                 "ratio": "token",
-                "loss_mean": "token",
+                "loss_aggregation": "token",
                 "clip_low": 0.2,
                 "clip_high": 0.2,
             },
@@ -132,7 +141,7 @@ def test_an_ablation_changes_the_one_choice_that_it_is_named_after(name, expecte
                 "advantage_clip": None,
                 "kl_coef": 0.0,
                 "entropy_coef": 0.001,
-                "loss_mean": "token",
+                "loss_aggregation": "token",
                 "ratio": "token",
                 "clip_low": 0.2,
                 "clip_high": 0.2,
@@ -148,7 +157,7 @@ def test_an_ablation_changes_the_one_choice_that_it_is_named_after(name, expecte
                 "estimator": {"discount": 0.9},
                 "scale": "group",
                 "ratio": "token",
-                "loss_mean": "action",
+                "loss_aggregation": "action",
                 "clip_low": 0.2,
                 "clip_high": 0.2,
                 "kl_coef": 0.001,
@@ -165,7 +174,7 @@ def test_an_ablation_changes_the_one_choice_that_it_is_named_after(name, expecte
                 "estimator": {"alpha": 1.0},
                 "scale": "group",
                 "ratio": "token",
-                "loss_mean": "token",
+                "loss_aggregation": "token",
                 "kl_coef": 0.0,
                 "entropy_coef": 0.001,
             },
@@ -178,7 +187,7 @@ def test_an_ablation_changes_the_one_choice_that_it_is_named_after(name, expecte
                 "estimator": {"metric": "entropy", "mu": 1.0},
                 "scale": "none",
                 "ratio": "token",
-                "loss_mean": "constant",
+                "loss_aggregation": "constant",
                 "clip_low": 0.2,
                 "clip_high": 0.28,
                 "kl_coef": 0.0,
@@ -189,7 +198,7 @@ def test_an_ablation_changes_the_one_choice_that_it_is_named_after(name, expecte
 def test_the_backbones_are_what_their_papers_say(name, expected):
     algorithm = dataclasses.asdict(Algorithm(**RECIPES[name]))
     assert expected == {field: algorithm[field] for field in expected}
-    assert algorithm["turns_per_update"] is None and algorithm["weight"] == "off"
+    assert algorithm["turns_per_update"] is None and algorithm["cumulative_ratio"] is False
 
 
 def test_a2tgpo_is_all_turns_in_one_step_with_the_published_numbers():
@@ -203,7 +212,7 @@ def test_a2tgpo_is_all_turns_in_one_step_with_the_published_numbers():
             "gain": "reference",
             "gain_template": "{answer}",
         },
-        "loss_mean": "token",
+        "loss_aggregation": "token",
         "clip_low": 3e-3,
         "clip_high": 4e-3,
         "kl_coef": 0.0,
@@ -227,7 +236,10 @@ def test_hgpo_is_gigpo_with_another_credit():
 
 
 def test_only_ppo_and_spa_have_a_value_function():
-    assert [n for n, fields in RECIPES.items() if fields["critic"] != "none"] == ["ppo", "spa"]
+    assert [n for n, fields in RECIPES.items() if fields["critic"]["kind"] != "none"] == [
+        "ppo",
+        "spa",
+    ]
 
 
 def test_spa_is_ppo_with_another_credit():

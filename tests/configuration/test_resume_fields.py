@@ -16,14 +16,14 @@ from seeupo_jax.configuration.resume_fields import (
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.policy_io.resume_check import check_same_run
 
-SECTIONS = ("algorithm.estimator",)  # of which each is one decision
 NEW = "Choose a new workdir for another run."
 
 
 def test_every_field_of_the_configuration_has_one_decision():
     described = dict.fromkeys(field.full_name for field in describe_fields())
     fields = [name for name in described if name.rpartition(".")[0] not in DECISION_OF]
-    fields += [name for name in DECISION_OF if name in SECTIONS]
+    sections = {name.rpartition(".")[0] for name in described} & {*DECISION_OF}
+    fields += sorted(sections - {*fields})
     assert sorted(DECISION_OF) == sorted(fields)
     listed = [
         name for kinds in DECISIONS.values() for names in kinds.values() for name in names.split()

@@ -39,12 +39,12 @@ ORDERS = {
 LOUD = {"kl_coef": 0.1}
 TWICE = {"inner_epochs": 2}
 # Beside the policy, of no weight in the loss; its values begin at 0. More of it: test_critic.py.
-SILENT_CRITIC = {"critic": "model", "value_coef": 1e-12}
+SILENT_CRITIC = {"critic": {"kind": "model", "coef": 1e-12}}
 BATCH = {"estimator": {"baseline": "batch"}}
 A2TGPO = {"advantage": "a2tgpo", "estimator": {}}
-KL_COV = {"covariance": "kl", "covariance_share": 0.2, "covariance_kl": 0.5}
+KL_COV = {"covariance": {"kind": "kl", "share": 0.2, "coef": 0.5}}
 # All within the bounds, so that it does not matter which are drawn.
-CLIP_COV = {"covariance": "clip", "covariance_share": 1.0, "covariance_low": 0.05}
+CLIP_COV = {"covariance": {"kind": "clip", "share": 1.0, "low": 0.05}}
 REWARD_WEIGHTS = {"form": 0.4, "late": 2.0}  # of those that `batch` names
 CREDITS = {
     "a2tgpo": {
@@ -156,7 +156,7 @@ def assert_equal_to_the_twin(made, seed, order, **rest):
 def test_a_recipes_sweep_is_the_twins(name):
     order = ORDERS.get(name, ALL)
     choices = {} if RECIPES[name].get("kl_coef") == 0 else LOUD
-    choices = choices | (SILENT_CRITIC if RECIPES[name]["critic"] != "none" else {})
+    choices = choices | (SILENT_CRITIC if RECIPES[name]["critic"]["kind"] != "none" else {})
     made = learner(name, **choices, **TWICE if order == ALL else {})
     observed, _ = assert_equal_to_the_twin(made, len(name), order)
     assert (observed.metrics["sweep/clip_fraction"] > 0) == (made.algorithm.objective != "logp")
@@ -254,18 +254,22 @@ def test_a_trees_shared_turns_are_trained_once_as_the_twins(name, choices, order
 @pytest.mark.parametrize(
     "name, choices, order, rest",
     [
-        ("seeupo", {"objective": "cispo", "loss_mean": "token"}, REVERSE, {}),
+        ("seeupo", {"objective": "cispo", "loss_aggregation": "token"}, REVERSE, {}),
         (
             "seeupo",
-            {"estimator": {"baseline": "batch"}, "loss_mean": "constant", "pool_mean": "active"},
+            {
+                "estimator": {"baseline": "batch"},
+                "loss_aggregation": "constant",
+                "normalize_by": "active",
+            },
             None,
             {},
         ),
-        ("parallel", {"tis_clip": 1.1, "loss_mean": "token"}, ALL, {}),
+        ("parallel", {"importance": {"clip": 1.1}, "loss_aggregation": "token"}, ALL, {}),
         ("grpo", TWICE | {"clip_dual": 1.01}, ALL, {}),
         ("parallel", {"turns_per_update": 3}, ALL, {"actions": [(1, 2, 3), (0,)]}),
         ("seeupo", {"entropy_coef": 0.3}, REVERSE, {}),
-        ("grpo", TWICE | {"entropy_coef": 0.3, "loss_mean": "token"}, ALL, {}),
+        ("grpo", TWICE | {"entropy_coef": 0.3, "loss_aggregation": "token"}, ALL, {}),
         ("grpo", TWICE | KL_COV, ALL, {}),
         ("seeupo", KL_COV | {"ratio": "token"}, REVERSE, {}),
         ("dapo", TWICE | CLIP_COV, ALL, {}),
@@ -289,7 +293,7 @@ def test_choices_that_no_recipe_makes_are_the_twins(name, choices, order, rest):
         entropy = np.mean([each for step in wanted.steps for each in step.entropies])
         np.testing.assert_allclose(observed.metrics["sweep/entropy"], entropy, rtol=1e-5)
     limited = observed.metrics.get("sweep/covariance_tokens", 0)
-    assert (limited > len(observed.updates)) == (made.algorithm.covariance != "none")
+    assert (limited > len(observed.updates)) == (made.algorithm.covariance.kind != "none")
 
 
 @pytest.mark.parametrize("name", ["dapo", "gspo"])
@@ -322,7 +326,7 @@ def test_every_estimator_is_the_twins_wherever_a_trajectorys_tokens_lie(name, sc
     penalised = not {"reward_NK", "rewards_NQ", "rewards_NKQ", "node_NK"} & set(needs)
     penalised = penalised and entry.reward_range is None
     choices = {"kl_in": "reward" if penalised else "loss", "kl_coef": 0.1}
-    choices["critic"] = "head" if "value_NL" in needs else "none"
+    choices["critic"] = {"kind": "head" if "value_NL" in needs else "none"}
     algorithm = Algorithm(**both, estimator=options, **choices)
     both["estimator"] = dataclasses.asdict(algorithm.estimator)
     trajectories, rng = batch_for(name, 6), np.random.default_rng(0)

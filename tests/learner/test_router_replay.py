@@ -199,7 +199,10 @@ def test_the_reference_and_the_scorer_run_by_their_own_routers():
 
 
 def test_a_critics_own_transformer_runs_by_its_own_routers():
-    made, (_, params) = learner(router_replay="rollout", critic="model", advantage="gae"), policy()
+    made, (_, params) = (
+        learner(router_replay="rollout", critic={"kind": "model"}, advantage="gae"),
+        policy(),
+    )
     critic = cases.jittered(made.critic.init(params).params, 0.2)
     rows = made.rows(sampled())
     layout = lay_out(rows, all_actions(rows), made.shapes, made.shapes.long)

@@ -74,7 +74,7 @@ def test_passes_that_limit_tokens_by_their_covariance_are_of_a_minibatch():
     sizes = ("algorithm.minibatches_per_turn=4", "algorithm.inner_epochs=2")
     without = parts_of("recipe=grpo", *sizes)["sweep/score"].times
     assert without == 2  # the old policy and the reference
-    limited = parts_of("recipe=grpo", "algorithm.covariance=clip", *sizes)["sweep/score"].times
+    limited = parts_of("recipe=grpo", "algorithm.covariance.kind=clip", *sizes)["sweep/score"].times
     assert limited == without + 7 / 4  # before each of 8 steps but the first
 
 

@@ -23,7 +23,7 @@ def dr_grpo() -> Choices:
     return one_action() | {
         "ratio": "token",
         "scale": "none",
-        "loss_mean": "constant",
+        "loss_aggregation": "constant",
         "kl_coef": 0.0,
     }
 
@@ -70,7 +70,7 @@ def reinforce_plus_plus() -> Choices:
         "advantage_clip": None,
         "ratio": "token",
         "kl_in": "reward",
-        "loss_mean": "token",
+        "loss_aggregation": "token",
     }
 
 
@@ -85,9 +85,9 @@ def ppo() -> Choices:
         "advantage": "gae",
         "estimator": {"bootstrap_truncated": False},
         "advantage_clip": None,
-        "critic": "head",
+        "critic": {"kind": "head"},
         "ratio": "token",
-        "loss_mean": "token",
+        "loss_aggregation": "token",
     }
 
 
@@ -96,11 +96,11 @@ def dapo() -> Choices:
 
     Such groups are replaced by others of new tasks, for at most so many rounds. No KL. Here the
     mean is over a step's tokens, in the paper over a task's. Its overlong shaping of the reward
-    (Eq. 13) depends on the lengths that are allowed: algorithm.overlong_length sets it. DAPO,
+    (Eq. 13) depends on the lengths that are allowed: algorithm.overlong.length sets it. DAPO,
     arXiv:2503.14476, Eq. 8 to 12.
     """
     return grpo() | {
-        "loss_mean": "token",
+        "loss_aggregation": "token",
         "clip_low": 0.2,
         "clip_high": 0.28,
         "kl_coef": 0.0,
@@ -121,7 +121,7 @@ def a_grae() -> Choices:
     return grpo() | {
         "advantage": "a_grae",
         "estimator": {"alpha": 1.0},
-        "loss_mean": "token",
+        "loss_aggregation": "token",
         "clip_low": 0.2,
         "clip_high": 0.2,
         "kl_coef": 0.0,
@@ -151,7 +151,7 @@ def cispo() -> Choices:
     """
     return grpo() | {
         "objective": "cispo",
-        "loss_mean": "token",
+        "loss_aggregation": "token",
         "clip_low": None,
         "clip_high": 4.0,
         "kl_coef": 0.0,
@@ -174,7 +174,7 @@ def gdpo() -> Choices:
         "scale": "batch",
         "advantage_clip": None,
         "ratio": "token",
-        "loss_mean": "token",
+        "loss_aggregation": "token",
         "clip_low": 0.2,
         "clip_high": 0.2,
         "kl_coef": 0.0,

@@ -45,7 +45,7 @@ _FALL = 1e-6  # of the optimum, or of a reward of 1 where that is more: less is 
 _UNREAD = {
     "estimator.gain": "a turn gains its reward",
     "estimator.gain_template": "a turn gains its reward",
-    "critic_learning_rate": "the policy and its critic have one optimizer",
+    "critic.learning_rate": "the policy and its critic have one optimizer",
 }
 
 
@@ -283,7 +283,7 @@ def regrets(
 
     def run(seed: jax.Array) -> jax.Array:
         key_init, key_run = jax.random.split(jax.random.fold_in(jax.random.key(0), seed))
-        has_critic = algorithm.critic != "none"
+        has_critic = algorithm.critic.kind != "none"
         value_C = jnp.zeros(first_context(turns, actions)) if has_critic else None
         params = LabParams(policy.init(key_init), value_C)
         zero = jnp.zeros((), jnp.int32)

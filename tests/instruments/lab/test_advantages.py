@@ -120,7 +120,9 @@ def test_estimators_of_turns_read_what_turns_pay_and_those_of_trajectories_the_r
 def test_a_critic_that_is_right_leaves_what_the_turn_itself_changed():
     # The uniform policy's values: 1.375 at the start, 0.5 and 2.25 after the first action.
     value_NK = jnp.stack([jnp.full(16, 1.375), jnp.array([0.5, 2.25])[ACTION_NK[:, 0]]], axis=1)
-    algorithm = Algorithm(advantage="gae", critic="head", scale="none", estimator={"lam": 0.0})
+    algorithm = Algorithm(
+        advantage="gae", critic={"kind": "head"}, scale="none", estimator={"lam": 0.0}
+    )
     credit = credit_of(algorithm, value_NK)
     np.testing.assert_allclose(credit.advantage_NK[:4, 0], [-0.875, -0.875, 0.875, 0.875])
     np.testing.assert_allclose(credit.advantage_NK[:4, 1], [-0.5, 0.5, -1.75, 1.75])

@@ -38,7 +38,7 @@ from seeupo_jax.types import CriticState
 SHAPES = Shapes((32,), action=16, rows=4, trajectories=12, turns=4)
 KINDS = ["head", "model"]
 # One step on every turn, each an action with a ratio of its own, averaged by actions.
-BY_ACTION = {"order": "parallel", "turns_per_update": 1, "loss_mean": "action"}
+BY_ACTION = {"order": "parallel", "turns_per_update": 1, "loss_aggregation": "action"}
 TURN_BY_TURN = {"turns_per_update": 1, "order": "reverse"}
 DENOMINATOR, COEF, CLIP = np.float32(7), 0.5, 0.2
 TRAJECTORIES = cases.ragged()
@@ -49,7 +49,7 @@ REFERENCE = cases.jittered(PARAMS, 0.02)
 
 def learner(kind, **choices):
     """A learner of PPO, whose optimizer steps the critic too; equal programs are shared."""
-    algorithm = schema.Algorithm(**RECIPES["ppo"] | {"critic": kind} | choices)
+    algorithm = schema.Algorithm(**RECIPES["ppo"] | {"critic": {"kind": kind}} | choices)
     made = Learner(NETWORK, cases.recording(), algorithm, SHAPES, temperature=1.0, seed=5)
     return cases.sharing(made)
 
@@ -514,6 +514,10 @@ def test_a_step_with_a_model_multiplies_what_its_formula_says():
     assert wanted <= counted(learner("model")) <= wanted + head < 1.01 * wanted
 
 
+def head_critic(rate):
+    return {"kind": "head", "learning_rate": rate}
+
+
 def test_muons_rate_of_what_is_no_matrix_is_in_proportion_the_critics_too():
     fields = schema.Optimizer(
         name="contrib.muon",
@@ -524,7 +528,7 @@ def test_muons_rate_of_what_is_no_matrix_is_in_proportion_the_critics_too():
     moved = {}
     for rate in (None, 0.25):
         whole = schema.Config(
-            optimizer=fields, algorithm=schema.Algorithm(critic_learning_rate=rate)
+            optimizer=fields, algorithm=schema.Algorithm(critic=head_critic(rate))
         )
         optimizer = critic_optimizer(whole, total_steps=4)
         head = fresh_head(2)
@@ -536,7 +540,7 @@ def test_muons_rate_of_what_is_no_matrix_is_in_proportion_the_critics_too():
 def test_the_critics_learning_rate_is_its_own_or_the_policys():
     fields = schema.Optimizer(name="sgd", learning_rate=0.5, max_grad_norm=None)
     for rate, wanted in ((None, 0.5), (0.25, 0.25)):
-        algorithm = schema.Algorithm(critic_learning_rate=rate)
+        algorithm = schema.Algorithm(critic=head_critic(rate))
         whole = schema.Config(optimizer=fields, algorithm=algorithm)
         optimizer = critic_optimizer(whole, total_steps=4)
         updates, _ = optimizer.update(jnp.ones(2), optimizer.init(jnp.ones(2)))

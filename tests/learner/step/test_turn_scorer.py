@@ -64,8 +64,8 @@ def state_of(made):
 def wanted_step(made, before):
     """The twin's step of the scorer."""
     fields = {field.name for field in dataclasses.fields(twin.Options)} - {"order"}
-    choices = {name: x for name, x in vars(made.algorithm).items() if name in fields}
-    choices["estimator"] = dataclasses.asdict(made.algorithm.estimator)
+    given = dataclasses.asdict(made.algorithm)
+    choices = {name: x for name, x in given.items() if name in fields}
     options = twin.Options([], learning_rate=RATE, **choices)
     policy, scorer = cases.weights_of(PARAMS), cases.weights_of(before.scorer.params["trunk"])
     return twin.scorer_step(policy, scorer, TRAJECTORIES, options, cases.NUMPY_ARCH)
@@ -108,7 +108,7 @@ def test_a_new_scorer_is_the_policy_and_credits_turns_with_their_episode():
 
 
 def test_an_overlong_success_is_a_success_to_the_scorer():
-    penalty = {"overlong_length": 1, "overlong_penalty": 5.0}
+    penalty = {"overlong": {"length": 1, "penalty": 5.0}}
     plain, shaped = (
         cases.observe(made, TRAJECTORIES, state=state_of(made))
         for made in (
@@ -219,7 +219,7 @@ def test_programs_compiled_ahead_are_all_that_a_sweep_needs():
 
 def progress_learner(kind, rate=RATE, **choices):
     """A learner of SPA; equal programs are shared."""
-    algorithm = schema.Algorithm(**RECIPES["spa"] | {"critic": kind} | choices)
+    algorithm = schema.Algorithm(**RECIPES["spa"] | {"critic": {"kind": kind}} | choices)
     made = Learner(NETWORK, cases.recording(rate=rate), algorithm, SHAPES, temperature=1.0, seed=5)
     return cases.sharing(made)
 
