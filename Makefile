@@ -25,12 +25,17 @@ install = $(UV) pip install --quiet --python $(RUN) $(1) \
 	|| { echo "uv could not install this; trying pip."; \
 	$(RUN) -m pip install --quiet --disable-pip-version-check $(1); }
 
-.PHONY: help setup lock test-torch test-tools test-models test-appworld test-libtpu test-agents quickstart bfcl test check lint lint-style lint-types lint-scripts lint-house docs clean
+# The parts that tests need, each a target; they fetch and unpack side by side.
+FIRST_PARTS := part-python part-smollm2
+OTHER_PARTS := part-tools part-models part-appworld part-libtpu part-agents
+
+.PHONY: help setup lock part-torch $(FIRST_PARTS) $(OTHER_PARTS) quickstart bfcl test test-all test-durations check lint lint-style lint-types lint-scripts lint-house docs clean
 
 help:
 	@echo "make quickstart   train the bundled example policy and show its learning curve (about 2 minutes)"
 	@echo "make bfcl         the same loop on the real BFCL v4 tasks (about 20 minutes)"
-	@echo "make test         every test"
+	@echo "make test         the tests of the product (about 6 minutes on two cores)"
+	@echo "make test-all     every test: also instruments, other projects' packages, browsers, every seed"
 	@echo "make check        style, the rules of imports, and the tests of changed files (FILES='a.py b.py')"
 	@echo "make lint         ruff format, ruff check, pyright, shellcheck, and the site's links"
 	@echo "make docs         the documentation as a site, in site/"
@@ -47,27 +52,41 @@ $(VENV)/runtime: $(UV) requirements.lock requirements.txt pyproject.toml
 	@$(call install,--no-deps --editable .)
 	@touch $@
 
-# What the tests need beside it; the parts fetch and unpack side by side.
+# What the first tier of the tests needs beside it.
+$(VENV)/first: requirements.lock requirements.txt pyproject.toml third_party/install.sh \
+		third_party/bfcl/setup.sh third_party/models/setup.sh
+	@echo "Setting up $(VENV) and what make test needs ..."
+	@$(MAKE) --no-print-directory --jobs=3 $(FIRST_PARTS)
+	@touch $@
+
+# What the second tier and `make lint` need beside that.
 $(VENV)/development: requirements.lock requirements.txt pyproject.toml third_party/install.sh \
 		third_party/bfcl/setup.sh third_party/models/setup.sh third_party/appworld/setup.sh \
 		third_party/libtpu/setup.sh third_party/agents/setup.sh third_party/agents/requirements.txt \
 		third_party/agents/verifiers/requirements.txt
-	@echo "Setting up $(VENV) and what the tests need ..."
-	@$(MAKE) --no-print-directory --jobs=6 test-tools test-models test-appworld test-libtpu test-agents
-	@touch $@
+	@echo "Setting up $(VENV) and what every test needs ..."
+	@$(MAKE) --no-print-directory --jobs=6 $(FIRST_PARTS) $(OTHER_PARTS)
+	@touch $(VENV)/first $@
 
 # By pip, which goes on where one of several places that may have this wheel is out of reach.
-test-torch: $(UV)
+part-torch: $(UV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --retries 1 \
 		--extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0
 
-test-tools: $(VENV)/runtime test-torch
+part-python: $(VENV)/runtime part-torch
 	@$(call install,--editable ".[test]")
 	sh third_party/bfcl/setup.sh $(RUN)
 
-test-libtpu: $(VENV)/runtime
-test-models test-appworld test-agents: $(UV)
-test-models test-appworld test-libtpu test-agents: test-%:
+part-smollm2: $(UV)
+	sh third_party/models/setup.sh $(RUN) smollm2
+
+part-tools: part-python
+	@$(call install,--editable ".[test-all]")
+
+part-libtpu: $(VENV)/runtime
+part-models: part-smollm2
+part-appworld part-agents: $(UV)
+part-models part-appworld part-libtpu part-agents: part-%:
 	sh third_party/$*/setup.sh $(RUN)
 
 # Pins what requirements.txt allows, with hashes, for Python 3.11 and later on every system.
@@ -82,19 +101,33 @@ quickstart: $(VENV)/runtime
 	@echo "Training: configs/quickstart.py -> $(WORKDIR)"
 	$(RUN) -m seeupo_jax.train --config=configs/quickstart.py --workdir="$(WORKDIR)"
 
-bfcl: $(VENV)/development
+bfcl: $(VENV)/first
 	@echo "Training: configs/bfcl_tiny.py -> runs/bfcl_tiny"
 	$(RUN) -m seeupo_jax.train --config=configs/bfcl_tiny.py --workdir=runs/bfcl_tiny
 
-test: $(VENV)/collected
+FIRST_TIER := -m "not exhaustive"
+PYTEST = LD_PRELOAD="$${LD_PRELOAD:-$(JEMALLOC)}" $(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10
+
+test: $(VENV)/first-collected
+	@echo "Running the first tier of the tests ..."
+	$(PYTEST) $(FIRST_TIER)
+
+test-all: $(VENV)/collected
 	@echo "Running every test ..."
-	LD_PRELOAD="$${LD_PRELOAD:-$(JEMALLOC)}" $(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=10
+	$(PYTEST)
+
+# Renews tests/durations.json, which orders the files: on a quiet machine, now and then.
+test-durations: $(VENV)/collected
+	$(PYTEST) --record-durations
 
 # The bytecode of the tests and of all that they import, made once: workers that begin together would
 # each make it.
+$(VENV)/first-collected: $(VENV)/first
 $(VENV)/collected: $(VENV)/development
+$(VENV)/first-collected: SELECTED := $(FIRST_TIER)
+$(VENV)/first-collected $(VENV)/collected:
 	@echo "Collecting the tests ..."
-	@$(RUN) -m pytest --collect-only -qq > $@.log || { cat $@.log; exit 1; }
+	@$(RUN) -m pytest --collect-only -qq $(SELECTED) > $@.log || { cat $@.log; exit 1; }
 	@touch $@
 
 # Of a file: itself where it is a test, else the test that mirrors it; and the rules of the house.
@@ -104,10 +137,11 @@ MIRRORS = $(foreach file,$(filter seeupo_jax/%,$(PYTHON_FILES)),\
 	$(patsubst seeupo_jax/%,tests/%,$(dir $(file)))test_$(notdir $(file)))
 CHECKED = $(foreach file,$(PYTHON_FILES) $(wildcard $(MIRRORS)),$(if $(filter test_%,$(notdir $(file))),$(file)))
 
-check: $(VENV)/development
+# Every test of those files where `make setup` was run, else their tests of the first tier.
+check: $(VENV)/first
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
-	$(RUN) -m pytest tests/test_imports.py $(sort $(CHECKED))
+	$(RUN) -m pytest $(if $(wildcard $(VENV)/development),,$(FIRST_TIER)) tests/test_imports.py $(sort $(CHECKED))
 
 lint: lint-style lint-types lint-scripts lint-house docs
 

@@ -1,6 +1,6 @@
 # shellcheck shell=sh
-# What the launch scripts share: options, checks, dry runs. Sourced by them; runs nothing itself.
-# A script that sources it has a function `usage`, and `dry_run` and `module` set.
+# Options, checks and dry runs, shared by the launch scripts, which source it; it runs nothing
+# itself. A script that sources it defines the function `usage` and sets `dry_run` and `module`.
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 
@@ -11,11 +11,11 @@ fail() {
 
 # say WORD...: prints to stderr; a dry run prints only commands.
 say() {
-    # It says on where nobody reads it any more, as when the terminal is closed.
+    # Continues if the output is closed, for example after the terminal was closed.
     [ -n "$dry_run" ] || printf '%s: %s\n' "$(basename "$0" .sh)" "$*" >&2 || true
 }
 
-# quote WORD...: one line that a shell reads as exactly these words.
+# quote WORD...: prints one line that a shell parses as exactly these words.
 quote() {
     (
         LC_ALL=C
@@ -32,7 +32,7 @@ quote() {
     )
 }
 
-# run COMMAND...: runs it, or only prints it in a dry run.
+# run COMMAND...: runs the command; a dry run only prints it.
 run() {
     if [ -n "$dry_run" ]; then
         quote "$@"
@@ -41,9 +41,10 @@ run() {
     fi
 }
 
-# parse FLAGS OPTIONS ARGUMENT...: sets the variable of each (--node-count=2: node_count=2) until
-# the first argument for the module, and `parsed` to the number of arguments that this took. A value
-# that begins with -- is taken only behind =: an unquoted empty variable would swallow an option.
+# parse FLAGS OPTIONS ARGUMENT...: sets the variable of each option (--node-count=2: node_count=2)
+# up to the first argument for the module, and `parsed` to the number of parsed arguments. A value
+# that begins with -- is accepted only after =; else an unquoted empty variable would swallow an
+# option.
 parse() {
     flags=$1 options=$2 parsed=0
     shift 2
@@ -112,17 +113,17 @@ required() {
     [ -n "$2" ] || fail "$1: got nothing; allowed: a value such as $3."
 }
 
-# cloud_name NAME VALUE: what Google Cloud and Kubernetes take for a name.
+# cloud_name NAME VALUE: checks a name for Google Cloud and Kubernetes.
 cloud_name() {
     case $2 in
         *[!a-z0-9-]* | [!a-z]* | *-)
-            fail "$1: got '$2'; allowed: small letters, digits and '-', from a letter on."
+            fail "$1: got '$2'; allowed: lower-case letters, digits and '-', first a letter."
             ;;
     esac
-    [ ${#2} -le 40 ] || fail "$1: got ${#2} letters; allowed: at most 40."
+    [ ${#2} -le 40 ] || fail "$1: got ${#2} characters; allowed: at most 40."
 }
 
-# need TOOL...: a dry run needs none.
+# need TOOL...: checks that the tools are installed; a dry run needs none.
 need() {
     [ -z "$dry_run" ] || return 0
     for tool in "$@"; do
@@ -130,14 +131,14 @@ need() {
     done
 }
 
-# check_module_arguments ARGUMENT...: checks them before anything is started.
+# check_module_arguments ARGUMENT...: checks the module's arguments before anything is started.
 check_module_arguments() {
     config='' workdir='' checkpoints='' checkpoint_group='' before=''
     for argument in "$@"; do
         [ "$before" != --override ] || argument=--override=$argument
         before=$argument
         case $argument in
-            --override=*) argument=--config.${argument#--override=} ;; # it means the same
+            --override=*) argument=--config.${argument#--override=} ;; # an equivalent form
         esac
         case $argument in
             *'
@@ -156,10 +157,10 @@ check_module_arguments() {
     required --workdir "$workdir" "--workdir=runs/quickstart"
 }
 
-# check_kept: for preemptible machines, whose checkpoints must be in a bucket.
+# check_kept: checks that checkpoints are in a bucket, as preemptible machines need.
 check_kept() {
     [ -z "$checkpoint_group" ] || fail "--config.checkpoint: got '$checkpoint_group', whose folder \
-is not read here; allowed: its fields, as --config.checkpoint.directory=gs://BUCKET/DIR."
+this script does not read; allowed: its fields, as --config.checkpoint.directory=gs://BUCKET/DIR."
     setting=--workdir where=$workdir
     [ -z "$checkpoints" ] || setting=--config.checkpoint.directory where=$checkpoints
     case $setting:$where in
@@ -169,8 +170,8 @@ bucket, /mnt/BUCKET/DIR, or --config.checkpoint.directory=gs://BUCKET/DIR." ;;
     esac
 }
 
-# check_config_file: for scripts that run this checkout; paths are from its top. What stands behind
-# a file's .py: is its get_config's argument; package:NAME and module:function are no files.
+# check_config_file: for scripts that run this checkout; paths are relative to its top. Text after
+# .py: is the argument of the file's get_config; package:NAME and module:function are not files.
 check_config_file() {
     case $config in
         *.py:*) file=${config%%.py:*}.py ;;
@@ -181,10 +182,10 @@ check_config_file() {
     case $file in
         /*) [ -f "$file" ] ;;
         *) [ -f "$root/$file" ] ;;
-    esac || fail "--config: got '$config'; allowed: a file, its path from $root on, or package:NAME."
+    esac || fail "--config: got '$config'; allowed: a file, relative to $root, or package:NAME."
 }
 
-# local_python: sets `python` to the interpreter with this package.
+# local_python: sets `python` to the interpreter that has this package.
 local_python() {
     python=.venv/bin/python
     [ -x "$root/$python" ] || python=python3

@@ -9,15 +9,15 @@ usage() {
     cat <<END
 usage: launch/cpu_processes.sh [OPTION...] --config=FILE.py --workdir=DIR [--config.FIELD=VALUE ...]
 
-Starts processes that train together, as hosts of a cluster do. SIGTERM and SIGINT (Ctrl-C) reach
-all of them as SIGTERM: they save and end. When one fails, the others are ended.
+Starts processes that train together, like the hosts of a cluster. SIGTERM and SIGINT (Ctrl-C) are
+sent to all of them as SIGTERM: they save and end. If one fails, the others are ended.
 
-  -n N            processes (default: $processes)
-  --devices M     pretend to M devices in each
-  --port P        where they meet (default: a free one)
+  -n N            number of processes (default: $processes)
+  --devices M     simulate M devices in each process
+  --port P        port through which they connect (default: a free one)
   --grace S       seconds from SIGTERM to SIGKILL (default: $grace)
-  --module NAME   what to run (default: $module)
-  --dry-run       print the commands, run none
+  --module NAME   module to run (default: $module)
+  --dry-run       print the commands without running them
 END
 }
 
@@ -33,7 +33,7 @@ local_python
 cd "$root"
 need "$python" mkfifo
 
-# set_variables COMMAND...: runs it once for each environment variable to set.
+# set_variables COMMAND...: runs the command once for each environment variable to set.
 set_variables() {
     "$@" JAX_PLATFORMS=cpu
     [ -z "$devices" ] || "$@" \
@@ -78,14 +78,14 @@ send() {
     done
 }
 
-# on_signal NAME: the first lets the processes save; a second SIGINT kills them. A second SIGTERM does
-# not: timeout sends it to this process and then to its group.
+# on_signal NAME: the first signal lets the processes save; a second SIGINT kills them. A second
+# SIGTERM does not, since `timeout` sends it to this process and then to its group.
 # shellcheck disable=SC2329  # it is invoked by the trap
 on_signal() {
     if [ -z "$signalled" ]; then
         signalled=1
         end_all
-        say "stopping; a second Ctrl-C does not wait for them to save"
+        say "stopping; a second Ctrl-C ends the processes without saving"
     elif [ "$1" = INT ]; then
         send KILL
     fi
@@ -96,8 +96,8 @@ end_all() {
     send TERM
 }
 
-# prefix NUMBER: prints each complete line behind the number of its process, and reads on where
-# nobody takes it any more.
+# prefix NUMBER: prints each complete line after the number of its process, and keeps reading if the
+# output is closed.
 prefix() {
     while IFS= read -r line || [ -n "$line" ]; do
         printf '[%s] %s\n' "$1" "$line" 2>/dev/null || true
@@ -113,18 +113,18 @@ number=0
 while [ "$number" -lt "$processes" ]; do
     mkfifo "$folder/$number"
     (
-        trap '' TERM INT HUP # output during the shutdown is read too
+        trap '' TERM INT HUP # also reads output during the shutdown
         prefix "$number" <"$folder/$number"
     ) &
     readers="$readers $!"
     (
-        trap '' HUP # of a terminal that is closed; what they get is SIGTERM
+        trap '' HUP # if the terminal is closed, they get SIGTERM instead
         exec "$@" "--process_id=$number"
     ) >"$folder/$number" 2>&1 &
     running="$running $number:$!"
     number=$((number + 1))
 done
-[ -z "$signalled" ] || send TERM # to those that were started since
+[ -z "$signalled" ] || send TERM # to those started after the signal
 
 code=0
 while [ -n "$running" ]; do
@@ -150,7 +150,7 @@ while [ -n "$running" ]; do
     sleep 0.2 &
     wait $! || true
 done
-# What they left behind may hold their output: it is not waited for.
+# Processes that they left behind may hold the output open: do not wait for them.
 rest=25 # fifths of a second
 for reader in $readers; do
     while [ "$rest" -gt 0 ] && kill -0 "$reader" 2>/dev/null; do

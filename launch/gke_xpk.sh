@@ -1,5 +1,5 @@
 #!/bin/sh
-# Trains on TPU slices of a GKE cluster: one JobSet, made by xpk, that is restarted when it breaks.
+# Trains on TPU slices of a GKE cluster: xpk creates one JobSet, which is restarted if it fails.
 set -eu
 dry_run='' module=seeupo_jax.train cluster='' zone='' project='' workload='' tpu_type=''
 slices=1 image='' max_restarts=50 grace=300 priority=medium
@@ -11,25 +11,25 @@ usage() {
 usage: launch/gke_xpk.sh COMMAND --cluster=CLUSTER --workload=NAME [OPTION...]
            [--config=FILE.py --workdir=DIR [--config.FIELD=VALUE ...]]
 
-DIR is in a bucket that 'xpk storage attach' mounts as /mnt/BUCKET, or the checkpoints are in
-one: --config.checkpoint.directory=gs://BUCKET/DIR.
+DIR must be in a bucket that 'xpk storage attach' mounts as /mnt/BUCKET, or the checkpoints must
+be in a bucket: --config.checkpoint.directory=gs://BUCKET/DIR.
 
-  run      submit the workload, and show how it is queued
+  run      submit the workload, and show its state in the queue
   logs     follow the first host's log
-  wait     until the workload has ended; exit code 0: well
-  delete   end it and remove it
+  wait     wait until the workload has ended; exit code 0 means success
+  delete   end the workload and remove it
 
-  --cluster CLUSTER     made by 'xpk cluster create'
-  --workload NAME       of the workload
+  --cluster CLUSTER     created by 'xpk cluster create'
+  --workload NAME       name of the workload
   --zone ZONE, --project PROJECT   of the cluster (default: gcloud's)
-  --tpu-type TYPE       of one slice, such as v5p-64
-  --slices N            that train as one (default: $slices)
-  --image IMAGE         what the Dockerfile made, in a registry that the cluster reads
+  --tpu-type TYPE       type of one slice, such as v5p-64
+  --slices N            number of slices that train together (default: $slices)
+  --image IMAGE         image built from the Dockerfile, in a registry that the cluster reads
   --max-restarts N      after preemptions and lost hosts (default: $max_restarts)
-  --grace S             seconds to save in after SIGTERM (default: $grace)
+  --grace S             seconds for saving after SIGTERM (default: $grace)
   --priority LEVEL      very-low, low, medium, high, very-high (default: $priority)
-  --module NAME         what to run (default: $module)
-  --dry-run             print the commands, run none
+  --module NAME         module to run (default: $module)
+  --dry-run             print the commands without running them
 END
 }
 
@@ -57,14 +57,14 @@ case $priority in
     *) fail "--priority: got '$priority'; allowed: very-low, low, medium, high, very-high." ;;
 esac
 
-# place COMMAND...: with the cluster's zone and project, where they are given.
+# place COMMAND...: adds the cluster, and its zone and project if given.
 place() {
     run "$@" "--cluster=$cluster" ${zone:+"--zone=$zone"} ${project:+"--project=$project"}
 }
 
-# A lost host ends the others with exit code 1, a user's mistake all with 2: xpk is told to restart
-# on 1 as on signals (143: on_host.sh's code of a run that was stopped and has saved). `exec`, so that xpk's
-# SIGTERM reaches on_host.sh and not a shell around it.
+# A lost host ends the others with exit code 1; a user's mistake ends all with 2. So xpk restarts on
+# 1 as on signals (143: on_host.sh's code of a run that was stopped and has saved). `exec` makes
+# xpk's SIGTERM reach on_host.sh instead of a shell around it.
 submit() {
     place xpk workload create "--workload=$workload" "--tpu-type=$tpu_type" \
         "--num-slices=$slices" "--docker-image=$image" "--priority=$priority" \

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Trains on this machine's GPUs, or whatever accelerators it has, as one process.
+# Trains on this machine's GPUs or other accelerators, as one process.
 set -eu
 dry_run='' module=seeupo_jax.train gpus=''
 # shellcheck source=launch/common.sh
@@ -9,11 +9,11 @@ usage() {
     cat <<END
 usage: launch/gpu_local.sh [OPTION...] --config=FILE.py --workdir=DIR [--config.FIELD=VALUE ...]
 
-Trains on all accelerators of this machine. Rerunning it resumes from the last checkpoint.
+Trains on all accelerators of this machine. Rerunning the command resumes from the last checkpoint.
 
-  --gpus LIST     only these GPUs, such as 0,1
-  --module NAME   what to run (default: $module)
-  --dry-run       print the commands, run none
+  --gpus LIST     use only these GPUs, such as 0,1
+  --module NAME   module to run (default: $module)
+  --dry-run       print the commands without running them
 END
 }
 
@@ -36,7 +36,7 @@ if [ -n "$gpus" ]; then
 fi
 if [ -z "$dry_run" ]; then
     found=$("$python" -c 'import jax; print(jax.default_backend(), jax.device_count())') ||
-        fail "JAX does not start; what it says is above."
+        fail "JAX does not start; see the output above."
     case $found in
         cpu*)
             fail "JAX finds no accelerator; allowed: a GPU and jax[cuda13], or a TPU and jax[tpu]; \

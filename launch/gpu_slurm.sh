@@ -11,26 +11,27 @@ usage() {
 usage: launch/gpu_slurm.sh COMMAND [OPTION...]
            [--config=FILE.py --workdir=DIR [--config.FIELD=VALUE ...]]
 
-  submit   put the job into the queue, and say its number and where its log is
+  submit   submit the job, and print its number and the path of its log
   logs     follow the log of --job
-  stop     let --job save; it is requeued
-  cancel   end --job for good; what it has saved stays
+  stop     let --job save and requeue it
+  cancel   end --job permanently; its checkpoints remain
 
-The checkout, with its .venv, and DIR are on a disk that all nodes see. Near the end of its time,
-or preempted, the job saves, is requeued and later resumes.
+The checkout, with its .venv, and DIR must be on a disk that all nodes see. Before its time limit,
+and when it is preempted, the job saves, is requeued and later resumes.
 
-  --nodes N             (default: $nodes)
+  --nodes N             number of nodes (default: $nodes)
   --gpus-per-node N     (default: $gpus_per_node)
-  --cpus-per-node N     (default: 8 for each GPU)
-  --time T              such as 12:00:00; --partition P, --account A (default: Slurm's)
+  --cpus-per-node N     (default: 8 per GPU)
+  --time T              time limit, such as 12:00:00 (default: Slurm's)
+  --partition P, --account A   (default: Slurm's)
   --job-name NAME       (default: $job_name)
-  --logs DIR            (default: $logs)
-  --grace S             seconds to save in, before the time is over (default: $grace)
+  --logs DIR            folder of the logs (default: $logs)
+  --grace S             seconds for saving before the time limit (default: $grace)
   --job NUMBER          for logs, stop and cancel
-  --module NAME         what to run (default: $module)
-  --dry-run             print the commands, run none
+  --module NAME         module to run (default: $module)
+  --dry-run             print the commands without running them
 
-Any other option of sbatch can be set in its environment variables, such as SBATCH_QOS.
+Other options of sbatch can be set by its environment variables, such as SBATCH_QOS.
 END
 }
 

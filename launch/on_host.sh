@@ -1,23 +1,24 @@
 #!/bin/sh
-# The launch scripts' part on a host of a cluster: set it up, run a command, follow and stop it.
+# Runs on the hosts of a cluster for the launch scripts: sets a host up, runs a command, follows and
+# stops it.
 set -eu
-state=${HOME:-/tmp}/seeupo_jax_run # log, pid and exit code of the run that `start` began
-boot=/proc/sys/kernel/random/boot_id # another one whenever the machine starts
+state=${HOME:-/tmp}/seeupo_jax_run # log, pid and exit code of the run that `start` started
+boot=/proc/sys/kernel/random/boot_id # changes whenever the machine starts
 stopped_code=143 # a run that saved and ended after SIGTERM
 
 usage() {
     cat <<END
-usage: launch/on_host.sh run [--code FILE] COMMAND...   run it, and pass SIGTERM on to it
-       launch/on_host.sh start COMMAND...   the same in the background; its log: $state/log
+usage: launch/on_host.sh run [--code FILE] COMMAND...   run the command and forward SIGTERM to it
+       launch/on_host.sh start COMMAND...   run it in the background; log: $state/log
        launch/on_host.sh follow [LINES]     show the log (its last LINES) until the run ends
-       launch/on_host.sh code               its exit code, or: running, lost, none
-       launch/on_host.sh stop [SECONDS]     SIGTERM, and wait for the end
-       launch/on_host.sh install REQUIREMENT [COMMAND]   .venv with this package and, such as,
-                                            jax[tpu]; then a command of the shell
-       launch/on_host.sh mount BUCKET       a Cloud Storage bucket as /mnt/BUCKET
+       launch/on_host.sh code               print its exit code, or: running, lost, none
+       launch/on_host.sh stop [SECONDS]     send SIGTERM and wait until the run ends
+       launch/on_host.sh install REQUIREMENT [COMMAND]   create .venv with this package and a
+                                            requirement such as jax[tpu]; run COMMAND
+       launch/on_host.sh mount BUCKET       mount a Cloud Storage bucket as /mnt/BUCKET
 
-A command that ends with 0 after SIGTERM was only stopped: the exit code is then $stopped_code, so
-that the platform starts it again. With --code that number goes into FILE, and run ends with 0.
+If a command ends with 0 after SIGTERM, it was only stopped: the exit code is then $stopped_code, so
+that the platform starts it again. With --code this number is written to FILE, and run ends with 0.
 END
 }
 
@@ -39,17 +40,17 @@ run() {
     pid=$!
     [ -z "$stopped" ] || kill -TERM "$pid"
     waited=never
-    # A signal ends the wait, whether the command has ended or not.
+    # A signal interrupts `wait` even if the command has not ended.
     until [ "$waited" = "$stopped" ]; do
         waited=$stopped code=0
         wait "$pid" || code=$?
     done
-    told=$code
+    reported=$code
     if [ -n "$stopped" ] && [ "$code" -eq 0 ]; then
-        told=$stopped_code
+        reported=$stopped_code
     fi
-    [ -n "$file" ] || exit "$told"
-    echo "$told" >"$file.new"
+    [ -n "$file" ] || exit "$reported"
+    echo "$reported" >"$file.new"
     mv "$file.new" "$file"
     exit "$code"
 }
@@ -66,8 +67,8 @@ code() {
     fi
 }
 
-# same_boot: whether the host has not restarted since `start`; else the number is another process's.
-# A run that an earlier version began has left no mark.
+# same_boot: whether the host has not restarted since `start`; if it has, the pid is that of another
+# process. Runs that an earlier version started have no such file.
 same_boot() {
     [ ! -f "$state/boot" ] || [ "$(cat "$state/boot")" = "$(cat "$boot")" ]
 }
@@ -101,11 +102,11 @@ stop() {
     done
 }
 
-# The Python of a TPU VM may be older than 3.11: uv installs its own. An environment that uv makes
-# has no pip: the set-ups in third_party find uv there.
+# The Python of a TPU VM may be older than 3.11, so uv installs its own. An environment that uv
+# creates has no pip, so the set-up scripts in third_party use uv from it.
 install() {
     cd "$(dirname "$0")/.."
-    export PIP_BREAK_SYSTEM_PACKAGES=1 # only uv is installed beside the system's packages
+    export PIP_BREAK_SYSTEM_PACKAGES=1 # only uv is installed among the system's packages
     python3 -m pip install --user --quiet --disable-pip-version-check uv
     [ -x .venv/bin/python ] || python3 -m uv venv --quiet --python 3.12 .venv
     python3 -m uv pip install --quiet --python .venv/bin/python --editable '.[gcs]' "${1:?}" uv
@@ -126,8 +127,8 @@ mount_bucket() {
     fi
     sudo mkdir -p "/mnt/$1"
     sudo chown "$(id -u):$(id -g)" "/mnt/$1"
-    # Checkpoints and policies are renamed as folders, which is refused by default. What one host has
-    # written others must see, where the default of some machines is to remember for ever.
+    # Checkpoints and policies are renamed as folders, which gcsfuse refuses by default. Other hosts
+    # must see what one host has written; some machines cache metadata for ever by default.
     gcsfuse --implicit-dirs --rename-dir-limit=200000 --metadata-cache-ttl-secs=0 \
         --metadata-cache-negative-ttl-secs=0 "$1" "/mnt/$1"
 }

@@ -1,9 +1,9 @@
 # shellcheck shell=sh
-# shellcheck disable=SC2154  # options and `scratch`, a folder, are of tpu_vm.sh
-# A Cloud TPU as a queued resource: its state, its request, its hosts. Sourced by tpu_vm.sh
-# after common.sh; runs nothing itself.
+# shellcheck disable=SC2154  # tpu_vm.sh sets the options and `scratch`, a folder
+# Functions for a Cloud TPU as a queued resource: its state, its request, its hosts. tpu_vm.sh
+# sources it after common.sh; it runs nothing itself.
 
-# tpu VERB ARGUMENT...: gcloud on the queued resource.
+# tpu VERB ARGUMENT...: runs gcloud on the queued resource.
 tpu() {
     verb=$1
     shift
@@ -19,7 +19,7 @@ on_first() {
     tpu ssh "$name" --node=0 --worker=0 "--command=$1"
 }
 
-# ask_state EXPECTED: sets `state`; a dry run takes the expected one.
+# ask_state EXPECTED: sets `state`; a dry run sets it to EXPECTED.
 ask_state() {
     if [ -n "$dry_run" ]; then
         tpu describe "$name" '--format=value(state.state)'

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Trains on Cloud TPU VMs that are asked for as a queued resource; one slice or several.
+# Trains on Cloud TPU VMs requested as a queued resource, on one slice or several.
 set -eu
 dry_run='' module=seeupo_jax.train name='' zone='' project='' accelerator_type=''
 runtime_version='' spot='' slices=1 bucket='' git='' ref=main setup='' keep_alive=''
@@ -14,33 +14,34 @@ usage() {
 usage: launch/tpu_vm.sh COMMAND --name=NAME --zone=ZONE [OPTION...]
            [--config=FILE.py --workdir=DIR [--config.FIELD=VALUE ...]]
 
-  all      create, install and run, each as far as it is still to be done
-  create   ask for the TPU and wait until it is there
-  install  copy this checkout to every host and make its .venv there; mount the bucket
-  run      start training on every host, show the log of the first until it ends
-  logs     show that log (ending this does not end the run)
-  status   the TPU's state, and every host's exit code
+  all      create, install and run, as far as needed
+  create   request the TPU and wait until it is active
+  install  copy this checkout to every host and create its .venv there; mount the bucket
+  run      start training on every host, and show the log of the first host until it ends
+  logs     show that log (interrupting this does not end the run)
+  status   print the TPU's state, and every host's exit code
   stop     let training save and end
   resume   after a preemption: delete, create, install, run; training resumes from its checkpoint
-  delete   give the TPU back
+  delete   delete the TPU
 
-  --name NAME               of the queued resource and its TPU
-  --zone ZONE               such as us-east5-a
+  --name NAME               name of the queued resource and its TPU
+  --zone ZONE               zone, such as us-east5-a
   --project PROJECT         (default: gcloud's)
-  --accelerator-type TYPE   such as v5p-64; for create, and for run with --keep-alive
-  --runtime-version VERSION such as v2-alpha-tpuv5; likewise
+  --accelerator-type TYPE   such as v5p-64; for all, create, resume, and run with --keep-alive
+  --runtime-version VERSION such as v2-alpha-tpuv5; for the same commands
   --spot                    cheaper, and may be preempted at any time
-  --slices N                as many TPUs that train as one (default: $slices)
-  --bucket BUCKET           a Cloud Storage bucket, /mnt/BUCKET on every host
-  --git URL, --ref REF      install what is there instead of this checkout (default: $ref)
-  --setup COMMAND           run it on every host once that is installed, from the top of the
-                            checkout, such as 'sh third_party/bfcl/setup.sh .venv/bin/python'
+  --slices N                number of TPUs that train together (default: $slices)
+  --bucket BUCKET           Cloud Storage bucket to mount as /mnt/BUCKET on every host
+  --git URL, --ref REF      install this repository instead of this checkout (default: $ref)
+  --setup COMMAND           run this on every host after the installation, in the top folder of
+                            the checkout, such as 'sh third_party/bfcl/setup.sh .venv/bin/python'
   --keep-alive              resume automatically when the TPU is preempted or a host restarts
-  --max-restarts N          how often (default: $max_restarts)
-  --wait-limit S            seconds in the queue (default: $wait_limit); --poll S between looks
-  --delete-when-done        give the TPU back when training has ended, well or not
-  --module NAME             what to run (default: $module)
-  --dry-run                 print the commands, run none
+  --max-restarts N          at most this often (default: $max_restarts)
+  --wait-limit S            seconds to wait in the queue (default: $wait_limit)
+  --poll S                  seconds between checks (default: $poll)
+  --delete-when-done        delete the TPU when training has ended, even after a failure
+  --module NAME             module to run (default: $module)
+  --dry-run                 print the commands without running them
 END
 }
 
@@ -77,7 +78,7 @@ case $needs in
         required --runtime-version "$runtime_version" v2-alpha-tpuv5
         ;;
 esac
-# check_mounted: of a new machine, on which nothing but --bucket is at /mnt.
+# check_mounted: checks paths for a new machine, on which only --bucket is mounted below /mnt.
 check_mounted() {
     for given in "--workdir=$workdir" "--config.checkpoint.directory=$checkpoints"; do
         case $given in
@@ -94,10 +95,10 @@ case $command in
     all | run | resume)
         check_module_arguments "$@"
         case $config in
-            /*) fail "--config: got '$config'; allowed: a path from the top of the checkout on." ;;
+            /*) fail "--config: got '$config'; allowed: a path relative to the checkout." ;;
         esac
         [ -n "$git" ] || check_config_file
-        # Where the machine may be lost, or is deleted by this very command.
+        # The machine may be lost, or this command may delete it.
         [ -z "$spot$keep_alive$delete_when_done" ] && [ "$command" != resume ] || check_kept
         [ "$needs" = run ] || check_mounted
         ;;
@@ -108,7 +109,7 @@ need gcloud
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-# packed: the names of this checkout's files, without what git ignores; each ends with a NUL.
+# packed: prints the names of this checkout's files that git does not ignore, each followed by NUL.
 packed() {
     git ls-files -z --cached --others --exclude-standard | xargs -0 sh -c "$existing" sh
 }
@@ -119,8 +120,7 @@ check_size() {
     need git tar
     [ -z "$dry_run" ] || return 0
     git -C "$root" rev-parse --is-inside-work-tree >/dev/null 2>&1 ||
-        fail "$root: got no git repository, whose files are to be installed; allowed: a clone, or \
---git URL."
+        fail "$root: got no git repository to install from; allowed: a clone, or --git URL."
     (cd "$root" && packed | xargs -0 du -sk) | sort -rn >"$scratch/sizes"
     total=0 largest=''
     while read -r size file; do
@@ -144,14 +144,14 @@ install_checkout() {
         archive=$scratch/seeupo_jax.tar.gz
         pack "$archive" || return 1
         tpu scp "$archive" "$name:seeupo_jax.tar.gz" --node=all --worker=all || return 1
-        # Files of another checkout are removed; local runs, models and what set-ups make stay.
+        # Files of another checkout are removed; runs, models and the results of set-ups stay.
         on_all "mkdir -p seeupo_jax && find seeupo_jax -mindepth 1 -maxdepth 1 ! -name .venv\
  ! -name runs ! -name models ! -name third_party -exec rm -rf {} + &&\
  tar -xzf seeupo_jax.tar.gz -C seeupo_jax && $here" || return 1
     fi
 }
 
-# pack FILE: this checkout as it is, without what git ignores.
+# pack FILE: writes an archive of this checkout as it is, without files that git ignores.
 pack() {
     if [ -n "$dry_run" ]; then
         printf 'cd %s && %s | xargs -0 sh -c %s sh | tar --null -T - -czf %s\n' "$(quote "$root")" \
@@ -162,7 +162,7 @@ pack() {
     (cd "$root" && packed | tar --null -T - -czf "$1")
 }
 
-# start ARGUMENT...: with the bucket, which a host that has restarted has lost.
+# start ARGUMENT...: starts training; mounts the bucket first, since a restart unmounts it.
 start() {
     mount=''
     [ -z "$bucket" ] || mount="launch/on_host.sh mount $bucket && "
@@ -173,7 +173,7 @@ start() {
     }
 }
 
-# follow LINES: the first host's log until its run or the connection ends; sets `outcome`.
+# follow LINES: shows the first host's log until its run or the connection ends; sets `outcome`.
 follow() {
     on_first "seeupo_jax/launch/on_host.sh follow $1" || true
     if [ -n "$dry_run" ]; then
@@ -184,7 +184,7 @@ follow() {
     fi
 }
 
-# again ARGUMENT...: another start, on a new TPU after a preemption.
+# again ARGUMENT...: starts training again, on a new TPU after a preemption.
 again() {
     while [ "$restarts" -lt "$max_restarts" ]; do
         restarts=$((restarts + 1))
@@ -199,7 +199,7 @@ again() {
     return 1
 }
 
-# supervise ARGUMENT...: the log until training ends, through lost connections and lost TPUs.
+# supervise ARGUMENT...: shows the log until training ends, across lost connections and lost TPUs.
 supervise() {
     restarts=0 lines=+1 looks=0
     while :; do
@@ -231,8 +231,8 @@ supervise() {
     done
 }
 
-# may_be_lost: whether the first host's run may have failed for want of another host: that ends it
-# with 1 or a signal, a user's mistake with 2.
+# may_be_lost: whether the first host's run may have failed because another host was lost. That ends
+# it with 1 or a signal; a user's mistake ends it with 2.
 may_be_lost() {
     [ -n "$keep_alive" ] && { [ "$outcome" -eq 1 ] || [ "$outcome" -gt 128 ]; }
 }
@@ -243,8 +243,8 @@ failed() {
     return 1
 }
 
-# look_again ARGUMENT...: the TPU is ACTIVE although the first host's run has ended or does not
-# answer. The state may follow within minutes.
+# look_again ARGUMENT...: handles a TPU that is ACTIVE although the first host's run has ended or
+# does not answer. The state may change within minutes.
 look_again() {
     looks=$((looks + 1))
     sleep "$poll"
@@ -264,7 +264,7 @@ look_again() {
     restarts=$((restarts + 1)) looks=0 lines=+1
     say "a host has restarted; restart $restarts of $max_restarts"
     on_all 'seeupo_jax/launch/on_host.sh stop' || {
-        say "a host does not answer, or its run does not end; it is looked at again"
+        say "a host does not answer, or its run does not end; checking again"
         return 0
     }
     start "$@"
@@ -276,8 +276,8 @@ another_lost() {
     grep -qw -e lost -e none "$scratch/codes"
 }
 
-# ask_first: sets `outcome` to what the first host says of its run. No answer does not mean that
-# there is none: its checkout would be replaced under it.
+# ask_first: sets `outcome` to the state of the first host's run. No answer does not mean that there
+# is no run: installing could replace the checkout of an active run.
 ask_first() {
     outcome=none script=seeupo_jax/launch/on_host.sh
     [ -z "$dry_run" ] || return 0
@@ -290,12 +290,12 @@ ask_first() {
         esac
     done
     cat "$scratch/error" >&2
-    say "error: the first host does not say whether training is running; see the output above." \
+    say "error: the first host does not report whether training is running; see the output above." \
         "Nothing was installed or started."
     return 1
 }
 
-# begin INSTALL ARGUMENT...: starts training, unless it is running, and supervises it.
+# begin INSTALL ARGUMENT...: starts training unless it is running, and supervises it.
 begin() {
     install=$1
     shift

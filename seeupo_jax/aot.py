@@ -23,7 +23,7 @@ from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.errors import file_sentences, sentence_errors
 from seeupo_jax.instruments.aot.tune import in_setup, tune, with_fields
-from seeupo_jax.planning.aot.measure import Figures, measure
+from seeupo_jax.planning.aot.measure import CompiledFigures, measure
 from seeupo_jax.planning.aot.report import Report
 from seeupo_jax.planning.aot.search import search
 from seeupo_jax.planning.chips import parse_topology
@@ -75,7 +75,7 @@ def _check_kinds(setup: Setup, wanted: Sequence[str]) -> None:
     choose_programs(programs, [name for name in wanted if name.partition(" ")[0] not in kinds])
 
 
-def _tuned(setup: Setup, file: Path) -> tuple[Setup, dict[str, Figures]]:
+def _tuned(setup: Setup, file: Path) -> tuple[Setup, dict[str, CompiledFigures]]:
     """The run in its shortest layout, which the file says of its slice then, and its figures.
 
     Raises:

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
-from seeupo_jax.errors import naming
+from seeupo_jax.errors import name_file
 
 _LOGGER = logging.getLogger(__name__)
 # By file systems that cannot sync a folder, and where a folder may be written to, not read.
@@ -28,7 +28,7 @@ def sync_file(path: str | os.PathLike[str]) -> None:
     """Waits until a file's bytes are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        with naming(path):
+        with name_file(path):
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -90,7 +90,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     Raises:
       OSError: it could not be written; the error names `path`.
     """
-    with naming(path):
+    with name_file(path):
         _write_atomically(path, data)
 
 

@@ -74,7 +74,7 @@ def printable(text: str) -> str:
     return text.translate(_CONTROLS)
 
 
-def one_line(text: str) -> str:
+def terminal_line(text: str) -> str:
     """As `printable`; a value or a library's message with line breaks does not end the line."""
     return printable(" ".join(line.strip() for line in text.splitlines() if line.strip()))
 
@@ -126,7 +126,7 @@ def reason(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def naming(file: str | os.PathLike[str]) -> Generator[None]:
+def name_file(file: str | os.PathLike[str]) -> Generator[None]:
     """What the system says of a file inside is an OSError that names this one.
 
     Writing to an open file names none; a file that is written beside its place has another name.
@@ -197,5 +197,5 @@ def sentence_errors(
     except kind as error:
         if isinstance(error, ValueError) and file_error(error) is not None:
             raise  # a library's: `file_sentences` has the sentence for it
-        print(f"error: {one_line(str(error))}", file=sys.stderr)
+        print(f"error: {terminal_line(str(error))}", file=sys.stderr)
         sys.exit(getattr(error, "exit_code", code))

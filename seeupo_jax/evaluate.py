@@ -36,12 +36,12 @@ import jax
 
 from seeupo_jax import envs
 from seeupo_jax.agents.agent_tasks import find_tasks
-from seeupo_jax.checkpoint import check_could_write, check_writable
+from seeupo_jax.checkpoint import check_may_write, check_writable
 from seeupo_jax.cli.command_line import (
     add_cluster_flags,
     add_run_flags,
     cluster_flags,
-    failing_together,
+    fail_all_processes,
     join_cluster,
     log_to_stderr,
     prepare_xla,
@@ -53,9 +53,9 @@ from seeupo_jax.configuration.flags import Flags, integer, output_file, path, po
 from seeupo_jax.configuration.loading import ConfigSource, load_config
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.terminal import safe_output
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.bfcl.result_files import export_results
-from seeupo_jax.errors import file_sentences, naming, printable, sentence_errors
+from seeupo_jax.envs.tasks import check_tasks
+from seeupo_jax.errors import file_sentences, name_file, printable, sentence_errors
 from seeupo_jax.evaluation.evaluation_run import (
     EvaluationResult,
     episodes_name,
@@ -66,12 +66,12 @@ from seeupo_jax.evaluation.policy_sources import (
     Server,
     about_policy,
     check_served,
-    own_policy,
+    run_policy,
     served_policy,
-    starting_policy,
+    starting_policy_folder,
 )
-from seeupo_jax.parallel.cluster import errors_end_at_once
-from seeupo_jax.parallel.platform import off_accelerator
+from seeupo_jax.parallel.cluster import exit_on_error
+from seeupo_jax.parallel.platform import cpu_only
 from seeupo_jax.planning.explain.explain_evaluation import (
     explain_episodes,
     explain_policy,
@@ -101,7 +101,7 @@ def _explain(config: Config, workdir: Path, which: _Which, split: str, k: int) -
     """What this evaluation would do; a server is not asked for anything."""
     server = which.server
     if server is None:
-        folder = starting_policy(config, workdir)
+        folder = starting_policy_folder(config, workdir)
         part = None if which.untrained else saved_weights(config, which.weights)
         explained = explain_policy(config, workdir, folder, part, which.step)
         same: dict[str, Any] | None = about_policy(config, explained.iteration, part)
@@ -192,7 +192,7 @@ def _server(given: argparse.Namespace) -> Server | None:
 
 def _platform(server: Server | None) -> contextlib.AbstractContextManager[None]:
     """Where an evaluation computes."""
-    return contextlib.nullcontext() if server is None else off_accelerator()
+    return contextlib.nullcontext() if server is None else cpu_only()
 
 
 @quiet_logs()
@@ -273,7 +273,7 @@ def _check(config: Config, workdir: Path, which: _Which, split: str) -> None:
     if server is None:
         check_config(config, [split])
         saved_weights(config, weights)
-    gate.check_tasks(find_tasks(config), [split], labelled=0)
+    check_tasks(find_tasks(config), [split], labelled=0)
     if server is not None:
         check_served(config)
         check_first_tasks(config, [split])
@@ -289,7 +289,7 @@ def _evaluate(
     check_writable(workdir)
     server, untrained, step, weights = which
     if server is None:
-        opened = own_policy(config, workdir, untrained=untrained, weights=weights, step=step)
+        opened = run_policy(config, workdir, untrained=untrained, weights=weights, step=step)
     else:
         opened = served_policy(config, workdir, server)
     with opened as source:
@@ -303,10 +303,10 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
         given = _flags().read(arguments[1:])
         server = _server(given)
     log_to_stderr()
-    with errors_end_at_once(), file_sentences(), sentence_errors(), _platform(server):
+    with exit_on_error(), file_sentences(), sentence_errors(), _platform(server):
         workdir = given.workdir
-        config = failing_together(given, lambda: read_config(given))
-        failing_together(given, lambda: check_could_write(workdir))
+        config = fail_all_processes(given, lambda: read_config(given))
+        fail_all_processes(given, lambda: check_may_write(workdir))
         if server is None:
             prepare_xla()
             join_cluster(config, **cluster_flags(given))
@@ -338,7 +338,7 @@ def _check_bfcl(config: Config, folder: Path) -> None:
             f"--bfcl_results: got the agent {config.agent.label!r}; allowed: none, whose"
             " episodes are not the benchmark's."
         )
-    check_could_write(folder, "--bfcl_results")
+    check_may_write(folder, "--bfcl_results")
 
 
 def _report(config: Config, given: argparse.Namespace, result: EvaluationResult) -> None:
@@ -350,7 +350,7 @@ def _report(config: Config, given: argparse.Namespace, result: EvaluationResult)
     if given.bfcl_results is not None:
         environment = cast(Any, envs.make(config.env.name, **config.env.options))
         played = ((e.task_id, e.member, e.messages) for e in result.episodes)
-        with naming(given.bfcl_results):
+        with name_file(given.bfcl_results):
             commands = export_results(environment, played, given.bfcl_results)
         print(*commands, sep="\n")
 

@@ -20,7 +20,7 @@ from seeupo_jax.cli.command_line import (
     add_cluster_flags,
     add_run_flags,
     cluster_flags,
-    failing_together,
+    fail_all_processes,
     join_cluster,
     log_to_stderr,
     read_config,
@@ -29,13 +29,13 @@ from seeupo_jax.configuration.flags import Flags, path
 from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.durable_files import write_atomically
 from seeupo_jax.errors import file_sentences, sentence_errors
-from seeupo_jax.parallel.cluster import errors_end_at_once
+from seeupo_jax.parallel.cluster import exit_on_error
 from seeupo_jax.policy_io.hub import CARD, hub_client, model_card, push
 from seeupo_jax.policy_io.policy_folder import (
     STEP,
     WEIGHTS,
     export_policy,
-    left_in,
+    kept_message,
     saved_weights,
 )
 
@@ -58,9 +58,9 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
     with sentence_errors():
         given = _flags().read(arguments[1:])
     log_to_stderr()
-    kept = left_in(given.output)
-    with errors_end_at_once(), file_sentences(kept), sentence_errors():
-        config = failing_together(given, lambda: read_config(given))
+    kept = kept_message(given.output)
+    with exit_on_error(), file_sentences(kept), sentence_errors():
+        config = fail_all_processes(given, lambda: read_config(given))
         repo = given.push_to_hub
         if given.private and repo is None:
             raise ValueError("--private: got True; allowed: with --push_to_hub=USER/NAME.")

@@ -33,14 +33,14 @@ from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.errors import file_sentences, sentence_errors
 from seeupo_jax.instruments.lab import report as lab_report
 from seeupo_jax.instruments.lab.laboratory import (
+    LabSettings,
     Result,
-    Settings,
     check_rewards,
     compile_experiment,
     experiment,
 )
 from seeupo_jax.instruments.lab.problems import PROBLEMS, Problem, load_problem
-from seeupo_jax.parallel.host_cores import cores
+from seeupo_jax.parallel.host_cores import usable_cores
 from seeupo_jax.trajectories.json_lines import write_json
 
 _RECIPES = "seeupo,seeupo_forward,seeupo_random,seeupo_unweighted,seeupo_group_std,grpo,gspo"
@@ -68,8 +68,8 @@ def _flags() -> Flags:
     flags.flag("json", "also write the figures to this file.", output_file)
     flags.flag("plot", "also draw the curves: .svg or .png.", output_file)
     # Read as text and checked with the settings, so that all wrong values have one form of error.
-    hints = typing.get_type_hints(Settings)
-    for field in dataclasses.fields(Settings):
+    hints = typing.get_type_hints(LabSettings)
+    for field in dataclasses.fields(LabSettings):
         if field.name in _HELP:
             words = f"{_HELP[field.name].rstrip('.')}; {allowed_values(field, hints[field.name])}"
             flags.flag(field.name, words, default=str(field.default).lower())
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
     with sentence_errors():
         given = _flags().read(arguments[1:])
         values = {name: parse(vars(given)[name], f"--{name}") for name in _HELP}
-        settings = build(Settings, values | {"exact": given.exact}, "lab")
+        settings = build(LabSettings, values | {"exact": given.exact}, "lab")
         settings.make_optimizer()
         recipes = given.recipes.split(",")
         for recipe in recipes:
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
 
 
 def _run(
-    problems: Sequence[Problem], recipes: Sequence[str], settings: Settings
+    problems: Sequence[Problem], recipes: Sequence[str], settings: LabSettings
 ) -> tuple[dict[str, dict[str, Result]], float, float]:
     """The results by problem and recipe, seconds of compilation and seconds of all runs.
 
@@ -113,7 +113,7 @@ def _run(
     kinds = {(problem.mean.shape, problem.turn_mean is not None) for problem in problems}
     programs = [(shape, name, settings, turns) for shape, turns in kinds for name in recipes]
     pairs = [(problem, name) for problem in problems for name in recipes]
-    with ThreadPoolExecutor(cores()) as pool:
+    with ThreadPoolExecutor(usable_cores()) as pool:
         start = time.perf_counter()
         compiling = pool.map(lambda each: compile_experiment(*each), programs)
         for _ in track(compiling, "compiling", len(programs), console=Console(stderr=True)):

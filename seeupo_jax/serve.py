@@ -38,7 +38,7 @@ from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.envs.transport.open_files import raise_open_files
 from seeupo_jax.errors import file_sentences, sentence_errors
 from seeupo_jax.evaluation.episode_host import make_endpoint
-from seeupo_jax.evaluation.policy_sources import PolicySource, own_policy
+from seeupo_jax.evaluation.policy_sources import PolicySource, run_policy
 from seeupo_jax.parallel.stop_signal import StoppedCompiling, StopRequest
 from seeupo_jax.policy_io.policy_folder import STEP, WEIGHTS, check_trained, saved_weights
 from seeupo_jax.rollout.engine.slots import SlotEngine
@@ -144,7 +144,7 @@ def _check(config: Config, source: _Source, host: str, port: int) -> None:
 
 def _load(config: Config, source: _Source) -> contextlib.AbstractContextManager[PolicySource]:
     """The policy that is meant."""
-    return own_policy(
+    return run_policy(
         config,
         Path() if source.workdir is None else source.workdir,
         untrained=source.workdir is None,
@@ -190,8 +190,8 @@ def _announce(config: Config, about: str, access: Access, engine: SlotEngine) ->
     sampling = "greedy" if rollout.top_k == 1 else f"temperature {rollout.temperature:g}"
     print(f"Serving {about} at {access.base_url}")
     print(
-        f"{rollout.max_context} tokens of context, {rollout.max_action_tokens} of them an answer at"
-        f" most; {engine.concurrency} calls at once, others wait; {sampling}; tool calls:"
+        f"context: {rollout.max_context} tokens; answers: at most {rollout.max_action_tokens};"
+        f" concurrent calls: {engine.concurrency}, others wait; {sampling}; tool calls:"
         f" {agent.tool_format}"
     )
     made = f"Key: {access.api_key} (made for this server; {KEY_VARIABLE} sets one)"

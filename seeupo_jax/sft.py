@@ -32,7 +32,7 @@ from seeupo_jax.cli.command_line import (
     check_places,
     check_shared_places,
     cluster_flags,
-    failing_together,
+    fail_all_processes,
     join_cluster,
     log_to_stderr,
     prepare_xla,
@@ -43,21 +43,21 @@ from seeupo_jax.cli.command_line import (
 from seeupo_jax.configuration.flags import Flags
 from seeupo_jax.configuration.loading import ConfigSource, load_config
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.display.progress import Progress
+from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.errors import DataChanged, NotLearning, file_sentences, sentence_errors
 from seeupo_jax.metrics.history import History, read_history
 from seeupo_jax.metrics.run_manifest import UNKNOWN_LAUNCH, Launch
-from seeupo_jax.parallel.cluster import errors_end_at_once
+from seeupo_jax.parallel.cluster import exit_on_error
 from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
 from seeupo_jax.planning.explain.explain_sft import explain_sft
 from seeupo_jax.planning.explain.explanation import EXPLAIN, print_explanation
 from seeupo_jax.planning.remat import choose_remat
 from seeupo_jax.policy_io import build
 from seeupo_jax.supervised.data import load_data
-from seeupo_jax.supervised.learner_parts import check_sft, check_steps, count_steps, supervised
-from seeupo_jax.supervised.parts import SftState
 from seeupo_jax.supervised.run import SftRun, begin_sft
+from seeupo_jax.supervised.sft_components import SftState
+from seeupo_jax.supervised.sft_config import check_sft, check_steps, count_steps, supervised_config
 from seeupo_jax.training.callbacks import Callback, check_callbacks, notify_callbacks
 from seeupo_jax.training.checks import prepare_run
 
@@ -137,7 +137,7 @@ def run_sft(
             held.enter_context(exclusive_run(workdir, config.checkpoint))
         request = held.enter_context(StopRequest())
         shown = jax.process_index() == 0
-        progress = held.enter_context(Progress(0, display, shown=shown))
+        progress = held.enter_context(ProgressDisplay(0, display, shown=shown))
         with preparing():
             try:
                 data = load_data(config, progress, lambda: request.asked)
@@ -147,7 +147,7 @@ def run_sft(
             steps = count_steps(config, len(data.training))
             check_steps(config, steps)
             given = dataclasses.replace(config, iterations=steps)
-            config, plan = choose_remat(supervised(config, steps))
+            config, plan = choose_remat(supervised_config(config, steps))
             if plan is not None:
                 progress.log(str(plan))
             progress.phase("model")
@@ -222,13 +222,13 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
     with sentence_errors():
         given = _flags().read(arguments[1:])
     log_to_stderr()
-    with errors_end_at_once(), file_sentences():
+    with exit_on_error(), file_sentences():
         with sentence_errors():
             data_override = () if given.data is None else (f"sft.data={given.data!r}",)
             overrides, workdir = (*given.override, *data_override), given.workdir
-            config = failing_together(given, lambda: load_config(given.config, overrides))
-            prepare_xla(small=build.is_small(config))
-            failing_together(given, lambda: check_places(config, workdir, make=False))
+            config = fail_all_processes(given, lambda: load_config(given.config, overrides))
+            prepare_xla(small=build.is_small_policy(config))
+            fail_all_processes(given, lambda: check_places(config, workdir, make=False))
             join_cluster(config, **cluster_flags(given))
             check_sft(config)
             if given.explain:

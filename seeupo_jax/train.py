@@ -28,7 +28,7 @@ from seeupo_jax.cli.command_line import (
     check_places,
     check_shared_places,
     cluster_flags,
-    failing_together,
+    fail_all_processes,
     join_cluster,
     log_to_stderr,
     missing_places,
@@ -41,22 +41,22 @@ from seeupo_jax.cli.command_line import (
 from seeupo_jax.configuration.flags import Flags
 from seeupo_jax.configuration.loading import ConfigSource, load_config
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.display.progress import Progress
+from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.display.run_summary import learning_curve, print_summary
 from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.envs.pool import ServerFull
 from seeupo_jax.errors import NameTaken, NotLearning, file_sentences, sentence_errors
-from seeupo_jax.evaluation.evaluation import due, evaluates
+from seeupo_jax.evaluation.evaluation import is_due, is_evaluated
 from seeupo_jax.metrics.history import History, read_history
 from seeupo_jax.metrics.run_manifest import UNKNOWN_LAUNCH, Launch
-from seeupo_jax.parallel.cluster import errors_end_at_once
+from seeupo_jax.parallel.cluster import exit_on_error
 from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
 from seeupo_jax.planning.explain.explain_training import explain_training
 from seeupo_jax.planning.explain.explanation import EXPLAIN, print_explanation
 from seeupo_jax.planning.planned_devices import add_planned_flags, plan_devices
 from seeupo_jax.planning.remat import choose_remat
 from seeupo_jax.policy_io import build
-from seeupo_jax.policy_io.resume_check import measured_with
+from seeupo_jax.policy_io.resume_check import score_conditions
 from seeupo_jax.supervised.warm_starting import start_policy
 from seeupo_jax.training.callbacks import Callback, check_callbacks, notify_callbacks
 from seeupo_jax.training.checks import check_config, check_planned, prepare_run
@@ -133,7 +133,7 @@ def run_training(
         if jax.process_index() == 0 and stopped is None:
             learning_curve(workdir, split=config.evaluation.split)
         directory = find_directory(config.checkpoint, workdir)
-        best = Checkpoints(directory, 1, measured=measured_with).best()
+        best = Checkpoints(directory, 1, measured=score_conditions).best()
     written = config.checkpoint.export and stopped is None
     return TrainResult(
         workdir=workdir,
@@ -155,7 +155,7 @@ def _train(
     display = config.telemetry.display
     with (
         StopRequest() as request,
-        Progress(config.iterations, display, shown=jax.process_index() == 0) as progress,
+        ProgressDisplay(config.iterations, display, shown=jax.process_index() == 0) as progress,
     ):
         with preparing():
             config, plan = choose_remat(config)
@@ -196,9 +196,9 @@ def iterate(run: Run, state: RunState) -> bool:
                 collected = run.rollout(iteration, state)
                 state, metrics, stats = run.sweep(iteration, state, collected)
             run.record(state, collected, metrics, stats)
-            if evaluates(config, iteration):
+            if is_evaluated(config, iteration):
                 state = run.evaluate(state)
-            if due(config, iteration, config.checkpoint.every):
+            if is_due(config, iteration, config.checkpoint.every):
                 state = run.checkpoints.save(state)
         run.finish(state)
     except (Stopped, NotLearning) as stopped:
@@ -224,11 +224,11 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
     with sentence_errors():
         given = _flags().read(arguments[1:])
     log_to_stderr()
-    with errors_end_at_once(), file_sentences():
+    with exit_on_error(), file_sentences():
         with sentence_errors():
             planned = plan_devices(given)
-            config, workdir = failing_together(given, lambda: read_config(given)), given.workdir
-            prepare_xla(small=planned is None and build.is_small(config))
+            config, workdir = fail_all_processes(given, lambda: read_config(given)), given.workdir
+            prepare_xla(small=planned is None and build.is_small_policy(config))
             if planned is not None:
                 places = missing_places(config, workdir)
                 config, missing = check_planned(config)
@@ -236,7 +236,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
                     explain_training(config, workdir, planned, [*missing, *places]),
                     runs_here=False,
                 )
-            failing_together(given, lambda: check_places(config, workdir, make=False))
+            fail_all_processes(given, lambda: check_places(config, workdir, make=False))
             join_cluster(config, **cluster_flags(given))
             check_config(config)
             if given.explain:

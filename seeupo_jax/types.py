@@ -18,8 +18,8 @@ Axes, as suffixes of array names:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -53,26 +53,82 @@ class Segment:
         return Segment(*arrays, None if self.expert_LG is None else self.expert_LG[:end])
 
 
+class RewardRow(NamedTuple):
+    """One reward of an episode. turns: its part of each turn, in order; None: not known by turn."""
+
+    episode: float
+    turns: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class RewardTable:
+    """All rewards of an episode: by name, of the episode and of each turn.
+
+    total: the reward that an update reads, the weighted sum of the named ones; without `turns` all
+      of it came with the last turn. Each turn's weighted sum is rounded when the turn is paid, so
+      `total` does not follow from `named` to the bit and is stored.
+    named: before their weights: `env`, those that the environment names, and those of
+      config.rewards; empty: the environment's own reward was the only one.
+    """
+
+    total: RewardRow
+    named: Mapping[str, RewardRow] = field(default_factory=dict[str, RewardRow])
+
+    @classmethod
+    def of(
+        cls,
+        reward: float,
+        turn_rewards: Sequence[float] = (),
+        rewards: Mapping[str, float] | None = None,
+        named_turn_rewards: Mapping[str, Sequence[float]] | None = None,
+    ) -> RewardTable:
+        """The table of the fields of a stored line; see `Trajectory` for their meaning.
+
+        Raises:
+          ValueError: `named_turn_rewards` has a name that `rewards` lacks.
+        """
+        rewards, turns = rewards or {}, named_turn_rewards or {}
+        missing = [name for name in turns if name not in rewards]
+        if missing:
+            raise ValueError(
+                f"named_turn_rewards: got {missing[0]!r}, which rewards lacks; allowed: names of"
+                " rewards."
+            )
+        named = {
+            name: RewardRow(episode, tuple(turns[name]) if name in turns else None)
+            for name, episode in rewards.items()
+        }
+        return cls(RewardRow(reward, tuple(turn_rewards)), named)
+
+    def with_reward(self, reward: float) -> RewardTable:
+        """The table with another total of the episode; the turns keep theirs."""
+        return replace(self, total=self.total._replace(episode=reward))
+
+    def plus(self, amount: float) -> RewardTable:
+        """The table with an amount added to the totals of the episode and of its last turn."""
+        turns = self.total.turns
+        if turns:
+            turns = (*turns[:-1], turns[-1] + amount)
+        return replace(self, total=RewardRow(self.total.episode + amount, turns))
+
+
 @dataclass(frozen=True)
 class Trajectory:
-    """One episode: its tokens, its reward and why it stopped.
+    """One episode: its tokens, its rewards and why it stopped.
 
     segments: one, unless the context was rewritten between turns; each turn lies in exactly one.
+    reward_table: its rewards; `reward`, `turn_rewards`, `rewards` and `named_turn_rewards` read it.
     group: index of the task within the iteration; members of a group start from the same state.
     stop: done | max_turns | max_tokens | env_error | timeout | unchosen (a candidate of a turn that
       another one was preferred to: its last action was not executed).
     policy_version: sweeps that the policy which sampled it had behind it; None: unknown.
-    turn_rewards: of each turn, in order; empty: all of `reward` came with the last one.
-    rewards: by name, before their weights: `env`, those that the environment names, and those of
-      config.rewards; empty: nothing but the environment's own was paid.
-    named_turn_rewards: `rewards` of each turn, in order; empty: they are not known by turn.
     timeout_counts: it stopped with `timeout` and counts all the same (env.timeout_as=zero_reward).
     parent: place in its group, from 0, of an earlier trajectory that it continues; None: of none.
     fork: how many of its first turns are its parent's; it has their tokens, too.
     """
 
     segments: tuple[Segment, ...]
-    reward: float
+    reward_table: RewardTable
     group: int
     task_id: str = ""
     seed: int = 0
@@ -80,14 +136,51 @@ class Trajectory:
     messages: tuple[dict[str, str], ...] = ()
     info: dict[str, Any] = field(default_factory=dict[str, Any])
     policy_version: int | None = None
-    turn_rewards: tuple[float, ...] = ()
     timeout_counts: bool = False
-    rewards: dict[str, float] = field(default_factory=dict[str, float])
-    named_turn_rewards: dict[str, tuple[float, ...]] = field(
-        default_factory=dict[str, tuple[float, ...]]
-    )
     parent: int | None = None
     fork: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        segments: tuple[Segment, ...],
+        reward: float,
+        group: int,
+        task_id: str = "",
+        *,
+        turn_rewards: Sequence[float] = (),
+        rewards: Mapping[str, float] | None = None,
+        named_turn_rewards: Mapping[str, Sequence[float]] | None = None,
+        **fields: Any,
+    ) -> Trajectory:
+        """A trajectory of its stored fields, which have the rewards in four of them."""
+        table = RewardTable.of(reward, turn_rewards, rewards, named_turn_rewards)
+        return cls(segments, table, group, task_id, **fields)
+
+    def stored_fields(self) -> dict[str, Any]:
+        """Its fields by the names and in the order in which files have them; `of` reads them."""
+        return {name: getattr(self, name) for name in _STORED_FIELDS}
+
+    @property
+    def reward(self) -> float:
+        """The reward of the episode that an update reads."""
+        return self.reward_table.total.episode
+
+    @property
+    def turn_rewards(self) -> tuple[float, ...]:
+        """`reward` of each turn, in order; empty: all of it came with the last one."""
+        return self.reward_table.total.turns or ()
+
+    @property
+    def rewards(self) -> dict[str, float]:
+        """Rewards of the episode by name, before their weights; empty: none has a name."""
+        return {name: row.episode for name, row in self.reward_table.named.items()}
+
+    @property
+    def named_turn_rewards(self) -> dict[str, tuple[float, ...]]:
+        """`rewards` of each turn, in order, of the names that are known by turn."""
+        rows = self.reward_table.named.items()
+        return {name: row.turns for name, row in rows if row.turns is not None}
 
     @property
     def turns(self) -> int:
@@ -108,6 +201,13 @@ class Trajectory:
     def failed(self) -> bool:
         """The environment failed: left out of every statistic and of every update."""
         return self.stop == "env_error" or (self.stop == "timeout" and not self.timeout_counts)
+
+
+_STORED_FIELDS = (
+    *("segments", "reward", "group", "task_id", "seed", "stop", "messages", "info"),
+    *("policy_version", "turn_rewards", "timeout_counts", "rewards", "named_turn_rewards"),
+    *("parent", "fork"),
+)
 
 
 @dataclass(frozen=True)
@@ -194,7 +294,7 @@ class TurnBatch(NamedTuple):
     value_PA, returns_PA: float32, the critic's estimate when the sweep began, and what it is to be;
       with a critic.
     kl_coef: float32 scalar, of the KL penalty in the loss where it is adapted.
-    slope_PA: float32, derivative of a scorer's loss by what it says of the token.
+    score_grad_PA: float32, derivative of a scorer's loss by its score of the token.
     """
 
     tokens_MRL: jax.Array
@@ -220,7 +320,7 @@ class TurnBatch(NamedTuple):
     returns_PA: jax.Array | None = None
     drift_sign_PA: jax.Array | None = None
     kl_coef: jax.Array | None = None
-    slope_PA: jax.Array | None = None
+    score_grad_PA: jax.Array | None = None
     clip_scale_PA: jax.Array | None = None
 
 

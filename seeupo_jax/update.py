@@ -23,10 +23,10 @@ from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.errors import file_sentences, sentence_errors
 from seeupo_jax.planning.remat import choose_remat
-from seeupo_jax.policy_io.build import is_small, load_policy
-from seeupo_jax.policy_io.policy_folder import check_output, left_in, write_policy
-from seeupo_jax.training.stagnation import why_idle
-from seeupo_jax.training.stored_update import prepare, update
+from seeupo_jax.policy_io.build import is_small_policy, load_policy
+from seeupo_jax.policy_io.policy_folder import check_output, kept_message, write_policy
+from seeupo_jax.training.stagnation import idle_reason
+from seeupo_jax.training.stored_update import prepare_update, update_stored
 from seeupo_jax.trajectories.json_lines import write_json
 
 
@@ -52,19 +52,19 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
 
     folder = given.output
     with contextlib.ExitStack() as held:
-        held.enter_context(file_sentences(left_in(folder)))
+        held.enter_context(file_sentences(kept_message(folder)))
         with sentence_errors():
             # The model is the one that is named here, whatever a training run would begin with.
             overrides = (f"model.path={given.model!r}", "warm_start.stages=()")
             config = load_config(given.config, (*given.override, *overrides))
-            prepare_xla(small=is_small(config))
+            prepare_xla(small=is_small_policy(config))
             check_output(folder)
             held.enter_context(exclusive_output(folder))
             check_output(folder)  # which another one may just have written
-            config, trajectories = prepare(config, given.trajectories, log)
+            config, trajectories = prepare_update(config, given.trajectories, log)
             config, _ = choose_remat(config)
             policy, params = load_policy(config, config.model.path)
-        params, done = update(config, policy, params, trajectories)
+        params, done = update_stored(config, policy, params, trajectories)
         write_policy(config, policy, params, folder)
         print(f"wrote {folder}: {_summary(done, given.model)}")
         write_json(given.json, done)
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
 def _summary(done: Mapping[str, Any], model: str) -> str:
     steps, metrics = len(done["steps"]), done["metrics"]
     if not steps:
-        return f"no step was taken, since {why_idle(metrics)}; the weights are those of {model}"
+        return f"no step was taken, since {idle_reason(metrics)}; the weights are those of {model}"
     trained = sum(advantage is not None for advantage in done["advantages"])
     return (
         f"{steps} steps on {trained} trajectories, loss {metrics['sweep/loss']}, kl"

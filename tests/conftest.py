@@ -11,6 +11,15 @@ from pathlib import Path
 import pytest
 from places import ROOT
 from process_cases import QUICK_XLA
+from tiers import (  # noqa: F401
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_configure,
+    pytest_deselected,
+    pytest_ignore_collect,
+    pytest_terminal_summary,
+    pytest_testnodedown,
+)
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Threads of PyTorch and BLAS that wait for each other spin: where workers share the cores, tests of
@@ -33,48 +42,6 @@ from jax.experimental.compilation_cache import compilation_cache  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# Files that take longest, first: a worker that began one last would leave the others idle. The one
-# that takes most memory begins in a worker that holds nothing yet.
-LONGEST = (
-    "tests/test_processes.py",
-    "tests/policy/test_smollm2.py",
-    "tests/test_recipes.py",
-    "tests/parallel/test_stop_signal.py",
-    "tests/test_train.py",
-    "tests/rollout/test_processes.py",
-    "tests/envs/appworld/test_environment.py",
-    "tests/policy/test_parity.py",
-    "tests/learner/test_sweep.py",
-    "tests/agents/test_trained_agents.py",
-    "tests/test_evaluate.py",
-    "tests/test_package.py",
-    "tests/instruments/bench/accelerator/test_command.py",
-    "tests/browser/test_tutorial.py",
-    "tests/instruments/aot/test_command.py",
-    "tests/policy/test_transformer.py",
-    "tests/agents/test_agent_examples.py",
-    "tests/test_compare.py",
-    "tests/instruments/study/test_study.py",
-    "tests/test_notebook.py",
-    "tests/rollout/engine/test_slots.py",
-    "tests/browser/test_trajectory_pages.py",
-    "tests/planning/test_explain.py",
-    "tests/test_docs.py",
-    "tests/browser/test_report.py",
-    "tests/training/test_run.py",
-    "tests/agents/test_agent_order_desk.py",
-    "tests/test_python_api.py",
-    "tests/test_ppo.py",
-    "tests/learner/test_recipes.py",
-    "tests/test_update.py",
-    "tests/test_serve.py",
-    "tests/test_own_algorithm.py",
-    "tests/test_numpy_twin.py",
-    "tests/third_party/test_torch_baseline_options.py",
-    "tests/test_report.py",
-    "tests/third_party/test_torch_baseline.py",
-    "tests/test_order_desk_warm_start.py",
-)
 MAPS = Path("/proc/self/maps")  # Linux's list of a process's memory maps; it allows 65,530 of them
 MANY = 20_000
 PAGES = Path("/proc/self/statm")  # how many pages a process has: in all, and in memory
@@ -88,11 +55,6 @@ gc.set_threshold(50_000, 10, 10)
 
 def pytest_collection_finish():
     gc.freeze()  # what was imported stays: to look at it again each time takes half a second
-
-
-def pytest_collection_modifyitems(items):
-    place = {ROOT / file: number for number, file in enumerate(LONGEST)}
-    items.sort(key=lambda item: place.get(item.path, len(place)))
 
 
 @pytest.fixture

@@ -228,7 +228,7 @@ def test_the_plot_and_the_table_tell_the_variants_of_a_sweep_apart(tmp_path):
 )
 def test_a_lines_name_is_what_its_variant_alone_has(variants, names):
     point = [0.5, 0.5]
-    history = figures.History(0, True, *(np.array(point),) * 3, Estimate(0.5, 0.5, 0.5), 0.5, 1, 1)
+    history = figures.RunCurve(0, True, *(np.array(point),) * 3, Estimate(0.5, 0.5, 0.5), 0.5, 1, 1)
     lines = [figures.Line(variant, 1, (history,)) for variant in variants]
     rows = figures.success_chart(lines).spec["datasets"]["rows"]
     assert list(dict.fromkeys(row["series"] for row in rows)) == [f"{n} (1 run)" for n in names]

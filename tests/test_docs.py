@@ -14,7 +14,7 @@ import pytest
 import report_cases
 from places import ROOT
 
-from docs.tools import hardware, reference, source_pages
+from docs.tools import hardware, reference
 from seeupo_jax import envs, report
 from seeupo_jax.configuration.flags import as_overrides
 from seeupo_jax.configuration.loading import load_config
@@ -22,7 +22,7 @@ from seeupo_jax.configuration.schema import Config, Env
 from seeupo_jax.metrics.run_manifest import Resumption
 from seeupo_jax.planning.chips import parse_topology
 from seeupo_jax.supervised.conversation_sources import open_conversations
-from seeupo_jax.supervised.learner_parts import check_sft
+from seeupo_jax.supervised.sft_config import check_sft
 from seeupo_jax.training.checks import check_config, check_planned
 from seeupo_jax.trajectories import reader
 from seeupo_jax.trajectories.trajectory_record import to_record
@@ -139,6 +139,7 @@ ARCHITECTURES = ROOT / "seeupo_jax" / "assets" / "architectures"
 TOKENIZERS = {"qwen3": "qwen3", "qwen2": "qwen2_5"}  # of third_party/models, by family
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*14b*.py")), ids=lambda p: p.stem)
 def test_the_papers_configs_pass_every_check_where_their_models_are(path, tmp_path, monkeypatch):
     config = load_config(path)
@@ -233,7 +234,10 @@ def test_a_row_of_the_table_of_gpus_is_what_its_command_estimates():
     assert f"\n| {row} |\n" in (ROOT / "docs" / "hardware.md").read_text()
 
 
+@pytest.mark.exhaustive
 def test_files_that_pages_link_to_are_pages_of_the_site(tmp_path):
+    from docs.tools import source_pages  # it imports mkdocs
+
     cells = [
         {"cell_type": "markdown", "source": ["# Train\n", "[curves](../docs/report.md)"]},
         {"cell_type": "code", "source": ["print(1)"], "outputs": []},
@@ -277,7 +281,7 @@ def test_the_example_that_reads_trajectories_runs(tmp_path, capsys, monkeypatch)
     (example,) = re.findall(
         r"```python\n(.*?)```", (ROOT / "docs" / "trajectories.md").read_text(), re.DOTALL
     )
-    lost = Trajectory(
+    lost = Trajectory.of(
         (),
         0.0,
         0,
@@ -286,7 +290,7 @@ def test_the_example_that_reads_trajectories_runs(tmp_path, capsys, monkeypatch)
         info={"score": 0.0},
     )
     record = to_record(lost, split="train", iteration=3, labels={}, texts=list)
-    shard = reader.Shard(3, "train", False)
+    shard = reader.TrajectoryFile(3, "train", False)
     data = reader.pack_shard([record])
     reader.write_shard(tmp_path / "runs" / "quickstart", shard, data)
     monkeypatch.chdir(tmp_path)

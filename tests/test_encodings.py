@@ -101,7 +101,7 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 from seeupo_jax.configuration.schema import Chat
-from seeupo_jax.policy.files.chat_template import load
+from seeupo_jax.policy.files.huggingface_tokenizer import load
 folder, file, saved = map(Path, sys.argv[1:])
 own = load(folder, Chat(template=str(file)))
 own.save(saved)

@@ -28,7 +28,7 @@ from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.evaluate import main
 from seeupo_jax.policy import from_pretrained, save_pretrained
 from seeupo_jax.policy.files.weights import read_tokenizer
-from seeupo_jax.policy.network import split
+from seeupo_jax.policy.network import split_model
 
 CONFIG = CONFIGS / "quickstart.py"
 LENGTH = 128  # tokens a conversation may reach
@@ -59,7 +59,7 @@ def folder(tmp_path_factory):
 def logits(folder):
     """What a server that holds this folder computes."""
     model, _ = from_pretrained(str(folder), dtype="float32")
-    return cases.logits_of(*split(model), LENGTH)
+    return cases.logits_of(*split_model(model), LENGTH)
 
 
 @pytest.fixture(autouse=True)

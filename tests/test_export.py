@@ -14,8 +14,8 @@ from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.export import main
 from seeupo_jax.metrics.checksum import checksum
 from seeupo_jax.policy import from_pretrained
-from seeupo_jax.policy.lora import load_adapters, merge
-from seeupo_jax.policy.network import split
+from seeupo_jax.policy.lora import load_adapters, merge_adapters
+from seeupo_jax.policy.network import split_model
 from seeupo_jax.policy_io import build
 from seeupo_jax.policy_io.policy_folder import export_policy
 from seeupo_jax.types import TrainState
@@ -50,7 +50,7 @@ def test_the_folder_holds_the_policy_of_the_step(run, tmp_path, step, wanted):
     workdir, config, saved = run
     assert export_policy(config, workdir, step, tmp_path / "out") == wanted
     model, tokenizer = from_pretrained(str(tmp_path / "out"))
-    assert checksum(split(model)[1]) == checksum(saved[wanted])
+    assert checksum(split_model(model)[1]) == checksum(saved[wanted])
     assert tokenizer is not None
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
@@ -105,7 +105,7 @@ def test_a_layout_of_other_machines_does_not_matter(run, tmp_path):
     elsewhere = replace(config, model=model, mesh=replace(config.mesh, fsdp=64, data=1))
     export_policy(elsewhere, workdir, "latest", tmp_path / "out")
     model, _ = from_pretrained(str(tmp_path / "out"))
-    assert checksum(split(model)[1]) == checksum(saved[2])
+    assert checksum(split_model(model)[1]) == checksum(saved[2])
 
 
 def test_adapters_are_exported_without_their_model_or_merged(tmp_path):
@@ -115,11 +115,11 @@ def test_adapters_are_exported_without_their_model_or_merged(tmp_path):
     tokenizer = {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat.json"}
     assert names == {"adapter_config.json", "adapter_model.safetensors"} | tokenizer
     trained = load_adapters(from_pretrained(BASE)[0], tmp_path / "alone")
-    assert checksum(split(trained)[1]) == checksum(saved[2])
-    merging = replace(config, lora=replace(config.lora, merge=True))
+    assert checksum(split_model(trained)[1]) == checksum(saved[2])
+    merging = replace(config, lora=replace(config.lora, merge_adapters=True))
     export_policy(merging, tmp_path, "latest", tmp_path / "merged")
     model, _ = from_pretrained(str(tmp_path / "merged"))
-    assert checksum(split(model)[1]) == checksum(split(merge(trained))[1])
+    assert checksum(split_model(model)[1]) == checksum(split_model(merge_adapters(trained))[1])
 
 
 def test_the_average_is_exported_unless_the_trained_parameters_are_meant(tmp_path):
@@ -132,7 +132,9 @@ def test_the_average_is_exported_unless_the_trained_parameters_are_meant(tmp_pat
     for weights, wanted in ((None, ema), ("ema", ema), ("trained", params)):
         folder = tmp_path / f"as_{weights}"
         export_policy(config, tmp_path, "latest", folder, weights)
-        assert checksum(split(from_pretrained(str(folder))[0])[1]) == checksum(made.merged(wanted))
+        assert checksum(split_model(from_pretrained(str(folder))[0])[1]) == checksum(
+            made.merged(wanted)
+        )
     with pytest.raises(ValueError, match="--weights: got 'mean'; allowed: trained or ema."):
         export_policy(config, tmp_path, "latest", tmp_path / "out", "mean")
 

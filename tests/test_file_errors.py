@@ -18,7 +18,14 @@ from fault_fs import FaultFs
 from places import SUPPORT, TINY
 from process_cases import environment
 
-from seeupo_jax.errors import WriteError, file_errors, naming, one_line, reason, sentence_errors
+from seeupo_jax.errors import (
+    WriteError,
+    file_errors,
+    name_file,
+    reason,
+    sentence_errors,
+    terminal_line,
+)
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.report import main as report
 
@@ -178,6 +185,7 @@ FAULTS = (
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f"{f.command}-{f.call}-{f.error}")
 def test_a_command_that_a_disk_fails_says_so_and_can_be_run_again(fault, commands):
     name, folder = fault.command, commands.place / fault.command
@@ -287,11 +295,11 @@ def test_other_errors_pass(error):
 
 
 def test_an_error_names_the_file_that_was_asked_for(tmp_path):
-    with pytest.raises(OSError) as raised, naming(tmp_path / "a"):
+    with pytest.raises(OSError) as raised, name_file(tmp_path / "a"):
         raise PermissionError(errno.EACCES, "?", str(tmp_path / "a.1234.tmp"))
     assert raised.value.filename == str(tmp_path / "a") and type(raised.value) is PermissionError
     for error in (FileNotFoundError(errno.ENOENT, "?", "b"), KeyError("b")):
-        with pytest.raises(type(error)) as raised, naming(tmp_path / "a"):
+        with pytest.raises(type(error)) as raised, name_file(tmp_path / "a"):
             raise error
         assert raised.value is error
     assert reason(TENSORSTORE) == "Stale file handle"
@@ -299,7 +307,7 @@ def test_an_error_names_the_file_that_was_asked_for(tmp_path):
 
 def test_a_sentence_is_one_line(capsys):
     text = "--x: got a\r\nb\u2028\n\n  c\x1b[2J\x85d; allowed: e."
-    assert one_line(text) == "--x: got a b c\\x1b[2J d; allowed: e."
+    assert terminal_line(text) == "--x: got a b c\\x1b[2J d; allowed: e."
     with pytest.raises(SystemExit), sentence_errors():
         raise ValueError(text)
     assert capsys.readouterr().err == "error: --x: got a b c\\x1b[2J d; allowed: e.\n"

@@ -70,6 +70,7 @@ def checkpoints(workdir):
 
 
 # Compiled programs are kept on disk as well; that there is no room for one is JAX's warning.
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:Error writing persistent compilation cache entry")
 def test_a_run_without_room_ends_in_a_sentence_and_resumes_when_there_is_room(
     model, tmp_path, capfd, monkeypatch
@@ -108,6 +109,7 @@ def test_a_run_without_room_ends_in_a_sentence_and_resumes_when_there_is_room(
     assert f"{tmp_path}/programs/jit_decode" in read.err and "is incomplete" in read.err
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("command", ["train", "sft", "update", "report"])
 def test_a_command_that_starts_without_room_names_a_file_in_one_sentence(
     command, model, tmp_path, capsys

@@ -92,7 +92,7 @@ def first_losses(name, policy, params, played):
 def test_the_command_that_made_it_begins_as_it_did():
     config = load_config(ROOT / "configs" / "order_desk_warm_start.py")
     demonstrations = [Played(**stage.demonstrations) for stage in config.warm_start.stages]
-    policy, params = build.new_policy(config, demonstrations[-1])
+    policy, params = build.initial_policy(config, demonstrations[-1])
     shipped = resolve_path("package:order_desk") / MODEL_FILE
     assert policy.tokenizer.model == shipped.read_bytes()
     losses = first_losses("order_desk", policy, params, demonstrations[0])
@@ -100,6 +100,7 @@ def test_the_command_that_made_it_begins_as_it_did():
     assert losses == pytest.approx(GOLDEN["order_desk"]["first_losses"], rel=1e-4)
 
 
+@pytest.mark.exhaustive
 def test_the_command_that_made_the_policy_of_level_2_begins_as_it_did():
     config = load_config(ROOT / "configs" / "order_desk_level2_warm_start.py")
     policy, params = build.load_policy(config, config.model.path)

@@ -12,8 +12,8 @@ from places import ROOT, TINY
 
 from seeupo_jax.configuration.entry_points import find_entry
 from seeupo_jax.configuration.loading import load_config
-from seeupo_jax.display.progress import Progress
-from seeupo_jax.instruments.lab.laboratory import Settings, experiment
+from seeupo_jax.display.progress import ProgressDisplay
+from seeupo_jax.instruments.lab.laboratory import LabSettings, experiment
 from seeupo_jax.instruments.lab.problems import PROBLEMS
 from seeupo_jax.learner.batching import Shapes
 from seeupo_jax.learner.credit.advantages import credit_programs
@@ -134,7 +134,7 @@ def test_a_recipe_of_ones_own_is_trained_and_resumed(tmp_path, monkeypatch):
         config = load_config(TINY, [*overrides, f"iterations={iterations}"])
         check_config(config)
         policy, params = build.load_policy(config, str(model))
-        progress = Progress(config.iterations, "plain", stream=io.StringIO())
+        progress = ProgressDisplay(config.iterations, "plain", stream=io.StringIO())
         with progress, jax.set_mesh(policy.mesh):
             run, state = begin_run(
                 config, tmp_path / "run", progress, StopRequest(), policy, params
@@ -152,7 +152,7 @@ def test_a_recipe_of_ones_own_is_trained_and_resumed(tmp_path, monkeypatch):
 
 
 def test_the_laboratory_takes_them_too():
-    settings = Settings(seeds=2, iterations=2, groups=2, group_size=4)
+    settings = LabSettings(seeds=2, iterations=2, groups=2, group_size=4)
     (name, make), *_ = PROBLEMS.items()
     for recipe in (RECIPE, f"grpo:scale=none:advantage={ESTIMATOR}"):
         result = experiment(make(), recipe, settings)

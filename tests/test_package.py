@@ -97,6 +97,7 @@ def test_the_installed_command_trains_a_shipped_configuration_from_any_folder(in
     assert manifest["versions"]["seeupo_jax"] == seeupo_jax.__version__
 
 
+@pytest.mark.exhaustive
 def test_every_installed_command_can_be_imported_and_a_mistake_ends_with_2(installed, elsewhere):
     program = (
         "import pathlib, seeupo_jax, importlib.metadata as m, sys\n"
@@ -136,6 +137,7 @@ def pins(text):
     return found
 
 
+@pytest.mark.sampled("3.12")
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
 def test_the_lock_satisfies_the_requirements_on_every_python(python):
     where = {"python_version": python, "python_full_version": f"{python}.5", "extra": ""}

@@ -8,7 +8,7 @@ from metric_names import checked
 from places import TINY
 
 from seeupo_jax.configuration.loading import load_config
-from seeupo_jax.display.progress import Progress
+from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.policy_io import build
@@ -42,7 +42,7 @@ def test_order_desk_is_trained_with_a_value_function(tmp_path, monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda: one)
     config = load_config(TINY, OVERRIDES)
     policy, params = build.load_policy(config, config.model.path)
-    progress = Progress(config.iterations, "plain", stream=io.StringIO())
+    progress = ProgressDisplay(config.iterations, "plain", stream=io.StringIO())
     with progress, jax.set_mesh(policy.mesh):
         run, state = begin_run(config, tmp_path, progress, StopRequest(), policy, params)
         with run:

@@ -10,7 +10,7 @@ import run_cases as cases
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy.lora import load_adapters
-from seeupo_jax.policy.network import split
+from seeupo_jax.policy.network import split_model
 
 CHOICES = (
     "--config.iterations=2",
@@ -88,7 +88,7 @@ def test_four_processes_are_one_with_four_devices_to_rounding(model):
         assert line.keys() == same.keys()
         for name in line:
             np.testing.assert_allclose(line[name], same[name], rtol=1e-4, atol=1e-5, err_msg=name)
-    _, params = split(from_pretrained(str(model), dtype="float32")[0])
+    _, params = split_model(from_pretrained(str(model), dtype="float32")[0])
     states = [
         Checkpoints(folder / "checkpoints", 1).restore({"params": params}, partial=True)
         for folder in (together, alone)
@@ -97,7 +97,7 @@ def test_four_processes_are_one_with_four_devices_to_rounding(model):
     assert step == same_step == 2
     difference = jax.tree.map(lambda x, y: abs(x - y).max(), state["params"], same_state["params"])
     assert 0 <= max(jax.tree.leaves(difference)) < 1e-5
-    _, written = split(from_pretrained(str(together / "policy"), dtype="float32")[0])
+    _, written = split_model(from_pretrained(str(together / "policy"), dtype="float32")[0])
     jax.tree.map(np.testing.assert_array_equal, written, state["params"])
 
 

@@ -15,27 +15,38 @@ from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.policy import from_pretrained
-from seeupo_jax.policy.network import split
+from seeupo_jax.policy.network import split_model
 
 # Those of the other ablations differ from `seeupo` in one number or in one word to the same code.
 TRAINED = [name for name in RECIPES if not name.startswith("seeupo_") or name == "seeupo_random"]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """The folder with a run of each."""
+def runs(tmp_path_factory, request):
+    """The folder with a run of each recipe whose tests are selected."""
+    names = [
+        item.callspec.params["name"]
+        for item in request.session.items
+        if "runs" in item.fixturenames
+    ]
     folder = tmp_path_factory.mktemp("recipes")
     environment = run_cases.environment() | {"JAX_COMPILATION_CACHE_DIR": str(folder / "cache")}
-    command = [sys.executable, str(SUPPORT / "recipes_process.py"), str(folder), *TRAINED]
+    command = [
+        sys.executable,
+        str(SUPPORT / "recipes_process.py"),
+        str(folder),
+        *dict.fromkeys(names),
+    ]
     done = loaded_python.run(command, env=environment, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
 
 
 def params_of(path):
-    return split(from_pretrained(str(path), dtype="float32")[0])[1]
+    return split_model(from_pretrained(str(path), dtype="float32")[0])[1]
 
 
+@pytest.mark.sampled("seeupo", "grpo", "ppo")
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_recipe_trains(runs, name):
     first, second = run_cases.iterations(runs / name)
@@ -52,6 +63,7 @@ def test_a_recipe_trains(runs, name):
     assert all(1e-5 < size < 0.1 for size in jax.tree.leaves(moved))
 
 
+@pytest.mark.sampled("seeupo", "grpo", "ppo")
 @pytest.mark.parametrize("name", TRAINED)
 def test_the_trained_policy_still_succeeds(runs, name):
     lines = [line for line in read_metrics(runs / name) if "eval/avg@2" in line]
@@ -59,6 +71,7 @@ def test_the_trained_policy_still_succeeds(runs, name):
     assert min(line["eval/avg@2"] for line in lines) > 0.15
 
 
+@pytest.mark.sampled("seeupo", "grpo", "ppo")
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_run_tells_what_its_recipe_does(runs, name):
     fields = RECIPES[name]

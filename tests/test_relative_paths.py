@@ -13,7 +13,7 @@ from seeupo_jax.configuration.supervised_schema import WarmStartStage
 from seeupo_jax.metrics.metrics_log import MetricsWriter, read_metrics
 from seeupo_jax.policy_io.policy_folder import export_policy
 from seeupo_jax.supervised.warm_starting import start_policy
-from seeupo_jax.trajectories.reader import Shard, pack_shard, write_shard
+from seeupo_jax.trajectories.reader import TrajectoryFile, pack_shard, write_shard
 
 
 @pytest.fixture
@@ -59,7 +59,9 @@ def test_metrics_lie_where_their_writer_was_made(there):
 def test_trajectories_are_read_from_where_they_were_asked_for(there):
     folder, leave = there
     # A record that lacks its fields, which names the file that it was found in.
-    write_shard(folder / "run", Shard(1, "train", evaluation=False), pack_shard([{"schema": 1}]))
+    write_shard(
+        folder / "run", TrajectoryFile(1, "train", evaluation=False), pack_shard([{"schema": 1}])
+    )
     records = read_trajectories("run")
     leave()
     with pytest.raises(ValueError, match=f"^{folder / 'run'}/.*got no split"):

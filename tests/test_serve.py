@@ -29,7 +29,7 @@ from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.metrics.checksum import checksum
 from seeupo_jax.policy import from_pretrained
-from seeupo_jax.policy.network import split
+from seeupo_jax.policy.network import split_model
 from seeupo_jax.policy_io import build
 from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.serve import KEY_VARIABLE, main
@@ -71,7 +71,7 @@ def test_it_says_when_it_is_ready_where_what_and_within_which_limits(served):
         r"Serving package:order_desk as 'order_desk' at http://127\.0\.0\.1:\d+/v1\n", what
     )
     assert limits == (
-        "128 tokens of context, 16 of them an answer at most; 2 calls at once, others wait; greedy;"
+        "context: 128 tokens; answers: at most 16; concurrent calls: 2, others wait; greedy;"
         " tool calls: hermes\n"
     )
     assert key == f"Key: as in {KEY_VARIABLE}\n"
@@ -97,7 +97,7 @@ def test_the_answer_is_the_policys_likeliest(client):
         model="order_desk", messages=ASKED, temperature=0, logprobs=True
     )
     model, tokenizer = from_pretrained(BASE, dtype="float32")
-    logits_LV = openai_cases.logits_of(*split(model), LENGTH)
+    logits_LV = openai_cases.logits_of(*split_model(model), LENGTH)
     context, sampled, logp = list(tokenizer.begin(ASKED, ()).tokens), [], []
     while len(sampled) < 16 and not set(sampled) & set(tokenizer.end_ids):
         logits_V = np.asarray(logits_LV([*context, *sampled])[-1], np.float64)

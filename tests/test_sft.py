@@ -25,16 +25,16 @@ from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.envs.base import Demonstration
 from seeupo_jax.errors import DataChanged, NotLearning
 from seeupo_jax.evaluate import main as evaluation_main
-from seeupo_jax.evaluation.policy_sources import own_policy
+from seeupo_jax.evaluation.policy_sources import run_policy
 from seeupo_jax.learner.imitation.action_segments import to_segments
 from seeupo_jax.learner.imitation.imitation_step import Imitation
 from seeupo_jax.metrics.checksum import checksum
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy.lora import load_adapters
-from seeupo_jax.policy.network import split
+from seeupo_jax.policy.network import split_model
 from seeupo_jax.sft import iterate, main
-from seeupo_jax.supervised.parts import SftState
+from seeupo_jax.supervised.sft_components import SftState
 
 EVERY = jax.devices()
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -78,7 +78,7 @@ def losses(workdir):
 
 
 def params_of(folder):
-    return split(from_pretrained(str(folder), dtype="float32")[0])[1]
+    return split_model(from_pretrained(str(folder), dtype="float32")[0])[1]
 
 
 def assert_equal(one, two):
@@ -224,19 +224,19 @@ def test_a_run_whose_held_out_loss_stops_falling_ends_and_keeps_the_best(
     again = sft(config, data, tmp_path / "run")  # patience is at its end still
     assert list(losses(again.workdir)) == steps and again.step == result.step
     exported = checksum(params_of(result.policy))
-    with own_policy(config, result.workdir) as source:  # what is evaluated and served
+    with run_policy(config, result.workdir) as source:  # what is evaluated and served
         assert (source.iteration, checksum(source.params)) == (result.step, exported)
     called = cases.arguments(model, data, result.workdir)
     evaluation_main(["evaluate", *[a for a in called if "--data" not in a], "--explain"])
     assert f"of the checkpoint after iteration {result.step} in" in capsys.readouterr().out
     best = result.workdir / "checkpoints" / str(result.step)
     max(best.rglob("*"), key=lambda file: file.stat().st_size).write_bytes(b"damaged")
-    with own_policy(config, result.workdir) as source:
+    with run_policy(config, result.workdir) as source:
         assert source.iteration == steps[-1]
     shutil.rmtree(best)
     without = sft(config, data, tmp_path / "run")
     assert without.step == steps[-1] and without.policy == result.policy
-    with own_policy(config, result.workdir) as source:
+    with run_policy(config, result.workdir) as source:
         assert source.iteration == steps[-1]
     assert f"after step {result.step}, is gone" in capsys.readouterr().out
 
@@ -341,7 +341,7 @@ def test_the_average_is_measured_on_last_messages_and_left_as_of_the_lowest_loss
 def by_numpy(folder, data):
     """Mean loss of a policy on the last messages of a file's conversations, and their tokens."""
     policy, tokenizer = from_pretrained(str(folder), dtype="float32")
-    network, params = split(policy)
+    network, params = split_model(policy)
     arch, weights = twin_arch(network.arch), tensors_of(params, network.arch)
     logps = []
     for line in data.read_text().splitlines():

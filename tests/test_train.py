@@ -23,7 +23,7 @@ from seeupo_jax.metrics.checksum import checksum
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy.lora import load_adapters
-from seeupo_jax.policy.network import split
+from seeupo_jax.policy.network import split_model
 from seeupo_jax.policy_io import build
 from seeupo_jax.policy_io.policy_folder import export_policy
 from seeupo_jax.training.checks import check_config
@@ -257,13 +257,13 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_used(finished):
 def test_the_trained_policy_is_left_as_a_model_folder(finished):
     workdir, _ = finished
     model, tokenizer = from_pretrained(str(workdir / "policy"), dtype="float32")
-    _, params = split(model)
+    _, params = split_model(model)
     found = Checkpoints(workdir / "checkpoints", 2).restore({"params": params}, partial=True)
     step, state, _ = found
     assert step == 4
     jax.tree.map(np.testing.assert_array_equal, params, state["params"])
     before, _ = from_pretrained(str(workdir / "warm_start"), dtype="float32")
-    assert (split(before)[1]["embedding"] != params["embedding"]).any()
+    assert (split_model(before)[1]["embedding"] != params["embedding"]).any()
     assert tokenizer.vocab_size <= model.arch.vocab_size
 
 
@@ -304,7 +304,7 @@ def _assert_the_average_was_exported(base, workdir, choices, adapted):
     assert export_policy(config, workdir, "3", workdir / "trained", "trained") == 3
     trained = load_adapters(from_pretrained(str(base))[0], workdir / "trained")
     for model, wanted in ((adapted, saved["ema"]), (trained, saved["params"])):
-        params, _ = split_trained(config.optimizer.groups, *split(model))
+        params, _ = split_trained(config.optimizer.groups, *split_model(model))
         jax.tree.map(np.testing.assert_array_equal, params, wanted)
     assert checksum(saved["ema"]) != checksum(saved["params"])
 

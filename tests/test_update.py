@@ -16,18 +16,19 @@ import run_cases
 import stored_cases as files
 import torch
 from places import TINY
+from stored_fields import with_fields
 from transformers import AutoModelForCausalLM
 
 from seeupo_jax import update
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.recipes import RECIPES
-from seeupo_jax.learner.batching import Rows
+from seeupo_jax.learner.batching import SegmentBatch
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.policy import from_pretrained, save_pretrained
-from seeupo_jax.policy.network import split
+from seeupo_jax.policy.network import split_model
 from seeupo_jax.policy_io import build
-from seeupo_jax.training import learner_parts, stored_update
+from seeupo_jax.training import build_learner, stored_update
 from seeupo_jax.types import learnable
 
 CONFIG = TINY
@@ -82,7 +83,7 @@ def arguments(model, stored, folder, *choices):
 def run(model, stored, folder, *choices):
     """The command in this process: what it wrote, as parameters and as JSON."""
     update.main(["update", *arguments(model, stored, folder, *choices)])
-    _, params = split(from_pretrained(str(folder / "out"), dtype="float32")[0])
+    _, params = split_model(from_pretrained(str(folder / "out"), dtype="float32")[0])
     return params, json.loads((folder / "out.json").read_text())
 
 
@@ -126,7 +127,7 @@ def test_weights_and_steps_are_the_twins(model, stored, tmp_path, name):
     ):
         assert own == (None if t.failed else [advantage] * t.turns)
     # The metrics are the steps' means, over actions where it is actions that are counted.
-    metrics, rows = done["metrics"], Rows.of(cases.ragged())
+    metrics, rows = done["metrics"], SegmentBatch.of(cases.ragged())
     assert metrics["sweep/steps"] == len(wanted.steps)
     close(metrics["sweep/loss"], np.mean(of(done, "loss")))
     acted = [[np.isin(turn_L, t).any() for turn_L in rows.turn] for t in of(done, "turns")]
@@ -224,9 +225,8 @@ def test_a_critic_starts_anew_and_its_advantages_are_means(small, stored, tmp_pa
 def test_a_process_reward_model_starts_as_the_policy_and_credits_no_turn_yet(
     small, stored, tmp_path
 ):
-    _, done = run(
-        small[0], stored, tmp_path, "recipe=istar", "algorithm.estimator.success_above=0.2"
-    )
+    fields = ("recipe=istar", "algorithm.estimator.success_above=0.2")
+    _, done = run(small[0], stored, tmp_path, *fields)
     metrics = done["metrics"]
     assert metrics["sweep/pairs"] == 4 and metrics["sweep/pair_accuracy"] == 0.5
     np.testing.assert_allclose(metrics["sweep/pair_loss"], np.log(2), rtol=1e-6)
@@ -258,7 +258,7 @@ def with_rewards(tmp_path):
 def test_named_rewards_weigh_what_the_configuration_says(model, with_rewards, tmp_path, recipe):
     _, done = run(model, with_rewards, tmp_path, f"recipe={recipe}", LATE)
     pairs = zip(cases.ragged(), REWARDS, strict=True)
-    named = [dataclasses.replace(t, rewards=own) for t, own in pairs]
+    named = [with_fields(t, rewards=own) for t, own in pairs]
     made = cases.learner(reward_weights={"late": 0.5}, **RECIPES[recipe])
     wanted = cases.twin_sweep(made, named, []).advantage_N
     advantage_N = np.array(done["advantages"], float)
@@ -272,7 +272,7 @@ def test_weights_make_the_reward_of_estimators_that_read_one(model, with_rewards
 
     def rewards_of(file, *choices):
         config = config_of(model, *choices)
-        return [t.reward for t in stored_update.prepare(config, str(file), logged.append)[1]]
+        return [t.reward for t in stored_update.prepare_update(config, str(file), logged.append)[1]]
 
     as_it_stands = [t.reward for t in cases.ragged()]
     assert rewards_of(with_rewards) == as_it_stands
@@ -291,12 +291,12 @@ def test_timeouts_count_as_the_environment_is_configured(model, tmp_path):
     file = files.write(tmp_path / "stored.jsonl", [*hung, *cases.ragged()[1:3]])
     for choice, failed in (("failure", True), ("zero_reward", False)):
         config = config_of(model, f"env.timeout_as={choice}")
-        prepared = stored_update.prepare(config, str(file), lambda _: None)[1]
+        prepared = stored_update.prepare_update(config, str(file), lambda _: None)[1]
         assert [t.failed for t in prepared] == [failed, False, False]
 
 
 def test_turn_rewards_that_are_read_unweighted_are_told(model, tmp_path):
-    turns = [dataclasses.replace(t, turn_rewards=(0.5,) * t.turns) for t in cases.ragged()[:2]]
+    turns = [with_fields(t, turn_rewards=(0.5,) * t.turns) for t in cases.ragged()[:2]]
     lines = [json.dumps(files.to_line(t) | {"rewards": {"late": 1.0}}) for t in turns]
     file = tmp_path / "turns.jsonl"
     file.write_text("\n".join(lines))
@@ -307,7 +307,7 @@ def test_turn_rewards_that_are_read_unweighted_are_told(model, tmp_path):
         ("recipe=spo_tree", False),
     ):
         logged = []
-        stored_update.prepare(config_of(model, choice, LATE), str(file), logged.append)
+        stored_update.prepare_update(config_of(model, choice, LATE), str(file), logged.append)
         reported = [
             each for each in logged if each.startswith("config.rewards does not count in the")
         ]
@@ -316,7 +316,7 @@ def test_turn_rewards_that_are_read_unweighted_are_told(model, tmp_path):
 
 
 def test_what_differs_between_turns_is_told_of_the_turns_of_a_step():
-    rows = Rows.of(cases.ragged())
+    rows = SegmentBatch.of(cases.ragged())
     advantage = [10.0 * turn_L for turn_L in rows.turn]
     means_N = stored_update._means(rows, advantage, [1])
     # The fourth has no such turn, and the fifth failed.
@@ -330,7 +330,7 @@ def test_turns_have_the_means_of_their_tokens_and_none_without_any():
     for number, turn in ((3, 0), (5, 2)):
         (own,) = trajectories[number].segments
         own.logp_L[own.turn_L == turn] = 0.0
-    rows = Rows.of(trajectories, truncated=True)
+    rows = SegmentBatch.of(trajectories, truncated=True)
     advantage = [100.0 * turn_L + np.arange(len(turn_L)) % 2 for turn_L in rows.turn]
     first, second, third, fourth, failed, sixth, *_ = stored_update._turn_means(
         rows, advantage, trajectories
@@ -343,10 +343,12 @@ def test_turns_have_the_means_of_their_tokens_and_none_without_any():
 
 def test_turn_rewards_reach_what_reads_rewards_of_turns(small, tmp_path):
     pair = [
-        cases.Trajectory((cases.segment(np.random.default_rng(i), (0, 3, 2), (1, 2, 1)),), 1.0, 0)
+        cases.Trajectory.of(
+            (cases.segment(np.random.default_rng(i), (0, 3, 2), (1, 2, 1)),), 1.0, 0
+        )
         for i in range(2)
     ]
-    given = [dataclasses.replace(pair[0], turn_rewards=(3.0, 0.0)), pair[1]]
+    given = [with_fields(pair[0], turn_rewards=(3.0, 0.0)), pair[1]]
     file = files.write(tmp_path / "stored.jsonl", given)
     _, done = run(small[0], file, tmp_path, "recipe=reinforce_plus_plus", "algorithm.scale=none")
     # To go: 3 and 0 of the turns; 1 and 1 of the second, whose reward is its last turn's.
@@ -420,7 +422,7 @@ def config_of(model, *choices):
 def long_file(tmp_path, tokens, action):
     rng = np.random.default_rng(0)
     segments = [cases.segment(rng, (0, tokens - action, action)) for _ in range(2)]
-    pair = [cases.Trajectory((segment,), float(i), 0) for i, segment in enumerate(segments)]
+    pair = [cases.Trajectory.of((segment,), float(i), 0) for i, segment in enumerate(segments)]
     return files.write(tmp_path / "long.jsonl", pair), pair
 
 
@@ -430,16 +432,16 @@ def test_lengths_are_the_files(model, tmp_path):
     def shapes(config):
         return build.build_shapes(config, make_mesh(config.mesh), 2)
 
-    fitted = shapes(stored_update.fit(config_of(model), pair))
+    fitted = shapes(stored_update.fit_config(config_of(model), pair))
     assert fitted.lengths == (32, 300) and (fitted.action, fitted.longest) == (90, 300)
     budget = ("batching.buckets=()", "batching.microbatch_tokens=200")
-    fitted = shapes(stored_update.fit(config_of(model, *budget), pair))
+    fitted = shapes(stored_update.fit_config(config_of(model, *budget), pair))
     assert fitted.lengths == tuple(48 * i for i in range(1, 9))  # the longest holds a trajectory
     # As short as the file where that is shorter; but for the constant that a mean divides by.
     _, pair = long_file(tmp_path, 12, 3)
-    assert shapes(stored_update.fit(config_of(model), pair)).action == 3
+    assert shapes(stored_update.fit_config(config_of(model), pair)).action == 3
     constant = config_of(model, "algorithm.loss_aggregation=constant")
-    assert shapes(stored_update.fit(constant, pair)).action == shapes(constant).action == 8
+    assert shapes(stored_update.fit_config(constant, pair)).action == shapes(constant).action == 8
 
 
 WRONG = {
@@ -489,7 +491,7 @@ def test_a_folder_that_another_process_has_just_written_is_refused(
         yield
 
     monkeypatch.setattr(update, "exclusive_output", written_meanwhile)
-    monkeypatch.setattr(update, "prepare", lambda *_: pytest.fail("work began"))
+    monkeypatch.setattr(update, "prepare_update", lambda *_: pytest.fail("work began"))
     with pytest.raises(SystemExit) as ended:
         update.main(["update", *arguments(model, stored, tmp_path)])
     assert ended.value.code == 2 and "out, which is there; allowed" in capsys.readouterr().err
@@ -497,7 +499,7 @@ def test_a_folder_that_another_process_has_just_written_is_refused(
 
 def test_cut_trajectories_are_masked_where_others_are_left(small, tmp_path, capsys):
     rng = np.random.default_rng(0)
-    group = [cases.Trajectory((cases.segment(rng, (0, 4, 2)),), float(i), 0) for i in range(3)]
+    group = [cases.Trajectory.of((cases.segment(rng, (0, 4, 2)),), float(i), 0) for i in range(3)]
     cut = [dataclasses.replace(t, stop="max_turns") for t in group]
     file = files.write(tmp_path / "stored.jsonl", [*group[:2], cut[2]])
     _, done = run(small[0], file, tmp_path, "algorithm.truncated=mask", "algorithm.scale=none")
@@ -521,13 +523,13 @@ def test_a_sweep_without_a_step_says_why_and_leaves_the_weights(small, tmp_path,
     why = "likelier than algorithm.mask_above" if "mask" in choice else "forced: its"
     assert f"no step was taken, since every sampled token was {why}" in capsys.readouterr().out
     assert done["steps"] == [] and done["metrics"]["sweep/turns"] == 0
-    before = split(from_pretrained(str(small[0]), dtype="float32")[0])[1]
+    before = split_model(from_pretrained(str(small[0]), dtype="float32")[0])[1]
     cases.assert_trees_equal(cases.host(params), cases.host(before))
 
 
 def test_tokens_and_lengths_that_the_model_has_not_are_told(model, tmp_path, capsys):
     rng = np.random.default_rng(0)
-    pair = [cases.Trajectory((cases.segment(rng, (0, 4, 2)),), float(i), 0) for i in range(2)]
+    pair = [cases.Trajectory.of((cases.segment(rng, (0, 4, 2)),), float(i), 0) for i in range(2)]
     pair[1].segments[0].tokens_L[2] = cases.VOCAB
     file = files.write(tmp_path / "stored.jsonl", pair)
     with pytest.raises(SystemExit):
@@ -536,15 +538,15 @@ def test_tokens_and_lengths_that_the_model_has_not_are_told(model, tmp_path, cap
 
 
 def test_the_written_weights_are_those_of_a_sweep(small, stored, tmp_path, monkeypatch):
-    made, real = [], learner_parts.build_learner
+    made, real = [], build_learner.build_learner
     monkeypatch.setattr(
         stored_update, "build_learner", lambda *given: made.append(real(*given)) or made[0]
     )
     written, done = run(small[0], stored, tmp_path, "optimizer.name=adamw")
-    config = stored_update.fit(config_of(small[0], "optimizer.name=adamw"), cases.ragged())
+    config = stored_update.fit_config(config_of(small[0], "optimizer.name=adamw"), cases.ragged())
     policy, params = build.load_policy(config, config.model.path)
     learner = made[0].learner
-    fresh = learner_parts.new_state(config, policy, learner.optimizer, params)
+    fresh = build_learner.new_state(config, policy, learner.optimizer, params)
     with jax.set_mesh(policy.mesh):
         state, metrics, _, steps = sweep(learner, fresh, params, cases.ragged(), iteration=1)
     # Ratios are copied, and outlive the sweep.

@@ -1,4 +1,4 @@
-"""A number to guess from hints: an environment of one's own, complete."""
+"""A number to guess from hints: a complete environment."""
 
 import random
 import re

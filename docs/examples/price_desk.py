@@ -1,4 +1,4 @@
-"""An environment with tools, and with tasks from a file of JSON lines: buy the cheapest item."""
+"""An environment with tools and tasks from a JSONL file: buy the cheapest item."""
 
 import json
 

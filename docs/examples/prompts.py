@@ -1,4 +1,4 @@
-"""Prompts of a file, each answered in one message: tasks that need no conversation."""
+"""Single-turn tasks: prompts of a file, each answered in one message."""
 
 import json
 

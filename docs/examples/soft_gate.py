@@ -1,4 +1,4 @@
-"""An objective of one's own: a ratio far from 1 counts less and less, instead of being clipped."""
+"""An objective of your own: the further a ratio is from 1, the less it counts; no clipping."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""A recipe of one's own: one step an iteration, a ratio per token, credit per turn, no KL."""
+"""A recipe of your own: one step per iteration, a ratio per token, credit per turn, no KL."""
 
 
 def soft_turns():

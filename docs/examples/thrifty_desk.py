@@ -1,4 +1,4 @@
-"""The order desk where every message has its price: an environment made of another one."""
+"""The order desk with a cost per message: an environment that wraps another one."""
 
 from dataclasses import replace
 

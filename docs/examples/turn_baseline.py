@@ -1,4 +1,4 @@
-"""An estimator of one's own: each turn is compared with the same turn of its group."""
+"""An estimator of your own: each turn is compared with the same turn of its group."""
 
 import functools
 
@@ -12,11 +12,11 @@ from seeupo_jax.algorithms.estimators import Estimator
 def turn_baseline(
     reward_NK: jax.Array, mask_NK: jax.Array, group_N: jax.Array, discount: float
 ) -> jax.Array:
-    """The discounted reward from turn k on, less its mean over the group's turns k.
+    """The discounted reward from turn k on, minus its mean over the group's turns k.
 
     Returns: float32 [N, K], reward units; 0 where there is no turn.
     """
-    product = functools.partial(jnp.einsum, precision="highest")  # accelerators round more
+    product = functools.partial(jnp.einsum, precision="highest")  # accelerators round otherwise
     turn_K = jnp.arange(reward_NK.shape[1])
     wait_KK = turn_K[None, :] - turn_K[:, None]  # turns from row to column
     share_KK = jnp.where(wait_KK >= 0, discount ** jnp.maximum(wait_KK, 0), 0.0)

@@ -1,8 +1,8 @@
-"""The table of GPUs in docs/hardware.md, by the memory estimate of `--explain`.
+"""Prints the table of GPUs in docs/hardware.md, from the memory estimate of `--explain`.
 
     python docs/tools/hardware.py
 
-Nothing is compiled and no device is needed: the CPU stands for the GPUs.
+It compiles nothing and needs no GPU: CPU devices stand for the GPUs.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from seeupo_jax.planning.abstract_run import CACHE, Planned, abstract_run
 from seeupo_jax.planning.remat import SHARE, RematPlan, plan_remat
 
 GPU_GIB = 80
-MODELS = {  # how the sampler of eight GPUs divides the policy: `rollout.mesh.tensor`
+MODELS = {  # `rollout.mesh.tensor` of the sampler on eight GPUs
     "Qwen2.5-0.5B-Instruct": 1,
     "Qwen3-1.7B": 1,
     "Qwen3-4B": 1,
@@ -27,16 +27,17 @@ MODELS = {  # how the sampler of eight GPUs divides the policy: `rollout.mesh.te
     "Qwen3-14B": 2,
     "Qwen3-30B-A3B": 2,
 }
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")  # all that a model of experts adapts
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")  # adapted in a model with experts
 CONVERSATION = 8192  # tokens
 MICROBATCHES = (4 * CONVERSATION, 2 * CONVERSATION, CONVERSATION)
 HEADINGS = (
-    "model, GPUs, trains, mesh, sampler's mesh, microbatch, remat, sweep, cache, at once, rollout"
+    "model, GPUs, trained, mesh, sampler's mesh, microbatch, remat, sweep, cache, concurrent,"
+    " rollout"
 ).split(", ")
 
 
 def settings(model: str, gpus: int, rank: int, microbatch: int) -> Config:
-    """128 conversations per iteration of 8,192 tokens at most."""
+    """A configuration with 128 conversations per iteration, of at most 8,192 tokens each."""
     tensor = MODELS[model]
     return from_dict(
         {
@@ -64,7 +65,7 @@ def settings(model: str, gpus: int, rank: int, microbatch: int) -> Config:
 
 
 def row(model: str, gpus: int, rank: int) -> list[str]:
-    """The largest microbatch whose step fits, then the least recomputation, then the cache."""
+    """A row of the table: the largest microbatch that fits, the least recomputation, the cache."""
     given = [model, str(gpus), "adapters" if rank else "everything"]
     for microbatch in MICROBATCHES:
         config = settings(model, gpus, rank, microbatch)
@@ -89,7 +90,7 @@ def layout(config: Config) -> list[str]:
 
 
 def sizes(config: Config, mesh: jax.sharding.Mesh, plan: RematPlan) -> list[str]:
-    """The sweep's cells, and the rollout's with the largest cache that fits or is needed."""
+    """The cells of the sweep and of the rollout, with the largest cache that fits or is needed."""
     swept = [plan.selected, f"{plan.needed(plan.selected) / GIB:.1f}"]
     try:
         run = abstract_run(config, mesh, Planned(GPU_GIB * GIB))

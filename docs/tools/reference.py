@@ -1,9 +1,8 @@
-"""Rewrites the tables of docs/ that the package declares: configuration fields, which of them may
-change when a run resumes, and metrics.
+"""Generates the tables in docs/ of configuration fields, of fields on resuming, and of metrics.
 
     python docs/tools/reference.py
 
-A test compares the pages with what this writes.
+A test fails if a page differs from its generated form.
 """
 
 import re
@@ -26,7 +25,7 @@ def table(heading: str, rows: list[list[str]]) -> str:
 
 
 def configuration(page: str) -> str:
-    """The page with a table for each group of fields below its first heading of a group."""
+    """The page with a generated table per group of fields, from the heading `config` on."""
     head, _, _ = page.partition("## config\n")
     parts = []
     for group, about in describe_groups().items():
@@ -44,7 +43,7 @@ def configuration(page: str) -> str:
 
 
 def metrics(page: str) -> str:
-    """The page with a row for each metric; its last cell, the meaning, is the page's own."""
+    """The page with a generated row per metric; the last cell, its meaning, is kept."""
     head, heading, rows = page.partition("| name | unit | reduction | meaning |\n")
     cells = (re.split(r" ?(?<!\\)\| ?", row)[1:-1] for row in rows.splitlines()[1:])
     meanings = {cell[0]: cell[-1].replace("\\|", "|") for cell in cells}
@@ -56,8 +55,8 @@ def metrics(page: str) -> str:
 
 
 def checkpoints(page: str) -> str:
-    """The page with what becomes of each field when a run resumes."""
-    head, heading, rest = page.partition("| with another value, when a run resumes | fields |\n")
+    """The page with the generated table of how fields are handled when a run resumes."""
+    head, heading, rest = page.partition("| effect of a change when a run resumes | fields |\n")
     _, _, after = rest.partition("\n\n")
     rows = [
         [f"{kind.value[0].upper()}{kind.value[1:]}", "; ".join(fields_of(kind))]
@@ -67,7 +66,7 @@ def checkpoints(page: str) -> str:
 
 
 def fields_of(kind: Decision) -> list[str]:
-    """The fields with a decision, by group; a group that has no other is named alone."""
+    """The fields with a decision, by group; `all of` a group whose fields all have it."""
     parts = []
     for group, kinds in DECISIONS.items():
         names = [f"`{name}`" for name in kinds.get(kind, "").split()]

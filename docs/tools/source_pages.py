@@ -1,6 +1,7 @@
-"""Pages of the site for files outside docs/ that its pages link to; README.md is its first page.
+"""Adds pages to the site for files outside docs/ that its pages link to; README.md is the first.
 
-A hook of mkdocs. Markdown stays Markdown, a notebook becomes its cells, other files a code block.
+This is an mkdocs hook. Markdown is unchanged, a notebook is rendered by its cells, and any other
+file becomes a code block.
 """
 
 import json
@@ -13,12 +14,12 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
-UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"  # code would come before the pages
+UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"  # else code ranks above the pages
 LANGUAGES = {".py": "python", ".sh": "bash", ".toml": "toml", ".yml": "yaml", ".json": "json"}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds a page for each file that is linked to, and for those that these link to."""
+    """Adds a page for every file that pages link to, directly or through other such files."""
     root = Path(config.config_file_path).parent
     listed = json.dumps(config.nav)
     pages = {file.src_uri: file.content_string for file in files if file.is_documentation_page()}
@@ -40,7 +41,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Points links at the pages of the files that they mean."""
+    """Rewrites links to files as links to their pages."""
     path = repository_path(page.file.src_uri)
 
     def moved(match: re.Match) -> str:
@@ -54,17 +55,17 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 def is_source(root: Path, path: str) -> bool:
-    """Whether it is a file of the repository that docs/ does not hold."""
+    """Whether the path is a file of the repository outside docs/."""
     return not path.startswith(("docs/", "../")) and (root / path).is_file()
 
 
 def resolve(path: str, link: str) -> str:
-    """The path in the repository that a link of the file `path` means."""
+    """The repository path that a link in the file `path` points to."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
 
 
 def site_path(path: str) -> str:
-    """The page, or the file, of the site for a path in the repository."""
+    """The path on the site for a path in the repository."""
     if path == "README.md":
         return "index.md"
     if path.startswith("docs/"):
@@ -73,7 +74,7 @@ def site_path(path: str) -> str:
 
 
 def repository_path(uri: str) -> str:
-    """The path in the repository for a page of the site."""
+    """The path in the repository for a path on the site."""
     if uri == "index.md":
         return "README.md"
     if not uri.startswith("source/"):

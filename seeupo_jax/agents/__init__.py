@@ -1,1 +1,1 @@
-"""Agents that bring their own loop, and what serves the policy to them."""
+"""Agents with a loop of their own, and the endpoint that serves the policy to them."""

@@ -1,4 +1,4 @@
-"""An episode of an agent in the making: its calls, its turns, and what it came to."""
+"""A running episode of an agent: its calls, its turns, and its outcome."""
 
 from __future__ import annotations
 
@@ -20,9 +20,15 @@ from seeupo_jax.agents.calls import (
 )
 from seeupo_jax.agents.lineages import Lineages, LineageTurn
 from seeupo_jax.agents.sampled_text import SampledText
-from seeupo_jax.envs.base import Message, Pay
-from seeupo_jax.envs.gate import OWN_REWARD, ProtocolError, check_named_rewards, check_of_steps
+from seeupo_jax.envs.base import Message, TurnRewards
 from seeupo_jax.envs.pool import Failure
+from seeupo_jax.envs.validation import (
+    OWN_REWARD,
+    ProtocolError,
+    check_named_rewards,
+    check_step_lists,
+)
+from seeupo_jax.rewards.reward_ledger import RewardLedger
 from seeupo_jax.rollout.episode import Episode
 from seeupo_jax.rollout.episode_metrics import AGENT_FAILURE, IGNORED, LINEAGES, REFUSED
 from seeupo_jax.types import Segment
@@ -32,7 +38,7 @@ from seeupo_jax.types import Segment
 class WaitingCall:
     """A call whose client waits in an event loop; all methods may be called in any thread.
 
-    key: of its episode, or of itself where there are none.
+    key: of its episode; without episodes, of the call.
     """
 
     key: int
@@ -42,16 +48,16 @@ class WaitingCall:
     on_text: Callable[[str], None] | None
 
     def give(self, text: str) -> None:
-        """Passes on a piece of the answer's text."""
+        """Streams a piece of the answer's text to the client."""
         if self.on_text is not None:
             self._later(self._give, text)
 
     def settle(self, outcome: Completion | CallRefused) -> None:
-        """Ends the wait."""
+        """Ends the client's wait with a completion or a refusal."""
         self._later(self._settle, outcome)
 
     def _later(self, function: Callable[[Any], None], argument: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no client waits
             self.loop.call_soon_threadsafe(function, argument)
 
     def _give(self, text: str) -> None:
@@ -59,7 +65,7 @@ class WaitingCall:
             self.on_text(text)
 
     def _settle(self, outcome: Completion | CallRefused) -> None:
-        if self.answer.done():  # its client has vanished
+        if self.answer.done():  # its client has disconnected
             return
         if isinstance(outcome, CallRefused):
             self.answer.set_exception(outcome)
@@ -69,7 +75,7 @@ class WaitingCall:
 
 @dataclass(eq=False)
 class OpenTurn:
-    """A call that was accepted. key: of its turn in the engine. submitted: it is there."""
+    """An accepted call. key: of its turn in the engine. submitted: the engine has the turn."""
 
     waiting: WaitingCall
     turn: LineageTurn
@@ -80,13 +86,14 @@ class OpenTurn:
 
 @dataclass(eq=False)
 class AgentEpisode(Episode):
-    """A trajectory of an agent in the making.
+    """A running episode of an agent.
 
-    open_turns: by their keys in the engine, in the order in which they were begun.
-    keys: in the engine, of each lineage.
-    limit: why the last call was refused, if it was: max_turns | max_tokens. unread: what was new
-      in the first such call after the last turn. refused: how many such calls there were.
-    outcome: what the agent came to; None while it runs.
+    open_turns: by their keys in the engine, in the order in which they began.
+    keys: the engine's key of each lineage.
+    limit: the limit that refused the last call, if one did: max_turns | max_tokens.
+    unread: the new messages of the first call that was refused after the last turn.
+    refused: number of refused calls.
+    outcome: the agent's result or failure; None while it runs.
     ignored: sampling parameters without effect, counted in the event loop.
     """
 
@@ -101,7 +108,7 @@ class AgentEpisode(Episode):
     outcome: AgentResult | Failure | None = None
     ignored: Counter[str] = field(default_factory=Counter)
     _thought_s: float = 0.0
-    _since: float = field(default_factory=time.monotonic)  # it has thought, unless a call is open
+    _since: float = field(default_factory=time.monotonic)  # start of the current thinking time
 
     @property
     def thinks(self) -> bool:
@@ -110,21 +117,21 @@ class AgentEpisode(Episode):
 
     @property
     def thought_s(self) -> float:
-        """Seconds that the agent has been without an open call since its last answer."""
+        """Seconds without an open call since the agent's last answer."""
         return self._thought_s + (time.monotonic() - self._since if self.thinks else 0.0)
 
     def add_turn(self, turn: OpenTurn) -> None:
-        """Takes an accepted call."""
+        """Adds an accepted call."""
         self._thought_s, self.limit, self.unread = self.thought_s, None, ()
         self.open_turns[turn.key] = turn
 
     def refuse(self, limit: str, new: tuple[Message, ...] = ()) -> None:
-        """Says that a call was refused because of a limit of the episode; `new`: what it showed."""
+        """Records that a limit of the episode refused a call; `new`: the call's new messages."""
         self.unread = new if self.limit is None else self.unread
         self.limit, self.refused = limit, self.refused + 1
 
     def remove_turn(self, turn: OpenTurn, *, answered: bool) -> None:
-        """Drops a call that is not open any more; only an answer gives time for new thoughts."""
+        """Removes a call that is no longer open; only an answer resets the thinking time."""
         del self.open_turns[turn.key]
         self._since = time.monotonic()
         if answered:
@@ -136,10 +143,10 @@ class AgentEpisode(Episode):
 
     def conclude(
         self,
-        weigh: Callable[[Mapping[str, Pay], str, float], list[float]],
+        weigh: Callable[[Mapping[str, TurnRewards], str, float], list[float]],
         timeout_as: str,
     ) -> None:
-        """Ends it by its outcome; no turn is open.
+        """Ends the episode according to its outcome; no turn may be open.
 
         Args:
           weigh: as `RolloutWorker.weigh`. timeout_as: as in `config.env`.
@@ -148,7 +155,7 @@ class AgentEpisode(Episode):
         assert outcome is not None and lineages is not None
         self.messages = [*lineages.messages(), *self.unread]
         self.tools = tuple(lineages.tools.values())
-        self.rewards = [0.0] * lineages.turns
+        self.ledger = RewardLedger(turns=[0.0] * lineages.turns)
         self.info |= {LINEAGES: lineages.count, REFUSED: self.refused}
         if self.ignored:
             self.info[IGNORED] = self.ignored.total()
@@ -167,26 +174,23 @@ class AgentEpisode(Episode):
             self.info[AGENT_FAILURE] = outcome.cause
 
     def _take(
-        self, result: AgentResult, weigh: Callable[[Mapping[str, Pay], str, float], list[float]]
+        self,
+        result: AgentResult,
+        weigh: Callable[[Mapping[str, TurnRewards], str, float], list[float]],
     ) -> None:
-        turns = len(self.rewards)
+        turns = self.turn
         given = list(result.turn_rewards)
         if given and len(given) != turns:
             raise ProtocolError(
                 f"the agent's result: turn_rewards: got {len(given)}; allowed: none, or one for"
                 f" each of its {turns} turns."
             )
-        check_of_steps(result.info, "the agent's result: info", turns)
+        check_step_lists(result.info, "the agent's result: info", turns)
         where = "the agent's result: rewards"
         named = check_named_rewards(result.rewards, where, turns=turns)
         turn_rewards = given if given else [*[0.0] * (turns - 1), result.reward]
         paid = weigh({OWN_REWARD: turn_rewards, **named}, "the agent's result: reward", 0.0)
-        if turns:
-            self.rewards = paid
-        else:
-            self.turnless_reward = sum(paid)
-        self._name({OWN_REWARD: result.reward, **named})
-        self.named_turns[OWN_REWARD] = turn_rewards[:turns]
+        self.ledger.set_all(result.reward, turn_rewards, named, paid)
         score = result.reward if result.score is None else result.score
         self.score = min(max(score, 0.0), 1.0)
         self.info |= result.info
@@ -194,5 +198,5 @@ class AgentEpisode(Episode):
 
 
 def _let_through(failure: AgentFailure) -> bool:
-    """Whether it may be the error of a refused call that ended an agent."""
+    """Whether a failure may be the error of a refused call that ended the agent."""
     return failure.cause == "exception" or failure.answered is not None

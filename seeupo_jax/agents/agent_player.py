@@ -1,4 +1,4 @@
-"""Episodes of agents: between the event loop where their calls arrive and the engine's thread."""
+"""Episodes of agents: connects the event loop that receives calls to the engine's thread."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from seeupo_jax.configuration.user_code import describe
 from seeupo_jax.envs.pool import Failure
 from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.sampling import task_number
-from seeupo_jax.rollout.episode import Episode, Request
+from seeupo_jax.rollout.episode import Episode, EpisodeRequest
 from seeupo_jax.rollout.player import STOP_POLL_S, CollectionOptions, Prefetched, RolloutWorker
 
 _LOGGER = logging.getLogger(__name__)
@@ -42,13 +42,13 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AgentHost:
-    """What runs agents, and how these reach the policy; a `Host`.
+    """A `Host` of agents: their runner and the endpoint by which they reach the policy.
 
-    open_key: of the endpoint, for a session and the temperature of its collection (None: that of
-      training). close_key: all keys are closed when their episodes end.
+    open_key: opens a key of the endpoint for a session and the temperature of its collection (None:
+      the temperature of training). close_key: called for each key when its episode ends.
     timeout_s: seconds that an agent may be without an open call.
-    close_endpoint: ends it, when no agent runs any more.
-    data: what a task is told besides, by task and split.
+    close_endpoint: ends the endpoint, after all agents have ended.
+    data: additional data of a task, by task and split.
     """
 
     runner: Runner
@@ -65,15 +65,15 @@ class AgentHost:
     def prefetch(
         self,
         worker: RolloutWorker,
-        requests: Sequence[Request],
+        requests: Sequence[EpisodeRequest],
         options: CollectionOptions,
         max_idle_s: float,
     ) -> Prefetched | None:
-        """None: an agent would call at once."""
+        """Returns None: a prefetched agent would call immediately."""
         return None
 
     def drain(self) -> None:
-        """Nothing is prefetched."""
+        """No effect, since there is no prefetching."""
 
     def close(self) -> None:
         try:
@@ -83,9 +83,9 @@ class AgentHost:
 
 
 class _Inbox:
-    """Messages of other threads to the one that drives the engine.
+    """Messages from other threads to the thread that drives the engine.
 
-    closed: nobody reads it any more.
+    closed: messages are no longer read.
     """
 
     def __init__(self) -> None:
@@ -96,9 +96,9 @@ class _Inbox:
         self._events.put(event)
 
     def take(self, wait_s: float) -> None:
-        """Runs all events, after waiting at most so long for a first one.
+        """Runs all events, after waiting at most `wait_s` for the first.
 
-        Those that come meanwhile are left for the next time: clients may not hold up the engine.
+        Events that arrive meanwhile are left for the next call: clients must not delay the engine.
         """
         with contextlib.suppress(Empty):
             self._events.get(timeout=wait_s)()
@@ -118,7 +118,7 @@ class _AgentSession:
         loop = asyncio.get_running_loop()
         waiting = WaitingCall(self._key, call, loop, loop.create_future(), on_text)
         self._inbox.put(functools.partial(self._player.on_call, waiting))
-        if self._inbox.closed:  # asked after the call is in it, which is read when it closes
+        if self._inbox.closed:  # checked after `put`, since the inbox is read once more at closing
             waiting.answer.cancel()
             raise _over()
         try:
@@ -136,7 +136,7 @@ def _over() -> CallRefused:
     return CallRefused(sentence, status=410, code="episode_over")
 
 
-@functools.cache  # once for a process
+@functools.cache  # once per process
 def _warn_of_concurrent_calls() -> None:
     _LOGGER.warning(
         "warning: rollout.deterministic: an agent has several calls open at once; they are numbered"
@@ -147,8 +147,8 @@ def _warn_of_concurrent_calls() -> None:
 class AgentPlayer:
     """A `Player` of agents' episodes; an answer is sent as soon as it is sampled.
 
-    Agents are started by the host's runner. Their calls, and what they come to, arrive in the
-    inbox, which only the thread reads that drives the engine.
+    The host's runner starts the agents. Their calls and outcomes arrive in the inbox, which only
+    the thread that drives the engine reads.
     """
 
     def __init__(self, host: AgentHost, worker: RolloutWorker, options: CollectionOptions):
@@ -156,7 +156,7 @@ class AgentPlayer:
         self._engine, self._rollout = worker.engine, worker.rollout
         self._slots = list(range(worker.engine.concurrency))[::-1]  # free ones
         self._open: dict[int, AgentEpisode] = {}
-        self._owner: dict[int, int] = {}  # whose a key of the engine's is
+        self._owner: dict[int, int] = {}  # by the engine's key, the key of the episode
         self._keys = itertools.count()
         self._over: list[tuple[int, Episode]] = []
         self._inbox = _Inbox()
@@ -182,7 +182,7 @@ class AgentPlayer:
     def adopt(self, keys: Sequence[int], prefetched: Prefetched) -> None:
         raise AssertionError("agents are never prefetched")
 
-    def open(self, key: int, request: Request) -> None:
+    def open(self, key: int, request: EpisodeRequest) -> None:
         lineages = Lineages(self._worker.tokenizer, self._host.tool_format)
         episode = AgentEpisode(request, self._slots.pop(), lineages=lineages)
         self._open[key] = episode
@@ -218,7 +218,7 @@ class AgentPlayer:
         return over
 
     def act(self, action: Action) -> None:
-        """Answers the call that a sampled action is of."""
+        """Answers the call for which an action was sampled."""
         episode = self._open[self._owner[action.key]]
         turn = episode.open_turns[action.key]
         if action.failure:
@@ -235,7 +235,7 @@ class AgentPlayer:
         turn.waiting.settle(completion)
 
     def close(self) -> None:
-        """Ends the agents that still run, and refuses calls that are open or come later."""
+        """Ends the agents that still run, and refuses open and later calls."""
         for episode in self._open.values():
             episode.stop_agent()
             self._host.close_key(episode.access.api_key)
@@ -259,7 +259,7 @@ class AgentPlayer:
         episode.add_turn(turn)
 
     def on_vanished(self, waiting: WaitingCall) -> None:
-        """Takes back a call whose client waits no more, unless its action is there."""
+        """Cancels a call whose client no longer waits, unless its action has arrived."""
         episode = self._open.get(waiting.key)
         turns = () if episode is None else episode.open_turns.values()
         for turn in [turn for turn in turns if turn.waiting is waiting]:
@@ -271,7 +271,7 @@ class AgentPlayer:
             episode.outcome = outcome
 
     def _take(self, wait_s: float) -> None:
-        """Receives calls and ends, and ends agents that are late."""
+        """Processes calls and outcomes, and ends agents that are late."""
         limit_s = self._host.timeout_s
         left_s = (limit_s - each.thought_s for each in self._open.values() if each.thinks)
         self._inbox.take(max(0.0, min(wait_s, *left_s, math.inf)))
@@ -282,11 +282,11 @@ class AgentPlayer:
                 episode.stop_agent()
 
     def _begin(self, episode: AgentEpisode, waiting: WaitingCall) -> OpenTurn:
-        """A call's turn, if there may be one more."""
+        """Begins the turn of a call, or refuses the call."""
         lineages, rollout = episode.lineages, self._rollout
         used_up = self._used_up(lineages)
         if used_up is not None and episode.limit == "max_turns":
-            episode.refuse("max_turns")  # once more, for which nothing has to be read
+            episode.refuse("max_turns")  # a repeated refusal, for which no message is read
             raise used_up
         try:
             check_length(waiting.call, self._worker.tokenizer, rollout.max_context)
@@ -320,9 +320,9 @@ class AgentPlayer:
         return OpenTurn(waiting, turn, episode.keys[turn.lineage], sampled)
 
     def _used_up(self, lineages: Lineages) -> CallRefused | None:
-        """Why an episode may have no further turn, if so."""
+        """The refusal of further turns if the episode has used them up; otherwise None."""
         most = self._rollout.max_turns
-        # An agent whose clients give up again and again would otherwise never end.
+        # An agent whose clients cancel every call would otherwise never end.
         for got, what in ((lineages.turns, "calls"), (lineages.cancelled, "calls taken back")):
             if got >= most:
                 sentence = f"{what}: got {got} before this one; allowed: rollout.max_turns={most}."
@@ -352,13 +352,13 @@ class AgentPlayer:
         self._drop(episode, turn)
 
     def _drop(self, episode: AgentEpisode, turn: OpenTurn) -> None:
-        """Forgets a turn that comes to nothing."""
+        """Removes a turn without an answer."""
         episode.lineages.cancel(turn.turn)
         episode.remove_turn(turn, answered=False)
         turn.waiting.settle(_over())  # a client that disconnected does not receive it
 
     def _end(self, key: int, episode: AgentEpisode) -> None:
-        """Ends an episode whose agent has come to something."""
+        """Ends an episode whose agent has an outcome."""
         for turn in list(episode.open_turns.values()):
             self._cancel(episode, turn)
         self._host.close_key(episode.access.api_key)

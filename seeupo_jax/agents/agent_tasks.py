@@ -1,4 +1,4 @@
-"""A run's tasks: from a file, from beside an agent's function, or from the environment."""
+"""An agent's tasks: from a file, from the module of its function, or from the environment."""
 
 from __future__ import annotations
 
@@ -17,43 +17,47 @@ from seeupo_jax.configuration.user_code import (
     functions_beside,
     near_misses,
 )
-from seeupo_jax.envs import Environment, gate
+from seeupo_jax.envs import Environment
 from seeupo_jax.envs.base import Tasks, TaskShare
+from seeupo_jax.envs.tasks import list_task_shares, list_tasks, task_labels, task_reference
 from seeupo_jax.trajectories.json_lines import read_object, short
 
 TRAIN = "train"  # the split of a line that names none
-_FIELD = "config.agent.tasks"  # which names a file of tasks
+_FIELD = "config.agent.tasks"  # names a file of tasks
 _ALLOWED = "a JSON object with the text task_id, and perhaps the text split and the texts labels"
 
 
 class AgentTasks(Tasks, Protocol):
-    """Tasks by split, which stay what they are; `close` it.
+    """Tasks by split, which do not change; `close` it after use.
 
-    `envs.gate` asks it for ids and labels as it asks an environment.
+    `envs.tasks` reads ids and labels from it as from an environment.
     """
 
     def labels(self, task_id: str) -> Mapping[str, str]:
-        """A task's labels, as in `Labelled.labels`; empty where it has none."""
+        """Returns a task's labels, as `Labelled.labels`; empty if it has none."""
         ...
 
     def reference(self, task_id: str) -> str | None:
-        """A task's reference answer, as in `Referenced.reference`; None where it has none."""
+        """Returns a task's reference answer, as `Referenced.reference`; None if it has none."""
         ...
 
     def data(self, task_id: str, split: str) -> Any:
-        """Further data for an agent: `AgentTask.data`."""
+        """Returns additional data for an agent: `AgentTask.data`."""
         ...
 
     def close(self) -> None:
-        """Closes the environment that lists them, where one does."""
+        """Closes the environment that lists the tasks, if one does."""
         ...
 
 
 def find_tasks(config: Config) -> AgentTasks:
-    """Tasks of `config.agent.tasks`, of `task_ids(split)` beside its function, or of `config.env`.
+    """Finds the tasks of an agent.
+
+    They come from the file `config.agent.tasks`, else from a function `task_ids(split)` in the
+    module of the agent's function, else from `config.env`.
 
     Raises:
-      ValueError: a file or an environment without such tasks; one sentence.
+      ValueError: the file or the environment has no valid tasks.
     """
     agent = config.agent
     if agent.tasks is not None:
@@ -72,13 +76,13 @@ def find_tasks(config: Config) -> AgentTasks:
 
 
 def misspelt_functions(agent: Agent) -> dict[str, str]:
-    """Functions beside an agent's that are likely meant to be of its tasks, and which is meant."""
+    """Maps functions in the agent's module to task functions whose names they resemble."""
     beside = ("task_ids", "labels", "reference")
     return {} if agent.name is None else near_misses(functions_beside(agent.name), beside)
 
 
 def describe_tasks(config: Config) -> str:
-    """The place where `find_tasks` finds the tasks, in words."""
+    """Describes the place where `find_tasks` finds the tasks."""
     agent = config.agent
     if agent.tasks is not None:
         return agent.tasks
@@ -92,28 +96,28 @@ class _EnvironmentTasks:
     environment: Environment
 
     def task_ids(self, split: str) -> Sequence[str]:
-        return gate.task_ids(self.environment, split)
+        return list_tasks(self.environment, split)
 
     def task_shares(self, split: str) -> Sequence[TaskShare]:
-        return gate.task_shares(self.environment, split)
+        return list_task_shares(self.environment, split)
 
     def labels(self, task_id: str) -> Mapping[str, str]:
-        return gate.labels(self.environment, task_id)
+        return task_labels(self.environment, task_id)
 
     def reference(self, task_id: str) -> str | None:
-        return gate.reference(self.environment, task_id)
+        return task_reference(self.environment, task_id)
 
     def data(self, task_id: str, split: str) -> None:
         return None
 
     def close(self) -> None:
-        with contextlib.suppress(Exception, SystemExit):  # of a user's code: it played no episode
+        with contextlib.suppress(Exception, SystemExit):  # of a user's code; no episode is affected
             self.environment.close()
 
 
 @dataclass(frozen=True)
 class _TasksBeside:
-    """What stands beside the agent's function: `task_ids(split)`, and perhaps the others."""
+    """Functions in the module of the agent's function: `task_ids(split)`, optionally the others."""
 
     task_ids: Callable[[str], Sequence[str]]
     labels: Callable[[str], Mapping[str, str]]
@@ -128,7 +132,7 @@ class _TasksBeside:
 
 @dataclass(frozen=True)
 class _Line:
-    """A task of a file. data: its fields but for task_id, split and labels."""
+    """A task of a file. data: its fields except task_id, split and labels."""
 
     labels: Mapping[str, str]
     data: Mapping[str, Any]
@@ -153,7 +157,7 @@ class _FileTasks:
         return self._labels[task_id]
 
     def reference(self, task_id: str) -> str | None:
-        """The field `reference` of the task's data: that of training, or else of another split."""
+        """The field `reference` of the task's data, from the training split if it is there."""
         splits = sorted(self._lines, key=lambda split: split != TRAIN)
         matches = (self._lines[split].get(task_id) for split in splits)
         lines = (line.data for line in matches if line is not None)
@@ -167,12 +171,12 @@ class _FileTasks:
 
 
 def _read_tasks(path: Path) -> AgentTasks:
-    """The tasks of a JSONL file: a line each with `task_id`, and perhaps `split` and `labels`.
+    """Reads the tasks of a JSONL file: one per line, with `task_id` and optional `split`, `labels`.
 
-    All other fields of a line are the task's data, a dict.
+    All other fields of a line are the task's data.
 
     Raises:
-      ValueError: no such file, no task, or a line that is none; one sentence that names the line.
+      ValueError: there is no such file, it has no task, or a line is invalid; names the line.
     """
     try:
         content = path.read_bytes()
@@ -205,7 +209,7 @@ def _read_tasks(path: Path) -> AgentTasks:
 
 
 def _read_line(line: bytes, where: str) -> tuple[str, str, _Line]:
-    """The split, the id and the rest of a task."""
+    """Parses a line; returns the task's split, id and rest."""
     fields = read_object(line, where, _ALLOWED)
     task_id, split, labels = fields.pop("task_id", None), TRAIN, {}
     _check_text(task_id, "task_id", where)
@@ -223,7 +227,7 @@ def _read_line(line: bytes, where: str) -> tuple[str, str, _Line]:
 
 
 def _check_text(value: Any, name: str, where: str) -> None:
-    """JSON can hold half of a character, which no file of ours can."""
+    """Checks a text: JSON can contain lone surrogates, which the run's files cannot."""
     if not isinstance(value, str) or not value or not encodes(value):
         got = "no" if value is None else f"{short(value)} as"
         raise ValueError(f"{where}: got {got} {name}; allowed: {_ALLOWED}.")

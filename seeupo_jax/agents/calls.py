@@ -1,4 +1,4 @@
-"""The types that pass between an agent, its endpoint, and the sampler of its turns."""
+"""The types exchanged between an agent, its endpoint and the sampler of its turns."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from seeupo_jax.envs.base import Pay, Tool
+from seeupo_jax.envs.base import Tool, TurnRewards
 from seeupo_jax.envs.pool import Failure
 from seeupo_jax.envs.tool_calls import ToolCall
 
 
 @dataclass(frozen=True)
 class HistoryMessage:
-    """A message of a conversation as a client sends it, whatever API it came by.
+    """A message of a conversation as a client sends it, the same for all APIs.
 
     role: system | user | assistant | tool.
-    calls: of tools, in an assistant's message.
-    ids: of these, by which their results are known; they do not reach the policy.
+    calls: tool calls of an assistant's message.
+    ids: the ids of these calls, by which results refer to them; they do not reach the policy.
     """
 
     role: str
@@ -30,8 +30,8 @@ class HistoryMessage:
 class ModelCall:
     """A request for the next assistant message.
 
-    max_tokens: at most; None: as many as the run allows.
-    stop: texts before which the message ends.
+    max_tokens: limit of sampled tokens; None: the run's limit.
+    stop: stop strings; the message ends before them.
     """
 
     messages: tuple[HistoryMessage, ...]
@@ -44,11 +44,12 @@ class ModelCall:
 class Completion:
     """A sampled assistant message.
 
-    text: of the whole action, up to a stop string; content and calls: what it says, what it calls.
+    text: of the whole action, up to a stop string; content and calls: its content and tool calls.
     finish: stop | length | tool_calls.
-    pieces: UTF-8 bytes of each token of the action; logp: of each, nats, as it was drawn.
-    prompt_tokens: of the context; cached_tokens: of these, those that were not computed again.
-    stopped_at: the stop string that ended it; None: something else did.
+    pieces: UTF-8 bytes of each token of the action; logp: log-probability of each, in nats, under
+      the sampling distribution.
+    prompt_tokens: tokens of the context; cached_tokens: those of them that were in the cache.
+    stopped_at: the stop string that ended it; None: it ended otherwise.
     """
 
     text: str
@@ -63,7 +64,7 @@ class Completion:
 
 
 class CallRefused(Exception):
-    """A call that is not answered; the text is one sentence with what was got and what is allowed.
+    """A call is refused; the text is one sentence with what was got and what is allowed.
 
     status: of HTTP. code: for programs, such as `max_turns`. param: the field of the request.
     """
@@ -76,17 +77,17 @@ class CallRefused(Exception):
 class Session(Protocol):
     """One episode as the endpoint sees it, in the endpoint's event loop.
 
-    Cancelling `complete` takes the call back: its slot is free soon after, and no turn remains.
+    Cancelling `complete` cancels the call: its slot becomes free soon after, and no turn remains.
     """
 
     async def complete(
         self, call: ModelCall, on_text: Callable[[str], None] | None = None
     ) -> Completion:
-        """Waits for the next assistant message; calls side by side are allowed.
+        """Waits for the next assistant message; concurrent calls are allowed.
 
         Args:
-          on_text: is given the message's text piece by piece as it is sampled, never part of a
-            character or of what may become a stop string; all pieces make `Completion.text`.
+          on_text: receives the message's text in pieces while it is sampled, never a part of a
+            character or of a possible stop string; the pieces concatenate to `Completion.text`.
 
         Raises:
           CallRefused: the episode's turns or context are used up, or it is over.
@@ -100,11 +101,11 @@ class Session(Protocol):
 
 @dataclass(frozen=True)
 class AgentTask:
-    """The task that an agent is given.
+    """The task of an agent.
 
-    data: of the task's line in the file of tasks, a copy for each episode; or None.
-    seed, episode_seed: as `Environment.reset` takes them.
-    max_turns: calls that it may make.
+    data: further fields of the task's line in the file of tasks, copied for each episode; or None.
+    seed, episode_seed: as for `Environment.reset`.
+    max_turns: the maximal number of calls.
     """
 
     task_id: str
@@ -119,24 +120,24 @@ class AgentTask:
 class AgentResult:
     """The result of an agent's episode.
 
-    reward: of the episode; with `turn_rewards`, one a turn, their sum.
-    score: from 0 to 1, 1 is success; None: the reward, cut to that range.
-    rewards: further ones by name, as `StepResult.rewards`. info: for logs.
+    reward: of the episode; with `turn_rewards`, one per turn, their sum.
+    score: from 0 to 1, 1 is success; None: the reward, clipped to that range.
+    rewards: additional rewards by name, as `StepResult.rewards`. info: for logs.
     """
 
     reward: float
     score: float | None = None
-    rewards: Mapping[str, Pay] = field(default_factory=dict[str, Pay])
+    rewards: Mapping[str, TurnRewards] = field(default_factory=dict[str, TurnRewards])
     turn_rewards: Sequence[float] = ()
     info: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True)
 class AgentFailure(Failure):
-    """Why an agent came to nothing.
+    """The failure of an agent.
 
     cause: exception | exit | crash | memory | output | result | timeout.
-    answered: what it counts as where the policy had answered a call; None: a failure too.
+    answered: the result that it counts as if the policy has answered a call; None: still a failure.
     """
 
     cause: str = "exception"
@@ -145,19 +146,19 @@ class AgentFailure(Failure):
 
 @dataclass(frozen=True)
 class Access:
-    """How an agent reaches the policy: the address, which ends in /v1, and its episode's key."""
+    """An agent's access to the policy: the address, which ends in /v1, and its episode's key."""
 
     base_url: str
     api_key: str
 
 
 def can_be_sent(key: str) -> bool:
-    """Whether a key can be a header's: signs of ASCII that are seen, and one at least."""
+    """Whether a key can be sent in a header: it is non-empty, visible ASCII."""
     return key.isascii() and key.isprintable() and key.split() == [key]
 
 
 class Runner(Protocol):
-    """Runs agents, many at once; none of its methods waits."""
+    """Runs many agents concurrently; none of its methods blocks."""
 
     def start(
         self,
@@ -167,10 +168,10 @@ class Runner(Protocol):
     ) -> Callable[[], None]:
         """Starts an agent; `on_end` is called once, from any thread.
 
-        Returns: a function that ends it early; `on_end` is then not called any more.
+        Returns: a function that ends it early, after which `on_end` is not called.
         """
         ...
 
     def close(self) -> None:
-        """Ends all that still run."""
+        """Ends all agents that still run."""
         ...

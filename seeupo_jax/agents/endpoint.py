@@ -1,7 +1,6 @@
-"""An HTTP endpoint in front of sessions: each key is one's, each request one of its calls.
+"""An HTTP endpoint for sessions: a key belongs to one session, a request is one of its calls.
 
-It has no opinion of what a session is: the collection of a run, or a server for other people's
-programs (`seeupo-serve`).
+A session is an episode of a run's collection, or a server for other programs (`seeupo-serve`).
 """
 
 from __future__ import annotations
@@ -26,21 +25,26 @@ from seeupo_jax.agents.calls import (
 from seeupo_jax.agents.tool_format import NO_CALLS, ContentSplitter, choose_format
 
 try:
-    import h11
     import uvicorn
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect, Request
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
-    from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    from seeupo_jax.agents.body_reader import discard_rest, read_body
     from seeupo_jax.agents.dialects import anthropic_messages, chat_completions, responses
     from seeupo_jax.agents.dialects.exchange import Caller, Dialect, Event, Exchange
     from seeupo_jax.agents.dialects.request_body import parse_json
     from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
-    from seeupo_jax.agents.event_stream import ClientGone, EventStream, ended, until_gone
+    from seeupo_jax.agents.endpoint_http import (
+        ClientGone,
+        EventStream,
+        StrictProtocol,
+        discard_rest,
+        read_body,
+        task_of,
+        until_gone,
+    )
 except ModuleNotFoundError as error:
     if error.name not in ("uvicorn", "starlette", "pydantic"):
         raise
@@ -56,8 +60,8 @@ DIALECTS: dict[str, Dialect] = {
     "/v1/messages": anthropic_messages.DIALECT,
 }
 IN_PROCESS = "http://in-process"  # the address of an endpoint without a port
-LARGE = 65_536  # bytes of a body that is read beside the event loop
-KEEP_ALIVE_S = 600  # agents think between calls; a connection that ends meanwhile costs a retry
+LARGE = 65_536  # bytes of a body from which on it is parsed outside the event loop
+KEEP_ALIVE_S = 600  # agents think between calls; a connection closed meanwhile costs a retry
 CLOSE_S = 5
 
 
@@ -74,7 +78,7 @@ class Limits:
 
 @dataclass
 class _Client:
-    """Who holds a key. ids: what those of its tool calls begin with. requests: how many it sent."""
+    """The holder of a key. ids: prefix of the ids of its tool calls. requests: number sent."""
 
     session: Session
     rules: SamplingRules
@@ -86,13 +90,13 @@ class _Client:
 class Endpoint:
     """Serves sessions to clients of OpenAI's and Anthropic's APIs.
 
-    Sessions are awaited in the event loop that serves the request: that of `start`'s thread, or
-    that of a client which calls `app` in its own process (`httpx.ASGITransport`).
+    Sessions are awaited in the event loop that serves the request: the loop of `start`'s thread, or
+    the loop of a client that calls `app` in its own process (`httpx.ASGITransport`).
 
     Args:
-      sampling: of all keys that have no rules of their own.
-      model: the served name; requests may name any.
-      tool_format: of `agents.tool_format`.
+      sampling: the rules of all keys without their own.
+      model: the served name; requests may give any name.
+      tool_format: a name of `agents.tool_format`.
     """
 
     def __init__(
@@ -124,13 +128,13 @@ class Endpoint:
         self.app.router.redirect_slashes = False
 
     def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Listens, in a thread and an event loop of its own.
+        """Starts to listen, in a separate thread with its own event loop.
 
         Args:
-          port: 0: one that is free.
+          port: 0: a free port.
 
         Raises:
-          ValueError: the address cannot be had.
+          ValueError: the address is not available.
         """
         if not 0 <= port < 65_536:
             raise ValueError(f"endpoint: the port: got {port}; allowed: 0 to 65535.")
@@ -150,7 +154,7 @@ class Endpoint:
                 lifespan="off",
                 interface="asgi3",
                 log_config=None,
-                log_level="error",  # what clients do wrong is not news
+                log_level="error",  # mistakes of clients are not logged
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
@@ -174,11 +178,11 @@ class Endpoint:
         key: str | None = None,
         unique_ids: bool = False,
     ) -> Access:
-        """Makes a key (or takes the given one) that reaches the session; from any thread.
+        """Makes a key (or uses the given one) for a session; any thread may call it.
 
         Args:
-          unique_ids: ids of tool calls begin with digits that are drawn here, for histories that
-            may go on at another endpoint. Without, the same calls have the same ids.
+          unique_ids: ids of tool calls start with random digits, for histories that may continue
+            at another endpoint. Otherwise ids are reproducible.
 
         Raises:
           ValueError: the given key cannot be sent.
@@ -192,14 +196,14 @@ class Endpoint:
         return Access(self.base_url, key)
 
     def close_key(self, key: str) -> None:
-        """Forgets a key; calls that are under way are the session's to end."""
+        """Removes a key; the session has to end its running calls."""
         del self._clients[key]
 
     def close(self, *, cancel: bool = True) -> None:
         """Ends the thread and all calls.
 
         Args:
-          cancel: at once; otherwise their sessions have `CLOSE_S` seconds to end them.
+          cancel: end calls immediately; otherwise their sessions have `CLOSE_S` seconds for it.
         """
         self._clients.clear()
         for task in self._calls.copy() if cancel else ():
@@ -229,7 +233,7 @@ class Endpoint:
         try:
             client, body = await self._receive(request)
             exchange = await self._read_exchange(DIALECTS[request.url.path], client, body)
-            del body  # of megabytes perhaps, while the call waits
+            del body  # it may have megabytes, and the call may wait long
             if exchange.stream:
                 return await self._answer_stream(request, client.session, exchange)
             call = self._complete(client.session, exchange)
@@ -241,7 +245,7 @@ class Endpoint:
             return await _answer_error(request, error)
 
     async def _receive(self, request: Request) -> tuple[_Client, bytes]:
-        """Who asks, and the body."""
+        """Returns the client of a request, and the body."""
         most, body_s = self._limits.request_bytes, self._limits.body_s
         try:
             return self._client(request), await read_body(request, most=most, body_s=body_s)
@@ -271,7 +275,7 @@ class Endpoint:
     async def _complete(
         self, session: Session, exchange: Exchange, on_text: Callable[[str], None] | None = None
     ) -> Completion:
-        async with ended(session.complete(exchange.call, on_text)) as task:
+        async with task_of(session.complete(exchange.call, on_text)) as task:
             self._calls.add(task)
             task.add_done_callback(self._calls.discard)
             await asyncio.wait({task})
@@ -283,7 +287,7 @@ class Endpoint:
         self, request: Request, session: Session, exchange: Exchange
     ) -> Response:
         events = self._events(session, exchange)
-        # A refusal before the first event has a status of its own.
+        # A refusal before the first event is sent with its own status.
         first = await until_gone(request.receive, anext(events))
 
         return EventStream(first, events, lambda error: exchange.fail(_as_refusal(error)))
@@ -292,7 +296,7 @@ class Endpoint:
         pieces: asyncio.Queue[str | None] = asyncio.Queue()
         splitter = ContentSplitter(self._tool_format if exchange.call.tools else NO_CALLS)
         started = False
-        async with ended(self._complete(session, exchange, pieces.put_nowait)) as task:
+        async with task_of(self._complete(session, exchange, pieces.put_nowait)) as task:
             task.add_done_callback(lambda _: pieces.put_nowait(None))
             while (piece := await pieces.get()) is not None:
                 for event in () if started else exchange.begin():
@@ -332,7 +336,7 @@ class Endpoint:
         return JSONResponse(self._describe_model())
 
     def _describe_model(self) -> dict[str, Any]:
-        """A model in OpenAI's and Anthropic's form at once; their fields do not collide."""
+        """The model in OpenAI's and Anthropic's form together; their fields do not collide."""
         return {
             "id": self._model,
             "object": "model",
@@ -344,25 +348,8 @@ class Endpoint:
         }
 
 
-class StrictProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1, but for a client that breaks it when it already has its answer.
-
-    uvicorn then writes a second answer, which h11 refuses with an exception for the log; here the
-    connection is closed.
-    """
-
-    def send_400_response(self, msg: str) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True  # what would still be sent is for nobody
-            self.cycle.message_event.set()
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            super().send_400_response(msg)
-        else:
-            self.transport.close()
-
-
 def _as_refusal(error: Exception) -> CallRefused:
-    """The reply to a client for an error; one that is not its own is logged in full."""
+    """Converts an error to a refusal; an error that is not the client's is logged in full."""
     if isinstance(error, CallRefused):
         return error
     _log.error("a call failed", exc_info=error)

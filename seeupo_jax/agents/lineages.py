@@ -1,9 +1,9 @@
-"""Which of an episode's calls continue one another: from histories as clients send them to tokens.
+"""Lineages of an episode's calls: converts histories that clients send to tokens.
 
-A call whose messages begin with an earlier call's and our answer to it continues that turn token by
-token: what was sampled is never tokenised again. If nothing else has continued that turn yet, both
-lie in one lineage. All else, such as a branch, a rewritten or compacted history or a call of a
-sub-agent, begins a lineage of its own, in which what came before is context.
+A call whose messages start with an earlier call's messages and its answer continues that turn token
+by token: sampled tokens are never tokenised again. The first call that continues a turn is in the
+same lineage. Every other call (a branch, a rewritten or compacted history, a sub-agent) starts a
+new lineage, in which the messages before it are context.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ from seeupo_jax.agents.calls import CallRefused, HistoryMessage, ModelCall
 from seeupo_jax.agents.sampled_text import longest_token, text_with_mark
 from seeupo_jax.agents.tool_format import ToolFormat, as_function, lists_tools, template_writes
 from seeupo_jax.envs.base import Message, Tool
-from seeupo_jax.envs.tools.thoughts import thought_tags
+from seeupo_jax.envs.thoughts import thought_tags
 from seeupo_jax.policy.files.messages import TaggedText
-from seeupo_jax.policy.files.tokenizer import Conversation, Tokenizer, Transcript
+from seeupo_jax.policy.files.tokenizer import TokenizedConversation, Tokenizer, Transcript
 from seeupo_jax.rewards.finished_episode import HISTORY
 from seeupo_jax.types import CONTEXT, Segment
 
 _SLACK = 4  # a tokenizer may normalise a text to a shorter one
 
-_KEPT_EVERY = 16  # turns in a row of which one keeps its conversation for branches
+_KEPT_EVERY = 16  # one in this many consecutive turns keeps its conversation for branches
 
 
 @dataclass(eq=False)
 class ReadCall:
-    """A call as the model would read it.
+    """A call as the model reads it.
 
-    tools: its tools. digest: of these and all of its messages.
-    parent: the turn that it continues. depth: turns before it, parent by parent.
-    messages, new: since the parent, as the tokenizer and as people read them, calls as text.
-    kept: its conversation, where it is not forgotten.
+    tools: its tools. digest: of these and all its messages.
+    parent: the turn that it continues. depth: number of its ancestors.
+    messages, new: the messages since the parent, in the tokenizer's form, and as text with calls
+      written out.
+    kept: its conversation, if it is cached.
     """
 
     tools: tuple[Tool, ...]
@@ -48,14 +49,14 @@ class ReadCall:
     depth: int
     messages: Sequence[Message]
     new: tuple[Message, ...]
-    kept: Conversation | None
+    kept: TokenizedConversation | None
 
     @property
-    def conversation(self) -> Conversation:
-        """Up to the action; one that is forgotten is made anew from the nearest that is not."""
+    def conversation(self) -> TokenizedConversation:
+        """The tokens up to the action; rebuilt from the nearest cached ancestor if necessary."""
         read, later = self, list[ReadCall]()
         while read.kept is None:
-            assert read.parent is not None  # those without are kept
+            assert read.parent is not None  # a conversation without a parent is always kept
             later.append(read)
             read = read.parent.read
         conversation = read.kept
@@ -65,17 +66,17 @@ class ReadCall:
         return conversation
 
     def forget(self) -> None:
-        """Drops the conversation: all of an episode would grow with the square of its turns."""
+        """Drops the conversation: keeping all would need memory quadratic in the turns."""
         if self.depth % _KEPT_EVERY:
             self.kept = None
 
 
 @dataclass(eq=False)
 class LineageTurn:
-    """A turn that was begun.
+    """A turn, open or answered.
 
-    number: of turns in the order in which they were begun, cancelled ones included.
-    lineage: turns of one are sampled one after the other, each after all tokens of those before.
+    number: its index in the order in which turns began, including cancelled ones.
+    lineage: turns of a lineage are sampled one after another, each after all earlier tokens.
     """
 
     read: ReadCall
@@ -89,39 +90,39 @@ class Lineages:
     """The turns of one episode.
 
     Args:
-      tool_format: in which calls are written.
+      tool_format: the format in which calls are written.
     """
 
     def __init__(self, tokenizer: Tokenizer, tool_format: ToolFormat):
         self._tokenizer, self._format = tokenizer, tool_format
-        self._turns: list[LineageTurn] = []  # that are open or answered
+        self._turns: list[LineageTurn] = []  # open or answered
         self._tips: dict[int, LineageTurn] = {}  # the last turn of each lineage
-        self._ends = defaultdict[bytes, list[LineageTurn]](list)  # by what continues them
-        self._transcripts = defaultdict[int, Transcript](Transcript)  # of lineages, so far
-        self._listed: dict[str, tuple[Tool, ...]] = {}  # lists of tools, once each
+        self._ends = defaultdict[bytes, list[LineageTurn]](list)  # by the digest with the answer
+        self._transcripts = defaultdict[int, Transcript](Transcript)  # by lineage
+        self._listed: dict[str, tuple[Tool, ...]] = {}  # each list of tools once, by its JSON
         self._started = self._lineages = 0
-        self.tools: dict[str, Tool] = {}  # that were shown in any call, by name
+        self.tools: dict[str, Tool] = {}  # the tools of all calls, by name
 
     @property
     def turns(self) -> int:
-        """How many were begun and not cancelled."""
+        """The number of turns that were begun and not cancelled."""
         return len(self._turns)
 
     @property
     def count(self) -> int:
-        """How many conversations side by side the turns make."""
+        """The number of lineages of the turns."""
         return len({turn.lineage for turn in self._turns})
 
     @property
     def cancelled(self) -> int:
-        """How many were."""
+        """The number of cancelled turns."""
         return self._started - len(self._turns)
 
     def read(self, call: ModelCall) -> ReadCall:
-        """The turn that a call would continue, and its tokens; changes nothing.
+        """Finds the turn that a call would continue, and its tokens; changes no state.
 
         Raises:
-          ValueError: messages that the tokenizer refuses.
+          ValueError: the tokenizer rejects the messages.
         """
         digests = list(history_digests(call.messages, call.tools))
         tools = self._listed.setdefault(json.dumps(call.tools), call.tools)
@@ -132,13 +133,13 @@ class Lineages:
             depth, conversation = 0, self._tokenizer.begin(read, tools)
         else:
             depth, before = parent.read.depth + 1, parent.read.conversation
-            parent.read.kept = before  # it may be continued once more
+            parent.read.kept = before  # it may be continued again
             conversation = before.extend(parent.action, read)
         shown = tuple(map(self._message, new))
         return ReadCall(tools, digests[-1], parent, depth, read, shown, conversation)
 
     def begin(self, read: ReadCall) -> LineageTurn:
-        """The open turn of a call that was just read."""
+        """Begins the turn of a call that was just read."""
         parent = read.parent
         if parent is not None and self._tips[parent.lineage] is parent:
             lineage = parent.lineage
@@ -159,10 +160,10 @@ class Lineages:
         answer: HistoryMessage,
         expert_LG: np.ndarray | None = None,
     ) -> None:
-        """Takes what was sampled in an open turn, and what the client received of it.
+        """Records the tokens sampled in an open turn, and the answer that the client received.
 
         Args:
-          expert_LG: as of `Transcript.act`.
+          expert_LG: as in `Transcript.act`.
         """
         transcript, parent = self._transcripts[turn.lineage], turn.read.parent
         transcript.read(turn.read.conversation.tokens)
@@ -173,7 +174,7 @@ class Lineages:
             parent.read.forget()
 
     def cancel(self, turn: LineageTurn) -> None:
-        """Forgets an open turn; the turn that it continued can be continued once more."""
+        """Removes an open turn; the turn that it continued can be continued again."""
         self._turns.remove(turn)
         parent = turn.read.parent
         if parent is not None and parent.lineage == turn.lineage:
@@ -182,7 +183,7 @@ class Lineages:
             del self._tips[turn.lineage]
 
     def segments(self) -> tuple[Segment, ...]:
-        """Segments of all lineages; turns that were answered have dense numbers, in order."""
+        """The segments of all lineages; answered turns are numbered consecutively, in order."""
         dense_T = np.full(self._started, CONTEXT, np.int32)
         for number, turn in enumerate(self._answered()):
             dense_T[turn.number] = number
@@ -194,7 +195,7 @@ class Lineages:
         return segments or Transcript().segments()
 
     def messages(self) -> list[Message]:
-        """What each turn newly read, and its action; those that were answered, in their order."""
+        """The new messages and the action of each answered turn, in order."""
         messages: list[Message] = []
         for turn in self._answered():
             mark = self._format.mark if turn.read.tools else ""
@@ -206,9 +207,9 @@ class Lineages:
         return [turn for turn in self._turns if turn.answered]
 
     def _continued(self, digests: Sequence[bytes]) -> tuple[LineageTurn | None, int]:
-        """The turn that a history continues, and how many of its messages that has with its answer.
+        """Returns the turn that a history continues, and the number of messages up to its answer.
 
-        It is the one with most messages, best a lineage's last.
+        The turn with the most messages is chosen, preferably the last of a lineage.
         """
         for count in range(len(digests) - 1, 0, -1):
             turns = self._ends.get(digests[count], ())
@@ -218,7 +219,7 @@ class Lineages:
         return None, 0
 
     def _message(self, message: HistoryMessage) -> Message:
-        """A message as people read it."""
+        """A message as text, for trajectories."""
         sent = {HISTORY: "sent"} if message.role == "assistant" else {}
         return {"role": message.role, "content": _written(message, self._format), **sent}
 
@@ -228,10 +229,10 @@ def _renumber(turn_L: np.ndarray, number_T: np.ndarray) -> np.ndarray:
 
 
 def check_length(call: ModelCall, tokenizer: Tokenizer, max_context: int) -> None:
-    """Refuses what is too long by far before it is tokenised, which all others wait for.
+    """Refuses far too long calls before they are tokenised, which would block all other calls.
 
     Raises:
-      CallRefused: no text of so many characters fits into the context.
+      CallRefused: no text with so many characters fits into the context.
     """
     longest = longest_token(tokenizer)
     if longest is None:
@@ -251,7 +252,7 @@ def check_length(call: ModelCall, tokenizer: Tokenizer, max_context: int) -> Non
 
 
 def _characters(message: HistoryMessage) -> int:
-    """Of its content, and of its calls as JSON."""
+    """The number of characters of a message's content and of its calls as JSON."""
     calls = [[call.name, call.arguments, call.positional] for call in message.calls]
     written = json.dumps(calls, ensure_ascii=False) if calls else ""
     return len(message.content) + len(written)
@@ -260,12 +261,13 @@ def _characters(message: HistoryMessage) -> int:
 def as_read(
     message: HistoryMessage, tokenizer: Tokenizer, tool_format: ToolFormat
 ) -> dict[str, Any]:
-    """A client's message as a tokenizer reads it.
+    """Converts a client's message to the tokenizer's form.
 
-    Calls are left to the chat template where it writes them in the tool format; else they are text.
+    The chat template writes the calls if it writes them in the tool format; otherwise they become
+    text.
 
     Raises:
-      ValueError: half a character, which JSON may hold.
+      ValueError: it contains a lone surrogate, which JSON allows.
     """
     written = _written(message, tool_format)
     written.encode()
@@ -274,7 +276,7 @@ def as_read(
     thoughts = thought_tags(message.content)
     if message.calls and template_writes(tokenizer, tool_format):
         calls = [as_function(call) for call in message.calls]
-        json.dumps(calls, ensure_ascii=False).encode()  # as templates write them
+        json.dumps(calls, ensure_ascii=False).encode()  # the form in templates
         content = TaggedText(message.content, thoughts)
         return {"role": message.role, "content": content, "tool_calls": calls}
     tags = tool_format.tags(written, len(message.content)) if message.calls else ()
@@ -289,13 +291,13 @@ def _written(message: HistoryMessage, tool_format: ToolFormat) -> str:
 
 
 def plain_text(message: HistoryMessage) -> str:
-    """What makes two messages the same: clients write white space and JSON anew."""
+    """A normal form of a message: clients may change white space and the form of JSON."""
     calls = [[call.name, call.arguments, call.positional] for call in message.calls]
     return canonical_json([message.role, message.content.strip(), calls])
 
 
 def history_digests(messages: Sequence[HistoryMessage], tools: Sequence[Tool]) -> Iterator[bytes]:
-    """Digests of the first 0, 1, 2, ... messages with these tools."""
+    """Yields the digests of the first 0, 1, 2, ... messages with these tools."""
     digest = hashlib.sha256(canonical_json(tools).encode()).digest()
     yield digest
     for message in messages:
@@ -304,17 +306,17 @@ def history_digests(messages: Sequence[HistoryMessage], tools: Sequence[Tool]) -
 
 
 def extended(digest: bytes, message: HistoryMessage) -> bytes:
-    """The digest of a history with one more message."""
+    """The digest of a history that is extended by one message."""
     return hashlib.sha256(digest + plain_text(message).encode()).digest()
 
 
 def canonical_json(value: Any) -> str:
-    """The same text for values that mean the same to JSON's readers."""
+    """JSON text that is the same for equivalent values."""
     return json.dumps(_canonical(value), sort_keys=True)
 
 
 def _canonical(value: Any) -> Any:
-    """JSON in which 1 and 1.0 are the same, which not all languages tell apart."""
+    """Makes 1 and 1.0 the same, since not all languages distinguish them."""
     if isinstance(value, Mapping):
         return {str(key): _canonical(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,14 +1,15 @@
-"""An engine whose policy is run by a server (vLLM, sglang, sglang-jax): for evaluation.
+"""An engine whose policy runs on a server (vLLM, sglang, sglang-jax), for evaluation.
 
-Contexts and actions are token ids in both directions; nothing is tokenised again. Servers differ:
+Contexts and actions are token ids in both directions, so tokens are never re-tokenised. Servers
+differ:
 
-- Log-probabilities. vLLM returns those before temperature, top-k and top-p, unless it was started
-  with `--logprobs-mode processed_logprobs`; sglang and sglang-jax those after temperature and
-  before top-k and top-p. An end token that a server names without its log-probability has NaN.
+- Log-probabilities. vLLM returns them before temperature, top-k and top-p, unless it was started
+  with `--logprobs-mode processed_logprobs`; sglang and sglang-jax after temperature and before
+  top-k and top-p. An end token that a server returns without its log-probability has NaN.
 - Seeds. vLLM samples every request from its seed, but rejects seeds on TPU (`seeded=False`);
   sglang uses them with `--enable-deterministic-inference`, sglang-jax with
   `--enable-deterministic-sampling`.
-- The model's own end tokens end an action too, whether or not they are among `end_ids`.
+- The model's own end tokens also end an action, even if they are not among `end_ids`.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from typing import Any, TypeVar
 
 import urllib3
 
-from seeupo_jax.agents.server_dialects import DIALECTS, Dialect, complete
+from seeupo_jax.agents.server_dialects import DIALECTS, ServerDialect, complete
 from seeupo_jax.configuration.user_code import listed
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.sampling import Sampling
 
-TRIAL_TOKENS = 16  # at most, of the request that tries a server
+TRIAL_TOKENS = 16  # limit of the request that tests a server
 STEP_S = 0.02  # seconds that a step waits for an action; environments may answer meanwhile
 SHOWN = 300  # characters of a reply that an error quotes
 
@@ -38,7 +39,7 @@ Read = TypeVar("Read")
 
 
 class _TryAgain(Exception):
-    """A failed request that may be repeated; the text says why."""
+    """A request failed and may be repeated; the text is the reason."""
 
 
 def request_seed(seed: int, iteration: int, task: int, member: int, turn: int) -> int:
@@ -50,27 +51,27 @@ def request_seed(seed: int, iteration: int, task: int, member: int, turn: int) -
 class OpenAIServer:
     """Samples actions on a server; an `Engine` for one process, which has all conversations.
 
-    Its key is the environment variable OPENAI_API_KEY, if set.
+    The key is the environment variable OPENAI_API_KEY, if set.
 
     Args:
-      url: with or without the `/v1` at the end.
-      model: the served name; None: the only one that the server lists.
-      concurrency: concurrent requests, and open conversations.
-      max_context: tokens of a conversation, at most what the server allows.
-      timeout_s: seconds without an answer after which a request has failed.
+      url: with or without `/v1` at the end.
+      model: the served name; None: the only model that the server lists.
+      concurrency: number of concurrent requests and open conversations.
+      max_context: tokens of a conversation, at most the server's limit.
+      timeout_s: a request fails after this many seconds without an answer.
       retries: of a request that failed temporarily (no connection, no answer in time, status 408,
-        429 or 5xx, an unreadable reply); then its action is a failure.
-      retry_wait_s: before the first retry, in seconds; doubles with each.
-      dialect: `vllm`, `sglang`, or `auto`: by the owner that the server names.
+        429 or 5xx, an invalid reply); after them its action is a failure.
+      retry_wait_s: seconds before the first retry, doubled for each further one.
+      dialect: `vllm`, `sglang`, or `auto`: by the owner that the server reports.
       seeded: send a seed with each request.
-      prompt: what the trial request continues; empty: an end token.
+      prompt: the context of the trial request; empty: an end token.
 
     Attributes:
-      trial: tokens and log-probabilities of the trial, the likeliest token each, at temperature 1.
+      trial: tokens and log-probabilities of the trial, sampled greedily at temperature 1.
 
     Raises:
-      ValueError: the server does not answer, serves other models or shorter contexts, or returns no
-        token ids with log-probabilities, as the trial shows.
+      ValueError: the server does not answer, does not serve the model or the context length, or the
+        trial returns no token ids with log-probabilities.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class OpenAIServer:
     def begin(
         self, params: Any, *, seed: int, iteration: int, temperature: float | None = None
     ) -> None:
-        """Starts a collection; parameters are ignored, the server has its own."""
+        """Starts a collection; parameters are ignored, since the server has its own."""
         for future in self._pending:
             future.cancel()
         self._pending = {}
@@ -124,7 +125,7 @@ class OpenAIServer:
             self._current_sampling = self._sampling._replace(temperature=temperature)
 
     def owns(self, group: int) -> bool:
-        """Every group: only one process uses a server."""
+        """Always true: only one process uses a server."""
         return True
 
     def fits(self, context: Sequence[int]) -> bool:
@@ -137,11 +138,11 @@ class OpenAIServer:
         self._pending[future] = turn
 
     def step(self, unfinished: bool, stop: bool = False) -> list[Action] | None:
-        """The actions that have arrived; waits `STEP_S` for one if any is pending.
+        """Returns the actions that have arrived; waits up to `STEP_S` if any is pending.
 
         Raises:
           ValueError: the server rejects a request.
-          Stopped: with `stop`.
+          Stopped: `stop` is set.
         """
         if stop:
             raise Stopped
@@ -155,7 +156,7 @@ class OpenAIServer:
         return [action for action, _ in answers]
 
     def cancel(self, key: int) -> None:
-        """Drops a turn; what the server works on stays busy until it answers (`server_dropped`)."""
+        """Drops a turn; the server still completes a running request (`server_dropped`)."""
         for future in [future for future, turn in self._pending.items() if turn.key == key]:
             del self._pending[future]
             self._counts["server_dropped"] += not future.cancel()
@@ -170,15 +171,15 @@ class OpenAIServer:
 
     @property
     def poll_interval_s(self) -> float | None:
-        """None: without a pending action a step does no work."""
+        """None: a step without pending actions does no work."""
         return None
 
     def usage(self) -> Mapping[str, int]:
-        """Counts of repeated requests, failed actions and dropped answers."""
+        """The numbers of repeated requests, failed actions and dropped answers."""
         return self._counts
 
     def seconds(self) -> Mapping[str, float]:
-        """Empty: the server does not say what its devices did."""
+        """Empty: the server does not report device times."""
         return {}
 
     def close(self) -> None:
@@ -189,8 +190,8 @@ class OpenAIServer:
 
     def _choose_dialect(
         self, dialect: str, prompt: Sequence[int]
-    ) -> tuple[Dialect, tuple[list[int], list[float]]]:
-        """The dialect, and what a trial request gave."""
+    ) -> tuple[ServerDialect, tuple[list[int], list[float]]]:
+        """Chooses the dialect; returns it with the result of a trial request."""
         card = self._card()
         if dialect == "auto":
             dialect = "sglang" if card.get("owned_by") == "sglang" else "vllm"
@@ -212,7 +213,7 @@ class OpenAIServer:
         return candidate, trial
 
     def _card(self) -> Mapping[str, Any]:
-        """The server's description of the model."""
+        """Returns the server's description of the model."""
         try:
             cards, _ = self._ask("GET", "/v1/models", None, _read_models)
         except _TryAgain as error:
@@ -236,7 +237,7 @@ class OpenAIServer:
     def _sample(
         self, turn: Turn, numbers: tuple[int, int], sampling: Sampling
     ) -> tuple[Action, int]:
-        """A turn's action, and the number of retries."""
+        """Samples a turn's action; returns it with the number of retries."""
         seed = request_seed(*numbers, turn.task, turn.member, turn.turn)
         if turn.limit is not None:
             sampling = sampling._replace(max_tokens=min(turn.limit, sampling.max_tokens))
@@ -247,9 +248,9 @@ class OpenAIServer:
         return Action(turn.key, *sampled), retries
 
     def _act(
-        self, dialect: Dialect, context: Sequence[int], sampling: Sampling, seed: int
+        self, dialect: ServerDialect, context: Sequence[int], sampling: Sampling, seed: int
     ) -> tuple[tuple[list[int], list[float]], int]:
-        """An action's tokens and log-probabilities, and the number of retries."""
+        """Requests an action; returns its tokens and log-probabilities, and the retries."""
         body = dialect.body(self.model, context, sampling, seed if self._seeded else None)
         return self._ask(
             "POST", dialect.path, body, lambda reply: complete(dialect.read(reply), sampling)
@@ -258,7 +259,7 @@ class OpenAIServer:
     def _ask(
         self, method: str, path: str, body: Any, read: Callable[[Any], Read]
     ) -> tuple[Read, int]:
-        """What `read` makes of the reply, and the number of retries."""
+        """Sends a request; returns its reply, parsed by `read`, and the number of retries."""
         number = 0
         while True:
             try:
@@ -287,7 +288,7 @@ class OpenAIServer:
 
 
 def _cut_at_stop(turn: Turn, action: Action) -> Action:
-    """An action as far as its turn's listener, which is given all of it, keeps it."""
+    """Truncates an action where its turn's listener ends it."""
     count = None if turn.listen is None or action.failure else turn.listen(action.tokens)
     return Action(action.key, action.tokens[:count], action.logp[:count], action.failure)
 
@@ -297,7 +298,7 @@ def _read_models(reply: Any) -> dict[str, Mapping[str, Any]]:
 
 
 def _error_text(body: bytes) -> str:
-    """The message of an error reply, or the beginning of its body."""
+    """Returns the message of an error reply, or the beginning of its body."""
     text = body.decode(errors="replace")
     try:
         reply = json.loads(text)

@@ -1,4 +1,4 @@
-"""The order desk, played by a loop of its own on the OpenAI SDK: an agent to train, and to copy."""
+"""An agent for the order desk with its own loop on the OpenAI SDK: an example to train or copy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from seeupo_jax.envs.tool_calls import render_hermes
 
 
 async def play(task: AgentTask, client: Any) -> AgentResult:
-    """Asks for tool calls until the case is closed; the desk carries them out and pays.
+    """Requests tool calls until the episode ends; the desk executes them and gives rewards.
 
     Args:
       client: an `openai.AsyncOpenAI`.
@@ -32,7 +32,7 @@ async def play(task: AgentTask, client: Any) -> AgentResult:
         step = desk.step(text)
         done, reward = step.done, reward + step.reward
         messages.append(answer)
-        # Each call needs a result; a text in which none could be read is answered without an id.
+        # Each call needs a result; a text without a valid call is answered without an id.
         named = [{"tool_call_id": call.id} for call in answer.tool_calls or ()] or [{}]
         messages += [{**each, **name} for each in step.observation for name in named]
     return AgentResult(reward, desk.score(), info=step.info)

@@ -1,4 +1,4 @@
-"""An action in the making as text for a client: whole characters, cut at a stop string."""
+"""A growing action as text for a client: whole characters, truncated at a stop string."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy.files.vocabulary import CONTROL
 from seeupo_jax.rollout.engine.protocol import Action
 
-_UNFINISHED = "\ufffd"  # what a tokenizer writes for bytes that are no character yet
+_UNFINISHED = "\ufffd"  # a tokenizer's text for bytes that are not yet a character
 
 
 class SampledText:
-    """Follows an action; `listen` is what `Turn.listen` takes.
+    """Follows an action while it is sampled; `listen` has the form of `Turn.listen`.
 
     Args:
-      stop: texts before which the message ends; none of them empty.
-      on_text: as in `Session.complete`, in the thread that calls.
-      tool_format: in which calls are read.
+      stop: non-empty stop strings; the message ends before them.
+      on_text: as in `Session.complete`, called in the caller's thread.
+      tool_format: the format in which calls are parsed.
     """
 
     def __init__(
@@ -36,16 +36,19 @@ class SampledText:
         self._growing = GrowingText(self._text)
         self._read = 0  # tokens
         self._given = 0  # characters
-        # Tokens and characters up to a stop string, and which it is.
+        # Tokens and characters up to a stop string, and the stop string.
         self._end: tuple[int, int, str] | None = None
 
     @property
     def listens(self) -> bool:
-        """Whether it needs the tokens before the action is over."""
+        """Whether it needs tokens before the action is complete."""
         return bool(self._stop) or self._on_text is not None
 
     def listen(self, tokens: Sequence[int]) -> int | None:
-        """Takes an action's tokens so far; how many of them end it, once a stop string is there."""
+        """Reads an action's tokens so far.
+
+        Returns: the number of tokens of the ended action, once there is a stop string; else None.
+        """
         if self._end is None:
             text = self._growing.text(tokens)
             if self._place(text) is not None:
@@ -65,7 +68,7 @@ class SampledText:
         prompt_tokens: int,
         cached_tokens: int = 0,
     ) -> Completion:
-        """The message of an action that is over; the rest of its text is given to `on_text`.
+        """Returns the message of a complete action; `on_text` receives the rest of its text.
 
         Args:
           prompt_tokens, cached_tokens: as in `Completion`.
@@ -95,18 +98,18 @@ class SampledText:
         return text_with_mark(self._tokenizer, tokens, self._format.mark)
 
     def _give(self, text: str) -> None:
-        """Passes on what is new of the text so far."""
+        """Passes the new part of the text to `on_text`."""
         new, self._given = text[self._given :], max(self._given, len(text))
         if new and self._on_text is not None:
             self._on_text(new)
 
     def _place(self, text: str) -> tuple[int, str] | None:
-        """Where the first stop string begins, and which it is."""
+        """The position of the first stop string, and the stop string."""
         places = [(place, stop) for stop in self._stop if (place := text.find(stop)) >= 0]
         return min(places, default=None)
 
     def _first_end(self, tokens: Sequence[int]) -> tuple[int, int, str]:
-        """The fewest tokens whose text has a stop string, the characters before it, and which."""
+        """The fewest tokens whose text has a stop string, its position, and the stop string."""
         low, high = self._read + 1, len(tokens)
         while low < high:
             middle = (low + high) // 2
@@ -115,11 +118,11 @@ class SampledText:
             else:
                 high = middle
         place = self._place(self._growing.text(tokens[:high]))
-        assert place is not None, "a text has a stop string that its tokens have not"
+        assert place is not None, "a text has a stop string that its tokens do not have"
         return high, *place
 
     def _unsure(self, text: str) -> int:
-        """Characters at the end that may still change, or become a stop string."""
+        """The number of characters at the end that may change or become a stop string."""
         certain = text.rstrip(_UNFINISHED)
         prefixes = (
             size
@@ -131,14 +134,14 @@ class SampledText:
 
 
 class GrowingText:
-    """Decodes an action that grows: at each call the last few tokens, not all of them again.
+    """Decodes a growing action incrementally: only the last few tokens at each call.
 
-    What is decoded begins a whole character before the new tokens, since a decoder may drop the
-    first space of a text. Where bytes that are no text follow, Llama 2's decoder also takes back
-    the characters before them; what has been decoded here stays.
+    The decoded tokens start at least one character before the new tokens, since a decoder may drop
+    the first space of a text. If invalid bytes follow, Llama 2's decoder also withdraws characters
+    before them; text that was already decoded here is kept.
 
     Args:
-      decode: the text of tokens; U+FFFD stands for bytes that are no character yet.
+      decode: the text of tokens; U+FFFD stands for bytes that are not yet a character.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]):
@@ -147,18 +150,18 @@ class GrowingText:
         self._first = self._decoded = 0
 
     def text(self, tokens: Sequence[int]) -> str:
-        """The text of an action's tokens so far, no fewer than were fixed."""
+        """The text of an action's tokens so far, which include the fixed ones."""
         fixed = self._decode(tokens[self._first : self._decoded])
         return self._fixed + self._decode(tokens[self._first :])[len(fixed) :]
 
     def fix(self, tokens: Sequence[int], text: str) -> None:
-        """Fixes their text, if it ends with a whole character: they are not decoded again."""
+        """Fixes the text of tokens if it ends with a whole character; it is not decoded again."""
         if len(text) > len(self._fixed) and not text.endswith(_UNFINISHED):
             self._fixed, self._first, self._decoded = text, self._decoded, len(tokens)
 
 
 def text_with_mark(tokenizer: Tokenizer, tokens: Sequence[int], mark: str) -> str:
-    """The text of an action in which a mark stands also where it is a control token."""
+    """The text of an action, with a mark also where it is a control token."""
     control = _control_token(tokenizer, mark) if mark else None
     if control is None:
         return tokenizer.text(tokens)
@@ -169,18 +172,18 @@ def text_with_mark(tokenizer: Tokenizer, tokens: Sequence[int], mark: str) -> st
 
 
 def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
-    """The text of a token by itself, which may be part of a character; a control token's name."""
+    """The bytes of one token, possibly part of a character; for a control token its name."""
     table = _bytes_by_id(tokenizer)
     if table is None:
         return tokenizer.text([token]).encode()
-    # A model may have more tokens than its tokenizer (a padded head); those have no text.
+    # A model may have more tokens than its tokenizer (a padded head), which have no text.
     piece = table[token] if token < len(table) else b""
     return piece.removeprefix(CONTROL)
 
 
 @lru_cache(maxsize=1)
 def longest_token(tokenizer: Tokenizer) -> int | None:
-    """Bytes of the longest token's text; None where they are unknown."""
+    """The number of bytes of the longest token's text; None if unknown."""
     table = _bytes_by_id(tokenizer)
     return None if table is None else max(map(len, table))
 

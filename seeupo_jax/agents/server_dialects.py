@@ -1,4 +1,4 @@
-"""Requests for actions and their replies, as each kind of server (vLLM, sglang) has them."""
+"""The form of requests for actions and of replies, for each kind of server (vLLM, sglang)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from seeupo_jax.rollout.engine.sampling import Sampling
 
 
 class Reply(NamedTuple):
-    """A sampled action. stop: the token it stopped at, where the server names it."""
+    """A sampled action. stop: the token at which it stopped, if the server names it."""
 
     tokens: list[int]
     logp: list[float]
@@ -18,7 +18,7 @@ class Reply(NamedTuple):
     stop: Any
 
 
-class Dialect(NamedTuple):
+class ServerDialect(NamedTuple):
     """The requests and replies of a kind of server."""
 
     path: str
@@ -28,7 +28,7 @@ class Dialect(NamedTuple):
 
 
 def _common(sampling: Sampling) -> dict[str, Any]:
-    # Neutral values too: the defaults are those of the model's generation_config.json.
+    # Neutral values are sent too: the defaults come from the model's generation_config.json.
     return {
         "temperature": sampling.temperature,
         "top_k": -1 if sampling.top_k is None else sampling.top_k,
@@ -86,19 +86,19 @@ def _read_generate(reply: Any) -> Reply:
 
 
 # sglang's own endpoint returns token ids in every version; its /v1/completions only in the latest.
-DIALECTS: dict[str, Dialect] = {
-    "vllm": Dialect(
+DIALECTS: dict[str, ServerDialect] = {
+    "vllm": ServerDialect(
         "/v1/completions", _completions_body, _read_completions, "a server as vLLM >= 0.10.2"
     ),
-    "sglang": Dialect("/generate", _generate_body, _read_generate, "a server as sglang"),
+    "sglang": ServerDialect("/generate", _generate_body, _read_generate, "a server as sglang"),
 }
 
 
 def complete(reply: Reply, sampling: Sampling) -> tuple[list[int], list[float]]:
-    """An action's tokens, the end token included, and their log-probabilities.
+    """Returns an action's tokens, including the end token, and their log-probabilities.
 
     vLLM and sglang return the end token with its log-probability. Other servers only name it, or
-    return tokens behind it where they sample several per step.
+    return tokens after it if they sample several per step.
     """
     tokens, logp = list(map(int, reply.tokens)), list(map(float, reply.logp))
     if len(tokens) != len(logp) or reply.reason not in ("stop", "length"):

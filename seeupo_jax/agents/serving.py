@@ -1,4 +1,4 @@
-"""Answers the calls of an endpoint's clients by an engine, for as long as it is asked to."""
+"""Answers the calls of an endpoint's clients by an engine, until it is stopped."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from typing import NamedTuple
 
 from seeupo_jax.agents.agent_episode import WaitingCall
 from seeupo_jax.agents.calls import CallRefused, Completion, HistoryMessage, ModelCall
+from seeupo_jax.agents.conversation_cache import CachedConversation, ConversationCache
 from seeupo_jax.agents.lineages import as_read, check_length
-from seeupo_jax.agents.remembered import Answered, Remembered
 from seeupo_jax.agents.sampled_text import SampledText
 from seeupo_jax.agents.tool_format import NO_CALLS, ToolFormat
 from seeupo_jax.configuration.user_code import describe
-from seeupo_jax.policy.files.tokenizer import Conversation, Tokenizer
+from seeupo_jax.policy.files.tokenizer import TokenizedConversation, Tokenizer
 from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.slots import SlotEngine
 
 _LOGGER = logging.getLogger(__name__)
-# Of all conversations that are remembered: at 36 bytes in Python's lists at most 150 MB, and texts.
-REMEMBERED_TOKENS = 2**22
-_SHOWN, _NAMES = 80, 64  # characters of a field's name, and fields, that are counted by name
+# Tokens of all cached conversations: at 36 bytes in Python's lists at most 150 MB, plus texts.
+CACHE_TOKENS = 2**22
+_SHOWN, _NAMES = 80, 64  # characters of a field's name, and number of fields counted by name
 _SHUTTING_DOWN = "The server is shutting down; ask again later, or another one."
 
 
 class _Sampling(NamedTuple):
-    """A call whose turn the engine has."""
+    """A call whose turn is in the engine."""
 
     call: WaitingCall
-    conversation: Conversation
+    conversation: TokenizedConversation
     group: int
     sampled: SampledText
 
 
 class Serving:
-    """A `Session` without an end: every call is a conversation of its own, or continues one.
+    """A `Session` without an end: every call starts a conversation or continues one.
 
-    The thread that calls `run` drives the engine and sleeps while there is nothing to sample; all
-    other methods may be called in any thread.
+    The thread that calls `run` drives the engine and sleeps while no call is open; all other
+    methods may be called in any thread.
 
     Args:
-      engine: has begun with the policy to be served; its cache is kept from call to call.
+      engine: already started with the served policy; its cache is kept between calls.
       max_action_tokens: of an answer. max_context: tokens of a conversation.
-      remembered_tokens: as `Remembered` takes them.
+      cache_tokens: limit of `ConversationCache`.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class Serving:
         *,
         max_action_tokens: int,
         max_context: int,
-        remembered_tokens: int = REMEMBERED_TOKENS,
+        cache_tokens: int = CACHE_TOKENS,
     ):
         self._engine, self._tokenizer, self._format = engine, tokenizer, tool_format
         self._max_action_tokens, self._max_context = max_action_tokens, max_context
-        self._remembered = Remembered(remembered_tokens, engine.release)
+        self._cache = ConversationCache(cache_tokens, engine.release)
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._open: dict[int, _Sampling] = {}
         self._over = False
@@ -78,7 +78,7 @@ class Serving:
         loop = asyncio.get_running_loop()
         waiting = WaitingCall(next(self._keys), call, loop, loop.create_future(), on_text)
         self._inbox.put(functools.partial(self._begin, waiting))
-        if self._over:  # asked after the call is in the inbox, which `run` empties at its end
+        if self._over:  # checked after `put`, since `run` empties the inbox at its end
             raise CallRefused(_SHUTTING_DOWN, status=503, code="shutting_down")
         try:
             return await waiting.answer
@@ -87,7 +87,7 @@ class Serving:
             raise
 
     def ignored(self, param: str) -> None:
-        """As `Session.ignored`; warns once per field, whichever element of a list it is in."""
+        """As `Session.ignored`; warns once per field, regardless of indices of lists."""
         name = re.sub(r"\[\d+\]", "[]", param)
         name = f"ignored {name[:_SHOWN]!r}"
         if name not in self.counts and len(self.counts) >= _NAMES:
@@ -98,15 +98,15 @@ class Serving:
 
     @property
     def waiting(self) -> int:
-        """Messages of clients that `run` has not taken yet."""
+        """The number of messages from clients that `run` has not processed."""
         return self._inbox.qsize()
 
     def stop(self) -> None:
-        """Lets `run` return; a signal's handler may call it."""
+        """Makes `run` return; a signal handler may call it."""
         self._inbox.put(None)
 
     def run(self) -> None:
-        """Answers calls until `stop`, then refuses those that are open and all that come later."""
+        """Answers calls until `stop`, then refuses open and later calls."""
         try:
             while self._take():
                 for action in (self._engine.step(True) or ()) if self._open else ():
@@ -119,7 +119,7 @@ class Serving:
             self._take()
 
     def _take(self) -> bool:
-        """Takes what clients want, and waits for it while nothing is open; whether to go on."""
+        """Processes the messages of clients; waits for one if no call is open. False: stop."""
         waits = not self._open and not self._over
         while True:
             try:
@@ -141,7 +141,7 @@ class Serving:
         except CallRefused as refusal:
             self.counts["refused"] += 1
             return call.settle(refusal)
-        except Exception as error:  # a chat template may raise anything about what it cannot write
+        except Exception as error:  # a chat template may raise anything
             sentence = f"messages: the chat template refuses them: {describe(error)}"
             return self._refuse(call, sentence, code="invalid_messages", param="messages")
         context = conversation.tokens
@@ -169,23 +169,23 @@ class Serving:
                 group=group,
                 task=call.key % 2**32,  # so that no two calls draw the same random numbers
                 member=0,
-                turn=1,  # the engine prefers all others to those of number 0
+                turn=1,  # the engine gives turns with number 0 a lower priority
                 tools=call.call.tools,
                 limit=min(asked, self._max_action_tokens, room),
                 listen=sampled.listen if sampled.listens else None,
             )
         )
 
-    def _read(self, call: ModelCall) -> tuple[Conversation, int]:
-        """A call's conversation, what was sampled of it untouched; and its group of the engine."""
-        remembered = self._remembered.find(call.messages, call.tools)
-        new = call.messages if remembered is None else remembered.messages
+    def _read(self, call: ModelCall) -> tuple[TokenizedConversation, int]:
+        """Returns a call's conversation, with its sampled tokens unchanged, and its group."""
+        hit = self._cache.find(call.messages, call.tools)
+        new = call.messages if hit is None else hit.messages
         messages = [as_read(each, self._tokenizer, self._format) for each in new]
-        if remembered is not None:
-            answered = remembered.answered
+        if hit is not None:
+            answered = hit.answered
             return answered.conversation.extend(answered.action, messages), answered.group
         conversation = self._tokenizer.begin(messages, call.tools)
-        # Those with the same tools and instructions, on each shard in turn.
+        # One group for the same tools and instructions, on each shard in turn.
         opening = [m.content for m in itertools.takewhile(_instructs, call.messages)]
         shards = self._engine.plan.shards
         number = zlib.crc32(repr((call.tools, opening)).encode())
@@ -209,8 +209,8 @@ class Serving:
         prompt_tokens = len(conversation.tokens)
         done = sampled.complete(action, prompt_tokens=prompt_tokens, cached_tokens=action.cached)
         answer = HistoryMessage("assistant", done.content, done.calls)
-        answered = Answered(conversation, action.tokens, group)
-        self._remembered.add(action.key, [*call.call.messages, answer], call.call.tools, answered)
+        answered = CachedConversation(conversation, action.tokens, group)
+        self._cache.add(action.key, [*call.call.messages, answer], call.call.tools, answered)
         self.counts["answered"] += 1
         call.settle(done)
 

@@ -1,7 +1,7 @@
-"""How a model writes its tool calls: from sampled text to content and calls, and back.
+"""Formats of a model's tool calls: parses sampled text to content and calls, and writes them.
 
-A call that breaks its form is no call: the whole text stays content, for the agent to answer.
-Thoughts at the start are content too: `<think>...</think>`, or what the chat template has opened.
+A malformed call is no call: the whole text is content, which the agent answers. Thoughts at the
+start are content too: `<think>...</think>`, also if the chat template has written `<think>`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from functools import lru_cache
 
 from seeupo_jax.configuration.user_code import encodes
 from seeupo_jax.envs.base import CALL, CALL_END, PYTHON_TAG
+from seeupo_jax.envs.thoughts import thoughts_end
 from seeupo_jax.envs.tool_calls import (
     ToolCall,
     ToolCallError,
@@ -21,7 +22,6 @@ from seeupo_jax.envs.tool_calls import (
     parse_llama,
     render_hermes,
 )
-from seeupo_jax.envs.tools.thoughts import thoughts_end
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 
 Message = tuple[str, tuple[ToolCall, ...]]
@@ -29,13 +29,13 @@ Message = tuple[str, tuple[ToolCall, ...]]
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """A form of tool calls.
+    """A format of tool calls.
 
-    parse: a message's content and calls.
-    render: the text that `parse` reads as these.
-    shown: of a text's beginning, how many characters are content whatever follows.
-    tags: of a rendered text whose content has so many characters, where the tags of calls stand.
-    mark: what stands before calls, if texts of other forms have no such tag.
+    parse: parses a message's content and calls.
+    render: writes the text that `parse` parses to these.
+    shown: the number of characters of an incomplete text that are certainly content.
+    tags: the positions of the calls' tags in a rendered text, given the length of its content.
+    mark: the tag before calls, if other formats do not use it.
     """
 
     parse: Callable[[str], Message]
@@ -46,25 +46,25 @@ class ToolFormat:
 
 
 class ContentSplitter:
-    """Content of a text that arrives in pieces; what may become a tool call is held back."""
+    """The content of a text that arrives in pieces; a possible tool call is held back."""
 
     def __init__(self, tool_format: ToolFormat):
         self._shown_of = tool_format.shown
         self._text, self._shown = "", 0
 
     def feed(self, piece: str) -> str:
-        """Takes the next piece. Returns: further content; all of it begins the parsed content."""
+        """Adds the next piece. Returns further content, as a prefix of the parsed content."""
         self._text += piece
         begin, self._shown = self._shown, max(self._shown, self._shown_of(self._text))
         return self._text[begin : self._shown]
 
     def rest(self, content: str) -> str:
-        """What is left to show of the parsed content, at the end."""
+        """The rest of the parsed content, at the end."""
         return content[self._shown :]
 
 
 def choose_format(name: str) -> ToolFormat:
-    """A tool format by its name."""
+    """Returns a tool format by its name."""
     if name not in TOOL_FORMATS:
         raise ValueError(f"tool_format: got {name!r}; allowed: {', '.join(TOOL_FORMATS)}.")
     return TOOL_FORMATS[name]
@@ -72,18 +72,18 @@ def choose_format(name: str) -> ToolFormat:
 
 @lru_cache(maxsize=1)  # a process samples with one tokenizer, and reads it in one format
 def template_writes(tokenizer: Tokenizer, tool_format: ToolFormat) -> bool:
-    """Whether a tokenizer's chat template writes calls in a tool format, several and after text."""
+    """Whether a chat template writes calls in a tool format, also several and after text."""
     if not tokenizer.writes_calls:
         return False
     content, call = "content", ToolCall("name", {"argument": 1})
     functions = [as_function(call)] * 2
     message = {"role": "assistant", "content": content, "tool_calls": functions}
     try:
-        said = tokenizer.begin([{"role": "user", "content": "?"}], ()).say(message)
+        tokens = tokenizer.begin([{"role": "user", "content": "?"}], ()).say(message)
     except Exception:  # a template may raise anything
         return False
-    text = tokenizer.text(said)
-    answer = text[thoughts_end(text) :].lstrip()  # some headers open a thought, empty here
+    text = tokenizer.text(tokens)
+    answer = text[thoughts_end(text) :].lstrip()  # some headers open thoughts, here empty
     return tool_format.parse(answer) == (content, (call, call))
 
 
@@ -99,14 +99,14 @@ def lists_tools(tokenizer: Tokenizer) -> bool:
 
 
 def as_function(call: ToolCall) -> dict[str, object]:
-    """A call as chat templates read it."""
+    """A call in the form of chat templates."""
     return {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _message(text: str, outside: str, calls: tuple[ToolCall, ...]) -> Message:
-    """A text's content and calls; outside: the text without its calls."""
+    """Returns a text's content and calls; outside: the text without its calls."""
     named = [(call.name, call.arguments) for call in calls]
-    # Half a character is JSON but no UTF-8, and could not be sent.
+    # A lone surrogate is valid JSON but not UTF-8, and could not be sent.
     if not calls or not encodes(json.dumps(named, ensure_ascii=False)):
         return text, ()
     return outside.rstrip(), calls
@@ -136,7 +136,7 @@ def _hermes_tags(text: str, size: int) -> list[int]:
     return [size + match.start() for match in _RENDERED_TAG.finditer(text[size:])]
 
 
-# A rendered call is a line, whose JSON holds no closing tag.
+# A rendered call is one line, whose JSON contains no closing tag.
 _RENDERED_TAG = re.compile(f"^{CALL}|{CALL_END}", re.MULTILINE)
 
 
@@ -146,8 +146,8 @@ def _parse_llama(text: str) -> Message:
     except ToolCallError:
         return text, ()
     start = thoughts_end(text)
-    said = text[start:]
-    before = "" if said.lstrip().startswith("{") else said.partition(PYTHON_TAG)[0]
+    rest = text[start:]
+    before = "" if rest.lstrip().startswith("{") else rest.partition(PYTHON_TAG)[0]
     return _message(text, text[:start] + before, calls)
 
 
@@ -156,7 +156,7 @@ def _render_llama(content: str, calls: Sequence[ToolCall]) -> str:
         return content
     objects = [
         json.dumps({"name": call.name, "parameters": call.arguments}, ensure_ascii=False)
-        for call in calls  # letters as they are, as Llama's template has them
+        for call in calls  # letters are not escaped, as in Llama's template
     ]
     return content + (PYTHON_TAG if content else "") + "; ".join(objects)
 
@@ -173,7 +173,7 @@ def _shown_llama(text: str) -> int:
 
 
 def _text_before(text: str, mark: str, start: int) -> int:
-    """Where the text ends before the mark, its possible beginning, and white space before these."""
+    """The end of the text before the mark, or before its possible start, and white space."""
     end = text.find(mark, start)
     if end < 0:
         prefixes = (n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n], start))
@@ -185,5 +185,5 @@ TOOL_FORMATS = {
     "hermes": ToolFormat(_parse_hermes, _render_hermes, _shown_hermes, _hermes_tags),
     "llama": ToolFormat(_parse_llama, _render_llama, _shown_llama, _llama_tags, PYTHON_TAG),
 }
-# Of a call without tools, where a text is a text, whatever it looks like.
+# For a call without tools: any text is content.
 NO_CALLS = ToolFormat(lambda text: (text, ()), lambda content, calls: content, len)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from seeupo_jax.benchmarks import machine
-from seeupo_jax.benchmarks.settings import PACKED, RECIPE, Settings
+from seeupo_jax.benchmarks.settings import PACKED, RECIPE, BenchSettings
 from seeupo_jax.benchmarks.workloads import Workload
 from seeupo_jax.planning.flops import parameters
 from seeupo_jax.policy.architecture import Architecture
@@ -39,14 +39,14 @@ def torch_name(way: str) -> str:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SweepOutcome:
     """A sweep's steps, plain values by name, and the weights after it by their names in files."""
 
     steps: Sequence[Mapping[str, Any]]
     tensors: Mapping[str, np.ndarray]
 
 
-def differences(one: Outcome, other: Outcome) -> dict[str, float]:
+def differences(one: SweepOutcome, other: SweepOutcome) -> dict[str, float]:
     """The greatest difference of each kind of number, against 1 or the number if that is larger.
 
     Of norms of gradients before clipping, which hides them from the parameters, against the norm.
@@ -66,7 +66,7 @@ def differences(one: Outcome, other: Outcome) -> dict[str, float]:
     return largest | {"parameters": max(each, default=np.inf)}
 
 
-def moved(start: Mapping[str, np.ndarray], after: Outcome) -> dict[str, float]:
+def moved(start: Mapping[str, np.ndarray], after: SweepOutcome) -> dict[str, float]:
     """How far a sweep itself changed weights and parameters, and its greatest loss and KL:
     without that nothing would be shown."""
     weights = [step["weights"] for step in after.steps]
@@ -202,7 +202,9 @@ def against_torch(
     return comparison
 
 
-def about(benchmark: str, settings: Settings, arch: Architecture, work: Workload) -> dict[str, Any]:
+def about(
+    benchmark: str, settings: BenchSettings, arch: Architecture, work: Workload
+) -> dict[str, Any]:
     """What figures are of, as plain values; the machine as it is now."""
     prompts = [len(prompt) for prompt in work.prompts]
     turns = [len(c.lengths) for c in work.conversations]

@@ -18,27 +18,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seeupo_jax.benchmarks.comparison import Outcome
+from seeupo_jax.benchmarks.comparison import SweepOutcome
 from seeupo_jax.benchmarks.workloads import Inputs
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.batching import (
-    Rows,
+    SegmentBatch,
     Shapes,
     action_spans,
     all_actions,
     lay_out,
     turn_batch,
 )
-from seeupo_jax.learner.learner import Program
+from seeupo_jax.learner.program_cache import LearnerProgram
 from seeupo_jax.learner.refresh_batch import RefreshBatch
 from seeupo_jax.learner.sweep import sweep
-from seeupo_jax.learner.sweep_state import Step
+from seeupo_jax.learner.sweep_state import OptimizerStep
 from seeupo_jax.parallel.distributed import to_host
 from seeupo_jax.planning.program_flops import Flops, Passes, Trips, count
 from seeupo_jax.planning.remat import choose_remat
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.policy.files.parameter_names import at, stored_tensors
+from seeupo_jax.policy.files.parameter_names import leaf_at, stored_parameters
 from seeupo_jax.policy.kernels.attention import Past, Tree, tree_mask_of
 from seeupo_jax.policy.kernels.fused import tree_blocks
 from seeupo_jax.policy.kernels.tree_attention import block_for
@@ -46,7 +46,7 @@ from seeupo_jax.policy.kernels.tree_mask import visited_blocks
 from seeupo_jax.policy.network import LOGITS_AT_ONCE, TOKENS_AT_ONCE
 from seeupo_jax.policy_io import build
 from seeupo_jax.training import stored_update
-from seeupo_jax.training.learner_parts import build_learner
+from seeupo_jax.training.build_learner import build_learner
 from seeupo_jax.trajectories.stored import read_stored
 from seeupo_jax.types import NO_TARGET, TurnBatch
 
@@ -66,10 +66,10 @@ class Ablation:
     words: str
     fields: Mapping[str, Any] = field(default_factory=dict)
     shapes: Callable[[Shapes], Mapping[str, Any]] = lambda _: {}
-    score: Callable[[Score, Rows, Shapes], Score] = lambda score, *_: score
+    score: Callable[[Score, SegmentBatch, Shapes], Score] = lambda score, *_: score
 
 
-def _score_by_turn(one_pass: Score, rows: Rows, shapes: Shapes) -> Score:
+def _score_by_turn(one_pass: Score, rows: SegmentBatch, shapes: Shapes) -> Score:
     """What one pass gives for all turns, from a pass over each turn's contexts."""
     spans_of_rows = all_actions(rows)
     place = {span.segment: number for number, span in enumerate(spans_of_rows)}
@@ -142,22 +142,22 @@ class JaxSweeps:
         fields = inputs.fields | ablation.fields | {"model.path": str(inputs.model)}
         config = load_config(Config(), [f"{name}={value}" for name, value in fields.items()])
         # Shapes of microbatches and rows are what any user of the `update` command gets.
-        config, self.trajectories = stored_update.prepare(
+        config, self.trajectories = stored_update.read_stored(
             config, str(inputs.lines), lambda sentence: None
         )
         config, _ = choose_remat(config)
         self.policy, params = build.load_policy(config, config.model.path)
         learner, self.state, self.reference = build_learner(config, self.policy, params)
         shapes = dataclasses.replace(learner.shapes, **ablation.shapes(learner.shapes))
-        self._rows, self._recorder = Rows.of(self.trajectories), Recorder()
+        self._rows, self._recorder = SegmentBatch.of(self.trajectories), Recorder()
 
-        def through(name: str, program: Program) -> Any:
-            program = self._recorder.through(name, program)
+        def wrap_program(name: str, program: LearnerProgram) -> Any:
+            program = self._recorder.wrap_program(name, program)
             return ablation.score(program, self._rows, shapes) if name == "score" else program
 
-        self.learner = dataclasses.replace(learner, shapes=shapes, through=through)
+        self.learner = dataclasses.replace(learner, shapes=shapes, wrap_program=wrap_program)
         self.metrics: dict[str, float] = {}
-        self.steps: Sequence[Step] = ()
+        self.steps: Sequence[OptimizerStep] = ()
 
     def run(self, lines: Path | None = None) -> float:
         """Runs one sweep; the seconds it took.
@@ -179,22 +179,22 @@ class JaxSweeps:
         jax.block_until_ready(self.state)
         return time.perf_counter() - began
 
-    def recorded(self) -> list[Call]:
+    def recorded(self) -> list[ProgramCall]:
         """Runs one sweep, and records what its programs were given."""
         with self._recorder.recording() as calls:
             self.run()
         return list(calls)
 
-    def flops(self, calls: list[Call]) -> dict[str, Flops]:
+    def flops(self, calls: list[ProgramCall]) -> dict[str, Flops]:
         """Of a sweep's calls, by program."""
         platform = self.policy.mesh.devices.flat[0].platform
         with jax.set_mesh(self.policy.mesh):
             return flops(calls, self.policy.network.arch, platform)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> SweepOutcome:
         """The outcome of the last sweep over the inputs' trajectories, and the current weights."""
         steps = [stored_update.step_values(self._rows, step) for step in self.steps]
-        return Outcome(steps, self.tensors())
+        return SweepOutcome(steps, self.tensors())
 
     def params(self) -> Any:
         """The parameters, as the sampler takes them."""
@@ -213,22 +213,22 @@ class JaxSweeps:
 def by_file_name(arch: Architecture, params: Any) -> dict[str, np.ndarray]:
     """A tree of the parameters' kind as float32 arrays, by their names in files."""
     tensors = {}
-    for stored in stored_tensors(arch, params):
-        leaf = at(params, stored.path)
+    for stored in stored_parameters(arch, params):
+        leaf = leaf_at(params, stored.path)
         leaf = np.asarray(to_host(leaf if stored.layer is None else leaf[stored.layer]), np.float32)
         tensors[stored.names[0]] = leaf.T if stored.transposed else leaf
     return tensors
 
 
 @dataclass(frozen=True)
-class Call:
+class ProgramCall:
     """One execution: the program, the shapes of its arguments, and what of them decides its work.
 
     refresh_batch: None without a refresh in it.
     """
 
     name: str
-    program: Program
+    program: LearnerProgram
     shapes: tuple[Any, ...]
     batch: TurnBatch
     refresh_batch: RefreshBatch | None
@@ -248,15 +248,15 @@ class Recorder:
     """Stands between a learner and its programs, and writes down calls while it is asked to."""
 
     def __init__(self) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[ProgramCall] = []
         self._recording = False
 
-    def through(self, name: str, program: Program) -> Program:
-        """What a learner calls for a program: its `through`."""
+    def wrap_program(self, name: str, program: LearnerProgram) -> LearnerProgram:
+        """What a learner calls for a program: its `wrap_program`."""
         return functools.partial(self._call, name, program) if name in PROGRAMS else program
 
     @contextlib.contextmanager
-    def recording(self) -> Iterator[list[Call]]:
+    def recording(self) -> Iterator[list[ProgramCall]]:
         """Records the calls meanwhile."""
         self.calls, self._recording = [], True
         try:
@@ -264,12 +264,12 @@ class Recorder:
         finally:
             self._recording = False
 
-    def _call(self, name: str, program: Program, *arguments: Any) -> Any:
+    def _call(self, name: str, program: LearnerProgram, *arguments: Any) -> Any:
         if self._recording:
             shapes = jax.tree.map(_shape, arguments)
             batch, *rest = arguments[1:3]
             refresh_batch = rest[0] if name == "turn_step" else None
-            self.calls.append(Call(name, program, shapes, batch, refresh_batch))
+            self.calls.append(ProgramCall(name, program, shapes, batch, refresh_batch))
         return program(*arguments)
 
 
@@ -279,7 +279,7 @@ def _shape(x: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x), sharding=where)
 
 
-def flops(calls: list[Call], arch: Architecture, platform: str) -> dict[str, Flops]:
+def flops(calls: list[ProgramCall], arch: Architecture, platform: str) -> dict[str, Flops]:
     """Of all calls together, by program; each program is traced once a shape."""
     traced: dict[Any, Any] = {}
     total = dict.fromkeys(PROGRAMS, Flops())
@@ -294,7 +294,7 @@ def flops(calls: list[Call], arch: Architecture, platform: str) -> dict[str, Flo
     return total
 
 
-def trips(call: Call, arch: Architecture, platform: str = "cpu") -> Trips:
+def trips(call: ProgramCall, arch: Architecture, platform: str = "cpu") -> Trips:
     """How often the loops of an execution run; windows are not counted."""
     batch, more, M = call.batch, call.refresh_batch, int(call.batch.microbatches)
     rows = [Tree(batch.depth_MRL[m], batch.end_MRL[m]) for m in range(M)]

@@ -19,7 +19,7 @@ import jax
 
 from seeupo_jax.metrics.run_manifest import versions
 from seeupo_jax.parallel.device_memory import GIB, free_memory
-from seeupo_jax.parallel.host_cores import cores
+from seeupo_jax.parallel.host_cores import usable_cores
 from seeupo_jax.planning.chips import CHIPS
 
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -76,7 +76,7 @@ def describe(device: jax.Device) -> dict[str, Any]:
     return {
         "device": device.device_kind if device.platform != "cpu" else _processor(),
         "platform": device.platform,
-        "cores": cores(),
+        "cores": usable_cores(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB, 1),
         "load_before": round(os.getloadavg()[0], 2),
         "system": f"{platform.system()} {platform.machine()}",

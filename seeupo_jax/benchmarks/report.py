@@ -1,4 +1,4 @@
-"""The page of benchmarks: the measurements that it is made of, and the page from their figures."""
+"""Builds the page of benchmarks from the measured figures."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from seeupo_jax.benchmarks.comparison import JAX, Figures, OfSide, side, torch_n
 from seeupo_jax.benchmarks.rollout import with_ratios
 from seeupo_jax.benchmarks.update import flops_once
 from seeupo_jax.configuration.flags import Flags, output_file
-from seeupo_jax.errors import naming
+from seeupo_jax.errors import name_file
 from seeupo_jax.metrics.statistics import markdown_table
 from seeupo_jax.trajectories.json_lines import read_file
 
-_VARIED = {"turns": "turns", "prompt": "prompt, tokens", "group_size": "conversations a group"}
+_VARIED = {"turns": "turns", "prompt": "prompt, tokens", "group_size": "conversations per group"}
 _SIZES = re.compile(rf"sizes_(?:{'|'.join(_VARIED)})_\d+")  # files of a plot
-_HEAD = "head.md"  # of a folder whose page does not begin and end as others do
+_HEAD = "head.md"  # of a folder whose page has its own beginning
 _NEEDED = ("command", "workload", "model", "machine", "contenders")  # of a file's figures
 
 
@@ -35,7 +35,7 @@ def add_flags(parser: Flags) -> None:
 
 
 def run(flags: argparse.Namespace) -> None:
-    """Writes the page, and beside the figures its plots.
+    """Writes the page, and its plots next to the figures.
 
     Raises:
       ValueError: there is nothing to write about.
@@ -47,13 +47,13 @@ def run(flags: argparse.Namespace) -> None:
         drawn[name] = Path(os.path.relpath(plot, flags.output.parent)).as_posix()
     flags.output.parent.mkdir(parents=True, exist_ok=True)
     head = own_head(flags.results)
-    with naming(flags.output):
+    with name_file(flags.output):
         flags.output.write_text(page(results, drawn, head), encoding="utf-8")
     print(f"wrote {flags.output}, from {len(results)} files of {flags.results}")
 
 
 def own_head(folder: Path) -> str | None:
-    """What the page of a folder of figures begins with; None: what others do."""
+    """The folder's own beginning of the page; None: the page begins as usual."""
     file = folder / _HEAD
     return file.read_text(encoding="utf-8") if file.is_file() else None
 
@@ -71,7 +71,7 @@ def read(folder: Path) -> dict[str, Figures]:
 
 
 def figures_in(folder: Path) -> dict[str, Figures]:
-    """As `read`, of a folder that may have none."""
+    """Like `read`, but the folder may contain no figures."""
     results = {}
     for file in sorted(folder.glob("*.json")):
         figures = read_file(file)
@@ -104,7 +104,7 @@ def figures_in(folder: Path) -> dict[str, Figures]:
 
 
 def _plots(results: Mapping[str, Figures]) -> dict[str, dict[int, Figures]]:
-    """Figures of each plot by their sizes, by the name of what is varied."""
+    """Figures of each plot by size, keyed by the name of the varied quantity."""
     plots: dict[str, dict[int, Figures]] = {}
     for name in _VARIED:
         prefix = f"sizes_{name}_"
@@ -115,17 +115,17 @@ def _plots(results: Mapping[str, Figures]) -> dict[str, dict[int, Figures]]:
 
 
 def _kind(figures: Figures) -> str:
-    """The benchmark, workload and model of figures, in words."""
+    """The benchmark, workload and model of the figures, as text."""
     benchmark, workload, model = (figures[key] for key in ("benchmark", "workload", "model"))
     return f"`bench {benchmark}`, workload `{workload['name']}`, model `{model}`"
 
 
 def draw(points: Mapping[int, Figures], label: str, path: Path) -> None:
-    """Seconds against one size, a line for each contender: medians, bars from least to most.
+    """Plots seconds against one size, a line per contender: medians, bars from minimum to maximum.
 
     Args:
-      points: of each size, a run's figures.
-      label: of the size.
+      points: a run's figures by size.
+      label: the axis label of the size.
     """
     import altair  # here: measuring does without it
 
@@ -148,8 +148,8 @@ def page(results: dict[str, Figures], drawn: dict[str, str], head: str | None = 
     """The page in Markdown.
 
     Args:
-      drawn: paths of the plots from the page on, by the name of what is varied.
-      head: in place of what pages begin with; such a page has no section on accelerators.
+      drawn: paths of the plots relative to the page, by the name of the varied quantity.
+      head: replaces the usual beginning; such a page has no section on accelerators.
     """
     parts = [_prose("page_head.md") if head is None else head, _machines(results)]
     for benchmark, (title, section) in _SECTIONS.items():
@@ -161,7 +161,7 @@ def page(results: dict[str, Figures], drawn: dict[str, str], head: str | None = 
         if runs:
             parts.append(f"## {title}\n\n{section(runs)}")
     if drawn:
-        words = "One size varied; medians, bars from least to most."
+        words = "One size is varied. Points are medians; bars range from minimum to maximum."
         parts.append(f"## Time against sizes\n\n{words}")
     for name, path in drawn.items():
         first, *_ = _plots(results)[name].values()
@@ -180,7 +180,7 @@ def _prose(name: str) -> str:
 
 
 def _machines(results: dict[str, Figures]) -> str:
-    """Each machine that figures are of, and which."""
+    """Each machine, and which figures were measured on it."""
     by_machine: dict[str, list[str]] = {}
     for name, figures in results.items():
         by_machine.setdefault(machine_line(figures["machine"]), []).append(name)
@@ -189,12 +189,12 @@ def _machines(results: dict[str, Figures]) -> str:
         about if len(by_machine) == 1 else f"- {about}: {', '.join(names)}"
         for about, names in by_machine.items()
     ]
-    load = f"Load when a run began: {min(loads)} to {max(loads)}."
+    load = f"Load average at the start of a run: {min(loads)} to {max(loads)}."
     return "## Machine\n\n" + "\n".join(lines) + f"\n\n{load}"
 
 
 def machine_line(m: Figures) -> str:
-    """A machine of `machine.describe`, and the versions of its libraries."""
+    """The machine that `machine.describe` returned, and the versions of its libraries."""
     versions = ", ".join(f"{lib} {version}" for lib, version in m["versions"].items())
     return f"{m['device']}, {m['cores']} cores, {m['memory_gib']} GiB, {m['system']}; {versions}"
 
@@ -205,12 +205,12 @@ OfRun = Callable[[Figures], str]
 def sides_table(
     runs: Iterable[Figures], of_run: Mapping[str, OfRun], of_side: Mapping[str, OfSide]
 ) -> str:
-    """A row for each contender of each run, JAX's first, with what is said once of the run.
+    """A row per contender of each run, JAX's first; cells of the run only in its first row.
 
-    Sweeps without a technique have a table of their own.
+    Sweeps without a technique are left out; they have their own table.
 
     Args:
-      of_run, of_side: the columns' heads, and what gives their cells.
+      of_run, of_side: functions that return a cell, by the column's heading.
     """
     rows = []
     for figures in runs:
@@ -222,7 +222,7 @@ def sides_table(
 
 
 def least_to_most(figures: Figures, name: str) -> str:
-    """A contender's least and most seconds."""
+    """A contender's minimum and maximum seconds."""
     one = figures["contenders"][name]
     return f"{one['least_s']:.3f} to {one['most_s']:.3f}"
 
@@ -257,7 +257,7 @@ _RESENT = {"over resending": _over("over_resent")}
 SIZES: dict[str, OfRun] = {"model": lambda f: f["model"], "workload": _workload}
 SWEEPS: dict[str, OfSide] = {
     "s per sweep": side("median_s", "{:.3f}"),
-    "least to most": least_to_most,
+    "min to max": least_to_most,
     "tokens/s": side("tokens_per_second", "{:,.0f}"),
     "peak MiB": side("peak_bytes", "{:,.0f}", 2**20),
 }
@@ -270,9 +270,9 @@ ROLLOUTS: dict[str, OfSide] = {
 
 def _updates(runs: list[Figures]) -> str:
     text = (
-        "One sweep: every turn's step, and all that it needs. Tokens/s count the tokens of the"
-        " trajectories, each once, for both sides. Peak memory includes the weights, the reference"
-        " policy, the optimizer state, and what a sweep adds to them."
+        "One sweep consists of every turn's step and everything that the step needs. Tokens/s count"
+        " each token of the trajectories once, for both sides. Peak memory includes the weights,"
+        " the reference policy, the optimizer state, and what a sweep allocates in addition."
     )
     sides = sides_table(
         [f for f in runs if any(name.startswith(torch_name("")) for name in f["contenders"])],
@@ -305,15 +305,16 @@ def _flops(runs: list[Figures]) -> str:
         }
         rows.append(list(cells.values()))
     text = (
-        "FLOPs that the programs executed, counted in the compiled programs with the actual trip"
-        " counts of their loops; a multiply-add is two. Recomputed: what backward passes compute"
-        " again instead of storing it (logits, attention scores). Neither the budget nor MFU counts"
-        " it, except where it was not measured separately: in older figures, marked by a question"
-        " mark, and in rematerialised layers. The budget is 1.15 x [6 P x tokens of every turn's"
-        " pool, a group's prompt once + 4 P x tokens of the trajectories, likewise]; the reference"
-        " recipe 12 P x tokens of every turn's rows. P: all parameters, as if logits were computed"
-        " everywhere; the formulas exclude attention, the counts include it. MFU: share of the"
-        " matrix product's peak measured in the same run, on accelerators only."
+        "FLOPs are those that the programs executed, counted in the compiled programs with the"
+        " actual trip counts of their loops; a multiply-add counts as two. P is the number of all"
+        " parameters. Columns: *recomputed*: what backward passes compute again instead of storing"
+        " it (logits, attention scores). Neither the budget nor MFU counts it, except where it was"
+        " not measured separately: in older figures, marked by a question mark, and in"
+        " rematerialised layers. *budget*: 1.15 x [6 P x tokens of every turn's pool, with a"
+        " group's prompt counted once + 4 P x tokens of the trajectories, counted likewise]."
+        " *reference recipe*: 12 P x tokens of every turn's rows. These formulas assume logits at"
+        " every token and exclude attention; the counts include it. *MFU*: share of the matrix"
+        " product's peak measured in the same run, on accelerators only."
     )
     return f"### FLOPs\n\n{text}\n\n{markdown_table(cells, rows)}"
 
@@ -328,16 +329,16 @@ def _contributions(runs: list[Figures]) -> list[str]:
         if rows:
             head = ("without", "instead", "time", "computed tokens", "FLOPs")
             parts.append(f"{_workload(f)}; model {f['model']}:\n\n{markdown_table(head, rows)}")
-    words = "A sweep with one technique disabled, relative to the sweep with all of them."
-    title = f"### What each technique contributes\n\n{words} Results stay the same."
+    words = "A sweep with one technique disabled, relative to the sweep with all techniques."
+    title = f"### What each technique contributes\n\n{words} The results are the same."
     return [title, *parts] if parts else []
 
 
 def _rollouts(runs: list[Figures]) -> str:
     text = (
-        "The same conversations are sampled by `generate` of `transformers` as agent loops use it"
-        " (every turn sends the conversation again), by `generate` with its KV cache kept, and by"
-        " seeupo_jax. Waste: computed tokens over the minimum."
+        "The same conversations are sampled by seeupo_jax, by `generate` of `transformers` as agent"
+        " loops use it (every turn sends the conversation again), and by `generate` with its KV"
+        " cache kept. Waste: computed tokens divided by the minimum."
     )
     of_run, of_side = RATIO | _RESENT | SIZES, ROLLOUTS | {"waste": side("waste", "{:.2f}")}
     return f"{text}\n\n{sides_table(map(with_ratios, runs), of_run, of_side)}"
@@ -345,8 +346,8 @@ def _rollouts(runs: list[Figures]) -> str:
 
 def _iterations(runs: list[Figures]) -> str:
     text = (
-        "A rollout and a sweep over it. Each side sweeps over the tokens that it has sampled, with"
-        " the lengths of the workload."
+        "A rollout and a sweep over it. Each side sweeps over the tokens that it sampled, with the"
+        " lengths of the workload."
     )
     seconds = {"s": "median_s", "rollout s": "rollout_s", "sweep s": "sweep_s"}
     of_run = RATIO | _RESENT | _OVER | SIZES
@@ -356,21 +357,21 @@ def _iterations(runs: list[Figures]) -> str:
 
 def _supervised(runs: list[Figures]) -> str:
     text = (
-        "One optimizer step of supervised fine-tuning on all conversations, with the batch that it"
-        " needs. `transformers` has them padded or packed, in float32 on CPU, in eager mode:"
-        " `torch.compile` is not among the sides, as it is of an update sweep. Losses and weights"
-        " are the same on all sides. Logits are computed at assistant tokens only."
+        "One optimizer step of supervised fine-tuning on all conversations, including building the"
+        " batch. `transformers` gets the batch padded or packed, in float32 on CPU, in eager mode;"
+        " unlike for update sweeps, `torch.compile` is not measured. Losses and weights are the"
+        " same on all sides. Logits are computed at assistant tokens only."
     )
     of_side: dict[str, OfSide] = {
         "s": side("median_s", "{:.3f}"),
-        "least to most": least_to_most,
+        "min to max": least_to_most,
         "tokens/s": side("tokens_per_second", "{:,.0f}"),
         "computed tokens": side("positions", "{:,.0f}"),
     }
     return f"{text}\n\n{sides_table(runs, RATIO | SIZES, of_side)}"
 
 
-_ELSEWHERE = ("gain", "serving", "agents", "estimates")  # benchmarks that other pages are about
+_ELSEWHERE = ("gain", "serving", "agents", "estimates")  # benchmarks described on other pages
 _RUN = {"update": "sweep", "rollout": "rollout", "iteration": "iteration", "sft": "step"}
 _SECTIONS: dict[str, tuple[str, Callable[[list[Figures]], str]]] = {
     "update": ("Update sweep", _updates),

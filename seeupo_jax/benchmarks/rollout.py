@@ -18,7 +18,7 @@ import jax
 from seeupo_jax.benchmarks import comparison, machine, torch_runner, workloads
 from seeupo_jax.benchmarks.comparison import JAX, Alone, Timing, side
 from seeupo_jax.benchmarks.jax_runner import JaxSweeps
-from seeupo_jax.benchmarks.settings import Settings, architecture, write_model
+from seeupo_jax.benchmarks.settings import BenchSettings, architecture, write_model
 from seeupo_jax.benchmarks.torch_runner import TorchSweeps, torch_sweeps
 from seeupo_jax.benchmarks.workloads import Actions, Inputs, Workload, prepared, trajectory_lines
 from seeupo_jax.configuration import schema
@@ -45,7 +45,7 @@ CACHE_KEPT = "KV cache kept"
 Parts = tuple[float, float]  # seconds of the rollout and of the sweep
 
 
-def run_rollout(settings: Settings, *, alone: Alone | None = None) -> dict[str, Any]:
+def run_rollout(settings: BenchSettings, *, alone: Alone | None = None) -> dict[str, Any]:
     """Measures, prints a table and returns its figures.
 
     Args:
@@ -66,7 +66,7 @@ def run_rollout(settings: Settings, *, alone: Alone | None = None) -> dict[str, 
             torch_model = load(folder, torch_runner.torch_device(), dtype)
             torch_runner.use_every_core()
         model, _ = from_pretrained(folder, dtype=dtype)
-    network, params = policy.split(model)
+    network, params = policy.split_model(model)
     engine = make_engine(network, work, settings)
     engine.compile(params)
     sides: dict[str, dict[str, Any]] = {}
@@ -191,7 +191,7 @@ def generate(model: Any, work: Workload, *, seed: int, **options: bool) -> Any:
     return run_all(model, work.conversations, temperature=1.0, seed=seed, batch=batch, **options)
 
 
-def make_engine(network: Network, work: Workload, settings: Settings) -> SlotEngine:
+def make_engine(network: Network, work: Workload, settings: BenchSettings) -> SlotEngine:
     """An engine with room for all of a workload's conversations; nothing is compiled yet."""
     rollout = schema.Rollout(
         tasks=len(work.conversations) // work.group_size,
@@ -211,7 +211,7 @@ def make_engine(network: Network, work: Workload, settings: Settings) -> SlotEng
     )
 
 
-class Played(NamedTuple):
+class SampledWorkload(NamedTuple):
     """A workload's conversations.
 
     seconds: that they took. actions, logp: [conversation][turn], token ids, and their
@@ -223,7 +223,7 @@ class Played(NamedTuple):
     logp: list[list[list[float]]]
 
 
-def converse(engine: SlotEngine, params: Any, work: Workload, seed: int) -> Played:
+def converse(engine: SlotEngine, params: Any, work: Workload, seed: int) -> SampledWorkload:
     """Plays a workload's conversations."""
     began = time.perf_counter()
     engine.begin(params, seed=seed, iteration=0)
@@ -252,10 +252,10 @@ def converse(engine: SlotEngine, params: Any, work: Workload, seed: int) -> Play
                 continue
             contexts[key] = [*contexts[key], *action.tokens, *conversation.observations[turn - 1]]
             submit(key)
-    return Played(time.perf_counter() - began, actions, logp)
+    return SampledWorkload(time.perf_counter() - began, actions, logp)
 
 
-def run_iteration(settings: Settings) -> dict[str, Any]:
+def run_iteration(settings: BenchSettings) -> dict[str, Any]:
     """Measures and prints; the figures.
 
     Raises:

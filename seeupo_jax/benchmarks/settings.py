@@ -72,7 +72,7 @@ def _flag(default: Any, kind: Callable[[str], Any], words: str, of: str = "") ->
 
 
 @dataclass(frozen=True)
-class Settings:
+class BenchSettings:
     """Settings of one run. None: the workload's or the device's own value."""
 
     workload: str = _flag("bfcl", one_of(*WORKLOADS), f"lengths of: {', '.join(WORKLOADS)}")
@@ -133,17 +133,17 @@ class Settings:
 
 def add_flags(parser: Flags, benchmark: str) -> None:
     """The flags of a benchmark, and where its figures go."""
-    for field in dataclasses.fields(Settings):
+    for field in dataclasses.fields(BenchSettings):
         if benchmark in field.metadata["of"]:
             kind, words = field.metadata["kind"], field.metadata["words"]
             parser.flag(field.name, words, kind, default=field.default)
     parser.flag("json", "also write the figures to this file", output_file)
 
 
-def read(given: argparse.Namespace) -> Settings:
+def read(given: argparse.Namespace) -> BenchSettings:
     """The settings among what a parser has read."""
-    fields = {field.name for field in dataclasses.fields(Settings)}
-    return Settings(**{name: value for name, value in vars(given).items() if name in fields})
+    fields = {field.name for field in dataclasses.fields(BenchSettings)}
+    return BenchSettings(**{name: value for name, value in vars(given).items() if name in fields})
 
 
 def architecture(name: str, dtype: str) -> Architecture:

@@ -13,10 +13,10 @@ from typing import Any
 
 import jax
 
-from seeupo_jax.benchmarks.comparison import Outcome, torch_name
+from seeupo_jax.benchmarks.comparison import SweepOutcome, torch_name
 from seeupo_jax.benchmarks.settings import PACKED, RECIPE
 from seeupo_jax.benchmarks.workloads import Inputs
-from seeupo_jax.parallel.host_cores import cores
+from seeupo_jax.parallel.host_cores import usable_cores
 
 FOLDER = Path(__file__).parents[2] / "third_party" / "torch_baseline"
 # By PyTorch's name of the device. On two CPU cores (tiny, `bfcl --groups=2`, eager) a sweep took
@@ -82,7 +82,7 @@ def release_memory() -> None:
 
 def use_every_core() -> None:
     """Lets PyTorch run on as many threads as JAX does."""
-    torch().set_num_threads(cores())
+    torch().set_num_threads(usable_cores())
 
 
 def torch_sweeps(inputs: Inputs) -> dict[str, TorchSweeps]:
@@ -134,11 +134,11 @@ class TorchSweeps:
             embedding = model.get_input_embeddings()
             embedding.register_forward_hook(lambda _, __, vectors: vectors.to(to))
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> SweepOutcome:
         """The outcome of the last sweep, and the current weights."""
         named = self.model.named_parameters()
         tensors = {name: p.detach().float().cpu().numpy().copy() for name, p in named}
-        return Outcome(self._update.as_json(self._last)["steps"], tensors)
+        return SweepOutcome(self._update.as_json(self._last)["steps"], tensors)
 
     @property
     def positions(self) -> int:

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from seeupo_jax.benchmarks import comparison, machine
-from seeupo_jax.benchmarks.comparison import JAX, Alone, Outcome, side, torch_name
+from seeupo_jax.benchmarks.comparison import JAX, Alone, SweepOutcome, side, torch_name
 from seeupo_jax.benchmarks.jax_runner import Ablation, JaxSweeps, ablations
-from seeupo_jax.benchmarks.settings import Settings
+from seeupo_jax.benchmarks.settings import BenchSettings
 from seeupo_jax.benchmarks.torch_runner import TorchSweeps, torch_sweeps
 from seeupo_jax.benchmarks.workloads import Inputs, prepared
 from seeupo_jax.planning.flops import parameters
@@ -36,7 +36,7 @@ def without_name(technique: str) -> str:
 
 
 def run(
-    settings: Settings,
+    settings: BenchSettings,
     *,
     strict: bool = True,
     alone: Alone | None = None,
@@ -80,7 +80,7 @@ class Contenders:
         self._sides: dict[str, dict[str, Any]] = {}
         self._differences: dict[str, dict[str, float]] = {}
         self._moved: dict[str, float] = {}
-        self._jax_outcome: Outcome | None = None
+        self._jax_outcome: SweepOutcome | None = None
 
     def add(self, name: str, contender: JaxSweeps | TorchSweeps) -> None:
         """Runs its first sweep, which is compared with JAX's, added first; a second for its memory.

@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 from seeupo_jax.benchmarks import machine
-from seeupo_jax.benchmarks.settings import Settings, architecture, write_model
+from seeupo_jax.benchmarks.settings import BenchSettings, architecture, write_model
 from seeupo_jax.envs.order_desk.demonstrator import demonstrate
 from seeupo_jax.learner.imitation.action_segments import to_segments
 from seeupo_jax.policy.architecture import Architecture
@@ -46,7 +46,7 @@ Tokens = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Conversation:
+class WorkloadConversation:
     """One conversation of a workload: observation t stands between the actions t and t + 1.
 
     lengths: tokens of each turn's action, at least one turn and one token; every sampler gives an
@@ -84,7 +84,7 @@ class Workload:
     """
 
     name: str
-    conversations: tuple[Conversation, ...]
+    conversations: tuple[WorkloadConversation, ...]
     group_size: int
     vocab_size: int
 
@@ -163,7 +163,7 @@ APPWORLD = Lengths(13_000, (100,) * 10, (200,) * 9)
 LONG = Lengths(256, (48,) * 16, (96,) * 15)
 
 
-def make(settings: Settings, vocab_size: int) -> Workload:
+def make(settings: BenchSettings, vocab_size: int) -> Workload:
     """The workload that the settings name.
 
     Args:
@@ -181,7 +181,9 @@ def make(settings: Settings, vocab_size: int) -> Workload:
     return made
 
 
-def _random(settings: Settings, vocab_size: int, *, lengths: Lengths | None = None) -> Workload:
+def _random(
+    settings: BenchSettings, vocab_size: int, *, lengths: Lengths | None = None
+) -> Workload:
     """Conversations of random tokens.
 
     Args:
@@ -211,7 +213,7 @@ def _random(settings: Settings, vocab_size: int, *, lengths: Lengths | None = No
     members = [[varied(one) for _ in range(size)] for one in groups]
     prompts = [tokens(one.prompt) for one in groups]
     conversations = (
-        Conversation(prompt, one.actions, tuple(map(tokens, one.observations)))
+        WorkloadConversation(prompt, one.actions, tuple(map(tokens, one.observations)))
         for prompt, group in zip(prompts, members, strict=True)
         for one in group
     )
@@ -230,7 +232,7 @@ def bfcl_lengths() -> tuple[Lengths, ...]:
     return tuple(Lengths(prompt, tuple(a), tuple(o)) for prompt, a, o in conversations)
 
 
-def _order_desk(settings: Settings, vocab_size: int) -> Workload:
+def _order_desk(settings: BenchSettings, vocab_size: int) -> Workload:
     """Conversations at the real order desk, as its demonstrator has them.
 
     A group is a case of the training split, a member one try of a demonstrator who slips; tokens
@@ -251,21 +253,21 @@ def _order_desk(settings: Settings, vocab_size: int) -> Workload:
     return Workload("order_desk", tuple(played), size, tokenizer.vocab_size)
 
 
-def _play(tokenizer: Tokenizer, task_id: str, seed: int) -> Conversation:
+def _play(tokenizer: Tokenizer, task_id: str, seed: int) -> WorkloadConversation:
     demonstration, _ = demonstrate(task_id, skill=SKILL, seed=seed)
     (segment,) = to_segments(demonstration, tokenizer)  # its history is never rewritten
     return cut(segment)
 
 
-def cut(segment: Segment) -> Conversation:
+def cut(segment: Segment) -> WorkloadConversation:
     """A segment, which ends with an action, as what was given and how much was sampled."""
     changes = np.flatnonzero(np.diff(segment.turn_L)) + 1
     parts = [tuple(part.tolist()) for part in np.split(segment.tokens_L, changes)]
     prompt, *observations = parts[::2]
-    return Conversation(prompt, tuple(map(len, parts[1::2])), tuple(observations))
+    return WorkloadConversation(prompt, tuple(map(len, parts[1::2])), tuple(observations))
 
 
-MAKERS: dict[str, Callable[[Settings, int], Workload]] = {
+MAKERS: dict[str, Callable[[BenchSettings, int], Workload]] = {
     "bfcl": _random,
     "order_desk": _order_desk,
     "appworld": functools.partial(_random, lengths=APPWORLD),
@@ -320,7 +322,7 @@ class Inputs:
     fields: of the configuration by their full names; all others are as they are by default.
     """
 
-    settings: Settings
+    settings: BenchSettings
     arch: Architecture
     work: Workload
     model: Path
@@ -329,7 +331,7 @@ class Inputs:
 
 
 @contextlib.contextmanager
-def prepared(settings: Settings, dtype: str) -> Iterator[Inputs]:
+def prepared(settings: BenchSettings, dtype: str) -> Iterator[Inputs]:
     """Files of random weights, and of the workload's conversations with random actions.
 
     Args:

@@ -3,8 +3,8 @@
 from seeupo_jax.checkpoint.checkpoints import Checkpoints, SaveError
 from seeupo_jax.checkpoint.process_sync import check_shared, exclusive_output, exclusive_run
 from seeupo_jax.checkpoint.storage import (
-    Unwritable,
-    check_could_write,
+    NotWritable,
+    check_may_write,
     check_path,
     check_replaceable,
     check_writable,
@@ -16,8 +16,8 @@ from seeupo_jax.checkpoint.storage import (
 __all__ = [
     "Checkpoints",
     "SaveError",
-    "Unwritable",
-    "check_could_write",
+    "NotWritable",
+    "check_may_write",
     "check_path",
     "check_replaceable",
     "check_shared",

@@ -32,7 +32,7 @@ from seeupo_jax.checkpoint.leaves import (
 )
 from seeupo_jax.checkpoint.manifest import (
     STATE,
-    Damaged,
+    DamagedCheckpoint,
     check_files,
     list_files,
     read_manifest,
@@ -192,7 +192,7 @@ class Checkpoints:
                 manifest = read_manifest(folder)
                 check_leaves(number, manifest["leaves"], wanted, partial)
                 check_files(folder, manifest["files"], hashes=False)
-            except Damaged as damage:
+            except DamagedCheckpoint as damage:
                 reasons.append(self._pass_over(number, damage, step))
             else:
                 return number, manifest["extra"]
@@ -250,12 +250,12 @@ class Checkpoints:
         for number, name in on_primary(lambda: self._candidates(step)):
             try:
                 return self._load(number, name, example, partial)
-            except Damaged as damage:
+            except DamagedCheckpoint as damage:
                 self._damaged.add(name)
                 reasons.append(self._pass_over(number, damage, step))
         return self._none(reasons, step, optional)
 
-    def _pass_over(self, number: int, damage: Damaged, step: int | None) -> str:
+    def _pass_over(self, number: int, damage: DamagedCheckpoint, step: int | None) -> str:
         """Says that a checkpoint is damaged; how."""
         reason = f"checkpoint {number} {damage}"
         passed = "it is skipped" if step is None else "it cannot be used"
@@ -387,7 +387,7 @@ class Checkpoints:
             except Exception as error:
                 if verified:  # the files are as they were written: whatever failed, it is no damage
                     raise
-                raise Damaged(f"cannot be read ({reason(error)})") from error
+                raise DamagedCheckpoint(f"cannot be read ({reason(error)})") from error
 
         leaves = on_all(load)
         placed = [commit_like(leaf, leaves[key]) for key, leaf in wanted.items()]

@@ -13,8 +13,8 @@ from etils import epath
 
 from seeupo_jax.checkpoint.storage import is_bucket
 from seeupo_jax.durable_files import move_file, sync_files, sync_folder, sync_tree
-from seeupo_jax.errors import naming
-from seeupo_jax.parallel.host_cores import cores
+from seeupo_jax.errors import name_file
+from seeupo_jax.parallel.host_cores import usable_cores
 
 MANIFEST = "manifest.json"
 STATE = "state"
@@ -23,10 +23,10 @@ _UNFINISHED_MANIFEST = f"{MANIFEST}.unfinished"
 # What it makes in a state.
 _OF_ORBAX = ("state", "_CHECKPOINT_METADATA", "orbax.checkpoint", "commit_success.txt")
 _INDEX = f"{STATE}/state/manifest.ocdbt"  # says where every array is
-_READERS = min(8, cores())  # hashing lets other threads run
+_READERS = min(8, usable_cores())  # hashing lets other threads run
 
 
-class Damaged(Exception):
+class DamagedCheckpoint(Exception):
     """Why a checkpoint cannot be used, as the end of a sentence that starts with its name."""
 
 
@@ -89,7 +89,7 @@ def check_files(
       hashes: whether they are read; else only their sizes are compared.
 
     Raises:
-      Damaged: one of them is missing or has changed.
+      DamagedCheckpoint: one of them is missing or has changed.
     """
     with ThreadPoolExecutor(_READERS) as readers:
         for _ in readers.map(lambda name: _check_file(folder, name, files[name], hashes), files):
@@ -99,16 +99,16 @@ def check_files(
 def _check_file(folder: epath.Path, name: str, file: Mapping[str, Any], hashes: bool) -> None:
     path = folder / name
     if not path.is_file():
-        raise Damaged(f"lacks its file {name}")
+        raise DamagedCheckpoint(f"lacks its file {name}")
     size = path.stat().length
     if size != file["bytes"]:
-        raise Damaged(f"has {size} bytes in {name} where {file['bytes']} were written")
+        raise DamagedCheckpoint(f"has {size} bytes in {name} where {file['bytes']} were written")
     if hashes and file["sha256"] is not None and _digest(path) != file["sha256"]:
-        raise Damaged(f"has a file {name} that changed after it was written")
+        raise DamagedCheckpoint(f"has a file {name} that changed after it was written")
 
 
 def _digest(path: epath.Path) -> str:
-    with naming(path), path.open("rb") as file:
+    with name_file(path), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -162,22 +162,22 @@ def read_manifest(folder: epath.Path) -> dict[str, Any]:
     """What `write_manifest` wrote.
 
     Raises:
-      Damaged: it is not as it was written.
+      DamagedCheckpoint: it is not as it was written.
     """
     try:
-        with naming(folder / MANIFEST):
+        with name_file(folder / MANIFEST):
             sealed = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if sealed["sha256"] == _seal(sealed["manifest"]):
             return sealed["manifest"]
     except (ValueError, TypeError, LookupError, RecursionError, IsADirectoryError):
         pass  # not JSON, or JSON of another form: damaged just as a broken seal is
-    raise Damaged(f"has a {MANIFEST} that changed after it was written")
+    raise DamagedCheckpoint(f"has a {MANIFEST} that changed after it was written")
 
 
 def _is_sealed(folder: epath.Path) -> bool:
     try:
         read_manifest(folder)
-    except Damaged:
+    except DamagedCheckpoint:
         return False
     return True
 
@@ -186,7 +186,7 @@ def read_score(folder: epath.Path) -> tuple[float, dict[str, Any]] | None:
     """A checkpoint's score and notes; None where it has no score or its manifest is damaged."""
     try:
         manifest = read_manifest(folder)
-    except Damaged:
+    except DamagedCheckpoint:
         return None
     score = manifest.get("score")
     return None if score is None else (score, manifest["extra"])

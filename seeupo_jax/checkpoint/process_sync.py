@@ -14,19 +14,22 @@ import jax
 from etils import epath
 from jax._src import distributed  # the processes' common notes, which need no device
 
-from seeupo_jax.checkpoint.manifest import Damaged
+from seeupo_jax.checkpoint.manifest import DamagedCheckpoint
 from seeupo_jax.checkpoint.storage import is_bucket, keep_root_logger
 from seeupo_jax.configuration import schema
 from seeupo_jax.durable_files import make_folder
 from seeupo_jax.errors import reason, system_error
-from seeupo_jax.parallel.distributed import from_first, gather
+from seeupo_jax.parallel.distributed import broadcast_from_primary, gather
 from seeupo_jax.parallel.file_lock import exclusive
 
 with keep_root_logger():
     from orbax.checkpoint import v1 as ocp
 
 T = TypeVar("T")
-_SENT = {"ValueError": ValueError, "Damaged": Damaged}  # what is raised on all processes alike
+_SENT = {
+    "ValueError": ValueError,
+    "DamagedCheckpoint": DamagedCheckpoint,
+}  # what is raised on all processes alike
 _POLL_S = 1.0  # how often a process asks whether another one has failed
 _SYNC_MS = 3_600_000  # until other processes have synced what they wrote, at the most
 _VISIBLE_TIMEOUT_S = 10.0  # until a new file is seen by hosts that share a folder
@@ -38,7 +41,7 @@ def on_primary(action: Callable[[], T]) -> T:
     """What an action gives on process 0, to all; what it raises there, all raise.
 
     Raises:
-      ValueError, Damaged: as process 0 did. OSError: whatever else it raised.
+      ValueError, DamagedCheckpoint: as process 0 did. OSError: whatever else it raised.
     """
     if jax.process_count() == 1:
         return action()
@@ -50,7 +53,7 @@ def on_primary(action: Callable[[], T]) -> T:
             kind = next((name for name, each in _SENT.items() if isinstance(raised, each)), "")
             error = raised if kind else _received(_sent(raised))
             sent = kind, str(raised), _sent(raised)
-    result, sent = from_first((result, sent))
+    result, sent = broadcast_from_primary((result, sent))
     if sent is None:
         return result
     kind, text, system = sent
@@ -63,20 +66,20 @@ def on_all(action: Callable[[], T]) -> T:
     """What an action gives on this process, once it has ended on all.
 
     Raises:
-      Damaged: where it raised that on any. OSError: where it raised anything else on another.
+      DamagedCheckpoint: it raised that on any process. OSError: it raised anything else on another.
     """
     result = error = None
     try:
         result = action()
     except Exception as raised:
         error = raised
-    sent = None if error is None else (isinstance(error, Damaged), _sent(error))
+    sent = None if error is None else (isinstance(error, DamagedCheckpoint), _sent(error))
     failures = [failure for failure in gather(sent) if failure is not None]
     if failures and (jax.process_count() == 1 or error is not None):
         raise error
     if failures:
         damaged, system = failures[0]
-        raise Damaged(system[0]) if damaged else _received(system)
+        raise DamagedCheckpoint(system[0]) if damaged else _received(system)
     return result
 
 

@@ -28,7 +28,7 @@ _OF_POLICY = ("config.json", "adapter_config.json", "*.safetensors")
 _TIMEOUT_S = 60  # of an answer from a bucket
 
 
-class Unwritable(ValueError):
+class NotWritable(ValueError):
     """This user cannot make a folder on this machine, or not write to it.
 
     name: of the setting that names the folder.
@@ -91,7 +91,7 @@ def check_writable(folder: str | os.PathLike[str], name: str = "--workdir") -> N
       name: of the setting that names the folder.
 
     Raises:
-      Unwritable: this user cannot write there. ValueError: folders cannot be renamed there, as
+      NotWritable: this user cannot write there. ValueError: folders cannot be renamed there, as
         checkpoints and policies are, or a bucket cannot be used.
     """
     if is_bucket(folder):
@@ -101,7 +101,7 @@ def check_writable(folder: str | os.PathLike[str], name: str = "--workdir") -> N
         make_folder(path)
         refused = _rename_one(path / _probe())
     except OSError as error:
-        raise Unwritable(folder, name, reason(error)) from error
+        raise NotWritable(folder, name, reason(error)) from error
     if refused is not None:
         raise ValueError(
             f"{name}: got {os.fspath(folder)}, where folders cannot be renamed ({refused});"
@@ -130,13 +130,13 @@ def _probe() -> str:
     return f".writable.{secrets.token_hex(8)}"
 
 
-def check_could_write(folder: str | os.PathLike[str], name: str = "--workdir") -> None:
+def check_may_write(folder: str | os.PathLike[str], name: str = "--workdir") -> None:
     """As `check_writable`, as far as that can be found out without making anything.
 
     Of a bucket only the name is looked at.
 
     Raises:
-      Unwritable: this user cannot write there. ValueError: a bucket cannot have that name.
+      NotWritable: this user cannot write there. ValueError: a bucket cannot have that name.
     """
     if is_bucket(folder):
         return _check_bucket_name(os.fspath(folder), name)
@@ -144,18 +144,18 @@ def check_could_write(folder: str | os.PathLike[str], name: str = "--workdir") -
     try:
         there = next(each for each in (path, *path.parents) if each.exists())
     except OSError as error:  # a name that is too long, a folder that is closed to this user
-        raise Unwritable(folder, name, reason(error)) from error
+        raise NotWritable(folder, name, reason(error)) from error
     problem = None
     if not there.is_dir():
         problem = errno.EEXIST if there == path else errno.ENOTDIR
     elif not os.access(there, os.W_OK | os.X_OK):
         problem = errno.EACCES
     if problem is not None:
-        raise Unwritable(folder, name, os.strerror(problem))
+        raise NotWritable(folder, name, os.strerror(problem))
 
 
 def check_replaceable(folder: str | os.PathLike[str], name: str = "--workdir") -> None:
-    """As `check_could_write`, where a policy is to be written in place of what a folder holds.
+    """As `check_may_write`, where a policy is to be written in place of what a folder holds.
 
     Where the folder is a link, that is what it points to.
 
@@ -164,7 +164,7 @@ def check_replaceable(folder: str | os.PathLike[str], name: str = "--workdir") -
     """
     target = Path(os.path.realpath(folder))
     for place in (target.parent, target):  # it is written beside it, and then takes its place
-        check_could_write(place, name)
+        check_may_write(place, name)
     policy = any(any(target.glob(pattern)) for pattern in _OF_POLICY)
     if target.is_mount() or (any(target.glob("*")) and not policy):
         raise ValueError(

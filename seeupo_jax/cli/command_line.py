@@ -20,8 +20,8 @@ import jax
 
 from seeupo_jax.checkpoint import (
     Checkpoints,
-    Unwritable,
-    check_could_write,
+    NotWritable,
+    check_may_write,
     check_path,
     check_replaceable,
     check_shared,
@@ -30,13 +30,13 @@ from seeupo_jax.checkpoint import (
     keep_root_logger,
 )
 from seeupo_jax.cli.heap import keep_freed_memory
-from seeupo_jax.cli.hosts.host_settings import host_settings
+from seeupo_jax.cli.host_settings import host_settings
 from seeupo_jax.configuration.fields import is_url
 from seeupo_jax.configuration.flags import Flags, Wrong, integer, path
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.user_code import expand_home
-from seeupo_jax.errors import FileError, file_errors, one_line, printable
+from seeupo_jax.errors import FileError, file_errors, printable, terminal_line
 from seeupo_jax.parallel import cluster
 from seeupo_jax.parallel.device_memory import host_memory
 from seeupo_jax.parallel.distributed import gather
@@ -132,7 +132,7 @@ class _StandardError(logging.StreamHandler):
     def format(self, record: logging.LogRecord) -> str:
         from_package = record.name.startswith("seeupo_jax.")
         if from_package:
-            return one_line(record.getMessage())
+            return terminal_line(record.getMessage())
         return printable(super().format(record))
 
 
@@ -168,13 +168,13 @@ def missing_places(config: Config, workdir: Path) -> list[str]:
     for check in _place_checks(config, workdir, make=False):
         try:
             check()
-        except Unwritable as error:
+        except NotWritable as error:
             missing.setdefault(error.name, str(error))
     return list(missing.values())
 
 
 def _place_checks(config: Config, workdir: Path, *, make: bool) -> Iterator[Callable[[], None]]:
-    check = check_writable if make else check_could_write
+    check = check_writable if make else check_may_write
     directory, output = config.checkpoint.directory, config.warm_start.output
     name = "--workdir" if directory is None else "config.checkpoint.directory"
     checkpoints = find_directory(config.checkpoint, workdir)
@@ -185,7 +185,7 @@ def _place_checks(config: Config, workdir: Path, *, make: bool) -> Iterator[Call
     if output is not None:
         yield partial(check_replaceable, output, "config.warm_start.output")
     if directory is None:
-        yield partial(check_could_write, checkpoints)
+        yield partial(check_may_write, checkpoints)
     else:
         yield partial(check, directory, name)
 
@@ -225,7 +225,7 @@ def cluster_flags(given: argparse.Namespace) -> dict[str, Any]:
     return {"config_file": given.config, **{name: getattr(given, name) for name in names}}
 
 
-def failing_together(given: argparse.Namespace, step: Callable[[], _T]) -> _T:
+def fail_all_processes(given: argparse.Namespace, step: Callable[[], _T]) -> _T:
     """What a step of this process returns; the others, which are about to meet, end with its error.
 
     Args:
@@ -238,14 +238,14 @@ def failing_together(given: argparse.Namespace, step: Callable[[], _T]) -> _T:
         return step()
     except ValueError as error:
         with contextlib.suppress(ValueError):  # of flags, which matter less than the step's
-            place = cluster.find_place(
+            place = cluster.find_process_place(
                 given.coordinator,
                 given.process_id,
                 given.num_processes,
                 timeout_s=given.cluster_timeout_s,
             )
             if place is not None:
-                cluster.refuse(place, str(error))
+                cluster.report_failure(place, str(error))
         raise
 
 
@@ -271,7 +271,7 @@ def join_cluster(
     if jax.distributed.is_initialized():
         return _compare(config)
     timeout_s = cluster_timeout_s
-    place = cluster.find_place(coordinator, process_id, num_processes, timeout_s=timeout_s)
+    place = cluster.find_process_place(coordinator, process_id, num_processes, timeout_s=timeout_s)
     if place is None:
         return
     cluster.join(place, host_settings(config, config_file), timeout_s=timeout_s)
@@ -299,7 +299,7 @@ def prepare_xla(*, small: bool = False) -> None:
     where they have used up half of its memory maps.
 
     Args:
-      small: the policy is, as of `build.is_small`.
+      small: the policy is, as of `build.is_small_policy`.
 
     Raises:
       ValueError: the process computes in 64 bits, which no program here is made for.

@@ -14,7 +14,7 @@ import numpy as np
 from seeupo_jax.comparison.runs import PlannedRun, finished, recorded
 from seeupo_jax.comparison.seed_statistics import mean_height, seed_interval
 from seeupo_jax.display.terminal import format_count
-from seeupo_jax.errors import naming
+from seeupo_jax.errors import name_file
 from seeupo_jax.metrics.statistics import Estimate, read_estimates
 from seeupo_jax.reports.blocks import Point
 from seeupo_jax.reports.charts import Chart, line_chart
@@ -29,7 +29,7 @@ _WIDTH, _HEIGHT = 720, 360  # of the plot, in pixels
 
 
 @dataclass(frozen=True)
-class History:
+class RunCurve:
     """One run. I iterations that have a success rate."""
 
     seed: int
@@ -69,7 +69,7 @@ class Line:
 
     variant: str
     planned: int
-    histories: tuple[History, ...]
+    histories: tuple[RunCurve, ...]
 
     @property
     def done(self) -> bool:
@@ -107,7 +107,7 @@ def read_lines(runs: Sequence[PlannedRun]) -> list[Line]:
     return lines
 
 
-def read_history(run: PlannedRun) -> History | None:
+def read_history(run: PlannedRun) -> RunCurve | None:
     """A run's record; None before its first iteration."""
     records = recorded(run)
     last = run.config.iterations
@@ -118,7 +118,7 @@ def read_history(run: PlannedRun) -> History | None:
 
 def history_of(
     records: Sequence[Mapping[str, Any]], *, seed: int, done: bool, metric: str, last: int
-) -> History | None:
+) -> RunCurve | None:
     """The record of a run's metrics, by iteration; None before its first iteration.
 
     Args:
@@ -138,7 +138,7 @@ def history_of(
         return None
     scores = {r["iteration"]: read_estimates(r)[metric] for r in records if metric in r}
     unknown = Estimate(math.nan, math.nan, math.nan)
-    return History(
+    return RunCurve(
         seed=seed,
         done=done,
         tokens_I=np.array(tokens, np.float64),
@@ -240,7 +240,7 @@ def draw(chart: Chart | None, path: Path) -> None:
     else:
         drawing = alt.LayerChart.from_dict({**chart.spec, "width": _WIDTH, "background": "white"})
     path.parent.mkdir(parents=True, exist_ok=True)
-    with naming(path):
+    with name_file(path):
         drawing.save(path, scale_factor=2 if path.suffix == ".png" else 1)
 
 

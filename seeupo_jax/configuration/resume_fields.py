@@ -13,12 +13,12 @@ from typing import Any
 
 
 class Decision(Enum):
-    """A kind of field; the value is what the documentation says of it."""
+    """The effect of a changed field when a run resumes; the value is the documentation's text."""
 
-    COMPUTED = "where and how it is computed: the results are the same up to rounding"
-    APPLIES = "the new value holds from where the run resumes"
-    CONTENT = "what it stands for is compared, not the value itself"
-    REFUSED = "another value is another run: it needs a new workdir"
+    COMPUTED = "only where and how it is computed changes: the results are the same up to rounding"
+    APPLIES = "the new value applies from where the run resumes"
+    CONTENT = "the content behind the value is compared, not the value itself"
+    REFUSED = "refused: another value is another run and needs a new workdir"
 
 
 C, A, T, R = Decision.COMPUTED, Decision.APPLIES, Decision.CONTENT, Decision.REFUSED

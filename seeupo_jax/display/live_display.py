@@ -14,7 +14,7 @@ from rich.segment import ControlType
 from rich.text import Text
 
 from seeupo_jax.display.terminal import SafeStream
-from seeupo_jax.display.view import GAP, Row
+from seeupo_jax.display.view import GAP, DisplayRow
 
 _BARS = {True: ("━", "─"), False: ("=", "-")}  # done, not done; by whether there is Unicode
 _LABEL = 11  # columns
@@ -29,7 +29,7 @@ class LiveDisplay:
       look: the rows, those that matter most first; what does not fit is left out.
     """
 
-    def __init__(self, stream: SafeStream, look: Callable[[], Sequence[Row]]):
+    def __init__(self, stream: SafeStream, look: Callable[[], Sequence[DisplayRow]]):
         self._stream, self._look = stream, look
         self._drawn: list[int] = []  # cells of each line, as drawn last
         self._console = Console(
@@ -81,7 +81,7 @@ class LiveDisplay:
             self._console.size = ConsoleDimensions(width, height)
 
 
-def _line(row: Row, width: int, unicode: bool) -> Text:
+def _line(row: DisplayRow, width: int, unicode: bool) -> Text:
     """A row within a width: its bar shrinks first, then its last parts are left out."""
     line = Text(f"{row.label:{_LABEL}}", style="dim", no_wrap=True)
     first, *others = row.parts

@@ -10,7 +10,7 @@ _WINDOW_S = 10.0  # that a rate is of
 _ENOUGH_S = 1.0  # of a phase, before its part done says anything
 
 
-class Pace:
+class PhaseDurations:
     """Durations of phases by name, and what they say of the one under way."""
 
     def __init__(self) -> None:

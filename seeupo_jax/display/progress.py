@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from seeupo_jax.display import view
-from seeupo_jax.display.pace import Pace, Rate
+from seeupo_jax.display.pace import PhaseDurations, Rate
 from seeupo_jax.display.terminal import SafeStream, can_redraw, format_duration
-from seeupo_jax.display.view import Moment, Row, State
-from seeupo_jax.errors import one_line
+from seeupo_jax.display.view import DisplayRow, Moment, State
+from seeupo_jax.errors import terminal_line
 from seeupo_jax.metrics.statistics import read_estimates, split_and_metric
 from seeupo_jax.rollout.watch import Watch
 
@@ -32,7 +32,7 @@ _SPARKLINE = 30  # values
 _RECENT = 20  # iterations that the time left is judged by
 
 
-class Progress:
+class ProgressDisplay:
     """Shows a run's phases and iterations; nothing that the terminal does can stop the run.
 
     Use it as a context manager. On a terminal it redraws a few lines; elsewhere, or with
@@ -81,14 +81,14 @@ class Progress:
         now = clock()
         self._state = State(total_iterations, 0, "", began=now, phase_began=now)
         self._compiled = (0, 0.0)  # programs, and seconds of compiling, before the phase
-        self._pace, self._rate = Pace(), Rate()
+        self._pace, self._rate = PhaseDurations(), Rate()
         self._iteration_began = now
         self._next_line = now + _LONG_S
         self._writing, self._over = threading.Lock(), threading.Event()
         self._ticker = threading.Thread(target=self._tick_on, name="progress", daemon=True)
         self._live = self._live_display() if redraw else None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressDisplay:
         (self._ticker if self._live is None else self._live).start()
         if self._fell_back:
             self.log("display=rich needs a terminal; plain lines instead")
@@ -171,7 +171,7 @@ class Progress:
         """Writes a line that stays; what a policy or an environment said in it moves no cursor."""
         if not self._shown:
             return
-        text = one_line(text)
+        text = terminal_line(text)
         if _LOGGER.isEnabledFor(logging.INFO) or _has_level():
             _LOGGER.info(text)
             return
@@ -230,7 +230,7 @@ class Progress:
 
         unicode = self._stream.unicode
 
-        def rows() -> Sequence[Row]:
+        def rows() -> Sequence[DisplayRow]:
             return view.rows(self._state, self._moment(self._clock()), unicode=unicode)
 
         return LiveDisplay(self._stream, rows)

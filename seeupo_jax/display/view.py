@@ -59,7 +59,7 @@ class Moment(NamedTuple):
     program: tuple[int, float] | None = None
 
 
-class Row(NamedTuple):
+class DisplayRow(NamedTuple):
     """A row of the display.
 
     bar: how much of it is done; None: it has none.
@@ -72,27 +72,27 @@ class Row(NamedTuple):
     trend: str = ""
 
 
-def rows(state: State, moment: Moment, *, unicode: bool = True) -> list[Row]:
+def rows(state: State, moment: Moment, *, unicode: bool = True) -> list[DisplayRow]:
     """The display, the rows that matter most first; none is empty, and no part moves the cursor."""
     elapsed = f"elapsed {format_duration(moment.now - state.began)}"
     every = [
-        Row("phase", _phase_parts(state, moment), part_done(state, moment.activity)),
-        Row("envs", _environments(moment)),
-        Row("slowest", _slowest(moment.activity)),
-        Row(
+        DisplayRow("phase", _phase_parts(state, moment), part_done(state, moment.activity)),
+        DisplayRow("envs", _environments(moment)),
+        DisplayRow("slowest", _slowest(moment.activity)),
+        DisplayRow(
             "success",
             [f"{state.successes[-1]:.2f}"] if state.successes else [],
             trend=sparkline(state.successes, unicode=unicode),
         ),
-        Row("policy", _shown(state.metrics, "outcome", "update")),
-        Row("speed", _shown(state.metrics, "speed")),
-        Row("tested", [state.evaluation] if state.evaluation else []),
-        Row("trouble", _troubles(state.metrics)),
+        DisplayRow("policy", _shown(state.metrics, "outcome", "update")),
+        DisplayRow("speed", _shown(state.metrics, "speed")),
+        DisplayRow("tested", [state.evaluation] if state.evaluation else []),
+        DisplayRow("trouble", _troubles(state.metrics)),
     ]
     if state.total:
         count = f"{state.done}/{state.total}"
         parts = [count, *time_parts(state, moment.now), elapsed]
-        every.insert(0, Row("iteration", parts, state.done / state.total))
+        every.insert(0, DisplayRow("iteration", parts, state.done / state.total))
     else:
         every[0] = every[0]._replace(parts=[*every[0].parts, elapsed])
     return [row._replace(parts=[*map(_one_line, row.parts)]) for row in every if row.parts]

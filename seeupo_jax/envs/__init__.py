@@ -1,4 +1,4 @@
-"""Environments: text worlds on the host; nothing here imports jax."""
+"""Environments: text worlds that run on the host, without jax."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from seeupo_jax.envs.base import (
     TransientError,
 )
 
-# Name -> where its class lies; imported on first use, since some need packages of their own.
+# The class of each environment by name; imported on first use, since some need extra packages.
 ENVIRONMENTS = {
     "order_desk": "seeupo_jax.envs.order_desk.environment:OrderDesk",
     "bfcl": "seeupo_jax.envs.bfcl.environment:Bfcl",
@@ -38,16 +38,16 @@ ENVIRONMENTS = {
     "textworld_express": "seeupo_jax.envs.textworld_express:TextWorldExpress",
 }
 _METHODS = ("task_ids", "reset", "step", "score", "close")
-# Methods that an environment may have, by the table of docs/environments.md.
+# Optional methods, as in the table of docs/environments.md.
 _OPTIONAL = "finish labels reference task_shares fork demonstrations vocabulary".split()
 
 
 def make(name: str, /, **options: Any) -> Environment:
-    """An environment by name, or a user's `module:Class`.
+    """Makes an environment by its name, or a user's `module:Class`.
 
     Raises:
-      ValueError: an unknown name or option; a class that does not exist, lacks a method or cannot
-        be made.
+      ValueError: the name or an option is unknown, or the class does not exist, lacks a method or
+        cannot be instantiated.
     """
     kind = _find(name)
     try:
@@ -58,7 +58,7 @@ def make(name: str, /, **options: Any) -> Environment:
         made = kind(**options)
     except (Exception, SystemExit) as error:  # of a user's class
         if isinstance(error, ValueError) and name in ENVIRONMENTS:
-            raise  # a sentence of its own
+            raise  # already a full sentence
         raise ValueError(f"env.name: {name!r} cannot be made: {located(error)}.") from error
     missing = [method for method in _METHODS if not callable(getattr(made, method, None))]
     if missing and name not in ENVIRONMENTS:
@@ -67,7 +67,7 @@ def make(name: str, /, **options: Any) -> Environment:
 
 
 def misspelt_methods(name: str) -> dict[str, str]:
-    """Methods of a user's `module:Class` that are likely meant to be optional ones, and which."""
+    """Maps method names of a user's `module:Class` to the optional methods that they resemble."""
     kind = _find(name) if ":" in name else None
     return near_misses(public_functions(kind), _OPTIONAL) if isinstance(kind, type) else {}
 

@@ -1,8 +1,8 @@
 """Rewards of turns from reference calls, by matching (MatchTIR, arXiv:2601.10712).
 
 Every call of an episode, or of a part of it, is compared with every call of the task's reference
-solution; a matching says how much of which reference call each has earned, wherever it stands. For
-any environment whose tasks hold reference calls; NumPy only.
+solution. A matching assigns reference calls, or shares of them, to calls, regardless of their
+positions. It works for any environment whose tasks have reference calls and needs only NumPy.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _TOLERANCE = 1e-9  # of the marginals of a transport plan
 
 
 def call_similarity(call: ToolCall, reference: ToolCall) -> float:
-    """How much of a reference call a call is.
+    """Similarity of a call to a reference call.
 
-    0 where the names differ, else [1 + J + V] / (2 + parameters of the reference): J is the Jaccard
-    index of the names of parameters (1 where neither has any), V how many of the reference's
-    parameters have its value. Numbers of equal value are equal, true and 1 are not, and a tuple is
-    a list. Arguments without a name count by their place.
+    0 if the names differ, else [1 + J + V] / (2 + parameters of the reference): J is the Jaccard
+    index of the parameters' names (1 if neither has any), V the number of the reference's
+    parameters that have its value. Numbers of equal value are equal, true and 1 are not, and a
+    tuple equals a list. Positional arguments count by their position.
 
     Returns:
       A number in [0, 1]; 1 for the same name and arguments.
@@ -40,15 +40,15 @@ def call_similarity(call: ToolCall, reference: ToolCall) -> float:
 
 
 def match_hard(similarity_PG: np.ndarray) -> np.ndarray:
-    """Pairs of calls and reference calls, the most similar first, each in one pair at most.
+    """Pairs calls and reference calls greedily, the most similar first.
 
-    Among equals the first call comes first, then the first reference call.
+    Each is in at most one pair. Ties go to the first call, then to the first reference call.
 
     Args:
       similarity_PG: float [P calls, G reference calls], at least 0.
 
     Returns:
-      float64 [P], the similarity of each call's pair; 0 without one.
+      float64 [P], the similarity of each call's pair; 0 for a call without a pair.
     """
     reward_P = np.zeros(len(similarity_PG))
     free_P, free_G = (np.ones(size, bool) for size in similarity_PG.shape)
@@ -64,50 +64,52 @@ def match_soft(similarity_PG: np.ndarray) -> np.ndarray:
     """Similarity times the entropic optimal transport plan between calls and reference calls.
 
     The plan has uniform marginals, the cost -similarity and the regularization 0.1. A call's share
-    is 1/P, so that all rewards together are 1 at most, and the more calls, the less each can earn.
+    is 1/P, so all rewards sum to at most 1: the more calls, the less each can earn.
 
     Args:
       similarity_PG: float [P calls, G reference calls], in [0, 1].
 
     Returns:
-      float64 [P]: r_p = sum over g of plan_pg similarity_pg; 0 where there is no reference call.
+      float64 [P]: r_p = sum over g of plan_pg similarity_pg; 0 if there is no reference call.
     """
     if not similarity_PG.size:
         return np.zeros(len(similarity_PG))
     calls, references = similarity_PG.shape
     potential_G = np.zeros(references)
     plan_PG = _plan(similarity_PG, potential_G)
-    while _lack(plan_PG) > _TOLERANCE:
-        # A round of Sinkhorn's iteration always comes nearer; where calls of one name nearly
-        # balance their references, it would take 100,000 of them, and Newton's method a few.
+    while _marginal_error(plan_PG) > _TOLERANCE:
+        # A Sinkhorn iteration always reduces the error, but takes 100,000 rounds where the calls of
+        # one name nearly balance their references; Newton's method takes a few.
         candidates = [potential_G - REGULARIZATION * np.log(references * plan_PG.sum(0))]
         newton_G = potential_G + _newton_step(plan_PG)
-        if np.ptp(newton_G) <= 1:  # as the solution's: similarities differ by 1 at most
+        if np.ptp(newton_G) <= 1:  # holds for the solution: similarities differ by 1 at most
             candidates.append(newton_G)
-        potential_G = min(candidates, key=lambda each_G: _lack(_plan(similarity_PG, each_G)))
+        potential_G = min(
+            candidates, key=lambda each_G: _marginal_error(_plan(similarity_PG, each_G))
+        )
         plan_PG = _plan(similarity_PG, potential_G)
     return (plan_PG * similarity_PG).sum(1)
 
 
 def _plan(similarity_PG: np.ndarray, potential_G: np.ndarray) -> np.ndarray:
-    """The plan of potentials of the reference calls; each call has its share."""
+    """The plan for potentials of the reference calls; each call's marginal is exact."""
     exponent_PG = (similarity_PG + potential_G) / REGULARIZATION
     weight_PG = np.exp(exponent_PG - exponent_PG.max(1, keepdims=True))
     return weight_PG / (len(weight_PG) * weight_PG.sum(1, keepdims=True))
 
 
-def _lack(plan_PG: np.ndarray) -> float:
-    """How far a plan is from the shares of the reference calls, all together."""
+def _marginal_error(plan_PG: np.ndarray) -> float:
+    """The L1 error of a plan's marginals over the reference calls."""
     return float(np.abs(plan_PG.sum(0) - 1 / plan_PG.shape[1]).sum())
 
 
 def _newton_step(plan_PG: np.ndarray) -> np.ndarray:
-    """A step of the potentials, the first of which stays: only their differences matter."""
+    """A Newton step of the potentials; the first one is fixed, since only differences matter."""
     share_G = plan_PG.sum(0)
     slope_GG = np.diag(share_G) - len(plan_PG) * plan_PG.T @ plan_PG
     step_G = np.zeros(len(share_G))
-    lack_G = 1 / len(share_G) - share_G
-    step_G[1:] = REGULARIZATION * np.linalg.solve(slope_GG[1:, 1:], lack_G[1:])
+    error_G = 1 / len(share_G) - share_G
+    step_G[1:] = REGULARIZATION * np.linalg.solve(slope_GG[1:, 1:], error_G[1:])
     return step_G
 
 
@@ -118,17 +120,17 @@ MATCHINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"hard": match_hard, 
 def matching_rewards(
     turns: Sequence[Sequence[ToolCall]], reference: Sequence[ToolCall], matching: str = "hard"
 ) -> list[float]:
-    """The reward of each turn: the mean over its calls of what the matching gives each.
+    """The reward of each turn: the mean of its calls' rewards by the matching.
 
     Args:
       turns: the calls of each turn, in order. reference: the calls of a reference solution of all
         these turns. matching: one of `MATCHINGS`.
 
     Returns:
-      A number in [0, 1] for each turn; 0 for one without a call.
+      A number in [0, 1] for each turn; 0 for a turn without calls.
 
     Raises:
-      ValueError: another matching.
+      ValueError: the matching is unknown.
     """
     check_choice("matching", matching, MATCHINGS)
     calls = [call for turn in turns for call in turn]
@@ -140,10 +142,10 @@ def matching_rewards(
 
 
 class MatchingReward:
-    """Pays `matching_rewards` step by step, right wherever the episode is cut off.
+    """`matching_rewards` in steps, whose sums are correct wherever the episode is truncated.
 
     Args:
-      reference: the calls of a reference solution, or of its part that comes first.
+      reference: the calls of a reference solution, or of its first part.
       matching: one of `MATCHINGS`.
     """
 
@@ -152,22 +154,22 @@ class MatchingReward:
         self.begin(reference)
 
     def begin(self, reference: Sequence[ToolCall]) -> None:
-        """Lets the steps from the next one on be matched with another part of the solution."""
+        """Matches the steps from the next one on with another part of the solution."""
         self._reference = reference
         self._turns: list[Sequence[ToolCall]] = []
-        self._paid: list[float] = []
+        self._earned: list[float] = []
 
-    def pay(self, calls: Sequence[ToolCall]) -> list[float]:
-        """What a step with these calls adds to the rewards of all steps so far, its own last.
+    def step_rewards(self, calls: Sequence[ToolCall]) -> list[float]:
+        """Returns what a step with these calls adds to the reward of each step so far.
 
-        It is of the form of `StepResult.rewards`: a better call takes a reference call from an
-        earlier one.
+        The step's own reward is last, as in `StepResult.rewards`. An earlier step loses reward if a
+        call of this step matches its reference call better.
         """
         before, self._steps = self._steps - len(self._turns), self._steps + 1
         self._turns.append(calls)
         rewards = matching_rewards(self._turns, self._reference, self._matching)
-        added = [new - old for new, old in zip(rewards, [*self._paid, 0.0], strict=True)]
-        self._paid = rewards
+        added = [new - old for new, old in zip(rewards, [*self._earned, 0.0], strict=True)]
+        self._earned = rewards
         return [0.0] * before + added
 
 
@@ -176,7 +178,7 @@ def _parameters(call: ToolCall) -> Mapping[Any, Any]:
 
 
 def _equal(left: Any, right: Any) -> bool:
-    """Equality of JSON values: Python's has True == 1 and (1,) != [1]."""
+    """Equality of JSON values; in Python True == 1 and (1,) != [1]."""
     if isinstance(left, list | tuple) and isinstance(right, list | tuple):
         return len(left) == len(right) and all(map(_equal, left, right))
     if isinstance(left, dict) and isinstance(right, dict):

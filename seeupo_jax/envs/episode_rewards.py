@@ -1,4 +1,4 @@
-"""Rewards of episodes that are scored by a share of requirements, and degenerate messages."""
+"""Rewards of episodes that are scored by the share of requirements met; degenerate messages."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 MAX_PIECE = 256  # characters of a repeated piece
 MIN_REPEATS = 8
 MIN_REPEATED = 400  # characters of all repeats together
-MAX_CHARS = 32_768  # at the end of a message, searched for repetition
+MAX_CHARS = 32_768  # at the end of a message, in which repetition is searched
 
-# Marks that only a chat template may write: <|im_start|> and its like in both kinds of bars, the
-# tags around a tool's answer, the turns of Gemma, the instructions of Llama 2 and Mistral.
+# Markers that only a chat template may write: <|im_start|> and similar ones with either kind of
+# bar, the tags around a tool's answer, Gemma's turns, the instructions of Llama 2 and Mistral.
 _CONTROL = re.compile(
     r"<[|\uff5c][^<>|\uff5c\s]{1,64}[|\uff5c]>|</?tool_response>|<(?:start|end)_of_turn>|\[/?INST\]"
 )
 
 
-# What an episode has earned, from the share of its requirements that are met (1: success) and
-# whether one of its messages was degenerate.
+# An episode's reward, from the share of its requirements that are met (1: success) and whether one
+# of its messages was degenerate.
 REWARDS: dict[str, Callable[[float, bool], float]] = {
     "official": lambda share, degenerate: float(share == 1),
     "fraction": lambda share, degenerate: share,
@@ -29,33 +29,33 @@ REWARDS: dict[str, Callable[[float, bool], float]] = {
 
 
 class EpisodeReward:
-    """An episode's reward, paid step by step: the sum is right wherever the episode is cut off.
+    """An episode's reward in steps, whose sum is correct wherever the episode is truncated.
 
-    degenerate: whether a message so far was.
+    degenerate: whether any message so far was degenerate.
 
     Args:
       kind: one of `REWARDS`.
     """
 
     def __init__(self, kind: str):
-        self._total, self._paid = REWARDS[kind], 0.0
+        self._episode_reward, self._earned = REWARDS[kind], 0.0
         self.degenerate = False
 
     def read(self, message: str) -> None:
-        """Takes note of a message of the policy."""
+        """Checks a message of the policy for degeneracy."""
         self.degenerate = self.degenerate or is_degenerate(message)
 
-    def pay(self, share: float) -> float:
-        """What a step adds that leaves this share of the requirements met."""
-        before, self._paid = self._paid, self._total(share, self.degenerate)
-        return self._paid - before
+    def step_reward(self, share: float) -> float:
+        """Returns the reward of a step after which this share of the requirements is met."""
+        before, self._earned = self._earned, self._episode_reward(share, self.degenerate)
+        return self._earned - before
 
 
 def is_degenerate(text: str) -> bool:
-    """Whether a message repeats itself or holds a control token's name as text.
+    """Whether a message repeats itself or contains a control token's name as text.
 
-    Repetition: a piece of at most `MAX_PIECE` characters, `MIN_REPEATS` times or more in direct
-    succession, over at least `MIN_REPEATED` of the last `MAX_CHARS` characters.
+    It repeats itself if a piece of at most `MAX_PIECE` characters occurs at least `MIN_REPEATS`
+    times in direct succession, over at least `MIN_REPEATED` of the last `MAX_CHARS` characters.
     """
     return _CONTROL.search(text) is not None or _repeats(text[-MAX_CHARS:])
 
@@ -71,6 +71,6 @@ def _repeats(text: str) -> bool:
 
 
 def _longest_run(flags: np.ndarray) -> int:
-    """The length of the longest run of true values."""
+    """Returns the length of the longest run of true values."""
     ends = np.flatnonzero(~flags)
     return int(np.diff(ends, prepend=-1, append=len(flags)).max()) - 1

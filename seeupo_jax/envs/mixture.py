@@ -12,7 +12,7 @@ from typing import Any
 
 from seeupo_jax import envs
 from seeupo_jax.configuration.user_code import NAMES, is_name, shown
-from seeupo_jax.envs import Environment, gate
+from seeupo_jax.envs import Environment
 from seeupo_jax.envs.base import (
     ENVIRONMENT,
     Demonstration,
@@ -23,15 +23,17 @@ from seeupo_jax.envs.base import (
     Tool,
 )
 from seeupo_jax.envs.snapshot import fork, has_fork
+from seeupo_jax.envs.tasks import list_task_shares, task_labels, task_reference
+from seeupo_jax.envs.validation import has_demonstrations, reset_episode
 
 
 @dataclass(frozen=True)
-class Part:
-    """One of the environments.
+class MixtureComponent:
+    """One environment of a mixture.
 
     name, options: as in `config.env`.
-    weight: its share of the groups that training samples, relative to the others'.
-    label: what its tasks and metrics are called; None: the name, without a module.
+    weight: its share of the groups that training samples, relative to the other environments.
+    label: its name in task ids and metrics; None: `name` without its module.
     """
 
     name: str
@@ -41,31 +43,31 @@ class Part:
 
 
 class Mixture(Killable):
-    """Each task is of one of the environments: it is `LABEL:TASK`, with that one's messages, tools,
-    rewards and score, and the label `env=LABEL` beside its own.
+    """Several environments as one.
 
-    Every split has all environments' tasks of that name, so that the first ones hold each
-    environment's in proportion to its weight.
+    The task `LABEL:TASK` is the task TASK of one environment, with its messages, tools, rewards,
+    score and labels, and the additional label `env=LABEL`. A split interleaves the tasks of all
+    environments: any first tasks are in proportion to the weights.
 
     Args:
       parts: the environments by label.
-      made: of them those that are there already; others are made when they are used.
-      playing: the label of the one whose episode it is.
+      made: environments that exist already, by label; the others are made when they are used.
+      playing: the label of the environment that plays the current episode.
     """
 
     def __init__(
         self,
-        parts: Mapping[str, Part],
+        parts: Mapping[str, MixtureComponent],
         made: Mapping[str, Environment],
         playing: str | None = None,
     ):
         self._parts, self._made, self._playing = parts, dict(made), playing
 
     def task_shares(self, split: str) -> list[TaskShare]:
-        """The tasks of each environment, with its weight, of which its own parts have shares."""
+        """Returns the tasks of each environment with its weight, which its own parts divide."""
         shares: list[TaskShare] = []
         for label, part in self._parts.items():
-            own = gate.task_shares(self._part(label), split)
+            own = list_task_shares(self._part(label), split)
             total = sum(share.weight for share in own)
             for share in own:
                 name = f"{label}:{share.name}" if share.name else label
@@ -84,7 +86,7 @@ class Mixture(Killable):
     ) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
         environment, part_task = self._find(task_id)
         self._playing = task_id.partition(":")[0]
-        return gate.reset(environment, part_task, seed, episode_seed)
+        return reset_episode(environment, part_task, seed, episode_seed)
 
     def step(self, text: str) -> StepResult:
         return self._running().step(text)
@@ -94,17 +96,17 @@ class Mixture(Killable):
 
     @property
     def finish(self) -> Callable[[str], float | None] | None:
-        """What is called when the trainer ends the episode, where its environment has that."""
+        """The `finish` of the episode's environment, which the trainer calls; None: it has none."""
         return getattr(self._running(), "finish", None)
 
     def close(self) -> None:
-        """Closes all environments, although one fails in it."""
+        """Closes all environments, even if one fails to close."""
         with contextlib.ExitStack() as closing:
             for environment in self._made.values():
                 closing.callback(environment.close)
 
     def kill(self) -> None:
-        """Ends the calls of those that can be killed; any thread may call it."""
+        """Ends the running calls of killable environments; any thread may call it."""
         for environment in [*self._made.values()]:
             if isinstance(environment, Killable):
                 environment.kill()
@@ -112,14 +114,14 @@ class Mixture(Killable):
     def labels(self, task_id: str) -> dict[str, str]:
         environment, part_task = self._find(task_id)
         label = task_id.partition(":")[0]
-        return {ENVIRONMENT: label} | gate.labels(environment, part_task) | {ENVIRONMENT: label}
+        return {ENVIRONMENT: label} | task_labels(environment, part_task) | {ENVIRONMENT: label}
 
     def reference(self, task_id: str) -> str | None:
         environment, part_task = self._find(task_id)
-        return gate.reference(environment, part_task)
+        return task_reference(environment, part_task)
 
     def _find(self, task_id: str) -> tuple[Environment, str]:
-        """A task's environment, and what it calls the task."""
+        """Returns a task's environment and its task id there."""
         label, colon, part_task = task_id.partition(":")
         if not colon or label not in self._parts:
             allowed = ", ".join(f"{name}:TASK" for name in self._parts)
@@ -139,21 +141,21 @@ class Mixture(Killable):
 
 
 class ForkingMixture(Mixture):
-    """A mixture of environments that can all be copied in the middle of an episode."""
+    """A mixture whose environments can all be copied in the middle of an episode."""
 
     def fork(self) -> Mixture:
-        """Another one in the same state of the same episode."""
+        """Makes another mixture in the same state of the same episode."""
         return type(self)(self._parts, {self._playing: fork(self._running())}, self._playing)
 
 
 class DemonstratingMixture(Mixture):
-    """A mixture of environments that all have demonstrations."""
+    """A mixture whose environments all have demonstrations."""
 
     def demonstrations(self, split: str, **options: Any) -> Sequence[Demonstration]:
-        """All environments' demonstrations, evenly interleaved.
+        """Returns the demonstrations of all environments, evenly interleaved.
 
         Args:
-          options: by label, those of an environment's own `demonstrations`.
+          options: by label, the options of each environment's `demonstrations`.
         """
         wrong = [
             k
@@ -168,18 +170,18 @@ class DemonstratingMixture(Mixture):
         demonstrations = [
             made.demonstrations(split, **options.get(label, {}))
             for label in self._parts
-            if gate.has_demonstrations(made := self._part(label))
+            if has_demonstrations(made := self._part(label))
         ]
         return _Interleaved(demonstrations)
 
     def vocabulary(self) -> Sequence[str]:
-        """All environments' words."""
-        makers = filter(gate.has_demonstrations, map(self._part, self._parts))
+        """Returns the words of all environments."""
+        makers = filter(has_demonstrations, map(self._part, self._parts))
         return tuple(dict.fromkeys(word for made in makers for word in made.vocabulary()))
 
 
 class _ForkingDemonstratingMixture(DemonstratingMixture, ForkingMixture):
-    """A mixture of environments that have demonstrations and can be copied."""
+    """A mixture whose environments all have demonstrations and can be copied."""
 
 
 class _Interleaved(Sequence[Demonstration]):
@@ -196,21 +198,21 @@ class _Interleaved(Sequence[Demonstration]):
 
 
 def make_mixture(environments: Sequence[Mapping[str, Any]]) -> Mixture:
-    """A mixture, which has demonstrations, and can be copied, where all of its environments do.
+    """Makes a mixture; it has demonstrations and can be copied if all its environments do and can.
 
     Args:
-      environments: at least one; each a dict with the fields of `Part`.
+      environments: at least one; each is a dict with the fields of `MixtureComponent`.
 
     Raises:
-      ValueError: one of them cannot be made, or two have one label.
+      ValueError: an environment cannot be made, or two have the same label.
     """
-    parts = read_parts(environments)
+    parts = read_components(environments)
     made = {label: envs.make(part.name, **part.options) for label, part in parts.items()}
-    shown_how = all(map(gate.has_demonstrations, made.values()))
+    shown_how = all(map(has_demonstrations, made.values()))
     return _KINDS[shown_how, all(map(has_fork, made.values()))](parts, made)
 
 
-# Whether all environments have demonstrations, and whether all can be copied.
+# The class, by whether all environments have demonstrations and whether all can be copied.
 _KINDS: dict[tuple[bool, bool], type[Mixture]] = {
     (False, False): Mixture,
     (True, False): DemonstratingMixture,
@@ -220,7 +222,7 @@ _KINDS: dict[tuple[bool, bool], type[Mixture]] = {
 
 
 def _interleaved(sizes: Sequence[int], weights: Sequence[float]) -> list[tuple[int, int]]:
-    """Pairs of a part and an index in it: any first few hold the parts in proportion to weights."""
+    """Returns pairs of a part and an index in it; any first pairs are in proportion to weights."""
     every = itertools.chain.from_iterable(
         (((index + 0.5) / weight, part, index) for index in range(size))
         for part, (size, weight) in enumerate(zip(sizes, weights, strict=True))
@@ -229,13 +231,13 @@ def _interleaved(sizes: Sequence[int], weights: Sequence[float]) -> list[tuple[i
     return [(part, index) for _, part, index in sorted(every)]
 
 
-def read_parts(environments: Any) -> dict[str, Part]:
-    """The environments by label; ValueError: see `make_mixture`."""
+def read_components(environments: Any) -> dict[str, MixtureComponent]:
+    """Returns the components by label; raises as `make_mixture`."""
     where = "env.options.environments"
     if not isinstance(environments, list | tuple) or not environments:
         allowed = 'a list of dicts, such as [{"name": "order_desk", "weight": 2.0}]'
         raise ValueError(f"{where}: got {shown(environments)}; allowed: {allowed}.")
-    parts: dict[str, Part] = {}
+    parts: dict[str, MixtureComponent] = {}
     for number, each in enumerate(environments):
         label, part = _read_part(each, f"{where}[{number}]")
         if label in parts:
@@ -247,15 +249,15 @@ def read_parts(environments: Any) -> dict[str, Part]:
     return parts
 
 
-def _read_part(fields: Any, where: str) -> tuple[str, Part]:
-    """A part and its label."""
-    names = [each.name for each in dataclasses.fields(Part)]
+def _read_part(fields: Any, where: str) -> tuple[str, MixtureComponent]:
+    """Returns a component and its label."""
+    names = [each.name for each in dataclasses.fields(MixtureComponent)]
     if not isinstance(fields, Mapping) or "name" not in fields or not fields.keys() <= set(names):
         raise ValueError(
             f"{where}: got {shown(fields)}; allowed: a dict with name, and perhaps"
             f" {', '.join(names[1:])}."
         )
-    part = Part(**fields)
+    part = MixtureComponent(**fields)
     if not isinstance(part.name, str):
         raise ValueError(f"{where}.name: got {shown(part.name)}; allowed: a text.")
     if not isinstance(part.options, Mapping):

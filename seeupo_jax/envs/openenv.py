@@ -1,7 +1,7 @@
 """`openenv`: a client of environments that OpenEnv serves, and of plain HTTP reset/step servers.
 
-OpenEnv keeps an episode as long as a WebSocket, at `/ws`; its HTTP `/reset` and `/step` make a new
-environment for every request. Hand-written servers often keep one episode behind the latter.
+OpenEnv keeps one episode per WebSocket connection, at `/ws`; its HTTP `/reset` and `/step` make a
+new environment for every request. Other servers often keep one episode behind `/reset` and `/step`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,17 @@ from typing import Any, ClassVar
 import urllib3
 
 from seeupo_jax.configuration.user_code import escaped
-from seeupo_jax.envs import gate, seeded
 from seeupo_jax.envs.base import Killable, Message, StepResult, Tool, TransientError
+from seeupo_jax.envs.seeded_tasks import (
+    FIRST_TEST,
+    last_line,
+    normalized_score,
+    numbered_tasks,
+    opening_messages,
+    text_result,
+)
 from seeupo_jax.envs.transport.http_client import HttpClient, end_socket
+from seeupo_jax.envs.validation import ProtocolError, check_reward
 
 MAX_ANSWER_BYTES = 64 * 2**20
 _CONNECT_S = 10.0
@@ -26,11 +34,11 @@ _Data = dict[str, Any]
 
 
 class _InvalidAction(Exception):
-    """The server rejects the action, which had no effect."""
+    """The server rejects the action; it had no effect."""
 
 
 class _WebSocket:
-    """One connection is one episode's environment: when it breaks, the episode ends."""
+    """A connection to one episode's environment; the episode ends when the connection breaks."""
 
     def __init__(self, url: str, timeout_s: float | None):
         self._url, self._timeout_s = f"{url}/ws", timeout_s
@@ -50,7 +58,7 @@ class _WebSocket:
                 max_size=MAX_ANSWER_BYTES,
             )
             self._socket = self._opened.enter_context(connection)
-            if self._killed:  # else `kill` finds this socket
+            if self._killed:  # `kill` could not see this socket
                 end_socket(connection.socket)
         return self._ask({"type": "reset", "data": options})
 
@@ -78,7 +86,7 @@ class _WebSocket:
             self._socket.send(json.dumps(message))
             answer = _parsed(self._socket.recv(timeout=self._timeout_s), self._url)
         except Exception:
-            self.close()  # a late answer would be read as that of the next message
+            self.close()  # a late answer would be taken for the answer to the next message
             raise
         data = _fields(answer, self._url, "type", "data")["data"]
         if answer["type"] != "error":
@@ -92,9 +100,9 @@ class _WebSocket:
 
 
 class _Http:
-    """POST /reset and /step, of a server that keeps one episode between them."""
+    """POST /reset and /step to a server that keeps one episode between requests."""
 
-    _playing: ClassVar[dict[str, _Http]] = {}  # by address, the last that has reset
+    _playing: ClassVar[dict[str, _Http]] = {}  # by address, the client that reset last
 
     def __init__(self, url: str, timeout_s: float | None):
         self._url = url
@@ -125,7 +133,7 @@ class _Http:
     def _post(self, operation: str, body: _Data) -> _Data:
         url = f"{self._url}/{operation}"
         try:
-            # Half a character is sent as its escape; urllib3's own JSON would fail on it.
+            # Lone surrogates are sent as escapes; urllib3's own JSON encoding fails on them.
             data, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
             response = self._http.request(
                 "POST",
@@ -151,7 +159,7 @@ def _parsed(payload: str | bytes, where: str) -> Any:
     try:
         return json.loads(payload)
     except (ValueError, RecursionError):
-        raise gate.ProtocolError(
+        raise ProtocolError(
             f"{where}: got {payload[:60]!r}, which is not JSON; allowed: a JSON object."
         ) from None
 
@@ -161,22 +169,22 @@ _TRANSPORTS = {"ws": _WebSocket, "wss": _WebSocket, "http": _Http, "https": _Htt
 
 @dataclass
 class OpenEnv(Killable):
-    """A served environment; its seeds are the tasks.
+    """A served environment; its tasks are seeds.
 
     Args:
       url: ws:// or wss:// for OpenEnv's sessions; http:// or https:// for a server that keeps one
-        episode behind /reset and /step: then only one conversation may be open at once.
-      action_field: the field of the action that a response's text becomes (OpenEnv lists them at
-        /schema); None: the last line is the whole action as a JSON object.
-      whole_response: with `action_field`, the text is all of the response, not its last line.
+        episode behind /reset and /step, which allows one open conversation at a time.
+      action_field: the action's field for the text of a response (OpenEnv lists fields at /schema);
+        None: the last line of a response is the whole action as a JSON object.
+      whole_response: with `action_field`, send the whole response instead of its last line.
       observation_field: the field of an observation that the policy gets; None: all, as JSON.
-      reset_options: sent with every reset beside the seed.
+      reset_options: further fields of every reset request, in addition to the seed.
       instruction: the system message.
-      train_tasks, test_tasks: each task is one seed of `reset`; those of training count from 0.
+      train_tasks, test_tasks: each task is one seed of `reset`; training seeds count from 0.
       full_reward: the sum of rewards that scores 1; 0 scores 0.
-      timeout_s: without an answer; then the episode fails. None: no limit but that of a pool, which
-        kills the call.
-      test_seed: of the first test task; the default lies above the training tasks of all runs.
+      timeout_s: the episode fails after this time without an answer. None: only the pool's limit
+        applies, which kills the call.
+      test_seed: seed of the first test task; the default is above the training seeds of any run.
     """
 
     url: str
@@ -189,7 +197,7 @@ class OpenEnv(Killable):
     test_tasks: int = 100
     full_reward: float = 1.0
     timeout_s: float | None = None
-    test_seed: int = seeded.FIRST_TEST
+    test_seed: int = FIRST_TEST
 
     def __post_init__(self) -> None:
         scheme = self.url.partition("://")[0]
@@ -197,7 +205,7 @@ class OpenEnv(Killable):
             allowed = ", ".join(f"{name}://..." for name in _TRANSPORTS)
             raise ValueError(f"openenv url: got {self.url!r}; allowed: {allowed}.")
         self._server = _TRANSPORTS[scheme](self.url.rstrip("/"), self.timeout_s)
-        self._tasks = seeded.numbered(
+        self._tasks = numbered_tasks(
             "openenv", self.train_tasks, self.test_tasks, self.full_reward, self.test_seed
         )
         self._total: float | None = None
@@ -207,48 +215,48 @@ class OpenEnv(Killable):
         return self._tasks.ids(split)
 
     def reset(self, task_id: str, seed: int) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
-        """Starts the task's episode; its own seed decides everything."""
+        """Starts the task's episode from the task's seed; `seed` is unused."""
         options = {**self.reset_options, "seed": self._tasks.seed(task_id)}
         answer = self._server.reset(options)
         _fields(answer, f"{self.url} reset", "observation", "done")
         self._total, self._done = 0.0, bool(answer["done"])
-        return seeded.opening(self.instruction, self._shown(answer)), ()
+        return opening_messages(self.instruction, self._shown(answer)), ()
 
     def step(self, text: str) -> StepResult:
-        """Sends the action; one that the server rejects is answered with its reason."""
+        """Sends the action; if the server rejects it, the observation is the server's reason."""
         if self._done:
             raise ValueError("openenv: reset() must come before step().")
         try:
             answer = self._server.step(self._action(text))
         except _InvalidAction as error:
-            return seeded.answer(f"Invalid action: {error}")
+            return text_result(f"Invalid action: {error}")
         _fields(answer, f"{self.url} step", "observation", "reward", "done")
         stated = 0.0 if answer["reward"] is None else answer["reward"]
-        reward = gate.check_reward(stated, f"{self.url} step reward")
+        reward = check_reward(stated, f"{self.url} step reward")
         self._total += reward
         self._done = bool(answer["done"])
-        return seeded.answer(self._shown(answer), reward, self._done)
+        return text_result(self._shown(answer), reward, self._done)
 
     def score(self) -> float:
         if self._total is None:
             raise ValueError("openenv: reset() must come before score().")
-        return seeded.score_of(self._total, self.full_reward)
+        return normalized_score(self._total, self.full_reward)
 
     def close(self) -> None:
         self._done = True
         self._server.close()
 
     def kill(self) -> None:
-        """Ends the call that runs and every later one; any thread may call it."""
+        """Ends the running call and every later one; any thread may call it."""
         self._server.kill()
 
     def _action(self, text: str) -> _Data:
         if self.action_field is not None:
-            content = text.strip() if self.whole_response else seeded.last_line(text)
+            content = text.strip() if self.whole_response else last_line(text)
             return {self.action_field: content}
         try:
-            action = json.loads(seeded.last_line(text))
-            json.dumps(action, allow_nan=False)  # Python reads NaN, which is no JSON
+            action = json.loads(last_line(text))
+            json.dumps(action, allow_nan=False)  # Python parses NaN, which is not JSON
         except (ValueError, RecursionError):
             action = None
         if not isinstance(action, dict):
@@ -264,14 +272,14 @@ class OpenEnv(Killable):
 
 
 def _fields(answer: Any, where: str, *names: str) -> _Data:
-    """An answer that has these fields.
+    """Returns the answer if it is an object with these fields.
 
     Raises:
-      ProtocolError: it is something else; the sentence says what.
+      ProtocolError: it is not; the error quotes it.
     """
     if not isinstance(answer, dict) or not set(names) <= set(answer):
         got = json.dumps(answer)
-        raise gate.ProtocolError(
+        raise ProtocolError(
             f"{where}: got {got if len(got) < 100 else f'{got[:100]} ...'}; allowed: a JSON object"
             f" with {', '.join(names)}."
         )

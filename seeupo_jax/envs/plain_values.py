@@ -1,4 +1,4 @@
-"""Values of a user's classes as JSON holds them."""
+"""Conversion of values from a user's classes to plain JSON values."""
 
 from __future__ import annotations
 
@@ -11,40 +11,42 @@ import numpy as np
 
 from seeupo_jax.configuration.user_code import escaped, text_of
 
-# As written: what is held in two places counts twice. An array counts as one value.
+# Counted as written: a value that is referenced twice counts twice. An array counts as one value.
 MAX_VALUES = 250_000
 _DEEPEST = 32  # levels of lists and dicts
-_INT64 = 2**63  # trackers and JSON readers hold no larger integers
+_INT64 = 2**63  # trackers and many JSON readers support no larger integers
 
 
-class TooMany(ValueError):
-    """More than `MAX_VALUES`; the text continues "got"."""
+class TooManyValues(ValueError):
+    """There are more than `MAX_VALUES` values; the text continues "got"."""
 
     def __init__(self) -> None:
         super().__init__(
-            f"more than {MAX_VALUES:,} values; allowed: fewer, so no lists and dicts that hold "
-            "each other, which are written again wherever they are held."
+            f"more than {MAX_VALUES:,} values; allowed: fewer, so no lists and dicts that contain "
+            "each other: each reference is written out again."
         )
 
 
-class Counted(dict[str, Any]):
-    """A dict from a process in which `plain` made it: its arrays, now lists, count no more."""
+class PlainDict(dict[str, Any]):
+    """A dict that `plain` has already converted in another process; it is not counted again."""
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON holds it; other values become texts, and deeper lists and dicts "[...]".
+    """Converts a value to plain JSON.
+
+    Values that JSON cannot hold become texts; lists and dicts that are nested too deep "[...]".
 
     Raises:
-      TooMany: it has too many values.
+      TooManyValues: it has too many values.
     """
-    if isinstance(value, Counted):
+    if isinstance(value, PlainDict):
         return value
     return _plain(value, 0, itertools.count())
 
 
 def _plain(value: Any, depth: int, counter: Iterator[int]) -> Any:
     if next(counter) == MAX_VALUES:
-        raise TooMany
+        raise TooManyValues
     if isinstance(value, str):
         return escaped(str.__str__(value))
     if value is None or isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Environments stepped in parallel threads; one that hangs or fails costs only its episode."""
+"""Environments stepped in parallel threads; a hang or failure ends only its episode."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from seeupo_jax.configuration.user_code import origin
-from seeupo_jax.envs.base import Environment, Killable, NoRoom, TransientError
-from seeupo_jax.envs.gate import ProtocolError, describe
+from seeupo_jax.envs.base import Environment, Killable, ServerAtCapacity, TransientError
+from seeupo_jax.envs.validation import ProtocolError, describe
 
 _log = logging.getLogger(__name__)
-_ROOM_WAIT_S = 0.5  # before a server without room is asked again
+_ROOM_WAIT_S = 0.5  # before a full server is asked again
 
 
 class ServerFull(ValueError):
-    """A server has had no room for an environment for too long; the text is a sentence."""
+    """A server has been full for too long; the text is a sentence."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a call gave no result. stop: `env_error` or `timeout`."""
+    """The reason why a call has no result. stop: `env_error` or `timeout`."""
 
     stop: str
     reason: str
@@ -37,14 +37,14 @@ def _unchanged(environment: Environment, answer: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Call:
-    """A call of the environment of a slot.
+class EnvCall:
+    """A call of a slot's environment.
 
-    ask: the call itself. It is retried where that cannot change the episode: after a
+    ask: the call itself. It is retried if that cannot change the episode: after a
       `TransientError`, and with `fresh` after any error.
     read: makes the result from the environment and its answer, in the same thread; never retried.
     fresh: the call starts an episode, so it may be retried on a new environment.
-    make: makes the environment that the call is of, which replaces the slot's; None: the slot's.
+    make: makes a new environment for the call, which replaces the slot's; None: use the slot's.
     """
 
     slot: int
@@ -54,27 +54,29 @@ class Call:
     make: Callable[[], Environment] | None = None
 
 
-class Outcome(NamedTuple):
-    """The end of a call. result: its value, or a `Failure`. retries: tries after the first."""
+class CallOutcome(NamedTuple):
+    """The outcome of a call. result: its value or a `Failure`. retries: further attempts."""
 
     result: Any
     retries: int
 
 
 @dataclass(eq=False)
-class _Try:
-    """One try of a call. Times by the monotonic clock.
+class _Attempt:
+    """One attempt of a call. Times are from the monotonic clock.
 
     environment: None: the worker makes one.
-    due: when it is to be queued; None once it has been.
-    worker: the thread that works on it, from `started` on.
+    number: attempts before this one.
+    due: the time at which it will be queued; None once it is queued.
+    worker: the thread that executes it, from `started` on.
     answered: the call has had its effect, so no part of it may be repeated.
-    waited_s: for a server's room, in earlier tries; full: this one found none.
+    waited_s: time that earlier attempts waited for room on a server.
+    full: this attempt found the server full.
     """
 
-    call: Call
+    call: EnvCall
     environment: Environment | None
-    number: int = 0  # tries before this one
+    number: int = 0
     due: float | None = None
     started: float | None = None
     worker: threading.Thread | None = None
@@ -93,14 +95,15 @@ class EnvPool:
 
     Args:
       make: makes an environment; called here for every slot, and later by the threads.
-      workers: threads, at most one per slot.
-      timeout_s: a try without an answer for longer is abandoned by the next poll: its slot gets a
-        new environment, and its thread, which cannot be stopped, a substitute. A `Killable`
-        environment (in a process of its own, or on a server) is killed, which ends the thread.
-      retries: tries after the first of a call that may be repeated.
-      retry_wait_s: before the first retry; doubles with each. No thread waits meanwhile.
+      workers: number of threads, at most one per slot.
+      timeout_s: an attempt that takes longer is abandoned by the next poll: its slot gets a new
+        environment, and its thread, which cannot be stopped, is replaced. A `Killable` environment
+        (in a separate process, or on a server) is killed, which ends the thread.
+      retries: attempts after the first, for a call that may be repeated.
+      retry_wait_s: wait before the first retry, doubled for each further one. No thread is blocked.
 
-    A call that raises `NoRoom` is repeated for up to `timeout_s` of polling, without using retries.
+    A call that raises `ServerAtCapacity` is repeated for up to `timeout_s` of polling and uses no
+    retries.
     """
 
     def __init__(
@@ -116,12 +119,14 @@ class EnvPool:
         self._make, self._timeout_s = make, timeout_s
         self._retries, self._retry_wait_s = retries, retry_wait_s
         self._envs: list[Environment | None] = [make() for _ in range(size)]
-        self._waiting: queue.SimpleQueue[_Try | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[_Attempt | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
-        self._trying: dict[int, _Try] = {}  # by slot, each call's latest try
-        self._finished: dict[int, tuple[Call, Outcome]] = {}  # by slot, the first to finish first
-        self.abandoned = 0  # tries abandoned so far
-        self._waits = True  # whether calls wait for a server's room
+        self._trying: dict[int, _Attempt] = {}  # by slot, the latest attempt of each call
+        self._finished: dict[
+            int, tuple[EnvCall, CallOutcome]
+        ] = {}  # by slot, the first to finish first
+        self.abandoned = 0  # attempts abandoned so far
+        self._waits = True  # whether calls wait for room on a full server
         self._warned = False
         self._full: ServerFull | None = None
         self._threads: set[threading.Thread] = set()  # those that are not abandoned
@@ -130,19 +135,19 @@ class EnvPool:
 
     @property
     def open(self) -> int:
-        """How many calls have been submitted and not yet returned by a poll."""
+        """The number of calls that have been submitted and not yet returned by a poll."""
         with self._changed:
             return len(self._trying) + len(self._finished)
 
     @property
     def oldest(self) -> tuple[int, float] | None:
-        """The slot of the longest-running call, and its seconds so far; None: none runs."""
+        """The slot of the longest-running call, and its duration in seconds; None: none runs."""
         with self._changed:
             running = [(one.started, slot) for slot, one in self._trying.items() if one.started]
         started, slot = min(running, default=(0.0, -1))
         return (slot, time.monotonic() - started) if running else None
 
-    def submit(self, call: Call) -> None:
+    def submit(self, call: EnvCall) -> None:
         """Queues a call on its slot and returns at once.
 
         Raises:
@@ -156,21 +161,21 @@ class EnvPool:
                 raise ValueError(f"slot {slot} was called in a pool with slots 0 to {size - 1}")
             if slot in self._trying or slot in self._finished:
                 raise ValueError(f"slot {slot} was called before a poll returned its last call")
-            self._trying[slot] = _Try(call, self._envs[slot])
+            self._trying[slot] = _Attempt(call, self._envs[slot])
             self._waiting.put(self._trying[slot])
 
-    def poll(self, timeout_s: float | None = 0.0) -> list[tuple[Call, Outcome]]:
-        """Abandons late calls, queues the retries that are due, and returns the finished calls.
+    def poll(self, timeout_s: float | None = 0.0) -> list[tuple[EnvCall, CallOutcome]]:
+        """Abandons late calls, queues retries that are due, and returns the finished calls.
 
         Args:
-          timeout_s: how long to wait for a first call to finish; None: as long as it takes.
+          timeout_s: how long to wait for a first call to finish; None: without a limit.
 
         Returns:
-          The calls finished since the last poll, in that order (abandoned ones: by slot); none
-          after `timeout_s`, or at once if no call is open.
+          The calls finished since the last poll, in order (abandoned ones: by slot); none after
+          `timeout_s`, or immediately if no call is open.
 
         Raises:
-          ServerFull: a call has waited for a server's room for too long; it stays open.
+          ServerFull: a call has waited too long for room on a full server; it stays open.
         """
         until = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
@@ -186,19 +191,19 @@ class EnvPool:
                 self._changed.wait(max(0.0, min(until, *deadlines) - now))
 
     def drain(self) -> None:
-        """Waits until no call is open, and drops their results; none waits for a server's room."""
+        """Waits until no call is open and drops the results; no call waits for a full server."""
         self._waits = False
         while self.open:
             self.poll(None)
         self._waits, self._full = True, None
 
     def close(self, most_s: float = math.inf) -> None:
-        """Closes the environments and ends the threads; calls that have not begun are dropped.
+        """Closes the environments and ends the threads; calls that have not started are dropped.
 
-        A running call ends first, or is abandoned once it is late; then its environment closes.
+        A running call first ends, or is abandoned once it is late; then its environment is closed.
 
         Args:
-          most_s: calls that have run for longer are late, whatever `timeout_s` says.
+          most_s: calls that run longer are late, even if `timeout_s` is larger.
         """
         with self._changed:
             self._waits, self._retries = False, 0
@@ -219,10 +224,10 @@ class EnvPool:
     def _close_environments(self, slots: Iterable[int]) -> None:
         for slot in slots:
             if self._envs[slot] is not None:
-                self.submit(Call(slot, _close))
+                self.submit(EnvCall(slot, _close))
 
-    def _deadline(self, one: _Try, now: float) -> float:
-        """When a try is to be queued or abandoned; one that has not begun: as if it began now."""
+    def _deadline(self, one: _Attempt, now: float) -> float:
+        """When to queue or abandon an attempt; one that has not started counts as starting now."""
         if one.due is not None:
             return one.due
         return (now if one.started is None else one.started) + self._timeout_s
@@ -235,31 +240,31 @@ class EnvPool:
                 self._waiting.put(one)
                 continue
             self.abandoned += 1
-            one.answered |= not one.call.fresh  # its environment is lost, whatever the worker sees
+            one.answered |= not one.call.fresh  # no retry: its environment is lost
             if isinstance(one.environment, Killable):
-                one.environment.kill()  # ends its thread's wait too
+                one.environment.kill()  # also ends its thread's wait
             self._threads.discard(one.worker)
             self._add_worker()
             self._end(one, None, Failure("timeout", f"no answer in {self._timeout_s:g} s"))
 
-    def _end(self, one: _Try, environment: Environment | None, result: Any) -> None:
-        """Gives the slot its environment; the call has finished or will be retried."""
+    def _end(self, one: _Attempt, environment: Environment | None, result: Any) -> None:
+        """Sets the slot's environment; finishes the call or schedules its retry."""
         slot, number = one.call.slot, one.number
         self._envs[slot] = environment
         if isinstance(result, Failure) and one.full and one.repeatable and self._waits:
             due, waited_s = time.monotonic() + _ROOM_WAIT_S, one.waited_s + _ROOM_WAIT_S
-            self._trying[slot] = _Try(one.call, environment, number, due, waited_s=waited_s)
-            self._judge_wait(waited_s, result.reason.removeprefix("NoRoom: "))
+            self._trying[slot] = _Attempt(one.call, environment, number, due, waited_s=waited_s)
+            self._judge_wait(waited_s, result.reason.removeprefix("ServerAtCapacity: "))
         elif isinstance(result, Failure) and one.repeatable and number < self._retries:
             due = time.monotonic() + self._retry_wait_s * 2**number
-            self._trying[slot] = _Try(one.call, environment, number + 1, due)
+            self._trying[slot] = _Attempt(one.call, environment, number + 1, due)
         else:
             del self._trying[slot]
-            self._finished[slot] = one.call, Outcome(result, number)
+            self._finished[slot] = one.call, CallOutcome(result, number)
         self._changed.notify()
 
     def _judge_wait(self, waited_s: float, reason: str) -> None:
-        """Warns once of a long wait for a server's room, and ends one that is too long."""
+        """Warns once about a long wait for a full server, and ends a wait that is too long."""
         text = f"{reason}, and this process has up to {len(self._envs)} environments (those of"
         text += " config.rollout.concurrency)"
         allowed = "a server with --max-sessions for those of all trainers"
@@ -271,9 +276,9 @@ class EnvPool:
             _log.warning("%s; waiting. Needed is %s.", text, allowed)
 
     def _add_worker(self) -> None:
-        # Daemon: one that hangs must not keep the process alive. Should it come back while the
+        # Daemon: a hanging thread must not keep the process alive. If it resumes while the
         # interpreter shuts down, Python before 3.14 ends it by unwinding its stack, and C++ code
-        # there (a collected jax array's destructor, say) then aborts the process.
+        # on it (such as the destructor of a collected jax array) aborts the process.
         thread = threading.Thread(target=self._work, daemon=True)
         self._threads.add(thread)
         thread.start()
@@ -292,8 +297,8 @@ class EnvPool:
             _discard(one.environment)  # abandoned: slot and thread have been replaced
             return
 
-    def _attempt(self, one: _Try) -> Any:
-        """The call's result or a Failure; an environment that failed in a fresh call is dropped."""
+    def _attempt(self, one: _Attempt) -> Any:
+        """The call's result or a Failure; an environment that fails in a fresh call is dropped."""
         call = one.call
         try:
             if call.make is not None:
@@ -307,8 +312,8 @@ class EnvPool:
             return call.read(one.environment, answer)
         except BaseException as error:  # even SystemExit ends this episode and no other
             one.transient = issubclass(type(error), TransientError)
-            one.full = issubclass(type(error), NoRoom)
-            one.answered |= issubclass(type(error), ProtocolError)  # where the answer is checked
+            one.full = issubclass(type(error), ServerAtCapacity)
+            one.answered |= issubclass(type(error), ProtocolError)  # raised by checks of the answer
             where = "" if one.transient else origin(error)
             failure = Failure("env_error", f"{describe(error)} {where}".rstrip())
         if call.fresh and not (one.answered or one.full):
@@ -322,7 +327,7 @@ def _close(environment: Environment) -> None:
 
 
 def _discard(environment: Environment | None) -> None:
-    """Closes an environment that is not used again, ignoring errors."""
+    """Closes an environment that will not be used again; errors are ignored."""
     if environment is not None:
         with contextlib.suppress(BaseException):
             environment.close()

@@ -24,19 +24,29 @@ from typing import Any
 
 from seeupo_jax import envs
 from seeupo_jax.configuration.user_code import in_one_line
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Environment, read_options
-from seeupo_jax.envs.transport import remote_calls, wire
-from seeupo_jax.envs.transport.connections import BoundedServer
+from seeupo_jax.envs.tasks import list_task_shares, list_tasks, task_labels, task_reference
+from seeupo_jax.envs.transport import remote_calls
+from seeupo_jax.envs.transport.bounded_server import BoundedServer
+from seeupo_jax.envs.transport.http_protocol import (
+    BUSY,
+    GONE,
+    MAX_REQUEST_BYTES,
+    OUT_OF_ORDER,
+    UNAUTHORIZED,
+    UNKNOWN,
+    ensure_token,
+    read_token,
+)
 from seeupo_jax.envs.transport.open_files import raise_open_files
 
 _log = logging.getLogger(__name__)
-_CLOSING_S = 10.0  # in which environments must close as the server ends
-_HUNG = 20  # a request that runs for this many times `idle_s` is taken to hang
+_CLOSING_S = 10.0  # for environments to close when the server ends
+_HUNG = 20  # a request that runs for this many times `idle_s` counts as hanging
 
 
 class _Refusal(Exception):
-    """A request that reaches no environment."""
+    """The request is refused without reaching an environment."""
 
     def __init__(self, status: int, text: str):
         super().__init__(text)
@@ -45,10 +55,10 @@ class _Refusal(Exception):
 
 @dataclass(eq=False)
 class _Session:
-    """One environment and the last request that it has answered.
+    """One environment and its last answered request.
 
     used: when a request last began or ended, by the monotonic clock.
-    retired: no request finds it any more; the last holder of the lock closes the environment.
+    retired: it has been removed from the table; the last holder of the lock closes the environment.
     """
 
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -61,7 +71,7 @@ class _Session:
 
     @property
     def idle(self) -> bool:
-        """Whether no request is running."""
+        """Whether no request runs."""
         return not self.lock.locked()
 
 
@@ -69,20 +79,21 @@ _SESSION = {"session": str, "number": int}
 
 
 class EnvServer:
-    """Serves the environments that `make` makes, one a session, at `url`.
+    """Serves environments made by `make`, one per session, at `url`.
 
-    Requests are POSTs of JSON with the header `Authorization: Bearer TOKEN`. Each session's are
-    numbered from 0; a repeated one gets its first answer again and is not executed twice.
+    Requests are POSTs of JSON with the header `Authorization: Bearer TOKEN`. The requests of a
+    session are numbered from 0; a repeated request gets the stored answer and is not executed
+    again.
 
     Args:
-      make: makes an environment; called for every session, and once for the list of tasks.
+      make: makes an environment; called for every session, and once to list the tasks.
       token: of all clients.
-      host, port: where to listen; port 0: a free one.
-      max_sessions: open at once.
-      idle_s: a session without a request for longer is closed. A session and a connection whose
-        request runs are given up after 20 times as long: what hangs keeps only its thread.
-      max_connections: open at once; None: two a session, of which a client needs one.
-      auth_s: seconds in which a new connection must send the token.
+      host, port: the address to listen on; port 0: a free port.
+      max_sessions: sessions open at once.
+      idle_s: a session without requests for longer is closed. A session and connection with a
+        running request are abandoned after 20 times this duration; a hang then holds only a thread.
+      max_connections: connections open at once; None: two per session (a client needs one).
+      auth_s: seconds within which a new connection must send the token.
     """
 
     def __init__(
@@ -110,12 +121,12 @@ class EnvServer:
 
     @property
     def sessions(self) -> int:
-        """How many are open."""
+        """The number of open sessions."""
         with self._lock:
             return len(self._sessions)
 
     def serve_forever(self) -> None:
-        """Answers requests, each connection in a thread of its own, until `stop` or an interrupt.
+        """Answers requests, with one thread per connection, until `stop` or an interrupt.
 
         Then stops listening and closes every idle environment, for at most 10 s.
         """
@@ -131,11 +142,11 @@ class EnvServer:
                 closing.join(max(0.0, until - time.monotonic()))
 
     def stop(self) -> None:
-        """Lets `serve_forever`, which must have begun in another thread, return."""
+        """Makes `serve_forever` return, which must run in another thread."""
         self._http.shutdown()
 
     def knows(self, authorization: str | None) -> bool:
-        """Whether a request has the token, in constant time."""
+        """Whether a request has the right token; compared in constant time."""
         sent = "" if authorization is None else authorization
         return hmac.compare_digest(sent.encode("latin-1"), b"Bearer " + self._token)
 
@@ -143,7 +154,7 @@ class EnvServer:
         """Executes a request; returns JSON with `result`, `error` or `transient`.
 
         Raises:
-          _Refusal: the request reaches no environment.
+          _Refusal: the request is refused without reaching an environment.
         """
         if operation in _OF_TASKS:
             name, call = _OF_TASKS[operation]
@@ -159,7 +170,7 @@ class EnvServer:
             return json.dumps({"result": None}).encode()
         if operation not in remote_calls.PLAYS:
             allowed = ", ".join([*_OF_TASKS, *remote_calls.PLAYS, "close"])
-            raise _Refusal(wire.UNKNOWN, f"path: got {operation!r}; allowed: {allowed}.")
+            raise _Refusal(UNKNOWN, f"path: got {operation!r}; allowed: {allowed}.")
         play, arguments = remote_calls.PLAYS[operation]
         _check(request, _SESSION | arguments, remote_calls.OPTIONAL.get(operation, {}))
         session = self._session(operation, request)
@@ -180,9 +191,9 @@ class EnvServer:
                 self._sessions[name].used = time.monotonic()
                 return self._sessions[name]
             if operation != "reset" or request["number"] != 0:
-                raise _Refusal(wire.GONE, "the session is over, or the server was started anew.")
+                raise _Refusal(GONE, "the session is over, or the server was started anew.")
             if len(self._sessions) >= self._max_sessions:
-                raise _Refusal(wire.BUSY, f"all {self._max_sessions} sessions are open.")
+                raise _Refusal(BUSY, f"all {self._max_sessions} sessions are open.")
             self._sessions[name] = _Session()
             return self._sessions[name]
 
@@ -192,14 +203,14 @@ class EnvServer:
         asked: tuple[str, dict[str, Any]],
         play: Callable[..., dict[str, Any]],
     ) -> bytes:
-        """Under the session's lock: the environment's answer, or the stored one of a repeat."""
+        """Returns the environment's answer, or a repeated request's stored one; holds the lock."""
         if asked == session.request:
             return session.answer
         if session.retired:
-            raise _Refusal(wire.GONE, "the session is over.")
+            raise _Refusal(GONE, "the session is over.")
         if asked[1]["number"] != session.number + 1:
             text = f"number: got {asked[1]['number']}; allowed: {session.number + 1}."
-            raise _Refusal(wire.OUT_OF_ORDER, text)
+            raise _Refusal(OUT_OF_ORDER, text)
 
         def ask() -> Any:
             if session.environment is None:
@@ -220,7 +231,7 @@ class EnvServer:
     def _expire_at(self, now: float) -> None:
         idle, hung = now - self._idle_s, now - _HUNG * self._idle_s
         for connection, began in self._http.running.copy().items():
-            if began < hung:  # it makes room for another; its thread ends with its request
+            if began < hung:  # frees a connection; its thread ends with its request
                 self._http.shutdown_request(connection)
         self._end_sessions(lambda session: session.used < (idle if session.idle else hung))
 
@@ -233,24 +244,24 @@ class EnvServer:
 
 
 def _task_shares(catalogue: Environment, split: str) -> list[tuple[str, float, Sequence[str]]]:
-    parts = gate.task_shares(catalogue, split)
+    parts = list_task_shares(catalogue, split)
     return [(part.name, part.weight, list(part.task_ids)) for part in parts]
 
 
-# What is asked of tasks without an episode: the argument, a text, and what answers.
+# Requests about tasks, outside of an episode: the name of the argument, and the function.
 _OF_TASKS: dict[str, tuple[str, Callable[[Environment, str], Any]]] = {
-    "task_ids": ("split", gate.task_ids),
+    "task_ids": ("split", list_tasks),
     "task_shares": ("split", _task_shares),
-    "labels": ("task_id", gate.labels),
-    "reference": ("task_id", gate.reference),
+    "labels": ("task_id", task_labels),
+    "reference": ("task_id", task_reference),
 }
 
 
 def _end(session: _Session) -> None:
     """Closes the environment, or leaves that to the request that is running in it.
 
-    `retired` is set before the lock is tried, and read after the lock is released, so one of the
-    two threads closes the environment.
+    `retired` is set before the lock is tried, and read after the lock is released, so exactly one
+    of the two threads closes the environment.
     """
     session.retired = True
     if not session.lock.acquire(blocking=False):
@@ -266,7 +277,7 @@ def _end(session: _Session) -> None:
 
 
 def _end_apart(session: _Session) -> threading.Thread:
-    """Ends it in a thread of its own, so that a `close` that hangs keeps only its thread."""
+    """Ends a session in a separate thread, so that a hanging `close` blocks only that thread."""
     thread = threading.Thread(target=_end, args=(session,), daemon=True)
     thread.start()
     return thread
@@ -280,7 +291,7 @@ def _ask(question: Callable[[], Any]) -> tuple[bytes, bool]:
 
 def _check(request: Any, fields: dict[str, type], optional: dict[str, type] | None = None) -> None:
     allowed = fields | (optional or {})
-    # bool is an int to isinstance, and no number to a client.
+    # To isinstance a bool is an int; to a client it is no number.
     if (
         not isinstance(request, dict)
         or not fields.keys() <= request.keys() <= allowed.keys()
@@ -298,8 +309,8 @@ class _Http(BoundedServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"  # connections are kept open
-    timeout = 300.0  # seconds of an idle connection; clients reconnect
-    wbufsize = -1  # headers and body in one packet: two would wait for an acknowledgement
+    timeout = 300.0  # seconds until an idle connection is closed; clients reconnect
+    wbufsize = -1  # headers and body in one packet: the second would wait for an acknowledgement
     disable_nagle_algorithm = True
     server: _Http
 
@@ -307,7 +318,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             status, answer = 200, self._answer()
         except _Refusal as refusal:
-            # Its body may be unread, so the connection cannot be used again.
+            # The request's body may be unread, so the connection cannot be reused.
             status, answer = refusal.status, json.dumps({"refused": str(refusal)}).encode()
             self.close_connection = True
         self.send_response(status)
@@ -321,14 +332,14 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> bytes:
         served = self.server.environments
         if not served.knows(self.headers["Authorization"]):
-            raise _Refusal(wire.UNAUTHORIZED, "the token is missing or wrong.")
+            raise _Refusal(UNAUTHORIZED, "the token is missing or wrong.")
         self.server.admit(self.connection)
         length = self.headers["Content-Length"]
         chunked = "Transfer-Encoding" in self.headers
         if chunked or length is None or not (length.isascii() and length.isdigit()):
             raise _Refusal(411, "Content-Length is missing.")
-        if len(length) > 12 or int(length) > wire.MAX_REQUEST_BYTES:
-            raise _Refusal(413, f"body: at most {wire.MAX_REQUEST_BYTES} bytes.")
+        if len(length) > 12 or int(length) > MAX_REQUEST_BYTES:
+            raise _Refusal(413, f"body: at most {MAX_REQUEST_BYTES} bytes.")
         try:
             request = json.loads(self.rfile.read(int(length)))
         except (ValueError, RecursionError):
@@ -340,18 +351,18 @@ class _Handler(BaseHTTPRequestHandler):
             del self.server.running[self.connection]
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Silent: a line per request would hide the failures of environments."""
+        """Logs nothing: a line per request would bury the failures of environments."""
 
 
 def _count(text: str) -> int:
-    """A whole number from 1 on."""
+    """Parses a whole number >= 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"got {text!r}; allowed: a whole number >= 1.")
     return int(text)
 
 
 def _seconds(text: str) -> float:
-    """A number above 0."""
+    """Parses a number of seconds > 0."""
     with contextlib.suppress(ValueError):
         if 0 < float(text) < float("inf"):
             return float(text)
@@ -372,13 +383,13 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--idle-s", type=_seconds, default=3600.0, help="then a session is closed")
     flags = parser.parse_args(arguments)
-    raise_open_files()  # a connection is one
+    raise_open_files()  # each connection is an open file
     try:
         options = read_options(flags.options)
-        token_file = wire.ensure_token(flags.token_file)
+        token_file = ensure_token(flags.token_file)
         server = EnvServer(
             lambda: envs.make(flags.env, **options),
-            token=wire.read_token(str(token_file)),
+            token=read_token(str(token_file)),
             host=flags.host,
             port=flags.port,
             max_sessions=flags.max_sessions,

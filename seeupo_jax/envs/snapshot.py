@@ -8,28 +8,28 @@ from typing import Any, cast
 
 from seeupo_jax.configuration.user_code import shown
 from seeupo_jax.envs.base import Environment
-from seeupo_jax.envs.gate import ProtocolError
+from seeupo_jax.envs.validation import ProtocolError
 
 _METHODS = ("reset", "step", "score", "close")
 
 
 class Snapshot:
-    """An environment as it was after a turn; several episodes may continue from it.
+    """An environment's state after a turn, from which several episodes may continue.
 
     Args:
-      environment: acted on by nothing else, with `fork`.
+      environment: has `fork`; nothing else acts on it.
     """
 
     def __init__(self, environment: Environment):
         self._environment, self._lock = environment, threading.Lock()
 
     def fork(self) -> Environment:
-        """Another environment in the same state; any thread may call it."""
+        """Makes another environment in the same state; any thread may call it."""
         with self._lock:
             return fork(self._environment)
 
     def close(self) -> None:
-        """Closes it; errors of a user's code concern no episode any more."""
+        """Closes the environment; errors are ignored, since they affect no episode."""
         with contextlib.suppress(BaseException):
             self._environment.close()
 
@@ -37,21 +37,21 @@ class Snapshot:
 def has_fork(environment: Environment) -> bool:
     """Whether an environment can be copied in the middle of its episode.
 
-    By its class: what a wrapper's `__getattr__` passes on would copy the environment without it.
+    The class decides: a `fork` that a wrapper forwards by `__getattr__` would not copy the wrapper.
     """
     return callable(getattr(type(environment), "fork", None))
 
 
 def take_snapshot(environment: Environment) -> Snapshot | None:
-    """A copy of an environment; None: it has no `fork`."""
+    """Copies an environment; None: it has no `fork`."""
     return Snapshot(fork(environment)) if has_fork(environment) else None
 
 
 def fork(environment: Environment) -> Environment:
-    """A copy of an environment that has `fork`.
+    """Copies an environment that has `fork`.
 
     Raises:
-      ProtocolError: what it gave is no other environment.
+      ProtocolError: `fork` did not return another environment.
     """
     copy = cast(Any, environment).fork()
     if copy is environment or not all(callable(getattr(copy, name, None)) for name in _METHODS):

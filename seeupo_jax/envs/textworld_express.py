@@ -1,4 +1,4 @@
-"""`textworld_express`: household text games, made from seeds, in one Java process a trainer."""
+"""`textworld_express`: household text games made from seeds, in one Java process per trainer."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from seeupo_jax.envs import seeded
 from seeupo_jax.envs.base import Message, StepResult, Tool, check_choice
+from seeupo_jax.envs.seeded_tasks import SeedTasks, check_count, last_line, opening_messages
 
 # As in TextWorldExpress's own folds.
 _SEEDS = {"train": range(1000), "test": range(20_000, 21_000)}
 GAMES = "cookingworld twc coin mapreader arithmetic sorting simonsays peckingorder".split()
-# Without a limit Java takes up to a quarter of the machine before it frees finished games. Half of
-# this was enough for 128 at once.
+# Without a limit Java uses up to a quarter of the machine's memory before it frees finished games.
+# Half of this limit was enough for 128 games at once.
 _HEAP = "-Xmx1g"
 INSTRUCTION = (
     "You play a text game. {task} Write one command on the last line of each message; commands that"
@@ -26,14 +26,14 @@ INSTRUCTION = (
 
 
 class _Java:
-    """The Java process of all games; it ends with this one, and is restarted if it has died."""
+    """The Java process of all games; it ends with this process and is restarted if it has died."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._gateway: Any = None
 
     def game(self) -> Any:
-        """A new game object, which belongs to one episode at a time."""
+        """Makes a game object, which belongs to one episode at a time."""
         java_gateway, jar, folder = _imports()
         with self._lock:
             self._forget_the_dead()
@@ -54,7 +54,7 @@ class _Java:
     def _forget_the_dead(self) -> None:
         if self._gateway is None or self._gateway.java_process.poll() is None:
             return
-        # Else py4j would report every object that Python frees to the dead process.
+        # Otherwise py4j would report every object that Python frees to the dead process.
         self._gateway._gateway_client.is_connected = False
         self._gateway.java_process.stdin.close()
         self._gateway = None
@@ -65,13 +65,14 @@ _JAVA = _Java()
 
 @dataclass
 class TextWorldExpress:
-    """A game of TextWorldExpress; the reward is what an action adds to the game's own score.
+    """A game of TextWorldExpress; a step's reward is the change of the game's score.
 
     Args:
       game: cookingworld, twc, coin, mapreader, arithmetic, sorting, simonsays or peckingorder.
-      params: of the game, such as numLocations=4,includeDoors=1; a game is generated to check them.
-      max_turns: an episode's commands.
-      show_commands: list the commands that work now under every observation.
+      params: the game's parameters, such as numLocations=4,includeDoors=1; a game is generated to
+        check them.
+      max_turns: commands per episode.
+      show_commands: list the currently valid commands below every observation.
     """
 
     game: str = "coin"
@@ -82,10 +83,10 @@ class TextWorldExpress:
     def __post_init__(self) -> None:
         _imports()
         check_choice("textworld_express game", self.game, GAMES)
-        seeded.check_count("textworld_express max_turns", self.max_turns)
+        check_count("textworld_express max_turns", self.max_turns)
         if self.params != "":
             _check_params(self.game, str(self.params))
-        self._tasks = seeded.SeedTasks("textworld_express", _SEEDS)
+        self._tasks = SeedTasks("textworld_express", _SEEDS)
         self._world: Any = None
         self._turns, self._score, self._done = 0, 0.0, True
 
@@ -93,16 +94,16 @@ class TextWorldExpress:
         return self._tasks.ids(split)
 
     def reset(self, task_id: str, seed: int) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
-        """Starts the task's game; `seed` changes nothing."""
+        """Starts the task's game; `seed` is unused."""
         shown = self._begin(task_id, gold=False)
         instruction = INSTRUCTION.format(task=self._world.getTaskDescription())
-        return seeded.opening(instruction, shown), ()
+        return opening_messages(instruction, shown), ()
 
     def step(self, text: str) -> StepResult:
         if self._done:
             raise ValueError("textworld_express: reset() must come before step().")
         self._turns += 1
-        state = json.loads(self._world.stepJSON(seeded.last_line(text)))
+        state = json.loads(self._world.stepJSON(last_line(text)))
         reward, self._score = state["score"] - self._score, state["score"]
         ended = state["tasksuccess"] or state["taskfailure"]
         self._done = ended or self._turns >= self.max_turns
@@ -118,7 +119,7 @@ class TextWorldExpress:
         self._world, self._done = None, True
 
     def solution(self, task_id: str) -> Sequence[str]:
-        """Commands that win a task, as the game's own agent found them."""
+        """Returns commands that win a task, as found by the game's own agent."""
         self._begin(task_id, gold=True)
         self._done = True
         return list(self._world.getGoldActionSequence())
@@ -139,11 +140,11 @@ class TextWorldExpress:
         return f"{state['observation'].strip()}\nCommands: {commands}"
 
 
-@functools.cache  # every slot of a pool has the same
+@functools.cache  # every slot of a pool has the same params
 def _check_params(game: str, params: str) -> None:
-    """Raises ValueError where the game does not begin with its params."""
+    """Raises ValueError if no game can be generated with these params."""
     world = _JAVA.game()
-    wrong = world.load(game, params)  # empty, too, for what it cannot parse: "numLocations=x"
+    wrong = world.load(game, params)  # also empty for unparsable params: "numLocations=x"
     state = json.loads(world.generateNewGameJSON(_SEEDS["train"][0], "train", False))
     if wrong or state["observation"].startswith("ERROR"):
         raise ValueError(
@@ -153,7 +154,7 @@ def _check_params(game: str, params: str) -> None:
 
 
 def _imports() -> tuple[Any, str, str]:
-    """py4j's gateway module, and where TextWorldExpress keeps its program."""
+    """Returns py4j's gateway module, and the jar and folder of TextWorldExpress."""
     try:
         from py4j import java_gateway
         from textworld_express.constants import BASEPATH, JAR_PATH

@@ -1,6 +1,6 @@
 """Strict parsers of the tool calls in a response: Hermes and Llama JSON, Python calls, fenced code.
 
-Text is never evaluated. A malformed call is refused with a reason that the model can read.
+Text is never evaluated. A malformed call is rejected with a reason that the model can read.
 """
 
 from __future__ import annotations
@@ -8,50 +8,100 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
+import math
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
-from seeupo_jax.envs.base import CALL, CALL_END, PYTHON_TAG, THOUGHT
-from seeupo_jax.envs.tools.call_values import (
-    ToolCall,
-    ToolCallError,
-    no_duplicates,
-    skip_thoughts,
-    within_bounds,
-)
+from seeupo_jax.envs.base import CALL, CALL_END, PYTHON_TAG, THOUGHT, THOUGHT_END
+from seeupo_jax.envs.thoughts import thoughts_end
 
-MAX_CHARS = 32_768  # of a text of Python calls; the longest official BFCL answer has 6,839
+MAX_CHARS = 32_768  # of Python calls; the longest official BFCL answer has 6,839
+MAX_DEPTH = 64  # of nested lists and dicts; Python's own parsers and writers fail near 1000
+MAX_DIGITS = 1000  # of an integer; Python writes at most 4300, in quadratic time
+
+_TOO_LARGE = 10**MAX_DIGITS
+
+
+class ToolCallError(ValueError):
+    """A response has no valid tool call; the text is the reason, for the model."""
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A tool's name and its arguments by name.
+
+    positional: positional arguments, which only the Python form has; they come first.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    positional: tuple[Any, ...] = ()
+
+
+def skip_thoughts(text: str) -> str:
+    """Returns a text without the thoughts at its start."""
+    if text.lstrip().startswith(THOUGHT) and THOUGHT_END not in text:
+        raise ToolCallError("<think> needs its </think>")
+    return text[thoughts_end(text) :]
+
+
+def no_duplicates(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    """Makes a dict from pairs; a key that occurs twice is an error."""
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ToolCallError("a key or an argument occurs twice")
+    return result
+
+
+def within_bounds(call: ToolCall) -> ToolCall:
+    """Returns the call if its values are within the bounds."""
+    for value in (*call.positional, *call.arguments.values()):
+        _check_bounds(value, depth=0)
+    return call
+
+
+def _check_bounds(value: Any, depth: int) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ToolCallError("a number must be finite")
+    if isinstance(value, int) and abs(value) >= _TOO_LARGE:
+        raise ToolCallError(f"an integer may have at most {MAX_DIGITS} digits")
+    if not isinstance(value, dict | list | tuple):
+        return
+    if depth == MAX_DEPTH:
+        raise ToolCallError(f"values may be nested at most {MAX_DEPTH} deep")
+    for part in (*value, *value.values()) if isinstance(value, dict) else value:
+        _check_bounds(part, depth + 1)
 
 
 def render_hermes(name: str, /, **arguments: Any) -> str:
-    """A tool call in the Hermes/Qwen form; `parse_hermes` reads the same call back."""
+    """Writes a tool call in the Hermes/Qwen form; `parse_hermes` reads the same call back."""
     call = {"name": name, "arguments": arguments}
     body = json.dumps(call, allow_nan=False, ensure_ascii=False)
-    # Letters stand as they are; half a character cannot, which UTF-8 does not hold.
+    # Letters are written as they are, except lone surrogates, which UTF-8 cannot encode.
     body = re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half.group()):04x}", body)
-    # Other readers end a call at the closing tag, also in an argument; \/ is JSON's other slash.
+    # Other parsers end a call at a closing tag, even in an argument; \/ is JSON's other slash.
     return CALL + body.replace("</", r"<\/") + CALL_END
 
 
 def parse_hermes(text: str) -> tuple[ToolCall, ...]:
-    """The calls of `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` blocks, in order.
+    """Parses `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` blocks, in order.
 
-    Tags within strings of the JSON neither begin nor end a block. Text before and between the
-    blocks is allowed (reasoning); an unclosed block, text after the last block, keys other than the
-    two, duplicate keys and NaN or Infinity are not. `<think>...</think>` at the start is skipped,
-    blocks inside it too. Half a character (`\\ud800`) is JSON and passes. No block at all: ().
+    Tags within JSON strings neither begin nor end a block. Text before and between the blocks
+    (reasoning) is allowed; an unclosed block, text after the last block, other keys, duplicate keys
+    and NaN or Infinity are not. `<think>...</think>` at the start is skipped, including blocks in
+    it. A lone surrogate (`\\ud800`) is valid JSON and passes. Without a block: ().
 
     Raises:
-      ToolCallError: a block that breaks the form or the bounds of `call_values`, or a `<think>`
-        that is not closed.
+      ToolCallError: a block violates the form or the bounds above, or a `<think>` is not closed.
     """
     return tuple(block.call for block in hermes_blocks(text))
 
 
 class HermesBlock(NamedTuple):
-    """A call, and where its block begins and ends in the text."""
+    """A call, and the start and end of its block in the text."""
 
     call: ToolCall
     start: int
@@ -59,7 +109,7 @@ class HermesBlock(NamedTuple):
 
 
 def hermes_blocks(text: str) -> tuple[HermesBlock, ...]:
-    """The calls that `parse_hermes` reads, with their places; raises as it does."""
+    """The calls that `parse_hermes` parses, with their positions; raises as it does."""
     blocks, end = [], len(text) - len(skip_thoughts(text))
     while (start := text.find(CALL, end)) >= 0:
         if CALL_END in text[end:start]:
@@ -75,7 +125,7 @@ def hermes_blocks(text: str) -> tuple[HermesBlock, ...]:
 
 
 def _read_block(rest: str) -> tuple[ToolCall, int]:
-    """The call right behind an opening tag, and its size with the closing one."""
+    """Parses the call after an opening tag; returns it and its size with the closing tag."""
     value, end = None, 0
     with contextlib.suppress(ValueError, RecursionError):
         value, end = _DECODER.raw_decode(rest, _SPACE.search(rest).end())
@@ -105,15 +155,15 @@ def _read_object(value: Any, key: str) -> ToolCall:
 
 
 def parse_llama(text: str) -> tuple[ToolCall, ...]:
-    """The calls of `{"name": ..., "parameters": {...}}` objects, Llama 3's form, in order.
+    """Parses `{"name": ..., "parameters": {...}}` objects, Llama 3's form, in order.
 
-    The objects are the whole text, or all of it after the first `<|python_tag|>`; between them are
-    white space and `;`. `<think>...</think>` at the start is skipped. What does not begin with `{`
-    is a message and holds no call: ().
+    The objects are the whole text, or all of it after the first `<|python_tag|>`, separated by
+    white space and `;`. `<think>...</think>` at the start is skipped. A text that does not start
+    with `{` is a message without calls: ().
 
     Raises:
-      ToolCallError: an object that breaks the form or the bounds of `call_values`, text beside the
-        objects, or a `<think>` that is not closed.
+      ToolCallError: an object violates the form or the bounds above, there is other text, or a
+        `<think>` is not closed.
     """
     source = skip_thoughts(text).strip()
     if not source.startswith("{"):
@@ -130,10 +180,10 @@ def parse_llama(text: str) -> tuple[ToolCall, ...]:
 
 
 def render_python(calls: Iterable[ToolCall]) -> str:
-    """Calls as the Python list `[name(argument=value), ...]`; `parse_python` reads them back.
+    """Writes calls as the Python list `[name(argument=value), ...]`; `parse_python` reads it back.
 
     Raises:
-      ValueError: a call that this form cannot hold, such as an argument named `from` or a set.
+      ValueError: this form cannot express a call, such as an argument named `from` or a set.
     """
     calls = tuple(calls)
     text = f"[{', '.join(map(_write_call, calls))}]"
@@ -152,21 +202,21 @@ def _write_call(call: ToolCall) -> str:
 
 
 def parse_python(text: str) -> tuple[ToolCall, ...]:
-    """The calls of `[name(argument=value), ...]`, BFCL's prompting format, in order.
+    """Parses `[name(argument=value), ...]`, BFCL's prompting format, in order.
 
     As in the official decoder, white space and backticks around the list are ignored, a missing
-    outer bracket is added, so that `a(), b()` is read too, and names may be dotted. As in its
-    handler of Qwen, `<think>...</think>` at the start is skipped. Other text beside the list is
-    refused. Values are literals: text in quotes, numbers, True, False, None, lists, tuples, dicts.
-    The official decoder also evaluates arithmetic and takes names for strings, which is refused
-    here, and drops arguments without a name, which are kept: its reference answers have them.
+    outer bracket is added, so that `a(), b()` is valid, and names may be dotted. As in its handler
+    of Qwen, `<think>...</think>` at the start is skipped. Other text around the list is rejected.
+    Values are literals: quoted text, numbers, True, False, None, lists, tuples, dicts. The official
+    decoder also evaluates arithmetic and takes names for strings, which is rejected here. It drops
+    positional arguments, which are kept here: its reference answers contain them.
 
-    A text without anything like a call is a message and holds no call: ().
+    A text without anything that resembles a call is a message without calls: ().
 
     Raises:
-      ToolCallError: a text with something like a call (`name(` at the start or after a bracket;
-        `name(` and a literal, `argument=` or `)` anywhere) that breaks the form or the bounds
-        above, or a `<think>` that is not closed.
+      ToolCallError: a text that resembles a call (`name(` at the start or after a bracket; `name(`
+        followed by a literal, `argument=` or `)` anywhere) violates the form or the bounds above,
+        or a `<think>` is not closed.
     """
     source = skip_thoughts(text).strip("` \t\r\n")
     try:
@@ -177,7 +227,7 @@ def parse_python(text: str) -> tuple[ToolCall, ...]:
         return ()
 
 
-# A match begins at a bracket or at the text's start, never in every letter of a long word.
+# Matches start at a bracket or the text's start, so that not every letter of a long word is tried.
 _CALL_LIKE = re.compile(
     r"""(?:\A\(*|\[)\s*[^\W\d][\w.]*\(|\w\(\s*(?:[)'"\[{]|-?\d|[^\W\d]\w*\s*=)"""
 )
@@ -191,9 +241,9 @@ def _read_list(source: str) -> list[ast.expr]:
     try:
         tree = _parse(_STRING.sub(_keep_backslashes, opening + source + closing))
     except SyntaxError as error:
-        # Python's message would be about a bracket that the model did not write.
+        # Python's message would refer to a bracket that the model did not write.
         raise ToolCallError(form if opening or closing else f"{form}: {error.msg}") from None
-    except ValueError:  # half a character, which no source can hold
+    except ValueError:  # a lone surrogate, which no source can contain
         raise ToolCallError(f"{form}: a character is not text") from None
     except (MemoryError, RecursionError):
         raise ToolCallError(f"{form}: it is nested too deep") from None
@@ -203,16 +253,16 @@ def _read_list(source: str) -> list[ast.expr]:
 
 
 def _parse(source: str) -> ast.Expression:
-    # Python 3.11 counts the depth of a tree for all threads together: two that build trees at once
-    # get a SystemError where the garbage collector runs (python/cpython#106905).
+    # Python 3.11 counts the depth of a tree over all threads: two threads that build trees at once
+    # get a SystemError if the garbage collector runs (python/cpython#106905).
     with _PARSING:
         return ast.parse(source, mode="eval")
 
 
 _PARSING = threading.Lock()
 
-# A comment (quotes in it open no string) or a string; an unclosed one ends where Python gives up,
-# so that no end is searched twice.
+# A comment (quotes in it open no string) or a string; an unclosed string ends where Python's lexer
+# gives up, so that no end is searched twice.
 _STRING = re.compile(
     r"""#[^\n]*"""
     r"""|'''(?:[^\\]|\\.)*?(?:'''|\Z)|\"\"\"(?:[^\\]|\\.)*?(?:\"\"\"|\Z)"""
@@ -223,9 +273,9 @@ _BACKSLASH = re.compile(r"""\\([\n\r\\'"abfnrtvxNuU0-7])|\\""")
 
 
 def _keep_backslashes(match: re.Match[str]) -> str:
-    # Python reads "\d" as "\\d" but warns, and how depends on the process; write the latter.
+    # Python reads "\d" as "\\d" with a warning that depends on the process's settings: rewrite it.
     token = match.group()
-    if match.string[match.start() - 1] in "rR":  # at least the list's bracket stands before it
+    if match.string[match.start() - 1] in "rR":  # at least the list's bracket precedes it
         return token
     return _BACKSLASH.sub(lambda escape: escape.group() if escape.group(1) else r"\\", token)
 
@@ -294,28 +344,28 @@ def _refuse(node: ast.expr | None) -> NoReturn:
 
 
 def parse_fenced(text: str, language: str = "python") -> str | None:
-    """The code of the one block that the text holds, as in AppWorld's ReAct format.
+    """Returns the code of the only block in a text, as in AppWorld's ReAct format.
 
-    A fence is a line that starts with three backticks or more; the one that opens the block names
-    the language exactly (AppWorld does not take `py` or `Python` either), and the one that closes
-    it holds nothing else and is at least as long, so that a longer fence can hold shorter ones.
-    Text beside the block is allowed, and `<think>...</think>` at the start is skipped; a `</think>`
-    without `<think>` that stands in a block is code. AppWorld's agent runs the first block and
-    forgets what follows; here a second block is refused, for the model would take it as run.
+    A fence is a line that starts with at least three backticks. The opening fence names the
+    language exactly (AppWorld does not accept `py` or `Python` either); the closing fence has only
+    backticks, at least as many, so that a longer fence can contain shorter ones. Text around the
+    block is allowed, and `<think>...</think>` at the start is skipped; a `</think>` without
+    `<think>` inside a block is code. AppWorld's agent runs the first block and ignores the rest;
+    here a second block is rejected, since the model would assume that it was run.
 
     Args:
       language: the word after the opening backticks.
 
     Returns:
-      The lines between the fences, joined by newlines; None when there is no fence.
+      The lines between the fences, joined by newlines; None if there is no fence.
 
     Raises:
       ToolCallError: the block has another language, is not closed or is empty, or a fence follows.
     """
-    said = skip_thoughts(text)
-    if not text.lstrip().startswith(THOUGHT) and _within_block(text[: len(text) - len(said)]):
-        said = text
-    lines = said.replace("\r\n", "\n").split("\n")
+    visible = skip_thoughts(text)
+    if not text.lstrip().startswith(THOUGHT) and _within_block(text[: len(text) - len(visible)]):
+        visible = text
+    lines = visible.replace("\r\n", "\n").split("\n")
     start = next((i for i, line in enumerate(lines) if line.startswith("```")), None)
     if start is None:
         return None
@@ -338,7 +388,7 @@ def parse_fenced(text: str, language: str = "python") -> str | None:
 
 
 def _within_block(before: str) -> bool:
-    """Whether a text ends within a block: one fence opens it, the next closes it."""
+    """Whether a text ends within a block; fences alternately open and close blocks."""
     return sum(line.startswith("```") for line in before.split("\n")) % 2 == 1
 
 
@@ -351,7 +401,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=no_duplicates)
 _GAP = re.compile(r"[\s;]*")  # between two objects
 
 
-# How a model may write its calls, by name.
+# Parsers of calls by the name of their form.
 PARSERS: dict[str, Callable[[str], tuple[ToolCall, ...]]] = {
     "hermes": parse_hermes,
     "python": parse_python,

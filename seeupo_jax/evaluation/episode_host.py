@@ -20,11 +20,12 @@ from seeupo_jax.agents.tool_format import choose_format
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.user_code import shown
-from seeupo_jax.envs import Environment, Message, Tool, gate
-from seeupo_jax.envs.mixture import read_parts
-from seeupo_jax.envs.pool import Call, EnvPool, Failure
-from seeupo_jax.envs.transport.isolated import Isolated, check_isolated
+from seeupo_jax.envs import Environment, Message, Tool
+from seeupo_jax.envs.mixture import read_components
+from seeupo_jax.envs.pool import EnvCall, EnvPool, Failure
+from seeupo_jax.envs.transport.isolated import IsolatedEnvironment, check_isolated
 from seeupo_jax.envs.transport.open_files import open_files, raise_open_files
+from seeupo_jax.envs.validation import check_reset, check_step, reset_episode
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.rollout.engine.protocol import Engine
 from seeupo_jax.rollout.environment_player import EnvironmentHost
@@ -95,7 +96,7 @@ def _parts(name: str, options: Mapping[str, Any]) -> Iterator[tuple[str, Mapping
     if name != "mixture":
         yield name, options
         return
-    for part in read_parts(options.get("environments")).values():
+    for part in read_components(options.get("environments")).values():
         yield from _parts(part.name, part.options)
 
 
@@ -113,16 +114,16 @@ def _check_own_limit(name: str, options: Mapping[str, Any], timeout_s: float) ->
 def make_environment(env: schema.Env) -> Environment:
     """One that plays episodes; in a process of its own it begins when used."""
     if env.isolation == "process":
-        return Isolated(env.name, env.options, memory_mib=env.memory_mib)
+        return IsolatedEnvironment(env.name, env.options, memory_mib=env.memory_mib)
     return envs.make(env.name, **env.options)
 
 
 @contextlib.contextmanager
-def started(env: schema.Env, calls: int) -> Iterator[Environment]:
+def open_environment(env: schema.Env, calls: int) -> Iterator[Environment]:
     """An environment for so many calls, then closed; at their time limit its process is killed."""
     environment, limit_s = make_environment(env), calls * env.timeout_s
 
-    def kill(isolated: Isolated) -> None:
+    def kill(isolated: IsolatedEnvironment) -> None:
         text = (
             "config.env.timeout_s: %d calls of env %s take more than %g s; its process is killed."
         )
@@ -130,7 +131,7 @@ def started(env: schema.Env, calls: int) -> Iterator[Environment]:
         isolated.kill()
 
     timer = threading.Timer(limit_s, kill, (environment,))
-    if isinstance(environment, Isolated):
+    if isinstance(environment, IsolatedEnvironment):
         timer.start()
     try:
         yield environment
@@ -169,7 +170,7 @@ def try_resets(
     """
 
     def begin(environment: Environment, answer: Any) -> tuple[tuple[Tool, ...], str | None]:
-        messages, tools = gate.check_opening(answer)
+        messages, tools = check_reset(answer)
         refusal = None
         if tokenizer is not None:
             refusal = _template_refusal(tokenizer, environment, messages, tools)
@@ -178,8 +179,10 @@ def try_resets(
     listed: list[tuple[Tool, ...]] = []
     with contextlib.closing(build_pool(config, 1)) as pool:
         for task_id in task_ids:
-            reset = functools.partial(gate.reset, task_id=task_id, seed=config.seed, episode_seed=0)
-            pool.submit(Call(0, reset, begin, fresh=True))
+            reset = functools.partial(
+                reset_episode, task_id=task_id, seed=config.seed, episode_seed=0
+            )
+            pool.submit(EnvCall(0, reset, begin, fresh=True))
             ((_, (result, retries)),) = pool.poll(None)
             if isinstance(result, Failure):
                 raise ValueError(_no_episode(config.env.name, task_id, result.reason, retries))
@@ -212,7 +215,7 @@ def _template_refusal(
 def _first_answer(environment: Environment) -> Sequence[Message]:
     """What answers a word in an episode that has begun; nothing where that fails."""
     try:
-        return gate.check_step(environment.step(_ANSWER)).observation
+        return check_step(environment.step(_ANSWER)).observation
     except (Exception, SystemExit):  # of a user's code
         return ()
 

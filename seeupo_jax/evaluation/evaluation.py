@@ -11,13 +11,13 @@ import numpy as np
 
 from seeupo_jax.agents.agent_tasks import describe_tasks
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Tasks
+from seeupo_jax.envs.tasks import labels_by_task, list_tasks
 from seeupo_jax.metrics.statistics import evaluation_metrics, evaluation_prefix
 from seeupo_jax.parallel.distributed import gather
-from seeupo_jax.rollout.collect import Request, collect, group_requests
+from seeupo_jax.rollout.collect import EpisodeRequest, collect, group_requests
 from seeupo_jax.rollout.player import CollectionOptions, RolloutWorker
-from seeupo_jax.trajectories.episodes import Episode, EpisodeFile, to_episode
+from seeupo_jax.trajectories.episodes import EpisodeFile, EvaluationEpisode, to_episode
 from seeupo_jax.types import Trajectory
 
 # Added to the iteration, so that an evaluation never samples with an iteration's random numbers.
@@ -30,7 +30,7 @@ VALIDATION = "validation"  # the split that the best checkpoint is selected on, 
 Labels = Mapping[str, Mapping[str, str]]  # of tasks
 
 
-def evaluate(
+def evaluate_split(
     config: Config,
     worker: RolloutWorker,
     params: Any,
@@ -41,7 +41,7 @@ def evaluate(
     iteration: int = 0,
     file: EpisodeFile | None = None,
     on_played: Callable[[Sequence[Trajectory], Labels], None] = lambda *_: None,
-    on_counted: Callable[[Sequence[Episode], int], None] = lambda *_: None,
+    on_counted: Callable[[Sequence[EvaluationEpisode], int], None] = lambda *_: None,
 ) -> dict[str, float]:
     """Plays the first `config.evaluation.tasks` tasks of a split k times each.
 
@@ -59,15 +59,15 @@ def evaluate(
     Raises:
       Stopped: a process was asked to.
     """
-    task_ids = gate.task_ids(tasks, split)[: config.evaluation.tasks]
-    labels = gate.labels_of(tasks, task_ids, _LOGGER.warning)
-    played: dict[tuple[str, int], Episode] = {}
-    for part in gather({} if file is None else file.played, Episode):
+    task_ids = list_tasks(tasks, split)[: config.evaluation.tasks]
+    labels = labels_by_task(tasks, task_ids, _LOGGER.warning)
+    played: dict[tuple[str, int], EvaluationEpisode] = {}
+    for part in gather({} if file is None else file.played, EvaluationEpisode):
         played |= part
     requests = group_requests(task_ids, k)
     missing = [request for request in requests if (request.task_id, request.member) not in played]
 
-    def keep(request: Request, trajectory: Trajectory) -> None:
+    def keep(request: EpisodeRequest, trajectory: Trajectory) -> None:
         if file is not None:
             file.add(to_episode(trajectory, labels[request.task_id]))
 
@@ -92,7 +92,7 @@ def evaluate(
 
 
 def _metrics(
-    prefix: str, episodes: Sequence[Episode], labels: Sequence[Mapping[str, str]]
+    prefix: str, episodes: Sequence[EvaluationEpisode], labels: Sequence[Mapping[str, str]]
 ) -> dict[str, float]:
     """Metrics of the episodes of some tasks, task by task, and the labels of each task."""
     success = np.array([episode.success for episode in episodes]).reshape(len(labels), -1)
@@ -114,28 +114,28 @@ def selection_split(config: Config, tasks: Tasks) -> str | None:
     if evaluation.select_on is not None:
         return evaluation.select_on
     try:
-        validation = set(gate.task_ids(tasks, VALIDATION))
+        validation = set(list_tasks(tasks, VALIDATION))
     except ValueError:  # what is said of a split that there is not
         return evaluation.split
     # An environment that takes any name for one of its other splits has no validation tasks.
     splits = ("train", evaluation.split)
-    others = {task_id for split in splits for task_id in gate.task_ids(tasks, split)}
+    others = {task_id for split in splits for task_id in list_tasks(tasks, split)}
     return VALIDATION if not validation & others else evaluation.split
 
 
-def due(config: Config, iteration: int, every: int) -> bool:
+def is_due(config: Config, iteration: int, every: int) -> bool:
     """Whether something done `every` so many iterations, and after the last, is due."""
     return iteration == config.iterations or bool(every and iteration % every == 0)
 
 
-def evaluates(config: Config, iteration: int) -> bool:
+def is_evaluated(config: Config, iteration: int) -> bool:
     """Whether the policy after an iteration of training is evaluated."""
-    return config.evaluation.tasks > 0 and due(config, iteration, config.evaluation.every)
+    return config.evaluation.tasks > 0 and is_due(config, iteration, config.evaluation.every)
 
 
-def compared_on(config: Config, selects_on: str | None, iteration: int) -> str | None:
+def scored_split(config: Config, selects_on: str | None, iteration: int) -> str | None:
     """`selects_on` where what is saved after an iteration is to be compared; else None."""
-    saved = iteration > 0 and due(config, iteration, config.checkpoint.every)
+    saved = iteration > 0 and is_due(config, iteration, config.checkpoint.every)
     return selects_on if saved else None
 
 
@@ -150,7 +150,7 @@ def evaluated_splits(config: Config, selects_on: str | None, iteration: int) -> 
     splits: list[str | None] = [config.evaluation.split]
     if iteration in (0, config.iterations):
         splits += config.evaluation.extra_splits
-    splits.append(compared_on(config, selects_on, iteration))
+    splits.append(scored_split(config, selects_on, iteration))
     return [split for split in dict.fromkeys(splits) if split is not None]
 
 

@@ -19,15 +19,20 @@ from seeupo_jax.agents.agent_tasks import find_tasks
 from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.configuration.resume_fields import without_computed
 from seeupo_jax.configuration.schema import Config, Env
-from seeupo_jax.display.progress import Progress
+from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.evaluation.episode_host import build_host
-from seeupo_jax.evaluation.evaluation import evaluate
+from seeupo_jax.evaluation.evaluation import evaluate_split
 from seeupo_jax.evaluation.policy_sources import PolicySource
 from seeupo_jax.metrics.statistics import Estimate, evaluation_table, read_estimates
 from seeupo_jax.policy_io.resuming import chat_note
 from seeupo_jax.rewards.scorer import make_scorer
 from seeupo_jax.rollout.player import RolloutWorker
-from seeupo_jax.trajectories.episodes import Episode, EpisodeFile, process_file, process_files
+from seeupo_jax.trajectories.episodes import (
+    EpisodeFile,
+    EvaluationEpisode,
+    process_file,
+    process_files,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +53,7 @@ class EvaluationResult:
     pass_at_k: Estimate
     metrics: Mapping[str, float]
     policy: Mapping[str, Any]
-    episodes: Sequence[Episode]
+    episodes: Sequence[EvaluationEpisode]
     file: Path
     resumed: int
 
@@ -61,10 +66,10 @@ def evaluate_policy(
 ) -> EvaluationResult:
     """Plays the episodes of a split that are not in WORKDIR/evaluation yet."""
     settings = evaluation_settings(config, split, k, source.same, chat_note(config, workdir))
-    episodes: list[Episode] = []
+    episodes: list[EvaluationEpisode] = []
     resumed = 0
 
-    def count(counted: Sequence[Episode], before: int) -> None:
+    def count(counted: Sequence[EvaluationEpisode], before: int) -> None:
         nonlocal resumed
         episodes.extend(counted)
         resumed = before
@@ -77,7 +82,7 @@ def evaluate_policy(
         rewards = opened.enter_context(contextlib.closing(make_scorer(config.rewards)))
         shown = jax.process_index() == 0  # beside the result, which is the standard output's
         progress = opened.enter_context(
-            Progress(0, config.telemetry.display, stream=sys.stderr, shown=shown)
+            ProgressDisplay(0, config.telemetry.display, stream=sys.stderr, shown=shown)
         )
         tasks = opened.enter_context(contextlib.closing(find_tasks(config)))
         host = build_host(config, source.engine, tasks, progress.log)
@@ -92,7 +97,7 @@ def evaluate_policy(
             rewards,
             watch=progress.watch,
         )
-        metrics = evaluate(
+        metrics = evaluate_split(
             config,
             worker,
             source.params,

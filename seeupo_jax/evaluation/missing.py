@@ -8,7 +8,7 @@ from typing import Any
 from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.evaluation.evaluation import evaluated_splits
-from seeupo_jax.policy_io.resume_check import measured_with
+from seeupo_jax.policy_io.resume_check import score_conditions
 
 
 def lacks_evaluation(done: int, asked: int, saved: Mapping[str, Any], every: int) -> bool:
@@ -22,7 +22,7 @@ def lacks_evaluation(done: int, asked: int, saved: Mapping[str, Any], every: int
     return done == asked < saved["iterations"] and not (every and done % every == 0)
 
 
-def splits_left(
+def remaining_splits(
     config: Config,
     selects_on: str | None,
     done: int,
@@ -44,14 +44,14 @@ def splits_left(
         return wanted
     if not done == config.iterations < saved["iterations"]:
         return []
-    stands = score is not None and measured_with(notes) == _measured_now(config, selects_on)
+    stands = score is not None and score_conditions(notes) == _measured_now(config, selects_on)
     had, scored = {config.evaluation.split}, {selects_on}
     had = had | scored if stands else had - scored  # what is compared needs a score
     return [split for split in wanted if split not in had]
 
 
 def _measured_now(config: Config, selects_on: str | None) -> dict[str, Any] | None:
-    return measured_with({"config": to_dict(config), "selected_on": selects_on})
+    return score_conditions({"config": to_dict(config), "selected_on": selects_on})
 
 
 def selection_notice(
@@ -63,7 +63,7 @@ def selection_notice(
       selects_on: the split of the scores from now on; None: there are none.
       notes: of the newest checkpoint.
     """
-    now, was = _measured_now(config, selects_on), measured_with(notes)
+    now, was = _measured_now(config, selects_on), score_conditions(notes)
     if None in (now["split"], was["split"]) or now == was:
         return None
     changed = [name for name in now if now[name] != was[name]]

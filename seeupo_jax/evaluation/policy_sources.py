@@ -77,7 +77,7 @@ def about_policy(config: Config, iteration: int, part: str | None) -> dict[str, 
 
 
 @contextlib.contextmanager
-def own_policy(
+def run_policy(
     config: Config,
     workdir: Path,
     *,
@@ -92,7 +92,7 @@ def own_policy(
       weights: as of `saved_weights`. step: as of `find_step`. raw_logp: as of `Sampling`.
     """
     part = saved_weights(config, weights)
-    made, params = build.load_policy(config, starting_policy(config, workdir))
+    made, params = build.load_policy(config, starting_policy_folder(config, workdir))
     restored, iteration = None, 0
     if not untrained:
         restored = restore_policy(config, workdir, step, {part: params})
@@ -112,7 +112,7 @@ def served_policy(config: Config, workdir: Path, server: Server) -> Iterator[Pol
     """The policy at a server; at the end its cost is logged, if there was any."""
     rollout, url = config.rollout, server.url
     check_served(config)
-    folder = starting_policy(config, workdir)
+    folder = starting_policy_folder(config, workdir)
     tokenizer = read_tokenizer(folder, config.chat)
     if tokenizer is None:
         raise ValueError(f"{folder}: got no tokenizer; allowed: that of the model served.")
@@ -160,7 +160,7 @@ def check_served(config: Config) -> None:
     check_host(config)
 
 
-def starting_policy(config: Config, workdir: Path) -> str:
+def starting_policy_folder(config: Config, workdir: Path) -> str:
     """The folder of the policy that training starts from; ValueError: it has still to be made."""
     folder = starting_folder(config, workdir)
     if folder is None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from seeupo_jax.learner.expert_record import ExpertRecord
 from seeupo_jax.learner.shapes import Shapes
-from seeupo_jax.learner.token_trees import Forest, choose_length
+from seeupo_jax.learner.token_trees import TokenForest, choose_length
 from seeupo_jax.policy.architecture import Routing
 from seeupo_jax.trajectories.forks import forked, shared_turns
 from seeupo_jax.types import CONTEXT, NO_TARGET, Trajectory, TurnBatch, learnable
@@ -19,12 +19,13 @@ _DTYPES = {"action": np.int32}  # of tokens' fields; float32 else
 
 
 @dataclass(frozen=True)
-class Rows:
-    """The segments of all trajectories that count, side by side; index S below.
+class SegmentBatch:
+    """The segments of all trajectories that count; index S below.
 
     tokens, turn, logp: as in `Segment`, one array a segment; but the turn of forced tokens, and of
       those of a turn that another trajectory owns, is `CONTEXT`.
-    trajectory_S: whose segment it is. group_S: of whose trajectory, whose members begin alike.
+    trajectory_S: the trajectory of a segment. group_S: the trajectory's group, whose members begin
+      alike.
     """
 
     tokens: tuple[np.ndarray, ...]
@@ -35,9 +36,9 @@ class Rows:
     trajectories: int  # N, those left out included
     turns: int  # K, of the longest trajectory
     forced: int = 0  # sampled tokens of its own turns that count as context
-    masked_S: np.ndarray | None = None  # of what no update is made; None: of all
+    masked_S: np.ndarray | None = None  # excluded from updates; None: none
     routing: Routing | None = None  # of the policy's routers; None: it has none
-    experts: ExpertRecord | None = None  # that the routers are given; None: they choose
+    experts: ExpertRecord | None = None  # that the routers replay; None: they choose
 
     @classmethod
     def of(
@@ -49,16 +50,16 @@ class Rows:
         mask_truncated: bool = False,
         routing: Routing | None = None,
         replays: bool = False,
-    ) -> Rows:
+    ) -> SegmentBatch:
         """Segments of the trajectories that an update learns from.
 
         Args:
           grouped: as for `learnable`.
-          truncated: whether actions were drawn from less than the policy's whole softmax. Tokens of
-            probability 1 were then forced: the policy had no choice, and learns nothing from them.
-          mask_truncated: whether no update is made of trajectories that were cut.
+          truncated: whether actions were drawn from a truncated softmax. Tokens of probability 1
+            were then forced: the policy had no choice, and learns nothing from them.
+          mask_truncated: whether trajectories that were cut are excluded from updates.
           routing: of the policy's routers.
-          replays: whether these are given the experts that the sampler recorded.
+          replays: whether the routers replay the experts that the sampler recorded.
         """
         trained = np.flatnonzero(learnable(trajectories, grouped=grouped))
         pairs = [(i, segment) for i in trained for segment in trajectories[i].segments]
@@ -91,7 +92,7 @@ class Rows:
         drawn = zip(rows.turn, rows.logp, strict=True)
         return rows.without([(turn_L != CONTEXT) & (logp_L == 0) for turn_L, logp_L in drawn])
 
-    def without(self, as_context: Sequence[np.ndarray]) -> Rows:
+    def without(self, as_context: Sequence[np.ndarray]) -> SegmentBatch:
         """The rows with some of the action tokens as context.
 
         Args:
@@ -104,9 +105,9 @@ class Rows:
 
     @functools.cached_property
     def identity(self) -> tuple[np.ndarray, ...]:
-        """Numbers of the tokens, one array a segment: equal ones may be computed once.
+        """Numbers of the tokens, one array a segment.
 
-        Behind equal numbers that is, and in one group.
+        Two tokens of a group are computed once if they and all before them have equal numbers.
         """
         if self.experts is None:
             return self.tokens
@@ -114,13 +115,13 @@ class Rows:
 
     @property
     def updated_S(self) -> np.ndarray:
-        """Which segments updates are made of: bool [S]."""
+        """The segments that updates learn from: bool [S]."""
         whole_S = np.ones(len(self.tokens), bool)
         return whole_S if self.masked_S is None else ~self.masked_S
 
     @property
     def updated_turns(self) -> int:
-        """K of the longest trajectory of which an update is made."""
+        """K of the longest trajectory that an update learns from."""
         updated = (
             turn_L for turn_L, updates in zip(self.turn, self.updated_S, strict=True) if updates
         )
@@ -132,7 +133,7 @@ def _turns(turn: Sequence[np.ndarray]) -> int:
     return 1 + max((int(turn_L.max(initial=CONTEXT)) for turn_L in turn), default=CONTEXT)
 
 
-def forced_fraction(rows: Rows) -> float:
+def forced_fraction(rows: SegmentBatch) -> float:
     """Share of the sampled tokens that were forced; NaN without any."""
     free = sum(int((turn_L != CONTEXT).sum()) for turn_L in rows.turn)
     return rows.forced / (rows.forced + free) if rows.forced + free else float("nan")
@@ -140,24 +141,24 @@ def forced_fraction(rows: Rows) -> float:
 
 @dataclass(frozen=True, eq=False)
 class ActionSpan:
-    """The action that a segment contributes to a step: where its tokens stand in it."""
+    """The action tokens of a segment in a step, by their positions in the segment."""
 
     segment: int
     position_A: np.ndarray
 
     @property
     def end(self) -> int:
-        """One past the last action token: nothing after it matters to the step."""
+        """One past the last action token; later tokens do not affect the step."""
         return int(self.position_A[-1]) + 1
 
 
-def action_spans(rows: Rows, turns: Sequence[int]) -> list[ActionSpan]:
-    """The segments that an update of these turns has; a trajectory without one is nowhere."""
+def action_spans(rows: SegmentBatch, turns: Sequence[int]) -> list[ActionSpan]:
+    """The spans of an update of these turns; a trajectory without these turns has none."""
     updated_S = rows.updated_S
     return [span for span in _spans(rows, turns) if updated_S[span.segment]]
 
 
-def _spans(rows: Rows, turns: Sequence[int]) -> list[ActionSpan]:
+def _spans(rows: SegmentBatch, turns: Sequence[int]) -> list[ActionSpan]:
     spans = []
     for segment, turn_L in enumerate(rows.turn):
         position_A = np.flatnonzero(np.isin(turn_L, turns))
@@ -166,30 +167,33 @@ def _spans(rows: Rows, turns: Sequence[int]) -> list[ActionSpan]:
     return spans
 
 
-def all_actions(rows: Rows) -> list[ActionSpan]:
-    """Every sampled token of every row: what one pass for old and reference policies needs."""
+def all_actions(rows: SegmentBatch) -> list[ActionSpan]:
+    """Every sampled token of every segment, for the passes that score whole trajectories."""
     return _spans(rows, range(rows.turns))
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where the spans of a step lie.
+    """The spans of a step packed into rows.
 
-    length: of the rows. forest: the spans' segments, each up to its span's end.
+    length: tokens of a row. forest: the spans' segments, each up to its span's end.
     """
 
     spans: Sequence[ActionSpan]
     length: int
-    forest: Forest
+    forest: TokenForest
 
     @property
     def tokens(self) -> int:
-        """The number of tokens that are computed, without padding."""
+        """Computed tokens, without padding."""
         return sum(map(len, self.forest.tokens))
 
 
 def lay_out(
-    rows: Rows, spans: Sequence[ActionSpan], shapes: Shapes, lengths: Sequence[int] | None = None
+    rows: SegmentBatch,
+    spans: Sequence[ActionSpan],
+    shapes: Shapes,
+    lengths: Sequence[int] | None = None,
 ) -> Layout:
     """Packs spans into rows of one of the listed lengths; ValueError: a span is longer."""
     end = [span.end if shapes.truncate else len(rows.tokens[span.segment]) for span in spans]
@@ -212,14 +216,14 @@ def lay_out(
 
 
 def turn_batch(
-    rows: Rows,
+    rows: SegmentBatch,
     layout: Layout,
     shapes: Shapes,
     per_token: Mapping[str, Sequence[np.ndarray]],
     *,
     action: int,
     behind: bool = False,
-    seats: Sequence[tuple[int, int]] | None = None,
+    span_slots: Sequence[tuple[int, int]] | None = None,
     doubled: bool = False,
 ) -> TurnBatch:
     """Pads spans into a TurnBatch of host arrays.
@@ -228,19 +232,19 @@ def turn_batch(
       per_token: fields of every token, by the names of `TurnBatch` without their axes; one
         array a segment, aligned with its tokens.
       action: A of the batch; no span has more.
-      behind: whether what is asked of a token is read from its own hidden state instead of from
-        that which predicts it.
-      seats: where in [P, A] each span begins; None: every span has a row of its own, in order.
-      doubled: whether there is room for twice as many rows and spans, however many there are.
+      behind: whether the result for a token is read from its own hidden state instead of from the
+        one that predicts it.
+      span_slots: where in [P, A] each span begins; None: every span has a row of its own, in order.
+      doubled: whether the batch has room for at least twice as many rows and spans.
     """
     L, R, forest, spans = layout.length, shapes.rows, layout.forest, layout.spans
-    seats = [(place, 0) for place in range(len(spans))] if seats is None else seats
-    needed = len(forest.tokens), 1 + max((place for place, _ in seats), default=-1)
+    span_slots = [(place, 0) for place in range(len(spans))] if span_slots is None else span_slots
+    needed = len(forest.tokens), 1 + max((place for place, _ in span_slots), default=-1)
     if doubled:
         least = shapes.microbatches(L) * R + 1, shapes.spans() + 1
         needed = tuple(map(max, needed, least))
     M, P = shapes.microbatches(L, needed[0]), shapes.spans(needed[1])
-    predicted = Predicted(M * R, L)
+    predicted = TargetSlots(M * R, L)
     tokens, depth = (np.zeros((M * R, L), np.int32) for _ in range(2))
     end = np.tile(np.arange(1, L + 1, dtype=np.int32), (M * R, 1))
     for row, sources in enumerate(zip(forest.tokens, forest.depth, forest.end, strict=True)):
@@ -249,7 +253,7 @@ def turn_batch(
     slot, mask = np.zeros((P, action), np.int32), np.zeros((P, action), np.float32)
     padded = {name: np.zeros((P, action), _DTYPES.get(name, np.float32)) for name in per_token}
     trajectory = np.full(P, rows.trajectories, np.int32)
-    for number, (span, (place, start)) in enumerate(zip(spans, seats, strict=True)):
+    for number, (span, (place, start)) in enumerate(zip(spans, span_slots, strict=True)):
         columns, index_L = slice(start, start + span.position_A.size), forest.index[number]
         slot[place, columns] = predicted.slots(
             int(forest.row_S[number]),
@@ -285,13 +289,13 @@ def turn_batch(
 def scatter(
     numbers: Sequence[np.ndarray], spans: Sequence[ActionSpan], scored_PA: np.ndarray
 ) -> None:
-    """Writes what a batch's program found of action tokens to their segments' tokens."""
+    """Writes a batch's numbers of action tokens to the tokens of their segments."""
     for span, scored_A in zip(spans, scored_PA, strict=False):
         numbers[span.segment][span.position_A] = scored_A[: span.position_A.size]
 
 
-class Predicted:
-    """The tokens of rows that are predicted, each once however many spans share it."""
+class TargetSlots:
+    """The slots of rows in which tokens are predicted; spans that share a token share its slot."""
 
     def __init__(self, rows: int, length: int):
         if rows * length > np.iinfo(np.int32).max:
@@ -309,7 +313,7 @@ class Predicted:
     def slots(
         self, row: int, index_A: np.ndarray, parent_A: np.ndarray, token_A: np.ndarray
     ) -> np.ndarray:
-        """Where in the flattened rows the tokens at some indices of a row are predicted."""
+        """The slots, in the flattened rows, of the tokens at some indices of a row."""
         new_A = self._next[row, index_A] == 0
         first, count = int(self._count[row]), int(new_A.sum())
         self._next[row, index_A[new_A]] = np.arange(first + 1, first + count + 1)
@@ -325,7 +329,7 @@ def empty_layout(length: int) -> Layout:
 
 
 def empty_batch(
-    rows: Rows,
+    rows: SegmentBatch,
     shapes: Shapes,
     per_token: Sequence[str] = (),
     *,

@@ -1,4 +1,4 @@
-"""Which experts a sweep's tokens run through: recorded once, replayed in its passes."""
+"""The experts of a sweep's tokens: recorded once, replayed in its passes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from seeupo_jax.learner.step.expert_load import RouterCounts
-from seeupo_jax.learner.token_trees import Forest
+from seeupo_jax.learner.token_trees import TokenForest
 from seeupo_jax.policy.architecture import Routing
 from seeupo_jax.types import Segment
 
@@ -28,7 +28,7 @@ class ExpertRecord:
         """The experts that the sampler recorded.
 
         Raises:
-          ValueError: it recorded nothing, or what another policy's routers choose.
+          ValueError: it recorded none, or those of another policy's routers.
         """
         records = []
         for segment in segments:
@@ -51,15 +51,15 @@ class ExpertRecord:
         routing: Routing,
         lengths: Sequence[int],
         segments: Sequence[int],
-        forest: Forest,
+        forest: TokenForest,
         routed_RLG: np.ndarray,
     ) -> ExpertRecord:
         """The experts that routers chose in a pass over a forest's rows.
 
         Args:
           lengths: tokens of each segment.
-          segments: whose tokens the forest's sequences are; others than these lengths are of: none
-            that is recorded.
+          segments: the segment of each of the forest's sequences; those beyond `lengths` are not
+            recorded.
         """
         record = [_unknown(routing, length) for length in lengths]
         for place, segment in enumerate(segments):
@@ -76,7 +76,9 @@ class ExpertRecord:
         """A record of so many tokens whose experts are unknown."""
         return _unknown(self.routing, *shape)
 
-    def rows(self, shape: tuple[int, int], segments: Sequence[int], forest: Forest) -> np.ndarray:
+    def rows(
+        self, shape: tuple[int, int], segments: Sequence[int], forest: TokenForest
+    ) -> np.ndarray:
         """Experts of a forest's padded rows, [R, L, G] for [R, L]; arguments as of `of_pass`."""
         expert_RLG = self.unknown(*shape)
         for place, segment in enumerate(segments):
@@ -85,7 +87,7 @@ class ExpertRecord:
         return expert_RLG
 
     def identity(self, tokens: Sequence[np.ndarray], group_S: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Numbers of the segments' tokens: equal in a group where the token and its experts are."""
+        """Numbers of the segments' tokens, equal within a group iff token and experts are equal."""
         numbers = list(tokens)
         for group in np.unique(group_S):
             members = np.flatnonzero(group_S == group)
@@ -107,12 +109,12 @@ def _unknown(routing: Routing, *shape: int) -> np.ndarray:
 
 
 def describe_routers(counts: RouterCounts) -> dict[str, float]:
-    """How evenly a pass's tokens are spread over the experts, and how well its routers agree.
+    """Metrics of the load of the experts in a pass, and of the routers' agreement with a record.
 
     With p the share of a layer's (token, expert) pairs that an expert has: the largest p times the
     number of experts; the mean over layers of the entropy of p by that of an even spread; and the
-    experts of all layers with p = 0. Where experts were given, the share of (token, layer) pairs
-    whose router would have chosen others.
+    experts of all layers with p = 0. Where experts were replayed, the share of (token, layer)
+    pairs whose router would have chosen others.
     """
     load_YE, replayed, mismatched = map(np.asarray, counts)
     share_YE = load_YE / np.maximum(load_YE.sum(axis=1, keepdims=True), 1)

@@ -19,19 +19,19 @@ from seeupo_jax.types import TrainState
 
 
 def reference_of(train: TrainState, ref_params: Any) -> Any:
-    """The reference policy's parameters: the state's where they move, else those given."""
+    """The reference policy's parameters: those of the state if they move, else `ref_params`."""
     return ref_params if train.reference is None else train.reference
 
 
 def wait_reference(config: Config, params: Any) -> Any:
-    """The reference policy's parameters where they wait: these very ones, or a copy on the host."""
+    """The reference policy's parameters between passes: `params`, or a copy in host memory."""
     return to_pinned_host(params) if config.offload.reference else params
 
 
 def with_reference(
     state: TrainState, config: Config, params: Any, replicated: jax.sharding.Sharding
 ) -> TrainState:
-    """The state before the first step with what of the KL penalty changes in a run.
+    """The state before the first step with the parts of the KL penalty that change in a run.
 
     Args:
       params: of the reference policy, arrays or shape structs; a state that has them donates them.
@@ -47,7 +47,7 @@ def with_reference(
 
 
 def options_now(algorithm: Algorithm, train: TrainState) -> Algorithm:
-    """The options with the coefficient that the state has."""
+    """The options with the state's KL coefficient."""
     if train.kl_coef is None:
         return algorithm
     return dataclasses.replace(algorithm, kl_coef=float(np.asarray(train.kl_coef)))
@@ -66,7 +66,7 @@ def sampled_kl(logp: np.ndarray, ref_logp: np.ndarray) -> float:
 
 
 def next_kl_coef(algorithm: Algorithm, train: TrainState, kl: float, trajectories: int) -> float:
-    """The coefficient after an iteration of so many trajectories, whose sampler had this KL."""
+    """The coefficient after an iteration of so many trajectories, sampled with this KL."""
     control = algorithm.kl_control
     return adapted_kl_coef(
         float(np.asarray(train.kl_coef)),
@@ -77,7 +77,7 @@ def next_kl_coef(algorithm: Algorithm, train: TrainState, kl: float, trajectorie
     )
 
 
-def moved(params: Any, reference: Any, *, decay: float) -> Any:
+def ema_update(params: Any, reference: Any, *, decay: float) -> Any:
     """`decay * reference + (1 - decay) * params`, new arrays; a copy of `params` for decay 0.
 
     `reference` may lie in the host's memory.

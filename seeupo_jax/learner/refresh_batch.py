@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from seeupo_jax.learner.batching import ActionSpan, Layout, Predicted, Rows, Shapes
+from seeupo_jax.learner.batching import ActionSpan, Layout, SegmentBatch, Shapes, TargetSlots
 
 
 class RefreshBatch(NamedTuple):
@@ -43,7 +43,7 @@ class RefreshBatch(NamedTuple):
 
 
 def make_refresh_batch(
-    rows: Rows,
+    rows: SegmentBatch,
     layout: Layout,
     previous: Sequence[ActionSpan],
     shapes: Shapes,
@@ -78,15 +78,15 @@ def make_refresh_batch(
 
 
 def _continued(
-    rows: Rows, spans: Sequence[ActionSpan], previous: Sequence[ActionSpan]
+    rows: SegmentBatch, spans: Sequence[ActionSpan], previous: Sequence[ActionSpan]
 ) -> dict[int, int]:
-    """Which of the spans each segment's continues, where its trajectory has one in either step."""
+    """The span that each segment's continues, if its trajectory has one span in both steps."""
     alone = _alone(rows, spans) & _alone(rows, previous)
     owner_S = rows.trajectory_S
     return {p.segment: place for place, p in enumerate(spans) if int(owner_S[p.segment]) in alone}
 
 
-def _alone(rows: Rows, spans: Sequence[ActionSpan]) -> set[int]:
+def _alone(rows: SegmentBatch, spans: Sequence[ActionSpan]) -> set[int]:
     """The trajectories that have exactly one of these spans."""
     count = Counter(int(rows.trajectory_S[span.segment]) for span in spans)
     return {trajectory for trajectory, times in count.items() if times == 1}
@@ -95,19 +95,19 @@ def _alone(rows: Rows, spans: Sequence[ActionSpan]) -> set[int]:
 class _Chunks:
     """The chunks [M, Q, R, C] of a step's rows: each row's are filled one after the other."""
 
-    def __init__(self, shapes: Shapes, layout: Layout, rows: Rows):
+    def __init__(self, shapes: Shapes, layout: Layout, rows: SegmentBatch):
         C, R = shapes.chunk, shapes.rows
         M, Q = shapes.microbatches(layout.length, len(layout.forest.tokens)), layout.length // C
         self._shape, self._layout, self._rows = (M, 1 + 2 * Q, R, C), layout, rows
         self._experts = None if rows.experts is None else rows.experts.unknown(*self._shape)
-        self._predicted = Predicted(M * (1 + 2 * Q) * R, C)
+        self._predicted = TargetSlots(M * (1 + 2 * Q) * R, C)
         self._tokens, self._depth, self._at = (np.zeros(self._shape, np.int32) for _ in range(3))
         self._end = np.tile(np.arange(1, C + 1, dtype=np.int32), (*self._shape[:3], 1))
         self._used: Counter[int] = Counter()  # tokens of each row, spaces at chunks' ends included
         self._count_M = np.zeros(M, np.int32)
 
     def add(self, span: ActionSpan, place: int) -> np.ndarray | None:
-        """Adds what a span has more than the one at a place of the layout, which it continues.
+        """Adds the tokens by which a span continues the one at a place of the layout.
 
         Returns: where in the flattened chunks its action tokens are predicted; None if no chunk
           holds it.

@@ -1,4 +1,4 @@
-"""Where the training state lies: on which devices of the mesh, and in which of their memories."""
+"""The layout of the training state: devices of the mesh, and device or host memory."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from seeupo_jax.learner.step.critic import HEAD_AXES
 from seeupo_jax.parallel.mesh import param_shardings, sharding
 from seeupo_jax.types import CriticState, TrainState
 
-HOST = "pinned_host"  # the host's memory that devices copy from and to on their own
+HOST = "pinned_host"  # the host memory that devices copy from and to by themselves
 
 
-class Beside(Protocol):
-    """A model beside the policy: a value function, or one that scores turns."""
+class AuxiliaryModel(Protocol):
+    """A model that trains with the policy: a value function, or one that scores turns."""
 
     @property
     def optimizer(self) -> optax.GradientTransformation: ...
@@ -35,39 +35,39 @@ def state_layout(
     optimizer: optax.GradientTransformation,
     params: Any,
     offload: Offload,
-    critic: Beside | None = None,
+    critic: AuxiliaryModel | None = None,
     ema: bool = False,
-    scorer: Beside | None = None,
+    scorer: AuxiliaryModel | None = None,
 ) -> TrainState:
     """Shardings of the training state between steps.
 
-    What an optimizer keeps of a parameter (a leaf of its shape, at its path) lies as the parameter
-    does, in the host's memory with `offload.optimizer`, and so does the average of the parameters;
-    the rest is small and lies replicated.
+    Leaves of the optimizer's state for a parameter (of its shape, at its path) have the parameter's
+    sharding, in the host's memory with `offload.optimizer`; so has the average of the parameters.
+    The other leaves are small and replicated.
 
     Args:
       params: tree of arrays or shape structs with shardings.
-      critic, scorer: the value function and the model that scores turns, whose own transformers lie
-        as the policy does.
+      critic, scorer: the value function and the model that scores turns; their own transformers
+        have the policy's shardings.
       ema: whether there is an average.
     """
     replicated, placed = sharding(mesh, ()), jax.tree.map(lambda leaf: leaf.sharding, params)
     opt_state = _moments(optimizer, params, offload, replicated)
-    besides = (
-        None if model is None else _layout_beside(mesh, model, params, offload)
+    auxiliary = (
+        None if model is None else _auxiliary_layout(mesh, model, params, offload)
         for model in (critic, scorer)
     )
-    critic_state, scorer_state = besides
+    critic_state, scorer_state = auxiliary
     average = jax.tree.map(lambda leaf: _waiting(leaf, offload), params) if ema else None
     return TrainState(
         placed, opt_state, replicated, replicated, critic_state, average, scorer_state
     )
 
 
-def _layout_beside(
-    mesh: jax.sharding.Mesh, model: Beside, params: Any, offload: Offload
+def _auxiliary_layout(
+    mesh: jax.sharding.Mesh, model: AuxiliaryModel, params: Any, offload: Offload
 ) -> CriticState:
-    """Shardings of the state of a model beside the policy."""
+    """Shardings of the state of an auxiliary model."""
     shapes = jax.eval_shape(model.init, params).params
     axes = {name: HEAD_AXES[name] for name in shapes["head"]}
     head = param_shardings(mesh, axes, shapes["head"])
@@ -94,7 +94,7 @@ def _moments(
 
 
 def _parameters(params: Any) -> Callable[[Any, Any], Any | None]:
-    """What gives the parameter that a leaf of an optimizer's state is kept of; None: of none."""
+    """From a leaf of an optimizer's state to the parameter that it belongs to; None: to none."""
     paths = {tuple(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
 
     def parameter_of(path: Any, leaf: Any) -> Any | None:
@@ -106,7 +106,7 @@ def _parameters(params: Any) -> Callable[[Any, Any], Any | None]:
 
 
 def undivided_bytes(state: TrainState) -> int:
-    """Bytes of the optimizer's state that are kept of no parameter, which every device holds."""
+    """Bytes of the optimizer's state that belong to no parameter, which every device holds."""
     parameter_of = _parameters(state.params)
     return sum(
         leaf.size * leaf.dtype.itemsize
@@ -116,7 +116,7 @@ def undivided_bytes(state: TrainState) -> int:
 
 
 def _waiting(param: Any, offload: Offload) -> jax.sharding.Sharding:
-    """Where numbers of a parameter lie that only the optimizer needs."""
+    """The sharding of a parameter's numbers that only the optimizer needs."""
     return param.sharding.with_memory_kind(HOST) if offload.optimizer else param.sharding
 
 
@@ -126,7 +126,7 @@ def _struct(x: Any, where: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
 
 @dataclass(frozen=True)
 class HashableShardings:
-    """A tree of shardings as a key of programs: they are compiled once for equal ones."""
+    """A hashable tree of shardings: a program is compiled once for equal ones."""
 
     leaves: tuple[jax.sharding.Sharding, ...]
     structure: Any
@@ -145,19 +145,19 @@ def make_state(
     optimizer: optax.GradientTransformation,
     params: Any,
     layout: TrainState,
-    critic: Beside | None = None,
-    scorer: Beside | None = None,
+    critic: AuxiliaryModel | None = None,
+    scorer: AuxiliaryModel | None = None,
 ) -> TrainState:
-    """The state before the first step, made where it lies, with a copy of the parameters in it."""
+    """The state before the first step, created in its layout, with a copy of the parameters."""
     return _make_state(optimizer, critic, HashableShardings.of(layout), scorer)(params)
 
 
 @functools.lru_cache(maxsize=16)
 def _make_state(
     optimizer: optax.GradientTransformation,
-    critic: Beside | None,
+    critic: AuxiliaryModel | None,
     shardings: HashableShardings,
-    scorer: Beside | None,
+    scorer: AuxiliaryModel | None,
 ) -> Callable[[Any], TrainState]:
     fresh = _fresh(optimizer, critic, shardings.tree, scorer)
     return jax.jit(fresh, out_shardings=shardings.tree)
@@ -167,28 +167,28 @@ def abstract_state(
     optimizer: optax.GradientTransformation,
     params: Any,
     layout: TrainState,
-    critic: Beside | None = None,
-    scorer: Beside | None = None,
+    critic: AuxiliaryModel | None = None,
+    scorer: AuxiliaryModel | None = None,
 ) -> TrainState:
-    """Shapes and shardings of what `make_state` makes; no device is asked for anything."""
+    """Shapes and shardings of the result of `make_state`, without using a device."""
     shapes = jax.eval_shape(_fresh(optimizer, critic, layout, scorer), params)
     return jax.tree.map(_struct, shapes, layout)
 
 
 def _fresh(
     optimizer: optax.GradientTransformation,
-    critic: Beside | None,
+    critic: AuxiliaryModel | None,
     layout: TrainState,
-    scorer: Beside | None,
+    scorer: AuxiliaryModel | None,
 ) -> Callable[[Any], TrainState]:
-    """The state before the first step; an average of the weights starts as the parameters are."""
+    """The state before the first step; an average of the weights starts at the parameters."""
 
     def fresh(params: Any) -> TrainState:
         zero = jnp.zeros((), jnp.int32)
         # Copied: the state is donated, and its parameters may be the reference policy's too.
         copied = jax.tree.map(jnp.copy, params)
-        besides = (None if model is None else model.init(params) for model in (critic, scorer))
-        critic_state, scorer_state = besides
+        auxiliary = (None if model is None else model.init(params) for model in (critic, scorer))
+        critic_state, scorer_state = auxiliary
         ema = None if layout.ema is None else jax.tree.map(_wide, params)
         opt_state = optimizer.init(params)
         return TrainState(copied, opt_state, zero, zero, critic_state, ema, scorer_state)
@@ -225,7 +225,7 @@ def final_params(state: TrainState) -> Any:
 
 
 def to_pinned_host(params: Any) -> Any:
-    """Parameters (or shape structs) in the host's memory, each device's part beside that device."""
+    """Parameters (or shape structs) in host memory, with the sharding that they have on devices."""
     there = jax.tree.map(lambda leaf: leaf.sharding.with_memory_kind(HOST), params)
     if all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params)):
         return jax.tree.map(lambda leaf, where: leaf.update(sharding=where), params, there)
@@ -233,7 +233,7 @@ def to_pinned_host(params: Any) -> Any:
 
 
 def on_device(tree: Any) -> Any:
-    """Inside a program: brings what lies in the host's memory onto the devices."""
+    """Inside a program: copies leaves in the host's memory to the devices."""
 
     def bring(leaf: jax.Array) -> jax.Array:
         return jax.device_put(leaf, jax.memory.Space.Device) if _waits(leaf) else leaf
@@ -242,7 +242,7 @@ def on_device(tree: Any) -> Any:
 
 
 def in_host_memory(tree: Any) -> bool:
-    """Inside a program: whether any of a tree lies in the host's memory."""
+    """Inside a program: whether a leaf of a tree is in the host's memory."""
     return any(map(_waits, jax.tree.leaves(tree)))
 
 

@@ -10,27 +10,33 @@ from typing import Any
 import jax
 import numpy as np
 
-from seeupo_jax.learner.batching import Rows, action_spans
+from seeupo_jax.learner.batching import SegmentBatch, action_spans
 from seeupo_jax.learner.expert_record import ExpertRecord
-from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.sweep_metrics import host_metrics
 from seeupo_jax.learner.sweep_start import (
     count_valid,
     derived_per_token,
-    unmasked_rows,
+    segments_after_masking,
 )
-from seeupo_jax.learner.sweep_state import INITIAL, Step, SweepData, SweepState, Work
+from seeupo_jax.learner.sweep_state import (
+    INITIAL,
+    OptimizerStep,
+    SweepData,
+    SweepState,
+    TokenCounts,
+)
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.types import TrainState, Trajectory
 
-IN_FLIGHT = 2  # steps given to the device and not finished: a request to stop takes effect soon
+IN_FLIGHT = 2  # unfinished steps on the device: few, so that a request to stop acts soon
 
 
-class Pace:
-    """Lets the host run few steps ahead of the device, and asks before each whether to stop.
+class StepsInFlight:
+    """Lets the host run few steps ahead of the device, and checks `stop` before each.
 
     Args:
-      steps: of the order. stop, on_step: as of `sweep`.
+      steps: updates of the plan. stop, on_step: as of `sweep`.
     """
 
     def __init__(
@@ -38,10 +44,10 @@ class Pace:
     ) -> None:
         self._steps, self._stop, self._on_step = steps, stop, on_step
         self._in_flight: deque[Any] = deque()
-        self._done: int | None = None  # when last asked
+        self._done: int | None = None  # at the last check
 
     def ready(self, current: SweepState) -> bool:
-        """Waits until the device has room for a step; False: the sweep is to stop."""
+        """Waits until the device has room for a step; False: the sweep has to stop."""
         if self._done is not None and current.done > self._done:
             self._in_flight.append([step.metrics for step in current.steps[-1:]])
         self._done = current.done
@@ -55,8 +61,8 @@ class SweepStopped(Stopped):
     """A sweep was stopped between two turns.
 
     Attributes:
-      arrays: what `sweep` needs to resume, the training state first; a pytree to be saved.
-      notes: the rest of it, plain values.
+      arrays: the arrays that `sweep` resumes from, the training state first; a pytree to be saved.
+      notes: the plain values that it resumes from.
     """
 
     def __init__(self, learner: Learner, current: SweepState):
@@ -67,15 +73,15 @@ class SweepStopped(Stopped):
             name: learner.replicate(np.concatenate(per_token[name])) for name in _stored(learner)
         }
         experts = current.data.rows.experts
-        if _records(learner):  # of a policy that is no more
+        if _records(learner):  # of a policy that has since been updated
             self.arrays["expert"] = learner.replicate(np.concatenate(experts.expert_LG))
-        # The first step on some turns decides: its ratio is what the step of the order weighs by.
+        # The first step on some turns decides: its update weighs by this ratio.
         ratio_of_turns: dict[tuple[int, ...], jax.Array] = {}
         for step in current.steps:
             ratio_of_turns.setdefault(step.turns, step.cumulative_ratio_N)
         self.notes = {
             "done": current.done,
-            **current.work._asdict(),
+            **current.counts._asdict(),
             "initial_metrics": dict(current.data.initial_metrics),
             "metrics": host_metrics(current.steps),
             "updated_turns": [step.turns for step in current.steps],
@@ -89,26 +95,26 @@ class SweepStopped(Stopped):
 def resume_sweep(
     learner: Learner,
     train: TrainState,
-    rows: Rows,
+    rows: SegmentBatch,
     trajectories: Sequence[Trajectory],
     arrays: Mapping[str, Any],
     notes: Mapping[str, Any],
 ) -> SweepState:
-    """A sweep that was stopped, as `SweepStopped` keeps it."""
+    """The state of a stopped sweep, from the arrays and notes of `SweepStopped`."""
     ends = np.cumsum([len(tokens) for tokens in rows.tokens])[:-1]
     ragged = {name: np.split(np.asarray(arrays[name]), ends) for name in _stored(learner)}
     initial = {name: ragged.pop(name) for name in INITIAL}
     if _records(learner):
         expert_LG = tuple(np.split(np.asarray(arrays["expert"]), ends))
         rows = replace(rows, experts=ExpertRecord(learner.routing, expert_LG))
-    rows = unmasked_rows(learner, rows, initial)
+    rows = segments_after_masking(learner, rows, initial)
     per_token = ragged | derived_per_token(learner, rows, initial)
     ratio_of_turns = {
         tuple(turns): np.float32(ratio_N) for turns, ratio_N in notes["ratio_of_turns"]
     }
     done, updated_turns = notes["done"], [tuple(turns) for turns in notes["updated_turns"]]
     steps = [
-        Step(turns, per_token["advantage"], ratio_of_turns[turns], metrics)
+        OptimizerStep(turns, per_token["advantage"], ratio_of_turns[turns], metrics)
         for turns, metrics in zip(updated_turns, notes["metrics"], strict=True)
     ]
     return SweepState(
@@ -118,9 +124,9 @@ def resume_sweep(
         per_token,
         done,
         tuple(steps),
-        # A turn without tokens to learn from makes no step: the one before it waits still.
+        # A turn without tokens has no step: the one before it is still to be refreshed.
         refresh_next=action_spans(rows, updated_turns[-1]) if updated_turns else (),
-        work=Work(**{name: notes[name] for name in Work._fields}),
+        counts=TokenCounts(**{name: notes[name] for name in TokenCounts._fields}),
     )
 
 
@@ -142,11 +148,11 @@ def stopped_arrays(learner: Learner, state: Any, trajectories: Sequence[Trajecto
 
 
 def _records(learner: Learner) -> bool:
-    """Whether a sweep replays the experts that its own first pass chose."""
+    """Whether a sweep replays the experts that its first pass chose."""
     return learner.algorithm.router_replay == "old"
 
 
 def _stored(learner: Learner) -> list[str]:
-    """What of every token a sweep that was stopped cannot find out again."""
+    """Fields of every token that a resumed sweep cannot recompute."""
     found_again = ("logp", "sampler_logp", "action", "drift_sign")
     return [*(name for name in learner.per_token if name not in found_again), *INITIAL]

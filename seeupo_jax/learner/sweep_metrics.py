@@ -1,4 +1,4 @@
-"""Metrics of a sweep: of all steps, of every turn, and of each trajectory."""
+"""Metrics of a sweep: over all steps, per turn, and per trajectory."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from seeupo_jax.learner.batching import Rows, forced_fraction
-from seeupo_jax.learner.learner import Learner
-from seeupo_jax.learner.sweep_state import Step, SweepState
-from seeupo_jax.learner.turn_order import update_order
+from seeupo_jax.learner.batching import SegmentBatch, forced_fraction
+from seeupo_jax.learner.program_cache import Learner
+from seeupo_jax.learner.sweep_plan import SweepPlan
+from seeupo_jax.learner.sweep_state import OptimizerStep, SweepState
 from seeupo_jax.metric_table import OF_TURNS, STEPS
 from seeupo_jax.types import TrajectoryStats
 
 
 class Weights(NamedTuple):
-    """The weights that a sweep's steps were taken by; NaN where none was.
+    """The weights M of a sweep's steps; NaN where no step was taken.
 
-    mean_NK: M of the action that the turn is of; with ratio=token the mean over the turn's tokens.
+    mean_NK: M of the turn's action; with ratio=token the mean over the turn's tokens.
     largest_NK: its absolute value; with ratio=token the largest of these tokens.
     """
 
@@ -27,30 +27,26 @@ class Weights(NamedTuple):
     largest_NK: np.ndarray
 
 
-def host_metrics(steps: Sequence[Step]) -> list[dict[str, float]]:
+def host_metrics(steps: Sequence[OptimizerStep]) -> list[dict[str, float]]:
     """Metrics of every step, as host numbers; this waits for the device once."""
     fetched = jax.device_get([dict(step.metrics) for step in steps])
     return [{name: float(value) for name, value in step.items()} for step in fetched]
 
 
 def sweep_metrics(
-    learner: Learner, current: SweepState, weights: Weights, iteration: int, turns: int
+    learner: Learner, current: SweepState, plan: SweepPlan, weights: Weights, iteration: int
 ) -> dict[str, float]:
-    """Metrics of a sweep whose steps are all taken.
-
-    Args:
-      turns: steps of the order.
-    """
+    """Metrics of a sweep whose steps are all taken."""
     totals = host_metrics(current.steps)
-    metrics = _summary(current, totals, turns) | _of_turns(current, weights, totals)
+    metrics = _summary(current, totals, len(plan.updates)) | _of_turns(current, weights, totals)
     if learner.schedule is not None:
         done = max(int(current.train.step) - 1, 0)  # optimizer steps before the sweep's last
         metrics["sweep/learning_rate"] = learner.schedule.rate(iteration, done)
     return {**current.data.initial_metrics, **metrics}
 
 
-def exclusion_metrics(learner: Learner, rows: Rows) -> dict[str, float]:
-    """Metrics of the tokens and the trajectories of which no update is made."""
+def exclusion_metrics(learner: Learner, rows: SegmentBatch) -> dict[str, float]:
+    """Metrics of the tokens and the trajectories that are excluded from updates."""
     metrics = {"sweep/forced_fraction": forced_fraction(rows)} if learner.truncated else {}
     if rows.masked_S is not None:
         masked = len(np.unique(rows.trajectory_S[rows.masked_S]))
@@ -76,7 +72,7 @@ def trajectory_stats(current: SweepState, weights: Weights) -> list[TrajectorySt
     return stats
 
 
-def step_weights(learner: Learner, current: SweepState) -> Weights:
+def step_weights(learner: Learner, current: SweepState, plan: SweepPlan) -> Weights:
     """M = advantage x cumulative ratio of every trajectory and turn; fetches all ratios at once."""
     rows = current.data.rows
     shape = rows.trajectories, rows.turns
@@ -88,13 +84,13 @@ def step_weights(learner: Learner, current: SweepState) -> Weights:
     np.maximum.at(largest_NK, (owner, turn), np.abs(advantage))
     mean_NK = total_NK / np.maximum(count_NK, 1)
     if learner.algorithm.ratio != "token":  # of all tokens of an action, as its term
-        for turns in _turns_of_actions(learner, current):
+        for turns in (list(action) for update in plan.updates for action in update.actions):
             total_N, tokens_N = (x_NK[:, turns].sum(axis=1) for x_NK in (total_NK, count_NK))
             mean_NK[:, turns] = (total_N / np.maximum(tokens_N, 1))[:, None]
         largest_NK = abs(mean_NK)
     ratio_NK = np.full(shape, np.nan)
     ratios = jax.device_get([step.cumulative_ratio_N for step in current.steps])
-    # Of several steps on some turns the first: no other weighed by another ratio.
+    # The first of several steps on some turns: all of them weighed by its ratio.
     for step, ratio_N in reversed([*zip(current.steps, ratios, strict=True)]):
         ratio_NK[:, list(step.turns)] = np.asarray(ratio_N)[:, None]
     ratio_NK[count_NK == 0] = np.nan
@@ -102,24 +98,15 @@ def step_weights(learner: Learner, current: SweepState) -> Weights:
     return Weights(mean_NK * ratio_NK, largest_NK * abs(ratio_NK))
 
 
-def _turns_of_actions(learner: Learner, current: SweepState) -> list[list[int]]:
-    """The turns of each action that a step was taken on."""
-    algorithm, turns = learner.algorithm, current.data.rows.updated_turns
-    if algorithm.order != "parallel":
-        return [list(step.turns) for step in current.steps]
-    span = algorithm.span(learner.shapes.turns)  # several actions of one step
-    return [list(each) for each in update_order(turns, "reverse", turns_per_update=span)]
-
-
 def _of_turns(
     current: SweepState, weights: Weights, totals: Sequence[Mapping[str, float]]
 ) -> dict[str, float]:
     """Metrics of every turn that a step was taken on, counted from 1.
 
-    What only a step knows is left out of turns that were updated together.
+    Turns that were updated together have no metrics of their step.
 
     Args:
-      totals: of every optimizer step, on the host.
+      totals: metrics of every optimizer step, on the host.
     """
     metrics: dict[str, float] = {}
     for turn in range(current.data.rows.turns):
@@ -148,12 +135,12 @@ def _actions(current: SweepState) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _summary(
-    current: SweepState, totals: Sequence[Mapping[str, float]], turns: int
+    current: SweepState, totals: Sequence[Mapping[str, float]], updates: int
 ) -> dict[str, float]:
     """Metrics over all steps."""
-    work = current.work
+    counts = current.counts
     return {
-        "sweep/turns": turns,
+        "sweep/turns": updates,
         "sweep/steps": len(totals),
         **{
             metric.name: REDUCTIONS[metric.over](totals, metric.counted)
@@ -161,9 +148,9 @@ def _summary(
             if metric.counted in totals[0]
         },
         "sweep/updates": sum(0 < step["grad_norm"] < np.inf for step in totals),
-        "sweep/tokens": work.tokens,
-        "sweep/shared_fraction": 1 - work.computed / work.tokens,
-        "sweep/padding_fraction": 1 - work.computed / work.padded,
+        "sweep/tokens": counts.tokens,
+        "sweep/shared_fraction": 1 - counts.computed / counts.tokens,
+        "sweep/padding_fraction": 1 - counts.computed / counts.padded,
     }
 
 
@@ -177,7 +164,7 @@ def _over(counted: str) -> Callable[[Sequence[Mapping[str, float]], str], float]
     return share
 
 
-# As `metric_table` calls them.
+# By their names in `metric_table`.
 REDUCTIONS: dict[str, Callable[[Sequence[Mapping[str, float]], str], float]] = {
     "sum / actions": _over("actions"),
     "sum / replayed": _over("replayed"),

@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.learner.batching import (
     ActionSpan,
     Layout,
-    Rows,
+    SegmentBatch,
     all_actions,
     lay_out,
     scatter,
@@ -28,15 +27,14 @@ from seeupo_jax.learner.credit.information_gain import (
     describe_gains,
     information_gain,
 )
-from seeupo_jax.learner.credit.overlong import with_overlong_penalties
 from seeupo_jax.learner.credit.running_rewards import Statistics
 from seeupo_jax.learner.credit.turn_scores import score_turns
 from seeupo_jax.learner.expert_record import ExpertRecord, describe_routers
-from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.reference_policy import options_now, reference_of
-from seeupo_jax.learner.step.turn_step import Scored
+from seeupo_jax.learner.step.turn_step import TokenScores
+from seeupo_jax.learner.sweep_plan import SweepPlan, action_numbers
 from seeupo_jax.learner.sweep_state import INITIAL, PerToken, SweepData, SweepState
-from seeupo_jax.learner.turn_order import update_order
 from seeupo_jax.types import CONTEXT, TrainState, Trajectory, TurnBatch, learnable
 
 
@@ -44,20 +42,25 @@ def begin_sweep(
     learner: Learner,
     train: TrainState,
     ref_params: Any,
-    rows: Rows,
+    rows: SegmentBatch,
     trajectories: Sequence[Trajectory],
+    plan: SweepPlan,
     *,
+    shaped: Sequence[Trajectory],
     version: int,
     references: References | None = None,
     statistics: Statistics | None = None,
 ) -> SweepState:
-    """Advantages, and one pass each for the log-probabilities of the old and reference policies.
+    """Takes the passes of the plan before the first update, and assigns advantages.
 
     Args:
+      shaped: the trajectories with the rewards that advantages are computed from. The scorer's
+        successes and failures are those of the trajectories without penalties.
       version: of the policy that is swept.
-      references: answers of the tasks, which the old policy's pass scores too; None: it does not.
+      references: answers of the tasks, which the old policy's pass scores too; None: none.
       statistics: as of `sweep`.
     """
+    kinds = {each.kind for each in plan.before}
     layout, batch = _pack_actions(learner, rows)
     by_segment = functools.partial(_by_segment, rows, layout.spans)
     first = _first_pass(learner, train.params, rows, trajectories, references, layout, batch)
@@ -65,39 +68,38 @@ def begin_sweep(
         name: by_segment(x_PA, np.nan) for name, x_PA in zip(INITIAL, first.initial, strict=True)
     }
     old_logp = ref_logp = by_segment(first.scored.logp_PA)
-    if learner.algorithm.reads_reference:  # by routers of its own
+    if "reference" in kinds:  # by routers of its own
         without_experts = batch._replace(expert_MRLG=None)
         reference = reference_of(train, ref_params)
         ref_logp = by_segment(learner.scored(reference, without_experts).logp_PA)
     if first.scored.routed_MRLG is not None:
         rows = _with_experts(learner, rows, first)
-        if train.critic is not None:  # its pass replays them
+        if "value" in kinds:  # its pass replays them
             _, batch = _pack_actions(learner, rows)
-    unmasked = unmasked_rows(learner, rows, initial)
+    unmasked = segments_after_masking(learner, rows, initial)
     metrics = _initial_metrics(learner, rows, unmasked, first, old_logp, initial["entropy"])
     per_token: dict[str, Sequence[np.ndarray]] = {
         "old_logp": _behaviour_logp(rows, old_logp, trajectories, version),
         "ref_logp": ref_logp,
     }
-    if train.critic is not None:
+    if "value" in kinds:
         per_token["value"] = by_segment(learner.value(train.params, train.critic.params, batch))
     if "start_logp" in learner.per_token:
         per_token["start_logp"] = old_logp
     scores: dict[str, Sequence[np.ndarray]] = {"entropy": initial["entropy"]}
-    if learner.scorer is not None:
-        turns = score_turns(learner, train, rows, trajectories, per_token)
+    if "scorer" in kinds:
+        epochs = plan.count("scorer")
+        turns = score_turns(learner, train, rows, trajectories, per_token, epochs=epochs)
         train = turns.train
         scores.update(turns.per_token)
         metrics |= turns.metrics
     per_token |= derived_per_token(learner, unmasked, initial)
     algorithm = options_now(learner.algorithm, train)
-    # After the scorer, whose successes and failures are those of the task.
-    paid, _ = with_overlong_penalties(algorithm, trajectories)
     arrays = CreditArrays(
         algorithm,
         learner.shapes,
         unmasked,
-        paid,
+        shaped,
         {**per_token, **scores},
         learner.reward_weights,
         gains=first.gains,
@@ -105,14 +107,14 @@ def begin_sweep(
     )
     credit, shares = assign_credit(arrays)
     per_token, metrics = per_token | credit, metrics | shares
-    if train.critic is not None:
+    if "value" in kinds:
         metrics["sweep/explained_variance"] = _explained_variance(unmasked, per_token)
     data = SweepData(unmasked, count_valid(learner, trajectories), initial, metrics)
     ones_N = learner.replicate(np.ones(rows.trajectories, np.float32))
     return SweepState(data, train, ones_N, per_token)
 
 
-def _pack_actions(learner: Learner, rows: Rows) -> tuple[Layout, TurnBatch]:
+def _pack_actions(learner: Learner, rows: SegmentBatch) -> tuple[Layout, TurnBatch]:
     """All sampled tokens of the rows, as one batch."""
     shapes = learner.shapes
     layout = lay_out(rows, all_actions(rows), shapes, shapes.long)
@@ -120,7 +122,7 @@ def _pack_actions(learner: Learner, rows: Rows) -> tuple[Layout, TurnBatch]:
 
 
 def _by_segment(
-    rows: Rows, spans: Sequence[ActionSpan], x_PA: Any, elsewhere: float = 0.0
+    rows: SegmentBatch, spans: Sequence[ActionSpan], x_PA: Any, elsewhere: float = 0.0
 ) -> list[np.ndarray]:
     """Numbers of all action tokens [P, A] as one array a segment, with `elsewhere` at context."""
     numbers = [np.full(len(tokens), elsewhere, np.float32) for tokens in rows.tokens]
@@ -128,28 +130,17 @@ def _by_segment(
     return numbers
 
 
-def unmasked_rows(learner: Learner, rows: Rows, initial: PerToken) -> Rows:
-    """Rows without the action tokens that were too likely to be learned from (`mask_above`)."""
+def segments_after_masking(learner: Learner, rows: SegmentBatch, initial: PerToken) -> SegmentBatch:
+    """The segments without the action tokens that `mask_above` excludes as too likely."""
     bound = learner.algorithm.mask_above
     if bound is None:
         return rows
-    # In float32: a comparison with NaN, at context, is False.
+    # In float32. A comparison with NaN, at context, is False.
     return rows.without([np.exp(logp_L) > np.float32(bound) for logp_L in initial["trainer_logp"]])
 
 
-def sweep_order(algorithm: Algorithm, rows: Rows, seed: Sequence[int]) -> list[tuple[int, ...]]:
-    """The steps of a sweep that learns from the tokens of these rows, as `update_order` says."""
-    return update_order(
-        rows.updated_turns,
-        algorithm.order,
-        turns_per_update=algorithm.turns_per_update,
-        custom_order=algorithm.custom_order,
-        seed=seed,
-    )
-
-
-def _masked_fraction(rows: Rows, unmasked: Rows) -> dict[str, float]:
-    """Share of the rows' action tokens that the unmasked rows do not have."""
+def _masked_fraction(rows: SegmentBatch, unmasked: SegmentBatch) -> dict[str, float]:
+    """Share of the action tokens that masking excludes."""
     if unmasked is rows:
         return {}
     before, after = (
@@ -158,10 +149,10 @@ def _masked_fraction(rows: Rows, unmasked: Rows) -> dict[str, float]:
     return {"sweep/masked_fraction": 1 - after / before}
 
 
-def _mean_entropy(rows: Rows, entropy: Sequence[np.ndarray]) -> float:
-    """Mean over the tokens of the loss, as TRL has it; NaN without any.
+def _mean_entropy(rows: SegmentBatch, entropy: Sequence[np.ndarray]) -> float:
+    """Mean over the tokens of the loss, as in TRL; NaN without any.
 
-    That is over neither what `mask_above` makes context nor what `truncated=mask` leaves out.
+    Tokens that `mask_above` or `truncated=mask` excludes do not count.
     """
     segments = zip(entropy, rows.turn, rows.updated_S, strict=True)
     trained = [x_L[turn_L != CONTEXT] for x_L, turn_L, updated in segments if updated]
@@ -170,24 +161,24 @@ def _mean_entropy(rows: Rows, entropy: Sequence[np.ndarray]) -> float:
 
 
 def count_valid(learner: Learner, trajectories: Sequence[Trajectory]) -> int:
-    """How many trajectories are learned from."""
+    """The number of trajectories that are learned from."""
     return int(learnable(trajectories, grouped=learner.algorithm.grouped).sum())
 
 
 class _FirstPass(NamedTuple):
     """The outputs of the old policy's pass, and the layout of its rows.
 
-    gains: of turns; None: not asked for.
+    gains: of turns; None: not computed.
     """
 
-    scored: Scored
+    scored: TokenScores
     layout: Layout
     gains: list[np.ndarray] | None
     metrics: dict[str, float]
 
     @property
     def initial(self) -> tuple[Any, Any]:
-        """`INITIAL` [P, A], of every action token; the entropy NaN where it was not asked for."""
+        """`INITIAL` [P, A], of every action token; the entropy is NaN where it was not computed."""
         logp_PA, entropy_PA, *_ = self.scored
         return logp_PA, np.full(logp_PA.shape, np.nan) if entropy_PA is None else entropy_PA
 
@@ -195,28 +186,28 @@ class _FirstPass(NamedTuple):
 def _first_pass(
     learner: Learner,
     params: Any,
-    rows: Rows,
+    rows: SegmentBatch,
     trajectories: Sequence[Trajectory],
     references: References | None,
     layout: Layout,
     batch: TurnBatch,
 ) -> _FirstPass:
-    """The old policy's pass over all actions, with the answers of the tasks where there are any."""
+    """The old policy's pass over all actions, and over the answers of the tasks, if given."""
     gains, metrics = None, {}
     if references is None:
         scored = learner.scored(params, batch)
     else:
         branches = answer_branches(rows, trajectories, references, learner.shapes)
-        wider, seats, layout = branch_batch(branches, layout.spans, learner.shapes)
+        wider, span_slots, layout = branch_batch(branches, layout.spans, learner.shapes)
         scored = learner.scored(params, wider)
-        gains = information_gain(branches, seats, np.asarray(scored.logp_PA), trajectories)
+        gains = information_gain(branches, span_slots, np.asarray(scored.logp_PA), trajectories)
         metrics = describe_gains(gains, rows)
     routers = {} if scored.routers is None else describe_routers(scored.routers)
     return _FirstPass(scored, layout, gains, metrics | routers)
 
 
-def _with_experts(learner: Learner, rows: Rows, first: _FirstPass) -> Rows:
-    """Rows with the experts that the policy's routers chose as the sweep began."""
+def _with_experts(learner: Learner, rows: SegmentBatch, first: _FirstPass) -> SegmentBatch:
+    """The segments with the experts that the policy's routers chose as the sweep began."""
     routed_MRLG, layout = np.asarray(first.scored.routed_MRLG), first.layout
     routed_RLG = routed_MRLG.reshape(-1, *routed_MRLG.shape[2:])
     lengths, segments = [*map(len, rows.tokens)], [span.segment for span in layout.spans]
@@ -225,15 +216,15 @@ def _with_experts(learner: Learner, rows: Rows, first: _FirstPass) -> Rows:
 
 
 def derived_per_token(
-    learner: Learner, rows: Rows, initial: PerToken
+    learner: Learner, rows: SegmentBatch, initial: PerToken
 ) -> dict[str, Sequence[np.ndarray]]:
-    """Fields of tokens that follow from the rows and the policy at the start of the sweep."""
+    """Fields of tokens that follow from the segments and the policy at the start of the sweep."""
     per_token: dict[str, Sequence[np.ndarray]] = {}
     if "logp" in learner.per_token:
         per_token["logp"] = initial["trainer_logp"]
     if "sampler_logp" in learner.per_token:
         per_token["sampler_logp"] = rows.logp
-    if "drift_sign" in learner.per_token:  # each step says which
+    if "drift_sign" in learner.per_token:  # each step sets its own
         per_token["drift_sign"] = [np.zeros(len(tokens), np.float32) for tokens in rows.tokens]
     if "action" in learner.per_token:
         if rows.turns > learner.shapes.turns:
@@ -241,19 +232,18 @@ def derived_per_token(
                 f"a trajectory has {rows.turns} turns; allowed with order=parallel: at most"
                 f" {learner.shapes.turns}, rollout.max_turns."
             )
-        span = learner.algorithm.span(learner.shapes.turns)
-        # Counted from the last turn, as the steps of the other orders are.
-        per_token["action"] = [(rows.updated_turns - 1 - turn_L) // span for turn_L in rows.turn]
+        numbers = functools.partial(action_numbers, learner.algorithm, rows.updated_turns)
+        per_token["action"] = [numbers(turn_L) for turn_L in rows.turn]
     return per_token
 
 
 def _behaviour_logp(
-    rows: Rows,
+    rows: SegmentBatch,
     logp: Sequence[np.ndarray],
     trajectories: Sequence[Trajectory],
     version: int,
 ) -> list[np.ndarray]:
-    """Log-probabilities under the policy that sampled; the sampler's where that is not swept."""
+    """Log-probabilities under the policy that sampled; the sampler's if not the swept one."""
     behaviour = []
     for segment, owner in enumerate(rows.trajectory_S):
         sampled_by = trajectories[owner].policy_version
@@ -265,8 +255,8 @@ def _behaviour_logp(
 
 def _initial_metrics(
     learner: Learner,
-    rows: Rows,
-    unmasked: Rows,
+    rows: SegmentBatch,
+    unmasked: SegmentBatch,
     first: _FirstPass,
     old_logp: Sequence[np.ndarray],
     entropy: Sequence[np.ndarray],
@@ -279,8 +269,8 @@ def _initial_metrics(
     return metrics
 
 
-def _sampler_trainer_gap(rows: Rows, old_logp: Sequence[np.ndarray]) -> dict[str, float]:
-    """How far the sampler's log-probabilities are from the trainer's, over all action tokens."""
+def _sampler_trainer_gap(rows: SegmentBatch, old_logp: Sequence[np.ndarray]) -> dict[str, float]:
+    """The gap between the sampler's and the trainer's log-probabilities, over all action tokens."""
     triples = zip(old_logp, rows.logp, rows.turn, strict=True)
     gap = np.concatenate([np.abs(old - logp)[turn >= 0] for old, logp, turn in triples])
     return {
@@ -289,7 +279,7 @@ def _sampler_trainer_gap(rows: Rows, old_logp: Sequence[np.ndarray]) -> dict[str
     }
 
 
-def _explained_variance(rows: Rows, per_token: PerToken) -> float:
+def _explained_variance(rows: SegmentBatch, per_token: PerToken) -> float:
     """Share of the returns' variance that the values explain; NaN where all returns are equal."""
     acted = np.concatenate(rows.turn) >= 0
     if not acted.any():

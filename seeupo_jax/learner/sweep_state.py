@@ -1,4 +1,4 @@
-"""A sweep between two of its steps: a state that goes into `update_turn` and comes out of it."""
+"""The state of a sweep between two updates: the argument and the result of `update_turn`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy as np
 from seeupo_jax.learner.batching import (
     ActionSpan,
     Layout,
-    Rows,
+    SegmentBatch,
     scatter,
     turn_batch,
 )
-from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.types import TrainState, TurnBatch
 
-INITIAL = ("trainer_logp", "entropy")  # of `SweepData.initial`
+INITIAL = ("trainer_logp", "entropy")  # the names in `SweepData.initial`
 
 PerToken = Mapping[str, Sequence[np.ndarray]]
 
@@ -30,20 +30,23 @@ class SweepData:
     """The data that all steps of a sweep share.
 
     rows: the segments that it learns from.
-    valid: the number of trajectories that they are of.
-    initial: log-probability and entropy of every token as the sweep began, one array a segment,
-      aligned with its tokens; NaN at context, and where it was not computed.
-    initial_metrics: of what the sweep began with.
+    valid: the number of their trajectories.
+    initial: log-probability and entropy of every token at the start of the sweep, one array a
+      segment, aligned with its tokens; NaN at context, and where it was not computed.
+    initial_metrics: metrics of the passes before the first update.
     """
 
-    rows: Rows
+    rows: SegmentBatch
     valid: int
     initial: PerToken
     initial_metrics: Mapping[str, float]
 
 
-class Work(NamedTuple):
-    """Tokens that steps went through: each row for itself; what rows share once; with padding."""
+class TokenCounts(NamedTuple):
+    """Tokens of passes.
+
+    tokens: of all spans. computed: with tokens that spans share counted once. padded: with padding.
+    """
 
     tokens: int = 0
     computed: int = 0
@@ -51,12 +54,12 @@ class Work(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Step:
+class OptimizerStep:
     """One optimizer step of a sweep; the device may still be computing it.
 
-    turns: that it updated.
-    advantage: of every token, one array a segment of the sweep's `Rows`.
-    cumulative_ratio_N: float32 [N]; the step weighed a trajectory by M = advantage x this.
+    turns: the updated turns.
+    advantage: of every token, one array a segment of the sweep's `SegmentBatch`.
+    cumulative_ratio_N: float32 [N]; the step's weights are M = advantage x this.
     metrics: float32 scalars by name; the loss, the gradient's norm, and sums over `actions`.
     """
 
@@ -67,18 +70,18 @@ class Step:
 
 
 class SweepState(NamedTuple):
-    """A sweep between two of its steps.
+    """A sweep between two updates.
 
-    train: the training state, which the next step is given for good.
-    cumulative_ratio_N: float32 [N], the product of the ratios of the turns that are updated
-      (Eq. 8): M = advantage x this; given for good as well.
-    per_token: what the steps read of every token, by the names of `TurnBatch`.
-    done: steps of the order.
+    train: the training state, which the next step donates.
+    cumulative_ratio_N: float32 [N], the product of the ratios of the updated turns (Eq. 8):
+      M = advantage x this; donated as well.
+    per_token: fields of every token that the steps read, by the names of `TurnBatch`.
+    done: finished updates of the plan.
     steps: the optimizer steps so far.
-    refresh_next: spans that the last step updated, whose ratios the next step multiplies in.
+    refresh_next: spans of the last step, whose ratios a fused next step multiplies in.
     pending_logp: with old_policy=turn, spans whose old log-probabilities [P, A] are on the device
-      only; `per_token` has them after `fetch_pending`.
-    work: of the steps and of the refreshes so far.
+      only; `fetch_pending` moves them to `per_token`.
+    counts: tokens of the steps and of the refreshes so far.
     """
 
     data: SweepData
@@ -86,10 +89,10 @@ class SweepState(NamedTuple):
     cumulative_ratio_N: jax.Array
     per_token: PerToken
     done: int = 0
-    steps: tuple[Step, ...] = ()
+    steps: tuple[OptimizerStep, ...] = ()
     refresh_next: Sequence[ActionSpan] = ()
     pending_logp: tuple[Sequence[ActionSpan], jax.Array] | None = None
-    work: Work = Work()
+    counts: TokenCounts = TokenCounts()
 
     def after_step(
         self,
@@ -98,24 +101,26 @@ class SweepState(NamedTuple):
         cumulative_ratio_N: jax.Array,
         metrics: Mapping[str, Any],
     ) -> SweepState:
-        """After an optimizer step that weighed by `cumulative_ratio_N`."""
-        # Copied, on the device: what comes next overwrites the ratios where they lie.
-        step = Step(turns, self.per_token["advantage"], jnp.copy(cumulative_ratio_N), metrics)
+        """The state after an optimizer step with the weights of `cumulative_ratio_N`."""
+        # Copied, on the device: the next program overwrites the donated ratios.
+        step = OptimizerStep(
+            turns, self.per_token["advantage"], jnp.copy(cumulative_ratio_N), metrics
+        )
         return self._replace(
             train=train, cumulative_ratio_N=cumulative_ratio_N, steps=(*self.steps, step)
         )
 
     def batch(self, learner: Learner, layout: Layout) -> tuple[SweepState, TurnBatch]:
-        """Spans that were laid out as a padded batch, and the state that has counted them."""
+        """The state with a layout's tokens counted, and the layout as a padded batch."""
         shapes = learner.shapes
         batch = turn_batch(self.data.rows, layout, shapes, self.per_token, action=shapes.action)
         _, R, L = batch.tokens_MRL.shape
-        work = Work(
-            self.work.tokens + sum(span.end for span in layout.spans),
-            self.work.computed + layout.tokens,
-            self.work.padded + int(batch.microbatches) * R * L,
+        counts = TokenCounts(
+            self.counts.tokens + sum(span.end for span in layout.spans),
+            self.counts.computed + layout.tokens,
+            self.counts.padded + int(batch.microbatches) * R * L,
         )
-        return self._replace(work=work), batch
+        return self._replace(counts=counts), batch
 
     def with_logp(
         self, name: str, spans: Sequence[ActionSpan], logp_PA: np.ndarray | jax.Array

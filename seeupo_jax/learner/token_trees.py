@@ -1,4 +1,4 @@
-"""Sequences that begin alike packed as token trees into rows: every shared token stands once."""
+"""Packs sequences that begin alike into rows as token trees: every shared token is stored once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 
 @dataclass(frozen=True, eq=False)
-class Forest:
+class TokenForest:
     """Token trees packed into rows; index S: the sequences that were packed.
 
     A token sees exactly its own prefix: query q sees key k when k <= q < end[k].
@@ -20,9 +20,9 @@ class Forest:
     tokens, depth, end: one int32 array a row, in pre-order: token ids; position in the sequence;
       one past the last index of the token's subtree.
     row_S: int32, the row that holds sequence S.
-    index: one int32 array a sequence: where in that row each of its tokens stands.
-    shared_S: int32, how many of its first tokens another sequence has in this or another row, each
-      of which would count them itself: what remains counts every shared token once.
+    index: one int32 array a sequence: the index in that row of each of its tokens.
+    shared_S: int32, the number of first tokens of sequence S that another sequence already counts,
+      in this or another row: the remaining ones count every shared token once.
     """
 
     tokens: tuple[np.ndarray, ...]
@@ -33,7 +33,7 @@ class Forest:
     shared_S: np.ndarray
 
     def counted(self, shape: tuple[int, int]) -> np.ndarray:
-        """Which tokens of padded rows are counted, bool of this shape: each shared one once."""
+        """The tokens of padded rows that are counted, bool of this shape: each shared one once."""
         counted_RL = np.zeros(shape, bool)
         for row, shared, index_L in zip(self.row_S, self.shared_S, self.index, strict=True):
             counted_RL[row, index_L[shared:]] = True
@@ -41,10 +41,10 @@ class Forest:
 
 
 class _Line(NamedTuple):
-    """All sequences side by side, those of a tree in lexicographic order; index I: the place.
+    """All sequences in one line, those of a tree in lexicographic order; index I: the place.
 
-    sequence_I: which sequence stands there. length_I: its tokens.
-    common_I: how many of them its left neighbour begins with too; 0 where a tree begins.
+    sequence_I: the sequence at the place. length_I: its number of tokens.
+    common_I: the length of its common prefix with its left neighbour; 0 where a tree begins.
     """
 
     sequence_I: list[int]
@@ -52,12 +52,12 @@ class _Line(NamedTuple):
     common_I: list[int]
 
     def common(self, left: int, right: int) -> int:
-        """How many tokens two places have in common: the least that those between them have."""
+        """The number of tokens that two places share: the minimum over neighbours between them."""
         return min(self.common_I[left + 1 : right + 1])
 
 
-class _Bunch(NamedTuple):
-    """Sequences that stand in one row: how many tokens they take there at most; their places."""
+class _Bin(NamedTuple):
+    """Sequences that share one row: their tokens there at most, and their places."""
 
     size: int
     places: list[int]
@@ -71,19 +71,19 @@ def choose_length(
     rows: int,
     share: bool = True,
     identity: Sequence[np.ndarray] | None = None,
-) -> tuple[int, Forest]:
+) -> tuple[int, TokenForest]:
     """Packs sequences into rows of the length that computes the fewest tokens, padding included.
 
     Args:
       sequences: token ids, one array a sequence.
-      tree_S: sequences of the same number share what they have in common; others never do. A tree
-        that a row does not hold is cut into several, each with all the tokens that its sequences
-        need; so is a smaller one where that saves a row.
+      tree_S: sequences of the same number share their common prefix; others never do. A tree that
+        a row does not hold is cut into several, each with all tokens that its sequences need; a
+        smaller tree is cut where that saves a row.
       lengths: rising row lengths to choose from. Of equally good ones the longest is taken.
       rows: rows of a microbatch; the last microbatch is filled up with empty rows.
-      share: whether anything is shared; without it every sequence is a tree of its own.
-      identity: what tokens have to have in common to be shared, numbers below 2**32, one array a
-        sequence; None: their ids.
+      share: whether prefixes are shared; False: every sequence is a tree of its own.
+      identity: numbers below 2**32, one array a sequence: tokens are shared if they are equal;
+        None: the token ids.
 
     Returns: the length, and the sequences packed for it.
 
@@ -114,87 +114,89 @@ def _line(sequences: Sequence[np.ndarray], tree_S: Sequence[int], share: bool) -
 
 
 def _common(left: np.ndarray, right: np.ndarray) -> int:
-    """How many tokens two sequences begin with alike."""
+    """The length of the common prefix of two sequences."""
     shorter = min(len(left), len(right))
     differs = left[:shorter] != right[:shorter]
     return int(differs.argmax()) if differs.any() else shorter
 
 
 def _fill(line: _Line, capacity: int) -> list[list[int]]:
-    """Decides which places of the line share a row.
+    """The places of the line that share each row.
 
-    Goes through the branchings of the trees from the deepest to the root and unites at each what
-    hangs below it as far as a row holds it: a tree that fits stays whole, and one that does not is
-    cut where the least is shared. Depth 0 is the branching of all trees: there rows fill up.
-    At last, more trees are cut where that saves rows.
+    Visits the branchings of the trees from the deepest to the root and unites the subtrees of each
+    as far as a row holds them: a tree that fits stays whole, and one that does not is cut where it
+    shares least. Depth 0 is the branching of all trees: there rows fill up. At the end more trees
+    are cut where that saves rows.
     """
     longest = max(line.length_I, default=0)
     if longest > capacity:
         raise ValueError(f"a sequence has {longest} tokens; allowed: at most {capacity}, a row's.")
-    open_: list[tuple[int, list[_Bunch]]] = [(0, [])]  # branchings of the path to this place
-    below: list[_Bunch] = []
+    open_: list[tuple[int, list[_Bin]]] = [(0, [])]  # branchings of the path to this place
+    below: list[_Bin] = []
     for place, (length, common) in enumerate(zip(line.length_I, line.common_I, strict=True)):
         below = _close(open_, below, common, capacity)
         if open_[-1][0] < common:
             open_.append((common, []))
         open_[-1][1].extend(below)
-        below = [_Bunch(length, [place])]
+        below = [_Bin(length, [place])]
     root = _close(open_, below, 0, capacity)
     rows = _save_rows(line, _unite([*open_[0][1], *root], 0, capacity), capacity)
     return sorted(sorted(row.places) for row in rows)
 
 
 def _close(
-    open_: list[tuple[int, list[_Bunch]]], below: list[_Bunch], depth: int, capacity: int
-) -> list[_Bunch]:
+    open_: list[tuple[int, list[_Bin]]], below: list[_Bin], depth: int, capacity: int
+) -> list[_Bin]:
     """Unites at every open branching deeper than this, and takes those from the path."""
     while open_[-1][0] > depth:
-        branching, bunches = open_.pop()
-        below = _unite([*bunches, *below], branching, capacity)
+        branching, bins = open_.pop()
+        below = _unite([*bins, *below], branching, capacity)
     return below
 
 
-def _unite(bunches: list[_Bunch], depth: int, capacity: int) -> list[_Bunch]:
-    """Best-fit decreasing of bunches that have their first `depth` tokens in common."""
-    united: list[_Bunch] = []  # rising sizes
-    for bunch in sorted(bunches, key=lambda bunch: (-bunch.size, bunch.places)):
-        room = capacity - (bunch.size - depth)
+def _unite(bins: list[_Bin], depth: int, capacity: int) -> list[_Bin]:
+    """Best-fit decreasing of bins that have their first `depth` tokens in common."""
+    united: list[_Bin] = []  # rising sizes
+    for bin_ in sorted(bins, key=lambda bin_: (-bin_.size, bin_.places)):
+        room = capacity - (bin_.size - depth)
         fullest = bisect_right(united, room, key=attrgetter("size")) - 1
         if fullest >= 0:
             other = united.pop(fullest)
-            bunch = _Bunch(other.size + bunch.size - depth, other.places + bunch.places)
-        insort(united, bunch, key=attrgetter("size"))
+            bin_ = _Bin(other.size + bin_.size - depth, other.places + bin_.places)
+        insort(united, bin_, key=attrgetter("size"))
     return united
 
 
-def _save_rows(line: _Line, rows: list[_Bunch], capacity: int) -> list[_Bunch]:
+def _save_rows(line: _Line, rows: list[_Bin], capacity: int) -> list[_Bin]:
     """Empties rows into the room that the others leave, as long as any can be emptied."""
     rows, tried = sorted(rows), 0
     while tried < len(rows) - 1 and sum(row.size for row in rows) <= (len(rows) - 1) * capacity:
         others = rows[:tried] + rows[tried + 1 :]
-        poured = _pour(line, sorted(rows[tried].places), others, capacity)
-        if poured is None:
+        filled = _first_fit(line, sorted(rows[tried].places), others, capacity)
+        if filled is None:
             tried += 1
         else:
-            rows = sorted(poured)
+            rows = sorted(filled)
     return rows
 
 
-def _pour(line: _Line, places: list[int], rows: list[_Bunch], capacity: int) -> list[_Bunch] | None:
+def _first_fit(
+    line: _Line, places: list[int], rows: list[_Bin], capacity: int
+) -> list[_Bin] | None:
     """Rows of rising sizes with these places added, neighbours together; None if not all fit."""
-    poured, row = list(rows), 0
+    filled, row = list(rows), 0
     for i, place in enumerate(places):
         new = line.length_I[place] - (line.common(places[i - 1], place) if i else 0)
-        if poured[row].size + new > capacity:
+        if filled[row].size + new > capacity:
             row, new = row + 1, line.length_I[place]
-        if row == len(rows) or poured[row].size + new > capacity:
+        if row == len(rows) or filled[row].size + new > capacity:
             return None
-        poured[row] = _Bunch(poured[row].size + new, [*poured[row].places, place])
-    return poured
+        filled[row] = _Bin(filled[row].size + new, [*filled[row].places, place])
+    return filled
 
 
 class _Tree(NamedTuple):
-    """How the sequences of one row, by their order in it (index J), make up its pre-order.
+    """The pre-order of one row, made of its sequences in their order (index J).
 
     sequence_J: which sequence. Its tokens from start_J to stop_J are not those of one before it;
     edge_J: where in the row these begin, and at last the row's length.
@@ -219,7 +221,7 @@ class _Tree(NamedTuple):
         return np.concatenate([array[start:stop] for array, start, stop in cuts], dtype=np.int32)
 
     def index(self) -> list[np.ndarray]:
-        """Where in the row the tokens of each sequence stand."""
+        """The indices in the row of the tokens of each sequence."""
         path = np.empty(max(self.stop_J), np.int32)  # by depth, of the sequence at hand
         index = []
         for start, stop, edge in zip(self.start_J, self.stop_J, self.edge_J, strict=False):
@@ -228,7 +230,7 @@ class _Tree(NamedTuple):
         return index
 
     def end(self) -> np.ndarray:
-        """Where the subtree of each of the row's tokens ends."""
+        """The end of the subtree of each of the row's tokens."""
         path = np.empty(max(self.stop_J), np.int32)  # by depth, of the sequence at hand
         end = np.empty(self.edge_J[-1], np.int32)
         leaves = [*self.start_J[1:], 0]  # the depth at which the next sequence leaves the path
@@ -239,7 +241,9 @@ class _Tree(NamedTuple):
         return end
 
 
-def _lay_out(sequences: Sequence[np.ndarray], line: _Line, rows: Sequence[list[int]]) -> Forest:
+def _lay_out(
+    sequences: Sequence[np.ndarray], line: _Line, rows: Sequence[list[int]]
+) -> TokenForest:
     """Writes the rows that hold these places of the line."""
     trees = [_Tree.of(line, places) for places in rows]
     ramp = np.arange(max(line.length_I, default=0))
@@ -250,7 +254,7 @@ def _lay_out(sequences: Sequence[np.ndarray], line: _Line, rows: Sequence[list[i
         row_S[tree.sequence_J] = row
         for sequence, index_L in zip(tree.sequence_J, tree.index(), strict=True):
             index[sequence] = index_L
-    return Forest(
+    return TokenForest(
         tuple(tree.new([sequences[s] for s in tree.sequence_J]) for tree in trees),
         tuple(tree.new([ramp] * len(tree.sequence_J)) for tree in trees),
         tuple(tree.end() for tree in trees),

@@ -16,7 +16,7 @@ import numpy as np
 
 from seeupo_jax.configuration.user_code import describe
 from seeupo_jax.durable_files import make_folder, sync_file, sync_folder, write_atomically
-from seeupo_jax.errors import naming
+from seeupo_jax.errors import name_file
 from seeupo_jax.metrics.trackers import TRACKERS, Sample, Tracker, check_trackers
 
 METRICS_FILE = "metrics.jsonl"
@@ -66,7 +66,7 @@ class MetricsWriter:
             return
         if lines.damaged:
             damaged = self._path.with_name(DAMAGED_FILE)
-            with naming(damaged), damaged.open("ab") as file:
+            with name_file(damaged), damaged.open("ab") as file:
                 file.writelines(line + b"\n" for line in lines.damaged.values())
             sync_file(damaged)
             self._log(f"{lines.sentence()}; they are set aside in {damaged}")
@@ -89,7 +89,7 @@ class MetricsWriter:
             raise ValueError("metrics: got a value named 'iteration'; allowed: any other name.")
         plain = {name: _plain(name, value) for name, value in values.items()}
         self.open()
-        with naming(self._path):
+        with name_file(self._path):
             self._append(_to_line({"iteration": int(iteration), **plain}).encode())
         if sync:
             self.sync()
@@ -98,7 +98,7 @@ class MetricsWriter:
     def sync(self) -> None:
         """Returns when the lines so far are on the disk."""
         if self._file is not None:
-            with naming(self._path):
+            with name_file(self._path):
                 os.fsync(self._file.fileno())
 
     def _each(self, action: Callable[[Tracker], None]) -> None:
@@ -190,7 +190,7 @@ def _read_lines(path: Path) -> _Lines | None:
         raise ValueError(f"{path}: got a folder; allowed: a file with one JSON object per line.")
     if not path.exists():
         return None
-    with naming(path):
+    with name_file(path):
         lines = path.read_bytes().split(b"\n")
     records, damaged = [], {}
     for number, line in enumerate(lines, 1):

@@ -31,7 +31,7 @@ _RETRY_S = 0.2
 _LATE_S = 10.0  # that those which have not come yet have to hear what is wrong
 
 
-class Place(NamedTuple):
+class ProcessPlace(NamedTuple):
     """A process's place among `num_processes`; coordinator: HOST:PORT of process 0.
 
     local_device_ids: the devices of its machine that are its own; None: all.
@@ -43,13 +43,13 @@ class Place(NamedTuple):
     local_device_ids: tuple[int, ...] | None = None
 
 
-def find_place(
+def find_process_place(
     coordinator: str | None,
     process_id: int | None,
     num_processes: int | None,
     *,
     timeout_s: int,
-) -> Place | None:
+) -> ProcessPlace | None:
     """The place that the flags give, or else Cloud TPU, Kubernetes, Slurm or Open MPI; None: alone.
 
     `--num_processes=1` needs no other flag.
@@ -77,10 +77,10 @@ def find_place(
             f"--process_id: got {process_id}; allowed: a number from 0 to {num_processes - 1}, with"
             f" --num_processes={num_processes}."
         )
-    return None if num_processes == 1 else Place(coordinator, process_id, num_processes)
+    return None if num_processes == 1 else ProcessPlace(coordinator, process_id, num_processes)
 
 
-def _detect(timeout_s: int) -> Place | None:
+def _detect(timeout_s: int) -> ProcessPlace | None:
     """This process's place in a cluster, by the environment's variables.
 
     A pod of Kubernetes that belongs to no indexed Job is alone, as one of a Deployment.
@@ -98,10 +98,10 @@ def _detect(timeout_s: int) -> Place | None:
         ) from error
     if coordinator is None or count is None or number is None or count == 1:
         return None
-    return Place(coordinator, number, count, None if devices is None else tuple(devices))
+    return ProcessPlace(coordinator, number, count, None if devices is None else tuple(devices))
 
 
-def join(place: Place, about: Mapping[str, str | None], *, timeout_s: int) -> None:
+def join(place: ProcessPlace, about: Mapping[str, str | None], *, timeout_s: int) -> None:
     """Makes this process one of the run's; call it before anything touches a device.
 
     Args:
@@ -133,7 +133,7 @@ def join(place: Place, about: Mapping[str, str | None], *, timeout_s: int) -> No
 
 
 @contextlib.contextmanager
-def errors_end_at_once() -> Iterator[None]:
+def exit_on_error() -> Iterator[None]:
     """Lets an error end this process although others are in the middle of something with it.
 
     At a usual exit each waits for all, while the others wait for it in a collective.
@@ -152,7 +152,7 @@ def errors_end_at_once() -> Iterator[None]:
         os._exit(code if isinstance(code, int) else 1)
 
 
-def refuse(place: Place, sentence: str) -> None:
+def report_failure(place: ProcessPlace, sentence: str) -> None:
     """Ends the other processes with what keeps this one from joining them.
 
     Those that have not come after `_LATE_S` are left to their own time limit.
@@ -166,7 +166,7 @@ def refuse(place: Place, sentence: str) -> None:
 
 
 def _welcome(
-    place: Place,
+    place: ProcessPlace,
     about: dict[str, str | None],
     deadline: float,
     timeout_s: int,
@@ -209,7 +209,7 @@ def _welcome(
 
 
 def _arrive(
-    place: Place,
+    place: ProcessPlace,
     about: dict[str, str | None],
     deadline: float,
     timeout_s: int,
@@ -269,7 +269,7 @@ def _receive(connection: socket.socket, timeout_s: float = _MESSAGE_S) -> dict[s
     return message if isinstance(message, dict) else None
 
 
-def _absent(place: Place, came: Set[int], timeout_s: int) -> str:
+def _absent(place: ProcessPlace, came: Set[int], timeout_s: int) -> str:
     missing = [str(i) for i in range(1, place.num_processes) if i not in came]
     return (
         f"{len(missing)} of {place.num_processes} processes did not connect to {place.coordinator}"
@@ -295,7 +295,7 @@ def first_difference(
 
 
 def _misplaced(
-    place: Place, about: Mapping[str, str | None], came: Set[int], message: Mapping[str, Any]
+    place: ProcessPlace, about: Mapping[str, str | None], came: Set[int], message: Mapping[str, Any]
 ) -> str | None:
     """What is wrong with a process that came; None: nothing."""
     number, count = message["process_id"], message.get("num_processes")

@@ -8,13 +8,27 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol, Self, runtime_checkable
 
 import msgpack
 import numpy as np
 
 _TUPLE, _INT, _ARRAY, _SCALAR, _CLASS = range(5)
 _KINDS = "biufcSUmM"  # of NumPy's types: numbers, texts and times; no objects, no records
+
+
+@runtime_checkable
+class StoredFields(Protocol):
+    """A dataclass that is encoded by other fields than its own: files keep their format."""
+
+    def stored_fields(self) -> dict[str, Any]:
+        """The fields to encode, by name."""
+        ...
+
+    @classmethod
+    def of(cls, **fields: Any) -> Self:
+        """The value of such fields; those that an older file lacks have a default."""
+        ...
 
 
 def encode(value: Any, types: tuple[type, ...] = ()) -> bytes:
@@ -45,14 +59,19 @@ def encode(value: Any, types: tuple[type, ...] = ()) -> bytes:
             parts = [value.dtype.str, list(value.shape), value.tobytes()]
             return msgpack.ExtType(code, pack(parts))
         if kind in types:
-            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}
-            return msgpack.ExtType(_CLASS, pack([kind.__name__, fields]))
+            return msgpack.ExtType(_CLASS, pack([kind.__name__, _fields(value)]))
         if isinstance(value, Mapping):
             return dict(value)
         what = f"{kind.__name__} of {value.dtype}" if isinstance(value, np.ndarray) else kind
         raise TypeError(f"between processes: got {what}; allowed: plain values and arrays.")
 
     return pack(value)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    if isinstance(value, StoredFields):
+        return value.stored_fields()
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def decode(data: bytes, types: tuple[type, ...] = ()) -> Any:
@@ -76,7 +95,8 @@ def decode(data: bytes, types: tuple[type, ...] = ()) -> Any:
             return tuple(parts)
         if code == _CLASS:
             name, fields = parts
-            return named[name](**fields)
+            kind = named[name]
+            return kind.of(**fields) if issubclass(kind, StoredFields) else kind(**fields)
         dtype, shape, content = np.dtype(parts[0]), parts[1], parts[2]
         if code not in (_ARRAY, _SCALAR) or dtype.kind not in _KINDS:
             raise ValueError(f"an array of {dtype}")

@@ -8,10 +8,10 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import jax
 
-from seeupo_jax.parallel.host_cores import cores
+from seeupo_jax.parallel.host_cores import usable_cores
 
 # At once: a large program takes gigabytes of the host's memory while it is compiled.
-WORKERS = min(4, cores())
+WORKERS = min(4, usable_cores())
 _POLL_S = 0.5
 
 # Called with the number of programs that are compiled and that of all; it may raise to stop.

@@ -92,7 +92,7 @@ def _available_on_host() -> int | None:
         return None
 
 
-def in_units(count: float) -> str:
+def format_bytes(count: float) -> str:
     """A number of bytes as text, in the largest fitting unit."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:

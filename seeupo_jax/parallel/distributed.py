@@ -14,7 +14,7 @@ from seeupo_jax.parallel import codec
 from seeupo_jax.parallel.mesh import row_shards, sharding
 
 
-def own_row_shards(mesh: jax.sharding.Mesh) -> list[int]:
+def local_row_shards(mesh: jax.sharding.Mesh) -> list[int]:
     """Which of the parts that rows are cut into lie on this process's devices.
 
     Raises:
@@ -48,7 +48,7 @@ def place(x: Any, where: NamedSharding) -> jax.Array:
     return jax.make_array_from_callback(host.shape, where, lambda index: host[index])
 
 
-def own_rows(x: jax.Array) -> np.ndarray:
+def local_rows(x: jax.Array) -> np.ndarray:
     """This process's part of an array whose first axis is cut over processes."""
     if jax.process_count() == 1:
         return np.asarray(x)
@@ -56,7 +56,7 @@ def own_rows(x: jax.Array) -> np.ndarray:
     return np.concatenate([np.asarray(parts[start]) for start in sorted(parts)])
 
 
-def agree(wants: Sequence[int]) -> list[int]:
+def max_over_processes(wants: Sequence[int]) -> list[int]:
     """The largest that any process wants, number by number; one small collective."""
     if jax.process_count() == 1:
         return list(wants)
@@ -78,7 +78,7 @@ def gather(x: Any, *types: type) -> list[Any]:
     return [codec.decode(row[:n].tobytes(), types) for row, n in zip(every, lengths, strict=True)]
 
 
-def from_first(x: Any, *types: type) -> Any:
+def broadcast_from_primary(x: Any, *types: type) -> Any:
     """Process 0's value, as in `gather`, to all of them; what the others give is not looked at."""
     if jax.process_count() == 1:
         return x

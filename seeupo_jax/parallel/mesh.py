@@ -159,7 +159,7 @@ def _cut(shape: Mapping[str, int], axis: str | tuple[str, ...] | None) -> dict[s
     return {axis: shape[axis] for axis in axes if shape[axis] > 1}
 
 
-def parts(name: str) -> int:
+def axis_parts(name: str) -> int:
     """Into how many parts the mesh in force cuts an activation's axis; 1 where none is set."""
     mesh = jax.sharding.get_abstract_mesh()
     return 1 if mesh.empty else math.prod(_cut(mesh.shape, ACTIVATION_RULES[name]).values())
@@ -170,7 +170,7 @@ def head_axes(kv_heads: int) -> tuple[str | None, str | None]:
 
     Devices of the tensor axis then do the same work, as nothing smaller than a head can be split.
     """
-    return (None, None) if kv_heads % parts("kv_heads") else ("kv_heads", "heads")
+    return (None, None) if kv_heads % axis_parts("kv_heads") else ("kv_heads", "heads")
 
 
 def constrain(x: jax.Array, *logical: str | None) -> jax.Array:
@@ -218,7 +218,7 @@ def per_shard(
             for name, size in zip(names, x.shape, strict=True)
             if name in ("rows", "length")
         }
-        missing = {name: -size % parts(name) for name, size in sizes.items()}
+        missing = {name: -size % axis_parts(name) for name, size in sizes.items()}
         if not any(missing.values()):
             return sharded(*arguments)
         filled = (

@@ -11,7 +11,7 @@ from jax.extend.backend import clear_backends
 
 
 @contextlib.contextmanager
-def off_accelerator() -> Generator[None]:
+def cpu_only() -> Generator[None]:
     """Keeps jax off this machine's accelerator where it has not started yet; then as it was.
 
     A server may hold the accelerator, and a TPU lets only one process in.

@@ -1,1 +1,1 @@
-"""What a run would need, without running it: memory, FLOPs, programs."""
+"""Memory, FLOPs and programs of a run, without running it."""

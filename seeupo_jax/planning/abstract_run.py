@@ -1,4 +1,4 @@
-"""A run with shapes in place of arrays: what it would hold and compile, and nothing allocated."""
+"""A run with shapes in place of arrays: its memory and its programs, with nothing allocated."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ import jax
 
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.credit.advantages import credit_programs
-from seeupo_jax.learner.learner import Learner
-from seeupo_jax.learner.programs import COPY_RATIO, distinct_programs, sweep_programs
+from seeupo_jax.learner.program_cache import Learner
+from seeupo_jax.learner.program_warming import COPY_RATIO, distinct_programs, sweep_programs
 from seeupo_jax.parallel.device_memory import device_bytes, free_memory
 from seeupo_jax.planning.remat import PLATFORM, SHARE
 from seeupo_jax.policy_io import build
 from seeupo_jax.policy_io.build_sampler import build_engine
 from seeupo_jax.rollout.engine.slots import SlotEngine
-from seeupo_jax.training.learner_parts import build_learner
+from seeupo_jax.training.build_learner import build_learner
 from seeupo_jax.types import TrainState
 
 SAMPLER, CACHE = "sampler's policy", "KV cache"
 
 
 class EndIds(NamedTuple):
-    """What programs know of a tokenizer: which tokens end an action, here any one."""
+    """Stands for a tokenizer that is not here: the ids that end an action, here any one."""
 
     end_ids: tuple[int, ...] = (0,)
 
 
 class Planned(NamedTuple):
-    """Devices that a run would have and that are not here. memory_bytes: of each; None: unknown."""
+    """Devices of a planned run that are not here. memory_bytes: per device; None: unknown."""
 
     memory_bytes: int | None = None
 
@@ -41,7 +41,7 @@ class AbstractRun:
     """The parts of a run, with shapes in place of arrays.
 
     state, reference: shape structs with shardings.
-    parts: bytes on one device of all that a run keeps from program to program, by what it is.
+    parts: bytes on one device that a run keeps between programs, by name.
     """
 
     config: Config
@@ -58,12 +58,12 @@ class AbstractRun:
         return self.config.rollout.trajectories
 
     def rollout_programs(self) -> list[str]:
-        """Names of all that `engine.compile` compiles."""
+        """Names of the programs that `engine.compile` compiles."""
         every = self.engine.programs(self.policy.merged(self.state.params))
         return ["rollout/allocate", *(program.name for program in every)]
 
     def sweep_programs(self) -> list[str]:
-        """Names of all that `compile_programs` compiles: equal programs are one."""
+        """Names of the programs that `compile_programs` compiles; equal ones count once."""
         every = sweep_programs(self.learner, self.trajectories)
         distinct = distinct_programs(every, self.state, self.reference)
         credit = [f"sweep/credit {name}" for name in credit_programs(self.config.algorithm)]
@@ -77,10 +77,10 @@ def abstract_run(
 
     Args:
       config: with `model.remat` decided, and a model whose architecture can be read.
-      planned: what the devices of the mesh stand for; None: themselves.
+      planned: the devices that those of the mesh stand for; None: themselves.
 
     Raises:
-      ValueError: a mesh, a model or a cache that cannot be.
+      ValueError: an impossible mesh, model or cache.
     """
     build.check_layout(config, mesh)
     policy, params = build.abstract_policy(config, mesh)

@@ -138,13 +138,13 @@ def _traced(arch: Architecture, remat: str, rows: int, length: int) -> int:
     """
     layer = nnx.eval_shape(lambda: Layer(arch, 0, nnx.Rngs(0)))
     graph, state = nnx.split(layer)
-    params, frozen = policy.trainable(Network(arch, graph), nnx.to_pure_dict(state))
+    params, frozen = policy.split_trainable(Network(arch, graph), nnx.to_pure_dict(state))
     # A shape too: planning takes no device, which may be another process's.
     position_NL = jax.ShapeDtypeStruct((rows, length), jnp.int32)
     attend = functools.partial(_attend, _fused(arch))
 
     def run(params: Any, frozen: Any, x: jax.Array, position_NL: jax.Array) -> jax.Array:
-        layer = nnx.merge(graph, nnx.State(policy.join(params, frozen)))
+        layer = nnx.merge(graph, nnx.State(policy.join_params(params, frozen)))
         return layer(x, position_NL, attend)[0]
 
     def backward(params: Any, frozen: Any, x: jax.Array, position_NL: jax.Array) -> Any:

@@ -87,7 +87,7 @@ class Topology:
     slices: int = 1
 
     def __str__(self) -> str:
-        """What `parse_topology` reads."""
+        """The text that `parse_topology` reads."""
         several = f"*{self.slices}" if self.slices > 1 else ""
         return f"{self.chip.name}:{'x'.join(map(str, self.shape))}{several}"
 
@@ -218,7 +218,7 @@ def _why_not(topology: Topology, error: Exception) -> str:
 
 @functools.cache
 def usable_hbm(device: jax.Device) -> int:
-    """Bytes that the compiler lets a program use: it says so where one wants more."""
+    """Bytes that the compiler lets a program use, from its error for one that needs more."""
     where = jax.sharding.SingleDeviceSharding(device)
     x = jax.ShapeDtypeStruct((_TOO_LARGE,), jnp.int8, sharding=where)
     try:

@@ -1,4 +1,4 @@
-"""How long compiling and an iteration take on a CPU, roughly: figures for `--explain`."""
+"""Rough times of compiling and of an iteration on a CPU, for `--explain`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.shapes import Shapes
-from seeupo_jax.learner.turn_order import update_order
+from seeupo_jax.learner.sweep_plan import Kind, SweepPass, SweepPlan, plan_sweep
 from seeupo_jax.parallel.compiling import WORKERS
-from seeupo_jax.parallel.host_cores import cores
+from seeupo_jax.parallel.host_cores import usable_cores
 from seeupo_jax.planning import flops
 from seeupo_jax.planning.abstract_run import AbstractRun
 from seeupo_jax.planning.flops import Pass
@@ -58,8 +58,8 @@ def compile_seconds(names: Sequence[str], arch: Architecture) -> float:
 class Packed(NamedTuple):
     """Rows of equally long conversations.
 
-    length: of a row. each: conversations that it holds. microbatches, rows: the last microbatch is
-    filled up with empty rows.
+    length: tokens of a row. each: conversations per row. microbatches, rows: with the empty rows
+    that fill up the last microbatch.
     """
 
     length: int
@@ -69,14 +69,14 @@ class Packed(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """What is computed, padding included."""
+        """Computed tokens, with padding."""
         return self.rows * self.length
 
 
 def pack(
     shapes: Shapes, conversations: int, tokens: int, lengths: Sequence[int] | None = None
 ) -> Packed:
-    """How a sweep lays out conversations of so many tokens that share nothing.
+    """The rows that a sweep packs conversations of so many tokens into, if they share nothing.
 
     As `token_trees.choose_length` does: the fewest tokens with padding, and then the longest rows.
 
@@ -92,78 +92,67 @@ def pack(
     return min(packed, key=lambda rows: (rows.tokens, -rows.length))
 
 
-def step_ends(config: Config) -> list[int]:
-    """Tokens that a conversation has at the end of each of a sweep's steps, in their order.
-
-    Every conversation grows evenly to `max_context` in `max_turns` turns.
-    """
-    steps = config.algorithm.inner_epochs * minibatches(config)
-    return [end for end in _turn_ends(config) for _ in range(steps)]
+def planned_sweep(config: Config) -> SweepPlan:
+    """The plan of an iteration whose conversations all have `max_turns` turns."""
+    return plan_sweep(
+        config.algorithm,
+        config.rollout.max_turns,
+        trajectories=config.rollout.trajectories,
+        ema=config.optimizer.ema is not None,
+    )
 
 
 def minibatches(config: Config) -> int:
-    """Parts of the trajectories, each of which has a step of its own in every pass over a turn."""
+    """Minibatches of a turn: each has an optimizer step in every pass over the turn."""
     return min(config.algorithm.minibatches_per_turn, config.rollout.trajectories)
 
 
-def _turn_ends(config: Config) -> list[int]:
-    rollout, algorithm = config.rollout, config.algorithm
-    steps = update_order(
-        rollout.max_turns,
-        algorithm.order,
-        turns_per_update=algorithm.turns_per_update,
-        custom_order=algorithm.custom_order,
-    )
-    return [-(-rollout.max_context * (1 + max(step)) // rollout.max_turns) for step in steps]
+def end_of(config: Config, each: SweepPass) -> int:
+    """Tokens of a conversation at the end of a pass's turns.
 
-
-def refresh_ends(run: AbstractRun) -> list[int]:
-    """As `step_ends`, of the passes that refresh weights after a turn: none where steps do both."""
-    algorithm = run.config.algorithm
-    if run.learner.fused or not algorithm.weighs:
-        return []
-    return _turn_ends(run.config)[:-1]
-
-
-def old_ends(run: AbstractRun) -> list[int]:
-    """As `step_ends`, of the passes before a turn that score it by the policy of then."""
-    by_turn = run.config.algorithm.old_policy == "turn" and not run.learner.fused
-    return _turn_ends(run.config) if by_turn else []
-
-
-def covariance_ends(config: Config) -> list[int]:
-    """As `step_ends`, of the passes over a step's part that `covariance` limits tokens by.
-
-    The first step needs none: no other has moved the policy.
+    Every conversation grows evenly to `max_context` in `max_turns` turns.
     """
-    return [] if config.algorithm.covariance.kind == "none" else step_ends(config)[1:]
+    rollout = config.rollout
+    return -(-rollout.max_context * (1 + max(each.turns)) // rollout.max_turns)
+
+
+def pass_ends(config: Config, kind: Kind) -> list[int]:
+    """`end_of` of every execution of a kind of pass over turns, in their order."""
+    passes = planned_sweep(config).of(kind)
+    return [end_of(config, each) for each in passes for _ in range(each.times)]
+
+
+def rescored_ends(config: Config) -> list[int]:
+    """As `pass_ends`, for scoring a step's part under the current policy (`SweepPass.rescored`)."""
+    passes = planned_sweep(config).of("turn")
+    return [end_of(config, each) for each in passes for _ in range(each.rescored)]
 
 
 def iteration_flops(run: AbstractRun) -> float:
     """FLOPs of an iteration whose conversations all end at `max_context` and share nothing.
 
-    Every round of dynamic sampling has as many; reference answers that are scored, as many tokens.
+    Every round of dynamic sampling is assumed to sample as many conversations, and scored reference
+    answers to have as many tokens.
     """
     config, arch, shapes = run.config, run.policy.network.arch, run.learner.shapes
-    algorithm, parts = config.algorithm, minibatches(config)
+    algorithm, plan = config.algorithm, planned_sweep(config)
     context = config.rollout.max_context
-    part = -(-run.trajectories // parts)
+    part = -(-run.trajectories // minibatches(config))
     whole = pack(shapes, run.trajectories, context, shapes.long)
 
     sampled = [Pass(run.trajectories, context, head=context // 2)]
-    scored = [whole] * (scoring_passes(config) + algorithm.estimator.scores_answers)
-    scored += [pack(shapes, run.trajectories, end) for end in refresh_ends(run) + old_ends(run)]
-    scored += [pack(shapes, part, end, shapes.long) for end in covariance_ends(config)]
+    scored = [whole] * (scoring_passes(plan) + algorithm.estimator.scores_answers)
+    of_turns = pass_ends(config, "refresh") + pass_ends(config, "old")
+    scored += [pack(shapes, run.trajectories, end) for end in of_turns]
+    scored += [pack(shapes, part, end, shapes.long) for end in rescored_ends(config)]
     passes = sampled * (1 + algorithm.dynamic_sampling)
     passes += [
         Pass(each.rows, each.length, head=each.length, trees=shapes.share) for each in scored
     ]
-    if algorithm.critic.kind != "none":
-        passes.append(Pass(whole.rows, whole.length, trees=shapes.share))
-    stepped = [pack(shapes, part, end) for end in step_ends(config)]
+    passes += [Pass(whole.rows, whole.length, trees=shapes.share)] * plan.count("value")
+    stepped = [pack(shapes, part, end) for end in pass_ends(config, "turn")]
     steps = [step_flops(run, each, computed=True) for each in stepped]
-    if algorithm.scorer is not None:
-        steps += [scorer_flops(run, whole, computed=True)] * algorithm.scorer_steps
+    steps += [scorer_flops(run, whole, computed=True) for _ in plan.of("scorer")]
     return sum(flops.forward_flops(arch, each) for each in passes) + sum(steps)
 
 
@@ -177,7 +166,7 @@ def step_flops(run: AbstractRun, packed: Packed, *, computed: bool) -> float:
         packed.length,
         shapes.action,
         trees=shapes.share,
-        each=apart(run, packed, computed=computed),
+        each=separate_conversations(run, packed, computed=computed),
         refresh=shapes.chunk if run.learner.fused else 0,
         chunks=refresh_chunks(shapes, packed, turn),
         critic=run.config.algorithm.critic.kind,
@@ -186,31 +175,32 @@ def step_flops(run: AbstractRun, packed: Packed, *, computed: bool) -> float:
 
 
 def refresh_chunks(shapes: Shapes, packed: Packed, turn: int) -> int:
-    """Chunks of each row's refresh, where every conversation goes on by a turn of so many tokens.
+    """Chunks of each row's refresh, if every conversation continues by a turn of so many tokens.
 
-    Each turn lies in one, behind the last token before it, as `make_refresh_batch` lays them out.
+    Each turn lies in one chunk, after the last token before it, as in `make_refresh_batch`.
     """
     chunks = -(-packed.each // max(1, shapes.chunk // (1 + turn)))
     return min(chunks, 1 + 2 * (packed.length // shapes.chunk))
 
 
 def scorer_flops(run: AbstractRun, packed: Packed, *, computed: bool) -> float:
-    """FLOPs of the scorer's step, on all action tokens, likewise."""
+    """FLOPs of the scorer's step on all action tokens; see `flops.scorer_step_flops`."""
     return flops.scorer_step_flops(
         run.policy.network.arch,
         run.config.algorithm.scorer,
         packed.rows,
         packed.length,
         trees=run.learner.shapes.share,
-        each=apart(run, packed, computed=computed),
+        each=separate_conversations(run, packed, computed=computed),
         computed=computed,
     )
 
 
-def apart(run: AbstractRun, packed: Packed, *, computed: bool) -> int:
-    """Conversations of a row whose attention is counted apart; see `flops.turn_step_flops`.
+def separate_conversations(run: AbstractRun, packed: Packed, *, computed: bool) -> int:
+    """Conversations of a row whose attention is counted separately; see `flops.turn_step_flops`.
 
-    A result needs it so; kernels for trees skip the pairs of two conversations, others do not.
+    The model needs no pair of tokens of two conversations. Kernels for trees skip these pairs;
+    other kernels compute them (`computed`).
     """
     kernels = ("splash", "cudnn")
     if run.policy.mesh.devices.flat[0].platform == "cpu":
@@ -219,15 +209,14 @@ def apart(run: AbstractRun, packed: Packed, *, computed: bool) -> int:
     return packed.each if skips or not computed else 1
 
 
-def scoring_passes(config: Config) -> int:
-    """Passes over whole trajectories: by the old and the reference policy, and by a scorer."""
-    algorithm = config.algorithm
-    return 1 + algorithm.reads_reference + algorithm.scorer_steps
+def scoring_passes(plan: SweepPlan) -> int:
+    """Passes over whole trajectories by the old policy, the reference policy and a scorer."""
+    return plan.count("score") + plan.count("reference") + plan.count("scores")
 
 
 def time_lines(run: AbstractRun) -> list[str]:
-    """The estimates in words, and what they rest on."""
-    platform, count = run.policy.mesh.devices.flat[0].platform, cores()
+    """The estimates in words, with their assumptions."""
+    platform, count = run.policy.mesh.devices.flat[0].platform, usable_cores()
     if platform != "cpu":
         arch = run.policy.network.arch
         lines = [f"not estimated for {platform}; python -m seeupo_jax.aot estimates TPU slices"]

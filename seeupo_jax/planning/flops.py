@@ -36,10 +36,10 @@ class Pass:
 
 
 def parameters(arch: Architecture, *, active: bool = False) -> int:
-    """How many parameters a network has, adapters included.
+    """The number of parameters of a network, with adapters.
 
     Args:
-      active: of the experts, only those that one token goes through.
+      active: count only the experts that one token is routed to.
     """
     tables = (1 if arch.tied else 2) * arch.vocab_size * arch.width
     return tables + arch.width + sum(_layer(arch, i, active) for i in range(arch.layers))
@@ -278,12 +278,12 @@ _COMPUTED = {"xla": _all, "splash": _of_splash, "cudnn": _seen, "trees": _of_tre
 
 
 def _recomputed(arch: Architecture, work: Pass, kernel: str, attention: float) -> float:
-    """What the backward pass computes again, forwards.
+    """FLOPs that the backward pass recomputes, forwards.
 
-    Of a layer that is everything but its last product (the projection down, or the sum over a
-    token's experts), which no gradient needs; all logits; of chunks of queries the scores. Whether
-    there are such is judged as if one device had all rows: few devices have so few that it would
-    differ.
+    These are all products of a layer but its last (the projection down, or the sum over a token's
+    experts), which no gradient needs; all logits; and the scores of chunks of queries. Whether
+    attention runs in chunks is decided as if one device had all rows: few devices have so few that
+    it would differ.
     """
     sparse = [arch.is_sparse(layer) for layer in range(arch.layers)]
     last = sum(arch.moe.per_token if moe else arch.mlp_width for moe in sparse) * arch.width

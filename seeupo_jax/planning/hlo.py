@@ -72,7 +72,7 @@ class Instruction:
 
     @property
     def index(self) -> int | None:
-        """Which part of a tuple it takes; None where it does not."""
+        """The index of the tuple element that it takes; None: it takes none."""
         match = re.search(r"index=(\d+)", self.rest)
         return int(match[1]) if match and self.op == "get-tuple-element" else None
 
@@ -90,7 +90,7 @@ class Module:
     entry: str = ""
 
     def runs(self, unknown_trips: Trips = lambda _: 1) -> dict[str, int]:
-        """How often each computation runs in one execution; those that never run are left out."""
+        """Runs of each computation in one execution, without those that never run."""
         runs: dict[str, int] = {}
 
         def visit(computation: str, times: int) -> None:
@@ -107,10 +107,10 @@ class Module:
         return runs
 
     def trips(self, computation: str, loop: Instruction) -> int | None:
-        """How often the body of a loop in a computation runs; None where the run decides.
+        """Iterations of a loop in a computation; None: they depend on the data.
 
-        The CPU's compiler says it. The TPU's does not: there it is read off a test for a counter
-        below a constant, the counter's first value and what the body adds to it.
+        The CPU's compiler annotates them. The TPU's does not: there they follow from the test of a
+        counter against a constant, its first value and the increment in the body.
         """
         count = _TRIP_COUNT.search(loop.rest)
         if count:
@@ -128,7 +128,7 @@ class Module:
         return None if first is None or step is None else max(0, -(-(last - first) // step))
 
     def _step(self, body: str, index: int) -> int | None:
-        """What a loop's body adds to the part `index` of its state."""
+        """The constant that a loop's body adds to part `index` of its state; None: no constant."""
         after = self._source(body, self.roots[body].inputs[index])
         if after.op != "add":
             return None
@@ -154,7 +154,7 @@ class Module:
         return sum(array_bytes(shape) for operand in operands for shape in operand.shapes)
 
     def scope(self, computation: str, instruction: Instruction) -> str:
-        """Where an instruction comes from; a part of a fusion perhaps as the fusion."""
+        """The named scope of an instruction; without one, that of the fusion that calls it."""
         caller = self.callers.get(computation, instruction)
         return instruction.scope if instruction.scope else caller.scope
 

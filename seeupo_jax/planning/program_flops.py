@@ -44,7 +44,7 @@ class Flops(NamedTuple):
 
 @dataclass(frozen=True)
 class Passes:
-    """How a kind of pass goes, on average over those of one execution.
+    """Loop counts of a kind of pass, on average over one execution.
 
     visits: blocks of keys that a block of queries meets. predicting: the share of the chunks of
     tokens in which anything is predicted. pairs, key_pairs: of blocks that a kernel of the platform
@@ -84,7 +84,7 @@ def count(program: core.ClosedJaxpr, trips: Trips = ONCE, platform: str | None =
 
 
 class _Place(NamedTuple):
-    """Where in a program an equation stands: in how many loops of unknown length."""
+    """The place of an equation in a program: the number of loops of unknown length around it."""
 
     loops: int = 0
     continued: bool = False

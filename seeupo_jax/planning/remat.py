@@ -1,4 +1,4 @@
-"""Which activations are computed again in the backward pass: as few as memory allows."""
+"""Rematerialisation: recomputes as few activations in the backward pass as memory allows."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import jax
 
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.parallel.device_memory import device_bytes, in_units, total_memory
+from seeupo_jax.parallel.device_memory import device_bytes, format_bytes, total_memory
 from seeupo_jax.parallel.distributed import gather
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.planning.activation_memory import microbatch_bytes, remats, share_of
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy_io import build
 from seeupo_jax.policy_io.build_sampler import plan_sampler
-from seeupo_jax.training.learner_parts import new_state, place_reference, run_optimizer
+from seeupo_jax.training.build_learner import new_state, place_reference, run_optimizer
 
 # Of a device's memory, what a sweep's step may take by our estimate: a CPU's is its host's, which
 # has environments and other programs to hold, and allocators need some room to themselves.
@@ -63,14 +63,16 @@ class RematPlan:
         name, least = self.selected, next(iter(self.activations))
         if self.allowed is None:
             return f"remat: {name} (model.remat=auto; how much memory devices have is not known)"
-        allowed = f"of {in_units(self.allowed)} per device for a step"
+        allowed = f"of {format_bytes(self.allowed)} per device for a step"
         text = (
-            f"remat: {name} (model.remat=auto): about {in_units(self.needed(name))} {allowed},"
-            f" {in_units(self.activations[name])} of it activations"
+            f"remat: {name} (model.remat=auto): about {format_bytes(self.needed(name))} {allowed},"
+            f" {format_bytes(self.activations[name])} of it activations"
         )
         if self.needed(name) > self.allowed:
             return f"{text}, which is more than available"
-        return text if name == least else f"{text}; {least} needs {in_units(self.needed(least))}"
+        return (
+            text if name == least else f"{text}; {least} needs {format_bytes(self.needed(least))}"
+        )
 
 
 def choose_remat(

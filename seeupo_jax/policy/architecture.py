@@ -56,7 +56,7 @@ class Routing(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Lora:
+class LoraAdapters:
     """Low-rank adapters (Hu et al., arXiv:2106.09685): W + alpha/rank · A B, only A and B train.
 
     targets: projections by Hugging Face's names.
@@ -108,7 +108,7 @@ class Architecture:
     windows: tuple[int | None, ...] = ()
     moe: Moe | None = None
     max_positions: int = 32_768
-    lora: Lora | None = None
+    lora: LoraAdapters | None = None
     dtype: str = "float32"
     param_dtype: str = "float32"
     scan_layers: bool = False

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from seeupo_jax.parallel.mesh import RULES, constrain, parts, per_shard
+from seeupo_jax.parallel.mesh import RULES, axis_parts, constrain, per_shard
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.kernels.derivatives import look_up
 
@@ -29,7 +29,7 @@ def embed(table_VD: jax.Array, tokens_NL: jax.Array) -> jax.Array:
     """
     # Replicated lengths: a program's inputs must be sharded evenly, and lengths may not divide.
     tokens_NL = constrain(tokens_NL, "rows", None)
-    local = functools.partial(_look_up, cut=parts("vocab") > 1)
+    local = functools.partial(_look_up, cut=axis_parts("vocab") > 1)
     inputs, vectors = [("vocab", "embed"), ("rows", "length")], ("rows", "length", "embed")
     return constrain(per_shard(local, inputs, vectors)(table_VD, tokens_NL), *vectors)
 

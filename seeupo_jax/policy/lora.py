@@ -21,13 +21,20 @@ from seeupo_jax.configuration.user_code import shown
 from seeupo_jax.durable_files import make_folder
 from seeupo_jax.parallel.distributed import place, to_host
 from seeupo_jax.parallel.mesh import param_shardings
-from seeupo_jax.policy.architecture import Architecture, Lora
-from seeupo_jax.policy.files.folder_files import read_object
-from seeupo_jax.policy.files.parameter_names import at, stored_tensors
+from seeupo_jax.policy.architecture import Architecture, LoraAdapters
+from seeupo_jax.policy.files.folder_files import read_json_object
+from seeupo_jax.policy.files.parameter_names import leaf_at, stored_parameters
 from seeupo_jax.policy.files.placement import check_tensors, load_params
 from seeupo_jax.policy.files.safetensors_files import SafetensorsFolder, write_file
 from seeupo_jax.policy.files.tokenizer import Tokenizer
-from seeupo_jax.policy.network import ADAPTER, Network, abstract, join, split, trainable
+from seeupo_jax.policy.network import (
+    ADAPTER,
+    Network,
+    abstract_network,
+    join_params,
+    split_model,
+    split_trainable,
+)
 from seeupo_jax.policy.transformer import Transformer
 
 _LOGGER = logging.getLogger(__name__)
@@ -59,8 +66,8 @@ _FIXED: dict[str, Sequence[Any]] = {
 }
 
 
-def attach(
-    model: Transformer, lora: Lora, *, seed: int = 0, mesh: jax.sharding.Mesh | None = None
+def attach_adapters(
+    model: Transformer, lora: LoraAdapters, *, seed: int = 0, mesh: jax.sharding.Mesh | None = None
 ) -> Transformer:
     """The model with new adapters, which have no effect yet: B is zero.
 
@@ -72,10 +79,10 @@ def attach(
     if model.arch.lora is not None:
         raise ValueError("attach: the model has adapters already; allowed: merge(model) first.")
     network, shapes = with_adapters(model.arch, lora)
-    new, _ = trainable(network, shapes)
-    for stored in stored_tensors(network.arch, new):
+    new, _ = split_trainable(network, shapes)
+    for stored in stored_parameters(network.arch, new):
         *parents, leaf = stored.path
-        node = at(new, parents)
+        node = leaf_at(new, parents)
         shape = node[leaf].shape
         if stored.layer is None:
             node[leaf] = _initial(stored.names[0], leaf, shape, seed)
@@ -85,12 +92,12 @@ def attach(
         layer = _initial(stored.names[0], leaf, shape[1:], seed)
         node[leaf] = node[leaf].at[stored.layer].set(layer)
     if mesh is not None:
-        logical_axes, _ = trainable(network, network.logical_axes())
+        logical_axes, _ = split_trainable(network, network.logical_axes())
         new = jax.tree.map(place, new, param_shardings(mesh, logical_axes, new))
-    return network.bind(join(new, split(model)[1]))
+    return network.bind(join_params(new, split_model(model)[1]))
 
 
-def merge(model: Transformer) -> Transformer:
+def merge_adapters(model: Transformer) -> Transformer:
     """The model with its adapters added into its kernels, in float32; without them it is itself.
 
     Kernels keep their type. Where its rounding loses more than a tenth of what the adapters add, a
@@ -113,8 +120,8 @@ def merge(model: Transformer) -> Transformer:
             added.append((jnp.sum(change * delta), jnp.sum(delta * delta)))
         return {k: merged(v) for k, v in node.items() if not str(k).startswith(ADAPTER)}
 
-    network, _ = abstract(replace(model.arch, lora=None))
-    params = merged(split(model)[1])
+    network, _ = abstract_network(replace(model.arch, lora=None))
+    params = merged(split_model(model)[1])
     along, whole = (float(sum(each)) for each in zip(*added, strict=True))
     if along < _KEPT * whole:
         _LOGGER.warning(
@@ -141,11 +148,11 @@ def save_adapters(
     lora = model.arch.lora
     if lora is None:
         raise ValueError("save_adapters: got a model without adapters; allowed: one with them.")
-    network, params = split(model)
-    adapters, _ = trainable(network, params)
+    network, params = split_model(model)
+    adapters, _ = split_trainable(network, params)
     tensors = {}
-    for stored in stored_tensors(model.arch, adapters):
-        leaf = at(adapters, stored.path)
+    for stored in stored_parameters(model.arch, adapters):
+        leaf = leaf_at(adapters, stored.path)
         leaf = leaf if stored.layer is None else leaf[stored.layer]
         tensors[PREFIX + stored.names[0]] = np.ascontiguousarray(to_host(leaf).T)
     if jax.process_index() != 0:
@@ -185,16 +192,16 @@ def load_adapters(
     folder = Path(path)
     lora = read_lora(folder)
     network, shapes = with_adapters(model.arch, lora)
-    wanted, _ = trainable(network, shapes)
+    wanted, _ = split_trainable(network, shapes)
     tensors = SafetensorsFolder(folder, WEIGHTS_FILE, prefix=PREFIX)
-    stored = list(stored_tensors(network.arch, wanted))
+    stored = list(stored_parameters(network.arch, wanted))
     check_tensors(tensors, stored, wanted, folder)
-    logical_axes, _ = trainable(network, network.logical_axes())
+    logical_axes, _ = split_trainable(network, network.logical_axes())
     adapters = load_params(tensors, stored, wanted, logical_axes, mesh, "float32")
-    return network.bind(join(adapters, _base(model)))
+    return network.bind(join_params(adapters, _base(model)))
 
 
-def base_of(folder: Path) -> str | None:
+def base_model_path(folder: Path) -> str | None:
     """The path of the model that a folder's adapters belong to; None: it has no adapters.
 
     Raises:
@@ -203,7 +210,7 @@ def base_of(folder: Path) -> str | None:
     file = folder / CONFIG_FILE
     if not file.is_file():
         return None
-    base = read_object(file).get("base_model_name_or_path")
+    base = read_json_object(file).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise ValueError(
             f"{file}: base_model_name_or_path is {shown(base)}; allowed: the folder of a model."
@@ -211,7 +218,7 @@ def base_of(folder: Path) -> str | None:
     return base
 
 
-def read_lora(folder: Path) -> Lora:
+def read_lora(folder: Path) -> LoraAdapters:
     """The adapters of an adapter_config.json.
 
     Raises:
@@ -220,7 +227,7 @@ def read_lora(folder: Path) -> Lora:
     file = folder / CONFIG_FILE
     if not file.is_file():
         raise ValueError(f"no file {file}; a folder of adapters in PEFT's format has one.")
-    values = read_object(file)
+    values = read_json_object(file)
     for key, allowed in _FIXED.items():
         if values.get(key, allowed[0]) not in allowed:
             raise ValueError(f"{file}: {key} is {shown(values[key])}; allowed: {allowed[0]!r}.")
@@ -242,10 +249,10 @@ def read_lora(folder: Path) -> Lora:
         )
     if values.get("lora_dropout"):
         _LOGGER.warning("%s: lora_dropout is not applied: the sampler has none either", file)
-    return Lora(rank, float(alpha), tuple(t for t in TARGETS if t in targets))
+    return LoraAdapters(rank, float(alpha), tuple(t for t in TARGETS if t in targets))
 
 
-def with_adapters(arch: Architecture, lora: Lora) -> tuple[Network, Any]:
+def with_adapters(arch: Architecture, lora: LoraAdapters) -> tuple[Network, Any]:
     """The network of an architecture with adapters, and the shapes of its parameters.
 
     Raises:
@@ -256,13 +263,13 @@ def with_adapters(arch: Architecture, lora: Lora) -> tuple[Network, Any]:
             f"config.lora.targets: got {', '.join(lora.targets)} for a model of experts; allowed:"
             f" {', '.join(t for t in TARGETS if t not in MLP)}."
         )
-    return abstract(replace(arch, lora=lora))
+    return abstract_network(replace(arch, lora=lora))
 
 
 def _base(model: Transformer) -> Any:
     """A model's parameters without adapters."""
-    network, params = split(model)
-    return params if network.arch.lora is None else trainable(network, params)[1]
+    network, params = split_model(model)
+    return params if network.arch.lora is None else split_trainable(network, params)[1]
 
 
 def _initial(name: str, leaf: str, shape: tuple[int, ...], seed: int) -> jax.Array:

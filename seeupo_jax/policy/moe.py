@@ -121,7 +121,7 @@ class Experts(nnx.Module):
 
             x_XD, weight_XP, expert_XP = map(gather, (x_XD, weight_XP, expert_XP))
             expert_XP = expert_XP - jax.lax.axis_index(EXPERT) * local
-        y_XD = mix(x_XD, weight_XP, expert_XP, *matrices)
+        y_XD = mix_experts(x_XD, weight_XP, expert_XP, *matrices)
         if sharded:
             y_XD = jax.lax.psum_scatter(y_XD, EXPERT, tiled=True)
         if jax.sharding.get_abstract_mesh().shape.get(TENSOR, 1) > 1:
@@ -129,7 +129,7 @@ class Experts(nnx.Module):
         return y_XD.reshape(x_NLD.shape), own_NLP
 
 
-def by_layer(arch: Architecture, given_NLG: jax.Array | None) -> list[jax.Array | None]:
+def split_by_layer(arch: Architecture, given_NLG: jax.Array | None) -> list[jax.Array | None]:
     """Each layer's part of the experts given; None where it has none to be given."""
     if given_NLG is None or arch.routing is None:
         return [None] * arch.layers
@@ -166,7 +166,7 @@ def route(
     return weight_XP.astype(x_XD.dtype), expert_XP, own_XP
 
 
-def mix(
+def mix_experts(
     x_XD: jax.Array,
     weight_XP: jax.Array,
     expert_XP: jax.Array,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
-from seeupo_jax.parallel.mesh import RULES, parts, per_shard
+from seeupo_jax.parallel.mesh import RULES, axis_parts, per_shard
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.kernels.attention import KeyValues
 from seeupo_jax.policy.kernels.derivatives import RECOMPUTE
@@ -50,7 +50,7 @@ class Network:
         return _copy(_shapes(self.arch)[2])
 
 
-def abstract(arch: Architecture) -> tuple[Network, Any]:
+def abstract_network(arch: Architecture) -> tuple[Network, Any]:
     """The network of an architecture, and the shapes of its parameters; nothing is allocated."""
     network, shapes, _ = _shapes(arch)
     return network, _copy(shapes)
@@ -76,14 +76,14 @@ def _shapes(arch: Architecture) -> tuple[Network, Any, Any]:
         return isinstance(node, nnx.Variable)
 
     names = jax.tree.map(lambda p: p.get_metadata("logical"), state, is_leaf=is_param)
-    return *split(model), nnx.to_pure_dict(names)
+    return *split_model(model), nnx.to_pure_dict(names)
 
 
 def _copy(tree: Any) -> Any:
     return {key: _copy(node) if isinstance(node, dict) else node for key, node in tree.items()}
 
 
-def trainable(network: Network, params: Any) -> tuple[Any, Any]:
+def split_trainable(network: Network, params: Any) -> tuple[Any, Any]:
     """Splits a tree shaped as the parameters into the trained and the frozen part.
 
     With adapters the trained part is the adapters; without them it is everything.
@@ -91,11 +91,11 @@ def trainable(network: Network, params: Any) -> tuple[Any, Any]:
     return (params, {}) if network.arch.lora is None else _part(params)
 
 
-def join(params: Any, frozen: Any) -> Any:
-    """Joins the two parts of `trainable`."""
+def join_params(params: Any, frozen: Any) -> Any:
+    """Joins the two parts of `split_trainable`."""
     if not (isinstance(params, dict) and isinstance(frozen, dict)):
         return params
-    both = {key: join(params[key], frozen[key]) for key in params.keys() & frozen.keys()}
+    both = {key: join_params(params[key], frozen[key]) for key in params.keys() & frozen.keys()}
     return {**frozen, **params, **both}
 
 
@@ -113,7 +113,7 @@ def _part(tree: Any) -> tuple[Any, Any]:
     return adapters, rest
 
 
-def split(model: Transformer) -> tuple[Network, Any]:
+def split_model(model: Transformer) -> tuple[Network, Any]:
     """A module as its network and its parameters (a nested dict of arrays)."""
     graph, state = nnx.split(model)
     return Network(model.arch, graph), nnx.to_pure_dict(state)
@@ -172,7 +172,9 @@ def _predict(
     *,
     entropy: bool,
 ) -> tuple[jax.Array, ...]:
-    predict = functools.partial(_chunk_logp, network.arch, temperature, parts("vocab") > 1, entropy)
+    predict = functools.partial(
+        _chunk_logp, network.arch, temperature, axis_parts("vocab") > 1, entropy
+    )
     local = functools.partial(_token_logp, predict)
     tokens = ("rows", "length")
     run = per_shard(local, [(*tokens, "embed"), tokens, ("vocab", "embed")], tokens)
@@ -316,9 +318,9 @@ def _by_chunk_backward(
 _by_chunk.defvjp(_by_chunk_forward, _by_chunk_backward, symbolic_zeros=True)
 
 
-def pick(x_RLD: jax.Array, position_RA: jax.Array) -> jax.Array:
+def gather_positions(x_RLD: jax.Array, position_RA: jax.Array) -> jax.Array:
     """Rows' entries at positions: [R, A, D], with A cut over the devices that L is cut over."""
-    cut, A = parts("length"), position_RA.shape[1]
+    cut, A = axis_parts("length"), position_RA.shape[1]
     position_RA = jnp.pad(position_RA, ((0, 0), (0, -A % cut)))
     run = per_shard(
         _pick if cut == 1 else _pick_from_parts,

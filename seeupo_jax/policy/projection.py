@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from seeupo_jax.policy.architecture import Lora
+from seeupo_jax.policy.architecture import LoraAdapters
 from seeupo_jax.policy.kernels.derivatives import add_bias, matmul
 
 
@@ -26,7 +26,7 @@ class Projection(nnx.Module):
         *,
         bias: bool = False,
         gain: float = 1.0,
-        lora: Lora | None = None,
+        lora: LoraAdapters | None = None,
         int8: bool = False,
     ):
         init = jax.random.normal(rngs.params(), shape) * (gain * shape[0] ** -0.5)

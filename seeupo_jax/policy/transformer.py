@@ -12,14 +12,14 @@ from flax import nnx
 
 from seeupo_jax.parallel.mesh import constrain, head_axes
 from seeupo_jax.policy import zigzag
-from seeupo_jax.policy.architecture import Architecture, Lora
+from seeupo_jax.policy.architecture import Architecture, LoraAdapters
 from seeupo_jax.policy.embedding import embed, new_table
 from seeupo_jax.policy.kernels import attention, paged
 from seeupo_jax.policy.kernels.attention import KeyValues, Past, Tree
 from seeupo_jax.policy.kernels.derivatives import FUSED, rms_norm
 from seeupo_jax.policy.kernels.fused import kernel_for
 from seeupo_jax.policy.kernels.paged import Pages, PageTable
-from seeupo_jax.policy.moe import Experts, by_layer
+from seeupo_jax.policy.moe import Experts, split_by_layer
 from seeupo_jax.policy.projection import Projection
 from seeupo_jax.policy.rope import rotate
 
@@ -62,7 +62,7 @@ class Mlp(nnx.Module):
         return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
 
 
-def adapters(arch: Architecture) -> Callable[[str], Lora | None]:
+def adapters(arch: Architecture) -> Callable[[str], LoraAdapters | None]:
     """Which of the projections, by Hugging Face's names, have an adapter."""
     return lambda name: arch.lora if arch.lora is not None and name in arch.lora.targets else None
 
@@ -233,13 +233,13 @@ class Transformer(nnx.Module):
         given_NLG: jax.Array | None,
     ) -> Computed:
         tree = Tree(*(constrain(x, "rows", None) for x in tree))
-        devices = zigzag.dealt_to(tokens_NL.shape[1]) if past is None else 1
-        deal = functools.partial(zigzag.deal, devices=devices)
+        devices = zigzag.zigzag_devices(tokens_NL.shape[1]) if past is None else 1
+        deal = functools.partial(zigzag.to_zigzag, devices=devices)
         tree_mask = attention.TreeMask(*map(deal, attention.tree_mask_of(tree, past)))
 
         def attend(old: KeyValues | None, q: jax.Array, new: KeyValues, window: int | None) -> Any:
             new = _by_rows(new)
-            keys = new if old is None else attention.join(old, new)
+            keys = new if old is None else attention.concatenate(old, new)
             of = {"window": window, "kernel": kernel, "longest": self.arch.longest}
             return attention.attend_trees(q, keys, tree_mask, **of), new
 
@@ -248,14 +248,15 @@ class Transformer(nnx.Module):
         computed = self._run(deal(tokens_NL), tree_mask.depth_NL, keys, attend, given_NLG)
         if devices == 1:
             return computed
-        hidden_NLD = zigzag.collect(computed.hidden_NLD, devices, "embed")
+        hidden_NLD = zigzag.gather_in_order(computed.hidden_NLD, devices, "embed")
         axes = (head_axes(self.arch.kv_heads)[0], "head_dim")
         keys_values = [
-            KeyValues(*(zigzag.collect(x, devices, *axes) for x in new)) for new in computed.keys
+            KeyValues(*(zigzag.gather_in_order(x, devices, *axes) for x in new))
+            for new in computed.keys
         ]
         routed_NLG = computed.routed_NLG
         if routed_NLG is not None:
-            routed_NLG = zigzag.collect(routed_NLG, devices, None)
+            routed_NLG = zigzag.gather_in_order(routed_NLG, devices, None)
         return Computed(hidden_NLD, keys_values, routed_NLG)
 
     def extend(
@@ -306,7 +307,7 @@ class Transformer(nnx.Module):
             x, keys, routed_NLP = layer(x, position_NL, functools.partial(attend, old), given)
             return x, (keys, routed_NLP)
 
-        given = by_layer(self.arch, given_NLG)
+        given = split_by_layer(self.arch, given_NLG)
         if self.arch.scan_layers and not unroll:
             graph, stacked = nnx.split(self.layers)
             old = jax.tree.map(lambda *layers: jnp.stack(layers), *past) if past else None

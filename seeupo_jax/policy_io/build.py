@@ -16,7 +16,8 @@ from seeupo_jax import envs
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.optimization.parameter_groups import split_trained
 from seeupo_jax.learner.shapes import Shapes, row_lengths
-from seeupo_jax.parallel.distributed import own_row_shards, place
+from seeupo_jax.learner.sweep_plan import optimizer_steps
+from seeupo_jax.parallel.distributed import local_row_shards, place
 from seeupo_jax.parallel.mesh import (
     ROW_AXES,
     check_lengths,
@@ -27,16 +28,16 @@ from seeupo_jax.parallel.mesh import (
 )
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy import network as policy
-from seeupo_jax.policy.architecture import Architecture, Lora
+from seeupo_jax.policy.architecture import Architecture, LoraAdapters
 from seeupo_jax.policy.files.tokenizer import Tokenizer, train_tokenizer, unassigned_ids
 from seeupo_jax.policy.files.weights import (
     PACKAGE,
-    inspect,
     is_model,
+    load_architecture,
     read_tokenizer,
 )
 from seeupo_jax.policy.kernels.fused import check_kernel, preferred_kernel, row_block
-from seeupo_jax.policy.lora import attach, load_adapters, read_lora, with_adapters
+from seeupo_jax.policy.lora import attach_adapters, load_adapters, read_lora, with_adapters
 from seeupo_jax.policy.network import Network
 from seeupo_jax.policy.rope import Rope
 from seeupo_jax.policy.transformer import Transformer
@@ -70,7 +71,7 @@ class Policy:
 
     def merged(self, params: Any) -> Any:
         """All parameters, given those that train."""
-        return policy.join(params, self.frozen)
+        return policy.join_params(params, self.frozen)
 
     def place(self, params: Any) -> Any:
         """Parameters on the mesh, by the table in `parallel/mesh.py`."""
@@ -97,13 +98,13 @@ def check_layout(config: Config, mesh: jax.sharding.Mesh) -> None:
     sampler = sampler_mesh(mesh, config.rollout.mesh)
     _check_heads(arch, sampler, "config.rollout.mesh")
     if jax.process_count() > 1:
-        own_row_shards(sampler)
+        local_row_shards(sampler)
     plan_cache(arch, config.rollout, shards=row_shards(sampler), tensor=sampler.shape["tensor"])
 
 
 def check_network(config: Config, mesh: jax.sharding.Mesh) -> Architecture:
     """The network's architecture; ValueError where it does not go with the mesh or the lengths."""
-    arch = architecture(config, mesh)
+    arch = architecture_of(config, mesh)
     check_lengths(mesh, build_shapes(config, mesh, 1).lengths)
     if config.rollout.max_context > arch.max_positions:
         raise ValueError(
@@ -125,10 +126,8 @@ def _check_heads(arch: Architecture, mesh: jax.sharding.Mesh, name: str) -> None
 
 def total_steps(config: Config) -> int:
     """Optimizer steps that a whole run takes at the most: every iteration uses all its turns."""
-    algorithm, max_turns = config.algorithm, config.rollout.max_turns
-    updates = 1 if algorithm.order == "parallel" else -(-max_turns // algorithm.span(max_turns))
-    each = algorithm.inner_epochs * algorithm.minibatches_per_turn
-    return max(1, config.iterations * updates * each)
+    steps = optimizer_steps(config.algorithm, config.rollout.max_turns)
+    return max(1, config.iterations * steps)
 
 
 def find_model(config: Config) -> tuple[Config, str]:
@@ -164,12 +163,12 @@ def load_policy(config: Config, path: str) -> tuple[Policy, Any]:
     if tokenizer is None and config.model.path is not None:
         # A warm start leaves none where transformers would read another one from its folder.
         tokenizer = read_tokenizer(config.model.path, config.chat)
-    lora = adapters(config)
+    lora = adapters_of(config)
     if config.lora.path is not None:
         model = load_adapters(model, config.lora.path, mesh=mesh)
     elif lora is not None:
-        model = attach(model, lora, seed=config.seed, mesh=mesh)
-    network, params = policy.split(model)
+        model = attach_adapters(model, lora, seed=config.seed, mesh=mesh)
+    network, params = policy.split_model(model)
     network = _over_tokens(network, tokenizer)
     params, frozen = split_trained(config.optimizer.groups, network, params)
     return Policy(network, tokenizer, mesh, frozen, path), params
@@ -180,7 +179,7 @@ def _over_tokens(network: Network, tokenizer: Tokenizer | None) -> Network:
     unassigned = unassigned_ids(tokenizer, network.arch.vocab_size)
     if unassigned == network.arch.unassigned:
         return network
-    return policy.abstract(dataclasses.replace(network.arch, unassigned=unassigned))[0]
+    return policy.abstract_network(dataclasses.replace(network.arch, unassigned=unassigned))[0]
 
 
 def _compute_options(config: Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
@@ -188,7 +187,7 @@ def _compute_options(config: Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     model, platform = config.model, mesh.devices.flat[0].platform
     attention = model.attention
     if attention == "auto":
-        pairs = few_shapes(config, mesh) and config.rollout.max_context <= SHORT
+        pairs = uses_few_shapes(config, mesh) and config.rollout.max_context <= SHORT
         attention = "all_pairs" if pairs else preferred_kernel(platform)
     check_kernel(attention, platform)
     return {
@@ -201,29 +200,29 @@ def _compute_options(config: Config, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     }
 
 
-def adapters(config: Config) -> Lora | None:
+def adapters_of(config: Config) -> LoraAdapters | None:
     """The adapters that the configuration means."""
     lora = config.lora
     if lora.path is not None:
         return read_lora(Path(lora.path))
-    return Lora(lora.rank, lora.alpha, lora.targets) if lora.rank else None
+    return LoraAdapters(lora.rank, lora.alpha, lora.targets) if lora.rank else None
 
 
-def architecture(config: Config, mesh: jax.sharding.Mesh) -> Architecture:
+def architecture_of(config: Config, mesh: jax.sharding.Mesh) -> Architecture:
     """The architecture of the model at `config.model.path`, or of one made from nothing."""
     return _architecture(config, **_compute_options(config, mesh))
 
 
 def _architecture(config: Config, **compute_options: Any) -> Architecture:
     if config.model.path is not None:
-        return inspect(config.model.path, **compute_options)
+        return load_architecture(config.model.path, **compute_options)
     decided = {"remat", "attention", *compute_options}  # a configuration's may be auto
     names = {field.name for field in dataclasses.fields(Architecture)} - decided
     sizes = {key: value for key, value in vars(config.model).items() if key in names}
     return Architecture(**sizes, **compute_options, rope=Rope(config.model.rope_theta))
 
 
-def new_policy(config: Config, demonstrations: Sequence[Any]) -> tuple[Policy, Any]:
+def initial_policy(config: Config, demonstrations: Sequence[Any]) -> tuple[Policy, Any]:
     """A policy from nothing: a tokenizer trained on demonstrations' text, and random weights."""
     few = range(min(TOKENIZER_DEMONSTRATIONS, len(demonstrations)))
     texts = (
@@ -236,13 +235,13 @@ def new_policy(config: Config, demonstrations: Sequence[Any]) -> tuple[Policy, A
     words = environment.vocabulary()
     tokenizer = train_tokenizer(texts, words, config.model.vocab_size, config.chat)
     mesh = make_mesh(config.mesh)
-    arch = architecture(config, mesh)
-    network, params = policy.split(Transformer(arch, nnx.Rngs(config.seed)))
+    arch = architecture_of(config, mesh)
+    network, params = policy.split_model(Transformer(arch, nnx.Rngs(config.seed)))
     made = Policy(network, tokenizer, mesh)
     return made, made.place(params)
 
 
-def few_shapes(config: Config, mesh: jax.sharding.Mesh) -> bool:
+def uses_few_shapes(config: Config, mesh: jax.sharding.Mesh) -> bool:
     """Whether one size of a kind of program does: compiling more takes longer than it saves.
 
     So it is for a small policy on a CPU, where `config.batching` leaves the lengths of rows open.
@@ -250,16 +249,16 @@ def few_shapes(config: Config, mesh: jax.sharding.Mesh) -> bool:
     batching = config.batching
     if batching.microbatch_tokens is not None or batching.buckets:
         return False
-    return is_small(config) and mesh.devices.flat[0].platform == "cpu"
+    return is_small_policy(config) and mesh.devices.flat[0].platform == "cpu"
 
 
-def is_small(config: Config) -> bool:
+def is_small_policy(config: Config) -> bool:
     """Whether the policy has at most `SMALL` parameters; no array is made.
 
     Raises:
       ValueError: a model that cannot be read.
     """
-    _, params = policy.abstract(_architecture(config))
+    _, params = policy.abstract_network(_architecture(config))
     return sum(leaf.size for leaf in jax.tree.leaves(params)) <= SMALL
 
 
@@ -267,7 +266,7 @@ def build_shapes(config: Config, mesh: jax.sharding.Mesh, trajectories: int) -> 
     """The sweep's shapes for iterations of so many trajectories; a microbatch has a row a shard."""
     rollout, batching = config.rollout, config.batching
     algorithm, turns, tokens = config.algorithm, rollout.max_turns, batching.microbatch_tokens
-    few, platform = few_shapes(config, mesh), mesh.devices.flat[0].platform
+    few, platform = uses_few_shapes(config, mesh), mesh.devices.flat[0].platform
     if tokens is None:
         least = LEAST_TOKENS.get(platform, 1024)
         tokens = SHORT if few else max(2 * rollout.max_context, least)
@@ -291,9 +290,9 @@ def abstract_policy(config: Config, mesh: jax.sharding.Mesh) -> tuple[Policy, An
 
     The tokenizer is None where the model's folder has none.
     """
-    arch, lora, path = architecture(config, mesh), adapters(config), config.model.path
+    arch, lora, path = architecture_of(config, mesh), adapters_of(config), config.model.path
     tokenizer = None if path is None else read_tokenizer(path, config.chat)
-    network, params = policy.abstract(arch) if lora is None else with_adapters(arch, lora)
+    network, params = policy.abstract_network(arch) if lora is None else with_adapters(arch, lora)
     network = _over_tokens(network, tokenizer)
     where = param_shardings(mesh, network.logical_axes(), params)
     dtype = config.model.param_dtype

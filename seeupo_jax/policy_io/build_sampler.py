@@ -51,7 +51,7 @@ def build_engine(
         group_size=rollout.group_size,
         steps=rollout.decode_steps,
         prefill_tokens=rollout.prefill_tokens,
-        few=build.few_shapes(config, made.mesh),
+        few=build.uses_few_shapes(config, made.mesh),
         records=config.algorithm.router_replay == "rollout",
         int8=rollout.quantize == "int8",
         read_plan=choose_read_plan(arch, rollout, device.platform),
@@ -92,7 +92,7 @@ def plan_sampler(
 
 def _held(config: Config, made: build.Policy) -> Any:
     """Shape structs of all parameters, as the trainer holds them."""
-    network, shapes = policy.abstract(made.network.arch)
+    network, shapes = policy.abstract_network(made.network.arch)
     shapes = made.merged(split_trained(config.optimizer.groups, network, shapes)[0])
     where = param_shardings(made.mesh, network.logical_axes(), shapes)
 

@@ -16,14 +16,14 @@ from seeupo_jax.checkpoint import Checkpoints, check_writable, exclusive_output,
 from seeupo_jax.checkpoint.process_sync import on_all
 from seeupo_jax.configuration.schema import Config, Mesh
 from seeupo_jax.durable_files import move_folder
-from seeupo_jax.errors import FileError, naming, reason
+from seeupo_jax.errors import FileError, name_file, reason
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.policy import save_pretrained
-from seeupo_jax.policy.files.messages import unread_notice
+from seeupo_jax.policy.files.messages import dropped_messages_notice
 from seeupo_jax.policy.files.weights import resolve_path
-from seeupo_jax.policy.lora import merge, save_adapters
+from seeupo_jax.policy.lora import merge_adapters, save_adapters
 from seeupo_jax.policy_io import build
-from seeupo_jax.policy_io.resume_check import SUPERVISED, check_same_policy, measured_with
+from seeupo_jax.policy_io.resume_check import SUPERVISED, check_same_policy, score_conditions
 
 _LOGGER = logging.getLogger(__name__)
 # What --step and --weights are.
@@ -50,7 +50,7 @@ def write_policy(config: Config, policy: build.Policy, params: Any, folder: Path
             save_adapters(model, unfinished, base, policy.tokenizer)
         else:
             dtype = config.model.param_dtype
-            save_pretrained(merge(model), unfinished, policy.tokenizer, dtype=dtype)
+            save_pretrained(merge_adapters(model), unfinished, policy.tokenizer, dtype=dtype)
 
     replace_folder(folder, write)
 
@@ -82,11 +82,11 @@ def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
         if writes:
             move_folder(folder, unfinished, previous)
 
-    with naming(folder):
+    with name_file(folder):
         on_all(replace_it)
 
 
-def left_in(folder: Path) -> Callable[[FileError], str]:
+def kept_message(folder: Path) -> Callable[[FileError], str]:
     """For `file_errors`: what a command has left that writes a policy where nothing is."""
 
     def kept(_: FileError) -> str:
@@ -241,7 +241,7 @@ def find_step(config: Config, workdir: Path, step: str | None) -> int | None:
     """
     directory = find_directory(config.checkpoint, workdir)
     # What restores says what is passed over.
-    checkpoints = Checkpoints(directory, 1, measured=measured_with, log=lambda _: None)
+    checkpoints = Checkpoints(directory, 1, measured=score_conditions, log=lambda _: None)
     if step is None:
         return _exported_step(checkpoints)
     if step == "latest":
@@ -318,7 +318,7 @@ def log_policy(
         f" (model.attention={config.model.attention} on {platform})"
     )
     path = starting_folder(config, workdir)
-    notice = None if path is None else unread_notice(resolve_path(path), config.chat)
+    notice = None if path is None else dropped_messages_notice(resolve_path(path), config.chat)
     if notice is not None:
         log(notice)
 

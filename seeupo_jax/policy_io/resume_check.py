@@ -23,11 +23,11 @@ _HINTS = {
     "evaluation.split": "Name others in config.evaluation.extra_splits, or evaluate the finished"
     " run on them.",
 }
-# Of config.env: fields that the hash of `made_by` had before they could change, at their defaults.
+# Fields of config.env that `sampling_hash` had before they could change, at their defaults.
 _CALLS = ("workers", "timeout_s", "retries", "retry_wait_s")
 
 
-def made_by(config: Config) -> str:
+def sampling_hash(config: Config) -> str:
     """Names the policies that a run samples with."""
     values, usual = to_dict(config), vars(Config().env)
     same = refused_fields(values, SAMPLING)
@@ -97,10 +97,12 @@ def check_same_fields(config: Config, saved: Mapping[str, Any], parts: Sequence[
     for name, value in wanted.items():
         was = had.get(name, usual[name])
         if was != value:
-            raise another_run(name, value, was)
+            raise changed_field_error(name, value, was)
 
 
-def another_run(field: str, got: Any, was: Any, whose: str = "checkpoint has it") -> ValueError:
+def changed_field_error(
+    field: str, got: Any, was: Any, whose: str = "checkpoint has it"
+) -> ValueError:
     """The refusal of a field of the configuration that a workdir's run has otherwise."""
     return ValueError(
         f"config.{field}: got {got!r}; allowed for this workdir, whose {whose}: {was!r}."
@@ -163,7 +165,7 @@ def check_same_policy(
         )
 
 
-def measured_with(notes: Mapping[str, Any]) -> dict[str, Any] | None:
+def score_conditions(notes: Mapping[str, Any]) -> dict[str, Any] | None:
     """What the score of a checkpoint was measured with, by its notes; only like ones are compared.
 
     None: on the held-out conversations of supervised fine-tuning, which no run may change.
@@ -180,7 +182,7 @@ def measured_with(notes: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def adapters_note(config: Config) -> dict[str, Any]:
     """The adapters that a run has, also those of `lora.path`, for its checkpoints; {}: none."""
-    lora = build.adapters(config)
+    lora = build.adapters_of(config)
     return {} if lora is None else asdict(lora) | {"targets": sorted(lora.targets)}
 
 

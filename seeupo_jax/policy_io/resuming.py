@@ -15,12 +15,12 @@ from seeupo_jax.configuration.schema import Chat, Config
 from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.metrics.metrics_log import METRICS_FILE, read_metrics
 from seeupo_jax.metrics.run_manifest import read_run_manifest
-from seeupo_jax.policy.files.folder_files import read_object
-from seeupo_jax.policy.files.messages import choose_chat
+from seeupo_jax.policy.files.folder_files import read_json_object
+from seeupo_jax.policy.files.messages import resolve_chat
 from seeupo_jax.policy.files.weights import PACKAGE, resolve_path
 from seeupo_jax.policy_io.build import ARCHITECTURES
 from seeupo_jax.policy_io.policy_folder import starting_folder
-from seeupo_jax.policy_io.resume_check import another_run
+from seeupo_jax.policy_io.resume_check import changed_field_error
 from seeupo_jax.trajectories.json_lines import plain
 
 _LOGGER = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ def check_same_chat(config: Config, workdir: Path, notes: Mapping[str, Any]) -> 
     for name, value in now.items():
         was = saved.get(name, vars(Chat())[name])
         if value != was and not (name == "template" and _is_one_place(value, was)):
-            raise another_run(f"chat.{name}", value, was)
+            raise changed_field_error(f"chat.{name}", value, was)
 
 
 def _choose(config: Config, workdir: Path, chat: Chat) -> dict[str, Any] | None:
@@ -99,9 +99,9 @@ def _choose(config: Config, workdir: Path, chat: Chat) -> dict[str, Any] | None:
 
 
 def _own_chat(folder: str, chat: Chat) -> Chat | None:
-    """As `choose_chat`; None: a folder of sizes, without a tokenizer."""
+    """As `resolve_chat`; None: a folder of sizes, without a tokenizer."""
     sizes = folder.startswith(f"{PACKAGE}{ARCHITECTURES}/")
-    return None if sizes else choose_chat(resolve_path(folder), chat)
+    return None if sizes else resolve_chat(resolve_path(folder), chat)
 
 
 def warm_start_note(config: Config) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def check_same_warm_start(config: Config, workdir: Path) -> None:
     if not config.warm_start.stages or not os.path.isdir(folder):
         return
     try:
-        saved = read_object(folder / WARM_START_FILE)
+        saved = read_json_object(folder / WARM_START_FILE)
     except ValueError:
         _LOGGER.warning(
             "%s does not say what it was made with: it is taken whatever the configuration says.",
@@ -152,14 +152,14 @@ def check_same_warm_start(config: Config, workdir: Path) -> None:
         if name.startswith("chat.") and config.chat == Chat():  # then those of its folder hold
             continue
         if value != was and not (name in _PLACES and _is_one_place(value, was)):
-            raise another_run(name, value, was, whose="warm start was made with it")
+            raise changed_field_error(name, value, was, whose="warm start was made with it")
 
 
 def _is_one_place(path: str | None, other: str | None) -> bool:
     return None not in (path, other) and os.path.realpath(path) == os.path.realpath(other)
 
 
-def check_begins(config: Config, workdir: Path) -> None:
+def check_no_lost_checkpoints(config: Config, workdir: Path) -> None:
     """A run that finds no checkpoint must not replace the record of one that wrote some.
 
     A run that was killed before its first checkpoint does begin again.
@@ -202,7 +202,7 @@ def _may_have_checkpoints(folder: str) -> bool:
         return True
 
 
-def resumption(unit: str, done: int, asked: int) -> str:
+def resume_message(unit: str, done: int, asked: int) -> str:
     """Where a run goes on from a checkpoint; also that it does not, where all is done.
 
     Args:

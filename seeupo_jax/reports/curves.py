@@ -10,7 +10,7 @@ from dataclasses import replace
 from seeupo_jax.metrics.statistics import read_estimates, split_and_metric, wilson_interval
 from seeupo_jax.reports.blocks import Point, known
 from seeupo_jax.reports.charts import Chart, range_chart, stack_chart
-from seeupo_jax.reports.run_data import Recorded, natural
+from seeupo_jax.reports.run_data import RunData, natural
 from seeupo_jax.reports.sections import Measures, Section, charted, metric, of_run, overlay
 
 _SUCCESS = "rollout/success_rate"
@@ -18,7 +18,7 @@ _ALL = (0.0, 1.0)  # of a share
 _WINDOW = 5  # the first and the last fifth of the iterations are compared
 
 
-def curves_section(runs: Sequence[Recorded]) -> Section:
+def curves_section(runs: Sequence[RunData]) -> Section:
     """Success of rollouts and of evaluations by iteration, and the reward."""
     names = _evaluations(runs)
     average = {name: _evaluated(name) for name in names if " avg@" in name}
@@ -42,7 +42,7 @@ def curves_section(runs: Sequence[Recorded]) -> Section:
     )
 
 
-def kinds_section(runs: Sequence[Recorded]) -> Section:
+def kinds_section(runs: Sequence[RunData]) -> Section:
     """Success by number of turns and by kind of task, at the beginning and at the end."""
     labels = sorted({_label(k) for run in runs for k, _ in run.keyed(f"{_SUCCESS}/")}, key=natural)
     by_turns, trajectories = "Success by number of turns", "Trajectories by number of turns"
@@ -69,7 +69,7 @@ def kinds_section(runs: Sequence[Recorded]) -> Section:
     )
 
 
-def first_and_last(run: Recorded) -> tuple[str, list[Point]]:
+def first_and_last(run: RunData) -> tuple[str, list[Point]]:
     """What success is measured by, and its value at first and now; none where nothing is.
 
     Of evaluations it is the avg@k of the last one; at first only where that had as many tasks.
@@ -94,7 +94,7 @@ def _ends(points: Sequence[Point]) -> list[Point]:
     return [*points[:1], *points[1:][-1:]]
 
 
-def _rollouts(run: Recorded) -> list[Point]:
+def _rollouts(run: RunData) -> list[Point]:
     """Success of the training rollouts; with an interval where the number of tasks is known."""
     tasks, size = run.setting("rollout.tasks"), run.setting("rollout.group_size")
     rounds, played = dict(run.series("rollout/rounds")), _played(run)
@@ -111,7 +111,7 @@ def _rollouts(run: Recorded) -> list[Point]:
     return points
 
 
-def _played(run: Recorded) -> Counter[int]:
+def _played(run: RunData) -> Counter[int]:
     """How many trajectories there were in each iteration, without those that failed."""
     total: Counter[int] = Counter()
     for _, name in run.keyed("rollout/trajectories/turns="):
@@ -119,29 +119,29 @@ def _played(run: Recorded) -> Counter[int]:
     return total
 
 
-def _evaluations(runs: Sequence[Recorded]) -> list[str]:
+def _evaluations(runs: Sequence[RunData]) -> list[str]:
     """What was evaluated in any of the runs, such as `test avg@4`."""
     return list(dict.fromkeys(name for run in runs for name in run.evaluations))
 
 
-def _evaluated(name: str) -> Callable[[Recorded], list[Point]]:
+def _evaluated(name: str) -> Callable[[RunData], list[Point]]:
     """The points of an evaluation with their intervals."""
     return lambda run: _estimates(run, run.evaluations.get(name, ""), "")
 
 
-def _estimates(run: Recorded, key: str, kind: str) -> list[Point]:
+def _estimates(run: RunData, key: str, kind: str) -> list[Point]:
     """A metric of evaluations, of all tasks or of a `/LABEL=VALUE`."""
     low, high = (dict(run.series(f"{key}_{bound}{kind}")) for bound in ("low", "high"))
     return [Point(i, value, low.get(i), high.get(i)) for i, value in run.recorded(key + kind)]
 
 
-def _evaluated_kinds(run: Recorded, name: str) -> list[str]:
+def _evaluated_kinds(run: RunData, name: str) -> list[str]:
     """The `LABEL=VALUE` of which an evaluation has a success rate."""
     key = run.evaluations.get(name)
     return [] if key is None else [kind for kind, _ in run.keyed(f"{key}/")]
 
 
-def _evaluated_by(runs: Sequence[Recorded], name: str, label: str) -> dict[str, list[Point]]:
+def _evaluated_by(runs: Sequence[RunData], name: str, label: str) -> dict[str, list[Point]]:
     """Success by a label's values: a run's first and last evaluation, or several runs' last."""
     series: dict[str, list[Point]] = {}
     for run in runs:
@@ -155,7 +155,7 @@ def _evaluated_by(runs: Sequence[Recorded], name: str, label: str) -> dict[str, 
     return series
 
 
-def _by_kind(runs: Sequence[Recorded], label: str) -> dict[str, list[Point]]:
+def _by_kind(runs: Sequence[RunData], label: str) -> dict[str, list[Point]]:
     """Success of rollouts by a label's values, in the windows of a run or at the end of several."""
     if len(runs) == 1:
         return {
@@ -168,7 +168,7 @@ def _by_kind(runs: Sequence[Recorded], label: str) -> dict[str, list[Point]]:
     }
 
 
-def _windows(run: Recorded) -> dict[str, range]:
+def _windows(run: RunData) -> dict[str, range]:
     """The first and the last fifth of the iterations; one window where there is one iteration."""
     iterations = [iteration for iteration, _ in run.series(_SUCCESS)]
     size = max(1, len(iterations) // _WINDOW)
@@ -180,7 +180,7 @@ def _windows(run: Recorded) -> dict[str, range]:
     return windows
 
 
-def _in_window(run: Recorded, label: str, window: range) -> list[Point]:
+def _in_window(run: RunData, label: str, window: range) -> list[Point]:
     """Success by a label's values: iterations are weighted by their numbers of
     trajectories, equally where these are not recorded."""
     points = []
@@ -193,7 +193,7 @@ def _in_window(run: Recorded, label: str, window: range) -> list[Point]:
     return points
 
 
-def _turns_chart(title: str, run: Recorded) -> Chart | None:
+def _turns_chart(title: str, run: RunData) -> Chart | None:
     """The share of the trajectories that had so many turns."""
     counted = run.keyed("rollout/trajectories/turns=")
     parts = [(i, _turns(turns), n) for turns, name in counted for i, n in run.series(name)]

@@ -22,7 +22,7 @@ from seeupo_jax.metrics.flat_outcomes import flat_outcome
 from seeupo_jax.parallel.file_lock import exclusive
 from seeupo_jax.reports.charts import unchecked
 from seeupo_jax.reports.curves import curves_section, first_and_last, kinds_section
-from seeupo_jax.reports.run_data import Recorded
+from seeupo_jax.reports.run_data import RunData
 from seeupo_jax.reports.sections import (
     Section,
     lengths_section,
@@ -76,7 +76,7 @@ class Head:
     pages: str | None
 
 
-def write_report(runs: Sequence[Recorded], file: Path) -> Path:
+def write_report(runs: Sequence[RunData], file: Path) -> Path:
     """Writes the report of runs, finished or not, beside each other.
 
     Args:
@@ -107,7 +107,7 @@ def report_file(workdir: str | Path, output: str | Path | None = None) -> Path:
     return Path(os.path.abspath(Path(workdir) / REPORT_FILE if output is None else output))
 
 
-def render(runs: Sequence[Recorded], folder: Path) -> str:
+def render(runs: Sequence[RunData], folder: Path) -> str:
     """The page as it lies in a folder, from which its links start."""
     from jinja2 import Environment, StrictUndefined
 
@@ -144,7 +144,7 @@ def render(runs: Sequence[Recorded], folder: Path) -> str:
     )
 
 
-def _wanted(runs: Sequence[Recorded]) -> list[Callable[[Sequence[Recorded]], Section | None]]:
+def _wanted(runs: Sequence[RunData]) -> list[Callable[[Sequence[RunData]], Section | None]]:
     """What of the page is about runs of such kinds."""
     supervised = {run.supervised for run in runs if run.lines}
     wanted = [*_SECTIONS] if False in supervised else []
@@ -168,7 +168,7 @@ def _hashed(script: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
-def _head(run: Recorded, folder: Path) -> Head:
+def _head(run: RunData, folder: Path) -> Head:
     each = f"{run.seconds / run.done:.1f} s per iteration" if run.seconds and run.done else ""
     tiles = [
         Tile("state", *_state(run)),
@@ -183,7 +183,7 @@ def _head(run: Recorded, folder: Path) -> Head:
     return Head(run.name, tiles, pages)
 
 
-def _result(run: Recorded) -> Tile:
+def _result(run: RunData) -> Tile:
     """What the run came to: success, or of supervised fine-tuning the held-out loss."""
     if run.supervised:
         losses = [value for _, value in run.series("eval/loss")]
@@ -198,7 +198,7 @@ def _result(run: Recorded) -> Tile:
     return Tile(f"success, {measure}", values, " → ".join(intervals), warning)
 
 
-def _state(run: Recorded) -> tuple[str, str]:
+def _state(run: RunData) -> tuple[str, str]:
     if run.age_s is None or not run.lines:
         return "nothing recorded yet", ""
     if run.finished:
@@ -208,14 +208,14 @@ def _state(run: Recorded) -> tuple[str, str]:
     return ("running" if run.age_s < patience else "stopped or waiting"), age
 
 
-def _selected_on(run: Recorded) -> str:
+def _selected_on(run: RunData) -> str:
     """A warning where the best checkpoint was selected by the figures that are shown."""
     if not any(value for _, value in run.series("eval/selected_on")):
         return ""
     return f"the best checkpoint is selected on {run.split} too: its figure there is biased upwards"
 
 
-def _speed(run: Recorded) -> tuple[str, str]:
+def _speed(run: RunData) -> tuple[str, str]:
     """The median of the last iterations' speeds, of the rollout and of the sweep."""
     speeds = {}
     for part in ("rollout", "sweep", "sft"):

@@ -33,7 +33,7 @@ _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?(e[-+]?[0-9]{1,3})?")
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RunData:
     """What is known of a run, whether it is finished, training, or copied to another place.
 
     name: the folder's, with its parent's where two runs would have the same.
@@ -124,7 +124,7 @@ class Recorded:
         return not evaluated or max(evaluated) >= self.planned
 
 
-def load_runs(workdirs: Sequence[Path]) -> list[Recorded]:
+def load_runs(workdirs: Sequence[Path]) -> list[RunData]:
     """The runs in these folders, each with a name of its own.
 
     Raises:
@@ -151,7 +151,7 @@ def _of_a_run(folder: Path) -> bool:
     return any(os.path.exists(folder / name) for name in _OF_A_RUN)
 
 
-def _load(workdir: Path, name: str) -> Recorded:
+def _load(workdir: Path, name: str) -> RunData:
     if not workdir.is_dir():
         raise ValueError(f"--workdir: got {workdir}; allowed: the folder of a run.")
     file = workdir / METRICS_FILE
@@ -159,7 +159,7 @@ def _load(workdir: Path, name: str) -> Recorded:
     about = read_run_manifest(workdir) or {}
     if not isinstance(about.get("config"), dict):
         about = {**about, "config": {}}
-    return Recorded(name, workdir, read_metrics(workdir), about, age_s)
+    return RunData(name, workdir, read_metrics(workdir), about, age_s)
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

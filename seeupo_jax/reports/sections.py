@@ -11,15 +11,15 @@ from seeupo_jax.metric_table import CHARTS, METRICS
 from seeupo_jax.metrics.phases import PHASES, split_time
 from seeupo_jax.reports.blocks import Point
 from seeupo_jax.reports.charts import Chart, heat_map, line_chart, share_chart, stack_chart
-from seeupo_jax.reports.run_data import Recorded, is_number
+from seeupo_jax.reports.run_data import RunData, is_number
 
-Measures = Mapping[str, Callable[[Recorded], Sequence[Point]]]  # by what they are called
+Measures = Mapping[str, Callable[[RunData], Sequence[Point]]]  # by what they are called
 
 _STOPS = ("done", "max_turns", "max_tokens", "unchosen", "env_error", "timeout")
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """Cells of a table; `marked` where its runs differ."""
 
     cells: Sequence[str]
@@ -32,7 +32,7 @@ class Table:
 
     caption: str
     header: Sequence[str]
-    rows: Sequence[Row]
+    rows: Sequence[TableRow]
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,14 @@ class Section:
         return [name for name, charts in self.wanted.items() if not any(charts)]
 
 
-def metric(name: str) -> Callable[[Recorded], list[Point]]:
+def metric(name: str) -> Callable[[RunData], list[Point]]:
     """The points of a metric without an interval."""
     return lambda run: [Point(iteration, value) for iteration, value in run.recorded(name)]
 
 
 def overlay(
     title: str,
-    runs: Sequence[Recorded],
+    runs: Sequence[RunData],
     measures: Measures,
     *,
     y: str,
@@ -83,7 +83,7 @@ def overlay(
     ]
 
 
-def _changes(run: Recorded) -> dict[float, str]:
+def _changes(run: RunData) -> dict[float, str]:
     """What changed where the run resumed, between the two iterations."""
     marks: dict[float, str] = {}
     for each in run.resumptions:
@@ -94,7 +94,7 @@ def _changes(run: Recorded) -> dict[float, str]:
     return marks
 
 
-def charted(runs: Sequence[Recorded], section: str) -> dict[str, Sequence[Chart | None]]:
+def charted(runs: Sequence[RunData], section: str) -> dict[str, Sequence[Chart | None]]:
     """The charts of a section of `CHARTS` that any of the runs has data for, by title."""
     charts: dict[str, Sequence[Chart | None]] = {}
     for name, title in CHARTS[section].items():
@@ -105,7 +105,7 @@ def charted(runs: Sequence[Recorded], section: str) -> dict[str, Sequence[Chart 
     return charts
 
 
-def _measures(runs: Sequence[Recorded], name: str, title: str) -> Measures:
+def _measures(runs: Sequence[RunData], name: str, title: str) -> Measures:
     """A metric, or one for each NAME that any of the runs has; empty where none has it."""
     prefix = name.removesuffix("NAME")
     if prefix == name:
@@ -114,7 +114,7 @@ def _measures(runs: Sequence[Recorded], name: str, title: str) -> Measures:
     return {measure: metric(prefix + measure) for measure in names}
 
 
-def parts_section(runs: Sequence[Recorded]) -> Section | None:
+def parts_section(runs: Sequence[RunData]) -> Section | None:
     """What only some runs have; None where these have nothing of it."""
     wanted = charted(runs, "parts")
     intro = "Of a mixture of environments, a curriculum, branches, value functions, experts and"
@@ -122,12 +122,12 @@ def parts_section(runs: Sequence[Recorded]) -> Section | None:
     return Section("parts", "Parts of these runs", intro, wanted) if wanted else None
 
 
-def of_run(title: str, run: Recorded, runs: Sequence[Recorded]) -> str:
+def of_run(title: str, run: RunData, runs: Sequence[RunData]) -> str:
     """A chart's title; it names its run where there are several."""
     return title if len(runs) == 1 else f"{title}: {run.name}"
 
 
-def turns_section(runs: Sequence[Recorded]) -> Section:
+def turns_section(runs: Sequence[RunData]) -> Section:
     """What the sweep did turn by turn."""
     return Section(
         "turns",
@@ -148,13 +148,13 @@ def turns_section(runs: Sequence[Recorded]) -> Section:
     )
 
 
-def _cells(run: Recorded, prefix: str) -> Iterable[tuple[int, int, float]]:
+def _cells(run: RunData, prefix: str) -> Iterable[tuple[int, int, float]]:
     for turn, name in run.keyed(prefix):
         if turn.isdecimal():
             yield from ((iteration, int(turn), value) for iteration, value in run.series(name))
 
 
-def lengths_section(runs: Sequence[Recorded]) -> Section:
+def lengths_section(runs: Sequence[RunData]) -> Section:
     tokens, turns = "Tokens per trajectory", "Turns per trajectory"
     measures = {
         f"{label}, {kind}": metric(f"rollout/{name}_tokens_{kind}")
@@ -172,7 +172,7 @@ def lengths_section(runs: Sequence[Recorded]) -> Section:
     )
 
 
-def stops_section(runs: Sequence[Recorded]) -> Section:
+def stops_section(runs: Sequence[RunData]) -> Section:
     title, y = "Why trajectories stopped", "share of trajectories"
     charts = [
         stack_chart(of_run(title, run, runs), _stops(run), _STOPS, y=y, domain=(0, 1))
@@ -184,7 +184,7 @@ def stops_section(runs: Sequence[Recorded]) -> Section:
     return Section("stops", "Stop reasons", intro, {title: charts})
 
 
-def _stops(run: Recorded) -> Iterable[tuple[int, str, float]]:
+def _stops(run: RunData) -> Iterable[tuple[int, str, float]]:
     for line in run.lines:
         counts = {stop: line.get(f"rollout/stop_{stop}") for stop in _STOPS}
         counts = {stop: count for stop, count in counts.items() if is_number(count)}
@@ -193,7 +193,7 @@ def _stops(run: Recorded) -> Iterable[tuple[int, str, float]]:
             yield from ((line["iteration"], stop, n / total) for stop, n in counts.items())
 
 
-def optimization_section(runs: Sequence[Recorded]) -> Section:
+def optimization_section(runs: Sequence[RunData]) -> Section:
     return Section(
         "optimization",
         "Optimization",
@@ -205,7 +205,7 @@ def optimization_section(runs: Sequence[Recorded]) -> Section:
     )
 
 
-def supervised_section(runs: Sequence[Recorded]) -> Section:
+def supervised_section(runs: Sequence[RunData]) -> Section:
     """Losses of supervised fine-tuning by step."""
     loss = "Loss of assistant tokens"
     held_out: Measures = {"steps": metric("sft/loss"), "held-out loss": metric("eval/loss")}
@@ -223,7 +223,7 @@ def supervised_section(runs: Sequence[Recorded]) -> Section:
     )
 
 
-def time_section(runs: Sequence[Recorded]) -> Section:
+def time_section(runs: Sequence[RunData]) -> Section:
     """Throughput, and the parts of each iteration's time."""
     rates = {part: metric(f"{part}/tokens_per_second") for part in ("rollout", "sweep", "sft")}
     speed, title, parts = "Tokens per second", "Time per iteration", "Time of the run by phase"
@@ -247,12 +247,12 @@ def time_section(runs: Sequence[Recorded]) -> Section:
     )
 
 
-def _parts(run: Recorded) -> Iterable[tuple[int, str, float]]:
+def _parts(run: RunData) -> Iterable[tuple[int, str, float]]:
     for line in run.lines:
         yield from ((line["iteration"], phase, s) for phase, s in split_time(line).items())
 
 
-def _spent(run: Recorded) -> dict[str, float]:
+def _spent(run: RunData) -> dict[str, float]:
     """Seconds of the whole run by phase."""
     total: Counter[str] = Counter()
     for _, phase, seconds in _parts(run):
@@ -271,6 +271,6 @@ def _time_table(spent: Mapping[str, Mapping[str, float]]) -> Table:
             for name, by_phase in spent.items()
         ]
         if set(cells) != {"-"}:
-            rows.append(Row([phase, *cells]))
-    rows.append(Row(["all", *map(format_duration, totals.values())]))
+            rows.append(TableRow([phase, *cells]))
+    rows.append(TableRow(["all", *map(format_duration, totals.values())]))
     return Table("Time by phase", ["phase", *spent], rows)

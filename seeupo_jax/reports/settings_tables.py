@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from seeupo_jax.metrics.run_manifest import RUN_FILE, flatten
-from seeupo_jax.reports.run_data import Recorded, natural
-from seeupo_jax.reports.sections import Row, Section, Table
+from seeupo_jax.reports.run_data import RunData, natural
+from seeupo_jax.reports.sections import Section, Table, TableRow
 from seeupo_jax.trajectories.reader import find_shards, read_shard
 
 _ABOUT = ("model", "devices", "versions", "config_file", "command", "began", "resumed")
 _UNKNOWN = "(cause not recorded)"
 
 
-def configuration_table(runs: Sequence[Recorded]) -> Table | None:
+def configuration_table(runs: Sequence[RunData]) -> Table | None:
     """Every field of the runs' configurations; None where no run recorded one."""
     with_config = [run for run in runs if run.about["config"]]
     return _table(
@@ -25,7 +25,7 @@ def configuration_table(runs: Sequence[Recorded]) -> Table | None:
     )
 
 
-def versions_table(runs: Sequence[Recorded]) -> Table | None:
+def versions_table(runs: Sequence[RunData]) -> Table | None:
     """A table of what the runs were made with: model, devices, software versions, command."""
     with_versions = [run for run in runs if "versions" in run.about]
     abouts = [{key: run.about[key] for key in _ABOUT if key in run.about} for run in with_versions]
@@ -35,7 +35,7 @@ def versions_table(runs: Sequence[Recorded]) -> Table | None:
     return _table("Versions", "what", with_versions, abouts)
 
 
-def changes_table(runs: Sequence[Recorded]) -> Table | None:
+def changes_table(runs: Sequence[RunData]) -> Table | None:
     """What changed each time that a run resumed; None where none did.
 
     The configuration and the versions are those of the last start.
@@ -45,12 +45,12 @@ def changes_table(runs: Sequence[Recorded]) -> Table | None:
         for each in run.resumptions:
             lines = ["not recorded"] if each.changes is None else each.lines() or ["nothing"]
             name = [] if len(runs) == 1 else [run.name]
-            rows += [Row([each.place, *name, each.at, line]) for line in lines]
+            rows += [TableRow([each.place, *name, each.at, line]) for line in lines]
     header = ["resumed", *(["run"] if len(runs) > 1 else []), "at", "what changed"]
     return Table("Changes on resuming", header, rows) if rows else None
 
 
-def unrecorded(runs: Sequence[Recorded]) -> str:
+def unrecorded(runs: Sequence[RunData]) -> str:
     """Which runs wrote no run.json, in a sentence; empty where all did."""
     names = [run.name for run in runs if not run.about["config"]]
     if not names:
@@ -61,7 +61,7 @@ def unrecorded(runs: Sequence[Recorded]) -> str:
 
 
 def _table(
-    caption: str, what: str, runs: Sequence[Recorded], values: Sequence[Mapping[str, Any]]
+    caption: str, what: str, runs: Sequence[RunData], values: Sequence[Mapping[str, Any]]
 ) -> Table | None:
     flat = [dict(flatten(fields)) for fields in values]
     names = sorted(dict.fromkeys(name for fields in flat for name in fields), key=natural)
@@ -71,7 +71,7 @@ def _table(
         exact = [_json(fields[name]) if name in fields else "-" for fields in flat]
         if len(set(cells)) < len(set(exact)):  # as of 1 and "1"
             cells = exact
-        rows.append(Row([name, *cells], marked=len(set(exact)) > 1))
+        rows.append(TableRow([name, *cells], marked=len(set(exact)) > 1))
     return Table(caption, [what, *(run.name for run in runs)], rows) if rows else None
 
 
@@ -90,14 +90,14 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def failures_section(runs: Sequence[Recorded]) -> Section:
+def failures_section(runs: Sequence[RunData]) -> Section:
     """Why environments failed: of rollouts by the metrics, of evaluations by the trajectories."""
     rows = []
     for run in runs:
         for (where, cause), iterations in sorted(_failures(run).items()):
             span = f"{min(iterations)} to {max(iterations)}"
             run_name = [] if len(runs) == 1 else [run.name]
-            rows.append(Row([cause, *run_name, where, f"{sum(iterations.values()):g}", span]))
+            rows.append(TableRow([cause, *run_name, where, f"{sum(iterations.values()):g}", span]))
     if not rows:
         return Section("failures", "Failures", "No environment failed.")
     header = ["cause", *(["run"] if len(runs) > 1 else []), "in", "episodes", "iterations"]
@@ -105,7 +105,7 @@ def failures_section(runs: Sequence[Recorded]) -> Section:
     return Section("failures", "Failures", intro, tables=[Table("Failures by cause", header, rows)])
 
 
-def _failures(run: Recorded) -> dict[tuple[str, str], Counter[int]]:
+def _failures(run: RunData) -> dict[tuple[str, str], Counter[int]]:
     """How many episodes failed in each iteration, by where and why."""
     counts: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)
     for where, metric, causes in _failing(run):
@@ -119,7 +119,7 @@ def _failures(run: Recorded) -> dict[tuple[str, str], Counter[int]]:
     return counts
 
 
-def _failing(run: Recorded) -> Iterator[tuple[str, str, list[tuple[int, str, float]]]]:
+def _failing(run: RunData) -> Iterator[tuple[str, str, list[tuple[int, str, float]]]]:
     """Where episodes can fail, the metric that counts them, and the causes that are recorded: of
     evaluations in the trajectories, of which only shards with failures are read."""
     keyed = run.keyed("rollout/failed/cause=")
@@ -134,7 +134,7 @@ def _failing(run: Recorded) -> Iterator[tuple[str, str, list[tuple[int, str, flo
         yield f"evaluation on {split}", name, causes
 
 
-def _failed_records(run: Recorded, split: str, iterations: list[int]) -> Iterator[dict[str, Any]]:
+def _failed_records(run: RunData, split: str, iterations: list[int]) -> Iterator[dict[str, Any]]:
     for shard in find_shards(run.workdir) if iterations else ():
         if shard.evaluation and shard.split == split and shard.iteration in iterations:
             # A run that trains has just removed it, or it is damaged, which its pages' error says.

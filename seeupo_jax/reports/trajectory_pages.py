@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from seeupo_jax.durable_files import write_atomically
-from seeupo_jax.errors import file_error, naming
+from seeupo_jax.errors import file_error, name_file
 from seeupo_jax.metrics.run_manifest import read_run_manifest
 from seeupo_jax.parallel.file_lock import exclusive
 from seeupo_jax.trajectories.json_lines import plain
-from seeupo_jax.trajectories.reader import FOLDER, Shard, find_shards, read_shard
+from seeupo_jax.trajectories.reader import FOLDER, TrajectoryFile, find_shards, read_shard
 
 CHUNK = 1_000_000  # characters of records in a chunk; one record may be longer
 LAYOUT = "2"  # of what lies in data/; files of another one are written anew
@@ -94,9 +94,9 @@ def _name(workdir: Path) -> str:
     return str(manifest.get("name", workdir.resolve().name))
 
 
-def _part(data: Path, shard: Shard, path: Path) -> dict[str, list[dict[str, Any]]]:
+def _part(data: Path, shard: TrajectoryFile, path: Path) -> dict[str, list[dict[str, Any]]]:
     """The rows of a shard, by the name of the file that keeps them; its chunks are written."""
-    with naming(path):
+    with name_file(path):
         content = path.read_bytes()
     digest = hashlib.blake2b(LAYOUT.encode() + content, digest_size=6).hexdigest()
     stem = f"{shard.name.partition('.')[0]}-{digest}"
@@ -121,7 +121,7 @@ def _size(file: Path) -> int | None:
     return file.stat().st_size if file.exists() else None
 
 
-def _write_part(data: Path, stem: str, shard: Shard, path: Path) -> dict[str, Any]:
+def _write_part(data: Path, stem: str, shard: TrajectoryFile, path: Path) -> dict[str, Any]:
     """Writes a shard's chunks; returns its rows, and the chunks' sizes in bytes by file name."""
     rows, sizes = [], {}
     for number, records in enumerate(_chunks(read_shard(path))):

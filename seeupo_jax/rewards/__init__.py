@@ -1,3 +1,3 @@
-"""Rewards of finished episodes: functions of the user's, and a judge, beside the environment's."""
+"""Rewards of finished episodes in addition to the environment's: user functions and a judge."""
 
 from seeupo_jax.rewards.finished_episode import FinishedEpisode as FinishedEpisode

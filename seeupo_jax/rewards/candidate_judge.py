@@ -1,4 +1,4 @@
-"""What scores candidates of a turn: `config.judge`, or a judge that comes with an environment."""
+"""The judge of a turn's candidates: `config.judge`, or one that an environment comes with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ JUDGES = {"order_desk": "seeupo_jax.rewards.order_desk_judge:judge_action"}
 
 
 def make_judge(judge: Judge, environment: str) -> Scorer:
-    """The judge of candidates; it is given the conversation that ends with one.
+    """The judge of candidates; it reads the conversation up to and including the candidate.
 
     Raises:
       ValueError: one sentence with the field, what was got and what is allowed.

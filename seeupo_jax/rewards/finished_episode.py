@@ -1,4 +1,4 @@
-"""What a reward function is given."""
+"""The argument of a reward function."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ HISTORY = "history"  # a key of an assistant's message that the policy has not s
 class FinishedEpisode:
     """A finished episode, a copy for each call.
 
-    task_id, split: the task, and what it is of: `train`, or an evaluation's split.
-    messages: the whole conversation, in order; the policy's have the role `assistant`. What an
-      agent's calls newly showed the policy stands before each. An assistant's message that the
-      policy has not sampled so, an agent's or an environment's, has the key `history`.
+    task_id, split: the task and its split: `train`, or an evaluation's.
+    messages: the whole conversation, in order; the policy's have the role `assistant`. Before each
+      of them stand the messages that an agent's call newly showed the policy. An assistant message
+      that the policy did not sample in this form (an agent's or an environment's) has the key
+      `history`.
     tools: those that the policy had.
     stop: done | max_turns | max_tokens | timeout (with env.timeout_as=zero_reward); `candidate`
-      where a judge is asked what the last message is worth, which no environment has executed.
+      where a judge scores the last message, which no environment has executed.
     turns: how many messages of the policy.
     reward: the environment's own, before its weight.
     rewards: those that the environment names, before their weights.
     score: the environment's, in [0, 1]; 1 is success.
-    info: every `StepResult.info` in one dict, of each name the last value that a step gave: what
-      the environment offers of its task belongs there.
+    info: every `StepResult.info` merged into one dict, later steps overwriting earlier ones: an
+      environment passes details of its task here.
     """
 
     task_id: str
@@ -44,5 +45,5 @@ class FinishedEpisode:
     @property
     def answer(self) -> str:
         """The policy's last message; empty where it wrote none."""
-        said = (m for m in reversed(self.messages) if m["role"] == "assistant")
-        return next((m["content"] for m in said if HISTORY not in m), "")
+        replies = (m for m in reversed(self.messages) if m["role"] == "assistant")
+        return next((m["content"] for m in replies if HISTORY not in m), "")

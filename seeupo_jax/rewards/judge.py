@@ -74,7 +74,7 @@ class ScoreOutOfRange(Exception):
 
 
 class Judge:
-    """Asks a model what an episode is worth; the lowest score is the reward 0, the highest 1.
+    """Asks a model to score an episode; the lowest score is the reward 0, the highest 1.
 
     Only the last match of `pattern` counts; of the default one, the last that reads as a verdict,
     such as "Final score: 7" at the beginning of a line or a sentence, if any does. A request that
@@ -156,7 +156,7 @@ class Judge:
                 return self._score(reply)
         reply = self._ask(messages)
         score = self._score(reply)
-        if self._cache is not None:  # only what has a score: the rest is asked for again
+        if self._cache is not None:  # only replies with a score: others are requested again
             try:
                 self._cache.put(request, reply)
             except OSError as error:  # an episode is worth more than its place in the cache

@@ -1,11 +1,11 @@
-"""A judge of single actions at the order desk, from what the desk's own policy would do next."""
+"""A judge of single actions at the order desk: compares them with the oracle's next call."""
 
 from __future__ import annotations
 
 import random
 
 from seeupo_jax.envs.order_desk.demonstrator import PLAY
-from seeupo_jax.envs.order_desk.desk import Case
+from seeupo_jax.envs.order_desk.desk import DeskEpisode
 from seeupo_jax.envs.order_desk.levels import LEVELS, level_of
 from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError, parse_hermes
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
@@ -23,7 +23,7 @@ def judge_action(episode: FinishedEpisode) -> float:
     number = level_of(episode.task_id)
     task = LEVELS[number].find_task(episode.task_id)
     *earlier, text = [m["content"] for m in episode.messages if m["role"] == "assistant"]
-    case, made = Case(LEVELS[number].open_desk(task)), list[ToolCall]()
+    case, made = DeskEpisode(LEVELS[number].open_desk(task)), list[ToolCall]()
     for said in earlier:
         step = case.step(said)
         made += _calls(said) if step.info["executed"][-1] else []

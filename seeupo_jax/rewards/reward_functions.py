@@ -17,7 +17,7 @@ from seeupo_jax.configuration.user_code import (
     origin,
     text_of,
 )
-from seeupo_jax.envs.base import Pay
+from seeupo_jax.envs.base import TurnRewards
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
 
 _EPISODE = FinishedEpisode("", "train", (), (), "done", 0, 0.0, {}, 0.0, {})
@@ -27,8 +27,8 @@ _EPISODE = FinishedEpisode("", "train", (), (), "done", 0, 0.0, {}, 0.0, {})
 class RewardFunction:
     """A function of the user's; `close` it.
 
-    call: takes a finished episode; returns a number or one for each turn, or what can be awaited
-      for that.
+    call: takes a finished episode; returns a number, a list with one number per turn, or an
+      awaitable of either.
     concurrency, timeout_s: see `Reward`.
     """
 
@@ -49,10 +49,10 @@ def weighted_sum(rewards: Mapping[str, float], weights: Mapping[str, float]) -> 
     return functools.reduce(operator.add, weighted)  # sum() would make 0 of -0
 
 
-def by_turn(rewards: Mapping[str, Pay]) -> list[dict[str, float]]:
-    """Rewards by name of each of the last turns: those with lists are of all, a number of the last.
+def by_turn(rewards: Mapping[str, TurnRewards]) -> list[dict[str, float]]:
+    """Rewards by name for each of the last turns: a list has one per turn, a number is the last's.
 
-    There is at least one; before a first turn, it is what is paid without one.
+    There is at least one entry; an episode without turns has its rewards in it.
     """
     lists = [pay for pay in rewards.values() if isinstance(pay, Sequence)]
     turns: list[dict[str, float]] = [{} for _ in range(max([1, *map(len, lists)]))]

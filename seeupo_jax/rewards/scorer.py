@@ -1,4 +1,4 @@
-"""Reward functions at work beside the sampler: each episode's as soon as it is over."""
+"""Runs the reward functions of each episode, as soon as it is over, while the sampler works."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 
 from seeupo_jax.configuration.reward import Reward, reward_weights
 from seeupo_jax.configuration.user_code import describe
-from seeupo_jax.envs import gate
-from seeupo_jax.envs.base import Pay
-from seeupo_jax.envs.pool import Call, EnvPool, Failure
+from seeupo_jax.envs.base import TurnRewards
+from seeupo_jax.envs.pool import EnvCall, EnvPool, Failure
+from seeupo_jax.envs.validation import ProtocolError, check_pay
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
 from seeupo_jax.rewards.reward_functions import RewardFunction, load_functions
 
 POLL_S = 0.02  # between looks at functions that run
-REWARD_FAILURE = "reward_failure"  # of a trajectory's `info`: NAME=CAUSE of what failed
+REWARD_FAILURE = "reward_failure"  # key of a trajectory's `info`: NAME=CAUSE
 _CLOSE_S = 1.0  # for calls that still run when the run ends
 _LOGGER = logging.getLogger(__name__)
 
@@ -39,10 +39,10 @@ class RewardFailure(NamedTuple):
 
 
 @dataclass
-class Scored:
-    """What the functions said of an episode: rewards by name, or the first failure."""
+class ScoringResult:
+    """The rewards of an episode by name, or the first failure of a function."""
 
-    rewards: dict[str, Pay] = field(default_factory=dict)
+    rewards: dict[str, TurnRewards] = field(default_factory=dict)
     failure: RewardFailure | None = None
 
 
@@ -85,7 +85,7 @@ class Scorer:
         for calls in self._calls:
             calls.submit(key, episode)
 
-    def poll(self, max_reward: float, timeout_s: float = 0.0) -> list[tuple[int, Scored]]:
+    def poll(self, max_reward: float, timeout_s: float = 0.0) -> list[tuple[int, ScoringResult]]:
         """The episodes that every function has answered since the last poll, sorted by key.
 
         Args:
@@ -99,7 +99,7 @@ class Scorer:
             keys = [k for k, answers in self._answers.items() if len(answers) == self.functions]
             left_s = until - time.monotonic()
             if keys or not self._answers or left_s <= 0:
-                return [(key, self._scored(key, max_reward)) for key in sorted(keys)]
+                return [(key, self._result(key, max_reward)) for key in sorted(keys)]
             next(calls for calls in self._calls if calls.open).wait(min(POLL_S, left_s))
 
     def close(self) -> None:
@@ -111,17 +111,17 @@ class Scorer:
             calls.close()
         self._loop.close()
 
-    def _scored(self, key: int, max_reward: float) -> Scored:
-        answers, turns, scored = self._answers.pop(key), self._turns.pop(key), Scored()
+    def _result(self, key: int, max_reward: float) -> ScoringResult:
+        answers, turns, scored = self._answers.pop(key), self._turns.pop(key), ScoringResult()
         for calls in self._calls:  # in the configuration's order
             answer = answers[calls.name]
             try:
                 if not isinstance(answer, _Raised):
                     where = f"reward {calls.name}"
-                    pay = gate.check_pay(answer, where, turns=turns, max_reward=max_reward)
+                    pay = check_pay(answer, where, turns=turns, max_reward=max_reward)
                     scored.rewards[calls.name] = pay
                     continue
-            except gate.ProtocolError as error:
+            except ProtocolError as error:
                 answer = _Raised("invalid", str(error))
             if scored.failure is None:
                 scored.failure = RewardFailure(calls.name, *answer)
@@ -138,7 +138,7 @@ def make_scorer(rewards: Sequence[Reward]) -> Scorer:
 
 
 class _Seat:
-    """What a slot of the pool of a function's calls holds."""
+    """The content of a slot in the pool of a function's calls."""
 
     def close(self) -> None:
         pass
@@ -164,7 +164,7 @@ class _Calls:
         self._start()
 
     def wait(self, timeout_s: float) -> None:
-        """Returns when a call has ended, or after so long."""
+        """Returns when a call has ended, at the latest after `timeout_s`."""
         for call, outcome in self._pool.poll(timeout_s):
             self._free.append(call.slot)
             timed_out = isinstance(outcome.result, Failure)  # nothing else: `_ask` raises nothing
@@ -189,12 +189,12 @@ class _Calls:
         while self._free and self._waiting:
             slot, (key, episode) = self._free.pop(), self._waiting.popleft()
             self._keys[slot] = key
-            self._pool.submit(Call(slot, partial(self._ask, episode)))
+            self._pool.submit(EnvCall(slot, partial(self._ask, episode)))
 
     def _ask(self, episode: FinishedEpisode, _: Any) -> Any:
-        """Calls the function in a thread of the pool: its answer, or what it raised.
+        """Calls the function in a thread of the pool: its answer, or the error that it raised.
 
-        What is pay is made plain numbers here, where the answer's own errors are the function's.
+        Rewards become plain numbers here, so that an error of the conversion is the function's.
         """
         try:
             answer = self._function.call(copy.deepcopy(episode))
@@ -217,9 +217,9 @@ class _Calls:
 
 
 def _plain(answer: Any) -> Any:
-    """Pay as plain numbers; anything else as it is, to be refused with the bounds of pay."""
-    with contextlib.suppress(gate.ProtocolError):
-        return gate.check_pay(answer, "", turns=None)
+    """Rewards as plain numbers; any other value unchanged, which the caller refuses."""
+    with contextlib.suppress(ProtocolError):
+        return check_pay(answer, "", turns=None)
     return answer
 
 
@@ -241,7 +241,7 @@ class _EventLoop:
         return asyncio.run_coroutine_threadsafe(_awaited(awaitable), self._loop.result()[0])
 
     def close(self) -> None:
-        """Cancels what still runs and ends the thread, unless a coroutine blocks it."""
+        """Cancels running coroutines and ends the thread, unless a coroutine blocks it."""
         if self._loop is not None:
             loop, ended = self._loop.result()
             with contextlib.suppress(RuntimeError):  # the loop is closed

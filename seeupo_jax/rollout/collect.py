@@ -11,7 +11,7 @@ from typing import Any
 from seeupo_jax.parallel.distributed import gather
 from seeupo_jax.rollout.collection import Collection
 from seeupo_jax.rollout.engine.protocol import Engine
-from seeupo_jax.rollout.episode import Request
+from seeupo_jax.rollout.episode import EpisodeRequest
 from seeupo_jax.rollout.player import CollectionOptions, Prefetched, RolloutWorker
 from seeupo_jax.trajectories.forks import new_turns
 from seeupo_jax.types import Segment, Trajectory
@@ -21,15 +21,14 @@ from seeupo_jax.types import Segment, Trajectory
 class Collected:
     """The trajectories of a collection, and its cost.
 
-    wall_s: seconds. environment_s: those in which all that was left to do was to wait for
-      environments; reset_s: of these, while an environment had yet to begin. reward_s: those in
-      which all that was left to do was to wait for reward functions.
-    sampled_tokens, context_tokens: counted once each; those of a rewritten context once more in
-      its segment.
+    wall_s: seconds in all. environment_s: seconds of waiting for environments alone; reset_s: of
+      these, those with an environment that had not begun. reward_s: seconds of waiting for reward
+      functions alone.
+    sampled_tokens, context_tokens: each token once; a rewritten context counts in each segment.
     usage: the engine's counts.
-    rounds: how often tasks were sampled for it, all of which the counts are of.
-    seconds: what the devices spent, by name, where the engine says so.
-    left_out: what these rounds brought besides; groups are numbered as in their round.
+    rounds: of sampling; all counts are sums over them.
+    seconds: device seconds by name, if the engine reports them.
+    left_out: trajectories of these rounds that are not used; groups are numbered as in their round.
     """
 
     trajectories: tuple[Trajectory, ...]
@@ -50,7 +49,7 @@ class Collected:
         return self.trajectories + self.left_out
 
 
-def group_requests(task_ids: Sequence[str], group_size: int) -> list[Request]:
+def group_requests(task_ids: Sequence[str], group_size: int) -> list[EpisodeRequest]:
     """`group_size` requests a task; the group is the task's index.
 
     Members of a task that comes again count on, so that its groups have random numbers of their
@@ -60,13 +59,13 @@ def group_requests(task_ids: Sequence[str], group_size: int) -> list[Request]:
     for group, task_id in enumerate(task_ids):
         first = group_size * occurrences[task_id]
         occurrences[task_id] += 1
-        requests += [Request(task_id, group, first + member) for member in range(group_size)]
+        requests += [EpisodeRequest(task_id, group, first + member) for member in range(group_size)]
     return requests
 
 
 def prefetch(
     worker: RolloutWorker,
-    requests: Sequence[Request],
+    requests: Sequence[EpisodeRequest],
     options: CollectionOptions,
     max_idle_s: float,
 ) -> Prefetched | None:
@@ -82,20 +81,20 @@ def prefetch(
 def collect(
     worker: RolloutWorker,
     params: Any,
-    requests: Sequence[Request],
+    requests: Sequence[EpisodeRequest],
     options: CollectionOptions,
     *,
     prefetched: Prefetched | None = None,
-    on_finished: Callable[[Request, Trajectory], None] = lambda *_: None,
+    on_finished: Callable[[EpisodeRequest, Trajectory], None] = lambda *_: None,
 ) -> Collected:
-    """Samples one trajectory a request, as many at a time as the engine and the host have room for.
+    """Samples one trajectory per request, as many at a time as the engine and the host allow.
 
-    With `options.forks` the requests are the roots of trees, and there is one for each branch, too.
-    With several processes each plays the groups that its engine owns; all get all trajectories.
+    With `options.forks` the requests are the roots of trees, and each branch adds a trajectory.
+    With several processes each plays the groups that its engine owns; all return all trajectories.
 
     Args:
-      prefetched: what `prefetch` gave for these requests and options, if it was called.
-      on_finished: is given every trajectory of this process as soon as it is over.
+      prefetched: the result of `prefetch` for these requests and options, if it was called.
+      on_finished: receives every trajectory of this process as soon as it is finished.
 
     Raises:
       Stopped: a process was asked to stop.
@@ -116,7 +115,7 @@ def collect(
 
 
 def _gather(collection: Collection, engine: Engine, began: float) -> Collected:
-    """What all processes collected and spent, since `began` by this process's clock."""
+    """Gathers the trajectories and costs of all processes, timed since `began`."""
     finished: dict[int, Trajectory] = {}
     usage: Counter[str] = Counter()
     waits = []

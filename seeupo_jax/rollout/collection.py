@@ -1,4 +1,4 @@
-"""The loop between an engine and what plays episodes: each from its beginning to its end."""
+"""The loop of a collection: an engine samples actions, a player advances episodes."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from seeupo_jax.envs import gate
+from seeupo_jax.envs.validation import ProtocolError
 from seeupo_jax.errors import NameTaken
-from seeupo_jax.rewards.scorer import POLL_S, REWARD_FAILURE, RewardFailure, Scored
+from seeupo_jax.rewards.scorer import POLL_S, REWARD_FAILURE, RewardFailure, ScoringResult
 from seeupo_jax.rollout.branching.candidate_plan import CandidatePlan
 from seeupo_jax.rollout.branching.candidates import CandidateEngine
 from seeupo_jax.rollout.branching.forking import Forks
 from seeupo_jax.rollout.engine.protocol import Action
-from seeupo_jax.rollout.episode import Episode, Request
+from seeupo_jax.rollout.episode import Episode, EpisodeRequest
 from seeupo_jax.rollout.player import STOP_POLL_S, CollectionOptions, Prefetched, RolloutWorker
 from seeupo_jax.rollout.watch import Activity
 from seeupo_jax.types import Trajectory
 
 
 class Collection:
-    """The loop between an engine and what plays episodes; keys number its trajectories."""
+    """Runs a player's episodes with an engine's actions; keys number the trajectories."""
 
     def __init__(
         self,
         worker: RolloutWorker,
-        requests: Sequence[Request],
+        requests: Sequence[EpisodeRequest],
         options: CollectionOptions,
-        on_finished: Callable[[Request, Trajectory], None],
+        on_finished: Callable[[EpisodeRequest, Trajectory], None],
     ):
         self._candidates = _candidates(worker, options)
         if self._candidates is not None:
@@ -43,13 +43,13 @@ class Collection:
         self._queued = deque(owned)
         self._total = len(self._queued)
         self._open: set[int] = set()
-        self._unscored: dict[int, Episode] = {}  # over, but for the reward functions
+        self._unscored: dict[int, Episode] = {}  # finished, without the rewards of functions
         self.finished: dict[int, Trajectory] = {}
         self._failed = self._sampled = 0  # trajectories, and tokens of whole actions
         self.environment_s = self.reset_s = self.reward_s = 0.0
 
     def adopt(self, prefetched: Prefetched) -> None:
-        """Opens the first episodes, which have begun already."""
+        """Opens the first episodes, which were prefetched."""
         queued, options = tuple(self._requests[key] for key in self._queued), prefetched.options
         numbers = (self._options.seed, self._options.iteration)
         assert (options.seed, options.iteration) == numbers
@@ -58,7 +58,7 @@ class Collection:
         self._player.adopt(keys, prefetched)
 
     def run(self) -> None:
-        """Plays every episode; an answer is acted on as soon as it is there."""
+        """Plays every episode; each answer is handled as soon as it arrives."""
         try:
             while (actions := self._step()) is not None:
                 for action in actions:
@@ -70,7 +70,7 @@ class Collection:
                 self.forks.close()
 
     def activity(self) -> Activity:
-        """How far it is; any thread may ask."""
+        """The progress so far; any thread may call this."""
         return Activity(
             total=self._total,
             active=len(self._open) + len(self._unscored),
@@ -82,7 +82,7 @@ class Collection:
         )
 
     def _step(self) -> Sequence[Action] | None:
-        """Goes on with all that can; the actions sampled meanwhile, None at the end."""
+        """Advances every episode that can; returns newly sampled actions, None at the end."""
         while self._queued and self._player.room:
             key = self._next()
             self._player.open(key, self._requests[key])
@@ -94,7 +94,7 @@ class Collection:
             self.reward_s += self._candidates.take_waited_s()
         return actions
 
-    def _key(self, index: int, request: Request) -> int:
+    def _key(self, index: int, request: EpisodeRequest) -> int:
         """A request's key: its index or, with forks, one that any process gives it."""
         return index if self.forks is None else self.forks.key(request)
 
@@ -127,7 +127,7 @@ class Collection:
             return
         idle = not (self._engine.busy or self._open or self._queued)
         began, max_reward = time.perf_counter(), self._worker.env.max_reward
-        # What branches of an episode play next depends on when it is finished.
+        # The order in which episodes finish decides when their branches begin.
         waits = self.forks is not None and self._worker.rollout.deterministic
         scored = self._rewards.poll(max_reward, self._wait_s() if idle else 0.0)
         while waits and self._rewards.open and not self._worker.stop():
@@ -143,14 +143,14 @@ class Collection:
         interval_s = self._engine.poll_interval_s
         return STOP_POLL_S if interval_s is None else min(STOP_POLL_S, interval_s)
 
-    def _take_scored(self, episode: Episode, scored: Scored) -> None:
-        """Gives an episode what its reward functions said, or fails it.
+    def _take_scored(self, episode: Episode, scored: ScoringResult) -> None:
+        """Adds the rewards of the reward functions to an episode, or fails it.
 
         Raises:
-          NameTaken: the environment, or the agent, pays a reward with the name of a function.
+          NameTaken: the environment, or the agent, uses the name of a function for a reward.
         """
         failure = scored.failure
-        for name in scored.rewards.keys() & episode.named.keys():
+        for name in scored.rewards.keys() & episode.ledger.named.keys():
             raise NameTaken(
                 f"config.rewards: got a function named {name!r}, and task"
                 f" {episode.request.task_id!r} pays a reward of that name itself; allowed: a name"
@@ -158,15 +158,16 @@ class Collection:
             )
         if failure is None:
             try:
-                paid = self._worker.weigh(scored.rewards, "rewards by weight", episode.earned)
+                earned = episode.ledger.earned
+                paid = self._worker.weigh(scored.rewards, "rewards by weight", earned)
                 return episode.on_scored(scored, paid)
-            except gate.ProtocolError as error:
+            except ProtocolError as error:
                 failure = RewardFailure("sum", "invalid", str(error))
         episode.fail("env_error", failure.reason)
         episode.info[REWARD_FAILURE] = f"{failure.name}={failure.cause}"
 
     def _finish(self, key: int, episode: Episode) -> None:
-        """An episode that is over, with all its rewards."""
+        """Takes a finished episode with all its rewards."""
         options, request, candidates = self._options, self._requests[key], self._candidates
         weighted = bool(self._rewards.weights) or candidates is not None
         trajectory = episode.finish(options.seed, options.policy_version, weighted=weighted)
@@ -184,14 +185,14 @@ class Collection:
                 self._queued.append(self.forks.key(branch))
                 self._total += 1
 
-    def _take(self, key: int, request: Request, trajectory: Trajectory) -> None:
+    def _take(self, key: int, request: EpisodeRequest, trajectory: Trajectory) -> None:
         self.finished[key] = trajectory
         self._failed += trajectory.failed
         self._on_finished(request, trajectory)
 
 
 def _candidates(worker: RolloutWorker, options: CollectionOptions) -> CandidateEngine | None:
-    """What samples candidates of turns and has them judged; None: there are none."""
+    """The engine that samples and judges candidates of turns; None: the options have none."""
     if not isinstance(options.forks, CandidatePlan):
         return None
     if worker.judge is None:

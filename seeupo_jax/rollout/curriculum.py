@@ -10,7 +10,7 @@ import numpy as np
 from seeupo_jax.configuration.schema import Curriculum
 from seeupo_jax.types import Trajectory
 
-_STREAM = 2  # of random numbers, beside that of replacements of an iteration's tasks
+_STREAM = 2  # of random numbers; another one than that of an iteration's replacement tasks
 
 
 class TaskSuccess:
@@ -24,7 +24,9 @@ class TaskSuccess:
         self._options = options
         self._iteration = 0  # observed last
         self._counts: dict[str, tuple[float, float]] = {}  # successes, and trajectories in all
-        self._before: dict[str, tuple[float, float] | None] = {}  # what it changed
+        self._before: dict[
+            str, tuple[float, float] | None
+        ] = {}  # from this iteration's success rates
 
     def observe(self, iteration: int, trajectories: Sequence[Trajectory]) -> None:
         """Counts an iteration's trajectories, but for those that were not played to their end."""
@@ -45,14 +47,14 @@ class TaskSuccess:
         return successes / count if count else None
 
     def weight(self, task_id: str) -> float:
-        """How likely a task is drawn beside others: from `floor` to 1, which a new task has."""
+        """The relative probability of drawing a task, from `floor` to 1; 1 for a new task."""
         options, rate = self._options, self.rate(task_id)
         if rate is None:
             return 1.0
         return max(options.floor, _WEIGHTS[options.by](rate, options))
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """What was drawn, by the rates before `observe` is given these trajectories."""
+        """Metrics of the drawn tasks, by their rates before `observe` takes these trajectories."""
         drawn = list(dict.fromkeys(trajectory.task_id for trajectory in trajectories))
         rates = [rate for task_id in drawn if (rate := self.rate(task_id)) is not None]
         return {
@@ -71,12 +73,12 @@ class TaskSuccess:
         return {task_id: list(each) for task_id, each in counts.items() if each is not None}
 
     def restore(self, done: int, state: Mapping[str, Sequence[float]]) -> None:
-        """Goes back to what `state` gave after iteration `done`."""
+        """Restores the state that `state` returned after iteration `done`."""
         self._iteration, self._before = done, {}
         self._counts = {task_id: (counts[0], counts[1]) for task_id, counts in state.items()}
 
 
-# How much is to be learned from a task of a success rate, at most 1.
+# How informative a task with a given success rate is, at most 1.
 _WEIGHTS: dict[str, Callable[[float, Curriculum], float]] = {
     "variance": lambda rate, _: 4 * rate * (1 - rate),
     "band": lambda rate, options: float(options.low <= rate <= options.high),

@@ -1,4 +1,4 @@
-"""Episodes in environments: each from the reset of its environment to its end."""
+"""Plays episodes in environments, each from the reset of its environment to its end."""
 
 from __future__ import annotations
 
@@ -8,17 +8,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Environment
-from seeupo_jax.envs.pool import Call, EnvPool, Failure, Outcome
+from seeupo_jax.envs.pool import CallOutcome, EnvCall, EnvPool, Failure
 from seeupo_jax.envs.snapshot import take_snapshot
+from seeupo_jax.envs.validation import (
+    OWN_REWARD,
+    check_finish,
+    check_reset,
+    check_score,
+    check_step,
+    check_step_lists,
+    has_finish,
+    reset_episode,
+)
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
 from seeupo_jax.rollout.branching.forking import FORK_FAILURE
 from seeupo_jax.rollout.branching.replay import begin_call, step_call
 from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.sampling import task_number
-from seeupo_jax.rollout.episode import Episode, Kept, Request
+from seeupo_jax.rollout.episode import Episode, EpisodeRequest, ForkPoint
 from seeupo_jax.rollout.player import STOP_POLL_S, CollectionOptions, Prefetched, RolloutWorker
 
 
@@ -34,7 +43,7 @@ class EnvironmentHost:
     def prefetch(
         self,
         worker: RolloutWorker,
-        requests: Sequence[Request],
+        requests: Sequence[EpisodeRequest],
         options: CollectionOptions,
         max_idle_s: float,
     ) -> Prefetched:
@@ -55,33 +64,36 @@ class EnvironmentHost:
 
 
 def _reset_call(
-    slot: int, request: Request, tokenizer: Tokenizer, options: CollectionOptions
-) -> Call:
-    """Begins an episode; gives what `Episode.on_result` takes."""
+    slot: int, request: EpisodeRequest, tokenizer: Tokenizer, options: CollectionOptions
+) -> EnvCall:
+    """The call that resets an episode's environment; its result is for `Episode.on_result`."""
     seed = options.seed
     episode_seed = request.episode_seed(seed=seed, iteration=options.iteration)
 
     # Checked and tokenised in the worker: a message that the tokenizer refuses is the environment's
     # failure, not the run's.
     def begin(env: Environment, answer: Any) -> Any:
-        messages, tools = gate.check_opening(answer)
-        return messages, tools, tokenizer.begin(messages, tools), gate.has_finish(env)
+        messages, tools = check_reset(answer)
+        return messages, tools, tokenizer.begin(messages, tools), has_finish(env)
 
-    return Call(
-        slot, lambda env: gate.reset(env, request.task_id, seed, episode_seed), begin, fresh=True
+    return EnvCall(
+        slot,
+        lambda env: reset_episode(env, request.task_id, seed, episode_seed),
+        begin,
+        fresh=True,
     )
 
 
 class EnvironmentPlayer:
-    """A `Player` of episodes in a pool of environments; an answer is acted on when it is there."""
+    """A `Player` of episodes in a pool of environments; handles each answer when it arrives."""
 
     def __init__(self, worker: RolloutWorker, pool: EnvPool, options: CollectionOptions):
         self._worker, self._pool, self._options = worker, pool, options
         self._engine, self._tokenizer = worker.engine, worker.tokenizer
         self._slots = list(range(worker.engine.concurrency))[::-1]  # free ones
         self._open: dict[int, Episode] = {}
-        self._key_of: dict[int, int] = {}  # whose environment a slot's is
-        self._stale: set[int] = set()  # keys whose environments begin once more
+        self._key_of: dict[int, int] = {}  # the episode of a slot's environment
+        self._stale: set[int] = set()  # keys of environments that are reset once more
         self._over: list[tuple[int, Episode]] = []
 
     @property
@@ -111,7 +123,7 @@ class EnvironmentPlayer:
         if time.monotonic() > prefetched.until:
             self._stale.update(keys)
 
-    def open(self, key: int, request: Request) -> None:
+    def open(self, key: int, request: EpisodeRequest) -> None:
         episode, options = self._seat(key, request), self._options
         if request.fork is None:
             call = _reset_call(episode.slot, request, self._tokenizer, options)
@@ -140,55 +152,57 @@ class EnvironmentPlayer:
         return over
 
     def act(self, action: Action) -> None:
-        """Brings a sampled action to its environment."""
+        """Sends a sampled action to its environment."""
         episode = self._open[action.key]
         if action.failure:
             episode.fail("env_error", action.failure)
             return self._advance(action.key, episode)
-        turn, earned, worker = episode.turn, episode.earned, self._worker
+        turn, earned, worker = episode.turn, episode.ledger.earned, self._worker
         episode.transcript.act(action.tokens, turn, action.logp, action.experts)
-        episode.rewards.append(0.0)  # until its environment answers
+        episode.ledger.open_turn()
         text = self._tokenizer.text(action.tokens)
-        episode.said.append(len(episode.messages))
+        episode.action_message_indices.append(len(episode.messages))
         episode.messages.append({"role": "assistant", "content": text})
         conversation, max_reward = episode.conversation, worker.env.max_reward
         earlier = dict.fromkeys(episode.info)  # a list of steps that ends too soon is refused
         if action.entropy is not None:
             episode.entropy.append(action.entropy)
-        keeps = self._keeps(episode)
+        may_fork = self._may_fork(episode)
 
         def extend(env: Environment, answer: Any) -> Any:
-            step = gate.check_step(answer, turn=turn, max_reward=max_reward)
-            gate.check_of_steps(earlier | step.info, "step() info", turn + 1)
-            named = {gate.OWN_REWARD: step.reward, **step.rewards}
+            step = check_step(answer, turn=turn, max_reward=max_reward)
+            check_step_lists(earlier | step.info, "step() info", turn + 1)
+            named = {OWN_REWARD: step.reward, **step.rewards}
             paid = worker.weigh(named, "step() reward", earned)
-            score = gate.check_score(env.score())
+            score = check_score(env.score())
             after = None if step.done else conversation.extend(action.tokens, step.observation)
-            snapshot = Kept(take_snapshot(env)) if keeps and not step.done else None
-            return step, paid, score, after, snapshot
+            fork_point = None
+            if may_fork and not step.done:
+                fork_point = ForkPoint(take_snapshot(env))
+            return step, paid, score, after, fork_point
 
-        self._pool.submit(Call(episode.slot, lambda env: env.step(text), extend))
+        self._pool.submit(EnvCall(episode.slot, lambda env: env.step(text), extend))
 
     def close(self) -> None:
         """Leaves the environments as they are: the next collection resets them."""
 
-    def _seat(self, key: int, request: Request) -> Episode:
+    def _seat(self, key: int, request: EpisodeRequest) -> Episode:
         """A new episode with a slot of its own."""
         slot = self._slots.pop()
         self._open[key] = Episode.begin(request, slot)
         self._key_of[slot] = key
         return self._open[key]
 
-    def _keeps(self, episode: Episode) -> bool:
+    def _may_fork(self, episode: Episode) -> bool:
         """Whether others may continue it after the turn that was just sampled."""
         options, request = self._options, episode.request
         if options.forks is None:
             return False
         chance = request.chance(episode.turn, seed=options.seed, iteration=options.iteration)
-        return options.forks.keeps(episode.turn, episode.entropy, chance)
+        return options.forks.may_fork(episode.turn, episode.entropy, chance)
 
-    def _replay(self, key: int, episode: Episode, outcome: Outcome) -> None:
-        """Goes on with a branch whose environment is on its way to where the branch begins."""
+    def _replay(self, key: int, episode: Episode, outcome: CallOutcome) -> None:
+        """Continues the replay that brings a branch's environment to its first state."""
         fork, result = episode.request.fork, outcome.result
         episode.retries += outcome.retries
         if isinstance(result, Failure):
@@ -203,16 +217,16 @@ class EnvironmentPlayer:
         episode.replayed += 1
 
     def _ask_last(self, episode: Episode) -> None:
-        """Calls `finish` once, where the trainer ends an episode: the environment's last reward."""
+        """Calls `finish` once when the trainer ends an episode, for the last reward."""
         episode.has_finish = False
-        stop, earned, worker = episode.stop, episode.earned, self._worker
+        stop, earned, worker = episode.stop, episode.ledger.earned, self._worker
 
         def settle(env: Environment, answer: Any) -> Any:
-            last_reward = gate.check_last_reward(answer, max_reward=worker.env.max_reward)
-            paid = worker.weigh({gate.OWN_REWARD: last_reward}, "finish()", earned)
-            return last_reward, paid, gate.check_score(env.score())
+            last_reward = check_finish(answer, max_reward=worker.env.max_reward)
+            paid = worker.weigh({OWN_REWARD: last_reward}, "finish()", earned)
+            return last_reward, paid, check_score(env.score())
 
-        self._pool.submit(Call(episode.slot, lambda env: env.finish(stop), settle))
+        self._pool.submit(EnvCall(episode.slot, lambda env: env.finish(stop), settle))
 
     def _advance(self, key: int, episode: Episode) -> None:
         """Asks for the next action, or ends the episode."""

@@ -1,30 +1,30 @@
-"""One trajectory: what is asked for, and how it comes about."""
+"""A trajectory's request, and its episode while it is played."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from seeupo_jax.envs import gate
-from seeupo_jax.envs.base import Message, Pay, StepResult, Tool
-from seeupo_jax.envs.pool import Failure, Outcome
+from seeupo_jax.envs.base import Message, StepResult, Tool
+from seeupo_jax.envs.pool import CallOutcome, Failure
 from seeupo_jax.envs.snapshot import Snapshot
-from seeupo_jax.policy.files.tokenizer import Conversation, Transcript
+from seeupo_jax.envs.validation import OWN_REWARD
+from seeupo_jax.policy.files.tokenizer import TokenizedConversation, Transcript
 from seeupo_jax.rewards.finished_episode import HISTORY, FinishedEpisode
-from seeupo_jax.rewards.scorer import Scored
+from seeupo_jax.rewards.reward_ledger import RewardLedger
+from seeupo_jax.rewards.scorer import ScoringResult
 from seeupo_jax.rollout.engine.sampling import branch_chance, task_number
 from seeupo_jax.types import Segment, Trajectory
 
 
 @dataclass(frozen=True)
-class Request:
-    """One trajectory to sample: one of group `group`, on one task.
+class EpisodeRequest:
+    """One trajectory to sample, in group `group` on one task.
 
-    member: which of the task's trajectories; its groups share the numbers out.
+    member: its number among the task's trajectories, which the task's groups divide.
     fork: the episode that it continues; None: it begins with its task.
     """
 
@@ -36,31 +36,31 @@ class Request:
     def episode_seed(self, *, seed: int, iteration: int) -> int:
         """Seed of its environment's random transitions, below 2**31 so that any generator takes it.
 
-        It derives from what its tokens' random numbers derive from (`Streams`), or those of the
-        episode that its tree began with.
+        It derives from the numbers that seed its tokens (`Streams`), or for a branch those of its
+        tree's root.
         """
         member = self.member if self.fork is None else self.fork.origin
         numbers = [seed, iteration, task_number(self.task_id), member]
         return int(np.random.SeedSequence(numbers).generate_state(1)[0] >> 1)
 
     def chance(self, turns: int, *, seed: int, iteration: int) -> float:
-        """Uniform in [0, 1), by which it is decided whether it branches after so many turns."""
+        """Uniform in [0, 1): decides whether it branches after a number of turns."""
         numbers = seed, iteration, task_number(self.task_id), self.member
         return branch_chance(*numbers, turns)
 
 
-class Kept(NamedTuple):
-    """What an environment's reply leaves for episodes that continue after it."""
+class ForkPoint(NamedTuple):
+    """A point after an environment's reply at which other episodes may continue."""
 
     snapshot: Snapshot | None
 
 
 @dataclass(frozen=True, eq=False)
 class Fork:
-    """Where an episode begins that continues another one of its group.
+    """The start of an episode that continues another one of its group.
 
-    place: of that one in the group. turns: that it has from it. origin: the member with which the
-      tree began. start: that episode after these turns.
+    place: of the parent in the group. turns: shared with it. origin: member number of the tree's
+      root. start: the parent's state after these turns.
     """
 
     place: int
@@ -70,45 +70,37 @@ class Fork:
 
     @property
     def replayed_turns(self) -> int:
-        """Turns that its environment has to be brought through."""
+        """Turns that its environment has to replay."""
         return self.turns if self.start.snapshot is None else 0
 
 
 @dataclass
 class Episode:
-    """A trajectory in the making."""
+    """A trajectory while it is played."""
 
-    request: Request
+    request: EpisodeRequest
     slot: int  # of the pool: which environment
-    conversation: Conversation | None = None  # none until the environment has begun
+    conversation: TokenizedConversation | None = None  # None until the environment is reset
     transcript: Transcript = field(default_factory=Transcript)
     messages: list[Message] = field(default_factory=list)
     tools: Sequence[Tool] = ()
-    rewards: list[float] = field(default_factory=list)  # of each turn that was sampled
-    turnless_reward: float = 0.0  # paid at the end where no turn was sampled
-    named: dict[str, float] = field(default_factory=lambda: {gate.OWN_REWARD: 0.0})  # unweighted
-    named_turns: dict[str, list[float]] = field(default_factory=dict)  # `named`, of turns
-    has_finish: bool = False  # its environment's `finish` has yet to be called
+    ledger: RewardLedger = field(default_factory=RewardLedger)
+    has_finish: bool = False  # its environment's `finish` must still be called
     score: float = 0.0
     stop: str | None = None
     timeout_counts: bool = False
     retries: int = 0
     info: dict[str, Any] = field(default_factory=dict)
-    said: list[int] = field(default_factory=list)  # each action's place among the messages
+    action_message_indices: list[int] = field(default_factory=list)  # of each turn, in `messages`
     entropy: list[float] = field(default_factory=list)  # `Action.entropy`, where it is known
-    ends: dict[int, Episode] = field(default_factory=dict)  # it, after so many turns, for forks
-    snapshot: Snapshot | None = None  # its environment then; None: replayed
-    replayed: int | None = None  # turns that its environment was brought through; None: all
+    fork_states: dict[int, Episode] = field(default_factory=dict)  # copies by number of turns
+    snapshot: Snapshot | None = None  # of its environment, in a fork state; None: replayed
+    replayed: int | None = None  # turns that its environment has replayed; None: all
 
     @property
     def turn(self) -> int:
         """The number of the turn to be sampled next."""
-        return len(self.rewards)
-
-    @property
-    def earned(self) -> float:
-        """The sum of the rewards so far, rounded once: in whatever order they came, it is one."""
-        return math.fsum((self.turnless_reward, *self.rewards))
+        return len(self.ledger.turns)
 
     @property
     def failed(self) -> bool:
@@ -116,24 +108,22 @@ class Episode:
         return self.stop == "env_error" or (self.stop == "timeout" and not self.timeout_counts)
 
     def copy(self, snapshot: Snapshot | None = None) -> Episode:
-        """It as it is now, whatever becomes of it; with a copy of its environment."""
+        """A copy that later turns do not change, with a snapshot of its environment."""
         return replace(
             self,
             transcript=self.transcript.copy(),
             messages=list(self.messages),
-            rewards=list(self.rewards),
-            named=dict(self.named),
-            named_turns={name: list(turns) for name, turns in self.named_turns.items()},
-            said=list(self.said),
+            ledger=self.ledger.copy(),
+            action_message_indices=list(self.action_message_indices),
             entropy=list(self.entropy),
             retries=0,
-            ends={},
+            fork_states={},
             snapshot=snapshot,
         )
 
     @classmethod
-    def begin(cls, request: Request, slot: int) -> Episode:
-        """An episode of a request; one that continues another has its turns as history."""
+    def begin(cls, request: EpisodeRequest, slot: int) -> Episode:
+        """The episode of a request; a branch begins with its parent's turns."""
         if request.fork is None:
             return cls(request, slot)
         return replace(request.fork.start.copy(), request=request, slot=slot, replayed=0)
@@ -142,16 +132,15 @@ class Episode:
         """The segments read and sampled so far."""
         return self.transcript.segments()
 
-    def on_result(self, outcome: Outcome, timeout_as: str) -> None:
-        """Takes what its environment answered to `reset`, `step` or `finish`; a failure ends it."""
+    def on_result(self, outcome: CallOutcome, timeout_as: str) -> None:
+        """Takes its environment's answer to `reset`, `step` or `finish`; a failure ends it."""
         self.retries += outcome.retries
         result = outcome.result
         if isinstance(result, Failure):
             self.on_failure(result, timeout_as)
-        elif self.stop is not None:  # of `finish`, whose reward is added to the last turn's
+        elif self.stop is not None:  # an answer to `finish`
             last_reward, paid, self.score = result
-            self._name({gate.OWN_REWARD: last_reward})
-            self._add(paid)
+            self.ledger.add({OWN_REWARD: last_reward}, paid)
         elif self.conversation is None:  # of `reset`
             messages, self.tools, self.conversation, self.has_finish = result
             self.messages += messages
@@ -159,23 +148,22 @@ class Episode:
             self._take_step(*result)
 
     def on_failure(self, failure: Failure, timeout_as: str) -> None:
-        """Ends it by what its environment, or its agent, failed by.
+        """Ends it with the failure of its environment or its agent.
 
-        With `timeout_as=zero_reward` an episode counts that hung after an action: the rewards
-        before that turn stay, and its score is 0.
+        With `timeout_as=zero_reward` an episode that hung after an action counts: it keeps the
+        rewards before that turn, and its score is 0.
         """
         self.fail(failure.stop, failure.reason)
-        if failure.stop == "timeout" and timeout_as == "zero_reward" and self.rewards:
+        if failure.stop == "timeout" and timeout_as == "zero_reward" and self.turn:
             self.timeout_counts, self.score = True, 0.0
 
-    def on_scored(self, scored: Scored, paid: Sequence[float]) -> None:
-        """Takes what the reward functions gave, and the weighted sums of it for the last turns."""
-        self._name(scored.rewards)
-        self._add(paid)
+    def on_scored(self, scored: ScoringResult, paid: Sequence[float]) -> None:
+        """Takes the rewards of the reward functions, and their weighted sums of the last turns."""
+        self.ledger.add(scored.rewards, paid)
 
     def view(self, split: str, candidate: str | None = None) -> FinishedEpisode:
-        """The episode for reward functions; for a judge with a candidate of the turn at its end."""
-        named = dict(self.named)
+        """The episode for reward functions or, with a candidate of the next turn, for a judge."""
+        named = dict(self.ledger.named)
         more = () if candidate is None else ({"role": "assistant", "content": candidate},)
         return FinishedEpisode(
             task_id=self.request.task_id,
@@ -184,64 +172,43 @@ class Episode:
             tools=tuple(self.tools),
             stop="candidate" if more else "done" if self.stop is None else self.stop,
             turns=self.turn + len(more),
-            reward=named.pop(gate.OWN_REWARD),
+            reward=named.pop(OWN_REWARD),
             rewards=named,
             score=self.score,
             info=self.info,
         )
 
     def _marked(self) -> Sequence[Message]:
-        """The messages; an assistant's has the key `HISTORY` where the policy has not sampled it.
+        """The messages; an assistant message that the policy did not sample has the key `HISTORY`.
 
-        The turns of an agent have no known places: its messages have been marked before.
+        An agent's messages are marked already: the places of its turns are not known here.
         """
-        if len(self.said) < self.turn:
+        if len(self.action_message_indices) < self.turn:
             return self.messages
-        said = set(self.said)
+        sampled = set(self.action_message_indices)
         return [
             {HISTORY: "sent", **message}
-            if message["role"] == "assistant" and place not in said
+            if message["role"] == "assistant" and place not in sampled
             else message
             for place, message in enumerate(self.messages)
         ]
-
-    def _name(self, rewards: Mapping[str, Pay]) -> None:
-        for name, pay in rewards.items():
-            paid = pay if isinstance(pay, Sequence) else [pay]
-            total = sum(pay) if isinstance(pay, Sequence) else pay
-            self.named[name] = self.named.get(name, 0.0) + total
-            turns = self.named_turns.setdefault(name, [])
-            turns += [0.0] * (self.turn - len(turns))
-            for turn, reward in zip(reversed(range(self.turn)), reversed(paid), strict=False):
-                turns[turn] += reward
-
-    def _add(self, paid: Sequence[float]) -> None:
-        """Adds to the rewards of the last turns."""
-        if not self.rewards:
-            self.turnless_reward += sum(paid)
-            return
-        for turn, reward in enumerate(paid, self.turn - len(paid)):
-            self.rewards[turn] += reward
 
     def _take_step(
         self,
         step: StepResult,
         paid: Sequence[float],
         score: float,
-        conversation: Conversation | None,
-        snapshot: Kept | None,
+        conversation: TokenizedConversation | None,
+        fork_point: ForkPoint | None,
     ) -> None:
-        *earlier, self.rewards[-1] = paid
-        for turn, reward in enumerate(earlier):
-            self.rewards[turn] += reward
-        self._name({gate.OWN_REWARD: step.reward, **step.rewards})
+        self.ledger.add_step({OWN_REWARD: step.reward, **step.rewards}, paid)
         self.score, self.conversation = score, conversation
         self.messages += step.observation
         self.info = self.info | step.info
         if step.done:
             self.stop = "done"
-        if snapshot is not None:
-            self.ends[self.turn] = self.copy(snapshot.snapshot)
+        if fork_point is not None:
+            self.fork_states[self.turn] = self.copy(fork_point.snapshot)
 
     def fail(self, stop: str, reason: str) -> None:
         self.stop, self.info = stop, self.info | {"failure": reason}
@@ -252,14 +219,9 @@ class Episode:
         episode_info = {"score": self.score, "member": request.member, "retries": self.retries}
         if self.entropy:
             episode_info["entropy"] = [round(entropy, 6) for entropy in self.entropy]
-        has_names = weighted or len(self.named) > 1
-        by_turn = {
-            name: (*turns, *[0.0] * (self.turn - len(turns)))
-            for name, turns in self.named_turns.items()
-        }
         return Trajectory(
             segments=self.segments(),
-            reward=self.earned,
+            reward_table=self.ledger.table(with_names=weighted),
             group=request.group,
             task_id=request.task_id,
             seed=seed,
@@ -267,10 +229,7 @@ class Episode:
             messages=tuple(self.messages),
             info=self.info | episode_info,
             policy_version=policy_version,
-            turn_rewards=tuple(self.rewards),
             timeout_counts=self.timeout_counts,
-            rewards=self.named if has_names else {},
-            named_turn_rewards=by_turn if has_names else {},
             parent=None if request.fork is None else request.fork.place,
             fork=0 if request.fork is None else request.fork.turns,
         )

@@ -97,7 +97,7 @@ def _by_name(collected: Collected, good: Sequence[Trajectory]) -> dict[str, floa
 
 
 def _of_agents(collected: Collected, good: Sequence[Trajectory]) -> dict[str, float]:
-    """Why agents came to nothing, and of their calls how many were refused or asked in vain."""
+    """Causes of agents' failures, and counts of their refused and ignored calls."""
     infos = [t.info for t in collected.sampled if LINEAGES in t.info]
     if not infos:
         return {}

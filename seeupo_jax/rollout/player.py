@@ -1,4 +1,4 @@
-"""The interface of players of a collection's episodes, and their options."""
+"""The interface of the players of a collection's episodes, and their options."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from seeupo_jax.configuration import schema
-from seeupo_jax.envs import gate
-from seeupo_jax.envs.base import Pay
+from seeupo_jax.envs.base import TurnRewards
+from seeupo_jax.envs.validation import check_reward
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.rewards.reward_functions import by_turn, weighted_sum
 from seeupo_jax.rewards.scorer import Scorer
 from seeupo_jax.rollout.branching.fork_plan import ForkPlan
 from seeupo_jax.rollout.engine.protocol import Action, Engine
-from seeupo_jax.rollout.episode import Episode, Request
+from seeupo_jax.rollout.episode import Episode, EpisodeRequest
 from seeupo_jax.rollout.watch import Watch
 
 STOP_POLL_S = 0.5  # how long it may take to notice that the run shall stop
@@ -22,17 +22,17 @@ STOP_POLL_S = 0.5  # how long it may take to notice that the run shall stop
 
 @dataclass(frozen=True)
 class RolloutWorker:
-    """This process's part of a rollout: a sampler, what plays episodes, and their rules.
+    """This process's part of a rollout: a sampler, a host of players, and the rules of episodes.
 
     tokenizer: the policy's.
-    env: what environments may return, and what becomes of what they do not.
+    env: bounds of environments' answers, and the treatment of their failures.
     rollout: `max_turns` of an episode; `deterministic`: all open episodes answer before the engine
-      steps again, so that which rows it runs together, and so the last bit of every number, does
-      not depend on how long they take.
-    rewards: functions of finished episodes, and what each reward weighs.
-    judge: of candidates of a turn, where collections sample them.
+      steps again, so that the rows of a batch, and with them the last bit of every number, do not
+      depend on the environments' speed.
+    rewards: functions of finished episodes, and the weight of each reward.
+    judge: of candidates of a turn, if collections sample them.
     stop: whether this process was asked to stop.
-    watch: where others can see how far this process is.
+    watch: shows this process's progress to other threads.
     """
 
     engine: Engine
@@ -45,8 +45,8 @@ class RolloutWorker:
     stop: Callable[[], bool] = lambda: False
     watch: Watch = field(default_factory=Watch)
 
-    def weigh(self, rewards: Mapping[str, Pay], where: str, earned: float) -> list[float]:
-        """The weighted sums of rewards by name, which an episode gets besides what it earned.
+    def weigh(self, rewards: Mapping[str, TurnRewards], where: str, earned: float) -> list[float]:
+        """The weighted sums of rewards by name that an episode gets in addition to `earned`.
 
         Returns:
           A reward for each of the last turns, at least one; see `by_turn`.
@@ -58,9 +58,7 @@ class RolloutWorker:
         for turn_rewards in by_turn(rewards):
             total = weighted_sum(turn_rewards, self.rewards.weights) if turn_rewards else 0.0
             paid.append(
-                gate.check_reward(
-                    total, where, max_reward=self.env.max_reward, earned=sum(paid, earned)
-                )
+                check_reward(total, where, max_reward=self.env.max_reward, earned=sum(paid, earned))
             )
         return paid
 
@@ -71,9 +69,9 @@ class CollectionOptions:
 
     seed, iteration: what random numbers derive from; no two collections share both.
     temperature: None is the training's.
-    policy_version: what the trajectories say of the parameters.
+    policy_version: of the parameters, as recorded in the trajectories.
     split: of the tasks.
-    forks: which trees groups become; None: no conversation branches.
+    forks: the plan of the groups' trees; None: no conversation branches.
     """
 
     seed: int
@@ -86,14 +84,14 @@ class CollectionOptions:
 
 @dataclass(frozen=True)
 class Prefetched:
-    """Episodes that begin before their collection does.
+    """Episodes whose environments are reset before their collection begins.
 
     requests: its first ones.
     options: of that collection; its policy need not be known yet.
-    until: until when they may be left alone, in seconds of the monotonic clock.
+    until: deadline for the collection to begin, in seconds of the monotonic clock.
     """
 
-    requests: tuple[Request, ...]
+    requests: tuple[EpisodeRequest, ...]
     options: CollectionOptions
     until: float
 
@@ -118,12 +116,12 @@ class Player(Protocol):
         """Opens episodes that its host has prefetched, before any other."""
         ...
 
-    def open(self, key: int, request: Request) -> None:
+    def open(self, key: int, request: EpisodeRequest) -> None:
         """Begins an episode; there must be room."""
         ...
 
     def poll(self, wait_s: float) -> list[tuple[int, Episode]]:
-        """Goes on with what has been answered; the episodes that are over since the last poll.
+        """Handles arrived answers; returns the episodes that have finished since the last poll.
 
         Args:
           wait_s: how long to wait for a first answer.
@@ -131,21 +129,21 @@ class Player(Protocol):
         ...
 
     def act(self, action: Action) -> None:
-        """Takes an action that the engine has sampled for it."""
+        """Handles an action that the engine has sampled."""
         ...
 
     @property
     def stepping(self) -> int:
-        """How many episodes wait for something else than an action; any thread may ask."""
+        """Number of episodes that wait for an environment or agent; any thread may call this."""
         ...
 
     @property
     def slowest(self) -> tuple[str, float] | None:
-        """The task that has waited longest, and its seconds; any thread may ask."""
+        """The task that has waited longest, and its seconds; any thread may call this."""
         ...
 
     def close(self) -> None:
-        """Ends the episodes that are still open: the collection is over, or has failed."""
+        """Ends the open episodes when the collection is over or has failed."""
         ...
 
 
@@ -159,17 +157,17 @@ class Host(Protocol):
     def prefetch(
         self,
         worker: RolloutWorker,
-        requests: Sequence[Request],
+        requests: Sequence[EpisodeRequest],
         options: CollectionOptions,
         max_idle_s: float,
     ) -> Prefetched | None:
-        """Begins the first of the next collection's episodes and does not wait; None: cannot."""
+        """Begins the first episodes of the next collection without waiting; None: not supported."""
         ...
 
     def drain(self) -> None:
-        """Ends what was prefetched and will not be collected."""
+        """Ends prefetched episodes that will not be collected."""
         ...
 
     def close(self) -> None:
-        """Ends what it holds."""
+        """Closes its environments or agents."""
         ...

@@ -2,7 +2,7 @@
 
 Where all rewards of a group are equal (of each turn, where turns are compared), so are its
 advantages: zero, if they follow from its rewards alone (`Algorithm.zero_if_equal`). Such groups
-give way to groups of other tasks, which are sampled in a few rounds more.
+give way to groups of other tasks, which are sampled in further rounds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from seeupo_jax.trajectories.forks import forked, turn_nodes
 from seeupo_jax.trajectories.rewards_by_name import named_rewards, named_turn_rewards
 from seeupo_jax.types import Trajectory, learnable, rewards_of
 
-_ITERATIONS = 2**24  # 128 rounds of so many stay below the numbers of `evaluate`
+_ITERATIONS = 2**24  # 128 rounds of 2**24 stay below the numbers of `evaluate`
 
 
 def collection_number(iteration: int, round: int) -> int:
@@ -47,15 +47,15 @@ def has_signal(
     by_turn: bool = False,
     centred: bool = False,
 ) -> bool:
-    """Whether those of a group's rewards that an update learns from differ.
+    """Whether the rewards of a group's learnable trajectories differ.
 
     Args:
-      weights: of named rewards, each of which is compared by itself, as of
-        `Config.compared_weights`; None: their sum is.
-      by_turn: the rewards of each turn are compared, as of `Algorithm.by_turn`; siblings' where
-        trajectories fork.
-      centred: the run's mean is taken from each of these first, as of
-        `Algorithm.keeps_statistics`, so that a turn that was paid 0 is not as none.
+      weights: of named rewards, each compared separately (`Config.compared_weights`); None: the
+        total reward is compared.
+      by_turn: compare the rewards of each turn (`Algorithm.by_turn`); in a group that forks, those
+        of sibling turns.
+      centred: the estimator subtracts the run's mean from each of them first
+        (`Algorithm.keeps_statistics`), so a turn with reward 0 differs from a missing turn.
     """
     places = np.flatnonzero(learnable(group)).tolist()
     included = [group[i] for i in places]
@@ -71,7 +71,7 @@ def has_signal(
 
 
 def _differ(values: Sequence[float | None]) -> bool:
-    """Whether they do in float32, as an estimator reads them: 0.1 + 0.2 is 0.3 there."""
+    """Whether values differ in float32, as an estimator reads them: there 0.1 + 0.2 is 0.3."""
     return len({None if value is None else float(np.float32(value)) for value in values}) > 1
 
 
@@ -84,11 +84,11 @@ def _turns_differ(
 ) -> bool:
     """Whether rewards of turns differ.
 
-    In a group that forks, each turn counts once, beside those that begin where it does.
+    In a group that forks, each turn counts once and is compared with its siblings.
 
     Args:
-      places: in the group, of those whose rewards are given.
-      missing: what a turn counts as after an episode was over; None: as no reward that there is.
+      places: in the group, of the trajectories whose rewards are given.
+      missing: the reward of turns after an episode's end; None: different from any reward.
     """
     if not forked(group):
         return any(map(_differ, itertools.zip_longest(*rewards, fillvalue=missing)))
@@ -112,10 +112,10 @@ def resample(
     by_turn: bool = False,
     centred: bool = False,
 ) -> Collected:
-    """Samples tasks, and in up to so many rounds more others for zero-advantage groups.
+    """Samples tasks, and in up to `rounds` further rounds other tasks for zero-advantage groups.
 
-    A round samples as many tasks as there are such groups; a group with a signal takes the place,
-    and the number, of one without.
+    A round samples one task per such group; a group with a signal replaces one without and takes
+    its number.
 
     Args:
       sample: samples a group of each task, numbered from 0, given the round's number.

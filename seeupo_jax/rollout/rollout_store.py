@@ -1,6 +1,6 @@
-"""The trajectories of an iteration in a file, so that a killed sweep is repeated on the same ones.
+"""Stores an iteration's trajectories in a file: a killed sweep resumes with the same ones.
 
-A file is the SHA-256 of what follows, then zlib's compression of what `parallel.codec` encodes.
+A file is the SHA-256 of its remainder, then the encoding of `parallel.codec`, compressed by zlib.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import jax
 
 from seeupo_jax.durable_files import write_atomically
 from seeupo_jax.parallel.codec import decode, encode
-from seeupo_jax.parallel.distributed import from_first
+from seeupo_jax.parallel.distributed import broadcast_from_primary
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.trajectories.json_lines import plain
 from seeupo_jax.types import Segment, Trajectory
@@ -29,7 +29,7 @@ from seeupo_jax.types import Segment, Trajectory
 _LOGGER = logging.getLogger(__name__)
 _DIGEST_BYTES = 32
 _COMPRESSION = 1  # of zlib: log-probabilities hardly compress, and the rest does at any level
-_NAME = re.compile(r"(\d+)\.rollouts(\.([0-9a-f]+\.)?tmp)?")  # .tmp is what is left of a write
+_NAME = re.compile(r"(\d+)\.rollouts(\.([0-9a-f]+\.)?tmp)?")  # .tmp: remains of an unfinished write
 _TYPES = (Collected, Trajectory, Segment)
 
 
@@ -55,14 +55,13 @@ class RolloutStore:
     def save(
         self, iteration: int, collected: Collected, made_by: str = "", sampled_by: str = ""
     ) -> None:
-        """Keeps a collection: writes it in the background, all of it or nothing.
+        """Stores a collection: writes it atomically in the background.
 
-        A collection that cannot be written is reported and not kept: the only cost is that a killed
-        sweep samples again.
+        A collection that cannot be written is reported: a killed sweep then samples again.
 
         Args:
-          made_by: names the settings that decide, with the parameters, what is sampled.
-          sampled_by: names the parameters that sampled, by a fingerprint.
+          made_by: fingerprint of the settings that, with the parameters, determine the sampling.
+          sampled_by: fingerprint of the parameters that sampled.
         """
         if jax.process_index() == 0:
             origin = {"made_by": made_by, "sampled_by": sampled_by}
@@ -75,7 +74,7 @@ class RolloutStore:
             pending.result()
 
     def close(self) -> None:
-        """Finishes what is being written, and ends the background thread."""
+        """Finishes pending writes and ends the background thread."""
         try:
             self.wait()
         finally:
@@ -91,16 +90,15 @@ class RolloutStore:
             )
 
     def load(self, iteration: int, made_by: str = "", sampled_by: str = "") -> Collected | None:
-        """The iteration's collection, bit for bit; None where there is none that can be used.
+        """The iteration's collection, equal to the bit; None if there is no usable one.
 
-        One that other settings or parameters sampled than those named cannot.
-
-        Of `info` and messages what JSON cannot hold has become text, and tuples and sets lists.
+        A collection of other settings or parameters is not usable. In `info` and messages, values
+        that JSON cannot hold have become text, and tuples and sets lists.
         """
         self.wait()
         first = jax.process_index() == 0
         loaded = self._load(iteration, made_by, sampled_by) if first else None
-        return from_first(loaded, *_TYPES)
+        return broadcast_from_primary(loaded, *_TYPES)
 
     def forget(self, up_to_iteration: int) -> None:
         """Removes the collections of all iterations up to this one: a checkpoint covers them."""
@@ -156,7 +154,7 @@ def _pack(iteration: int, collected: Collected, origin: Mapping[str, str]) -> by
 
 
 def _with_json(trajectories: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
-    """Trajectories whose messages and `info` hold nothing but JSON's values."""
+    """Trajectories with the values of messages and `info` converted to JSON's."""
 
     def as_json(value: Any) -> Any:
         return json.loads(json.dumps(plain(value, finite=False)))

@@ -28,10 +28,10 @@ class TaskDraw(Protocol):
 def draw_tasks(
     shares: Sequence[TaskShare], *, count: int, seed: int, success: TaskSuccess | None = None
 ) -> TaskDraw:
-    """How `count` tasks an iteration are drawn from parts with weights.
+    """The drawing of `count` tasks per iteration from weighted parts.
 
     Args:
-      success: what the tasks of a part are drawn by; None: they are drawn in turn, in epochs.
+      success: rates by which a part's tasks are drawn; None: they are drawn in turn, in epochs.
 
     Raises:
       ValueError: as `share_counts`.
@@ -48,7 +48,7 @@ def draw_tasks(
 
 
 def share_counts(shares: Sequence[TaskShare], count: int) -> list[int]:
-    """How many of an iteration's tasks are of each part: as its weight says, to the nearest.
+    """The number of an iteration's tasks from each part: its weight's share, rounded.
 
     Raises:
       ValueError: a part gets none.
@@ -70,7 +70,7 @@ def share_counts(shares: Sequence[TaskShare], count: int) -> list[int]:
 
 
 class SharedTasks:
-    """Tasks of several parts: so many of each in every iteration, in turn.
+    """Tasks of several parts: a fixed number of each per iteration, in turn.
 
     Args:
       parts: draw those of each part. counts: how many each draws.
@@ -93,7 +93,7 @@ class SharedTasks:
 
 
 class TrainingTasks:
-    """The tasks of every iteration; nothing but the arguments decides them.
+    """The tasks of every iteration, determined by the arguments alone.
 
     Each epoch has its own seeded order of all tasks. Where an iteration reaches into the next
     epoch, tasks of that epoch change places, so that none comes twice in the iteration while
@@ -139,7 +139,7 @@ class TrainingTasks:
             missing.append(epoch)
             epoch, offset = divmod(self._iteration_of(epoch), len(self._task_ids))
             if not 0 < offset < self._count:
-                break  # what `epoch` exchanges does not matter here
+                break  # exchanges within `epoch` do not matter here
         for each in reversed(missing):
             self._exchanges[each] = self._exchange(each)
         return self._exchanges[missing[0] if missing else epoch]
@@ -149,10 +149,10 @@ class TrainingTasks:
         return epoch * len(self._task_ids) // self._count * self._count
 
     def _exchange(self, epoch: int) -> dict[int, int]:
-        """The places that an epoch exchanges in pairs; all others stay as they are.
+        """The pairs of places that an epoch exchanges; all others stay unchanged.
 
-        The iteration under way has the end of an earlier epoch, besides whole ones. Those tasks of
-        it that are at the beginning of this epoch go to the next places whose tasks it has not.
+        The current iteration contains the end of an earlier epoch, besides whole ones. Tasks of
+        that end that this epoch begins with move to the next places whose tasks it lacks.
         There are at most as many of these, so all pairs lie in the epoch's first `count` places.
         """
         size, first = len(self._task_ids), self._iteration_of(epoch)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 class Activity:
     """A collection of this process under way; its numbers may be read a moment apart.
 
-    total: trajectories asked for. active: those that have begun and are not over; stepping: of
-      these, the ones that their environment has been asked for. finished: failed ones included.
+    total: requested trajectories. active: begun and not finished; stepping: of these, those that
+      wait for their environment. finished: including failed ones.
     tokens: sampled so far.
     slowest: the task whose environment has been at work on one call for longest, and for how many
       seconds; None: none is at work.

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from seeupo_jax import envs
 from seeupo_jax.agents.tool_format import TOOL_FORMATS
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.tool_calls import ToolCall
+from seeupo_jax.envs.validation import has_demonstrations
 from seeupo_jax.errors import DataChanged
 from seeupo_jax.supervised.conversation import ALLOWED, ReadConversation, read_conversation
 from seeupo_jax.trajectories.json_lines import read_object, short
@@ -185,7 +185,7 @@ class EnvironmentConversations:
 
     def __init__(self, config: Config, split: str, options: Mapping[str, Any], field: str):
         environment = envs.make(config.env.name, **config.env.options)
-        if not gate.has_demonstrations(environment):
+        if not has_demonstrations(environment):
             raise ValueError(
                 f"{field}: got {DEMONSTRATIONS!r}; allowed: another source, since env"
                 f" {config.env.name} has no demonstrations() and vocabulary()."
@@ -209,7 +209,7 @@ class EnvironmentConversations:
 
 
 @dataclasses.dataclass(frozen=True)
-class WithCallsAsText(Sequence[ReadConversation]):
+class ToolCallsAsText(Sequence[ReadConversation]):
     """Conversations whose tool calls are in Hermes' form, for tokenizers that write none.
 
     Tools that a chat template does not list are listed with the words to write calls so.

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.display.progress import Progress
+from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.envs.base import Demonstration
-from seeupo_jax.envs.tools.null_fields import NullCounts
+from seeupo_jax.envs.null_fields import NullCounts
 from seeupo_jax.learner.imitation.action_segments import Segments, Tokenized
 from seeupo_jax.parallel.distributed import gather
 from seeupo_jax.parallel.stop_signal import Stopped
@@ -20,7 +20,7 @@ from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.supervised.conversation_sources import (
     Conversations,
-    WithCallsAsText,
+    ToolCallsAsText,
     open_conversations,
 )
 from seeupo_jax.types import CONTEXT, Segment
@@ -83,7 +83,7 @@ def tokenize(
     source: Conversations, tokenizer: Tokenizer, *, train_on: str = "all", limit: int | None = None
 ) -> Tokenized:
     """Conversations as segments; tool calls in Hermes' form where the tokenizer writes none."""
-    shown = source if tokenizer.writes_calls else WithCallsAsText(source)
+    shown = source if tokenizer.writes_calls else ToolCallsAsText(source)
     return Tokenized(shown, tokenizer, train_on, limit)
 
 
@@ -245,7 +245,7 @@ def _hold_out(
 
 
 def load_data(
-    config: Config, progress: Progress, stop: Callable[[], bool] = lambda: False
+    config: Config, progress: ProgressDisplay, stop: Callable[[], bool] = lambda: False
 ) -> SftData:
     """`read_data` with the configuration's own tokenizer, shown while it is read.
 

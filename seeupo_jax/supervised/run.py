@@ -13,22 +13,27 @@ import jax
 
 from seeupo_jax.checkpoint.process_sync import on_primary
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.display.progress import Progress
+from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.errors import DataChanged, NotLearning
-from seeupo_jax.evaluation.evaluation import due
+from seeupo_jax.evaluation.evaluation import is_due
 from seeupo_jax.learner.imitation.imitation_batches import ImitationBatch
 from seeupo_jax.learner.optimization.schedule import at_share
 from seeupo_jax.learner.state_layout import final_params
 from seeupo_jax.metrics.checksum import checksum
 from seeupo_jax.metrics.run_manifest import Launch
-from seeupo_jax.parallel.distributed import agree, to_global
+from seeupo_jax.parallel.distributed import max_over_processes, to_global
 from seeupo_jax.parallel.stop_signal import Stopped, StopRequest
 from seeupo_jax.policy_io.build import Policy
 from seeupo_jax.policy_io.policy_folder import write_policy
-from seeupo_jax.policy_io.resuming import check_begins
-from seeupo_jax.supervised.checkpoints import SftCheckpoints
+from seeupo_jax.policy_io.resuming import check_no_lost_checkpoints
 from seeupo_jax.supervised.data import SftData
-from seeupo_jax.supervised.parts import Best, SftParts, SftState, build_sft_parts
+from seeupo_jax.supervised.sft_checkpoints import SftCheckpoints
+from seeupo_jax.supervised.sft_components import (
+    BestLoss,
+    SftComponents,
+    SftState,
+    build_sft_components,
+)
 from seeupo_jax.training.callbacks import Callback
 from seeupo_jax.training.run_description import write_description
 
@@ -37,7 +42,7 @@ def begin_sft(
     config: Config,
     given: Config,
     workdir: Path,
-    progress: Progress,
+    progress: ProgressDisplay,
     request: StopRequest,
     policy: Policy,
     params: Any,
@@ -48,12 +53,12 @@ def begin_sft(
     """A run, and where it begins: anew, or after its newest checkpoint.
 
     Args:
-      config, given: as in `SftParts`.
+      config, given: as in `SftComponents`.
 
     Raises:
       ValueError: what the workdir holds is of another run.
     """
-    parts, train = build_sft_parts(
+    parts, train = build_sft_components(
         config, given, workdir, progress, request, policy, params, data, callbacks
     )
     run = SftRun(parts)
@@ -61,7 +66,7 @@ def begin_sft(
         opened.enter_context(run)
         restored = run.checkpoints.restore(train)
         if restored is None:
-            on_primary(lambda: check_begins(config, workdir))
+            on_primary(lambda: check_no_lost_checkpoints(config, workdir))
         state = SftState(0, train) if restored is None else restored
         if jax.process_index() == 0:
             resumed = restored is not None
@@ -83,7 +88,7 @@ class SftRun:
     With several processes each calls everything, and process 0 writes.
     """
 
-    def __init__(self, parts: SftParts):
+    def __init__(self, parts: SftComponents):
         self.parts, self.checkpoints = parts, SftCheckpoints(parts)
         self._upcoming: Iterator[ImitationBatch] = iter(())
         self._next: tuple[int, ImitationBatch] | None = None  # of which step, and its batch
@@ -151,7 +156,7 @@ class SftRun:
         parts.callbacks.iteration(number, values)
         parts.progress.step(number, parts.steps, f"loss {metrics['loss']:.4f}")
         idle = state.idle + 1 if metrics["update_skipped"] else 0
-        evaluated = not due(parts.config, number, parts.config.sft.eval_every)
+        evaluated = not is_due(parts.config, number, parts.config.sft.eval_every)
         return state._replace(done=number, train=train, evaluated=evaluated, saved=False, idle=idle)
 
     def evaluate(self, state: SftState) -> SftState:
@@ -172,7 +177,7 @@ class SftRun:
         if parts.config.optimizer.ema is not None:
             values["eval/ema"] = 1.0
         if state.done:
-            state = with_loss(state, loss)
+            state = with_held_out_loss(state, loss)
             values["eval/worse"] = state.worse
         else:
             state = state._replace(before=loss)
@@ -185,7 +190,7 @@ class SftRun:
         """Whether a checkpoint is due: by number of steps, or since the held-out loss is lowest."""
         best, settings = state.best, self.parts.config.checkpoint
         improved = best is not None and best.step == state.done and settings.keep_best > 0
-        return improved or due(self.parts.config, state.done, settings.every)
+        return improved or is_due(self.parts.config, state.done, settings.every)
 
     def finish(self, state: SftState) -> int:
         """Waits for the last checkpoint and leaves the policy in WORKDIR/policy.
@@ -249,7 +254,7 @@ class SftRun:
             return None
 
     def _agree_to_go_on(self, state: SftState) -> None:
-        asked, changed = agree([self.parts.request.asked, self._changed is not None])
+        asked, changed = max_over_processes([self.parts.request.asked, self._changed is not None])
         if changed:
             raise self._changed or DataChanged(
                 "--data: got conversations that have changed, as another process found; allowed: a"
@@ -283,11 +288,11 @@ class SftRun:
             self.parts.metrics.write(number, values, sync=sync)
 
 
-def with_loss(state: SftState, loss: float) -> SftState:
+def with_held_out_loss(state: SftState, loss: float) -> SftState:
     """The state with a held-out loss that was measured after a step, in nats per token."""
     best = state.best
     lower = best is None or loss < best.loss
     falls = lower and (state.before is None or loss < state.before)
     return state._replace(
-        best=Best(state.done, loss) if lower else best, worse=0 if falls else state.worse + 1
+        best=BestLoss(state.done, loss) if lower else best, worse=0 if falls else state.worse + 1
     )

@@ -16,12 +16,12 @@ import optax
 from seeupo_jax.checkpoint.process_sync import on_primary
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.supervised_schema import WarmStartStage
-from seeupo_jax.display.progress import Progress
+from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.durable_files import make_folder
 from seeupo_jax.learner.batching import Shapes
 from seeupo_jax.learner.imitation.action_segments import Segments
 from seeupo_jax.learner.imitation.imitation_batches import Batches
-from seeupo_jax.parallel.distributed import agree
+from seeupo_jax.parallel.distributed import max_over_processes
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy_io import build
@@ -29,11 +29,11 @@ from seeupo_jax.policy_io.policy_folder import replace_folder, starting_folder
 from seeupo_jax.policy_io.resuming import WARM_START_FILE, check_same_warm_start, warm_start_note
 from seeupo_jax.supervised.conversation_sources import (
     DEMONSTRATIONS,
-    WithCallsAsText,
+    ToolCallsAsText,
     open_conversations,
 )
 from seeupo_jax.supervised.data import tokenize
-from seeupo_jax.supervised.learner_parts import begin_imitation, supervised
+from seeupo_jax.supervised.sft_config import build_imitation, supervised_config
 
 BLOCK = 16  # batches sorted by length together, as for the shipped policies
 _SHOWN_EVERY_S = 5.0  # to give the loss, a step has to wait for the device
@@ -41,7 +41,7 @@ _AGREED = 10  # steps between two times that processes ask each other whether to
 
 
 def start_policy(
-    config: Config, workdir: Path, progress: Progress, stop: Callable[[], bool]
+    config: Config, workdir: Path, progress: ProgressDisplay, stop: Callable[[], bool]
 ) -> str:
     """The folder of the policy that training starts from, made by a warm start if need be.
 
@@ -52,12 +52,12 @@ def start_policy(
       Stopped: a process was, in a warm start; nothing of it is kept.
       ValueError: only some processes see it, or it was made of something else.
     """
-    if agree([starting_folder(config, workdir) is not None])[0]:
+    if max_over_processes([starting_folder(config, workdir) is not None])[0]:
         on_primary(lambda: check_same_warm_start(config, workdir))
     else:
         _warm_start(config, workdir, progress, stop)
     folder = starting_folder(config, workdir)
-    if agree([folder is None])[0]:
+    if max_over_processes([folder is None])[0]:
         raise ValueError(
             f"--workdir: got {workdir}, whose warm_start not all processes see; allowed: a folder"
             " that all of them share."
@@ -83,7 +83,7 @@ def _keep_output(config: Config, folder: str) -> None:
 
 
 def _warm_start(
-    config: Config, workdir: Path, progress: Progress, stop: Callable[[], bool]
+    config: Config, workdir: Path, progress: ProgressDisplay, stop: Callable[[], bool]
 ) -> None:
     """Trains a policy on demonstrations and leaves it in WORKDIR/warm_start as a model folder."""
     stages, size = config.warm_start.stages, config.warm_start.batch_size
@@ -99,7 +99,7 @@ def _warm_start(
         for index, stage in enumerate(stages)
     ]
     if config.model.path is None:
-        policy, params = build.new_policy(config, WithCallsAsText(sources[-1]))
+        policy, params = build.initial_policy(config, ToolCallsAsText(sources[-1]))
     else:
         policy, params = build.load_policy(config, config.model.path)
     shapes = build.build_shapes(config, policy.mesh, size)
@@ -118,7 +118,9 @@ def _warm_start(
                     progress.step(done, total, f"loss {loss():.4f}")
                     next_shown = time.monotonic() + _SHOWN_EVERY_S
                 # Each step may be another program. Several processes wait for each other to agree.
-                if (jax.process_count() == 1 or done % _AGREED == 0) and agree([stop()])[0]:
+                if (jax.process_count() == 1 or done % _AGREED == 0) and max_over_processes(
+                    [stop()]
+                )[0]:
                     raise Stopped(f"in the warm start, {done} steps into stage {stage_number}")
 
             params = train_stage(config, policy, params, stage, batches, on_step=show)
@@ -172,8 +174,8 @@ def train_stage(
     """
     optimizer = stage_optimizer(stage)
     plain = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, ema=None))
-    plain = supervised(plain, stage.steps)
-    imitation, state = begin_imitation(plain, policy, optimizer, params)
+    plain = supervised_config(plain, stage.steps)
+    imitation, state = build_imitation(plain, policy, optimizer, params)
     for step, batch in zip(range(stage.steps), batches, strict=False):
         state, metrics = imitation.step(state, batch.rows)
         on_step(step + 1, lambda loss=metrics["loss"]: float(loss))

@@ -17,7 +17,7 @@ import jax
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.user_code import located, near_misses, public_functions, shown
 from seeupo_jax.errors import NotLearning
-from seeupo_jax.parallel.distributed import from_first
+from seeupo_jax.parallel.distributed import broadcast_from_primary
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.types import Trajectory
 
@@ -144,7 +144,7 @@ def notify_callbacks(
         with run:
             callbacks.start(done)
             yield
-            failed = from_first(callbacks.error is not None)
+            failed = broadcast_from_primary(callbacks.error is not None)
         if callbacks.error is not None:
             raise callbacks.error
         if failed:

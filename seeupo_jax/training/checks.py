@@ -14,9 +14,10 @@ from seeupo_jax.agents.agent_tasks import find_tasks
 from seeupo_jax.cli.command_line import check_places, check_shared_places, join_cluster, prepare_xla
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.envs import gate
-from seeupo_jax.envs.base import Missing, Tool
-from seeupo_jax.evaluation.episode_host import check_host, started, try_resets
+from seeupo_jax.envs.base import EnvironmentUnavailable, Tool
+from seeupo_jax.envs.tasks import check_tasks, list_task_shares
+from seeupo_jax.envs.validation import has_demonstrations
+from seeupo_jax.evaluation.episode_host import check_host, open_environment, try_resets
 from seeupo_jax.learner.optimization.optimizer import try_optimizer
 from seeupo_jax.learner.optimization.parameter_groups import split_trained
 from seeupo_jax.learner.optimization.schedule import Schedule
@@ -26,7 +27,7 @@ from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.files.tokenizer import Tokenizer
-from seeupo_jax.policy.files.weights import base_folder, read_tokenizer, resolve_path
+from seeupo_jax.policy.files.weights import base_model_folder, read_tokenizer, resolve_path
 from seeupo_jax.policy.lora import with_adapters
 from seeupo_jax.policy_io import build
 from seeupo_jax.policy_io.build_sampler import build_grammars
@@ -37,7 +38,7 @@ from seeupo_jax.rollout.branching.replay import check_replayable
 from seeupo_jax.rollout.engine.grammar import TOOL_CALLS, check_tools
 from seeupo_jax.rollout.tasks import share_counts
 from seeupo_jax.training.algorithm_trial import check_entries
-from seeupo_jax.training.learner_parts import run_optimizer
+from seeupo_jax.training.build_learner import run_optimizer
 from seeupo_jax.training.reference_answers import check_references
 
 
@@ -50,7 +51,7 @@ def prepare_run(config: Config, workdir: Path, check: Callable[[Config], object]
     Raises:
       ValueError: a configuration or a folder that cannot be used.
     """
-    prepare_xla(small=build.is_small(config))
+    prepare_xla(small=build.is_small_policy(config))
     check_places(config, workdir, make=False)
     join_cluster(config)
     check(config)
@@ -91,7 +92,7 @@ def check_first_tasks(config: Config, splits: Sequence[str]) -> None:
     if config.agent.given:
         return check_every_role(config)
     with contextlib.closing(find_tasks(config)) as tasks:
-        parts = [part for split in splits for part in gate.task_shares(tasks, split)]
+        parts = [part for split in splits for part in list_task_shares(tasks, split)]
     firsts = dict.fromkeys(part.task_ids[0] for part in parts)
     path = config.model.path
     tokenizer = None if path is None else read_tokenizer(path, config.chat)
@@ -126,7 +127,7 @@ def check_planned(config: Config) -> tuple[Config, list[str]]:
         missing.append(f"the model's weights and tokenizer; its sizes are from {source}")
     try:
         _check_episodes(config)
-    except Missing as error:
+    except EnvironmentUnavailable as error:
         missing.append(f"the environment's tasks: {error}")
     build.check_layout(given, mesh)
     check_model(given, mesh, tokenizer=given is config)
@@ -181,17 +182,17 @@ def _check_episodes(config: Config) -> None:
         more = (*evaluation.extra_splits, evaluation.select_on)
         splits += [split for split in more if split is not None]
     tasks = find_tasks(config)
-    gate.check_tasks(tasks, splits, labelled=max(1, evaluation.tasks))
-    parts = gate.task_shares(tasks, "train")
+    check_tasks(tasks, splits, labelled=max(1, evaluation.tasks))
+    parts = list_task_shares(tasks, "train")
     share_counts(parts, config.rollout.tasks)
     check_references(config, tasks)
     firsts = [part.task_ids[0] for part in parts if part.task_ids]
     if config.algorithm.forks.kind not in ("none", "candidates"):
-        with started(config.env, calls=2 * len(firsts)) as environment:
+        with open_environment(config.env, calls=2 * len(firsts)) as environment:
             check_replayable(environment, firsts, config.seed, config.env.name)
     if not config.warm_start.stages:
         return
-    if not gate.has_demonstrations(envs.make(config.env.name, **config.env.options)):
+    if not has_demonstrations(envs.make(config.env.name, **config.env.options)):
         raise ValueError(
             f"config.warm_start.stages: got {len(config.warm_start.stages)}; allowed: none, since"
             f" env {config.env.name} has no demonstrations() and vocabulary()."
@@ -221,7 +222,7 @@ def _check_tools(config: Config, tools: Sequence[tuple[Tool, ...]]) -> None:
 def check_model(config: Config, mesh: jax.sharding.Mesh, *, tokenizer: bool = True) -> None:
     """The model has a tokenizer that can talk, the projections that adapters are for, and the
     parameters that groups of the optimizer are of."""
-    arch = build.architecture(config, mesh)
+    arch = build.architecture_of(config, mesh)
     if tokenizer and config.model.path is not None:
         _check_tokenizer(config, arch.vocab_size)
     check_experts(config.algorithm, arch)
@@ -230,15 +231,15 @@ def check_model(config: Config, mesh: jax.sharding.Mesh, *, tokenizer: bool = Tr
             f"config.rollout.quantize: got {config.rollout.quantize!r} for a model of experts;"
             " allowed: none."
         )
-    if build.adapters(config) is not None and not config.lora.merge:
+    if build.adapters_of(config) is not None and not config.lora.merge:
         _check_no_adapters(config.model.path)
-    if build.adapters(config) is not None or config.optimizer.groups:
+    if build.adapters_of(config) is not None or config.optimizer.groups:
         _trained_shapes(config, arch)
 
 
 def _check_no_adapters(path: str | None) -> None:
     """ValueError: adapters that would belong to a model which is adapters itself."""
-    if path is not None and base_folder(resolve_path(path)) != resolve_path(path):
+    if path is not None and base_model_folder(resolve_path(path)) != resolve_path(path):
         raise ValueError(
             f"config.model.path: got {path!r}, which has adapters, with config.lora; allowed: the"
             " folder of their model with config.lora.path, which trains them further, or"
@@ -252,14 +253,14 @@ def check_optimizer(config: Config, mesh: jax.sharding.Mesh, total_steps: int) -
     Raises:
       ValueError: as of `try_optimizer`.
     """
-    shapes = _trained_shapes(config, build.architecture(config, mesh))
+    shapes = _trained_shapes(config, build.architecture_of(config, mesh))
     try_optimizer(config.optimizer, shapes, total_steps=total_steps)
 
 
 def _trained_shapes(config: Config, arch: Architecture) -> Any:
     """Shapes of the parameters that train; ValueError where adapters or groups have none."""
-    lora = build.adapters(config)
-    made = policy.abstract(arch) if lora is None else with_adapters(arch, lora)
+    lora = build.adapters_of(config)
+    made = policy.abstract_network(arch) if lora is None else with_adapters(arch, lora)
     return split_trained(config.optimizer.groups, *made)[0]
 
 

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
-from seeupo_jax.display.progress import Progress
+from seeupo_jax.display.progress import ProgressDisplay
 
 
 class PhaseTimes:
@@ -16,7 +16,7 @@ class PhaseTimes:
     spent: by the names of metrics.
     """
 
-    def __init__(self, progress: Progress):
+    def __init__(self, progress: ProgressDisplay):
         self._progress, self._compilations = progress, progress.compilations
         self.spent: Counter[str] = Counter()
 

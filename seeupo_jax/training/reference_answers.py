@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Tasks
+from seeupo_jax.envs.tasks import list_tasks, task_reference
 from seeupo_jax.learner.credit.information_gain import AnswerTokens
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 
@@ -24,8 +24,8 @@ def check_references(config: Config, tasks: Tasks) -> None:
     """
     if not config.algorithm.estimator.scores_answers:
         return
-    for task_id in gate.task_ids(tasks, "train")[:CHECKED]:
-        if gate.reference(tasks, task_id) is None:
+    for task_id in list_tasks(tasks, "train")[:CHECKED]:
+        if task_reference(tasks, task_id) is None:
             raise ValueError(
                 "config.algorithm.estimator.gain: got reference with"
                 f" advantage={config.algorithm.advantage}, but task {task_id!r} has no reference"
@@ -60,7 +60,7 @@ class ReferenceAnswers:
 
     def _ask(self, task_id: str) -> AnswerTokens | None:
         try:
-            answer = gate.reference(self._tasks, task_id)
+            answer = task_reference(self._tasks, task_id)
             if answer is None:
                 self._warn(f"task {task_id!r} has no reference answer: its turns have no gain.")
                 return None

@@ -12,35 +12,35 @@ import jax
 
 from seeupo_jax.checkpoint.process_sync import on_primary
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.display.progress import Progress
+from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.display.view import COMPILING
-from seeupo_jax.envs import gate
+from seeupo_jax.envs.tasks import labels_by_task
 from seeupo_jax.errors import NotLearning
 from seeupo_jax.evaluation.evaluation import (
     Labels,
-    compared_on,
-    due,
-    evaluate,
+    evaluate_split,
     evaluated_splits,
-    evaluates,
+    is_due,
+    is_evaluated,
+    scored_split,
 )
 from seeupo_jax.learner.credit.running_rewards import running_statistics
-from seeupo_jax.learner.programs import compile_programs
+from seeupo_jax.learner.program_warming import compile_programs
 from seeupo_jax.learner.state_layout import final_params
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.metrics.checksum import checksum
 from seeupo_jax.metrics.run_manifest import UNKNOWN_LAUNCH, Launch
 from seeupo_jax.metrics.statistics import evaluation_prefix
-from seeupo_jax.parallel.distributed import agree
+from seeupo_jax.parallel.distributed import max_over_processes
 from seeupo_jax.parallel.stop_signal import StoppedCompiling, StopRequest
 from seeupo_jax.policy_io.build import Policy
 from seeupo_jax.policy_io.policy_folder import write_policy
-from seeupo_jax.policy_io.resuming import check_begins
+from seeupo_jax.policy_io.resuming import check_no_lost_checkpoints
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.training.callbacks import Callback
 from seeupo_jax.training.run_checkpoints import RunCheckpoints, RunState
-from seeupo_jax.training.run_parts import RunParts, build_parts
-from seeupo_jax.training.stagnation import check_groups, check_paid
+from seeupo_jax.training.run_components import RunComponents, build_components
+from seeupo_jax.training.stagnation import check_groups, check_reward_values
 from seeupo_jax.trajectories.forks import fill_up
 from seeupo_jax.trajectories.reader import TRAIN, evaluation_label
 from seeupo_jax.types import Trajectory, TrajectoryStats
@@ -49,7 +49,7 @@ from seeupo_jax.types import Trajectory, TrajectoryStats
 def begin_run(
     config: Config,
     workdir: Path,
-    progress: Progress,
+    progress: ProgressDisplay,
     request: StopRequest,
     policy: Policy,
     params: Any,
@@ -61,7 +61,7 @@ def begin_run(
     Raises:
       ValueError: what the workdir holds is of another run.
     """
-    parts, train = build_parts(config, workdir, progress, request, policy, params, callbacks)
+    parts, train = build_components(config, workdir, progress, request, policy, params, callbacks)
     run = Run(parts, RunCheckpoints(parts))
     with contextlib.ExitStack() as opened:  # what does not begin is closed
         opened.enter_context(run)
@@ -71,7 +71,7 @@ def begin_run(
         state = run.checkpoints.restore_sweep(state)
         resumed = resumed or state.stopped_sweep is not None
         if not resumed:
-            on_primary(lambda: check_begins(config, workdir))
+            on_primary(lambda: check_no_lost_checkpoints(config, workdir))
         progress.resumed(state.done)
         parts.log.resume_from(state.done + 1 if resumed else 0)
         resumes = (state.done, state.stopped_sweep is not None) if resumed else None
@@ -86,7 +86,7 @@ class Run:
     With several processes each calls everything, and process 0 writes.
     """
 
-    def __init__(self, parts: RunParts, checkpoints: RunCheckpoints):
+    def __init__(self, parts: RunComponents, checkpoints: RunCheckpoints):
         self.parts, self.checkpoints = parts, checkpoints
 
     def __enter__(self) -> Run:
@@ -108,7 +108,7 @@ class Run:
 
         def between(done: int, total: int) -> None:
             parts.progress.step(done, total)
-            if agree([parts.worker.stop()])[0]:
+            if max_over_processes([parts.worker.stop()])[0]:
                 raise StoppedCompiling("stopped while programs were compiled")
 
         parts.progress.phase(COMPILING)
@@ -137,13 +137,13 @@ class Run:
             collected = source.of(
                 iteration,
                 state.train.params,
-                saves=due(config, iteration, config.checkpoint.every),
-                evaluates=evaluates(config, iteration),
+                saves=is_due(config, iteration, config.checkpoint.every),
+                evaluates=is_evaluated(config, iteration),
                 stopped=None if stopped is None else stopped.stored,
             )
             try:
                 check_groups(iteration, collected, grouped=config.algorithm.grouped)
-                check_paid(iteration, collected, config.algorithm)
+                check_reward_values(iteration, collected, config.algorithm)
             except NotLearning:
                 source.forget(iteration)
                 raise
@@ -179,7 +179,7 @@ class Run:
                 parts.ref_params,
                 fill_up(collected.trajectories, parts.config.rollout.trajectories),
                 iteration=iteration,
-                stop=lambda: bool(agree([parts.worker.stop()])[0]),
+                stop=lambda: bool(max_over_processes([parts.worker.stop()])[0]),
                 resume=None if stopped is None else (stopped.arrays, stopped.notes),
                 on_step=on_step,
                 references=references,
@@ -189,7 +189,7 @@ class Run:
             # What was done before a stop took none of the time that is counted here.
             done = metrics["sweep/tokens"] - (0 if stopped is None else stopped.notes["tokens"])
             metrics["sweep/tokens_per_second"] = done / parts.log.spent["time/sweep_s"]
-        evaluated = not evaluates(parts.config, iteration)
+        evaluated = not is_evaluated(parts.config, iteration)
         stats = stats[: len(collected.trajectories)]
         after = RunState(iteration, train, evaluated=evaluated, saved=False, statistics=statistics)
         return after, metrics, stats
@@ -213,7 +213,7 @@ class Run:
         if parts.config.log_checksum:
             more["state/checksum"] = checksum(state.train)
         tasks = {t.task_id for t in collected.sampled}
-        labels = gate.labels_of(parts.tasks, tasks, parts.progress.log)
+        labels = labels_by_task(parts.tasks, tasks, parts.progress.log)
         values = parts.log.iteration(iteration, collected, stats, labels, more)
         parts.callbacks.iteration(iteration, values)
         parts.stagnation.check(iteration, collected, sweep_metrics)
@@ -231,7 +231,7 @@ class Run:
         values: dict[str, float] = {} if state.train.ema is None else {"eval/ema": 1.0}
         with parts.log.apart("evaluation") as spent:
             for split in splits:
-                values |= evaluate(
+                values |= evaluate_split(
                     parts.config,
                     parts.worker,
                     params,
@@ -242,7 +242,7 @@ class Run:
                     on_played=functools.partial(self._on_played, iteration, split),
                 )
         score = None if parts.selects_on is None else state.score
-        selects_on = compared_on(parts.config, parts.selects_on, iteration)
+        selects_on = scored_split(parts.config, parts.selects_on, iteration)
         if selects_on is not None and selects_on in splits:
             score = values[f"{evaluation_prefix(config.split, selects_on)}/avg@{config.k}"]
             values["eval/selected_on"] = float(selects_on == config.split)

@@ -11,7 +11,7 @@ import jax
 from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.errors import NotLearning
-from seeupo_jax.evaluation.missing import selection_notice, splits_left
+from seeupo_jax.evaluation.missing import remaining_splits, selection_notice
 from seeupo_jax.learner.credit.running_rewards import Moments, Statistics
 from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
 from seeupo_jax.metrics.run_manifest import note_checkpoints
@@ -20,11 +20,16 @@ from seeupo_jax.policy_io.resume_check import (
     adapters_note,
     check_same_run,
     check_training,
-    measured_with,
+    score_conditions,
 )
-from seeupo_jax.policy_io.resuming import chat_note, check_same_chat, check_same_sweep, resumption
-from seeupo_jax.training.run_parts import RunParts
-from seeupo_jax.training.trajectory_source import Origin, Stored
+from seeupo_jax.policy_io.resuming import (
+    chat_note,
+    check_same_chat,
+    check_same_sweep,
+    resume_message,
+)
+from seeupo_jax.training.run_components import RunComponents
+from seeupo_jax.training.trajectory_source import SamplingOrigin, StoppedTrajectories
 from seeupo_jax.trajectories.forks import fill_up
 from seeupo_jax.types import TrainState
 
@@ -37,7 +42,7 @@ class StoppedSweep(NamedTuple):
 
     arrays: Mapping[str, Any]
     notes: Mapping[str, Any]
-    stored: Stored
+    stored: StoppedTrajectories
 
 
 class RunState(NamedTuple):
@@ -65,12 +70,12 @@ class RunState(NamedTuple):
 class RunCheckpoints:
     """All of a run that outlives its process; with several processes each calls every method."""
 
-    def __init__(self, parts: RunParts):
+    def __init__(self, parts: RunComponents):
         self._parts = parts
         settings, log = parts.config.checkpoint, parts.progress.log
         folder = find_directory(settings, parts.workdir)
         self._checkpoints = Checkpoints(
-            folder, settings.keep, settings.keep_best, measured=measured_with, log=log
+            folder, settings.keep, settings.keep_best, measured=score_conditions, log=log
         )
         self._folder, self._stopped_folder = folder, f"{folder}/stopped"
         self._stopped = Checkpoints(self._stopped_folder, keep=1, keep_best=0, log=log)
@@ -99,9 +104,9 @@ class RunCheckpoints:
         notice = selection_notice(config, selects_on, notes)
         if notice is not None:
             self._parts.progress.log(notice)
-        self._parts.progress.log(resumption("iteration", done, config.iterations))
+        self._parts.progress.log(resume_message("iteration", done, config.iterations))
         score = self._checkpoints.score(done)
-        left = splits_left(config, selects_on, done, notes, score)
+        left = remaining_splits(config, selects_on, done, notes, score)
         return RunState(
             done,
             train,
@@ -134,7 +139,7 @@ class RunCheckpoints:
         self._check_same_run(notes)
         check_same_sweep(self._parts.config, iteration, notes["config"], self._stopped_folder)
         origin = notes.get("trajectories", {})
-        stored = self._parts.source.stored(iteration, Origin(**origin)) if origin else None
+        stored = self._parts.source.stored(iteration, SamplingOrigin(**origin)) if origin else None
         if stored is None:
             return self._sweep_again(iteration, state, "trajectories are missing")
         room = self._parts.config.rollout.trajectories

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.display.progress import Progress
+from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.evaluation.evaluation import Labels
 from seeupo_jax.metrics.metrics_log import MetricsWriter
 from seeupo_jax.metrics.run_manifest import Launch
@@ -26,7 +26,7 @@ from seeupo_jax.rollout.episode_metrics import (
 )
 from seeupo_jax.training.phase_times import PhaseTimes
 from seeupo_jax.training.run_description import write_description
-from seeupo_jax.trajectories.reader import TRAIN, Shard, evaluation_label
+from seeupo_jax.trajectories.reader import TRAIN, TrajectoryFile, evaluation_label
 from seeupo_jax.trajectories.trajectory_record import TokenTexts
 from seeupo_jax.trajectories.trajectory_writer import TrajectoryWriter
 from seeupo_jax.types import Trajectory, TrajectoryStats
@@ -35,7 +35,9 @@ from seeupo_jax.types import Trajectory, TrajectoryStats
 class RunLog:
     """The files that are written, and an iteration's costs so far; close it in the end."""
 
-    def __init__(self, config: Config, workdir: Path, progress: Progress, tokenizer: Tokenizer):
+    def __init__(
+        self, config: Config, workdir: Path, progress: ProgressDisplay, tokenizer: Tokenizer
+    ):
         telemetry = config.telemetry
         self._config, self._workdir, self._progress = config, workdir, progress
         self._writes = jax.process_index() == 0
@@ -113,7 +115,7 @@ class RunLog:
         )
         values |= dict(more) | spent
         if self._writes:
-            shard = Shard(iteration, TRAIN, evaluation=False)
+            shard = TrajectoryFile(iteration, TRAIN, evaluation=False)
             self._trajectories.write(shard, collected.trajectories, labels, stats)
             if self._trajectories.removed:
                 values["telemetry/shards_removed"] = self._trajectories.removed
@@ -136,7 +138,9 @@ class RunLog:
     ) -> None:
         """Keeps what was played in an evaluation after an iteration."""
         if self._writes:
-            self._trajectories.write(Shard(iteration, split, evaluation=True), trajectories, labels)
+            self._trajectories.write(
+                TrajectoryFile(iteration, split, evaluation=True), trajectories, labels
+            )
             self._metrics.draw(iteration, {}, samples_of(trajectories, evaluation_label(split)))
 
     def evaluation(self, iteration: int, values: Mapping[str, Any]) -> dict[str, Any]:

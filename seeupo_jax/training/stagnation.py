@@ -26,7 +26,7 @@ def check_groups(iteration: int, collected: Collected, *, grouped: bool = True) 
         )
 
 
-def check_paid(iteration: int, collected: Collected, algorithm: Algorithm) -> None:
+def check_reward_values(iteration: int, collected: Collected, algorithm: Algorithm) -> None:
     """NotLearning where a reward is not one that the algorithm's estimator is for."""
     try:
         check_rewards(algorithm, collected.trajectories)
@@ -67,7 +67,7 @@ class Stagnation:
         """
         if iteration == FLAT:
             self.check_outcome()
-        reason = why_idle(metrics)
+        reason = idle_reason(metrics)
         if reason is None:
             self.idle = 0
             return
@@ -93,7 +93,7 @@ class Stagnation:
             self._warn(f"warning: {flat}")
 
 
-def why_idle(metrics: Mapping[str, float]) -> str | None:
+def idle_reason(metrics: Mapping[str, float]) -> str | None:
     """Why no reward moved a parameter in a sweep; None where one did."""
     if not metrics["sweep/turns"]:
         return _why_no_step(metrics)

@@ -12,17 +12,17 @@ import numpy as np
 from seeupo_jax.configuration.entry_points import find_entry
 from seeupo_jax.configuration.reward import reward_weights
 from seeupo_jax.configuration.schema import Config, Rollout
-from seeupo_jax.learner.batching import Rows
+from seeupo_jax.learner.batching import SegmentBatch
 from seeupo_jax.learner.credit.advantages import check_rewards
 from seeupo_jax.learner.sweep import sweep
-from seeupo_jax.learner.sweep_state import Step
+from seeupo_jax.learner.sweep_state import OptimizerStep
 from seeupo_jax.parallel.mesh import make_mesh, row_shards
 from seeupo_jax.policy.files.tokenizer import unassigned_ids
-from seeupo_jax.policy.files.weights import inspect, read_tokenizer
+from seeupo_jax.policy.files.weights import load_architecture, read_tokenizer
 from seeupo_jax.policy_io import build
 from seeupo_jax.rewards.reward_functions import weighted_sum
+from seeupo_jax.training.build_learner import build_learner
 from seeupo_jax.training.checks import check_experts, check_learner, check_optimizer
-from seeupo_jax.training.learner_parts import build_learner
 from seeupo_jax.trajectories.json_lines import plain
 from seeupo_jax.trajectories.rewards_by_name import named_rewards
 from seeupo_jax.trajectories.stored import check_trajectories, read_stored
@@ -31,13 +31,13 @@ from seeupo_jax.types import CONTEXT, Trajectory, learnable
 ITERATION = 1  # of every sweep over stored trajectories
 
 
-def update(
+def update_stored(
     config: Config, policy: build.Policy, params: Any, trajectories: Sequence[Trajectory]
 ) -> tuple[Any, dict[str, Any]]:
     """Runs one sweep from a fresh optimizer state.
 
     Args:
-      config: with room for the trajectories; see `fit`.
+      config: with room for the trajectories; see `fit_config`.
       params: those of the policy's parameters that train; the reference policy's too.
 
     Returns: the parameters after it, and plain values for JSON: `steps` in the order in which they
@@ -62,7 +62,7 @@ def update(
     }
 
 
-def step_values(rows: Rows, step: Step) -> dict[str, Any]:
+def step_values(rows: SegmentBatch, step: OptimizerStep) -> dict[str, Any]:
     """A step's numbers by their names in the JSON of `update`; `weights` float32 [N], NaN: none."""
     metrics = {name: float(value) for name, value in jax.device_get(step.metrics).items()}
     advantage_N = _means(rows, step.advantage, step.turns)
@@ -77,7 +77,7 @@ def step_values(rows: Rows, step: Step) -> dict[str, Any]:
     }
 
 
-def _means(rows: Rows, advantage: Sequence[np.ndarray], turns: Sequence[int]) -> np.ndarray:
+def _means(rows: SegmentBatch, advantage: Sequence[np.ndarray], turns: Sequence[int]) -> np.ndarray:
     """Mean advantage of each trajectory's tokens of some turns, float32 [N]; NaN without tokens.
 
     Without such turns it is that of all its action tokens, and without actions of all its tokens.
@@ -93,7 +93,7 @@ def _means(rows: Rows, advantage: Sequence[np.ndarray], turns: Sequence[int]) ->
 
 
 def _turn_means(
-    rows: Rows, advantage: Sequence[np.ndarray], trajectories: Sequence[Trajectory]
+    rows: SegmentBatch, advantage: Sequence[np.ndarray], trajectories: Sequence[Trajectory]
 ) -> list[list[float | None] | None]:
     """Mean advantage of each turn's tokens, a list a trajectory; None for those left out."""
     owner = np.repeat(rows.trajectory_S, [len(tokens) for tokens in rows.tokens])
@@ -109,13 +109,13 @@ def _turn_means(
     ]
 
 
-def fit(config: Config, trajectories: Sequence[Trajectory]) -> Config:
+def fit_config(config: Config, trajectories: Sequence[Trajectory]) -> Config:
     """The configuration with room for trajectories, and for nothing that it samples itself.
 
     Raises:
       ValueError: more turns than `algorithm.custom_order` orders.
     """
-    rows = Rows.of(trajectories, grouped=config.algorithm.grouped)
+    rows = SegmentBatch.of(trajectories, grouped=config.algorithm.grouped)
     rollout, mesh = config.rollout, make_mesh(config.mesh)
     if config.algorithm.order == "custom" and rows.turns > rollout.max_turns:
         raise ValueError(
@@ -154,7 +154,7 @@ def fit(config: Config, trajectories: Sequence[Trajectory]) -> Config:
     )
 
 
-def prepare(
+def prepare_update(
     config: Config, path: str, log: Callable[[str], None]
 ) -> tuple[Config, list[Trajectory]]:
     """Reads the trajectories at `path`, for the model at `config.model.path`.
@@ -168,9 +168,12 @@ def prepare(
       ValueError: one sentence with what was got and what is allowed.
     """
     if config.optimizer.ema is not None:
-        log("config.optimizer.ema does not count: what is written are the weights after the sweep.")
+        log("config.optimizer.ema does not count: the weights after the sweep are written.")
         config = replace(config, optimizer=replace(config.optimizer, ema=None))
-    arch, tokenizer = inspect(config.model.path), read_tokenizer(config.model.path, config.chat)
+    arch, tokenizer = (
+        load_architecture(config.model.path),
+        read_tokenizer(config.model.path, config.chat),
+    )
     arch = replace(arch, unassigned=unassigned_ids(tokenizer, arch.vocab_size))
     algorithm, grouped = config.algorithm, config.algorithm.grouped
     trajectories = read_stored(
@@ -196,7 +199,7 @@ def prepare(
             "config.algorithm.router_replay: got 'rollout' with stored trajectories, which have no"
             " record of the sampler's experts; allowed: none or old."
         )
-    config = fit(config, trajectories)
+    config = fit_config(config, trajectories)
     mesh = check_learner(config)
     build.check_layout(config, mesh)
     check_optimizer(config, mesh, build.total_steps(config))
@@ -251,6 +254,8 @@ def _weigh(
         )
     weights = reward_weights(config.rewards)
     return [
-        replace(t, reward=weighted_sum(t.rewards, weights)) if t.rewards else t
+        replace(t, reward_table=t.reward_table.with_reward(weighted_sum(t.rewards, weights)))
+        if t.rewards
+        else t
         for t in trajectories
     ]

@@ -16,19 +16,19 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs.base import TaskShare
 from seeupo_jax.parallel.fingerprint import fingerprint
 from seeupo_jax.policy_io.build import Policy
-from seeupo_jax.policy_io.resume_check import made_by
+from seeupo_jax.policy_io.resume_check import sampling_hash
 from seeupo_jax.rollout.branching.plans import make_plan, root_requests
 from seeupo_jax.rollout.collect import Collected, collect, group_requests, prefetch
 from seeupo_jax.rollout.curriculum import TaskSuccess
 from seeupo_jax.rollout.engine.sampling import quantization_note, truncation_note
-from seeupo_jax.rollout.episode import Request
+from seeupo_jax.rollout.episode import EpisodeRequest
 from seeupo_jax.rollout.player import CollectionOptions, Prefetched, RolloutWorker
 from seeupo_jax.rollout.resample import collection_number, resample
 from seeupo_jax.rollout.rollout_store import RolloutStore
 from seeupo_jax.rollout.tasks import draw_tasks, repeats
 
 
-class Origin(NamedTuple):
+class SamplingOrigin(NamedTuple):
     """Fingerprints of the parameters that sampled an iteration, and of those its sweep began with.
 
     They differ where the iteration was sampled ahead.
@@ -38,11 +38,11 @@ class Origin(NamedTuple):
     swept: str
 
 
-class Stored(NamedTuple):
+class StoppedTrajectories(NamedTuple):
     """Trajectories of a sweep that was stopped, and their origin."""
 
     collected: Collected
-    origin: Origin
+    origin: SamplingOrigin
 
 
 class _Ahead(NamedTuple):
@@ -52,7 +52,7 @@ class _Ahead(NamedTuple):
     params: Any
     sampled_by: str
     version: int
-    brought: Future[tuple[Collected, bool]]
+    sampled: Future[tuple[Collected, bool]]
 
 
 class TrajectorySource:
@@ -94,14 +94,14 @@ class TrajectorySource:
             shares, count=config.rollout.tasks, seed=config.seed, success=self.success
         )
         self._store = RolloutStore(workdir / "rollouts", log=log)
-        self._made_by, self._forks = made_by(config), make_plan(config)
+        self._made_by, self._forks = sampling_hash(config), make_plan(config)
         self._sampler = ThreadPoolExecutor(1, thread_name_prefix="rollout")
         self._ahead: _Ahead | None = None
         self._prefetched: Prefetched | None = None  # environments of the next iteration
         # What was sampling ahead when the run was stopped: nothing else holds these parameters.
         folder = f"{find_directory(config.checkpoint, workdir)}/ahead"
         self._samplers = Checkpoints(folder, 1, 0, log=log)
-        self.origin: Origin | None = None  # of the latest trajectories
+        self.origin: SamplingOrigin | None = None  # of the latest trajectories
 
     def compile(self, params: Any) -> None:
         """Compiles the fingerprint of the parameters."""
@@ -114,7 +114,7 @@ class TrajectorySource:
         *,
         saves: bool,
         evaluates: bool,
-        stopped: Stored | None = None,
+        stopped: StoppedTrajectories | None = None,
     ) -> Collected:
         """The iteration's trajectories, stored in the background; meanwhile the next one begins.
 
@@ -151,10 +151,10 @@ class TrajectorySource:
             self._prefetched = prefetch(self._worker, requests, options, rollout.reset_ahead_s)
         return collected
 
-    def stored(self, iteration: int, origin: Origin) -> Stored | None:
+    def stored(self, iteration: int, origin: SamplingOrigin) -> StoppedTrajectories | None:
         """The trajectories of a sweep that was stopped; None where they are not there."""
         collected = self._store.load(iteration, self._made_by, origin.sampled_by)
-        return None if collected is None else Stored(collected, origin)
+        return None if collected is None else StoppedTrajectories(collected, origin)
 
     def wait(self) -> None:
         """Returns when what was sampled is on the disk."""
@@ -190,16 +190,16 @@ class TrajectorySource:
         if self._ahead is None and self._config.rollout_ahead:
             self._ahead = self._resume_ahead(iteration, params)
         if self._ahead is None:
-            self.origin = Origin(swept, swept)
-            return self._bring(iteration, params, swept, iteration - 1)
-        brought = self._ahead.brought.result()
-        self.origin, self._ahead = Origin(self._ahead.sampled_by, swept), None
-        return brought
+            self.origin = SamplingOrigin(swept, swept)
+            return self._load_or_sample(iteration, params, swept, iteration - 1)
+        sampled = self._ahead.sampled.result()
+        self.origin, self._ahead = SamplingOrigin(self._ahead.sampled_by, swept), None
+        return sampled
 
-    def _bring(
+    def _load_or_sample(
         self, iteration: int, params: Any, sampled_by: str, version: int
     ) -> tuple[Collected, bool]:
-        """Trajectories of these parameters, and whether they were stored; they are now."""
+        """Trajectories of these parameters, stored now if they were not; and whether they were."""
         collected = self._store.load(iteration, self._made_by, sampled_by)
         if collected is not None:
             return collected, True
@@ -233,10 +233,10 @@ class TrajectorySource:
         return self._begin_ahead(iteration, params, notes["sampled_by"], version=notes["version"])
 
     def _begin_ahead(self, iteration: int, params: Any, sampled_by: str, *, version: int) -> _Ahead:
-        brought = self._sampler.submit(self._bring, iteration, params, sampled_by, version)
-        return _Ahead(iteration, params, sampled_by, version, brought)
+        sampled = self._sampler.submit(self._load_or_sample, iteration, params, sampled_by, version)
+        return _Ahead(iteration, params, sampled_by, version, sampled)
 
-    def _requests(self, tasks: Sequence[str]) -> list[Request]:
+    def _requests(self, tasks: Sequence[str]) -> list[EpisodeRequest]:
         """The first requests of a collection of these tasks."""
         return root_requests(group_requests(tasks, self._config.rollout.group_size), self._forks)
 

@@ -1,8 +1,9 @@
-"""Episodes of an evaluation in a file: what a stopped evaluation resumes from, and what was said.
+"""The file of an evaluation's episodes, from which a stopped evaluation resumes.
 
-JSON lines. The first is `{"settings": {...}}`, all that decides how an episode goes; every other
-one is an `Episode`, appended as soon as it is over. An episode whose environment failed is played
-again by the next evaluation, so a later line of the same task and member replaces an earlier one.
+JSON lines. The first is `{"settings": {...}}`, all settings that affect an episode; every other
+one is an `EvaluationEpisode`, appended as soon as it is over. An episode whose environment failed
+is played again by the next evaluation, so a later line of the same task and member replaces an
+earlier one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from seeupo_jax.durable_files import make_folder, sync_file, sync_folder
-from seeupo_jax.errors import naming
+from seeupo_jax.errors import name_file
 from seeupo_jax.parallel.file_lock import exclusive
 from seeupo_jax.trajectories.json_lines import plain, read_object, short, to_line
 from seeupo_jax.trajectories.policy_fingerprint import (
@@ -29,13 +30,13 @@ from seeupo_jax.types import Trajectory
 
 
 @dataclass(frozen=True)
-class Episode:
+class EvaluationEpisode:
     """One line of the file.
 
     task_id, member: which task, and which of its k episodes, from 0.
-    score: the environment's, in [0, 1]; 1 is success. reward: what training would have maximised.
+    score: the environment's, in [0, 1]; 1 is success. reward: as training maximises it.
     stop: done | max_turns | max_tokens | env_error | timeout.
-    failed: the environment failed, so that the episode is in no statistic.
+    failed: the environment failed; the episode is left out of all statistics.
     turns: messages of the policy.
     messages: the whole conversation, `{"role": ..., "content": ...}` each, in order.
     info: the environment's last counters and labels, and `failure`: why it failed.
@@ -65,7 +66,7 @@ class Episode:
         return math.nan if self.failed else float(self.score >= 1)
 
 
-# The fields of an episode, and what JSON gives for them.
+# The fields of an episode, and their types after JSON.
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "task_id": (str,),
     "member": (int,),
@@ -83,10 +84,10 @@ _BEGINNING = b'{"settings":'
 _LATER = (FINGERPRINT, "chat.")  # settings, by how their names begin, that old files lack
 
 
-def to_episode(trajectory: Trajectory, labels: Mapping[str, str]) -> Episode:
+def to_episode(trajectory: Trajectory, labels: Mapping[str, str]) -> EvaluationEpisode:
     """An episode of a trajectory: all but its tokens."""
     info = dict(trajectory.info)
-    return Episode(
+    return EvaluationEpisode(
         task_id=trajectory.task_id,
         member=info.pop("member"),
         score=float(info.pop("score")),
@@ -105,11 +106,11 @@ class EpisodeFile:
     """The file, open for one evaluation at a time; a context that closes it.
 
     Args:
-      path: made, with its folder, if it is not there. A last line that a kill cut short goes.
+      path: made, with its folder, if it is not there. A last line that a kill cut short is removed.
       settings: texts, numbers and lists of them by name. The file's must be the same; a fingerprint
         must be such that `may_be_same`, and is not compared where either has none.
-      others: files of processes that this evaluation does not have, as of `process_files`. What
-        they hold of the same settings, and this file does not, is copied into it.
+      others: files of processes that this evaluation does not have, as `process_files` gives them.
+        Their episodes of the same settings that this file lacks are copied into it.
 
     Attributes:
       played: the episodes that need not be played again, by task and member.
@@ -120,9 +121,9 @@ class EpisodeFile:
 
     def __init__(self, path: Path, settings: Mapping[str, Any], others: Sequence[Path] = ()):
         self.path = path
-        self.played: dict[tuple[str, int], Episode] = {}
+        self.played: dict[tuple[str, int], EvaluationEpisode] = {}
         make_folder(path.parent)
-        with naming(path), contextlib.ExitStack() as opened:
+        with name_file(path), contextlib.ExitStack() as opened:
             opened.enter_context(exclusive(path.with_name(f".{path.name}.lock"), f"got {path}"))
             self._file = opened.enter_context(path.open("a+b"))
             sync_folder(path.parent)
@@ -132,14 +133,14 @@ class EpisodeFile:
                     self.add(episode)
             self._opened = opened.pop_all()
 
-    def add(self, episode: Episode) -> None:
+    def add(self, episode: EvaluationEpisode) -> None:
         """Appends an episode; it is in the file when this returns, on the disk after `close`."""
         self._append(asdict(episode))
         self._take(episode)
 
     def close(self) -> None:
-        """Waits until all is on the disk: the figures that the command gives are of it."""
-        with naming(self.path), self._opened:
+        """Waits until all lines are on the disk; the command reports figures only after that."""
+        with name_file(self.path), self._opened:
             self._file.flush()
             sync_file(self.path)
 
@@ -162,13 +163,13 @@ class EpisodeFile:
         if saved is None:
             self._append({"settings": settings})
 
-    def _take(self, episode: Episode) -> None:
+    def _take(self, episode: EvaluationEpisode) -> None:
         if not episode.failed:
             self.played[episode.key] = episode
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        # What an environment puts into `info` may be no JSON: then its text is kept.
-        with naming(self.path):
+        # An environment's `info` may hold values that are no JSON: their text is kept.
+        with name_file(self.path):
             self._file.write(to_line(plain(line, finite=False), finite=False))
             self._file.flush()
 
@@ -207,7 +208,7 @@ def process_files(path: Path, first: int) -> list[Path]:
 
 def _of_others(
     paths: Sequence[Path], given: Mapping[str, Any], names: Iterable[str] | None = None
-) -> Iterator[Episode]:
+) -> Iterator[EvaluationEpisode]:
     """Episodes of the same settings that need not be played again.
 
     Args:
@@ -223,7 +224,7 @@ def _of_others(
 
 
 def _content(path: Path) -> bytes:
-    with naming(path):
+    with name_file(path):
         return path.read_bytes()
 
 
@@ -252,7 +253,7 @@ def _read(path: Path, content: bytes) -> tuple[dict[str, Any] | None, list[dict[
     return None, []
 
 
-def _episodes(path: Path, lines: Sequence[dict[str, Any]]) -> Iterator[Episode]:
+def _episodes(path: Path, lines: Sequence[dict[str, Any]]) -> Iterator[EvaluationEpisode]:
     """The episodes that follow the settings."""
     for number, line in enumerate(lines, 2):
         # Files from before rewards had names have none.
@@ -265,7 +266,7 @@ def _episodes(path: Path, lines: Sequence[dict[str, Any]]) -> Iterator[Episode]:
                 raise ValueError(
                     f"{path} line {number}: {name}: got {short(value)}; allowed: {allowed}."
                 )
-        yield Episode(**values)
+        yield EvaluationEpisode(**values)
 
 
 def _check(

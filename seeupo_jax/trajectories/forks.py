@@ -1,4 +1,4 @@
-"""Trajectories that share their first turns: which of them owns a turn, and what tree they make.
+"""Trajectories that share their first turns: the owner of each turn, and the tree that they form.
 
 A trajectory that continues another one names it: `parent`, its place in the group, and `fork`, how
 many of its first turns are that one's. A shared turn belongs to the first trajectory that has it
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from seeupo_jax.types import CONTEXT, Trajectory
+from seeupo_jax.types import CONTEXT, RewardRow, RewardTable, Trajectory
 
 
 def forked(trajectories: Sequence[Trajectory]) -> bool:
@@ -58,7 +58,7 @@ def _check(trajectory: Trajectory, earlier: Sequence[Sequence[int]], turns: int)
 
 
 def check_forks(trajectories: Sequence[Trajectory]) -> None:
-    """Whether each that names a parent has that one's tokens in the turns that they share.
+    """Checks that each trajectory with a parent has the parent's tokens in the turns they share.
 
     Raises:
       ValueError: one sentence with the line, what was got and what is allowed.
@@ -94,7 +94,7 @@ def shared_turns(trajectories: Sequence[Trajectory], counted: Sequence[bool]) ->
 
 
 def node_numbers(trajectories: Sequence[Trajectory], turns: int) -> np.ndarray:
-    """`turn_nodes` as int32 [N, K] for so many turns; -1 where there is no such turn."""
+    """`turn_nodes` as int32 [N, K] for K turns; -1 after a trajectory's last turn."""
     node_NK = np.full((len(trajectories), turns), -1, np.int32)
     for row, path in enumerate(turn_nodes(trajectories)):
         node_NK[row, : len(path)] = path
@@ -121,7 +121,7 @@ def fill_up(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:
     With forks an iteration has fewer than `tasks x group_size` where episodes are over early; its
     programs are compiled for all.
     """
-    absent = Trajectory((), 0.0, group=-1, stop="env_error")
+    absent = Trajectory((), RewardTable(RewardRow(0.0)), group=-1, stop="env_error")
     return [*trajectories, *[absent] * (count - len(trajectories))]
 
 
@@ -146,7 +146,7 @@ def find_forks(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
 
 
 def _beginnings(trajectory: Trajectory) -> list[tuple[int, bytes, bytes]]:
-    """What ends with each turn: its segment, and the segment's tokens and turns so far."""
+    """For each turn its segment, and that segment's tokens and turns up to the turn's end."""
     ends: dict[int, tuple[int, bytes, bytes]] = {}
     for number, segment in enumerate(trajectory.segments):
         tokens_L, turn_L = (np.asarray(x_L, np.int32) for x_L in (segment.tokens_L, segment.turn_L))

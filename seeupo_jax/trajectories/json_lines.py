@@ -14,7 +14,7 @@ from seeupo_jax.configuration.user_code import shortened
 from seeupo_jax.durable_files import write_atomically
 from seeupo_jax.errors import file_errors
 
-_SHOWN = 60  # characters of what was got
+_SHOWN = 60  # characters of the value in an error
 
 
 def plain(value: Any, *, finite: bool = True) -> Any:
@@ -74,7 +74,7 @@ def short(value: Any) -> str:
 
 
 def write_json(file: Path | None, value: Mapping[str, Any] | list[Any]) -> None:
-    """Writes what a command found, where a file was asked for; null for what is no number.
+    """Writes a command's results to a file, if one was asked for; NaN and infinities become null.
 
     Raises:
       WriteError: it could not be written, and is on the standard output instead.

@@ -1,4 +1,4 @@
-"""What tells one served policy from another: the likeliest answer to a fixed prompt."""
+"""Fingerprint of a served policy: its likeliest answer to a fixed prompt."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The trajectories of a run on disk: gzip JSON lines, a shard per iteration and split.
 
-`docs/trajectories.md` says what a record holds. Nothing here needs jax.
+`docs/trajectories.md` describes a record. This module does not need jax.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NAME = re.compile(r"(?P<kind>train|eval_(?P<split>.+))_(?P<iteration>[0-9]{6,})
 _COMPRESSION = 6
 _NUMBER = (int, float)
 
-# The fields of a record, and what JSON gives for them.
+# The fields of a record, and their types after JSON.
 FIELDS: Mapping[str, tuple[type, ...]] = {
     "schema": (int,),
     "split": (str,),
@@ -56,7 +56,7 @@ FIELDS: Mapping[str, tuple[type, ...]] = {
     "segments": (list,),
 }
 _NUMBERS = (*_NUMBER, type(None))
-# The lists of a segment, as long as each other, and of a record, and what is in them.
+# The lists of a segment, all of one length, and of a record, with the types of their elements.
 SEGMENT_FIELDS: Mapping[str, tuple[type, ...]] = {
     "tokens": (int,),
     "turn": (int,),
@@ -68,7 +68,7 @@ SEGMENT_FIELDS: Mapping[str, tuple[type, ...]] = {
 _LISTS = {"turn_rewards": _NUMBERS, "weights": _NUMBERS}
 
 
-class Shard(NamedTuple):
+class TrajectoryFile(NamedTuple):
     """One file: the rollouts of an iteration, or an evaluation after it; sorts as they are read."""
 
     iteration: int
@@ -77,7 +77,7 @@ class Shard(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """What it shares with the shards of other iterations."""
+        """The part of its name that files of other iterations share."""
         return f"eval_{quote(self.split, safe='')}" if self.evaluation else TRAIN
 
     @property
@@ -89,17 +89,17 @@ class Shard(NamedTuple):
 
 
 def evaluation_label(split: str) -> str:
-    """What an evaluation on a split is called where training's rollouts are called by theirs."""
+    """The label of an evaluation on a split, next to the labels of training splits."""
     return f"eval_{split}" if split == TRAIN else split
 
 
-def find_shards(workdir: str | Path) -> list[Shard]:
+def find_shards(workdir: str | Path) -> list[TrajectoryFile]:
     """The shards of a run, in order; [] where there are none."""
     folder = Path(workdir) / FOLDER
     names = (entry.name for entry in folder.iterdir()) if folder.is_dir() else ()
     matches = (match for name in names if (match := _NAME.fullmatch(name)))
     return sorted(
-        Shard(int(m["iteration"]), unquote(m["split"] or TRAIN), m["split"] is not None)
+        TrajectoryFile(int(m["iteration"]), unquote(m["split"] or TRAIN), m["split"] is not None)
         for m in matches
     )
 
@@ -113,15 +113,15 @@ def read_trajectories(
 ) -> Iterator[dict[str, Any]]:
     """The records of a run, one at a time, in order of (iteration, split, group, member).
 
-    A shard whose end is missing, as after a copy that broke off, gives what is whole of it, and one
-    that the run has removed since the call gives nothing; a sentence is logged.
+    A file that is cut off, as after a copy that broke off, gives its complete records; a file that
+    the run has removed since the call gives none. Both log a sentence.
 
     Args:
       workdir: the run's folder, or a copy of it.
       split: `train`, or an evaluation's; None: all.
       iterations: those to read; None: all.
-      evaluation: False: what training learned from; True: what was played in evaluations, which may
-        be on split `train` too; None: both.
+      evaluation: False: rollouts of training; True: episodes of evaluations, also of those on split
+        `train`; None: both.
 
     Raises:
       ValueError: no such folder; a line that is no record, with its file, what was got and what is
@@ -173,8 +173,8 @@ def pack_shard(records: Iterable[Mapping[str, Any]]) -> bytes:
     return b"".join([*parts, pack.flush()])
 
 
-def write_shard(workdir: str | Path, shard: Shard, data: bytes) -> None:
-    """Puts a file where it belongs, in place of what was there, all of it or nothing."""
+def write_shard(workdir: str | Path, shard: TrajectoryFile, data: bytes) -> None:
+    """Writes a file atomically in its place, replacing an earlier one."""
     write_atomically(shard.path(workdir), data)
 
 
@@ -185,7 +185,7 @@ def _ended(line: bytes) -> bytes:
 
 
 def _record(line: bytes, where: str, evaluation: bool) -> dict[str, Any]:
-    # What earlier versions did not write.
+    # Fields that earlier versions did not write.
     record = {"rewards": {}, "named_turn_rewards": {}, "evaluation": evaluation} | read_object(
         line, where, "a record, a JSON object"
     )

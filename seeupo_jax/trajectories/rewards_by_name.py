@@ -1,4 +1,4 @@
-"""The named rewards of trajectories, side by side."""
+"""The named rewards of several trajectories as columns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from seeupo_jax.envs.gate import OWN_REWARD as OWN_REWARD
+from seeupo_jax.envs.validation import OWN_REWARD as OWN_REWARD
 from seeupo_jax.types import Trajectory, rewards_of
 
 
@@ -22,7 +22,7 @@ def named_rewards(
         alphabet: the order of the trajectories does not matter.
     """
     named = {name for t in trajectories for name in t.rewards}
-    # Without names all of a reward is the environment's own.
+    # A reward without names is all the environment's own.
     given = [t.rewards if t.rewards else {OWN_REWARD: t.reward} for t in trajectories]
     names = _in_order(named, first)
     return {name: np.array([g.get(name, 0.0) for g in given], np.float64) for name in names}
@@ -34,8 +34,8 @@ def named_turn_rewards(
     """As `named_rewards`, for each turn: a list per trajectory, empty for one that failed.
 
     Args:
-      earlier: names of the run so far, which no trajectory here needs to have; `env` alone is of
-        rewards without names.
+      earlier: names that the run has had, even if no trajectory here has them; `env` alone does not
+        count as a name.
     """
     named = {name for t in trajectories if not t.failed for name in t.named_turn_rewards}
     if named or {*earlier} - {OWN_REWARD}:

@@ -1,4 +1,4 @@
-"""Turns as their environments see them: from which state each began, and what was executed."""
+"""The environment's view of turns: the state before each, and whether its action was executed."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 
 from seeupo_jax.types import CONTEXT, Segment, Trajectory
 
-# Of `info`: where an environment names the states itself, and says which actions it executed.
+# Keys of `info`: the states that an environment names, and which actions it executed.
 NAMES, EXECUTED = "states", "executed"
 
 
 def turn_states(trajectories: Sequence[Trajectory]) -> np.ndarray:
     """The state that each turn began from; equal numbers are equal states.
 
-    A state is the context tokens between the action before and this one, or before the first one of
-    a segment all of them; or what the environment names it: `info["states"]` lists the states
-    before each of its steps so far.
+    A state is named by the environment, if `info["states"]` lists one before each of its steps so
+    far. Otherwise it is the context tokens between the previous action and this one; for the first
+    action of a segment, all tokens before it.
 
     Returns: int32 [N, K], K of the longest trajectory; -1 where there is no such turn, and for all
       turns of a trajectory that failed.
@@ -37,7 +37,7 @@ def turn_states(trajectories: Sequence[Trajectory]) -> np.ndarray:
 
 
 def executed_turns(trajectory: Trajectory) -> Sequence[bool]:
-    """For each turn whether its action was executed; True where the environment does not say.
+    """For each turn whether its action was executed; True if the environment does not report it.
 
     `info["executed"]` lists it for each of its steps so far. A step that hung was not executed.
 
@@ -56,15 +56,15 @@ def _states(trajectory: Trajectory) -> Iterator[tuple[int, str | bytes]]:
     if NAMES not in trajectory.info:
         return read
     names = of_steps(trajectory, NAMES, str, "texts")
-    # A step that hung named no state: there it is what was read.
+    # A step that hung named no state: the tokens read before it are its state.
     return itertools.chain(enumerate(names), (pair for pair in read if pair[0] >= len(names)))
 
 
 def of_steps(trajectory: Trajectory, name: str, kind: type, words: str) -> Sequence[Any]:
-    """What `info[name]` lists of each step so far; of one that hung there may be nothing.
+    """The list `info[name]` with one entry per step; a last step that hung may have none.
 
     Args:
-      kind, words: what the list holds, as a type and for people.
+      kind, words: the elements of the list, as a type and in words.
 
     Raises:
       ValueError: another number of them than there are turns, or something else.
@@ -81,7 +81,7 @@ def of_steps(trajectory: Trajectory, name: str, kind: type, words: str) -> Seque
 
 
 def _read(segment: Segment) -> Iterator[tuple[int, bytes]]:
-    """Each turn of a segment, and the bytes of what was read just before it."""
+    """Each turn of a segment, with the bytes of the context read just before it."""
     turn_L, tokens_L = segment.turn_L, np.asarray(segment.tokens_L, np.int32)
     begins = np.flatnonzero(np.diff(turn_L, prepend=CONTEXT))
     ends = np.flatnonzero(np.diff(turn_L, append=CONTEXT)) + 1

@@ -1,4 +1,4 @@
-"""Trajectories in a file: a JSON object per line, from wherever they were sampled.
+"""Trajectories in a file: a JSON object per line, sampled by any program.
 
 A line has
   tokens  ids;
@@ -8,7 +8,7 @@ A line has
   logp    optional, of each token: what the sampler recorded, 0 at context;
   stop    optional: done, max_turns, max_tokens, unchosen, or env_error and timeout of one that
           failed;
-  turn_rewards  optional, a number a turn; without it all of `reward` came with the last turn;
+  turn_rewards  optional, a number per turn; without it all of `reward` belongs to the last turn;
   rewards       optional, numbers by name: the same names in every line that did not fail.
   parent  optional: the place in its group, from 0, of an earlier line that it continues;
   fork    with `parent`: how many of its first turns are that line's.
@@ -28,7 +28,7 @@ import numpy as np
 from seeupo_jax.configuration.user_code import NAMES, is_name
 from seeupo_jax.trajectories.forks import check_forks, find_forks
 from seeupo_jax.trajectories.json_lines import read_object, short
-from seeupo_jax.types import CONTEXT, UNCHOSEN, Segment, Trajectory, learnable
+from seeupo_jax.types import CONTEXT, UNCHOSEN, RewardTable, Segment, Trajectory, learnable
 
 REQUIRED = ("tokens", "turn", "reward", "group")
 OPTIONAL = ("logp", "rewards", "stop", "turn_rewards")
@@ -36,12 +36,12 @@ FORK = ("parent", "fork")
 STOPS = ("done", "max_turns", "max_tokens", UNCHOSEN, "env_error", "timeout")
 _INT32 = 2**31
 _LARGEST = 1e38  # about what float32 holds
-_ROUNDING = 0.01  # a sampler's log-probability of what is certain may come out above 0
+_ROUNDING = 0.01  # a sampler may round the log-probability of a certain token to above 0
 _SUM = 1e-6  # rewards of turns add up to one that is no further from their sum
 
 
 class _Kind(NamedTuple):
-    """What one kind of value is to be."""
+    """The check of one kind of value, and its description."""
 
     check: Callable[[Any], bool]
     allowed: str
@@ -86,8 +86,8 @@ def read_stored(
         not add up to `reward`.
       grouped: as for `learnable`.
       forks: whether `parent` and `fork` are read or, where no line has them, found by the tokens.
-      timeouts_count: whether those count that stopped with `timeout` after an action
-        (env.timeout_as=zero_reward).
+      timeouts_count: whether trajectories that stopped with `timeout` after an action are learned
+        from (env.timeout_as=zero_reward).
 
     Raises:
       ValueError: one sentence with the line, what was got and what is allowed.
@@ -133,11 +133,11 @@ def check_trajectories(
     max_reward: float = math.inf,
     recorded: bool = False,
 ) -> None:
-    """Whether a model can be swept with trajectories of `read_stored`.
+    """Checks that a model can be trained on trajectories of `read_stored`.
 
     Args:
       vocab_size, max_positions: of the model.
-      unassigned_V: of every id whether no token has it; None: of all one has.
+      unassigned_V: True at ids that no token has; None: every id has a token.
       max_reward: the largest magnitude of a reward.
       recorded: whether the sampler's log-probabilities are needed.
 
@@ -190,7 +190,7 @@ def _trajectory(values: Mapping[str, Any], where: str) -> Trajectory:
     for name, lists in {"turn": turn, "logp": logp}.items():
         _check_lengths(name, lists, tokens, where)
     _check_turns(turn, where)
-    trajectory = Trajectory(
+    trajectory = Trajectory.of(
         tuple(Segment(*arrays) for arrays in zip(tokens, turn, logp, strict=True)),
         float(values["reward"]),
         values["group"],
@@ -201,7 +201,8 @@ def _trajectory(values: Mapping[str, Any], where: str) -> Trajectory:
     if "turn_rewards" not in values:
         return trajectory
     turn_rewards = _turn_rewards(values["turn_rewards"], trajectory.turns, where)
-    return replace(trajectory, turn_rewards=turn_rewards)
+    table = RewardTable.of(trajectory.reward, turn_rewards, trajectory.rewards)
+    return replace(trajectory, reward_table=table)
 
 
 def _turn_rewards(value: Any, turns: int, where: str) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""Converts a trajectory, and a sweep's statistics of it, to the record that is kept on disk."""
+"""Converts a trajectory and its statistics of a sweep to the record on disk."""
 
 from __future__ import annotations
 
@@ -145,6 +145,6 @@ def _segment(
 
 
 def _rounded(values: Iterable[float]) -> list[float | None]:
-    """Plain numbers, null for what is none; 0 for 0 alone, which a log-probability is if forced."""
+    """Rounded numbers; null for NaN and infinities. Only 0 becomes 0: a forced token has logp 0."""
     numbers = np.asarray(values, np.float64).tolist()
     return [(round(x, DIGITS) or float(f"{x:.1g}")) if math.isfinite(x) else None for x in numbers]

@@ -9,7 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from seeupo_jax.trajectories.reader import FOLDER, Shard, find_shards, pack_shard, write_shard
+from seeupo_jax.trajectories.reader import (
+    FOLDER,
+    TrajectoryFile,
+    find_shards,
+    pack_shard,
+    write_shard,
+)
 from seeupo_jax.trajectories.trajectory_record import to_record
 from seeupo_jax.types import Trajectory, TrajectoryStats
 
@@ -23,14 +29,14 @@ class TrajectoryWriter:
 
     Args:
       workdir: of the run.
-      texts: what tokens add to a text, such as `TokenTexts`.
+      texts: gives the text that each token adds, such as `TokenTexts`.
       share: of the groups, in [0, 1]; whole groups are kept or not.
-      mib: what all shards may take together; None: no bound.
+      mib: bound on the size of all files together; None: no bound.
       seed: of the run: with the iteration and the group it decides which groups are kept.
       log: takes a sentence.
 
     Attributes:
-      removed: shards that gave way to newer ones.
+      removed: files that were deleted for newer ones.
     """
 
     def __init__(
@@ -65,7 +71,7 @@ class TrajectoryWriter:
 
     def write(
         self,
-        shard: Shard,
+        shard: TrajectoryFile,
         trajectories: Sequence[Trajectory],
         labels: Mapping[str, Mapping[str, str]],
         stats: Sequence[TrajectoryStats | None] | None = None,
@@ -93,13 +99,13 @@ class TrajectoryWriter:
             self._pending.popleft().result()
 
     def close(self) -> None:
-        """Finishes what is being written, and ends the background thread."""
+        """Finishes pending writes and ends the background thread."""
         try:
             self.wait()
         finally:
             self._writer.shutdown()
 
-    def _keeps(self, shard: Shard, group: int) -> bool:
+    def _keeps(self, shard: TrajectoryFile, group: int) -> bool:
         """A draw that is the same in every life of a run, whatever else it does."""
         name = f"{self._seed}/{shard.kind}/{shard.iteration}/{group}"
         draw = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
@@ -107,7 +113,7 @@ class TrajectoryWriter:
 
     def _write(
         self,
-        shard: Shard,
+        shard: TrajectoryFile,
         with_stats: Sequence[tuple[Trajectory, TrajectoryStats | None]],
         labels: Mapping[str, Mapping[str, str]],
     ) -> None:
@@ -131,7 +137,7 @@ class TrajectoryWriter:
         except Exception as error:  # of whatever kind: training continues
             self._report_once(error)
 
-    def _make_room(self, shard: Shard, size: int) -> bool:
+    def _make_room(self, shard: TrajectoryFile, size: int) -> bool:
         """Removes older shards until a new one fits; whether it does."""
         if self._bytes is None:
             return True
@@ -139,7 +145,7 @@ class TrajectoryWriter:
         paths.pop(shard, None)  # it is replaced
         sizes = {other: path.stat().st_size for other, path in paths.items()}
         needed = size + sum(sizes.values()) - self._bytes
-        leaving: list[Shard] = []
+        leaving: list[TrajectoryFile] = []
         while needed > 0:
             shards = [*(other for other in sizes if other not in leaving), shard]
             other = dispensable(shards, besides=shard)
@@ -170,7 +176,9 @@ class TrajectoryWriter:
             )
 
 
-def dispensable(shards: Sequence[Shard], *, besides: Shard) -> Shard | None:
+def dispensable(
+    shards: Sequence[TrajectoryFile], *, besides: TrajectoryFile
+) -> TrajectoryFile | None:
     """The shard whose removal leaves the iterations of its kind the most evenly spread.
 
     That is the one whose neighbours are the closest to each other, of these the oldest; the first
@@ -178,11 +186,11 @@ def dispensable(shards: Sequence[Shard], *, besides: Shard) -> Shard | None:
 
     Returns: None where all must stay.
     """
-    kinds: dict[str, list[Shard]] = {}
+    kinds: dict[str, list[TrajectoryFile]] = {}
     for shard in sorted(shards):
         kinds.setdefault(shard.kind, []).append(shard)
     newest = max((shard for shard in shards if not shard.evaluation), default=None)
-    gaps: dict[Shard, float] = {}
+    gaps: dict[TrajectoryFile, float] = {}
     for of_kind in kinds.values():
         gaps |= dict.fromkeys((of_kind[0], of_kind[-1]), float("inf"))
         triples = zip(of_kind, of_kind[1:], of_kind[2:], strict=False)

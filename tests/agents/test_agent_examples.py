@@ -25,7 +25,7 @@ from seeupo_jax.agents.endpoint import Endpoint
 from seeupo_jax.agents.tool_format import choose_format
 from seeupo_jax.envs.order_desk import orders as world
 from seeupo_jax.envs.order_desk.demonstrator import play
-from seeupo_jax.envs.order_desk.desk import Case, Desk
+from seeupo_jax.envs.order_desk.desk import Desk, DeskEpisode
 from seeupo_jax.envs.tool_calls import parse_hermes, render_hermes
 
 EXAMPLES = ROOT / "docs" / "examples" / "agents"
@@ -139,6 +139,7 @@ def interpreter_of(folder):
 
 
 # smolagents writes its history anew: what it called, and what came of it, as texts of its own.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "name, folder, continued",
     [
@@ -167,6 +168,7 @@ def oracle(task, skill=1.0):
     return lambda call: said[sum(message.role == "assistant" for message in call.messages)]
 
 
+@pytest.mark.exhaustive
 def test_the_agent_of_langgraph_solves_a_case_as_the_oracle_does(endpoint, tmp_path):
     task = world.make_task("train", 3)
     session = ScriptedSession(oracle(task))
@@ -179,7 +181,7 @@ def test_the_agent_of_langgraph_solves_a_case_as_the_oracle_does(endpoint, tmp_p
 
 def judged_by_both(task, texts):
     """The score of the example's desk, which is the environment's."""
-    case = Case(Desk(task))
+    case = DeskEpisode(Desk(task))
     tools, solved = open_desk(json.loads(json.dumps(case_of(task))))
     by_name = {tool.__name__: tool for tool in tools}
     for text in texts:

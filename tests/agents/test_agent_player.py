@@ -25,7 +25,7 @@ from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rewards.scorer import make_scorer
-from seeupo_jax.rollout.collect import Request, collect, group_requests
+from seeupo_jax.rollout.collect import EpisodeRequest, collect, group_requests
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
 from seeupo_jax.rollout.engine.protocol import Action
 from seeupo_jax.rollout.engine.sampling import Sampling, task_number
@@ -173,7 +173,7 @@ def test_an_agents_calls_are_its_turns_and_its_reward_the_episodes():
     (task,) = logged
     assert (task.task_id, task.split, task.data) == ("task", "test", ["task", "test"])
     assert (task.seed, task.max_turns) == (5, 4)
-    assert task.episode_seed == Request("task", 0, 0).episode_seed(seed=5, iteration=1)
+    assert task.episode_seed == EpisodeRequest("task", 0, 0).episode_seed(seed=5, iteration=1)
     assert (trajectory.stop, trajectory.reward, trajectory.turn_rewards) == (
         *("done", 0.75),
         (0.0, 0.75),
@@ -619,7 +619,9 @@ SETTINGS = schema.Rollout(
 @pytest.fixture(scope="module")
 def sampler():
     """A network, its parameters, and the engine that samples from it."""
-    network, params = policy.split(Transformer(Architecture(**SIZES, mlp_width=24), nnx.Rngs(0)))
+    network, params = policy.split_model(
+        Transformer(Architecture(**SIZES, mlp_width=24), nnx.Rngs(0))
+    )
     sampling = Sampling(0.9, None, None, SETTINGS.max_action_tokens, Numbers.end_ids)
     plan, options = plan_cache(network.arch, SETTINGS), {"prefill_tokens": 64, "few": True}
     engine = SlotEngine(network, sampling, plan, group_size=2, steps=3, **options)

@@ -9,10 +9,10 @@ from rollout_cases import NumberTokenizer, Saying
 from seeupo_jax.agents.agent_tasks import find_tasks
 from seeupo_jax.configuration.loading import from_dict, to_dict
 from seeupo_jax.configuration.reward import Reward
-from seeupo_jax.envs import gate
+from seeupo_jax.envs.tasks import list_tasks
 from seeupo_jax.evaluation.episode_host import build_host, check_host
 from seeupo_jax.evaluation.evaluation_run import evaluation_settings
-from seeupo_jax.policy_io.resume_check import check_same_run, made_by
+from seeupo_jax.policy_io.resume_check import check_same_run, sampling_hash
 from seeupo_jax.rewards.scorer import make_scorer
 from seeupo_jax.rollout.collect import collect, group_requests
 from seeupo_jax.rollout.episode_metrics import most_frequent_failure, rollout_metrics
@@ -56,7 +56,7 @@ def played(agent, *, rewards=(), temperature=None, **env):
     worker = RolloutWorker(
         engine, host, NumberTokenizer(), config.env, config.rollout, rewards=scorer
     )
-    requests = group_requests(gate.task_ids(tasks, "train"), 1)
+    requests = group_requests(list_tasks(tasks, "train"), 1)
     try:
         options = CollectionOptions(seed=3, iteration=1, temperature=temperature)
         collected = collect(worker, None, requests, options)
@@ -191,8 +191,8 @@ def test_a_run_resumes_and_an_evaluation_goes_on_with_the_same_agent_wherever_it
     for agent, other in ((second, saved), (plain, saved), (first, older)):
         with pytest.raises(ValueError, match="^config.agent.command: got .*Choose a new workdir"):
             check_same_run(from_dict({"agent": agent}), other)
-    a, b, c = (made_by(from_dict({"agent": agent})) for agent in (plain, first, second))
-    assert len({a, b, c}) == 3 and made_by(from_dict({"agent": {"port": 5}})) == a
+    a, b, c = (sampling_hash(from_dict({"agent": agent})) for agent in (plain, first, second))
+    assert len({a, b, c}) == 3 and sampling_hash(from_dict({"agent": {"port": 5}})) == a
     reported = [evaluation_settings(from_dict({"agent": x}), "test", 1, {}) for x in (plain, first)]
     assert "config.agent" not in reported[0] and reported[1]["config.agent"]["command"] == "sh a"
     assert not {"host", "port", "output_kib"} & reported[1]["config.agent"].keys()

@@ -6,7 +6,7 @@ import pytest
 
 from seeupo_jax.agents.agent_tasks import describe_tasks, find_tasks
 from seeupo_jax.configuration.loading import from_dict
-from seeupo_jax.envs import gate
+from seeupo_jax.envs.tasks import list_tasks, task_labels, task_reference
 
 LINES = (
     {"task_id": "a", "question": "1+1", "answer": 2},
@@ -31,12 +31,12 @@ def test_a_file_has_tasks_by_split_with_their_labels_and_data(tmp_path):
     file = written(tmp_path, *LINES[:2], "", LINES[2])
     tasks, where = tasks_of(command="sh", tasks=file)
     assert where == file
-    assert gate.task_ids(tasks, "train") == ["a", "b"] and gate.task_ids(tasks, "test") == ["a"]
+    assert list_tasks(tasks, "train") == ["a", "b"] and list_tasks(tasks, "test") == ["a"]
     assert tasks.data("a", "train") == {"question": "1+1", "answer": 2}
     assert tasks.data("b", "train") == {} and tasks.data("a", "test") == {"data": [1]}
-    assert gate.labels(tasks, "b") == {"kind": "sum"} and gate.labels(tasks, "a") == {}
+    assert task_labels(tasks, "b") == {"kind": "sum"} and task_labels(tasks, "a") == {}
     with pytest.raises(ValueError, match="has no task of the split 'dev'; it has train, test."):
-        gate.task_ids(tasks, "dev")
+        list_tasks(tasks, "dev")
 
 
 def test_the_reference_of_a_task_is_that_of_its_training_line(tmp_path):
@@ -44,9 +44,9 @@ def test_the_reference_of_a_task_is_that_of_its_training_line(tmp_path):
     ids = ("0", "0", "1")
     file = written(tmp_path, *({"task_id": i, **line} for i, line in zip(ids, lines, strict=True)))
     tasks, _ = tasks_of(command="sh", tasks=file)
-    assert gate.reference(tasks, "0") == "2" and gate.reference(tasks, "1") is None
+    assert task_reference(tasks, "0") == "2" and task_reference(tasks, "1") is None
     only = written(tmp_path, {"task_id": "0", **lines[0]})
-    assert gate.reference(tasks_of(command="sh", tasks=only)[0], "0") == "4"
+    assert task_reference(tasks_of(command="sh", tasks=only)[0], "0") == "4"
 
 
 @pytest.mark.parametrize(
@@ -86,15 +86,15 @@ def test_else_they_are_those_beside_the_function_or_the_environments(tmp_path):
     beside.write_text(FUNCTION + listing + labels)
     tasks, where = tasks_of(name=f"{beside}:play")
     assert where == f"task_ids(split) beside {beside}:play"
-    assert gate.task_ids(tasks, "test") == ["test0", "test1"]
-    assert gate.labels(tasks, "test1") == {"last": "1"} and tasks.data("test1", "test") is None
-    assert gate.reference(tasks, "test1") == "1!"
+    assert list_tasks(tasks, "test") == ["test0", "test1"]
+    assert task_labels(tasks, "test1") == {"last": "1"} and tasks.data("test1", "test") is None
+    assert task_reference(tasks, "test1") == "1!"
     tasks, where = tasks_of(name=f"{alone}:play")
-    assert where == "env order_desk" and gate.task_ids(tasks, "train")[0] == "train/0"
-    assert gate.labels(tasks, "train/0").keys() == {"request"}
-    assert gate.reference(tasks, "train/0").startswith("<tool_call>")
+    assert where == "env order_desk" and list_tasks(tasks, "train")[0] == "train/0"
+    assert task_labels(tasks, "train/0").keys() == {"request"}
+    assert task_reference(tasks, "train/0").startswith("<tool_call>")
     with pytest.raises(ValueError, match="order_desk split: got 'dev'"):
-        gate.task_ids(tasks, "dev")
+        list_tasks(tasks, "dev")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from places import ROOT
 from seeupo_jax.agents import endpoint as endpoint_module
 from seeupo_jax.agents.dialects import anthropic_messages, chat_completions, responses
 from seeupo_jax.agents.endpoint import Endpoint
-from seeupo_jax.agents.event_stream import ended
+from seeupo_jax.agents.endpoint_http import task_of
 
 
 def ask(access, text, **options):
@@ -100,7 +100,7 @@ def test_a_call_that_waits_does_not_hold_its_body(monkeypatch):
         ) as client:
             messages = [{"role": "user", "content": "wait"}]
             create = client.chat.completions.create(model="m", messages=messages)
-            async with asyncio.timeout(20), ended(create):
+            async with asyncio.timeout(20), task_of(create):
                 while not session.waiting.acquire(blocking=False):
                     await asyncio.sleep(0.01)
                 return len(parts)

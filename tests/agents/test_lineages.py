@@ -132,6 +132,7 @@ def llama_lineages(said):
     return lineages, history, [*turn.read.conversation.tokens, *action]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("said", ["", "I look. "])
 def test_a_call_behind_llamas_control_token_is_one_and_goes_on(said):
     lineages, history, before = llama_lineages(said)
@@ -141,6 +142,7 @@ def test_a_call_behind_llamas_control_token_is_one_and_goes_on(said):
     assert lineages.messages()[1]["content"] == f"{said}<|python_tag|>{SEARCH_TEXT}"
 
 
+@pytest.mark.exhaustive
 def test_a_history_has_llamas_token_between_text_and_calls_only():
     _, history, _ = llama_lineages("I look. ")
     tokens = Lineages(make("llama3_2"), LLAMA).read(ask(*history)).conversation.tokens
@@ -150,6 +152,7 @@ def test_a_history_has_llamas_token_between_text_and_calls_only():
     assert tokens.count(PYTHON_TAG) == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["qwen3", "qwen2_5", "llama3_2"])
 def test_calls_in_a_clients_history_are_written_as_the_model_knows_them(name):
     call = ToolCall("look", {"for": "Grüße", "n": [1, 2.5]})
@@ -316,6 +319,7 @@ def test_a_long_episode_keeps_few_of_its_conversations_and_no_message_twice():
     assert all(turn.read.tools is turns[0].read.tools for turn in turns)
 
 
+@pytest.mark.sampled("characters")
 @pytest.mark.parametrize("name", ["characters", "qwen3"])
 def test_a_branch_from_any_turn_of_a_long_episode_reads_on_from_its_tokens(name):
     tokenizer = CharTokenizer() if name == "characters" else make(name)
@@ -457,6 +461,7 @@ def random_answer(rng):
     return say(text, end=bool(rng.random() < 0.8)), assistant(*_parted(text))
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("seed", range(30))
 def test_random_agents_against_a_naive_oracle(seed):
     rng, lineages, oracle = np.random.default_rng(seed), made(), Oracle()

@@ -123,7 +123,9 @@ def qwen3(text):
     return [*tokenizer.action(text)[:-1], 151_657, *tokenizer.action(text)], tokenizer.text
 
 
-@pytest.mark.parametrize("case", [llama2, order_desk, qwen3])
+@pytest.mark.parametrize(
+    "case", [llama2, order_desk, pytest.param(qwen3, marks=pytest.mark.exhaustive)]
+)
 @pytest.mark.parametrize("step", [1, 3])
 def test_text_that_grows_is_that_of_all_tokens_from_a_few_at_a_time(case, step):
     tokens, decode = case("  it is  a 多言語 🙂🙂 cat\ufffd  on the  step, " * 9)

@@ -42,7 +42,7 @@ ROLLOUT = schema.Rollout(
 @pytest.fixture(scope="module")
 def made():
     arch = Architecture(**openai_cases.SIZES, mlp_width=24, rope=Rope(theta=100.0))
-    network, params = policy.split(Transformer(arch, nnx.Rngs(0)))
+    network, params = policy.split_model(Transformer(arch, nnx.Rngs(0)))
     sampling = Sampling(1.0, None, None, ACTION, TOKENIZER.end_ids)
     return SlotEngine(network, sampling, plan_cache(arch, ROLLOUT), steps=2), stir(params)
 
@@ -125,7 +125,7 @@ def test_what_was_sampled_is_not_tokenised_again(serve):
 
 
 def test_a_forgotten_conversation_is_tokenised_as_it_reads(serve):
-    serving = serve(remembered_tokens=1)
+    serving = serve(cache_tokens=1)
     first = ask(serving, user("5 6"), max_tokens=2)
     ask(serving, user("8"))  # now the latest
     again = ask(serving, user("5 6"), assistant(first.content), user("9"))

@@ -172,6 +172,7 @@ def test_an_unknown_format_is_refused_with_those_that_are_known():
         choose_format("mistral")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_a_template_whose_header_opens_a_thought_writes_calls_as_it_does_without(name):
     plain, thinking = chat_cases.make("qwen3"), chat_cases.thinking()[1]

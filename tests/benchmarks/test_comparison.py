@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from seeupo_jax.benchmarks.comparison import (
-    Outcome,
+    SweepOutcome,
     Timing,
     against_torch,
     alternate,
@@ -24,7 +24,7 @@ MEASURED = {"loss": 0.0022, "kl": 0.0069, "weights": 1e-7, "parameters": 0.00073
 
 def outcome(loss=0.5, kl=0.25, weights=(1.0, None), tensor=(1.0, 2.0), turn=0, norm=0.25):
     step = {"turns": [turn], "loss": loss, "kl": kl, "weights": list(weights), "grad_norm": norm}
-    return Outcome([step], {"w": np.array(tensor)})
+    return SweepOutcome([step], {"w": np.array(tensor)})
 
 
 def test_equal_outcomes_do_not_differ():
@@ -56,7 +56,7 @@ def test_a_changed_number_is_found_under_its_name(name, change, difference):
 
 
 def test_other_tensors_differ_infinitely():
-    other = Outcome(outcome().steps, {"v": np.array([1.0, 2.0])})
+    other = SweepOutcome(outcome().steps, {"v": np.array([1.0, 2.0])})
     assert differences(outcome(), other)["parameters"] == np.inf
 
 
@@ -86,7 +86,7 @@ def test_a_sweep_of_one_step_has_no_kl_to_be_compared_with():
 def test_what_a_sweep_moved_is_reported():
     first = {"turns": [1], "weights": [1.0], "loss": -0.75, "kl": 0.0}
     steps = [first, {"turns": [0], "weights": [0.75], "loss": 0.5, "kl": 0.125}]
-    after = Outcome(steps, {"w": np.array([0.5])})
+    after = SweepOutcome(steps, {"w": np.array([0.5])})
     assert moved({"w": np.array([0.25])}, after) == {
         "loss": 0.75,
         "kl": 0.125,

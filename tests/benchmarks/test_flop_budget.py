@@ -12,7 +12,7 @@ from seeupo_jax.types import Segment, Trajectory
 
 def trajectory(turn, group, **rest):
     turn_L = np.array(turn)
-    return Trajectory((Segment(turn_L * 0, turn_L, turn_L * 0.0),), 0.0, group, **rest)
+    return Trajectory.of((Segment(turn_L * 0, turn_L, turn_L * 0.0),), 0.0, group, **rest)
 
 
 def test_a_prompt_counts_once_a_group_and_pools_end_with_their_turn():

@@ -9,7 +9,7 @@ import pytest
 from bench_cases import SETTINGS, SMALL, small  # noqa: F401
 
 from seeupo_jax.benchmarks import comparison, machine
-from seeupo_jax.benchmarks.jax_runner import Call, JaxSweeps, trips
+from seeupo_jax.benchmarks.jax_runner import JaxSweeps, ProgramCall, trips
 from seeupo_jax.benchmarks.settings import MODELS
 from seeupo_jax.benchmarks.workloads import prepared
 from seeupo_jax.learner.refresh_batch import RefreshBatch
@@ -112,7 +112,7 @@ def two_branches():
 def test_loops_run_as_often_as_the_trees_and_targets_say():
     depth, end = two_branches()
     target = np.full((2, 1, 192), NO_TARGET, np.int32)
-    call = Call("score", None, (), batch_of(depth, end, target, 1), None)
+    call = ProgramCall("score", None, (), batch_of(depth, end, target, 1), None)
     # Of three blocks of 64: the prompt sees itself, each member itself and the prompt.
     assert trips(call, ARCH) == Trips(1, Passes(visits=5 / 3, predicting=0.0))
     assert call.positions == 192
@@ -120,7 +120,7 @@ def test_loops_run_as_often_as_the_trees_and_targets_say():
     wide = np.full((1, 1, 512), NO_TARGET, np.int32)
     wide[0, 0, 100] = 7
     zeros, ends = np.zeros((1, 1, 512), np.int32), np.arange(1, 513, dtype=np.int32)[None, None]
-    call = Call("score", None, (), batch_of(zeros, ends, wide, 1), None)
+    call = ProgramCall("score", None, (), batch_of(zeros, ends, wide, 1), None)
     assert trips(call, ARCH).rows.predicting == 0.25  # the first of four chunks of 128
 
 
@@ -140,7 +140,7 @@ def test_continued_chunks_see_their_own_branch():
             "chunks_M": np.array([2, 0], np.int32),
         }
     )
-    call = Call("turn_step", None, (), batch_of(depth, end, target, 1), more)
+    call = ProgramCall("turn_step", None, (), batch_of(depth, end, target, 1), more)
     found = trips(call, ARCH)
     # A block of 64 sees the prompt and the member, but not the other one; then itself, and the
     # second block the first one too.
@@ -157,7 +157,7 @@ def test_a_gpu_s_kernels_count_the_pairs_of_blocks_that_they_visit():
     """Their branch is CUDA's, and they estimate no cost of their own."""
     L, H, d = 256, 4, 16
     depth, end = causal(L)
-    call = Call("score", None, (), batch_of(depth, end, np.zeros_like(depth), 1), None)
+    call = ProgramCall("score", None, (), batch_of(depth, end, np.zeros_like(depth), 1), None)
     arch = dataclasses.replace(ARCH, dtype="bfloat16")
     given = trips(call, arch, "gpu").rows
     # Two blocks of 128 held: the first meets two of 64, the second four. Two of keys likewise.

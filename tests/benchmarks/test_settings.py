@@ -10,7 +10,7 @@ from seeupo_jax.benchmarks.settings import (
     CONTENDERS,
     MODELS,
     WORKLOADS,
-    Settings,
+    BenchSettings,
     add_flags,
     read,
 )
@@ -27,9 +27,9 @@ def parsed(line):
 
 def test_without_flags_everything_is_as_settings_say():
     for benchmark in ("update", "rollout", "iteration"):
-        assert parsed(benchmark) == Settings()
-    assert Settings().torch == CONTENDERS
-    assert Settings().command("rollout") == "python -m seeupo_jax.bench rollout"
+        assert parsed(benchmark) == BenchSettings()
+    assert BenchSettings().torch == CONTENDERS
+    assert BenchSettings().command("rollout") == "python -m seeupo_jax.bench rollout"
 
 
 def test_flags_come_back_as_they_were_given():

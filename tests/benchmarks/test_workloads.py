@@ -5,12 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from seeupo_jax.benchmarks.settings import Settings
+from seeupo_jax.benchmarks.settings import BenchSettings
 from seeupo_jax.benchmarks.workloads import (
     APPWORLD,
-    Conversation,
     Lengths,
     Workload,
+    WorkloadConversation,
     bfcl_lengths,
     make,
 )
@@ -23,10 +23,10 @@ FIRST, SECOND = (1, 2, 3), (4,)
 RAGGED = Workload(
     "ragged",
     (
-        Conversation(FIRST, (2, 1), ((5, 6),)),
-        Conversation(FIRST, (3,), ()),
-        Conversation(SECOND, (1,), ()),
-        Conversation(SECOND, (4, 4, 1), ((7,), (8, 9))),
+        WorkloadConversation(FIRST, (2, 1), ((5, 6),)),
+        WorkloadConversation(FIRST, (3,), ()),
+        WorkloadConversation(SECOND, (1,), ()),
+        WorkloadConversation(SECOND, (4, 4, 1), ((7,), (8, 9))),
     ),
     group_size=2,
     vocab_size=10,
@@ -39,7 +39,7 @@ def groups_of(work):
 
 
 def made(name, **changes):
-    return make(Settings(workload=name, **changes), VOCAB)
+    return make(BenchSettings(workload=name, **changes), VOCAB)
 
 
 def test_counts_of_a_workload_worked_by_hand():
@@ -57,9 +57,9 @@ def test_counts_of_a_workload_worked_by_hand():
 )
 def test_parts_that_do_not_fit_together_are_refused(lengths, observations):
     with pytest.raises(ValueError, match="workload: got"):
-        Conversation(SECOND, lengths, observations)
+        WorkloadConversation(SECOND, lengths, observations)
     with pytest.raises(ValueError, match="workload: got"):
-        Conversation((), (1,), ())
+        WorkloadConversation((), (1,), ())
 
 
 def test_lengths_are_scaled_and_none_vanishes():
@@ -144,11 +144,11 @@ def test_order_desk_conversations_differ_within_a_group():
 
 @pytest.mark.parametrize("flag", ["scale", "turns", "prompt"])
 def test_real_conversations_have_sizes_of_their_own(flag):
-    settings = dataclasses.replace(Settings(workload="order_desk"), **{flag: 3})
+    settings = dataclasses.replace(BenchSettings(workload="order_desk"), **{flag: 3})
     with pytest.raises(ValueError, match=f"--{flag}: got 3; allowed with --workload=order_desk"):
         make(settings, VOCAB)
 
 
 def test_small_vocabularies_are_refused():
     with pytest.raises(ValueError, match="--model: got a vocabulary of 9; allowed.*at least"):
-        make(Settings(workload="order_desk", groups=1, group_size=2), 9)
+        make(BenchSettings(workload="order_desk", groups=1, group_size=2), 9)

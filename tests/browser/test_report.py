@@ -8,7 +8,7 @@ from PIL import Image, ImageStat
 from report_cases import report_of
 
 from seeupo_jax.metrics.metrics_log import MetricsWriter
-from seeupo_jax.trajectories.reader import Shard, pack_shard, write_shard
+from seeupo_jax.trajectories.reader import TrajectoryFile, pack_shard, write_shard
 
 HOSTILE = "</script><img src=x onerror=alert(1)><script>window.ran = true</script>{{7*7}}<!--"
 
@@ -175,7 +175,7 @@ def test_an_empty_folder_is_a_page_with_a_sentence(new_page, tmp_path, screensho
 
 
 def test_the_link_to_trajectories_goes_to_their_page(new_page, tmp_path):
-    write_shard(tmp_path, Shard(1, "train", False), pack_shard([]))
+    write_shard(tmp_path, TrajectoryFile(1, "train", False), pack_shard([]))
     (tmp_path / "trajectories" / "index.html").write_text("<title>trajectories</title>")
     page = opened(new_page(), report_of(tmp_path))
     page.get_by_role("link", name="Trajectories").click()

@@ -5,7 +5,7 @@ import io
 import numpy as np
 from rich.console import Console
 
-from seeupo_jax.comparison.figures import History, Line, table, token_budget
+from seeupo_jax.comparison.figures import Line, RunCurve, table, token_budget
 from seeupo_jax.metrics.statistics import Estimate
 
 
@@ -19,7 +19,7 @@ def test_runs_are_compared_as_far_as_the_shortest_has_got():
     def history(seed, *tokens):
         success_I, before = np.full(len(tokens), 0.5), Estimate(0.5, 0.4, 0.6)
         at_I = np.array(tokens)
-        return History(seed, True, at_I, at_I / 50, success_I, before, 0.5, 400, 8)
+        return RunCurve(seed, True, at_I, at_I / 50, success_I, before, 0.5, 400, 8)
 
     line = Line("grpo", 2, (history(0, 0.0, 100.0, 300.0), history(1, 0.0, 150.0, 200.0)))
     assert (line.reach(), line.reach("steps")) == (200.0, 4.0)

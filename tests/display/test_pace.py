@@ -1,10 +1,10 @@
 """Times left and rates, worked out by hand."""
 
-from seeupo_jax.display.pace import Pace, Rate
+from seeupo_jax.display.pace import PhaseDurations, Rate
 
 
 def test_a_phase_is_judged_by_earlier_ones_without_the_first():
-    pace = Pace()
+    pace = PhaseDurations()
     assert pace.left("sweep", 3.0) is None
     pace.record("sweep", 90.0)  # it compiled
     assert pace.left("sweep", 3.0) == 87.0
@@ -15,7 +15,7 @@ def test_a_phase_is_judged_by_earlier_ones_without_the_first():
 
 
 def test_a_phase_that_outruns_earlier_ones_is_judged_by_what_is_done():
-    pace = Pace()
+    pace = PhaseDurations()
     pace.record("rollout", 10.0)
     assert pace.left("rollout", 30.0) is None
     assert pace.left("rollout", 30.0, 0.75) == 10.0

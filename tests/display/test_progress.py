@@ -19,9 +19,9 @@ import pytest
 
 from seeupo_jax.display import progress as progress_module
 from seeupo_jax.display.live_display import LiveDisplay
-from seeupo_jax.display.progress import Progress
+from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.display.terminal import SafeStream, format_duration
-from seeupo_jax.display.view import SUCCESS, Row
+from seeupo_jax.display.view import SUCCESS, DisplayRow
 from seeupo_jax.rollout.watch import Activity
 
 METRICS = {
@@ -45,7 +45,7 @@ class _Clock:
 
 def _plain(total=60, **kwargs):
     stream, clock = io.StringIO(), _Clock()
-    return Progress(total, stream=stream, clock=clock, **kwargs), stream, clock
+    return ProgressDisplay(total, stream=stream, clock=clock, **kwargs), stream, clock
 
 
 def _iterate(progress, clock, i, seconds, metrics=METRICS):
@@ -315,7 +315,7 @@ def test_what_a_model_says_in_a_line_reaches_no_terminal_as_control_characters()
 
 def test_an_unknown_display_is_refused():
     with pytest.raises(ValueError, match="got 'curses'; allowed: auto, rich, plain"):
-        Progress(1, "curses")
+        ProgressDisplay(1, "curses")
 
 
 class _Terminal:
@@ -366,7 +366,7 @@ BUSY = Activity(128, 41, 12, 87, 3, 5000, slowest=("order_desk/train/4711", 35.0
 
 def test_a_terminal_is_redrawn_in_place(terminal):
     screen, clock = terminal(100), _Clock()
-    with Progress(2, stream=screen.stream, clock=clock) as progress:
+    with ProgressDisplay(2, stream=screen.stream, clock=clock) as progress:
         progress.phase("warm start")
         progress.step(3, 10, "loss 0.41")
         progress.log("[not markup] main.c:100: stays")
@@ -391,7 +391,7 @@ def test_a_terminal_shows_which_program_is_compiled_and_not_the_phase_that_waits
     def shown():
         progress._live._live.refresh()
 
-    with Progress(2, stream=screen.stream, clock=clock) as progress:
+    with ProgressDisplay(2, stream=screen.stream, clock=clock) as progress:
         progress.phase("compiling")
         progress.step(7, 25)
         clock.now += 376
@@ -411,7 +411,7 @@ def test_a_terminal_shows_which_program_is_compiled_and_not_the_phase_that_waits
 
 def test_the_display_is_as_wide_and_high_as_the_terminal_is_at_the_moment(terminal):
     screen, clock = terminal(100), _Clock()
-    with Progress(60, "rich", stream=screen.stream, clock=clock) as progress:
+    with ProgressDisplay(60, "rich", stream=screen.stream, clock=clock) as progress:
         for i in range(1, 51):
             _iterate(progress, clock, i, 2.0, METRICS | {SUCCESS: 0.714 if i > 20 else 0.0})
         progress.phase("rollout")
@@ -440,7 +440,7 @@ def test_the_display_is_as_wide_and_high_as_the_terminal_is_at_the_moment(termin
 
 def test_lines_that_a_narrower_terminal_has_wrapped_are_erased_too(terminal):
     screen = terminal(100)
-    row = Row("label", ["x" * 80])
+    row = DisplayRow("label", ["x" * 80])
     live = LiveDisplay(SafeStream(screen.stream), lambda: [row, row])
     live.start()
     live.line("wide")
@@ -455,7 +455,7 @@ def test_lines_that_a_narrower_terminal_has_wrapped_are_erased_too(terminal):
 
 def test_what_is_printed_to_a_file_gets_there(terminal, capsys):
     screen = terminal(80)
-    live = LiveDisplay(SafeStream(screen.stream), lambda: [Row("label", ["x"])])
+    live = LiveDisplay(SafeStream(screen.stream), lambda: [DisplayRow("label", ["x"])])
     live.start()
     print("result")
     print("warning", file=sys.stderr)
@@ -470,7 +470,7 @@ def test_what_cannot_be_redrawn_gets_lines(terminal, monkeypatch, term):
     screen, clock = terminal(80), _Clock()
     monkeypatch.setenv("TERM", term)
     style = "plain" if term == "xterm" else "auto"
-    with Progress(2, style, stream=screen.stream, clock=clock) as progress:
+    with ProgressDisplay(2, style, stream=screen.stream, clock=clock) as progress:
         _iterate(progress, clock, 1, 2.0)
     shown = screen.end()
     assert "\x1b" not in shown and shown.startswith("iteration 1/2  success 0.71")
@@ -481,7 +481,7 @@ def test_output_to_a_terminal_that_is_gone_is_lost_and_the_run_goes_on(monkeypat
     master, slave = os.openpty()
     stream = os.fdopen(slave, "w", encoding="utf-8")
     clock = _Clock()
-    with Progress(3, stream=stream, clock=clock) as progress:
+    with ProgressDisplay(3, stream=stream, clock=clock) as progress:
         os.close(master)
         _iterate(progress, clock, 1, 2.0)
         progress.log("nobody reads this")
@@ -503,7 +503,7 @@ def loggers():
 def test_an_application_that_takes_the_lines_gets_records_and_no_output(loggers, caplog, which):
     loggers[which].setLevel(logging.INFO)
     stream = io.StringIO()
-    with Progress(2, "plain", stream=stream) as progress:
+    with ProgressDisplay(2, "plain", stream=stream) as progress:
         progress.log("compiled")
         progress.iteration(1, {"rollout/success_rate": 0.5})
     assert {record.name for record in caplog.records} == {"seeupo_jax.run"}
@@ -513,10 +513,10 @@ def test_an_application_that_takes_the_lines_gets_records_and_no_output(loggers,
 
 def test_a_higher_level_silences_a_run_and_so_does_another_process(loggers, caplog):
     stream = io.StringIO()
-    with Progress(2, "plain", stream=stream, shown=False) as progress:
+    with ProgressDisplay(2, "plain", stream=stream, shown=False) as progress:
         progress.log("of process 1")
     loggers[0].setLevel(logging.WARNING)
-    with Progress(2, "rich", stream=stream) as progress:
+    with ProgressDisplay(2, "rich", stream=stream) as progress:
         progress.log("compiled")
         progress.iteration(1, {})
     assert stream.getvalue() == "" and not caplog.records

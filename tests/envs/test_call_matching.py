@@ -126,7 +126,7 @@ def test_what_is_paid_step_by_step_is_right_at_every_cut(matching):
     for turns, reference in parts:
         reward.begin(reference)
         for step, calls in enumerate(turns):
-            paid = np.append(paid, 0.0) + reward.pay(calls)
+            paid = np.append(paid, 0.0) + reward.step_rewards(calls)
             wanted = done + matching_rewards(turns[: step + 1], reference, matching)
             np.testing.assert_allclose(paid, wanted, atol=1e-12)
         done = wanted

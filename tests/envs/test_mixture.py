@@ -9,11 +9,12 @@ from mixture_cases import Maze
 from reward_collections import collected
 
 from seeupo_jax import envs
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Demonstrator, StepResult, TaskShare
-from seeupo_jax.envs.mixture import Mixture, read_parts
+from seeupo_jax.envs.mixture import Mixture, read_components
 from seeupo_jax.envs.snapshot import has_fork, take_snapshot
-from seeupo_jax.envs.transport.isolated import Isolated
+from seeupo_jax.envs.tasks import list_task_shares, task_labels
+from seeupo_jax.envs.transport.isolated import IsolatedEnvironment
+from seeupo_jax.envs.validation import has_demonstrations, has_finish, reset_episode
 from seeupo_jax.rollout.episode_metrics import rollout_metrics
 from seeupo_jax.rollout.tasks import TrainingTasks, draw_tasks, repeats, share_counts
 
@@ -34,13 +35,13 @@ def test_each_task_is_played_by_its_own_environment():
         env.step("x")
     desk_messages, desk_tools = env.reset("order_desk:train/3", seed=0)
     assert (desk_messages, desk_tools) == envs.make("order_desk").reset("train/3", seed=0)
-    assert not gate.has_finish(env) and env.score() == 0
+    assert not has_finish(env) and env.score() == 0
     messages, tools = env.reset("Maze:train/a:3", seed=0)
     assert (messages[0]["content"], tools) == ("1", ({"name": "17 18"},))
-    assert gate.has_finish(env) and env.finish("max_turns") == 0.5
+    assert has_finish(env) and env.finish("max_turns") == 0.5
     assert env.step("x") == StepResult((), 3.0, True) and env.score() == 1.0
-    assert gate.labels(env, "order_desk:train/3").keys() == {"env", "request"}
-    assert gate.labels(env, "Maze:train/a:3") == {"env": "Maze", "size": "4"}
+    assert task_labels(env, "order_desk:train/3").keys() == {"env", "request"}
+    assert task_labels(env, "Maze:train/a:3") == {"env": "Maze", "size": "4"}
     for wrong in ("train/3", "maze:train/a:3", ""):
         with pytest.raises(
             ValueError, match="mixture task: got .*; allowed: order_desk:TASK, Maze"
@@ -50,15 +51,15 @@ def test_each_task_is_played_by_its_own_environment():
 
 def test_an_episodes_own_seed_reaches_those_that_take_one():
     env = mixture(maze(label="seeded", options={"seeded": True}), maze())
-    gate.reset(env, "seeded:train/a:1", 0, 77)
-    gate.reset(env, "Maze:train/a:1", 0, 78)
+    reset_episode(env, "seeded:train/a:1", 0, 77)
+    reset_episode(env, "Maze:train/a:1", 0, 78)
     assert env._made["seeded"].seeds == [77]
     env.close()
     assert all(made.closed for made in env._made.values())
 
 
 def test_one_that_is_made_when_it_is_used_has_its_options():
-    env = Mixture(read_parts([maze(options={"size": 2})]), {})  # as a copy begins
+    env = Mixture(read_components([maze(options={"size": 2})]), {})  # as a copy begins
     assert env.task_ids("train") == ["Maze:train/a:0", "Maze:train/a:1"]
 
 
@@ -147,7 +148,7 @@ def test_demonstrations_are_interleaved_where_all_have_them():
 def test_what_a_wrapper_passes_on_are_its_demonstrations():
     wrapper = {"name": "mixture_cases:Wrapper", "options": {"name": "mixture_cases:Shown"}}
     env = mixture(wrapper, wrapper | {"label": "two"})
-    assert gate.has_demonstrations(env) and not gate.has_demonstrations(mixture(maze(), wrapper))
+    assert has_demonstrations(env) and not has_demonstrations(mixture(maze(), wrapper))
     assert len(env.demonstrations("train")) == 8
     assert list(env.vocabulary()) == ["north", "size 4"]
 
@@ -155,7 +156,7 @@ def test_what_a_wrapper_passes_on_are_its_demonstrations():
 def test_an_environment_with_parts_of_its_own_shares_its_weight_among_them():
     inner = {"environments": [maze(label="a", weight=9), maze(label="b")]}
     env = mixture({"name": "mixture", "label": "tools", "options": inner, "weight": 2}, maze())
-    shares = gate.task_shares(env, "train")
+    shares = list_task_shares(env, "train")
     assert [(share.name, share.weight) for share in shares] == [
         ("tools:a", 2 * 0.9),
         ("tools:b", 2 * 0.1),
@@ -221,20 +222,20 @@ def test_an_environments_own_parts_are_checked():
     env = Parted(2)
     env.shares = [TaskShare("a", 1.0, ["train/a:0"])]
     with pytest.raises(ValueError, match="got other tasks than task_ids"):
-        gate.task_shares(env, "train")
+        list_task_shares(env, "train")
     env.shares = [TaskShare("a", 0.0, env.task_ids("train"))]
     with pytest.raises(ValueError, match="got 'a' with 2 tasks and weight 0.0; allowed: at least"):
-        gate.task_shares(env, "train")
+        list_task_shares(env, "train")
     env.shares = [TaskShare("a", float("inf"), env.task_ids("train"))]
     with pytest.raises(ValueError, match="with 2 tasks and weight inf; allowed: at least"):
-        gate.task_shares(env, "train")
+        list_task_shares(env, "train")
     env.shares = [TaskShare("a", "2", env.task_ids("train"))]
     with pytest.raises(ValueError, match="with 2 tasks and weight '2'; allowed: at least"):
-        gate.task_shares(env, "train")
+        list_task_shares(env, "train")
     for wrong in (None, [("a", 1.0, env.task_ids("train"))]):
         env.shares = wrong
         with pytest.raises(ValueError, match="got .*; allowed: a list of TaskShare"):
-            gate.task_shares(env, "train")
+            list_task_shares(env, "train")
 
 
 @pytest.mark.parametrize("where", ["here", "isolated"])
@@ -248,12 +249,12 @@ def test_a_collection_has_groups_of_each_and_metrics_of_each(where):
     if where == "isolated":
 
         def make(_):
-            return Isolated("mixture", options)
+            return IsolatedEnvironment("mixture", options)
 
     tasks = ["a:train/a:3", "b:train/a:1", "a:train/a:2"]
     found = collected([], make=make, tasks=tasks)
     assert [t.reward for t in found.trajectories] == [3.0, 1.0, 2.0]
-    labels = {task: gate.labels(made, task) for task in tasks}
+    labels = {task: task_labels(made, task) for task in tasks}
     metrics = rollout_metrics(found, labels)
     assert metrics["rollout/reward_mean/env=a"] == 2.5
     assert metrics["rollout/reward_mean/env=b"] == 1.0

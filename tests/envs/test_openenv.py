@@ -16,9 +16,9 @@ from serving import running
 
 from seeupo_jax import envs
 from seeupo_jax.configuration import loading
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import TransientError
-from seeupo_jax.envs.pool import Call, EnvPool, Failure
+from seeupo_jax.envs.pool import EnvCall, EnvPool, Failure
+from seeupo_jax.envs.validation import ProtocolError, check_reset
 from seeupo_jax.evaluation.episode_host import check_host
 
 websockets_server = pytest.importorskip("websockets.sync.server")
@@ -266,7 +266,7 @@ def test_an_abandoned_call_ends_its_connection_and_its_thread(ws_url):
     pool = EnvPool(lambda: make(ws_url), 1, workers=1, timeout_s=1)
     (first,) = set(threading.enumerate()) - before
     for ask in (lambda env: env.reset("train/4", 0), lambda env: env.step("silence")):
-        pool.submit(Call(0, ask))
+        pool.submit(EnvCall(0, ask))
         ((_, outcome),) = pool.poll(20)
     assert outcome.result == Failure("timeout", "no answer in 1 s")
     first.join(10)
@@ -289,7 +289,7 @@ def test_half_a_character_of_a_server_is_escaped(field):
     answer = OBSERVED | {"observation": {"text": "a\ud800"}}
     with answering({"reset": answer}) as url:
         env = make(url, observation_field=field)
-        (message,), _ = gate.check_opening(env.reset("train/4", seed=0))
+        (message,), _ = check_reset(env.reset("train/4", seed=0))
         assert r"a\ud800" in message["content"]
         env.close()
 
@@ -334,7 +334,7 @@ WRONG = [
 
 
 def refused(env, operation, wanted):
-    with pytest.raises(gate.ProtocolError, match=wanted):
+    with pytest.raises(ProtocolError, match=wanted):
         env.reset("train/4", seed=0)
         assert operation == "step"
         env.step('{"guess": 1}')

@@ -10,8 +10,9 @@ from places import ROOT
 from remote_cases import Process, remote
 
 from seeupo_jax import envs
-from seeupo_jax.envs import gate
+from seeupo_jax.envs.tasks import list_tasks, task_labels
 from seeupo_jax.envs.tool_calls import render_hermes
+from seeupo_jax.envs.validation import check_step, reset_episode
 
 PAGE = (ROOT / "docs" / "own_environment.md").read_text()
 NAME = "docs.examples.guess_number:GuessNumber"
@@ -50,8 +51,8 @@ def test_the_price_desk_answers_calls_and_mistakes():
     env = envs.make(
         "docs.examples.price_desk:PriceDesk", tasks=str(ROOT / "docs/examples/price_desk.jsonl")
     )
-    assert [len(gate.task_ids(env, split)) for split in ("train", "test")] == [16, 4]
-    messages, tools = gate.reset(env, "train/0", 0, 0)
+    assert [len(list_tasks(env, split)) for split in ("train", "test")] == [16, 4]
+    messages, tools = reset_episode(env, "train/0", 0, 0)
     assert "tea, oil, bread" in messages[0]["content"] and len(tools) == 2
     answers = {
         "Tea?": "Error: got 0 tool calls; allowed: one per message.",
@@ -70,15 +71,15 @@ def test_the_price_desk_answers_calls_and_mistakes():
 
 def test_a_prompt_is_answered_in_one_message():
     env = envs.make("docs.examples.prompts:Prompts", file=str(ROOT / "docs/examples/prompts.jsonl"))
-    assert [len(gate.task_ids(env, split)) for split in ("train", "test")] == [16, 4]
+    assert [len(list_tasks(env, split)) for split in ("train", "test")] == [16, 4]
     with pytest.raises(ValueError, match="got split 'validation'"):
         env.task_ids("validation")
-    messages, tools = gate.reset(env, "train/0", 0, 0)
+    messages, tools = reset_episode(env, "train/0", 0, 0)
     assert messages[0]["content"].startswith("What is 59 + 63?") and tools == ()
     paid = {"59 + 63 = 122": 1.0, "122 it is": 0.0, "1122": 0.0, "": 0.0}
     for text, reward in paid.items():
         env.reset("train/0", 0)
-        result = gate.check_step(env.step(text), turn=0)
+        result = check_step(env.step(text), turn=0)
         assert (result.reward, env.score(), result.done) == (reward, reward, True)
         assert result.info == {"answer": "122"} and result.observation == ()
 
@@ -122,7 +123,7 @@ def test_the_wrapper_on_the_page_pays_its_bonus_whoever_ends_the_episode(tmp_pat
     env = envs.make(f"{tmp_path}/thrifty.py:Thrifty", **options)
     assert env.inner.level == 2
     env = envs.make(f"{tmp_path}/thrifty.py:Thrifty", name="order_desk")
-    assert gate.labels(env, gate.task_ids(env, "train")[0]).keys() == {"request"}
+    assert task_labels(env, list_tasks(env, "train")[0]).keys() == {"request"}
     env.reset("train/0", seed=0)
     assert env.step("one two").reward == 0.0 and env.finish("max_turns") == 1 / 3
     env.reset("train/0", seed=0)
@@ -130,6 +131,7 @@ def test_the_wrapper_on_the_page_pays_its_bonus_whoever_ends_the_episode(tmp_pat
     assert rewards == [0.0] * 5 + [1 / 7]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("block", settings_on_the_page())
 def test_the_options_shown_make_an_environment(block):
     for package in ("gymnasium", "websockets", "textworld_express"):

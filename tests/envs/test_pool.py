@@ -6,8 +6,8 @@ import time
 import pytest
 
 from seeupo_jax.envs import pool as pool_module
-from seeupo_jax.envs.base import Killable, NoRoom, TransientError
-from seeupo_jax.envs.pool import Call, EnvPool, Failure, Outcome, ServerFull
+from seeupo_jax.envs.base import Killable, ServerAtCapacity, TransientError
+from seeupo_jax.envs.pool import CallOutcome, EnvCall, EnvPool, Failure, ServerFull
 
 TIMEOUT_S = 0.5
 WAIT_S = 0.05
@@ -75,7 +75,7 @@ def run(pool, calls):
 
 def ask(pool, asked):
     """What came of calls without retries, by (slot, question)."""
-    outcomes = run(pool, [Call(slot, question) for slot, question in asked])
+    outcomes = run(pool, [EnvCall(slot, question) for slot, question in asked])
     assert not any(outcome.retries for outcome in outcomes)
     return [outcome.result for outcome in outcomes]
 
@@ -132,8 +132,8 @@ def until(fact):
 
 def test_calls_come_back_in_the_order_in_which_they_finish(make):
     pool, last = make(size=4, workers=1, timeout_s=30), threading.Event()
-    calls = [Call(slot, lambda env, slot=slot: 10 * slot) for slot in (2, 0, 3)]
-    calls.append(Call(1, lambda env: last.set() or 10))
+    calls = [EnvCall(slot, lambda env, slot=slot: 10 * slot) for slot in (2, 0, 3)]
+    calls.append(EnvCall(1, lambda env: last.set() or 10))
     for call in calls:
         pool.submit(call)
     assert last.wait(10)
@@ -141,17 +141,17 @@ def test_calls_come_back_in_the_order_in_which_they_finish(make):
     assert len(first) >= 3  # not one a poll
     finished = first + drain(pool)
     assert all(got is call for (got, _), call in zip(finished, calls, strict=True))
-    assert [outcome for _, outcome in finished] == [Outcome(r, 0) for r in (20, 0, 30, 10)]
+    assert [outcome for _, outcome in finished] == [CallOutcome(r, 0) for r in (20, 0, 30, 10)]
 
 
 def test_the_oldest_is_the_call_that_has_been_at_work_for_longest(make):
     pool = make(size=3, workers=2, timeout_s=30)
     assert pool.oldest is None
-    pool.submit(Call(2, hang))
+    pool.submit(EnvCall(2, hang))
     until(lambda: pool.oldest is not None)
     time.sleep(0.05)
-    pool.submit(Call(0, hang))
-    pool.submit(Call(1, hang))  # waits for a thread: it is not at work
+    pool.submit(EnvCall(0, hang))
+    pool.submit(EnvCall(1, hang))  # waits for a thread: it is not at work
     until(lambda: pool.open == 3)
     slot, seconds = pool.oldest
     assert slot == 2 and 0.05 <= seconds < 30
@@ -162,7 +162,7 @@ def test_the_oldest_is_the_call_that_has_been_at_work_for_longest(make):
 def test_what_is_given_up_at_once_comes_back_by_slot(make):
     pool, begun = make(timeout_s=0.1), threading.Semaphore(0)
     for slot in (3, 1):
-        pool.submit(Call(slot, lambda env: begun.release() or env.hang()))
+        pool.submit(EnvCall(slot, lambda env: begun.release() or env.hang()))
     assert begun.acquire(timeout=30) and begun.acquire(timeout=30)
     time.sleep(0.2)
     assert [call.slot for call, _ in pool.poll()] == [1, 3]
@@ -170,9 +170,9 @@ def test_what_is_given_up_at_once_comes_back_by_slot(make):
 
 def test_a_slow_call_delays_no_other(make):
     pool, go_on = make(workers=2, timeout_s=30), threading.Event()
-    pool.submit(Call(0, lambda env: go_on.wait(10)))
+    pool.submit(EnvCall(0, lambda env: go_on.wait(10)))
     for number in range(1, 4):
-        pool.submit(Call(1, count))
+        pool.submit(EnvCall(1, count))
         ((call, outcome),) = pool.poll(None)
         assert (call.slot, outcome.result, pool.open) == (1, number, 1)
     go_on.set()
@@ -182,7 +182,7 @@ def test_a_slow_call_delays_no_other(make):
 def test_submitting_and_a_poll_of_0_return_at_once(make):
     pool, go_on = make(size=3, workers=1, timeout_s=30), threading.Event()
     for slot in range(3):
-        at_once(lambda slot=slot: pool.submit(Call(slot, lambda env: go_on.wait(10))))
+        at_once(lambda slot=slot: pool.submit(EnvCall(slot, lambda env: go_on.wait(10))))
     assert at_once(pool.poll) == [] and pool.open == 3
     go_on.set()
     assert len(drain(pool)) == 3
@@ -190,7 +190,7 @@ def test_submitting_and_a_poll_of_0_return_at_once(make):
 
 def test_a_poll_waits_no_longer_than_its_timeout_nor_than_it_must(make):
     pool, go_on = make(timeout_s=30), threading.Event()
-    pool.submit(Call(0, lambda env: go_on.wait(10)))
+    pool.submit(EnvCall(0, lambda env: go_on.wait(10)))
     began = time.monotonic()
     assert pool.poll(0.2) == []
     assert 0.2 <= time.monotonic() - began < 5
@@ -211,10 +211,10 @@ def test_waiting_takes_no_processor_time(make):
     # What it waits for: a call at work, one without a thread, one whose retry is not yet due.
     pool = make(size=3, workers=1, timeout_s=30, retries=1, retry_wait_s=30)
     flaky, go_on = Flaky(1), threading.Event()
-    pool.submit(Call(0, flaky, fresh=True))
+    pool.submit(EnvCall(0, flaky, fresh=True))
     until(lambda: flaky.moments)
-    pool.submit(Call(1, lambda env: go_on.wait(10)))
-    pool.submit(Call(2, count))
+    pool.submit(EnvCall(1, lambda env: go_on.wait(10)))
+    pool.submit(EnvCall(2, count))
     began, cpu = time.monotonic(), time.thread_time()
     assert pool.poll(0.5) == []
     assert time.monotonic() - began >= 0.5 and time.thread_time() - cpu < 0.1
@@ -223,15 +223,15 @@ def test_waiting_takes_no_processor_time(make):
 
 def test_a_slot_takes_one_call_until_a_poll_has_returned_it(make):
     pool, go_on = make(timeout_s=30), threading.Event()
-    pool.submit(Call(1, lambda env: go_on.wait(10)))
+    pool.submit(EnvCall(1, lambda env: go_on.wait(10)))
     with pytest.raises(ValueError, match="slot 1 was called before"):
-        pool.submit(Call(1, count))
+        pool.submit(EnvCall(1, count))
     go_on.set()
-    pool.submit(Call(0, count))
+    pool.submit(EnvCall(0, count))
     assert pool.open == 2
     time.sleep(0.05)  # finished by now, and still not returned
     with pytest.raises(ValueError, match="slot 1 was called before"):
-        pool.submit(Call(1, count))
+        pool.submit(EnvCall(1, count))
     drain(pool)
     assert pool.open == 0
     assert ask(pool, [(1, count)]) == [1]  # the refused calls were never made
@@ -240,13 +240,18 @@ def test_a_slot_takes_one_call_until_a_poll_has_returned_it(make):
 @pytest.mark.parametrize("slot", [-1, 4])
 def test_a_slot_that_does_not_exist_is_refused(make, slot):
     with pytest.raises(ValueError, match=f"slot {slot} was called in a pool with slots 0 to 3"):
-        make().submit(Call(slot, count))
+        make().submit(EnvCall(slot, count))
 
 
 def test_a_drained_pool_has_ended_every_call_and_takes_new_ones(make):
     pool = make(size=4, workers=1, timeout_s=0.2, retries=1, retry_wait_s=0.01)
     hung, flaky = Flaky(1, None), Flaky(1)
-    calls = [Call(0, hung, fresh=True), Call(1, flaky, fresh=True), Call(2, count), Call(3, hang)]
+    calls = [
+        EnvCall(0, hung, fresh=True),
+        EnvCall(1, flaky, fresh=True),
+        EnvCall(2, count),
+        EnvCall(3, hang),
+    ]
     for call in calls:
         pool.submit(call)
     pool.drain()
@@ -258,17 +263,17 @@ def test_a_drained_pool_has_ended_every_call_and_takes_new_ones(make):
 def test_polls_of_0_give_up_what_is_late_and_queue_the_retries_that_are_due(make):
     pool = make(workers=1, timeout_s=0.2, retries=1, retry_wait_s=0.1)
     hung, flaky = Flaky(1, None), Flaky(1)
-    pool.submit(Call(0, hung, fresh=True))
-    pool.submit(Call(1, flaky, fresh=True))
-    pool.submit(Call(2, hang))
+    pool.submit(EnvCall(0, hung, fresh=True))
+    pool.submit(EnvCall(1, flaky, fresh=True))
+    pool.submit(EnvCall(2, hang))
     finished, deadline = [], time.monotonic() + 10
     while pool.open and time.monotonic() < deadline:
         finished += at_once(pool.poll)
         time.sleep(0.01)
     assert {call.slot: outcome for call, outcome in finished} == {
-        0: Outcome(1, 1),
-        1: Outcome(1, 1),
-        2: Outcome(Failure("timeout", "no answer in 0.2 s"), 0),
+        0: CallOutcome(1, 1),
+        1: CallOutcome(1, 1),
+        2: CallOutcome(Failure("timeout", "no answer in 0.2 s"), 0),
     }
     assert pool.abandoned == 2
     assert hung.moments[1] - hung.moments[0] >= 0.2 + 0.1
@@ -284,7 +289,7 @@ def test_an_answer_that_is_there_when_the_pool_is_polled_is_not_late(make):
         return env.count()
 
     for slot in (0, 1):
-        pool.submit(Call(slot, count_late))
+        pool.submit(EnvCall(slot, count_late))
     answered.wait()
     while pool.oldest is not None:  # until none runs
         time.sleep(0.01)
@@ -385,7 +390,9 @@ def test_a_call_that_ends_since_it_is_killed_is_late_and_not_tried_again(make):
             time.sleep(0.1)  # its thread sees the error meanwhile
 
     pool = make(timeout_s=0.2, retries=2, retry_wait_s=0.001, made=Cut)
-    assert run(pool, [Call(0, hang)]) == [Outcome(Failure("timeout", "no answer in 0.2 s"), 0)]
+    assert run(pool, [EnvCall(0, hang)]) == [
+        CallOutcome(Failure("timeout", "no answer in 0.2 s"), 0)
+    ]
 
 
 def test_a_late_answer_never_reaches_a_later_call(make):
@@ -403,7 +410,7 @@ def test_a_closed_pool_has_closed_its_environments_and_takes_no_call(make):
     pool.close()
     assert all(environment.closed for environment in environments)
     with pytest.raises(ValueError, match="slot 0 was called in a closed pool"):
-        pool.submit(Call(0, count))
+        pool.submit(EnvCall(0, count))
     assert pool.poll(None) == []
     pool.close()
 
@@ -420,9 +427,9 @@ def test_closing_with_calls_open_closes_every_environment_after_its_call(make):
         env.count()
         raise TransientError("busy")
 
-    pool.submit(Call(3, count))
-    pool.submit(Call(0, fail))
-    pool.submit(Call(1, never))  # waits for the only thread
+    pool.submit(EnvCall(3, count))
+    pool.submit(EnvCall(0, fail))
+    pool.submit(EnvCall(1, never))  # waits for the only thread
     assert at_work.wait(10)
     pool.close()
     assert all(environment.closed for environment in environments)
@@ -432,7 +439,7 @@ def test_closing_with_calls_open_closes_every_environment_after_its_call(make):
 
 def test_closing_waits_for_no_retry(make):
     pool, flaky = make(timeout_s=30, retries=1, retry_wait_s=60), Flaky(1)
-    pool.submit(Call(0, flaky, fresh=True))
+    pool.submit(EnvCall(0, flaky, fresh=True))
     until(lambda: flaky.environments and flaky.environments[0].closed)
     began = time.monotonic()
     pool.close()
@@ -443,7 +450,7 @@ def test_closing_gives_up_a_call_that_hangs_and_closes_the_others(make):
     pool = make(workers=1, timeout_s=0.3)
     environments = ask(pool, [(slot, lambda env: env) for slot in range(4)])
     began = threading.Event()
-    pool.submit(Call(0, lambda env: began.set() or env.hang()))
+    pool.submit(EnvCall(0, lambda env: began.set() or env.hang()))
     assert began.wait(10)
     start = time.monotonic()
     pool.close()
@@ -466,7 +473,10 @@ def test_a_call_that_starts_anew_is_tried_again_on_new_environments(make):
     pool = make(retries=2, retry_wait_s=0.001)
     (before,) = ask(pool, [(1, lambda env: env)])
     flaky = Flaky(2)
-    assert run(pool, [Call(1, flaky, fresh=True), Call(0, count)]) == [Outcome(1, 2), Outcome(1, 0)]
+    assert run(pool, [EnvCall(1, flaky, fresh=True), EnvCall(0, count)]) == [
+        CallOutcome(1, 2),
+        CallOutcome(1, 0),
+    ]
     assert flaky.environments[0] is before and len(set(map(id, flaky.environments))) == 3
     assert [env.closed for env in flaky.environments] == [True, True, False]
     assert ask(pool, [(1, lambda env: env)]) == [flaky.environments[2]]
@@ -475,8 +485,8 @@ def test_a_call_that_starts_anew_is_tried_again_on_new_environments(make):
 def test_what_fails_at_every_try_is_a_failure_and_its_slot_gets_a_new_environment(make):
     pool = make(retries=2, retry_wait_s=0.001)
     flaky = Flaky(3)
-    assert run(pool, [Call(0, flaky, fresh=True)]) == [
-        Outcome(raised("RuntimeError: down", Flaky.__call__, 7), 2)
+    assert run(pool, [EnvCall(0, flaky, fresh=True)]) == [
+        CallOutcome(raised("RuntimeError: down", Flaky.__call__, 7), 2)
     ]
     (after,) = ask(pool, [(0, lambda env: env)])
     assert after not in flaky.environments and not after.closed
@@ -486,21 +496,21 @@ def test_only_a_transient_error_repeats_a_call_that_goes_on_and_on_the_same_envi
     pool = make(retries=2, retry_wait_s=0.001)
     before = ask(pool, [(slot, lambda env: env) for slot in range(2)])
     transient, lasting = Flaky(2, TransientError("busy")), Flaky(1)
-    assert run(pool, [Call(0, transient), Call(1, lasting)]) == [
-        Outcome(1, 2),
-        Outcome(raised("RuntimeError: down", Flaky.__call__, 7), 0),
+    assert run(pool, [EnvCall(0, transient), EnvCall(1, lasting)]) == [
+        CallOutcome(1, 2),
+        CallOutcome(raised("RuntimeError: down", Flaky.__call__, 7), 0),
     ]
     assert transient.environments == [before[0]] * 3 and len(lasting.moments) == 1
     assert not before[0].closed
 
 
-FULL = NoRoom("http://x: all 2 sessions are open")
+FULL = ServerAtCapacity("http://x: all 2 sessions are open")
 
 
 def test_a_call_waits_for_a_servers_room_on_its_environment_and_uses_no_retry(make, monkeypatch):
     monkeypatch.setattr(pool_module, "_ROOM_WAIT_S", 0.01)
     pool, fresh, later = make(retries=1, timeout_s=30), Flaky(9, FULL), Flaky(4, FULL)
-    assert run(pool, [Call(0, fresh, fresh=True), Call(1, later)]) == [Outcome(1, 0)] * 2
+    assert run(pool, [EnvCall(0, fresh, fresh=True), EnvCall(1, later)]) == [CallOutcome(1, 0)] * 2
     for flaky in (fresh, later):
         assert len(set(flaky.environments)) == 1 and not flaky.environments[0].closed
 
@@ -510,7 +520,11 @@ def test_a_wait_that_is_long_is_said_once_and_one_that_is_too_long_ends_the_run(
 ):
     monkeypatch.setattr(pool_module, "_ROOM_WAIT_S", 0.05)
     pool, other = make(size=3, retries=1, retry_wait_s=0.001, timeout_s=0.5), Flaky(0)
-    for call in (Call(0, Flaky(99, FULL), fresh=True), Call(1, Flaky(99, FULL)), Call(2, other)):
+    for call in (
+        EnvCall(0, Flaky(99, FULL), fresh=True),
+        EnvCall(1, Flaky(99, FULL)),
+        EnvCall(2, other),
+    ):
         pool.submit(call)
     with pytest.raises(ServerFull) as error:
         drain(pool)
@@ -524,11 +538,11 @@ def test_a_wait_that_is_long_is_said_once_and_one_that_is_too_long_ends_the_run(
     assert "--max-sessions" in record.getMessage() and "all 2 sessions" in record.getMessage()
     assert pool.open == 2  # no call is lost: the run ends before
     pool.drain()  # waits for no room
-    assert pool.open == 0 and run(pool, [Call(0, count)])[0].result == 1
+    assert pool.open == 0 and run(pool, [EnvCall(0, count)])[0].result == 1
 
 
 def test_no_retries_are_allowed(make):
-    for call in (Call(0, Flaky(1), fresh=True), Call(1, Flaky(1, TransientError("busy")))):
+    for call in (EnvCall(0, Flaky(1), fresh=True), EnvCall(1, Flaky(1, TransientError("busy")))):
         (outcome,) = run(make(retries=0), [call])
         assert outcome.result.stop == "env_error" and outcome.retries == 0
 
@@ -541,10 +555,10 @@ def test_reading_the_answer_is_never_repeated_nor_what_was_answered(make, error)
         assert answer == 1
         raise error
 
-    (outcome,) = run(pool, [Call(0, count, read, fresh=True)])
+    (outcome,) = run(pool, [EnvCall(0, count, read, fresh=True)])
     assert (outcome.result.stop, outcome.retries) == ("env_error", 0)
     assert ask(pool, [(0, count)]) == [2]
-    assert run(pool, [Call(0, count, lambda env, answer: (env.calls, -answer))])[0].result == (
+    assert run(pool, [EnvCall(0, count, lambda env, answer: (env.calls, -answer))])[0].result == (
         3,
         -3,
     )
@@ -553,11 +567,11 @@ def test_reading_the_answer_is_never_repeated_nor_what_was_answered(make, error)
 def test_a_hang_is_tried_again_where_the_call_starts_anew_and_nowhere_else(make):
     pool = make(workers=1, timeout_s=0.3, retries=1, retry_wait_s=0.001)
     again, once = Flaky(1, None), Flaky(1, None)
-    outcomes = run(pool, [Call(0, again, fresh=True), Call(1, once), Call(2, count)])
+    outcomes = run(pool, [EnvCall(0, again, fresh=True), EnvCall(1, once), EnvCall(2, count)])
     assert outcomes == [
-        Outcome(1, 1),
-        Outcome(Failure("timeout", "no answer in 0.3 s"), 0),
-        Outcome(1, 0),
+        CallOutcome(1, 1),
+        CallOutcome(Failure("timeout", "no answer in 0.3 s"), 0),
+        CallOutcome(1, 0),
     ]
     assert (len(again.moments), len(once.moments), pool.abandoned) == (2, 1, 2)
     assert again.environments[0] is not again.environments[1]
@@ -577,14 +591,14 @@ def test_a_late_answer_to_the_first_try_is_nobodys_and_its_environment_is_closed
             time.sleep(0.005)
         return "in time"
 
-    outcome = run(pool, [Call(0, late, fresh=True)])
-    assert outcome == [Outcome("in time", 1)]
+    outcome = run(pool, [EnvCall(0, late, fresh=True)])
+    assert outcome == [CallOutcome("in time", 1)]
     assert ask(pool, [(0, lambda env: env)]) == [first[1]] and first[0].closed
 
 
 def test_the_wait_before_a_retry_doubles(make):
     flaky = Flaky(3)
-    run(make(retries=3, retry_wait_s=WAIT_S), [Call(0, flaky, fresh=True)])
+    run(make(retries=3, retry_wait_s=WAIT_S), [EnvCall(0, flaky, fresh=True)])
     waits = [
         after - before for before, after in zip(flaky.moments, flaky.moments[1:], strict=False)
     ]
@@ -594,14 +608,14 @@ def test_the_wait_before_a_retry_doubles(make):
 
 def test_the_wait_before_a_retry_is_no_part_of_the_time_limit(make):
     pool = make(timeout_s=0.2, retries=1, retry_wait_s=0.4)
-    assert run(pool, [Call(0, Flaky(1), fresh=True)]) == [Outcome(1, 1)]
+    assert run(pool, [EnvCall(0, Flaky(1), fresh=True)]) == [CallOutcome(1, 1)]
     assert pool.abandoned == 0
 
 
 def test_a_thread_serves_others_while_a_call_waits_for_its_retry(make):
     pool = make(workers=1, retries=1, retry_wait_s=0.3)
     flaky, others = Flaky(1), [Flaky(0) for _ in range(3)]
-    run(pool, [Call(0, flaky, fresh=True), *(Call(i + 1, o) for i, o in enumerate(others))])
+    run(pool, [EnvCall(0, flaky, fresh=True), *(EnvCall(i + 1, o) for i, o in enumerate(others))])
     failed, again = flaky.moments
     assert all(failed < other.moments[0] < again for other in others)
 
@@ -609,7 +623,7 @@ def test_a_thread_serves_others_while_a_call_waits_for_its_retry(make):
 def test_many_that_fail_at_once_wait_side_by_side(make):
     pool = make(size=40, workers=2, timeout_s=30, retries=1, retry_wait_s=0.2)
     began = time.monotonic()
-    outcomes = run(pool, [Call(slot, Flaky(slot % 4), fresh=True) for slot in range(40)])
+    outcomes = run(pool, [EnvCall(slot, Flaky(slot % 4), fresh=True) for slot in range(40)])
     assert time.monotonic() - began < 20 * 0.2
     for slot, outcome in enumerate(outcomes):
         assert outcome.retries == min(slot % 4, 1)
@@ -626,8 +640,11 @@ def test_an_environment_that_cannot_be_made_again_costs_its_own_call(make):
 
     pool = make(retries=1, retry_wait_s=0.001, made=made)
     broken.set()
-    outcomes = run(pool, [Call(0, Flaky(1), fresh=True), Call(1, count)])
-    assert outcomes == [Outcome(raised("OSError: no port left", made, 2, "new"), 1), Outcome(1, 0)]
+    outcomes = run(pool, [EnvCall(0, Flaky(1), fresh=True), EnvCall(1, count)])
+    assert outcomes == [
+        CallOutcome(raised("OSError: no port left", made, 2, "new"), 1),
+        CallOutcome(1, 0),
+    ]
     broken.clear()
     assert ask(pool, [(0, count), (1, count)]) == [1, 2]
 
@@ -636,7 +653,7 @@ def test_a_closed_pool_leaves_no_thread_but_those_that_hang():
     before = set(threading.enumerate())
     gate = threading.Event()
     pool = EnvPool(lambda: Counter(gate), 3, workers=3, timeout_s=0.2)
-    pool.submit(Call(0, Counter.hang))
+    pool.submit(EnvCall(0, Counter.hang))
     while not pool.poll(None):
         pass
     pool.close()

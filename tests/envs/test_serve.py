@@ -15,9 +15,9 @@ import urllib3
 from remote_cases import Echo, Process, remote, served
 
 from seeupo_jax.envs import serve
-from seeupo_jax.envs.base import NoRoom, TransientError
+from seeupo_jax.envs.base import ServerAtCapacity, TransientError
+from seeupo_jax.envs.transport.http_protocol import MAX_REQUEST_BYTES
 from seeupo_jax.envs.transport.remote import RemoteError
-from seeupo_jax.envs.transport.wire import MAX_REQUEST_BYTES
 
 TOKEN = {"Authorization": "Bearer secret-token"}
 
@@ -188,7 +188,7 @@ def test_a_request_whose_client_has_left_makes_room_though_it_hangs(token_file):
         thread = threading.Thread(target=wait)
         thread.start()
         assert echo.entered.wait(10)
-        with pytest.raises(NoRoom, match="all 1 connections are open"):
+        with pytest.raises(ServerAtCapacity, match="all 1 connections are open"):
             remote(server.url, token_file).task_ids("train")  # the client waits
         hung._http.kill()
         thread.join(10)

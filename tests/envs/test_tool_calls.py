@@ -13,8 +13,11 @@ import bfcl_eval
 import pytest
 from cpu_cases import costs_less
 
+from seeupo_jax.envs.thoughts import thoughts_end
 from seeupo_jax.envs.tool_calls import (
     MAX_CHARS,
+    MAX_DEPTH,
+    MAX_DIGITS,
     PARSERS,
     ToolCall,
     ToolCallError,
@@ -24,8 +27,6 @@ from seeupo_jax.envs.tool_calls import (
     render_hermes,
     render_python,
 )
-from seeupo_jax.envs.tools.call_values import MAX_DEPTH, MAX_DIGITS
-from seeupo_jax.envs.tools.thoughts import thoughts_end
 
 ANSWERS = files(bfcl_eval) / "data" / "possible_answer"
 # Pieces that end strings, blocks and thoughts, or that readers like to change.

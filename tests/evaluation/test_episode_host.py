@@ -19,7 +19,7 @@ from seeupo_jax.agents.openai_server import OpenAIServer
 from seeupo_jax.configuration.loading import from_dict, load_config
 from seeupo_jax.envs.serve import EnvServer
 from seeupo_jax.envs.serve import main as serve_main
-from seeupo_jax.envs.transport import wire
+from seeupo_jax.envs.transport.http_protocol import ensure_token, read_token
 from seeupo_jax.evaluate import main as evaluate_main
 from seeupo_jax.evaluation.episode_host import (
     _sampling_rules,
@@ -241,9 +241,9 @@ def test_each_split_that_is_played_is_begun_once_and_closed(wrong, tmp_path):
 
 def test_a_server_of_such_an_environment_is_refused_with_the_same_sentence(wrong, tmp_path):
     choose, _ = wrong
-    token = wire.ensure_token(str(tmp_path / "token"))
+    token = ensure_token(str(tmp_path / "token"))
     made = functools.partial(envs.make, choose("Raising")[0].partition("=")[2])
-    server = EnvServer(made, token=wire.read_token(str(token)))
+    server = EnvServer(made, token=read_token(str(token)))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     options = {"url": server.url, "token_file": str(token)}

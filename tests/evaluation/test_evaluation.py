@@ -11,14 +11,14 @@ from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.envs import make
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.evaluation.evaluation import (
-    evaluate,
+    evaluate_split,
     evaluated_splits,
     selection_split,
     selection_warning,
 )
 from seeupo_jax.evaluation.evaluation_run import evaluate_policy
 from seeupo_jax.evaluation.policy_sources import PolicySource
-from seeupo_jax.training.run_parts import RunParts
+from seeupo_jax.training.run_components import RunComponents
 
 TASKS = {"train": ["a", "b"], "test": ["c"]}
 
@@ -98,7 +98,7 @@ def test_evaluations_ask_one_catalogue_of_tasks_which_a_longer_file_does_not_cha
     file.write_text('{"task_id": "a", "split": "test"}\n{"task_id": "b", "split": "test"}\n')
     worker = make_worker(Saying(), pool, max_turns=2)
     try:
-        evaluate(
+        evaluate_split(
             config,
             worker,
             None,
@@ -120,5 +120,5 @@ def test_what_lists_the_tasks_is_closed_with_the_evaluation_and_with_the_run(tmp
     tasks, part = find_tasks(config), SimpleNamespace(close=lambda: None)
     worker = SimpleNamespace(host=part, rewards=part, judge=None)
     assert Held.open == 1
-    RunParts.close(SimpleNamespace(tasks=tasks, worker=worker, log=part, source=part))
+    RunComponents.close(SimpleNamespace(tasks=tasks, worker=worker, log=part, source=part))
     assert Held.open == 0

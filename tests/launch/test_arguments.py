@@ -28,8 +28,8 @@ WRONG = [
     ("tpu_vm.sh", [], "got ''; allowed: all, create"),
     ("tpu_vm.sh", ["start"], "got 'start'; allowed: all, create"),
     ("tpu_vm.sh", ["create", "--zone=z"], "--name: got nothing"),
-    ("tpu_vm.sh", ["create", "--name=My_TPU", "--zone=z"], "--name: got 'My_TPU'; allowed: small"),
-    ("tpu_vm.sh", ["create", "--name=" + "a" * 41, "--zone=z"], "--name: got 41 letters"),
+    ("tpu_vm.sh", ["create", "--name=My_TPU", "--zone=z"], "--name: got 'My_TPU'; allowed: lower"),
+    ("tpu_vm.sh", ["create", "--name=" + "a" * 41, "--zone=z"], "--name: got 41 characters"),
     ("tpu_vm.sh", ["create", "--name=q"], "--zone: got nothing"),
     ("tpu_vm.sh", ["create", *TPU], "--accelerator-type: got nothing"),
     ("tpu_vm.sh", ["create", *TPU, *MORE, "--slices=0"], "--slices: got '0'; allowed: a whole"),
@@ -45,7 +45,7 @@ WRONG = [
     ("tpu_vm.sh", ["run", *TPU, "--bucket=gs://b"], "--bucket: got 'gs://b'; allowed: the name"),
     ("tpu_vm.sh", ["run", *TPU], "--config: got nothing"),
     ("tpu_vm.sh", ["run", *TPU, "--config=configs/no.py", "--workdir=d"], "got 'configs/no.py'"),
-    ("tpu_vm.sh", ["run", *TPU, "--config=/a.py", "--workdir=d"], "allowed: a path from the top"),
+    ("tpu_vm.sh", ["run", *TPU, "--config=/a.py", "--workdir=d"], "allowed: a path relative"),
     ("tpu_vm.sh", ["run", *TPU, *TRAINING[:1]], "--workdir: got nothing"),
     ("tpu_vm.sh", ["run", *TPU, *TRAINING, "--dry-run"], "--dry-run: got it after --config"),
     ("tpu_vm.sh", ["run", *TPU, *TRAINING, "--a=b\nc"], "got an argument of several lines"),
@@ -65,7 +65,7 @@ WRONG = [
             (["--override=checkpoint.directory=/tmp/c"], ".directory: got '/tmp/c', which is lost"),
             (["--override", "checkpoint.directory=c"], ".directory: got 'c', which is lost"),
             (['--config.checkpoint={"directory": "/tmp/c"}'], ': got \'{"directory": "/tmp/c'),
-            (["--override=checkpoint={'keep': 3}"], ": got '{'keep': 3}', whose folder is not"),
+            (["--override=checkpoint={'keep': 3}"], ": got '{'keep': 3}', whose folder this"),
         )
     ),
     (
@@ -115,7 +115,7 @@ WRONG = [
     (  # the stage's checkout is no clone
         "tpu_vm.sh",
         ["run", *TPU, *MORE, "--keep-alive", *TRAINING],
-        "got no git repository, whose files are to be installed",
+        "got no git repository to install from",
     ),
     ("gke_xpk.sh", ["submit"], "got 'submit'; allowed: run, logs"),
     ("gke_xpk.sh", ["run", "--cluster=c"], "--workload: got nothing"),

@@ -8,31 +8,33 @@ import learner_cases as cases
 import numpy as np
 
 from seeupo_jax.configuration import schema
-from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.sweep import sweep
-from seeupo_jax.policy.architecture import Lora
-from seeupo_jax.policy.lora import TARGETS, attach, merge
-from seeupo_jax.policy.network import join, split, trainable
+from seeupo_jax.policy.architecture import LoraAdapters
+from seeupo_jax.policy.lora import TARGETS, attach_adapters, merge_adapters
+from seeupo_jax.policy.network import join_params, split_model, split_trainable
 from seeupo_jax.types import Trajectory
 
-LORA = Lora(rank=4, alpha=6.0, targets=TARGETS)
+LORA = LoraAdapters(rank=4, alpha=6.0, targets=TARGETS)
 TRAJECTORIES = cases.ragged()
 
 
 def models():
     """A model with adapters that matter, and the same one with them merged."""
     network, params = cases.policy()
-    network, params = split(attach(network.bind(jax.device_put(params)), LORA, seed=7))
-    adapters, frozen = trainable(network, params)
+    network, params = split_model(
+        attach_adapters(network.bind(jax.device_put(params)), LORA, seed=7)
+    )
+    adapters, frozen = split_trainable(network, params)
     adapters = jax.device_put(cases.jittered(adapters, 0.1))
-    model = network.bind(join(adapters, frozen))
-    return model, merge(model)
+    model = network.bind(join_params(adapters, frozen))
+    return model, merge_adapters(model)
 
 
 def learner_of(model):
     """A learner of what trains in a model, and that."""
-    network, params = split(model)
-    params, frozen = trainable(network, params)
+    network, params = split_model(model)
+    params, frozen = split_trainable(network, params)
     algorithm = schema.Algorithm()
     made = Learner(network, cases.recording(), algorithm, cases.SHAPES, 1.0, 5, frozen=frozen)
     return made, params
@@ -54,9 +56,9 @@ def test_a_sweep_changes_every_adapter_and_nothing_else():
     changed = jax.tree.map(lambda a, b: bool((a != b).any()), state.params, before)
     assert all(jax.tree.leaves(changed))
     assert jax.tree.structure(state.params) == jax.tree.structure(before)
-    whole = split(model)[1]
+    whole = split_model(model)[1]
     jax.tree.map(
-        np.testing.assert_array_equal, learner.frozen, trainable(learner.network, whole)[1]
+        np.testing.assert_array_equal, learner.frozen, split_trainable(learner.network, whole)[1]
     )
 
 
@@ -74,7 +76,7 @@ def test_gradients_are_the_merged_models_by_the_chain_rule():
     model, merged = models()
     rng = np.random.default_rng(6)
     one_turn = [cases.segment(rng, (0, 4, size)) for size in (3, 4)]
-    pair = [Trajectory((each,), float(i), 0) for i, each in enumerate(one_turn)]
+    pair = [Trajectory.of((each,), float(i), 0) for i, each in enumerate(one_turn)]
     gradients, losses = [], []
     for each in (model, merged):
         learner, params = learner_of(each)
@@ -83,7 +85,7 @@ def test_gradients_are_the_merged_models_by_the_chain_rule():
         gradients.append(cases.host(state.opt_state[0]))
         losses.append(metrics["sweep/loss"])
     np.testing.assert_allclose(losses[0], losses[1], atol=1e-6)
-    adapters = trainable(*split(model))[0]
+    adapters = split_trainable(*split_model(model))[0]
     names = 0
     for (path, a, b), (_, da, db) in zip(pairs(adapters), pairs(gradients[0]), strict=True):
         dw = gradients[1]

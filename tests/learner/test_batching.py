@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from seeupo_jax.learner.batching import (
-    Rows,
+    SegmentBatch,
     Shapes,
     action_spans,
     all_actions,
@@ -34,7 +34,7 @@ def trajectories(turns=TURNS, failed=(2,), tokens=None):
                 tokens_L = np.array(tokens[i][number], np.int32)
             made.append(Segment(tokens_L, np.array(turn_L, np.int32), -0.1 * tokens_L))
             token += len(turn_L)
-        result.append(Trajectory(tuple(made), 0.0, 0, stop="timeout" if i in failed else "done"))
+        result.append(Trajectory.of(tuple(made), 0.0, 0, stop="timeout" if i in failed else "done"))
     return result
 
 
@@ -59,11 +59,11 @@ def refresh_of(rows, now, before, shapes=SHAPES):
 
 
 def test_failed_trajectories_have_no_rows_and_no_turns_but_keep_their_place():
-    rows = Rows.of(trajectories())
+    rows = SegmentBatch.of(trajectories())
     assert rows.trajectory_S.tolist() == [0, 1, 3, 3]
     assert (rows.trajectories, rows.turns) == (4, 2)  # the failed one reached turn 2
     assert [tokens.tolist() for tokens in rows.tokens[2:]] == [[31, 32], [33, 34, 35]]
-    none = Rows.of(trajectories(failed=(0, 1, 2, 3)))
+    none = SegmentBatch.of(trajectories(failed=(0, 1, 2, 3)))
     assert (none.turns, none.trajectories, none.tokens) == (0, 4, ())
 
 
@@ -71,7 +71,7 @@ def test_a_batch_by_hand():
     """Three members of a group: 1 2 | 3 4, and 1 2 | 5 (observed) 6; and 1 7 | 8."""
     turns = [[[-1, -1, 0, 0]], [[-1, -1, -1, 0]], [[-1, -1, 0]]]
     tokens = [[[1, 2, 3, 4]], [[1, 2, 5, 6]], [[1, 7, 8]]]
-    rows = Rows.of(trajectories(turns, failed=(), tokens=tokens))
+    rows = SegmentBatch.of(trajectories(turns, failed=(), tokens=tokens))
     shapes = Shapes((8,), action=2, rows=1, trajectories=3)
     _, batch = batch_of(rows, (0,), shapes, action=2, importance=True)
     assert batch.tokens_MRL.shape == (3, 1, 8) and batch.microbatches == 1
@@ -100,7 +100,7 @@ def test_a_batch_by_hand():
 
 def test_an_action_that_two_members_share_is_predicted_once():
     turns, tokens = [[[-1, 0, 0]]] * 2, [[[1, 2, 3]], [[1, 2, 4]]]
-    rows = Rows.of(trajectories(turns, failed=(), tokens=tokens))
+    rows = SegmentBatch.of(trajectories(turns, failed=(), tokens=tokens))
     _, batch = batch_of(rows, (0,), Shapes((4,), action=2, rows=1, trajectories=2), action=2)
     np.testing.assert_array_equal(batch.target_MRX[0, 0], [2, 3, 4, NO_TARGET])
     np.testing.assert_array_equal(batch.parent_MRX[0, 0, :3], [0, 1, 1])
@@ -110,24 +110,24 @@ def test_an_action_that_two_members_share_is_predicted_once():
 def test_groups_share_nothing_and_no_group_does_where_it_should_not():
     turns, tokens = [[[-1, 0]]] * 4, [[[1, 2]], [[1, 3]]] * 2
     made = [
-        Trajectory(t.segments, t.reward, group=i // 2)
+        Trajectory.of(t.segments, t.reward, group=i // 2)
         for i, t in enumerate(trajectories(turns, failed=(), tokens=tokens))
     ]
     for share, computed in [(True, 6), (False, 8)]:
         shapes = Shapes((8,), action=1, rows=1, trajectories=4, share=share)
-        layout, _ = batch_of(Rows.of(made), (0,), shapes, action=1)
+        layout, _ = batch_of(SegmentBatch.of(made), (0,), shapes, action=1)
         assert layout.tokens == computed
 
 
 def test_turns_merged_into_one_step_are_one_action_a_segment():
-    layout, batch = batch_of(Rows.of(trajectories()), (0, 1))
+    layout, batch = batch_of(SegmentBatch.of(trajectories()), (0, 1))
     assert [p.position_A.tolist() for p in layout.spans] == [[1, 2, 4], [2], [1], [2]]
     assert [p.end for p in layout.spans] == [5, 3, 2, 3]
     np.testing.assert_array_equal(batch.trajectory_P, [0, 1, 3, 3])
 
 
 def test_a_turns_pieces_are_the_trajectories_that_have_it():
-    rows = Rows.of(cases.ragged())
+    rows = SegmentBatch.of(cases.ragged())
     whose = [
         [int(rows.trajectory_S[p.segment]) for p in action_spans(rows, (t,))] for t in range(5)
     ]
@@ -145,7 +145,7 @@ def paths(tokens_L, depth_L, end_L):
 @pytest.mark.parametrize("make", [cases.ragged, cases.branching])
 def test_every_sampled_token_is_predicted_in_one_turns_batch_from_all_that_precedes_it(make):
     made = make()
-    rows = Rows.of(made)
+    rows = SegmentBatch.of(made)
     shapes = cases.SHAPES
     wanted = sum((s.turn_L >= 0).sum() for t in made if not t.failed for s in t.segments)
     seen = 0
@@ -203,7 +203,7 @@ def test_lengths_are_eighths_and_sixteenths_of_whole_blocks(longest, block, leng
 
 def test_the_length_is_that_which_computes_least():
     """Four chains of five tokens in microbatches of two rows."""
-    rows = Rows.of(trajectories([[[-1] * 4 + [0]]] * 4, failed=()))
+    rows = SegmentBatch.of(trajectories([[[-1] * 4 + [0]]] * 4, failed=()))
     spans = action_spans(rows, (0,))
     wanted = {(5, 8): 5, (8, 10): 10, (6, 16): 6, (4, 16, 32): 16}  # 20, 20, 24 and 32 tokens
     for lengths, length in wanted.items():
@@ -213,7 +213,7 @@ def test_the_length_is_that_which_computes_least():
 
 @pytest.mark.parametrize("spans, microbatches, used", [(0, 2, 0), (3, 2, 1), (9, 4, 3)])
 def test_the_number_of_microbatches_is_a_multiple_of_the_listed_one(spans, microbatches, used):
-    rows = Rows.of(trajectories([[[-1, 0]]] * spans, failed=()))
+    rows = SegmentBatch.of(trajectories([[[-1, 0]]] * spans, failed=()))
     shapes = Shapes((4,), action=3, rows=2, trajectories=4)
     if spans:
         _, batch = batch_of(rows, (0,), shapes)
@@ -226,7 +226,7 @@ def test_the_number_of_microbatches_is_a_multiple_of_the_listed_one(spans, micro
 
 @pytest.mark.parametrize("importance, arrays", [(False, 11), (True, 13)])
 def test_an_empty_batch_has_the_shapes_of_a_real_one(importance, arrays):
-    rows = Rows.of(trajectories())
+    rows = SegmentBatch.of(trajectories())
     _, real = batch_of(rows, (0,), lengths=(8,), importance=importance)
     per_token = ["old_logp", "ref_logp", *["start_logp", "sampler_logp"] * importance]
     empty = empty_batch(rows, SHAPES, per_token, length=8, action=3)
@@ -241,7 +241,7 @@ def test_an_empty_batch_has_the_shapes_of_a_real_one(importance, arrays):
 
 def test_a_refresh_by_hand():
     turns = [[[-1, 0, 0, -1, 1, -1]], [[-1, -1, 0]], [[-1, -1, 0, 1, 1]]]
-    rows = Rows.of(trajectories(turns, failed=()))
+    rows = SegmentBatch.of(trajectories(turns, failed=()))
     layout, refresh, left = refresh_of(rows, now=(0,), before=(1,))
     assert left == [] and layout.length == 8
     # Row 0 holds 1 2 3 and 11 12 13, row 1 holds 21 22 23: two rows, one microbatch.
@@ -264,7 +264,7 @@ def test_a_refresh_by_hand():
 
 def test_continuations_of_one_row_share_a_chunk_as_long_as_they_fit():
     turns = [[[-1, 0, 1]], [[-1, 0, 1]], [[-1, 0, -1, 1]], [[-1, 0, 1]]]
-    rows = Rows.of(trajectories(turns, failed=()))
+    rows = SegmentBatch.of(trajectories(turns, failed=()))
     shapes = Shapes((4, 8), action=3, rows=1, trajectories=4)
     layout, refresh, left = refresh_of(rows, now=(0,), before=(1,), shapes=shapes)
     assert layout.forest.row_S.tolist() == [0] * 4 and left == []
@@ -275,13 +275,13 @@ def test_continuations_of_one_row_share_a_chunk_as_long_as_they_fit():
 
 
 def test_a_refresh_leaves_out_what_lies_in_another_segment():
-    *_, left = refresh_of(Rows.of(trajectories()), now=(0,), before=(1,))
+    *_, left = refresh_of(SegmentBatch.of(trajectories()), now=(0,), before=(1,))
     assert left == [(3, [2])]
 
 
 def test_a_refresh_leaves_out_what_is_longer_than_the_shortest_length():
     turns = [[[-1, 0, -1, -1, 1]], [[-1, 0, -1, -1, -1, 1]]]  # 4 and 5 tokens from the row's last
-    rows = Rows.of(trajectories(turns, failed=()))
+    rows = SegmentBatch.of(trajectories(turns, failed=()))
     _, refresh, left = refresh_of(rows, now=(0,), before=(1,))
     assert left == [(1, [5])]
     np.testing.assert_array_equal(refresh.mask_PA.sum(axis=1), [1, 0, 0, 0])
@@ -291,7 +291,7 @@ def test_a_refresh_leaves_out_what_is_longer_than_the_shortest_length():
 def test_a_refresh_leaves_out_what_a_row_has_no_chunk_for():
     # A row of 8 has five chunks of 4, and six spans that fill one each.
     turns, tokens = [[[-1, 0, -1, -1, 1]]] * 6, [[[1, 2, 10 + i, 3, 4]] for i in range(6)]
-    rows = Rows.of(trajectories(turns, failed=(), tokens=tokens))
+    rows = SegmentBatch.of(trajectories(turns, failed=(), tokens=tokens))
     shapes = Shapes((4, 8), action=3, rows=1, trajectories=6)
     _, refresh, left = refresh_of(rows, now=(0,), before=(1,), shapes=shapes)
     assert left == [(5, [4])] and refresh.chunks_M.tolist() == [5, 0, 0, 0, 0, 0]
@@ -300,7 +300,7 @@ def test_a_refresh_leaves_out_what_a_row_has_no_chunk_for():
 def test_a_refresh_leaves_out_all_pieces_of_a_trajectory_with_several():
     # Both segments have a turn before and one now: their ratios multiply before they are clipped.
     turns = [[[-1, 0, 2], [-1, 1, 3]], [[-1, 0, 1, 2, 3]]]
-    rows = Rows.of(trajectories(turns, failed=()))
+    rows = SegmentBatch.of(trajectories(turns, failed=()))
     _, refresh, left = refresh_of(rows, now=(0, 1), before=(2, 3))
     assert left == [(0, [2]), (1, [2])]
     np.testing.assert_array_equal(refresh.mask_PA.sum(axis=1), [0, 0, 2, 0])
@@ -309,7 +309,7 @@ def test_a_refresh_leaves_out_all_pieces_of_a_trajectory_with_several():
 @pytest.mark.parametrize("make", [cases.ragged, cases.branching])
 @pytest.mark.parametrize("order", [[(3,), (2,), (1,), (0,)], [(2, 3), (0, 1)]])
 def test_a_refresh_and_what_it_leaves_are_the_previous_step(order, make):
-    rows = Rows.of(make())
+    rows = SegmentBatch.of(make())
     for before, now in zip(order, order[1:], strict=False):
         layout, refresh, left = refresh_of(rows, now, before, cases.SHAPES)
         previous, found = action_spans(rows, before), list(left)
@@ -348,7 +348,7 @@ def test_a_row_longer_than_every_listed_length_is_told():
 
 def test_more_places_than_int32_counts_are_refused_before_they_are_made():
     # 32,768 conversations of 65,536 tokens: 2**31 places, which would need 8 GiB an array.
-    rows = Rows.of(trajectories())
+    rows = SegmentBatch.of(trajectories())
     shapes = Shapes((65_536,), action=8, rows=1, trajectories=2**15)
     with pytest.raises(ValueError, match=r"32768 rows of 65536 tokens.*fewer than 2\*\*31"):
         empty_batch(rows, shapes, length=65_536, action=8)

@@ -5,9 +5,10 @@ import dataclasses
 import learner_cases as cases
 import numpy as np
 import pytest
+from stored_fields import with_fields
 
 from seeupo_jax.configuration.algorithm import Algorithm
-from seeupo_jax.learner.batching import Rows, Shapes
+from seeupo_jax.learner.batching import SegmentBatch, Shapes
 from seeupo_jax.learner.credit.advantages import assign_credit
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.types import Trajectory
@@ -21,7 +22,7 @@ def arrays(**choices):
     trajectories[2] = dataclasses.replace(trajectories[2], stop="max_turns")
     trajectories[4] = dataclasses.replace(trajectories[4], info={"states": ["a"]})
     trajectories[5] = dataclasses.replace(trajectories[5], stop="max_tokens")
-    rows = Rows.of(trajectories)
+    rows = SegmentBatch.of(trajectories)
     # The entropy of a token is its turn plus a tenth of its place.
     entropy = [np.where(t >= 0, t + 0.1 * np.arange(len(t)), np.nan) for t in rows.turn]
     return CreditArrays(algorithm, SHAPES, rows, trajectories, {"entropy": entropy})
@@ -99,10 +100,10 @@ def test_turns_of_equal_sums_are_alike_though_float32_rounds_their_rewards(advan
     assert np.float32(pay).astype(float).sum() != np.float32(137.4)
     segment = cases.segment(np.random.default_rng(0), *((turn, 1, 1) for turn in range(6)))
     trajectories = [
-        Trajectory((segment,), 137.4, 0, turn_rewards=tuple(own), info={"states": [*"abcdef"]})
+        Trajectory.of((segment,), 137.4, 0, turn_rewards=tuple(own), info={"states": [*"abcdef"]})
         for own in (pay, np.eye(6)[5] * 137.4)
     ]
-    rows = Rows.of(trajectories)
+    rows = SegmentBatch.of(trajectories)
     algorithm = Algorithm(advantage=advantage, scale="group", estimator={"discount": 1.0})
     credit, _ = assign_credit(CreditArrays(algorithm, SHAPES, rows, trajectories, {}))
     for row in range(2):
@@ -115,12 +116,12 @@ def test_rewards_that_an_estimator_is_not_for_are_refused_by_task():
     algorithm = Algorithm(advantage="a_grae")
     trajectories = cases.ragged()  # the failed one paid 7, the fourth -0.7
     trajectories[3] = dataclasses.replace(trajectories[3], task_id="desk-4")
-    rows = Rows.of(trajectories)
+    rows = SegmentBatch.of(trajectories)
     with pytest.raises(ValueError) as caught:
         assign_credit(CreditArrays(algorithm, SHAPES, rows, trajectories, {}))
     assert str(caught.value) == (
         "desk-4: reward: got -0.7; allowed with advantage=a_grae: a number from 0 to 1."
     )
-    trajectories[3] = dataclasses.replace(trajectories[3], reward=0.0)
+    trajectories[3] = with_fields(trajectories[3], reward=0.0)
     credit, _ = assign_credit(CreditArrays(algorithm, SHAPES, rows, trajectories, {}))
     assert np.isfinite(np.concatenate(credit["advantage"])).all()

@@ -6,8 +6,9 @@ import functools
 import learner_cases as cases
 import numpy as np
 import pytest
+from stored_fields import with_fields
 
-from seeupo_jax.learner.batching import Rows
+from seeupo_jax.learner.batching import SegmentBatch
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_start import begin_sweep
 from seeupo_jax.rollout.collect import Collected
@@ -33,7 +34,7 @@ def observe(trajectories, **choices):
 def test_a_trajectory_counts_if_it_and_another_of_its_group_did_not_fail():
     stops = ["done", "env_error", "max_turns", "done", "timeout", "done", "max_tokens", "timeout"]
     groups = [4, 4, 0, 9, 9, 0, 4, 7]
-    trajectories = [Trajectory((), 0.0, g, stop=s) for g, s in zip(groups, stops, strict=True)]
+    trajectories = [Trajectory.of((), 0.0, g, stop=s) for g, s in zip(groups, stops, strict=True)]
     wanted = [True, False, True, False, False, True, True, False]
     np.testing.assert_array_equal(learnable(trajectories), wanted)
     assert learnable([]).dtype == bool
@@ -65,10 +66,10 @@ def test_without_groups_the_last_one_left_of_a_group_is_learned_from(choices):
 
 
 def test_the_rows_of_a_dropped_group_are_nowhere_and_its_turns_are_not_counted():
-    rows = Rows.of(failing(0, 2))  # group 0 keeps one of two turns, group 1 has three
+    rows = SegmentBatch.of(failing(0, 2))  # group 0 keeps one of two turns, group 1 has three
     assert rows.trajectory_S.tolist() == [3, 5, 6, 6, 7]
     assert (rows.trajectories, rows.turns) == (8, 3)
-    assert Rows.of(failing(0, 1, 3)).turns == 3  # trajectory 2 of four turns is left alone
+    assert SegmentBatch.of(failing(0, 1, 3)).turns == 3  # trajectory 2 of four turns is left alone
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_the_rows_of_a_dropped_group_are_nowhere_and_its_turns_are_not_counted()
 def test_a_sweep_with_a_dropped_group_is_the_sweep_without_its_trajectories(choices):
     # Group 1: trajectory 3 succeeds by far, 4 and 5 have failed.
     trajectories = failing(5)
-    trajectories[3] = dataclasses.replace(trajectories[3], reward=50.0)
+    trajectories[3] = with_fields(trajectories[3], reward=50.0)
     observed = observe(trajectories, **choices)
     without = observe([t for t in trajectories if t.group != 1], **choices)
     cases.assert_trees_close(observed.state.params, without.state.params, 1e-6)
@@ -104,8 +105,10 @@ def test_the_mean_is_over_the_trajectories_that_count():
     trajectories = failing(5)
     learner = cases.learner()
     state = cases.new_state(learner.optimizer)
+    rows = SegmentBatch.of(trajectories)
+    plan = learner.plan(rows.updated_turns, iteration=1)
     started = begin_sweep(
-        learner, state, reference(), Rows.of(trajectories), trajectories, version=0
+        learner, state, reference(), rows, trajectories, plan, shaped=trajectories, version=0
     )
     assert started.data.valid == 5
     largest_S = [abs(advantage_L).max() for advantage_L in started.per_token["advantage"]]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from seeupo_jax.configuration.algorithm import Algorithm
-from seeupo_jax.learner.batching import Rows
+from seeupo_jax.learner.batching import SegmentBatch
 from seeupo_jax.learner.credit.advantages import assign_credit
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.learner.sweep import sweep
@@ -111,8 +111,8 @@ def test_a_reward_that_came_with_a_forced_action_is_that_of_the_choices_before_i
     logp_L = np.array([0, -1, -2, 0, 0, 0, 0, -1], np.float32)  # all of turn 1 is forced
     segment = Segment(np.arange(8, dtype=np.int32), turn_L, logp_L)
     rewards = (0.5, 2.0, 0.25)
-    made = [Trajectory((segment,), 2.75, 0, turn_rewards=rewards)] * 2
-    rows = Rows.of(made, truncated=True)
+    made = [Trajectory.of((segment,), 2.75, 0, turn_rewards=rewards)] * 2
+    rows = SegmentBatch.of(made, truncated=True)
     algorithm = Algorithm(advantage="returns", scale="none", advantage_clip=None)
     credit, _ = assign_credit(CreditArrays(algorithm, cases.SHAPES, rows, made, {}))
     for advantage_L in credit["advantage"]:
@@ -124,8 +124,8 @@ def test_a_progress_that_came_with_a_forced_token_is_that_of_the_last_choice_of_
     turn_L = np.array([-1, 0, 0, -1, 1, 1], np.int32)
     logp_L = np.array([0, -1, 0, 0, -2, 0], np.float32)  # both turns end with a forced token
     segment = Segment(np.arange(6, dtype=np.int32), turn_L, logp_L)
-    made = [Trajectory((segment,), 1.0, 0)] * 2
-    rows = Rows.of(made, truncated=True)
+    made = [Trajectory.of((segment,), 1.0, 0)] * 2
+    rows = SegmentBatch.of(made, truncated=True)
     progress_L = np.array([0, 0, 0.75, 0, 0, 0.25], np.float32)
     arrays = CreditArrays(Algorithm(), cases.SHAPES, rows, made, {"progress": [progress_L] * 2})
     np.testing.assert_array_equal(arrays.progress_NL[:, :2], [[0.75, 0.25]] * 2)
@@ -134,7 +134,7 @@ def test_a_progress_that_came_with_a_forced_token_is_that_of_the_last_choice_of_
 
 def test_without_any_choice_there_is_no_reward_to_place():
     segment = Segment(np.arange(3, dtype=np.int32), np.array([-1, 0, 0], np.int32), np.zeros(3))
-    made = [Trajectory((segment,), 1.0, 0, turn_rewards=(1.0,))] * 2
-    rows = Rows.of(made, truncated=True)
+    made = [Trajectory.of((segment,), 1.0, 0, turn_rewards=(1.0,))] * 2
+    rows = SegmentBatch.of(made, truncated=True)
     arrays = CreditArrays(Algorithm(), cases.SHAPES, rows, made, {})
     assert not arrays.reward_NL.any() and not arrays.mask_NL.any()

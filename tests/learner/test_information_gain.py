@@ -6,8 +6,9 @@ import learner_cases as cases
 import numpy as np
 import numpy_model as model
 import pytest
+from stored_fields import with_fields
 
-from seeupo_jax.learner.batching import Rows, Shapes, all_actions, empty_batch
+from seeupo_jax.learner.batching import SegmentBatch, Shapes, all_actions, empty_batch
 from seeupo_jax.learner.credit.information_gain import (
     AnswerTokens,
     answer_branches,
@@ -55,12 +56,12 @@ def separately(made, references, temperature=1.0):
 
 
 def in_one_pass(made, references, shapes=SHAPES, temperature=1.0):
-    rows = Rows.of(made)
+    rows = SegmentBatch.of(made)
     branches = answer_branches(rows, made, references, shapes)
-    batch, seats, _ = branch_batch(branches, all_actions(rows), shapes)
+    batch, span_slots, _ = branch_batch(branches, all_actions(rows), shapes)
     learner = cases.unshared(cases.learner(shapes=shapes, temperature=temperature))
     logp_PA = np.asarray(learner.score(cases.policy()[1], batch))
-    return information_gain(branches, seats, logp_PA, made), batch, logp_PA, branches
+    return information_gain(branches, span_slots, logp_PA, made), batch, logp_PA, branches
 
 
 @pytest.mark.parametrize("temperature, share", [(1.0, True), (0.7, True), (1.0, False)])
@@ -77,7 +78,7 @@ def test_one_pass_gives_the_gains_of_separate_passes(temperature, share):
     assert max(np.nanmax(np.abs(gain_K), initial=0) for gain_K in found) > 0.01
 
     # The sweep's own tokens are as without branches, which share nearly all of theirs.
-    rows = Rows.of(made)
+    rows = SegmentBatch.of(made)
     weights, spans = cases.weights_of(cases.policy()[1]), all_actions(rows)
     for span, scored_A in zip(spans, logp_PA, strict=False):
         tokens_L = rows.tokens[span.segment]
@@ -93,7 +94,7 @@ def test_the_batch_has_the_shape_that_is_compiled_ahead_whatever_the_turns():
     made, references = trajectories(), answers()
     shape = [
         np.shape(x)
-        for x in empty_batch(Rows.of(made), SHAPES, length=32, action=32, doubled=True)
+        for x in empty_batch(SegmentBatch.of(made), SHAPES, length=32, action=32, doubled=True)
         if x is not None
     ]
     for kept in (made, made[:2], [t for t in made if t.turns == 1] * 2):
@@ -108,13 +109,13 @@ def test_tasks_without_an_answer_and_rows_without_room_have_no_gain():
     found, *_ = in_one_pass(made, references)
     gained = [bool((~np.isnan(gain_K)).any()) for gain_K in found]
     assert gained == [t.group == 0 and not t.failed and t.turns > 1 for t in made]
-    metrics = describe_gains(found, Rows.of(made))
+    metrics = describe_gains(found, SegmentBatch.of(made))
     turns = [t.turns - 1 for t in made if not t.failed]
     own = sum(t.turns - 1 for t in made if t.group == 0)
     assert metrics["sweep/gain_scored"] == pytest.approx(own / sum(turns))
     flat = np.concatenate([gain_K[~np.isnan(gain_K)] for gain_K in found])
     assert metrics["sweep/gain_mean"] == pytest.approx(flat.mean())
-    nothing = describe_gains(in_one_pass(made, {})[0], Rows.of(made))
+    nothing = describe_gains(in_one_pass(made, {})[0], SegmentBatch.of(made))
     assert np.isnan(nothing["sweep/gain_mean"]) and nothing["sweep/gain_scored"] == 0
 
 
@@ -123,13 +124,13 @@ def test_an_answer_longer_than_a_trajectory_may_be_has_no_branch(size, branches)
     """The rows of a run are twice that, by default."""
     shapes, rng = dataclasses.replace(SHAPES, context=16), np.random.default_rng(0)
     made = [
-        cases.Trajectory((cases.segment(rng, (0, 4, 2)),), float(i), 0, task_id="task")
+        cases.Trajectory.of((cases.segment(rng, (0, 4, 2)),), float(i), 0, task_id="task")
         for i in range(2)
     ]
-    rows, answer = Rows.of(made), AnswerTokens(np.ones(size, np.int32), np.ones(size, bool))
+    rows, answer = SegmentBatch.of(made), AnswerTokens(np.ones(size, np.int32), np.ones(size, bool))
     found = answer_branches(rows, made, {"task": answer}, shapes)
-    batch, seats, _ = branch_batch(found, all_actions(rows), shapes)
-    assert len(seats) == branches
+    batch, span_slots, _ = branch_batch(found, all_actions(rows), shapes)
+    assert len(span_slots) == branches
     assert batch.mask_PA.sum() == 2 * 2 + branches * size
 
 
@@ -139,7 +140,7 @@ def test_a_sweep_credits_turns_with_what_they_gained(order):
     made, references = trajectories(), answers()
     gains = separately(made, references)
     rewarded = [
-        dataclasses.replace(t, turn_rewards=(*map(float, gain_K[:-1]), 5.0))
+        with_fields(t, turn_rewards=(*map(float, gain_K[:-1]), 5.0))
         for t, gain_K in zip(made, gains, strict=True)
     ]
     learner = cases.learner(

@@ -48,11 +48,11 @@ def trajectories():
         right = [begun, (action, CONTEXT), (draw(1), CONTEXT), (draw(2), 1)]
         right = joined(*right, (draw(2), CONTEXT), (draw(4), 3))
         rewards = tuple(rng.normal(size=4).tolist())
-        made.append(Trajectory((left, right), sum(rewards), number // 2, turn_rewards=rewards))
+        made.append(Trajectory.of((left, right), sum(rewards), number // 2, turn_rewards=rewards))
     helpers = joined((draw(5), CONTEXT), (draw(2), 1)), joined((draw(3), CONTEXT), (draw(2), 2))
     own = joined((draw(4), CONTEXT), (draw(2), 0), (draw(2), CONTEXT), (draw(3), 3))
-    made.append(Trajectory((*helpers, own), 1.5, 0))
-    made.append(Trajectory((cases.segment(rng, (0, 4, 2), (1, 2, 3), (2, 1, 2)),), -0.5, 1))
+    made.append(Trajectory.of((*helpers, own), 1.5, 0))
+    made.append(Trajectory.of((cases.segment(rng, (0, 4, 2), (1, 2, 3), (2, 1, 2)),), -0.5, 1))
     return tuple(cases.as_sampled(made, spread=0.5))
 
 

@@ -14,9 +14,9 @@ from process_cases import run_processes
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration import schema
 from seeupo_jax.learner.batching import Shapes
-from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
-from seeupo_jax.learner.programs import sweep_programs
+from seeupo_jax.learner.program_cache import Learner
+from seeupo_jax.learner.program_warming import sweep_programs
 from seeupo_jax.learner.state_layout import (
     HOST,
     abstract_state,
@@ -25,7 +25,7 @@ from seeupo_jax.learner.state_layout import (
     state_layout,
 )
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings, sharding
-from seeupo_jax.policy.network import abstract
+from seeupo_jax.policy.network import abstract_network
 
 
 def kinds(tree):
@@ -49,6 +49,7 @@ def test_offloading_changes_nothing_beyond_rounding(offloaded):
     jax.tree.map(close, cases.host(offloaded[2]), cases.host(state))
 
 
+@pytest.mark.exhaustive
 def test_two_processes_do_bit_for_bit_what_one_does_on_as_many_devices(offloaded, tmp_path):
     alone = offloaded[:2]
     assert run_processes("learner_process.py", 2, 2, tmp_path, read=pickle.loads) == [alone] * 2
@@ -82,6 +83,7 @@ def test_a_checkpoint_brings_an_offloaded_state_back_to_where_it_was(offloaded, 
     assert all(jax.tree.leaves(same))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("optimized")
 def test_on_tpu_the_moments_are_no_longer_among_what_the_devices_hold():
     mesh = make_mesh(schema.Mesh(data=1, fsdp=2, tensor=2), tpu_cases.devices("v5e:2x2"))
@@ -93,7 +95,7 @@ def test_on_tpu_the_moments_are_no_longer_among_what_the_devices_hold():
 
 def turn_memory(mesh, offload):
     """What a turn's step takes on each device of a mesh that only compiles."""
-    network, params = abstract(cases.ARCH)
+    network, params = abstract_network(cases.ARCH)
     optimizer = make_optimizer(schema.Optimizer(name="adam"), total_steps=9)
     where = param_shardings(mesh, network.logical_axes(), params)
 

@@ -10,11 +10,12 @@ import numpy_twin as twin
 import pytest
 from numpy_credit import token_advantages
 from numpy_model import token_logps
+from stored_fields import with_fields
 
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.entry_points import entry_names, find_entry
 from seeupo_jax.configuration.recipes import RECIPES
-from seeupo_jax.learner.batching import Rows, Shapes, all_actions, lay_out
+from seeupo_jax.learner.batching import SegmentBatch, Shapes, all_actions, lay_out
 from seeupo_jax.learner.credit.advantages import assign_credit
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.learner.sweep import sweep
@@ -79,9 +80,9 @@ def batch(seed):
     part = functools.partial(cases.segment, rng)
     trajectories = [
         *cases.ragged(seed),
-        Trajectory((part((0, 3, 2), (2, 4, 1)),), 0.3, 2),
-        Trajectory((part((0, 2, 2)),), 5.0, 3),
-        Trajectory((part((0, 2, 2)),), -9.0, 3, stop="timeout"),
+        Trajectory.of((part((0, 3, 2), (2, 4, 1)),), 0.3, 2),
+        Trajectory.of((part((0, 2, 2)),), 5.0, 3),
+        Trajectory.of((part((0, 2, 2)),), -9.0, 3, stop="timeout"),
     ]
     return tuple(_with_turns(i, trajectory, rng) for i, trajectory in enumerate(trajectories))
 
@@ -95,19 +96,19 @@ def _with_turns(index, trajectory, rng):
     info = {"states": names, "executed": executed}
     of_turns = {name: own for name, own in _turn_rewards(index, trajectory) if index % 3}
     fields = {"rewards": _rewards(index, trajectory), "named_turn_rewards": of_turns}
-    named = dataclasses.replace(trajectory, info=info, **fields)
+    named = with_fields(trajectory, info=info, **fields)
     if not trajectory.failed:
         named = dataclasses.replace(named, stop=("done", "max_turns", "max_tokens")[index % 3])
     if index % 2:
         return named
-    return dataclasses.replace(named, turn_rewards=rewards, reward=sum(rewards))
+    return with_fields(named, turn_rewards=rewards, reward=sum(rewards))
 
 
 def _rewards(index, trajectory):
-    """Of each name another deviation: `late` is equal in a group, every third has no `form`."""
+    """Of each name another deviation: `late` is equal in a group, every sixth has no `form`."""
     rng = np.random.default_rng((7, index))
     found = {"env": float(rng.normal()), "late": 0.1 + trajectory.group}
-    return found if index % 3 == 2 else found | {"form": float(5 * rng.random())}
+    return found if index % 6 == 2 else found | {"form": float(5 * rng.random())}
 
 
 def _turn_rewards(index, trajectory):
@@ -128,7 +129,7 @@ def batch_for(advantage, seed):
         return float(np.clip(0.5 + reward / 2, 0.1, 1.0))
 
     return tuple(
-        dataclasses.replace(t, reward=t.reward if t.failed else bounded(t.reward), turn_rewards=())
+        with_fields(t, reward=t.reward if t.failed else bounded(t.reward), turn_rewards=())
         for t in batch(seed)
     )
 
@@ -163,6 +164,7 @@ def test_a_recipes_sweep_is_the_twins(name):
     assert observed.metrics["sweep/kl"] > 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("advantage", sorted(CREDITS))
 @pytest.mark.parametrize("name", ["seeupo", "parallel"])
 def test_any_credit_feeds_any_update(name, advantage):
@@ -234,7 +236,7 @@ def test_a_trees_shared_turns_are_trained_once_as_the_twins(name, choices, order
     if made.algorithm.mask_above is not None:
         assert 0.1 < observed.metrics["sweep/masked_fraction"] < 0.9
     # What trajectories have in common stands in a row once, and is trained once.
-    acted, rows = [], Rows.of(trees)
+    acted, rows = [], SegmentBatch.of(trees)
     spans = all_actions(rows)
     wide = lay_out(rows, spans, dataclasses.replace(SHAPES, lengths=(128,), rows=1))
     begun = {
@@ -312,6 +314,7 @@ def test_minibatches_are_the_twins_each_of_whole_trajectories_and_a_mean_of_its_
     assert_equal_to_the_twin(made, 4, ALL, minibatches=[parts])
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("scale", ["batch", "none"])
 @pytest.mark.parametrize("name", entry_names("advantage"))
 def test_every_estimator_is_the_twins_wherever_a_trajectorys_tokens_lie(name, scale):
@@ -330,7 +333,7 @@ def test_every_estimator_is_the_twins_wherever_a_trajectorys_tokens_lie(name, sc
     algorithm = Algorithm(**both, estimator=options, **choices)
     both["estimator"] = dataclasses.asdict(algorithm.estimator)
     trajectories, rng = batch_for(name, 6), np.random.default_rng(0)
-    rows = Rows.of(trajectories, grouped=algorithm.grouped)
+    rows = SegmentBatch.of(trajectories, grouped=algorithm.grouped)
 
     def draw(size):
         return rng.normal(size=size).astype(np.float32)

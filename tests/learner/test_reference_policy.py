@@ -14,7 +14,7 @@ import pytest
 from seeupo_jax.algorithms.kl_control import adapted_kl_coef
 from seeupo_jax.algorithms.surrogate import kl_estimate
 from seeupo_jax.checkpoint import Checkpoints
-from seeupo_jax.learner.reference_policy import moved, sampled_kl
+from seeupo_jax.learner.reference_policy import ema_update, sampled_kl
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
 from seeupo_jax.parallel.device_memory import device_bytes
@@ -144,7 +144,7 @@ def test_an_iteration_without_a_step_ends_as_any_other(nothing):
 def test_a_policy_that_the_reference_moved_to_can_be_donated():
     """A program that returned its argument would share memory with the parameters."""
     params = jnp.arange(8.0)
-    own = jax.jit(functools.partial(moved, decay=0.0))(params, jnp.zeros(8))
+    own = jax.jit(functools.partial(ema_update, decay=0.0))(params, jnp.zeros(8))
     jax.jit(lambda x: x + 1, donate_argnums=0)(params)
     np.testing.assert_array_equal(own, np.arange(8.0))
 

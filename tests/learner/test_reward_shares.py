@@ -5,10 +5,11 @@ import dataclasses
 import learner_cases as cases
 import numpy as np
 import pytest
+from stored_fields import with_fields
 
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.recipes import RECIPES
-from seeupo_jax.learner.batching import Rows, Shapes
+from seeupo_jax.learner.batching import SegmentBatch, Shapes
 from seeupo_jax.learner.credit.advantages import assign_credit
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.types import Trajectory
@@ -22,7 +23,7 @@ def trajectories(*rewards):
     sizes = (3, 1, 1, 1)
     stops = ("done", "done", "done", "env_error")
     return [
-        Trajectory((cases.segment(rng, (0, 2, size)),), 9.0, i // 2, stop=stop, rewards=named)
+        Trajectory.of((cases.segment(rng, (0, 2, size)),), 9.0, i // 2, stop=stop, rewards=named)
         for i, (size, stop, named) in enumerate(zip(sizes, stops, rewards, strict=True))
     ]
 
@@ -30,7 +31,7 @@ def trajectories(*rewards):
 def shares(given, weights, **choices):
     algorithm = Algorithm(**choices)
     masks = algorithm.truncated == "mask"
-    rows = Rows.of(given, grouped=algorithm.grouped, mask_truncated=masks)
+    rows = SegmentBatch.of(given, grouped=algorithm.grouped, mask_truncated=masks)
     arrays = CreditArrays(algorithm, SHAPES, rows, given, {}, weights)
     found = assign_credit(arrays)[1]
     return {name.removeprefix("sweep/reward_share/"): share for name, share in found.items()}
@@ -80,10 +81,10 @@ def test_columns_are_of_one_number_whatever_names_there_are():
     """One program; the names of an iteration change no bit of what they do not weigh."""
     algorithm = Algorithm(**RECIPES["gdpo"])
     given = trajectories(*NAMED)
-    more = [t.__class__(**{**vars(t), "rewards": t.rewards | {"nobody": 0.0}}) for t in given]
+    more = [with_fields(t, rewards=t.rewards | {"nobody": 0.0}) for t in given]
     credits = []
     for batch in (given, more):
-        rows = Rows.of(batch, grouped=True)
+        rows = SegmentBatch.of(batch, grouped=True)
         arrays = CreditArrays(algorithm, SHAPES, rows, batch, {}, {"form": 0.5})
         assert arrays.rewards_NQ.shape == (4, 4) and arrays.rewards_NQ.dtype == np.float32
         assert arrays.reward_weight_Q.tolist() == [0.5, 1.0, 1.0 if batch is more else 0.0, 0.0]

@@ -9,6 +9,7 @@ import learner_cases as cases
 import numpy as np
 import pytest
 from flax import nnx
+from stored_fields import with_fields
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.learner.batching import all_actions, lay_out, turn_batch
@@ -19,13 +20,13 @@ from seeupo_jax.learner.credit.information_gain import (
 )
 from seeupo_jax.learner.credit.turn_scores import score_turns
 from seeupo_jax.learner.expert_record import ExpertRecord, describe_routers
-from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.step.expert_load import RouterCounts
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
 from seeupo_jax.learner.sweep_start import begin_sweep
 from seeupo_jax.policy.architecture import Moe, Routing
-from seeupo_jax.policy.network import compute, split
+from seeupo_jax.policy.network import compute, split_model
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.types import CriticState
 
@@ -37,7 +38,7 @@ RATE = 0.3  # of steps that change what routers choose
 
 @functools.cache
 def policy():
-    network, params = split(Transformer(ARCH, nnx.Rngs(0)))
+    network, params = split_model(Transformer(ARCH, nnx.Rngs(0)))
     return network, cases.jittered(params, 0.2)
 
 
@@ -107,7 +108,7 @@ def test_routers_that_moved_are_counted_and_overruled():
     assert 0 < metrics["sweep/router_mismatch"] < 1
     assert difference(params, own) > 1e-4  # other experts learned
     # By the same programs, which numbers are arguments of: hardly a step where little is at stake.
-    played = [dataclasses.replace(t, reward=3e-4 * t.reward) for t in cases.branching()]
+    played = [with_fields(t, reward=3e-4 * t.reward) for t in cases.branching()]
     small = {"scale": "none", "kl_coef": 0.0}
     still, metrics = run(learner(router_replay="old", **small), played)
     assert metrics["sweep/router_mismatch"] == 0
@@ -190,8 +191,10 @@ def test_the_reference_and_the_scorer_run_by_their_own_routers():
         state = state._replace(scorer=CriticState({"head": {}, "trunk": other}, ()))
         played = sampled(change=2)
         rows = made.rows(played)
-        known = begin_sweep(made, state, other, rows, played, version=2).per_token
-        scores = score_turns(made, state, rows, played, known).per_token["scorer_logp"]
+        plan = made.plan(rows.updated_turns, iteration=3)
+        begun = begin_sweep(made, state, other, rows, played, plan, shaped=played, version=2)
+        known = begun.per_token
+        scores = score_turns(made, state, rows, played, known, epochs=1).per_token["scorer_logp"]
         found.append((known["old_logp"], known["ref_logp"], scores))
     (replayed_old, *replayed_others), (old, *others) = found
     cases.assert_trees_close(replayed_others, others, 1e-5)
@@ -227,9 +230,9 @@ def test_answers_that_are_scored_are_not_replayed_and_what_precedes_them_is():
         start = len(record_LG) - 3
         assert (record_LG[start:] == 255).all()
         np.testing.assert_array_equal(record_LG[:start], segment.expert_LG[:start])
-    batch, seats, _ = branch_batch(branches, all_actions(rows), made.shapes)
+    batch, span_slots, _ = branch_batch(branches, all_actions(rows), made.shapes)
     assert batch.expert_MRLG.shape[:3] == batch.tokens_MRL.shape
-    assert len(seats) == len(branches.spans)
+    assert len(span_slots) == len(branches.spans)
 
 
 def test_trajectories_without_a_record_are_refused():

@@ -1,18 +1,20 @@
 """Statistics of a run's rewards: as of all its turns at once, and the same after a resume."""
 
 import json
+from typing import Any
 
 import learner_cases as cases
 import numpy as np
 import pytest
+from stored_fields import with_fields
 
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.recipes import RECIPES
-from seeupo_jax.learner.batching import Rows, Shapes
+from seeupo_jax.learner.batching import SegmentBatch, Shapes
 from seeupo_jax.learner.credit.advantages import assign_credit
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.learner.credit.running_rewards import Moments, running_statistics
-from seeupo_jax.types import Trajectory, learnable
+from seeupo_jax.types import learnable
 
 SHAPES = Shapes((64,), action=8, rows=4, trajectories=8)
 
@@ -22,12 +24,17 @@ def iteration(seed, *, named=True):
     rng, made = np.random.default_rng(seed), []
     for i, trajectory in enumerate(cases.ragged(seed)):
         each = tuple((10 + rng.normal(size=trajectory.turns)).tolist())
-        fields = {**vars(trajectory), "turn_rewards": each, "reward": sum(each)}
+        fields: dict[str, Any] = {"turn_rewards": each, "reward": sum(each)}
         if named and i != 3:
             late = tuple(rng.random(trajectory.turns).tolist())
-            fields["named_turn_rewards"] = {"env": each, "late": late}
-        made.append(Trajectory(**fields))
+            fields |= named_fields({"env": each, "late": late})
+        made.append(with_fields(trajectory, **fields))
     return made
+
+
+def named_fields(by_turn):
+    """The fields of rewards that are known by name and turn."""
+    return {"rewards": {n: sum(r) for n, r in by_turn.items()}, "named_turn_rewards": by_turn}
 
 
 def turns(batches, name):
@@ -61,11 +68,8 @@ def test_they_are_those_of_all_turns_so_far_without_those_that_failed():
 
 def unnamed(batch, *names):
     """The same trajectories, of which an environment named nothing by these names."""
-    fields = [dict(vars(trajectory)) for trajectory in batch]
-    for each in fields:
-        kept = {n: r for n, r in each["named_turn_rewards"].items() if n not in names}
-        each["named_turn_rewards"] = kept
-    return [Trajectory(**each) for each in fields]
+    kept = [{n: r for n, r in t.named_turn_rewards.items() if n not in names} for t in batch]
+    return [with_fields(t, **named_fields(each)) for t, each in zip(batch, kept, strict=True)]
 
 
 NAMED, PARTLY, PLAIN = iteration(1), unnamed(iteration(2), "late"), iteration(3, named=False)
@@ -94,12 +98,12 @@ def test_advantages_are_the_same_whether_a_reward_of_zero_is_named_or_not(last):
     zeros = []
     for trajectory in last:
         named = {"env": trajectory.turn_rewards, "late": (0.0,) * trajectory.turns}
-        zeros.append(Trajectory(**{**vars(trajectory), "named_turn_rewards": named}))
+        zeros.append(with_fields(trajectory, **named_fields(named)))
     algorithm = Algorithm(**RECIPES["prorl"])
     found = []
     for batch in (last, zeros):
         statistics = running_statistics(batch, running_statistics(NAMED))
-        rows = Rows.of(batch, grouped=True)
+        rows = SegmentBatch.of(batch, grouped=True)
         arrays = CreditArrays(algorithm, SHAPES, rows, batch, {}, statistics=statistics)
         assert arrays.running_mean_Q[1] == pytest.approx(turns([NAMED, zeros], "late").mean())
         credit, shares = assign_credit(arrays)
@@ -127,7 +131,7 @@ def test_without_names_they_are_of_the_turns_rewards_and_one_number_deviates_by_
 def test_an_update_reads_those_of_the_run_or_of_the_batch_alone():
     batch, earlier = iteration(5), iteration(6)
     algorithm = Algorithm(**RECIPES["prorl"])
-    rows = Rows.of(batch, grouped=True)
+    rows = SegmentBatch.of(batch, grouped=True)
 
     def arrays(statistics):
         return CreditArrays(

@@ -8,6 +8,7 @@ import jax
 import learner_cases as cases
 import numpy as np
 import pytest
+from stored_fields import with_fields
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.recipes import RECIPES
@@ -56,8 +57,8 @@ def whole():
     """Trajectories of one segment each, of one to four turns."""
     kept = [t for t in cases.ragged() if len(t.segments) == 1]
     rng = np.random.default_rng(3)
-    long = Trajectory((cases.segment(rng, *((turn, 2, 3) for turn in range(4))),), 0.2, 2)
-    paid = [dataclasses.replace(t, turn_rewards=(*rng.random(t.turns),)) for t in [*kept, long]]
+    long = Trajectory.of((cases.segment(rng, *((turn, 2, 3) for turn in range(4))),), 0.2, 2)
+    paid = [with_fields(t, turn_rewards=(*rng.random(t.turns),)) for t in [*kept, long]]
     return tuple(cases.as_sampled(paid, spread=1.0))
 
 
@@ -97,7 +98,7 @@ def parts(batch, size):
 def test_one_segment_against_four_by_hand(recipe):
     """Advantages of +-0.5 at ratio 1: what the one pushes up the other pushes down."""
     trajectory = whole()[-1]
-    up, down = (dataclasses.replace(trajectory, reward=r, group=0) for r in (1.0, 0.0))
+    up, down = (with_fields(trajectory, reward=r, group=0) for r in (1.0, 0.0))
     made = learner(f"{recipe}, by hand")
     for pair in ([up, split(down)], [split(up), down]):
         (update,) = observe(made, pair).updates

@@ -9,7 +9,7 @@ from learner_process import learner_on, placed
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
-from seeupo_jax.learner.programs import sweep_programs
+from seeupo_jax.learner.program_warming import sweep_programs
 from seeupo_jax.learner.state_layout import abstract_state, make_state, state_layout
 from seeupo_jax.parallel.mesh import make_mesh, sharding
 

@@ -12,9 +12,8 @@ import pytest
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.learner.batching import Shapes
-from seeupo_jax.learner.programs import compile_programs
+from seeupo_jax.learner.program_warming import compile_programs
 from seeupo_jax.learner.sweep import sweep
-from seeupo_jax.learner.turn_order import update_order
 from seeupo_jax.metrics.compilation import Compilations
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings, sharding
 from seeupo_jax.types import Segment, Trajectory
@@ -123,6 +122,7 @@ def assert_every_choice_matters(choices, order, wanted):
         assert max(moved) > 1e-4, name
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", CASES)
 def test_a_sweep_is_the_twins(name):
     choices, order = CASES[name]
@@ -299,7 +299,7 @@ def test_what_a_failed_trajectory_holds_does_not_matter(stop):
     rng = np.random.default_rng(9)
     parts = [(turn, 9, 1) for turn in range(6)]  # more turns than any, longer than any shape
     for reward, group in ((np.nan, 0), (-1e9, 2)):
-        trajectories[4] = Trajectory((cases.segment(rng, *parts),), reward, group, stop=stop)
+        trajectories[4] = Trajectory.of((cases.segment(rng, *parts),), reward, group, stop=stop)
         observed = cases.observe(cases.learner(), trajectories, ref_params=reference())
         cases.assert_trees_equal(observed.state, default().state)
         assert observed.metrics == default().metrics
@@ -317,7 +317,11 @@ def test_a_sweep_without_a_sampled_turn_returns_the_state_as_it_came():
     learner = cases.learner()
     failed = [dataclasses.replace(t, stop="timeout") for t in cases.ragged()]
     context = Segment(np.arange(4), np.full(4, -1), np.zeros(4, np.float32))
-    for trajectories in (failed, [Trajectory((context,), 1.0, 0)] * 8, [Trajectory((), 1.0, 0)]):
+    for trajectories in (
+        failed,
+        [Trajectory.of((context,), 1.0, 0)] * 8,
+        [Trajectory.of((), 1.0, 0)],
+    ):
         state = cases.new_state(learner.optimizer)
         returned, metrics, *_ = sweep(learner, state, reference(), trajectories, iteration=1)
         assert returned is state and metrics == {"sweep/turns": 0}
@@ -415,7 +419,7 @@ def test_programs_compiled_ahead_are_all_that_a_sweep_needs(choices, temperature
     rng = np.random.default_rng(0)
     # Turns 0 and 1 need programs of different length; turn 1 does not fit a fused refresh.
     segments = [cases.segment(rng, (0, 4, 2), (1, 6, 3)) for _ in range(6)]
-    trajectories = [Trajectory((s,), float(i % 3), i // 3) for i, s in enumerate(segments)]
+    trajectories = [Trajectory.of((s,), float(i % 3), i // 3) for i, s in enumerate(segments)]
     observe = functools.partial(cases.observe, learner, trajectories, ref_params=params)
     swept = []
     assert programs_of(lambda: swept.append(observe(state=state))) == 0
@@ -446,43 +450,6 @@ def test_a_sweep_on_a_mesh_is_the_sweep_on_one_device():
     assert not placed["embedding"].is_fully_replicated
     cases.assert_trees_close(updated, default().state.params, 1e-5)
     np.testing.assert_allclose(metrics["sweep/loss"], default().metrics["sweep/loss"], rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "order, turns_per_update, steps",
-    [
-        ("reverse", 1, [(4,), (3,), (2,), (1,), (0,)]),
-        ("reverse", 2, [(3, 4), (1, 2), (0,)]),
-        ("reverse", 5, [(0, 1, 2, 3, 4)]),
-        ("reverse", 9, [(0, 1, 2, 3, 4)]),
-        ("forward", 1, [(0,), (1,), (2,), (3,), (4,)]),
-        ("forward", 3, [(0, 1), (2, 3, 4)]),
-    ],
-)
-def test_the_steps_of_five_turns_by_hand(order, turns_per_update, steps):
-    assert update_order(5, order, turns_per_update=turns_per_update) == steps
-
-
-def test_a_random_order_has_every_step_once_and_follows_its_seed():
-    orders = [update_order(6, "random", turns_per_update=2, seed=(3, i)) for i in range(8)]
-    assert all(sorted(order) == [(0, 1), (2, 3), (4, 5)] for order in orders)
-    assert len({tuple(order) for order in orders}) > 2
-    assert orders[0] == update_order(6, "random", turns_per_update=2, seed=(3, 0))
-
-
-def test_a_custom_order_leaves_out_the_turns_that_nobody_reached():
-    assert update_order(3, "custom", custom_order=(3, 1, 0, 2)) == [(1,), (0,), (2,)]
-
-
-@pytest.mark.parametrize("order", ["reverse", "forward", "random", "custom"])
-def test_no_turns_are_no_steps(order):
-    assert update_order(0, order, custom_order=(1, 0)) == []
-
-
-def test_an_unknown_order_is_refused_with_the_names():
-    message = "order: got 'backward'; allowed: reverse, forward, random, custom, parallel"
-    with pytest.raises(ValueError, match=message):
-        update_order(3, "backward")
 
 
 @pytest.mark.parametrize("choices", [{}, {"refresh": "separate"}])

@@ -65,6 +65,7 @@ def stop_after(turns):
     return lambda: next(asked, True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("turns", [0, 1, 3])
 def test_a_stopped_sweep_goes_on_from_files_to_the_same_bits(tmp_path, name, turns):
@@ -127,6 +128,7 @@ STEPS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("skipped", [False, True])
 def test_the_steps_that_are_done_reach_their_total_at_last_and_never_fall(name, skipped):

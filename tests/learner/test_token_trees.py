@@ -67,6 +67,7 @@ def test_trees_in_one_row_stand_side_by_side_even_where_they_are_equal():
     assert [index.tolist() for index in forest.index] == [[2, 3], [0, 1], [0]]
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("seed", "capacity", "share"), PROBLEMS)
 def test_every_sequence_is_read_back_through_its_index(seed, capacity, share):
     sequences, tree_S = random_tries(seed)
@@ -76,6 +77,7 @@ def test_every_sequence_is_read_back_through_its_index(seed, capacity, share):
         np.testing.assert_array_equal(forest.depth[row][index], np.arange(len(tokens)))
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("seed", "capacity", "share"), PROBLEMS)
 def test_a_token_sees_exactly_its_own_prefix(seed, capacity, share):
     sequences, tree_S = random_tries(seed)
@@ -91,6 +93,7 @@ def test_a_token_sees_exactly_its_own_prefix(seed, capacity, share):
             np.testing.assert_array_equal(keys, index[: position + 1])
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("seed", "capacity", "share"), PROBLEMS)
 def test_rows_hold_what_sequences_need_and_nothing_else(seed, capacity, share):
     sequences, tree_S = random_tries(seed)
@@ -102,6 +105,7 @@ def test_rows_hold_what_sequences_need_and_nothing_else(seed, capacity, share):
     assert all(1 <= len(tokens) <= capacity for tokens in forest.tokens)
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("seed", "capacity", "share"), PROBLEMS)
 def test_a_path_of_a_tree_stands_once_in_a_row(seed, capacity, share):
     sequences, tree_S = random_tries(seed)

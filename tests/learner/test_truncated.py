@@ -6,6 +6,7 @@ import functools
 import learner_cases as cases
 import numpy as np
 import pytest
+from stored_fields import with_fields
 
 from seeupo_jax.algorithms.overlong import Overlong
 from seeupo_jax.configuration.algorithm import Algorithm
@@ -75,7 +76,7 @@ def test_the_soft_overlong_punishment_by_hand(tokens, wanted):
 def test_an_overlong_episode_is_less_rewarded_by_its_sampled_tokens():
     """The buffer is a fifth of the length where none is given; the last turn's reward has it."""
     trajectories = [
-        dataclasses.replace(t, turn_rewards=(t.reward / t.turns,) * t.turns) if i % 3 == 0 else t
+        with_fields(t, turn_rewards=(t.reward / t.turns,) * t.turns) if i % 3 == 0 else t
         for i, t in enumerate(cases.ragged())
     ]
     algorithm = Algorithm(overlong={"length": 10, "penalty": 3.0})

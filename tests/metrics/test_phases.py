@@ -65,6 +65,7 @@ def test_a_rollout_that_went_by_during_a_sweep_is_no_longer_than_was_waited_for_
     assert times == {"rollout: decode": 0.75, "rollout: environment": 0.25}
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("seed", range(50))
 def test_the_parts_add_up_to_the_whole_and_none_is_negative(seed):
     draw = random.Random(seed)

@@ -88,7 +88,7 @@ def test_histograms_are_of_finite_numbers_by_turn():
 def test_the_best_and_the_worst_conversation_stand_for_all():
     def episode(task, reward, stop="done"):
         info = {"score": reward, "member": 0}
-        return Trajectory((), reward, 0, task_id=task, stop=stop, info=info)
+        return Trajectory.of((), reward, 0, task_id=task, stop=stop, info=info)
 
     every = [episode("a", 0.5), episode("b", 1.0), episode("c", 0.0), episode("d", 9, "timeout")]
     assert [s.about["task"] for s in samples_of(every, "train")] == ["b", "c"]

@@ -13,7 +13,7 @@ import pytest
 from process_cases import PYTHONPATH, free_port
 
 from seeupo_jax.parallel import cluster
-from seeupo_jax.parallel.cluster import Place, find_place, join, refuse
+from seeupo_jax.parallel.cluster import ProcessPlace, find_process_place, join, report_failure
 
 ABOUT = {"jax": "0.10.2", "config.seed": "0"}
 
@@ -44,7 +44,7 @@ def meet(*processes, timeout_s=20):
 
     def run(index, number, count, about):
         try:
-            join(Place(f"localhost:{port}", number, count), about, timeout_s=timeout_s)
+            join(ProcessPlace(f"localhost:{port}", number, count), about, timeout_s=timeout_s)
             logged[index] = None
         except ValueError as error:
             logged[index] = str(error)
@@ -101,9 +101,9 @@ def test_what_keeps_one_process_from_joining_ends_all(initialized, failing):
     port, logged = free_port(), {}
 
     def run(number):
-        place = Place(f"localhost:{port}", number, 3)
+        place = ProcessPlace(f"localhost:{port}", number, 3)
         if number == failing:
-            return refuse(place, "config.seed: got x; allowed: a number.")
+            return report_failure(place, "config.seed: got x; allowed: a number.")
         try:
             join(place, ABOUT, timeout_s=60)
         except ValueError as error:
@@ -124,7 +124,7 @@ def test_a_process_that_comes_after_a_difference_was_found_is_told_it_too(initia
 
     def run(number, about):
         try:
-            join(Place(f"localhost:{port}", number, 3), about, timeout_s=60)
+            join(ProcessPlace(f"localhost:{port}", number, 3), about, timeout_s=60)
         except ValueError as error:
             logged[number] = str(error)
 
@@ -152,7 +152,7 @@ def test_a_number_that_comes_twice_is_told(initialized):
 def test_the_coordinator_listens_at_its_own_address_and_no_other(bound):
     port = free_port()
     listening = threading.Thread(
-        target=join, args=(Place(f"127.0.0.1:{port}", 0, 2), ABOUT), kwargs={"timeout_s": 20}
+        target=join, args=(ProcessPlace(f"127.0.0.1:{port}", 0, 2), ABOUT), kwargs={"timeout_s": 20}
     )
     listening.start()
     while True:  # until it listens, where it is to
@@ -163,14 +163,14 @@ def test_the_coordinator_listens_at_its_own_address_and_no_other(bound):
             time.sleep(0.02)
     with pytest.raises(ConnectionRefusedError):  # another address of this machine
         socket.create_connection(("127.0.0.2", port), timeout=5)
-    join(Place(f"127.0.0.1:{port}", 1, 2), ABOUT, timeout_s=20)
+    join(ProcessPlace(f"127.0.0.1:{port}", 1, 2), ABOUT, timeout_s=20)
     listening.join(60)
     assert sorted(bound, key=str) == [f"127.0.0.1:{port}", None]
 
 
 def test_an_address_that_this_machine_does_not_have_is_told_and_all_are_listened_on(bound, caplog):
     port = free_port()
-    join(Place(f"192.0.2.1:{port}", 0, 1), ABOUT, timeout_s=5)  # of a network for documents
+    join(ProcessPlace(f"192.0.2.1:{port}", 0, 1), ABOUT, timeout_s=5)  # of a network for documents
     (logged,) = caplog.messages
     assert bound == [f"[::]:{port}"] or bound == [f"0.0.0.0:{port}"]
     assert logged.startswith("warning: 192.0.2.1 is no address of this machine that others reach:")
@@ -179,21 +179,21 @@ def test_an_address_that_this_machine_does_not_have_is_told_and_all_are_listened
 def test_the_variable_of_jax_chooses_another_address(bound, monkeypatch):
     port = free_port()
     monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", f"127.0.0.2:{port}")
-    join(Place(f"192.0.2.1:{port}", 0, 1), ABOUT, timeout_s=5)
+    join(ProcessPlace(f"192.0.2.1:{port}", 0, 1), ABOUT, timeout_s=5)
     assert bound == [f"127.0.0.2:{port}"]
     monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", f"192.0.2.1:{port}")
     with pytest.raises(ValueError, match="^JAX_COORD.*: got 192.0.2.1:.*; allowed: an address of"):
-        join(Place(f"localhost:{port}", 0, 1), ABOUT, timeout_s=5)
+        join(ProcessPlace(f"localhost:{port}", 0, 1), ABOUT, timeout_s=5)
 
 
 def test_a_host_that_is_not_known_in_time_is_told(bound):
     with pytest.raises(ValueError, match="^--coordinator: got nowhere.invalid:1 .*that is known"):
-        join(Place("nowhere.invalid:1", 0, 2), ABOUT, timeout_s=0)
+        join(ProcessPlace("nowhere.invalid:1", 0, 2), ABOUT, timeout_s=0)
 
 
 def test_a_port_that_is_in_use_is_told(initialized):
     with socket.create_server(("", 0)) as taken:
-        place = Place(f"localhost:{taken.getsockname()[1]}", 0, 2)
+        place = ProcessPlace(f"localhost:{taken.getsockname()[1]}", 0, 2)
         with pytest.raises(ValueError, match="cannot be listened to .* allowed: a free one"):
             join(place, ABOUT, timeout_s=1)
 
@@ -203,7 +203,7 @@ def test_who_says_something_else_is_not_counted(initialized):
 
     def welcome():
         try:
-            join(Place(f"localhost:{port}", 0, 2), ABOUT, timeout_s=2)
+            join(ProcessPlace(f"localhost:{port}", 0, 2), ABOUT, timeout_s=2)
         except ValueError as error:
             logged.append(str(error))
 
@@ -232,14 +232,14 @@ def test_who_says_something_else_is_not_counted(initialized):
 )
 def test_flags_that_do_not_fit_together_are_told(flags, logged):
     with pytest.raises(ValueError) as error:
-        find_place(*flags, timeout_s=1)
+        find_process_place(*flags, timeout_s=1)
     assert str(error.value).startswith(logged)
 
 
 def test_a_process_finds_its_place_in_flags_and_in_slurm(monkeypatch):
-    assert find_place("host:12", 1, 4, timeout_s=1) == Place("host:12", 1, 4)
-    assert find_place("host:12", 0, 1, timeout_s=1) is None
-    assert find_place(None, None, None, timeout_s=1) is None
+    assert find_process_place("host:12", 1, 4, timeout_s=1) == ProcessPlace("host:12", 1, 4)
+    assert find_process_place("host:12", 0, 1, timeout_s=1) is None
+    assert find_process_place(None, None, None, timeout_s=1) is None
     for name, value in {
         "SLURM_JOB_ID": "4097",
         "SLURM_STEP_NODELIST": "node[007-009]",
@@ -248,7 +248,9 @@ def test_a_process_finds_its_place_in_flags_and_in_slurm(monkeypatch):
         "SLURM_LOCALID": "1",
     }.items():
         monkeypatch.setenv(name, value)
-    assert find_place(None, None, None, timeout_s=1) == Place("node007:61441", 5, 6, (1,))
+    assert find_process_place(None, None, None, timeout_s=1) == ProcessPlace(
+        "node007:61441", 5, 6, (1,)
+    )
 
 
 @pytest.mark.parametrize("index", [None, "2"])
@@ -264,8 +266,8 @@ def test_only_a_pod_of_an_indexed_job_is_one_of_several(index, monkeypatch):
     monkeypatch.setattr(socket, "gethostbyname", lambda name: name)
     if index is not None:
         monkeypatch.setenv("JOB_COMPLETION_INDEX", index)
-    place = None if index is None else Place("run-0.pods:55527", 2, 4)
-    assert find_place(None, None, None, timeout_s=1) == place
+    place = None if index is None else ProcessPlace("run-0.pods:55527", 2, 4)
+    assert find_process_place(None, None, None, timeout_s=1) == place
 
 
 def test_a_cluster_that_does_not_answer_is_told(monkeypatch):
@@ -274,17 +276,18 @@ def test_a_cluster_that_does_not_answer_is_told(monkeypatch):
 
     monkeypatch.setattr(cluster.ClusterEnv, "auto_detect_unset_distributed_params", fail)
     with pytest.raises(ValueError, match=r"does not say which \(no metadata\); allowed: --coord"):
-        find_place(None, None, None, timeout_s=1)
-    assert find_place(None, None, 1, timeout_s=1) is None
+        find_process_place(None, None, None, timeout_s=1)
+    assert find_process_place(None, None, 1, timeout_s=1) is None
 
 
 PROGRAM = """
 import socket, sys
 from seeupo_jax.parallel import cluster, distributed
 port, number = sys.argv[1:]
-with cluster.errors_end_at_once():
-    cluster.join(cluster.Place(f"localhost:{port}", int(number), 2), {}, timeout_s=60)
-    print(distributed.gather("of " + number), distributed.from_first(number), flush=True)
+with cluster.exit_on_error():
+    cluster.join(cluster.ProcessPlace(f"localhost:{port}", int(number), 2), {}, timeout_s=60)
+    first = distributed.broadcast_from_primary(number)
+    print(distributed.gather("of " + number), first, flush=True)
     try:
         socket.create_connection(("127.0.0.2", int(port)), timeout=5)
     except ConnectionRefusedError:

@@ -15,7 +15,7 @@ import pytest
 import seeupo_jax
 from seeupo_jax.parallel import codec
 from seeupo_jax.parallel.codec import decode, encode
-from seeupo_jax.trajectories.episodes import Episode
+from seeupo_jax.trajectories.episodes import EvaluationEpisode
 from seeupo_jax.types import Segment, Trajectory
 
 NAN = struct.unpack(">d", bytes.fromhex("fff8000000000abc"))[0]  # negative, with a payload
@@ -75,13 +75,15 @@ def trajectory(number):
     logp_L = np.random.default_rng(number).normal(size=5).astype(np.float32)
     logp_L[number % 5] = np.nan
     tokens_L = np.arange(5, dtype=np.int32)
-    return Trajectory(
+    return Trajectory.of(
         segments=(Segment(tokens_L, tokens_L % 2 - 1, logp_L),) * 2,
         reward=1 / 3,
         group=number,
         messages=({"role": "user", "content": "ü\n"},),
         info={"states": ["a", "b"], "pair": (1, 2), "score": 0.5},
         turn_rewards=(0.1, float("nan")),
+        rewards={"env": 0.25},
+        named_turn_rewards={"env": (0.25, -0.0)},
     )
 
 
@@ -92,6 +94,18 @@ def test_what_a_collection_gathers_is_what_pickle_would_have_made_of_it():
     logp_L = got[0][3].segments[0].logp_L
     logp_L[0] = 1  # as after pickle, an array is the receiver's own
     assert decode(encode(MappingProxyType({"a": 1}))) == {"a": 1}
+
+
+def test_a_trajectory_is_encoded_by_the_fields_that_files_have_always_had():
+    """The names and their order in the files of earlier versions, read with MessagePack alone."""
+    sent = trajectory(1)
+    extension = msgpack.unpackb(encode(sent, (Trajectory, Segment)))
+    name, fields = msgpack.unpackb(extension.data)
+    assert name == "Trajectory" and " ".join(fields) == (
+        "segments reward group task_id seed stop messages info policy_version turn_rewards"
+        " timeout_counts rewards named_turn_rewards parent fork"
+    )
+    assert (fields["reward"], fields["rewards"]) == (sent.reward, {"env": 0.25})
 
 
 class Code:
@@ -110,7 +124,7 @@ class Other:
         *(Code(), Other(), {1, 2}, Path("x"), namedtuple("N", "x")(1), 1j, ValueError("x")),
         np.array([Code()], object),
         np.zeros(2, [("a", "f4")]),
-        Episode,
+        EvaluationEpisode,
     ],
     ids=lambda value: type(value).__name__,
 )

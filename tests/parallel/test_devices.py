@@ -49,6 +49,7 @@ def test_devices_of_one_process_keep_the_order_that_they_came_in():
     assert list(arrange(sizes_of(data=4), devices).flat) == devices
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "topology, sizes",
     [
@@ -69,6 +70,7 @@ def test_on_a_pod_the_devices_of_a_row_are_one_hosts(topology, sizes):
     assert hosts_of(mesh, "tensor", "context") == 1
 
 
+@pytest.mark.exhaustive
 def test_every_host_orders_its_chips_alike_and_hosts_are_neighbours_on_the_torus():
     devices = tpu_cases.devices("v5p:4x4x4")
     mesh = arrange(sizes_of(data=4, fsdp=4, tensor=4), devices)[:, :, 0, 0]
@@ -80,11 +82,13 @@ def test_every_host_orders_its_chips_alike_and_hosts_are_neighbours_on_the_torus
     assert {span(group) for group in mesh[:, :, 0].T} == {(1, 1, 4)}
 
 
+@pytest.mark.exhaustive
 def test_tensor_beyond_a_host_fills_whole_hosts():
     mesh = arrange(sizes_of(fsdp=8, tensor=8), tpu_cases.devices("v6e:8x8"))
     assert hosts_of(mesh, "tensor") == 2
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "sizes, crossing", [({"data": 2, "fsdp": 8, "tensor": 2}, 0), ({"fsdp": 16, "tensor": 2}, 1)]
 )
@@ -96,6 +100,7 @@ def test_only_the_outermost_axis_crosses_slices(sizes, crossing):
     assert hosts_of(mesh, "tensor") == 1
 
 
+@pytest.mark.exhaustive
 def test_a_mesh_that_would_share_rows_between_slices_is_named():
     devices = tpu_cases.devices("v6e:4x4", num_slices=2)
     reason = (

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from seeupo_jax.parallel.host_cores import cores
+from seeupo_jax.parallel.host_cores import usable_cores
 
 PROGRAM = """if True:
     import os
@@ -23,10 +23,10 @@ def test_a_process_that_is_bound_to_cores_counts_these(monkeypatch):
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert done.stdout == "1 1\n", done.stderr
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 3, 5})
-    assert cores() == 3
+    assert usable_cores() == 3
 
 
 def test_without_an_affinity_all_cores_count(monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 7)
-    assert cores() == 7
+    assert usable_cores() == 7

@@ -14,12 +14,12 @@ from seeupo_jax.parallel.mesh import (
     ACTIVATION_RULES,
     AXES,
     RULES,
+    axis_parts,
     check_lengths,
     constrain,
     make_mesh,
     param_shardings,
     partition,
-    parts,
     per_shard,
     row_shards,
     sampler_mesh,
@@ -93,7 +93,7 @@ def test_sizes_that_do_not_fit_the_devices_are_named(sizes, reason):
 def test_every_parameter_has_logical_names_that_the_table_knows(scan_layers, qk_norm, tied):
     changes = {"qk_norm": qk_norm, "tied": tied, "scan_layers": scan_layers}
     arch = Architecture(**{**vars(ARCH), **changes})
-    network, params = policy.split(nnx.eval_shape(lambda: Transformer(arch, nnx.Rngs(0))))
+    network, params = policy.split_model(nnx.eval_shape(lambda: Transformer(arch, nnx.Rngs(0))))
     names = network.logical_axes()
     leaves = jax.tree.leaves(names, is_leaf=lambda node: isinstance(node, tuple))
     assert {name for leaf in leaves for name in leaf} <= set(RULES)
@@ -144,7 +144,7 @@ def test_context_cuts_the_length_of_activations_and_the_width_of_parameters():
     assert row_shards(mesh) == 2
     with jax.set_mesh(mesh):
         sharded = jax.jit(lambda x: constrain(x, "rows", "length", "embed"))(jnp.ones((4, 6, 16)))
-        assert [parts(name) for name in ("rows", "length", "heads", "embed")] == [2, 2, 2, 1]
+        assert [axis_parts(name) for name in ("rows", "length", "heads", "embed")] == [2, 2, 2, 1]
     assert sharded.sharding.shard_shape((4, 6, 16)) == (2, 3, 16)
 
 
@@ -295,7 +295,7 @@ def logp_and_grads(network, params, tokens_NL):
 )
 def test_eight_devices_compute_what_one_computes(capfd, fields, sizes):
     arch = dataclasses.replace(ARCH, **fields)
-    network, params = policy.split(Transformer(arch, nnx.Rngs(0)))
+    network, params = policy.split_model(Transformer(arch, nnx.Rngs(0)))
     tokens_NL = np.random.default_rng(0).integers(0, 32, (4, 6)).astype(np.int32)
     wanted = logp_and_grads(network, params, tokens_NL)
     mesh = mesh_of(**sizes)

@@ -14,7 +14,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from places import TINY
 
 from seeupo_jax.configuration.loading import load_config
-from seeupo_jax.display.progress import Progress
+from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.supervised import warm_starting
 from seeupo_jax.train import train as train_run
@@ -84,6 +84,7 @@ def second_is_refused(model, workdir, first):
     first.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.exhaustive
 def test_killed_at_ten_random_moments_it_ends_with_the_same_bits(model):
     undisturbed, workdir = model.parent / "undisturbed", model.parent / "killed"
     (first,) = cases.start(model, undisturbed, *MANY)
@@ -104,6 +105,7 @@ def test_killed_at_ten_random_moments_it_ends_with_the_same_bits(model):
     assert_same_run(workdir, undisturbed)
 
 
+@pytest.mark.exhaustive
 def test_trajectories_of_other_parameters_are_thrown_away_after_a_kill(model, here, capsys):
     """A run is killed in a sweep and started again with another learning rate."""
     undisturbed, workdir = model.parent / "other_rate", model.parent / "killed_in_a_sweep"
@@ -206,6 +208,7 @@ def test_stopped_anywhere_it_goes_on_from_there(model, here, capsys):
     assert list((workdir / "rollouts").iterdir()) == []
 
 
+@pytest.mark.exhaustive
 def test_stopped_while_it_samples_ahead_it_goes_on_with_the_same_policies(model, here, capsys):
     choices = ("rollout_ahead=1", "iterations=3", "checkpoint.every=0", "evaluation.every=0")
     undisturbed, workdir = model.parent / "ahead", model.parent / "ahead_stopped"
@@ -221,6 +224,7 @@ def test_stopped_while_it_samples_ahead_it_goes_on_with_the_same_policies(model,
     assert not (workdir / "checkpoints" / "ahead").exists()
 
 
+@pytest.mark.exhaustive
 def test_killed_while_it_samples_ahead_it_ends_with_the_same_bits(model, here):
     """The run that is killed is a process of its own; those before and after it are in this one."""
     undisturbed, workdir = model.parent / "ahead_undisturbed", model.parent / "ahead_killed"
@@ -239,6 +243,7 @@ def test_killed_while_it_samples_ahead_it_ends_with_the_same_bits(model, here):
         assert max(gaps[0], gaps[3]) < 1e-4 < 1e-2 < min(gaps[1], gaps[2], gaps[4])
 
 
+@pytest.mark.exhaustive
 def test_a_signal_while_programs_are_compiled_is_heard_before_all_of_them_are(model):
     workdir = model.parent / "signalled"
     (process,) = cases.start(model, workdir, "--config.iterations=1", "--config.rollout.slots=4")
@@ -255,12 +260,13 @@ def test_a_signal_while_programs_are_compiled_is_heard_before_all_of_them_are(mo
     )
 
 
+@pytest.mark.exhaustive
 def test_stopped_in_a_warm_start_it_says_that_nothing_of_it_is_kept(
     here, model, capsys, monkeypatch
 ):
     workdir, shown = model.parent / "warm", []
     monkeypatch.setattr(warm_starting, "_SHOWN_EVERY_S", 0.0)
-    monkeypatch.setattr(Progress, "step", lambda _, *step: shown.append(step[:2]))
+    monkeypatch.setattr(ProgressDisplay, "step", lambda _, *step: shown.append(step[:2]))
     stage = "({'steps': 30, 'demonstrations': {}},)"
     choices = ("env.name=order_desk", f"warm_start.stages={stage}", "warm_start.batch_size=4")
     here(workdir, Asked("show", 2), *choices)

@@ -8,7 +8,7 @@ import pytest
 
 from seeupo_jax.planning.activation_memory import microbatch_bytes, remats, share_of
 from seeupo_jax.policy import network as policy
-from seeupo_jax.policy.architecture import Architecture, Lora, Moe
+from seeupo_jax.policy.architecture import Architecture, LoraAdapters, Moe
 from seeupo_jax.policy.kernels.attention import Tree
 
 SMALL = Architecture(
@@ -27,7 +27,7 @@ STREAM = dataclasses.replace(SMALL, layers=1, width=1024, heads=1, kv_heads=1, m
 
 def compiled_bytes(arch, rows, length):
     """Of a compiled microbatch, what is there beside its arguments and the gradients."""
-    network, params = policy.abstract(arch)
+    network, params = policy.abstract_network(arch)
     index = jax.ShapeDtypeStruct((rows, length), jnp.int32)
 
     def loss(params, tokens, depth, end, target):
@@ -99,7 +99,7 @@ def test_half_the_width_of_numbers_takes_half_the_memory_and_a_copy_of_the_weigh
 
 
 def test_frozen_weights_need_no_input_kept():
-    lora = dataclasses.replace(SMALL, lora=Lora(4, 8.0, ("q_proj",)))
+    lora = dataclasses.replace(SMALL, lora=LoraAdapters(4, 8.0, ("q_proj",)))
     assert layer_bytes(lora, "none") < layer_bytes(SMALL, "none")
 
 
@@ -107,7 +107,7 @@ def test_a_frozen_head_has_no_gradient():
     """One more word: of its row of the head a copy in float32, and where it trains a gradient."""
     sizes = {"rows": 2, "length": 16, "platform": "cpu"}
     logits = 3 * 32 * 4  # of all 32 tokens, at once
-    lora = dataclasses.replace(SMALL, lora=Lora(4, 8.0, ("q_proj",)))
+    lora = dataclasses.replace(SMALL, lora=LoraAdapters(4, 8.0, ("q_proj",)))
     for arch, copies in ((SMALL, 2), (lora, 1)):
         more = dataclasses.replace(arch, vocab_size=arch.vocab_size + 1)
         before, after = (microbatch_bytes(each, "none", **sizes) for each in (arch, more))

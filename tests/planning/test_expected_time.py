@@ -10,7 +10,7 @@ import pytest
 from places import CONFIGS
 
 from seeupo_jax.configuration.loading import load_config
-from seeupo_jax.learner.batching import Rows, action_spans, lay_out
+from seeupo_jax.learner.batching import SegmentBatch, action_spans, lay_out
 from seeupo_jax.learner.refresh_batch import make_refresh_batch
 from seeupo_jax.learner.shapes import Shapes, row_lengths
 from seeupo_jax.learner.token_trees import choose_length
@@ -19,11 +19,9 @@ from seeupo_jax.planning.expected_time import (
     COMPILING_WITHIN,
     compile_seconds,
     iteration_flops,
-    old_ends,
     pack,
+    pass_ends,
     refresh_chunks,
-    refresh_ends,
-    step_ends,
     time_lines,
 )
 from seeupo_jax.planning.explain.explain_parts import plan_run
@@ -106,24 +104,28 @@ def test_programs_add_up_and_scanned_layers_are_one():
 
 def test_steps_end_where_evenly_growing_conversations_do():
     config = load_config(CONFIGS / "quickstart.py")  # 128 tokens in 6 turns
-    assert step_ends(config) == [128, 107, 86, 64, 43, 22]
+    assert pass_ends(config, "turn") == [128, 107, 86, 64, 43, 22]
     twice = load_config(CONFIGS / "quickstart.py", ["algorithm.inner_epochs=2"])
-    assert step_ends(twice) == [128, 128, 107, 107, 86, 86, 64, 64, 43, 43, 22, 22]
+    assert pass_ends(twice, "turn") == [128, 128, 107, 107, 86, 86, 64, 64, 43, 43, 22, 22]
     parts = load_config(CONFIGS / "quickstart.py", ["algorithm.minibatches_per_turn=2"])
-    assert step_ends(parts) == step_ends(twice)
+    assert pass_ends(parts, "turn") == pass_ends(twice, "turn")
 
 
 def test_passes_of_their_own_that_refresh_weights_are_counted(quickstart):
     """One after each turn but the last, of the tokens up to that turn's end."""
     turns = ("recipe=seeupo_forward", "rollout.max_turns=4")
     forwards = quickstart_with(*turns)
-    assert refresh_ends(forwards) == [32, 64, 96] and not refresh_ends(quickstart)
+    assert pass_ends(forwards.config, "refresh") == [32, 64, 96] and not pass_ends(
+        quickstart.config, "refresh"
+    )
     without = quickstart_with(*turns, "algorithm.cumulative_ratio=False")
     more = iteration_flops(forwards) - iteration_flops(without)
     whole = 2 * 705_600 * 128 * 128  # as above: a pass over all tokens, of which 192 of 128 here
     assert 192 / 128 * whole < more < 2 * 192 / 128 * whole
     by_turn = quickstart_with(*turns, "algorithm.old_policy=turn")
-    assert old_ends(by_turn) == [32, 64, 96, 128] and not old_ends(forwards)
+    assert pass_ends(by_turn.config, "old") == [32, 64, 96, 128] and not pass_ends(
+        forwards.config, "old"
+    )
 
 
 # The bundled policy has three layers of width 128, with four heads of 32, keys and values of two,
@@ -188,7 +190,7 @@ def test_chunks_of_a_refresh_are_those_that_the_sweep_lays_out(turn, chunks):
     turns = np.repeat([-1, 0, -1, 1], [1, 7, turn - 1, 1]).astype(np.int32)
     tokens = [100 * i + np.arange(turns.size, dtype=np.int32) for i in range(4)]
     segments = [(Segment(each, turns, np.zeros(turns.size, np.float32)),) for each in tokens]
-    rows = Rows.of([Trajectory(each, 0.0, 0, stop="done") for each in segments])
+    rows = SegmentBatch.of([Trajectory.of(each, 0.0, 0, stop="done") for each in segments])
     layout = lay_out(rows, action_spans(rows, (0,)), shapes)
     refresh, left = make_refresh_batch(rows, layout, action_spans(rows, (1,)), shapes, tokens)
     assert (layout.length, refresh.chunks_M[0], left) == (32, chunks, [])
@@ -201,7 +203,7 @@ def test_a_value_function_takes_a_pass_without_logits():
 
 
 def test_the_estimate_is_said_with_what_it_rests_on(quickstart, monkeypatch):
-    monkeypatch.setattr(expected_time, "cores", lambda: 3)
+    monkeypatch.setattr(expected_time, "usable_cores", lambda: 3)
     compiling, iteration = time_lines(quickstart)
     names = [*quickstart.rollout_programs(), *quickstart.sweep_programs()]
     core = re.search(r"(\d+) s of one core", compiling)[1]

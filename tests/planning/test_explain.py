@@ -21,7 +21,7 @@ from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.loading import load_config, to_dict
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.display.progress import Progress
+from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.evaluate import main as evaluate
 from seeupo_jax.evaluation.evaluation_run import episodes_name, evaluation_settings
 from seeupo_jax.learner.credit.advantages import compile_credit, credit_programs
@@ -42,10 +42,10 @@ from seeupo_jax.planning.explain.explanation import listed, print_explanation
 from seeupo_jax.policy.architecture import Moe
 from seeupo_jax.policy_io import build
 from seeupo_jax.train import main as train
-from seeupo_jax.training import learner_parts
+from seeupo_jax.training import build_learner
 from seeupo_jax.training.checks import check_config, check_planned
 from seeupo_jax.training.run import begin_run
-from seeupo_jax.trajectories.episodes import Episode, EpisodeFile
+from seeupo_jax.trajectories.episodes import EpisodeFile, EvaluationEpisode
 
 QUICKSTART = ROOT / "configs" / "quickstart.py"
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -105,14 +105,14 @@ def test_a_small_policy_on_a_cpu_has_few_shapes_unless_asked(tmp_path, capsys):
     config = load_config(QUICKSTART, [left_open])
     mesh = make_mesh(config.mesh)
     assert build.build_shapes(config, mesh, 1).chunk == 256
-    assert build.architecture(config, mesh).attention == "all_pairs"
+    assert build.architecture_of(config, mesh).attention == "all_pairs"
     longer = load_config(QUICKSTART, [left_open, "rollout.max_context=513"])
     assert build.build_shapes(longer, mesh, 1).lengths == (640,)
-    assert build.architecture(longer, mesh).attention == "xla"  # the bundled policy's loops
+    assert build.architecture_of(longer, mesh).attention == "xla"  # the bundled policy's loops
     for other in (["batching.microbatch_tokens=1024"], ["model.path=none", "model.width=512"]):
         config = load_config(QUICKSTART, [left_open, *other])
         assert len(build.build_shapes(config, mesh, 1).lengths) == 12
-        assert build.architecture(config, mesh).attention == "xla"
+        assert build.architecture_of(config, mesh).attention == "xla"
 
 
 def test_a_gpu_has_larger_microbatches_unless_asked():
@@ -165,7 +165,7 @@ def test_the_environments_of_a_mixture_and_how_tasks_are_drawn_are_told():
 
 def test_no_parameter_is_allocated(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(build, "load_policy", None)
-    monkeypatch.setattr(learner_parts, "make_state", None)
+    monkeypatch.setattr(build_learner, "make_state", None)
     before = len(jax.live_arrays())
     explain(QUICKSTART, tmp_path, capsys)
     assert len(jax.live_arrays()) == before
@@ -245,7 +245,7 @@ def begin(model, tmp_path):
         request = StopRequest() if request is None else request
         every = [*chosen, f"model.path={model}", *overrides]
         config = load_config(TINY, every)
-        progress = Progress(config.iterations, "plain", stream=io.StringIO())
+        progress = ProgressDisplay(config.iterations, "plain", stream=io.StringIO())
         policy, params = build.load_policy(config, str(model))
         return config, *begin_run(config, tmp_path, progress, request, policy, params)
 
@@ -353,7 +353,7 @@ def test_a_workdir_that_is_closed_to_this_user_is_planned_from_the_start(tmp_pat
     def closed(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(explain_training_module, "check_begins", closed)
+    monkeypatch.setattr(explain_training_module, "check_no_lost_checkpoints", closed)
     run = SimpleNamespace(state={})
     begins = explain_training_module._start(run, Config(), tmp_path, "validation")
     lacks = f"from the start: {tmp_path}/checkpoints has no checkpoint"
@@ -448,7 +448,7 @@ def test_an_evaluation_tells_what_is_left_to_play(tmp_path, capsys):
     task_id = build.envs.make("order_desk").task_ids("test")[0]
     with EpisodeFile(path, settings) as file:
         for member, failed in ((0, False), (1, True)):
-            file.add(Episode(task_id, member, 1.0, 1.0, "done", failed, 1, [], {}, {}))
+            file.add(EvaluationEpisode(task_id, member, 1.0, 1.0, "done", failed, 1, [], {}, {}))
     before = path.read_bytes()
     assert f"1 of 16 are in {path}; 15 are to be played" in said("--untrained")
     assert path.read_bytes() == before

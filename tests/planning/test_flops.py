@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 
 from seeupo_jax.configuration import schema
-from seeupo_jax.learner.batching import Rows, Shapes, empty_batch, empty_layout
-from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.batching import SegmentBatch, Shapes, empty_batch, empty_layout
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
+from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.refresh_batch import make_refresh_batch
 from seeupo_jax.learner.step import turn_step
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings
 from seeupo_jax.planning import flops
 from seeupo_jax.planning.flops import Pass
 from seeupo_jax.planning.program_flops import count
-from seeupo_jax.policy.architecture import Architecture, Lora, Moe
+from seeupo_jax.policy.architecture import Architecture, LoraAdapters, Moe
 from seeupo_jax.policy.kernels import fused, paged, tree_kernels
 from seeupo_jax.policy.kernels.paged import PageTable
 from seeupo_jax.policy.kernels.tree_mask import TreeMask, visited_blocks
-from seeupo_jax.policy.network import abstract, trainable
+from seeupo_jax.policy.network import abstract_network, split_trainable
 from seeupo_jax.types import TrainState
 
 ARCH = Architecture(
@@ -37,18 +37,18 @@ ARCH = Architecture(
     tied=False,
 )
 MOE = Moe(experts=8, per_token=2, mlp_width=64, normalize=True)
-LORA = Lora(rank=4, alpha=8.0, targets=("q_proj", "down_proj"))
+LORA = LoraAdapters(rank=4, alpha=8.0, targets=("q_proj", "down_proj"))
 SCALAR = jax.ShapeDtypeStruct((), jnp.int32)
 
 
 def traced_step(arch, rows, length, action, refresh, share=True):
     """The sweep's step on one turn as it is compiled, for one microbatch."""
-    network, shapes = abstract(arch)
-    params, frozen = trainable(network, shapes)
+    network, shapes = abstract_network(arch)
+    params, frozen = split_trainable(network, shapes)
     optimizer = make_optimizer(schema.Optimizer(), total_steps=10)
     state = TrainState(params, jax.eval_shape(optimizer.init, params), SCALAR, SCALAR)
     lengths = Shapes((max(refresh, 1), length), action, rows, rows, share=share)
-    empty = Rows((), (), (), np.zeros(0, np.int32), np.zeros(0, np.int32), 16, 0)
+    empty = SegmentBatch((), (), (), np.zeros(0, np.int32), np.zeros(0, np.int32), 16, 0)
     learner = Learner(network, optimizer, schema.Algorithm(), lengths, 0.9)
     batch = empty_batch(empty, lengths, learner.per_token, length=length, action=action)
     refresh_batch = None
@@ -130,7 +130,7 @@ def page_table(rows, width):
 
 
 def test_prefill_and_decode_multiply_what_their_formulas_say():
-    network, params = abstract(ARCH)
+    network, params = abstract_network(ARCH)
     pages = jax.eval_shape(lambda: paged.new_pages(ARCH, 16, 4))
 
     def extend(params, pages, tokens_RL, with_head):
@@ -221,7 +221,7 @@ def test_attention_that_is_kept_is_not_computed_again():
     ],
 )
 def test_parameters_are_those_of_the_network(arch):
-    _, shapes = abstract(arch)
+    _, shapes = abstract_network(arch)
     assert flops.parameters(arch) == sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
@@ -231,7 +231,7 @@ def test_a_device_multiplies_by_its_part_of_the_experts_and_of_all_that_tensor_c
     arch = changed(moe=dataclasses.replace(MOE, dense_layers=(1,)))
     sizes = schema.Mesh(data=1, fsdp=1, expert=expert, tensor=tensor)
     mesh = make_mesh(sizes, jax.devices()[: expert * tensor])
-    network, shapes = abstract(arch)
+    network, shapes = abstract_network(arch)
     where = param_shardings(mesh, network.logical_axes(), shapes)
     held = [
         math.prod(sharding.shard_shape(leaf.shape))

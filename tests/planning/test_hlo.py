@@ -15,7 +15,7 @@ from seeupo_jax.planning import hlo
 from seeupo_jax.planning.chips import parse_topology, topology_devices
 from seeupo_jax.planning.collectives import Traffic, by_kind_and_axis, collectives
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.policy.network import abstract
+from seeupo_jax.policy.network import abstract_network
 
 pytestmark = pytest.mark.usefixtures("optimized")  # as users compile
 
@@ -260,7 +260,7 @@ def test_splash_leaves_no_score_matrix_on_tpu_and_plain_attention_does():
 
     def compiled(attention):
         arch = Architecture(512, 256, 1, 2, 2, 128, 320, dtype="bfloat16", attention=attention)
-        network, shapes = abstract(arch)
+        network, shapes = abstract_network(arch)
         places = param_shardings(cut, network.logical_axes(), shapes)
 
         def place(x, at):

@@ -18,9 +18,9 @@ from seeupo_jax.planning.slices import roofline
 from seeupo_jax.planning.slices.iteration_time import NEEDED, estimate_iteration
 from seeupo_jax.planning.slices.roofline import Roofline
 from seeupo_jax.planning.slices.slice_programs import (
-    Program,
     Setup,
-    Work,
+    SliceProgram,
+    UsefulWork,
     choose_programs,
     list_programs,
 )
@@ -54,7 +54,9 @@ def parts_of(*choices, line=LINE):
     assert trips == 128  # each of a conversation
 
     hbm = {"hbm_bytes": 7.0 * trips + 5, "update_bytes": 5.0}
-    turn = Program("sweep/turn", setup.mesh, lambda: None, (), (), Work(tokens=1), trips, **hbm)
+    turn = SliceProgram(
+        "sweep/turn", setup.mesh, lambda: None, (), (), UsefulWork(tokens=1), trips, **hbm
+    )
     return estimated(setup, (turn, Collective("all-gather", (), 8, 3, trips, "")), line)
 
 
@@ -111,7 +113,9 @@ def test_only_what_is_moved_of_tokens_shrinks_with_the_rows(axes, shrinks, monke
     monkeypatch.setattr(roofline, "axis_links", lambda mesh: dict.fromkeys(mesh.shape, 6.0))
     sizes = {"data": 1, "fsdp": 2, "context": 2, "tensor": 2}
     setup = setup_of("batching.buckets=(96,128)", **sizes)
-    turn = Program("sweep/turn", setup.mesh, lambda: None, (), (), Work(tokens=1), 64, 0.0)
+    turn = SliceProgram(
+        "sweep/turn", setup.mesh, lambda: None, (), (), UsefulWork(tokens=1), 64, 0.0
+    )
     # The links of all axes are those of the chip: a byte a second.
     parts = estimated(setup, (turn, Collective("all-gather", axes, 2, 3, 64, "")))
     of_96 = (64 + 32 + 16) * (0.75 if shrinks else 1)
@@ -121,7 +125,9 @@ def test_only_what_is_moved_of_tokens_shrinks_with_the_rows(axes, shrinks, monke
 def test_along_the_only_axis_that_cuts_weights_these_are_gathered_too(monkeypatch):
     monkeypatch.setattr(roofline, "axis_links", lambda mesh: dict.fromkeys(mesh.shape, 6.0))
     setup = setup_of("batching.buckets=(96,128)", data=1, context=2)
-    turn = Program("sweep/turn", setup.mesh, lambda: None, (), (), Work(tokens=1), 128, 0.0)
+    turn = SliceProgram(
+        "sweep/turn", setup.mesh, lambda: None, (), (), UsefulWork(tokens=1), 128, 0.0
+    )
     parts = estimated(setup, (turn, Collective("all-gather", ("context",), 2, 3, 128, "")))
     assert parts["sweep/turn"].serial_s == 3 * (3 * 128 + 2 * 64 + 32)
 

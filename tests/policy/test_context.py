@@ -198,12 +198,13 @@ def test_token_trees_are_computed_the_same_dealt_to_devices(capfd, sizes, change
 @pytest.mark.parametrize("devices", [1, 2, 4])
 def test_dealt_rows_have_every_device_attend_to_equally_many_keys(devices):
     index_NL = jnp.arange(64)[None]
-    dealt_NL = zigzag.deal(index_NL, devices)
+    dealt_NL = zigzag.to_zigzag(index_NL, devices)
     seen = [int(part.sum()) for part in jnp.split(dealt_NL + 1, devices, axis=1)]
     assert seen == [64 * 65 // 2 // devices] * devices
-    assert jnp.array_equal(zigzag.in_order(dealt_NL, devices), index_NL)
+    assert jnp.array_equal(zigzag.from_zigzag(dealt_NL, devices), index_NL)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.usefixtures("optimized")
 def test_splash_over_cut_rows_compiles_for_tpu_without_scores_of_whole_rows(packed):

@@ -15,8 +15,8 @@ from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.families import read_architecture
 from seeupo_jax.policy.files.gguf import GgufFile
 from seeupo_jax.policy.files.gguf_header import read_header
-from seeupo_jax.policy.files.messages import choose_chat
-from seeupo_jax.policy.files.weights import from_pretrained, inspect
+from seeupo_jax.policy.files.messages import resolve_chat
+from seeupo_jax.policy.files.weights import from_pretrained, load_architecture
 from seeupo_jax.policy.lora import read_lora
 from seeupo_jax.policy.rope import frequencies
 
@@ -97,7 +97,7 @@ def test_rope_settings_of_any_value_are_read_or_refused_in_arefusal():
 )
 def test_sizes_are_bounded_and_typed_before_anything_is_built(tmp_path, changes, message):
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_14B | changes))
-    text = refusal(lambda: inspect(str(tmp_path)))
+    text = refusal(lambda: load_architecture(str(tmp_path)))
     assert f"{tmp_path / 'config.json'}: {message}" in text
 
 
@@ -122,15 +122,15 @@ def test_from_python_compute_options_are_a_configuration_s_that_has_decided(tmp_
     allowed = reported.removeprefix(f"{name}: got '{got}'; allowed: ").removesuffix(".").split(", ")
     assert {*allowed} == {*of_the_configuration.split("one of ")[1][:-1].split(", ")} - {"auto"}
     for value in allowed:
-        assert getattr(inspect(tmp_path, **{name: value}), name) == value
+        assert getattr(load_architecture(tmp_path, **{name: value}), name) == value
 
 
 @pytest.mark.parametrize("text", [DEEP, '{"a":' * 100_000, f'{{"chat": {DEEP}}}'], ids=range(3))
 def test_files_nested_without_end_are_arefusal(tmp_path, text):
     for name in ("config.json", "chat.json", "adapter_config.json"):
         (tmp_path / name).write_text(text)
-    assert str(tmp_path / "config.json") in refusal(lambda: inspect(str(tmp_path)))
-    assert str(tmp_path) in refusal(lambda: choose_chat(tmp_path, None))
+    assert str(tmp_path / "config.json") in refusal(lambda: load_architecture(str(tmp_path)))
+    assert str(tmp_path) in refusal(lambda: resolve_chat(tmp_path, None))
     assert str(tmp_path) in refusal(lambda: read_lora(tmp_path))
 
 
@@ -156,7 +156,7 @@ def test_a_gguf_array_nested_without_end_is_arefusal(tmp_path):
 def test_a_gguf_setting_of_any_value_is_arefusal(tmp_path, value):
     for key in ("block_count", "embedding_length", "attention.head_count", "vocab_size"):
         file = write_llama(tmp_path, changes={key: value})
-        text = refusal(lambda file=file: inspect(str(file)))
+        text = refusal(lambda file=file: load_architecture(str(file)))
         assert re.search(r"llama\.gguf", text)
 
 

@@ -17,9 +17,16 @@ from twin_policy import network_of, numpy_weights
 from seeupo_jax.configuration import schema
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings
 from seeupo_jax.policy import save_pretrained
-from seeupo_jax.policy.architecture import Architecture, Lora, Moe
-from seeupo_jax.policy.lora import TARGETS, attach, load_adapters, merge, read_lora, save_adapters
-from seeupo_jax.policy.network import abstract, join, split, trainable
+from seeupo_jax.policy.architecture import Architecture, LoraAdapters, Moe
+from seeupo_jax.policy.lora import (
+    TARGETS,
+    attach_adapters,
+    load_adapters,
+    merge_adapters,
+    read_lora,
+    save_adapters,
+)
+from seeupo_jax.policy.network import abstract_network, join_params, split_model, split_trainable
 
 # PEFT 0.21 reads a name that transformers 5.23 has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
@@ -27,7 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:Futu
 ARCH = Architecture(
     vocab_size=40, width=16, layers=2, heads=4, kv_heads=2, head_dim=6, mlp_width=24, tied=False
 )
-LORA = Lora(rank=3, alpha=12.0, targets=TARGETS)
+LORA = LoraAdapters(rank=3, alpha=12.0, targets=TARGETS)
 TOKENS = np.random.default_rng(2).integers(0, 40, (2, 9))
 
 
@@ -38,13 +45,13 @@ def make(arch=ARCH):
 
 def randomised(model, size=1.0):
     """The model with adapters that matter."""
-    network, params = split(model)
-    adapters, frozen = trainable(network, params)
+    network, params = split_model(model)
+    adapters, frozen = split_trainable(network, params)
     rng = np.random.default_rng(3)
     drawn = jax.tree.map(
         lambda x: jnp.asarray(size * rng.normal(size=x.shape), jnp.float32), adapters
     )
-    return network.bind(join(drawn, frozen))
+    return network.bind(join_params(drawn, frozen))
 
 
 def logits(model):
@@ -53,14 +60,14 @@ def logits(model):
 
 @pytest.fixture
 def adapted():
-    return randomised(attach(make(), LORA))
+    return randomised(attach_adapters(make(), LORA))
 
 
 def test_new_adapters_change_nothing_and_depend_on_the_seed():
     model = make()
-    new = attach(model, LORA, seed=1)
+    new = attach_adapters(model, LORA, seed=1)
     np.testing.assert_array_equal(logits(new), logits(model))
-    a = [attach(model, LORA, seed=seed).layers[0].q.lora_a[...] for seed in (1, 1, 2)]
+    a = [attach_adapters(model, LORA, seed=seed).layers[0].q.lora_a[...] for seed in (1, 1, 2)]
     np.testing.assert_array_equal(a[0], a[1])
     assert (a[0] != a[2]).any()
     assert (new.layers[0].q.lora_a[...] != new.layers[1].q.lora_a[...]).any()
@@ -69,7 +76,10 @@ def test_new_adapters_change_nothing_and_depend_on_the_seed():
 
 def test_stacked_layers_begin_with_the_same_adapters():
     arch = dataclasses.replace(ARCH, scan_layers=True)
-    stacked, plain = attach(make(arch), LORA, seed=4), attach(make(), LORA, seed=4)
+    stacked, plain = (
+        attach_adapters(make(arch), LORA, seed=4),
+        attach_adapters(make(), LORA, seed=4),
+    )
     for index in range(2):
         np.testing.assert_array_equal(
             stacked.layers.mlp.down.lora_a[...][index], plain.layers[index].mlp.down.lora_a[...]
@@ -77,53 +87,53 @@ def test_stacked_layers_begin_with_the_same_adapters():
 
 
 def test_only_adapters_train_and_the_parts_make_the_whole(adapted):
-    network, params = split(adapted)
-    adapters, frozen = trainable(network, params)
+    network, params = split_model(adapted)
+    adapters, frozen = split_trainable(network, params)
     paths = [
         jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(adapters)
     ]
     assert len(paths) == 2 * 2 * len(TARGETS)
     assert all("lora_" in path for path in paths)
     assert not any("lora_" in str(path) for path, _ in jax.tree_util.tree_leaves_with_path(frozen))
-    joined = join(adapters, frozen)
+    joined = join_params(adapters, frozen)
     assert jax.tree.structure(joined) == jax.tree.structure(params)
     jax.tree.map(np.testing.assert_array_equal, joined, params)
-    network, params = split(make())
-    assert trainable(network, params) == (params, {})
+    network, params = split_model(make())
+    assert split_trainable(network, params) == (params, {})
 
 
 @pytest.mark.parametrize("scan_layers", [False, True])
 def test_merged_kernels_give_the_same_logits(scan_layers):
     arch = dataclasses.replace(ARCH, scan_layers=scan_layers)
-    model = randomised(attach(make(arch), LORA))
-    merged = merge(model)
+    model = randomised(attach_adapters(make(arch), LORA))
+    merged = merge_adapters(model)
     assert merged.arch == arch
     assert np.abs(logits(model) - logits(make(arch))).max() > 0.1
     np.testing.assert_allclose(logits(merged), logits(model), atol=2e-4, rtol=2e-5)
     plain = make()
-    assert merge(plain) is plain
+    assert merge_adapters(plain) is plain
 
 
 def test_frozen_bfloat16_kernels_are_merged_in_float32_and_rounded_once():
     """Against NumPy; rounding the adapters' product first would move some of them by a bit."""
-    network, params = split(make())
+    network, params = split_model(make())
     half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
-    model = randomised(attach(network.bind(half), LORA))
+    model = randomised(attach_adapters(network.bind(half), LORA))
     layer = model.layers[0].q
     a, b = (np.asarray(factor[...], np.float64) for factor in (layer.lora_a, layer.lora_b))
     kernel = np.asarray(layer.kernel[...]).astype(np.float64)
     wanted = (kernel + a @ b * 12 / 3).astype(np.float32).astype(jnp.bfloat16)
-    np.testing.assert_array_equal(np.asarray(merge(model).layers[0].q.kernel[...]), wanted)
+    np.testing.assert_array_equal(np.asarray(merge_adapters(model).layers[0].q.kernel[...]), wanted)
 
 
 @pytest.mark.parametrize("size, told", [(3e-3, True), (0.3, False)])
 def test_what_bfloat16_loses_of_merged_adapters_is_told(caplog, size, told):
     """Of what moves a kernel by less than half a unit nothing is left; the share, against NumPy."""
-    network, params = split(make())
+    network, params = split_model(make())
     half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
-    model = randomised(attach(network.bind(half), LORA), size)
+    model = randomised(attach_adapters(network.bind(half), LORA), size)
     with caplog.at_level("WARNING"):
-        merge(model)
+        merge_adapters(model)
     percents = re.findall(r"keeps (\d+)% of what they add", caplog.text)
     along, whole = 0.0, 0.0
     for layer in model.layers:
@@ -148,7 +158,7 @@ def peft():
 @pytest.mark.parametrize("scan_layers", [False, True])
 def test_peft_reads_what_we_write_and_computes_the_same(peft, tmp_path, targets, scan_layers):
     arch = dataclasses.replace(ARCH, scan_layers=scan_layers)
-    model = randomised(attach(make(arch), dataclasses.replace(LORA, targets=targets)))
+    model = randomised(attach_adapters(make(arch), dataclasses.replace(LORA, targets=targets)))
     save_pretrained(make(), tmp_path / "base")
     save_adapters(model, tmp_path / "adapters", str(tmp_path / "base"))
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
@@ -167,7 +177,7 @@ def test_we_read_what_peft_writes(peft, tmp_path):
     reference = peft.get_peft_model(base, options).eval()
     reference.save_pretrained(tmp_path / "adapters")
     model = load_adapters(make(), tmp_path / "adapters")
-    assert model.arch.lora == Lora(5, 7.0, ("o_proj", "up_proj"))
+    assert model.arch.lora == LoraAdapters(5, 7.0, ("o_proj", "up_proj"))
     with torch.no_grad():
         wanted = reference(torch.tensor(TOKENS)).logits.numpy()
     np.testing.assert_allclose(logits(model), wanted, atol=2e-5, rtol=1e-5)
@@ -178,17 +188,17 @@ def test_saved_adapters_come_back_bit_for_bit_and_replace_others(tmp_path, adapt
     save_adapters(adapted, tmp_path, "base")
     assert len({file.stat().st_mode for file in tmp_path.iterdir()}) == 1
     mesh = make_mesh(schema.Mesh(data=2, fsdp=2, tensor=2))
-    for model in (make(), attach(make(), Lora(2, 1.0, ("q_proj",)))):
+    for model in (make(), attach_adapters(make(), LoraAdapters(2, 1.0, ("q_proj",)))):
         again = load_adapters(model, tmp_path, mesh=mesh)
         assert again.arch == adapted.arch
-        jax.tree.map(np.testing.assert_array_equal, split(again)[1], split(adapted)[1])
+        jax.tree.map(np.testing.assert_array_equal, split_model(again)[1], split_model(adapted)[1])
 
 
 def test_adapters_lie_on_the_mesh_by_the_table():
     mesh = make_mesh(schema.Mesh(data=2, fsdp=2, tensor=2))
-    network, params = split(attach(make(), LORA, mesh=mesh))
-    adapters, _ = trainable(network, params)
-    axes, _ = trainable(network, network.logical_axes())
+    network, params = split_model(attach_adapters(make(), LORA, mesh=mesh))
+    adapters, _ = split_trainable(network, params)
+    axes, _ = split_trainable(network, network.logical_axes())
     assert jax.tree.map(lambda p: p.sharding, adapters) == param_shardings(mesh, axes, adapters)
     assert adapters["layers"][0]["q"]["lora_a"].addressable_shards[0].data.shape == (8, 3)
 
@@ -236,7 +246,7 @@ def test_dropout_that_is_not_applied_is_warned_of(tmp_path, caplog, dropout, war
     values = {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "lora_dropout": dropout}
     (tmp_path / "adapter_config.json").write_text(json.dumps(values))
     with caplog.at_level("WARNING"):
-        assert read_lora(tmp_path) == Lora(2, 4.0, ("q_proj",))
+        assert read_lora(tmp_path) == LoraAdapters(2, 4.0, ("q_proj",))
     assert ("adapter_config.json: lora_dropout is not applied" in caplog.text) == warned
 
 
@@ -256,7 +266,7 @@ def test_missing_and_foreign_files_are_named(tmp_path, adapted):
 
 def test_what_cannot_be_adapted_or_saved_is_told(tmp_path, adapted):
     with pytest.raises(ValueError, match="the model has adapters already"):
-        attach(adapted, LORA)
+        attach_adapters(adapted, LORA)
     with pytest.raises(ValueError, match="got a model with adapters; allowed: merge"):
         save_pretrained(adapted, tmp_path)
     with pytest.raises(ValueError, match="got a model without adapters"):
@@ -265,9 +275,9 @@ def test_what_cannot_be_adapted_or_saved_is_told(tmp_path, adapted):
     with pytest.raises(
         ValueError, match="for a model of experts; allowed: q_proj, k_proj, v_proj, o"
     ):
-        attach(make_abstract(experts), LORA)
+        attach_adapters(make_abstract(experts), LORA)
 
 
 def make_abstract(arch):
-    network, shapes = abstract(arch)
+    network, shapes = abstract_network(arch)
     return network.bind(shapes)

@@ -19,7 +19,7 @@ from seeupo_jax.policy.moe import Experts
 D, F, E, P = 12, 20, 8, 3
 
 route = jax.jit(moe.route, static_argnames=("per_token", "normalize"))
-mix = jax.jit(moe.mix)
+mix = jax.jit(moe.mix_experts)
 
 
 def experts(normalize=True, per_token=P):
@@ -327,7 +327,7 @@ def test_rows_that_no_group_covers_may_hold_anything(monkeypatch):
 
     def grads():
         def loss(*a):
-            return (moe.mix(*a[:2], expert_XP, *a[2:]) ** 2).sum()
+            return (moe.mix_experts(*a[:2], expert_XP, *a[2:]) ** 2).sum()
 
         return jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3, 4)))(tokens(10), weight_XP, *half)
 
@@ -363,12 +363,12 @@ def test_eight_devices_compute_what_one_computes(sizes, rows):
 
 
 def test_a_device_holds_and_runs_its_own_experts_only(monkeypatch):
-    seen, real = [], moe.mix
+    seen, real = [], moe.mix_experts
 
     def watched(*a):
         return seen.append([x.shape for x in a]) or real(*a)
 
-    monkeypatch.setattr(moe, "mix", watched)
+    monkeypatch.setattr(moe, "mix_experts", watched)
     graph, params = layer()
     mesh = make_mesh(schema.Mesh(data=1, fsdp=2, expert=2, tensor=2))
     with jax.set_mesh(mesh):

@@ -39,7 +39,7 @@ def program(at_once=policy.LOGITS_AT_ONCE, temperature=0.7):
 
     def loss(params):
         hidden_RLD, _ = policy.hidden(network, params, tokens_RL)
-        hidden_RAD = policy.pick(hidden_RLD, position_RA - 1)
+        hidden_RAD = policy.gather_positions(hidden_RLD, position_RA - 1)
         target_RA = jnp.take_along_axis(tokens_RL, position_RA, axis=1)
         logp_RA = policy.token_logp(network, params, hidden_RAD, target_RA, temperature=temperature)
         return jnp.sum(logp_RA * jnp.linspace(-1, 1, A)[None, :]), logp_RA
@@ -120,7 +120,7 @@ def test_chunks_without_a_prediction_have_no_part_in_the_gradient(trained, monke
 
 def test_pick_takes_each_rows_own_positions():
     x_RLD = jnp.arange(12.0).reshape(2, 3, 2)
-    picked = policy.pick(x_RLD, jnp.asarray([[2, 0], [1, 1]]))
+    picked = policy.gather_positions(x_RLD, jnp.asarray([[2, 0], [1, 1]]))
     np.testing.assert_array_equal(picked, [[[4, 5], [0, 1]], [[8, 9], [8, 9]]])
 
 
@@ -129,7 +129,7 @@ def logp_and_grads(network, params, tokens_RL, position_RA):
 
     def loss(params, tokens_RL, position_RA):
         hidden_RLD, _ = policy.hidden(network, params, tokens_RL)
-        hidden_RAD = policy.pick(hidden_RLD, position_RA - 1)
+        hidden_RAD = policy.gather_positions(hidden_RLD, position_RA - 1)
         target_RA = jnp.take_along_axis(tokens_RL, position_RA, axis=1)
         logp_RA = policy.token_logp(network, params, hidden_RAD, target_RA, temperature=0.7)
         return jnp.sum(logp_RA * jnp.linspace(-1, 1, position_RA.shape[1])[None, :]), logp_RA
@@ -172,9 +172,9 @@ def test_pick_takes_from_rows_that_are_cut_over_devices_without_gathering_them(p
     position_RA = rng.integers(0, 12, (2, positions)).astype(np.int32)
     with jax.set_mesh(mesh):
         x = jax.device_put(x_RLD, sharding(mesh, ("rows", "length", None)))
-        compiled = jax.jit(policy.pick).lower(x, position_RA).compile()
+        compiled = jax.jit(policy.gather_positions).lower(x, position_RA).compile()
         picked = compiled(x, position_RA)
-        grad = jax.jit(jax.grad(lambda x: (policy.pick(x, position_RA) ** 2).sum()))(x)
+        grad = jax.jit(jax.grad(lambda x: (policy.gather_positions(x, position_RA) ** 2).sum()))(x)
     wanted = np.take_along_axis(x_RLD, position_RA[:, :, None], axis=1)
     np.testing.assert_array_equal(picked, wanted)
     wanted_grad = np.zeros_like(x_RLD)
@@ -242,7 +242,7 @@ def over_all(network, params, tokens_RL, position_RA):
 def test_the_gradient_is_that_of_a_head_without_the_unassigned_rows():
     arch = dataclasses.replace(ARCH, tied=False, unassigned=(90, V))
     network, params = random_network(arch)
-    smaller, _ = policy.abstract(dataclasses.replace(arch, vocab_size=90, unassigned=()))
+    smaller, _ = policy.abstract_network(dataclasses.replace(arch, vocab_size=90, unassigned=()))
     trimmed = params | {name: params[name][:90] for name in ("embedding", "head")}
     _, _, tokens_RL, position_RA = make()
     tokens_RL = tokens_RL % 90
@@ -255,21 +255,21 @@ def test_the_gradient_is_that_of_a_head_without_the_unassigned_rows():
 
 def test_logits_are_of_all_ids_whichever_have_a_token():
     network, params, tokens_RL, _ = make()
-    masked, _ = policy.abstract(dataclasses.replace(ARCH, unassigned=(90, V)))
+    masked, _ = policy.abstract_network(dataclasses.replace(ARCH, unassigned=(90, V)))
     logits = [jax.jit(each.bind(params))(tokens_RL) for each in (network, masked)]
     np.testing.assert_array_equal(*logits)
 
 
 def test_networks_of_one_architecture_are_one_compiled_program():
-    networks = [policy.split(Transformer(ARCH, nnx.Rngs(seed)))[0] for seed in (0, 1)]
+    networks = [policy.split_model(Transformer(ARCH, nnx.Rngs(seed)))[0] for seed in (0, 1)]
     assert networks[0] == networks[1] and hash(networks[0]) == hash(networks[1])
-    abstract, _ = policy.split(nnx.eval_shape(lambda: Transformer(ARCH, nnx.Rngs(0))))
+    abstract, _ = policy.split_model(nnx.eval_shape(lambda: Transformer(ARCH, nnx.Rngs(0))))
     assert abstract == networks[0]  # a loaded policy compiles what a new one did
 
 
 def test_binding_gives_back_the_parameters():
     network, params, _, _ = make()
-    again_network, again = policy.split(network.bind(params))
+    again_network, again = policy.split_model(network.bind(params))
     assert again_network == network
     jax.tree.map(np.testing.assert_array_equal, again, params)
 
@@ -287,7 +287,7 @@ def both(network, params, tokens_RL, position_RA):
 
     def find(params, tokens_RL, position_RA):
         hidden_RLD, _ = policy.hidden(network, params, tokens_RL)
-        hidden_RAD = policy.pick(hidden_RLD, position_RA - 1)
+        hidden_RAD = policy.gather_positions(hidden_RLD, position_RA - 1)
         target_RA = jnp.take_along_axis(tokens_RL, position_RA, axis=1)
         given = network, params, hidden_RAD, target_RA
         alone_RA = policy.token_logp(*given, temperature=0.7)

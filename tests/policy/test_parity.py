@@ -13,8 +13,8 @@ import transformers
 from safetensors.numpy import load_file
 
 from seeupo_jax.policy import from_pretrained, save_pretrained
-from seeupo_jax.policy.files.parameter_names import at, stored_tensors
-from seeupo_jax.policy.network import split, token_logp
+from seeupo_jax.policy.files.parameter_names import leaf_at, stored_parameters
+from seeupo_jax.policy.network import split_model, token_logp
 
 VOCAB = 517
 LENGTH = 24
@@ -121,6 +121,7 @@ def test_logits_are_those_of_pytorch(case, torch_model):
     assert np.abs(actual - padded)[mask].max() <= 2e-5
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES)
 def test_what_we_write_is_the_same_model_to_pytorch(case, torch_model, tmp_path):
     reference, folder = torch_model(case)
@@ -132,6 +133,7 @@ def test_what_we_write_is_the_same_model_to_pytorch(case, torch_model, tmp_path)
     np.testing.assert_array_equal(torch_logits(again, tokens()), torch_logits(reference, tokens()))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "moe"])
 @pytest.mark.parametrize("kind", ["type", "rope_type"])
 def test_yarn_that_a_user_adds_computes_positions_beyond_the_original_length(
@@ -186,7 +188,7 @@ def torch_gradients(model, ids):
 def test_gradients_are_those_of_pytorch(case, torch_model):
     reference, folder = torch_model(case)
     model, _ = from_pretrained(folder, dtype="float32")
-    network, params = split(model)
+    network, params = split_model(model)
     ids = tokens(2)
 
     @jax.jit
@@ -201,8 +203,8 @@ def test_gradients_are_those_of_pytorch(case, torch_model):
     actual = jax.device_get(gradient(params))
     wanted = torch_gradients(reference, ids)
     compared = set()
-    for stored in stored_tensors(model.arch, params):
-        node = at(actual, stored.path)
+    for stored in stored_parameters(model.arch, params):
+        node = leaf_at(actual, stored.path)
         for name, part in zip(stored.names, node if stored.grouped else [node], strict=True):
             part = part.T if stored.transposed else part
             gap = np.abs(part - wanted[name]).max() / np.abs(wanted[name]).max()
@@ -211,6 +213,7 @@ def test_gradients_are_those_of_pytorch(case, torch_model):
     assert compared == wanted.keys()
 
 
+@pytest.mark.sampled("qwen2")
 @pytest.mark.parametrize("case", ["llama", "qwen2", "qwen3", "moe"])
 def test_bfloat16_is_as_exact_as_in_pytorch(case, torch_model):
     reference, folder = torch_model(case)
@@ -224,6 +227,7 @@ def test_bfloat16_is_as_exact_as_in_pytorch(case, torch_model):
     assert actual.mean() > 1e-5  # it was computed in bfloat16
 
 
+@pytest.mark.sampled("moe")
 @pytest.mark.parametrize("case", ["qwen2", "qwen3 yarn", "moe"])
 def test_stacked_layers_hold_the_same_model(case, torch_model, tmp_path):
     reference, folder = torch_model(case)

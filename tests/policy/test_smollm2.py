@@ -92,7 +92,7 @@ def test_the_perplexity_of_a_text_is_that_of_pytorch(loaded, reference):
     model, tokenizer = loaded
     ids = np.array([tokenizer.action(TEXT)[:-1]])
     assert ids.shape[1] > 100
-    network, params = policy.split(model)
+    network, params = policy.split_model(model)
     hidden, _ = policy.hidden(network, params, ids[:, :-1])
     actual = policy.token_logp(network, params, hidden, ids[:, 1:], temperature=1.0)
     with torch.no_grad():
@@ -106,7 +106,7 @@ def test_the_perplexity_of_a_text_is_that_of_pytorch(loaded, reference):
 
 def test_it_answers_a_question(loaded):
     model, tokenizer = loaded
-    network, params = policy.split(model)
+    network, params = policy.split_model(model)
     rollout = schema.Rollout(tasks=1, concurrency=1, max_action_tokens=24, max_context=96)
     sampling = Sampling(1.0, 1, None, 24, tokenizer.end_ids)
     engine = SlotEngine(network, sampling, plan_cache(network.arch, rollout))
@@ -127,7 +127,7 @@ def test_as_a_folder_it_is_the_same_model_and_vocabulary_to_transformers(loaded,
     assert list(tokenizer.begin(conversation, ()).tokens) == wanted
     again, _ = from_pretrained(str(tmp_path), dtype="float32", scan_layers=True)
     assert again.arch == model.arch
-    params, rounded = policy.split(again)[1], policy.split(model)[1]
+    params, rounded = policy.split_model(again)[1], policy.split_model(model)[1]
     jax.tree.map(
         lambda a, b: np.testing.assert_array_equal(a, b.astype("bfloat16")), params, rounded
     )

@@ -12,7 +12,7 @@ from flax import nnx
 from twin_policy import network_of, numpy_weights, random_network, tensors_of, twin_arch
 
 from seeupo_jax.policy import network as policy
-from seeupo_jax.policy.architecture import Architecture, Lora, Moe
+from seeupo_jax.policy.architecture import Architecture, LoraAdapters, Moe
 from seeupo_jax.policy.kernels.attention import NOWHERE, Past, Tree
 from seeupo_jax.policy.kernels.paged import PageTable, new_pages
 from seeupo_jax.policy.rope import Rope
@@ -46,7 +46,7 @@ WAYS = {
     "window": dataclasses.replace(QWEN3, windows=(3, None)),
     "yarn": dataclasses.replace(QWEN3, rope=Rope(100.0, "yarn", 4.0, 8)),
     "experts": dataclasses.replace(QWEN3, moe=Moe(4, 2, 10, True, dense_layers=(1,))),
-    "adapters": dataclasses.replace(QWEN3, lora=Lora(2, 4.0, ("q_proj", "down_proj"))),
+    "adapters": dataclasses.replace(QWEN3, lora=LoraAdapters(2, 4.0, ("q_proj", "down_proj"))),
 }
 LAYOUTS = [(False, "dots"), (False, "attention"), (True, "none"), (True, "full")]
 
@@ -413,7 +413,7 @@ def test_random_initialisation_gives_useful_logits_and_another_seed_another_mode
     tokens_NL, pull_NL = tokens_and_pulls(QWEN3)
     logits = []
     for seed in (0, 0, 1):
-        network, params = policy.split(Transformer(QWEN3, nnx.Rngs(seed)))
+        network, params = policy.split_model(Transformer(QWEN3, nnx.Rngs(seed)))
         logits.append(evaluate(network, params, tokens_NL, pull_NL)[0])
     assert 0.5 < np.std(logits[0]) < 2.0  # unit-size states read by vectors of unit length
     np.testing.assert_array_equal(logits[0], logits[1])

@@ -12,7 +12,7 @@ from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.envs.order_desk.environment import OrderDesk
 from seeupo_jax.envs.transport.isolated import ProcessDied
-from seeupo_jax.evaluation.episode_host import started
+from seeupo_jax.evaluation.episode_host import open_environment
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.planning.chips import parse_topology, topology_devices
 from seeupo_jax.policy import from_pretrained, save_pretrained
@@ -238,7 +238,7 @@ def test_an_environment_that_cannot_be_closed_passes_the_checks():
 
 def test_a_process_that_hangs_in_a_check_is_killed(tmp_path, caplog):
     options = {"options": {"folder": str(tmp_path)}, "isolation": "process", "timeout_s": 1.5}
-    with started(schema.Env("isolated_cases:Wild", **options), calls=2) as environment:
+    with open_environment(schema.Env("isolated_cases:Wild", **options), calls=2) as environment:
         with pytest.raises(ProcessDied, match="signal 9"):
             environment.reset("hang", 0)
             environment.step("")

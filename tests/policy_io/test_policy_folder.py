@@ -22,13 +22,13 @@ from safetensors.numpy import load_file
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
 from seeupo_jax.configuration.schema import Config, Mesh
-from seeupo_jax.evaluation.policy_sources import own_policy
+from seeupo_jax.evaluation.policy_sources import run_policy
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer
+from seeupo_jax.policy.files.huggingface_tokenizer import HuggingFaceTokenizer
 from seeupo_jax.policy.files.weights import from_pretrained
-from seeupo_jax.policy.network import split
+from seeupo_jax.policy.network import split_model
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.policy_io import build
 from seeupo_jax.policy_io.build import Policy
@@ -156,10 +156,10 @@ def test_adapters_are_a_policy_for_every_command(adapters, tmp_path, monkeypatch
     check_sampling(config)
     chat = json.loads((adapters / "policy" / "chat.json").read_text())
     assert chat == {"system": True, "tools": "hermes", "roles": {"tool": "user"}}
-    with own_policy(config, tmp_path, untrained=True) as source:
+    with run_policy(config, tmp_path, untrained=True) as source:
         served, tokenizer = source.params, source.tokenizer
     assert tokenizer.unwritten == {}
-    loaded = split(from_pretrained(adapters / "policy", dtype="float32")[0])[1]
+    loaded = split_model(from_pretrained(adapters / "policy", dtype="float32")[0])[1]
     jax.tree.map(np.testing.assert_array_equal, served, loaded)
     more = load_config(
         CONFIGS / "quickstart.py", [f"model.path={adapters / 'policy'}", "lora.rank=1"]

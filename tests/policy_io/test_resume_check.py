@@ -6,8 +6,8 @@ import os
 import pytest
 
 from seeupo_jax.configuration.loading import from_dict, to_dict
-from seeupo_jax.policy_io.resume_check import adapters_note, check_same_run, made_by
-from seeupo_jax.supervised.checkpoints import check_same_sft
+from seeupo_jax.policy_io.resume_check import adapters_note, check_same_run, sampling_hash
+from seeupo_jax.supervised.sft_checkpoints import check_same_sft
 
 
 def same_sft(config, saved, adapters=None):
@@ -88,16 +88,18 @@ def test_adapters_that_a_folder_has_are_compared_with_what_they_were(check, tmp_
     "compute_options", [{"remat": "full"}, {"attention": "xla"}, {"scan_layers": True}]
 )
 def test_stored_rollouts_are_of_a_model_with_any_compute_options(compute_options):
-    made = made_by(from_dict({}))
+    made = sampling_hash(from_dict({}))
     assert made.startswith("4ebebd11f2876217")  # stored ones stay usable: as in November 2026
-    assert made_by(from_dict({"model": compute_options})) == made
-    assert made_by(from_dict({"model": {"dtype": "bfloat16"}})) != made
+    assert sampling_hash(from_dict({"model": compute_options})) == made
+    assert sampling_hash(from_dict({"model": {"dtype": "bfloat16"}})) != made
 
 
 def test_stored_rollouts_are_of_the_rule_that_dynamic_sampling_keeps_groups_by():
     for rounds, different in ((0, 1), (2, 3)):
         fields = {"algorithm": {"dynamic_sampling": rounds}}
-        made = {made_by(from_dict(fields | {"recipe": r})) for r in ("seeupo", "gdpo", "gigpo")}
+        made = {
+            sampling_hash(from_dict(fields | {"recipe": r})) for r in ("seeupo", "gdpo", "gigpo")
+        }
         assert len(made) == different
 
 

@@ -11,11 +11,11 @@ import pytest
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
 from seeupo_jax.configuration.schema import Chat
-from seeupo_jax.evaluation.missing import selection_notice, splits_left
+from seeupo_jax.evaluation.missing import remaining_splits, selection_notice
 from seeupo_jax.metrics.metrics_log import MetricsWriter
 from seeupo_jax.metrics.run_manifest import Launch, note_checkpoints, write_run_manifest
 from seeupo_jax.policy_io.resuming import (
-    check_begins,
+    check_no_lost_checkpoints,
     check_same_chat,
     check_same_sweep,
     check_same_warm_start,
@@ -138,7 +138,7 @@ def test_a_run_that_is_shortened_to_a_checkpoint_lacks_what_an_end_is_evaluated_
     config = as_saved(load_config({}, (*begun, "iterations=4")))
     notes = {"config": config, "selected_on": selects_on, **notes}
     now = load_config({}, (*begun, "iterations=2", *given))
-    assert splits_left(now, selects_on, 2, notes, score) == wanted
+    assert remaining_splits(now, selects_on, 2, notes, score) == wanted
 
 
 STAGES = "warm_start.stages=[{'steps': 2, 'demonstrations': {'skill': 1.0}}]"
@@ -234,9 +234,9 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path
     workdir, config = ran(tmp_path / "run", from_dict({}), iterations=iterations), from_dict({})
     (workdir / "checkpoints" / "5" / "state").mkdir(parents=True)  # of a save that did not end
     (workdir / "policy").mkdir()
-    check_begins(config, workdir)
-    check_begins(in_folder(tmp_path / "another"), workdir)
-    check_begins(config, tmp_path / "new")
+    check_no_lost_checkpoints(config, workdir)
+    check_no_lost_checkpoints(in_folder(tmp_path / "another"), workdir)
+    check_no_lost_checkpoints(config, tmp_path / "new")
 
 
 def test_a_run_whose_checkpoints_were_removed_or_moved_is_refused(tmp_path):
@@ -244,9 +244,9 @@ def test_a_run_whose_checkpoints_were_removed_or_moved_is_refused(tmp_path):
     note_checkpoints(workdir, "/far/away")
     wanted = f"got {workdir}, whose metrics.jsonl reaches iteration 5 .* to /far/away; none was"
     with pytest.raises(ValueError, match=f"{wanted} found in {workdir}/checkpoints. Allowed: "):
-        check_begins(config, workdir)
+        check_no_lost_checkpoints(config, workdir)
     ran(workdir, config, iterations=0)  # begun anew: what was noted is forgotten
-    check_begins(config, workdir)
+    check_no_lost_checkpoints(config, workdir)
 
 
 @pytest.mark.parametrize("place", ["", "stopped"])
@@ -254,12 +254,12 @@ def test_another_directory_than_that_of_the_checkpoints_is_refused(tmp_path, pla
     """Also where a version that noted nothing wrote them."""
     kept = tmp_path / "kept"
     workdir = ran(tmp_path / "run", in_folder(kept), iterations=5)
-    check_begins(from_dict({}), workdir)
+    check_no_lost_checkpoints(from_dict({}), workdir)
     save(kept / place)
     with pytest.raises(ValueError, match=f"checkpoints to {kept}; none was found in {workdir}/ch"):
-        check_begins(from_dict({}), workdir)
+        check_no_lost_checkpoints(from_dict({}), workdir)
     shutil.rmtree(kept)
-    check_begins(from_dict({}), workdir)
+    check_no_lost_checkpoints(from_dict({}), workdir)
 
 
 def test_a_run_that_had_ended_is_refused_without_its_checkpoints(tmp_path):
@@ -268,4 +268,4 @@ def test_a_run_that_had_ended_is_refused_without_its_checkpoints(tmp_path):
     (workdir / "policy").mkdir()
     (workdir / "policy" / "model.safetensors").write_bytes(b"")
     with pytest.raises(ValueError, match="Allowed: config.checkpoint.directory as it was"):
-        check_begins(from_dict({}), workdir)
+        check_no_lost_checkpoints(from_dict({}), workdir)

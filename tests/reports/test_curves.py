@@ -5,7 +5,7 @@ import json
 import pytest
 
 from seeupo_jax.reports.curves import first_and_last, kinds_section
-from seeupo_jax.reports.run_data import Recorded, load_runs
+from seeupo_jax.reports.run_data import RunData, load_runs
 
 
 def a_run(workdir, *lines):
@@ -101,7 +101,7 @@ def test_the_names_of_a_line_are_read_as_often_for_many_kinds_as_for_one(tmp_pat
     for kinds in (1, 9):
         values = {f"eval/avg@4/repo={i}": i / 10 for i in range(kinds)}
         line = CountedLine({"iteration": 1, "eval/avg@4": 0.5} | values)
-        section = kinds_section([Recorded("a", tmp_path, [line], {"config": {}}, 0.0)])
+        section = kinds_section([RunData("a", tmp_path, [line], {"config": {}}, 0.0)])
         (chart,) = section.charts
         assert [row["value"] for row in rows(chart)] == [*values.values()]
         scans.append(line.scans)

@@ -31,7 +31,7 @@ from seeupo_jax.reports.settings_tables import (
     versions_table,
 )
 from seeupo_jax.reports.trajectory_pages import write_pages
-from seeupo_jax.trajectories.reader import Shard, pack_shard, write_shard
+from seeupo_jax.trajectories.reader import TrajectoryFile, pack_shard, write_shard
 
 
 @pytest.fixture
@@ -361,9 +361,9 @@ def test_failures_of_evaluations_come_from_their_trajectories(tmp_path):
         writer.write(5, {"eval/failed": 2, "eval_train/failed": 1})
         writer.write(10, {"eval/failed": 0})
     records = [_record(0, None), _record(1, "OSError: \ud83d gone")]
-    write_shard(tmp_path, Shard(5, "test", True), pack_shard(records))
+    write_shard(tmp_path, TrajectoryFile(5, "test", True), pack_shard(records))
     rollouts = [_record(0, "of a rollout", split="train")]
-    write_shard(tmp_path, Shard(5, "train", False), pack_shard(rollouts))
+    write_shard(tmp_path, TrajectoryFile(5, "train", False), pack_shard(rollouts))
     rows = cells(failures_section(load_runs([tmp_path])).tables[0])
     assert rows == [
         ["(cause not recorded)", "evaluation on test", "1", "5 to 5"],
@@ -376,7 +376,9 @@ def test_failures_of_evaluations_come_from_their_trajectories(tmp_path):
 def test_failures_in_a_shard_that_the_run_has_just_removed_have_no_cause(tmp_path, monkeypatch):
     with MetricsWriter(tmp_path) as writer:
         writer.write(5, {"eval/failed": 2})
-    monkeypatch.setattr(settings_tables, "find_shards", lambda workdir: [Shard(5, "test", True)])
+    monkeypatch.setattr(
+        settings_tables, "find_shards", lambda workdir: [TrajectoryFile(5, "test", True)]
+    )
     rows = cells(failures_section(load_runs([tmp_path])).tables[0])
     assert rows == [["(cause not recorded)", "evaluation on test", "2", "5 to 5"]]
 
@@ -435,7 +437,7 @@ def test_a_damaged_line_of_metrics_costs_the_page_that_line_and_is_told(tmp_path
 
 def test_a_page_has_a_link_to_trajectories_once_their_page_is_written(runs, tmp_path):
     workdir = runs[0].workdir
-    write_shard(workdir, Shard(1, "train", False), pack_shard([]))
+    write_shard(workdir, TrajectoryFile(1, "train", False), pack_shard([]))
     assert "index.html" not in report_of(workdir).read_text()
     write_pages(workdir)
     assert 'href="trajectories/index.html"' in report_of(workdir).read_text()

@@ -5,8 +5,7 @@ import random
 import pytest
 
 from seeupo_jax.envs.order_desk import orders as world
-from seeupo_jax.envs.order_desk.demonstrator import demonstrate, play
-from seeupo_jax.envs.order_desk.errand_demonstrator import play_errand
+from seeupo_jax.envs.order_desk.demonstrator import demonstrate, play, play_errand
 from seeupo_jax.envs.order_desk.errands import settle
 from seeupo_jax.envs.order_desk.levels import LEVELS
 from seeupo_jax.envs.tool_calls import render_hermes

@@ -13,7 +13,7 @@ from reward_cases import Closed, Counting
 from seeupo_jax.configuration.loading import from_dict, to_dict
 from seeupo_jax.configuration.reward import Reward
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.policy_io.resume_check import check_same_run, made_by
+from seeupo_jax.policy_io.resume_check import check_same_run, sampling_hash
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
 from seeupo_jax.rewards.judge import Judge
 from seeupo_jax.rewards.reward_functions import load_functions, weighted_sum
@@ -94,7 +94,7 @@ def test_a_resumed_run_has_the_same_rewards_but_may_call_them_otherwise():
     check_same_run(config, saved)
     quick = from_dict({"rewards": [rewards[0] | {"timeout_s": 5, "concurrency": 2}]})
     check_same_run(quick, saved)
-    assert made_by(quick) == made_by(config) != made_by(Config())
+    assert sampling_hash(quick) == sampling_hash(config) != sampling_hash(Config())
     for other in ([], [rewards[0] | {"weight": 0.25}]):
         with pytest.raises(ValueError, match="config.rewards: got .* Choose a new workdir"):
             check_same_run(from_dict({"rewards": other}), saved)

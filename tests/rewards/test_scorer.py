@@ -13,7 +13,7 @@ from reward_collections import collected
 from rollout_cases import Saying
 
 from seeupo_jax.configuration.loading import from_dict
-from seeupo_jax.envs.transport.isolated import Isolated
+from seeupo_jax.envs.transport.isolated import IsolatedEnvironment
 from seeupo_jax.errors import NameTaken
 from seeupo_jax.rewards.finished_episode import FinishedEpisode
 from seeupo_jax.rewards.scorer import Scorer, make_scorer
@@ -77,7 +77,7 @@ def test_a_step_may_change_what_earlier_ones_were_paid(where):
     if where == "isolated":
 
         def make(turns):
-            return Isolated("reward_cases:Correcting", {"turns": turns})
+            return IsolatedEnvironment("reward_cases:Correcting", {"turns": turns})
 
     (trajectory,) = collected(
         [{"name": "form", "weight": 2.0}], make=make, tasks=["good"]
@@ -308,7 +308,7 @@ def test_named_rewards_come_from_another_process_and_machine(where, tmp_path):
         else:
 
             def make(turns):
-                return Isolated("reward_cases:Paying", {"turns": turns})
+                return IsolatedEnvironment("reward_cases:Paying", {"turns": turns})
 
         found = collected([{"name": "form", "weight": 0.5}], make=make)
     for trajectory in found.trajectories:

@@ -20,13 +20,13 @@ from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer
+from seeupo_jax.policy.files.huggingface_tokenizer import HuggingFaceTokenizer
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rollout.branching.entropy_plan import EntropyPlan
 from seeupo_jax.rollout.branching.fork_plan import Budget
 from seeupo_jax.rollout.branching.plans import root_requests
 from seeupo_jax.rollout.branching.tree_plan import TreePlan
-from seeupo_jax.rollout.collect import Request, collect, group_requests, prefetch
+from seeupo_jax.rollout.collect import EpisodeRequest, collect, group_requests, prefetch
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
 from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.sampling import Sampling, task_number
@@ -108,7 +108,7 @@ def engine_of(network, rollout, end_ids):
 @functools.cache
 def make():
     arch = Architecture(**SIZES, mlp_width=24)
-    network, params = policy.split(Transformer(arch, nnx.Rngs(0)))
+    network, params = policy.split_model(Transformer(arch, nnx.Rngs(0)))
     return engine_of(network, ROLLOUT, NumberTokenizer.end_ids), rollout_cases.stir(params)
 
 
@@ -141,7 +141,7 @@ def run():
 
 
 def one(run, task_id, **options):
-    (trajectory,) = run([Request(task_id, 0, 0)], **options).trajectories
+    (trajectory,) = run([EpisodeRequest(task_id, 0, 0)], **options).trajectories
     return trajectory
 
 
@@ -248,7 +248,7 @@ def test_an_environment_that_fails_is_an_env_error_and_spoils_no_other(
 ):
     healthy = ["done@3", "done@9", "done@2"]
     wanted = run(group_requests(healthy, 1)).trajectories
-    requests = [Request(task_id, 7, 1), *group_requests(healthy, 1)]
+    requests = [EpisodeRequest(task_id, 7, 1), *group_requests(healthy, 1)]
     failed, *others = run(requests).trajectories
     assert (failed.stop, failed.turns, failed.failed) == ("env_error", turns, True)
     assert failed.info["failure"].startswith(failure)
@@ -260,7 +260,7 @@ def test_an_environment_that_fails_is_an_env_error_and_spoils_no_other(
 
 def test_an_environment_that_hangs_costs_its_time_limit_and_its_own_episode(run):
     wanted = run(group_requests(["done@3"], 3)).trajectories
-    requests = [Request("hang@2", 1, 0), *group_requests(["done@3"], 3)]
+    requests = [EpisodeRequest("hang@2", 1, 0), *group_requests(["done@3"], 3)]
     began = time.monotonic()
     hung, *others = run(requests).trajectories
     assert TIMEOUT_S <= time.monotonic() - began < TIMEOUT_S + 10
@@ -276,7 +276,7 @@ def test_an_environment_that_hangs_costs_its_time_limit_and_its_own_episode(run)
     [("raise*2@0", 2), ("hang*1@0", 1), ("busy*2@0", 2), ("busy*2@1", 2), ("busy*1@3", 1)],
 )
 def test_a_trajectory_after_retries_is_the_undisturbed_one(run, monkeypatch, task_id, retries):
-    requests = [Request(task_id, 0, 0), *group_requests(["done@3"], 3)]
+    requests = [EpisodeRequest(task_id, 0, 0), *group_requests(["done@3"], 3)]
     got, *others = run(requests).trajectories
     assert (got.stop, got.info["retries"]) == ("max_turns", retries)
     assert sum(Script.happened.values()) == retries + 1 + 3  # "done" happens in the others
@@ -373,7 +373,9 @@ def test_a_slow_environment_delays_only_itself(run):
     others = group_requests(["done@3"], 9)
     wanted = run(others).trajectories
     pool = EnvPool(LastToAnswer, 4, workers=4, timeout_s=60)
-    slow, *rest = collect_with(make()[0], pool, [Request("last@1", 1, 0), *others]).trajectories
+    slow, *rest = collect_with(
+        make()[0], pool, [EpisodeRequest("last@1", 1, 0), *others]
+    ).trajectories
     pool.close()
     assert (slow.stop, slow.turns) == ("max_turns", 3)
     for got, trajectory in zip(rest, wanted, strict=True):
@@ -441,7 +443,7 @@ def test_an_engine_that_gives_no_action_is_an_env_error_with_its_reason(pair):
 
 def test_an_engine_is_told_whose_turn_it_is_and_what_is_known_of_it(pair):
     engine, tokenizer = Refusing(), NumberTokenizer()
-    requests = [Request("done@1", 4, 6), Request("done@2", 2, 3)]
+    requests = [EpisodeRequest("done@1", 4, 6), EpisodeRequest("done@2", 2, 3)]
     collected = collect_with(engine, pair, requests, seed=8, iteration=9, temperature=0.4)
     assert engine.begun == [{"seed": 8, "iteration": 9, "temperature": 0.4}]
     user, action, reply, *_ = collected.trajectories[1].messages
@@ -501,7 +503,7 @@ def test_groups_of_the_same_task_have_random_numbers_of_their_own():
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_environments_are_waited_for_only_while_nothing_is_sampled(pair, busy):
-    collected = collect_with(Refusing(busy), pair, [Request("sleep@1", 0, 0)])
+    collected = collect_with(Refusing(busy), pair, [EpisodeRequest("sleep@1", 0, 0)])
     assert collected.wall_s > 0.1
     assert (0.1 < collected.environment_s < collected.wall_s) != busy
     assert (collected.environment_s == 0) == busy
@@ -547,7 +549,7 @@ def converse(**template_kwargs):
     )
     sizes = SIZES | {"vocab_size": tokenizer.vocab_size, "layers": 1}
     arch = Architecture(**sizes, mlp_width=24)
-    network, params = policy.split(Transformer(arch, nnx.Rngs(0)))
+    network, params = policy.split_model(Transformer(arch, nnx.Rngs(0)))
     params = rollout_cases.stir(params)
     rollout = dataclasses.replace(ROLLOUT, max_action_tokens=5, max_context=LIMIT)
     engine = engine_of(network, rollout, tokenizer.end_ids)

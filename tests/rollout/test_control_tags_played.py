@@ -8,7 +8,7 @@ from rollout_cases import Saying, make_worker
 from seeupo_jax.envs.base import StepResult
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.envs.tool_calls import ToolCallError, parse_hermes
-from seeupo_jax.policy.files.chat_template import load
+from seeupo_jax.policy.files.huggingface_tokenizer import load
 from seeupo_jax.rollout.collect import collect, group_requests
 from seeupo_jax.rollout.engine.protocol import Action
 from seeupo_jax.rollout.player import CollectionOptions

@@ -17,7 +17,7 @@ from seeupo_jax.types import UNCHOSEN, Trajectory
 
 
 def played(task_id, *scores, stop="done"):
-    return [Trajectory((), s, 0, task_id, stop=stop, info={"score": s}) for s in scores]
+    return [Trajectory.of((), s, 0, task_id, stop=stop, info={"score": s}) for s in scores]
 
 
 def test_rates_forget_what_is_old_and_leave_out_failures():
@@ -37,7 +37,7 @@ def test_rates_forget_what_is_old_and_leave_out_failures():
 
 def test_candidates_that_were_not_executed_say_nothing_of_their_task():
     success = TaskSuccess(Curriculum(by="variance"))
-    unchosen = Trajectory((), 1.0, 0, "a", stop=UNCHOSEN, info={"member": 1})  # without a score
+    unchosen = Trajectory.of((), 1.0, 0, "a", stop=UNCHOSEN, info={"member": 1})  # without a score
     success.observe(1, [*played("a", 1.0, 0.0), unchosen])
     assert success.state(1) == {"a": [1.0, 2.0]}
 

@@ -12,9 +12,9 @@ pytest.importorskip("gymnasium")
 from slippery_cases import DeafLake, Lake  # noqa: E402
 
 from seeupo_jax.envs.pool import EnvPool  # noqa: E402
-from seeupo_jax.envs.transport.isolated import Isolated  # noqa: E402
+from seeupo_jax.envs.transport.isolated import IsolatedEnvironment  # noqa: E402
 from seeupo_jax.rollout.collect import collect, group_requests, prefetch  # noqa: E402
-from seeupo_jax.rollout.episode import Request  # noqa: E402
+from seeupo_jax.rollout.episode import EpisodeRequest  # noqa: E402
 from seeupo_jax.rollout.player import CollectionOptions  # noqa: E402
 
 GROUP, TASKS = 8, ["train/0", "train/1", "train/0"]
@@ -56,7 +56,7 @@ def test_the_same_collection_slips_the_same_and_another_one_does_not(wanted):
 
 
 def test_processes_and_a_server_bring_the_same(wanted, token_file):
-    assert walks(lambda: Isolated("slippery_cases:Lake", {})) == wanted
+    assert walks(lambda: IsolatedEnvironment("slippery_cases:Lake", {})) == wanted
     with served(Lake, token_file) as server:
         assert walks(lambda: remote(server.url, token_file)) == wanted
 
@@ -101,7 +101,9 @@ def test_an_older_client_and_one_of_today_play_on_one_server(token_file):
 
 
 def test_seeds_of_episodes_differ_and_are_small_enough_for_any_generator():
-    requests = [Request(f"train/{task}", 0, member) for task in range(40) for member in range(16)]
+    requests = [
+        EpisodeRequest(f"train/{task}", 0, member) for task in range(40) for member in range(16)
+    ]
     seeds = [
         request.episode_seed(seed=seed, iteration=iteration)
         for request in requests

@@ -21,6 +21,7 @@ def alone(tmp_path_factory):
     return one
 
 
+@pytest.mark.sampled("2-2")
 @pytest.mark.parametrize("processes, devices", [(2, 2), (4, 1)])
 def test_several_processes_give_the_trajectories_of_one(alone, tmp_path, processes, devices):
     every = collect(tmp_path, processes, devices)

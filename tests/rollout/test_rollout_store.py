@@ -43,7 +43,7 @@ def trajectory(rng, **fields):
         "turn_rewards": tuple(rng.normal(size=rng.integers(0, 4)).tolist()),
         "rewards": {"env": -0.0, "brevity": float(rng.normal())},
     }
-    return Trajectory(**(given | fields))
+    return Trajectory.of(**(given | fields))
 
 
 def collection(*trajectories, **rounds):
@@ -235,12 +235,12 @@ def test_a_file_from_before_rewards_had_names_is_used(kept, tmp_path):
     kept.wait()
     file = tmp_path / "rollouts" / "2.rollouts"
     body = zlib.decompress(file.read_bytes()[32:])
-    fields = [f for f in dataclasses.fields(Trajectory) if f.name != "rewards"]
-    old = dataclasses.make_dataclass("Trajectory", [(f.name, f.type) for f in fields])
+    fields = saved.trajectories[0].stored_fields().keys() - {"rewards", "named_turn_rewards"}
+    old = dataclasses.make_dataclass("Trajectory", sorted(fields))
     types = (Collected, Trajectory, Segment)
     notes = decode(body, types)
     (t,) = notes["collected"].trajectories
-    before = old(**{f.name: getattr(t, f.name) for f in fields})
+    before = old(**{name: getattr(t, name) for name in fields})
     changed = dataclasses.replace(notes["collected"], trajectories=(before,))
     body = zlib.compress(encode(notes | {"collected": changed}, (Collected, old, Segment)))
     file.write_bytes(hashlib.sha256(body).digest() + body)

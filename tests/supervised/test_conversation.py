@@ -11,7 +11,7 @@ from seeupo_jax.errors import DataChanged
 from seeupo_jax.supervised.conversation import read_conversation
 from seeupo_jax.supervised.conversation_sources import (
     ConversationFile,
-    WithCallsAsText,
+    ToolCallsAsText,
     open_conversations,
 )
 
@@ -281,7 +281,7 @@ def test_calls_are_text_for_a_tokenizer_that_writes_none(tmp_path):
     result = {"role": "tool", "tool_call_id": "call_1", "content": "x"}
     line = json.dumps({"messages": [USER, said, result, ANSWER]})
     file = write(tmp_path / "c.jsonl", line.encode())
-    (shown,) = WithCallsAsText(ConversationFile(file, "--data"))
+    (shown,) = ToolCallsAsText(ConversationFile(file, "--data"))
     call = '<tool_call>{"name": "find", "arguments": {"name": "Ann"}}</tool_call>'
     text = f"<think>\nI look.\n</think>\n\n{call}"
     assert shown.messages[1] == {"role": "assistant", "content": text}

@@ -145,6 +145,7 @@ def test_a_last_message_of_weight_0_is_refused_where_it_alone_is_trained_on(tmp_
         read("last")
 
 
+@pytest.mark.exhaustive
 def test_a_file_that_was_written_from_a_table_trains_on_the_same_tokens(tmp_path):
     tokenizer = chat_cases.make("qwen3")
     rows = [conversation(name, argument) for name, argument in (("find", "of"), ("send", "to"))]

@@ -9,9 +9,9 @@ from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.errors import DataChanged
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.supervised import run as sft_run
-from seeupo_jax.supervised.learner_parts import count_steps
-from seeupo_jax.supervised.parts import SftState
-from seeupo_jax.supervised.run import SftRun, with_loss
+from seeupo_jax.supervised.run import SftRun, with_held_out_loss
+from seeupo_jax.supervised.sft_components import SftState
+from seeupo_jax.supervised.sft_config import count_steps
 
 
 @pytest.mark.parametrize(
@@ -81,10 +81,10 @@ def test_processes_agree_on_their_end_before_every_step(done, monkeypatch):
     """Another process wants an end; this one, which was asked nothing, ends after the same step."""
     run, state = run_of(monkeypatch, changed_at(None)), SftState(done, None)
     run.prepare_step(state)
-    monkeypatch.setattr(sft_run, "agree", lambda wants: [1, 0])
+    monkeypatch.setattr(sft_run, "max_over_processes", lambda wants: [1, 0])
     with pytest.raises(Stopped, match=f"^after step {done}$"):
         run.prepare_step(state)
-    monkeypatch.setattr(sft_run, "agree", lambda wants: [0, 1])
+    monkeypatch.setattr(sft_run, "max_over_processes", lambda wants: [0, 1])
     with pytest.raises(DataChanged, match="as another process found"):
         run.prepare_step(state)
 
@@ -110,7 +110,7 @@ def batch_of(number):
 
 def test_a_change_of_the_data_waits_until_all_processes_agree_on_it(monkeypatch):
     run, wanted = run_of(monkeypatch, changed_at(0)), []
-    monkeypatch.setattr(sft_run, "agree", lambda wants: wanted.append(wants) or wants)
+    monkeypatch.setattr(sft_run, "max_over_processes", lambda wants: wanted.append(wants) or wants)
     with pytest.raises(DataChanged, match="^here$"):
         run.prepare_step(SftState(4, None))
     assert wanted == [[False, True]]
@@ -128,6 +128,6 @@ def test_a_change_of_the_data_waits_until_all_processes_agree_on_it(monkeypatch)
 def test_patience_counts_from_the_loss_before_the_first_step(before, losses, worse, best):
     states = [SftState(0, None, before=before)]
     for step, loss in enumerate(losses):
-        states.append(with_loss(states[-1]._replace(done=step), loss))
+        states.append(with_held_out_loss(states[-1]._replace(done=step), loss))
     assert [state.worse for state in states[1:]] == worse
     assert states[-1].best == (best, losses[best])

@@ -6,7 +6,7 @@ import torch
 from jax.experimental.compilation_cache import compilation_cache
 
 from seeupo_jax.benchmarks import torch_runner
-from seeupo_jax.benchmarks.settings import MODELS, Settings
+from seeupo_jax.benchmarks.settings import MODELS, BenchSettings
 
 SMALL = {
     "vocab_size": 64,
@@ -17,7 +17,7 @@ SMALL = {
     "head_dim": 8,
     "mlp_width": 24,
 }
-SETTINGS = Settings(
+SETTINGS = BenchSettings(
     workload="long",
     scale=0.05,
     turns=2,

@@ -4,6 +4,7 @@ import copy
 import functools
 import json
 
+import pytest
 from places import MODELS
 from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers.models import BPE
@@ -13,12 +14,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.policy.files import gguf_vocabulary
-from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer
 from seeupo_jax.policy.files.gguf_header import read_header
+from seeupo_jax.policy.files.huggingface_tokenizer import HuggingFaceTokenizer
 
 GGUF_FILE = MODELS / "SmolLM2-135M-Instruct.Q4_1.gguf"
 FOLDERS = ("qwen3", "qwen2_5", "llama3_2")
-NAMES = (*FOLDERS, "smollm2")
+FETCHED = tuple(pytest.param(name, marks=pytest.mark.exhaustive) for name in FOLDERS)  # by npm
+NAMES = (*FETCHED, "smollm2")  # cases of tests
 TOOL = {
     "name": "find",
     "description": "Finds an order, “by name”.",
@@ -87,7 +89,7 @@ def gguf_fields():
 def library(name):
     """The library's own tokenizer of a model; `small` is none's."""
     if name == "smollm2":
-        return gguf_vocabulary.build(gguf_fields())
+        return gguf_vocabulary.build_tokenizer(gguf_fields())
     if name == "small":
         return small_library()
     return AutoTokenizer.from_pretrained(MODELS / name)

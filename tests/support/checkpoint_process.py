@@ -112,7 +112,7 @@ def rollouts():
     segment = Segment(
         np.arange(3, dtype=np.int32), np.zeros(3, np.int32), np.full(3, np.float32(0.1))
     )
-    trajectory = Trajectory((segment,), reward=float(RANK), group=RANK)
+    trajectory = Trajectory.of((segment,), reward=float(RANK), group=RANK)
     store = RolloutStore(f"{OUT}.rollouts", log=log.append)
     store.save(1, Collected((trajectory,), 1.0, 0.5, 3, 0))
     (loaded,) = store.load(1).trajectories

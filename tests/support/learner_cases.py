@@ -18,15 +18,16 @@ import numpy_model as model
 import numpy_twin as twin
 import optax
 from flax import nnx
+from stored_fields import with_fields
 from twin_policy import tensors_of
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.learner import sweep as sweep_module
 from seeupo_jax.learner.batching import Shapes
-from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
+from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.policy.network import split
+from seeupo_jax.policy.network import split_model
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.trajectories.forks import turn_nodes
 from seeupo_jax.types import CONTEXT, Segment, TrainState, Trajectory, learnable
@@ -52,7 +53,7 @@ SHAPES = Shapes((8, 24), action=8, rows=3, trajectories=9)
 @functools.cache
 def policy() -> tuple[Any, Any]:
     """The network, and parameters on the host in which every part matters."""
-    network, params = split(Transformer(ARCH, nnx.Rngs(0)))
+    network, params = split_model(Transformer(ARCH, nnx.Rngs(0)))
     return network, jittered(params, 0.2)
 
 
@@ -125,12 +126,12 @@ def sharing(made: Learner) -> Learner:
 
 def unshared(made: Learner, **fields: Any) -> Learner:
     """The learner with other fields, and with programs of its own."""
-    return dataclasses.replace(made, through=lambda name, own: own, **fields)
+    return dataclasses.replace(made, wrap_program=lambda name, own: own, **fields)
 
 
 def with_programs(made: Learner, **programs: Any) -> Learner:
     """The same learner, which calls these instead of its own of these names."""
-    return dataclasses.replace(made, through=lambda name, own: programs.get(name, own))
+    return dataclasses.replace(made, wrap_program=lambda name, own: programs.get(name, own))
 
 
 _PROGRAMS: dict[Any, Any] = {}
@@ -180,14 +181,14 @@ def ragged(seed: int = 8) -> list[Trajectory]:
     rng = np.random.default_rng(seed)
     part = functools.partial(segment, rng)
     return [
-        Trajectory((part((0, 4, 3), (1, 2, 1), (2, 3, 4), (3, 1, 2)),), 1.0, 0),
-        Trajectory((part((0, 5, 1), (1, 3, 2), after=4),), 0.0, 0),
-        Trajectory((part((0, 4, 2), (1, 1, 4), after=2), part((2, 6, 2), (3, 2, 3))), 0.5, 0),
-        Trajectory((part((0, 6, 4)),), -0.7, 1),
-        Trajectory((part((0, 3, 2), (1, 2, 2), (2, 2, 2)),), 7.0, 1, stop="env_error"),
-        Trajectory((part((0, 3, 2), (1, 4, 3), (2, 2, 1)),), 0.6, 1),
-        Trajectory((part((0, 2, 3), (2, 3, 2)), part((1, 7, 2))), 0.9, 2),
-        Trajectory((part((0, 2, 1), (1, 2, 3), (2, 5, 3), after=1),), 0.0, 2),
+        Trajectory.of((part((0, 4, 3), (1, 2, 1), (2, 3, 4), (3, 1, 2)),), 1.0, 0),
+        Trajectory.of((part((0, 5, 1), (1, 3, 2), after=4),), 0.0, 0),
+        Trajectory.of((part((0, 4, 2), (1, 1, 4), after=2), part((2, 6, 2), (3, 2, 3))), 0.5, 0),
+        Trajectory.of((part((0, 6, 4)),), -0.7, 1),
+        Trajectory.of((part((0, 3, 2), (1, 2, 2), (2, 2, 2)),), 7.0, 1, stop="env_error"),
+        Trajectory.of((part((0, 3, 2), (1, 4, 3), (2, 2, 1)),), 0.6, 1),
+        Trajectory.of((part((0, 2, 3), (2, 3, 2)), part((1, 7, 2))), 0.9, 2),
+        Trajectory.of((part((0, 2, 1), (1, 2, 3), (2, 5, 3), after=1),), 0.0, 2),
     ]
 
 
@@ -204,13 +205,13 @@ def trees(seed: int = 3) -> list[Trajectory]:
         last = zip(*both, strict=True)
         joined = Segment(*(np.concatenate([old_L[:stop], new_L]) for old_L, new_L in last))
         segments = (*kept[:-1], joined)
-        return Trajectory(segments, reward, start.group, parent=parent, fork=fork)
+        return Trajectory.of(segments, reward, start.group, parent=parent, fork=fork)
 
-    root = Trajectory((part((0, 4, 3), (1, 2, 2), (2, 3, 2)),), 1.0, 0)
-    alone = Trajectory((part((0, 4, 2), (1, 3, 2)),), 0.2, 0)
+    root = Trajectory.of((part((0, 4, 3), (1, 2, 2), (2, 3, 2)),), 1.0, 0)
+    alone = Trajectory.of((part((0, 4, 2), (1, 3, 2)),), 0.2, 0)
     middle = branch(root, 0, 1, 0.4, (1, 2, 3), (2, 2, 2), (3, 2, 1))
-    failed = Trajectory((part((0, 3, 2), (1, 2, 2)),), 9.0, 1, stop="env_error")
-    rewritten = Trajectory((part((0, 2, 2)), part((1, 5, 2), (2, 1, 2))), 0.8, 1)
+    failed = Trajectory.of((part((0, 3, 2), (1, 2, 2)),), 9.0, 1, stop="env_error")
+    rewritten = Trajectory.of((part((0, 2, 2)), part((1, 5, 2), (2, 1, 2))), 0.8, 1)
     return [
         root,
         alone,
@@ -232,7 +233,7 @@ def judged_trees(seed: int = 3) -> list[Trajectory]:
     scores = rng.integers(0, 3, 1 + max(map(max, nodes))) / 2
     paid = [tuple(float(scores[node]) for node in own) for own in nodes]
     return [
-        dataclasses.replace(one, turn_rewards=own, reward=sum(own), stop=stop)
+        with_fields(one, turn_rewards=own, reward=sum(own), stop=stop)
         for one, own, stop in zip(
             given,
             paid,
@@ -323,14 +324,14 @@ def observe(
     ref_params = jax.device_put(policy()[1]) if ref_params is None else ref_params
     updates, real, advantage = [], sweep_module.update_turn, []
 
-    def update_turn(learner, current, turns, **rest):
+    def update_turn(learner, current, planned, **rest):
         advantage[:] = current.per_token["advantage"]
         before = len(current.steps)
-        current = real(learner, current, turns, **rest)
+        current = real(learner, current, planned, **rest)
         gradients = weights_of(host(current.train.opt_state[0]))
         steps = [dict(step.metrics) for step in current.steps[before:]]
         copies = host((current.cumulative_ratio_N, steps))
-        updates.append(Update(turns, host(current.train.params), gradients, *copies))
+        updates.append(Update(planned.turns, host(current.train.params), gradients, *copies))
         return current
 
     with mock.patch.object(sweep_module, "update_turn", update_turn):

@@ -15,7 +15,7 @@ from seeupo_jax.agents.calls import (
     ModelCall,
 )
 from seeupo_jax.agents.tool_format import choose_format
-from seeupo_jax.envs.gate import describe
+from seeupo_jax.envs.validation import describe
 
 END = 0  # of an action and of every message
 HEADERS = {"system": 1, "user": 2, "tool": 3, "assistant": 4}

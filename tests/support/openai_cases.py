@@ -44,7 +44,7 @@ def logits_of(made, params, length):
 
 @functools.cache
 def tiny_policy():
-    made, params = policy.split(
+    made, params = policy.split_model(
         Transformer(Architecture(**SIZES, mlp_width=24, rope=Rope(theta=100.0)), nnx.Rngs(0))
     )
     return logits_of(made, rollout_cases.stir(params), LENGTH)

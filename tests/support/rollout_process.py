@@ -118,7 +118,7 @@ def main() -> None:
     mesh = make_mesh(schema.Mesh(data=1, fsdp=-1, tensor=tensor))
     own = sampler_mesh(mesh, schema.Mesh(data=-1, tensor=tensor))
     arch = Architecture(**SIZES, mlp_width=24)
-    network, shapes = policy.abstract(arch)
+    network, shapes = policy.abstract_network(arch)
     params = random_params(shapes)
     params = jax.tree.map(
         lambda x, where: jax.make_array_from_callback(x.shape, where, lambda index: x[index]),

@@ -2,7 +2,7 @@
 
 import textwrap
 
-from seeupo_jax.instruments.study.cell_results import Result, by_key
+from seeupo_jax.instruments.study.cell_results import CellResult, by_key
 from seeupo_jax.instruments.study.study import read_study
 
 RATE = "optimizer.learning_rate"
@@ -26,7 +26,7 @@ def done(cell, success=(0.25, 0.5), *, after=0.5, tokens=100, cpu_s=10.0):
         own = {"rollout/success_rate": rate, "rollout/action_tokens": tokens, "sweep/steps": 4}
         records.append({"iteration": number, **own})
     records.append({"iteration": last, metric: after})
-    return Result(
+    return CellResult(
         cell.stage, cell.variant, cell.name, cell.key, cell.definition(), cpu_s, {}, records
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from unittest import mock
 
 import jax
@@ -22,7 +22,11 @@ _SETTINGS = {
 
 MISSING = "TPU_LIBRARY_PATH" not in os.environ and importlib.util.find_spec("libtpu") is None
 REASON = "compiling for TPU needs libtpu"
-needs_libtpu = pytest.mark.skipif(MISSING, reason=REASON)
+
+
+def needs_libtpu(test: Callable[..., None]) -> Callable[..., None]:
+    """In the second tier, which alone has libtpu; skipped where it is missing."""
+    return pytest.mark.exhaustive(pytest.mark.skipif(MISSING, reason=REASON)(test))
 
 
 def devices(topology: str, **options: int) -> Sequence[jax.Device]:

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import numpy_model
 
-from seeupo_jax.policy.files.parameter_names import at, stored_tensors
+from seeupo_jax.policy.files.parameter_names import leaf_at, stored_parameters
 from seeupo_jax.policy.files.placement import load_params
-from seeupo_jax.policy.network import abstract
+from seeupo_jax.policy.network import abstract_network
 
 SIZES = "vocab_size width layers heads kv_heads head_dim mlp_width qk_norm qkv_bias tied".split()
 
@@ -37,8 +37,8 @@ def twin_arch(arch):
 
 def network_of(tensors, arch):
     """The network of an architecture, and parameters with these values."""
-    network, shapes = abstract(arch)
-    stored = list(stored_tensors(arch, shapes))
+    network, shapes = abstract_network(arch)
+    stored = list(stored_parameters(arch, shapes))
     axes = network.logical_axes()
     return network, load_params(InMemory(tensors), stored, shapes, axes, None, "float32")
 
@@ -49,7 +49,7 @@ def random_network(arch):
 
     Drawn by NumPy: JAX would compile a program for every shape.
     """
-    network, shapes = abstract(arch)
+    network, shapes = abstract_network(arch)
     rng = np.random.default_rng(9)
 
     def draw(path, leaf):
@@ -66,8 +66,8 @@ def random_network(arch):
 def tensors_of(params, arch):
     """Parameters, or gradients by them, under the names and in the orientation of files."""
     tensors = {}
-    for stored in stored_tensors(arch, params):
-        leaf = at(params, stored.path)
+    for stored in stored_parameters(arch, params):
+        leaf = leaf_at(params, stored.path)
         leaf = leaf if stored.layer is None else leaf[stored.layer]
         for name, part in zip(stored.names, leaf if stored.grouped else [leaf], strict=True):
             tensors[name] = np.asarray(part.T if stored.transposed else part)

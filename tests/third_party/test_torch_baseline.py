@@ -14,15 +14,16 @@ import pytest
 import torch
 from flax import nnx
 from learner_cases import observe, ragged
+from stored_fields import with_fields
 from twin_policy import tensors_of
 
 from seeupo_jax.benchmarks import torch_runner
 from seeupo_jax.configuration import loading
-from seeupo_jax.learner.learner import Learner
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.learner.optimization.schedule import Schedule
+from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.policy import save_pretrained
-from seeupo_jax.policy.network import split
+from seeupo_jax.policy.network import split_model
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.policy_io import build
 from seeupo_jax.types import learnable
@@ -52,7 +53,7 @@ def one_thread():
 @functools.cache
 def network(family):
     """The network, and parameters on the host in which every part matters."""
-    made, params = split(Transformer(ARCHITECTURES[family], nnx.Rngs(0)))
+    made, params = split_model(Transformer(ARCHITECTURES[family], nnx.Rngs(0)))
     return made, learner_cases.jittered(params, 0.2)
 
 
@@ -80,7 +81,7 @@ def line(trajectory):
     }
     if len(trajectory.segments) == 1:
         parts = {name: part[0] for name, part in parts.items()}
-    rest = {name: vars(trajectory)[name] for name in ("reward", "group", "stop")}
+    rest = {name: getattr(trajectory, name) for name in ("reward", "group", "stop")}
     return json.dumps(parts | rest)
 
 
@@ -313,7 +314,7 @@ def begun_alike():
         )
 
     made = [longer(trajectory) for trajectory in THEIRS]
-    return (*made, dataclasses.replace(made[5], reward=0.1))
+    return (*made, with_fields(made[5], reward=0.1))
 
 
 def tokens_of_tries(given):

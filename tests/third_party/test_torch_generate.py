@@ -7,10 +7,10 @@ import pytest
 from flax import nnx
 
 from seeupo_jax.benchmarks import torch_runner
-from seeupo_jax.benchmarks.workloads import Conversation, Workload
+from seeupo_jax.benchmarks.workloads import Workload, WorkloadConversation
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.policy.network import split
+from seeupo_jax.policy.network import split_model
 from seeupo_jax.policy.transformer import Transformer
 
 torch_generate = torch_runner.load("generate")
@@ -36,7 +36,7 @@ def models(tmp_path_factory):
     def make(family):
         if family not in made:
             arch = Architecture(**SIZES, **FAMILIES[family])
-            network, params = split(Transformer(arch, nnx.Rngs(1)))
+            network, params = split_model(Transformer(arch, nnx.Rngs(1)))
             actual = network.bind(jax.tree.map(lambda p: 1.7 * p, params))  # attention that matters
             folder = tmp_path_factory.mktemp(family)
             save_pretrained(actual, folder)
@@ -54,7 +54,7 @@ def even(groups, lengths, group_size):
     """Conversations of the same lengths: of a prompt, of actions, of observations."""
     prompt, actions, observations = lengths
     conversations = (
-        Conversation(
+        WorkloadConversation(
             tokens(prompt, seed // group_size),
             actions,
             tuple(tokens(n, (seed, turn)) for turn, n in enumerate(observations)),
@@ -70,7 +70,7 @@ def ragged():
     received = ((2, 5), (4, 1), (), (3, 1, 6), (1,), (2, 7))
     prompts = [tokens(5, 0)] * 3 + [tokens(11, 1)] * 3
     conversations = (
-        Conversation(prompt, length, tuple(tokens(n, 100 + n) for n in counts))
+        WorkloadConversation(prompt, length, tuple(tokens(n, 100 + n) for n in counts))
         for prompt, length, counts in zip(prompts, lengths, received, strict=True)
     )
     return Workload("ragged", tuple(conversations), group_size=3, vocab_size=VOCAB)
@@ -186,8 +186,8 @@ def test_kept_computes_every_token_once_and_resend_all_of_them_each_turn(models)
 def test_padding_and_tokens_beyond_an_action_are_counted_apart(models):
     _, model = models("qwen3")
     conversations = (
-        Conversation((1, 2, 3, 4, 5), (2, 2), ((8, 9, 10),)),
-        Conversation((6, 7), (4, 1), ((11,),)),
+        WorkloadConversation((1, 2, 3, 4, 5), (2, 2), ((8, 9, 10),)),
+        WorkloadConversation((6, 7), (4, 1), ((11,),)),
     )
     workload = Workload("two", conversations, group_size=1, vocab_size=VOCAB)
     options = {"temperature": 0.0, "seed": 0, "batch": 2}
@@ -219,7 +219,7 @@ def test_a_folder_cannot_end_or_narrow_the_sampling(tmp_path):
 
 def test_a_token_that_the_model_lacks_is_refused(models):
     _, model = models("qwen3")
-    workload = Workload("one", (Conversation((1, VOCAB), (2,), ()),), 1, VOCAB + 1)
+    workload = Workload("one", (WorkloadConversation((1, VOCAB), (2,), ()),), 1, VOCAB + 1)
     with pytest.raises(ValueError, match=f"got token {VOCAB}; allowed: below the model's {VOCAB}"):
         torch_generate.run(
             model, workload.conversations, kept=False, temperature=1.0, seed=0, batch=1

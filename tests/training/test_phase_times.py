@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from seeupo_jax.display.progress import Progress
+from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.training.phase_times import PhaseTimes
 
 
 @pytest.fixture
 def times():
-    with Progress(1, stream=io.StringIO()) as progress:
+    with ProgressDisplay(1, stream=io.StringIO()) as progress:
         yield PhaseTimes(progress)
 
 

@@ -21,7 +21,7 @@ from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.checkpoint.manifest import read_manifest
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.user_code import describe
-from seeupo_jax.display.progress import Progress
+from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.errors import NotLearning
 from seeupo_jax.learner.credit.running_rewards import Moments
 from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
@@ -37,19 +37,19 @@ from seeupo_jax.train import iterate
 from seeupo_jax.training import run as run_module
 from seeupo_jax.training.run import begin_run
 from seeupo_jax.training.run_checkpoints import RunCheckpoints
-from seeupo_jax.training.run_parts import RunParts
-from seeupo_jax.training.trajectory_source import Origin
+from seeupo_jax.training.run_components import RunComponents
+from seeupo_jax.training.trajectory_source import SamplingOrigin
 from seeupo_jax.trajectories import trajectory_writer
-from seeupo_jax.trajectories.reader import Shard, find_shards, write_shard
+from seeupo_jax.trajectories.reader import TrajectoryFile, find_shards, write_shard
 from seeupo_jax.types import Segment, Trajectory, learnable
 
 
 def collected(*reasons):
     """A collection with a trajectory a reason; None: it went well."""
     trajectories = [
-        Trajectory((), 0.0, 0)
+        Trajectory.of((), 0.0, 0)
         if reason is None
-        else Trajectory((), 0.0, 0, stop="env_error", info={"failure": reason, "retries": 0})
+        else Trajectory.of((), 0.0, 0, stop="env_error", info={"failure": reason, "retries": 0})
         for reason in reasons
     ]
     return Collected(tuple(trajectories), 1.0, 0.5, 10, 20)
@@ -79,7 +79,7 @@ def test_metrics_by_turns_labels_and_causes():
         segment = Segment(turn_L, turn_L, turn_L.astype(np.float32))
         info = {"score": score, "retries": 0} | ({"failure": failure} if failure else {})
         stop = "env_error" if failure else "done"
-        return Trajectory((segment,), score, 0, task_id=task, stop=stop, info=info)
+        return Trajectory.of((segment,), score, 0, task_id=task, stop=stop, info=info)
 
     brought = [episode("a", 2, 1.0), episode("a", 3, 0.5), episode("b", 2, 0.0)]
     brought += [episode("b", 5, 0.0, f"no server\n{'x' * 200}"), episode("b", 1, 0.0, "gone")]
@@ -134,7 +134,7 @@ def begin(model, tmp_path, monkeypatch):
     @contextlib.contextmanager
     def begin(name, *more, request=None):
         config = load_config(TINY, [*overrides, *more])
-        progress = Progress(config.iterations, "plain", stream=io.StringIO())
+        progress = ProgressDisplay(config.iterations, "plain", stream=io.StringIO())
         policy, params = build.load_policy(config, str(model))
         request = StopRequest() if request is None else request
         with progress, jax.set_mesh(policy.mesh):
@@ -289,7 +289,7 @@ def test_groups_of_the_same_task_are_sampled_independently(begin):
 
 def test_a_run_with_fewer_tasks_than_an_iteration_takes_says_so(begin, monkeypatch):
     logged = []
-    monkeypatch.setattr(Progress, "log", lambda self, sentence: logged.append(sentence))
+    monkeypatch.setattr(ProgressDisplay, "log", lambda self, sentence: logged.append(sentence))
     for tasks, wanted in ((12, 0), (13, 1)):
         logged.clear()
         with begin(f"few{tasks}", f"rollout.tasks={tasks}", "rollout.concurrency=4"):
@@ -370,13 +370,13 @@ def test_a_resumed_run_draws_the_same_tasks_by_their_success(begin, tmp_path):
 
 
 def test_a_run_that_is_refused_closes_what_it_has_opened(begin, monkeypatch):
-    closed, close = [], RunParts.close
+    closed, close = [], RunComponents.close
 
     def refuse(self, train):
         raise ValueError("of another run")
 
     monkeypatch.setattr(RunCheckpoints, "restore", refuse)
-    monkeypatch.setattr(RunParts, "close", lambda parts: (closed.append(parts), close(parts)))
+    monkeypatch.setattr(RunComponents, "close", lambda parts: (closed.append(parts), close(parts)))
     with pytest.raises(ValueError, match="of another run"), begin("refused"):
         pass
     assert len(closed) == 1
@@ -419,13 +419,13 @@ def test_checkpoints_begin_when_the_trajectories_that_they_cover_are_on_the_disk
 
     monkeypatch.setattr(trajectory_writer, "write_shard", write)
     monkeypatch.setattr(Checkpoints, "save", save)
-    shards = [Shard(iteration, "test", evaluation=True) for iteration in (1, 2)]
+    shards = [TrajectoryFile(iteration, "test", evaluation=True) for iteration in (1, 2)]
     segment = Segment(np.array([1, 2]), np.array([-1, 0]), np.zeros(2, np.float32))
-    trajectory = Trajectory((segment,), 0.0, 0, task_id="a", info={"member": 0})
+    trajectory = Trajectory.of((segment,), 0.0, 0, task_id="a", info={"member": 0})
     stopped = SweepStopped.__new__(SweepStopped)
     stopped.arrays, stopped.notes = {}, {"done": 1}
     with begin("recorded") as (run, state):
-        run.parts.source.origin = Origin(0, 0)
+        run.parts.source.origin = SamplingOrigin(0, 0)
         for done in (1, 2):
             saving.clear()
             run.parts.log.episodes(done, "test", [trajectory], {})
@@ -537,7 +537,7 @@ def test_a_run_that_lost_its_checkpoints_is_refused_and_keeps_its_record(begin, 
 
 def test_a_run_that_goes_on_with_other_activations_or_evaluations_says_so(begin, monkeypatch):
     logged = []
-    monkeypatch.setattr(Progress, "log", lambda self, sentence: logged.append(sentence))
+    monkeypatch.setattr(ProgressDisplay, "log", lambda self, sentence: logged.append(sentence))
     with begin("remat") as (run, state):
         run.checkpoints.save(state)
     selection = "checkpoints are selected by evaluations with k 9"
@@ -566,7 +566,7 @@ def test_a_run_that_is_shortened_to_a_checkpoint_is_evaluated_there_once(begin, 
         played.append(split)
         return {f"{evaluation_prefix('test', split)}/avg@{k}": 0.25}
 
-    monkeypatch.setattr(run_module, "evaluate", play)
+    monkeypatch.setattr(run_module, "evaluate_split", play)
     extra = "evaluation.extra_splits=train"
     for iterations, left in ((1, ["train"] if every else ["test", "train"]), (2, [])):
         with begin("shortened", f"iterations={iterations}", extra) as (run, state):
@@ -581,7 +581,7 @@ def test_a_stopped_sweep_is_resumed_in_another_layout_and_skipped_where_it_canno
     begin, monkeypatch, tmp_path
 ):
     logged = []
-    monkeypatch.setattr(Progress, "log", lambda self, sentence: logged.append(sentence))
+    monkeypatch.setattr(ProgressDisplay, "log", lambda self, sentence: logged.append(sentence))
     with begin("lowered") as (run, state):
         collected = run.rollout(2, state)
         arrays = stopped_arrays(run.parts.learner, state.train, collected.trajectories)
@@ -618,7 +618,7 @@ def test_a_stopped_sweep_is_resumed_in_another_layout_and_skipped_where_it_canno
 
 def test_a_run_does_without_damaged_parameters_that_sampled_ahead(begin, monkeypatch, tmp_path):
     logged = []
-    monkeypatch.setattr(Progress, "log", lambda self, sentence: logged.append(sentence))
+    monkeypatch.setattr(ProgressDisplay, "log", lambda self, sentence: logged.append(sentence))
     with begin("ahead", "rollout_ahead=1", "checkpoint.every=9") as (run, state):
         params = state.train.params
         run.parts.source._samplers.save(1, params, {"sampled_by": "", "version": 0})

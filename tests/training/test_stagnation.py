@@ -6,7 +6,7 @@ import run_cases as cases
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.errors import NotLearning
 from seeupo_jax.rollout.collect import Collected
-from seeupo_jax.training.stagnation import Stagnation, check_groups, check_paid
+from seeupo_jax.training.stagnation import Stagnation, check_groups, check_reward_values
 from seeupo_jax.types import Trajectory
 
 LEARNS = {
@@ -31,9 +31,9 @@ def episodes(*scores):
     """A group with an episode of each score; None, or the reason: its environment failed."""
     return Collected(
         tuple(
-            Trajectory((), 0.0, 0, stop="env_error", info={"failure": score or "down"})
+            Trajectory.of((), 0.0, 0, stop="env_error", info={"failure": score or "down"})
             if score is None or isinstance(score, str)
-            else Trajectory((), score, 0, info={"score": score})
+            else Trajectory.of((), score, 0, info={"score": score})
             for score in scores
         ),
         1.0,
@@ -121,7 +121,7 @@ def test_a_run_whose_environments_all_fail_ends_with_1_and_the_reason(tmp_path):
 
 def test_a_reward_that_the_estimator_is_not_for_ends_the_run_in_one_sentence():
     bounded = Algorithm(advantage="a_grae")
-    check_paid(4, episodes(0.0, 1.0, None), bounded)
-    check_paid(4, episodes(0.0, 1.5), Algorithm())
+    check_reward_values(4, episodes(0.0, 1.0, None), bounded)
+    check_reward_values(4, episodes(0.0, 1.5), Algorithm())
     with pytest.raises(NotLearning, match=r"^iteration 4: .*reward: got 1.5; allowed with advan"):
-        check_paid(4, episodes(0.0, 1.5), bounded)
+        check_reward_values(4, episodes(0.0, 1.5), bounded)

@@ -13,8 +13,8 @@ from fault_fs import FaultFs
 from process_cases import environment
 
 from seeupo_jax.trajectories.episodes import (
-    Episode,
     EpisodeFile,
+    EvaluationEpisode,
     process_file,
     process_files,
     read_played,
@@ -36,7 +36,7 @@ def episode(task_id="t/0", member=0, stop="done", **fields):
         "info": {"retries": 0},
         "labels": {"kind": "x"},
     }
-    return Episode(task_id=task_id, member=member, stop=stop, **(values | fields))
+    return EvaluationEpisode(task_id=task_id, member=member, stop=stop, **(values | fields))
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_rewards_by_name_are_kept_and_a_file_from_before_them_is_read(path):
     assert old != path.read_bytes()
     path.write_bytes(old)
     assert [each.rewards for each in played(path).values()] == [{"env": 0.5, "brevity": 1 / 3}, {}]
-    assert to_episode(Trajectory((), 1.0, 0, info={"score": 1, "member": 0}), {}).rewards == {}
+    assert to_episode(Trajectory.of((), 1.0, 0, info={"score": 1, "member": 0}), {}).rewards == {}
 
 
 def test_a_failed_episode_is_kept_in_the_file_but_not_taken_as_played(path):
@@ -192,9 +192,9 @@ def test_an_evaluation_s_episodes_are_on_the_disk_when_its_file_is_closed(path):
     path = faults.root / "made" / path.name
     program = (
         "import sys\nfrom pathlib import Path\n"
-        "from seeupo_jax.trajectories.episodes import Episode, EpisodeFile\n"
+        "from seeupo_jax.trajectories.episodes import EpisodeFile, EvaluationEpisode\n"
         "with EpisodeFile(Path(sys.argv[1]), {'k': 2}) as file:\n"
-        "    file.add(Episode('t/0', 0, 1.0, 1.0, 'done', False, 1, [], {}, {}))\n"
+        "    file.add(EvaluationEpisode('t/0', 0, 1.0, 1.0, 'done', False, 1, [], {}, {}))\n"
     )
     faults.root.mkdir()
     command = [sys.executable, "-c", program, path]
@@ -283,7 +283,7 @@ def test_what_is_no_json_in_info_is_kept_as_text(path):
 
 def test_a_trajectory_becomes_an_episode():
     turns = Segment(np.zeros(3, np.int32), np.array([-1, 0, 1], np.int32), np.zeros(3, np.float32))
-    trajectory = Trajectory(
+    trajectory = Trajectory.of(
         segments=(turns,),
         reward=-1,
         group=3,

@@ -10,7 +10,7 @@ from seeupo_jax import read_trajectories
 from seeupo_jax.trajectories.reader import (
     FIELDS,
     FOLDER,
-    Shard,
+    TrajectoryFile,
     evaluation_label,
     find_shards,
     pack_shard,
@@ -63,7 +63,7 @@ def write(workdir, shard, *records):
 
 
 def shard(iteration, split=None):
-    return Shard(iteration, "train" if split is None else split, split is not None)
+    return TrajectoryFile(iteration, "train" if split is None else split, split is not None)
 
 
 def test_records_come_back_in_order_whatever_order_they_were_written_in(tmp_path):

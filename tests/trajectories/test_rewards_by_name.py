@@ -6,9 +6,9 @@ from seeupo_jax.trajectories.rewards_by_name import named_rewards
 from seeupo_jax.types import Trajectory
 
 GIVEN = [
-    Trajectory((), 0.5, 0, rewards={"env": 0.25, "late": 1.0, "form": 2.0}),
-    Trajectory((), 0.75, 0),
-    Trajectory((), 0.5, 0, rewards={"form": 3.0, "extra": -1.0}),
+    Trajectory.of((), 0.5, 0, rewards={"env": 0.25, "late": 1.0, "form": 2.0}),
+    Trajectory.of((), 0.75, 0),
+    Trajectory.of((), 0.5, 0, rewards={"form": 3.0, "extra": -1.0}),
 ]
 
 

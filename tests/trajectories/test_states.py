@@ -21,7 +21,7 @@ def segment(*parts):
 
 
 def played(*segments, **fields):
-    return Trajectory(segments, 0.0, 0, **fields)
+    return Trajectory.of(segments, 0.0, 0, **fields)
 
 
 def states(*trajectories):
@@ -127,7 +127,7 @@ def test_a_step_that_hung_named_no_state_and_has_what_was_read():
 
 TURN_L = np.array([-1, 0, 0, -1, 1, -1, 2], np.int32)
 SEGMENT = Segment(np.zeros(7, np.int32), TURN_L, np.zeros(7, np.float32))
-PLAIN = Trajectory((SEGMENT,), 0.0, 0)
+PLAIN = Trajectory.of((SEGMENT,), 0.0, 0)
 
 
 def saying(executed, **fields):

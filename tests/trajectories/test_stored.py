@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import stored_cases as files
 import telemetry_cases
+from stored_fields import with_fields
 
 from seeupo_jax.trajectories import reader
 from seeupo_jax.trajectories.stored import check_trajectories, read_stored
@@ -54,7 +55,7 @@ def test_the_page_makes_a_file_of_what_a_run_has_stored(tmp_path, monkeypatch):
 
 def test_what_is_read_is_what_was_written(tmp_path):
     wanted = cases.ragged()  # one failed, two of two segments
-    wanted[5] = dataclasses.replace(wanted[5], turn_rewards=(0.5, 0.0, -1.0))
+    wanted[5] = with_fields(wanted[5], turn_rewards=(0.5, 0.0, -1.0))
     file = files.write(tmp_path / "file.jsonl", wanted)
     found = read_stored(file)
     assert len(found) == len(wanted)

@@ -23,7 +23,7 @@ def segment(tokens, turn, logp):
 
 
 SEGMENT = segment([0, 1, 2, 4], [-1, 0, 0, -1], [0, -0.1234567, np.nan, 0])
-TRAJECTORY = Trajectory(
+TRAJECTORY = Trajectory.of(
     (SEGMENT,),
     1.5,
     3,
@@ -109,11 +109,11 @@ def test_what_nobody_learned_is_null():
 
 
 def test_a_failure_has_a_cause_and_is_no_success():
-    failed = Trajectory((), 0.0, 0, stop="timeout", info={"score": 0.0, "failure": "slow"})
+    failed = Trajectory.of((), 0.0, 0, stop="timeout", info={"score": 0.0, "failure": "slow"})
     record = made(failed, None)
     assert (record["failed"], record["failure"], record["success"]) == (True, "slow", None)
     assert record["info"] == {} and record["segments"] == []
-    played = made(Trajectory((), 0.0, 0, info={"score": 0.5, "failure": "of a tool"}), None)
+    played = made(Trajectory.of((), 0.0, 0, info={"score": 0.5, "failure": "of a tool"}), None)
     assert (played["success"], played["failure"]) == (False, None)
     assert played["info"] == {"failure": "of a tool"}  # the environment's own
 

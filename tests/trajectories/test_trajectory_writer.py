@@ -8,7 +8,7 @@ import pytest
 
 from seeupo_jax import read_trajectories
 from seeupo_jax.trajectories import trajectory_writer
-from seeupo_jax.trajectories.reader import FOLDER, Shard, find_shards
+from seeupo_jax.trajectories.reader import FOLDER, TrajectoryFile, find_shards
 from seeupo_jax.trajectories.trajectory_record import TokenTexts
 from seeupo_jax.trajectories.trajectory_writer import TrajectoryWriter, dispensable
 from seeupo_jax.types import Segment, Trajectory, TrajectoryStats
@@ -26,18 +26,18 @@ def made(workdir, **options):
 
 
 def train(iteration):
-    return Shard(iteration, "train", False)
+    return TrajectoryFile(iteration, "train", False)
 
 
 def evaluation(iteration, split="test"):
-    return Shard(iteration, split, True)
+    return TrajectoryFile(iteration, split, True)
 
 
 def trajectories(groups=4, size=2, noise=0):
     """`noise` characters a trajectory that do not compress."""
     rng = random.Random(groups)
     return [
-        Trajectory(
+        Trajectory.of(
             (Segment(np.array([0, 1]), np.array([-1, 0]), np.array([0, -0.5], np.float32)),),
             float(member),
             group,

@@ -1,9 +1,9 @@
-"""Writes three small tasks, made by hand, as an AppWorld data folder; runs in AppWorld's .venv.
+"""Writes three small handmade tasks as an AppWorld data folder; runs in AppWorld's .venv.
 
 Usage: .venv/bin/python make_tasks.py FOLDER
 
-The apps, their databases and the evaluator are AppWorld's own; people, notes and contacts are made
-up here. The folder also holds API docs that AppWorld generates: do not share it.
+The apps, their databases and the evaluator are AppWorld's; people, notes and contacts are
+fictitious. The folder also contains API docs that AppWorld generates: do not share it.
 """
 
 import gc
@@ -31,7 +31,7 @@ NOW = "2023-05-18T12:00:00"
 NOTES = {"Shopping": "milk\neggs\nrice", "Ideas": "a kite"}
 CONTACTS = {"Dana": "5550001111", "Omar": "5550002222"}
 
-# instruction, answer (JSON), requirements: (text, whether doing nothing meets it, its check).
+# instruction, answer (JSON), requirements: (text, whether it is met without any action, check).
 TASKS = {
     "shopping_1": (
         "How many items are in my note titled Shopping? Then delete that note.",
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def make_base(data: Path) -> None:
-    """The databases that every task begins from, empty but for the API docs, and these docs."""
+    """Writes the initial databases of every task, which hold only the API docs, and these docs."""
     apps = get_all_apps(skip_admin=False)
     models = ModelCollection.load(to_db_home_path=":memory:base", load_apps=apps, create_db=True)
     for app in get_all_apps(skip_admin=True):
@@ -122,7 +122,7 @@ def make_task(data: Path, task_id: str, instruction: str, answer: str, requireme
 
 
 def fill(models: ModelCollection, instruction: str) -> None:
-    """Ann's accounts, notes and contacts, and her task."""
+    """Adds Ann's accounts, notes and contacts, and her task."""
     supervisor = models.supervisor.Supervisor.create_save(**SUPERVISOR, **PRIVATE)
     models.admin.MainUser.create_save(**SUPERVISOR, **PRIVATE)
     for app in ("simple_note", "phone"):
@@ -154,7 +154,7 @@ def fill(models: ModelCollection, instruction: str) -> None:
 
 
 def evaluation(requirements) -> str:
-    """The module that AppWorld's evaluator calls."""
+    """Returns the source of the module that AppWorld's evaluator calls."""
     lines = """\
         import json
 

@@ -2,9 +2,10 @@
 
 Usage: third_party/appworld/.venv/bin/python third_party/appworld/serve.py --servers=8 --file=FILE
 
-AppWorld is loaded once and every server is a fork: they share unchanged memory, and one that dies
-(over its memory limit, stuck, or killed) is restarted at once, on its port. FILE, readable only by
-its owner, holds the ports, the token and the limit of a request. The servers end with this process.
+AppWorld is loaded once and every server is a fork, so that they share unchanged memory. A server
+that dies (over its memory limit, stuck, or killed) is restarted immediately, on its port. FILE,
+readable only by its owner, has the ports, the token and the time limit of a request. The servers
+end with this process.
 """
 
 import argparse
@@ -23,10 +24,10 @@ from pathlib import Path
 from server import Limits, load, serve, watch_parent
 
 HOME = Path(__file__).resolve().parent
-RESTART_S = 0.2  # servers that fail at once must not keep the machine busy
+RESTART_S = 0.2  # servers that fail immediately must not keep the machine busy
 IDLE_S = 600.0  # seconds after which the server of a silent client is free
-# Blocked, and taken one by one: a handler that raises is not heard where a fork is under way, since
-# what it raises in functions of `os.register_at_fork` is printed and forgotten.
+# Blocked and received one by one: an exception that a handler raises during a fork is lost, since
+# exceptions in functions of `os.register_at_fork` are only printed.
 SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 
 
@@ -47,20 +48,20 @@ def main() -> None:
 
 
 class Pool:
-    """The servers by port, and their current processes."""
+    """The servers, one per port, and their current processes."""
 
     def __init__(self, options: argparse.Namespace, data: Path):
         self._options, self._data = options, data
         self._token = secrets.token_hex(16)
         ports = [options.port and options.port + i for i in range(options.servers)]
-        # Held by this process: while a server restarts, requests wait instead of failing.
+        # Kept by this process: while a server restarts, requests wait instead of failing.
         self._listeners = [socket.create_server(("127.0.0.1", port)) for port in ports]
         self._folder = Path(tempfile.mkdtemp(prefix="appworld-pool-"))
         self._pipe, self._end = os.pipe()
         self._processes: dict[int, int] = {}  # number by process id
 
     def run(self) -> None:
-        """Until SIGTERM or SIGINT."""
+        """Runs until SIGTERM or SIGINT."""
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             app = load()
@@ -76,7 +77,7 @@ class Pool:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _restart_ended(self, app) -> None:
-        """Several may have ended for one signal."""
+        """Restarts all servers that have ended: one signal may stand for several."""
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             pid, status = ended
             number = self._processes.pop(pid)
@@ -97,8 +98,8 @@ class Pool:
         )
 
     def _withdraw(self) -> None:
-        """Removes the file, which another pool may have written since."""
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # gone, or another's
+        """Removes the file, unless another pool has rewritten it."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # removed or rewritten
             if json.loads(self._options.file.read_text())["token"] == self._token:
                 self._options.file.unlink()
 
@@ -117,9 +118,9 @@ class Pool:
             os._exit(1)
 
     def _become(self, app, number: int, folder: str) -> None:
-        """In the fork: the server of a number."""
+        """Runs the server with this number, in the fork."""
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        os.close(self._end)  # else the servers would keep each other alive
+        os.close(self._end)  # otherwise the servers would keep each other alive
         watch_parent(self._pipe, str(self._folder))
         os.chdir(folder)
         path = os.environ["PATH"]

@@ -1,8 +1,8 @@
-"""One AppWorld server, for one world at a time; it runs in AppWorld's own virtual environment.
+"""One AppWorld server, for one world at a time; it runs in AppWorld's virtual environment.
 
 It listens on a port of 127.0.0.1 and writes the port to its output once it answers. The first line
-of its input is the token that every request must carry, since requests run code. When the input
-ends, the process that started it has ended: it removes its folder and ends.
+of its input is the token that every request must carry, since requests run code. When the input is
+closed, the process that started it has ended: it removes its folder and ends.
 """
 
 import argparse
@@ -24,17 +24,17 @@ from pathlib import Path
 
 MIB = 2**20
 _RESIDENT, _DATA = 1, 5  # columns of /proc/self/statm
-MAX_TEXT = MIB  # characters: of a block's output, and of what it asks an app
+MAX_TEXT = MIB  # characters of a block's output, and of its request to an app
 
 
 @dataclass(frozen=True)
 class Limits:
     """Limits of a server.
 
-    request_s: a request that takes longer ends the process (opening a world does not).
+    request_s: a longer request ends the process, except one that opens a world.
     memory_mb: resident or allocated memory above which the process ends instead of starting an
-      episode. Within an episode, twice that is a MemoryError in the policy's code.
-    idle_s: without a request for so long, a client loses the server to the next one.
+      episode. Within an episode the policy's code gets a MemoryError at twice this limit.
+    idle_s: a client without requests for longer loses the server to the next client.
     """
 
     request_s: float
@@ -44,7 +44,7 @@ class Limits:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", help="a folder of its own, in which `data` is a link to the data")
+    parser.add_argument("folder", help="a private folder, in which `data` is a link to the data")
     parser.add_argument("--request_s", type=float, required=True)
     parser.add_argument("--memory_mb", type=int, required=True)
     options = parser.parse_args()
@@ -58,27 +58,27 @@ def main() -> None:
 
 
 def watch_parent(pipe: int, folder: str) -> None:
-    """Ends this process and removes its folder when a pipe ends."""
-    # AppWorld removes functions from `os` while it runs the policy's code: bound before.
+    """Ends this process and removes its folder when a pipe is closed."""
+    # Bound now: AppWorld removes functions from `os` while it runs the policy's code.
     read, execute = os.read, os.execvp
 
     def wait() -> None:
         while read(pipe, 1):
             pass
-        execute("rm", ["rm", "-rf", folder])  # in this process's place
+        execute("rm", ["rm", "-rf", folder])  # replaces this process
 
     threading.Thread(target=wait, daemon=True).start()
 
 
 def load():
-    """AppWorld's server application, with the environment's further requests."""
-    gc.disable()  # nearly all that the imports make stays: to look for garbage takes 1.5 of 4.5 s
+    """Loads AppWorld's server application and adds the requests of this environment."""
+    gc.disable()  # imports make little garbage: collecting it takes 1.5 of 4.5 s
     from appworld.apps import APP_TO_DESCRIPTION, get_all_apps, import_apis_module
     from appworld.serve.environment import app
     from starlette.responses import PlainTextResponse
 
     for name in get_all_apps():
-        import_apis_module(name)  # for all forks of a pool, instead of with the first world
+        import_apis_module(name)  # once for all forks of a pool, instead of with the first world
 
     @app.get("/app_descriptions")
     async def app_descriptions() -> dict:
@@ -94,14 +94,14 @@ def load():
     async def failed(request, error: Exception) -> PlainTextResponse:
         return PlainTextResponse(f"{type(error).__name__}: {error}", status_code=500)
 
-    # Not looked at again. In a fork, a collection would write to every object and unshare it.
+    # Excludes all objects from collections, which in a fork would write to and unshare them.
     gc.freeze()
     gc.enable()
     return app
 
 
 def serve(app, listener: socket.socket, token: str, folder: str, limits: Limits) -> None:
-    """Answers until the process ends."""
+    """Answers requests until the process ends."""
     import uvicorn
 
     contain(2 * limits.memory_mb * MIB)
@@ -111,10 +111,10 @@ def serve(app, listener: socket.socket, token: str, folder: str, limits: Limits)
 
 
 def contain(memory: int) -> None:
-    """Makes whatever a block of code does the output of that block, and no failure of the server.
+    """Turns all errors of a block of code into its output, so that they do not fail the server.
 
     Args:
-      memory: bytes, beyond which the code gets a MemoryError; AppWorld's own code does not.
+      memory: bytes above which the code gets a MemoryError; AppWorld's code does not.
     """
     import IPython.utils.capture
     from appworld.environment import AppWorld
@@ -127,7 +127,7 @@ def contain(memory: int) -> None:
     def execute(world: AppWorld, code: str) -> str:
         try:
             output = run(world, code)
-        except BaseException as error:  # AppWorld catches exceptions of the code, not all errors
+        except BaseException as error:  # AppWorld catches only `Exception`
             world.safety_guard.disable()
             output = f"Execution failed. Traceback:\n{type(error).__name__}: {error}"
         return output if len(output) <= MAX_TEXT else output[:MAX_TEXT] + "\n[output cut]"
@@ -142,12 +142,12 @@ def contain(memory: int) -> None:
     AppWorld._save_environment_io_log = lambda world: None  # unread; some texts cannot be written
     Requester._request = _within(most, request)
     IPython.utils.capture.StringIO = Printed
-    # Of this server and of the apps: any float and any text, lone surrogates among them.
+    # For this server and the apps: accepts any float and any text, including lone surrogates.
     JSONResponse.render = lambda response, content: json.dumps(content).encode()
 
 
 def _within(limits: tuple[int, int], function):
-    """A function for whose calls the process's memory has these limits."""
+    """Wraps a function: during its calls the process's memory has these limits."""
     get, put = resource.getrlimit, resource.setrlimit
 
     def call(*args, **named):
@@ -162,7 +162,7 @@ def _within(limits: tuple[int, int], function):
 
 
 class Printed(io.StringIO):
-    """What code prints; beyond what is sent, it is not kept."""
+    """The output of code; text beyond the limit is discarded."""
 
     def write(self, text: str) -> int:
         super().write(text[: max(0, MAX_TEXT + 1 - self.tell())])
@@ -170,15 +170,15 @@ class Printed(io.StringIO):
 
 
 class Guard:
-    """The ASGI application behind a token, for one client at a time, within limits.
+    """The ASGI application, protected by a token, for one client at a time, within limits.
 
-    A process in which code has run ends when a request fails, or when its client asks for `/end`.
+    A process in which code has run ends when a request fails, or when its client requests `/end`.
     """
 
     def __init__(self, app, token: str, folder: str, limits: Limits):
         self._app, self._folder, self._limits, self._exit = app, folder, limits, os._exit
         self._secret = f"Bearer {token}".encode()
-        self._client, self._asked = b"", 0.0  # who opened a world here, and when it asked last
+        self._client, self._asked = b"", 0.0  # the client of the world, and its last request's time
         self._ran_code = False
 
     async def __call__(self, scope, receive, send) -> None:
@@ -188,8 +188,8 @@ class Guard:
         try:
             await self._serve(scope, receive, send)
             done = True
-        finally:  # names of exceptions are the code's to change
-            if not done and self._ran_code:  # else not its doing: a new process would fail as well
+        finally:  # no `except`: the code can rebind names of exceptions
+            if not done and self._ran_code:  # before code has run, a new process would fail too
                 self._exit(1)
 
     async def _serve(self, scope, receive, send) -> None:
@@ -206,14 +206,14 @@ class Guard:
                 self._exit(1)
             return
         if path == "/initialize":
-            # Also what is allocated and not written to yet, which the next code's limit counts.
+            # Allocated memory counts too, since the limit of the next code includes it.
             if max(_memory_mb(_RESIDENT), _memory_mb(_DATA)) > self._limits.memory_mb:
                 await _answer(send, 503, "the server has grown too large and ends")
                 self._exit(1)
             shutil.rmtree(Path(self._folder) / "experiments", ignore_errors=True)
             return await self._app(scope, receive, send)
         self._ran_code |= path == "/execute"
-        # Ends the process from outside of Python, also where its code hangs.
+        # Ends the process from outside of Python, even if its code hangs.
         faulthandler.dump_traceback_later(self._limits.request_s, exit=True)
         try:
             await self._app(scope, receive, send)
@@ -221,8 +221,8 @@ class Guard:
             faulthandler.cancel_dump_traceback_later()
 
     def _refusal(self, client: bytes, opens: bool) -> tuple[int, str] | None:
-        """Why a client may not ask now. One that opens a world takes a server that is free."""
-        now = time.clock_gettime(time.CLOCK_MONOTONIC)  # AppWorld freezes the other clocks
+        """Returns a refusal, or None; a client that opens a world takes a free server."""
+        now = time.clock_gettime(time.CLOCK_MONOTONIC)  # AppWorld freezes all other clocks
         free = not self._client or now - self._asked >= self._limits.idle_s
         if client != self._client and not (opens and free):
             if self._client:
@@ -239,7 +239,7 @@ async def _answer(send, status: int, text: str) -> None:
 
 
 def _memory_mb(kind: int) -> float:
-    """Memory in MiB; 0, and so no limit, where the system does not report it."""
+    """Memory in MiB; 0, and therefore no limit, if the system does not report it."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[kind])
     except OSError:

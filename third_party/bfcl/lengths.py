@@ -1,10 +1,11 @@
-"""How long real BFCL conversations are: the table that the workload `bfcl` is made after.
+"""Measures the lengths of real BFCL conversations, the table behind the workload `bfcl`.
 
     python third_party/bfcl/lengths.py --tokenizer=third_party/models/qwen3 --output=FILE.json
 
-The reference solutions of the multi-turn base tasks that are trained on, played in the environment
-and rendered by the tokenizer's own chat template, up to ten model calls each. It needs the official
-data (third_party/bfcl) and a tokenizer (third_party/models); what it writes ships with the package.
+The conversations are the reference solutions of the multi-turn base tasks of the training split,
+played in the environment and rendered by the tokenizer's chat template, up to ten model calls each.
+It needs the official data (third_party/bfcl) and a tokenizer (third_party/models); its output ships
+with the package.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from seeupo_jax.learner.imitation.action_segments import to_segments
 from seeupo_jax.policy.files.tokenizer import Tokenizer, load_tokenizer
 
 MAX_TURNS = 10  # model calls, as in the paper's runs
-_ALL_CALLS = 1000  # of an episode: none is left out, all are cut here
+_ALL_CALLS = 1000  # per episode: no conversation is omitted; they are truncated here
 
 
 def lengths_of(tokenizer: Tokenizer, demonstration: Demonstration) -> list[Any]:
-    """Prompt, actions and observations of a conversation, in tokens; at most `MAX_TURNS` actions.
+    """The lengths of prompt, actions and observations in tokens; at most `MAX_TURNS` actions.
 
     Raises:
-      ValueError: the template rewrites what has been said, so that there is no one length.
+      ValueError: the template rewrites earlier messages, so that there is no single length.
     """
     segments = to_segments(demonstration, tokenizer)
     if len(segments) != 1:

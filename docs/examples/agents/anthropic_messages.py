@@ -1,4 +1,4 @@
-"""Anthropic's messages API with a tool."""
+"""An agent on Anthropic's messages API with a tool."""
 
 from anthropic import AsyncAnthropic
 

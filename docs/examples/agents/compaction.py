@@ -1,4 +1,4 @@
-"""An agent that compacts its history: when it has grown long, the policy summarises it."""
+"""An agent that compacts its history: when the history is long, the policy summarises it."""
 
 import json
 
@@ -14,7 +14,7 @@ async def agent(task, client):
     (_, request), tools = desk.reset(task.task_id, task.seed)
     shown = [{"type": "function", "function": tool} for tool in tools]
 
-    async def ask(messages):  # with the same tools each time, so that a history is continued
+    async def ask(messages):  # always with the same tools, so that a history can be continued
         reply = await client.chat.completions.create(model="policy", messages=messages, tools=shown)
         return reply.choices[0].message
 

@@ -1,4 +1,4 @@
-"""The order desk, whose demonstrations show how a history is summarised and continued."""
+"""The order desk with demonstrations that summarise a history and continue it."""
 
 import json
 import random
@@ -6,7 +6,7 @@ import random
 from docs.examples.agents.compaction import LONGEST, SUMMARISE, compacted
 from seeupo_jax.envs.base import Demonstration
 from seeupo_jax.envs.order_desk.demonstrator import play
-from seeupo_jax.envs.order_desk.desk import TOOLS, Case, Desk
+from seeupo_jax.envs.order_desk.desk import TOOLS, Desk, DeskEpisode
 from seeupo_jax.envs.order_desk.environment import OrderDesk
 from seeupo_jax.envs.order_desk.levels import LEVELS
 
@@ -15,7 +15,7 @@ STATUSES = ("processing", "shipped", "delivered")
 
 class CompactionDesk(OrderDesk):
     def demonstrations(self, split, *, skill=0.4, episodes=4000, faithful=0.6):
-        """Two conversations an episode; a summary is right with the probability `faithful`."""
+        """Two conversations per episode; a summary is correct with the probability `faithful`."""
         conversations = []
         for index in range(episodes):
             conversations += demonstrate(f"{split}/{index}", skill, faithful)
@@ -25,13 +25,13 @@ class CompactionDesk(OrderDesk):
 def demonstrate(task_id, skill, faithful):
     task = LEVELS[1].find_task(task_id)
     rng = random.Random(f"compaction/{task_id}/{skill}/{faithful}")
-    case, (_, request) = Case(Desk(task)), LEVELS[1].opening(task)
+    case, (_, request) = DeskEpisode(Desk(task)), LEVELS[1].opening(task)
     history, finished = [request], []
     for action in play(task, skill, rng):
         if len(history) == LONGEST:
             summary = summarise(history[-1]["content"], rng.random() < faithful, rng)
-            said = {"role": "assistant", "content": summary}
-            finished.append(Demonstration((*history, SUMMARISE, said), TOOLS))
+            answer = {"role": "assistant", "content": summary}
+            finished.append(Demonstration((*history, SUMMARISE, answer), TOOLS))
             history = [compacted(request, summary)]
         result = case.step(action)
         history += [{"role": "assistant", "content": action}, *result.observation]
@@ -41,7 +41,7 @@ def demonstrate(task_id, skill, faithful):
 
 
 def summarise(answer, right, rng):
-    """The order, its status, and whether it was changed before; or something wrong about it."""
+    """The order, its status, and whether it was changed before; if not `right`, random values."""
     order = json.loads(answer)
     if "status" not in order:
         return "nothing"

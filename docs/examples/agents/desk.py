@@ -1,10 +1,10 @@
-"""An order desk as a program might have it: its tools are functions, its cases are JSON."""
+"""An order desk as ordinary program code: its tools are functions, its cases are JSON."""
 
 import json
 
 
 def open_desk(case):
-    """A case's tools, and a function that says whether it was solved so far (1 or 0)."""
+    """Returns a case's tools, and a function that returns 1 if the case is solved, else 0."""
     orders = {order["order_id"]: dict(order) for order in case["orders"]}
     looked_up, unseen, replies = set(), set(), []
 

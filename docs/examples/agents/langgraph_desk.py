@@ -1,4 +1,4 @@
-"""A langgraph agent at an order desk: the model and its tools in turn, until it has replied."""
+"""A langgraph agent at an order desk: model and tools alternate until the agent has replied."""
 
 import asyncio
 import json

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from agents import Agent, Runner, function_tool, set_tracing_disabled
 
-set_tracing_disabled(True)  # it would send what the agent does to OpenAI
+set_tracing_disabled(True)  # tracing would send the agent's actions to OpenAI
 task = json.loads(Path(os.environ["SEEUPO_TASK"]).read_text())
 prices = task["data"]["prices"]
 

@@ -1,4 +1,4 @@
-"""Chat completions with a tool, by the asynchronous client that the agent is given."""
+"""An agent on chat completions with a tool, by the asynchronous client that it receives."""
 
 import json
 

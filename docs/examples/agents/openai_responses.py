@@ -1,4 +1,4 @@
-"""The responses API with a tool."""
+"""An agent on the responses API with a tool."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A program with the synchronous client, which prints an answer while it is written."""
+"""A program with the synchronous client that prints an answer while it is sampled."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Writes cases of the order desk as tasks of agents: order_desk_cases.py FILE [TRAIN TEST]."""
+"""Writes cases of the order desk as tasks for agents: order_desk_cases.py FILE [TRAIN TEST]."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ from seeupo_jax.envs.order_desk import orders as world
 
 
 def case_of(task):
-    """A case as JSON: the customer's message, the shop's database, and what is right."""
+    """A case as JSON: the customer's message, the shop's database, and the correct outcome."""
     outcome = world.resolve(task.request, task.target)
     done = world.carry_out(outcome, task.target, task.address)
     rows = [(customer, order) for customer in task.customers for order in customer.orders]

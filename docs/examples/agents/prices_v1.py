@@ -1,4 +1,4 @@
-"""A verifiers taskset and its harness, as anybody may have published them."""
+"""A verifiers taskset and its harness, as in any published package."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import verifiers.v1 as vf
 from openai import AsyncOpenAI
 
-__all__ = ["Ask", "Prices"]  # where verifiers looks
+__all__ = ["Ask", "Prices"]  # verifiers finds them here
 
 
 class Row(vf.TaskData):

@@ -1,4 +1,4 @@
-"""Plays a task of a verifiers taskset; the episode's reward is that of the trace."""
+"""Plays a task of a verifiers taskset; the episode's reward is the trace's reward."""
 
 import asyncio
 import json

@@ -1,1 +1,1 @@
-"""APIs of model servers: a request becomes a `ModelCall`, its completion a reply or events."""
+"""APIs of model servers: requests become `ModelCall`s, completions become replies or events."""

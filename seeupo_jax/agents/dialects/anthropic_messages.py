@@ -58,7 +58,7 @@ class _ToolResult(_Cached):
     type: Literal["tool_result"]
     tool_use_id: str
     content: _Texts = pydantic.Field(default_factory=list[_Text])
-    is_error: bool | None = None  # what the content says is what the policy reads
+    is_error: bool | None = None  # no effect: the policy reads the content
 
 
 _Block = by_type(text=_Text, tool_use=_ToolUse, tool_result=_ToolResult)
@@ -109,7 +109,7 @@ class MessagesRequest(_Cached):
     tools: list[_Tool] | None = None
     stop_sequences: Stops | None = None
     stream: bool | None = None
-    # What the run decides.
+    # Determined by the run.
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -117,7 +117,7 @@ class MessagesRequest(_Cached):
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
     thread: dict[str, Any] | None = None  # a conversation that the server would hold
-    # Without effect on what is sampled.
+    # Without effect on sampling.
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     inference_geo: str | None = None
@@ -142,7 +142,7 @@ class MessagesExchange:
         choice = None if request.tool_choice is None else request.tool_choice.type
         fields["tool_choice.type"] = choice
         caller.ignored += unknown + caller.rules.asks_otherwise(fields)
-        if request.thread is not None:  # also where sampling is ignored: messages would be missing
+        if request.thread is not None:  # never ignored: messages would be missing
             raise CallRefused(
                 "thread: got one; allowed: none, and the whole conversation in messages.",
                 code=_NO_THREADS,
@@ -163,7 +163,7 @@ class MessagesExchange:
         return self._message(content) | ending | {"usage": _usage(completion)}
 
     def begin(self) -> Iterator[Event]:
-        # How long the prompt is stands in the last events.
+        # The last events hold the length of the prompt.
         usage = {"input_tokens": 0, "output_tokens": 0}
         yield {"type": "message_start", "message": self._message([]) | {"usage": usage}}
 
@@ -214,7 +214,7 @@ class MessagesExchange:
 
 
 def write_error(refusal: CallRefused) -> dict[str, Any]:
-    """A refusal as Anthropic's API writes it, and with the field."""
+    """A refusal in the form of Anthropic's API, with the additional fields `param` and `code`."""
     kinds = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}
     other = "api_error" if refusal.status >= 500 else "invalid_request_error"
     error = {"type": kinds.get(refusal.status, other), "message": str(refusal)}
@@ -242,7 +242,7 @@ def _read_call(request: MessagesRequest, caller: Caller, *, shows_tools: bool) -
 
 
 def _read_message(message: _Message, place: str) -> Iterator[tuple[HistoryMessage, Link]]:
-    """Results of tools are messages of their own."""
+    """Splits a message: tool results become separate messages."""
     allowed = {"user": _ToolResult, "assistant": _ToolUse}.get(message.role, _Text)
     for index, block in enumerate(message.content):
         if not isinstance(block, _Text | allowed):
@@ -255,19 +255,19 @@ def _read_message(message: _Message, place: str) -> Iterator[tuple[HistoryMessag
         yield HistoryMessage("assistant", _join(message.content), calls), Link(named)
         return
     texts: list[Any] = []
-    # Users' messages in a row are one to this API: results may be in any of them.
-    beside = Link(closes=False)
+    # This API joins consecutive user messages: results may be in any of them.
+    without_calls = Link(closes=False)
     for index, block in enumerate(message.content):
         if isinstance(block, _ToolResult):
             if texts:
-                yield HistoryMessage(message.role, _join(texts)), beside
+                yield HistoryMessage(message.role, _join(texts)), without_calls
             texts = []
             result = Named(block.tool_use_id, f"{place}.content[{index}].tool_use_id")
             yield HistoryMessage("tool", _join(block.content)), Link(result=result)
         else:
             texts.append(block)
     if texts or not message.content:
-        yield HistoryMessage(message.role, _join(texts)), beside
+        yield HistoryMessage(message.role, _join(texts)), without_calls
 
 
 def _join(blocks: Sequence[Any]) -> str:

@@ -51,7 +51,7 @@ class _Call(Fields):
     function: _Function
     type: Literal["function"] = "function"
     id: str | None = None
-    index: int | None = None  # clients that joined a stream's chunks send it back
+    index: int | None = None  # sent back by clients that join a stream's chunks
 
 
 class _Message(Fields):
@@ -66,7 +66,7 @@ class _FunctionTool(Fields):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None  # no constraint of what is sampled; `config.rollout.grammar` is one
+    strict: bool | None = None  # does not constrain sampling; `config.rollout.grammar` does
 
 
 class _Tool(Fields):
@@ -91,7 +91,7 @@ class ChatRequest(Fields):
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     logprobs: bool | None = None
-    # What the run decides.
+    # Determined by the run.
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -109,7 +109,7 @@ class ChatRequest(Fields):
     reasoning_effort: str | None = None
     verbosity: str | None = None
     modalities: list[str] | None = None
-    # Without effect on what is sampled.
+    # Without effect on sampling.
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None

@@ -1,4 +1,4 @@
-"""The interface of all dialects, and their common parts."""
+"""The interface of all dialects, and their shared functions."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from seeupo_jax.agents.dialects.request_body import refuse
 from seeupo_jax.agents.dialects.result_order import Link, UnmatchedResult, Words, result_order
 from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
 from seeupo_jax.envs.base import Tool
-from seeupo_jax.envs.tools.null_fields import NullCounts, drop_from_tool
+from seeupo_jax.envs.null_fields import NullCounts, drop_from_tool
 
 Event = Mapping[str, Any] | str
-_NUMBERS = random.Random()  # not the one that agents may seed
+_NUMBERS = random.Random()  # a separate generator: agents may seed the global one
 DEFAULT_PARAMETERS = {"type": "object", "properties": {}}
 _NOT_STATED = -9999.0  # OpenAI's value for a log-probability that it does not state
 
 
 @dataclass
 class Caller:
-    """Who sends a request.
+    """The sender of a request.
 
-    model: the served name. number: of the request among the caller's.
-    responses: conversations by the id of the response that ends them; others change it meanwhile.
-    last: the conversation that the latest of them ends.
-    ids: what those of its tool calls begin with.
-    ignored: fields without effect, to be counted.
+    model: the served name. number: of the request among the sender's requests.
+    responses: conversations by the id of the response that ends them; other requests change it.
+    last: the conversation that ends with the latest response.
+    ids: the prefix of the ids of tool calls.
+    ignored: fields without effect, which will be counted.
     """
 
     model: str
@@ -43,7 +43,7 @@ class Caller:
 
 
 class Exchange(Protocol):
-    """A request, and how it is answered: by `reply`, or by events."""
+    """A request and its answer, which is one `reply` or a stream of events."""
 
     call: ModelCall
     stream: bool
@@ -53,26 +53,26 @@ class Exchange(Protocol):
         ...
 
     def begin(self) -> Iterable[Event]:
-        """Before the first text."""
+        """The events before the first text."""
         ...
 
     def text(self, piece: str) -> Iterable[Event]:
-        """Further content."""
+        """The events of further content."""
         ...
 
     def end(self, completion: Completion, rest: str) -> Iterable[Event]:
-        """The content that is left, the calls, and the end."""
+        """The events of the remaining content, the tool calls, and the end."""
         ...
 
     def fail(self, refusal: CallRefused) -> Iterable[Event]:
-        """An error after the stream has begun."""
+        """The events of an error after the stream has begun."""
         ...
 
 
 class Dialect(NamedTuple):
     """An API.
 
-    read: a request's JSON; raises CallRefused. error: the JSON of a refusal.
+    read: parses a request's JSON; raises CallRefused. error: makes the JSON of a refusal.
     """
 
     read: Callable[[Any, Caller], Exchange]
@@ -80,7 +80,7 @@ class Dialect(NamedTuple):
 
 
 def openai_error(refusal: CallRefused) -> dict[str, Any]:
-    """A refusal as OpenAI's APIs write it."""
+    """A refusal in the form of OpenAI's APIs."""
     kind = "server_error" if refusal.status >= 500 else "invalid_request_error"
     return {
         "error": {
@@ -95,7 +95,7 @@ def openai_error(refusal: CallRefused) -> dict[str, Any]:
 def order_results(
     read: Sequence[tuple[HistoryMessage, Link]], words: Words
 ) -> tuple[HistoryMessage, ...]:
-    """A request's messages, with results of tools in the order of their calls.
+    """Returns a request's messages with tool results in the order of their calls.
 
     Raises:
       CallRefused: a call without a result, or a result without a call.
@@ -120,9 +120,9 @@ class GivenTool(Protocol):
 def show_tools(
     given: Sequence[tuple[GivenTool, dict[str, Any] | None]], caller: Caller
 ) -> tuple[Tool, ...]:
-    """Tools and their schemas as environments write them: the prompt is that of any dialect.
+    """Converts tools to the form of environments, so that all dialects give the same prompt.
 
-    Null fields are left out, and count as ignored.
+    Null fields are removed and count as ignored.
     """
     shown = list[Tool]()
     for index, (tool, schema) in enumerate(given):
@@ -136,24 +136,24 @@ def show_tools(
 
 
 def reply_id() -> str:
-    """A reply's id; no secret: the system's random numbers cost a call that others wait for."""
+    """Makes a reply's id. It is no secret: the system's random numbers would block other calls."""
     return f"{_NUMBERS.getrandbits(96):024x}"
 
 
 def call_id(caller: Caller, index: int) -> str:
-    """A tool call's id: not drawn for it, for an agent may show it to the policy."""
+    """Makes a tool call's id, which is reproducible, since an agent may show it to the policy."""
     return f"{caller.ids}_{caller.number}_{index}"
 
 
 def write_arguments(arguments: Mapping[str, Any]) -> str:
-    """A call's arguments as JSON."""
+    """Writes a call's arguments as JSON."""
     return json.dumps(arguments, ensure_ascii=False)
 
 
 def token_logprobs(completion: Completion) -> list[dict[str, Any]]:
-    """Each token's text and log-probability, as OpenAI's APIs write them.
+    """Each token's text and log-probability, in the form of OpenAI's APIs.
 
-    The bytes of all tokens are the text's, also where a token is part of a character.
+    The bytes of all tokens concatenate to the text, even if a token is part of a character.
     """
     return [
         {

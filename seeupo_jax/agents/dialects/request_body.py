@@ -1,4 +1,4 @@
-"""The JSON of a request: read within bounds, then checked against a dialect's fields."""
+"""The JSON of a request: parsed within bounds, then checked against a dialect's fields."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from seeupo_jax.agents.dialects.sampling_rules import IGNORED_WITH
 from seeupo_jax.configuration.user_code import encodes, escaped
 
 MAX_DEPTH = 100  # of nested lists and objects
-MAX_VALUES = 100_000  # in lists and objects together; each may cost an error of a kilobyte
-NOTHING = (None, [], {})
+MAX_VALUES = 100_000  # in all lists and objects; each may cause an error of a kilobyte
+EMPTY = (None, [], {})
 
 Read = TypeVar("Read", bound="Fields")
 Path = tuple[int | str, ...]
 
 
 class Fields(pydantic.BaseModel):
-    """An object of a request: its types are not converted, and unknown fields are errors."""
+    """An object of a request: types are not converted, and unknown fields are errors."""
 
     model_config = pydantic.ConfigDict(
         strict=True, extra="forbid", frozen=True, allow_inf_nan=False
@@ -31,10 +31,10 @@ class Fields(pydantic.BaseModel):
 
 
 def parse_json(text: str | bytes) -> Any:
-    """A value of JSON text that is UTF-8 in all its parts and has finite numbers.
+    """Parses JSON whose texts are all UTF-8 and whose numbers are finite.
 
     Raises:
-      ValueError: it is something else, or deeper or larger than the bounds above.
+      ValueError: it is not, or it is deeper or larger than the bounds above.
     """
     try:
         source = text if isinstance(text, str) else text.decode()
@@ -79,19 +79,19 @@ def _check_tree(tree: Any) -> None:
 
 
 def show_path(path: Sequence[int | str]) -> str:
-    """A field's place as `messages[0].content`."""
+    """Writes a field's path as `messages[0].content`."""
     parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return escaped("".join(parts).removeprefix("."))[:200]
 
 
 def read_fields(kind: type[Read], tree: Any, *, ignore: bool) -> tuple[Read, list[str]]:
-    """The fields of a request.
+    """Reads the fields of a request.
 
     Args:
-      ignore: leave out unknown fields. Without a value (null, [] or {}) they always are: replies
-        that clients send back as history have such.
+      ignore: drop unknown fields. Empty unknown fields (null, [] or {}) are always dropped: replies
+        that clients send back as history contain such fields.
 
-    Returns: the fields, and the names of those that were left out.
+    Returns: the fields, and the names of dropped fields with a value.
 
     Raises:
       CallRefused: a field is unknown or wrong.
@@ -106,7 +106,7 @@ def read_fields(kind: type[Read], tree: Any, *, ignore: bool) -> tuple[Read, lis
     for wrong in errors:
         if wrong["type"] != "extra_forbidden":
             _refuse_field(tree, wrong)
-    ignored = [e for e in unknown if e["input"] not in NOTHING]
+    ignored = [e for e in unknown if e["input"] not in EMPTY]
     if ignored and not ignore:
         name = show_path(_path(tree, ignored[0]["loc"]))
         refuse(name, f"{name}: an unknown field; {IGNORED_WITH} ignores it.")
@@ -128,16 +128,16 @@ def _refuse_field(tree: Any, error: Any) -> NoReturn:
     name = show_path((*path, error["loc"][-1]) if missing else path)
     if missing:
         refuse(name, f"{name}: is missing.")
-    said = error["msg"].removeprefix("Value error, ")
+    reason = error["msg"].removeprefix("Value error, ")
     if error["type"] == "model_type":
-        said = "allowed: an object"
-    elif said.startswith("Input should be "):
-        said = f"allowed: {said.removeprefix('Input should be ')}"
-    refuse(name, f"{name}: got {reprlib.repr(error['input'])}; {said}.")
+        reason = "allowed: an object"
+    elif reason.startswith("Input should be "):
+        reason = f"allowed: {reason.removeprefix('Input should be ')}"
+    refuse(name, f"{name}: got {reprlib.repr(error['input'])}; {reason}.")
 
 
 def _path(tree: Any, loc: Path) -> Path:
-    """The path of an error, without the names of alternatives that pydantic puts between."""
+    """The path of an error, without the names of alternatives that pydantic inserts."""
     path: list[int | str] = []
     node: Any = tree
     for part in loc:
@@ -156,10 +156,10 @@ def _remove(tree: Any, path: Path) -> None:
 
 
 def by_type(default: str | None = None, **kinds: type[Fields]) -> Any:
-    """One of several kinds of objects, which their field `type` distinguishes.
+    """A union of object types, which their field `type` distinguishes.
 
     Args:
-      default: of an object without the field.
+      default: the type of an object without the field.
     """
     allowed: Any = Literal[tuple(kinds)]
     other = pydantic.create_model("Other", __base__=Fields, type=(allowed, ...))
@@ -174,7 +174,7 @@ def by_type(default: str | None = None, **kinds: type[Fields]) -> Any:
 
 
 def as_list(make: Callable[[str], Any], allowed: str) -> pydantic.BeforeValidator:
-    """Validates a list; one text may stand for a list of one."""
+    """Validates a list; a text is converted to a list with one element."""
 
     def convert(value: Any) -> Any:
         if isinstance(value, str):
@@ -195,7 +195,7 @@ def _read_arguments(text: Any) -> Any:
     return arguments
 
 
-# Arguments of a call, which OpenAI's APIs carry as JSON in a text.
+# Arguments of a call, which OpenAI's APIs send as JSON in a text.
 Arguments = Annotated[dict[str, Any], pydantic.BeforeValidator(_read_arguments)]
 Stops = Annotated[
     list[Annotated[str, pydantic.Field(min_length=1)]],

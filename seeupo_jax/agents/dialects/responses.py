@@ -31,7 +31,7 @@ from seeupo_jax.agents.dialects.request_body import (
 from seeupo_jax.agents.dialects.result_order import Link, Named, Words
 from seeupo_jax.envs.tool_calls import ToolCall
 
-REMEMBERED = 1024  # conversations of a key that `previous_response_id` finds
+REMEMBERED = 1024  # conversations per key that `previous_response_id` can name
 
 _WORDS = Words(
     "No tool output found for function call",
@@ -124,7 +124,7 @@ class ResponsesRequest(Fields):
     stream: bool | None = None
     store: bool | None = None
     include: list[str] | None = None
-    # What the run decides.
+    # Determined by the run.
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -136,7 +136,7 @@ class ResponsesRequest(Fields):
     reasoning: _Reasoning | None = None
     truncation: str | None = None
     background: bool | None = None
-    # Without effect on what is sampled.
+    # Without effect on sampling.
     user: str | None = None
     metadata: dict[str, str] | None = None
     service_tier: str | None = None
@@ -176,8 +176,8 @@ class ResponsesExchange:
         self._id = reply_id()
         self._created = int(time.time())
         self._sent = 0  # events
-        self._text = ""  # sent of the message
-        self._message_open = False  # the message
+        self._text = ""  # the sent part of the message
+        self._message_open = False
 
     def reply(self, completion: Completion) -> dict[str, Any]:
         self._remember(completion)
@@ -212,13 +212,13 @@ class ResponsesExchange:
 
     def fail(self, refusal: CallRefused) -> Iterator[Event]:
         error = openai_error(refusal)["error"]
-        said = {name: error[name] for name in ("code", "message", "param")}
-        yield self._event("error", **said)
+        fields = {name: error[name] for name in ("code", "message", "param")}
+        yield self._event("error", **fields)
 
     def _end_message(self, item: dict[str, Any]) -> Iterator[Event]:
         (part,) = item["content"]
-        said = {"text": part["text"], "logprobs": part["logprobs"]}
-        yield self._of_part("response.output_text.done", **said)
+        text = {"text": part["text"], "logprobs": part["logprobs"]}
+        yield self._of_part("response.output_text.done", **text)
         yield self._of_part("response.content_part.done", part=part)
 
     def _send_call(self, index: int, item: dict[str, Any]) -> Iterator[Event]:
@@ -297,12 +297,12 @@ class ResponsesExchange:
         if len(responses) >= REMEMBERED:
             del responses[next(iter(responses))]
         ids = tuple(call_id(self._caller, index) for index in range(len(completion.calls)))
-        said = HistoryMessage("assistant", completion.content, completion.calls, ids)
-        responses[f"resp_{self._id}"] = (*self._history, said)
+        answer = HistoryMessage("assistant", completion.content, completion.calls, ids)
+        responses[f"resp_{self._id}"] = (*self._history, answer)
 
 
 def _read_history(request: ResponsesRequest, caller: Caller) -> tuple[HistoryMessage, ...]:
-    """The conversation without the instructions, which hold for one response."""
+    """The conversation without the instructions, which apply to one response only."""
     previous = request.previous_response_id
     read = list(_read_items(request.input))
     if previous is None:
@@ -314,39 +314,39 @@ def _read_history(request: ResponsesRequest, caller: Caller) -> tuple[HistoryMes
             f"previous_response_id: got {previous[:80]!r}; allowed: one of this key's last"
             f" {REMEMBERED} responses that have not store=False.",
         )
-    *_, said = before  # all other calls of it have their results
-    waiting = Link([Named(each, "input") for each in said.ids], closes=False)
-    return _share((*before[:-1], *order_results([(said, waiting), *read], _WORDS)), caller)
+    *_, answer = before  # all earlier calls have their results
+    waiting = Link([Named(each, "input") for each in answer.ids], closes=False)
+    return _share((*before[:-1], *order_results([(answer, waiting), *read], _WORDS)), caller)
 
 
 def _share(history: tuple[HistoryMessage, ...], caller: Caller) -> tuple[HistoryMessage, ...]:
-    """The same messages, as far as possible those that the last response has, in memory too."""
+    """The same history; messages that equal the last response's are the same objects in memory."""
     pairs = zip(caller.last, history, strict=False)
     same = [old if old == new else new for old, new in pairs]
     return (*same, *history[len(same) :])
 
 
 def _read_items(items: Sequence[Any]) -> Iterator[tuple[HistoryMessage, Link]]:
-    """Messages; an assistant's message and the calls that follow it are one."""
-    said: HistoryMessage | None = None
+    """Reads items as messages; an assistant's message and the calls that follow it become one."""
+    answer: HistoryMessage | None = None
     named: list[Named] = []
     for index, item in enumerate(items):
         if isinstance(item, _FunctionCall):
-            before = said or HistoryMessage("assistant", "")
+            before = answer or HistoryMessage("assistant", "")
             calls = (*before.calls, ToolCall(item.name, item.arguments))
-            said = HistoryMessage("assistant", before.content, calls)
+            answer = HistoryMessage("assistant", before.content, calls)
             named.append(Named(item.call_id, f"input[{index}].call_id", item.name))
             continue
-        if said:
-            yield said, Link(named, closes=False)
-        said, named = None, []
+        if answer:
+            yield answer, Link(named, closes=False)
+        answer, named = None, []
         message, link = _read_message(item, f"input[{index}]")
         if message.role == "assistant":
-            said = message
+            answer = message
         else:
             yield message, link
-    if said:
-        yield said, Link(named, closes=False)
+    if answer:
+        yield answer, Link(named, closes=False)
 
 
 def _read_message(item: _Message | _FunctionOutput, place: str) -> tuple[HistoryMessage, Link]:

@@ -1,7 +1,7 @@
-"""Results of parallel tool calls, put in the order of their calls.
+"""Puts the results of parallel tool calls in the order of their calls.
 
-Clients run calls side by side and send the results as they come; only the ids say which is whose.
-Neither a chat template nor the digest of a history reads ids: their order has to say it.
+Clients run calls in parallel and send the results in any order; only ids assign results to calls.
+Neither a chat template nor the digest of a history reads ids, so the order has to be the calls'.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 
 class Named(NamedTuple):
-    """A call, or the call that a result is of.
+    """A reference to a call, in the call itself or in its result.
 
-    id: None: it has none. field: where it stands in the request. tool: its name, if stated.
+    id: None: it has none. field: its path in the request. tool: the tool's name, if stated.
     """
 
     id: str | None
@@ -23,7 +23,7 @@ class Named(NamedTuple):
 
 
 class Link(NamedTuple):
-    """What one message has of tool calls.
+    """The tool calls and results of one message.
 
     result: the call that it answers.
     closes: all calls before it must have their results.
@@ -35,7 +35,7 @@ class Link(NamedTuple):
 
 
 class Words(NamedTuple):
-    """How an API says that a call needs a result, and a result a call."""
+    """An API's messages that a call needs a result, and a result a call."""
 
     call: str
     result: str
@@ -49,7 +49,7 @@ CHAT_WORDS = Words(
 
 
 class UnmatchedResult(ValueError):
-    """A call without a result, or a result without a call; field: where it stands."""
+    """A call has no result, or a result no call. field: its path in the request."""
 
     def __init__(self, field: str, sentence: str):
         super().__init__(f"{field}: {sentence}.")
@@ -81,7 +81,7 @@ class _Calls:
                 raise UnmatchedResult(call.field, f"{got}; {allowed}")
 
     def add(self, calls: Sequence[Named]) -> None:
-        """Takes further calls: all have ids of their own, or none has one."""
+        """Adds calls: either all have different ids, or none has an id."""
         for call in calls:
             if call.id is not None and call.id in self._waiting:
                 sentence = f"got {call.id!r} for two calls; allowed: an id of its own for each"
@@ -94,9 +94,9 @@ class _Calls:
             self._calls.append(call)
 
     def answer(self, result: Named, place: int) -> None:
-        """Takes the result that stands in a place."""
+        """Adds the result that is in a place."""
         if result.id is None and not self._calls:
-            return  # calls are texts here
+            return  # the calls of this conversation are plain text
         waiting = self._waiting.get(result.id)
         if waiting is None:
             got = "no id" if result.id is None else repr(result.id)
@@ -115,7 +115,7 @@ class _Calls:
         self._places[number] = place
 
     def order(self) -> dict[int, int]:
-        """By place of a result the place of the one that belongs there, once all are there."""
+        """Maps each result's place to the place of the result that belongs there, once complete."""
         if not self.answered:
             return {}
         sources = (self._places[number] for number in range(len(self._calls)))
@@ -123,16 +123,15 @@ class _Calls:
 
 
 def result_order(links: Sequence[Link], words: Words, *, ends: bool = True) -> list[int]:
-    """The places of messages in an order in which results stand as their calls do.
+    """Returns the places of messages in an order in which results follow their calls' order.
 
-    Results change places among themselves only. Without ids they are taken in the order of the
-    calls, and as many.
+    Only results change places. Results without ids are assigned to the calls in order.
 
     Args:
       ends: the calls of the last message need results too.
 
     Raises:
-      UnmatchedResult: an unknown, missing or doubled id.
+      UnmatchedResult: an id is unknown, missing or occurs twice.
     """
     moves, calls = dict[int, int](), _Calls(words)
     for place, link in enumerate(links):

@@ -1,4 +1,4 @@
-"""Fields of requests that would change what is sampled, which the run decides."""
+"""Rules for request fields that would change sampling, which the run determines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from seeupo_jax.agents.calls import CallRefused
 
-# Values that ask for nothing, by field; any value of the others asks for something.
+# Values without effect, by field; any value of other fields would have an effect.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -39,9 +39,9 @@ IGNORED_WITH = "agent.ignore_sampling=True, or --ignore_sampling of serve,"
 
 @dataclass(frozen=True)
 class SamplingRules:
-    """How the policy is sampled, whatever a request asks for.
+    """The sampling of the policy, which requests cannot change.
 
-    ignore: a request that asks for something else is answered all the same, and counted.
+    ignore: a request that asks for other sampling is answered nevertheless, and counted.
     """
 
     temperature: float
@@ -50,10 +50,10 @@ class SamplingRules:
     ignore: bool = False
 
     def asks_otherwise(self, fields: Mapping[str, Any]) -> list[str]:
-        """The fields that ask for something else than the rules; None asks for nothing.
+        """Returns the fields that ask for other sampling than the rules; None has no effect.
 
         Raises:
-          CallRefused: there is one, and it is not ignored.
+          CallRefused: there is such a field, and it is not ignored.
         """
         others = [name for name, value in fields.items() if not self._allows(name, value)]
         if others and not self.ignore:
@@ -77,12 +77,12 @@ class SamplingRules:
                 return (1 if self.top_p is None else self.top_p,)
             case "top_k":
                 allowed = (-1, 0) if self.top_k is None else (self.top_k,)
-                return allowed if self.temperature else (*allowed, 1)  # greedy, by another name
+                return allowed if self.temperature else (*allowed, 1)  # 1 is greedy too
             case _:
                 return NEUTRAL.get(name, ())
 
     def _allows(self, name: str, value: Any) -> bool:
         if value is None or value in self._allowed(name):
             return True
-        # The likeliest token, which alone is taken, is among those that either keeps.
+        # Greedy sampling takes the likeliest token, which either field keeps.
         return not self.temperature and (name == "top_p" or (name == "top_k" and value >= 1))

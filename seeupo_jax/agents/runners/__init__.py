@@ -1,1 +1,1 @@
-"""What runs agents: async functions in an event loop, and command lines."""
+"""Runners of agents: async functions in an event loop, and command lines."""

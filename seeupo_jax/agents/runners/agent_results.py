@@ -1,4 +1,4 @@
-"""Checks of what an agent comes to, as `envs.gate` checks what an environment returns."""
+"""Validates the result of an agent, as `envs.validation` does for environments."""
 
 from __future__ import annotations
 
@@ -8,34 +8,39 @@ from collections.abc import Mapping
 from typing import Any
 
 from seeupo_jax.agents.calls import AgentResult
-from seeupo_jax.envs import gate
-from seeupo_jax.envs.gate import ProtocolError
+from seeupo_jax.envs.validation import (
+    ProtocolError,
+    check_info,
+    check_named_rewards,
+    check_reward,
+    check_score,
+)
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(AgentResult))
 _WHERE = "the agent's result:"
-_RELATIVE, _ABSOLUTE = 1e-6, 1e-9  # of a sum of turn_rewards
+_RELATIVE, _ABSOLUTE = 1e-6, 1e-9  # tolerances of the sum of turn_rewards
 
 
 def check_result(answer: Any, *, max_reward: float = math.inf) -> AgentResult:
-    """What an agent returned, or left in its file: a number, or AgentResult's fields.
+    """Validates what an agent returned or wrote to its file: a number, or AgentResult's fields.
 
     Args:
       max_reward: the largest magnitude of each of its rewards.
 
     Raises:
-      ProtocolError: one sentence with what was got and what is allowed.
+      ProtocolError: it is invalid; one sentence with what was got and what is allowed.
     """
     if isinstance(answer, Mapping):
         answer = _of_fields(answer)
     if not isinstance(answer, AgentResult):
         answer = AgentResult(answer)
-    reward = gate.check_reward(answer.reward, f"{_WHERE} reward", max_reward=max_reward)
+    reward = check_reward(answer.reward, f"{_WHERE} reward", max_reward=max_reward)
     score = min(max(reward, 0.0), 1.0) if answer.score is None else answer.score
-    score = gate.check_score(score, f"{_WHERE} score")
+    score = check_score(score, f"{_WHERE} score")
     where = f"{_WHERE} rewards"
-    rewards = gate.check_named_rewards(answer.rewards, where, max_reward=max_reward)
+    rewards = check_named_rewards(answer.rewards, where, max_reward=max_reward)
     turn_rewards = _check_turns(answer.turn_rewards, reward, max_reward)
-    info = gate.check_info(answer.info, f"{_WHERE} info")
+    info = check_info(answer.info, f"{_WHERE} info")
     return AgentResult(reward, score, rewards, turn_rewards, info)
 
 
@@ -52,12 +57,12 @@ def _check_turns(value: Any, reward: float, max_reward: float) -> tuple[float, .
     if not isinstance(value, list | tuple):
         raise ProtocolError(f"{where}: got {_kind(value)}; allowed: a list of numbers, one a turn.")
     turns = tuple(
-        gate.check_reward(each, f"{where}[{turn}]", max_reward=max_reward)
+        check_reward(each, f"{where}[{turn}]", max_reward=max_reward)
         for turn, each in enumerate(value)
     )
     try:
         total = math.fsum(turns)
-    except OverflowError:  # of numbers that are each within its range
+    except OverflowError:  # each number is within the range, but not their sum
         total = math.inf
     if turns and not math.isclose(total, reward, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE):
         raise ProtocolError(

@@ -1,4 +1,4 @@
-"""Agents that are command lines: a process group for each episode."""
+"""Agents that are command lines, with a process group for each episode."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from seeupo_jax.agents.calls import Access, AgentFailure, AgentResult, AgentTask
 from seeupo_jax.agents.runners.agent_results import check_result
 from seeupo_jax.agents.runners.command_processes import RESULT, End
 from seeupo_jax.configuration.agent_schema import Agent
-from seeupo_jax.envs.gate import ProtocolError
 from seeupo_jax.envs.transport.processes import end, python_command, signal_name, supervised
+from seeupo_jax.envs.validation import ProtocolError
 
 _KIB, _MIB = 2**10, 2**20
 _CLOSE_S = 10.0  # for all commands to be killed and their folders to be removed
 _SHOWN = 1000  # characters of output in a reason
-# What runtimes say when they get no memory: Python, the C library, C++, Node, Rust, Go.
+# Messages of runtimes that get no memory: Python, the C library, C++, Node, Rust, Go.
 _NO_MEMORY = re.compile(
     r"MemoryError|annot allocate memory|bad_alloc|out of memory|memory allocation of \d+ bytes",
     re.IGNORECASE,
 )
-# Options after which Python imports from the current folder first: a module's name, or a program.
+# Options before a module's name, or a program, with which Python imports from the current folder.
 _MODULE, _PROGRAM = re.compile(r"-[bBdEiIOPqsSuvx]*m"), re.compile(r"-[bBdEiIOPqsSuvx]*c")
 # Real credentials that an SDK would send instead of the episode's key.
 _REMOVED = ("ANTHROPIC_AUTH_TOKEN",)
@@ -41,12 +41,12 @@ OnEnd = Callable[[AgentResult | AgentFailure], None]
 
 
 def split_command(agent: Agent) -> list[str]:
-    """The words of `config.agent.command`; those that name a file here are made absolute.
+    """Splits `config.agent.command` into words; words that name a file here are made absolute.
 
-    An agent works in a folder of its own, where `node my_agent.js` would not find its file.
+    An agent runs in its own folder, in which `node my_agent.js` would not find its file.
 
     Raises:
-      ValueError: quotes that do not match, or no such program; one sentence.
+      ValueError: quotes do not match, or there is no such program.
     """
     command = str(agent.command)
     try:
@@ -70,7 +70,7 @@ class CommandAgents:
 
     Args:
       words: of the command.
-      model: what the endpoint calls the policy.
+      model: the endpoint's name of the policy.
       memory_mib, output_kib: as in `config.agent`.
       max_reward: the largest magnitude of a reward.
     """
@@ -114,9 +114,9 @@ class CommandAgents:
             helper.close()
 
     def _read_end(self, end: End) -> AgentResult | AgentFailure:
-        """The result of a process that ended, by its result file, or else by its exit code."""
-        said = {"output": end.output[-_SHOWN:]} if end.output else {}
-        tail = f"; it printed: {said['output']}" if said else ""
+        """The result of a process that ended: from its result file, otherwise its exit code."""
+        printed = {"output": end.output[-_SHOWN:]} if end.output else {}
+        tail = f"; it printed: {printed['output']}" if printed else ""
         if end.code is None:
             return _failed("exit", f"it could not be started: {end.output}")
         most = self._output_kib
@@ -126,7 +126,7 @@ class CommandAgents:
             got = f"the agent's result: got more than {RESULT} bytes; allowed: at most so many."
             return _failed("result", got)
         if end.result is not None:
-            return self._read_result(end.result, said)
+            return self._read_result(end.result, printed)
         no_memory = self._memory_mib is not None and _NO_MEMORY.search(end.output)
         if end.code != 0 and no_memory:
             limit = f"{self._memory_mib} MiB (config.agent.memory_mib)"
@@ -135,20 +135,20 @@ class CommandAgents:
             name = f"signal {-end.code} ({signal_name(-end.code)})"
             return _failed("crash", f"it was ended by {name}{tail}")
         if end.code == 0:
-            return AgentResult(1.0, 1.0, info=said)
+            return AgentResult(1.0, 1.0, info=printed)
         failure = _failed("exit", f"it ended with exit code {end.code}{tail}")
-        # So do Python's uncaught exceptions: before an answer it says nothing of the policy.
-        answered = AgentResult(0.0, 0.0, info=said) if end.code == 1 else None
+        # Python's uncaught exceptions also exit with 1, which counts only after an answer.
+        answered = AgentResult(0.0, 0.0, info=printed) if end.code == 1 else None
         return dataclasses.replace(failure, answered=answered)
 
-    def _read_result(self, text: str, said: Mapping[str, Any]) -> AgentResult | AgentFailure:
+    def _read_result(self, text: str, printed: Mapping[str, Any]) -> AgentResult | AgentFailure:
         try:
             result = check_result(json.loads(text), max_reward=self._max_reward)
         except (ValueError, RecursionError) as error:
             return _failed("result", f"its result file is not JSON: {error}")
         except ProtocolError as error:
             return _failed("result", str(error))
-        return dataclasses.replace(result, info={**said, **result.info})
+        return dataclasses.replace(result, info={**printed, **result.info})
 
 
 def _failed(cause: str, reason: str) -> AgentFailure:
@@ -159,10 +159,10 @@ _GONE = _failed("crash", "the process that starts agents has ended")
 
 
 def imports_here(words: Sequence[str]) -> bool:
-    """Whether a shell would let a command's Python import from the current folder.
+    """Whether a command's Python imports from the current folder when a shell starts it.
 
-    With `-m` (also of `uv run` and such) and Python's `-c` it does. A file has the folder that it
-    lies in, and what lies here may have the name of an installed package.
+    It does with `-m` (also of `uv run` and similar) and Python's `-c`. A file imports from its own
+    folder; modules in the current folder could then shadow installed packages.
     """
     is_python = False
     for word in " ".join(words).split():
@@ -175,10 +175,10 @@ def imports_here(words: Sequence[str]) -> bool:
 
 
 def environment_of(access: Access, model: str, *, from_here: bool) -> dict[str, str]:
-    """The variables by which the SDKs find the policy; others are those of this process.
+    """The variables by which SDKs find the policy, in addition to those of this process.
 
     Args:
-      from_here: its Python imports from the current folder, which it is not started in.
+      from_here: its Python imports from the current folder, in which it is not started.
     """
     direct = _without_proxy(urlsplit(access.base_url).hostname or "")
     given = os.environ.get("PYTHONPATH", "")
@@ -190,28 +190,28 @@ def environment_of(access: Access, model: str, *, from_here: bool) -> dict[str, 
         "OPENAI_MODEL": model,
         "ANTHROPIC_BASE_URL": access.base_url.removesuffix("/v1"),
         "ANTHROPIC_API_KEY": access.api_key,
-        "NO_PROXY": direct,  # the endpoint is not behind the proxy that the machine may have
+        "NO_PROXY": direct,  # the endpoint is not behind the machine's proxy
         "no_proxy": direct,
-        # Relative to here, and an empty one is here.
+        # Entries are relative to the current folder, and an empty entry is that folder.
         "PYTHONPATH": os.pathsep.join(map(os.path.abspath, entries)),
     }
 
 
 def _without_proxy(host: str) -> str:
-    """The hosts that this process reaches without a proxy, by either variable, and one more."""
+    """The hosts that this process reaches without a proxy by either variable, and `host`."""
     listed = ",".join(os.environ.get(name, "") for name in ("NO_PROXY", "no_proxy"))
     hosts = [each for each in map(str.strip, listed.split(",")) if each not in ("", host)]
     return ",".join(dict.fromkeys([*hosts, host]))
 
 
 class _Helper:
-    """The process that starts commands, and a thread that receives how they end."""
+    """The process that starts commands, and a thread that receives their ends."""
 
     def __init__(self, first: Mapping[str, Any], read: Callable[[End], AgentResult | AgentFailure]):
         self._read, self._waiting = read, dict[int, OnEnd]()
-        self._lock = threading.Lock()  # of what waits; never held while the helper is written to
-        self._writing = threading.Lock()  # whole lines, to a pipe that may be full
-        self.over = False  # the process is gone
+        self._lock = threading.Lock()  # of `_waiting`; never held while writing to the helper
+        self._writing = threading.Lock()  # of the pipe, which may be full
+        self.over = False  # the process has ended
         self._process = subprocess.Popen(
             supervised(
                 python_command("seeupo_jax.agents.runners.command_processes"), grace_s=_CLOSE_S
@@ -226,7 +226,7 @@ class _Helper:
         self._thread.start()
 
     def start(self, key: int, request: Mapping[str, Any], on_end: OnEnd) -> None:
-        """Starts the command; where the process is gone, that is its end."""
+        """Starts the command; if the process has ended, the command fails."""
         with self._lock:
             over = self.over
             if not over:
@@ -242,7 +242,7 @@ class _Helper:
             self._write({"stop": key})
 
     def close(self) -> None:
-        """Ends the process, which ends what it started."""
+        """Ends the process, which ends the commands that it started."""
         with self._lock:
             self._waiting.clear()
         self._hang_up()
@@ -255,7 +255,7 @@ class _Helper:
 
     def _write(self, request: Mapping[str, Any]) -> None:
         line = json.dumps(request).encode() + b"\n"
-        # It is gone, as its end of the other pipe says, or it is being closed.
+        # The process has ended, which `_listen` detects, or it is being closed.
         with self._writing, contextlib.suppress(OSError, ValueError):
             self._process.stdin.write(line)
             self._process.stdin.flush()

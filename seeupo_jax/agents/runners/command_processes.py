@@ -1,10 +1,10 @@
 """The process that runs an agent's command line for each episode, and ends all that it started.
 
-It has one thread and little memory, so that starting a command takes a millisecond whatever the
-trainer holds; and since it hears that the trainer is gone, no command outlives it, however it went.
-Lines of JSON come in and go out. The first has `argv`, `memory_bytes` and `output_bytes`; later
-ones begin an episode (`start`, a key, with `env` and `task`) or end it (`stop`). An episode that is
-over is answered once, by an `End`.
+It has one thread and little memory, so that starting a command takes a millisecond, independent of
+the trainer's memory. It detects the trainer's end, so no command outlives the trainer. Requests and
+answers are lines of JSON. The first request has `argv`, `memory_bytes` and `output_bytes`; later
+ones begin an episode (`start`, a key, with `env` and `task`) or end it (`stop`). Each episode is
+answered once, by an `End`.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from typing import Any, NamedTuple
 from seeupo_jax.envs.transport.processes import end, exit_code, has_ended, take_pipes
 from seeupo_jax.envs.transport.supervisor import supervise
 
-TAIL = 4096  # bytes of output that are kept
-RESULT_FILE, RESULT = "result.json", 2**20  # its name, and its bytes at most
+TAIL = 4096  # last bytes of output that are kept
+RESULT_FILE, RESULT = "result.json", 2**20  # name of the result file, and its maximal bytes
 _PIECE = 2**16
 
 
 class End(NamedTuple):
-    """How an agent ended.
+    """The end of an agent.
 
     code: its exit code, or minus the signal that ended it; None: it could not be started.
-    output: the end of what it printed, or why it could not be started.
-    printed: bytes; more than are allowed ended it.
-    result: what is in its result file; None: it left none.
-    result_bytes: that were read of it, at most one more than are allowed.
+    output: the end of its output, or the reason why it could not be started.
+    printed: bytes of its output; more than `output_bytes` ended it.
+    result: the content of its result file; None: there is none.
+    result_bytes: bytes read of that file, at most one more than allowed.
     """
 
     key: int
@@ -66,12 +66,12 @@ class _Processes:
         self._selector = selectors.DefaultSelector()
 
     def serve(self) -> None:
-        """Until the trainer closes its end, or is gone."""
+        """Serves requests until the trainer closes the pipe or ends."""
         woken, wake = os.pipe()
         for each in (woken, wake, self._requests):
             os.set_blocking(each, False)
         signal.set_wakeup_fd(wake)
-        # Functions, since a command would inherit SIG_IGN. The trainer decides about the others.
+        # Functions, since a command would inherit SIG_IGN. Only the trainer ends this process.
         for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: None)
         self._selector.register(self._requests, selectors.EVENT_READ, None)
@@ -88,7 +88,7 @@ class _Processes:
                 self._end(agent)
 
     def close(self) -> None:
-        """Kills what runs, and removes its folders."""
+        """Kills the running commands and removes their folders."""
         for agent in self._agents.values():
             end(agent.process)
         for agent in self._agents.values():
@@ -96,7 +96,7 @@ class _Processes:
             shutil.rmtree(agent.folder, ignore_errors=True)
 
     def _read_requests(self) -> bool:
-        """Does what is asked for; False: nothing will be any more."""
+        """Executes the requests that have arrived; False: the trainer has closed the pipe."""
         piece = os.read(self._requests, _PIECE)
         *lines, self._pending = (self._pending + piece).split(b"\n")
         for line in lines:
@@ -139,14 +139,14 @@ class _Processes:
         )
 
     def _limit(self) -> None:
-        """Supervises and limits the new process, before it becomes the command."""
+        """Supervises and limits the new process before it executes the command."""
         memory = self._first["memory_bytes"]
         supervise(self._id, grace_s=0.0)
         if memory is not None:
             resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
 
     def _read_output(self, agent: _Agent) -> bool:
-        """Takes what it has printed; False: nothing more for now."""
+        """Reads new output of an agent; False: there is none at present."""
         try:
             piece = os.read(agent.process.stdout.fileno(), _PIECE)
         except BlockingIOError:
@@ -161,7 +161,7 @@ class _Processes:
         return True
 
     def _end(self, agent: _Agent) -> None:
-        """Answers for an agent that is over, with all that it started; its folder goes."""
+        """Ends an agent's descendants, reports its end and removes its folder."""
         process = agent.process
         end(process)
         while process.stdout in self._selector.get_map() and self._read_output(agent):
@@ -184,20 +184,20 @@ class _Processes:
 
 
 def main() -> None:
-    """Serves its standard input and output, which commands do not get."""
+    """Serves requests on standard input and output, which commands do not inherit."""
     processes = _Processes(*take_pipes())
     try:
         processes.serve()
     except BrokenPipeError:
-        pass  # the trainer is gone
+        pass  # the trainer has ended
     finally:
         processes.close()
 
 
 def _read_file(path: Path) -> bytes | None:
-    """A file of an agent, which may be anything; at most one byte more than is allowed."""
+    """Reads an agent's file, at most one byte more than allowed; None: it is no regular file."""
     try:
-        # Not a pipe, which would be waited for, nor what a link leads to.
+        # Neither blocks on a pipe nor follows a link.
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:
         return None

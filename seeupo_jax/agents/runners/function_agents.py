@@ -1,4 +1,4 @@
-"""Agents that are async functions: all of them run in one event loop, in a thread of its own."""
+"""Agents that are async functions, which all run in one event loop in a separate thread."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from seeupo_jax.agents.calls import Access, AgentFailure, AgentResult, AgentTask
 from seeupo_jax.agents.runners.agent_results import check_result
 from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.configuration.user_code import check_arguments, import_attribute
-from seeupo_jax.envs.gate import ProtocolError, describe
+from seeupo_jax.envs.validation import ProtocolError, describe
 
-BLOCKED_S = 2.0  # in one step of an agent, after which a warning names it
+BLOCKED_S = 2.0  # of one step of an agent, after which a warning names the agent
 _CLOSE_S = 2.0  # for agents to end when the run does
 
 _LOGGER = logging.getLogger(__name__)
@@ -32,10 +32,10 @@ OnEnd = Callable[[AgentResult | AgentFailure], None]
 
 
 def load_function(agent: Agent) -> AgentFunction:
-    """The function that `config.agent.name` and its options mean.
+    """Loads the function that `config.agent.name` names, with its options.
 
     Raises:
-      ValueError: none that is async and takes (task, client); one sentence.
+      ValueError: it is not async, or does not take (task, client) and the options.
     """
     name = str(agent.name)
     function = import_attribute(name, "config.agent.name", "function", callable)
@@ -56,16 +56,16 @@ def load_function(agent: Agent) -> AgentFunction:
 
 
 class FunctionAgents:
-    """A `Runner` of an async function; an agent that blocks the loop is warned of, with its line.
+    """A `Runner` of an async function; warns about an agent that blocks the loop, with its line.
 
-    An agent's client is an `openai.AsyncOpenAI`, whose `base_url` and `api_key` are for other
-    packages. It waits for an answer as long as that takes and repeats no call: repeated, it would
-    be another turn.
+    An agent's client is an `openai.AsyncOpenAI`; other packages can use its `base_url` and
+    `api_key`. It waits for an answer without a time limit and repeats no call, since a repeated
+    call would be another turn.
 
     Args:
       name: of the function, for messages.
       max_reward: the largest magnitude of a reward.
-      blocked_s: for which an agent may keep the loop from turning, unwarned.
+      blocked_s: an agent may block the loop for this long without a warning.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class FunctionAgents:
             loop.close()
 
     def _free_loop(self) -> _Loop:
-        """The latest loop; another one where an agent has blocked that for too long."""
+        """Returns the latest loop, or a new one if an agent has blocked that for too long."""
         with self._lock:
             if not self._loops or self._loops[-1].blocked:
                 self._loops.append(_Loop(self._blocked_s))
@@ -115,21 +115,21 @@ class FunctionAgents:
 def open_clients() -> Callable[[Access], Any]:
     """Makes the function that opens an episode's client, an `openai.AsyncOpenAI`.
 
-    Each has connections of its own, since a pool looks at all of its connections at every call;
-    made without certificates, which no loopback needs, that takes 0.2 ms and not 35.
+    Each client has its own connections, since a pool inspects all its connections at every call.
+    Without certificates, which loopback does not need, opening takes 0.2 ms instead of 35 ms.
 
     Raises:
       ValueError: the OpenAI SDK is not installed.
     """
     try:
-        import httpx2  # of that SDK
+        import httpx2  # a dependency of that SDK
         import openai
     except ImportError:
         raise ValueError(
             "config.agent.name: the package openai is missing; pip install seeupo_jax[agents]"
         ) from None
 
-    limits = httpx2.Limits(max_connections=None)  # else a call might wait for another
+    limits = httpx2.Limits(max_connections=None)  # otherwise a call might wait for another
 
     def make(access: Access) -> Any:
         connections = httpx2.AsyncHTTPTransport(verify=False, limits=limits)
@@ -146,10 +146,10 @@ def open_clients() -> Callable[[Access], Any]:
 
 
 class _Loop:
-    """An event loop in a thread of its own, and a thread that looks whether it turns.
+    """An event loop in its own thread, and a thread that watches whether the loop responds.
 
     Args:
-      limit_s: for which one task may keep it from turning.
+      limit_s: how long one task may block the loop.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -157,14 +157,14 @@ class _Loop:
         self._loop.set_default_executor(_Threads())
         self._limit_s, self._blocked_s = limit_s, 0.0
         self._closed = threading.Event()
-        # Daemons: an agent that blocks the loop must not keep the process alive.
+        # Daemon threads: an agent that blocks the loop must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="agents", daemon=True)
         self._thread.start()
         threading.Thread(target=self._look, name="agents-watch", daemon=True).start()
 
     @property
     def blocked(self) -> bool:
-        """Whether no other agent has been able to go on for long."""
+        """Whether one task has blocked the other agents for long."""
         return self._blocked_s > 1.5 * self._limit_s
 
     def run(
@@ -173,7 +173,7 @@ class _Loop:
         play: Callable[[], Coroutine[Any, Any, AgentResult | AgentFailure]],
         on_end: OnEnd,
     ) -> Callable[[], None]:
-        """Runs an agent and hands on what it comes to; returns a function that ends it."""
+        """Runs an agent and reports its outcome to `on_end`; returns a function that ends it."""
         task: asyncio.Task[None] | None = None
         stopped = False
 
@@ -200,7 +200,7 @@ class _Loop:
         return stop
 
     def close(self) -> None:
-        """Cancels what still runs and ends the thread, unless an agent blocks it."""
+        """Cancels running agents and ends the thread, unless an agent blocks it."""
         self._closed.set()
         self._call(self._loop.stop)
         self._thread.join(_CLOSE_S)
@@ -213,7 +213,7 @@ class _Loop:
         while not self._closed.is_set():
             try:
                 self._loop.run_forever()
-            except BaseException as error:  # SystemExit of a task that an agent has begun
+            except BaseException as error:  # SystemExit of a task that an agent started
                 _LOGGER.warning("a task that an agent began raised %s", describe(error))
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
@@ -224,7 +224,7 @@ class _Loop:
         self._loop.close()
 
     def _look(self) -> None:
-        """Asks the loop to say that it turns; where one task keeps it from that, says so."""
+        """Tests regularly whether the loop responds; warns if one task blocks it."""
         look_s = self._limit_s / 4
         while not self._closed.wait(look_s):
             turned, warned_s = threading.Event(), self._limit_s
@@ -232,7 +232,7 @@ class _Loop:
             self._call(turned.set)
             while not turned.wait(look_s) and not self._closed.is_set():
                 current, now = asyncio.current_task(self._loop), time.monotonic()
-                if current is None or current is not task:  # many have work to do: it is busy
+                if current is None or current is not task:  # several tasks run: the loop is busy
                     task, since = current, now
                 self._blocked_s = now - since
                 if self._blocked_s > warned_s:
@@ -254,7 +254,7 @@ class _Loop:
 
 
 def _place(stack: traceback.StackSummary) -> str:
-    """The innermost line that is neither of the standard library nor of a package."""
+    """The innermost line outside of the standard library and installed packages."""
     frames = [each for each in stack if "/lib/python" not in each.filename]
     last = frames[-1] if frames else stack[-1]
     return f" at {last.filename}, line {last.lineno}"
@@ -263,9 +263,9 @@ def _place(stack: traceback.StackSummary) -> str:
 class _Threads(ThreadPoolExecutor):
     """A daemon thread for each call of `asyncio.to_thread`.
 
-    Python's own pool has a few more threads than the machine has cores: with more agents than that
-    in synchronous code, those without a thread would wait for those whose calls wait for them. And
-    it keeps the process alive until every call has ended.
+    Python's default pool has a few more threads than the machine has cores. With more agents in
+    synchronous code, agents without a thread would wait for agents whose calls wait for them
+    (deadlock). It also keeps the process alive until every call has ended.
     """
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:

@@ -1,4 +1,4 @@
-"""`appworld`: tasks in nine apps of everyday life, done by writing Python code (AppWorld)."""
+"""`appworld`: tasks in nine everyday apps, solved by writing Python code (AppWorld)."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from typing import Any
 
 from seeupo_jax.configuration.user_code import escaped, expand_home
 from seeupo_jax.envs.appworld.prompt import (
-    cut,
     no_code_message,
     output_message,
     system_message,
     task_message,
+    truncate,
 )
 from seeupo_jax.envs.appworld.server import (
-    Broken,
-    Gone,
-    OwnServer,
+    InvalidReply,
+    ManagedServer,
     PoolServer,
+    RequestUnanswered,
     ServerError,
-    Unanswered,
-    python_of,
+    ServerGone,
+    python_path,
 )
-from seeupo_jax.envs.base import Message, Missing, StepResult, Tool, check_choice
+from seeupo_jax.envs.base import EnvironmentUnavailable, Message, StepResult, Tool, check_choice
 from seeupo_jax.envs.episode_rewards import REWARDS, EpisodeReward
 from seeupo_jax.envs.tool_calls import ToolCallError, parse_fenced
 
 HOME = Path(__file__).parents[3] / "third_party" / "appworld"
 # The benchmark's datasets by split. The paper trains on `train` (90 tasks) and evaluates on `dev`
-# (57); the two tests that AppWorld keeps for final results go by their own names.
+# (57). The two test sets that AppWorld reserves for final results have their own names.
 SPLITS = {"train": "train", "test": "dev"} | {
     name: name for name in ("dev", "test_normal", "test_challenge")
 }
-_SERVER_MARGIN_S = 20  # of a request beyond its code: saving the world, evaluating it
+_SERVER_MARGIN_S = 20  # added to the code's limit: the world is saved and evaluated
 _HUNG = "The code could not be interrupted; the episode is over."
 _CRASHED = "The code ended its Python process; the episode is over."
 _DAMAGED = "The code damaged its Python process, which cannot go on; the episode is over."
@@ -45,31 +45,32 @@ _RAISED = "Execution failed."  # how AppWorld begins the output of code that rai
 
 @dataclass
 class AppWorld:
-    """The environment: the policy writes code, AppWorld runs it and its evaluator judges.
+    """The environment: the policy writes code, AppWorld runs and evaluates it.
 
-    An action is a message with one ```python block; the block's output is answered, and
-    `complete_task` in it ends the episode. The object has a server to itself from its first `reset`
-    to `close`. The code that runs there is the policy's: see third_party/appworld.
+    An action is a message with one ```python block. The observation is the block's output, and
+    `complete_task` in the block ends the episode. The object holds one server exclusively from its
+    first `reset` to `close`. That server runs the policy's code: see third_party/appworld.
 
-    root: the folder that holds AppWorld's `data`; None: `home`.
-    home: the folder that third_party/appworld/setup.sh has set up; None: that of this repository.
+    root: the folder that contains AppWorld's `data`; None: `home`.
+    home: the folder that third_party/appworld/setup.sh has set up; None: the one in this
+      repository.
     servers: the file of a pool that third_party/appworld/serve.py runs; None: the object starts its
-      own server, and `memory_mb` and the limit of a request are its own too.
-    reward: what an episode earns, one of `REWARDS`; each step gives what it adds. `fraction`:
-      `score()`. `official`: 1 when it is 1, else 0. `shaped`: 1 + 0.5·score when it is 1, 0.5·score
-      otherwise; but −1 once a message repeats itself or holds a control token, whatever follows.
-    max_calls: messages of the policy in an episode; the last of them ends it.
-    max_output_tokens: longer output of a block is cut, with a note. Tokens are counted without a
-      tokenizer, as parts of words, digits and signs (`prompt.cut`): what the apps print
-      has 1 to 1.3 times as many of them as of Qwen's tokens (access tokens: 0.8), of which the
-      paper shows 3000.
-    code_s: seconds after which a block is interrupted; its output says so. One that cannot be ends
-      its server with the limit of a request, and the episode, which then meets no requirement; so
-      does one that crashes Python, or changes it so that AppWorld fails.
-    start_s: seconds in which a server must start, or become free.
-    memory_mb: a server that is larger is replaced before the next episode; in an episode, a block
-      that takes it to twice that gets a MemoryError.
-    experiment: what AppWorld's names of rollouts begin with.
+      own server. `memory_mb` and the time limit of a request apply only to an own server.
+    reward: the episode's reward, one of `REWARDS`; a step's reward is the increase. `fraction`:
+      `score()`. `official`: 1 if the score is 1, else 0. `shaped`: 1 + 0.5·score if the score is 1,
+      0.5·score otherwise; permanently −1 once a message repeats itself or contains a control token.
+    max_calls: messages of the policy per episode; the last one ends it.
+    max_output_tokens: longer output of a block is truncated, with a note. Tokens are counted
+      without a tokenizer, as parts of words, digits and signs (`prompt.truncate`). The apps' output
+      has 1 to 1.3 times as many of these as Qwen tokens (access tokens: 0.8); the paper shows 3000
+      tokens.
+    code_s: seconds after which a block is interrupted, which its output reports. A block that
+      cannot be interrupted ends its server at the time limit of a request, and the episode with
+      score 0; so does a block that crashes Python or changes it so that AppWorld fails.
+    start_s: seconds within which a server must start, or become free.
+    memory_mb: a larger server is replaced before the next episode; within an episode, a block that
+      takes its memory to twice this limit gets a MemoryError.
+    experiment: prefix of AppWorld's rollout names.
     """
 
     root: str | None = None
@@ -96,18 +97,20 @@ class AppWorld:
         self._episode: _Episode | None = None
 
     def task_ids(self, split: str) -> Sequence[str]:
-        """The official ids of a dataset, in its order; `SPLITS` says of which."""
+        """Returns the official task ids of the split's dataset (`SPLITS`), in its order."""
         check_choice("appworld split", split, SPLITS)
         file = self._data / "datasets" / f"{SPLITS[split]}.txt"
         if not file.is_file():
-            raise Missing(f"appworld split: got {split!r}; allowed: one that {file} exists for.")
+            raise EnvironmentUnavailable(
+                f"appworld split: got {split!r}; allowed: one that {file} exists for."
+            )
         return file.read_text(encoding="utf-8").split()
 
     def reset(self, task_id: str, seed: int) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
         """Starts an episode in a new world. Nothing is random: `seed` is unused.
 
         Raises:
-          ServerError: no server could be started, or it refused the task.
+          ServerError: no server could be started, or the server refused the task.
         """
         tasks = self._data / "tasks"
         if not task_id or Path(task_id).name != task_id or not (tasks / task_id).is_dir():
@@ -131,11 +134,12 @@ class AppWorld:
     def step(self, text: str) -> StepResult:
         """Runs a message's block and evaluates the world.
 
-        info: `requirements_passed` of `requirements`, `completed` by the policy, `calls`,
-        `outputs_cut` so far, `bad_call` when the message held no block that could be run, `hung`
-        when its block could not be interrupted, `crashed` when it, or what an earlier one left
-        behind, ended the server's process, `damaged` when AppWorld could not go on in it, `lost`:
-        the error of these three, else None; `out_of_calls` when the bound ended the episode.
+        info: `requirements_passed` out of `requirements`; `completed`: the policy completed the
+        task; `calls` and `outputs_cut` so far; `bad_call`: the message has no block that could be
+        run; `hung`: its block could not be interrupted; `crashed`: the block, or effects of an
+        earlier one, ended the server's process; `damaged`: AppWorld could not continue in that
+        process; `lost`: the error in these three cases, else None; `out_of_calls`: `max_calls`
+        ended the episode.
 
         Raises:
           ServerError: the server died before the first block, refused, or its pool ended; the
@@ -144,22 +148,22 @@ class AppWorld:
         return self._running().step(text)
 
     def score(self) -> float:
-        """The share of the task's requirements that the world meets now; 1 is success."""
+        """The share of the task's requirements that the world currently meets; 1 is success."""
         return self._running().score
 
     def close(self) -> None:
-        """Ends the server, or leaves it to others."""
+        """Ends the server, or releases it to its pool."""
         self._episode = None
         self._server.stop()
 
-    def _make_server(self, home: Path) -> OwnServer | PoolServer:
+    def _make_server(self, home: Path) -> ManagedServer | PoolServer:
         request_s = self.code_s + _SERVER_MARGIN_S
         if self.servers is not None:
             pool = PoolServer(expand_home(self.servers), start_s=self.start_s, request_s=request_s)
             _check_limit(self.code_s, pool.limit_s, self.servers)
             return pool
         _check_installed(home)
-        return OwnServer(
+        return ManagedServer(
             home,
             self._data,
             start_s=self.start_s,
@@ -174,8 +178,8 @@ class AppWorld:
 
 
 @dataclass(frozen=True)
-class _Ran:
-    """A block's output; or, where its server is lost, what to answer and the error."""
+class _Execution:
+    """A block's output; if its server is lost, the answer to the policy and the error."""
 
     output: str | None = None
     completed: bool = False
@@ -184,9 +188,9 @@ class _Ran:
 
 
 class _Episode:
-    """One conversation and the world that it acts on."""
+    """One conversation and the world on which it acts."""
 
-    def __init__(self, options: AppWorld, server: OwnServer | PoolServer, task_id: str):
+    def __init__(self, options: AppWorld, server: ManagedServer | PoolServer, task_id: str):
         self._options, self._server, self._task_id = options, server, task_id
         self._calls = self._outputs_cut = 0
         self._executed: list[bool] = []  # of each step
@@ -201,12 +205,12 @@ class _Episode:
         self._calls += 1
         self._reward.read(text)
         code, answer = _read(text)
-        ran = _Ran() if code is None else self._run(code)
+        ran = _Execution() if code is None else self._run(code)
         self._executed.append(ran.output is not None and not ran.output.startswith(_RAISED))
         if ran.output is not None:
             answer = output_message(self._cut(ran.output))
         elif ran.lost is not None:
-            answer, self._passed = ran.lost, 0  # with its server the world is gone
+            answer, self._passed = ran.lost, 0  # the world is lost with its server
         ended = ran.completed or ran.lost is not None
         out_of_calls = not ended and self._calls >= self._options.max_calls
         self._done = ended or out_of_calls
@@ -225,17 +229,17 @@ class _Episode:
             "out_of_calls": out_of_calls,
         }
         observation = ({"role": "user", "content": answer},)
-        return StepResult(observation, self._reward.pay(self.score), self._done, info)
+        return StepResult(observation, self._reward.step_reward(self.score), self._done, info)
 
     @property
     def score(self) -> float:
         return self._passed / self._requirements
 
-    def _run(self, code: str) -> _Ran:
+    def _run(self, code: str) -> _Execution:
         """Runs a block and evaluates the world.
 
-        A server that fails or ends from the first block on is the policy's failure: one of the
-        environment would not count, and the policy could end bad episodes so.
+        A server that fails or ends after the first block has run is the policy's failure. Failures
+        of the environment are not counted: the policy could discard bad episodes that way.
         """
         began, output = time.monotonic(), None
         try:
@@ -243,13 +247,13 @@ class _Episode:
             self._ran_code = True
             completed = self._call("task_completed")
             self._evaluate()
-        except (Unanswered, Broken, Gone) as error:
-            if isinstance(error, Gone) and not self._ran_code:
+        except (RequestUnanswered, InvalidReply, ServerGone) as error:
+            if isinstance(error, ServerGone) and not self._ran_code:
                 raise ServerError(str(error)) from None
             hung = output is None and time.monotonic() - began > self._options.code_s
-            lost = _DAMAGED if isinstance(error, Broken) else _HUNG if hung else _CRASHED
-            return _Ran(lost=lost, error=str(error))
-        return _Ran(escaped(output), completed)
+            lost = _DAMAGED if isinstance(error, InvalidReply) else _HUNG if hung else _CRASHED
+            return _Execution(lost=lost, error=str(error))
+        return _Execution(escaped(output), completed)
 
     def _evaluate(self) -> None:
         verdict = self._call("evaluate", suppress_errors=True)
@@ -259,13 +263,13 @@ class _Episode:
         return self._server.call(method, task_id=self._task_id, **body)
 
     def _cut(self, output: str) -> str:
-        shown = cut(output, self._options.max_output_tokens)
+        shown = truncate(output, self._options.max_output_tokens)
         self._outputs_cut += shown != output
         return shown
 
 
 def _read(text: str) -> tuple[str | None, str]:
-    """The code of a message; or None, and what to answer."""
+    """Returns the code of a message; or None, and the answer to the policy."""
     try:
         code = parse_fenced(text)
     except ToolCallError as error:
@@ -276,8 +280,8 @@ def _read(text: str) -> tuple[str | None, str]:
 
 
 def _check_installed(home: Path) -> None:
-    if not python_of(home).exists():
-        raise Missing(
+    if not python_path(home).exists():
+        raise EnvironmentUnavailable(
             f"appworld home: got {home}, which has no .venv; "
             "allowed: a folder set up by `sh third_party/appworld/setup.sh` of the repository, "
             "which config.env.options.home names."
@@ -286,7 +290,7 @@ def _check_installed(home: Path) -> None:
 
 def _check_data(home: Path, root: Path) -> None:
     if not (root / "data" / "tasks").is_dir():
-        raise Missing(
+        raise EnvironmentUnavailable(
             f"appworld root: got {root}, which has no data/tasks; allowed: a folder filled by "
             f"`{home}/.venv/bin/appworld download data --root {root}` (needs the internet)."
         )

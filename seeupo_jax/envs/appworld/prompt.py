@@ -1,4 +1,4 @@
-"""What the `appworld` environment says to the policy."""
+"""Messages of the `appworld` environment to the policy."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import itertools
 import re
 from collections.abc import Mapping
 
-# About a token of Qwen's: a word or a part of it, a digit, a few signs, a character of any other
-# script. Bounded, so that no long run counts as one.
+# Approximates one token of Qwen: a word or a part of it, a digit, a few signs, a character of any
+# other script. Lengths are bounded, so that no long run counts as one token.
 _PIECE = re.compile(
     r"[ _]?[A-Z]?[a-z]{1,8}|[ _]?[A-Z]{1,3}|[0-9]|[!-/:-@\[-`{-~]{1,4}|\s{1,16}|.", re.DOTALL
 )
@@ -95,7 +95,7 @@ apis.supervisor.complete_task(answer=20)
 def system_message(
     app_descriptions: Mapping[str, str], supervisor: Mapping[str, str], datetime: str
 ) -> str:
-    """How to act, the apps, who the supervisor is, and a worked example."""
+    """The system message: instructions, the apps, the supervisor, and a worked example."""
     apps = "\n".join(f"- {name}: {text}" for name, text in app_descriptions.items())
     return _SYSTEM.format(apps=apps, datetime=datetime.replace("T", " "), **supervisor)
 
@@ -105,7 +105,7 @@ def task_message(instruction: str) -> str:
 
 
 def output_message(output: str) -> str:
-    """What a block printed, in a fence that nothing in it closes."""
+    """A block's output in a fence that is longer than any fence in it."""
     longest = max(map(len, re.findall("`{3,}", output)), default=2)
     fence = "`" * (longest + 1)
     end = "" if output.endswith("\n") else "\n"
@@ -116,8 +116,8 @@ def no_code_message(reason: str) -> str:
     return f"Nothing was run: {reason}."
 
 
-def cut(output: str, limit: int) -> str:
-    """The first `limit` pieces of an output, about as many tokens, with a note when it has more."""
+def truncate(output: str, limit: int) -> str:
+    """The first `limit` pieces (roughly tokens) of an output, with a note if there are more."""
     rest = next(itertools.islice(_PIECE.finditer(output), limit, None), None)
     if rest is None:
         return output

@@ -1,4 +1,4 @@
-"""Clients of AppWorld servers on loopback HTTP: one started here, or one of a pool."""
+"""Clients of AppWorld servers over loopback HTTP: a server started here, or one of a pool."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from seeupo_jax.configuration.user_code import describe
 from seeupo_jax.envs.transport.processes import end, supervised
 
 MAX_REPLY = 64 * 2**20  # bytes
-_LAST = 2000  # characters at the end of a server's log in which its last line is searched
-_GRACE_S = 10.0  # the client's timeout beyond that after which a server ends itself
-_LAST_S = 5.0  # in which a server removes its folder when this process is gone
+_LAST = 2000  # characters at the end of a server's log that are searched for its last line
+_GRACE_S = 10.0  # the client's timeout beyond the request limit at which a server ends itself
+_LAST_S = 5.0  # for a server to remove its folder after this process has ended
 _RETRY_S = 0.2  # between two rounds through a pool without a free server
 _OUTPUTS = {"execute": [str], "task_completed": [bool], "evaluate": [list, int]}
 
@@ -32,43 +32,43 @@ class ServerError(RuntimeError):
     """A server ended, did not answer or refused a request; its world is lost."""
 
 
-class Gone(ServerError):
-    """A server had ended before it took a request; where it runs again, without the world."""
+class ServerGone(ServerError):
+    """The server ended before it took the request; if it runs again, its world is lost."""
 
 
-class Broken(ServerError):
-    """A server took a request, and what it answered is no answer to it."""
+class InvalidReply(ServerError):
+    """The server took the request, but its reply is no valid answer."""
 
 
-class Unanswered(ServerError):
-    """A server took a request and did not answer it in time."""
+class RequestUnanswered(ServerError):
+    """The server took the request and did not answer in time."""
 
 
-class Ended(Unanswered):
-    """A server took a request and ended before it had answered."""
+class ServerDied(RequestUnanswered):
+    """The server took the request and ended before it answered."""
 
 
-# Statuses with which a server that works refuses: a wrong token, a world of another client, no
-# world since it was started anew, too large.
-_REFUSALS = {401: ServerError, 409: ServerError, 410: Gone, 503: ServerError}
+# Statuses of a working server's refusals: a wrong token, another client's world, no world after a
+# restart, too much memory.
+_REFUSALS = {401: ServerError, 409: ServerError, 410: ServerGone, 503: ServerError}
 
 
 @dataclass(frozen=True)
 class Address:
-    """A server's port, the token of every request, and the client that has the world."""
+    """A server's port, the token of every request, and the client that holds the world."""
 
     port: int
     token: str
     client: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def ask(self, method: str, body: dict[str, Any], timeout_s: float) -> Any:
-        """The output of one of AppWorld's methods; without a body it is a GET.
+        """Calls one of AppWorld's methods and returns its output; without a body by GET.
 
         Raises:
-          Unanswered, Ended: it took the request, and there is no answer.
-          Broken: it took the request, and failed or answered something else.
-          Gone: it could not be reached, or has been started anew.
-          ServerError: it refused.
+          RequestUnanswered, ServerDied: the server took the request and did not answer.
+          InvalidReply: the server took the request, and failed or sent an invalid answer.
+          ServerGone: the server could not be reached, or has been restarted.
+          ServerError: the server refused.
         """
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
         headers = {
@@ -76,51 +76,52 @@ class Address:
             "x-client": self.client,
             "content-type": "application/json",
         }
-        failure = Gone
+        failure = ServerGone
         try:
             with contextlib.closing(connection):
                 connection.connect()
-                failure = Ended
+                failure = ServerDied
                 data = json.dumps(body).encode() if body else None
                 connection.request("POST" if body else "GET", f"/{method}", data, headers)
                 response = connection.getresponse()
                 reply = response.read(MAX_REPLY + 1)
         except (OSError, http.client.HTTPException) as error:
-            if failure is Ended and isinstance(error, TimeoutError):
-                failure = Unanswered
+            if failure is ServerDied and isinstance(error, TimeoutError):
+                failure = RequestUnanswered
             raise failure(f"{method} had no answer ({type(error).__name__})") from None
         if response.status != 200:
             text = reply[:200].decode(errors="replace")
-            kind = _REFUSALS.get(response.status, Broken)
+            kind = _REFUSALS.get(response.status, InvalidReply)
             raise kind(f"{method} was answered with {response.status}, {text}")
         if len(reply) > MAX_REPLY:
-            raise Broken(f"{method} was answered with more than {MAX_REPLY} bytes")
+            raise InvalidReply(f"{method} was answered with more than {MAX_REPLY} bytes")
         return _output(method, reply)
 
 
 def _output(method: str, reply: bytes) -> Any:
-    """What a reply holds. Code can change how a server writes it: nothing of it is assumed."""
+    """Parses and checks a reply; the policy's code can change how the server writes it."""
     try:
         output = json.loads(reply)["output"]
         parts = [output["passes"], output["num_tests"]] if method == "evaluate" else [output]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise Broken(f"{method} was answered with no answer ({describe(error)})") from None
+        raise InvalidReply(f"{method} was answered with no answer ({describe(error)})") from None
     for part, kind in zip(parts, _OUTPUTS.get(method, [object]), strict=True):
         if not isinstance(part, kind):
-            raise Broken(f"{method} was answered with no answer ({type(part).__name__})")
+            raise InvalidReply(f"{method} was answered with no answer ({type(part).__name__})")
     return output
 
 
-class OwnServer:
-    """A server process, started on first use and again after it has died.
+class ManagedServer:
+    """A server process that is started on first use and again after it has died.
 
-    It ends with this process, however that ends, and with it what the policy's code has started.
-    Its files are in a private folder that is removed with it. Only this object knows its token.
+    It ends with this process, however that ends, and so do processes that the policy's code has
+    started. Its files are in a private folder that is removed with it. Only this object knows its
+    token.
 
     Args:
-      home: the folder of AppWorld's `.venv` and `server.py`.
-      data: the data folder that its tasks are in.
-      start_s: seconds in which it must answer first.
+      home: the folder with AppWorld's `.venv` and `server.py`.
+      data: the data folder with its tasks.
+      start_s: seconds within which it must answer first.
       request_s: seconds of a request after which it ends itself.
       memory_mb: resident memory above which it ends itself instead of starting an episode.
     """
@@ -133,7 +134,7 @@ class OwnServer:
 
     @property
     def pid(self) -> int | None:
-        """The supervisor of the process that runs; None without one."""
+        """The id of the running process's supervisor; None if none runs."""
         running = self._process is not None and self._process.poll() is None
         return self._process.pid if running else None
 
@@ -142,13 +143,13 @@ class OwnServer:
         return self._address.port
 
     def begin(self, **body: Any) -> Any:
-        """Opens a world in place of the last one, on a new server if there is none.
+        """Opens a world in place of the last one, on a new server if none runs.
 
         Raises:
           ServerError: no server could be started, or it refused.
         """
         if self.pid is not None:
-            # One that is too large, or has died since, is replaced.
+            # A server that is too large, or has died meanwhile, is replaced.
             with contextlib.suppress(ServerError):
                 return self.call("initialize", **body)
         self.stop()
@@ -156,21 +157,21 @@ class OwnServer:
         return self.call("initialize", **body)
 
     def call(self, method: str, **body: Any) -> Any:
-        """The output of one of AppWorld's methods.
+        """Calls one of AppWorld's methods and returns its output.
 
         Raises:
-          ServerError: the server has been ended, since the state of its world is unknown; its
+          ServerError: the server has been ended, since the state of its world is unknown;
             subclasses as in `Address.ask`.
         """
         if self.pid is None:
-            raise self._failed(f"the server was gone before {method}", Gone)
+            raise self._failed(f"the server was gone before {method}", ServerGone)
         try:
             return self._address.ask(method, body, self._request_s + _GRACE_S)
         except ServerError as error:
             raise self._failed(str(error), type(error)) from None
 
     def stop(self) -> None:
-        """Ends the server, if there is one, and removes its folder."""
+        """Ends the server, if one runs, and removes its folder."""
         if self._process is None:
             return
         end(self._process)
@@ -186,7 +187,7 @@ class OwnServer:
         (self._folder / "data").symlink_to(self._data)
         token = secrets.token_hex(16)
         command = [
-            str(python_of(self._home)),
+            str(python_path(self._home)),
             str(self._home / "server.py"),
             str(self._folder),
             f"--request_s={self._request_s}",
@@ -202,7 +203,7 @@ class OwnServer:
                 stderr=log,
                 start_new_session=True,  # Ctrl-C in a terminal is for the trainer only
             )
-        with contextlib.suppress(BrokenPipeError):  # it has died: reading its port fails
+        with contextlib.suppress(BrokenPipeError):  # the server has died: reading its port fails
             self._process.stdin.write(f"{token}\n".encode())
             self._process.stdin.flush()
         self._address = Address(self._read_port(), token)
@@ -220,7 +221,7 @@ class OwnServer:
         return int(line)
 
     def _failed(self, what: str, kind: type[ServerError] = ServerError) -> ServerError:
-        """Ends the server; the error has the reason and the last line of its log."""
+        """Ends the server; returns an error with the reason and the last line of its log."""
         try:
             log = (self._folder / "log").read_text(encoding="utf-8", errors="replace")
             lines = log[-_LAST:].splitlines()
@@ -231,11 +232,11 @@ class OwnServer:
 
 
 class PoolServer:
-    """A free server of a pool, held from the first `begin` until it dies or `stop`.
+    """A server of a pool, held from the first `begin` until it dies or `stop` is called.
 
     Args:
       file: written by third_party/appworld/serve.py.
-      start_s: seconds in which a server must become free.
+      start_s: seconds within which a server must become free.
       request_s: seconds of a request after which the servers end themselves.
     """
 
@@ -250,7 +251,7 @@ class PoolServer:
 
     @property
     def limit_s(self) -> float | None:
-        """Seconds of a request after which the pool's servers end; None: its file does not say."""
+        """The pool's time limit of a request, after which a server ends; None: not in its file."""
         try:
             limit = json.loads(self._file.read_text(encoding="utf-8"))["request_s"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -258,11 +259,11 @@ class PoolServer:
         return limit if isinstance(limit, int | float) else None
 
     def begin(self, **body: Any) -> Any:
-        """Opens a world on the server held so far, else on a free one.
+        """Opens a world on the server that is held, otherwise on a free one.
 
         Raises:
-          ServerError: the file of the pool cannot be read; none was free in time, or all refused:
-            it quotes the last refusal.
+          ServerError: the pool's file cannot be read, no server was free in time, or all refused;
+            the last refusal is quoted.
         """
         until = time.monotonic() + self._start_s
         refusal: ServerError | str = "it lists none"
@@ -282,11 +283,12 @@ class PoolServer:
             time.sleep(_RETRY_S)
 
     def call(self, method: str, **body: Any) -> Any:
-        """The output of one of AppWorld's methods.
+        """Calls one of AppWorld's methods and returns its output.
 
         Raises:
-          ServerError: the server is no longer held, and has been ended where it is `Broken`; its
-            subclasses as in `Address.ask`, but `Ended` and `Gone` only where the pool lives on.
+          ServerError: the server is no longer held; after an `InvalidReply` it has been ended.
+            Subclasses as in `Address.ask`, but `ServerDied` and `ServerGone` only while the pool
+            runs.
         """
         if self._address is None:
             raise ServerError(f"appworld: the server was gone before {method}")
@@ -294,7 +296,7 @@ class PoolServer:
             return self._address.ask(method, body, self._request_s + _GRACE_S)
         except ServerError as error:
             kind = type(error)
-            if kind in (Ended, Gone) and not self._is_replaced():
+            if kind in (ServerDied, ServerGone) and not self._is_replaced():
                 kind = ServerError
             _leave(self._address, error)
             self._address = None
@@ -308,7 +310,7 @@ class PoolServer:
         self._address = None
 
     def _is_replaced(self) -> bool:
-        """Whether the pool has started the server that ended again; else the pool has ended."""
+        """Whether the pool has restarted the server that ended; otherwise the pool has ended."""
         try:
             self._address.ask("health", {}, self._start_s)
         except ServerError:
@@ -316,7 +318,7 @@ class PoolServer:
         return True
 
     def _candidates(self) -> list[Address]:
-        """The server held, then the others in random order; the file may have changed."""
+        """The held server first, then the others in random order; the file is read again."""
         try:
             pool = json.loads(self._file.read_text(encoding="utf-8"))
             ports, token = random.sample(pool["ports"], len(pool["ports"])), pool["token"]
@@ -330,19 +332,19 @@ class PoolServer:
 
 
 def _leave(address: Address, error: ServerError) -> None:
-    """Gives a pool's server that took a request back after an error; a broken one is to end."""
-    if isinstance(error, Broken | Unanswered):  # else it is not held
+    """Releases a pool's server after an error; after an invalid reply the server is to end."""
+    if isinstance(error, InvalidReply | RequestUnanswered):  # after other errors it is not held
         with contextlib.suppress(ServerError):
-            address.ask("end" if isinstance(error, Broken) else "release", {}, _GRACE_S)
+            address.ask("end" if isinstance(error, InvalidReply) else "release", {}, _GRACE_S)
 
 
-def python_of(home: Path) -> Path:
-    """AppWorld's interpreter in its folder."""
+def python_path(home: Path) -> Path:
+    """The path of AppWorld's Python interpreter."""
     return home / ".venv" / "bin" / "python"
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """The server's environment variables: no secrets, since it runs the policy's code."""
+    """The server's environment variables, without secrets, since it runs the policy's code."""
     places = dict.fromkeys(("HOME", "APPWORLD_ROOT", "APPWORLD_CACHE"), str(folder))
     path = os.environ["PATH"]
     return {"PATH": path, "LANG": "C.UTF-8", "PYTHON_DOTENV_DISABLED": "1"} | places

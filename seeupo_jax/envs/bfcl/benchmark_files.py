@@ -1,4 +1,4 @@
-"""The official data of BFCL's multi-turn tasks: questions, reference calls, docs of the tools."""
+"""The official data of BFCL's multi-turn tasks: questions, reference calls, tool descriptions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from seeupo_jax.configuration.user_code import describe
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Message
-from seeupo_jax.envs.bfcl.simulated_apis import Task, World, official
+from seeupo_jax.envs.bfcl.simulated_apis import MultiTurnTask, World, official
+from seeupo_jax.envs.validation import ProtocolError, check_reset
 
 CATEGORIES = (
     "multi_turn_base",
@@ -23,20 +23,20 @@ CATEGORIES = (
     "multi_turn_long_context",
 )
 SPLITS = ("train", "test")
-TASKS = 200  # of a category, numbered from 0
+TASKS = 200  # per category, numbered from 0
 SPLIT_SEED = 0
 
-# The official doc of a tool: its name, description, parameters and response, in Python's words.
+# The official doc of a tool: its name, description, parameters and response, with Python's types.
 Doc = dict[str, Any]
 
 
 def split_ids(category: str, split: str) -> list[str]:
-    """The official ids of half a category, in the order of their numbers.
+    """Returns the official ids of half a category, in the order of their numbers.
 
-    `multi_turn_base` is split by number, as in the paper's code: 0 to 99 train. The others are
-    split by the order of hashes of seed and number, independent of any random generator, and all
-    three alike, because tasks of one number are variants of each other. They are variants of the
-    base task too: training on one category and testing on another leaks.
+    `multi_turn_base` is split by number, as in the paper's code: 0 to 99 train. The other three
+    share one split, by hashes of seed and number, independent of any random generator: tasks with
+    the same number are variants of each other. They are also variants of the base task, so
+    training on one category and testing on another leaks.
     """
     numbers = list(range(TASKS))
     if category != "multi_turn_base":
@@ -45,21 +45,21 @@ def split_ids(category: str, split: str) -> list[str]:
     return [f"{category}_{number}" for number in sorted(halves[split])]
 
 
-def load_tasks(category: str, folder: Path | None = None) -> dict[str, Task]:
-    """The tasks of a category by id: the official ones, or those of a folder in their format.
+def load_tasks(category: str, folder: Path | None = None) -> dict[str, MultiTurnTask]:
+    """Loads the tasks of a category by id: the official tasks, or a folder's in their format.
 
     Raises:
-      ValueError: a folder whose files are not there or not of this format.
+      ValueError: the folder's files do not exist or do not have this format.
     """
     if folder is None:
-        return _kept_tasks(category, None)
+        return _cached_tasks(category, None)
     name = file_name(category)
     stamps = map(_stamp, (folder / name, folder / "possible_answer" / name))
-    return _kept_tasks(category, folder, folder.absolute(), *stamps)
+    return _cached_tasks(category, folder, folder.absolute(), *stamps)
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:
-    """When it was written, and its bytes; None: unknown, and reading it will say why."""
+    """A file's modification time and size; None: unknown, reading it will report the error."""
     try:
         stat = file.stat()
     except OSError:
@@ -67,8 +67,8 @@ def _stamp(file: Path) -> tuple[int, int] | None:
     return stat.st_mtime_ns, stat.st_size
 
 
-@functools.lru_cache(maxsize=64)  # every slot of a pool asks for them
-def _kept_tasks(category: str, folder: Path | None, *_stamps: Any) -> dict[str, Task]:
+@functools.lru_cache(maxsize=64)  # every slot of a pool loads them
+def _cached_tasks(category: str, folder: Path | None, *_stamps: Any) -> dict[str, MultiTurnTask]:
     if folder is None:
         return _read_tasks(category, importlib.resources.files(official("bfcl_eval")) / "data")
     try:
@@ -84,15 +84,15 @@ def _kept_tasks(category: str, folder: Path | None, *_stamps: Any) -> dict[str, 
 
 
 def file_name(category: str) -> str:
-    """The file of a category's questions, and in `possible_answer` of its reference calls."""
+    """The file name of a category's questions, and of its calls in `possible_answer`."""
     return f"BFCL_v4_{category}.json"
 
 
-def _read_tasks(category: str, root: Traversable) -> dict[str, Task]:
+def _read_tasks(category: str, root: Traversable) -> dict[str, MultiTurnTask]:
     name = file_name(category)
     answers = _by_id(_read_lines(root, "possible_answer", name))
     return {
-        task_id: Task(
+        task_id: MultiTurnTask(
             task_id=task_id,
             questions=tuple(tuple(messages) for messages in row["question"]),
             classes=tuple(row["involved_classes"]),
@@ -113,8 +113,8 @@ def _by_id(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return rows_by_id
 
 
-def _check_task(task: Task) -> None:
-    """Raises ValueError where a task could not be played to its end."""
+def _check_task(task: MultiTurnTask) -> None:
+    """Raises ValueError if a task could not be played to its end."""
     simulators = official("bfcl_eval.constants.executable_backend_config").CLASS_FILE_PATH_MAPPING
     if unknown := [name for name in task.classes if name not in simulators]:
         raise ValueError(f"{task.task_id} has no simulator {unknown[0]}; there are {[*simulators]}")
@@ -141,29 +141,29 @@ def _check_task(task: Task) -> None:
 
 def _check_question(task_id: str, messages: Sequence[Message]) -> None:
     try:
-        gate.check_opening((messages, ()))
-    except gate.ProtocolError as error:
+        check_reset((messages, ()))
+    except ProtocolError as error:
         wrong = str(error).removeprefix("reset() messages: ")
         raise ValueError(f"{task_id} has a question that is none: {wrong}") from None
 
 
 @functools.cache
 def read_docs(class_name: str) -> tuple[Doc, ...]:
-    """The official docs of a simulator's tools; read-only, because episodes share them."""
+    """The official docs of a simulator's tools; read-only, since episodes share them."""
     config = official("bfcl_eval.constants.executable_backend_config")
     file = config.MULTI_TURN_FUNC_DOC_FILE_MAPPING[class_name]
     root = importlib.resources.files(official("bfcl_eval")) / "data"
     return tuple(_read_lines(root, "multi_turn_func_doc", file))
 
 
-def listed_docs(task: Task) -> list[Doc]:
-    """Docs of the tools that are listed when the episode begins."""
+def listed_docs(task: MultiTurnTask) -> list[Doc]:
+    """Docs of the tools that are listed at the start of an episode."""
     held_out = {name for names in task.held_out.values() for name in names}
     return [doc for name in task.classes for doc in read_docs(name) if doc["name"] not in held_out]
 
 
-def added_docs(task: Task, turn: int) -> list[Doc]:
-    """Docs of the tools that a user turn introduces."""
+def added_docs(task: MultiTurnTask, turn: int) -> list[Doc]:
+    """Docs of the tools that a user turn adds."""
     docs = {doc["name"]: doc for name in task.classes for doc in read_docs(name)}
     return [docs[name] for name in task.held_out.get(turn, ())]
 

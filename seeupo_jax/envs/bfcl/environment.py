@@ -15,16 +15,16 @@ from seeupo_jax.envs.bfcl.benchmark_files import (
     split_ids,
 )
 from seeupo_jax.envs.bfcl.multi_turn import MultiTurn
-from seeupo_jax.envs.bfcl.simulated_apis import Task
+from seeupo_jax.envs.bfcl.simulated_apis import MultiTurnTask
 
 
 @dataclass
 class Bfcl(MultiTurn):
-    """The environment; its other options are those of `MultiTurn`.
+    """The environment; its other options are documented in `MultiTurn`.
 
-    category: one of `CATEGORIES`. In `multi_turn_miss_func` a user turn may bring new tools, in the
-      user's message; in `multi_turn_miss_param` a request may lack a detail that the next one has.
-    data: a folder with tasks of your own in the official format instead of the official ones:
+    category: one of `CATEGORIES`. In `multi_turn_miss_func` a user's message may add tools; in
+      `multi_turn_miss_param` a request may lack a detail that the next message gives.
+    data: a folder with your own tasks in the official format, instead of the official tasks:
       `SPLIT/BFCL_v4_CATEGORY.json` and `SPLIT/possible_answer/BFCL_v4_CATEGORY.json` for each of
       its splits, as `python -m seeupo_jax.instruments.bfcl_worlds` writes them.
     """
@@ -43,11 +43,11 @@ class Bfcl(MultiTurn):
             self._tasks = load_tasks(self.category)
 
     def task_ids(self, split: str) -> Sequence[str]:
-        """The official ids of a hundred tasks; `split_ids` says which. With `data` a file's."""
+        """Returns the ids of a hundred official tasks (`split_ids`), or those of `data`."""
         check_choice("bfcl split", split, SPLITS if self.data is None else self._splits)
         return split_ids(self.category, split) if self.data is None else [*self._splits[split]]
 
-    def find_task(self, task_id: str) -> Task:
+    def find_task(self, task_id: str) -> MultiTurnTask:
         if task_id not in self._tasks:
             raise ValueError(f"bfcl task: got {task_id!r}; allowed: {self.category}_NUMBER.")
         return self._tasks[task_id]
@@ -56,13 +56,13 @@ class Bfcl(MultiTurn):
         return [*dict.fromkeys(name for task in self._tasks.values() for name in task.classes)]
 
     def labels(self, task_id: str) -> Mapping[str, str]:
-        """The category, and how many turns the user takes."""
+        """Returns the category and the number of user turns."""
         turns = len(self.find_task(task_id).questions)
         return {"category": self.category, "user_turns": str(turns)}
 
 
-def _own_splits(category: str, data: str | None) -> dict[str, dict[str, Task]]:
-    """The tasks of each split of a user's folder; none without one."""
+def _own_splits(category: str, data: str | None) -> dict[str, dict[str, MultiTurnTask]]:
+    """The tasks of each split of a user's folder; empty without a folder."""
     if data is None:
         return {}
     places = sorted(expand_home(data).glob(f"*/{file_name(category)}"))

@@ -1,4 +1,4 @@
-"""The `bfcl` environment's formats of listing tools and of writing their calls."""
+"""Formats in which the `bfcl` environment lists tools and the policy writes calls."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ SYSTEM = (
     " without a call."
 )
 
-# The official docs name types in Python's words; the others are JSON schema's already.
+# JSON schema's names of types that the official docs name as Python does; others are the same.
 _SCHEMA_TYPES = {"dict": "object", "float": "number"}
-# What the official loader puts after the description of every tool.
+# The official loader appends it to the description of every tool.
 _HINT = " Note that the provided function is in Python 3 syntax."
 
 
 @dataclass(frozen=True)
 class Format:
-    """A dialect of tool calls.
+    """A format of tool calls.
 
-    begin: from the docs of the tools and `compact`, the system message and the tools that a chat
-      template is to list.
-    add: from the same for tools that come later, the user message that brings them.
-    parse: the calls of a message.
-    render: the message with some calls; there is at least one.
-    solve: from a world and a reference call, the call as the oracle writes it.
+    begin: from the tools' docs and `compact`, makes the system message and the tools that the chat
+      template lists.
+    add: from the docs of later tools and `compact`, makes the user message that adds them.
+    parse: reads the calls of a message.
+    render: writes a message with at least one call.
+    solve: from a world and a reference call, makes the call as the oracle writes it.
     """
 
     begin: Callable[[Sequence[Doc], bool], tuple[str, tuple[Tool, ...]]]
@@ -51,17 +51,17 @@ class Format:
 
 
 def to_tool(doc: Doc, compact: bool) -> Tool:
-    """An official doc as JSON schema, without what the tool returns.
+    """Converts an official doc to JSON schema, without the tool's return value.
 
     Args:
-      compact: leave out the sentence about the tool's family.
+      compact: omit the sentence about the tool's class.
     """
     text = _own_description(doc) if compact else doc["description"]
     return {"name": doc["name"], "description": text, "parameters": _to_schema(doc["parameters"])}
 
 
 def _to_schema(doc: dict[str, Any]) -> dict[str, Any]:
-    """A parameter's official description as JSON schema, its parts included."""
+    """Converts a parameter's official description to JSON schema, recursively."""
     schema = {**doc, "type": _SCHEMA_TYPES.get(doc["type"], doc["type"])}
     if "properties" in doc:
         schema["properties"] = {key: _to_schema(part) for key, part in doc["properties"].items()}
@@ -83,13 +83,14 @@ def _begin_hermes(docs: Sequence[Doc], compact: bool) -> tuple[str, tuple[Tool, 
 
 
 def _add_hermes(docs: Sequence[Doc], compact: bool) -> str:
-    # A chat template lists tools at the beginning only, so these come in a message, in its form.
+    # Chat templates list tools only at the start, so later tools are listed in a message in their
+    # form.
     lines = [json.dumps({"type": "function", "function": to_tool(doc, compact)}) for doc in docs]
     return _added("\n".join(["<tools>", *lines, "</tools>"]))
 
 
 def _added(listing: str) -> str:
-    """The official user message that brings further tools."""
+    """The official user message that adds tools."""
     prompt = _prompts().DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_PROMPTING
     return prompt.format(functions=listing)
 
@@ -121,7 +122,7 @@ def _add_python(docs: Sequence[Doc], compact: bool) -> str:
 
 
 def _list_shortly(docs: Sequence[Doc]) -> str:
-    """One tool per line, with its own description and without what it returns."""
+    """Lists one tool per line, with its own description and without its return value."""
     rows = [doc | {"description": _own_description(doc)} for doc in docs]
     lines = [json.dumps({key: row[key] for key in row if key != "response"}) for row in rows]
     return f"[{f',{chr(10)}'.join(lines)}]"
@@ -137,9 +138,9 @@ def _read_positional(_: World, source: str) -> ToolCall:
 
 
 FORMATS = {
-    # Qwen's and Hermes' JSON; the tools go to the chat template.
+    # The JSON of Qwen and Hermes; the chat template lists the tools.
     "hermes": Format(_begin_hermes, _add_hermes, PARSERS["hermes"], _render_hermes, World.read),
-    # The leaderboard's prompting format `[f(x=1), g()]`; the tools stand in the system message.
+    # The leaderboard's prompting format `[f(x=1), g()]`; the system message lists the tools.
     "python": Format(
         _begin_python, _add_python, PARSERS["python"], render_python, _read_positional
     ),

@@ -1,4 +1,4 @@
-"""Mistakes of a demonstrator over the official simulators."""
+"""Mistakes of a demonstrator on the official simulators."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from seeupo_jax.envs.tool_calls import ToolCall
 
 # The probability of each mistake in a user turn at skill 0; at skill 1 it is 0.
 MISTAKES = {
-    "omission": 0.4,  # leaves a call out
-    "misreading": 0.6,  # takes another of the conversation's values for an argument
-    "hurry": 0.8,  # guesses at once what only the next message gives
+    "omission": 0.4,  # omits a call
+    "misreading": 0.6,  # uses another value of the conversation for an argument
+    "hurry": 0.8,  # guesses a detail that only the next message gives
 }
 Calls = Sequence[ToolCall]
 
 
 def with_mistakes(reference: Sequence[Calls], skill: float, rng: Random) -> Iterator[Calls]:
-    """The calls that a demonstrator makes in each user turn.
+    """Yields the calls that a demonstrator makes in each user turn.
 
     Args:
-      reference: those of the reference solution.
-      skill: 1 makes just these; 0 makes each mistake of `MISTAKES` as often as stands there.
-      rng: of the mistakes.
+      reference: the calls of the reference solution.
+      skill: 1 makes exactly these; 0 makes each mistake with its probability in `MISTAKES`.
+      rng: the generator of the mistakes.
     """
     values = [value for turn in reference for call in turn for value in call.arguments.values()]
     for turn, following in zip(reference, (*reference[1:], ()), strict=True):
@@ -39,7 +39,7 @@ def with_mistakes(reference: Sequence[Calls], skill: float, rng: Random) -> Iter
 
 
 def _misread(calls: Calls, values: Sequence[Any], rng: Random) -> list[ToolCall]:
-    """The calls with one argument changed, where one can be."""
+    """The calls with one argument changed, if any can be changed."""
     changes = [
         (index, name, other)
         for index, call in enumerate(calls)
@@ -54,7 +54,7 @@ def _misread(calls: Calls, values: Sequence[Any], rng: Random) -> list[ToolCall]
 
 
 def _another(value: Any, values: Sequence[Any], rng: Random) -> Any:
-    """Another value of the same type; one more than a number, or None, where there is none."""
+    """Another value of the same type; without one, a number plus 1, or None."""
     others = [other for other in values if type(other) is type(value) and other != value]
     if others:
         return rng.choice(others)

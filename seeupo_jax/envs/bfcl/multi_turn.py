@@ -1,4 +1,4 @@
-"""Episodes over the official simulators: a user asks in turns, official checkers judge them."""
+"""Episodes on the official simulators: a user's requests in turns, judged by official checkers."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from seeupo_jax.envs.base import Demonstration, Message, StepResult, Tool, check
 from seeupo_jax.envs.bfcl.benchmark_files import added_docs, listed_docs, read_docs
 from seeupo_jax.envs.bfcl.formats import FORMATS, to_tool
 from seeupo_jax.envs.bfcl.mistakes import with_mistakes
-from seeupo_jax.envs.bfcl.simulated_apis import CALL_FAILED, Task, Verdict, World
+from seeupo_jax.envs.bfcl.simulated_apis import CALL_FAILED, MultiTurnTask, Verdict, World
 from seeupo_jax.envs.call_matching import MatchingReward
 from seeupo_jax.envs.episode_rewards import REWARDS, EpisodeReward
 from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError
 
 TURN_REWARDS = {"matching_hard": "hard", "matching_soft": "soft"}
-CLOSING = "Done."  # how the demonstrator ends a user's turn
+CLOSING = "Done."  # the demonstrator's message that ends a user turn
 
 
 @dataclass(kw_only=True)
 class MultiTurn:
-    """The environment of `bfcl` and `bfcl_worlds`, which differ in where tasks come from.
+    """The common environment of `bfcl` and `bfcl_worlds`, which differ in the source of tasks.
 
     A message without a call ends the user's turn. The tools and messages that `reset` returns are
-    shared: do not change them.
+    shared: do not modify them.
 
-    format: how calls are written, one of `FORMATS`. `hermes`: `<tool_call>` blocks, the tools are
-      the chat template's. `python`: the leaderboard's `[f(x=1), g()]` and its system message, which
-      holds the tools, so that `reset` returns none and `config.chat.system` must be left on.
-    reward: what an episode earns, one of `REWARDS`; each step gives what it adds.
-      `official`: `score()`, so nothing before the end. `fraction`: the share of user turns passed.
-      `shaped`: 1 + 0.5·share when all passed (1.5), 0.5·share otherwise; but −1 once a message
-      repeats itself or holds a control token (`is_degenerate`), whatever follows.
-    turn_reward: what each message earns besides, as the reward `matching`, one of `TURN_REWARDS`
-      or None for nothing: the mean over its calls of what they get when the calls of a user turn
-      are matched with its reference calls (`envs.call_matching`). It is paid with the calls; later
-      calls of the user turn change what earlier ones get. `score()` stays the verdict.
-    max_calls: messages of the policy in an episode; the last of them ends it.
-    max_calls_per_user_turn: messages with calls in one user turn; one more ends the episode.
-    max_observation_chars: longer answers of a tool are cut, for the policy only; None: never.
-    compact: leave out the sentence about the tool's family before the description of each tool; in
-      `python` also its return value, a hint that it is Python, and white space. Without `compact`
-      the prompt is the official one to the letter.
+    format: how calls are written, one of `FORMATS`. `hermes`: `<tool_call>` blocks; the chat
+      template lists the tools. `python`: the leaderboard's `[f(x=1), g()]`; its system message
+      lists the tools, so `reset` returns none and `config.chat.system` must stay on.
+    reward: the episode's reward, one of `REWARDS`; a step's reward is the increase.
+      `official`: `score()`, so 0 before the end. `fraction`: the share of user turns passed.
+      `shaped`: 1 + 0.5·share if all passed (1.5), 0.5·share otherwise; permanently −1 once a
+      message repeats itself or contains a control token (`is_degenerate`).
+    turn_reward: an additional reward of each message, named `matching`: one of `TURN_REWARDS`, or
+      None. The calls of a user turn are matched with its reference calls (`envs.call_matching`); a
+      message gets the mean over its calls, with the step that makes them. Later calls of the user
+      turn change the rewards of earlier ones. `score()` is unaffected.
+    max_calls: messages of the policy per episode; the last one ends it.
+    max_calls_per_user_turn: messages with calls per user turn; one more ends the episode.
+    max_observation_chars: longer answers of a tool are truncated, for the policy only; None: never.
+    compact: omit the sentence about the tool's class in the description of each tool; in `python`
+      also its return value, a hint that it is Python, and white space. Without `compact` the prompt
+      is exactly the official one.
     """
 
     name: ClassVar[str]
@@ -72,15 +72,15 @@ class MultiTurn:
         self._episode: _Episode | None = None
 
     def task_ids(self, split: str) -> Sequence[str]:
-        """Names of a split's tasks."""
+        """Returns the ids of a split's tasks."""
         raise NotImplementedError
 
-    def find_task(self, task_id: str) -> Task:
-        """A task by its name. Raises ValueError if there is no such task."""
+    def find_task(self, task_id: str) -> MultiTurnTask:
+        """Returns a task by its id. Raises ValueError if there is no such task."""
         raise NotImplementedError
 
     def simulators(self) -> Sequence[str]:
-        """Names of all simulators that the tasks use."""
+        """Returns the names of all simulators that the tasks use."""
         raise NotImplementedError
 
     def reset(self, task_id: str, seed: int) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
@@ -93,15 +93,15 @@ class MultiTurn:
     def step(self, text: str) -> StepResult:
         """Runs a message's calls, each answered by one `tool` message, or ends the user's turn.
 
-        info: `user_turns` that ended, `user_turns_passed` before the first that failed,
-        `user_turns_of_task`, `observations_cut` so far, `degenerate` when a message so far was,
-        `bad_call` when this message's calls could not be read (none of them is run then),
-        `out_of_calls` when a bound ended the episode.
+        info: `user_turns`: ended so far; `user_turns_passed`: before the first failure;
+        `user_turns_of_task`; `observations_cut` so far; `degenerate`: a message so far was;
+        `bad_call`: this message's calls could not be parsed, so none was run; `out_of_calls`: a
+        limit ended the episode.
         """
         return self._running().step(text)
 
     def score(self) -> float:
-        """1 when every user turn ended and passed the official checkers, else 0."""
+        """1 if every user turn ended and passed the official checkers, else 0."""
         return self._running().score()
 
     def close(self) -> None:
@@ -109,13 +109,13 @@ class MultiTurn:
 
     def demonstrations(
         self, split: str, *, calls_per_message: str = "turn", skill: float = 1.0, seed: int = 0
-    ) -> Demonstrations:
-        """Conversations of a demonstrator with this environment: the reference solutions, or worse.
+    ) -> PlayedDemonstrations:
+        """Conversations of a demonstrator: the reference solutions, or solutions with mistakes.
 
         Args:
-          calls_per_message: `turn`, all calls of a user turn in one message, or `one` each.
-          skill: 1 makes no mistake, 0 those of `mistakes.MISTAKES`. A conversation that they make
-            too long ends where the environment ends it.
+          calls_per_message: `turn`: all calls of a user turn in one message; `one`: one call each.
+          skill: 1 makes no mistakes, 0 those of `mistakes.MISTAKES`. If mistakes make a
+            conversation too long, the environment's limits end it.
           seed: of the mistakes; the same arguments give the same conversations.
         """
         check_choice(f"{self.name} calls_per_message", calls_per_message, _CALLS_PER_MESSAGE)
@@ -126,10 +126,10 @@ class MultiTurn:
         play = functools.partial(
             self.play, calls_per_message=calls_per_message, skill=skill, seed=seed
         )
-        return Demonstrations(self, fitting, play, skipped=len(ids) - len(fitting))
+        return PlayedDemonstrations(self, fitting, play, skipped=len(ids) - len(fitting))
 
     def vocabulary(self) -> Sequence[str]:
-        """Names of tools and parameters, except plain words, which other text may hold."""
+        """Names of tools and parameters, except plain words, which also occur in other text."""
         docs = [doc for name in self.simulators() for doc in read_docs(name)]
         tools = [to_tool(doc, self.compact) for doc in docs]
         names = [n for tool in tools for n in (tool["name"], *tool["parameters"]["properties"])]
@@ -157,10 +157,10 @@ class MultiTurn:
         return self._episode
 
 
-class Demonstrations(Sequence[Demonstration]):
-    """The demonstrator's conversations, played when they are asked for.
+class PlayedDemonstrations(Sequence[Demonstration]):
+    """The demonstrator's conversations, played on access.
 
-    skipped: tasks left out because the environment's bounds would end them too early.
+    skipped: number of tasks omitted because the environment's limits would end them too early.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class Demonstrations(Sequence[Demonstration]):
         return len(self._ids)
 
     def __getitem__(self, index: int) -> Demonstration:
-        env = replace(self._env)  # a copy: threads may ask at once, and an episode may be running
+        env = replace(self._env)  # a copy: several threads may play, and an episode may be running
         messages, tools = env.reset(self._ids[index], seed=0)
         for action in itertools.chain.from_iterable(self._play(self._ids[index])):
             result = env.step(action)
@@ -188,12 +188,12 @@ class Demonstrations(Sequence[Demonstration]):
 
 
 class _Episode:
-    """One conversation: the world, the verdict so far, and the counts that the bounds limit."""
+    """One conversation: the world, the verdict so far, and the limited counts."""
 
-    def __init__(self, task: Task, options: MultiTurn):
+    def __init__(self, task: MultiTurnTask, options: MultiTurn):
         self._task, self._options = task, options
         self._world, self._verdict = World(task), Verdict(task)
-        self._responses: list[str] = []  # of this user turn's calls
+        self._responses: list[str] = []  # to this user turn's calls
         self._executed: list[bool] = []  # of each step
         self._user_turns = self._calls = self._calls_in_user_turn = self._observations_cut = 0
         self._done = False
@@ -232,8 +232,8 @@ class _Episode:
             "executed": [*self._executed],
             "out_of_calls": self._done and not ended,
         }
-        paid = self._reward.pay(self._verdict.share)
-        return StepResult(observation, paid, self._done, info, rewards)
+        reward = self._reward.step_reward(self._verdict.share)
+        return StepResult(observation, reward, self._done, info, rewards)
 
     def score(self) -> float:
         return float(self._verdict.valid)
@@ -255,7 +255,7 @@ class _Episode:
         return _begin_user_turn(self._task, self._user_turns, self._options)
 
     def _begin_matching(self) -> None:
-        """Lets the calls of the user turn that begins be matched with its reference calls."""
+        """Matches the next calls with the reference calls of the user turn that begins."""
         if self._matching is not None:
             sources = self._task.reference[self._user_turns]
             self._matching.begin([self._world.read(source) for source in sources])
@@ -264,7 +264,7 @@ class _Episode:
         """The named reward of a message with these calls."""
         if self._matching is None:
             return {}
-        return {"matching": self._matching.pay([*map(self._world.name_arguments, calls)])}
+        return {"matching": self._matching.step_rewards([*map(self._world.name_arguments, calls)])}
 
     def _out_of_calls(self) -> bool:
         options = self._options
@@ -272,7 +272,7 @@ class _Episode:
         return in_user_turn or self._calls >= options.max_calls
 
     def _answer(self, text: str) -> Message:
-        # Escaped JSON can hold half a character, which no tokenizer takes.
+        # Escaped JSON can contain lone surrogates, which no tokenizer accepts.
         text = escaped(text)
         limit = self._options.max_observation_chars
         if limit is not None and len(text) > limit:
@@ -281,8 +281,8 @@ class _Episode:
         return {"role": "tool", "content": text}
 
 
-def _begin_user_turn(task: Task, turn: int, options: MultiTurn) -> tuple[Message, ...]:
-    """The messages that open a user turn; tools that were held out until then come last."""
+def _begin_user_turn(task: MultiTurnTask, turn: int, options: MultiTurn) -> tuple[Message, ...]:
+    """The messages that open a user turn; tools that it adds come last."""
     docs = added_docs(task, turn)
     if not docs:
         return task.questions[turn]
@@ -298,6 +298,6 @@ _CALLS_PER_MESSAGE: dict[str, Callable[[Sequence[Any]], Sequence[Sequence[Any]]]
 
 
 def check_bound(option: str, value: Any) -> None:
-    """Raises ValueError where an option is no positive integer."""
+    """Raises ValueError if an option is no positive integer."""
     if not isinstance(value, int) or value < 1:
         raise ValueError(f"{option}: got {value!r}; allowed: an integer >= 1.")

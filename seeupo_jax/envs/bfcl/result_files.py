@@ -1,9 +1,9 @@
 """Episodes of `bfcl` in the official layout of results, for the official scorer.
 
-FOLDER/member_I/result/MODEL/multi_turn/BFCL_v4_CATEGORY_result.json holds one JSON object per line,
-`{"id": ..., "result": [[step, ...] of each user turn]}`; member I has episode I of each task, and
-FOLDER/member_I is what the scorer calls its project root. MODEL decides how it reads a
-step; these are `<tool_call>` blocks for `DECODER`, whatever `format` the episodes were played in.
+FOLDER/member_I/result/MODEL/multi_turn/BFCL_v4_CATEGORY_result.json has one JSON object per line,
+`{"id": ..., "result": [[step, ...] per user turn]}`. Member I holds episode I of each task;
+FOLDER/member_I is the scorer's project root. MODEL determines how the scorer parses a step: steps
+are written as `<tool_call>` blocks for `DECODER`, independent of the episodes' `format`.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from seeupo_jax.envs.bfcl.formats import FORMATS
 from seeupo_jax.envs.bfcl.simulated_apis import World
 from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError, render_python
 
-# Its decoder reads JSON arguments of every type; the one of `[f(x=1)]` drops arguments without a
-# name and fails on some dicts.
+# Its decoder reads JSON arguments of every type; the decoder of `[f(x=1)]` drops positional
+# arguments and fails on some dicts.
 DECODER = "Qwen/Qwen3-14B-FC"
 
-# A call of no simulator: an error for the scorer too, without any effect.
+# A call of no simulator: also an error for the scorer, without any effect.
 _NO_CALL = ToolCall("no_such_tool", {})
 
 
 def export_results(
     environment: Bfcl, played: Iterable[tuple[str, int, Sequence[Mapping[str, str]]]], folder: Path
 ) -> list[str]:
-    """Writes the result files in place of those of an earlier export of the category there.
+    """Writes the result files; those of an earlier export of the category there are replaced.
 
     Args:
-      environment: how the episodes were played.
+      environment: the environment in which the episodes were played.
       played: task id, member and messages of each episode.
 
     Returns:
-      For each member the shell command that scores it, where all of `bfcl-eval` is installed.
+      For each member the shell command that scores it; it needs a full install of `bfcl-eval`.
     """
     rows: dict[int, dict[str, str]] = {}
     for task_id, member, messages in played:
@@ -63,12 +63,12 @@ def export_results(
 def to_result(
     environment: Bfcl, task_id: str, messages: Sequence[Mapping[str, str]]
 ) -> list[list[str]]:
-    """The steps of each user turn that ended; an episode cut short is then judged a failure.
+    """The steps of each user turn that ended; the scorer counts a truncated episode as a failure.
 
-    Calls are rewritten as the environment read them: arguments by name, tuples as lists. The
-    official executor evaluates names and has no bounds, so a call to an unknown tool, with an
-    unknown argument, or refused for its size becomes a call that only fails; `<tool_call>` in a
-    message that was not run is broken.
+    Calls are rewritten as the environment parsed them: arguments by name, tuples as lists. The
+    official executor evaluates names and has no limits, so a call to an unknown tool, with an
+    unknown argument, or refused for its size becomes a call that only fails. `<tool_call>` in a
+    message that was not run is made unparsable.
     """
     parse = FORMATS[environment.format].parse
     world = World(environment.find_task(task_id))
@@ -89,7 +89,7 @@ def to_result(
 
 
 def _exported(world: World, call: ToolCall) -> ToolCall:
-    """A call as the scorer may read it; it is executed again in the episode's world."""
+    """A call as the scorer may parse it; it is executed again in the episode's world."""
     too_large = f"Error during execution: {call.name} refused: the result would be too large"
     answer = world.call(call)
     is_tool = any(callable(getattr(part, call.name, None)) for part in world.instances.values())

@@ -1,7 +1,7 @@
-"""The official BFCL simulators, called by name with JSON data, and the official verdict on them.
+"""The official BFCL simulators, called by name with JSON data, and the official verdict.
 
 The official executor evaluates the model's text and keeps its simulators in module globals. Here
-each episode has its own simulators and a call is data: a name to look up, and arguments to pass.
+each episode has its own simulators and a call is data: a name to look up and arguments to pass.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from seeupo_jax.envs.base import Message, Missing
+from seeupo_jax.envs.base import EnvironmentUnavailable, Message
 from seeupo_jax.envs.tool_calls import ToolCall, parse_python
 
 CALL_FAILED = (
-    "Error during execution: "  # how the official executor begins an answer to such a call
+    "Error during execution: "  # prefix of the official executor's answer to a failed call
 )
-MAX_DIGITS = 1000  # of a number that a call computes: mpmath takes 5 ms for these, 0.8 s for 30,000
-MAX_PATHS = 100_000  # characters of all the paths that a file system may list
+MAX_DIGITS = 1000  # of a computed number: mpmath takes 5 ms for 1000 digits, 0.8 s for 30,000
+MAX_PATHS = 100_000  # characters of all paths that a file system may list
 
 
 @dataclass(frozen=True)
-class Task:
-    """One official task; read-only, because episodes share it.
+class MultiTurnTask:
+    """One task in the official form; read-only, since episodes share it.
 
     questions: the messages that open each user turn.
     classes: names of the simulators, in the official order.
-    scenario: the state that each simulator starts from.
+    scenario: the initial state of each simulator.
     reference: the calls that solve each user turn, as Python source.
-    held_out: by user turn, names of the tools that only it introduces.
-    long_context: the simulators pad files, listings and answers with irrelevant material.
+    held_out: by user turn, names of the tools that are listed only from then on.
+    long_context: the simulators pad files, listings and answers with irrelevant text.
     """
 
     task_id: str
@@ -52,15 +52,15 @@ class Task:
 
 
 def official(module: str) -> ModuleType:
-    """A module of the official package, imported on first use.
+    """Imports a module of the official package.
 
     Raises:
-      Missing: the package, or the one library it needs, is not installed.
+      EnvironmentUnavailable: the package, or the library that it needs, is not installed.
     """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise Missing(
+        raise EnvironmentUnavailable(
             f"bfcl: got no module {error.name!r}; install the official benchmark with"
             " `pip install --no-deps bfcl-eval==2026.3.23 mpmath==1.3.0`."
         ) from None
@@ -69,7 +69,7 @@ def official(module: str) -> ModuleType:
 class World:
     """The simulators of one episode. instances: by class name."""
 
-    def __init__(self, task: Task):
+    def __init__(self, task: MultiTurnTask):
         config = official("bfcl_eval.constants.executable_backend_config")
         self.instances: dict[str, Any] = {}
         self._methods: dict[str, Callable[..., Any]] = {}
@@ -80,7 +80,7 @@ class World:
                 scenario = copy.deepcopy(task.scenario.get(name, {}))
                 instance._load_scenario(scenario, long_context=task.long_context)
             if task.long_context:
-                # The padding (credit cards, say) is the module's own until it is copied.
+                # The padding (such as credit cards) is shared by the module until it is copied.
                 vars(instance).update(copy.deepcopy(vars(instance)))
             self.instances[name] = instance
             signatures = _signatures(type(instance))
@@ -89,11 +89,11 @@ class World:
         self._defaults = {name: _own_defaults(s) for name, s in self._signatures.items()}
 
     def call(self, call: ToolCall) -> str:
-        """Executes a call; returns the official executor's text, errors included. Never raises.
+        """Executes a call; returns the official executor's text, also for errors. Never raises.
 
-        A call is refused with an error text where the official executor would run for minutes or
-        fill the memory (see `_FITS`), and where an argument holds NaN or an infinity. Tools that
-        are held out answer too: officially they do, and one reference solution calls one early.
+        A call is refused with an error text if the official executor would run for minutes or
+        exhaust the memory (see `_FITS`), or if an argument contains NaN or an infinity. Tools that
+        are held out can be called: officially they can, and one reference solution does so.
         """
         try:
             return self._run(call)
@@ -101,12 +101,12 @@ class World:
             return f"{CALL_FAILED}{error}"
 
     def read(self, source: str) -> ToolCall:
-        """A reference call from its Python source, every argument with its name."""
+        """Parses a reference call from its Python source; every argument gets its name."""
         (call,) = parse_python(f"[{source}]")
         return ToolCall(call.name, self._name_arguments(call))
 
     def name_arguments(self, call: ToolCall) -> ToolCall:
-        """A call with every argument by its name; as it is where no tool takes it so."""
+        """Returns a call with every argument by name; unchanged if no tool accepts it."""
         try:
             return ToolCall(call.name, self._name_arguments(call))
         except (KeyError, TypeError):
@@ -117,12 +117,12 @@ class World:
             raise NameError(f"name '{call.name}' is not defined")
         method = self._methods[call.name]
         call = copy.deepcopy(call)  # simulators keep lists, and later calls change them
-        # A NaN in the state would not equal itself when the verdict compares states.
+        # The verdict compares states, in which a NaN would not equal itself.
         json.dumps([call.positional, call.arguments], allow_nan=False)
         try:
             arguments = self._defaults[call.name] | self._name_arguments(call)
         except TypeError:
-            # Python refuses the arguments too, with the text of the executor's answer.
+            # Python refuses the arguments too, with the text of the official answer.
             return _as_text(method(*call.positional, **call.arguments))
         if call.name in _FITS and not _FITS[call.name](method.__self__, arguments):
             raise ValueError(f"{call.name} refused: the result would be too large")
@@ -135,14 +135,15 @@ class World:
 
 
 class Verdict:
-    """The official verdict of one episode, taken at the end of each user turn.
+    """The official verdict of one episode, updated at the end of each user turn.
 
-    A user turn passes when the official checkers find the same state as after the reference calls
-    and, among all responses so far, those of the turn's reference calls; a turn with reference
-    calls needs at least one call of its own, one without passes. The first failure is final.
+    A user turn passes if the official checkers find the same state as after the reference calls
+    and, among all responses so far, the responses of the turn's reference calls. A turn with
+    reference calls needs at least one call; a turn without reference calls passes. The first
+    failure is final.
     """
 
-    def __init__(self, task: Task):
+    def __init__(self, task: MultiTurnTask):
         self._reference = task.reference
         self._world = World(task)
         self._responses: list[str] = []
@@ -151,12 +152,12 @@ class Verdict:
 
     @property
     def share(self) -> float:
-        """The fraction of user turns that have passed; 1 is `valid`."""
+        """The fraction of user turns that have passed; 1 if `valid`."""
         return self.turns_passed / len(self._reference)
 
     @property
     def valid(self) -> bool:
-        """Every user turn has ended and passed."""
+        """Whether every user turn has ended and passed."""
         return self.turns_passed == len(self._reference)
 
     def end_turn(self, world: World, responses: Sequence[str]) -> None:
@@ -164,7 +165,7 @@ class Verdict:
 
         Args:
           world: the policy's world after the turn.
-          responses: what the turn's calls returned.
+          responses: the responses to the turn's calls.
         """
         failed = self.turns_passed < self._ended
         wanted = [self._world.call(self._world.read(c)) for c in self._reference[self._ended]]
@@ -181,9 +182,9 @@ class Verdict:
         return state["valid"] and response["valid"]
 
 
-@functools.cache  # read anew for every episode, they would be a quarter of its time
+@functools.cache  # reading them for every episode would take a quarter of its time
 def _signatures(simulator: type) -> dict[str, inspect.Signature]:
-    """What may be called of a simulator, without `self`."""
+    """Signatures of a simulator's public methods, without `self`."""
     functions = inspect.getmembers(simulator, inspect.isfunction)
     signatures = {key: inspect.signature(f) for key, f in functions if not key.startswith("_")}
     return {
@@ -193,7 +194,7 @@ def _signatures(simulator: type) -> dict[str, inspect.Signature]:
 
 
 def _own_defaults(signature: inspect.Signature) -> dict[str, Any]:
-    # `post_tweet` has lists as defaults and `mention` appends to them: each world needs a copy.
+    # `post_tweet` has lists as defaults, to which `mention` appends: each world needs a copy.
     parameters = signature.parameters.values()
     return {p.name: copy.copy(p.default) for p in parameters if isinstance(p.default, list)}
 
@@ -202,24 +203,24 @@ def _as_text(result: Any) -> str:
     if isinstance(result, str):
         return result
     if isinstance(result, dict):
-        with contextlib.suppress(Exception):  # numbers of mpmath and decimal are not JSON
+        with contextlib.suppress(Exception):  # JSON has no numbers of mpmath and decimal
             return json.dumps(result)
     return str(result)
 
 
-# Process-wide state: calls that change it run one at a time.
+# Locks of process-wide state: calls that change it run one at a time.
 _PRECISION = threading.Lock()
 _WEATHER = threading.Lock()
 
 
 @contextlib.contextmanager
 def _own_precision() -> Iterator[None]:
-    """Exclusive use of the numerical precision, which is restored afterwards."""
+    """Holds the numerical precision exclusively and restores it afterwards."""
     with _PRECISION, decimal.localcontext(), official("mpmath").workdps(15):
         yield
 
 
-# Calls that change process-wide state, and the lock that they hold.
+# Calls that change process-wide state, and the locks that they hold.
 _ALONE: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "logarithm": _own_precision,
     "square_root": _own_precision,
@@ -230,7 +231,7 @@ _ALONE: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 def _power_fits(_: Any, arguments: Mapping[str, Any]) -> bool:
     base, exponent = arguments.get("base"), arguments.get("exponent")
     if not isinstance(base, int) or not isinstance(exponent, int) or abs(base) < 2:
-        return True  # floats overflow instead of growing
+        return True  # floats overflow instead
     return exponent * base.bit_length() <= 4 * MAX_DIGITS  # a digit is 3.3 bits
 
 
@@ -238,25 +239,25 @@ def _rounding_fits(_: Any, arguments: Mapping[str, Any]) -> bool:
     number, places = arguments.get("number"), arguments.get("decimal_places")
     if not isinstance(number, int) or not isinstance(places, int):
         return True
-    return places >= -MAX_DIGITS  # an integer is rounded by 10 ** -places
+    return places >= -MAX_DIGITS  # rounding an integer computes 10 ** -places
 
 
 def _precision_fits(_: Any, arguments: Mapping[str, Any]) -> bool:
     try:
         return int(arguments["precision"]) <= MAX_DIGITS
     except (KeyError, TypeError, ValueError, OverflowError):
-        return True  # not a number: the simulator says so
+        return True  # not a number: the simulator reports it
 
 
 def _logarithm_fits(_: Any, arguments: Mapping[str, Any]) -> bool:
-    # mpmath writes a text such as "1e999999999" out in full.
+    # mpmath expands a text such as "1e999999999".
     texts = [value for value in arguments.values() if isinstance(value, str)]
     return _precision_fits(_, arguments) and not any("e" in text.lower() for text in texts)
 
 
 def _tree_fits(system: Any, _: Mapping[str, Any]) -> bool:
-    # A copied folder shares its subfolders with the original, and one copied into itself contains
-    # itself: a few calls make an infinite tree.
+    # A copied folder shares its subfolders with the original, and a folder copied into itself
+    # contains itself: a few calls can make an infinite tree.
     pending = [(system.root, 0), (system._current_dir, 0)]
     characters = 0
     while pending and characters <= MAX_PATHS:
@@ -269,7 +270,7 @@ def _tree_fits(system: Any, _: Mapping[str, Any]) -> bool:
     return characters <= MAX_PATHS
 
 
-# Calls whose cost grows faster than their text, and whether these arguments are affordable.
+# For calls whose cost grows faster than their text: whether given arguments are affordable.
 _FITS: dict[str, Callable[[Any, Mapping[str, Any]], bool]] = {
     "power": _power_fits,
     "round_number": _rounding_fits,

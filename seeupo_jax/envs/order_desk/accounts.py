@@ -1,4 +1,4 @@
-"""A customer's account at level 2: orders that share parcels, and changes that they share."""
+"""A customer's account at level 2: orders share parcels and a number of allowed changes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 
 from seeupo_jax.envs.order_desk import orders as world
 
-MAX_CHANGES = 2  # that an account begins with
+MAX_CHANGES = 2  # with which an account may start
 
 
 @dataclass(frozen=True)
 class ParcelledOrder(world.Order):
     """An order in a parcel.
 
-    parcel: its number in the account; processing orders of one number are sent off together.
-    sent_to: the address that it was sent to; "" before that.
+    parcel: its number in the account; processing orders with one number are shipped together.
+    sent_to: the address to which it was sent; "" before that.
     """
 
     parcel: int
@@ -26,8 +26,8 @@ class ParcelledOrder(world.Order):
 class Account:
     """A customer's orders.
 
-    changes: how many of them may still be returned or sent elsewhere.
-    overdrawn: whether more of them ever were than the account allowed.
+    changes: how many returns and address changes are left.
+    overdrawn: whether more were ever made than the account allowed.
     """
 
     customer_id: str
@@ -40,13 +40,13 @@ class Account:
         return next(order for order in self.orders if order.order_id == order_id)
 
     def parcel(self, order_id: str) -> tuple[str, ...]:
-        """The ids of all orders in an order's parcel, its own too."""
+        """The ids of all orders in an order's parcel, including itself."""
         number = self.order(order_id).parcel
         return tuple(order.order_id for order in self.orders if order.parcel == number)
 
 
 def cancel(account: Account, order_id: str) -> Account:
-    """Cancels an order, gives a change back, and sends off the rest of the parcel."""
+    """Cancels an order, adds one change, and ships the rest of its parcel."""
     number = account.order(order_id).parcel
 
     def after(order: ParcelledOrder) -> ParcelledOrder:
@@ -60,12 +60,12 @@ def cancel(account: Account, order_id: str) -> Account:
 
 
 def send_back(account: Account, order_id: str) -> Account:
-    """Takes an order back for one of the changes."""
+    """Takes an order back, which uses one change."""
     return _spend(account, order_id, lambda order: replace(order, status="returned", changed=True))
 
 
 def move(account: Account, order_id: str, address: str) -> Account:
-    """Enters another address for one of the changes; what is on its way stays on its way."""
+    """Enters another address, which uses one change; `sent_to` of a shipped order stays."""
     return _spend(account, order_id, lambda order: replace(order, address=address, changed=True))
 
 

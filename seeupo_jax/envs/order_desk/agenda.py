@@ -1,7 +1,8 @@
-"""What several requests of one customer come to, in which order, and what must be known for it.
+"""Outcomes of several requests of one customer, a feasible order, and the look-ups they require.
 
-A request is here what it would come to alone (`orders.resolve`): cancelled, address_changed and
-processing are of orders in the warehouse, which share parcels; the rest depends on no parcel.
+A request is represented by the outcome that it would have alone (`orders.resolve`). Outcomes
+cancelled, address_changed and processing belong to orders in the warehouse, which share parcels;
+the others depend on no parcel.
 """
 
 from __future__ import annotations
@@ -13,42 +14,42 @@ from dataclasses import dataclass
 
 from seeupo_jax.envs.order_desk.accounts import MAX_CHANGES
 
-# The changes that an action takes from the account.
+# Changes of the account that an action uses.
 COSTS = {"cancelled": -1, "returned": 1, "address_changed": 1}
 _IN_WAREHOUSE = ("cancelled", "address_changed", "processing")
-CHANGES = -1  # the look-up of the account's changes; a request's index is that of its parcel
+CHANGES = -1  # the look-up of the account's changes; other look-ups: a request's index, its parcel
 
 
 @dataclass(frozen=True)
 class Agenda:
-    """The requests that are carried out, in this order, and what each request comes to."""
+    """The requests that are carried out, in this order, and the outcome of each request."""
 
     actions: tuple[int, ...]
     outcomes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Shared:
-    """What requests share.
+class SharedResources:
+    """The changes and parcels that requests share.
 
-    changes: that the account has left.
-    parcels: each request's, as the first request of the same parcel among those in the warehouse.
+    changes: left in the account.
+    parcels: each request's parcel, named by the first request in the warehouse with that parcel.
     """
 
     changes: int
     parcels: tuple[int, ...]
 
 
-def share(alone: tuple[str, ...], changes: int, numbers: Sequence[int]) -> Shared:
-    """What requests share; `numbers` are those of their orders' parcels."""
+def share(alone: tuple[str, ...], changes: int, numbers: Sequence[int]) -> SharedResources:
+    """Returns what requests share; `numbers` are the parcel numbers of their orders."""
     inside = [request for request, outcome in enumerate(alone) if outcome in _IN_WAREHOUSE]
     first = {numbers[request]: request for request in reversed(inside)}
     parcels = (first[n] if r in inside else r for r, n in enumerate(numbers))
-    return Shared(changes, tuple(parcels))
+    return SharedResources(changes, tuple(parcels))
 
 
-def serve(alone: tuple[str, ...], shared: Shared, order: tuple[int, ...]) -> Agenda:
-    """Serves requests in an order, each if the rules allow it by then; the others are refused."""
+def serve(alone: tuple[str, ...], shared: SharedResources, order: tuple[int, ...]) -> Agenda:
+    """Serves requests in an order: each if the rules still allow it, otherwise it is refused."""
     changes, sent, actions = shared.changes, set[int](), list[int]()
     for request in order:
         gone = alone[request] in _IN_WAREHOUSE and shared.parcels[request] in sent
@@ -69,16 +70,16 @@ def serve(alone: tuple[str, ...], shared: Shared, order: tuple[int, ...]) -> Age
 
 
 @functools.cache
-def solve(alone: tuple[str, ...], shared: Shared) -> Agenda:
-    """Serves as many requests as any order allows; of equals those asked first, in that order."""
+def solve(alone: tuple[str, ...], shared: SharedResources) -> Agenda:
+    """Serves as many requests as any order allows; ties go to the requests asked first."""
     asked = [request for request, outcome in enumerate(alone) if outcome in COSTS]
     agendas = (serve(alone, shared, order) for order in itertools.permutations(asked))
     return max(agendas, key=lambda a: (len(a.actions), [r in a.actions for r in asked]))
 
 
 @functools.cache
-def possible(alone: tuple[str, ...]) -> frozenset[Shared]:
-    """All that requests may share: the changes, and who is in a parcel with whom."""
+def possible(alone: tuple[str, ...]) -> frozenset[SharedResources]:
+    """All possible combinations of changes and of parcels that requests may share."""
     return frozenset(
         share(alone, changes, numbers)
         for changes in range(MAX_CHANGES + 1)
@@ -86,21 +87,23 @@ def possible(alone: tuple[str, ...]) -> frozenset[Shared]:
     )
 
 
-def answer(shared: Shared, look_up: int) -> object:
-    """What a look-up shows of what requests share."""
+def answer(shared: SharedResources, look_up: int) -> object:
+    """The result of a look-up: the changes, or which requests share the parcel."""
     if look_up == CHANGES:
         return shared.changes
     return tuple(parcel == shared.parcels[look_up] for parcel in shared.parcels)
 
 
-def narrow(worlds: frozenset[Shared], look_up: int, truth: Shared) -> frozenset[Shared]:
-    """The possibilities that a look-up leaves."""
+def narrow(
+    worlds: frozenset[SharedResources], look_up: int, truth: SharedResources
+) -> frozenset[SharedResources]:
+    """The possibilities that remain after a look-up."""
     return frozenset(w for w in worlds if answer(w, look_up) == answer(truth, look_up))
 
 
 @functools.cache
-def decide(alone: tuple[str, ...], worlds: frozenset[Shared]) -> Agenda | None:
-    """An agenda that is right in every possible world; None: it depends on which one it is."""
+def decide(alone: tuple[str, ...], worlds: frozenset[SharedResources]) -> Agenda | None:
+    """An agenda that is right in every possible world; None: there is none."""
     solved = {solve(alone, world) for world in worlds}
     if len({agenda.outcomes for agenda in solved}) != 1:
         return None
@@ -114,17 +117,17 @@ def decide(alone: tuple[str, ...], worlds: frozenset[Shared]) -> Agenda | None:
 
 
 @functools.cache
-def next_look_up(alone: tuple[str, ...], worlds: frozenset[Shared]) -> int | None:
-    """The look-up that leaves the fewest to do in the worst case; None: none is needed.
+def next_look_up(alone: tuple[str, ...], worlds: frozenset[SharedResources]) -> int | None:
+    """The look-up after which the fewest are left in the worst case; None: none is needed.
 
-    Of equals the changes come first, then the parcels of orders that would be cancelled.
+    Ties go to the changes, then to the parcels of orders that would be cancelled.
     """
     return None if decide(alone, worlds) else _best(alone, worlds)[1]
 
 
 @functools.cache
-def _best(alone: tuple[str, ...], worlds: frozenset[Shared]) -> tuple[int, int]:
-    """How many look-ups are needed in the worst case, and the first of them."""
+def _best(alone: tuple[str, ...], worlds: frozenset[SharedResources]) -> tuple[int, int]:
+    """The number of look-ups in the worst case, and the first one."""
     if decide(alone, worlds):
         return 0, CHANGES
     options = list[tuple[int, int]]()

@@ -20,14 +20,15 @@ from seeupo_jax.envs.order_desk import orders as world
 from seeupo_jax.envs.order_desk.demonstrator import demonstrate
 from seeupo_jax.envs.order_desk.levels import LEVELS, check_level
 
-SOURCE = Path(__file__).parent  # of the desk and of its demonstrators
+SOURCE = Path(__file__).parent  # the code of the desk and its demonstrator
 
 
 @dataclass
 class OrderDeskConfig(tfds.core.BuilderConfig):
-    """level: of the desk. skill: the demonstrator's, 0 to 1. episodes: of the train split.
+    """One demonstrator.
 
-    seed: of the slips.
+    level: of the desk. skill: of the demonstrator, 0 to 1. episodes: in the train split. seed: of
+    the mistakes.
     """
 
     level: int = 1
@@ -37,7 +38,7 @@ class OrderDeskConfig(tfds.core.BuilderConfig):
 
 
 class OrderDeskDataset(tfds.core.GeneratorBasedBuilder):
-    """One record a case: its task id, the demonstrator's conversation as JSON, and its score."""
+    """One record per task: its id, the demonstrator's conversation as JSON, and the score."""
 
     name = "order_desk"
     VERSION = tfds.core.Version("1.0.0")
@@ -69,7 +70,7 @@ class OrderDeskDataset(tfds.core.GeneratorBasedBuilder):
             yield index, {"task_id": task_id, "messages": messages, "score": np.float32(score)}
 
 
-class Demonstrations(Sequence[Demonstration]):
+class StoredDemonstrations(Sequence[Demonstration]):
     """A split's conversations, read from array_record by random access."""
 
     def __init__(self, source: Sequence[dict[str, Any]], tools: tuple[Tool, ...]):
@@ -79,7 +80,7 @@ class Demonstrations(Sequence[Demonstration]):
         return len(self._source)
 
     def __getitem__(self, index: int) -> Demonstration:
-        position = range(len(self))[index]  # counts from the end too, and ends an iteration
+        position = range(len(self))[index]  # supports negative indices, and ends an iteration
         messages = json.loads(self._source[position]["messages"])
         return Demonstration(tuple(messages), self._tools)
 
@@ -92,10 +93,13 @@ def builder(
     seed: int = 0,
     data_dir: str | None = None,
 ) -> OrderDeskDataset:
-    """The builder of one demonstrator; `data_dir` is that of `tfds` (None: its default).
+    """Makes the dataset builder of one demonstrator.
+
+    Args:
+      data_dir: as in `tfds`; None: its default.
 
     Raises:
-      ValueError: an unknown level, a skill outside 0 to 1, or more episodes than there are tasks.
+      ValueError: the level is unknown, the skill outside 0 to 1, or there are fewer tasks.
     """
     check_level(level)
     if not 0 <= skill <= 1:
@@ -112,13 +116,13 @@ def builder(
 
 
 def _source_digest() -> str:
-    """Demonstrations of a desk that was changed since are not those of this one."""
+    """A digest of the desk's code: demonstrations of other code are not reused."""
     files = sorted(SOURCE.glob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:8]
 
 
-def load(split: str, *, data_dir: str | None = None, **options: Any) -> Demonstrations:
-    """A split's demonstrations, generated on first use; options as of `builder`."""
+def load(split: str, *, data_dir: str | None = None, **options: Any) -> StoredDemonstrations:
+    """Loads a split's demonstrations, which are generated on first use; options as in `builder`."""
     dataset = builder(data_dir=data_dir, **options)
     try:
         with _quietly():
@@ -126,12 +130,12 @@ def load(split: str, *, data_dir: str | None = None, **options: Any) -> Demonstr
     except FileExistsError:  # another process has written the same demonstrations
         dataset = builder(data_dir=data_dir, **options)
     tools = LEVELS[dataset.builder_config.level].tools
-    return Demonstrations(dataset.as_data_source(split=split), tools)
+    return StoredDemonstrations(dataset.as_data_source(split=split), tools)
 
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Without the builder's progress bars and notices."""
+    """Silences the builder's progress bars and messages."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)
     tfds.disable_progress_bar()

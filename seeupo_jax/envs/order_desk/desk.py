@@ -1,4 +1,4 @@
-"""A case at the order desk: its tools, what they change, and when it is solved."""
+"""The order desk at level 1: its tools and database, and an episode at a desk of any level."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_TURNS = 6
 
 
 def tool(name: str, description: str, /, **arguments: str) -> Tool:
-    """A tool whose arguments are texts, all of them required."""
+    """Makes a tool whose arguments are texts, all of them required."""
     properties = {key: {"type": "string", "description": text} for key, text in arguments.items()}
     parameters = {"type": "object", "properties": properties, "required": list(arguments)}
     return {"name": name, "description": description, "parameters": parameters}
@@ -42,28 +42,30 @@ TOOLS: tuple[Tool, ...] = (
 )
 
 
-class Refusal(ValueError):
-    """A call that a desk refuses; the text goes back to the model."""
+class DeskRefusal(ValueError):
+    """The desk refuses a call; the text is returned to the model."""
 
 
 def check_call(call: ToolCall, tools: Sequence[Tool]) -> None:
-    """Raises:
-    Refusal: unknown tool, or wrong arguments.
+    """Checks a call's name and arguments.
+
+    Raises:
+      DeskRefusal: unknown tool, or wrong arguments.
     """
     arguments = {tool["name"]: tuple(tool["parameters"]["properties"]) for tool in tools}
     if call.name not in arguments:
-        raise Refusal(f"no tool {call.name!r}; tools: {', '.join(arguments)}")
+        raise DeskRefusal(f"no tool {call.name!r}; tools: {', '.join(arguments)}")
     if sorted(call.arguments) != sorted(arguments[call.name]):
-        raise Refusal(f"{call.name} takes exactly: {', '.join(arguments[call.name])}")
+        raise DeskRefusal(f"{call.name} takes exactly: {', '.join(arguments[call.name])}")
     if not all(isinstance(value, str) for value in call.arguments.values()):
-        raise Refusal(f"{call.name} takes texts only")
+        raise DeskRefusal(f"{call.name} takes texts only")
 
 
-class OpenDesk(Protocol):
-    """What a case is played on.
+class DeskState(Protocol):
+    """The tools and the database state of one episode, at either level.
 
-    max_turns: of a case.
-    finished: whether the customer has all replies.
+    max_turns: of an episode.
+    finished: whether the customer has received all replies.
     """
 
     max_turns: ClassVar[int]
@@ -72,16 +74,16 @@ class OpenDesk(Protocol):
     def finished(self) -> bool: ...
 
     def call(self, call: ToolCall) -> str:
-        """Executes a tool call; returns the tool's answer, or raises `Refusal`."""
+        """Executes a tool call; returns the tool's answer, or raises `DeskRefusal`."""
         ...
 
     def solved(self) -> bool: ...
 
 
 class Desk:
-    """The database of one case, and the outcome that the customer was given.
+    """The database of one task, and the outcome that was replied to the customer.
 
-    hasty: whether an action was about an order that had not been looked up.
+    hasty: whether an action concerned an order that had not been looked up.
     """
 
     max_turns: ClassVar[int] = MAX_TURNS
@@ -102,7 +104,7 @@ class Desk:
         """Executes a tool call; returns the tool's answer.
 
         Raises:
-          Refusal: unknown tool, wrong arguments, unknown names or ids.
+          DeskRefusal: unknown tool, wrong arguments, or unknown name or id.
         """
         check_call(call, TOOLS)
         tools: dict[str, Callable[..., str]] = {
@@ -119,7 +121,7 @@ class Desk:
         return tools[call.name](**call.arguments)
 
     def solved(self) -> bool:
-        """Whether reply and orders follow the desk's policy, and no order was decided unseen."""
+        """Whether reply and orders follow the policy, and every changed order was looked up."""
         target = self.task.target
         outcome = world.resolve(self.task.request, target)
         wanted = {o.order_id: o for c in self.task.customers for o in c.orders}
@@ -129,14 +131,14 @@ class Desk:
 
     def _find_customer(self, name: str) -> str:
         if name not in self.customers:
-            raise Refusal(f"no customer {name!r}")
+            raise DeskRefusal(f"no customer {name!r}")
         return json.dumps({"customer_id": self.customers[name].customer_id})
 
     def _list_orders(self, customer_id: str, item: str) -> str:
         for customer in self.customers.values():
             if customer.customer_id == customer_id:
                 return json.dumps([o.order_id for o in customer.orders if o.item == item])
-        raise Refusal(f"no customer {customer_id!r}")
+        raise DeskRefusal(f"no customer {customer_id!r}")
 
     def _get_order(self, order_id: str) -> str:
         answer = world.describe(self._order(order_id))
@@ -145,36 +147,36 @@ class Desk:
 
     def _order(self, order_id: str) -> world.Order:
         if order_id not in self.orders:
-            raise Refusal(f"no order {order_id!r}")
+            raise DeskRefusal(f"no order {order_id!r}")
         return self.orders[order_id]
 
     def _change(self, order_id: str, action: Callable[[world.Order], world.Order]) -> str:
         order = self._order(order_id)
         if order.status in ("cancelled", "returned"):
-            raise Refusal(f"{order_id} is already {order.status}")
+            raise DeskRefusal(f"{order_id} is already {order.status}")
         self.orders[order_id] = action(order)
         self.hasty |= order_id not in self.looked_up
         return json.dumps({"done": order_id})
 
     def _reply(self, outcome: str) -> str:
         if outcome not in OUTCOMES:
-            raise Refusal(f"outcome must be one of: {', '.join(OUTCOMES)}")
+            raise DeskRefusal(f"outcome must be one of: {', '.join(OUTCOMES)}")
         self.outcome = outcome
         return ""
 
 
-class Case:
-    """One case from its first message to its end: a response each turn."""
+class DeskEpisode:
+    """One episode at a desk: one response per turn."""
 
-    def __init__(self, desk: OpenDesk):
+    def __init__(self, desk: DeskState):
         self.desk = desk
         self._turns, self._executed = 0, list[bool]()
 
     def step(self, text: str) -> StepResult:
-        """Executes a response's one tool call; the last reply, or the last turn, ends the case.
+        """Executes a response's tool call; the last reply, or the last turn, ends the episode.
 
         Raises:
-          ValueError: the case is done.
+          ValueError: the episode is over.
         """
         desk = self.desk
         if desk.finished or self._turns >= desk.max_turns:
@@ -183,7 +185,7 @@ class Case:
         try:
             answer = desk.call(_single_call(text))
             self._executed.append(True)
-        except (Refusal, ToolCallError) as error:
+        except (DeskRefusal, ToolCallError) as error:
             answer = json.dumps({"error": str(error)})
             self._executed.append(False)
         done = desk.finished or self._turns >= desk.max_turns
@@ -193,7 +195,7 @@ class Case:
         return StepResult(observation, reward, done, info)
 
     def score(self) -> float:
-        """1 where the case is solved, else 0."""
+        """1 if the task is solved, else 0."""
         return float(self.desk.solved())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from seeupo_jax.envs.base import Demonstration, Message, StepResult, Tool, check_choice
 from seeupo_jax.envs.order_desk import orders as world
-from seeupo_jax.envs.order_desk.desk import OUTCOMES, Case
+from seeupo_jax.envs.order_desk.desk import OUTCOMES, DeskEpisode
 from seeupo_jax.envs.order_desk.levels import check_level
 
 
@@ -16,8 +16,8 @@ from seeupo_jax.envs.order_desk.levels import check_level
 class OrderDesk:
     """The environment.
 
-    data_dir: where demonstrations are kept; None: the user's cache.
-    level: 1: one request a case; 2: two or three that depend on each other.
+    data_dir: the folder of stored demonstrations; None: the user's cache.
+    level: 1: one request per task; 2: two or three requests that depend on each other.
     """
 
     data_dir: str | None = None
@@ -25,7 +25,7 @@ class OrderDesk:
 
     def __post_init__(self) -> None:
         self._level = check_level(self.level)
-        self._case: Case | None = None
+        self._case: DeskEpisode | None = None
 
     def task_ids(self, split: str) -> Sequence[str]:
         check_choice("order_desk split", split, world.SPLITS)
@@ -33,13 +33,13 @@ class OrderDesk:
         return [f"{prefix}{split}/{index}" for index in range(world.SPLITS[split])]
 
     def reset(self, task_id: str, seed: int) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
-        """Starts a case. The desk is deterministic: `seed` changes nothing."""
+        """Starts an episode. The desk is deterministic: `seed` is unused."""
         task = self._level.find_task(task_id)
-        self._case = Case(self._level.open_desk(task))
+        self._case = DeskEpisode(self._level.open_desk(task))
         return self._level.opening(task), self._level.tools
 
     def step(self, text: str) -> StepResult:
-        """Executes a response's one tool call; the last reply, or the last turn, ends the case."""
+        """Executes a response's tool call; the last reply, or the last turn, ends the episode."""
         return self._running().step(text)
 
     def score(self) -> float:
@@ -49,32 +49,32 @@ class OrderDesk:
         self._case = None
 
     def labels(self, task_id: str) -> Mapping[str, str]:
-        """The kind of a task.
+        """A task's labels.
 
-        Level 1: what the customer wants (`request`: cancel, return, address or status). Level 2:
-        how many things (`requests`), whether serving them in the order in which they were asked for
-        fails (`order`: matters or free), and how many look-ups beside the orders decide the case.
+        Level 1: the customer's request (`request`: cancel, return, address or status). Level 2: the
+        number of requests (`requests`), whether serving them in the order asked fails (`order`:
+        matters or free), and the number of look-ups besides the orders (`look_ups`).
         """
         return self._level.labels(self._level.find_task(task_id))
 
     def reference(self, task_id: str) -> str:
-        """The call that ends the case: the last reply, with the outcome by the desk's policy."""
+        """The call that ends the episode: the last reply, with the outcome by the desk's policy."""
         return self._level.closing(self._level.find_task(task_id))
 
     def demonstrations(self, split: str, **options: Any) -> Sequence[Demonstration]:
-        """Cases played by the demonstrator; options as of `dataset.load`."""
+        """Episodes played by the demonstrator; options as in `dataset.load`."""
         from seeupo_jax.envs.order_desk import dataset  # tensorflow_datasets takes seconds
 
         return dataset.load(split, level=self.level, data_dir=self.data_dir, **options)
 
     def vocabulary(self) -> Sequence[str]:
-        """Names, ids and outcomes as one token each, so that copying one is one step."""
+        """Names, ids and outcomes: one token each, so that copying one takes one step."""
         last_names = tuple(f" {name}" for name in world.LAST_NAMES)
         names = (world.FIRST_NAMES, last_names, world.ITEMS, world.STREETS)
         ids = (world.CUSTOMER_IDS, world.ORDER_NUMBERS, OUTCOMES)
         return tuple(dict.fromkeys(word for group in (*names, *ids) for word in group))
 
-    def _running(self) -> Case:
+    def _running(self) -> DeskEpisode:
         if self._case is None:
             raise ValueError("order_desk: reset() must come before step() and score().")
         return self._case

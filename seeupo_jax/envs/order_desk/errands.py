@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from seeupo_jax.envs.order_desk import accounts, agenda
 from seeupo_jax.envs.order_desk import orders as world
 from seeupo_jax.envs.order_desk.accounts import Account, ParcelledOrder
-from seeupo_jax.envs.order_desk.agenda import Agenda, Shared
+from seeupo_jax.envs.order_desk.agenda import Agenda, SharedResources
 
 MAX_TURNS = 16
-MIN_TURNS = 10  # that the oracle takes
+MIN_TURNS = 10  # of the oracle
 
 POLICY = """You work at an online shop's order desk. Use the tools; reply once to each request.
 - Look an order up before you decide about it.
@@ -29,8 +29,12 @@ Without a change left, refuse.
 
 
 @dataclass(frozen=True)
-class Request:
-    """kind: of `orders.REQUESTS`. order: an index into the writer's. address: asked for, or ""."""
+class DeskRequest:
+    """One request of a customer.
+
+    kind: one of `orders.REQUESTS`. order: an index into the customer's orders. address: the new
+    address, or "".
+    """
 
     kind: str
     order: int
@@ -39,12 +43,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Errand:
-    """A shop's accounts, a customer's message, and the requests in it, in its order."""
+    """A shop's accounts, a customer's message, and its requests in order."""
 
     message: str
     accounts: tuple[Account, ...]
     customer: int  # index of the writer
-    requests: tuple[Request, ...]
+    requests: tuple[DeskRequest, ...]
 
     @property
     def account(self) -> Account:
@@ -56,19 +60,19 @@ class Errand:
 
     @property
     def alone(self) -> tuple[str, ...]:
-        """What each request would come to if it were the only one."""
+        """The outcome that each request would have if it were the only one."""
         pairs = zip(self.requests, self.targets, strict=True)
         return tuple(world.resolve(request.kind, order) for request, order in pairs)
 
     @property
-    def shared(self) -> Shared:
-        """What the requests share in truth."""
+    def shared(self) -> SharedResources:
+        """The changes and parcels that the requests share."""
         numbers = [order.parcel for order in self.targets]
         return agenda.share(self.alone, self.account.changes, numbers)
 
 
 def settle(errand: Errand) -> tuple[Agenda, Account]:
-    """What the policy demands: the agenda, and the writer's account after it."""
+    """The correct solution: the agenda, and the customer's account after it."""
     settled, account = agenda.solve(errand.alone, errand.shared), errand.account
     for index in settled.actions:
         order_id, address = errand.targets[index].order_id, errand.requests[index].address
@@ -77,7 +81,7 @@ def settle(errand: Errand) -> tuple[Agenda, Account]:
 
 
 def plan(errand: Errand) -> tuple[tuple[int, ...], Agenda]:
-    """The look-ups that decide the errand (as of `agenda`), and the agenda that they lead to."""
+    """The look-ups that decide the errand (see `agenda`), and the resulting agenda."""
     worlds, look_ups = agenda.possible(errand.alone), list[int]()
     while (look_up := agenda.next_look_up(errand.alone, worlds)) is not None:
         look_ups.append(look_up)
@@ -88,38 +92,44 @@ def plan(errand: Errand) -> tuple[tuple[int, ...], Agenda]:
 
 
 def count_turns(errand: Errand) -> int:
-    """How many turns the oracle takes: it finds, lists, looks up, acts and replies."""
+    """The number of turns that the oracle takes: it finds, lists, looks up, acts and replies."""
     look_ups, decided = plan(errand)
     return 1 + 3 * len(errand.requests) + len(look_ups) + len(decided.actions)
 
 
 def make_errand(split: str, index: int) -> Errand:
-    """The errand `split/index`; the same arguments always give the same one.
+    """Makes the errand `split/index`; the same arguments always give the same errand.
 
-    An errand's own content decides whether it is held out, as at level 1. Kept are only errands
-    whose requests depend on each other.
+    An errand's content decides whether it is held out, as at level 1. Errands whose requests do not
+    depend on each other are rejected.
 
     Raises:
-      ValueError: unknown split or index out of range.
+      ValueError: the split is unknown or the index out of range.
     """
     world.check_task(split, index)
     rng = random.Random(f"order_desk/level2/{split}/{index}")
     while True:
         errand = _draw(rng)
-        held_out = zlib.crc32(repr(errand).encode()) % 8 == 0
+        held_out = zlib.crc32(_content(errand)) % 8 == 0
         if held_out == (split != "train") and rng.random() < _share_kept(errand):
             return errand
 
 
+def _content(errand: Errand) -> bytes:
+    """An errand as bytes, which decide its split."""
+    # The name that the class had when the splits were published: another one would change them.
+    return repr(errand).replace("DeskRequest(", "Request(").encode()
+
+
 def order_matters(errand: Errand) -> bool:
-    """Whether serving the requests as they were asked for, by the rules, fails."""
+    """Whether serving the requests in the order asked fails."""
     asked = tuple(i for i, outcome in enumerate(errand.alone) if outcome in agenda.COSTS)
     served = agenda.serve(errand.alone, errand.shared, asked)
     return served.outcomes != settle(errand)[0].outcomes
 
 
 def _share_kept(errand: Errand) -> float:
-    """Most of what is drawn could be served request by request; hard errands are rare."""
+    """The probability of keeping a drawn errand: most are easy, so that hard ones are kept more."""
     look_ups, decided = plan(errand)
     reordered = decided.actions != tuple(sorted(decided.actions))
     if not (look_ups or reordered) or not MIN_TURNS <= count_turns(errand) <= MAX_TURNS:
@@ -150,24 +160,24 @@ def _draw(rng: random.Random) -> Errand:
     return Errand(message, drawn, customer, requests)
 
 
-def _draw_request(rng: random.Random, order: int) -> Request:
+def _draw_request(rng: random.Random, order: int) -> DeskRequest:
     kind = rng.choice(world.REQUESTS)
-    return Request(kind, order, _draw_address(rng) if kind == "address" else "")
+    return DeskRequest(kind, order, _draw_address(rng) if kind == "address" else "")
 
 
 def _draw_orders(rng: random.Random, number: str) -> tuple[ParcelledOrder, ...]:
-    """Orders whose ids end in their customer's number: nothing is to be told apart by it."""
+    """Draws a customer's orders, whose ids all end in the same number."""
     drawn = list[ParcelledOrder]()
     for place, item in enumerate(rng.sample(world.ITEMS, rng.randint(3, 4))):
         status = rng.choice((*("processing",) * 4, "shipped", "delivered"))
         address, changed = _draw_address(rng), rng.random() < 0.1
         inside = status == "processing"
-        parcel = rng.randrange(2) if inside else 2 + place  # what was sent was sent alone
+        parcel = rng.randrange(2) if inside else 2 + place  # shipped orders were shipped alone
         order_id, sent_to = item + number, "" if inside else address
         drawn.append(ParcelledOrder(order_id, item, status, address, changed, parcel, sent_to))
     return tuple(drawn)
 
 
 def _draw_address(rng: random.Random) -> str:
-    """An address of one digit: copying long numbers is not what a small policy is to learn here."""
+    """Draws an address with one digit: small policies should not have to copy long numbers."""
     return f"{rng.randint(1, 9)} {rng.choice(world.STREETS)} Street"

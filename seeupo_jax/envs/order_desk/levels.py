@@ -1,4 +1,4 @@
-"""The levels of the order desk: what a task of each is, and how a case of it is opened."""
+"""The levels of the order desk: their tasks, tools, desks and labels."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from seeupo_jax.envs.base import Message, Tool
 from seeupo_jax.envs.order_desk import errands
 from seeupo_jax.envs.order_desk import orders as world
-from seeupo_jax.envs.order_desk.counter import ERRAND_TOOLS, Counter
-from seeupo_jax.envs.order_desk.desk import TOOLS, Desk, OpenDesk
+from seeupo_jax.envs.order_desk.account_desk import ERRAND_TOOLS, AccountDesk
+from seeupo_jax.envs.order_desk.desk import TOOLS, Desk, DeskState
 from seeupo_jax.envs.tool_calls import render_hermes
 
 
@@ -18,25 +18,25 @@ from seeupo_jax.envs.tool_calls import render_hermes
 class Level:
     """One level; a task is an `orders.Task` or an `errands.Errand`.
 
-    prefix: of the ids of its tasks.
-    open_desk: the tools and the database of a task.
-    labels: what kind of task it is.
-    closing: the call that ends a case well.
+    prefix: of its task ids.
+    open_desk: makes the tools and the database of a task.
+    labels: a task's labels.
+    closing: the call that ends a task successfully.
     """
 
     prefix: str
     policy: str
     tools: tuple[Tool, ...]
     make_task: Callable[[str, int], Any]
-    open_desk: Callable[[Any], OpenDesk]
+    open_desk: Callable[[Any], DeskState]
     labels: Callable[[Any], Mapping[str, str]]
     closing: Callable[[Any], str]
 
     def find_task(self, task_id: str) -> Any:
-        """The task of an id.
+        """Returns the task with an id.
 
         Raises:
-          ValueError: an id that no task of this level has.
+          ValueError: this level has no such task.
         """
         split, _, index = task_id.removeprefix(self.prefix).partition("/")
         numbered = index.isascii() and index.isdigit()
@@ -46,7 +46,7 @@ class Level:
         return self.make_task(split, int(index))
 
     def opening(self, task: Any) -> tuple[Message, ...]:
-        """The messages that a case starts with."""
+        """The first messages of an episode."""
         return (
             {"role": "system", "content": self.policy},
             {"role": "user", "content": task.message},
@@ -85,7 +85,7 @@ LEVELS = {
         policy=errands.POLICY,
         tools=ERRAND_TOOLS,
         make_task=errands.make_errand,
-        open_desk=Counter,
+        open_desk=AccountDesk,
         labels=_label_errand,
         closing=_close_errand,
     ),
@@ -93,7 +93,7 @@ LEVELS = {
 
 
 def check_level(level: int) -> Level:
-    """A level by its number.
+    """Returns a level by its number.
 
     Raises:
       ValueError: there is no such level.
@@ -105,5 +105,5 @@ def check_level(level: int) -> Level:
 
 
 def level_of(task_id: str) -> int:
-    """The number of the level whose tasks have such an id."""
+    """The number of the level to which a task id belongs."""
     return 2 if task_id.startswith(LEVELS[2].prefix) else 1

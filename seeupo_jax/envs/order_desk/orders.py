@@ -38,7 +38,7 @@ POLICY = """You work at an online shop's order desk. Use the tools; end with one
 - An order that was changed before is not changed again: refuse any second request.
 - Touch no order but the one that the customer means. Actions cannot be undone."""
 
-# What customers write, per request; {item}, {name} and {address} are filled in.
+# Customers' phrases by request; {item}, {name} and {address} are filled in.
 PHRASES = {
     "cancel": (
         "Please cancel my {item}.",
@@ -75,7 +75,7 @@ CLOSINGS = ("", " Thanks!", " Thank you.", " Best, {name}.")
 
 @dataclass(frozen=True)
 class Order:
-    """One order. `changed`: a request about it was carried out before."""
+    """One order. changed: a request about it has already been carried out."""
 
     order_id: str
     item: str
@@ -136,7 +136,7 @@ def resolve(request: str, order: Order) -> str:
 
 
 def carry_out(outcome: str, order: Order, address: str) -> Order:
-    """The order after an outcome; unchanged by refusals and statuses."""
+    """The order after an outcome; refusals and statuses do not change it."""
     actions: dict[str, Callable[[], Order]] = {
         "cancelled": lambda: cancel(order),
         "returned": lambda: send_back(order),
@@ -146,7 +146,7 @@ def carry_out(outcome: str, order: Order, address: str) -> Order:
 
 
 def check_task(split: str, index: int) -> None:
-    """Raises ValueError where there is no such split, or no task of this index in it."""
+    """Raises ValueError if there is no such split, or the split has no task with this index."""
     check_choice("order_desk split", split, SPLITS)
     if not 0 <= index < SPLITS[split]:
         raise ValueError(
@@ -155,13 +155,13 @@ def check_task(split: str, index: int) -> None:
 
 
 def make_task(split: str, index: int) -> Task:
-    """The task `split/index`; the same arguments always give the same task.
+    """Makes the task `split/index`; the same arguments always give the same task.
 
-    A task's own content decides whether it is held out (one in eight is), so no training task is a
+    A task's content decides whether it is held out (one in eight is), so no training task is a
     validation or test task.
 
     Raises:
-      ValueError: unknown split or index out of range.
+      ValueError: the split is unknown or the index out of range.
     """
     check_task(split, index)
     rng = random.Random(f"order_desk/{split}/{index}")
@@ -203,7 +203,7 @@ def draw_address(rng: random.Random) -> str:
 
 
 def describe(order: Order) -> str:
-    """What `get_order` answers."""
+    """The answer of `get_order`."""
     return json.dumps(
         {
             "order_id": order.order_id,

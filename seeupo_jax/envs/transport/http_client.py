@@ -1,4 +1,4 @@
-"""An HTTP client of one connection, whose request another thread can end."""
+"""An HTTP client with one connection, whose request another thread can end."""
 
 from __future__ import annotations
 
@@ -11,69 +11,69 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 
 
 class HttpClient(PoolManager):
-    """Keeps its connection between requests; no proxy, redirect or retry."""
+    """Keeps its connection between requests; uses no proxy, redirects or retries."""
 
     def __init__(self) -> None:
         super().__init__(maxsize=1, retries=False)
         self.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}
-        self._line = _Line()
+        self._current = _CurrentSocket()
 
     @property
     def killed(self) -> bool:
-        return self._line.cut
+        return self._current.killed
 
     def kill(self) -> None:
-        """Ends the request that runs, and every later one; any thread may call it."""
-        self._line.end()
+        """Ends the running request and every later one; any thread may call it."""
+        self._current.kill()
 
     def _new_pool(self, *arguments: Any, **options: Any) -> HTTPConnectionPool:
         pool = super()._new_pool(*arguments, **options)
-        pool.conn_kw["line"] = self._line
+        pool.conn_kw["current"] = self._current
         return pool
 
 
-class _Line:
-    """The socket of a client's connection. cut: it is ended, and so is each that is opened."""
+class _CurrentSocket:
+    """The socket of a client's connection. killed: it is shut down, and so is every later one."""
 
     def __init__(self) -> None:
-        self.cut = False
+        self.killed = False
         self._socket: socket.socket | None = None
 
-    def end(self) -> None:
-        self.cut = True
+    def kill(self) -> None:
+        self.killed = True
         if self._socket is not None:
             end_socket(self._socket)
 
     def opened(self, connected: socket.socket) -> None:
         self._socket = connected
-        if self.cut:  # else `end` finds this socket
+        if self.killed:  # `kill` could not see this socket
             end_socket(connected)
 
 
 def end_socket(connected: socket.socket) -> None:
-    """Ends what another thread waits for at a socket, which that thread closes."""
-    with contextlib.suppress(OSError):  # it has ended
-        # Not that of an SSLSocket, after which it would send as plain text.
+    """Ends another thread's wait on a socket; that thread closes the socket."""
+    with contextlib.suppress(OSError):  # it has already ended
+        # Not SSLSocket's method, after which the socket would send plain text.
         socket.socket.shutdown(connected, socket.SHUT_RDWR)
 
 
-class _OnLine:
-    """A connection that hands over each socket that it opens."""
+class _Tracked:
+    """A connection that registers each socket that it opens."""
 
-    def __init__(self, *arguments: Any, line: _Line, **options: Any):
+    def __init__(self, *arguments: Any, current: _CurrentSocket, **options: Any):
         super().__init__(*arguments, **options)
-        self._line = line
+        self._current = current
 
     def connect(self) -> None:
         super().connect()
-        self._line.opened(self.sock)
+        self._current.opened(self.sock)
 
 
-class _Connection(_OnLine, HTTPConnection):
+class _Connection(_Tracked, HTTPConnection):
     pass
 
 
-class _TlsConnection(_OnLine, HTTPSConnection):
+class _TlsConnection(_Tracked, HTTPSConnection):
     pass
 
 

@@ -1,4 +1,4 @@
-"""An environment in a separate process: a crash or hang costs only its episode."""
+"""An environment in a separate process: a crash or hang ends only its episode."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import Killable, Message, StepResult, Tool
-from seeupo_jax.envs.plain_values import Counted
-from seeupo_jax.envs.transport import remote_calls, wire
+from seeupo_jax.envs.plain_values import PlainDict
+from seeupo_jax.envs.transport import remote_calls
+from seeupo_jax.envs.transport.http_protocol import MAX_ANSWER_BYTES
 from seeupo_jax.envs.transport.processes import (
     end,
     exit_code,
@@ -22,23 +22,29 @@ from seeupo_jax.envs.transport.processes import (
     signal_name,
     supervised,
 )
+from seeupo_jax.envs.validation import (
+    ProtocolError,
+    RemoteEnvironmentError,
+    check_finish,
+    check_score,
+)
 
-_CLOSE_S = 5.0  # for an environment to close, also when the trainer is killed; then it is killed
+_CLOSE_S = 5.0  # for an environment to close, also after the trainer was killed; then it is killed
 _POLL_S = 0.002
 
 
 class ProcessDied(Exception):
-    """The environment's process ended instead of answering."""
+    """The environment's process ended without an answer."""
 
 
-class Isolated(Killable):
-    """An environment of `envs.make` in a process that starts with its first call.
+class IsolatedEnvironment(Killable):
+    """An environment of `envs.make` in a separate process, which starts with the first call.
 
-    A call after the process has died starts a new one, which only `reset` can use. Calls wait
-    without a limit, unless another thread calls `kill`.
+    After the process has died, a call starts a new one, in which only `reset` can succeed. Calls
+    wait without a time limit, until another thread calls `kill`.
 
     Args:
-      name, options: of `envs.make`; the options must be JSON.
+      name, options: as for `envs.make`; the options must be JSON.
       memory_mib: limit of the process's address space; None: no limit.
     """
 
@@ -50,7 +56,7 @@ class Isolated(Killable):
         self._has_finish = False
 
     def begin(self) -> None:
-        """Starts the process and makes the environment in it, as else the first call does."""
+        """Starts the process and makes the environment; otherwise the first call does that."""
         process = _launch()
         with self._lock:
             self._process = process
@@ -68,26 +74,26 @@ class Isolated(Killable):
     def reset(
         self, task_id: str, seed: int, episode_seed: int | None = None
     ) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
-        """Starts an episode, in a new process where there is none or the last one has died."""
+        """Starts an episode, in a new process if none runs."""
         result = self._ask("reset", task_id=task_id, seed=seed, episode_seed=episode_seed)
         self._has_finish = result["finish"]
-        result["messages"] = [*map(Counted, result["messages"])]
+        result["messages"] = [*map(PlainDict, result["messages"])]
         return remote_calls.read_opening(result)
 
     def step(self, text: str) -> StepResult:
         result = self._ask("step", text=text)
-        result["info"] = Counted(result["info"])
-        result["observation"] = [*map(Counted, result["observation"])]
+        result["info"] = PlainDict(result["info"])
+        result["observation"] = [*map(PlainDict, result["observation"])]
         return remote_calls.read_step(result)
 
     def finish(self, stop: str) -> float | None:
-        """Calls the environment's `finish`, where it has one: the trainer ends its episode."""
+        """Calls the environment's `finish`, if it has one, when the trainer ends the episode."""
         if not self._has_finish:
             return None
-        return gate.check_last_reward(self._ask("finish", stop=stop)["reward"])
+        return check_finish(self._ask("finish", stop=stop)["reward"])
 
     def score(self) -> float:
-        return gate.check_score(self._ask("score"))
+        return check_score(self._ask("score"))
 
     def close(self) -> None:
         """Closes the environment and ends its process; a later call starts another one."""
@@ -100,7 +106,7 @@ class Isolated(Killable):
         _reap(process)
 
     def kill(self) -> None:
-        """Ends the process and all that it has started for good; any thread may call it."""
+        """Ends the process and its descendants permanently; any thread may call it."""
         with self._lock:
             self._killed = True
             if self._process is not None:
@@ -112,13 +118,13 @@ class Isolated(Killable):
         return self._send({"operation": operation, **arguments})
 
     def _send(self, request: Mapping[str, Any]) -> Any:
-        """The process's answer to a request; raises what the environment raised."""
+        """Sends a request and returns the answer; an environment's error is raised."""
         process = self._process
         line = b""
-        with contextlib.suppress(OSError):  # it has died, or dies of this request
+        with contextlib.suppress(OSError):  # it has died, or dies during this request
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
-            line = process.stdout.readline(wire.MAX_ANSWER_BYTES + 2)
+            line = process.stdout.readline(MAX_ANSWER_BYTES + 2)
         if not line.endswith(b"\n"):
             raise ProcessDied(self._end())
         answer = json.loads(line)
@@ -127,12 +133,12 @@ class Isolated(Killable):
         if "error" in answer:
             kind, text = answer["error"]["type"], answer["error"]["text"]
             if kind == "ProtocolError":
-                raise gate.ProtocolError(text)
-            raise gate.ErrorElsewhere(f"{kind}: {text}")
+                raise ProtocolError(text)
+            raise RemoteEnvironmentError(f"{kind}: {text}")
         return answer["result"]
 
     def _end(self) -> str:
-        """Removes the process; returns how it ended."""
+        """Removes the process; returns a description of its end."""
         with self._lock:
             process, self._process = self._process, None
         code = _reap(process)
@@ -149,14 +155,14 @@ def check_isolated(
     """Checks that an environment can be made in a separate process.
 
     Raises:
-      ValueError: one sentence, if that fails or takes longer than `timeout_s`.
+      ValueError: that fails, or takes longer than `timeout_s`.
     """
-    environment = Isolated(name, options, memory_mib=memory_mib)
+    environment = IsolatedEnvironment(name, options, memory_mib=memory_mib)
     timer = threading.Timer(timeout_s, environment.kill)
     timer.start()
     try:
         environment.begin()
-    except (ProcessDied, gate.ErrorElsewhere) as error:
+    except (ProcessDied, RemoteEnvironmentError) as error:
         raise ValueError(
             f"config.env.isolation: got process, where env {name} cannot be made within"
             f" {timeout_s:g} s ({error}); allowed: an environment that can, or thread."
@@ -168,7 +174,7 @@ def check_isolated(
 
 def _launch() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        supervised(python_command("seeupo_jax.envs.transport.child"), grace_s=_CLOSE_S),
+        supervised(python_command("seeupo_jax.envs.transport.isolated_process"), grace_s=_CLOSE_S),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C in a terminal is for the trainer only
@@ -176,7 +182,7 @@ def _launch() -> subprocess.Popen[bytes]:
 
 
 def _reap(process: subprocess.Popen[bytes]) -> int | None:
-    """The exit code of an ending process; None: it had to be killed."""
+    """Waits for a process to end and returns its exit code; None: it had to be killed."""
     until = time.monotonic() + _CLOSE_S
     while not (ended := has_ended(process)) and time.monotonic() < until:
         time.sleep(_POLL_S)

@@ -1,4 +1,4 @@
-"""How many files a process may have open at once: its sockets and pipes count too."""
+"""The limit of a process's open files, which include sockets and pipes."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import math
 import os
 import resource
 
-# What programs that close every possible descriptor, as some do when they start, pass in no time.
+# Some programs close every possible descriptor when they start; up to this number it takes no time.
 MOST = 2**16
 
 
 def raise_open_files(most: int = MOST) -> float:
-    """Raises the soft limit to the hard one, or to `most` where that is higher; never lowers it.
+    """Raises the soft limit to the hard limit, but at most to `most`; never lowers it.
 
-    Returns: the limit that then holds.
+    Returns: the resulting limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = int(min(_finite(hard), most))
     if wanted > _finite(soft):
-        with contextlib.suppress(OSError, ValueError):  # systems may allow less than they say
+        with contextlib.suppress(OSError, ValueError):  # systems may allow less than they report
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return _finite(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def open_files() -> int:
-    """How many there are; 0 on a system that does not list them."""
+    """The number of open files; 0 on a system that does not list them."""
     try:
         return len(os.listdir("/dev/fd"))
     except OSError:

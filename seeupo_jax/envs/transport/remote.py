@@ -1,4 +1,4 @@
-"""`remote`: an environment that `seeupo_jax.envs.serve` runs in another process or machine."""
+"""`remote`: an environment that `seeupo_jax.envs.serve` runs in another process or on a machine."""
 
 from __future__ import annotations
 
@@ -15,23 +15,34 @@ from typing import Any
 
 import urllib3
 
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.base import (
     Killable,
     Message,
-    NoRoom,
+    ServerAtCapacity,
     StepResult,
     TaskShare,
     Tool,
     TransientError,
 )
-from seeupo_jax.envs.transport import remote_calls, wire
+from seeupo_jax.envs.transport import remote_calls
 from seeupo_jax.envs.transport.http_client import HttpClient
+from seeupo_jax.envs.transport.http_protocol import (
+    BUSY,
+    GONE,
+    MALFORMED,
+    MAX_ANSWER_BYTES,
+    MAX_REQUEST_BYTES,
+    MAY_PASS,
+    UNAUTHORIZED,
+    UNKNOWN,
+    read_token,
+)
+from seeupo_jax.envs.validation import ProtocolError, check_finish, check_score
 
 _log = logging.getLogger(__name__)
 
 _CONNECT_S = 10.0
-_TASKS_S = 60.0  # for what is asked of tasks, outside of an episode
+_TASKS_S = 60.0  # for requests about tasks, outside of an episode
 _CLOSE_S = 5.0
 _ANSWERS = {
     "reset": ("messages", "tools", "score"),
@@ -39,39 +50,39 @@ _ANSWERS = {
     "finish": ("reward", "score"),
 }
 _FULL = re.compile(rb'\{"refused": "(all \d+ (?:sessions|connections) are open)\."\}')
-_ERRORS = {"ValueError": ValueError, "ProtocolError": gate.ProtocolError}
+_ERRORS = {"ValueError": ValueError, "ProtocolError": ProtocolError}
 
 
 class RemoteError(Exception):
-    """The environment failed where it runs, or its server no longer knows the episode."""
+    """The environment failed on its server, or the server no longer has the episode."""
 
 
 class _Gone(RemoteError):
-    """The server does not know the session."""
+    """The server does not have the session."""
 
 
 class _Unknown(RemoteError):
-    """The server, an older one, does not know the operation."""
+    """The server is older and does not know the operation."""
 
 
 class _Malformed(RemoteError):
-    """The server rejects the fields of a request, which had no effect."""
+    """The server rejects the fields of a request; it had no effect."""
 
 
 @dataclass
 class Remote(Killable):
-    """A client of one session at a time; an object holds one connection.
+    """A client of one session at a time, over one connection.
 
-    Requests are numbered, and the server executes none twice. So a broken connection is a
+    Requests are numbered, and the server executes none twice. A broken connection is therefore a
     `TransientError`: the same call on the same object sends the same number. If the server has
     restarted meanwhile, the episode is lost and the call fails.
 
     Args:
       url: of the server, such as http://127.0.0.1:8700.
-      token_file: the server's token; None: the default file of this machine.
-      timeout_s: without an answer; then the call is a `TransientError`. None: an episode's calls
-        have no limit but a pool's, which kills them, and others 60 s. Where all of the server's
-        sessions or connections are open, a call is a `NoRoom` at once.
+      token_file: the file of the server's token; None: the default file of this machine.
+      timeout_s: a call without an answer for longer raises `TransientError`. None: calls of an
+        episode are limited only by the pool, which kills them, and others by 60 s. If all sessions
+        or connections of the server are in use, a call raises `ServerAtCapacity` immediately.
     """
 
     url: str
@@ -82,19 +93,19 @@ class Remote(Killable):
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"remote url: got {self.url!r}; allowed: http://... or https://....")
         self._headers = {
-            "Authorization": f"Bearer {wire.read_token(self.token_file)}",
+            "Authorization": f"Bearer {read_token(self.token_file)}",
             "Content-Type": "application/json",
         }
-        self._http = HttpClient()  # without redirects: the token is for this server only
+        self._http = HttpClient()  # follows no redirects: the token is for this server only
         self._forget()
 
     def task_ids(self, split: str) -> Sequence[str]:
         return self._ask("task_ids", {"split": split})
 
     def task_shares(self, split: str) -> Sequence[TaskShare]:
-        """The parts of the environment's tasks; all in one where it has none.
+        """Returns the parts of the environment's tasks; a single part if it has none.
 
-        An older server, which cannot be asked, is taken to have none, with a warning.
+        An older server does not support the request: a single part is assumed, with a warning.
         """
         try:
             parts = self._ask("task_shares", {"split": split})
@@ -108,14 +119,14 @@ class Remote(Killable):
             raise RemoteError(f"{self.url}/task_shares: got {got}; allowed: {allowed}.") from None
 
     def labels(self, task_id: str) -> Mapping[str, str]:
-        """A task's labels; none also of a server that knows none."""
+        """Returns a task's labels; empty if the server does not support labels."""
         try:
             return self._ask("labels", {"task_id": task_id})
         except _Unknown:
             return {}
 
     def reference(self, task_id: str) -> str | None:
-        """The environment's reference answer to a task; None also of a server that knows none."""
+        """Returns a task's reference answer; None if the server does not support them."""
         try:
             return self._ask("reference", {"task_id": task_id})
         except _Unknown:
@@ -124,9 +135,9 @@ class Remote(Killable):
     def reset(
         self, task_id: str, seed: int, episode_seed: int | None = None
     ) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
-        """Starts an episode in this object's session, or in a new one where that has ended.
+        """Starts an episode in this object's session, or in a new session if that has ended.
 
-        An older server, which rejects `episode_seed`, is asked without it, with a warning.
+        If an older server rejects `episode_seed`, the request is sent without it, with a warning.
         """
         request = {"task_id": task_id, "seed": seed}
         seed_field = {} if episode_seed is None else {"episode_seed": episode_seed}
@@ -137,7 +148,7 @@ class Remote(Killable):
         except _Gone:
             self._forget()
             answer = self._begin(request, seed_field)
-        self._has_finish = answer.get("finish") is True  # older servers do not say
+        self._has_finish = answer.get("finish") is True  # older servers do not report it
         return remote_calls.read_opening(answer)
 
     def step(self, text: str) -> StepResult:
@@ -146,12 +157,12 @@ class Remote(Killable):
         return remote_calls.read_step(self._play("step", {"text": text}))
 
     def finish(self, stop: str) -> float | None:
-        """Calls the environment's `finish`, where it has one: the trainer ends its episode."""
+        """Calls the environment's `finish`, if it has one, when the trainer ends the episode."""
         if self._score is None:
             raise ValueError("remote: reset() must come before finish().")
         if not self._has_finish:
             return None
-        return gate.check_last_reward(self._play("finish", {"stop": stop})["reward"])
+        return check_finish(self._play("finish", {"stop": stop})["reward"])
 
     def score(self) -> float:
         if self._score is None:
@@ -159,15 +170,15 @@ class Remote(Killable):
         return self._score
 
     def close(self) -> None:
-        """Ends the session; the server does so itself if it cannot be reached."""
+        """Ends the session; if the server cannot be reached, it ends the session itself later."""
         if (self._number or self._in_doubt) and not self._http.killed:
             self._end_session(self._session)
         self._forget()
         self._http.clear()
 
     def kill(self) -> None:
-        """Ends the request that runs, every later one and the session; any thread may call it."""
-        session = (self._session,)  # the thread whose request ends forgets it
+        """Ends the running request, every later one and the session; any thread may call it."""
+        session = (self._session,)  # the thread whose request ends resets the attribute
         self._http.kill()
         threading.Thread(target=self._end_session, args=session).start()  # for at most 10 s
 
@@ -181,7 +192,7 @@ class Remote(Killable):
         self._in_doubt = False  # whether the server has executed the last request
         self._score: float | None = None
         self._has_finish = False
-        self._takes_episode_seed = True  # until the server refuses it, as older ones do
+        self._takes_episode_seed = True  # until the server rejects it, as older servers do
 
     def _begin(self, request: dict[str, Any], seed_field: dict[str, Any]) -> dict[str, Any]:
         if not seed_field or not self._takes_episode_seed:
@@ -195,7 +206,7 @@ class Remote(Killable):
         return answer
 
     def _play(self, operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Sends the session's next request, or repeats the last one if that got no answer."""
+        """Sends the session's next request, or repeats the last one if it got no answer."""
         numbered = {"session": self._session, "number": self._number}
         self._in_doubt = True
         answer = self._post(operation, numbered | arguments)
@@ -207,16 +218,16 @@ class Remote(Killable):
             allowed = ", ".join(_ANSWERS[operation])
             got = ", ".join(_keys(result)) or "none"
             raise RemoteError(f"{self.url}/{operation}: got the fields {got}; allowed: {allowed}.")
-        self._score = gate.check_score(result["score"])
+        self._score = check_score(result["score"])
         return result
 
     def _ask(self, operation: str, request: dict[str, str]) -> Any:
-        """What the server answers about tasks."""
+        """Requests information about tasks."""
         limit_s = _TASKS_S if self.timeout_s is None else self.timeout_s
         return self._result(self._post(operation, request, timeout_s=limit_s))
 
     def _result(self, answer: dict[str, Any]) -> Any:
-        """The environment's result; raises what it raised."""
+        """Returns the environment's result, or raises its error."""
         if "result" in answer:
             return answer["result"]
         error = answer.get("error")
@@ -235,10 +246,10 @@ class Remote(Killable):
         http: HttpClient | None = None,
     ) -> dict[str, Any]:
         body = json.dumps(request).encode()
-        if len(body) > wire.MAX_REQUEST_BYTES:
+        if len(body) > MAX_REQUEST_BYTES:
             raise ValueError(
                 f"remote {operation}: got a request of {len(body)} bytes;"
-                f" allowed: at most {wire.MAX_REQUEST_BYTES}."
+                f" allowed: at most {MAX_REQUEST_BYTES}."
             )
         read_s = self.timeout_s if timeout_s is None else timeout_s
         try:
@@ -250,28 +261,28 @@ class Remote(Killable):
                 timeout=urllib3.Timeout(connect=min(_CONNECT_S, read_s or math.inf), read=read_s),
                 preload_content=False,
             )
-            payload = response.read(wire.MAX_ANSWER_BYTES + 1)
+            payload = response.read(MAX_ANSWER_BYTES + 1)
             response.release_conn()
         except urllib3.exceptions.HTTPError as error:
             raise TransientError(f"{self.url}: {error}") from None
-        if len(payload) > wire.MAX_ANSWER_BYTES:
+        if len(payload) > MAX_ANSWER_BYTES:
             self._http.clear()
-            raise RemoteError(f"{self.url}: more than {wire.MAX_ANSWER_BYTES} bytes of answer")
+            raise RemoteError(f"{self.url}: more than {MAX_ANSWER_BYTES} bytes of answer")
         return self._read(response.status, payload)
 
     def _read(self, status: int, payload: bytes) -> dict[str, Any]:
-        """The environment's own answer: a dict with `result` or `error`."""
-        if status == wire.BUSY and (full := _FULL.fullmatch(payload)):
-            raise NoRoom(f"{self.url}: {full[1].decode()}")
-        if status in wire.MAY_PASS:
+        """Parses a reply; returns the environment's answer, a dict with `result` or `error`."""
+        if status == BUSY and (full := _FULL.fullmatch(payload)):
+            raise ServerAtCapacity(f"{self.url}: {full[1].decode()}")
+        if status in MAY_PASS:
             raise TransientError(f"{self.url}: status {status}: {_excerpt(payload)}")
-        if status == wire.GONE:
+        if status == GONE:
             raise _Gone(f"{self.url}: {_excerpt(payload)}")
-        if status == wire.UNKNOWN:
+        if status == UNKNOWN:
             raise _Unknown(f"{self.url}: {_excerpt(payload)}")
-        if status in wire.MALFORMED:
+        if status in MALFORMED:
             raise _Malformed(f"{self.url}: status {status}: {_excerpt(payload)}")
-        if status == wire.UNAUTHORIZED:
+        if status == UNAUTHORIZED:
             raise ValueError(f"remote token_file: {self.url} refuses the token in it.")
         try:
             answer = json.loads(payload)
@@ -291,11 +302,11 @@ _OLDER = {
     " have no effect and all tasks are drawn alike. A server of this version says it.",
 }
 _warned: set[tuple[str, str]] = set()
-_warning = threading.Lock()  # environments of a pool find it out at the same time
+_warning = threading.Lock()  # environments of a pool detect it at the same time
 
 
 def _warn_once(url: str, lacking: str) -> None:
-    """Once for each server and what it lacks, a key of `_OLDER`."""
+    """Warns once per server and missing feature, a key of `_OLDER`."""
     with _warning:
         warned = (url, lacking) in _warned
         _warned.add((url, lacking))

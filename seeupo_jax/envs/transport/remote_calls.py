@@ -1,4 +1,4 @@
-"""Calls of an environment in another process, and their answers as JSON, over HTTP or pipes."""
+"""Calls to an environment in another process and their answers as JSON, over HTTP or pipes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 from seeupo_jax.configuration.user_code import origin, text_of
-from seeupo_jax.envs import gate
-from seeupo_jax.envs.base import Environment, NoRoom, StepResult, TransientError
-from seeupo_jax.envs.transport import wire
+from seeupo_jax.envs.base import Environment, ServerAtCapacity, StepResult, TransientError
+from seeupo_jax.envs.transport.http_protocol import MAX_ANSWER_BYTES
+from seeupo_jax.envs.validation import (
+    check_finish,
+    check_reset,
+    check_score,
+    check_step,
+    has_finish,
+    reset_episode,
+)
 
 STEP = ("observation", "reward", "done", "info")
 
@@ -17,24 +24,24 @@ STEP = ("observation", "reward", "done", "info")
 def reset(
     environment: Environment, task_id: str, seed: int, episode_seed: int | None = None
 ) -> dict[str, Any]:
-    opening = gate.reset(environment, task_id, seed, episode_seed)
-    messages, tools = gate.check_opening(opening)
-    return {"messages": messages, "tools": tools, "finish": gate.has_finish(environment)}
+    opening = reset_episode(environment, task_id, seed, episode_seed)
+    messages, tools = check_reset(opening)
+    return {"messages": messages, "tools": tools, "finish": has_finish(environment)}
 
 
 def step(environment: Environment, text: str) -> dict[str, Any]:
-    return dict(vars(gate.check_step(environment.step(text))))
+    return dict(vars(check_step(environment.step(text))))
 
 
 def finish(environment: Environment, stop: str) -> dict[str, Any]:
-    return {"reward": gate.check_last_reward(environment.finish(stop))}
+    return {"reward": check_finish(environment.finish(stop))}
 
 
 def score(environment: Environment) -> float:
-    return gate.check_score(environment.score())
+    return check_score(environment.score())
 
 
-# The calls of an episode, with the types of their arguments.
+# The calls of an episode and the types of their arguments.
 PLAYS = {
     "reset": (reset, {"task_id": str, "seed": int}),
     "step": (step, {"text": str}),
@@ -47,18 +54,20 @@ OPTIONAL = {"reset": {"episode_seed": int}}
 def answer(
     question: Callable[[], Any], on_error: Callable[[], None] = lambda: None
 ) -> tuple[bytes, bool]:
-    """The answer, a JSON object with `result`, `transient` or `error`; whether it had effects.
+    """Executes a call. Returns its answer and whether it had effects.
+
+    The answer is a JSON object with `result`, `transient` or `error`.
 
     Args:
-      on_error: called while an error of the question is being handled.
+      on_error: called while an error of the call is being handled.
     """
     try:
         data = json.dumps({"result": question()}, allow_nan=False).encode()
-        if len(data) > wire.MAX_ANSWER_BYTES:
-            raise OverflowError(f"an answer of {len(data)} bytes; {wire.MAX_ANSWER_BYTES} allowed")
+        if len(data) > MAX_ANSWER_BYTES:
+            raise OverflowError(f"an answer of {len(data)} bytes; {MAX_ANSWER_BYTES} allowed")
         return data, True
     except TransientError as error:
-        full = {"full": True} if issubclass(type(error), NoRoom) else {}
+        full = {"full": True} if issubclass(type(error), ServerAtCapacity) else {}
         return json.dumps({"transient": text_of(error)} | full).encode(), False
     except BaseException as error:  # even SystemExit ends this episode and no other
         on_error()
@@ -67,16 +76,18 @@ def answer(
 
 
 def transient(answer: dict[str, Any]) -> TransientError:
-    """The error of an answer with `transient`."""
-    return (NoRoom if answer.get("full") is True else TransientError)(str(answer["transient"]))
+    """Makes the error of an answer with `transient`."""
+    return (ServerAtCapacity if answer.get("full") is True else TransientError)(
+        str(answer["transient"])
+    )
 
 
 def read_opening(result: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The messages and tools of a `reset`."""
-    return gate.check_opening((result["messages"], result["tools"]))
+    """Validates the answer to `reset`; returns its messages and tools."""
+    return check_reset((result["messages"], result["tools"]))
 
 
 def read_step(result: dict[str, Any]) -> StepResult:
-    """The result of a `step`."""
+    """Validates the answer to `step`; returns its result."""
     named = result.get("rewards", {})  # older servers have none
-    return gate.check_step(StepResult(*(result[name] for name in STEP), named))
+    return check_step(StepResult(*(result[name] for name in STEP), named))

@@ -1,9 +1,9 @@
-"""A process that runs a program and ends all that descends from it, when either end comes.
+"""A process that runs a program and ends all its descendants when the program or the run ends.
 
-The ends are the program's own, and that of the process that started this one. Linux gives a
-process whose parent has ended to the nearest ancestor that asks for such processes. This one does,
-so it finds those that have left the program's process group or session, too. It imports nothing of
-the package: there is one for each program, and it stays small.
+The run is the process that started this one. Linux reparents a process whose parent has ended to
+the nearest ancestor that is a subreaper. This process is one, so it also finds descendants that
+have left the program's process group or session. It imports no other module of the package: each
+program has its supervisor, which must stay small.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ import sys
 import time
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # of Linux's prctl
-_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)  # another system has none
+_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)  # only Linux has it
 SUPPORTED = _PRCTL is not None
-# Asks a supervisor to end everything at once. Schedulers send SIGTERM or SIGUSR1 to all processes
-# of a job, which the trainer acts on and its programs do not.
+# The signal that makes a supervisor end everything immediately. SIGTERM and SIGUSR1 are no choice:
+# schedulers send them to all processes of a job, and only the trainer reacts to them.
 END = signal.SIGRTMIN + 5 if SUPPORTED else signal.SIGKILL
-_KILL_S = 5.0  # for killed processes to go; one of another user stays
+_KILL_S = 5.0  # for killed processes to end; those of another user cannot be killed
 
 
 def supervise(parent: int, grace_s: float) -> None:
-    """Forks: returns in the new process, in a session of its own; this one ends with its status.
+    """Forks: returns in the new process, in a new session; this process ends with its status.
 
-    On Linux only; elsewhere it returns in this process.
+    Only on Linux; elsewhere it returns in this process.
 
     Args:
       parent: the process that started this one.
-      grace_s: how long the new process may go on when `parent` has ended.
+      grace_s: how long the new process may continue after `parent` has ended.
     """
     if not SUPPORTED:
         return
-    mask = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())  # none interrupts
+    mask = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())  # no interruptions
     _PRCTL(_PR_SET_CHILD_SUBREAPER, 1)
-    # A signal that wakes: Linux sends it when the thread that started this process ends, too.
+    # A signal that only wakes: Linux also sends it when the thread that started this process ends.
     _PRCTL(_PR_SET_PDEATHSIG, signal.SIGCHLD)
     supervisor = os.getpid()
     program = os.fork()
     if program == 0:
-        os.setsid()  # a program that kills its own group spares its supervisor
+        os.setsid()  # a program that kills its own group does not kill its supervisor
         _PRCTL(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != supervisor:  # it has ended already
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return
     for number in map(int, os.listdir("/proc/self/fd")):
-        with contextlib.suppress(OSError):  # that of the listing
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
             os.close(number)
     descendants = _Descendants(program)
     _wait(descendants, parent, grace_s)
@@ -59,9 +59,9 @@ def supervise(parent: int, grace_s: float) -> None:
 
 
 class _Descendants:
-    """All processes that a program has started, and what they have started.
+    """All descendants of a program.
 
-    status: the program's, as `os.waitpid` has it; None: it runs.
+    status: the program's, in the form of `os.waitpid`; None: it runs.
     """
 
     def __init__(self, program: int):
@@ -69,7 +69,7 @@ class _Descendants:
         self.status: int | None = None
 
     def reap(self) -> bool:
-        """Removes those that have ended; False: none is left."""
+        """Reaps those that have ended; False: none is left."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -80,13 +80,13 @@ class _Descendants:
         return False
 
     def kill(self) -> None:
-        """Kills this process's children, which gives it theirs, until none is left."""
+        """Kills this process's children, after which it gets theirs, until none is left."""
         until = time.monotonic() + _KILL_S
         while self.reap() and (left_s := until - time.monotonic()) > 0:
             for pid in _children():
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
-            signal.sigtimedwait([signal.SIGCHLD], min(left_s, 0.1))  # the list may lack one
+            signal.sigtimedwait([signal.SIGCHLD], min(left_s, 0.1))  # the list may be incomplete
 
 
 def _children() -> list[int]:
@@ -95,7 +95,7 @@ def _children() -> list[int]:
 
 
 def _wait(descendants: _Descendants, parent: int, grace_s: float) -> None:
-    """Until the program has ended, or is to end."""
+    """Waits until the program has ended or must be ended."""
     until = None
     while descendants.reap() and descendants.status is None:
         if until is None and os.getppid() != parent:
@@ -109,11 +109,11 @@ def _wait(descendants: _Descendants, parent: int, grace_s: float) -> None:
 
 
 def _exit_as(status: int | None) -> None:
-    """Ends this process as another one has ended; `status`: as `os.waitpid` has it."""
+    """Ends this process with the status of another one, in the form of `os.waitpid`."""
     code = -signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status)
     if code >= 0:
         os._exit(code)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program may have left one
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program's core dump is enough
     if -code not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(-code, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [-code])
@@ -121,7 +121,7 @@ def _exit_as(status: int | None) -> None:
 
 
 def main() -> None:
-    """Supervises a command. The arguments: the parent, the grace, the command's words."""
+    """Supervises a command. Arguments: the parent's id, the grace time, the command's words."""
     parent, grace_s, *command = sys.argv[1:]
     supervise(int(parent), float(grace_s))
     os.execvp(command[0], command)

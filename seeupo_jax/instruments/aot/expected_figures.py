@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from seeupo_jax.planning import flops
-from seeupo_jax.planning.aot.measure import Figures
+from seeupo_jax.planning.aot.measure import CompiledFigures
 from seeupo_jax.planning.collectives import Collective, received
 from seeupo_jax.planning.slices.iteration_time import program_roofline
-from seeupo_jax.planning.slices.slice_programs import Program, Setup
+from seeupo_jax.planning.slices.slice_programs import Setup, SliceProgram
 
 _FLOAT32 = 4
 # Passes over the layers of a step's microbatch: forwards, backwards, and the refresh of weights;
@@ -16,7 +16,7 @@ _FLOAT32 = 4
 _PASSES = {"none": 3, "dots": 4, "attention": 4, "full": 4}
 
 
-def expected_figures(setup: Setup, program: Program) -> Figures:
+def expected_figures(setup: Setup, program: SliceProgram) -> CompiledFigures:
     """FLOPs and memory traffic as `measure` has them, with the least communication that it needs.
 
     Parameters are gathered over `fsdp` for each pass and their gradients summed for each
@@ -25,7 +25,7 @@ def expected_figures(setup: Setup, program: Program) -> Figures:
     """
     traffic = tuple(each for each in _traffic(setup, program) if each.group > 1)
     work = program.work
-    return Figures(
+    return CompiledFigures(
         program.name,
         needed_flops=work.needed,
         executed_flops=work.executed,
@@ -35,7 +35,7 @@ def expected_figures(setup: Setup, program: Program) -> Figures:
     )
 
 
-def _traffic(setup: Setup, program: Program) -> list[Collective]:
+def _traffic(setup: Setup, program: SliceProgram) -> list[Collective]:
     arch, shape = setup.arch, program.mesh.shape
     item = jnp.dtype(arch.dtype).itemsize
     passes = _PASSES[arch.remat] if program.kind == "sweep/turn" else 1

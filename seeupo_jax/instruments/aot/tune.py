@@ -19,14 +19,14 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.instruments.aot.expected_figures import expected_figures
 from seeupo_jax.parallel.device_memory import GIB
 from seeupo_jax.parallel.mesh import make_mesh
-from seeupo_jax.planning.aot.measure import Figures, beside, measure
+from seeupo_jax.planning.aot.measure import CompiledFigures, beside, measure
 from seeupo_jax.planning.aot.search import fits
 from seeupo_jax.planning.chips import Topology, topology_devices, usable_hbm
 from seeupo_jax.planning.remat import plan_remat
 from seeupo_jax.planning.slices.iteration_time import Iteration, estimate_iteration
 from seeupo_jax.planning.slices.slice_programs import (
-    Program,
     Setup,
+    SliceProgram,
     choose_programs,
     list_programs,
     prepare,
@@ -55,8 +55,8 @@ class MeshChoice(NamedTuple):
     fields: Fields
     setup: Setup
     needs: int
-    programs: dict[str, Program]
-    figures: dict[str, Figures]
+    programs: dict[str, SliceProgram]
+    figures: dict[str, CompiledFigures]
 
     @property
     def iteration(self) -> Iteration:
@@ -81,7 +81,7 @@ class Tuned(NamedTuple):
     """
 
     fields: dict[str, Any]
-    figures: dict[str, Figures]
+    figures: dict[str, CompiledFigures]
 
 
 def tune(setup: Setup, log: Callable[[str], None]) -> Tuned | None:
@@ -182,7 +182,7 @@ def _shortest(
     setup: Setup,
     tried: Iterable[Fields],
     log: Callable[[str], None],
-    measured: Sequence[Figures] = (),
+    measured: Sequence[CompiledFigures] = (),
 ) -> MeshChoice | None:
     """The shortest iteration among the candidates, by the compiler; None where nothing fits.
 
@@ -235,13 +235,15 @@ def _compiled(
     return measured
 
 
-def _figures(config: Config, topology: Topology, kinds: tuple[str, ...]) -> dict[str, Figures]:
+def _figures(
+    config: Config, topology: Topology, kinds: tuple[str, ...]
+) -> dict[str, CompiledFigures]:
     """Figures of the largest programs of these kinds, up to one that does not fit; by kind."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_compilation_cache", False)
     setup = prepare(config, topology)
     programs = {program.kind: program for program in choose_programs(list_programs(setup))}
-    figures: dict[str, Figures] = {}
+    figures: dict[str, CompiledFigures] = {}
     for kind in (kind for kind in kinds if kind in programs):
         figures[kind] = measure(setup, programs[kind])
         if not fits(setup, figures[kind]):
@@ -253,7 +255,7 @@ def _ranked(
     part: str,
     given: Setup,
     tried: Iterable[Fields],
-    measured: Sequence[Figures] = (),
+    measured: Sequence[CompiledFigures] = (),
 ) -> list[MeshChoice]:
     """What can be and has room for what lasts, the shortest iteration by formula first."""
     choices = []
@@ -276,7 +278,7 @@ def _ranked(
     return sorted(choices, key=lambda choice: choice.seconds)
 
 
-def in_setup(setup: Setup, measured: Iterable[Figures]) -> list[Figures]:
+def in_setup(setup: Setup, measured: Iterable[CompiledFigures]) -> list[CompiledFigures]:
     """Figures of programs that this setup has too, with what it holds beside them."""
     programs = {program.name: program for program in list_programs(setup)}
     return [

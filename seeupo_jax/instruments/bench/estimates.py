@@ -21,11 +21,11 @@ import numpy as np
 from seeupo_jax.benchmarks import machine
 from seeupo_jax.benchmarks.jax_runner import JaxSweeps
 from seeupo_jax.benchmarks.rollout import converse, make_engine
-from seeupo_jax.benchmarks.settings import MODELS, Settings, architecture, write_model
+from seeupo_jax.benchmarks.settings import MODELS, BenchSettings, architecture, write_model
 from seeupo_jax.benchmarks.workloads import (
-    Conversation,
     Inputs,
     Workload,
+    WorkloadConversation,
     random_actions,
     trajectory_lines,
 )
@@ -33,7 +33,7 @@ from seeupo_jax.cli.command_line import prepare_xla
 from seeupo_jax.configuration.flags import Flags, integer, output_file
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.learner.learner import Program
+from seeupo_jax.learner.program_cache import LearnerProgram
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.planning.abstract_run import abstract_run
 from seeupo_jax.planning.chips import Chip, Topology
@@ -51,14 +51,14 @@ _SAMPLERS = {"rollout/prefill": "prefill_s", "rollout/decode": "decode_s"}  # of
 PARTS = (*_KINDS.values(), *_SAMPLERS)
 
 
-class Figures(NamedTuple):
+class RooflineFigures(NamedTuple):
     """Figures of a program on one device."""
 
     roofline: Roofline
     collectives: tuple[()] = ()
 
 
-class Case(NamedTuple):
+class EstimateCase(NamedTuple):
     """A model of `settings.MODELS`, and conversations of it."""
 
     model: str
@@ -71,11 +71,11 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case("tiny", 512, 2, 16),
-    Case("tiny", 1024, 4, 8),
-    Case("135m", 512, 4, 4),
+    EstimateCase("tiny", 512, 2, 16),
+    EstimateCase("tiny", 1024, 4, 8),
+    EstimateCase("135m", 512, 4, 4),
 )
-SMALLEST = (Case("nano", 64, 2, 2),)
+SMALLEST = (EstimateCase("nano", 64, 2, 2),)
 
 
 def add_flags(parser: Flags) -> None:
@@ -132,9 +132,9 @@ def run(flags: argparse.Namespace) -> dict[str, Any]:
     return figures
 
 
-def _measure(case: Case, chip: Chip, repeats: int) -> tuple[Iteration, dict[str, float]]:
+def _measure(case: EstimateCase, chip: Chip, repeats: int) -> tuple[Iteration, dict[str, float]]:
     """What is estimated of an iteration, and medians of seconds by part."""
-    settings, work = Settings(model=case.model, group_size=2), _conversations(case)
+    settings, work = BenchSettings(model=case.model, group_size=2), _conversations(case)
     arch, fields = architecture(case.model, "float32"), _fields(case, work)
     with tempfile.TemporaryDirectory() as folder:
         model, lines = Path(folder, "model"), Path(folder, "trajectories.jsonl")
@@ -144,7 +144,7 @@ def _measure(case: Case, chip: Chip, repeats: int) -> tuple[Iteration, dict[str,
         sweeps = JaxSweeps(Inputs(settings, arch, work, model, lines, fields))
         estimated = _estimate(fields, chip)
     timer = Timer()
-    sweeps.learner = dataclasses.replace(sweeps.learner, through=timer.through)
+    sweeps.learner = dataclasses.replace(sweeps.learner, wrap_program=timer.wrap_program)
     alone = dataclasses.replace(work, group_size=1)  # no pages are shared
     engine = make_engine(sweeps.policy.network, alone, settings)
     engine.compile(sweeps.params())
@@ -162,7 +162,7 @@ def _measure(case: Case, chip: Chip, repeats: int) -> tuple[Iteration, dict[str,
     return estimated, {part: float(np.median(each)) for part, each in measured.items()}
 
 
-def _fields(case: Case, work: Workload) -> dict[str, Any]:
+def _fields(case: EstimateCase, work: Workload) -> dict[str, Any]:
     """Fields of the configuration; for a sweep also the path of a folder of weights."""
     sizes = {f"model.{name}": value for name, value in MODELS[case.model].items()}
     return sizes | {
@@ -172,12 +172,12 @@ def _fields(case: Case, work: Workload) -> dict[str, Any]:
         "rollout.max_turns": case.turns,
         "rollout.max_context": case.context,
         "rollout.max_action_tokens": work.action_tokens,
-        "rollout.decode_steps": Settings.decode_steps,
+        "rollout.decode_steps": BenchSettings.decode_steps,
         "batching.microbatch_tokens": case.context,
     }
 
 
-def _conversations(case: Case) -> Workload:
+def _conversations(case: EstimateCase) -> Workload:
     """Conversations as an estimate assumes them, of random tokens."""
     rng, step = np.random.default_rng(0), case.context // case.turns
     size = architecture(case.model, "float32").vocab_size
@@ -186,7 +186,7 @@ def _conversations(case: Case) -> Workload:
         return tuple(rng.integers(0, size, step - step // 2).tolist())
 
     each = (
-        Conversation(
+        WorkloadConversation(
             text(), (step // 2,) * case.turns, tuple(text() for _ in range(case.turns - 1))
         )
         for _ in range(case.conversations)
@@ -200,7 +200,9 @@ def _estimate(fields: dict[str, Any], chip: Chip) -> Iteration:
     planned = vars(abstract_run(config, make_mesh(config.mesh)))
     setup = Setup(**planned, given=config, source="", topology=Topology(chip, (1,)))
     programs = {each.kind: each for each in choose_programs(list_programs(setup))}
-    figures = {kind: Figures(program_roofline(setup, each, ())) for kind, each in programs.items()}
+    figures = {
+        kind: RooflineFigures(program_roofline(setup, each, ())) for kind, each in programs.items()
+    }
     iteration = estimate_iteration(setup, programs, figures)
     assert iteration is not None
     return iteration
@@ -216,8 +218,8 @@ class Timer:
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
 
-    def through(self, name: str, program: Program) -> Program:
-        """What a learner calls for a program: its `through`."""
+    def wrap_program(self, name: str, program: LearnerProgram) -> LearnerProgram:
+        """What a learner calls for a program: its `wrap_program`."""
         if name not in _KINDS:
             return program
 

@@ -14,9 +14,9 @@ import numpy as np
 from seeupo_jax.benchmarks import comparison, machine
 from seeupo_jax.benchmarks.comparison import TOLERANCES, Timing
 from seeupo_jax.benchmarks.jax_runner import JaxSweeps
-from seeupo_jax.benchmarks.settings import Settings
+from seeupo_jax.benchmarks.settings import BenchSettings
 from seeupo_jax.benchmarks.workloads import prepared
-from seeupo_jax.learner.batching import Rows, all_actions, lay_out, turn_batch
+from seeupo_jax.learner.batching import SegmentBatch, all_actions, lay_out, turn_batch
 from seeupo_jax.learner.credit.information_gain import (
     AnswerTokens,
     Branches,
@@ -35,7 +35,7 @@ class _Passes:
     def __init__(self, sweeps: JaxSweeps, seed: int):
         self._learner, self._state = sweeps.learner, sweeps.state
         self._mesh, self.trajectories = sweeps.policy.mesh, sweeps.trajectories
-        self.rows = Rows.of(sweeps.trajectories)
+        self.rows = SegmentBatch.of(sweeps.trajectories)
         rng, size = np.random.default_rng(seed), TEMPLATE + ANSWER
         vocabulary = sweeps.policy.network.arch.vocab_size
         tokens = rng.integers(0, vocabulary, (1 + max(t.group for t in self.trajectories), size))
@@ -54,8 +54,8 @@ class _Passes:
     def branches(self) -> list[np.ndarray]:
         """The same pass with the answers as branches."""
         branches = self._branches()
-        batch, seats, _ = branch_batch(branches, all_actions(self.rows), self._learner.shapes)
-        return information_gain(branches, seats, self._score(batch), self.trajectories)
+        batch, span_slots, _ = branch_batch(branches, all_actions(self.rows), self._learner.shapes)
+        return information_gain(branches, span_slots, self._score(batch), self.trajectories)
 
     def separate(self) -> list[np.ndarray]:
         """That pass, and one for the contexts of each turn."""
@@ -68,8 +68,8 @@ class _Passes:
             layout = lay_out(branches.rows, spans, shapes, shapes.long)
             batch = turn_batch(branches.rows, layout, shapes, {}, action=shapes.longest)
             logp[places] = self._score(batch)[: len(places), :ANSWER]
-        seats = [(place, 0) for place in range(len(branches.spans))]
-        return information_gain(branches, seats, logp, self.trajectories)
+        span_slots = [(place, 0) for place in range(len(branches.spans))]
+        return information_gain(branches, span_slots, logp, self.trajectories)
 
     def _branches(self) -> Branches:
         return answer_branches(self.rows, self.trajectories, self._answers, self._learner.shapes)
@@ -79,7 +79,7 @@ class _Passes:
             return np.asarray(self._learner.score(self._state.params, batch))
 
 
-def run(settings: Settings) -> dict[str, Any]:
+def run(settings: BenchSettings) -> dict[str, Any]:
     """Checks, measures and prints; the figures.
 
     Raises:

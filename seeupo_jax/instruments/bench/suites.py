@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from seeupo_jax.benchmarks import report as bench_report
-from seeupo_jax.checkpoint import check_could_write
+from seeupo_jax.checkpoint import check_may_write
 from seeupo_jax.configuration.flags import Flags, one_of
 
 _EAGER = "--torch=eager"  # where the others would take longer than all that is measured
@@ -56,7 +56,7 @@ def run(flags: argparse.Namespace) -> None:
       ValueError: no folder can be made there; or a command failed, and the figures of those before
         it are there.
     """
-    check_could_write(flags.results, "--results")
+    check_may_write(flags.results, "--results")
     commands = SUITES[flags.suite]
     flags.results.mkdir(parents=True, exist_ok=True)
     bench_report.figures_in(flags.results)  # an unknown file is reported before hours of work

@@ -20,7 +20,7 @@ import numpy as np
 from seeupo_jax.benchmarks import comparison, machine
 from seeupo_jax.benchmarks.comparison import JAX, side, torch_name
 from seeupo_jax.benchmarks.jax_runner import by_file_name
-from seeupo_jax.benchmarks.settings import PACKED, Settings
+from seeupo_jax.benchmarks.settings import PACKED, BenchSettings
 from seeupo_jax.benchmarks.torch_runner import (
     MICROBATCH_TOKENS,
     load,
@@ -35,13 +35,13 @@ from seeupo_jax.learner.imitation.imitation_batches import pack
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.planning.remat import choose_remat
 from seeupo_jax.policy_io import build
-from seeupo_jax.supervised.learner_parts import begin_imitation, supervised
+from seeupo_jax.supervised.sft_config import build_imitation, supervised_config
 from seeupo_jax.types import CONTEXT, Segment
 
 CHECKED = 2  # steps of each side that must agree before anything is timed
 
 
-class Step(NamedTuple):
+class StepMeasurement(NamedTuple):
     """What a step came to.
 
     loss: before it. grad_norm: before clipping. positions: computed, padding included.
@@ -75,19 +75,19 @@ class JaxSteps:
             "rollout.max_action_tokens": 1,  # of no meaning here, and below the context
         }
         config = load_config(Config(), [f"{name}={value}" for name, value in fields.items()])
-        config, _ = choose_remat(supervised(config, 1))
+        config, _ = choose_remat(supervised_config(config, 1))
         self._policy, params = build.load_policy(config, str(inputs.model))
         optimizer = make_optimizer(config.optimizer, total_steps=1)
-        self._imitation, self._state = begin_imitation(config, self._policy, optimizer, params)
+        self._imitation, self._state = build_imitation(config, self._policy, optimizer, params)
         self._shapes = build.build_shapes(config, self._policy.mesh, len(segments))
         self._conversations = [(segment,) for segment in segments]
 
-    def step(self) -> Step:
+    def step(self) -> StepMeasurement:
         batch = pack(self._conversations, self._shapes)
         with jax.set_mesh(self._policy.mesh):
             self._state, metrics = self._imitation.step(self._state, batch.rows)
         jax.block_until_ready(self._state)
-        return Step(float(metrics["loss"]), float(metrics["grad_norm"]), batch.padded)
+        return StepMeasurement(float(metrics["loss"]), float(metrics["grad_norm"]), batch.padded)
 
     def tensors(self) -> dict[str, np.ndarray]:
         """The weights by their names in files."""
@@ -112,7 +112,7 @@ class TorchSteps:
             fused=True,
         )
 
-    def step(self) -> Step:
+    def step(self) -> StepMeasurement:
         trained = sum(int((s.turn_L != CONTEXT).sum()) for s in self._segments)
         loss, positions = 0.0, 0
         self._optimizer.zero_grad(set_to_none=True)
@@ -125,7 +125,7 @@ class TorchSteps:
         total = float(loss)  # which waits for the device
         if self._device == "cuda":
             self._torch.cuda.synchronize()
-        return Step(total, float(norm), positions)
+        return StepMeasurement(total, float(norm), positions)
 
     def tensors(self) -> dict[str, np.ndarray]:
         named = self._model.named_parameters()
@@ -186,7 +186,7 @@ def packed(segments: Sequence[Segment], tokens: int) -> Iterable[list[list[Segme
     return [[row] for _, row in rows]
 
 
-def run(settings: Settings) -> dict[str, Any]:
+def run(settings: BenchSettings) -> dict[str, Any]:
     """Checks, measures and prints; the figures.
 
     Raises:
@@ -232,7 +232,7 @@ def run(settings: Settings) -> dict[str, Any]:
 def _verify(
     contenders: dict[str, JaxSteps | TorchSteps],
     start: dict[str, np.ndarray],
-    steps: dict[str, list[Step]],
+    steps: dict[str, list[StepMeasurement]],
     dtype: str,
 ) -> dict[str, dict[str, Any]]:
     """The greatest differences from JAX in losses, norms of gradients and weights after the steps,

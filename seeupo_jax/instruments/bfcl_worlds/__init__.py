@@ -1,1 +1,1 @@
-"""Generated multi-turn tasks over BFCL's simulators."""
+"""Generated multi-turn tasks on BFCL's simulators."""

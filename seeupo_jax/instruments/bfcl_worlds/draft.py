@@ -1,4 +1,4 @@
-"""A task in the making: the world as it is now, and the calls of the turn that is being written."""
+"""A task under construction: its current world, and the reference calls of the current turn."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeVar
 
-from seeupo_jax.envs.bfcl.simulated_apis import CALL_FAILED, Task, World
+from seeupo_jax.envs.bfcl.simulated_apis import CALL_FAILED, MultiTurnTask, World
 from seeupo_jax.envs.tool_calls import ToolCall
 
 T = TypeVar("T")
-# Calls that are only made to change something.
+# Calls whose purpose is to change state.
 CHANGES = frozenset(
     (
         *("mkdir", "touch", "cp", "mv", "rm", "rmdir", "cd", "create_ticket", "close_ticket"),
@@ -29,30 +29,30 @@ CHANGES = frozenset(
         "unfollow_user",
     )
 )
-# Those of them that a request only needs to get at what it is about.
+# Those that only prepare a request, such as logging in.
 PREPARATIONS = frozenset(
     (
         *("cd", "ticket_login", "trading_login", "message_login"),
         *("authenticate_twitter", "authenticate_travel"),
     )
 )
-# Facts that are called "it" or "that one", so that only the next turn may refer to them.
-FLEETING = {"file", "figure"}
-MAX_ARGUMENTS = 800  # characters of a call: nobody copies a padded file
-# What some tools answer instead of an error.
+# Facts that users call "it" or "that one": only the next turn may refer to them.
+SHORT_LIVED = {"file", "figure"}
+MAX_ARGUMENTS = 800  # characters of a call's arguments: a padded file is not copied
+# Answers of some tools instead of an error.
 NOT_FOUND = ("Stock not found", "Unknown", "00000")
 
 
-class Unfit(Exception):
-    """The world, as it is, has no place for a request."""
+class Infeasible(Exception):
+    """A request is not possible in the current world."""
 
 
 @dataclass(frozen=True)
-class Ask:
-    """What the user says in a turn.
+class UserMessage:
+    """The user's message of a turn.
 
-    partial, detail: the same in two messages, of which the first lacks what its calls need; empty
-      where no detail can be left out.
+    partial, detail: the same request in two messages, of which the first lacks a detail that its
+      calls need; empty if no detail can be omitted.
     """
 
     text: str
@@ -61,34 +61,34 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Request:
-    """A kind of turn.
+class RequestKind:
+    """A kind of user request.
 
-    write: makes the turn's calls in the draft's world and returns what the user says for it.
-    classes: simulators that it needs.
-    follows: the fact that an earlier turn must have left; None: it stands alone.
+    write: makes the reference calls in the draft's world and returns the user's message.
+    classes: the simulators that it needs.
+    follows: the fact that an earlier turn must have set; None: it needs none.
     """
 
-    write: Callable[[Draft], Ask]
+    write: Callable[[Draft], UserMessage]
     classes: tuple[str, ...]
     follows: str | None = None
 
 
 def requests(
-    classes: tuple[str, ...], *written: Callable[[Draft], Ask], follows: str | None = None
-) -> tuple[Request, ...]:
-    """A table of requests to the same simulators."""
-    return tuple(Request(write, classes, follows) for write in written)
+    classes: tuple[str, ...], *written: Callable[[Draft], UserMessage], follows: str | None = None
+) -> tuple[RequestKind, ...]:
+    """Makes the kinds of requests to the same simulators."""
+    return tuple(RequestKind(write, classes, follows) for write in written)
 
 
 class Draft:
-    """The world that requests act on while a task is written.
+    """The world on which requests act while a task is written.
 
-    rng: the source of all choices.
+    rng: the generator of all choices.
     long_context: the simulators pad their answers, as in the official category of that name.
-    facts: what earlier turns left for later ones to refer to, such as the id of a booking, and
-      whether it was left in the turn that is being written.
-    calls: of the turn that is being written.
+    facts: values of earlier turns to which later ones may refer, such as the id of a booking, and
+      whether they were set in the current turn.
+    calls: reference calls of the current turn.
     """
 
     def __init__(
@@ -101,13 +101,15 @@ class Draft:
         self.rng, self.classes, self.long_context = rng, tuple(classes), long_context
         self.facts: dict[str, tuple[Any, bool]] = {}
         self.calls: list[ToolCall] = []
-        self._world = World(Task("draft", (), self.classes, scenario, (), {}, long_context))
+        self._world = World(
+            MultiTurnTask("draft", (), self.classes, scenario, (), {}, long_context)
+        )
         self._answers: set[str] = set()
 
     def begin_turn(self) -> None:
-        """Forgets the calls of the last turn, and what only that turn may refer to."""
+        """Removes the calls of the last turn, and facts to which only that turn may refer."""
         self.calls = []
-        for name in FLEETING & set(self.facts):
+        for name in SHORT_LIVED & set(self.facts):
             value, fresh = self.facts[name]
             if fresh:
                 self.facts[name] = (value, False)
@@ -115,76 +117,76 @@ class Draft:
                 del self.facts[name]
 
     def simulator(self, name: str) -> Any:
-        """A simulator, to read its state."""
+        """Returns a simulator, to read its state."""
         return self._world.instances[name]
 
     def call(self, tool: str, **arguments: Any) -> Any:
         """Makes a reference call and returns its result.
 
         Raises:
-          Unfit: it fails, changes nothing though it should, or says only what is known already, so
-            that the task would be solved without it.
+          Infeasible: it fails, or the task would be solved without it, since it has no effect or
+            returns a known answer.
         """
         before = self._fingerprint()
         call = ToolCall(tool, arguments)
         answer = self._world.call(call)
         result = _read(answer)
         changed = self._fingerprint() != before
-        said = repr(arguments)
-        # The official executor takes a word before a parenthesis for a call, in texts too.
-        unwritable = "(" in said or len(said) > MAX_ARGUMENTS
+        written = repr(arguments)
+        # The official executor takes a word before a parenthesis for a call, even in texts.
+        unwritable = "(" in written or len(written) > MAX_ARGUMENTS
         needless = not changed and (tool in CHANGES or answer in self._answers)
         if needless or unwritable or _failed(answer, result):
-            raise Unfit(f"{tool}: {answer}")
+            raise Infeasible(f"{tool}: {answer}")
         self._answers.add(answer)
         self.calls.append(call)
         return result
 
     def choose(self, options: Sequence[T]) -> T:
-        """One of the options; Unfit where there are none."""
+        """Draws one of the options; raises Infeasible if there are none."""
         if not options:
-            raise Unfit("nothing to choose from")
+            raise Infeasible("nothing to choose from")
         return self.rng.choice(options)
 
     def choose_two(self, options: Sequence[T]) -> tuple[T, T]:
         if len(options) < 2:
-            raise Unfit("nothing to choose two from")
+            raise Infeasible("nothing to choose two from")
         first, second = self.rng.sample(options, 2)
         return first, second
 
     def amount(self, low: int, high: int) -> float:
-        """A number with a half: some tools return it as given, and nobody writes it otherwise."""
+        """Draws a number that ends in .5: some tools return it as given; it has one spelling."""
         return self.rng.randint(low, high - 1) + 0.5
 
     def fact(self, name: str) -> Any:
-        """What an earlier turn left; Unfit where none did."""
+        """Returns a fact that an earlier turn has set; raises Infeasible if none has."""
         if name not in self.facts:
-            raise Unfit(f"no {name}")
+            raise Infeasible(f"no {name}")
         return self.facts[name][0]
 
-    def need_short_answers(self) -> None:
-        """Unfit where the answer that a request needs is lost among padding."""
+    def need_unpadded_answers(self) -> None:
+        """Raises Infeasible if padding would hide the answer that a request needs."""
         if self.long_context:
-            raise Unfit("a padded answer")
+            raise Infeasible("a padded answer")
 
-    def leave(self, name: str, value: Any) -> None:
-        """Leaves a fact for later turns; those of `FLEETING` for the next turn only."""
+    def set_fact(self, name: str, value: Any) -> None:
+        """Sets a fact for later turns; facts in `SHORT_LIVED` only for the next turn."""
         self.facts[name] = (value, True)
 
-    def ask(
+    def phrase(
         self,
         *phrasings: str,
         partial: str | Sequence[str] = (),
         detail: str | Sequence[str] = (),
         note: str = "",
         **values: Any,
-    ) -> Ask:
-        """One of the phrasings with its values.
+    ) -> UserMessage:
+        """Draws one of the phrasings and fills in its values.
 
         Args:
           partial: phrasings that lack a detail.
           detail: phrasings of the message that gives it.
-          note: what else the request needs, such as credentials; put after it.
+          note: further text that the request needs, such as credentials; appended.
         """
 
         def written(options: str | Sequence[str]) -> str:
@@ -192,7 +194,7 @@ class Draft:
             return self.rng.choice(options).format(**values) if options else ""
 
         text, less = written(phrasings) + note, written(partial)
-        return Ask(text, less and less + note, written(detail))
+        return UserMessage(text, less and less + note, written(detail))
 
     def _fingerprint(self) -> str:
         return repr([vars(part) for part in self._world.instances.values()])

@@ -1,4 +1,4 @@
-"""`bfcl_worlds`: generated multi-turn tasks over BFCL's simulators, judged by its checkers."""
+"""`bfcl_worlds`: generated multi-turn tasks on BFCL's simulators, judged by its checkers."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from typing import Any
 
 from seeupo_jax.envs.base import check_choice
 from seeupo_jax.envs.bfcl.multi_turn import MultiTurn, check_bound
-from seeupo_jax.envs.bfcl.simulated_apis import Task, official
-from seeupo_jax.envs.seeded import SeedTasks
+from seeupo_jax.envs.bfcl.simulated_apis import MultiTurnTask, official
+from seeupo_jax.envs.seeded_tasks import SeedTasks
 from seeupo_jax.instruments.bfcl_worlds.composition import CLASSES
 from seeupo_jax.instruments.bfcl_worlds.generator import VARIANTS, Options, generate
 
-MAX_TURNS = 8  # requests that a world has place for without contradicting one another
+MAX_TURNS = 8  # requests that fit into a world without contradicting each other
 
 
 @dataclass
 class BfclWorlds(MultiTurn):
-    """The environment; its other options are those of `MultiTurn`.
+    """The environment; its other options are documented in `MultiTurn`.
 
-    categories: of the tasks, in turn: `multi_turn_base`, `multi_turn_miss_func` (a request needs a
-      tool that comes after it), `multi_turn_miss_param` (a request lacks a detail that the next
-      message gives) and `multi_turn_long_context` (the simulators pad what they answer).
-    turns: the fewest and the most requests of a conversation; what is withheld adds one user turn.
-    classes: the simulators to draw from, under their official names; a conversation is over one of
-      them or two. None: all.
-    train_tasks, validation_tasks, test_tasks: how many there are; any number will do.
-    seed: of the whole family of tasks.
+    categories: of the tasks, in rotation: `multi_turn_base`, `multi_turn_miss_func` (a request
+      needs a tool that is added after it), `multi_turn_miss_param` (a request lacks a detail that
+      the next message gives) and `multi_turn_long_context` (the simulators pad their answers).
+    turns: minimum and maximum of a conversation's requests; a withheld tool or detail adds one user
+      turn.
+    classes: the simulators to draw from, by their official names; a conversation uses one or two.
+      None: all.
+    train_tasks, validation_tasks, test_tasks: numbers of tasks, without an upper limit.
+    seed: of all tasks.
     """
 
     name = "bfcl_worlds"
@@ -42,7 +43,7 @@ class BfclWorlds(MultiTurn):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        official("bfcl_eval")  # not first when an episode begins
+        official("bfcl_eval")  # reports a missing package now instead of in an episode
         categories = _names("categories", self.categories, VARIANTS)
         classes = CLASSES if self.classes is None else _names("classes", self.classes, CLASSES)
         sizes = {"train": self.train_tasks, "test": self.test_tasks}
@@ -52,15 +53,15 @@ class BfclWorlds(MultiTurn):
         if type(self.seed) is not int:
             raise ValueError(f"bfcl_worlds seed: got {self.seed!r}; allowed: an integer.")
         self._options = Options(categories, _span(self.turns), classes, self.seed)
-        for index in range(len(categories)):  # that there are such tasks
+        for index in range(len(categories)):  # checks that such tasks exist
             generate(self._options, "train", index)
         self._tasks = SeedTasks("bfcl_worlds", {s: range(size) for s, size in sizes.items()})
 
     def task_ids(self, split: str) -> Sequence[str]:
-        """`SPLIT/INDEX`. Nothing is generated before a task is used."""
+        """Returns ids `SPLIT/INDEX`. A task is generated when it is first used."""
         return self._tasks.ids(split)
 
-    def find_task(self, task_id: str) -> Task:
+    def find_task(self, task_id: str) -> MultiTurnTask:
         index = self._tasks.seed(task_id)
         return generate(self._options, task_id.partition("/")[0], index)
 
@@ -68,7 +69,7 @@ class BfclWorlds(MultiTurn):
         return self._options.classes
 
     def labels(self, task_id: str) -> Mapping[str, str]:
-        """The category, how many turns the user takes, and the simulators."""
+        """Returns the category, the number of user turns, and the simulators."""
         task, categories = self.find_task(task_id), self._options.categories
         return {
             "category": categories[self._tasks.seed(task_id) % len(categories)],
@@ -78,7 +79,7 @@ class BfclWorlds(MultiTurn):
 
 
 def _names(option: str, given: Any, allowed: Any) -> tuple[str, ...]:
-    """An option that is a list of different names."""
+    """Checks an option that is a list of different names."""
     names = () if isinstance(given, str) or not isinstance(given, Sequence) else tuple(given)
     if not names or len({*map(str, names)}) < len(names):
         raise ValueError(
@@ -90,7 +91,7 @@ def _names(option: str, given: Any, allowed: Any) -> tuple[str, ...]:
 
 
 def _span(given: Any) -> tuple[int, int]:
-    """The option `turns`."""
+    """Checks the option `turns`."""
     span = tuple(given) if isinstance(given, Sequence) else ()
     is_pair = len(span) == 2 and all(type(value) is int for value in span)
     if not is_pair or not 1 <= span[0] <= span[1] <= MAX_TURNS:

@@ -1,4 +1,4 @@
-"""Tasks from seeds: conversations, what is withheld from them, their split, their verification."""
+"""Tasks from seeds: conversations, withheld tools or details, splits, verification."""
 
 from __future__ import annotations
 
@@ -9,23 +9,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from seeupo_jax.envs.bfcl.simulated_apis import CALL_FAILED, Task, Verdict, World
-from seeupo_jax.instruments.bfcl_worlds.composition import Conversation, choose_classes, compose
-from seeupo_jax.instruments.bfcl_worlds.draft import CHANGES, PREPARATIONS, Unfit
+from seeupo_jax.envs.bfcl.simulated_apis import CALL_FAILED, MultiTurnTask, Verdict, World
+from seeupo_jax.instruments.bfcl_worlds.composition import (
+    GeneratedConversation,
+    choose_classes,
+    compose,
+)
+from seeupo_jax.instruments.bfcl_worlds.draft import CHANGES, PREPARATIONS, Infeasible
 
 SPLITS = ("train", "validation", "test")
 LONG = "multi_turn_long_context"
-ATTEMPTS = 200  # a task takes 3 to 20
+ATTEMPTS = 200  # maximum; a task takes 3 to 20
 
 
 @dataclass(frozen=True)
 class Options:
-    """What tasks are like.
+    """Options of task generation.
 
-    categories: of the tasks, in turn.
-    turns: the fewest and the most requests of a conversation.
+    categories: of the tasks, in rotation.
+    turns: minimum and maximum of a conversation's requests.
     classes: the simulators to draw from.
-    seed: of the whole family of tasks.
+    seed: of all tasks.
     """
 
     categories: tuple[str, ...]
@@ -35,18 +39,17 @@ class Options:
 
 
 def opening_split(text: str) -> str:
-    """The split that a conversation belongs to, by its first request alone.
+    """Returns the split of a conversation, which depends on its first request only.
 
-    So no conversation of one split begins with the request of one of another, whatever the options
-    were; except where its first message lacks a detail (`multi_turn_miss_param`), which the
-    complete request does not.
+    So conversations of different splits never start with the same request, for any options. The
+    complete request decides, also if the first message lacks a detail (`multi_turn_miss_param`).
     """
     return SPLITS[hashlib.sha256(text.encode()).digest()[0] % len(SPLITS)]
 
 
-@functools.lru_cache(maxsize=1024)  # the members of a group, and its labels, share a task
-def generate(options: Options, split: str, index: int) -> Task:
-    """The task `SPLIT/INDEX`: the same for the same arguments, on every machine."""
+@functools.lru_cache(maxsize=1024)  # members of a group and labels use the same task
+def generate(options: Options, split: str, index: int) -> MultiTurnTask:
+    """Generates the task `SPLIT/INDEX`: the same for the same arguments, on every machine."""
     category = options.categories[index % len(options.categories)]
     withhold, long_context = VARIANTS[category], category == LONG
     for attempt in range(ATTEMPTS):
@@ -56,7 +59,7 @@ def generate(options: Options, split: str, index: int) -> Task:
         try:
             classes = choose_classes(rng, options.classes, turns)
             conversation = compose(rng, classes, turns, long_context)
-        except Unfit:
+        except Infeasible:
             continue
         if opening_split(conversation.opening) != split:
             continue
@@ -71,8 +74,8 @@ def generate(options: Options, split: str, index: int) -> Task:
     )
 
 
-def is_solvable(task: Task) -> bool:
-    """Whether the reference calls, read from their source, run and pass the official checkers."""
+def is_solvable(task: MultiTurnTask) -> bool:
+    """Whether the reference calls, parsed from their source, run and pass the official checkers."""
     world, verdict = World(task), Verdict(task)
     for turn in task.reference:
         answers = [world.call(world.read(source)) for source in turn]
@@ -82,8 +85,8 @@ def is_solvable(task: Task) -> bool:
     return verdict.valid
 
 
-def _no_op(_: Random, task_id: str, talk: Conversation) -> Task:
-    """A task in which every turn can be done at once."""
+def _no_op(_: Random, task_id: str, talk: GeneratedConversation) -> MultiTurnTask:
+    """Makes a task without a withheld tool or detail."""
     return _task(
         task_id,
         talk,
@@ -92,8 +95,8 @@ def _no_op(_: Random, task_id: str, talk: Conversation) -> Task:
     )
 
 
-def _function(rng: Random, task_id: str, talk: Conversation) -> Task | None:
-    """A task in which a tool that one turn needs only comes after the user has asked."""
+def _function(rng: Random, task_id: str, talk: GeneratedConversation) -> MultiTurnTask | None:
+    """Makes a task in which a tool is added after the user's request that needs it."""
     options: list[tuple[int, str]] = []
     used: set[str] = set()
     for index, turn in enumerate(talk.turns):
@@ -111,8 +114,8 @@ def _function(rng: Random, task_id: str, talk: Conversation) -> Task | None:
     return _task(task_id, talk, texts, sources, {at + 1: (tool,)})
 
 
-def _parameter(rng: Random, task_id: str, talk: Conversation) -> Task | None:
-    """A task in which one request lacks a detail, which the next message gives."""
+def _parameter(rng: Random, task_id: str, talk: GeneratedConversation) -> MultiTurnTask | None:
+    """Makes a task in which one request lacks a detail, which the next message gives."""
     options = [index for index, turn in enumerate(talk.turns) if turn.ask.partial]
     if not options:
         return None
@@ -126,19 +129,19 @@ def _parameter(rng: Random, task_id: str, talk: Conversation) -> Task | None:
 
 def _task(
     task_id: str,
-    talk: Conversation,
+    talk: GeneratedConversation,
     texts: list[str | None],
     sources: list[tuple[str, ...]],
     held_out: dict[int, tuple[str, ...]] | None = None,
-) -> Task:
+) -> MultiTurnTask:
     questions = [() if text is None else ({"role": "user", "content": text},) for text in texts]
-    return Task(
+    return MultiTurnTask(
         task_id, tuple(questions), talk.classes, talk.scenario, tuple(sources), held_out or {}
     )
 
 
-# What is withheld in each category, named as the official ones; None: nothing can be.
-VARIANTS: dict[str, Callable[[Random, str, Conversation], Task | None]] = {
+# Functions that withhold a tool or detail, by official category; None: impossible.
+VARIANTS: dict[str, Callable[[Random, str, GeneratedConversation], MultiTurnTask | None]] = {
     "multi_turn_base": _no_op,
     "multi_turn_miss_func": _function,
     "multi_turn_miss_param": _parameter,

@@ -1,4 +1,4 @@
-"""Generated tasks as files in the official format: questions and possible answers, a line each."""
+"""Export of generated tasks to the official format: files of questions and possible answers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from seeupo_jax.envs.bfcl.benchmark_files import file_name
-from seeupo_jax.envs.bfcl.simulated_apis import Task, World
+from seeupo_jax.envs.bfcl.simulated_apis import MultiTurnTask, World
 from seeupo_jax.instruments.bfcl_worlds.environment import BfclWorlds
 from seeupo_jax.instruments.bfcl_worlds.generator import SPLITS, VARIANTS
 
 
-def to_rows(task: Task, official_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The lines of a task: its question, and its possible answer."""
+def to_rows(task: MultiTurnTask, official_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the rows of a task: its question and its possible answer."""
     world = World(task)
     owner = {
         tool: name
@@ -39,12 +39,12 @@ def to_rows(task: Task, official_id: str) -> tuple[dict[str, Any], dict[str, Any
 def export_tasks(environment: BfclWorlds, folder: Path) -> Counter[str]:
     """Writes all tasks of an environment, for `bfcl` with `data=FOLDER` and for official code.
 
-    FOLDER/SPLIT/BFCL_v4_CATEGORY.json and FOLDER/SPLIT/possible_answer/ of the same name. The ids
-    are CATEGORY_NUMBER, counted through all splits. Files of an earlier export are removed first,
-    also those of a split or a category that this one does not write.
+    The files are FOLDER/SPLIT/BFCL_v4_CATEGORY.json and, with the same name, in
+    FOLDER/SPLIT/possible_answer/. Ids are CATEGORY_NUMBER, numbered over all splits. All files of
+    an earlier export are removed first, also of splits and categories that are not written now.
 
     Returns:
-      How many tasks each file of questions has, by its path in the folder.
+      The number of tasks in each file of questions, by its path in the folder.
     """
     for place in (_places(folder, split, name) for split in SPLITS for name in VARIANTS):
         for file in place:
@@ -69,6 +69,6 @@ def export_tasks(environment: BfclWorlds, folder: Path) -> Counter[str]:
 
 
 def _places(folder: Path, split: str, category: str) -> tuple[Path, Path]:
-    """The files of questions and of their possible answers."""
+    """Returns the paths of the files of questions and of possible answers."""
     place = folder / split / file_name(category)
     return place, place.parent / "possible_answer" / place.name

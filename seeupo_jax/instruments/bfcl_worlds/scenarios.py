@@ -1,4 +1,4 @@
-"""Random initial worlds, one function for each simulator, in the official form of scenarios."""
+"""Random initial states of the simulators, one function each, in the official form."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _folder(contents: dict[str, Any]) -> dict[str, Any]:
 
 
 def file_system(rng: Random) -> dict[str, Any]:
-    """A root folder with files, and folders with files, of which some have a folder themselves."""
+    """A root folder with files and folders; some of these contain a folder."""
     stems = rng.sample(words.FILE_STEMS, len(words.FILE_STEMS))
     root, *names = rng.sample(words.FOLDERS, 8)
     contents = _files(rng, stems, rng.randint(2, 3))

@@ -1,4 +1,4 @@
-"""The words that generated worlds and requests are made of: names, files, titles, sentences."""
+"""The vocabulary of generated worlds and requests: names, files, titles, sentences."""
 
 from __future__ import annotations
 
@@ -152,9 +152,9 @@ ERRANDS = (
     *("the train was on time", "please bring the long ladder", "the soup is in the fridge"),
 )
 KEYWORDS = ("ladder", "saddle", "kettle", "poster", "lantern", "harvest", "window", "ferry")
-# Symbols of companies that only exist here.
+# Symbols of fictitious companies.
 TICKERS = ("BRKN", "LUMO", "FERN", "OSPR", "TALC", "VIRE", "QUIL", "HALD", "PYRE", "JUNI", "COVE")
-# Companies that the simulator knows by name; their prices are drawn like all others.
+# Companies that the simulator knows by name; their prices are drawn as for all others.
 COMPANIES = {
     "Zeta Corp": "ZETA",
     "Omega Industries": "OMEG",
@@ -208,5 +208,5 @@ def password(rng: Random) -> str:
 
 
 def date(rng: Random, first: int = 2027, last: int = 2031) -> str:
-    """A day of these years as YYYY-MM-DD."""
+    """Draws a day of these years as YYYY-MM-DD."""
     return f"{rng.randint(first, last)}-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}"

@@ -24,7 +24,7 @@ from seeupo_jax.configuration.schema import Optimizer, recipe_fields
 from seeupo_jax.instruments.lab.advantages import INPUTS, expected_credit, sampled_credit
 from seeupo_jax.instruments.lab.policies import (
     POLICIES,
-    Policy,
+    TabularPolicy,
     all_probabilities,
     entropy,
     exact_value,
@@ -50,7 +50,7 @@ _UNREAD = {
 
 
 @dataclass(frozen=True)
-class Settings:
+class LabSettings:
     """What all recipes of an experiment have in common; the defaults are the laboratory's."""
 
     seeds: int = at_least(1, 16)
@@ -148,7 +148,7 @@ def _check_needs(algorithm: Algorithm) -> None:
         )
 
 
-def check_rewards(problem: Problem, recipe: str, settings: Settings) -> None:
+def check_rewards(problem: Problem, recipe: str, settings: LabSettings) -> None:
     """Whether a recipe's estimator is for the rewards of a problem.
 
     Raises:
@@ -219,11 +219,11 @@ class Result:
         return float(np.mean(self.fall_SI > _FALL * max(1.0, abs(self.optimum))))
 
 
-def experiment(problem: Problem, recipe: str, settings: Settings) -> Result:
+def experiment(problem: Problem, recipe: str, settings: LabSettings) -> Result:
     """Runs a recipe on a problem for all seeds.
 
     Args:
-      recipe: as for `Settings.algorithm`.
+      recipe: as for `LabSettings.algorithm`.
     """
     check_rewards(problem, recipe, settings)
     turn_rewards = None
@@ -236,7 +236,7 @@ def experiment(problem: Problem, recipe: str, settings: Settings) -> Result:
 
 
 def compile_experiment(
-    shape: tuple[int, ...], recipe: str, settings: Settings, of_turns: bool = False
+    shape: tuple[int, ...], recipe: str, settings: LabSettings, of_turns: bool = False
 ) -> Callable[..., jax.Array]:
     """`regrets` for all problems of a shape; the same call again compiles nothing.
 
@@ -265,7 +265,7 @@ def regrets(
     turn_rewards: TurnRewards | None = None,
     *,
     algorithm: Algorithm,
-    settings: Settings,
+    settings: LabSettings,
 ) -> jax.Array:
     """The optimum minus the policy's exact value, at the start and after each iteration.
 
@@ -302,10 +302,10 @@ def regrets(
 
 
 def iteration(
-    policy: Policy,
+    policy: TabularPolicy,
     optimizer: optax.GradientTransformation,
     algorithm: Algorithm,
-    settings: Settings,
+    settings: LabSettings,
     rewards: tuple[jax.Array, jax.Array, TurnRewards | None],
     state: TrainState,
     key: jax.Array,

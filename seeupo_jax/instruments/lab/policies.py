@@ -18,7 +18,7 @@ _WIDTH = 32  # of the shared network's two hidden layers
 
 
 @dataclass(frozen=True)
-class Policy:
+class TabularPolicy:
     """A distribution over A actions in every context, from parameters."""
 
     init: Callable[[jax.Array], Any]  # random key -> parameters
@@ -30,16 +30,16 @@ def first_context(turn: int, actions: int) -> int:
     return sum(actions**earlier for earlier in range(turn))
 
 
-def tables(turns: int, actions: int) -> Policy:
+def tables(turns: int, actions: int) -> TabularPolicy:
     """Separate logits for each context, initially 0: turns share no parameters."""
     contexts = first_context(turns, actions)
-    return Policy(
+    return TabularPolicy(
         init=lambda key: jnp.zeros((contexts, actions)),
         logits=lambda table_CA, context: table_CA[context],
     )
 
 
-def shared(turns: int, actions: int) -> Policy:
+def shared(turns: int, actions: int) -> TabularPolicy:
     """One small network for all turns; its input is the turn and each action so far, one-hot.
 
     Its last layer starts at 0, so that every run starts from the uniform policy.
@@ -62,7 +62,7 @@ def shared(turns: int, actions: int) -> Policy:
         x_XA = x_XF @ layers[-1]["kernel"] + layers[-1]["bias"][None]
         return x_XA.reshape(*context.shape, actions)
 
-    return Policy(init, logits)
+    return TabularPolicy(init, logits)
 
 
 def _one_hot_contexts(turns: int, actions: int) -> np.ndarray:
@@ -81,11 +81,11 @@ def _one_hot_contexts(turns: int, actions: int) -> np.ndarray:
     return features_CF / np.sqrt(np.mean(features_CF**2))
 
 
-POLICIES: dict[str, Callable[[int, int], Policy]] = {"tables": tables, "shared": shared}
+POLICIES: dict[str, Callable[[int, int], TabularPolicy]] = {"tables": tables, "shared": shared}
 
 
 def log_probability(
-    policy: Policy, params: Any, context: jax.Array, action: jax.Array
+    policy: TabularPolicy, params: Any, context: jax.Array, action: jax.Array
 ) -> jax.Array:
     """Log-probability (nats) of actions in their contexts, in the shape of both."""
     logp = jax.nn.log_softmax(policy.logits(params, context))
@@ -93,13 +93,13 @@ def log_probability(
     return jnp.sum(jnp.where(jax.nn.one_hot(action, logp.shape[-1]) > 0, logp, 0.0), axis=-1)
 
 
-def entropy(policy: Policy, params: Any, context: jax.Array) -> jax.Array:
+def entropy(policy: TabularPolicy, params: Any, context: jax.Array) -> jax.Array:
     """Entropy (nats) of the policy in contexts, in their shape."""
     logp = jax.nn.log_softmax(policy.logits(params, context))
     return -jnp.sum(jnp.exp(logp) * logp, axis=-1)
 
 
-def all_probabilities(policy: Policy, params: Any, turns: int, actions: int) -> jax.Array:
+def all_probabilities(policy: TabularPolicy, params: Any, turns: int, actions: int) -> jax.Array:
     """Probability of each action in each context, [C, A]."""
     contexts = jnp.arange(first_context(turns, actions))
     return jax.nn.softmax(policy.logits(params, contexts))

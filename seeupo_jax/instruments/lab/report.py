@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from seeupo_jax.errors import naming
+from seeupo_jax.errors import name_file
 from seeupo_jax.instruments.lab.laboratory import SOLVED, Result
 from seeupo_jax.metrics.statistics import bootstrap_interval
 
@@ -112,5 +112,5 @@ def draw(results: Results, file: Path) -> None:
     panels = alt.layer(*layers, data=alt.InlineData(rows)).properties(width=360, height=240)
     panels = panels.facet(alt.Facet("problem:N", sort=list(results), title=None), columns=3)
     file.parent.mkdir(parents=True, exist_ok=True)
-    with naming(file):
+    with name_file(file):
         panels.save(file, scale_factor=2 if file.suffix == ".png" else 1)

@@ -12,6 +12,7 @@ spans are counted from turn K also where `mask_above` leaves no trajectory that 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -26,10 +27,11 @@ from seeupo_jax.algorithms.value import clipped_value_loss
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.entry_points import find_entry
 from seeupo_jax.instruments.lab.advantages import TurnCredit
-from seeupo_jax.instruments.lab.policies import Policy, log_probability
+from seeupo_jax.instruments.lab.policies import TabularPolicy, log_probability
 from seeupo_jax.instruments.lab.trajectories import Batch
 from seeupo_jax.learner.optimization.optimizer import apply_update
-from seeupo_jax.types import TrainState
+from seeupo_jax.learner.sweep_plan import optimizer_steps, plan_sweep
+from seeupo_jax.types import CONTEXT, TrainState
 
 _LEAST = 1e-30  # of a share: what is divided by it is 0
 
@@ -63,7 +65,7 @@ def values_of(params: LabParams, context: jax.Array) -> jax.Array:
 
 
 def sweep(
-    policy: Policy,
+    policy: TabularPolicy,
     optimizer: optax.GradientTransformation,
     algorithm: Algorithm,
     state: TrainState,
@@ -96,22 +98,22 @@ def sweep(
 
 
 def update_steps(algorithm: Algorithm, turns: int) -> tuple[np.ndarray, np.ndarray]:
-    """The turns of each step's actions, and which of them are no padding; both [S, U, L].
+    """The turns of each planned update's actions, and which are no padding; both [S, U, L].
 
-    A random order is a permutation of the first axis.
+    A random order is a permutation of the first axis, drawn by `sweep`.
     """
-    span = algorithm.span(turns)
-    end_S = np.arange(turns, 0, -span)  # counted from the last turn
-    if algorithm.order == "forward":
-        end_S = end_S[::-1]
-    turns_SL = end_S[:, None] - span + np.arange(span)[None]
-    axis = 0 if algorithm.order == "parallel" else 1
-    turns_SUL = np.expand_dims(turns_SL, axis)
-    return np.maximum(turns_SUL, 0), turns_SUL >= 0
+    if algorithm.order == "random":
+        algorithm = dataclasses.replace(algorithm, order="reverse")
+    span, updates = algorithm.span(turns), plan_sweep(algorithm, turns).updates
+    turns_SUL = np.full((len(updates), len(updates[0].actions), span), CONTEXT)
+    for turns_UL, update in zip(turns_SUL, updates, strict=True):
+        for turns_L, action in zip(turns_UL, update.actions, strict=True):
+            turns_L[span - len(action) :] = action
+    return np.maximum(turns_SUL, 0), turns_SUL != CONTEXT
 
 
 def _step(
-    policy: Policy,
+    policy: TabularPolicy,
     optimizer: optax.GradientTransformation,
     algorithm: Algorithm,
     carry: tuple[TrainState, jax.Array],
@@ -155,7 +157,7 @@ def _step(
         # As in training, no step without a token.
         return jax.tree.map(functools.partial(jnp.where, jnp.any(acts_N)), stepped, state), None
 
-    state, _ = jax.lax.scan(epoch, state, length=algorithm.inner_epochs)
+    state, _ = jax.lax.scan(epoch, state, length=optimizer_steps(algorithm, 1))
     if algorithm.weighs:
         level = "geometric" if algorithm.ratio == "token" else algorithm.ratio
         ratio_NU = turn_ratio(logp(state.params), old_logp, mask_NUL, level=level)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seeupo_jax.instruments.lab.policies import (
-    Policy,
+    TabularPolicy,
     all_probabilities,
     first_context,
     sequence_probability,
@@ -37,7 +37,7 @@ class Batch(NamedTuple):
 
 
 def sampled_batch(
-    policy: Policy,
+    policy: TabularPolicy,
     params: Any,
     mean: jax.Array,
     probability: jax.Array,
@@ -80,7 +80,7 @@ def sampled_batch(
     return Batch(context_KN.T, action_KN.T, total_N, share_N, reward_NK)
 
 
-def expected_batch(policy: Policy, params: Any, mean: jax.Array) -> Batch:
+def expected_batch(policy: TabularPolicy, params: Any, mean: jax.Array) -> Batch:
     """Every action sequence with its mean reward; its share is its probability."""
     turns, actions = mean.ndim, mean.shape[0]
     action_KN = np.indices(mean.shape).reshape(turns, -1)

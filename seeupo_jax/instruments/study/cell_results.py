@@ -29,7 +29,7 @@ _KEPT = (
 
 
 @dataclass(frozen=True)
-class Result:
+class CellResult:
     """One finished cell.
 
     key, definition: of the `Cell`. cpu_s: of its process, by `time.process_time`; None where it was
@@ -58,7 +58,7 @@ def compact_records(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return records
 
 
-def read_results(folder: Path) -> list[Result]:
+def read_results(folder: Path) -> list[CellResult]:
     """All of a folder's; () without the folder.
 
     Raises:
@@ -67,17 +67,17 @@ def read_results(folder: Path) -> list[Result]:
     return [result for file in sorted(folder.glob(f"*{SUFFIX}")) for result in _read(file)]
 
 
-def _read(file: Path) -> list[Result]:
+def _read(file: Path) -> list[CellResult]:
     if not file.exists():
         return []
-    names = {field.name for field in dataclasses.fields(Result)}
+    names = {field.name for field in dataclasses.fields(CellResult)}
     results = []
     try:
         for line in gzip.decompress(file.read_bytes()).splitlines():
             values = json.loads(line)
             if not isinstance(values, dict) or values.keys() != names:
                 raise ValueError("a line is no result")
-            results.append(Result(**values))
+            results.append(CellResult(**values))
     except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
         why = str(error) or type(error).__name__
         raise ValueError(
@@ -87,7 +87,7 @@ def _read(file: Path) -> list[Result]:
     return results
 
 
-def add_result(folder: Path, result: Result) -> None:
+def add_result(folder: Path, result: CellResult) -> None:
     """Adds a result to its stage's file, in place of one of the same name; sorted by name."""
     make_folder(folder)
     file = folder / f"{result.stage}{SUFFIX}"
@@ -109,12 +109,12 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def by_key(results: Sequence[Result]) -> dict[str, Result]:
+def by_key(results: Sequence[CellResult]) -> dict[str, CellResult]:
     """Results by what defines them, whichever stage trained them."""
     return {result.key: result for result in results}
 
 
-def changed_cells(cells: Sequence[Cell], results: Sequence[Result]) -> list[str]:
+def changed_cells(cells: Sequence[Cell], results: Sequence[CellResult]) -> list[str]:
     """A sentence for each cell that was trained with another definition, which does not count."""
     stored = by_key(results)
     named = {(result.stage, result.name): result for result in results}

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 
-from seeupo_jax.checkpoint import check_could_write
+from seeupo_jax.checkpoint import check_may_write
 from seeupo_jax.cli.command_line import check_places
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.errors import sentence_errors
@@ -26,7 +26,7 @@ def run(given: argparse.Namespace) -> None:
         results = read_results(places.results)
         if given.explain:
             return print(explain_study(study, by_key(results)))
-        check_could_write(places.results, "--results")
+        check_may_write(places.results, "--results")
         check_places(load_config(study.config_file, given.override), given.workdir)
         cells = [cell for s in STAGES for cell in study.cells(s, choose(study, by_key(results)))]
         for sentence in changed_cells(cells, results):

@@ -11,7 +11,7 @@ from seeupo_jax.comparison.seed_statistics import seed_interval
 from seeupo_jax.configuration.user_code import text_of
 from seeupo_jax.display.terminal import format_count
 from seeupo_jax.durable_files import write_atomically
-from seeupo_jax.instruments.study.cell_results import Result
+from seeupo_jax.instruments.study.cell_results import CellResult
 from seeupo_jax.instruments.study.runs import choose, tuning_scores
 from seeupo_jax.instruments.study.stability_chart import draw_map
 from seeupo_jax.instruments.study.study import Study, grid_points, point_text
@@ -39,7 +39,7 @@ _DEFINITIONS = """\
   corrected for the rows of the table, and decides at 0.05."""
 
 
-def write_page(study: Study, results: Mapping[str, Result], folder: Path) -> Path:
+def write_page(study: Study, results: Mapping[str, CellResult], folder: Path) -> Path:
     """Writes FOLDER.md and the pictures in the folder; returns the page."""
     page = folder.with_name(f"{folder.name}.md")
     parts = [part for make in _PARTS for part in make(study, results, folder)]
@@ -47,7 +47,7 @@ def write_page(study: Study, results: Mapping[str, Result], folder: Path) -> Pat
     return page
 
 
-def _head(study: Study, results: Mapping[str, Result], folder: Path) -> Iterator[str]:
+def _head(study: Study, results: Mapping[str, CellResult], folder: Path) -> Iterator[str]:
     first = {name: grid_points(grid)[0] for name, grid in study.tuning.items()}
     config = study.cells("final", first)[0].config.evaluation
     yield f"# Study: {folder.name}"
@@ -64,7 +64,7 @@ def _progress(cost: Cost) -> str:
     return f"{cost.stage} {cost.finished} of {cost.cells}"
 
 
-def _outcome(study: Study, results: Mapping[str, Result], folder: Path) -> Iterator[str]:
+def _outcome(study: Study, results: Mapping[str, CellResult], folder: Path) -> Iterator[str]:
     yield "## What came out"
     lines = lines_of(study.cells("final", choose(study, results)), results)
     if not lines:
@@ -85,7 +85,7 @@ def _of(kind: str) -> str:
     return {"ahead": "of ", "behind": "", "undecided": "against "}[kind]
 
 
-def _final(study: Study, results: Mapping[str, Result], folder: Path) -> Iterator[str]:
+def _final(study: Study, results: Mapping[str, CellResult], folder: Path) -> Iterator[str]:
     lines = lines_of(study.cells("final", choose(study, results)), results)
     yield "## Fresh seeds"
     if not any(line.histories for line in lines):
@@ -140,7 +140,7 @@ def _row(each: Compared) -> tuple[str, ...]:
     )
 
 
-def _ablations(study: Study, results: Mapping[str, Result], folder: Path) -> Iterator[str]:
+def _ablations(study: Study, results: Mapping[str, CellResult], folder: Path) -> Iterator[str]:
     if not study.ablations:
         return
     tuned = choose(study, results)
@@ -158,7 +158,7 @@ def _ablations(study: Study, results: Mapping[str, Result], folder: Path) -> Ite
         yield from _differences([*(f for f in final if f.variant == recipe), *of_recipe], recipe)
 
 
-def _tuning(study: Study, results: Mapping[str, Result], folder: Path) -> Iterator[str]:
+def _tuning(study: Study, results: Mapping[str, CellResult], folder: Path) -> Iterator[str]:
     yield "## Tuning"
     by = {"area": MEASURES["tokens"], "final": MEASURES["final"]}[study.choose_by]
     yield (
@@ -187,7 +187,7 @@ def _marks(study: Study, name: str, point: Mapping[str, object]) -> str:
     return "chosen" + (f", edge of {', '.join(edges)}" if edges else "")
 
 
-def _stability(study: Study, results: Mapping[str, Result], folder: Path) -> Iterator[str]:
+def _stability(study: Study, results: Mapping[str, CellResult], folder: Path) -> Iterator[str]:
     places = stability_map(study, results)
     if not any(each.runs for each in places):
         return
@@ -223,7 +223,7 @@ def _stability(study: Study, results: Mapping[str, Result], folder: Path) -> Ite
 _PARTS = (_head, _outcome, _final, _ablations, _stability, _tuning)
 
 
-def explain_study(study: Study, results: Mapping[str, Result]) -> str:
+def explain_study(study: Study, results: Mapping[str, CellResult]) -> str:
     """The remaining work of a study: cells, iterations, tokens and CPU hours."""
     rows = [_cost_row(cost) for cost in costs(study, results)]
     head = ("stage", "cells", "finished", "iterations left", "tokens left", "CPU hours left")

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import seeupo_jax
-from seeupo_jax.comparison.figures import History, history_of
+from seeupo_jax.comparison.figures import RunCurve, history_of
 from seeupo_jax.durable_files import make_folder
 from seeupo_jax.errors import NotLearning, WriteError
 from seeupo_jax.instruments.study.cell_results import (
-    Result,
+    CellResult,
     add_result,
     by_key,
     compact_records,
@@ -43,7 +43,7 @@ class Places:
     results: Path
 
 
-def history(cell: Cell, result: Result) -> History:
+def history(cell: Cell, result: CellResult) -> RunCurve:
     """What a finished cell recorded."""
     ended = _figures(cell, result.records)
     if ended is None:
@@ -53,7 +53,7 @@ def history(cell: Cell, result: Result) -> History:
     return ended
 
 
-def _figures(cell: Cell, records: Sequence[Mapping[str, Any]]) -> History | None:
+def _figures(cell: Cell, records: Sequence[Mapping[str, Any]]) -> RunCurve | None:
     """The record of a cell; None: no rollout, or not its last evaluation, gave a figure."""
     config = cell.config
     ended = history_of(
@@ -63,13 +63,13 @@ def _figures(cell: Cell, records: Sequence[Mapping[str, Any]]) -> History | None
 
 
 def tuning_scores(
-    study: Study, results: Mapping[str, Result]
+    study: Study, results: Mapping[str, CellResult]
 ) -> dict[str, list[tuple[Point, float | None]]]:
     """For each recipe its points with the score that decides; None where a run is missing.
 
     The area is up to the tokens that all finished tuning runs of the recipe have got to.
     """
-    histories: dict[str, list[tuple[Point, History | None]]] = {}
+    histories: dict[str, list[tuple[Point, RunCurve | None]]] = {}
     for cell in study.cells("tuning", {}):
         result = results.get(cell.key)
         ended = None if result is None else history(cell, result)
@@ -84,7 +84,7 @@ def tuning_scores(
 
 
 def _score(
-    study: Study, runs: Sequence[History | None], by_point: Sequence[tuple[Point, History | None]]
+    study: Study, runs: Sequence[RunCurve | None], by_point: Sequence[tuple[Point, RunCurve | None]]
 ) -> float | None:
     done = [run for run in runs if run is not None]
     if len(done) < len(runs):
@@ -94,7 +94,7 @@ def _score(
     return sum(scores) / len(scores)
 
 
-def choose(study: Study, results: Mapping[str, Result]) -> dict[str, Point]:
+def choose(study: Study, results: Mapping[str, CellResult]) -> dict[str, Point]:
     """The point with the best score of each recipe whose tuning is complete; the first of equals.
 
     The score is a mean over the tuning seeds.
@@ -200,7 +200,7 @@ def _train(cell: Cell, places: Places, at: str) -> bool:
         return False
     if stopped is not None:
         raise Stopped(f"stopped in {cell}; rerun with this workdir to resume, with another to redo")
-    result = Result(
+    result = CellResult(
         stage=cell.stage,
         variant=cell.variant,
         name=cell.name,

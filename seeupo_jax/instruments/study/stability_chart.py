@@ -8,7 +8,7 @@ from pathlib import Path
 
 import altair as alt
 
-from seeupo_jax.errors import naming
+from seeupo_jax.errors import name_file
 from seeupo_jax.instruments.study.tables import MapCell
 from seeupo_jax.reports.blocks import rounded
 
@@ -45,5 +45,5 @@ def draw_map(places: Sequence[MapCell], path: Path, *, x: str) -> None:
     facet = alt.Facet("recipe:N", title=None, sort=recipes)
     path.parent.mkdir(parents=True, exist_ok=True)
     panels = layers.facet(facet, columns=_PANELS).resolve_scale(y="independent")
-    with naming(path):
+    with name_file(path):
         panels.properties(background="white").save(path)

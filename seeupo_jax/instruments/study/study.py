@@ -64,7 +64,7 @@ def point_text(point: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Ablation:
+class RecipeAblation:
     """A recipe with the point that it was tuned to and some fields changed."""
 
     recipe: str
@@ -90,7 +90,7 @@ class Study:
     tuning: dict[str, Grid]
     tuning_seeds: tuple[int, ...]
     seeds: tuple[int, ...]
-    ablations: dict[str, Ablation]
+    ablations: dict[str, RecipeAblation]
     stability: dict[str, Grid]
     stability_seeds: tuple[int, ...]
     exploring: Point
@@ -378,7 +378,9 @@ def _grid(value: Any, name: str) -> Grid:
     return tuple(axes)
 
 
-def _ablations(values: Mapping[str, Any], recipes: Mapping[str, Point]) -> dict[str, Ablation]:
+def _ablations(
+    values: Mapping[str, Any], recipes: Mapping[str, Point]
+) -> dict[str, RecipeAblation]:
     ablations = {}
     for name, ablation in _map(values.get("ablations", {}), "ablations").items():
         changes = _point(ablation, f"ablations.{name}")
@@ -388,5 +390,5 @@ def _ablations(values: Mapping[str, Any], recipes: Mapping[str, Point]) -> dict[
                 f"study.ablations.{name}.of: got {shown(recipe)}; allowed: one of"
                 f" {', '.join(recipes)}, and for the ablation a name of its own."
             )
-        ablations[name] = Ablation(recipe, changes)
+        ablations[name] = RecipeAblation(recipe, changes)
     return ablations

@@ -16,7 +16,7 @@ from seeupo_jax.comparison.seed_statistics import (
     paired_difference,
     seed_interval,
 )
-from seeupo_jax.instruments.study.cell_results import Result
+from seeupo_jax.instruments.study.cell_results import CellResult
 from seeupo_jax.instruments.study.runs import choose, history
 from seeupo_jax.instruments.study.study import STAGES, Cell, Point, Study, grid_points
 from seeupo_jax.metrics.statistics import Estimate
@@ -28,7 +28,7 @@ MEASURES = {
 }
 
 
-def lines_of(cells: Sequence[Cell], results: Mapping[str, Result]) -> list[Line]:
+def lines_of(cells: Sequence[Cell], results: Mapping[str, CellResult]) -> list[Line]:
     """The finished cells of each variant, in the order of the cells."""
     lines = []
     for variant in dict.fromkeys(cell.variant for cell in cells):
@@ -105,7 +105,7 @@ class MapCell:
     steps: float
 
 
-def stability_map(study: Study, results: Mapping[str, Result]) -> list[MapCell]:
+def stability_map(study: Study, results: Mapping[str, CellResult]) -> list[MapCell]:
     """Every place of every recipe that is tuned; without runs its numbers are NaN."""
     cells = study.cells("stability", choose(study, results))
     places = []
@@ -119,7 +119,11 @@ def stability_map(study: Study, results: Mapping[str, Result]) -> list[MapCell]:
 
 
 def _place(
-    recipe: str, cells: Sequence[Cell], point: Point, study: Study, results: Mapping[str, Result]
+    recipe: str,
+    cells: Sequence[Cell],
+    point: Point,
+    study: Study,
+    results: Mapping[str, CellResult],
 ) -> MapCell:
     runs = [history(cell, results[cell.key]) for cell in cells if cell.key in results]
     x, y = study.stability[recipe]
@@ -151,7 +155,7 @@ class Cost:
     cpu_s: float
 
 
-def costs(study: Study, results: Mapping[str, Result]) -> list[Cost]:
+def costs(study: Study, results: Mapping[str, CellResult]) -> list[Cost]:
     """What is left of each stage; a cell that an earlier stage trains too counts once there.
 
     A cell costs the mean by iteration of finished cells of its recipe with as many inner epochs; of
@@ -191,7 +195,7 @@ def _kinds(study: Study, cell: Cell) -> list[tuple]:
     return [(recipe, epochs), (epochs,), (recipe,), ()]
 
 
-def _rates(cells: Sequence[Cell], results: Mapping[str, Result]) -> np.ndarray:
+def _rates(cells: Sequence[Cell], results: Mapping[str, CellResult]) -> np.ndarray:
     """Tokens and CPU seconds by iteration, means over finished cells; NaN without one."""
     done = {cell.key: cell for cell in cells if cell.key in results}.values()
     tokens = [history(c, results[c.key]).tokens / c.config.iterations for c in done]

@@ -8,20 +8,20 @@ import numpy as np
 
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.entry_points import find_entry
-from seeupo_jax.learner.batching import Rows, Shapes
+from seeupo_jax.learner.batching import SegmentBatch, Shapes
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.learner.credit.reward_shares import reward_shares
 from seeupo_jax.learner.credit.sampled_tokens import Ragged
 from seeupo_jax.learner.credit.turn_scores import scorer_loss, scorer_program
-from seeupo_jax.types import CONTEXT, Segment, Trajectory, learnable
+from seeupo_jax.types import CONTEXT, RewardRow, RewardTable, Segment, Trajectory, learnable
 
 
 def assign_credit(arrays: CreditArrays) -> tuple[dict[str, Ragged], dict[str, float]]:
-    """The advantage of every token, by the algorithm's estimator; at context it says nothing.
+    """The advantage of every token, by the algorithm's estimator; undefined at context.
 
     Args:
-      arrays: of `old_logp` and `ref_logp`, with a critic `value`, what a scorer says, and `entropy`
-        where `algorithm.estimator.reads_entropy`.
+      arrays: with `old_logp` and `ref_logp`; with a critic `value`; with a scorer its scores; and
+        with `algorithm.estimator.reads_entropy` `entropy`.
 
     Returns: fields of tokens: `advantage`; with a critic `returns`, what the value is to be; and
       `clip_scale` of the token's turn, where the estimator adapts a clip range that there is. And
@@ -47,7 +47,7 @@ def assign_credit(arrays: CreditArrays) -> tuple[dict[str, Ragged], dict[str, fl
 
 
 def check_rewards(algorithm: Algorithm, trajectories: Sequence[Trajectory]) -> None:
-    """Whether what is learned from has rewards that the estimator is for.
+    """Checks that rewards are in the range that the estimator is defined for.
 
     Raises:
       ValueError: one sentence with the trajectory's task, what was got and what is allowed.
@@ -68,17 +68,17 @@ def check_rewards(algorithm: Algorithm, trajectories: Sequence[Trajectory]) -> N
 def compile_credit(
     algorithm: Algorithm, shapes: Shapes, trajectories: int, names: Sequence[str] = ()
 ) -> None:
-    """Compiles what crediting so many trajectories runs, by crediting as many of one token.
+    """Compiles the programs of credit assignment, by crediting so many trajectories of one token.
 
     Args:
-      names: of rewards that trajectories will have.
+      names: of the rewards of trajectories.
     """
     zeros_L = np.zeros(2, np.float32)
     segment = Segment(np.zeros(2, np.int32), np.array([CONTEXT, 0], np.int32), zeros_L)
-    named = dict.fromkeys(names, 0.0), dict.fromkeys(names, (0.0,))
-    one = Trajectory((segment,), 0.0, 0, rewards=named[0], named_turn_rewards=named[1])
+    rewards = RewardTable(RewardRow(0.0), dict.fromkeys(names, RewardRow(0.0, (0.0,))))
+    one = Trajectory((segment,), rewards, 0)
     alike = [one] * trajectories
-    rows = Rows.of(alike, grouped=algorithm.grouped)
+    rows = SegmentBatch.of(alike, grouped=algorithm.grouped)
     token_fields = ("old_logp", "ref_logp", "value", "scorer_logp", "progress", "entropy")
     per_token = {name: [zeros_L] * len(rows.tokens) for name in token_fields}
     arrays = CreditArrays(algorithm, shapes, rows, alike, per_token)
@@ -88,7 +88,7 @@ def compile_credit(
 
 
 def credit_programs(algorithm: Algorithm) -> list[str]:
-    """Names of what `compile_credit` compiles."""
+    """Names of the programs that `compile_credit` compiles."""
     names = find_entry("advantage", algorithm.advantage).programs(algorithm.scale)
     return names if algorithm.scorer is None else [scorer_program(algorithm), *names]
 

@@ -52,7 +52,7 @@ def ratio_is_clipped(
     options: Algorithm,
     scale_PA: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Where min(s A, clip(s) A) is the clipped one, which has no gradient: bool [P, A].
+    """The tokens whose min(s A, clip(s) A) is clipped and has no gradient: bool [P, A].
 
     Args:
       difference_PA: log s. scale_PA: of the clip range; None: 1.
@@ -65,7 +65,7 @@ def ratio_is_clipped(
 
 
 class Limited(NamedTuple):
-    """A step's batch whose selected tokens are limited, and what that counts for its metrics."""
+    """A step's batch with its selected tokens limited, and the metrics of the selection."""
 
     batch: TurnBatch
     counted: Mapping[str, float]

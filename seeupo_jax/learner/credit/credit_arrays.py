@@ -1,4 +1,4 @@
-"""The inputs of estimators, made of trajectories and fields of their tokens."""
+"""The inputs of estimators, computed from trajectories and fields of their tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from seeupo_jax.configuration.algorithm import Algorithm
-from seeupo_jax.learner.batching import Rows, Shapes
+from seeupo_jax.learner.batching import SegmentBatch, Shapes
 from seeupo_jax.learner.credit.running_rewards import Moments, Statistics, running_statistics
 from seeupo_jax.learner.credit.sampled_tokens import Ragged, SampledTokens
 from seeupo_jax.trajectories.forks import node_numbers
@@ -24,10 +24,10 @@ _REWARDS = 4  # named rewards are padded to a multiple of it: one program, whate
 
 
 class CreditArrays:
-    """The inputs of estimators by the names of `algorithms/estimators`; made when asked for.
+    """The inputs of estimators by the names of `algorithms/estimators`; computed on first use.
 
     algorithm: whose estimator they are for.
-    reward_weights: what named rewards weigh; one that is not among them weighs 1.
+    reward_weights: weights of named rewards; any other reward weighs 1.
     gains: of turns, in the probability of the task's answer; None: the gain is the reward.
     statistics: of the run's rewards; None: of these trajectories.
     """
@@ -36,7 +36,7 @@ class CreditArrays:
         self,
         algorithm: Algorithm,
         shapes: Shapes,
-        rows: Rows,
+        rows: SegmentBatch,
         trajectories: Sequence[Trajectory],
         per_token: Mapping[str, Ragged],
         reward_weights: Mapping[str, float] | None = None,
@@ -53,7 +53,7 @@ class CreditArrays:
 
     @property
     def sampled_turn(self) -> Ragged:
-        """The turn of every sampled token, of those too that are not learned from."""
+        """The turn of every sampled token, including tokens that are not learned from."""
         owners = dict.fromkeys(self.rows.trajectory_S.tolist())
         return [segment.turn_L for i in owners for segment in self.trajectories[i].segments]
 
@@ -258,7 +258,7 @@ class CreditArrays:
         return self.time.pad(self._per_token["ref_logp"])
 
     def _kl(self) -> Ragged:
-        """log(old / reference) of every token; it says nothing at context."""
+        """log(old / reference) of every token; undefined at context."""
         pairs = zip(self._per_token["old_logp"], self._per_token["ref_logp"], strict=True)
         return [old_L - ref_L for old_L, ref_L in pairs]
 

@@ -1,4 +1,4 @@
-"""Information gain: how much likelier each turn made the task's reference answer.
+"""Information gain: the rise in probability of the task's reference answer by each turn.
 
 b_t = exp(mean log π of the answer's tokens) behind the context of turn t, under the policy that
 begins the sweep; the gain of turn t is b_(t+1) - b_t (IGPO, arXiv:2510.14967). The answers are
@@ -17,7 +17,7 @@ import numpy as np
 from seeupo_jax.learner.batching import (
     ActionSpan,
     Layout,
-    Rows,
+    SegmentBatch,
     Shapes,
     lay_out,
     turn_batch,
@@ -40,24 +40,24 @@ References = Mapping[str, AnswerTokens]
 
 
 class Branches(NamedTuple):
-    """Contexts of turns, each with the answer behind it; index B.
+    """Contexts of turns, each followed by the answer; index B.
 
-    rows: the sweep's, and behind them a segment for each branch. spans: the answers' own tokens.
-    trajectory_B, turn_B: whose context it is.
+    rows: the sweep's segments, followed by one for each branch. spans: the answers' own tokens.
+    trajectory_B, turn_B: the trajectory and the turn of the context.
     """
 
-    rows: Rows
+    rows: SegmentBatch
     spans: list[ActionSpan]
     trajectory_B: list[int]
     turn_B: list[int]
 
 
 def answer_branches(
-    rows: Rows, trajectories: Sequence[Trajectory], references: References, shapes: Shapes
+    rows: SegmentBatch, trajectories: Sequence[Trajectory], references: References, shapes: Shapes
 ) -> Branches:
     """A branch for every turn's context, where a row has room for the answer.
 
-    An answer that is longer than a trajectory may be has none.
+    An answer that is longer than the longest trajectory has no branch.
     """
     tokens: list[np.ndarray] = []
     experts: list[np.ndarray] = []
@@ -97,7 +97,7 @@ def answer_branches(
 
 
 def _contexts(trajectory: Trajectory) -> Iterator[tuple[int, Segment]]:
-    """Each turn, and what its action was sampled behind."""
+    """Each turn, and the context of its action."""
     for segment in trajectory.segments:
         for turn in np.unique(segment.turn_L[segment.turn_L != CONTEXT]).tolist():
             yield turn, segment.until(int((segment.turn_L == turn).argmax()))
@@ -106,28 +106,34 @@ def _contexts(trajectory: Trajectory) -> Iterator[tuple[int, Segment]]:
 def branch_batch(
     branches: Branches, spans: Sequence[ActionSpan], shapes: Shapes
 ) -> tuple[TurnBatch, list[tuple[int, int]], Layout]:
-    """A batch of the sweep's spans, one to a row of its [P, A], and behind them the answers.
+    """A batch of the sweep's spans, one in each row of [P, A], followed by the answers.
 
     Returns: the batch; where in [P, A] each answer begins; and how the batch is laid out.
     """
     layout = lay_out(branches.rows, [*spans, *branches.spans], shapes, shapes.long)
-    seats = [(place, 0) for place in range(len(spans))]
+    span_slots = [(place, 0) for place in range(len(spans))]
     row, column = shapes.spans(len(spans)), 0
     for span in branches.spans:
         size = span.position_A.size
         if column + size > shapes.longest:
             row, column = row + 1, 0
-        seats.append((row, column))
+        span_slots.append((row, column))
         column += size
     batch = turn_batch(
-        branches.rows, layout, shapes, {}, action=shapes.longest, seats=seats, doubled=True
+        branches.rows,
+        layout,
+        shapes,
+        {},
+        action=shapes.longest,
+        span_slots=span_slots,
+        doubled=True,
     )
-    return batch, seats[len(spans) :], layout
+    return batch, span_slots[len(spans) :], layout
 
 
 def information_gain(
     branches: Branches,
-    seats: Sequence[tuple[int, int]],
+    span_slots: Sequence[tuple[int, int]],
     logp_PA: np.ndarray,
     trajectories: Sequence[Trajectory],
 ) -> list[np.ndarray]:
@@ -136,7 +142,7 @@ def information_gain(
     The last turn has none: no context follows it.
     """
     progress = [np.full(t.turns + 1, np.nan) for t in trajectories]  # b
-    for place, (row, column) in enumerate(seats):
+    for place, (row, column) in enumerate(span_slots):
         logp_A = logp_PA[row, column : column + branches.spans[place].position_A.size]
         progress[branches.trajectory_B[place]][branches.turn_B[place]] = np.exp(
             np.mean(logp_A, dtype=np.float64)
@@ -144,7 +150,7 @@ def information_gain(
     return [np.diff(b_K).astype(np.float32) for b_K in progress]
 
 
-def describe_gains(gains: Sequence[np.ndarray], rows: Rows) -> dict[str, float]:
+def describe_gains(gains: Sequence[np.ndarray], rows: SegmentBatch) -> dict[str, float]:
     """The mean gain of a turn, and the share of the turns with a next one that have a gain."""
     included = [gains[owner][:-1] for owner in np.unique(rows.trajectory_S)]
     gain_M = np.concatenate([*included, np.zeros(0, np.float32)])

@@ -1,4 +1,4 @@
-"""Rewards less what overlong episodes cost: DAPO's soft overlong punishment."""
+"""Penalties on the rewards of overlong episodes: DAPO's soft overlong punishment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def with_overlong_penalties(
 ) -> tuple[Sequence[Trajectory], dict[str, float]]:
     """The trajectories with the penalty in their reward, and in that of their last turn; metrics.
 
-    Context counts for nothing: the environment wrote it. No metrics where every episode failed.
+    Context tokens do not count: the environment wrote them. No metrics if every episode failed.
     """
     options = algorithm.overlong
     if options is None:
@@ -29,11 +29,8 @@ def with_overlong_penalties(
         metrics["sweep/overlong_penalty"] = float(penalty_N[counted_N].mean())
         metrics["sweep/overlong_fraction"] = float((penalty_N < 0)[counted_N].mean())
     pairs = zip(trajectories, penalty_N, strict=True)
-    return [_less(trajectory, float(penalty)) for trajectory, penalty in pairs], metrics
-
-
-def _less(trajectory: Trajectory, penalty: float) -> Trajectory:
-    *earlier, last = trajectory.turn_rewards or (0.0,)
-    turn_rewards = (*earlier, last + penalty) if trajectory.turn_rewards else ()
-    reward = trajectory.reward + penalty
-    return dataclasses.replace(trajectory, reward=reward, turn_rewards=turn_rewards)
+    penalized = [
+        dataclasses.replace(t, reward_table=t.reward_table.plus(float(penalty)))
+        for t, penalty in pairs
+    ]
+    return penalized, metrics

@@ -14,7 +14,7 @@ def reward_shares(batch: CreditArrays, part_NQ: Any, *, grouped: bool) -> dict[s
     """Each named reward's share of the gradient, as `sweep/reward_share/NAME`.
 
     Share of q: Σ_i n_i |part_iq| / Σ_i Σ_p n_i |part_ip|, with n_i the sampled tokens of trajectory
-    i of which updates are made; 0 where all parts are 0.
+    i that updates learn from; 0 where all parts are 0.
 
     Args:
       part_NQ: what each reward adds to the advantages of trajectories, or of turns as [N, K, Q], as

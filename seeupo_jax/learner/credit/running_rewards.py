@@ -34,8 +34,8 @@ def running_statistics(
     """The statistics after an iteration, whose turns count in them.
 
     They are float64, of the trajectories that are learned from in their order: the same in every
-    process, and after a run was resumed. A turn without a reward of a name was paid 0 of it, also
-    in iterations that know nothing of the name.
+    process, and after a run was resumed. A turn without a reward of a name counts as 0, also in
+    iterations in which no turn has one.
 
     Args:
       previous: those before it; None: of nothing.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from seeupo_jax.learner.batching import Rows
+from seeupo_jax.learner.batching import SegmentBatch
 from seeupo_jax.types import CONTEXT
 
 Ragged = list[np.ndarray]  # one array a segment, aligned with its tokens
@@ -18,7 +18,7 @@ class SampledTokens:
     Their segments may hold them in another one. `mask_NL` is True where a padded row has a token.
     """
 
-    def __init__(self, rows: Rows, multiple: int):
+    def __init__(self, rows: SegmentBatch, multiple: int):
         self._sizes, self._forced = [len(tokens) for tokens in rows.tokens], rows.forced > 0
         turn, owner = np.concatenate(rows.turn), np.repeat(rows.trajectory_S, self._sizes)
         acted = np.flatnonzero(turn != CONTEXT)

@@ -1,4 +1,4 @@
-"""Scores of turns by a model beside the policy, and its steps on an iteration's trajectories."""
+"""Scores of turns by an auxiliary model, and its steps on an iteration's trajectories."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from seeupo_jax.algorithms.progress_attribution import progress_loss
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.learner.batching import (
     ActionSpan,
-    Rows,
+    SegmentBatch,
     all_actions,
     lay_out,
     scatter,
@@ -22,25 +22,25 @@ from seeupo_jax.learner.batching import (
 )
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.learner.credit.sampled_tokens import Ragged
-from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.types import TrainState, Trajectory, TurnBatch
 
 
 class ScorerLoss(NamedTuple):
     """The loss of the scorer's step.
 
-    slope: derivative of the loss by what the scorer says of each token; None: nothing to learn
-      from, and no step.
+    score_grad: derivative of the loss by the score of each token; None: there is nothing to learn
+      from, and no step is taken.
     """
 
-    slope: Ragged | None
+    score_grad: Ragged | None
     metrics: dict[str, float]
 
 
 class TurnScores(NamedTuple):
     """A scorer before and after its steps.
 
-    per_token: what it said before them, by the name that `CreditArrays` reads.
+    per_token: scores before the steps, by the name that `CreditArrays` reads.
     """
 
     train: TrainState
@@ -51,23 +51,26 @@ class TurnScores(NamedTuple):
 def score_turns(
     learner: Learner,
     train: TrainState,
-    rows: Rows,
+    rows: SegmentBatch,
     trajectories: Sequence[Trajectory],
     per_token: Mapping[str, Ragged],
+    *,
+    epochs: int,
 ) -> TurnScores:
     """The scorer's scores of an iteration's turns, and its steps on them; `train` is donated.
 
     Args:
       per_token: `old_logp`.
+      epochs: passes that score all turns and then take a step.
     """
     algorithm, shapes, scorer = learner.algorithm, learner.shapes, learner.scorer
-    rows = dataclasses.replace(rows, experts=None)  # its routers are others than the policy's
+    rows = dataclasses.replace(rows, experts=None)  # the scorer has routers of its own
     spans = all_actions(rows) if scorer.of_tokens else _turn_ends(rows)
     layout = lay_out(rows, spans, shapes, shapes.long)
     size = {"action": shapes.longest, "behind": not scorer.of_tokens}
     batch = turn_batch(rows, layout, shapes, {}, **size)
     first, metrics, steps = None, {}, []
-    for _ in range(algorithm.estimator.scorer_epochs):
+    for _ in range(epochs):
         output = [np.zeros(len(tokens), np.float32) for tokens in rows.tokens]
         scatter(output, spans, np.asarray(_scorer_output(learner, train, batch)))
         scores = {"scorer_logp" if scorer.of_tokens else "progress": output}
@@ -75,10 +78,10 @@ def score_turns(
         loss = scorer_loss(algorithm, arrays, rows, trajectories)
         if first is None:
             first, metrics = scores, loss.metrics
-        if loss.slope is None:
+        if loss.score_grad is None:
             break
-        sloped = turn_batch(rows, layout, shapes, {"slope": loss.slope}, **size)
-        train, step_metrics = learner.scorer_step(train, sloped)
+        with_grad = turn_batch(rows, layout, shapes, {"score_grad": loss.score_grad}, **size)
+        train, step_metrics = learner.scorer_step(train, with_grad)
         steps.append(step_metrics)
     if steps:
         fetched = jax.device_get(steps)
@@ -92,14 +95,14 @@ _STEP_METRICS = ("scorer_grad_norm", "scorer_skipped")
 
 
 def _scorer_output(learner: Learner, train: TrainState, batch: TurnBatch) -> Any:
-    """What the scorer gives each of a batch's tokens: progress or log-probability, [P, A]."""
+    """The scorer's output for each of a batch's tokens: progress or log-probability, [P, A]."""
     params = train.scorer.params
     if not learner.scorer.of_tokens:
         return learner.value(train.params, params, batch)
     return learner.scored(params["trunk"], batch).logp_PA
 
 
-def _turn_ends(rows: Rows) -> list[ActionSpan]:
+def _turn_ends(rows: SegmentBatch) -> list[ActionSpan]:
     """The last sampled token of each turn."""
     spans = []
     for segment, turn_L in enumerate(rows.turn):
@@ -114,25 +117,28 @@ def _turn_ends(rows: Rows) -> list[ActionSpan]:
 def scorer_loss(
     algorithm: Algorithm,
     arrays: CreditArrays,
-    rows: Rows,
+    rows: SegmentBatch,
     trajectories: Sequence[Trajectory],
 ) -> ScorerLoss:
     """The loss of the scorer that an algorithm's estimator needs.
 
     Args:
-      arrays: with what the scorer says.
+      arrays: with the scores.
     """
     loss = _over_pairs if algorithm.scorer == "policy" else _of_progress
     return loss(algorithm, arrays, rows, trajectories)
 
 
 def scorer_program(algorithm: Algorithm) -> str:
-    """Name of what `scorer_loss` runs."""
+    """Name of the program that `scorer_loss` runs."""
     return (pair_preference if algorithm.scorer == "policy" else progress_loss).__name__
 
 
 def _over_pairs(
-    algorithm: Algorithm, arrays: CreditArrays, rows: Rows, trajectories: Sequence[Trajectory]
+    algorithm: Algorithm,
+    arrays: CreditArrays,
+    rows: SegmentBatch,
+    trajectories: Sequence[Trajectory],
 ) -> ScorerLoss:
     """Over the pairs of a success and a failure of one group.
 
@@ -158,7 +164,10 @@ def _over_pairs(
 
 
 def _of_progress(
-    algorithm: Algorithm, arrays: CreditArrays, rows: Rows, trajectories: Sequence[Trajectory]
+    algorithm: Algorithm,
+    arrays: CreditArrays,
+    rows: SegmentBatch,
+    trajectories: Sequence[Trajectory],
 ) -> ScorerLoss:
     """The loss of each trajectory's summed contributions against its reward."""
     reward_N = np.array([t.reward for t in trajectories], np.float32)
@@ -170,6 +179,6 @@ def _of_progress(
     return ScorerLoss(_of_tokens(rows, np.asarray(regression.slope_N)), metrics)
 
 
-def _of_tokens(rows: Rows, slope_N: np.ndarray) -> Ragged:
+def _of_tokens(rows: SegmentBatch, slope_N: np.ndarray) -> Ragged:
     pairs = zip(rows.trajectory_S, rows.turn, strict=True)
     return [np.full(len(turn_L), slope_N[owner], np.float32) for owner, turn_L in pairs]

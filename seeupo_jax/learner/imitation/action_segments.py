@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from seeupo_jax.envs.base import Demonstration, Message
-from seeupo_jax.policy.files.messages import own_text
+from seeupo_jax.policy.files.messages import model_text
 from seeupo_jax.policy.files.tokenizer import Tokenizer, Transcript
 from seeupo_jax.types import CONTEXT, Segment
 
@@ -51,7 +51,7 @@ def _tagged(message: Message) -> Message:
     """An assistant's text with its tags, also where it is context."""
     if message["role"] != "assistant":
         return message
-    return {**message, "content": own_text(message["content"])}
+    return {**message, "content": model_text(message["content"])}
 
 
 @dataclass(frozen=True)

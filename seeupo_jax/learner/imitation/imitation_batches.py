@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seeupo_jax.learner.batching import Rows, Shapes, all_actions, lay_out, turn_batch
+from seeupo_jax.learner.batching import SegmentBatch, Shapes, all_actions, lay_out, turn_batch
 from seeupo_jax.learner.imitation.action_segments import Segments
 from seeupo_jax.types import Segment, TurnBatch
 
@@ -94,9 +94,9 @@ def pack(conversations: Sequence[Segments], shapes: Shapes) -> ImitationBatch:
     )
 
 
-def _rows(segments: Sequence[Segment]) -> Rows:
+def _rows(segments: Sequence[Segment]) -> SegmentBatch:
     """Segments side by side, as of one group: what any begin with alike is shared."""
-    return Rows(
+    return SegmentBatch(
         tuple(s.tokens_L for s in segments),
         tuple(s.turn_L for s in segments),
         tuple(s.logp_L for s in segments),

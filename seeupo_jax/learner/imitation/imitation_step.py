@@ -14,7 +14,7 @@ import optax
 from seeupo_jax.learner.state_layout import HashableShardings, average
 from seeupo_jax.learner.step.rows import microbatch, of_spans, row_logp
 from seeupo_jax.learner.step.turn_step import apply_gradients, place_gradients
-from seeupo_jax.policy.network import Network, join
+from seeupo_jax.policy.network import Network, join_params
 from seeupo_jax.types import TrainState, TurnBatch
 
 
@@ -23,7 +23,7 @@ def imitation_loss(params: Any, frozen: Any, network: Network, row: TurnBatch) -
 
     A token that several conversations share counts for each of them.
     """
-    scored = row_logp(network, join(params, frozen), row, 1.0)
+    scored = row_logp(network, join_params(params, frozen), row, 1.0)
     return -of_spans(scored.logp_RX, row.slot_PA, row.mask_PA).sum()
 
 

@@ -1,4 +1,4 @@
-"""Optimizers by name, and the update that skips gradients gone bad."""
+"""Optimizers by name, and the update that skips gradients that are not finite."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def make_optimizer(config: Optimizer, *, total_steps: int) -> optax.GradientTran
 
     Args:
       config: `name` is an optax function (`adamw`, `contrib.muon`) or a user's `module:function`
-        with a `learning_rate` parameter; `kwargs` are its other keyword arguments. What it gets as
-        learning rate is a number, or with a schedule or a warm-up a function of its own steps,
+        with a `learning_rate` parameter; `kwargs` are its other keyword arguments. The learning
+        rate is a number, or with a schedule or a warm-up a function of the optimizer's steps,
         which within an iteration changes by `warmup_steps` alone: see `schedule.py`. Parameters of
-        `groups` have an optimizer of their own; the clip is of all of them together.
+        `groups` have an optimizer of their own; the clip is by the norm of all gradients together.
       total_steps: optimizer steps that the whole run takes at the most.
 
     Returns:
@@ -56,7 +56,7 @@ _MADE: dict[str, optax.GradientTransformation] = {}
 
 
 def _key(config: Optimizer) -> str | None:
-    """What equal optimizers have in common; None: a user's function may be another one by now."""
+    """A key of equal optimizers; None: a user's function may have changed."""
     parts = (config, *config.groups)
     values = [value for part in parts for value in part.kwargs.values()]
     plain = all(value is None or isinstance(value, bool | int | float | str) for value in values)
@@ -97,7 +97,7 @@ def _trained(config: Optimizer) -> list[tuple[int, ParameterGroup]]:
 
 
 def _own_choices(config: Optimizer, index: int) -> Optimizer:
-    """Of a group: what it does not say is as for the other parameters."""
+    """The options of a group; those that it does not set are the other parameters'."""
     group = config.groups[index]
     name = config.name if group.name is None else group.name
     rate = config.learning_rate if group.learning_rate is None else group.learning_rate
@@ -202,7 +202,7 @@ def apply_update(
     Args:
       grads: gradients of the loss to minimise, a tree like `state.params`.
       critic_optimizer, critic_grads: of `state.critic`; None where there is none.
-      streamed: see `either`.
+      streamed: see `select_or_cond`.
 
     Returns:
       The next state (`step` + 1; or the same bits with `skipped` + 1) and float32 scalars:
@@ -225,19 +225,22 @@ def apply_update(
     def skipped(state: TrainState) -> TrainState:
         return state._replace(skipped=state.skipped + 1)
 
-    state = either(finite, lambda: applied(state), lambda: skipped(state), streamed=streamed)
+    state = select_or_cond(
+        finite, lambda: applied(state), lambda: skipped(state), streamed=streamed
+    )
     return state, norms | {"update_skipped": 1.0 - finite.astype(jnp.float32)}
 
 
-def either(
+def select_or_cond(
     condition: jax.Array, step: Callable[[], T], unchanged: Callable[[], T], *, streamed: bool
 ) -> T:
-    """What `step` gives where a condition holds, and else what `unchanged` gives.
+    """The result of `step` if a condition holds, else that of `unchanged`.
 
     Args:
-      streamed: whether the optimizer's state comes from the host's memory. A branch would hold all
-        of it at once, beside what it becomes; of a choice leaf by leaf each comes and goes alone.
-        Elsewhere a branch it is: it updates donated buffers in place, and a choice copies most.
+      streamed: whether the optimizer's state is streamed from the host's memory. A branch (`cond`)
+        would hold all of the old and the new state at once; a selection leaf by leaf streams each
+        leaf alone. Otherwise a branch is used: it updates donated buffers in place, where a
+        selection copies most of them.
     """
     if streamed:
         return jax.tree.map(functools.partial(jax.lax.select, condition), step(), unchanged())
@@ -247,17 +250,17 @@ def either(
 def step_if_finite(
     optimizer: optax.GradientTransformation, grads: Any, state: CriticState, *, streamed: bool
 ) -> tuple[CriticState, jax.Array, jax.Array]:
-    """A model beside the policy after one step, or as it was when a gradient is not finite.
+    """An auxiliary model after one step; unchanged if a gradient is not finite.
 
     Args:
-      streamed: see `either`.
+      streamed: see `select_or_cond`.
 
     Returns: its state; the global norm before clipping; 1.0 where the step was skipped.
     """
     norm = _norm(grads)
     finite = jnp.isfinite(norm)
     stepped = functools.partial(_stepped, optimizer, grads, state)
-    state = either(finite, stepped, lambda: state, streamed=streamed)
+    state = select_or_cond(finite, stepped, lambda: state, streamed=streamed)
     return state, norm, 1.0 - finite.astype(jnp.float32)
 
 

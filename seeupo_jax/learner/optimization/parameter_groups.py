@@ -13,7 +13,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from seeupo_jax.configuration.optimizer_schema import ParameterGroup
 from seeupo_jax.configuration.user_code import shown
-from seeupo_jax.policy.network import Network, join, trainable
+from seeupo_jax.policy.network import Network, join_params, split_trainable
 
 REST = "rest"  # the label of parameters that no group has
 
@@ -57,11 +57,11 @@ def split_trained(
     Raises:
       ValueError: as of `split_frozen`.
     """
-    params, base = trainable(network, params)
+    params, base = split_trainable(network, params)
     if not groups:
         return params, base
     params, frozen = split_frozen(groups, params)
-    return params, join(frozen, base)
+    return params, join_params(frozen, base)
 
 
 def split_frozen(groups: Sequence[ParameterGroup], params: Any) -> tuple[Any, Any]:

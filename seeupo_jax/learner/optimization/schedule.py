@@ -118,7 +118,7 @@ class Scheduled(NamedTuple):
 
 
 def _own_share(name: str, iteration: int, iterations: int) -> float:
-    """What a user's `module:function` says of an iteration."""
+    """The share that a user's `module:function` returns for an iteration."""
     function = import_attribute(name, "config.optimizer.schedule", "function", callable)
     try:
         share = function(iteration, iterations)

@@ -1,4 +1,4 @@
-"""An optimizer's state for each turn, of which a step on a turn reads and writes one."""
+"""One optimizer state per turn: a step on a turn reads and writes that turn's state alone."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def per_turn(optimizer: optax.GradientTransformation, turns: int) -> optax.Gradi
 
 
 def of_turn(state: Any, turns: Sequence[int]) -> Any:
-    """A training state, or its layout, with the optimizer's state of a turn alone, if it has such.
+    """A training state, or its layout, with the optimizer state of one turn, if it has several.
 
     Raises:
-      ValueError: there is none for this turn.
+      ValueError: there is no optimizer state for this turn.
     """
     moments = state.opt_state
     if not isinstance(moments, TurnMoments):
@@ -44,10 +44,10 @@ def of_turn(state: Any, turns: Sequence[int]) -> Any:
 
 
 def put_back(stepped: TrainState, previous: TrainState, turns: Sequence[int]) -> TrainState:
-    """The state after a step on a turn, with the optimizer's states of all turns as they are now.
+    """The state after a step on a turn, with the updated optimizer states of all turns.
 
     Args:
-      stepped: what the step made of `of_turn(previous, turns)`.
+      stepped: the result of the step on `of_turn(previous, turns)`.
     """
     moments = previous.opt_state
     if not isinstance(moments, TurnMoments) or isinstance(stepped.opt_state, TurnMoments):

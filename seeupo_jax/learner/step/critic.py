@@ -30,8 +30,8 @@ class Critic:
 
     options: of kind `head` it reads the policy's own last hidden states, and its loss trains the
       policy's trunk too; of kind `model` those of a transformer of its own, which begins as the
-      policy. With adapters either has what does not train in common with the policy, and `model`
-      has adapters of its own. For `coef` and `clip` see `clipped_value_loss`.
+      policy. With adapters either shares with the policy what does not train, and `model` has
+      adapters of its own. For `coef` and `clip` see `clipped_value_loss`.
     width: of the hidden states.
     optimizer: has a state of its own and clips the value function's gradient by its own norm.
     """
@@ -43,7 +43,7 @@ class Critic:
     sums = ("value_loss", "value_clipped")  # what a step counts for its metrics
 
     def trunk(self, tree: Any) -> Any:
-        """What it has for itself of a tree like the policy's parameters."""
+        """The nodes of a tree like the policy's parameters that it has a copy of."""
         return own_trunk(self.options.kind, tree)
 
     def init(self, params: Any) -> CriticState:
@@ -70,7 +70,7 @@ class ValueModel(Protocol):
 
 
 def own_trunk(kind: str, tree: Any) -> Any:
-    """What a `head` or a `model` has for itself of a tree like the policy's parameters."""
+    """The nodes of a tree like the policy's parameters that a `head` or a `model` has a copy of."""
     return _TRUNKS[kind](tree)
 
 
@@ -89,13 +89,13 @@ def critic_optimizer(config: Config, *, total_steps: int) -> optax.GradientTrans
     """The optimizer of the value function: the configured one, at the critic's learning rate."""
     options = config.algorithm.critic
     rate = None if isinstance(options, NoCritic) else options.learning_rate
-    return optimizer_beside(config, rate, total_steps=total_steps)
+    return auxiliary_optimizer(config, rate, total_steps=total_steps)
 
 
-def optimizer_beside(
+def auxiliary_optimizer(
     config: Config, rate: float | None, *, total_steps: int
 ) -> optax.GradientTransformation:
-    """The configured optimizer for a model beside the policy; no learning rate: the policy's."""
+    """The configured optimizer for an auxiliary model; `rate` None: the policy's learning rate."""
     # Groups and the average are of the policy's parameters.
     options = dataclasses.replace(config.optimizer, groups=(), ema=None)
     if rate is not None:
@@ -128,12 +128,14 @@ def row_value(
       params: all of the policy's.
       hidden_RXD: the policy's last hidden states that predict the tokens; None: not at hand.
     """
-    if critic.options.kind == "model":
+    if critic.kind == "model":
         # Of the policy's stays what does not train, and its output table, which is not read.
-        params, hidden_RXD = policy.join(critic_params["trunk"], params), None
+        params, hidden_RXD = policy.join_params(critic_params["trunk"], params), None
         row = row._replace(expert_MRLG=None)  # its routers are others than the policy's
     if hidden_RXD is None:
-        hidden_RXD = policy.pick(compute_row(network, params, row).hidden_NLD, row.parent_MRX)
+        hidden_RXD = policy.gather_positions(
+            compute_row(network, params, row).hidden_NLD, row.parent_MRX
+        )
     head = critic_params["head"]
     value_RX = jnp.einsum("rxd,d->rx", hidden_RXD.astype(jnp.float32), head["kernel"])
     return value_RX + head["bias"][None, :]

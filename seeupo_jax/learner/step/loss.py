@@ -46,7 +46,7 @@ def turn_loss(
 
     Returns: the loss's sum, and (logp_PA, refreshed cumulative_ratio_N, sums for metrics).
     """
-    params = policy.join(trained[0], frozen)
+    params = policy.join_params(trained[0], frozen)
     options = config.options
     scored = row_logp(network, params, row, config.temperature, entropy=config.entropy)
     if refresh_batch is not None:

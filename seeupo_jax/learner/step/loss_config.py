@@ -78,7 +78,7 @@ class LossConfig:
 
     @property
     def sums(self) -> tuple[str, ...]:
-        """The names of the sums that a step gives for its metrics, beside the loss."""
+        """The names of the sums that a step returns for its metrics, without the loss."""
         names = ("actions", "clipped", "kl", "weight_max")
         if self.options.importance is not None:
             names = (*names, "tis_weight", "tis_truncated")

@@ -88,7 +88,7 @@ def row_logp(
             network, params, hidden_RLD, row.parent_MRX, row.target_MRX, temperature
         )
         return RowLogp(logp_RX, None, hidden_RXD, list(keys), routed_RLG)
-    hidden_RXD = policy.pick(hidden_RLD, row.parent_MRX)
+    hidden_RXD = policy.gather_positions(hidden_RLD, row.parent_MRX)
     scores = policy.token_logp_and_entropy(
         network, params, hidden_RXD, row.target_MRX, temperature=temperature
     )
@@ -104,6 +104,6 @@ def logp_at(
     temperature: float,
 ) -> tuple[jax.Array, jax.Array]:
     """log π of some tokens, each predicted by its parent, and the parents' hidden states."""
-    hidden_RXD = policy.pick(hidden_RLD, parent_RX)
+    hidden_RXD = policy.gather_positions(hidden_RLD, parent_RX)
     logp_RX = policy.token_logp(network, params, hidden_RXD, target_RX, temperature=temperature)
     return logp_RX, hidden_RXD

@@ -1,4 +1,4 @@
-"""The model that scores turns, beside the policy, and its step."""
+"""The auxiliary model that scores turns, and its step."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import optax
 
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.learner.optimization.optimizer import either, step_if_finite
+from seeupo_jax.learner.optimization.optimizer import select_or_cond, step_if_finite
 from seeupo_jax.learner.state_layout import in_host_memory, on_device
 from seeupo_jax.learner.step.critic import (
+    auxiliary_optimizer,
     fresh_head,
     fresh_state,
-    optimizer_beside,
     own_trunk,
     row_value,
 )
@@ -27,7 +27,7 @@ from seeupo_jax.types import CriticState, TrainState, TurnBatch
 
 
 @dataclass(frozen=True)
-class Scorer:
+class TurnScorer:
     """The static options of the model that scores turns; hashable, part of its step's program.
 
     kind: `policy` is a copy of the policy that is trained apart: its log-probabilities of action
@@ -46,11 +46,11 @@ class Scorer:
 
     @property
     def of_tokens(self) -> bool:
-        """Whether it says something of every action token, not only of the last of a turn."""
+        """Whether it scores every action token, not only the last one of each turn."""
         return self.kind == "policy"
 
     def trunk(self, tree: Any) -> Any:
-        """What it has for itself of a tree like the policy's parameters."""
+        """The nodes of a tree like the policy's parameters that it has a copy of."""
         return tree if self.kind == "policy" else own_trunk(self.kind, tree)
 
     def init(self, params: Any) -> CriticState:
@@ -68,7 +68,7 @@ def scorer_optimizer(config: Config, *, total_steps: int) -> optax.GradientTrans
     if config.algorithm.scorer is None:
         return None
     rate = config.algorithm.estimator.scorer_rate * config.optimizer.learning_rate
-    return optimizer_beside(config, rate, total_steps=total_steps)
+    return auxiliary_optimizer(config, rate, total_steps=total_steps)
 
 
 def make_scorer(
@@ -76,15 +76,15 @@ def make_scorer(
     width: int,
     optimizer: optax.GradientTransformation | None,
     temperature: float,
-) -> Scorer | None:
+) -> TurnScorer | None:
     """The scorer that an algorithm's estimator needs; None: it needs none."""
     if algorithm.scorer is None or optimizer is None:
         return None
-    return Scorer(algorithm.scorer, width, optimizer, temperature)
+    return TurnScorer(algorithm.scorer, width, optimizer, temperature)
 
 
 def _row_scores(
-    network: Network, scorer: Scorer, params: Any, scorer_params: Any, row: TurnBatch
+    network: Network, scorer: TurnScorer, params: Any, scorer_params: Any, row: TurnBatch
 ) -> jax.Array:
     """The scorer's output for each token that one microbatch asks for: float32 [R, X].
 
@@ -94,37 +94,37 @@ def _row_scores(
     if not scorer.of_tokens:
         return row_value(network, scorer, params, scorer_params, row)
     logp_RX, *_ = row_logp(
-        network, policy.join(scorer_params["trunk"], params), row, scorer.temperature
+        network, policy.join_params(scorer_params["trunk"], params), row, scorer.temperature
     )
     return logp_RX
 
 
 def scorer_step(
     network: Network,
-    scorer: Scorer,
+    scorer: TurnScorer,
     state_shardings: TrainState | None,
     frozen: Any,
     state: TrainState,
     batch: TurnBatch,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One optimizer step of the scorer on a loss whose slope by every token's score is known.
+    """One optimizer step of the scorer, from the derivative of its loss by every token's score.
 
-    The loss compares whole trajectories, whose tokens may lie in several microbatches. Its slopes
-    are of the scores by these very parameters, so the gradient is exact.
+    The loss compares whole trajectories, whose tokens may lie in several microbatches. The
+    derivatives are at the scores of these same parameters, so the gradient is exact.
 
     Args:
       state_shardings: gradients lie as the state's parameters do. None: one device.
       frozen: the policy's parameters that no step changes.
-      batch: with `slope_PA`; without rows no step is taken.
+      batch: with `score_grad_PA`; without rows no step is taken.
 
     Returns: the state, and float32 scalars: the gradient's norm before clipping, and whether the
       step was skipped because that is not finite.
     """
-    held, params = state.scorer, policy.join(state.params, frozen)
+    held, params = state.scorer, policy.join_params(state.params, frozen)
 
     def loss(trained: Any, row: TurnBatch) -> jax.Array:
         score_RX = _row_scores(network, scorer, params, trained, row)
-        return jnp.sum(row.slope_PA * of_spans(score_RX, row.slot_PA, row.mask_PA))
+        return jnp.sum(row.score_grad_PA * of_spans(score_RX, row.slot_PA, row.mask_PA))
 
     def place(grads: Any) -> Any:
         if state_shardings is None:
@@ -140,7 +140,7 @@ def scorer_step(
         grads = jax.lax.fori_loop(0, batch.microbatches, body, zeros)
         streamed = in_host_memory(held.opt_state)
         held = held._replace(opt_state=on_device(held.opt_state))
-        held, norm, skipped = either(
+        held, norm, skipped = select_or_cond(
             batch.microbatches > 0,
             lambda: step_if_finite(scorer.optimizer, grads, held, streamed=streamed),
             lambda: (held, jnp.zeros(()), jnp.zeros(())),

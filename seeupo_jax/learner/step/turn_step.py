@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from seeupo_jax.learner.optimization.optimizer import apply_update, either
+from seeupo_jax.learner.optimization.optimizer import apply_update, select_or_cond
 from seeupo_jax.learner.refresh_batch import RefreshBatch
 from seeupo_jax.learner.state_layout import in_host_memory, on_device
 from seeupo_jax.learner.step.actions import split_actions
@@ -31,11 +31,11 @@ def score(network: Network, params: Any, batch: TurnBatch, *, temperature: float
         return _of_actions(batch, lambda row: row_logp(network, params, row, temperature).logp_RX)
 
 
-class Scored(NamedTuple):
+class TokenScores(NamedTuple):
     """The outputs of a scoring pass over a batch: of every action token, and of its routers.
 
-    logp_PA: `score`. entropy_PA: nats, of what each token was drawn from; None: not asked for.
-    routers: what the routers chose; None without experts.
+    logp_PA: as of `score`. entropy_PA: nats, of the distribution of each token; None: not computed.
+    routers: counts of the routers' choices; None without experts.
     routed_MRLG: every choice of theirs; None: not recorded.
     """
 
@@ -53,8 +53,8 @@ def score_in_full(
     temperature: float,
     entropy: bool = False,
     record: bool = False,
-) -> Scored:
-    """`score`, and what else the pass that begins a sweep finds.
+) -> TokenScores:
+    """`score`, and the other results of the first pass of a sweep.
 
     Args:
       record: whether the routers' choices are recorded.
@@ -62,7 +62,7 @@ def score_in_full(
     routing = network.arch.routing
     (M, R, L), zeros_PA = batch.tokens_MRL.shape, jnp.zeros_like(batch.mask_PA)
 
-    def body(index: jax.Array, scored: Scored) -> Scored:
+    def body(index: jax.Array, scored: TokenScores) -> TokenScores:
         row = microbatch(batch, index)
         row_scored = row_logp(network, params, row, temperature, entropy=entropy)
 
@@ -82,7 +82,7 @@ def score_in_full(
             scored = scored._replace(routed_MRLG=constrain(held, None, "rows", None, None))
         return scored
 
-    start = Scored(
+    start = TokenScores(
         zeros_PA,
         zeros_PA if entropy else None,
         None if routing is None else RouterCounts.zeros(routing),
@@ -105,7 +105,7 @@ def value(
 
 
 def _of_actions(batch: TurnBatch, of_row: Callable[[TurnBatch], jax.Array]) -> jax.Array:
-    """What `of_row` gives of the predictions [R, X] of each microbatch, at the action tokens."""
+    """The results [R, X] of `of_row` for each microbatch, at the action tokens."""
 
     def body(index: jax.Array, x_PA: jax.Array) -> jax.Array:
         row = microbatch(batch, index)
@@ -121,15 +121,15 @@ def refresh(
     batch: TurnBatch,
     cumulative_ratio_N: jax.Array,
 ) -> jax.Array:
-    """The separate refresh: cumulative ratios after the step on `batch`, by a pass of its own."""
+    """The separate refresh: a pass for the cumulative ratios after the step on `batch`."""
     logp_PA = score(network, params, batch, temperature=config.temperature)
     return refreshed(config, cumulative_ratio_N, logp_PA, batch, batch.mask_PA)
 
 
-class StepResult(NamedTuple):
+class TurnStepResult(NamedTuple):
     """The result of an optimizer step.
 
-    cumulative_ratio_N: with the refresh of the step before in it: what the step weighed by.
+    cumulative_ratio_N: after the refresh of the step before: the ratios in the step's weights.
     logp_PA: of the action tokens, before the step.
     metrics: float32 scalars.
     """
@@ -153,16 +153,16 @@ def turn_step(
     denominator: jax.Array,
     *,
     critic: Critic | None = None,
-) -> StepResult:
+) -> TurnStepResult:
     """One optimizer step on one turn: one program a bucket shape, microbatches accumulated inside.
 
     Args:
-      state_shardings: gradients lie as the state's parameters do. None: one device.
-      frozen: the parameters that training leaves alone; empty where all train.
+      state_shardings: gradients get the shardings of the state's parameters. None: one device.
+      frozen: the parameters that do not train; empty if all do.
       refresh_batch: the refresh of the step before, or None.
       cumulative_ratio_N: float32 [N]; a trajectory's weight is M = advantage x this.
-      denominator: what the sum over all rows is divided by, once.
-      critic: the value function that `state.critic` is of, trained beside the policy.
+      denominator: of the sum over all rows.
+      critic: the value function of `state.critic`, trained with the policy.
     """
     grad, trained = jax.value_and_grad(turn_loss, has_aux=True), _trained(state)
     if config.options.kl_in == "loss":
@@ -189,11 +189,11 @@ def turn_step(
         grads = jax.tree.map(lambda g: g / denominator, grads)
         state, metrics = apply_gradients(optimizer, critic, grads, state, batch.microbatches > 0)
     metrics |= total | {"loss": total["loss"] / denominator}
-    return StepResult(state, ratio_N, logp_PA, metrics)
+    return TurnStepResult(state, ratio_N, logp_PA, metrics)
 
 
 def place_gradients(state_shardings: TrainState | None, grads: Any) -> Any:
-    """Gradients where the parameters lie."""
+    """Gradients with the shardings of the parameters."""
     if state_shardings is None:
         return grads
     return jax.lax.with_sharding_constraint(grads, _trained(state_shardings))
@@ -214,7 +214,7 @@ def apply_gradients(
     state = state._replace(opt_state=opt_state, critic=critic_state, **dict.fromkeys(not_optimized))
     others = () if critic is None else (critic.optimizer, grads[1])
     norms = ("grad_norm",) if critic is None else ("grad_norm", "critic_grad_norm")
-    state, metrics = either(
+    state, metrics = select_or_cond(
         any_rows,
         lambda: apply_update(optimizer, grads[0], state, *others, streamed=streamed),
         lambda: (state, {name: jnp.zeros(()) for name in (*norms, "update_skipped")}),

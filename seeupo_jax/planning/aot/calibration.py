@@ -1,4 +1,4 @@
-"""How far estimates were from what was measured: figures of `bench estimates` on a CPU."""
+"""The ratios of measured to estimated times, from `bench estimates` on a CPU."""
 
 from __future__ import annotations
 
@@ -34,4 +34,4 @@ def in_words() -> str:
         for part, (least, most) in factors().items()
     )
     count = len(measured()["rows"])
-    return f"on a CPU {count} parts of iterations took so many times such an estimate: {parts}"
+    return f"measured over estimated time of {count} parts of iterations on a CPU: {parts}"

@@ -15,7 +15,7 @@ from seeupo_jax.planning.collectives import Collective, collectives
 from seeupo_jax.planning.hlo import Array
 from seeupo_jax.planning.slices.iteration_time import program_roofline
 from seeupo_jax.planning.slices.roofline import Roofline
-from seeupo_jax.planning.slices.slice_programs import Program, Setup
+from seeupo_jax.planning.slices.slice_programs import Setup, SliceProgram
 from seeupo_jax.policy.kernels.attention import SCORES_AT_ONCE
 
 # Passes that go through queries or tokens in chunks may hold this much of a chunk's; see
@@ -25,10 +25,10 @@ _PACKED = 1.03  # of a program's peak, at most: its arrays laid out beside each 
 
 
 @dataclass(frozen=True)
-class Figures:
+class CompiledFigures:
     """The compiler's figures of a program; bytes are of one device.
 
-    inside: memory while it runs, by part. beside: what else a device holds meanwhile.
+    inside: memory of the program by part. beside: other memory that a device holds meanwhile.
     error: why it did not compile; all else but the name is empty then.
     held: arrays that it must not hold.
     """
@@ -57,7 +57,7 @@ class Figures:
         return sum(sum(part.values()) for part in parts if part is not None)
 
 
-def measure(setup: Setup, program: Program) -> Figures:
+def measure(setup: Setup, program: SliceProgram) -> CompiledFigures:
     """Compiles a program and reads its figures; a program too large for a device has an error."""
     lowered = program.lower()
     began = time.perf_counter()
@@ -67,13 +67,15 @@ def measure(setup: Setup, program: Program) -> Figures:
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        return Figures(program.name, time.perf_counter() - began, error=_in_a_sentence(str(error)))
+        return CompiledFigures(
+            program.name, time.perf_counter() - began, error=_in_a_sentence(str(error))
+        )
     compile_s = time.perf_counter() - began
     text = compiled.as_text()
     mesh = program.mesh
     traffic = collectives(text, dict(mesh.shape), unknown_trips=functools.partial(_trips, program))
     work = program.work
-    return Figures(
+    return CompiledFigures(
         program.name,
         compile_s,
         inside=_inside(setup, program, compiled.memory_analysis()),
@@ -88,7 +90,7 @@ def measure(setup: Setup, program: Program) -> Figures:
     )
 
 
-def forbidden(text: str, setup: Setup, program: Program) -> list[Array]:
+def forbidden(text: str, setup: Setup, program: SliceProgram) -> list[Array]:
     """Score matrices of whole rows, and logits of whole rows, that lie in a device's memory."""
     if program.row_length is None:
         return []
@@ -108,17 +110,17 @@ def forbidden(text: str, setup: Setup, program: Program) -> list[Array]:
 
 
 def _in_a_sentence(error: str) -> str:
-    """What the compiler says of a program that is too large, without its list of buffers."""
+    """The compiler's error for a program that is too large, without its list of buffers."""
     line = error.partition("RESOURCE_EXHAUSTED:")[2].strip().partition("\n")[0]
     return line.rstrip(".") + "."
 
 
-def _trips(program: Program, scope: str) -> int:
-    """How often a loop of unknown count runs: the outer one has the program's."""
+def _trips(program: SliceProgram, scope: str) -> int:
+    """The iterations of a loop of unknown count; those of the outer loop are the program's."""
     return program.trips if re.search(r"(turn|score|scorer|value|decode)/while$", scope) else 1
 
 
-def _inside(setup: Setup, program: Program, memory: jax.stages.CompiledMemoryStats) -> dict:
+def _inside(setup: Setup, program: SliceProgram, memory: jax.stages.CompiledMemoryStats) -> dict:
     """A program's memory by part: arguments and results by what they are, then the rest."""
     parts = {name: setup.parts[name] for name in program.uses if name in setup.parts}
     made = {name: setup.parts[name] for name in program.makes if name in setup.parts}
@@ -153,7 +155,7 @@ def temporary_bytes(memory: jax.stages.CompiledMemoryStats) -> int:
     return min(memory.temp_size_in_bytes, max(0, round(_PACKED * peak) - arguments))
 
 
-def beside(setup: Setup, program: Program) -> dict[str, int]:
+def beside(setup: Setup, program: SliceProgram) -> dict[str, int]:
     """The parts that a device holds while the program runs, and that are none of its own."""
     resident = setup.resident(program.kind)
     in_program = (*program.uses, *program.makes)

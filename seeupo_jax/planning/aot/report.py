@@ -13,12 +13,12 @@ from seeupo_jax.parallel.device_memory import GIB
 from seeupo_jax.parallel.mesh import row_shards
 from seeupo_jax.planning import flops
 from seeupo_jax.planning.aot import calibration
-from seeupo_jax.planning.aot.measure import Figures
+from seeupo_jax.planning.aot.measure import CompiledFigures
 from seeupo_jax.planning.aot.search import fits
 from seeupo_jax.planning.chips import usable_hbm
 from seeupo_jax.planning.collectives import by_kind_and_axis
 from seeupo_jax.planning.slices.iteration_time import estimate_iteration
-from seeupo_jax.planning.slices.slice_programs import Program, Setup
+from seeupo_jax.planning.slices.slice_programs import Setup, SliceProgram
 
 _LABEL, _COLUMN = 22, 19  # widths
 _PHASES = ("sweep", "rollout")
@@ -34,10 +34,10 @@ class Report:
 
     def __init__(self, setup: Setup, path: str):
         self._setup, self._path = setup, path
-        self._programs: dict[str, Program] = {}
-        self.figures: dict[str, Figures] = {}
+        self._programs: dict[str, SliceProgram] = {}
+        self.figures: dict[str, CompiledFigures] = {}
 
-    def add(self, program: Program, figures: Figures) -> None:
+    def add(self, program: SliceProgram, figures: CompiledFigures) -> None:
         """Takes a program's figures in."""
         self._programs[program.kind], self.figures[program.kind] = program, figures
 
@@ -60,7 +60,7 @@ class Report:
         ]
 
     def head(self) -> str:
-        """What is compiled for what."""
+        """The head of the report: the model, the topology and the mesh."""
         setup, chip = self._setup, self._setup.topology.chip
         topology, shapes, plan = setup.topology, setup.learner.shapes, setup.engine.plan
         count, effort = flops.parameters(setup.arch) / 1e9, jax.config.jax_optimization_level
@@ -90,12 +90,12 @@ class Report:
         blocks += [self._verdict(), self._proof(), self._iteration()]
         return "\n\n".join(block for block in blocks if block)
 
-    def _memory(self, done: Sequence[Figures]) -> str:
-        """HBM of one device by part; what lies beside a program is in brackets."""
+    def _memory(self, done: Sequence[CompiledFigures]) -> str:
+        """HBM of one device by part; parts that the program does not use are in brackets."""
         present = {name for each in done for part in (each.inside, each.beside) for name in part}
         parts = [name for name in (*self._setup.parts, *_LAST) if name in present]
 
-        def cell(each: Figures, name: str) -> str:
+        def cell(each: CompiledFigures, name: str) -> str:
             if name in each.beside:
                 return f"({each.beside[name] / GIB:.2f})"
             return f"{each.inside[name] / GIB:.2f}" if name in each.inside else ""
@@ -105,9 +105,9 @@ class Report:
         share = [f"{100 * each.peak / self.hbm:.0f}%" for each in done]
         return _table("GiB per device", done, [*rows, ("share of available", share)])
 
-    def _work(self, done: Sequence[Figures]) -> str:
+    def _work(self, done: Sequence[CompiledFigures]) -> str:
         """FLOPs of all devices together, and the time that one execution takes at least."""
-        columns: dict[str, Callable[[Figures], str]] = {
+        columns: dict[str, Callable[[CompiledFigures], str]] = {
             "TFLOP of the model": lambda f: _number(f.needed_flops / 1e12),
             "TFLOP executed": lambda f: _number(f.executed_flops / 1e12),
             "of 6·P·tokens": lambda f: _share(f.executed_flops, f.six_nd_flops),
@@ -154,9 +154,9 @@ class Report:
         span = _span(made.seconds(serial=False), made.seconds(serial=True))
         lines = [
             f"one iteration, estimated: {span} on the devices (full overlap to no overlap)",
-            f"  if {setup.trajectories} conversations grow evenly to {rollout.max_context} tokens"
-            f" in {rollout.max_turns} turns, {made.sampled} of each turn sampled, all slots busy;"
-            " environments not counted",
+            f"  assuming {setup.trajectories} conversations that grow evenly to"
+            f" {rollout.max_context} tokens in {rollout.max_turns} turns, {made.sampled} sampled"
+            " tokens per turn, and all slots busy; environments are not counted",
         ]
         lines += [
             f"  {part.name}: {part.times:,.0f} x, {_span(part.step_s, part.serial_s)}"
@@ -169,7 +169,7 @@ class Report:
         setup = self._setup
         made = estimate_iteration(setup, self._programs, self.figures)
 
-        def entry(each: Figures) -> dict[str, Any]:
+        def entry(each: CompiledFigures) -> dict[str, Any]:
             traffic = by_kind_and_axis(each.collectives)
             extra = {"traffic": list(map(dataclasses.asdict, traffic)), "peak": each.peak}
             return dataclasses.asdict(each) | extra | {"fits": fits(setup, each)}
@@ -194,8 +194,8 @@ class Report:
         }
 
 
-def _traffic(done: Sequence[Figures]) -> str:
-    """What each program's collectives bring to a device, largest first."""
+def _traffic(done: Sequence[CompiledFigures]) -> str:
+    """The traffic of each program's collectives to a device, largest first."""
     lines = [
         f"{each.name}: "
         + ", ".join(
@@ -209,7 +209,9 @@ def _traffic(done: Sequence[Figures]) -> str:
     return "\n".join(("collectives, communication volume per device", *lines)) if lines else ""
 
 
-def _table(title: str, columns: Sequence[Figures], rows: Sequence[tuple[str, list[str]]]) -> str:
+def _table(
+    title: str, columns: Sequence[CompiledFigures], rows: Sequence[tuple[str, list[str]]]
+) -> str:
     """Rows of cells below the programs' names, whose phase is left out."""
     names = [each.name.partition("/")[2] for each in columns]
     lines = [(title, names), *rows]

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from seeupo_jax.parallel.device_memory import GIB
 from seeupo_jax.parallel.mesh import row_shards
 from seeupo_jax.planning.abstract_run import CACHE
-from seeupo_jax.planning.aot.measure import Figures, measure
+from seeupo_jax.planning.aot.measure import CompiledFigures, measure
 from seeupo_jax.planning.chips import usable_hbm
 from seeupo_jax.planning.slices.slice_programs import Setup, choose_programs, list_programs, prepare
 
 
-def search(setup: Setup, figures: Mapping[str, Figures]) -> dict[str, float | None]:
+def search(setup: Setup, figures: Mapping[str, CompiledFigures]) -> dict[str, float | None]:
     """The largest `batching.microbatch_tokens` and `rollout.cache_gib` that fit.
 
     Rows double from the length of a conversation on, up to an iteration's tokens; about the
@@ -50,7 +50,7 @@ def _tokens_fit(setup: Setup, tokens: int) -> bool:
     return fits(other, measure(other, step))
 
 
-def _most_cache(setup: Setup, figures: Mapping[str, Figures]) -> float | None:
+def _most_cache(setup: Setup, figures: Mapping[str, CompiledFigures]) -> float | None:
     """GiB that are left beside the program that leaves the least, of those beside the cache."""
     plan = setup.engine.plan
     sizes = [each.peak for each in figures.values() if each.error is None and _holds_cache(each)]
@@ -60,10 +60,10 @@ def _most_cache(setup: Setup, figures: Mapping[str, Figures]) -> float | None:
     return None if most < plan.row_pages * page else int(1000 * most / GIB) / 1000
 
 
-def _holds_cache(figures: Figures) -> bool:
+def _holds_cache(figures: CompiledFigures) -> bool:
     return CACHE in {**(figures.inside or {}), **(figures.beside or {})}
 
 
-def fits(setup: Setup, figures: Figures) -> bool:
+def fits(setup: Setup, figures: CompiledFigures) -> bool:
     """Whether the program and what a device holds beside it are within what programs may use."""
     return figures.error is None and figures.peak <= usable_hbm(setup.mesh.devices.flat[0])

@@ -1,1 +1,1 @@
-"""What a command would do, in words: `--explain`."""
+"""The sentences that `--explain` prints about a command."""

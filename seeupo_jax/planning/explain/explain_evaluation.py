@@ -1,4 +1,4 @@
-"""What an evaluation would play."""
+"""The explanation of an evaluation."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ def explain_server(url: str, model: str | None) -> FoundPolicy:
 def explain_episodes(
     config: Config, split: str, k: int, path: Path, played: set[tuple[str, int]] | None
 ) -> list[Section]:
-    """What would be played.
+    """The episodes that would be played.
 
     Args:
-      path: of the file with the episodes. played: those in it; None: it is not known which file
-        in the folder `path` that is.
+      path: of the file with the episodes. played: those in it; None: it is unknown which file of
+        the folder `path` that is.
     """
     every = task_ids(config, split)
     tasks = every[: config.evaluation.tasks]

@@ -1,4 +1,4 @@
-"""What a run leaves in its folder."""
+"""The files that a run writes to its folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax
 
 from seeupo_jax.checkpoint import find_directory
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.parallel.device_memory import in_units
+from seeupo_jax.parallel.device_memory import format_bytes
 
 
 def checkpoint_lines(
@@ -28,7 +28,7 @@ def checkpoint_lines(
     size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
     best = f" and the best {settings.keep_best} of the others" * evaluated
     return [
-        f"{when}, of at most {in_units(size)} each",
+        f"{when}, of at most {format_bytes(size)} each",
         f"the newest {settings.keep}{best} stay, in {find_directory(settings, workdir)}",
     ]
 

@@ -1,4 +1,4 @@
-"""What `--explain` prints of a run's parts: model, mesh, memory, programs, environment."""
+"""The lines of `--explain` on the parts of a run: model, mesh, memory, programs, environment."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import jax
 from seeupo_jax.agents.agent_tasks import describe_tasks, find_tasks
 from seeupo_jax.configuration.flags import command_name
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.envs import gate
-from seeupo_jax.envs.gate import OWN_REWARD
-from seeupo_jax.envs.mixture import read_parts
-from seeupo_jax.parallel.device_memory import in_units, total_memory
+from seeupo_jax.envs.mixture import read_components
+from seeupo_jax.envs.tasks import list_task_shares, list_tasks
+from seeupo_jax.envs.validation import OWN_REWARD
+from seeupo_jax.parallel.device_memory import format_bytes, total_memory
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.planning.abstract_run import AbstractRun, Planned, abstract_run
 from seeupo_jax.planning.explain.explanation import Section, grouped, listed
 from seeupo_jax.planning.remat import PLATFORM, SHARE, RematPlan, choose_remat, plan_remat
-from seeupo_jax.policy.files.messages import unread_notice
+from seeupo_jax.policy.files.messages import dropped_messages_notice
 from seeupo_jax.policy.files.weights import PACKAGE, resolve_path
 from seeupo_jax.policy.network import ADAPTER
-from seeupo_jax.policy_io.build import ARCHITECTURES, SMALL, Policy, few_shapes
+from seeupo_jax.policy_io.build import ARCHITECTURES, SMALL, Policy, uses_few_shapes
 from seeupo_jax.rollout.tasks import repeats, share_counts
 from seeupo_jax.types import TrainState
 
@@ -55,7 +55,7 @@ def plan_run(
 
 
 class Described(Protocol):
-    """What `model_lines` reads: a run, with shapes in place of arrays."""
+    """The fields of a run that `model_lines` reads, with shapes in place of arrays."""
 
     @property
     def config(self) -> Config: ...
@@ -68,7 +68,7 @@ class Described(Protocol):
 
 
 def model_lines(run: Described, start: str | None) -> list[str]:
-    """The policy's architecture, how many parameters it has and trains, and what it starts from."""
+    """The architecture of the policy, its parameters and trained ones, and its weights' source."""
     arch, config = run.policy.network.arch, run.config
     params = jax.tree.leaves_with_path(run.policy.merged(run.state.params))
     counts = [(str(path[-1].key).startswith(ADAPTER), x.size) for path, x in params]
@@ -94,7 +94,7 @@ def model_lines(run: Described, start: str | None) -> list[str]:
         lines.append("weights: not here")
     else:
         lines.append(f"weights: {resolve_path(start)}")
-        if (notice := unread_notice(resolve_path(start), config.chat)) is not None:
+        if (notice := dropped_messages_notice(resolve_path(start), config.chat)) is not None:
             lines.append(notice)
     if config.lora.path is not None:
         lines.append(f"adapters: {config.lora.path}")
@@ -110,7 +110,7 @@ def mesh_lines(run: AbstractRun, planned: Planned | None = None) -> list[str]:
     more = []
     if planned is not None:
         memory = planned.memory_bytes
-        each = "" if memory is None else f" of {in_units(memory)}"
+        each = "" if memory is None else f" of {format_bytes(memory)}"
         count = f"{mesh.size} devices{each} that are not here"
         more = [
             f"kernels and row lengths are those of {device.platform}; {command_name('aot')}"
@@ -121,7 +121,7 @@ def mesh_lines(run: AbstractRun, planned: Planned | None = None) -> list[str]:
 
 
 def memory_lines(run: AbstractRun, remat: RematPlan, *, by_plan: bool) -> list[str]:
-    """What lies on one device, in the order in which it comes.
+    """The memory of one device by part, in the order of allocation.
 
     Args:
       by_plan: whether this plan selected the recomputation.
@@ -143,9 +143,9 @@ def memory_lines(run: AbstractRun, remat: RematPlan, *, by_plan: bool) -> list[s
     sizes["experts that a step's routers are given"] = remat.replayed
     sizes["cache and policy that sample the next iteration"] = remat.sampling
     lines = ["of one device, by estimate:"]
-    lines += [f"{in_units(size):>12}  {label}" for label, size in sizes.items() if size > 0]
-    step = f"{in_units(remat.needed(name)):>12}  a step of the sweep"
-    lines.append(step + ("" if remat.allowed is None else f", of {in_units(remat.allowed)}"))
+    lines += [f"{format_bytes(size):>12}  {label}" for label, size in sizes.items() if size > 0]
+    step = f"{format_bytes(remat.needed(name)):>12}  a step of the sweep"
+    lines.append(step + ("" if remat.allowed is None else f", of {format_bytes(remat.allowed)}"))
     if by_plan:
         lines.append(str(remat))
     away = [part for part, waits in vars(config.offload).items() if waits]
@@ -155,7 +155,7 @@ def memory_lines(run: AbstractRun, remat: RematPlan, *, by_plan: bool) -> list[s
 
 
 def _record_lines(run: AbstractRun) -> list[str]:
-    """What the host holds of experts that are replayed."""
+    """The host memory of recorded experts."""
     replay, routing = run.config.algorithm.router_replay, run.learner.routing
     if replay == "none" or routing is None:
         return []
@@ -164,20 +164,20 @@ def _record_lines(run: AbstractRun) -> list[str]:
     cache = ""
     if replay == "rollout":
         pages = run.engine.plan.pages * run.engine.plan.page_size
-        cache = f", {in_units(pages * token)} a shard of rows for those in the KV cache"
+        cache = f", {format_bytes(pages * token)} a shard of rows for those in the KV cache"
     return [
-        f"in the host's memory: at most {in_units(most * token)} for the experts of an iteration's"
-        f" tokens, {in_units(token)} each{cache}"
+        f"in the host's memory: at most {format_bytes(most * token)} for the experts of an"
+        f" iteration's tokens, {format_bytes(token)} each{cache}"
     ]
 
 
 def bytes_of(run: AbstractRun, *names: str) -> str:
     """The size of these parts of a run on one device, in units of bytes."""
-    return in_units(sum(run.parts.get(name, 0) for name in names))
+    return format_bytes(sum(run.parts.get(name, 0) for name in names))
 
 
 def cache_lines(run: AbstractRun) -> list[str]:
-    """What a rollout holds besides; the policy's way to the sampler is the mesh's to tell."""
+    """The further memory of a rollout; `mesh_lines` has the policy's way to the sampler."""
     plan = run.engine.plan
     sizes = {
         "the sampler's copy of the policy": plan.policy_bytes,
@@ -185,13 +185,13 @@ def cache_lines(run: AbstractRun) -> list[str]:
         "keys and values that a GPU's decode step gathers of a layer": plan.gathered_bytes,
     }
     return [
-        *(f"{in_units(size):>12}  {label}" for label, size in sizes.items() if size),
+        *(f"{format_bytes(size):>12}  {label}" for label, size in sizes.items() if size),
         str(dataclasses.replace(plan, reshard=None, gathered_bytes=0)),
     ]
 
 
 def program_lines(run: AbstractRun, iterations: int) -> list[str]:
-    """What is compiled for so many iterations."""
+    """The programs that so many iterations compile."""
     shapes, config = run.learner.shapes, run.config
     rollout, sweep = run.rollout_programs(), run.sweep_programs()
     if not iterations:
@@ -202,7 +202,7 @@ def program_lines(run: AbstractRun, iterations: int) -> list[str]:
         f"sweep: {len(sweep)}: {grouped(sweep)}",
         f"rows of {listed(shapes.lengths)} tokens, {shapes.rows} a microbatch",
     ]
-    if few_shapes(config, run.policy.mesh):
+    if uses_few_shapes(config, run.policy.mesh):
         lines.append(
             f"few shapes, since a policy of at most {SMALL:,} parameters computes a CPU's padding"
             " faster than it compiles more; config.batching.microbatch_tokens asks for more"
@@ -215,7 +215,7 @@ def program_lines(run: AbstractRun, iterations: int) -> list[str]:
 
 
 def episode_section(config: Config) -> Section:
-    """What would play the episodes."""
+    """The section on the agent or the environment."""
     if config.agent.given:
         return "agent", _agent_lines(config)
     return "environment", _environment_lines(config)
@@ -249,7 +249,7 @@ def _environment_lines(config: Config) -> list[str]:
     env, mixed = config.env, config.env.name == "mixture"
     where = ", a process for each environment" if env.isolation == "process" else ""
     named = env.name if mixed else _with_options(env.name, env.options)
-    parts = read_parts(env.options.get("environments")) if mixed else {}
+    parts = read_components(env.options.get("environments")) if mixed else {}
     return [
         f"{named}; {env.workers} threads{where}, a call at most {env.timeout_s:g} s,"
         f" {env.retries} retries",
@@ -266,7 +266,7 @@ def _with_options(name: str, options: Mapping[str, Any]) -> str:
 
 
 def reward_lines(config: Config) -> list[str]:
-    """How an episode's reward is made; empty where it is only what the environment pays."""
+    """The parts of an episode's reward; empty if the environment's reward is the only one."""
     env_weight, others = 1.0, []
     if config.algorithm.forks.kind == "candidates":
         judge = config.judge
@@ -290,12 +290,12 @@ def reward_lines(config: Config) -> list[str]:
 
 def task_ids(config: Config, split: str) -> Sequence[str]:
     """The ids of a split's tasks; ValueError: there is no such split."""
-    return gate.task_ids(find_tasks(config), split)
+    return list_tasks(find_tasks(config), split)
 
 
 def share_lines(config: Config) -> list[str]:
-    """What of each iteration is of which part of the training tasks, where they have parts."""
-    shares, count = gate.task_shares(find_tasks(config), "train"), config.rollout.tasks
+    """The share of each part of the training tasks in an iteration, if they have parts."""
+    shares, count = list_task_shares(find_tasks(config), "train"), config.rollout.tasks
     lines = [*_curriculum_lines(config), *repeats(shares, count)]
     if len(shares) == 1:
         return lines
@@ -307,7 +307,7 @@ def share_lines(config: Config) -> list[str]:
 
 
 def _curriculum_lines(config: Config) -> list[str]:
-    """How tasks are drawn where it is not in epochs."""
+    """The curriculum that draws tasks; empty if they are drawn in epochs."""
     options = config.curriculum
     weights = {
         "none": "",

@@ -1,4 +1,4 @@
-"""What a supervised fine-tuning would run."""
+"""The explanation of a supervised fine-tuning."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import jax
 
 from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.display.progress import Progress
+from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.learner.optimization.schedule import Schedule
-from seeupo_jax.parallel.device_memory import device_bytes, in_units, total_memory
+from seeupo_jax.parallel.device_memory import device_bytes, format_bytes, total_memory
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.planning.explain.explain_files import checkpoint_lines, file_lines
 from seeupo_jax.planning.explain.explain_parts import model_lines
@@ -21,14 +21,14 @@ from seeupo_jax.planning.explain.explanation import Section, listed
 from seeupo_jax.planning.remat import choose_remat, plan_remat
 from seeupo_jax.policy_io import build
 from seeupo_jax.policy_io.resume_check import SUPERVISED
-from seeupo_jax.policy_io.resuming import check_begins, resumption
-from seeupo_jax.supervised.checkpoints import check_same_sft
+from seeupo_jax.policy_io.resuming import check_no_lost_checkpoints, resume_message
 from seeupo_jax.supervised.data import SftData, load_data
-from seeupo_jax.supervised.learner_parts import (
-    begin_imitation,
+from seeupo_jax.supervised.sft_checkpoints import check_same_sft
+from seeupo_jax.supervised.sft_config import (
+    build_imitation,
     check_steps,
     count_steps,
-    supervised,
+    supervised_config,
 )
 from seeupo_jax.types import TrainState
 
@@ -42,14 +42,14 @@ class AbstractSft(NamedTuple):
 
 
 def explain_sft(config: Config, workdir: Path) -> list[Section]:
-    """What `seeupo_jax.sft` would do with a configuration that passes every check.
+    """The explanation of `seeupo_jax.sft` with a configuration that passes every check.
 
     Conversations are read, tokenised and checked, as the run would.
 
     Raises:
-      ValueError: what the run would say, too.
+      ValueError: the errors that the run would raise.
     """
-    with Progress(0, "plain", shown=False) as quiet:
+    with ProgressDisplay(0, "plain", shown=False) as quiet:
         data = load_data(config, quiet)
     steps = count_steps(config, len(data.training))
     check_steps(config, steps)
@@ -75,15 +75,15 @@ def explain_sft(config: Config, workdir: Path) -> list[Section]:
 
 
 def _abstract(config: Config, steps: int) -> AbstractSft:
-    config, _ = choose_remat(supervised(config, steps))
+    config, _ = choose_remat(supervised_config(config, steps))
     policy, params = build.abstract_policy(config, make_mesh(config.mesh))
     optimizer = make_optimizer(config.optimizer, total_steps=steps)
-    _, state = begin_imitation(config, policy, optimizer, params)
+    _, state = build_imitation(config, policy, optimizer, params)
     return AbstractSft(config, policy, state)
 
 
 def _memory(run: AbstractSft, mesh: jax.sharding.Mesh) -> list[str]:
-    """What lies on one device while a step is computed."""
+    """The memory of one device during a step, by part."""
     remat = plan_remat(run.config, mesh, total_memory(mesh.local_devices[0]))
     sizes = {
         "parameters that train": device_bytes(run.state.params),
@@ -94,12 +94,12 @@ def _memory(run: AbstractSft, mesh: jax.sharding.Mesh) -> list[str]:
     name = remat.same_as(run.policy.network.arch.remat)
     sizes["gradients, two copies at most"] = 2 * sizes["parameters that train"]
     sizes[f"activations of a microbatch, remat {name}"] = remat.activations[name]
-    lines = [f"{in_units(size):>12}  {label}" for label, size in sizes.items() if size]
-    allowed = "" if remat.allowed is None else f", of {in_units(remat.allowed)}"
+    lines = [f"{format_bytes(size):>12}  {label}" for label, size in sizes.items() if size]
+    allowed = "" if remat.allowed is None else f", of {format_bytes(remat.allowed)}"
     return [
         "of one device, by estimate:",
         *lines,
-        f"{in_units(sum(sizes.values())):>12}  a step{allowed}",
+        f"{format_bytes(sum(sizes.values())):>12}  a step{allowed}",
     ]
 
 
@@ -112,7 +112,7 @@ def _optimizer(config: Config, steps: int) -> list[str]:
 
 
 def _start_lines(run: AbstractSft, workdir: Path, data: SftData) -> list[str]:
-    """Where a run in this folder would begin."""
+    """The point where a run in this folder would begin."""
     passed: list[str] = []
     folder = find_directory(run.config.checkpoint, workdir)
     files = Checkpoints(folder, 1, log=passed.append)
@@ -122,11 +122,11 @@ def _start_lines(run: AbstractSft, workdir: Path, data: SftData) -> list[str]:
     newest = files.newest(run.state)
     files.close()
     if newest is None:
-        check_begins(run.config, workdir)
+        check_no_lost_checkpoints(run.config, workdir)
         return [f"from the start: {folder} has no checkpoint", *passed]
     best = newest[1][SUPERVISED]["best"]
     lowest = "" if best is None else f"; the lowest held-out loss is {best[1]:.4f} at {best[0]}"
-    line = resumption("step", newest[0], run.config.iterations)
+    line = resume_message("step", newest[0], run.config.iterations)
     return [f"{line}, from {folder}{lowest}", *passed]
 
 

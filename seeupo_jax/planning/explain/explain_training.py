@@ -1,4 +1,4 @@
-"""What a training would run."""
+"""The explanation of a training run."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.layers import differing
 from seeupo_jax.configuration.optimizer_schema import ParameterGroup
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.envs.base import Missing
-from seeupo_jax.evaluation.evaluation import due, evaluated_splits, evaluates, selection_split
-from seeupo_jax.evaluation.missing import splits_left
+from seeupo_jax.envs.base import EnvironmentUnavailable
+from seeupo_jax.evaluation.evaluation import evaluated_splits, is_due, is_evaluated, selection_split
+from seeupo_jax.evaluation.missing import remaining_splits
 from seeupo_jax.learner.optimization.parameter_groups import group_of, of_all_layers, path_name
 from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.metrics.run_manifest import flatten
 from seeupo_jax.planning.abstract_run import AbstractRun, Planned
-from seeupo_jax.planning.expected_time import step_ends, time_lines
+from seeupo_jax.planning.expected_time import planned_sweep, time_lines
 from seeupo_jax.planning.explain.explain_files import checkpoint_lines, file_lines
 from seeupo_jax.planning.explain.explain_parts import (
     episode_section,
@@ -40,15 +40,15 @@ from seeupo_jax.planning.explain.explain_parts import (
     task_ids,
 )
 from seeupo_jax.planning.explain.explanation import Section, choices, listed
-from seeupo_jax.policy.network import trainable
+from seeupo_jax.policy.network import split_trainable
 from seeupo_jax.policy_io.policy_folder import starting_folder
 from seeupo_jax.policy_io.resume_check import check_same_run, check_training
 from seeupo_jax.policy_io.resuming import (
-    check_begins,
+    check_no_lost_checkpoints,
     check_same_chat,
     check_same_sweep,
     check_same_warm_start,
-    resumption,
+    resume_message,
 )
 
 # What of an algorithm is always shown; the other fields where they are not the default.
@@ -56,9 +56,10 @@ _SHOWN = "order ratio objective advantage scale old_policy weight_clip kl_coef".
 
 
 class _Start(NamedTuple):
-    """What a run resumes from.
+    """The point that a run resumes from.
 
-    done: iterations. left: splits that the policy after them is evaluated on. lines: in words.
+    done: finished iterations. left: splits that the policy after them is still evaluated on.
+    lines: the point in words.
     """
 
     done: int
@@ -72,14 +73,14 @@ def explain_training(
     planned: Planned | None = None,
     missing: Sequence[str] = (),
 ) -> list[Section]:
-    """What `seeupo_jax.train` would do with a configuration that passes every check.
+    """The explanation of `seeupo_jax.train` with a configuration that passes every check.
 
     Args:
-      planned: devices that are meant and not here; None: those that are.
-      missing: what the run needs besides and this machine has not.
+      planned: devices of the planned run that are not here; None: this machine's.
+      missing: further requirements of the run that this machine lacks.
 
     Raises:
-      ValueError: what the run would say, too.
+      ValueError: the errors that the run would raise.
     """
     check_same_warm_start(config, workdir)
     start = starting_folder(config, workdir)
@@ -109,7 +110,7 @@ def explain_training(
 
 
 def _start(run: AbstractRun, config: Config, workdir: Path, selects_on: str | None) -> _Start:
-    """Where a run in this folder with this configuration, as it was given, would resume."""
+    """The point where a run in this folder with this unresolved configuration would resume."""
     folder = find_directory(config.checkpoint, workdir)
     passed: list[str] = []
     files, stopped = (
@@ -133,11 +134,11 @@ def _start(run: AbstractRun, config: Config, workdir: Path, selects_on: str | No
         passed.append(f"the stopped sweep of iteration {sweep} starts again")
     if newest is None:
         with contextlib.suppress(PermissionError):  # of a folder that is meant on another machine
-            check_begins(config, workdir)
+            check_no_lost_checkpoints(config, workdir)
         left = evaluated_splits(config, selects_on, 0)
         return _Start(0, left, [*passed, f"from the start: {folder} has no checkpoint"])
-    left = splits_left(config, selects_on, done, notes, files.score(done))
-    line = resumption("iteration", done, config.iterations)
+    left = remaining_splits(config, selects_on, done, notes, files.score(done))
+    line = resume_message("iteration", done, config.iterations)
     return _Start(done, left, [*passed, f"{line}, from {folder}"])
 
 
@@ -145,7 +146,7 @@ def _tasks(config: Config, evaluated: Mapping[str, Sequence[int]]) -> list[str]:
     evaluation, lines = config.evaluation, []
     try:
         shares = share_lines(config)
-    except Missing:
+    except EnvironmentUnavailable:
         return [f"not known here; {evaluation.tasks} of {evaluation.split} are tested"]
     tests = [evaluation.split, *evaluated] if evaluation.tasks else []
     for split in dict.fromkeys(("train", *tests)):
@@ -201,7 +202,7 @@ def _optimizer(config: Config) -> list[str]:
 def _parameters(run: AbstractRun) -> list[str]:
     """Paths of what could train, layers of a kind together: shapes, counts and groups."""
     policy, groups = run.policy, run.config.optimizer.groups
-    params, _ = trainable(policy.network, policy.merged(run.state.params))
+    params, _ = split_trainable(policy.network, policy.merged(run.state.params))
     layers: dict[tuple[str, Any, int | None], list[int]] = {}
     for path, leaf in jax.tree.leaves_with_path(params):
         name = path_name(path)
@@ -223,7 +224,7 @@ def _parameters(run: AbstractRun) -> list[str]:
 
 
 def _iterations(config: Config, begins: _Start) -> list[str]:
-    rollout, steps = config.rollout, len(step_ends(config))
+    rollout, steps = config.rollout, planned_sweep(config).count("turn")
     return [
         f"{config.iterations}, {begins.lines[-1]}",
         *begins.lines[:-1],
@@ -236,15 +237,15 @@ def _iterations(config: Config, begins: _Start) -> list[str]:
 
 
 def _due(config: Config, every: int, done: int) -> list[int]:
-    """Iterations to come after which something done `every` so many is done."""
-    return [i for i in range(done + 1, config.iterations + 1) if due(config, i, every)]
+    """Remaining iterations that are followed by an action due `every` so many."""
+    return [i for i in range(done + 1, config.iterations + 1) if is_due(config, i, every)]
 
 
 def _selection(config: Config) -> str | None:
-    """The split that checkpoints are selected on, as far as it is known here."""
+    """The split that checkpoints are selected on; None: none, or not known here."""
     try:
         return selection_split(config, find_tasks(config))
-    except Missing:
+    except EnvironmentUnavailable:
         compared = config.checkpoint.keep_best and config.evaluation.tasks
         return config.evaluation.select_on if compared else None
 
@@ -253,7 +254,7 @@ def _evaluated(config: Config, begins: _Start, selects_on: str | None) -> dict[s
     """After which iterations each split is evaluated."""
     splits: dict[str, list[int]] = {split: [begins.done] for split in begins.left}
     left = range(begins.done + 1, config.iterations + 1)
-    for iteration in (i for i in left if evaluates(config, i)):
+    for iteration in (i for i in left if is_evaluated(config, i)):
         for split in evaluated_splits(config, selects_on, iteration):
             splits.setdefault(split, []).append(iteration)
     return splits
@@ -263,7 +264,7 @@ def _evaluations(config: Config, evaluated: Mapping[str, Sequence[int]]) -> list
     k, lines = config.evaluation.k, []
     for split, iterations in evaluated.items():
         tasks = config.evaluation.tasks
-        with contextlib.suppress(Missing):
+        with contextlib.suppress(EnvironmentUnavailable):
             tasks = min(tasks, len(task_ids(config, split)))
         count, after = len(iterations), listed(iterations)
         lines.append(

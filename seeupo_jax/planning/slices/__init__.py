@@ -1,1 +1,1 @@
-"""What a run would execute on a slice, and how long that takes at least."""
+"""The programs of a run on a TPU slice, and lower bounds on their time."""

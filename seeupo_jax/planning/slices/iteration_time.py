@@ -1,4 +1,4 @@
-"""How long one iteration would take: an estimate from compiled programs, and what it rests on."""
+"""An estimate of the time of one iteration, from compiled programs."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ import jax
 
 from seeupo_jax.planning.collectives import Collective
 from seeupo_jax.planning.expected_time import (
-    covariance_ends,
     minibatches,
-    old_ends,
     pack,
-    refresh_ends,
+    pass_ends,
+    planned_sweep,
+    rescored_ends,
     scoring_passes,
-    step_ends,
     step_flops,
 )
 from seeupo_jax.planning.slices import roofline
-from seeupo_jax.planning.slices.slice_programs import Program, Setup
+from seeupo_jax.planning.slices.slice_programs import Setup, SliceProgram
 
 NEEDED = ("sweep/turn", "sweep/score", "rollout/prefill", "rollout/decode")
 
 
-class Figures(Protocol):
+class ProgramFigures(Protocol):
     """Figures of a program. roofline: None where it did not compile."""
 
     @property
@@ -37,7 +36,7 @@ class Figures(Protocol):
 
 
 @dataclass(frozen=True)
-class Part:
+class IterationPart:
     """Some executions of a kind of program.
 
     step_s: seconds when computing, memory and network overlap fully. serial_s: when nothing does.
@@ -51,21 +50,21 @@ class Part:
 
 @dataclass(frozen=True)
 class Iteration:
-    """An estimate of one iteration, environments left out.
+    """An estimate of one iteration, without its environments.
 
-    sampled: tokens of an action that it reckons with. context: tokens that are prefilled.
+    sampled: assumed tokens of an action. context: tokens that are prefilled.
     """
 
     sampled: int
     context: int
-    parts: tuple[Part, ...]
+    parts: tuple[IterationPart, ...]
 
     def seconds(self, *, serial: bool) -> float:
         return sum(part.serial_s if serial else part.step_s for part in self.parts)
 
 
 def program_roofline(
-    setup: Setup, program: Program, traffic: Sequence[Collective]
+    setup: Setup, program: SliceProgram, traffic: Sequence[Collective]
 ) -> roofline.Roofline:
     """An estimate of one execution of a program with this communication."""
     mesh = program.mesh
@@ -79,7 +78,7 @@ def program_roofline(
 
 
 def estimate_iteration(
-    setup: Setup, programs: Mapping[str, Program], figures: Mapping[str, Figures]
+    setup: Setup, programs: Mapping[str, SliceProgram], figures: Mapping[str, ProgramFigures]
 ) -> Iteration | None:
     """Every conversation grows evenly to `max_context` in `max_turns` turns, half of it sampled.
 
@@ -93,7 +92,7 @@ def estimate_iteration(
     """
     if any(kind not in figures or figures[kind].roofline is None for kind in NEEDED):
         return None
-    config, rollout = setup.config, setup.config.rollout
+    config, rollout, plan = setup.config, setup.config.rollout, planned_sweep(setup.config)
     tokens = rollout.max_context / rollout.max_turns
     sampled = min(rollout.max_action_tokens, int(tokens / 2))
     drawn = setup.trajectories * rollout.max_turns * sampled
@@ -102,25 +101,26 @@ def estimate_iteration(
     longest = pack(shapes, setup.trajectories, rollout.max_context, shapes.lengths[-1:]).tokens
     whole = pack(shapes, setup.trajectories, rollout.max_context, shapes.long).tokens / longest
     # Passes over less than that, in parts of one.
-    scored = sum(pack(shapes, setup.trajectories, end).tokens for end in old_ends(setup))
-    scored += sum(pack(shapes, part, end, shapes.long).tokens for end in covariance_ends(config))
-    refreshed = sum(pack(shapes, setup.trajectories, end).tokens for end in refresh_ends(setup))
+    scored = sum(pack(shapes, setup.trajectories, end).tokens for end in pass_ends(config, "old"))
+    scored += sum(pack(shapes, part, end, shapes.long).tokens for end in rescored_ends(config))
+    ends = pass_ends(config, "refresh")
+    refreshed = sum(pack(shapes, setup.trajectories, end).tokens for end in ends)
     amounts = {
         "rollout/reshard": 1.0,
         "rollout/prefill": context / programs["rollout/prefill"].work.tokens,
         "rollout/decode": drawn / programs["rollout/decode"].work.tokens,
-        "sweep/score": scoring_passes(config) * whole + scored / longest,
-        "sweep/value": whole,
-        "sweep/scorer": config.algorithm.scorer_steps * whole,
+        "sweep/score": scoring_passes(plan) * whole + scored / longest,
+        "sweep/value": plan.count("value") * whole,
+        "sweep/scorer": plan.count("scorer") * whole,
         "sweep/refresh": refreshed / longest,
     }
     parts = [
-        Part(kind, times, times * line.step_s, times * line.serial_s)
+        IterationPart(kind, times, times * line.step_s, times * line.serial_s)
         for kind, times in amounts.items()
         if times and kind in figures and (line := figures[kind].roofline) is not None
     ]
     turns = list(_steps(setup, programs["sweep/turn"], figures["sweep/turn"]))
-    total = Part(
+    total = IterationPart(
         "sweep/turn",
         len(turns),
         sum(line.step_s for line in turns),
@@ -129,7 +129,9 @@ def estimate_iteration(
     return Iteration(sampled, context, (*parts, total))
 
 
-def _steps(setup: Setup, program: Program, figures: Figures) -> Iterator[roofline.Roofline]:
+def _steps(
+    setup: Setup, program: SliceProgram, figures: ProgramFigures
+) -> Iterator[roofline.Roofline]:
     """Each step, in the rows that a sweep takes for its conversations.
 
     Activations' traffic shrinks with the length of rows; weights' does not. A minibatch has its
@@ -137,7 +139,7 @@ def _steps(setup: Setup, program: Program, figures: Figures) -> Iterator[rooflin
     """
     mesh, shapes = setup.mesh, setup.learner.shapes
     part = -(-setup.trajectories // minibatches(setup.config))
-    for end in step_ends(setup.config):
+    for end in pass_ends(setup.config, "turn"):
         packed = pack(shapes, part, end)
         tripped = packed.microbatches / program.trips
         share = packed.length / shapes.lengths[-1]

@@ -1,4 +1,4 @@
-"""How long a program takes at least, estimated from what its chips can do."""
+"""A lower bound on the time of a program, from the peak rates of its chips."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def axis_links(mesh: jax.sharding.Mesh) -> dict[str, float]:
 
 
 def _links(at: np.ndarray, side: int, flat: bool) -> float:
-    """How many links a chip has to the others `at` these places of a torus's dimension."""
+    """Links of a chip to the others `at` these places of a torus's dimension."""
     if at.size == 1:
         return 0.0
     stride = int(np.diff(at).min())

@@ -1,4 +1,4 @@
-"""What a run would execute on a topology: its programs at their real shapes, without a device."""
+"""The programs of a run on a topology, at their real shapes and without a device."""
 
 from __future__ import annotations
 
@@ -12,12 +12,18 @@ import jax
 import jax.numpy as jnp
 
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.learner.programs import sweep_programs
+from seeupo_jax.learner.program_warming import sweep_programs
 from seeupo_jax.parallel.mesh import make_mesh, sampler_mesh
 from seeupo_jax.planning import flops
 from seeupo_jax.planning.abstract_run import CACHE, SAMPLER, AbstractRun, abstract_run
 from seeupo_jax.planning.chips import Topology, topology_devices, usable_hbm
-from seeupo_jax.planning.expected_time import Packed, apart, pack, scorer_flops, step_flops
+from seeupo_jax.planning.expected_time import (
+    Packed,
+    pack,
+    scorer_flops,
+    separate_conversations,
+    step_flops,
+)
 from seeupo_jax.planning.flops import Pass
 from seeupo_jax.planning.remat import choose_remat
 from seeupo_jax.policy.architecture import Architecture
@@ -42,7 +48,7 @@ _MOVED = {"sweep/average": "average", "sweep/move reference": "reference"}
 class Setup(AbstractRun):
     """A run on a topology.
 
-    given: the configuration as it was given; `config` has decided on `model.remat=auto`.
+    given: the user's configuration; in `config` `model.remat=auto` is resolved.
     source: where the architecture was found.
     """
 
@@ -65,8 +71,9 @@ class Setup(AbstractRun):
     def resident(self, kind: str) -> dict[str, int]:
         """The parts that a device holds while a program of a kind, as `sweep/turn`, runs.
 
-        The sampler's copy of the policy comes before the KV cache, and both go before the sweep,
-        unless the next rollout runs beside it, which has a copy of the trained parameters too.
+        The sampler's copy of the policy is made before the KV cache, and both are freed before the
+        sweep. With `rollout_ahead` both stay, and the sampler also keeps a copy of the trained
+        parameters.
         """
         parts = dict(self.parts)
         if self.config.rollout_ahead:
@@ -77,11 +84,11 @@ class Setup(AbstractRun):
         return {name: size for name, size in parts.items() if name not in absent}
 
 
-class Work(NamedTuple):
-    """The useful work of one execution, all devices together.
+class UsefulWork(NamedTuple):
+    """The useful work of one execution, over all devices.
 
-    needed: FLOPs of the model. executed: FLOPs of its kernels, recomputation and padded attention
-    included. tokens: that go through the model.
+    needed: FLOPs of the model. executed: FLOPs of its kernels, with recomputation and padded
+    attention. tokens: computed by the model.
     """
 
     needed: float = 0.0
@@ -89,7 +96,7 @@ class Work(NamedTuple):
     tokens: int = 0
 
     @classmethod
-    def of(cls, arch: Architecture, each: Pass, times: int = 1) -> Work:
+    def of(cls, arch: Architecture, each: Pass, times: int = 1) -> UsefulWork:
         """The work of so many forward passes."""
         needed, executed = (
             times * flops.forward_flops(arch, each, computed=c) for c in (False, True)
@@ -98,7 +105,7 @@ class Work(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Program:
+class SliceProgram:
     """One of a run's programs, not compiled yet.
 
     lower: gives the program for the devices of `mesh`.
@@ -115,7 +122,7 @@ class Program:
     lower: Callable[[], jax.stages.Lowered]
     uses: tuple[str, ...]
     makes: tuple[str, ...]
-    work: Work
+    work: UsefulWork
     trips: int
     hbm_bytes: float
     row_length: int | None = None
@@ -132,7 +139,7 @@ class Program:
 
 
 def prepare(config: Config, topology: Topology) -> Setup:
-    """All of a run that can be had without its devices and its weights.
+    """The parts of a run that need neither its devices nor its weights.
 
     Raises:
       ValueError: no libtpu, a mesh that does not fit, an unknown model.
@@ -146,14 +153,14 @@ def prepare(config: Config, topology: Topology) -> Setup:
     return Setup(**run, given=given, source=source, topology=topology)
 
 
-def list_programs(setup: Setup) -> list[Program]:
+def list_programs(setup: Setup) -> list[SliceProgram]:
     """Every program of a run, the smaller of a kind first; none is lowered yet."""
     return [*_sweep(setup), *_rollout(setup)]
 
 
 def choose_programs(
-    programs: Sequence[Program], wanted: Sequence[str] | None = None
-) -> list[Program]:
+    programs: Sequence[SliceProgram], wanted: Sequence[str] | None = None
+) -> list[SliceProgram]:
     """Programs of these names, a kind alone meaning its largest; None: the largest of `KINDS`.
 
     Raises:
@@ -176,7 +183,7 @@ def choose_programs(
     return [(largest | named)[name] for name in wanted]
 
 
-def _sweep(setup: Setup) -> Iterator[Program]:
+def _sweep(setup: Setup) -> Iterator[SliceProgram]:
     arch, shapes, mesh = setup.arch, setup.learner.shapes, setup.mesh
     once = _weight_bytes(setup)  # read by every pass over the layers
     passes = 2 if arch.remat == "none" else 3
@@ -204,7 +211,7 @@ def _sweep(setup: Setup) -> Iterator[Program]:
 
         if program.name in _MOVED:  # two trees are read, and one is written
             parts, hbm_bytes = ("parameters", _MOVED[program.name]), 3 * setup.parts["parameters"]
-            yield Program(program.name, mesh, lower, parts, (), Work(), 1, hbm_bytes)
+            yield SliceProgram(program.name, mesh, lower, parts, (), UsefulWork(), 1, hbm_bytes)
             continue
         length = int(size)
         packed = pack(shapes, setup.trajectories, min(length, shapes.longest), (length,))
@@ -218,11 +225,11 @@ def _sweep(setup: Setup) -> Iterator[Program]:
         hbm_bytes, updated = once * trips, update if kind in steps else 0
         if kind in steps:
             done = (steps[kind](setup, packed, computed=computed) for computed in (False, True))
-            work = Work(*done, packed.tokens)
+            work = UsefulWork(*done, packed.tokens)
             hbm_bytes = hbm_bytes * passes + updated
         else:
             work = _scored(setup, packed, head)
-        yield Program(
+        yield SliceProgram(
             program.name,
             mesh,
             lower,
@@ -236,18 +243,18 @@ def _sweep(setup: Setup) -> Iterator[Program]:
         )
 
 
-def _scored(setup: Setup, packed: Packed, head: int) -> Work:
+def _scored(setup: Setup, packed: Packed, head: int) -> UsefulWork:
     """The work of a pass forwards over packed conversations, with logits of so many tokens each."""
     done = []
     for computed in (False, True):
-        each = apart(setup, packed, computed=computed)
+        each = separate_conversations(setup, packed, computed=computed)
         new = packed.length // each
         work = Pass(packed.rows * each, new, head=min(head, new), trees=setup.learner.shapes.share)
         done.append(flops.forward_flops(setup.arch, work, computed=computed))
-    return Work(*done, packed.tokens)
+    return UsefulWork(*done, packed.tokens)
 
 
-def _rollout(setup: Setup) -> Iterator[Program]:
+def _rollout(setup: Setup) -> Iterator[SliceProgram]:
     arch, rollout, plan = setup.arch, setup.config.rollout, setup.engine.plan
     steps = (
         1 if rollout.grammar is not None else min(rollout.decode_steps, rollout.max_action_tokens)
@@ -261,11 +268,11 @@ def _rollout(setup: Setup) -> Iterator[Program]:
         kind, _, sizes = program.name.partition(" ")
         rows, each = map(int, sizes.split("x")) if sizes else (0, 0)
         seen = rows // plan.shards * past * plan.token_bytes  # keys and values that rows attend to
-        work, trips, read = Work(), 1, 0.0
+        work, trips, read = UsefulWork(), 1, 0.0
         if kind == "rollout/prefill":
-            work, read = Work.of(arch, Pass(rows, each, past)), held + seen
+            work, read = UsefulWork.of(arch, Pass(rows, each, past)), held + seen
         elif kind == "rollout/decode":
-            work = Work.of(arch, Pass(rows, 1, past, head=1), steps)
+            work = UsefulWork.of(arch, Pass(rows, 1, past, head=1), steps)
             trips, read = steps, steps * (held + seen)
         elif kind == "rollout/reshard":
             read = trained + held
@@ -275,7 +282,7 @@ def _rollout(setup: Setup) -> Iterator[Program]:
                 return program.lower()
 
         reshards = kind == "rollout/reshard"
-        yield Program(
+        yield SliceProgram(
             program.name,
             setup.sampler_mesh,
             lower,

@@ -17,8 +17,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 from tokenizers.models import BPE
 
 from seeupo_jax.policy.files.chat.renderer import MARK
+from seeupo_jax.policy.files.library_tokenizer import CONFIG_FILE, TOKENIZER_FILE, check_same_ids
 from seeupo_jax.policy.files.messages import CHAT_FILE, ROLES, TOOL_LISTINGS
-from seeupo_jax.policy.files.same_ids import CONFIG_FILE, TOKENIZER_FILE, compare
 
 MADE_FROM = "sentencepiece_model"  # key of tokenizer_config.json: the file it was made from
 _SPACE = "▁"
@@ -52,7 +52,7 @@ def save(folder: Path, model: bytes, file: str, template: str, end: str) -> None
         raise
 
 
-def made_from(folder: Path) -> str | None:
+def sentencepiece_file(folder: Path) -> str | None:
     """The file from which `save` made a folder's tokenizer.json; None: made elsewhere.
 
     Neither is there where `transformers` saved it again, which keeps its config's fields.
@@ -177,7 +177,7 @@ def _compare(folder: Path, model: bytes) -> None:
         return
     library = sentencepiece.SentencePieceProcessor(model_proto=model)
     pieces = [library.id_to_piece(index).replace(_SPACE, " ") for index in range(len(library))]
-    compare(folder, pieces, library.encode, library.decode, split=True)
+    check_same_ids(folder, pieces, library.encode, library.decode, split=True)
     _COMPARED.add(digest)
 
 

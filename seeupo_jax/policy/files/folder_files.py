@@ -27,7 +27,7 @@ def check_content(file: Path) -> None:
         )
 
 
-def read_object(file: Path) -> dict[str, Any]:
+def read_json_object(file: Path) -> dict[str, Any]:
     """A file's JSON object.
 
     Raises:

@@ -43,7 +43,7 @@ PREPARATIONS: Mapping[str, tuple[Any, pre_tokenizers.PreTokenizer, bool]] = {
 }
 
 
-def build(fields: Mapping[str, Any]) -> transformers.PreTrainedTokenizerFast:
+def build_tokenizer(fields: Mapping[str, Any]) -> transformers.PreTrainedTokenizerFast:
     """A byte-level byte-pair encoding from a GGUF file's metadata, with its chat template.
 
     Raises:

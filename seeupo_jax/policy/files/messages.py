@@ -16,7 +16,7 @@ import jinja2.meta
 from seeupo_jax.configuration import loading, schema
 from seeupo_jax.configuration.user_code import listed, shown
 from seeupo_jax.envs.base import TEXT_TAGS, THOUGHT, THOUGHT_END, Message, Tool
-from seeupo_jax.policy.files.folder_files import check_content, read_object
+from seeupo_jax.policy.files.folder_files import check_content, read_json_object
 
 ROLES = ("system", "user", "assistant", "tool")
 CHAT_FILE = "chat.json"  # a model folder's own chat options
@@ -57,7 +57,7 @@ class TaggedText(str):
 _TAG = re.compile("|".join(map(re.escape, TEXT_TAGS)))
 
 
-def own_text(text: str) -> TaggedText:
+def model_text(text: str) -> TaggedText:
     """A text as the model itself would write it, with all of `TEXT_TAGS`."""
     return TaggedText(text, [match.start() for match in _TAG.finditer(text)])
 
@@ -72,12 +72,12 @@ def check_messages(messages: Sequence[Message]) -> None:
             raise ValueError(f"message: content of {role} is {content!r}; allowed: a text.")
 
 
-def keep_messages(messages: Sequence[Message], chat: schema.Chat) -> list[Message]:
+def drop_unread_messages(messages: Sequence[Message], chat: schema.Chat) -> list[Message]:
     """The messages that the model reads: `chat.system` may drop system messages."""
     return [m for m in messages if chat.system or m["role"] != "system"]
 
 
-def send_as(messages: Sequence[Message], roles: Mapping[str, str]) -> list[Message]:
+def map_roles(messages: Sequence[Message], roles: Mapping[str, str]) -> list[Message]:
     """The messages under the roles that `config.chat.roles` sends them as.
 
     A tool's reply under another role gets the tags that Qwen's templates write around it. Messages
@@ -119,12 +119,12 @@ def arguments_as_text(messages: Sequence[Message]) -> list[Message]:
     ]
 
 
-def list_tools(tools: Sequence[Tool], kind: str) -> str:
+def format_tools(tools: Sequence[Tool], kind: str) -> str:
     """The tools as text for a system message, in one of the forms of `config.chat.tools`."""
     return TOOL_LISTINGS[kind](tools) if tools else ""
 
 
-def choose_chat(folder: Path, chat: schema.Chat | None) -> schema.Chat:
+def resolve_chat(folder: Path, chat: schema.Chat | None) -> schema.Chat:
     """The options to load a folder with: those given, else the folder's own `chat.json`.
 
     Options that are given but all at their defaults give way to the folder's own.
@@ -136,14 +136,14 @@ def choose_chat(folder: Path, chat: schema.Chat | None) -> schema.Chat:
     if not file.is_file() or (chat is not None and chat != schema.Chat()):
         return schema.Chat() if chat is None else chat
     try:
-        return loading.from_dict({"chat": read_object(file)}).chat
+        return loading.from_dict({"chat": read_json_object(file)}).chat
     except ValueError as error:
         raise ValueError(f"tokenizer: {folder} cannot be read: {error}") from None
 
 
-def unread_notice(folder: Path, chat: schema.Chat | None) -> str | None:
+def dropped_messages_notice(folder: Path, chat: schema.Chat | None) -> str | None:
     """What the model does not read of conversations, in a sentence; None: it reads all."""
-    options = choose_chat(folder, chat)
+    options = resolve_chat(folder, chat)
     unread = {"system messages": not options.system, "lists of tools": options.tools == "none"}
     if not any(unread.values()):
         return None
@@ -153,7 +153,7 @@ def unread_notice(folder: Path, chat: schema.Chat | None) -> str | None:
 
 
 def save_chat(folder: Path, chat: schema.Chat) -> None:
-    """Writes the options into a model folder, where `choose_chat` finds them."""
+    """Writes the options into a model folder, where `resolve_chat` finds them."""
     values: dict[str, Any] = dataclasses.asdict(chat)
     del values["template"]  # the folder holds the template itself
     for name in ("template_kwargs", "roles"):
@@ -162,7 +162,7 @@ def save_chat(folder: Path, chat: schema.Chat) -> None:
     (folder / CHAT_FILE).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
-def with_listing(messages: Sequence[Message], listing: str) -> list[Message]:
+def add_tool_listing(messages: Sequence[Message], listing: str) -> list[Message]:
     """Messages with a listing of tools in the system message, which is added if missing."""
     if not listing:
         return list(messages)
@@ -172,7 +172,7 @@ def with_listing(messages: Sequence[Message], listing: str) -> list[Message]:
     return [{"role": "system", "content": listing}, *messages]
 
 
-def check_written(message: Mapping[str, Any], written: str) -> None:
+def check_rendered(message: Mapping[str, Any], written: str) -> None:
     """ValueError where a template has left out a part of an assistant's message."""
     calls = [call["function"]["name"] for call in message.get("tool_calls", ())]
     # White space around a thought is the template's.
@@ -225,7 +225,7 @@ def _read_template(path: str, names: Iterable[str]) -> str:
         raise ValueError(f"config.chat.template: {file} cannot be read: {error}.") from None
 
 
-def text_around(render: Callable[..., str]) -> tuple[list[str], str]:
+def template_boundaries(render: Callable[..., str]) -> tuple[list[str], str]:
     """What a template writes around messages, and what asks for an assistant's message.
 
     Args:
@@ -245,7 +245,7 @@ def text_around(render: Callable[..., str]) -> tuple[list[str], str]:
     return around, header
 
 
-def with_kwargs(template: str | None, chat: schema.Chat) -> str | None:
+def bake_template_kwargs(template: str | None, chat: schema.Chat) -> str | None:
     """The template with `chat.template_kwargs` as its defaults, for other software."""
     if template is None:
         return None

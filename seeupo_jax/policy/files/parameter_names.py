@@ -46,7 +46,7 @@ _TOP = {
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredParameter:
     """The place of a parameter, or of one layer of a stacked one, in a model folder.
 
     path: in the tree of parameters. layer: its index in the stacked parameter, or None. names: its
@@ -61,7 +61,7 @@ class Stored:
     transposed: bool
 
 
-def stored_tensors(arch: Architecture, params: Any) -> Iterator[Stored]:
+def stored_parameters(arch: Architecture, params: Any) -> Iterator[StoredParameter]:
     """Every parameter's place in a model folder; a stacked one yields its layers one by one.
 
     Args:
@@ -70,7 +70,7 @@ def stored_tensors(arch: Architecture, params: Any) -> Iterator[Stored]:
     for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]:
         keys = tuple(key.key for key in path)
         if keys[0] != "layers":
-            yield Stored(keys, None, (_TOP["/".join(keys)],), False, False)
+            yield StoredParameter(keys, None, (_TOP["/".join(keys)],), False, False)
             continue
         inside = keys[1:] if arch.scan_layers else keys[2:]
         for layer in range(arch.layers) if arch.scan_layers else (None,):
@@ -80,28 +80,28 @@ def stored_tensors(arch: Architecture, params: Any) -> Iterator[Stored]:
 
 def _stored_in_layer(
     arch: Architecture, keys: tuple[Any, ...], inside: Sequence[str], layer: int | None, prefix: str
-) -> Stored:
+) -> StoredParameter:
     path = "/".join(inside)
     if path in _EXPERTS:
         grouped = "{expert}" in _EXPERTS[path]
         count = arch.moe.experts if grouped else 1
         names = tuple(prefix + _EXPERTS[path].format(expert=number) for number in range(count))
-        return Stored(keys, layer, names, grouped, True)
+        return StoredParameter(keys, layer, names, grouped, True)
     *module, leaf = inside
     file_leaf, transposed = _LEAF[leaf]
     name = f"{prefix}{_LAYER['/'.join(module)]}.{file_leaf}"
-    return Stored(keys, layer, (name,), False, transposed)
+    return StoredParameter(keys, layer, (name,), False, transposed)
 
 
-def shape_in_file(params: Any, stored: Stored) -> tuple[int, ...]:
+def shape_in_file(params: Any, stored: StoredParameter) -> tuple[int, ...]:
     """The shape of each of the stored tensors, in Hugging Face's orientation."""
-    shape = at(params, stored.path).shape
+    shape = leaf_at(params, stored.path).shape
     shape = shape if stored.layer is None else shape[1:]
     shape = shape[1:] if stored.grouped else shape
     return shape[::-1] if stored.transposed else shape
 
 
-def at(tree: Any, path: Sequence[Any]) -> Any:
+def leaf_at(tree: Any, path: Sequence[Any]) -> Any:
     """The value at a path of a nested dict."""
     for key in path:
         tree = tree[key]

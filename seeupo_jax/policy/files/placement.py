@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 from seeupo_jax.parallel.mesh import sharding
-from seeupo_jax.policy.files.parameter_names import Stored, at, shape_in_file
+from seeupo_jax.policy.files.parameter_names import StoredParameter, leaf_at, shape_in_file
 from seeupo_jax.policy.files.safetensors_files import Tensors
 
 _LOGGER = logging.getLogger(__name__)
@@ -25,7 +25,9 @@ _HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 _REDUNDANT = ("rotary_emb.inv_freq", _HEAD)
 
 
-def check_tensors(tensors: Tensors, stored: Sequence[Stored], shapes: Any, place: Path) -> None:
+def check_tensors(
+    tensors: Tensors, stored: Sequence[StoredParameter], shapes: Any, place: Path
+) -> None:
     """Raises ValueError where tensors are missing, unknown or of other shapes."""
     wanted = {name: shape_in_file(shapes, each) for each in stored for name in each.names}
     redundant = {
@@ -66,7 +68,7 @@ def _repeats_embedding(tensors: Tensors, head: str, wanted: Mapping[str, tuple[i
 
 def load_params(
     tensors: Tensors,
-    stored: Sequence[Stored],
+    stored: Sequence[StoredParameter],
     shapes: Any,
     logical_axes: Any,
     mesh: jax.sharding.Mesh | None,
@@ -75,12 +77,12 @@ def load_params(
     """Reads the stored tensors into a tree like `shapes`, each device's part placed at once."""
     params = jax.tree.map(lambda leaf: leaf, shapes)
     for each in stored:
-        shape, logical = at(shapes, each.path).shape, at(logical_axes, each.path)
+        shape, logical = leaf_at(shapes, each.path).shape, leaf_at(logical_axes, each.path)
         stacked = each.layer is not None
         where = None if mesh is None else sharding(mesh, logical[stacked:])
         part = _place(tensors, each, shape[stacked:], where, dtype)
         *parents, last = each.path
-        node = at(params, parents)
+        node = leaf_at(params, parents)
         if stacked:
             if each.layer == 0:
                 stack_where = None if mesh is None else sharding(mesh, logical)
@@ -96,7 +98,11 @@ def _put_layer(stack: jax.Array, part: jax.Array, layer: int) -> jax.Array:
 
 
 def _place(
-    tensors: Tensors, stored: Stored, shape: tuple[int, ...], where: Sharding | None, dtype: str
+    tensors: Tensors,
+    stored: StoredParameter,
+    shape: tuple[int, ...],
+    where: Sharding | None,
+    dtype: str,
 ) -> jax.Array:
     """Reads each device's part of a parameter and places it, one part after the other."""
     if where is None:
@@ -116,7 +122,7 @@ def _place(
 
 def _read_part(
     tensors: Tensors,
-    stored: Stored,
+    stored: StoredParameter,
     index: tuple[slice, ...],
     shape: tuple[int, ...],
     dtype: str,

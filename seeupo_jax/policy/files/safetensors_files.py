@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from seeupo_jax.configuration.user_code import shown
 from seeupo_jax.durable_files import make_folder
-from seeupo_jax.policy.files.folder_files import check_content, read_object
+from seeupo_jax.policy.files.folder_files import check_content, read_json_object
 
 FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 _DTYPES = ("F32", "F16", "BF16")
@@ -87,7 +87,7 @@ def _index(folder: Path, file: str) -> dict[str, Path]:
             return dict.fromkeys(tensors.keys(), single)
     if not index.is_file():
         raise ValueError(f"{folder}: no {single.name} and no {index.name}; allowed: one of them.")
-    placed = read_object(index).get("weight_map")
+    placed = read_json_object(index).get("weight_map")
     if not isinstance(placed, dict) or not all(isinstance(each, str) for each in placed.values()):
         raise ValueError(
             f"{index}: weight_map is {shown(placed)}; allowed: the file of each tensor, by name."

@@ -12,12 +12,17 @@ import numpy as np
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.envs.base import Message, Tool
-from seeupo_jax.policy.files import chat_template, fast_tokenizer, same_ids, sentence_pieces
-from seeupo_jax.policy.files.sentence_pieces import MODEL_FILE, UNREAD_FILE, train_tokenizer
+from seeupo_jax.policy.files import (
+    fast_tokenizer,
+    huggingface_tokenizer,
+    library_tokenizer,
+    sentencepiece_tokenizer,
+)
+from seeupo_jax.policy.files.sentencepiece_tokenizer import MODEL_FILE, UNREAD_FILE, train_tokenizer
 from seeupo_jax.types import CONTEXT, Segment
 
 __all__ = [
-    "Conversation",
+    "TokenizedConversation",
     "Tokenizer",
     "Transcript",
     "load_tokenizer",
@@ -26,7 +31,7 @@ __all__ = [
 ]
 
 
-class Conversation(Protocol):
+class TokenizedConversation(Protocol):
     """An episode as the model reads it; immutable, `extend` makes the next one."""
 
     @property
@@ -49,7 +54,7 @@ class Conversation(Protocol):
         """
         ...
 
-    def extend(self, action: Sequence[int], messages: Sequence[Message]) -> Conversation:
+    def extend(self, action: Sequence[int], messages: Sequence[Message]) -> TokenizedConversation:
         """The conversation after an action and the messages that answer it.
 
         Its tokens begin with the present ones and the action, unless the chat template rewrites
@@ -92,7 +97,7 @@ class Tokenizer(Protocol):
         """
         ...
 
-    def begin(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
+    def begin(self, messages: Sequence[Message], tools: Sequence[Tool]) -> TokenizedConversation:
         """A conversation up to the first action."""
         ...
 
@@ -218,10 +223,11 @@ def unassigned_ids(tokenizer: Tokenizer | None, vocab_size: int) -> tuple[int, .
 
 # File of a model folder -> the loader of its tokenizer; the first that exists.
 LOADERS = {
-    same_ids.TOKENIZER_FILE: chat_template.load,
-    same_ids.CONFIG_FILE: chat_template.load,  # beside a SentencePiece model, as Llama 2 has
-    UNREAD_FILE: sentence_pieces.load,
-    MODEL_FILE: sentence_pieces.load,
+    library_tokenizer.TOKENIZER_FILE: huggingface_tokenizer.load,
+    # Of a folder with a SentencePiece model and no tokenizer.json, as Llama 2 has.
+    library_tokenizer.CONFIG_FILE: huggingface_tokenizer.load,
+    UNREAD_FILE: sentencepiece_tokenizer.load,
+    MODEL_FILE: sentencepiece_tokenizer.load,
 }
 
 
@@ -257,8 +263,8 @@ class _Source:
 @functools.lru_cache(maxsize=1)
 def _load(source: _Source) -> Tokenizer | None:
     folder = source.folder
-    if fast_tokenizer.made_from(folder) is not None:
-        return sentence_pieces.load(folder, source.chat)
+    if fast_tokenizer.sentencepiece_file(folder) is not None:
+        return sentencepiece_tokenizer.load(folder, source.chat)
     for file, load in LOADERS.items():
         if (folder / file).is_file():
             return load(folder, source.chat)

@@ -20,13 +20,13 @@ from seeupo_jax.policy import lora
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.families import config_json, read_architecture
 from seeupo_jax.policy.files import gguf_vocabulary
-from seeupo_jax.policy.files.chat_template import gguf_tokenizer
-from seeupo_jax.policy.files.folder_files import read_object
-from seeupo_jax.policy.files.parameter_names import at, shape_in_file, stored_tensors
+from seeupo_jax.policy.files.folder_files import read_json_object
+from seeupo_jax.policy.files.huggingface_tokenizer import gguf_tokenizer
+from seeupo_jax.policy.files.parameter_names import leaf_at, shape_in_file, stored_parameters
 from seeupo_jax.policy.files.placement import check_tensors, load_params
 from seeupo_jax.policy.files.safetensors_files import SafetensorsFolder, Tensors, write_tensors
 from seeupo_jax.policy.files.tokenizer import Tokenizer, load_tokenizer
-from seeupo_jax.policy.network import abstract, split
+from seeupo_jax.policy.network import abstract_network, split_model
 from seeupo_jax.policy.transformer import Transformer
 
 if TYPE_CHECKING:
@@ -64,18 +64,18 @@ def is_model(place: Path) -> bool:
     return any((place / file).is_file() for file in (CONFIG_FILE, lora.CONFIG_FILE))
 
 
-def base_folder(place: Path) -> Path:
+def base_model_folder(place: Path) -> Path:
     """The folder or file of a model: for a folder of adapters, that of the model they belong to.
 
     Raises:
       ValueError: adapters whose model is not here.
     """
-    base = None if (place / CONFIG_FILE).is_file() else lora.base_of(place)
+    base = None if (place / CONFIG_FILE).is_file() else lora.base_model_path(place)
     if base is None:
         return place
     try:
         found = resolve_path(base)
-        if lora.base_of(found) is None:
+        if lora.base_model_path(found) is None:
             return found
     except ValueError:
         pass  # the sentence below says which adapters it is of
@@ -85,7 +85,7 @@ def base_folder(place: Path) -> Path:
     )
 
 
-def inspect(path: str | Path, **compute_options: Any) -> Architecture:
+def load_architecture(path: str | Path, **compute_options: Any) -> Architecture:
     """The architecture of a model folder or a GGUF file; no weights are read.
 
     That of a folder of adapters is their model's.
@@ -96,11 +96,11 @@ def inspect(path: str | Path, **compute_options: Any) -> Architecture:
     Raises:
       ValueError: a missing or damaged file, or a setting that is not supported.
     """
-    place = base_folder(resolve_path(path))
+    place = base_model_folder(resolve_path(path))
     if place.suffix == ".gguf":
         return read_architecture(_gguf(place).config, str(place), **compute_options)
     file = place / CONFIG_FILE
-    return read_architecture(read_object(file), str(file), **compute_options)
+    return read_architecture(read_json_object(file), str(file), **compute_options)
 
 
 def _gguf(file: Path) -> GgufFile:
@@ -130,7 +130,7 @@ def read_tokenizer(path: str | Path, chat: schema.Chat | None = None) -> Tokeniz
     if place.suffix == ".gguf":
         fields = _gguf(place).fields
         return gguf_tokenizer(fields, chat) if gguf_vocabulary.KIND in fields else None
-    tokenizer, base = load_tokenizer(place, chat), base_folder(place)
+    tokenizer, base = load_tokenizer(place, chat), base_model_folder(place)
     return tokenizer if tokenizer is not None or base == place else read_tokenizer(base, chat)
 
 
@@ -162,8 +162,8 @@ def from_pretrained(
         setting that is not supported.
     """
     folder = resolve_path(path)
-    place = base_folder(folder)
-    arch = inspect(place, dtype=dtype, **compute_options)
+    place = base_model_folder(folder)
+    arch = load_architecture(place, dtype=dtype, **compute_options)
     tokenizer = read_tokenizer(folder, chat)
     tensors: Tensors = _gguf(place) if place.suffix == ".gguf" else SafetensorsFolder(place)
     if tokenizer is not None and tokenizer.vocab_size > arch.vocab_size:
@@ -171,8 +171,8 @@ def from_pretrained(
             f"{place}: the tokenizer has {tokenizer.vocab_size} tokens; allowed: at most the"
             f" model's {arch.vocab_size}."
         )
-    network, shapes = abstract(arch)
-    stored = list(stored_tensors(arch, shapes))
+    network, shapes = abstract_network(arch)
+    stored = list(stored_parameters(arch, shapes))
     check_tensors(tensors, stored, shapes, place)
     logical_axes = network.logical_axes()
     if mesh is not None:
@@ -180,7 +180,7 @@ def from_pretrained(
     params = load_params(tensors, stored, shapes, logical_axes, mesh, arch.param_dtype)
     model = network.bind(params)
     if folder != place:
-        model = lora.merge(lora.load_adapters(model, folder, mesh=mesh))
+        model = lora.merge_adapters(lora.load_adapters(model, folder, mesh=mesh))
     return model, tokenizer
 
 
@@ -209,17 +209,17 @@ def save_pretrained(
     values = config_json(model.arch, end_ids, dtype)
     folder = Path(path)
     writes = jax.process_index() == 0
-    _, params = split(model)
+    _, params = split_model(model)
     kind = jnp.dtype(dtype)
     parts = {
         name: (stored, number)
-        for stored in stored_tensors(model.arch, params)
+        for stored in stored_parameters(model.arch, params)
         for number, name in enumerate(stored.names)
     }
 
     def read(name: str) -> np.ndarray:
         stored, number = parts[name]
-        leaf = at(params, stored.path)
+        leaf = leaf_at(params, stored.path)
         leaf = leaf if stored.layer is None else leaf[stored.layer]
         leaf = leaf[number] if stored.grouped else leaf
         tensor = to_host(leaf.astype(kind))

@@ -340,6 +340,6 @@ def _weigh_backward(
 _weigh.defvjp(_weigh_forward, _weigh_backward)
 
 
-def join(past: KeyValues, new: KeyValues) -> KeyValues:
+def concatenate(past: KeyValues, new: KeyValues) -> KeyValues:
     """Past keys and values followed by new ones."""
     return KeyValues(*(jnp.concatenate(pair, axis=1) for pair in zip(past, new, strict=True)))

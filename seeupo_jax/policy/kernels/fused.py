@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash_lib
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as mask_lib
 
-from seeupo_jax.parallel.mesh import RULES, parts, per_shard
+from seeupo_jax.parallel.mesh import RULES, axis_parts, per_shard
 from seeupo_jax.policy.kernels import tree_kernels
 from seeupo_jax.policy.kernels.tree_kernels_gpu import BLOCKS, WIDEST
 
@@ -60,9 +60,9 @@ def splash(
     )
     kernel = splash_lib.make_splash_mha(
         mask_lib.MultiHeadMask([mask] * H),
-        block_sizes=_blocks(L, parts("length")),
+        block_sizes=_blocks(L, axis_parts("length")),
         head_shards=1,  # all heads have one mask
-        q_seq_shards=parts("length"),
+        q_seq_shards=axis_parts("length"),
     )
     # Which blocks are visible: arrays that are sharded as the queries are.
     mask_arrays, structure = jax.tree.flatten(kernel)
@@ -170,7 +170,7 @@ def _dot_product(
 
 
 def _splash_refuses(length: int, head_dim: int, _dtype: str) -> str | None:
-    shards = parts("length")
+    shards = axis_parts("length")
     if length % (_LANES * shards):
         each = f", on each of context={shards} devices" if shards > 1 else ""
         return f"splash needs a length divisible by {_LANES}{each}: got {length}"
@@ -186,8 +186,8 @@ def _cudnn_refuses(length: int, head_dim: int, dtype: str) -> str | None:
         return f"cudnn needs a head_dim up to 128, divisible by 8: got {head_dim}"
     if length % 2:
         return f"cudnn needs an even length: got {length}"
-    if parts("length") > 1:  # its causal mask begins at the first key
-        return f"cudnn needs whole rows: got mesh axis context={parts('length')}"
+    if axis_parts("length") > 1:  # its causal mask begins at the first key
+        return f"cudnn needs whole rows: got mesh axis context={axis_parts('length')}"
     return None
 
 
@@ -241,8 +241,8 @@ def select_kernel(
 def _shards_refuse(wanted: str, **heads: int) -> str | None:
     """Why the mesh in force does not divide the heads."""
     for name, count in heads.items():
-        if count % parts(name):
-            axis = f"{RULES[name]}={parts(name)}"
+        if count % axis_parts(name):
+            axis = f"{RULES[name]}={axis_parts(name)}"
             return f"{wanted} needs {name} divisible by mesh axis {axis}: got {count}"
     return None
 

@@ -16,11 +16,11 @@ from seeupo_jax.policy.kernels.derivatives import RECOMPUTE
 from seeupo_jax.policy.kernels.tree_mask import (
     FLOOR,
     MASKED,
+    BlockPairs,
     TreeMask,
-    Visits,
-    cut,
-    cut_tree_mask,
-    list_visits,
+    list_block_pairs,
+    split_blocks,
+    split_tree_mask,
     visible_pairs,
     visited_blocks,
 )
@@ -51,9 +51,9 @@ def attend(
     N, L, H, _ = q_NLHd.shape
     block = block_for(H) if block is None else block
     mask = TreeMask(*tree_mask)
-    visits = list_visits(visited_blocks(mask, window=window, block=block))
+    visits = list_block_pairs(visited_blocks(mask, window=window, block=block))
     # The blocks of all rows in one list: [rows * blocks, block].
-    blocks = TreeMask(*(x.reshape(-1, block) for x in cut_tree_mask(mask, block)))
+    blocks = TreeMask(*(x.reshape(-1, block) for x in split_tree_mask(mask, block)))
     qkv = (_heads_first(x, block, k_NCKd.shape[2]) for x in (q_NLHd, k_NCKd, v_NCKd))
     return _heads_last(_loop(*qkv, blocks, visits, N, window), N, H)[:, :L]
 
@@ -78,7 +78,7 @@ def _heads_first(x_NLHd: jax.Array, block: int, kv_heads: int) -> jax.Array:
     """[rows * blocks, kv_heads, groups * block, head_dim], for plain batched matrix products."""
     N, _, H, d = x_NLHd.shape
     groups = H // kv_heads
-    x = cut(x_NLHd, block).reshape(-1, block, kv_heads, groups, d)
+    x = split_blocks(x_NLHd, block).reshape(-1, block, kv_heads, groups, d)
     return x.transpose(0, 2, 3, 1, 4).reshape(-1, kv_heads, groups * block, d)
 
 
@@ -99,7 +99,7 @@ def _forward(
     k: jax.Array,
     v: jax.Array,
     blocks: TreeMask,
-    visits: Visits,
+    visits: BlockPairs,
     N: int,
     window: int | None,
 ) -> tuple[jax.Array, tuple]:
@@ -168,7 +168,7 @@ _loop.defvjp(_forward, _backward)
 
 
 def _key_block(
-    q: jax.Array, k: jax.Array, visits: Visits, N: int, r: jax.Array, t: jax.Array
+    q: jax.Array, k: jax.Array, visits: BlockPairs, N: int, r: jax.Array, t: jax.Array
 ) -> jax.Array:
     """The block of keys, among those of all rows, that the r-th block of queries visits at t."""
     queries, keys = q.shape[0] // N, k.shape[0] // N

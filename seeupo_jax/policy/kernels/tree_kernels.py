@@ -20,11 +20,11 @@ from seeupo_jax.policy.kernels.derivatives import FUSED, RECOMPUTE, dot, dot_t
 from seeupo_jax.policy.kernels.tree_mask import (
     FLOOR,
     MASKED,
+    BlockPairs,
     TreeMask,
-    Visits,
-    cut,
-    cut_tree_mask,
-    list_visits,
+    list_block_pairs,
+    split_blocks,
+    split_tree_mask,
     visible,
     visited_blocks,
 )
@@ -64,9 +64,9 @@ def attend(
     kv_heads = k_NCKd.shape[2]
     mask = TreeMask(*tree_mask)
     visited = visited_blocks(mask, window=window, block=block)
-    visits = list_visits(visited), list_visits(visited.transpose(0, 2, 1))
+    visits = list_block_pairs(visited), list_block_pairs(visited.transpose(0, 2, 1))
     order, depth, first, end, key_depth = (
-        x.reshape(len(x), -1) for x in cut_tree_mask(mask, block)
+        x.reshape(len(x), -1) for x in split_tree_mask(mask, block)
     )
     places = jnp.stack([order, depth], 1), jnp.stack([first, end, key_depth], 1)
     out = _kernels(
@@ -83,7 +83,7 @@ def attend(
 def _heads_first(x_NLHd: jax.Array, block: int, kv_heads: int) -> jax.Array:
     """[N, kv_heads, groups, length of whole blocks, head_dim]."""
     N, _, H, d = x_NLHd.shape
-    x = cut(x_NLHd, block).reshape(N, -1, kv_heads, H // kv_heads, d)
+    x = split_blocks(x_NLHd, block).reshape(N, -1, kv_heads, H // kv_heads, d)
     return x.transpose(0, 2, 3, 1, 4)
 
 
@@ -97,7 +97,7 @@ def _forward(
     k: jax.Array,
     v: jax.Array,
     places: tuple[jax.Array, jax.Array],
-    visits: tuple[Visits, Visits],
+    visits: tuple[BlockPairs, BlockPairs],
     window: int | None,
     block: int,
 ) -> tuple[jax.Array, tuple]:
@@ -146,7 +146,7 @@ _kernels.defvjp(_forward, _backward)
 
 def _call(
     kernel: Callable[..., None],
-    visits: Visits,
+    visits: BlockPairs,
     held: str,
     arrays: Sequence[tuple[jax.Array, str]],
     results: Sequence[tuple[jax.Array | jax.ShapeDtypeStruct, str]],

@@ -21,10 +21,10 @@ from seeupo_jax.policy.kernels.derivatives import FUSED, RECOMPUTE, dot, dot_t
 from seeupo_jax.policy.kernels.tree_mask import (
     FLOOR,
     MASKED,
+    BlockPairs,
     TreeMask,
-    Visits,
-    cut_tree_mask,
-    list_visits,
+    list_block_pairs,
+    split_tree_mask,
     visible,
     visited_blocks,
 )
@@ -90,8 +90,8 @@ def attend(
     mask = TreeMask(*tree_mask)
     visited = visited_blocks(mask, window=window, block=held, key_block=other)
     visited_by = visited_blocks(mask, window=window, block=other, key_block=held)
-    visits = list_visits(visited), list_visits(visited_by.transpose(0, 2, 1))
-    order, depth, first, end, key_depth = (x.reshape(N, -1) for x in cut_tree_mask(mask, held))
+    visits = list_block_pairs(visited), list_block_pairs(visited_by.transpose(0, 2, 1))
+    order, depth, first, end, key_depth = (x.reshape(N, -1) for x in split_tree_mask(mask, held))
     places = jnp.stack([order, depth], 1), jnp.stack([first, end, key_depth], 1)
     plan = _Plan(held, other, d, window)
     out = _kernels(*(_padded(x, held) for x in (q_NLHd, k_NCKd, v_NCKd)), places, visits, plan)
@@ -115,7 +115,7 @@ def _forward(
     k: jax.Array,
     v: jax.Array,
     places: tuple[jax.Array, jax.Array],
-    visits: tuple[Visits, Visits],
+    visits: tuple[BlockPairs, BlockPairs],
     plan: _Plan,
 ) -> tuple[jax.Array, tuple]:
     N, L, H, _ = q.shape
@@ -174,7 +174,7 @@ _kernels.defvjp(_forward, _backward)
 
 def _call(
     kernel: Callable[..., None],
-    visits: Visits,
+    visits: BlockPairs,
     arrays: Sequence[tuple[jax.Array, str]],
     results: Sequence[tuple[jax.Array | jax.ShapeDtypeStruct, str]],
     plan: _Plan,

@@ -32,7 +32,7 @@ class TreeMask(NamedTuple):
     key_depth_NC: jax.Array
 
 
-class Visits(NamedTuple):
+class BlockPairs(NamedTuple):
     """Pairs of blocks to compute, sorted by row and in it by the block that accumulates.
 
     pair_T: int32, (row * a + i) * b + j for the i-th of a row's `a` blocks that accumulate, and the
@@ -64,7 +64,7 @@ def visible_pairs(tree_mask: TreeMask, window: int | None) -> jax.Array:
     return visible(order, depth, first, end, key_depth, window)
 
 
-def cut(x_NL: jax.Array, block: int, fill: int = 0) -> jax.Array:
+def split_blocks(x_NL: jax.Array, block: int, fill: int = 0) -> jax.Array:
     """[N, L, ...] as [N, blocks, block, ...], padded at the end."""
     N, L = x_NL.shape[:2]
     count = -(-L // block)
@@ -73,11 +73,11 @@ def cut(x_NL: jax.Array, block: int, fill: int = 0) -> jax.Array:
     return filled.reshape(N, count, block, *x_NL.shape[2:])
 
 
-def cut_tree_mask(tree_mask: TreeMask, block: int, key_block: int | None = None) -> TreeMask:
-    """Every array in blocks, as `cut`; padding is masked on both sides."""
+def split_tree_mask(tree_mask: TreeMask, block: int, key_block: int | None = None) -> TreeMask:
+    """Every array in blocks, as `split_blocks`; padding is masked on both sides."""
     key_block = block if key_block is None else key_block
     sizes, fills = (block, block, *(key_block,) * 3), (_LEAST, 0, 0, 0, 0)
-    return TreeMask(*(cut(*of) for of in zip(tree_mask, sizes, fills, strict=True)))
+    return TreeMask(*(split_blocks(*of) for of in zip(tree_mask, sizes, fills, strict=True)))
 
 
 def visited_blocks(
@@ -91,8 +91,8 @@ def visited_blocks(
     Args:
       block, key_block: queries and keys of a block; `key_block=None`: as many as queries.
     """
-    real = cut(jnp.ones_like(tree_mask.order_NL, dtype=bool), block)
-    blocks = cut_tree_mask(tree_mask, block, key_block)
+    real = split_blocks(jnp.ones_like(tree_mask.order_NL, dtype=bool), block)
+    blocks = split_tree_mask(tree_mask, block, key_block)
 
     def least(x: jax.Array) -> jax.Array:
         return jnp.min(jnp.where(real, x, _MOST), 2)[:, :, None, None]
@@ -105,7 +105,7 @@ def visited_blocks(
     return meets.any(3)
 
 
-def list_visits(visited: jax.Array) -> Visits:
+def list_block_pairs(visited: jax.Array) -> BlockPairs:
     """The pairs that `visited` [N, a, b] marks; blocks of its second axis accumulate.
 
     Raises:
@@ -121,4 +121,4 @@ def list_visits(visited: jax.Array) -> Visits:
     (pair,) = jnp.nonzero(visited.reshape(-1), size=visited.size, fill_value=visited.size)
     pair = jnp.pad(pair.astype(jnp.int32), 1, constant_values=visited.size)
     end = jnp.cumsum(visited.sum(2, dtype=jnp.int32).reshape(N * a))
-    return Visits(pair, jnp.pad(end, (1, 0)))
+    return BlockPairs(pair, jnp.pad(end, (1, 0)))

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from seeupo_jax.rollout.branching.fork_plan import Branch, Budget, Played
+from seeupo_jax.rollout.branching.fork_plan import Branch, Budget, EpisodeSummary
 
 
 @dataclass(frozen=True)
 class CandidatePlan:
-    """One episode a group, of each of whose turns so many candidates are sampled.
+    """One episode per group, with several candidates sampled for each of its turns.
 
-    counts: candidates of each turn, the one that is executed among them.
-    temperature: of the softmax over their advantages that draws it.
+    counts: candidates of each turn, including the one that is executed.
+    temperature: of the softmax over their advantages from which it is drawn.
     """
 
     counts: tuple[int, ...]
@@ -26,10 +26,12 @@ class CandidatePlan:
     def roots(self) -> int:
         return 1
 
-    def keeps(self, turns: int, entropy: Sequence[float], chance: float) -> bool:
+    def may_fork(self, turns: int, entropy: Sequence[float], chance: float) -> bool:
         return False
 
-    def branches(self, played: Sequence[Played], existing: Sequence[Branch]) -> list[Branch]:
+    def branches(
+        self, played: Sequence[EpisodeSummary], existing: Sequence[Branch]
+    ) -> list[Branch]:
         return []
 
     def place(self, turn: int, candidate: int) -> int:
@@ -39,9 +41,9 @@ class CandidatePlan:
 
 
 def candidate_counts(candidates: int, budget: Budget) -> tuple[int, ...]:
-    """At most so many of each turn, and all together no more trajectories than a group has.
+    """Candidates of each turn: at most `candidates`, and together at most the group's trajectories.
 
-    What the group holds besides its episode is shared out evenly, the remainder to early turns.
+    The group's places besides the episode's own are divided evenly, the remainder to early turns.
     """
     remaining, counts = budget.group_size - 1, []
     for turn in range(budget.max_turns):
@@ -52,7 +54,7 @@ def candidate_counts(candidates: int, budget: Budget) -> tuple[int, ...]:
 
 
 def choose(score_C: Sequence[float], temperature: float, chance: float) -> int:
-    """The candidate with which an episode goes on, drawn from softmax(A / temperature).
+    """The candidate that the episode executes, drawn from softmax(A / temperature).
 
     A = (r - mean) / (deviation (n - 1) + 1e-6) over the turn's candidates (Eq. 5 and §3.2).
 

@@ -1,12 +1,12 @@
-"""Candidates of each turn: sampled side by side, judged, and one of them passed on.
+"""Candidates of each turn: several actions are sampled and judged, and one of them is executed.
 
-What plays episodes asks for an action and gets one, as of any engine; nothing of the others reaches
-an environment. So no environment is copied or replayed, and what is passed on to it was sampled
-from the policy as the others were: which one it is, the judge's scores and a random number of the
-seed, the iteration, the task and the turn decide.
+A player asks this engine for an action and gets one, as from any engine; the other candidates never
+reach an environment, so no environment is copied or replayed. All candidates are sampled from the
+policy in the same way. The judge's scores, and a random number derived from the seed, the
+iteration, the task and the turn, decide which of them is executed.
 
-When an episode is over, so are those that were not chosen: trajectories of its group that share
-its turns before theirs and end with an action that was never executed (`unchosen`).
+When an episode is over, each candidate that was not chosen becomes a trajectory of the same group:
+it shares the episode's earlier turns and ends with an action that was never executed (`unchosen`).
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Any
 import numpy as np
 
 from seeupo_jax.envs.base import Message
-from seeupo_jax.rewards.scorer import POLL_S, REWARD_FAILURE, RewardFailure, Scored, Scorer
+from seeupo_jax.rewards.scorer import POLL_S, REWARD_FAILURE, RewardFailure, Scorer, ScoringResult
 from seeupo_jax.rollout.branching.candidate_plan import CandidatePlan, choose
 from seeupo_jax.rollout.engine.protocol import Action, Engine, Turn
 from seeupo_jax.rollout.engine.sampling import branch_chance
-from seeupo_jax.types import UNCHOSEN, Segment, Trajectory
+from seeupo_jax.types import UNCHOSEN, RewardRow, RewardTable, Segment, Trajectory
 
-JUDGE = "judge"  # the name of its score among a trajectory's rewards
+JUDGE = "judge"  # the name of the judge's score among a trajectory's rewards
 
 
 @dataclass
 class _Candidate:
-    """An action, the conversation that ends with it, and what the judge said of it."""
+    """An action, the conversation up to and including it, and the judge's result."""
 
     action: Action
     messages: Sequence[Message]
@@ -40,13 +40,13 @@ class _Candidate:
 
 
 @dataclass
-class _Step:
-    """A turn whose candidates are sampled and judged, by number."""
+class _TurnCandidates:
+    """The candidates of one turn by number, while they are sampled and judged."""
 
     turn: Turn
     count: int
     candidates: dict[int, _Candidate] = field(default_factory=dict)
-    chosen: int | None = None  # none: no judge's score has come of it
+    chosen: int | None = None  # None: no candidate has a score yet
 
     @property
     def judged(self) -> bool:
@@ -59,13 +59,13 @@ class _Step:
 
 
 class CandidateEngine:
-    """An `Engine` that samples several candidates of each turn and gives the one that goes on.
+    """An `Engine` that samples several candidates of each turn and returns the chosen one.
 
     Args:
       judge: scores conversations that end with a candidate.
       seed, iteration: of the collection.
       max_reward: the largest magnitude of a score.
-      wait: whether no step is made while the judge is asked (`rollout.deterministic`).
+      wait: whether decoding pauses while the judge works (`rollout.deterministic`).
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class CandidateEngine:
         self._engine, self._judge, self._plan = engine, judge, plan
         self._numbers, self._max_reward, self._wait = (seed, iteration), max_reward, wait
         self._width = max(plan.counts)
-        self._open: dict[int, _Step] = {}
-        self._steps: dict[int, list[_Step]] = {}  # of each open conversation
+        self._open: dict[int, _TurnCandidates] = {}
+        self._steps: dict[int, list[_TurnCandidates]] = {}  # of each open conversation
         self._waited_s = 0.0
 
     @property
@@ -111,7 +111,7 @@ class CandidateEngine:
 
     def submit(self, turn: Turn) -> None:
         count = self._plan.counts[turn.turn]
-        self._open[turn.key] = _Step(turn, count)
+        self._open[turn.key] = _TurnCandidates(turn, count)
         for number in range(count):
             member = turn.member + self._plan.place(turn.turn, number)
             self._engine.submit(replace(turn, key=turn.key * self._width + number, member=member))
@@ -124,7 +124,7 @@ class CandidateEngine:
             self._take(action)
         self._ask(stop)
         ready = sorted(key for key, step in self._open.items() if step.judged)
-        return [self._pass_on(key) for key in ready]
+        return [self._choose(key) for key in ready]
 
     def cancel(self, key: int) -> None:
         self._open.pop(key, None)
@@ -140,20 +140,19 @@ class CandidateEngine:
         return self._engine.seconds()
 
     def take_waited_s(self) -> float:
-        """Seconds since it was last asked in which there was nothing to do but to wait."""
+        """Seconds of idle waiting for the judge since the last call."""
         waited_s, self._waited_s = self._waited_s, 0.0
         return waited_s
 
     def finish(self, key: int, trajectory: Trajectory) -> list[Trajectory]:
-        """An episode that is over, paid by the judge, and the candidates that were not chosen.
+        """The trajectory with the judge's scores as rewards, and those of its unchosen candidates.
 
-        The environment's rewards are named ones beside the judge's, without weight. A candidate
-        that the judge failed on is a trajectory that failed, and so is an episode none of whose
-        candidates has a score.
+        The environment's rewards keep their names and have no weight. A candidate that the judge
+        failed on is a failed trajectory, and so is an episode without a scored candidate in a turn.
         """
         steps = self._steps.pop(key, [])
         scores = [step.score for step in steps][: trajectory.turns]
-        executed = _paid(trajectory, scores)
+        executed = replace(trajectory, reward_table=_judged(trajectory.reward_table.named, scores))
         if steps and steps[-1].chosen is None:
             failure = steps[-1].candidates[0].failure
             executed = replace(executed, info=executed.info | _cause(failure))
@@ -170,20 +169,20 @@ class CandidateEngine:
             function(key * self._width + number)
 
     def _take(self, action: Action) -> None:
-        """Has an action that was sampled judged."""
+        """Submits a sampled action to the judge."""
         key, number = divmod(action.key, self._width)
         step = self._open[key]
         view = step.turn.view(action.tokens)
         candidate = step.candidates[number] = _Candidate(action, view.messages)
         if action.failure:
             candidate.failure = RewardFailure("grammar", "failed", action.failure)
-        if action.failure or step.count == 1:  # which is not compared with anything
+        if action.failure or step.count == 1:  # a single candidate needs no comparison
             candidate.judged = True
         else:
             self._judge.submit(action.key, view)
 
     def _ask(self, stop: bool) -> None:
-        """Takes what the judge has answered; waits where there is nothing else to do."""
+        """Takes the judge's answers; waits for them if there is nothing else to do."""
         began = time.monotonic()
         idle = bool(self._judge.open) and (self._wait or not self._engine.busy)
         while self._judge.open:
@@ -193,7 +192,7 @@ class CandidateEngine:
                 break
         self._waited_s += time.monotonic() - began if idle else 0.0
 
-    def _score(self, key: int, scored: Scored) -> None:
+    def _score(self, key: int, scored: ScoringResult) -> None:
         episode_key, number = divmod(key, self._width)
         if episode_key not in self._open:
             return  # it was cancelled
@@ -208,8 +207,8 @@ class CandidateEngine:
         else:
             candidate.score = score
 
-    def _pass_on(self, key: int) -> Action:
-        """The candidate with which an episode goes on."""
+    def _choose(self, key: int) -> Action:
+        """Chooses the candidate that the episode executes."""
         step = self._open.pop(key)
         self._steps.setdefault(key, []).append(step)
         turn = step.turn
@@ -224,7 +223,7 @@ class CandidateEngine:
             self._engine.release(key * self._width + number)
         return replace(step.candidates[step.chosen].action, key=key)
 
-    def _unchosen(self, executed: Trajectory, step: _Step, number: int) -> Trajectory:
+    def _unchosen(self, executed: Trajectory, step: _TurnCandidates, number: int) -> Trajectory:
         candidate, turn = step.candidates[number], step.turn.turn
         # The episode takes the chosen one's place, and that one's the first candidate.
         place = self._plan.place(turn, step.chosen if number == 0 else number)
@@ -232,16 +231,16 @@ class CandidateEngine:
         if candidate.failure is not None:
             info |= {"failure": candidate.failure.reason} | _cause(candidate.failure)
         sampled = [candidate.score] if candidate.action.tokens else []
-        names = {
+        named = {
             name: (*rewards[:turn], *[0.0] * len(sampled))
-            for name, rewards in _env(executed).items()
+            for name, rewards in executed.named_turn_rewards.items()
+            if name != JUDGE
         }
+        rows = {name: RewardRow(sum(rewards), rewards) for name, rewards in named.items()}
         return replace(
-            _paid(
-                replace(executed, rewards={}, named_turn_rewards=names),
-                [*executed.turn_rewards[:turn], *sampled],
-            ),
-            segments=_until(executed.segments, turn, candidate.action),
+            executed,
+            reward_table=_judged(rows, [*executed.turn_rewards[:turn], *sampled]),
+            segments=_with_action(executed.segments, turn, candidate.action),
             stop=UNCHOSEN if candidate.failure is None else "env_error",
             messages=tuple(candidate.messages),
             info=info,
@@ -251,31 +250,18 @@ class CandidateEngine:
         )
 
 
-def _paid(trajectory: Trajectory, scores: Sequence[float]) -> Trajectory:
-    """A trajectory whose turns are paid by the judge; other rewards are named and weigh nothing."""
-    names = dict(trajectory.named_turn_rewards)
-    totals = {name: sum(rewards) for name, rewards in names.items()} | trajectory.rewards
-    return replace(
-        trajectory,
-        reward=sum(scores),
-        turn_rewards=tuple(scores),
-        rewards=totals | {JUDGE: sum(scores)},
-        named_turn_rewards=names | {JUDGE: tuple(scores)},
-    )
-
-
-def _env(trajectory: Trajectory) -> dict[str, tuple[float, ...]]:
-    """A trajectory's rewards of turns without the judge's."""
-    named = trajectory.named_turn_rewards
-    return {name: rewards for name, rewards in named.items() if name != JUDGE}
+def _judged(named: Mapping[str, RewardRow], scores: Sequence[float]) -> RewardTable:
+    """The table whose total is the judge's scores; the other rewards keep their names alone."""
+    judged = RewardRow(sum(scores), tuple(scores))
+    return RewardTable(judged, {**named, JUDGE: judged})
 
 
 def _cause(failure: RewardFailure) -> dict[str, str]:
     return {REWARD_FAILURE: f"{failure.name}={failure.cause}"}
 
 
-def _until(segments: Sequence[Segment], turn: int, action: Action) -> tuple[Segment, ...]:
-    """What was read before a turn, and another action in its place."""
+def _with_action(segments: Sequence[Segment], turn: int, action: Action) -> tuple[Segment, ...]:
+    """The segments up to a turn, with another action in place of the turn's own."""
     result: list[Segment] = []
     for segment in segments:
         result.append(segment)
@@ -290,7 +276,7 @@ def _until(segments: Sequence[Segment], turn: int, action: Action) -> tuple[Segm
 
 
 def _experts(read: Segment, action: Action) -> np.ndarray | None:
-    """Of what was read those that it has, of the rest the action's own; of the last token none."""
+    """The context's recorded experts, else the action's record of them; none for the last token."""
     if action.experts is None:
         return None
     unknown = np.iinfo(action.experts.dtype).max

@@ -1,4 +1,4 @@
-"""Plans of a group's tree, and their budget."""
+"""The interface of plans of a group's tree, and the group's budget."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 
-class Played(NamedTuple):
-    """An episode that is over.
+class EpisodeSummary(NamedTuple):
+    """A finished episode, as a plan sees it.
 
-    shared: turns that it has from another one. turns: all of its. tokens: that were sampled in it.
-    ends: of its own turns those after which the plan `keeps` it.
+    shared: turns that it shares with its parent. turns: all turns. tokens: sampled in it.
+    fork_turns: its own turns after which others may continue it (`ForkPlan.may_fork`).
     """
 
     shared: int
     turns: int
     tokens: int
     failed: bool
-    ends: tuple[int, ...] = ()
+    fork_turns: tuple[int, ...] = ()
 
 
 class Branch(NamedTuple):
-    """An episode to begin: it continues that of a place in the group after so many turns.
+    """An episode to begin. It continues the group's episode `place` after its first `turns` turns.
 
-    After none of them it begins with the task.
+    With `turns` 0 it begins with the task.
     """
 
     place: int
@@ -45,11 +45,13 @@ class Budget:
     tokens: int | None = None
 
     def most_tokens(self, turns: int) -> int:
-        """The most tokens that an episode may sample after so many turns."""
+        """The most tokens that an episode may still sample after a number of turns."""
         return (self.max_turns - turns) * self.turn_tokens
 
-    def affordable(self, wanted: Sequence[Branch], played: Sequence[Played]) -> list[Branch]:
-        """The first of the wanted branches, as many as certainly fit."""
+    def affordable(
+        self, wanted: Sequence[Branch], played: Sequence[EpisodeSummary]
+    ) -> list[Branch]:
+        """The first of the wanted branches, as many as fit the budget in the worst case."""
         fit = list(wanted[: self.group_size - len(played)])
         if self.tokens is None:
             return fit
@@ -62,7 +64,7 @@ class Budget:
 
 
 class ForkPlan(Protocol):
-    """Which trees a collection's groups become."""
+    """Decides the trees of a collection's groups."""
 
     @property
     def budget(self) -> Budget: ...
@@ -72,8 +74,8 @@ class ForkPlan(Protocol):
         """Trajectories that a group begins with."""
         ...
 
-    def keeps(self, turns: int, entropy: Sequence[float], chance: float) -> bool:
-        """Whether others may continue an episode after so many turns.
+    def may_fork(self, turns: int, entropy: Sequence[float], chance: float) -> bool:
+        """Whether other episodes may branch off after a number of turns.
 
         Args:
           entropy: of the first tokens of each turn so far (`Action.entropy`), where it is known.
@@ -81,10 +83,12 @@ class ForkPlan(Protocol):
         """
         ...
 
-    def branches(self, played: Sequence[Played], existing: Sequence[Branch]) -> list[Branch]:
+    def branches(
+        self, played: Sequence[EpisodeSummary], existing: Sequence[Branch]
+    ) -> list[Branch]:
         """The next branches of a group whose episodes are all over; none: it is complete.
 
         Args:
-          played: by place. existing: those of them that are no roots, by what they continued.
+          played: finished episodes by place. existing: the branches among them, in order.
         """
         ...

@@ -11,7 +11,7 @@ from seeupo_jax.rollout.branching.candidate_plan import CandidatePlan, candidate
 from seeupo_jax.rollout.branching.entropy_plan import EntropyPlan
 from seeupo_jax.rollout.branching.fork_plan import Budget, ForkPlan
 from seeupo_jax.rollout.branching.tree_plan import TreePlan, scaled_factors
-from seeupo_jax.rollout.episode import Request
+from seeupo_jax.rollout.episode import EpisodeRequest
 
 
 def make_plan(config: Config) -> ForkPlan | None:
@@ -42,7 +42,9 @@ def make_plan(config: Config) -> ForkPlan | None:
     return plan
 
 
-def root_requests(requests: Sequence[Request], plan: ForkPlan | None) -> list[Request]:
+def root_requests(
+    requests: Sequence[EpisodeRequest], plan: ForkPlan | None
+) -> list[EpisodeRequest]:
     """The requests that a collection starts with, out of those of whole groups."""
     if plan is None:
         return list(requests)
@@ -81,7 +83,7 @@ def _candidates(forks: CandidateForks, budget: Budget) -> ForkPlan:
     return CandidatePlan(counts, forks.temperature, budget)
 
 
-# Kind of `config.algorithm.forks` -> the maker of its plan.
+# Kind of `config.algorithm.forks` -> the function that makes its plan.
 _PLANS: dict[str, Callable[[Any, Budget], ForkPlan]] = {
     "tree": _tree,
     "entropy": _entropy,

@@ -1,4 +1,4 @@
-"""SPO's trees (arXiv:2505.23564): levels of nodes with so many children each."""
+"""SPO's trees (arXiv:2505.23564): levels of nodes with a fixed number of children."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from seeupo_jax.rollout.branching.fork_plan import Branch, Budget, Played
+from seeupo_jax.rollout.branching.fork_plan import Branch, Budget, EpisodeSummary
 
 
 @dataclass(frozen=True)
 class TreePlan:
-    """Levels of nodes, `every` turns apart, whose children are so many.
+    """A tree with levels `every` turns apart and a number of children per node on each level.
 
     factors: children of the root, and of the nodes of each level. A node's first child is the
-      episode that made it, which goes on; the others branch off. An episode that is over before a
-      level has no node there.
+      episode that made it; the others branch off. An episode that ends before a level has no node
+      there.
     """
 
     factors: tuple[int, ...]
@@ -27,10 +27,12 @@ class TreePlan:
     def roots(self) -> int:
         return self.factors[0]
 
-    def keeps(self, turns: int, entropy: Sequence[float], chance: float) -> bool:
+    def may_fork(self, turns: int, entropy: Sequence[float], chance: float) -> bool:
         return turns % self.every == 0 and turns // self.every < len(self.factors)
 
-    def branches(self, played: Sequence[Played], existing: Sequence[Branch]) -> list[Branch]:
+    def branches(
+        self, played: Sequence[EpisodeSummary], existing: Sequence[Branch]
+    ) -> list[Branch]:
         made = Counter(existing)
         for level, factor in enumerate(self.factors[1:], start=1):
             turns = level * self.every
@@ -47,9 +49,9 @@ class TreePlan:
 
 
 def scaled_factors(factors: Sequence[int], group_size: int) -> tuple[int, ...]:
-    """A tree's factors for so many leaves at most: the largest ones shrink, the deepest first.
+    """A tree's factors, reduced to a largest number of leaves: large ones first, deep ones first.
 
-    What that leaves over goes to the root, whose factor becomes as large as the group allows.
+    The root's factor is then raised as far as the group allows.
     """
     scaled = list(factors)
     while math.prod(scaled) > group_size:

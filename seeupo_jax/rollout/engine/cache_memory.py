@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from seeupo_jax.configuration import schema
-from seeupo_jax.parallel.device_memory import GIB, in_units
+from seeupo_jax.parallel.device_memory import GIB, format_bytes
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.rollout.engine.read_plan import ANYWHERE, KVReadPlan
 
 
 @dataclass(frozen=True)
 class Reshard:
-    """The policy's copy in the sampler's layout, made before each rollout, and what it costs.
+    """The cost of the policy's copy in the sampler's layout, which is made before each rollout.
 
     axes: the sampler's layout of the devices, in words.
     held_bytes: the sampler's own copy, on one device; 0: it reads the trainer's parameters.
@@ -36,9 +36,9 @@ class Reshard:
             return f"sampler's layout: {self.axes}; it reads the trainer's parameters"
         rounded = ", layers in int8" if self.int8 else ""
         return (
-            f"sampler's layout: {self.axes}; {in_units(self.held_bytes)} per device for its copy of"
-            f" the policy{rounded}, {in_units(self.received_bytes)} of it from other devices before"
-            " each rollout"
+            f"sampler's layout: {self.axes}; {format_bytes(self.held_bytes)} per device for its"
+            f" copy of the policy{rounded}, {format_bytes(self.received_bytes)} of it from"
+            " other devices before each rollout"
         )
 
 
@@ -46,9 +46,9 @@ class Reshard:
 class CachePlan:
     """Sizes of the cache. slots, concurrency and pages are of one shard of the rows.
 
-    slots: actions in the making. concurrency: open conversations. pages: of page_size tokens each.
+    slots: actions being decoded. concurrency: open conversations. pages: of page_size tokens each.
     token_bytes: keys and values of one token in all layers, on one device.
-    reshard: how the policy comes to the sampler; None: unknown.
+    reshard: cost of the sampler's copy of the policy; None: unknown.
     gathered_bytes: keys and values of one layer that a decode step gathers of whole rows, on one
       device; 0: a block of tokens at a time, or none.
     """
@@ -90,12 +90,12 @@ class CachePlan:
         way = "" if self.reshard is None else f"; {self.reshard}"
         beside = ""
         if self.gathered_bytes:
-            beside = f"; {in_units(self.gathered_bytes)} beside it, gathered to decode"
+            beside = f"; {format_bytes(self.gathered_bytes)} beside it, gathered to decode"
         return (
             f"KV cache: {self.slots} slots{cut} for {self.concurrency} conversations,"
-            f" {in_units(self.bytes)} in {self.pages} pages of {self.page_size} tokens"
-            f" ({in_units(self.token_bytes)} per token, {in_units(row_bytes)} per conversation of"
-            f" {self.max_context} tokens; {fit} of them fit at once){beside}{way}"
+            f" {format_bytes(self.bytes)} in {self.pages} pages of {self.page_size} tokens"
+            f" ({format_bytes(self.token_bytes)} per token, {format_bytes(row_bytes)} per"
+            f" conversation of {self.max_context} tokens; {fit} of them fit at once){beside}{way}"
         )
 
 
@@ -109,12 +109,12 @@ def plan_cache(
     free_bytes: int | None = None,
     read_plan: KVReadPlan = ANYWHERE,
 ) -> CachePlan:
-    """The cache of a run: every open conversation at full length, or what `cache_gib` allows.
+    """The cache of a run: every open conversation at full length, limited by `cache_gib`.
 
     Args:
-      shards: parts that rows are cut into. tensor: devices that share a row's heads.
-      reshard: how the policy comes to the sampler, whose copy of it lies beside the cache.
-      free_bytes: what a device has left; None: unknown.
+      shards: of the rows. tensor: devices that share a row's heads.
+      reshard: cost of the sampler's copy of the policy, which shares the memory with the cache.
+      free_bytes: free memory of a device; None: unknown.
       read_plan: how the cache is read. Without blocks a decode step gathers whole rows.
 
     Raises:
@@ -175,15 +175,15 @@ def _check_free(rollout: schema.Rollout, plan: CachePlan, free_bytes: int) -> No
     others = []
     if plan.policy_bytes:
         whose = _whose_mesh(rollout)
-        others.append(f"{in_units(plan.policy_bytes)} of the sampler's policy ({whose})")
+        others.append(f"{format_bytes(plan.policy_bytes)} of the sampler's policy ({whose})")
     if plan.gathered_bytes:
-        size = in_units(plan.gathered_bytes)
+        size = format_bytes(plan.gathered_bytes)
         others.append(f"{size} that decoding gathers (config.rollout.slots, {plan.slots})")
     beside = f"with {' and '.join(others)} together " if others else ""
     raise ValueError(
-        f"config.rollout.cache_gib: got {rollout.cache_gib}, which means {in_units(plan.bytes)}"
+        f"config.rollout.cache_gib: got {rollout.cache_gib}, which means {format_bytes(plan.bytes)}"
         f" per device for {plan.concurrency} conversations of {plan.max_context} tokens;"
-        f" allowed: {beside}less than the {in_units(free_bytes)} that are free."
+        f" allowed: {beside}less than the {format_bytes(free_bytes)} that are free."
     )
 
 

@@ -44,7 +44,7 @@ class Clock:
         self._prefills: list[Dispatch] = []
 
     def end(self) -> None:
-        """Ends the thread once what was dispatched is over; the seconds stay."""
+        """Ends the thread once all dispatched work is finished; the seconds stay readable."""
         if self._thread is not None:
             self._thread.shutdown(wait=False)
             self._thread = None
@@ -56,7 +56,7 @@ class Clock:
 
     @staticmethod
     def now() -> float:
-        """The time, of which the seconds are."""
+        """The current time by the clock that measures the seconds."""
         return time.monotonic()
 
     def prefill(self, began: float, mark: Any) -> None:

@@ -1,6 +1,6 @@
 """The experts of the tokens whose keys and values are in the cache, page by page on the host.
 
-What shares a page of the cache shares its record too, whoever computed it: a later turn, a sibling.
+Turns and siblings that share a page of the cache share its record, too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from seeupo_jax.policy.kernels.paged import PageTable
 
 
 class ExpertPages:
-    """A record beside the pages of one row shard; written in the order of the device's programs."""
+    """The record of one row shard's pages, written in the order of the device's programs."""
 
     def __init__(self, routing: Routing, pages: int, page_size: int):
         self._size = page_size
@@ -36,7 +36,7 @@ class ExpertPages:
     def write_tiles(
         self, position_RL: np.ndarray, page_table: PageTable, expert_RLG: np.ndarray
     ) -> None:
-        """Takes what a prefill of rows chose."""
+        """Records the experts that a prefill of rows chose."""
         for row, position_L in enumerate(position_RL):
             real_L = position_L != NOWHERE
             places = self._places(page_table.table_RP[row], position_L[real_L])

@@ -75,7 +75,7 @@ class Grammars:
       vocab_size: of the model's head, at least the tokenizer's.
 
     A JSON schema's `x-guidance` sets llguidance's options, `{"lenient": true}` to pass over what it
-    cannot enforce. Not seen by a grammar, and left to `parse_hermes`: a key that comes twice in an
+    cannot enforce. A grammar does not check, and leaves to `parse_hermes`: duplicate keys in an
     object whose keys the schema leaves open, a number out of range, nesting without end.
 
     Raises:
@@ -195,7 +195,7 @@ class Matcher:
 
 
 def apply_mask(logits_NV: jax.Array, mask_NW: jax.Array) -> jax.Array:
-    """Logits with -inf where a token may not come; to be applied before top-k and top-p.
+    """Logits with -inf at tokens that are not allowed; apply it before top-k and top-p.
 
     Args:
       mask_NW: uint32 or int32 [N, ceil(V / 32)], as `Matcher.allowed` writes them.

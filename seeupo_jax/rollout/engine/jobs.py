@@ -1,4 +1,4 @@
-"""One row shard's work on the host: turns that wait, actions in the making, what to run next."""
+"""One row shard's bookkeeping on the host: waiting turns, running actions, the next dispatch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from seeupo_jax.policy.kernels.paged import PageTable, Prefixes
 from seeupo_jax.rollout.engine.cache_memory import CachePlan
 from seeupo_jax.rollout.engine.expert_pages import ExpertPages
 from seeupo_jax.rollout.engine.grammar import Grammars, Matcher
-from seeupo_jax.rollout.engine.kv_pages import Lease, PageTree, Refusal
+from seeupo_jax.rollout.engine.kv_pages import Lease, LeaseRefusal, PageTree
 from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.sampler import SlotRows
 
@@ -27,17 +27,17 @@ COUNTS = (
     "memory_waits",
 )
 LONG, SHORT = 128, 16  # tokens of a prefilled row
-# Attention reads what rows have in common once, from this many tokens on.
+# Attention reads a prefix that rows share once if it has at least this many tokens.
 PREFIX_AT_LEAST = 128
 
 
 @dataclass(eq=False)
 class Job:
-    """An action in the making.
+    """An action that is being decoded.
 
-    limit: tokens that it may have.
-    prefilled: leading context tokens whose keys and values are in the cache, or on their way.
-    asked: steps of decoding that have been dispatched; 0: it has not begun.
+    limit: the most tokens that it may have.
+    prefilled: leading context tokens whose keys and values are in the cache, or dispatched.
+    dispatched: decoding steps that have been dispatched; 0: none.
     matcher: of a grammar, and mask_W, the bits of the tokens that it allows next.
     entropy: as of `Action`, so far.
     """
@@ -47,7 +47,7 @@ class Job:
     lease: Lease
     slot: int
     prefilled: int
-    asked: int = 0
+    dispatched: int = 0
     tokens: list[int] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
     matcher: Matcher | None = None
@@ -69,7 +69,7 @@ class Job:
         return len(self.turn.context) - 1 - self.prefilled
 
 
-class Shard:
+class SlotShard:
     """The slots and pages of one part of the devices.
 
     action: the most tokens of an action. experts: the record of those in the cache; None: none.
@@ -92,10 +92,10 @@ class Shard:
         self._leases: dict[int, Lease] = {}  # of each open conversation's last action
 
     def admit(self, grammars: Grammars | None) -> list[tuple[int, int]]:
-        """Begins what can begin, open conversations before new ones; pages to copy first.
+        """Starts the turns that can start, open conversations first; returns pages to copy first.
 
-        A turn whose context another one is about to prefill waits to share it; one for which there
-        is no memory holds up all behind it, so that none waits for ever.
+        A turn whose context another one is about to prefill waits to share it. A turn without
+        enough memory blocks all turns behind it, so that none waits forever.
         """
         copies = []
         self.waiting.sort(key=lambda turn: turn.turn == 0)
@@ -104,7 +104,7 @@ class Shard:
                 break
             limit = self._action if turn.limit is None else min(turn.limit, self._action)
             lease = self._tree.lease(turn.context, limit)
-            if lease is None and self._tree.refusal is Refusal.PAGES:
+            if lease is None and self._tree.refusal is LeaseRefusal.PAGES:
                 self.counts["memory_waits"] += 1
                 break
             if lease is None:
@@ -143,7 +143,7 @@ class Shard:
         return sum(_tiles_of(job, length) for job in self.jobs.values())
 
     def take_tiles(self, rows: int, length: int) -> tuple[np.ndarray, np.ndarray, PageTable]:
-        """The next rows to prefill: tokens and positions [rows, length], and what they see."""
+        """The next rows to prefill: tokens and positions [rows, length], and their page tables."""
         tokens_RL = np.zeros((rows, length), np.int32)
         position_RL = np.full((rows, length), NOWHERE, np.int32)
         tiles = [job for job in self.jobs.values() for _ in range(_tiles_of(job, length))]
@@ -166,8 +166,8 @@ class Shard:
             job
             for job in self.jobs.values()
             if not job.unread
-            and job.asked < job.limit
-            and not (landed and job.asked > len(job.tokens))
+            and job.dispatched < job.limit
+            and not (landed and job.dispatched > len(job.tokens))
         ]
 
     def take_rows(
@@ -180,11 +180,11 @@ class Shard:
         steps: int,
         mask_words: int | None,
     ) -> tuple[SlotRows, PageTable, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Rows that decode, what they see (tables of `width` pages), and their streams' numbers.
+        """Rows to decode, their page tables (`width` pages), and the numbers of their streams.
 
         Args:
-          group_size: rows that one prefix may serve; 1: no prefixes.
-          mask_words: of a row of grammars' masks; None: no grammars.
+          group_size: rows that one shared prefix may serve; 1: no shared prefixes.
+          mask_words: words per row of the grammars' masks; None: no grammars.
         """
         slot_R = np.full(rows, self._plan.slots, np.int32)
         token_R, position_R, limit_R = np.zeros((3, rows), np.int32)
@@ -192,11 +192,11 @@ class Shard:
         numbers_3R = np.zeros((3, rows), np.uint32)
         for row, job in enumerate(jobs):
             turn = job.turn
-            slot_R[row], fresh_R[row] = job.slot, job.asked == 0
+            slot_R[row], fresh_R[row] = job.slot, job.dispatched == 0
             token_R[row], position_R[row] = turn.context[-1], len(turn.context) - 1
             limit_R[row] = job.limit
             numbers_3R[:, row] = turn.task, turn.member, turn.turn
-            job.asked += steps
+            job.dispatched += steps
         who = SlotRows(
             slot_R, fresh_R, token_R, position_R, limit_R, _masks(jobs, rows, mask_words)
         )
@@ -255,7 +255,7 @@ class Shard:
         alive: bool,
         routed_KG: np.ndarray | None = None,
     ) -> list[Action]:
-        """Takes what a dispatch sampled for an action; the action, if that was its end."""
+        """Takes an action's tokens from a dispatch; returns the action once it is complete."""
         if self.jobs.get(job.slot) is not job:
             return []  # it had ended before
         if self.experts is not None:
@@ -284,7 +284,7 @@ class Shard:
         return [Action(job.turn.key, job.tokens, job.logp, **statistics)]
 
     def _end(self, job: Job) -> None:
-        """Frees an action's slot; what it computed stays in the cache."""
+        """Frees an action's slot; its keys and values stay in the cache."""
         del self.jobs[job.slot]
         self._free.append(job.slot)
         if job.tokens:
@@ -317,7 +317,7 @@ class Shard:
 
 
 def _tiles_of(job: Job, length: int) -> int:
-    """Long rows are full; what is left goes into short ones, of which the last may be padded."""
+    """Splits tokens into full long rows and then short rows; the last one may be padded."""
     if length == LONG:
         return job.unread // LONG
     return 0 if job.unread >= LONG else -(-job.unread // length)

@@ -1,11 +1,11 @@
-"""Which pages of the KV cache hold which tokens: a radix tree over a static pool of pages.
+"""The contents of the KV cache's pages: a radix tree over a static pool of pages.
 
 A page holds the keys and values of `page_size` consecutive positions. A node of the tree is one
-page, the tokens whose keys and values it holds, and the node of the page before it; so what is
-cached is found by its tokens, whether an earlier turn, a sibling or another task computed it.
+page, the tokens whose keys and values it holds, and the node of the page before it. So cached
+tokens are found whether an earlier turn, a sibling or another task computed them.
 
-The device runs programs in the order in which they are dispatched, and this order is all that the
-bookkeeping relies on. What keeps a position from being overwritten while it may still be read:
+The bookkeeping relies on the device running programs in the order of their dispatch. These rules
+keep a position from being overwritten while it may still be read:
   - a page with all its tokens is shared and never written again;
   - a page with fewer has one writer at most, which writes after those tokens only; another lease
     that wants them copies the page, and holds it until the copy has been dispatched;
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
-class Refusal(enum.Enum):
+class LeaseRefusal(enum.Enum):
     """Why a lease could not start now."""
 
     PENDING = "tokens it shares are about to be computed by another lease"
@@ -34,9 +34,9 @@ class Lease:
 
     pages: page numbers for all positions of context and action, `page_size` positions each.
     cached: how many leading tokens need no prefill; at most the context's length - 1.
-    copy: (source, own) pages: the source is to be copied whole before this lease's prefill.
+    copy: (source, own) pages: the whole source is copied before this lease's prefill.
     shared: how many leading pages hold context tokens only; nothing writes them once computed.
-    pending: its copy or prefill has still to be dispatched.
+    pending: its copy or prefill has not been dispatched yet.
     open: neither released nor cancelled.
     path: the tree's nodes of its leading pages; for `PageTree` only.
     source: the node it copies, until the copy has been dispatched; for `PageTree` only.
@@ -82,7 +82,7 @@ class _Match(NamedTuple):
 
 
 class PageTree:
-    """The pages of one row shard: leases them to turns and remembers what they hold.
+    """The pages of one row shard: leases them to turns and records their tokens.
 
     refusal: why the last `lease` returned None; None where it did not.
     hits: tokens that leases found in the cache.
@@ -93,7 +93,7 @@ class PageTree:
         """Takes the pool's size in pages and a page's in positions, each >= 1."""
         self.pages = pages
         self.page_size = page_size
-        self.refusal: Refusal | None = None
+        self.refusal: LeaseRefusal | None = None
         self.hits = 0
         self.evicted = 0
         self._root = _Node(None, -1, ())
@@ -103,11 +103,11 @@ class PageTree:
         self._idle: OrderedDict[_Node, None] = OrderedDict()
 
     def lease(self, context: Sequence[int], reserve: int) -> Lease | None:
-        """Pages for a context and an action; what the lease will compute is announced at once.
+        """Pages for a context and an action; other leases wait for the tokens that it will compute.
 
         Args:
           context: every token before the action, at least one; all but the last get prefilled.
-          reserve: tokens that the action may have, at least one.
+          reserve: the most tokens of the action, at least one.
 
         Returns:
           The lease, or None (see `refusal`), which leaves everything as it was.
@@ -121,21 +121,21 @@ class PageTree:
         total = -(-(cacheable + reserve) // size)
         path = self._match_pages(tokens, cacheable)
         if path is None:
-            self.refusal = Refusal.PENDING
+            self.refusal = LeaseRefusal.PENDING
             return None
         full = len(path)
         rest = tokens[full * size : min(full * size + size, cacheable)]
         match = self._match_part(self._end(path), rest)
         if match is None:
-            self.refusal = Refusal.PENDING
+            self.refusal = LeaseRefusal.PENDING
             return None
         if match.node is not None and not match.in_place:
-            # The source is needed besides the lease's own pages: without room, compute it again.
+            # The source takes a page besides the lease's own: without room, compute it again.
             match = match if self._has_room(total - full, [*path, match.node]) else _Match()
         source = None if match.in_place else match.node
         path += [match.node] if match.in_place else []
         if not self._has_room(total - len(path), path):
-            self.refusal = Refusal.PAGES
+            self.refusal = LeaseRefusal.PAGES
             return None
 
         for node in path if source is None else [*path, source]:
@@ -209,7 +209,7 @@ class PageTree:
         self._close(lease, [page for page in lease.pages[private:] if page not in used])
 
     def cancel(self, lease: Lease) -> None:
-        """Ends a lease whose turn failed: only what it had computed of its context stays cached."""
+        """Ends a lease whose turn failed: only the computed part of its context stays cached."""
         assert lease.open, "the lease is closed"
         self._let_go_of_source(lease)
         private = len(lease.path)
@@ -230,7 +230,7 @@ class PageTree:
         for node in reversed(lease.path):
             if len(node.children) > len(chain[-1:]):
                 break  # other conversations continue from here
-            chain += [node] if node in self._idle else []  # not what is in use or evicted already
+            chain += [node] if node in self._idle else []  # skips nodes in use and evicted ones
         self._move_to_front(chain)
 
     def _check_size(self, context: int, reserve: int) -> None:
@@ -243,7 +243,7 @@ class PageTree:
             )
 
     def _match_pages(self, tokens: tuple[int, ...], cacheable: int) -> list[_Node] | None:
-        """The nodes of the leading whole pages in the cache; None if one is to be computed."""
+        """Nodes of the leading whole pages in the cache; None if one is about to be computed."""
         size, node, path = self.page_size, self._root, []
         for start in range(0, cacheable - size + 1, size):
             node = node.children.get(tokens[start : start + size])
@@ -255,7 +255,7 @@ class PageTree:
         return path
 
     def _match_part(self, parent: _Node, rest: tuple[int, ...]) -> _Match | None:
-        """The child that begins most like `rest`; None if one that gives more is to be computed.
+        """The child that shares most with `rest`; None if a better one is about to be computed.
 
         Only a child that begins with `rest`, or that `rest` begins with, is waited for: contexts
         that part within this page would wait for one another in turn, to save less than a page.
@@ -278,7 +278,7 @@ class PageTree:
         return path[-1] if path else self._root
 
     def _has_room(self, pages: int, retained: list[_Node]) -> bool:
-        """Whether so many pages can be had without evicting the nodes to be kept."""
+        """Whether a number of pages is available without evicting the nodes to be kept."""
         idle = len(self._idle) - sum(not node.references for node in retained)
         return pages <= len(self._free) + idle
 

@@ -16,16 +16,16 @@ from seeupo_jax.rewards.finished_episode import FinishedEpisode
 class Turn:
     """One action to sample.
 
-    key: names the conversation in the answer; one turn of a conversation at a time.
+    key: identifies the conversation in the answer; one turn of a conversation at a time.
     context: all tokens before the action.
     group: conversations of one group begin alike and are best kept together.
     task, member, turn: with the collection's seed and iteration, all that random numbers derive
       from: nothing that other conversations share or shift.
     tools: that exist, where a grammar allows well-formed calls only.
     limit: tokens that the action may have at most, if these are fewer than the engine's own limit.
-    listen: is given the action's tokens so far, whenever there are more, in the thread that steps;
-      a number, at least 1, ends the action after so many of them.
-    view: the conversation with an action of these tokens at its end, for who judges it.
+    listen: called with the action's tokens so far whenever there are more, in the stepping thread;
+      a returned number, at least 1, ends the action after that many tokens.
+    view: makes the conversation that ends with an action of these tokens, for a judge.
     """
 
     key: int
@@ -48,8 +48,8 @@ class Action:
     failure: why there is none; empty otherwise. refuses_tools: it is a tool of the turn, of which
       there is no grammar.
     cached: tokens of the context that the engine had computed before.
-    entropy: of the distributions that its first `Sampling.entropy_tokens` tokens were drawn from,
-      their sum in units of the largest that there is, log V; None: not computed.
+    entropy: sum over its first `Sampling.entropy_tokens` tokens of the sampling distribution's
+      entropy, in units of its maximum, log V; None: not computed.
     experts: of the tokens of the context and of the action but its last, [L, G], as
       `Architecture.routing` says; None: not recorded.
     """
@@ -67,8 +67,8 @@ class Action:
 class Engine(Protocol):
     """Samples actions for many conversations at once.
 
-    A collection calls `begin`, then `submit` whenever an environment has answered, and `step` all
-    the time until it says that it is over; all in one thread.
+    A collection calls `begin`, then `submit` whenever an environment has answered, and `step`
+    repeatedly until it returns None; all in one thread.
     """
 
     @property
@@ -79,11 +79,11 @@ class Engine(Protocol):
     def begin(
         self, params: Any, *, seed: int, iteration: int, temperature: float | None = None
     ) -> None:
-        """Starts a collection; nothing that was computed before is used.
+        """Starts a collection; earlier keys and values are not used.
 
         Args:
           seed, iteration: what random numbers derive from.
-          temperature: None is the one that the engine was made with.
+          temperature: None: the engine's own.
         """
         ...
 
@@ -132,9 +132,9 @@ class Engine(Protocol):
         ...
 
     def usage(self) -> Mapping[str, int]:
-        """Counts of what this process has spent on the collection so far, by name."""
+        """Counts of this process's work on the collection so far, by name."""
         ...
 
     def seconds(self) -> Mapping[str, float]:
-        """Device seconds of these by kind of work; empty where the engine cannot say."""
+        """Device seconds of this work by kind; empty if the engine does not measure them."""
         ...

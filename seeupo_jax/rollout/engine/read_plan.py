@@ -21,7 +21,7 @@ class KVReadPlan(NamedTuple):
 
 
 ANYWHERE = KVReadPlan()
-# What is gathered stays in the CPU's own cache: 64 rows of 340 tokens take 7 to 9 ms a layer of
+# Gathered pages stay in the CPU's cache: 64 rows of 340 tokens take 7 to 9 ms a layer of
 # SmolLM2-135M on two cores, where blocks of 256 take 11 to 20.
 _CPU_BLOCK = 64
 

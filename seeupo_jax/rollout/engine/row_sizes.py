@@ -23,14 +23,14 @@ def decoded_rows(slots: int, *, halvings: int, few: bool) -> list[int]:
 
 
 def prefilled_rows(tokens: int, length: int, *, few: bool) -> list[int]:
-    """Numbers of rows of a length that prefilling so many tokens is compiled for; `few`: one."""
+    """Row counts that prefilling `tokens` in rows of `length` is compiled for; `few`: one."""
     sizes = row_sizes(max(1, tokens // length), halvings=4, least=2)[::-2][::-1]
     middle = (len(sizes) - 1) // 2
     return sizes[middle : middle + 1] if few else sizes
 
 
 def at_least(sizes: Sequence[int], wanted: int) -> int:
-    """The smallest size that holds so many; the largest where none does."""
+    """The smallest size of at least `wanted`; the largest if all are smaller."""
     return next((size for size in sizes if size >= wanted), sizes[-1])
 
 

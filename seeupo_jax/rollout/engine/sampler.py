@@ -107,9 +107,9 @@ def prefill(
     Rows are tiles: several of them may continue one conversation. Position `NOWHERE` is padding.
 
     Args:
-      records: whether the experts of the tokens are of interest.
+      records: whether to return the experts of the tokens.
 
-    Returns: the cache; an int32 [R] that is nothing but there once the cache is; and the experts
+    Returns: the cache; an int32 [R] that is available once the cache is; and the experts
       [R, L, G], or None.
     """
     with jax.named_scope("rollout/prefill"):
@@ -223,7 +223,7 @@ def _draw_next(
     sampling: Sampling,
     tokens: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Tokens [R] after so many of their actions, log-probabilities, entropies of first ones.
+    """Draws tokens [R]; returns them, their log-probabilities and the entropies of first tokens.
 
     tokens: of the vocabulary.
     """

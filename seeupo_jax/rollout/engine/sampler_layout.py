@@ -20,7 +20,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Sharding
 
 from seeupo_jax.parallel.mesh import param_shardings, sharding
-from seeupo_jax.policy.network import Network, abstract
+from seeupo_jax.policy.network import Network, abstract_network
 from seeupo_jax.policy.projection import quantize
 from seeupo_jax.rollout.engine.cache_memory import Reshard
 
@@ -28,11 +28,11 @@ Path = tuple[Any, ...]  # keys of a parameter in the tree
 
 
 class SamplerLayout:
-    """How a sampler holds a policy: where, in which type, layers side by side.
+    """The layout of a sampler's parameters: sharding, types and stacked layers.
 
     Unless `int8` rounds the layers' matrices, no value changes, since every use converts to the
-    compute dtype first; norms, which compute in float32, keep their type. What needs no change is
-    not copied.
+    compute dtype first; norms, which compute in float32, keep their type. Arrays that need no
+    change are not copied.
 
     Args:
       trainers: the network as the trainer has it.
@@ -46,11 +46,11 @@ class SamplerLayout:
         self._arch, self._mesh, self._int8 = trainers.arch, mesh, int8
         self._axes = flatten_dict(trainers.logical_axes())
         arch = dataclasses.replace(trainers.arch, scan_layers=False, int8=int8)
-        self.network = trainers if arch == trainers.arch else abstract(arch)[0]
+        self.network = trainers if arch == trainers.arch else abstract_network(arch)[0]
         self._programs: dict[Any, Any] = {}
 
     def place(self, params: Any) -> Any:
-        """The sampler's parameters; themselves where nothing is to be done."""
+        """The sampler's parameters; the trainer's own arrays if nothing changes."""
         if (program := self.program(params)) is None:
             return params
         function, changed = program
@@ -58,12 +58,12 @@ class SamplerLayout:
         return unflatten_dict(unchanged | function(changed))
 
     def program(self, params: Any) -> tuple[Any, Mapping[Path, Any]] | None:
-        """The program that lays parameters out, and its argument: those that it has to change.
+        """The program that lays parameters out, and its argument: the parameters that change.
 
         Args:
           params: arrays, or shape structs with shardings.
 
-        Returns: None where nothing is to be done.
+        Returns: None if nothing changes.
         """
         changed = self._changed(params)
         if not changed:
@@ -96,7 +96,7 @@ class SamplerLayout:
     def reshard(self, params: Any) -> Reshard:
         """The cost of laying out parameters (arrays, or shape structs with shardings).
 
-        What is received is without the scales of int8 matrices, a number for each of their columns.
+        Received bytes exclude the scales of int8 matrices, one number per column.
         """
         changed, targets = self._changed(params), self._targets(params)
         received_D, held = [0] * (1 if self._mesh is None else self._mesh.size), 0
@@ -118,7 +118,7 @@ class SamplerLayout:
         return Reshard(where, held, max(received_D), local, self._int8)
 
     def _move(self, changed: Mapping[Path, jax.Array]) -> dict[Path, jax.Array]:
-        # To its type before anything else: what devices send each other is of that type.
+        # Convert the type first: devices then send each other the smaller type.
         moved = {}
         for path, x in changed.items():
             if self._rounded(path):

@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from seeupo_jax.algorithms.surrogate import Importance
-from seeupo_jax.parallel.mesh import parts, per_shard
+from seeupo_jax.parallel.mesh import axis_parts, per_shard
 from seeupo_jax.policy.network import VOCAB
 
 
 class Sampling(NamedTuple):
     """The static options of sampling; hashable.
 
-    entropy_tokens: of each action so many first ones whose entropy is computed.
+    entropy_tokens: number of first tokens of each action whose entropy is computed.
     raw_logp: log-probabilities are those at temperature 1 before top-k and top-p.
     """
 
@@ -51,7 +51,7 @@ def task_number(task_id: str) -> int:
 
 
 def branch_chance(seed: int, iteration: int, task: int, member: int, turn: int) -> float:
-    """Uniform in [0, 1), on the host: by which it is decided how an episode goes on at a turn."""
+    """Uniform in [0, 1), on the host: decides whether an episode branches at a turn."""
     numbers = np.random.SeedSequence([seed, iteration, task, member], spawn_key=(turn,))
     return float(np.random.default_rng(numbers).random())
 
@@ -103,11 +103,11 @@ def truncation_note(*, top_k: int | None, top_p: float | None, grammar: str | No
 
 
 def quantization_note(quantize: str, importance: Importance | None, *, ahead: bool) -> str | None:
-    """A sentence where rounded matrices draw the tokens and nothing corrects for it.
+    """A warning if rounded matrices draw the tokens and nothing corrects for it; else None.
 
     Args:
-      ahead: whether the policy before samples: ratios are to what sampled, as with
-        `importance`, the options of importance weights.
+      ahead: whether the previous policy samples; ratios are then to the sampler's own
+        log-probabilities, which corrects for the rounding as importance weights do.
     """
     if quantize == "none" or importance is not None or ahead:
         return None
@@ -159,7 +159,7 @@ def pick(logits_NV: jax.Array, u_N: jax.Array) -> jax.Array:
 
 
 def _pick(logits_NV: jax.Array, u_N: jax.Array) -> jax.Array:
-    (N, V), cut = logits_NV.shape, parts("vocab") > 1
+    (N, V), cut = logits_NV.shape, axis_parts("vocab") > 1
     top_N = logits_NV.max(axis=1)
     top_N = jax.lax.pmax(top_N, VOCAB) if cut else top_N
     weight_NV = jnp.exp(logits_NV - top_N[:, None])
@@ -182,9 +182,9 @@ def _pick(logits_NV: jax.Array, u_N: jax.Array) -> jax.Array:
 
 
 def _passed(weight_NX: jax.Array, wanted_N: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The first entry above 0 with which the sum exceeds what is wanted, and the sum before it.
+    """The first entry above 0 at which the running sum exceeds `wanted`, and the sum before it.
 
-    Sums are rounded: where none exceeds it, the last entry above 0.
+    Sums are rounded: if none exceeds it, the last entry above 0.
     """
     X = weight_NX.shape[1]
     index_1X = jnp.arange(X)[None, :]

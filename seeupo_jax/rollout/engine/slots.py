@@ -18,7 +18,12 @@ import jax
 import numpy as np
 
 from seeupo_jax.parallel.compiling import Between, compile_all, never_stop
-from seeupo_jax.parallel.distributed import agree, own_row_shards, own_rows, to_global
+from seeupo_jax.parallel.distributed import (
+    local_row_shards,
+    local_rows,
+    max_over_processes,
+    to_global,
+)
 from seeupo_jax.parallel.mesh import sharding
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.policy.kernels.paged import page_axes
@@ -27,7 +32,7 @@ from seeupo_jax.rollout.engine import sampler
 from seeupo_jax.rollout.engine.cache_memory import CachePlan
 from seeupo_jax.rollout.engine.clock import Clock, Ticket
 from seeupo_jax.rollout.engine.grammar import Grammars
-from seeupo_jax.rollout.engine.jobs import LONG, SHORT, Job, Shard
+from seeupo_jax.rollout.engine.jobs import LONG, SHORT, Job, SlotShard
 from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.read_plan import ANYWHERE, KVReadPlan
 from seeupo_jax.rollout.engine.row_sizes import at_least, cover, decoded_rows, prefilled_rows
@@ -38,7 +43,7 @@ from seeupo_jax.rollout.engine.sampling import Sampling, Streams
 class Program(NamedTuple):
     """A program of a collection: `function.lower(*arguments)`, under the sampler's mesh.
 
-    function: jitted. arguments: shape structs with shardings, and what is static.
+    function: jitted. arguments: shape structs with shardings, and static values.
     """
 
     name: str
@@ -50,10 +55,10 @@ class Program(NamedTuple):
         return self.function.lower(*self.arguments)
 
 
-class _Flight(NamedTuple):
+class _PendingDispatch(NamedTuple):
     """A decode dispatch whose results are not fetched yet: the jobs of each shard's rows.
 
-    records: what is to be recorded of the dispatches before it, since the decoding before.
+    records: expert records of the prefills since the previous decoding.
     """
 
     jobs: list[list[Job]]
@@ -67,12 +72,12 @@ class SlotEngine:
 
     Args:
       network: as the trainer has it.
-      plan: what memory holds.
+      plan: sizes of the cache.
       mesh: the sampler's, over the trainer's devices in their order; None is one device.
-      group_size: how many conversations are likely to begin alike.
+      group_size: number of conversations that are likely to share a prefix.
       steps: tokens that a dispatch decodes at most; with grammars it is one, since the host makes a
         mask after every token.
-      prefill_tokens: that a dispatch prefills at most, on each shard of the rows.
+      prefill_tokens: the most tokens that a dispatch prefills, on each shard of the rows.
       few: whether decoding and prefilling are compiled for few numbers of rows only.
       records: whether actions come with the experts of their tokens.
       int8: whether the sampler's matrices of the layers are rounded to 8 bits.
@@ -100,9 +105,9 @@ class SlotEngine:
         self._mesh, self._read_plan, self._grammars = mesh, read_plan, grammars
         self._steps = 1 if grammars is not None else min(steps, sampling.max_tokens)
         self._group_size = group_size if read_plan.kernel == "xla" else 1
-        local = [0] if mesh is None else own_row_shards(mesh)
+        local = [0] if mesh is None else local_row_shards(mesh)
         self._records, routing = records, self._arch.routing if records else None
-        self._shards = {number: Shard(plan, sampling.max_tokens, routing) for number in local}
+        self._shards = {number: SlotShard(plan, sampling.max_tokens, routing) for number in local}
         parts = 1 if read_plan.block is not None else 4
         self._widths = sorted({-(-plan.row_pages * i // parts) for i in range(1, parts + 1)})
         halvings = 3 if parts == 1 else 1
@@ -112,7 +117,7 @@ class SlotEngine:
         }
         self._params: Any = None
         self._numbers = (np.uint32(0), np.uint32(0))
-        self._flights: deque[_Flight] = deque()
+        self._flights: deque[_PendingDispatch] = deque()
         self._to_record: list[Callable[[], None]] = []
         self._pages: Any = None
         self._slots: Any = None
@@ -175,7 +180,7 @@ class SlotEngine:
             *(max(shard.tiles(length) for shard in shards) for length in (LONG, SHORT)),
             int(stop),
         ]
-        more, copying, rows, width, *tiles, stopping = agree(wants)
+        more, copying, rows, width, *tiles, stopping = max_over_processes(wants)
         if stopping or not more:
             self._free()
         if stopping:
@@ -217,8 +222,8 @@ class SlotEngine:
     def programs(self, params: Any) -> Iterator[Program]:
         """Every program that `compile` runs, by the shapes of its arguments; nothing is allocated.
 
-        Names have rows x tokens of a prefill, rows x pages of the tables of a decoding, of all
-        devices together.
+        Names contain rows x tokens of a prefill, or rows x table pages of a decoding, summed over
+        all devices.
 
         Args:
           params: all of the policy's, as the trainer holds them: arrays, or shape structs with
@@ -237,7 +242,7 @@ class SlotEngine:
 
     def _programs(self, params: Any, pages: Any, slots: Any) -> Iterator[Program]:
         """The programs that run on the sampler's copy of the policy, a cache and slots."""
-        shards, idle = self.plan.shards, Shard(self.plan, self._sampling.max_tokens)
+        shards, idle = self.plan.shards, SlotShard(self.plan, self._sampling.max_tokens)
         pairs = self._global_shapes(self._pairs([]))
         yield Program("rollout/copy", sampler.copy_pages, (pages, *pairs))
         for length, rows in self._tiles():
@@ -327,11 +332,11 @@ class SlotEngine:
             self._to_record.append(functools.partial(self._record_tiles, tiles, routed_RLG))
 
     def _record_tiles(self, tiles: Sequence[Any], routed_RLG: jax.Array) -> None:
-        parts = np.split(own_rows(routed_RLG), len(tiles))
+        parts = np.split(local_rows(routed_RLG), len(tiles))
         for shard, (_, *where), part in zip(self._shards.values(), tiles, parts, strict=True):
             shard.experts.write_tiles(*where, part)
 
-    def _rows(self, shard: Shard, jobs: Sequence[Job], rows: int, width: int) -> Any:
+    def _rows(self, shard: SlotShard, jobs: Sequence[Job], rows: int, width: int) -> Any:
         return shard.take_rows(
             jobs,
             rows,
@@ -370,7 +375,7 @@ class SlotEngine:
         )
         jax.copy_to_host_async(sampled)
         ticket = self._clock.decode(began, sampled)
-        self._flights.append(_Flight(taken, sampled, ticket, self._to_record))
+        self._flights.append(_PendingDispatch(taken, sampled, ticket, self._to_record))
         self._to_record = []
 
     def _land(self) -> list[Action]:
@@ -379,7 +384,7 @@ class SlotEngine:
         self._clock.land(flight.ticket)
         for record in flight.records:
             record()
-        sampled = jax.tree.map(own_rows, flight.sampled)
+        sampled = jax.tree.map(local_rows, flight.sampled)
         tokens_RK, logp_RK, count_R, alive_R, (steps,), entropy_RK, routed_RKG = sampled
         rows = len(count_R) // len(self._shards)
         actions = []

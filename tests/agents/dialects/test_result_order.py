@@ -117,6 +117,7 @@ def shuffled(rng, turns):
     return [(said, calls, rng.sample(order, len(order))) for said, calls, order in turns]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(12))
 def test_shuffled_results_give_the_tokens_and_digests_of_ordered_ones(seed):
     rng, tokenizer = random.Random(seed), chat_cases.make("qwen3")
@@ -132,6 +133,7 @@ def test_shuffled_results_give_the_tokens_and_digests_of_ordered_ones(seed):
         assert Lineages(tokenizer, HERMES).read(call).conversation.tokens == tokens
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(12))
 def test_conversations_to_learn_from_have_results_in_the_order_of_their_calls(seed):
     rng, tokenizer = random.Random(seed), chat_cases.make("qwen3")

@@ -6,7 +6,7 @@ import operator
 import pytest
 
 from seeupo_jax.agents.runners.agent_results import check_result
-from seeupo_jax.envs.gate import ProtocolError
+from seeupo_jax.envs.validation import ProtocolError
 
 
 def test_turn_rewards_sum_to_the_reward_but_for_rounding():

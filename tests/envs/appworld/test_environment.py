@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from seeupo_jax import envs
-from seeupo_jax.envs import gate
 from seeupo_jax.envs.appworld.environment import HOME
-from seeupo_jax.envs.appworld.prompt import cut, output_message
-from seeupo_jax.envs.appworld.server import Address, ServerError, python_of
-from seeupo_jax.envs.pool import Call, EnvPool, Failure
+from seeupo_jax.envs.appworld.prompt import output_message, truncate
+from seeupo_jax.envs.appworld.server import Address, ServerError, python_path
+from seeupo_jax.envs.pool import EnvCall, EnvPool, Failure
+from seeupo_jax.envs.validation import check_step
 
 LOGIN = """
 passwords = {p['account_name']: p['password'] for p in apis.supervisor.show_account_passwords()}
@@ -50,11 +50,11 @@ ORACLE = {
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     """The folder of the hand-made tasks' data."""
-    if not python_of(HOME).exists():
+    if not python_path(HOME).exists():
         pytest.skip("AppWorld is not set up: sh third_party/appworld/setup.sh")
     folder = tmp_path_factory.mktemp("appworld")
     maker = HOME / "make_tasks.py"
-    subprocess.run([python_of(HOME), maker, folder], check=True, cwd=folder)
+    subprocess.run([python_path(HOME), maker, folder], check=True, cwd=folder)
     return folder
 
 
@@ -108,7 +108,7 @@ def pid(env):
 
 def assert_lost(env, end, how):
     """The policy's last step, after which its world is gone: no success, and the reason is said."""
-    end = gate.check_step(end)
+    end = check_step(end)
     assert end.done and env.score() == 0 and end.info["requirements_passed"] == 0
     assert [k for k in ("hung", "crashed", "damaged") if end.info[k]] == [how] and end.info["lost"]
     assert end.info["executed"] == [True, False] and not end.info["completed"]
@@ -251,7 +251,7 @@ def test_long_output_is_cut_and_episodes_are_bounded(world, monkeypatch):
 )
 def test_no_output_and_no_error_of_the_code_fails_the_episode(world, code, words):
     world.reset("shopping_1", seed=0)
-    result = gate.check_step(world.step(block(code)))
+    result = check_step(world.step(block(code)))
     assert words in result.observation[0]["content"] and not result.done
     assert world.score() == 1 / 3
     assert world.step(block("apis.supervisor.complete_task()")).info["completed"]
@@ -260,7 +260,7 @@ def test_no_output_and_no_error_of_the_code_fails_the_episode(world, code, words
 @pytest.mark.parametrize("answer", [r"'\ud800'", "float('nan')", "float('inf')"])
 def test_an_answer_that_json_cannot_hold_is_a_wrong_answer(world, answer):
     world.reset("contact_1", seed=0)
-    result = gate.check_step(world.step(block(f"apis.supervisor.complete_task(answer={answer})")))
+    result = check_step(world.step(block(f"apis.supervisor.complete_task(answer={answer})")))
     assert result.done and result.info["completed"] and world.score() == 0
 
 
@@ -333,7 +333,7 @@ def pool(root, tmp_path_factory):
     folder, end = tmp_path_factory.mktemp("pool"), tmp_path_factory.mktemp("end") / "end"
     file = folder / "servers"
     program = SERVE.format(home=str(HOME), end=str(end))
-    command = [python_of(HOME), "-c", program, "--servers=2", f"--file={file}"]
+    command = [python_path(HOME), "-c", program, "--servers=2", f"--file={file}"]
     with subprocess.Popen(
         [*command, f"--root={root}", "--request_s=3", "--memory_mb=500"],
         stdout=subprocess.DEVNULL,
@@ -376,7 +376,7 @@ def test_a_server_killed_in_the_middle_of_an_episode_costs_one_trajectory(pool, 
     slots = EnvPool(lambda: make(servers=str(pool), code_s=2), 1, workers=1, timeout_s=60)
 
     def ask(what):
-        slots.submit(Call(0, what))
+        slots.submit(EnvCall(0, what))
         ((_, outcome),) = slots.poll(None)
         return outcome.result
 
@@ -517,4 +517,4 @@ def test_an_outputs_fence_is_longer_than_any_in_it():
 def test_outputs_are_cut_by_words_digits_and_signs(text, limit, shown):
     left = len(text) - len(shown)
     note = f"\n... [{left} more characters are left out]" if left else ""
-    assert cut(text, limit) == shown + note
+    assert truncate(text, limit) == shown + note

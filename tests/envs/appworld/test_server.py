@@ -8,12 +8,12 @@ import threading
 import pytest
 
 from seeupo_jax.envs.appworld.server import (
-    Broken,
-    Ended,
-    Gone,
+    InvalidReply,
     PoolServer,
+    RequestUnanswered,
+    ServerDied,
     ServerError,
-    Unanswered,
+    ServerGone,
 )
 
 
@@ -78,16 +78,16 @@ BEGUN = _reply(200, None)  # of initialize
 @pytest.mark.parametrize(
     "replies, kind",
     [
-        ([b"", _reply(200, {}), BEGUN], Ended),  # it died, and the pool has started another
-        ([b"HTTP/1.1 2", _reply(200, {}), BEGUN], Ended),  # in the middle of its answer
+        ([b"", _reply(200, {}), BEGUN], ServerDied),  # it died, and the pool has started another
+        ([b"HTTP/1.1 2", _reply(200, {}), BEGUN], ServerDied),  # in the middle of its answer
         ([b""], ServerError),  # it died with its pool
         ([b"", b""], ServerError),
-        ([_reply(410, "no world"), _reply(200, {})], Gone),  # started anew before it
+        ([_reply(410, "no world"), _reply(200, {})], ServerGone),  # started anew before it
         ([], ServerError),  # gone before the request, with its pool
         ([_reply(409, "another client")], ServerError),
-        ([_reply(500, "TypeError"), BEGUN], Broken),
-        ([_reply(404, "no such path"), BEGUN], Broken),
-        ([_reply(200, None), BEGUN], Broken),  # no text that a block printed
+        ([_reply(500, "TypeError"), BEGUN], InvalidReply),
+        ([_reply(404, "no such path"), BEGUN], InvalidReply),
+        ([_reply(200, None), BEGUN], InvalidReply),  # no text that a block printed
     ],
 )
 def test_a_server_ended_with_a_request_where_it_took_it_and_its_pool_lives(tmp_path, replies, kind):
@@ -104,4 +104,4 @@ def test_a_request_beyond_its_time_is_unanswered(tmp_path, monkeypatch):
     monkeypatch.setattr("seeupo_jax.envs.appworld.server._GRACE_S", 0.1)
     with _server(tmp_path, [BEGUN, None]) as pool, pytest.raises(ServerError) as caught:
         pool.call("execute", code="")
-    assert type(caught.value) is Unanswered
+    assert type(caught.value) is RequestUnanswered

@@ -20,7 +20,7 @@ from cpu_cases import costs_less
 
 from seeupo_jax.envs.bfcl import simulated_apis
 from seeupo_jax.envs.bfcl.benchmark_files import CATEGORIES, load_tasks
-from seeupo_jax.envs.bfcl.simulated_apis import MAX_DIGITS, Task, Verdict, World, official
+from seeupo_jax.envs.bfcl.simulated_apis import MAX_DIGITS, MultiTurnTask, Verdict, World, official
 from seeupo_jax.envs.tool_calls import ToolCall, parse_python
 
 TASKS = [task for category in CATEGORIES for task in load_tasks(category).values()]
@@ -30,7 +30,7 @@ _NUMBER = itertools.count()
 
 
 def world_of(*classes, **scenario):
-    return World(Task("multi_turn_base_0", (), classes, scenario or EMPTY, ()))
+    return World(MultiTurnTask("multi_turn_base_0", (), classes, scenario or EMPTY, ()))
 
 
 def call(world, name, /, **arguments):
@@ -102,7 +102,7 @@ def test_a_long_contexts_padding_belongs_to_one_world():
 def test_the_weather_of_a_long_context_is_read_by_one_thread_at_a_time(monkeypatch):
     def run(seed):
         scenario = {"VehicleControlAPI": {"random_seed": seed}}
-        task = Task("x_0", (), ("VehicleControlAPI",), scenario, (), long_context=True)
+        task = MultiTurnTask("x_0", (), ("VehicleControlAPI",), scenario, (), long_context=True)
         return call(World(task), "get_outside_temperature_from_google")
 
     def let_others_run(result, as_text=simulated_apis._as_text):
@@ -269,7 +269,7 @@ def test_positional_arguments_of_a_reference_call_get_their_names():
 
 def test_a_turn_of_which_every_response_came_earlier_still_needs_a_call():
     reference = (("ls()",), ("ls()",))
-    task = Task("multi_turn_base_0", (), ("GorillaFileSystem",), {}, reference)
+    task = MultiTurnTask("multi_turn_base_0", (), ("GorillaFileSystem",), {}, reference)
     for second_turn, passed in (([], 1), (["no such tool"], 2)):
         verdict, world = Verdict(task), World(task)
         answer = world.call(ToolCall("ls", {}))
@@ -279,7 +279,7 @@ def test_a_turn_of_which_every_response_came_earlier_still_needs_a_call():
 
 
 def test_a_turn_after_a_failed_one_does_not_pass():
-    task = Task("multi_turn_base_0", (), ("GorillaFileSystem",), {}, (("ls()",), ()))
+    task = MultiTurnTask("multi_turn_base_0", (), ("GorillaFileSystem",), {}, (("ls()",), ()))
     verdict, world = Verdict(task), World(task)
     verdict.end_turn(world, ["wrong"])
     verdict.end_turn(world, [])

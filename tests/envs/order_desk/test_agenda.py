@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from seeupo_jax.envs.order_desk import agenda
-from seeupo_jax.envs.order_desk.agenda import CHANGES, Agenda, Shared
+from seeupo_jax.envs.order_desk.agenda import CHANGES, Agenda, SharedResources
 
 C, R, A, Q, X = "cancelled", "returned", "address_changed", "processing", "refused"
 EVERY = [
@@ -38,18 +38,18 @@ EVERY = [
 def test_as_many_requests_as_any_order_allows_are_served(
     alone, changes, parcels, actions, outcomes
 ):
-    assert agenda.solve(alone, Shared(changes, parcels)) == Agenda(actions, outcomes)
+    assert agenda.solve(alone, SharedResources(changes, parcels)) == Agenda(actions, outcomes)
 
 
 def test_serving_refuses_what_the_rules_forbid_by_then():
-    hasty = agenda.serve((C, A), Shared(1, (0, 0)), (0, 1))
+    hasty = agenda.serve((C, A), SharedResources(1, (0, 0)), (0, 1))
     assert hasty == Agenda((0,), (C, X))
-    assert agenda.serve((A, C), Shared(0, (0, 1)), (0, 1)) == Agenda((1,), (X, C))
+    assert agenda.serve((A, C), SharedResources(0, (0, 1)), (0, 1)) == Agenda((1,), (X, C))
 
 
 def test_parcels_are_named_by_their_first_request_in_the_warehouse():
-    assert agenda.share((X, C, A), 1, [7, 7, 7]) == Shared(1, (0, 1, 1))
-    assert agenda.share((C, R, Q), 0, [3, 5, 3]) == Shared(0, (0, 1, 0))
+    assert agenda.share((X, C, A), 1, [7, 7, 7]) == SharedResources(1, (0, 1, 1))
+    assert agenda.share((C, R, Q), 0, [3, 5, 3]) == SharedResources(0, (0, 1, 0))
     assert all(len(agenda.possible(alone)) % 3 == 0 for alone in EVERY)
     assert len(agenda.possible((C, A, Q))) == 3 * 4 and len(agenda.possible((R, X))) == 3
 

@@ -5,7 +5,7 @@ from places import ROOT
 
 from seeupo_jax import envs
 from seeupo_jax.envs.order_desk import dataset, errands
-from seeupo_jax.envs.order_desk.counter import ERRAND_TOOLS
+from seeupo_jax.envs.order_desk.account_desk import ERRAND_TOOLS
 from seeupo_jax.envs.order_desk.demonstrator import demonstrate
 from seeupo_jax.envs.order_desk.environment import OrderDesk
 from seeupo_jax.envs.order_desk.levels import LEVELS, level_of

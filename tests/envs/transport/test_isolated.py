@@ -16,8 +16,8 @@ from rollout_cases import Saying, make_worker, play
 from seeupo_jax import envs
 from seeupo_jax.configuration import loading
 from seeupo_jax.envs.order_desk.demonstrator import demonstrate
-from seeupo_jax.envs.pool import Call, EnvPool
-from seeupo_jax.envs.transport.isolated import Isolated, ProcessDied
+from seeupo_jax.envs.pool import EnvCall, EnvPool
+from seeupo_jax.envs.transport.isolated import IsolatedEnvironment, ProcessDied
 from seeupo_jax.evaluation.episode_host import build_pool, check_host
 from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.rollout.collect import collect, group_requests
@@ -27,7 +27,7 @@ from seeupo_jax.rollout.player import CollectionOptions
 
 
 def wild(folder=".", kind="Wild", **options):
-    return lambda: Isolated(f"isolated_cases:{kind}", {"folder": str(folder)}, **options)
+    return lambda: IsolatedEnvironment(f"isolated_cases:{kind}", {"folder": str(folder)}, **options)
 
 
 def gone(pid):
@@ -134,7 +134,7 @@ def test_no_thread_is_left_behind_by_an_environment_that_hangs(tmp_path):
     begun.reset("hang", 0)  # without a time limit, since a process begins with it
     pool = EnvPool(lambda: begun, 1, workers=1, timeout_s=1.0)
     (thread,) = pool._threads
-    pool.submit(Call(0, lambda env: env.step("")))
+    pool.submit(EnvCall(0, lambda env: env.step("")))
     ((_, outcome),) = pool.poll(None)
     assert outcome.result.stop == "timeout" and pool.abandoned == 1
     thread.join(20)  # the one that was at work on it
@@ -184,7 +184,7 @@ def test_the_environment_is_closed_and_transient_errors_and_last_rewards_come_th
 def test_what_the_protocol_does_not_allow_is_reported_as_in_a_thread(task):
     make = {
         "thread": lambda: envs.make("hostile_cases:Hostile"),
-        "process": lambda: Isolated("hostile_cases:Hostile", {}),
+        "process": lambda: IsolatedEnvironment("hostile_cases:Hostile", {}),
     }
     (thread,), (process,) = (play(make[kind], [task]) for kind in make)
     assert thread.stop == process.stop == "env_error"
@@ -194,9 +194,9 @@ def test_what_the_protocol_does_not_allow_is_reported_as_in_a_thread(task):
 TRAINER = """
 import signal, sys, time
 from rollout_cases import play
-from seeupo_jax.envs.transport.isolated import Isolated
+from seeupo_jax.envs.transport.isolated import IsolatedEnvironment
 signal.signal(signal.SIGINT, lambda *_: print("heard", flush=True))
-make = lambda: Isolated("isolated_cases:" + sys.argv[3], {"folder": sys.argv[1]})
+make = lambda: IsolatedEnvironment("isolated_cases:" + sys.argv[3], {"folder": sys.argv[1]})
 if "hang" in sys.argv[2]:
     play(make, [sys.argv[2]], timeout_s=100.0)
 environment = make()

@@ -8,15 +8,15 @@ import pytest
 from remote_cases import CutWire, Echo, OldServer, Process, answering, remote, served
 
 from seeupo_jax import envs
-from seeupo_jax.envs import gate
-from seeupo_jax.envs.base import NoRoom, TaskShare, TransientError
-from seeupo_jax.envs.gate import ProtocolError
+from seeupo_jax.envs.base import ServerAtCapacity, TaskShare, TransientError
 from seeupo_jax.envs.order_desk import orders as world
 from seeupo_jax.envs.order_desk.environment import OrderDesk
-from seeupo_jax.envs.pool import Call, EnvPool, Failure
+from seeupo_jax.envs.pool import EnvCall, EnvPool, Failure
+from seeupo_jax.envs.tasks import list_task_shares, list_tasks, task_labels
 from seeupo_jax.envs.tool_calls import render_hermes
-from seeupo_jax.envs.transport.isolated import Isolated
+from seeupo_jax.envs.transport.isolated import IsolatedEnvironment
 from seeupo_jax.envs.transport.remote import Remote, RemoteError
+from seeupo_jax.envs.validation import ProtocolError
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_many_episodes_at_once_are_what_they_are_locally(token_file):
     with served(OrderDesk, token_file) as server:
         pool = EnvPool(lambda: remote(server.url, token_file), 24, workers=8, timeout_s=20)
         for index in range(24):
-            pool.submit(Call(index, lambda env, index=index: played(env, index)))
+            pool.submit(EnvCall(index, lambda env, index=index: played(env, index)))
         results = {}
         while pool.open:
             results |= {call.slot: outcome.result for call, outcome in pool.poll(None)}
@@ -70,22 +70,22 @@ def test_a_mixture_that_is_served_has_its_parts_and_labels(token_file, caplog):
     local = mixture()
     with served(mixture, token_file) as server:
         there = remote(server.url, token_file)
-        shares = gate.task_shares(there, "train")
+        shares = list_task_shares(there, "train")
         assert [(share.name, share.weight) for share in shares] == [("desk", 3), ("Echo", 1)]
-        assert shares == gate.task_shares(local, "train")
+        assert shares == list_task_shares(local, "train")
         for task_id in (shares[0].task_ids[5], shares[1].task_ids[0]):
-            assert gate.labels(there, task_id) == gate.labels(local, task_id)
-        assert gate.labels(there, shares[0].task_ids[5]).keys() > {"env"}
+            assert task_labels(there, task_id) == task_labels(local, task_id)
+        assert task_labels(there, shares[0].task_ids[5]).keys() > {"env"}
     with served(Echo, token_file) as server:
-        assert gate.task_shares(remote(server.url, token_file), "train") == [
+        assert list_task_shares(remote(server.url, token_file), "train") == [
             TaskShare("", 1.0, ["train/0", "train/1"])
         ]
     assert not caplog.records
     with served(mixture, token_file, kind=OldServer) as server:
         there = remote(server.url, token_file)
-        (share,) = gate.task_shares(there, "train")
-        assert share.task_ids == gate.task_ids(local, "train")
-        assert gate.labels(there, share.task_ids[0]) == {}
+        (share,) = list_task_shares(there, "train")
+        assert share.task_ids == list_tasks(local, "train")
+        assert task_labels(there, share.task_ids[0]) == {}
     (record,) = caplog.records
     assert "its weights have no effect" in record.getMessage()
 
@@ -180,7 +180,7 @@ def test_a_server_without_tasks_is_one_sentence_before_anything_begins(token_fil
     token_file.write_text("secret-token\n")
     with answering({"task_ids": answer}) as url:
         with pytest.raises(ValueError) as error:
-            gate.task_ids(remote(url, token_file), "train")
+            list_tasks(remote(url, token_file), "train")
     assert "\n" not in str(error.value) and "Remote.task_ids('train')" in str(error.value)
 
 
@@ -253,7 +253,7 @@ def test_more_environments_than_the_server_has_sessions_wait_and_none_is_lost(to
             lambda: remote(server.url, token_file), 2, workers=2, timeout_s=60, retries=0
         )
         for slot in range(2):
-            pool.submit(Call(slot, lambda env: env.reset("train/1", 0), fresh=True))
+            pool.submit(EnvCall(slot, lambda env: env.reset("train/1", 0), fresh=True))
         assert pool.poll(0.7) == []
         for one in others:  # another trainer ends
             one.close()
@@ -268,25 +268,25 @@ def test_more_environments_than_the_server_has_sessions_wait_and_none_is_lost(to
 def test_only_a_full_server_is_waited_for(token_file):
     token_file.write_text("secret-token\n")
     env = remote("http://127.0.0.1:9", token_file)
-    with pytest.raises(NoRoom, match="9: all 2 connections are open"):
+    with pytest.raises(ServerAtCapacity, match="9: all 2 connections are open"):
         env._read(503, b'{"refused": "all 2 connections are open."}')
     with pytest.raises(TransientError) as error:  # of a proxy
         env._read(503, b"all 2 connections are open.")
-    assert not isinstance(error.value, NoRoom)
+    assert not isinstance(error.value, ServerAtCapacity)
 
 
 def test_an_environment_in_a_process_says_that_its_server_has_no_room(token_file):
     with served(Echo, token_file, max_sessions=1) as server:
         remote(server.url, token_file).reset("train/0", 0)
         options = {"url": server.url, "token_file": str(token_file)}
-        isolated = Isolated("remote", options)
-        with pytest.raises(NoRoom, match="all 1 sessions are open"):
+        isolated = IsolatedEnvironment("remote", options)
+        with pytest.raises(ServerAtCapacity, match="all 1 sessions are open"):
             isolated.reset("train/0", 0)
         isolated.close()
 
 
 def in_pool(pool, ask, **options):
-    pool.submit(Call(0, ask, **options))
+    pool.submit(EnvCall(0, ask, **options))
     ((_, outcome),) = pool.poll(20)
     return outcome
 
@@ -321,7 +321,7 @@ def test_a_server_that_comes_back_is_found_by_the_retries_of_a_reset(token_file)
         lambda: remote(first.url, token_file), 1, workers=1, timeout_s=20, retries=5,
         retry_wait_s=0.2,
     )  # fmt: skip
-    pool.submit(Call(0, lambda env: env.reset("train/1", 3), fresh=True))
+    pool.submit(EnvCall(0, lambda env: env.reset("train/1", 3), fresh=True))
     assert pool.poll(0.3) == []
     with Process(token_file, port=first.port):
         ((_, outcome),) = pool.poll(20)

@@ -17,12 +17,12 @@ from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.instruments.aot import tune
 from seeupo_jax.instruments.aot.expected_figures import expected_figures
 from seeupo_jax.instruments.aot.table import table
-from seeupo_jax.learner.programs import sweep_programs
+from seeupo_jax.learner.program_warming import sweep_programs
 from seeupo_jax.planning import chips, flops
 from seeupo_jax.planning.aot import measure, search
 from seeupo_jax.planning.aot.report import Report
 from seeupo_jax.planning.slices.slice_programs import choose_programs, list_programs, prepare
-from seeupo_jax.policy.files.weights import inspect
+from seeupo_jax.policy.files.weights import load_architecture
 
 SMALL = str(SUPPORT / "aot_config.py")
 COMPILED = "sweep/turn,sweep/score,rollout/reshard,rollout/prefill,rollout/decode"
@@ -249,9 +249,11 @@ def test_the_cache_takes_what_the_programs_leave(setup):
 
     def left(room):
         inside = {"KV cache": plan.bytes, "temporaries": usable - room - plan.bytes}
-        figures = {"rollout/decode": measure.Figures("rollout/decode", inside=inside, beside={})}
+        figures = {
+            "rollout/decode": measure.CompiledFigures("rollout/decode", inside=inside, beside={})
+        }
         sweep = {"temporaries": usable}  # the cache is gone by then
-        figures["sweep/turn"] = measure.Figures("sweep/turn", inside=sweep, beside={})
+        figures["sweep/turn"] = measure.CompiledFigures("sweep/turn", inside=sweep, beside={})
         return search._most_cache(setup, figures)
 
     assert left(2**30) == int(1000 * plan.bytes / 2**30) / 1000  # no more than all conversations
@@ -261,7 +263,7 @@ def test_the_cache_takes_what_the_programs_leave(setup):
 @needs_libtpu
 def test_no_cache_is_searched_for_beside_programs_that_hold_none(setup, monkeypatch):
     monkeypatch.setattr(search, "_tokens_fit", lambda *_: True)
-    alone = measure.Figures("rollout/reshard", inside={"parameters": 1}, beside={})
+    alone = measure.CompiledFigures("rollout/reshard", inside={"parameters": 1}, beside={})
     assert search.search(setup, {"rollout/reshard": alone}).keys() == {"batching.microbatch_tokens"}
 
 
@@ -327,7 +329,7 @@ def test_without_libtpu_the_command_says_what_to_install(capsys, monkeypatch):
     ],
 )
 def test_the_architectures_in_the_package_have_the_published_parameters(name, parameters):
-    assert flops.parameters(inspect(f"package:architectures/{name}")) == parameters
+    assert flops.parameters(load_architecture(f"package:architectures/{name}")) == parameters
 
 
 @needs_libtpu
@@ -400,7 +402,9 @@ def test_what_needs_as_much_as_a_layout_that_did_not_fit_is_not_compiled(setup, 
 
     def too_large(choice, kinds, log):
         compiled.append(choice.needs)
-        return choice._replace(figures={kinds[0]: measure.Figures(kinds[0], error="too large")})
+        return choice._replace(
+            figures={kinds[0]: measure.CompiledFigures(kinds[0], error="too large")}
+        )
 
     monkeypatch.setattr(tune, "_compiled", too_large)
     ranked = [choice.needs for choice in tune._ranked("sweep", setup, tune.sweep_fields(setup))]

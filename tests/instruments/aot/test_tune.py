@@ -8,7 +8,7 @@ from seeupo_jax import aot as command
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.instruments.aot import tune
 from seeupo_jax.planning import chips
-from seeupo_jax.planning.aot.measure import Figures
+from seeupo_jax.planning.aot.measure import CompiledFigures
 from seeupo_jax.planning.slices.slice_programs import prepare
 
 
@@ -31,7 +31,7 @@ def test_a_cache_that_the_sweep_leaves_no_room_for_is_not_tried(ahead):
     tried = [sampling | {"rollout.concurrency": count} for count in (2, 4, 8)]
     others = parts["reference"] + parts["parameters"] + parts["sampler's policy"]
     inside = {"temporaries": usable - others - 5 * 2**18}
-    turn = Figures("sweep/turn 512", inside=inside, beside={})
+    turn = CompiledFigures("sweep/turn 512", inside=inside, beside={})
     assert len(tune._ranked("sampler", ahead, tried)) == 3
     assert tune._ranked("sampler", ahead, tried[2:], [turn]) == []
     found = told(tune._ranked("sampler", ahead, tried, [turn]))
@@ -42,7 +42,7 @@ def test_a_cache_that_the_sweep_leaves_no_room_for_is_not_tried(ahead):
 def test_what_lies_beside_a_program_is_told_of_the_layout_that_was_found(
     ahead, tmp_path, monkeypatch
 ):
-    turn = Figures("sweep/turn 512", inside={"temporaries": 1}, beside={"KV cache": 1})
+    turn = CompiledFigures("sweep/turn 512", inside={"temporaries": 1}, beside={"KV cache": 1})
     found = tune.Tuned({"rollout.concurrency": 2}, {"sweep/turn": turn})
     monkeypatch.setattr(command, "tune", lambda setup, log: found)
     setup, figures = command._tuned(ahead, tmp_path / "layouts.json")

@@ -22,7 +22,7 @@ def test_conversations_are_those_that_an_estimate_assumes(case):
 
 def test_a_sweep_is_estimated_by_its_products():
     """By hand: 2 FLOPs a weight and token forwards, 6 with the way back, all pairs of tokens."""
-    case = estimates.Case("tiny", 512, 2, 16)
+    case = estimates.EstimateCase("tiny", 512, 2, 16)
     chip = Chip("cpu", 0, PEAK, 1e30, 0.0, 0.0, 1, 1, 2, 1)
     fields = estimates._fields(case, estimates._conversations(case))
     parts = {part.name: part for part in estimates._estimate(fields, chip).parts}
@@ -39,7 +39,7 @@ def test_a_sweep_is_estimated_by_its_products():
 
 def test_what_an_iteration_reads_is_counted_by_hand():
     """In float32: weights anew in each pass and each step, keys and values of half a context."""
-    case = estimates.Case("tiny", 512, 2, 16)
+    case = estimates.EstimateCase("tiny", 512, 2, 16)
     chip = Chip("cpu", 0, float("inf"), 1.0, 0.0, 0.0, 1, 1, 2, 1)  # a byte per second
     fields = estimates._fields(case, estimates._conversations(case))
     layer = 2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 512 + 2 * 256 + 2 * 64  # and four norms

@@ -46,7 +46,7 @@ def test_a_programs_seconds_are_those_of_the_clock(monkeypatch):
     monkeypatch.setattr(estimates, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     timer = estimates.Timer()
     (name, kind), *_ = estimates._KINDS.items()
-    program = timer.through(name, lambda x: x + 1)
+    program = timer.wrap_program(name, lambda x: x + 1)
     assert [program(1), program(2)] == [2, 3]
     assert timer.seconds == {kind: 0.5}
 

@@ -11,7 +11,7 @@ from seeupo_jax.instruments.bfcl_worlds.composition import (
     compose,
     pairs,
 )
-from seeupo_jax.instruments.bfcl_worlds.draft import Draft, Unfit
+from seeupo_jax.instruments.bfcl_worlds.draft import Draft, Infeasible
 from seeupo_jax.instruments.bfcl_worlds.scenarios import SCENARIOS
 
 
@@ -20,7 +20,7 @@ def conversations(count, turns):
         rng = random.Random(seed)
         try:
             yield compose(rng, choose_classes(rng, CLASSES, turns), turns)
-        except Unfit:
+        except Infeasible:
             continue
 
 
@@ -68,26 +68,26 @@ def test_a_call_that_fails_or_changes_nothing_or_says_nothing_new_is_no_referenc
         ("echo", {"content": "word (ls)"}),  # the official executor would see a call
         ("echo", {"content": "x" * 900}),
     ):
-        with pytest.raises(Unfit):
+        with pytest.raises(Infeasible):
             files.call(tool, **arguments)
     files.call("pwd")
-    with pytest.raises(Unfit):
+    with pytest.raises(Infeasible):
         files.call("pwd")
     assert [call.name for call in files.calls] == [*(call.name for call in before), "pwd"]
     posts = draft("TwitterAPI")
     posts.simulator("TwitterAPI").authenticated = True
     known = posts.simulator("TwitterAPI").following_list[0]
-    with pytest.raises(Unfit):
+    with pytest.raises(Infeasible):
         posts.call("follow_user", username_to_follow=known)
 
 
 def test_what_is_called_it_is_of_the_last_turn_only():
     here = draft("TicketAPI")
-    here.leave("file", "a.txt")
-    here.leave("ticket", 7)
+    here.set_fact("file", "a.txt")
+    here.set_fact("ticket", 7)
     here.begin_turn()
     assert (here.fact("file"), here.fact("ticket")) == ("a.txt", 7)
     here.begin_turn()
     assert here.fact("ticket") == 7
-    with pytest.raises(Unfit):
+    with pytest.raises(Infeasible):
         here.fact("file")

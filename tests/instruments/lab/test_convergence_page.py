@@ -7,7 +7,7 @@ import pytest
 from places import ROOT
 
 from seeupo_jax.configuration.fields import build, parse
-from seeupo_jax.instruments.lab.laboratory import Settings
+from seeupo_jax.instruments.lab.laboratory import LabSettings
 from seeupo_jax.instruments.lab.problems import PROBLEMS
 
 PAGE = (ROOT / "docs" / "convergence.md").read_text()
@@ -28,7 +28,7 @@ def test_a_command_names_problems_recipes_and_settings_that_there_are(line):
     files = {name: flags.pop(name, "") for name in ("problem_file", "json", "plot")}
     assert not files["problem_file"] or f"savez('{files['problem_file']}'" in PAGE
     values = {name: True if name == "exact" else parse(text, name) for name, text in flags.items()}
-    settings = build(Settings, values, "lab")
+    settings = build(LabSettings, values, "lab")
     for recipe in recipes:
         settings.algorithm(recipe)
 

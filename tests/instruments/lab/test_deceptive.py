@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from seeupo_jax.instruments.lab.laboratory import Settings, experiment
+from seeupo_jax.instruments.lab.laboratory import LabSettings, experiment
 from seeupo_jax.instruments.lab.problems import PROBLEMS
 
 DECEPTIVE = PROBLEMS["deceptive"]()
-LARGE_STEPS = Settings(seeds=16, iterations=12, lr=50.0, clip=10.0)
+LARGE_STEPS = LabSettings(seeds=16, iterations=12, lr=50.0, clip=10.0)
 
 
 def test_reverse_order_with_weights_reaches_the_optimum_on_every_seed():

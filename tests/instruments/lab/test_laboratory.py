@@ -15,8 +15,8 @@ from seeupo_jax.configuration.algorithm import Algorithm, ObjectiveOptions, Swee
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.instruments.lab import laboratory
 from seeupo_jax.instruments.lab.laboratory import (
+    LabSettings,
     Result,
-    Settings,
     compile_experiment,
     experiment,
     regrets,
@@ -27,7 +27,7 @@ from seeupo_jax.options import names_of
 
 RNG = np.random.default_rng(2)
 PROBLEM = Problem("small", RNG.uniform(0, 1, (2, 2, 2)), RNG.uniform(0.2, 1, (2, 2, 2)))
-SMALL = Settings(seeds=3, iterations=6, groups=2, group_size=4)
+SMALL = LabSettings(seeds=3, iterations=6, groups=2, group_size=4)
 
 
 def test_the_same_seed_gives_the_same_numbers_alone_and_among_others():
@@ -45,7 +45,7 @@ def test_the_same_seed_gives_the_same_numbers_alone_and_among_others():
 
 
 def test_exact_values_never_fall_with_seeupo():
-    settings = Settings(seeds=1, iterations=150, exact=True)
+    settings = LabSettings(seeds=1, iterations=150, exact=True)
     result = experiment(PROBLEM, "seeupo", settings)
     assert result.fall_SI.max() <= 1e-6
     assert result.drops == 0
@@ -53,7 +53,7 @@ def test_exact_values_never_fall_with_seeupo():
 
 
 def test_the_shared_network_climbs_with_a_critic_and_another_optimizer():
-    settings = Settings(seeds=2, iterations=30, policy="shared", optimizer="adam", lr=0.01)
+    settings = LabSettings(seeds=2, iterations=30, policy="shared", optimizer="adam", lr=0.01)
     value_SI = experiment(PROBLEM, "ppo", settings).value_SI
     assert np.all(value_SI[:, -1] > value_SI[:, 0] + 0.05)
 
@@ -75,14 +75,14 @@ def test_results_are_summed_up():
 
 
 def test_clips_are_the_laboratorys_unless_the_recipe_has_its_own():
-    seeupo, dapo = (Settings(clip=0.1).algorithm(name) for name in ("seeupo", "dapo"))
+    seeupo, dapo = (LabSettings(clip=0.1).algorithm(name) for name in ("seeupo", "dapo"))
     assert (seeupo.clip_low, seeupo.clip_high) == (0.1, 0.1)
     assert (dapo.clip_low, dapo.clip_high) == (0.2, 0.28)
     assert seeupo.weight_clip is None and seeupo.advantage_clip is None
     assert seeupo.kl_coef == 0 and seeupo.inner_epochs == 4
-    rloo = Settings(clip=0.1, weight_clip=0.3).algorithm("rloo")  # which reads neither
+    rloo = LabSettings(clip=0.1, weight_clip=0.3).algorithm("rloo")  # which reads neither
     assert rloo.inner_epochs == 1  # it has no ratio
-    assert Settings(weight_clip=0.3).algorithm("seeupo").weight_clip == 0.3
+    assert LabSettings(weight_clip=0.3).algorithm("seeupo").weight_clip == 0.3
 
 
 WITHOUT = ["istar", "spa"]  # which need a model beside the policy
@@ -92,12 +92,12 @@ WITHOUT = ["istar", "spa"]  # which need a model beside the policy
 def test_a_recipe_is_what_training_has_but_for_the_penalty_and_the_clips(recipe):
     own = {"kl_coef": 0.0}
     given = {field: own.get(field, value) for field, value in RECIPES[recipe].items()}
-    actual = dict(flatten(dataclasses.asdict(Settings().algorithm(recipe))))
+    actual = dict(flatten(dataclasses.asdict(LabSettings().algorithm(recipe))))
     assert dict(flatten(given)).items() <= actual.items()
 
 
 def test_a_recipes_choices_can_be_changed():
-    changed = Settings().algorithm("seeupo:ratio=product:clip_high=none:advantage=gigpo")
+    changed = LabSettings().algorithm("seeupo:ratio=product:clip_high=none:advantage=gigpo")
     assert (changed.ratio, changed.clip_high, changed.advantage) == ("product", None, "gigpo")
 
 
@@ -146,14 +146,14 @@ def test_every_field_that_the_laboratory_reads_can_be_changed():
     assert {name.partition(".")[0] for name in CHANGED} == READ
     for recipe in CHANGED.values():
         preset = recipe.partition(":")[0]
-        before, after = (Settings().algorithm(text) for text in (preset, recipe))
+        before, after = (LabSettings().algorithm(text) for text in (preset, recipe))
         assert after != before, recipe
 
 
 @pytest.mark.parametrize("field", UNREAD)
 def test_every_other_field_is_refused_in_one_sentence(field):
     with pytest.raises(ValueError) as error:
-        Settings().algorithm(f"seeupo:{field}={UNREAD[field]}")
+        LabSettings().algorithm(f"seeupo:{field}={UNREAD[field]}")
     said = str(error.value)
     assert said.startswith(f"--recipes: got '{field}=") and said.endswith("the laboratory reads.")
     assert said.count(". ") == 0
@@ -185,26 +185,23 @@ def test_no_other_field_changes_what_is_computed(recipe):
             "istar",
             "which needs implicit_NK; allowed: an estimator without it, since the laboratory",
         ),
-        (
-            "a2tgpo:estimator.gain=turn_reward",
-            "=turn_reward' after a recipe's name",
-        ),
+        ("a2tgpo:estimator.gain=turn_reward", "=turn_reward' after a recipe's name"),
         (
             "canon:estimator.metric=tokens",
-            "--recipes: got estimator.metric=tokens; allowed: entropy",
+            "--recipes: got estimator.metric=tokens; allowed: entropy,",
         ),
         ("ppo:mask_above=0.9", "--recipes: got mask_above=0.9 with advantage=gae; allowed: an est"),
     ],
 )
 def test_what_is_no_recipe_is_told(recipe, said):
     with pytest.raises(ValueError) as error:
-        Settings().algorithm(recipe)
+        LabSettings().algorithm(recipe)
     assert said in str(error.value)
 
 
 def test_expectations_are_of_group_relative_advantages_alone():
     with pytest.raises(ValueError, match="--exact: got 'ppo', with advantage=gae"):
-        Settings(exact=True).algorithm("ppo")
+        LabSettings(exact=True).algorithm("ppo")
 
 
 @pytest.mark.parametrize(
@@ -212,7 +209,7 @@ def test_expectations_are_of_group_relative_advantages_alone():
 )
 def test_what_is_no_optimizer_is_told(name, said):
     with pytest.raises(ValueError) as error:
-        Settings(optimizer=name).make_optimizer()
+        LabSettings(optimizer=name).make_optimizer()
     assert str(error.value).startswith(said)
 
 

@@ -6,11 +6,11 @@ so as loudly as another one says the contrary. Scaled by the whole batch, the wi
 
 import pytest
 
-from seeupo_jax.instruments.lab.laboratory import Settings, experiment
+from seeupo_jax.instruments.lab.laboratory import LabSettings, experiment
 from seeupo_jax.instruments.lab.problems import PROBLEMS
 
 LOTTERY = PROBLEMS["lottery"]()
-SETTINGS = Settings(seeds=8, iterations=60)
+SETTINGS = LabSettings(seeds=8, iterations=60)
 
 
 def test_scaled_by_the_batch_every_seed_ends_at_the_optimum():

@@ -7,10 +7,10 @@ stayed as they were do lose there.
 import numpy as np
 import pytest
 
-from seeupo_jax.instruments.lab.laboratory import Settings, experiment
+from seeupo_jax.instruments.lab.laboratory import LabSettings, experiment
 from seeupo_jax.instruments.lab.problems import PROBLEMS, Problem
 
-LARGE_STEPS = Settings(seeds=1, iterations=100, lr=50.0, clip=10.0, exact=True)
+LARGE_STEPS = LabSettings(seeds=1, iterations=100, lr=50.0, clip=10.0, exact=True)
 
 
 def drawn_problems(count):
@@ -28,7 +28,7 @@ def largest_fall(recipe):
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_the_value_never_falls_with_small_steps(name):
-    small_steps = Settings(seeds=1, iterations=150, exact=True)
+    small_steps = LabSettings(seeds=1, iterations=150, exact=True)
     assert experiment(PROBLEMS[name](), "seeupo", small_steps).fall_SI.max() <= 1e-6
 
 

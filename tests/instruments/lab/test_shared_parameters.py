@@ -6,11 +6,11 @@ move it again. Steps that are safe for tables lose then, with exact gradients to
 
 from dataclasses import replace
 
-from seeupo_jax.instruments.lab.laboratory import Settings, experiment
+from seeupo_jax.instruments.lab.laboratory import LabSettings, experiment
 from seeupo_jax.instruments.lab.problems import PROBLEMS
 
 RANDOM = PROBLEMS["random"]()
-TABLES = Settings(seeds=4, iterations=60, exact=True)
+TABLES = LabSettings(seeds=4, iterations=60, exact=True)
 
 
 def test_steps_that_tables_allow_lose_value_where_turns_share_parameters():

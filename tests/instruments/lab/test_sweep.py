@@ -11,11 +11,11 @@ import pytest
 
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.instruments.lab.advantages import TurnCredit, expected_credit, sampled_credit
-from seeupo_jax.instruments.lab.laboratory import Settings
+from seeupo_jax.instruments.lab.laboratory import LabSettings
 from seeupo_jax.instruments.lab.policies import POLICIES
 from seeupo_jax.instruments.lab.sweep import LabParams, sweep, update_steps, values_of
 from seeupo_jax.instruments.lab.trajectories import Batch, expected_batch, sampled_batch
-from seeupo_jax.learner.turn_order import update_order
+from seeupo_jax.learner.sweep_plan import plan_sweep
 from seeupo_jax.types import TrainState
 
 TURNS, ACTIONS = 3, 2
@@ -24,7 +24,7 @@ RNG = np.random.default_rng(5)
 MEAN = RNG.uniform(0, 1, (ACTIONS,) * TURNS)
 CHANCE = RNG.uniform(0.3, 1, (ACTIONS,) * TURNS)
 TABLE_CA = RNG.normal(size=(7, ACTIONS))
-SETTINGS = Settings(groups=4, group_size=8)
+SETTINGS = LabSettings(groups=4, group_size=8)
 SEEDS = (0, 1)
 
 
@@ -153,16 +153,19 @@ def test_a_critic_moves_towards_the_returns_of_its_contexts():
 @pytest.mark.parametrize("order", ["reverse", "forward", "parallel"])
 @pytest.mark.parametrize("span", [1, 2, None])
 def test_steps_are_those_of_training(order, span):
-    turns_SUL, present_SUL = update_steps(Algorithm(order=order, turns_per_update=span), 5)
+    algorithm = Algorithm(order=order, turns_per_update=span)
+    turns_SUL, present_SUL = update_steps(algorithm, 5)
     actual = [
-        tuple(turns_UL[present_UL])
-        for turns_UL, present_UL in zip(turns_SUL, present_SUL, strict=True)
+        [tuple(turns_L[present_L]) for turns_L, present_L in zip(*update, strict=True)]
+        for update in zip(turns_SUL, present_SUL, strict=True)
     ]
-    reference = update_order(5, order, turns_per_update=span)
-    if order == "parallel":
-        actual, reference = ([sorted(step) for step in steps] for steps in (actual, reference))
-        assert turns_SUL.shape[1] == -(-5 // (5 if span is None else span))
-    assert actual == reference
+    assert actual == [[*update.actions] for update in plan_sweep(algorithm, 5).updates]
+    assert (turns_SUL[~present_SUL] == 0).all()
+
+
+def test_a_random_order_is_drawn_from_the_reverse_one():
+    drawn, reverse = (update_steps(Algorithm(order=order), 5) for order in ("random", "reverse"))
+    np.testing.assert_array_equal(drawn, reverse)
 
 
 def test_the_last_of_three_turns_in_pairs_is_alone():
@@ -220,7 +223,7 @@ def mixed_objective(x, old_logp_NK, weight_NK, actions, choices):
             "token": SHARE_N @ tokens_N / len(turns),
             "constant": counted * longest / len(turns),
         }[choices.loss_aggregation]
-        total += SHARE_N[i] * (term.mean() - choices.critic.coef * error.mean()) / divisor
+        total += SHARE_N[i] * (term.mean() - choices.value_coef * error.mean()) / divisor
     return total
 
 

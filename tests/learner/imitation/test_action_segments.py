@@ -10,7 +10,7 @@ from seeupo_jax.configuration import schema
 from seeupo_jax.envs.base import Demonstration, StepResult
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.learner.imitation.action_segments import Tokenized, to_segments
-from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer
+from seeupo_jax.policy.files.huggingface_tokenizer import HuggingFaceTokenizer
 from seeupo_jax.rollout.collect import collect, group_requests
 from seeupo_jax.rollout.engine.protocol import Action
 from seeupo_jax.rollout.player import CollectionOptions
@@ -120,6 +120,7 @@ def test_an_action_of_weight_0_or_one_before_the_last_is_context(weight, train_o
     assert segment.tokens_L[before:].tolist() == second
 
 
+@pytest.mark.exhaustive
 def test_a_demonstration_has_a_segment_for_every_history_that_the_template_rewrites():
     chat = schema.Chat(template_kwargs={"enable_thinking": False})
     small = chat_cases.small_library()
@@ -144,6 +145,7 @@ RESULT = {"role": "tool", "content": "Lost."}
 THOUGHT, SAID = "<think>\nI look it up.\n</think>\n\n", "Lost, I fear."
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("train_on, trained", [("all", [0, 2]), ("last", [2])])
 def test_text_beside_a_call_is_context_as_the_library_renders_it(train_on, trained):
     """Llama's template leaves that text out; a message with it is not trained."""
@@ -161,6 +163,7 @@ def test_text_beside_a_call_is_context_as_the_library_renders_it(train_on, train
     assert segment.turn_L.tolist() == turn_L.tolist()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("weight, train_on", [(0, "all"), (1, "last")])
 def test_only_a_trained_message_needs_the_thought_that_the_header_opens(weight, train_on):
     library, thinker = chat_cases.thinking(chat_cases.FORGETS_THOUGHTS)

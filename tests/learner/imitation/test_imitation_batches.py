@@ -17,13 +17,13 @@ from imitation_cases import SHAPES, batches, demonstration, demonstrations, toke
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.envs.base import Demonstration
-from seeupo_jax.learner.batching import Rows, Shapes, all_actions, lay_out, turn_batch
+from seeupo_jax.learner.batching import SegmentBatch, Shapes, all_actions, lay_out, turn_batch
 from seeupo_jax.learner.imitation.action_segments import Tokenized, to_segments
 from seeupo_jax.learner.imitation.imitation_batches import Batches, pack
 from seeupo_jax.learner.imitation.imitation_step import Imitation
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer
-from seeupo_jax.policy.network import split
+from seeupo_jax.policy.files.huggingface_tokenizer import HuggingFaceTokenizer
+from seeupo_jax.policy.network import split_model
 from seeupo_jax.policy.transformer import Transformer
 
 APART = dataclasses.replace(SHAPES, share=False)  # no token stands for two conversations
@@ -72,7 +72,7 @@ def test_rows_of_a_batch_are_of_similar_length_only_where_blocks_are_sorted():
 
 def test_a_step_is_on_the_mean_over_action_tokens_alone_and_moves_the_average_after_it():
     """Against the NumPy twin: value, and gradients by a step of plain gradient descent."""
-    rows = Rows.of(cases.ragged())
+    rows = SegmentBatch.of(cases.ragged())
     pieces = all_actions(rows)
     layout = lay_out(rows, pieces, cases.SHAPES, cases.SHAPES.lengths[-1:])
     batch = turn_batch(rows, layout, cases.SHAPES, {}, action=32)
@@ -146,7 +146,7 @@ def small_policy():
         head_dim=8,
         mlp_width=24,
     )
-    return split(Transformer(arch, nnx.Rngs(0)))
+    return split_model(Transformer(arch, nnx.Rngs(0)))
 
 
 def test_demonstrations_longer_than_the_longest_row_are_cut_and_counted():

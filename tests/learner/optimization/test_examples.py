@@ -139,8 +139,8 @@ def test_an_example_takes_the_steps_of_plain_optax_on_each_parameter(name):
 
 def test_the_schedules_are_as_the_page_says():
     schedule = Schedule(config_of("wsd").optimizer, config_of("wsd").iterations)
-    said = re.search(r"^gives (.*?) of the learning rate", PAGE, re.MULTILINE)[1]
-    numbers = [float(number) for number in re.findall(r"[\d.]+", said)]
+    printed = re.search(r"^This gives (.*?) of the learning rate", PAGE, re.MULTILINE)[1]
+    numbers = [float(number) for number in re.findall(r"[\d.]+", printed)]
     assert [schedule.share(i) for i in range(1, 11)] == pytest.approx(numbers)
     restarts = config_of("restarts")
     schedule = Schedule(restarts.optimizer, restarts.iterations)

@@ -16,7 +16,7 @@ from seeupo_jax.learner.optimization.parameter_groups import labels, split_froze
 from seeupo_jax.learner.optimization.schedule import Scheduled, at_share
 from seeupo_jax.learner.state_layout import state_layout
 from seeupo_jax.parallel.mesh import make_mesh
-from seeupo_jax.policy.network import join
+from seeupo_jax.policy.network import join_params
 
 GROUPS = (
     ParameterGroup("*norm/scale", frozen=True),
@@ -45,7 +45,7 @@ def test_frozen_parameters_are_split_off_and_come_back():
     trained, frozen = split_frozen(GROUPS, params())
     assert jax.tree.structure(frozen) == jax.tree.structure({"layers": {0: {"norm": {"scale": 0}}}})
     assert "norm" not in trained["layers"][0] and len(jax.tree.leaves(trained)) == 3
-    cases.assert_trees_equal(join(trained, frozen), params())
+    cases.assert_trees_equal(join_params(trained, frozen), params())
 
 
 def test_each_group_takes_the_steps_of_its_own_optimizer():

@@ -12,16 +12,17 @@ import numpy_credit
 import numpy_model
 import numpy_twin as twin
 import pytest
+from stored_fields import with_fields
 
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.optimizer_schema import ParameterGroup
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.learner import sweep as sweep_module
-from seeupo_jax.learner.batching import Rows, Shapes, all_actions, lay_out, turn_batch
-from seeupo_jax.learner.learner import Learner
+from seeupo_jax.learner.batching import SegmentBatch, Shapes, all_actions, lay_out, turn_batch
 from seeupo_jax.learner.optimization.optimizer import apply_update, make_optimizer
-from seeupo_jax.learner.programs import compile_programs
+from seeupo_jax.learner.program_cache import Learner
+from seeupo_jax.learner.program_warming import compile_programs
 from seeupo_jax.learner.state_layout import HOST, abstract_state, make_state, state_layout
 from seeupo_jax.learner.step.critic import critic_optimizer, fresh_head, make_critic
 from seeupo_jax.learner.sweep import sweep
@@ -30,9 +31,9 @@ from seeupo_jax.metrics.compilation import Compilations
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings, sharding
 from seeupo_jax.planning import flops
 from seeupo_jax.planning.program_flops import count
-from seeupo_jax.policy.architecture import Lora
-from seeupo_jax.policy.lora import TARGETS, attach
-from seeupo_jax.policy.network import split, trainable
+from seeupo_jax.policy.architecture import LoraAdapters
+from seeupo_jax.policy.lora import TARGETS, attach_adapters
+from seeupo_jax.policy.network import split_model, split_trainable
 from seeupo_jax.types import CriticState
 
 SHAPES = Shapes((32,), action=16, rows=4, trajectories=12, turns=4)
@@ -42,7 +43,7 @@ BY_ACTION = {"order": "parallel", "turns_per_update": 1, "loss_aggregation": "ac
 TURN_BY_TURN = {"turns_per_update": 1, "order": "reverse"}
 DENOMINATOR, COEF, CLIP = np.float32(7), 0.5, 0.2
 TRAJECTORIES = cases.ragged()
-ROWS = Rows.of(TRAJECTORIES)
+ROWS = SegmentBatch.of(TRAJECTORIES)
 NETWORK, PARAMS = cases.policy()
 REFERENCE = cases.jittered(PARAMS, 0.02)
 
@@ -338,7 +339,7 @@ def test_equal_returns_have_no_variance_to_explain():
     state = state_of(made)
     own = jax.tree.map(jnp.zeros_like, state.critic.params)
     state = state._replace(critic=state.critic._replace(params=own))
-    alike = [dataclasses.replace(t, reward=0.0) for t in TRAJECTORIES]
+    alike = [with_fields(t, reward=0.0) for t in TRAJECTORIES]
     _, metrics, *_ = sweep(made, state, PARAMS, alike, iteration=1)
     assert np.isnan(metrics["sweep/explained_variance"])
     assert metrics["sweep/value_loss"] == metrics["sweep/critic_grad_norm"] == 0
@@ -449,10 +450,10 @@ def test_a_sweep_on_a_mesh_is_the_sweep_on_one_device(kind, second):
 
 def adapted(kind):
     """A learner of a model with adapters, and its fresh state."""
-    lora = Lora(rank=4, alpha=6.0, targets=TARGETS)
-    model = attach(NETWORK.bind(jax.device_put(PARAMS)), lora, seed=7)
-    network, params = split(model)
-    params, frozen = trainable(network, params)
+    lora = LoraAdapters(rank=4, alpha=6.0, targets=TARGETS)
+    model = attach_adapters(NETWORK.bind(jax.device_put(PARAMS)), lora, seed=7)
+    network, params = split_model(model)
+    params, frozen = split_trainable(network, params)
     made = cases.unshared(learner(kind), network=network, frozen=frozen)
     return made, state_of(made, cases.jittered(params, 0.1))
 

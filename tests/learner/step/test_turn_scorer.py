@@ -15,11 +15,11 @@ from numpy_credit import token_advantages
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.recipes import RECIPES
-from seeupo_jax.learner.batching import Rows, Shapes, all_actions, lay_out, turn_batch
+from seeupo_jax.learner.batching import SegmentBatch, Shapes, all_actions, lay_out, turn_batch
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.learner.credit.turn_scores import score_turns, scorer_loss
-from seeupo_jax.learner.learner import Learner
-from seeupo_jax.learner.programs import compile_programs
+from seeupo_jax.learner.program_cache import Learner
+from seeupo_jax.learner.program_warming import compile_programs
 from seeupo_jax.learner.state_layout import HOST, abstract_state, make_state, state_layout
 from seeupo_jax.learner.step.turn_scorer import make_scorer, scorer_optimizer
 from seeupo_jax.learner.sweep import sweep
@@ -32,7 +32,7 @@ from seeupo_jax.types import CriticState
 SHAPES = Shapes((32,), action=16, rows=4, trajectories=12, turns=4)
 NETWORK, PARAMS = cases.policy()
 TRAJECTORIES = cases.ragged()
-ROWS = Rows.of(TRAJECTORIES)
+ROWS = SegmentBatch.of(TRAJECTORIES)
 RATE = 0.12
 REVERSE = [(3,), (2,), (1,), (0,)]
 # So much that a step of the scorer shows, and that a turn's credit is not the episode's.
@@ -111,10 +111,7 @@ def test_an_overlong_success_is_a_success_to_the_scorer():
     penalty = {"overlong": {"length": 1, "penalty": 5.0}}
     plain, shaped = (
         cases.observe(made, TRAJECTORIES, state=state_of(made))
-        for made in (
-            learner("istar"),
-            learner("istar", penalty),
-        )
+        for made in (learner("istar"), learner("istar", penalty))
     )
     assert shaped.metrics["sweep/overlong_penalty"] == -5 and plain.metrics["sweep/pairs"] == 4
     cases.assert_trees_equal(shaped.state.scorer, plain.state.scorer)
@@ -262,12 +259,21 @@ def twin_progress(own, kind):
 @pytest.mark.parametrize("kind", ["head", "model"])
 def test_progress_and_its_step_are_the_twins(kind):
     """At the last token of turns, of several segments; the step leaves a head's policy alone."""
-    made = progress_learner(
-        kind, scale="none", advantage_clip=None, estimator={"progress_coef": 0.7}
-    )
+    given = {"progress_coef": 0.7}
+    made = progress_learner(kind, scale="none", advantage_clip=None, estimator=given)
     own = cases.host(progress_state(made).scorer.params)
     said, (loss, error), weights, grads, dbias = twin_progress(own, kind)
-    begun = begin_sweep(made, progress_state(made), PARAMS, ROWS, TRAJECTORIES, version=0)
+    plan = made.plan(ROWS.updated_turns, iteration=1)
+    begun = begin_sweep(
+        made,
+        progress_state(made),
+        PARAMS,
+        ROWS,
+        TRAJECTORIES,
+        plan,
+        shaped=TRAJECTORIES,
+        version=0,
+    )
     metrics = begun.data.initial_metrics
     np.testing.assert_allclose(metrics["sweep/progress_loss"], loss, rtol=1e-5)
     np.testing.assert_allclose(metrics["sweep/progress_error"], error, rtol=1e-5)
@@ -296,15 +302,12 @@ def test_progress_and_its_step_are_the_twins(kind):
 
 
 def test_several_steps_are_as_many_passes_and_the_first_ones_scores_count():
-    once, twice = (
-        progress_learner("head", 1e-3, estimator={"scorer_epochs": epochs}) for epochs in (1, 2)
-    )
-    given = ROWS, TRAJECTORIES, {}
-    first = score_turns(once, progress_state(once), *given)
-    second = score_turns(once, first.train, *given)
-    got = score_turns(twice, progress_state(twice), *given)
+    made, given = progress_learner("head", 1e-3), (ROWS, TRAJECTORIES, {})
+    first = score_turns(made, progress_state(made), *given, epochs=1)
+    second = score_turns(made, first.train, *given, epochs=1)
+    got = score_turns(made, progress_state(made), *given, epochs=2)
     cases.assert_trees_equal(cases.host(got.train.scorer), cases.host(second.train.scorer))
-    for name, wanted in score_turns(once, progress_state(once), *given).per_token.items():
+    for name, wanted in first.per_token.items():
         cases.assert_trees_equal(list(got.per_token[name]), list(wanted))
     assert second.metrics["sweep/progress_loss"] < got.metrics["sweep/progress_loss"]
     norms = [done.metrics["sweep/scorer_grad_norm"] for done in (got, second)]

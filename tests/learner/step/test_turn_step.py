@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from seeupo_jax.learner.batching import (
-    Rows,
+    SegmentBatch,
     action_spans,
     empty_batch,
     empty_layout,
@@ -20,7 +20,7 @@ from seeupo_jax.learner.refresh_batch import make_refresh_batch
 from seeupo_jax.types import NO_TARGET
 
 LEARNER = cases.learner()
-ROWS = Rows.of(cases.ragged())
+ROWS = SegmentBatch.of(cases.ragged())
 ADVANTAGE_N = np.array([1.0, -0.5, 0.25, -1.0, 9.0, 0.5, 1.5, -2.0], np.float32)
 FACTOR_N = np.array([1.1, 0.9, 1.0, 0.5, 7.0, 1.15, 0.85, 1.05], np.float32)
 

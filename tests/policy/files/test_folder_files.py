@@ -11,8 +11,8 @@ from safetensors.numpy import load_file, save_file
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.policy import from_pretrained, save_pretrained
-from seeupo_jax.policy.architecture import Architecture, Lora
-from seeupo_jax.policy.lora import attach, save_adapters
+from seeupo_jax.policy.architecture import Architecture, LoraAdapters
+from seeupo_jax.policy.lora import attach_adapters, save_adapters
 from seeupo_jax.policy.transformer import Transformer
 
 # The three lines that `git clone` leaves without `git lfs`; specification, version 1.
@@ -39,7 +39,11 @@ def whole(tmp_path_factory):
     model = Transformer(Architecture(len(library), 16, 1, 2, 2, 8, 16), nnx.Rngs(0))
     save_pretrained(model, folder / "model")
     library.save_pretrained(folder / "model")
-    save_adapters(attach(model, Lora(1, 1.0, ("q_proj",))), folder / "adapters", folder / "model")
+    save_adapters(
+        attach_adapters(model, LoraAdapters(1, 1.0, ("q_proj",))),
+        folder / "adapters",
+        folder / "model",
+    )
     return folder
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.policy.files import gguf_vocabulary
-from seeupo_jax.policy.files.chat_template import gguf_tokenizer
+from seeupo_jax.policy.files.huggingface_tokenizer import gguf_tokenizer
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 # Bytes as letters, two merges, and tokens of every kind.
@@ -41,9 +41,10 @@ def converted(name, pre):
     }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name, pre", [("qwen3", "qwen2"), ("llama3_2", "llama-bpe")])
 def test_tokens_are_those_of_the_original(name, pre):
-    built = gguf_vocabulary.build(converted(name, pre)).backend_tokenizer
+    built = gguf_vocabulary.build_tokenizer(converted(name, pre)).backend_tokenizer
     original = cases.library(name).backend_tokenizer
     rng = np.random.default_rng(0)
     for _ in range(500):
@@ -60,7 +61,7 @@ def test_smollms_digits_stand_alone_and_words_keep_their_space():
 
 
 def test_kinds_of_tokens_are_kept_apart():
-    library = gguf_vocabulary.build(SMALL)
+    library = gguf_vocabulary.build_tokenizer(SMALL)
     encode = library.backend_tokenizer.encode
     assert encode("abc<call>ab12<|im_end|>").ids == [8, 9, 7, 4, 5, 0]
     assert library.decode([8, 9, 0, 10], skip_special_tokens=True) == "abc<call>"  # 10: unused
@@ -72,7 +73,7 @@ def test_a_word_of_llamas_that_is_a_token_needs_no_merges():
     fields |= {"tokenizer.ggml.merges": ["a b", "ab c"]}
     encoded = {}
     for pre in ("llama-bpe", "qwen2"):
-        library = gguf_vocabulary.build(fields | {"tokenizer.ggml.pre": pre})
+        library = gguf_vocabulary.build_tokenizer(fields | {"tokenizer.ggml.pre": pre})
         encoded[pre] = library.backend_tokenizer.encode("ca").tokens
     assert encoded == {"llama-bpe": ["ca"], "qwen2": ["c", "a"]}
 

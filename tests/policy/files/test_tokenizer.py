@@ -10,8 +10,8 @@ import sentencepiece
 from transformers import AutoTokenizer
 
 from seeupo_jax.configuration import schema
-from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer
-from seeupo_jax.policy.files.sentence_pieces import SentencePieceTokenizer
+from seeupo_jax.policy.files.huggingface_tokenizer import HuggingFaceTokenizer
+from seeupo_jax.policy.files.sentencepiece_tokenizer import SentencePieceTokenizer
 from seeupo_jax.policy.files.tokenizer import Transcript, load_tokenizer, train_tokenizer
 from seeupo_jax.types import CONTEXT
 

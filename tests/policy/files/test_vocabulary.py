@@ -11,19 +11,19 @@ import chat_cases
 import numpy as np
 import pytest
 import sentencepiece
-from chat_cases import FOLDERS, MODELS
+from chat_cases import FETCHED, FOLDERS, MODELS
 from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from seeupo_jax.configuration import schema
-from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer
+from seeupo_jax.policy.files.huggingface_tokenizer import HuggingFaceTokenizer
 from seeupo_jax.policy.files.tokenizer import load_tokenizer
 from seeupo_jax.policy.files.vocabulary import byte_fallback, byte_level
 from seeupo_jax.policy.files.weights import read_tokenizer
 
-NAMES = (*FOLDERS, "order_desk", "llama_2_kind")
+NAMES = (*FETCHED, "order_desk", "llama_2_kind")
 
 
 def llama_2_kind():
@@ -122,7 +122,7 @@ def test_bytes_that_are_no_utf8_can_be_spelled_and_are_replaced_in_the_text(name
         assert spell(data) == data.decode(errors="replace")
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("name", FETCHED)
 def test_control_tokens_are_marked_and_other_added_tokens_are_text(name):
     _, pieces = vocabulary(name)
     stored = json.loads((MODELS / name / "tokenizer.json").read_text())["added_tokens"]

@@ -20,9 +20,9 @@ from seeupo_jax.configuration import schema
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings
 from seeupo_jax.policy import from_pretrained, save_pretrained
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.policy.files.sentence_pieces import train_tokenizer
+from seeupo_jax.policy.files.sentencepiece_tokenizer import train_tokenizer
 from seeupo_jax.policy.files.tokenizer import load_tokenizer, unassigned_ids
-from seeupo_jax.policy.network import abstract, split
+from seeupo_jax.policy.network import abstract_network, split_model
 from seeupo_jax.policy.rope import Rope
 
 TEXTS = ["two cups of tea", "a cup of tea for two"]
@@ -83,7 +83,7 @@ def test_a_saved_policy_comes_back_bit_for_bit(tmp_path, family, scan_layers):
     compute_options = {"scan_layers": scan_layers, "remat": "dots"}
     loaded, tokenizer = from_pretrained(str(tmp_path), dtype="float32", **compute_options)
     assert loaded.arch == dataclasses.replace(arch, remat="dots")
-    jax.tree.map(np.testing.assert_array_equal, split(loaded)[1], split(model)[1])
+    jax.tree.map(np.testing.assert_array_equal, split_model(loaded)[1], split_model(model)[1])
     assert tokenizer.action("tea for two") == TOKENIZER.action("tea for two")
 
 
@@ -118,9 +118,9 @@ def test_of_a_tokenizer_with_holes_the_ids_are_known(tmp_path):
 
 def test_a_padded_network_is_saved_as_one_without_the_tokenizer(tmp_path):
     model, _ = make(LLAMA)
-    network = abstract(dataclasses.replace(LLAMA, unassigned=(290, 292)))[0]
+    network = abstract_network(dataclasses.replace(LLAMA, unassigned=(290, 292)))[0]
     save_pretrained(model, tmp_path / "plain", TOKENIZER)
-    save_pretrained(network.bind(split(model)[1]), tmp_path / "padded", TOKENIZER)
+    save_pretrained(network.bind(split_model(model)[1]), tmp_path / "padded", TOKENIZER)
     for name in ("config.json", "model.safetensors"):
         plain, padded = ((tmp_path / n / name).read_bytes() for n in ("plain", "padded"))
         assert plain == padded
@@ -130,7 +130,7 @@ def test_a_policy_may_change_its_compute_options_between_runs(tmp_path):
     save_pretrained(make(LLAMA)[0], tmp_path, TOKENIZER)
     stacked, _ = from_pretrained(str(tmp_path), dtype="float32", scan_layers=True)
     wanted, _ = make(dataclasses.replace(LLAMA, scan_layers=True))
-    jax.tree.map(np.testing.assert_array_equal, split(stacked)[1], split(wanted)[1])
+    jax.tree.map(np.testing.assert_array_equal, split_model(stacked)[1], split_model(wanted)[1])
 
 
 @pytest.mark.parametrize("family", ARCHITECTURES)
@@ -165,7 +165,7 @@ def test_layers_are_in_order_beyond_nine():
     model, twin = make(arch)
     for index in range(11):
         wanted = twin[f"model.layers.{index}.self_attn.q_proj.weight"].T.astype(np.float32)
-        np.testing.assert_array_equal(split(model)[1]["layers"]["q"]["kernel"][index], wanted)
+        np.testing.assert_array_equal(split_model(model)[1]["layers"]["q"]["kernel"][index], wanted)
 
 
 def test_parameters_are_float32_whatever_the_file_and_the_activations_are(folder):
@@ -173,14 +173,14 @@ def test_parameters_are_float32_whatever_the_file_and_the_activations_are(folder
     edit_tensors(folder, model__norm__weight=half)
     model, _ = from_pretrained(str(folder))
     assert model.arch.dtype == "bfloat16"
-    assert {leaf.dtype for leaf in jax.tree.leaves(split(model)[1])} == {np.dtype("float32")}
-    np.testing.assert_array_equal(split(model)[1]["norm"]["scale"], half.astype(np.float32))
+    assert {leaf.dtype for leaf in jax.tree.leaves(split_model(model)[1])} == {np.dtype("float32")}
+    np.testing.assert_array_equal(split_model(model)[1]["norm"]["scale"], half.astype(np.float32))
 
 
 def test_a_mesh_takes_the_parameters_by_its_table(folder):
     mesh = make_mesh(schema.Mesh(data=2, fsdp=2, tensor=2))
     model, _ = from_pretrained(str(folder), mesh=mesh)
-    network, params = split(model)
+    network, params = split_model(model)
     wanted = param_shardings(mesh, network.logical_axes(), params)
     assert jax.tree.map(lambda p: p.sharding, params) == wanted
     assert params["layers"][0]["q"]["kernel"].addressable_shards[0].data.shape == (4, 8)
@@ -287,8 +287,8 @@ def test_several_files_hold_the_same_policy_as_one(sharded, tmp_path, scan_layer
     compute_options = {"dtype": "float32", "scan_layers": scan_layers}
     model, _ = from_pretrained(str(sharded), mesh=mesh, **compute_options)
     wanted, _ = make(dataclasses.replace(ARCHITECTURES["qwen2"], scan_layers=scan_layers))
-    jax.tree.map(np.testing.assert_array_equal, split(model)[1], split(wanted)[1])
-    network, params = split(model)
+    jax.tree.map(np.testing.assert_array_equal, split_model(model)[1], split_model(wanted)[1])
+    network, params = split_model(model)
     if on_mesh:
         placed = param_shardings(mesh, network.logical_axes(), params)
         assert jax.tree.map(lambda p: p.sharding, params) == placed
@@ -333,38 +333,38 @@ def test_bfloat16_files_and_parameters_are_exact(folder, tmp_path):
     model, _ = from_pretrained(str(folder), dtype="float32")
     save_pretrained(model, tmp_path / "half", TOKENIZER, dtype="bfloat16")
     assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
-    rounded = jax.tree.map(lambda p: p.astype(jnp.bfloat16), split(model)[1])
+    rounded = jax.tree.map(lambda p: p.astype(jnp.bfloat16), split_model(model)[1])
     for param_dtype in ("float32", "bfloat16"):
         loaded, _ = from_pretrained(str(tmp_path / "half"), param_dtype=param_dtype)
-        leaves = split(loaded)[1]
+        leaves = split_model(loaded)[1]
         assert {leaf.dtype for leaf in jax.tree.leaves(leaves)} == {jnp.dtype(param_dtype)}
         jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b), leaves, rounded)
 
 
 def test_tensors_that_the_model_computes_itself_are_not_read(tmp_path):
     save_pretrained(make(LLAMA)[0], tmp_path, TOKENIZER)
-    head = np.asarray(split(from_pretrained(str(tmp_path))[0])[1]["embedding"])
+    head = np.asarray(split_model(from_pretrained(str(tmp_path))[0])[1]["embedding"])
     inverse = np.ones(2, np.float32)
     names = {"lm_head__weight": head, "model__layers__0__self_attn__rotary_emb__inv_freq": inverse}
     edit_tensors(tmp_path, **names)
     model, _ = from_pretrained(str(tmp_path), dtype="float32")
-    assert split(model)[1].keys() == {"embedding", "layers", "norm"}
+    assert split_model(model)[1].keys() == {"embedding", "layers", "norm"}
 
 
 def test_a_single_file_is_read_where_an_index_is_left_over(tmp_path):
     """As `transformers` does, whose `save_pretrained` leaves an index of before."""
     save_pretrained(make(LLAMA)[0], tmp_path, TOKENIZER)
     index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
-    wanted = split(from_pretrained(tmp_path)[0])[1]
+    wanted = split_model(from_pretrained(tmp_path)[0])[1]
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    found = split(from_pretrained(tmp_path)[0])[1]
+    found = split_model(from_pretrained(tmp_path)[0])[1]
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
 
 
 def test_a_head_of_its_own_beside_a_config_that_ties_is_refused(tmp_path):
     """`transformers` takes it then, and says so; dropped, all logits would be wrong."""
     save_pretrained(make(LLAMA)[0], tmp_path, TOKENIZER)
-    head = np.array(split(from_pretrained(str(tmp_path))[0])[1]["embedding"])
+    head = np.array(split_model(from_pretrained(str(tmp_path))[0])[1]["embedding"])
     head[-1, -1] += 1
     edit_tensors(tmp_path, lm_head__weight=head)
     with pytest.raises(ValueError, match="lm_head.weight is another matrix than the embedding"):
@@ -398,7 +398,7 @@ def test_loading_holds_little_more_than_the_model_itself(tmp_path):
     small = dataclasses.replace(LLAMA, layers=1)
     save_pretrained(make(small)[0], tmp_path / "small", TOKENIZER)
     large = dataclasses.replace(small, vocab_size=200_000, width=256)
-    network, shapes = abstract(large)
+    network, shapes = abstract_network(large)
     model = network.bind(jax.tree.map(lambda leaf: np.full(leaf.shape, 0.5, np.float32), shapes))
     for dtype in ("float32", "bfloat16"):
         save_pretrained(model, tmp_path / dtype, TOKENIZER, dtype=dtype)

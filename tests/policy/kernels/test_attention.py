@@ -7,7 +7,7 @@ import pytest
 
 from seeupo_jax.planning.program_flops import count
 from seeupo_jax.policy.kernels import attention
-from seeupo_jax.policy.kernels.attention import NOWHERE, KeyValues, attend, join
+from seeupo_jax.policy.kernels.attention import NOWHERE, KeyValues, attend, concatenate
 
 run = jax.jit(attend, static_argnames="window")
 
@@ -209,7 +209,7 @@ def test_segments_of_one_side_only_are_refused(side):
 
 def test_the_past_stands_before_what_is_new():
     past = keys_of([[[[1.0]]]], [[[[2.0]]]])
-    k, v = join(past, keys_of([[[[3.0]]]], [[[[4.0]]]]))
+    k, v = concatenate(past, keys_of([[[[3.0]]]], [[[[4.0]]]]))
     assert (k.ravel().tolist(), v.ravel().tolist()) == ([1.0, 3.0], [2.0, 4.0])
 
 

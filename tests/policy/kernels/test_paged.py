@@ -363,6 +363,7 @@ def test_the_tpu_kernel_lowers_from_a_machine_without_one():
     assert exported.mlir_module().count("@tpu_custom_call(") == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kernel", ["xla", "paged"])
 @pytest.mark.usefixtures("optimized")
 def test_decode_compiles_for_tpu_without_a_copy_of_the_pages(kernel):

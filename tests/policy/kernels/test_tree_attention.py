@@ -11,7 +11,12 @@ from tree_cases import CASES, assert_equal, attend, random_arrays, trained, tree
 
 from seeupo_jax.policy.kernels.attention import KeyValues, attend_trees
 from seeupo_jax.policy.kernels.tree_attention import block_for
-from seeupo_jax.policy.kernels.tree_mask import TreeMask, list_visits, visible_pairs, visited_blocks
+from seeupo_jax.policy.kernels.tree_mask import (
+    TreeMask,
+    list_block_pairs,
+    visible_pairs,
+    visited_blocks,
+)
 from seeupo_jax.policy.transformer import REMAT
 
 TRIALS = [
@@ -25,6 +30,7 @@ TRIALS = [
 ]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("implementation, block, name, window", TRIALS)
 def test_every_path_is_attended_as_if_it_were_alone(implementation, block, name, window):
     case = CASES[name]
@@ -143,7 +149,7 @@ def test_every_visible_pair_is_visited_and_without_a_window_no_other(name, windo
 
 def test_visits_are_listed_by_the_block_that_holds_their_sums():
     visited = np.asarray([[[1, 0, 1], [0, 0, 0]], [[0, 1, 0], [1, 1, 1]]], bool)
-    pair, start = jax.jit(list_visits)(visited)
+    pair, start = jax.jit(list_block_pairs)(visited)
     assert pair.tolist() == [12, 0, 2, 7, 9, 10, 11, *[12] * 7]
     assert start.tolist() == [0, 2, 2, 3, 6]
 
@@ -164,6 +170,7 @@ def test_bfloat16_is_as_near_to_the_exact_result_as_all_scores_at_once(implement
     assert np.abs(actual - exact).max() <= 1.5 * np.abs(all_pairs - exact).max()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "topology, dtype, d",
     [

@@ -7,7 +7,12 @@ import pytest
 from tree_cases import ends_of, parents_of
 
 from seeupo_jax.policy.kernels.attention import Past, Tree, tree_mask_of
-from seeupo_jax.policy.kernels.tree_mask import list_visits, visible, visible_pairs, visited_blocks
+from seeupo_jax.policy.kernels.tree_mask import (
+    list_block_pairs,
+    visible,
+    visible_pairs,
+    visited_blocks,
+)
 
 
 def continued(rng, past_ends, new_ends, at):
@@ -102,4 +107,4 @@ def test_new_trees_hang_below_tokens_in_any_order(seed):
 def test_more_pairs_of_blocks_than_int32_counts_are_refused():
     # 32 rows of 262,144 tokens in blocks of 32: 32 x 8,192 x 8,192 pairs are 2**31.
     with pytest.raises(ValueError, match=r"32 rows of 8192 x 8192 blocks.*microbatch_tokens"):
-        jax.eval_shape(list_visits, jax.ShapeDtypeStruct((32, 8192, 8192), bool))
+        jax.eval_shape(list_block_pairs, jax.ShapeDtypeStruct((32, 8192, 8192), bool))

@@ -12,7 +12,7 @@ from judge_cases import judging
 
 from seeupo_jax.configuration.loading import from_dict, to_dict
 from seeupo_jax.configuration.reward import Judge
-from seeupo_jax.policy_io.resume_check import check_same_run, made_by
+from seeupo_jax.policy_io.resume_check import check_same_run, sampling_hash
 from seeupo_jax.rewards.candidate_judge import make_judge
 from seeupo_jax.rewards.reward_functions import RewardFunction
 from seeupo_jax.rewards.scorer import Scorer
@@ -333,7 +333,7 @@ def test_a_resumed_run_has_the_judge_that_it_had():
     check_same_run(dataclasses.replace(made[0], judge=Judge("m:a", timeout_s=3)), to_dict(made[0]))
     with pytest.raises(ValueError, match="config.judge.function: got 'm:b'"):
         check_same_run(made[1], to_dict(made[0]))
-    assert made_by(made[0]) != made_by(made[1])
+    assert sampling_hash(made[0]) != sampling_hash(made[1])
     older = to_dict(from_dict({}))
     del older["judge"]
     check_same_run(from_dict({}), older)

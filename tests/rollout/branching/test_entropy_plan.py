@@ -8,7 +8,7 @@ from fork_cases import BUDGET, Counting, Drawing, config, grow
 
 from seeupo_jax.rollout.branching import plans
 from seeupo_jax.rollout.branching.entropy_plan import EntropyPlan
-from seeupo_jax.rollout.branching.fork_plan import Branch, Played
+from seeupo_jax.rollout.branching.fork_plan import Branch, EpisodeSummary
 from seeupo_jax.rollout.engine.sampling import task_number
 
 PLAN = EntropyPlan(roots=3, coef=2.0, probability=0.4, budget=BUDGET)
@@ -53,6 +53,7 @@ def authors_loop(own_turns, fires, roots, size):
     return began
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("seed", range(40))
 def test_the_tree_is_that_of_the_authors_loop(seed):
     rng = np.random.default_rng(seed)
@@ -65,7 +66,9 @@ def test_the_tree_is_that_of_the_authors_loop(seed):
     begun: list[Branch] = []
     while True:
         played = [
-            Played(shared, turns, 0, False, tuple(np.flatnonzero(fires[place][:turns]).tolist()))
+            EpisodeSummary(
+                shared, turns, 0, False, tuple(np.flatnonzero(fires[place][:turns]).tolist())
+            )
             for place, (shared, turns) in enumerate(
                 [(0, int(turns)) for turns in own_turns[:roots]]
                 + [(b.turns, b.turns + int(own_turns[roots + i])) for i, b in enumerate(begun)]
@@ -109,7 +112,7 @@ def test_with_probability_one_it_branches_also_where_a_turn_is_much_more_certain
     """clamp(0.5 - 2 (0 - 1), 0, 1) is 1."""
     for probability, keeps in ((1.0, True), (0.99, False)):
         plan = dataclasses.replace(PLAN, probability=probability)
-        assert plan.keeps(1, [1.0, 0.0], 0.5) is keeps
+        assert plan.may_fork(1, [1.0, 0.0], 0.5) is keeps
 
 
 @pytest.mark.parametrize("tokens", [36, 40, 1000])

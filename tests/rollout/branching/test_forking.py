@@ -14,12 +14,12 @@ from rollout_cases import make_worker
 from seeupo_jax.configuration import schema
 from seeupo_jax.envs.pool import EnvPool
 from seeupo_jax.envs.snapshot import has_fork
-from seeupo_jax.envs.transport.isolated import Isolated
+from seeupo_jax.envs.transport.isolated import IsolatedEnvironment
 from seeupo_jax.envs.transport.remote import Remote
 from seeupo_jax.rewards.reward_functions import RewardFunction
 from seeupo_jax.rewards.scorer import Scorer
 from seeupo_jax.rollout.branching import plans
-from seeupo_jax.rollout.branching.fork_plan import Branch, Played
+from seeupo_jax.rollout.branching.fork_plan import Branch, EpisodeSummary
 from seeupo_jax.rollout.branching.replay import check_replayable
 from seeupo_jax.rollout.branching.tree_plan import scaled_factors
 from seeupo_jax.rollout.collect import group_requests
@@ -125,7 +125,7 @@ def test_processes_share_the_trees_out():
 
 
 def test_other_processes_and_servers_replay():
-    assert not any(map(has_fork, (Isolated("order_desk", {}), object.__new__(Remote))))
+    assert not any(map(has_fork, (IsolatedEnvironment("order_desk", {}), object.__new__(Remote))))
 
 
 @pytest.mark.parametrize("turn", [1, 2])
@@ -163,7 +163,7 @@ def test_a_group_never_samples_more_than_its_tokens(tokens):
 
 def played(*turns, shared=()):
     shared = itertools.chain(shared, itertools.repeat(0))
-    return [Played(next(shared), t, 2 * t, False) for t in turns]
+    return [EpisodeSummary(next(shared), t, 2 * t, False) for t in turns]
 
 
 def test_every_node_has_a_second_child_before_any_has_a_third():
@@ -175,7 +175,7 @@ def test_every_node_has_a_second_child_before_any_has_a_third():
     failed = [one._replace(failed=True) for one in played(4, 4)]
     assert plan.branches(failed, []) == []
     wide = dataclasses.replace(PLAN, every=2, factors=(2, 2))
-    assert [wide.keeps(turns, (), 0.0) for turns in range(1, 6)] == [
+    assert [wide.may_fork(turns, (), 0.0) for turns in range(1, 6)] == [
         False,
         True,
         False,

@@ -3,9 +3,10 @@
 import pytest
 
 from seeupo_jax.envs.base import StepResult
-from seeupo_jax.envs.gate import ProtocolError
+from seeupo_jax.envs.validation import ProtocolError
+from seeupo_jax.rewards.reward_ledger import RewardLedger
 from seeupo_jax.rollout.branching.replay import begin_call, check_replayable, step_call
-from seeupo_jax.rollout.episode import Episode, Fork, Request
+from seeupo_jax.rollout.episode import Episode, EpisodeRequest, Fork
 
 OPENING = [{"role": "user", "content": "begin"}]
 ACTION = {"role": "assistant", "content": "look"}
@@ -15,9 +16,15 @@ TOOL = {"name": "look", "parameters": {"type": "object", "properties": {}}}
 
 def branch():
     """A branch after two turns, which were answered by two messages and by none."""
-    start = Episode(Request("task", 0, 0), 0, tools=(TOOL,), rewards=[0.0, 0.0], said=[1, 4])
+    start = Episode(
+        EpisodeRequest("task", 0, 0),
+        0,
+        tools=(TOOL,),
+        ledger=RewardLedger([0.0, 0.0]),
+        action_message_indices=[1, 4],
+    )
     start.messages = [*OPENING, ACTION, *REPLIES[0], ACTION]
-    return Episode(Request("task", 0, 1, Fork(0, 2, 0, start)), slot=1)
+    return Episode(EpisodeRequest("task", 0, 1, Fork(0, 2, 0, start)), slot=1)
 
 
 @pytest.mark.parametrize("turn", [0, 1])

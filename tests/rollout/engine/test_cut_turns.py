@@ -33,7 +33,7 @@ NEVER = 99
 @functools.cache
 def make():
     """A network, its parameters, and an engine of two slots that all tests share."""
-    network, params = policy.split(Transformer(ARCH, nnx.Rngs(0)))
+    network, params = policy.split_model(Transformer(ARCH, nnx.Rngs(0)))
     plan = plan_cache(ARCH, ROLLOUT)
     sampling = Sampling(0.8, None, None, LONGEST, END_IDS)
     engine = SlotEngine(

@@ -41,7 +41,7 @@ PROMPTS = {key: (key // 4, PROMPT[: 21 - 9 * (key // 4)]) for key in range(8)}
 
 @functools.cache
 def make():
-    network, params = policy.split(Transformer(ARCH, nnx.Rngs(0)))
+    network, params = policy.split_model(Transformer(ARCH, nnx.Rngs(0)))
     return network, stir(params)
 
 

@@ -73,7 +73,10 @@ def load(name):
     return load_tokenizer(MODELS / name)
 
 
-TOKENIZERS = ("qwen3", "llama3_2", "order_desk")
+TOKENIZERS = (
+    *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("qwen3", "llama3_2")),
+    "order_desk",
+)
 
 
 @pytest.fixture(scope="module", params=TOKENIZERS)
@@ -229,6 +232,7 @@ def test_arguments_are_an_object_whatever_type_a_tool_says(tokenizer, tool_calls
             matcher.accept(token)
 
 
+@pytest.mark.exhaustive
 def test_a_tag_is_the_same_in_one_token_and_spelled_out():
     tokenizer = load("qwen3")
     grammars = Grammars("tool_calls", tokenizer, tokenizer.vocab_size)
@@ -245,6 +249,7 @@ def test_a_tag_is_the_same_in_one_token_and_spelled_out():
     assert len(masks[0]) < 10
 
 
+@pytest.mark.exhaustive
 def test_a_tag_that_is_a_control_token_begins_and_ends_calls(tmp_path):
     tags = ("<tool_call>", "</tool_call>")
     tokenizer = load_tokenizer(with_control_tags(tmp_path, tags))
@@ -284,6 +289,7 @@ def test_an_end_token_is_allowed_exactly_where_the_action_is_complete(tokenizer,
     assert set(allowed(matcher, tokenizer.vocab_size)) == ends
 
 
+@pytest.mark.exhaustive
 def test_every_end_token_ends_and_no_other_control_token_is_text(tmp_path):
     for file in (MODELS / "qwen3").iterdir():
         (tmp_path / file.name).symlink_to(file)
@@ -369,6 +375,7 @@ def test_where_one_text_is_left_the_tokenizer_s_own_tokens_remain(tokenizer, tmp
     accept(grammars.begin(()), tokenizer, text)
 
 
+@pytest.mark.exhaustive
 def test_text_that_the_tokenizer_would_normalise_can_be_written(tmp_path):
     tokenizer = load("qwen3")
     source = write(tmp_path, "nfd.regex", "cafe\u0301!")  # Qwen's tokenizer writes é as one letter

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from seeupo_jax.rollout.engine.kv_pages import Lease, PageTree, Refusal
+from seeupo_jax.rollout.engine.kv_pages import Lease, LeaseRefusal, PageTree
 
 
 def turn(tree: PageTree, context: list[int], action: list[int], reserve: int = 4) -> Lease:
@@ -45,7 +45,7 @@ def test_sibling_waits_for_the_announced_prompt_and_then_shares_it():
     first = tree.lease([1, 2, 3, 4, 5, 6], 2)
     free = len(tree._free)
     assert tree.lease([1, 2, 3, 4, 5, 6], 2) is None
-    assert tree.refusal is Refusal.PENDING
+    assert tree.refusal is LeaseRefusal.PENDING
     assert len(tree._free) == free
     tree.computed(first)
     second = tree.lease([1, 2, 3, 4, 5, 6], 2)
@@ -91,7 +91,7 @@ def test_sibling_with_a_longer_context_waits_for_a_part_of_a_page():
     tree = PageTree(8, 4)
     short = tree.lease([1, 2, 3], 2)  # announces 1 2
     assert tree.lease([1, 2, 3, 4], 2) is None
-    assert tree.refusal is Refusal.PENDING
+    assert tree.refusal is LeaseRefusal.PENDING
     tree.computed(short)
     longer = tree.lease([1, 2, 3, 4], 2)
     assert (longer.cached, longer.copy) == (2, (short.pages[0], longer.pages[0]))
@@ -298,7 +298,7 @@ def test_lease_without_room_leaves_everything_as_it_was():
     lease = opened(tree, [1, 2, 30], 2)
     before = state(tree)
     assert tree.lease([1, 2, 40, 50], 5) is None  # three more: one is free, one evictable
-    assert tree.refusal is Refusal.PAGES
+    assert tree.refusal is LeaseRefusal.PAGES
     assert state(tree) == before
     tree.release(lease, [30])
     assert tree.lease([1, 2, 40, 50], 5) is not None
@@ -401,7 +401,7 @@ class Simulation:
         self.open: list[Turn] = []
         self.closed: list[Lease] = []
         self.histories: list[list[int]] = [[]]
-        self.refused = {Refusal.PENDING: 0, Refusal.PAGES: 0}
+        self.refused = {LeaseRefusal.PENDING: 0, LeaseRefusal.PAGES: 0}
         self.copies = self.in_place = 0
 
     def draw(self, least: int, most: int) -> list[int]:

@@ -45,7 +45,7 @@ ROLLOUT = schema.Rollout(tasks=2, group_size=4, max_action_tokens=4, max_context
 @functools.cache
 def make(arch=ARCH):
     """A network and parameters that make its distributions far from uniform."""
-    network, shapes = policy.abstract(arch)
+    network, shapes = policy.abstract_network(arch)
     rng = np.random.default_rng(0)
 
     def fill(path, x):
@@ -58,7 +58,7 @@ def make(arch=ARCH):
 
 def structs(arch):
     """The network, and shape structs of its parameters on the trainer's mesh."""
-    network, shapes = policy.abstract(arch)
+    network, shapes = policy.abstract_network(arch)
     mesh = make_mesh(TRAINING)
     where = param_shardings(mesh, network.logical_axes(), shapes)
 

@@ -48,7 +48,7 @@ ROLLOUT = schema.Rollout(
 @functools.cache
 def make(arch=ARCH):
     """A network and parameters that make its distributions far from uniform."""
-    network, params = policy.split(Transformer(arch, nnx.Rngs(0)))
+    network, params = policy.split_model(Transformer(arch, nnx.Rngs(0)))
     return network, stir(params)
 
 

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from seeupo_jax.checkpoint import check_could_write
+from seeupo_jax.checkpoint import check_may_write
 from seeupo_jax.cli.command_line import prepare_xla
 from seeupo_jax.configuration.flags import Flags, integer, one_of, output_file, path, positive
-from seeupo_jax.errors import naming
+from seeupo_jax.errors import name_file
 from seeupo_jax.instruments.bench.accelerator import pieces
 from seeupo_jax.instruments.bench.accelerator.page import page
 from seeupo_jax.instruments.bench.accelerator.pieces import PIECES, PROBE
@@ -25,7 +25,7 @@ from seeupo_jax.instruments.bench.accelerator.runner import (
     FAILED,
     SKIPPED,
     STOPPED,
-    Job,
+    BenchJob,
     NotHere,
     Record,
     read,
@@ -57,7 +57,7 @@ def run(flags: argparse.Namespace) -> None:
     Raises:
       ValueError: no accelerator; a folder that cannot be, or with results of another machine.
     """
-    check_could_write(flags.out, "--out")
+    check_may_write(flags.out, "--out")
     if flags.piece is not None:
         return run_piece(flags)
     ends = time.monotonic() + 60 * flags.minutes
@@ -78,7 +78,7 @@ def run(flags: argparse.Namespace) -> None:
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
         text = page(PIECES, results, reasons, device, rehearsal=flags.rehearse)
-        with naming(file):
+        with name_file(file):
             file.write_text(text, encoding="utf-8")
         print(f"wrote {file}")
     if any(_went_wrong(values) for values in results.values()):
@@ -131,7 +131,7 @@ def _probe(environment: Mapping[str, str], *, rehearse: bool) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
-        job = Job(PROBE, [_command(PROBE, out, 0, rehearse=rehearse)], _PROBE_S)
+        job = BenchJob(PROBE, [_command(PROBE, out, 0, rehearse=rehearse)], _PROBE_S)
         quiet = {"environment": environment, "report": lambda sentence: None}
         work_through([job], out, budget_s=_PROBE_S, **quiet)
         values = read(out / f"{PROBE}.json") or {}
@@ -168,7 +168,9 @@ def read_results(out: Path) -> dict[str, dict[str, Any]]:
     return {name: values for name, values in read_.items() if values is not None}
 
 
-def _jobs(flags: argparse.Namespace, device: Mapping[str, Any]) -> tuple[list[Job], dict[str, str]]:
+def _jobs(
+    flags: argparse.Namespace, device: Mapping[str, Any]
+) -> tuple[list[BenchJob], dict[str, str]]:
     """Pieces to run in the sizes that fit, and why the others are not."""
     jobs, too_large = [], {}
     for piece in PIECES:
@@ -181,7 +183,7 @@ def _jobs(flags: argparse.Namespace, device: Mapping[str, Any]) -> tuple[list[Jo
             too_large[piece.name] = " ".join(notes)
             continue
         lines = [_command(piece.name, flags.out, size, rehearse=flags.rehearse) for size in sizes]
-        jobs.append(Job(piece.name, lines, limit_s, about_s, tuple(notes)))
+        jobs.append(BenchJob(piece.name, lines, limit_s, about_s, tuple(notes)))
     return jobs, too_large
 
 

@@ -15,7 +15,7 @@ import jax
 from seeupo_jax.benchmarks import machine
 from seeupo_jax.benchmarks.jax_runner import JaxSweeps
 from seeupo_jax.benchmarks.rollout import converse, make_engine
-from seeupo_jax.benchmarks.settings import Settings
+from seeupo_jax.benchmarks.settings import BenchSettings
 from seeupo_jax.benchmarks.workloads import prepared
 from seeupo_jax.instruments.bench.accelerator.runner import Record
 
@@ -39,7 +39,7 @@ class Event(NamedTuple):
     end: float
 
 
-def device_time(record: Record, settings: Settings, rehearse: bool) -> None:
+def device_time(record: Record, settings: BenchSettings, rehearse: bool) -> None:
     """Traces a second sweep and a second rollout of the same conversations."""
     dtype = machine.fast_dtype(jax.devices()[0])
     with prepared(settings, dtype) as inputs:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from seeupo_jax.benchmarks.settings import Settings
+from seeupo_jax.benchmarks.settings import BenchSettings
 from seeupo_jax.instruments.bench.accelerator.kernel_comparison import (
     Found,
     Heads,
@@ -41,7 +41,7 @@ _PAGE = 16  # tokens, as `rollout.page_size` by default
 
 
 @dataclass(frozen=True)
-class Forest:
+class GroupRows:
     """Rows of one group each: a prompt, and members after it of different lengths.
 
     continued: tokens of a second pass that go on after each row's last one; 0: of the first pass.
@@ -218,26 +218,26 @@ class Cached:
         return paged.write(pages, one, at, place), paged.PageTable(table, start, shared)
 
     def __str__(self) -> str:
-        shared = f", {self.prefix} in common" if self.prefix else ""
+        shared = f", {self.prefix} shared" if self.prefix else ""
         return (
             f"{len(self.lengths)} conversations of {min(self.lengths)} to {max(self.lengths)}"
-            f"{shared}, {self.tokens} tokens a pass; {self.heads}"
+            f"{shared}, {self.tokens} tokens per pass; {self.heads}"
         )
 
 
 QWEN_05B, QWEN_15B, SMOLLM = Heads(14, 2, 64), Heads(12, 2, 128), Heads(9, 3, 64)
 _SMALL = Heads(2, 1, 16)  # of a rehearsal
 FORESTS = (
-    Forest(QWEN_05B, 517, 8, 101),
-    Forest(QWEN_15B, 1031, 8, 157),
-    Forest(QWEN_15B, 1031, 8, 157, window=512),
-    Forest(SMOLLM, 67, 8, 33),
-    Forest(QWEN_05B, 517, 8, 101, continued=163),
-    Forest(QWEN_05B, 4099, 8, 509, rows=1),
+    GroupRows(QWEN_05B, 517, 8, 101),
+    GroupRows(QWEN_15B, 1031, 8, 157),
+    GroupRows(QWEN_15B, 1031, 8, 157, window=512),
+    GroupRows(SMOLLM, 67, 8, 33),
+    GroupRows(QWEN_05B, 517, 8, 101, continued=163),
+    GroupRows(QWEN_05B, 4099, 8, 509, rows=1),
 )
 SMALLEST_FORESTS = {  # by type: one pass, and one that is continued
-    "bfloat16": (Forest(_SMALL, 40, 2, 24),),
-    "float32": (Forest(_SMALL, 40, 2, 24, rows=1, continued=64),),
+    "bfloat16": (GroupRows(_SMALL, 40, 2, 24),),
+    "float32": (GroupRows(_SMALL, 40, 2, 24, rows=1, continued=64),),
 }
 ROWS = (
     KernelRows(QWEN_05B, 1024),
@@ -257,14 +257,14 @@ CACHED = (
 SMALLEST_CACHED = (Cached(_SMALL, (60, 41), 3, prefix=32),)
 
 
-def trees(record: Record, _: Settings, rehearse: bool, *, dtype: str) -> None:
+def trees(record: Record, _: BenchSettings, rehearse: bool, *, dtype: str) -> None:
     """Every forest: outputs and gradients."""
     kernel = _kernel("cudnn")  # a CPU interprets the kernel for GPU
     for case in SMALLEST_FORESTS[dtype] if rehearse else FORESTS:
         _try(record, "attention over token trees", case, dtype, kernel, timed=not rehearse)
 
 
-def rows(record: Record, _: Settings, rehearse: bool) -> None:
+def rows(record: Record, _: BenchSettings, rehearse: bool) -> None:
     """The fused kernel over rows, then attention over pages, in both types."""
     kernel, platform = _kernel("splash"), jax.devices()[0].platform
     for dtype in ("float32",) if rehearse else ("bfloat16", "float32"):
@@ -283,7 +283,7 @@ def _kernel(on_cpu: str) -> str:
 def _try(
     record: Record,
     name: str,
-    case: Forest | KernelRows | Cached,
+    case: GroupRows | KernelRows | Cached,
     dtype: str,
     kernel: str,
     *,

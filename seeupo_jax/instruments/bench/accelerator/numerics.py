@@ -17,13 +17,13 @@ from seeupo_jax.benchmarks.comparison import TOLERANCES
 from seeupo_jax.benchmarks.jax_runner import ABLATIONS, JaxSweeps, by_file_name
 from seeupo_jax.benchmarks.machine import scans_layers
 from seeupo_jax.benchmarks.rollout import converse, make_engine
-from seeupo_jax.benchmarks.settings import Settings, architecture, write_model
+from seeupo_jax.benchmarks.settings import BenchSettings, architecture, write_model
 from seeupo_jax.benchmarks.torch_runner import TorchSweeps
 from seeupo_jax.benchmarks.workloads import Inputs, prepared, trajectory_lines
 from seeupo_jax.instruments.bench.accelerator.runner import NotHere, Record
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy.kernels.fused import preferred_kernel
-from seeupo_jax.policy.network import split, token_logp
+from seeupo_jax.policy.network import split_model, token_logp
 
 BOUNDS = {"logits": 1e-4, "gradient": 1e-3}  # of float32, relative; on CPU they are 1e-5 and less
 AS_PYTORCH = 1.5  # times PyTorch's own distance from the exact numbers, in bfloat16
@@ -36,7 +36,7 @@ ROWS, LENGTH = 2, 256  # of the tokens that logits are compared for
 Numbers = tuple[np.ndarray, dict[str, np.ndarray]]  # logits, gradients by their names in files
 
 
-def parity(record: Record, settings: Settings, rehearse: bool) -> None:
+def parity(record: Record, settings: BenchSettings, rehearse: bool) -> None:
     """Logits, and gradients of the mean log-likelihood, of one folder in both libraries.
 
     Raises:
@@ -62,7 +62,7 @@ def parity(record: Record, settings: Settings, rehearse: bool) -> None:
         differences = _differences(_of_jax(folder, ids, "bfloat16"), exact)
         usual = _differences(_of_torch(folder, ids, "bfloat16"), exact)
     record.check(
-        "logits and gradients, as near to PyTorch's in float32 as PyTorch's own",
+        "logits and gradients in bfloat16 against PyTorch in float32",
         {name: (off, AS_PYTORCH * usual[name]) for name, off in differences.items()},
         dtype="bfloat16",
         shape=shape,
@@ -99,7 +99,7 @@ def _of_jax(folder: str, ids: np.ndarray, dtype: str) -> Numbers:
         "scan_layers": scans_layers(device),
     }
     model, _ = from_pretrained(folder, dtype=dtype, **compute_options)  # as in training
-    network, params = split(model)
+    network, params = split_model(model)
 
     def loss(params: Any) -> jax.Array:
         hidden, _ = network.bind(params).hidden(ids[:, :-1])
@@ -123,7 +123,7 @@ def _precision(dtype: str) -> Iterator[None]:
         jax.config.update("jax_default_matmul_precision", precision)
 
 
-def sweeps(record: Record, settings: Settings, rehearse: bool) -> None:
+def sweeps(record: Record, settings: BenchSettings, rehearse: bool) -> None:
     """A sweep from the same weights in other ways; the sampler's log-probabilities."""
     missing = torch_runner.no_torch(jax.devices()[0].platform)
     if missing is not None:
@@ -155,7 +155,7 @@ def sweeps(record: Record, settings: Settings, rehearse: bool) -> None:
             )
 
 
-def long_sweep(record: Record, settings: Settings, rehearse: bool) -> None:
+def long_sweep(record: Record, settings: BenchSettings, rehearse: bool) -> None:
     """A sweep over whole conversations in float32, and how far one in bfloat16 is from it.
 
     Rounding grows from turn to turn, as steps follow from each other: what bfloat16 makes of a
@@ -168,7 +168,7 @@ def long_sweep(record: Record, settings: Settings, rehearse: bool) -> None:
     missing = torch_runner.no_torch(jax.devices()[0].platform)
     if missing is not None:
         raise NotHere(missing)
-    outcomes: dict[tuple[str, str], comparison.Outcome] = {}
+    outcomes: dict[tuple[str, str], comparison.SweepOutcome] = {}
     for dtype in ("float32", "bfloat16"):
         with prepared(settings, dtype) as inputs, _precision(dtype):
             # PyTorch first: it can return its memory to the device, XLA does not.
@@ -184,7 +184,9 @@ def long_sweep(record: Record, settings: Settings, rehearse: bool) -> None:
         of: (off, TOLERANCES["float32"])
         for of, off in comparison.differences(jax_side, exact).items()
     }
-    record.check("a whole sweep against PyTorch", bounded, dtype="float32", shape=shape)
+    record.check(
+        "a sweep over complete conversations against PyTorch", bounded, dtype="float32", shape=shape
+    )
     off, usual = (_distances(outcomes[side, "bfloat16"], exact) for side in ("jax", "torch"))
     # Of the steps there are few numbers, whose rounding may be greater by chance.
     bounded = {of: (off[of], AS_PYTORCH * usual[of]) for of in off}
@@ -193,7 +195,7 @@ def long_sweep(record: Record, settings: Settings, rehearse: bool) -> None:
         least = TOLERANCES["bfloat16"] * float(np.sqrt(np.nansum(numbers**2)))
         bounded[of] = off[of], max(bounded[of][1], least)
     record.check(
-        "a whole sweep, as near to PyTorch's in float32 as PyTorch's own",
+        "a sweep over complete conversations in bfloat16 against PyTorch in float32",
         bounded,
         dtype="bfloat16",
         shape=shape,
@@ -207,7 +209,7 @@ def _eager_sweeps(inputs: Inputs) -> TorchSweeps:
     return sweeps
 
 
-def _distances(one: comparison.Outcome, exact: comparison.Outcome) -> dict[str, float]:
+def _distances(one: comparison.SweepOutcome, exact: comparison.SweepOutcome) -> dict[str, float]:
     """The distances by the Euclidean norm: of all parameters, and of each of the steps' numbers."""
     steps = list(zip(one.steps, exact.steps, strict=True))
     pairs = {name: [(a[name], b[name]) for a, b in steps] for name in _OF_STEPS}

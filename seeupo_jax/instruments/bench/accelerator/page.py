@@ -32,13 +32,13 @@ Values = Mapping[str, Any]
 
 HEAD = """# Benchmarks on an accelerator
 
-Written by `python -m seeupo_jax.bench accelerator`; notes of pieces apart, no figure was entered by
-hand. Every piece is a process of its own with a time limit; weights are random. What was not
-measured is at the end."""
+Correctness and speed on one accelerator, measured by `python -m seeupo_jax.bench accelerator`. It
+runs *pieces*, each in its own process with a time limit, with random weights. The last section
+lists what was not measured. No figure was entered by hand except in notes on pieces."""
 REHEARSAL = """# Rehearsal of the benchmarks on an accelerator
 
 **This page holds no measurements.** `python -m seeupo_jax.bench accelerator --rehearse` ran every
-piece on CPU in its smallest size, to see that it runs."""
+piece on CPU in its smallest size, to check that it runs."""
 _STATUS = {
     DONE: "done",
     SKIPPED: "cannot run here",
@@ -84,8 +84,8 @@ def _machine(device: Values) -> str:
     peak_text = "not known" if peak is None else f"{peak / 1e12:,.0f} TFLOP/s in dense bfloat16"
     several = f" One of {device['count']} devices." if device["count"] > 1 else ""
     return (
-        f"## Machine\n\n{machine_line(device)}; {memory}.{several} Its peak by the vendor's data"
-        f" sheet: {peak_text}."
+        f"## Machine\n\n{machine_line(device)}; {memory}.{several} Its peak according to the"
+        f" vendor's data sheet: {peak_text}."
     )
 
 
@@ -103,13 +103,14 @@ def _summary(pieces: Sequence[Piece], results: Mapping[str, Values]) -> str:
 def _correctness(results: Mapping[str, Values]) -> str:
     """Comparisons of all pieces of the section."""
     text = (
-        "The greatest difference of each comparison and its bound: attention relative to the"
-        " largest number of plain attention in float32 with the highest precision of matrix"
-        " products (outputs and gradients; in bfloat16 the bound is twice the difference of plain"
-        " attention in bfloat16); logits and gradients by the Euclidean norm (in"
-        " bfloat16 the bound is 1.5 times the difference of PyTorch in bfloat16 from PyTorch in"
-        " float32); sweeps by losses, KL, weights M and parameters; log-probabilities in nats."
-        " Milliseconds are of one call, forwards and backwards, kernel and plain attention."
+        "The table has the largest difference of each comparison and its bound. Attention:"
+        " outputs and gradients, relative to the largest value of plain attention in float32"
+        " with the highest precision of matrix products; in bfloat16 the bound is twice the"
+        " difference of plain attention in bfloat16. Logits and gradients: by the Euclidean"
+        " norm; in bfloat16 the bound is 1.5 times the difference of PyTorch in bfloat16 from"
+        " PyTorch in float32. Sweeps: losses, KL, weights M and parameters. Log-probabilities:"
+        " in nats. The milliseconds are for one call, forward and backward, of the kernel and of"
+        " plain attention."
     )
     rows = [_check(check) for values in results.values() for check in values["checks"]]
     head = ("comparison", "type", "shape", "difference", "bound", "", "ms", "ms, plain")
@@ -164,16 +165,17 @@ def _same(figures: Values, name: str) -> str:
 
 def _updates(results: Mapping[str, Values]) -> str:
     text = (
-        "One sweep in bfloat16: every turn's step, and all that it needs; medians of the runs, in"
-        " brackets the least and the greatest ratio of a round. PyTorch: scaled dot product"
-        " attention by its fastest kernel, `torch.compile` where the name says so. MFU: FLOPs"
-        " without the logits and attention scores that backward passes compute again, but with what"
-        " rematerialised layers do, over the peak of the data sheet; ?: unknown."
-        " Same numbers: after one sweep from the same weights, losses, KL and weights M differ by"
-        " at most 0.05 (5% of those above 1), and by at most half of the largest loss and KL and of"
-        " the largest change of a weight M; parameters by at most half of the largest change that"
-        " the sweep made; norms of gradients before clipping, of runs that compared them, by at"
-        " most 5%. Otherwise: what differs and by how much."
+        "One sweep in bfloat16 consists of every turn's step and everything that the step"
+        " needs. Times are medians of the runs; the brackets contain the lowest and the highest"
+        " ratio of a round. PyTorch uses the fastest kernel of its scaled dot product attention,"
+        " and `torch.compile` if the name contains compile. *MFU*: FLOPs over the peak of the"
+        " data sheet (?: unknown); they include what rematerialised layers compute again, but"
+        " not the logits and attention scores that backward passes compute again. *same"
+        " numbers*: yes if, after one sweep from the same weights, losses, KL and weights M"
+        " differ by at most 0.05 (5% for values above 1), and by at most half of the largest"
+        " loss and KL and of the largest change of a weight M; parameters by at most half of the"
+        " largest change that the sweep made; and gradient norms before clipping, in runs that"
+        " compared them, by at most 5%. Otherwise the cell names what differs and by how much."
     )
     runs = _runs(results)
     of_side = SWEEPS | {"FLOPs": _flops, "MFU": _mfu, "same numbers": _same}
@@ -182,9 +184,9 @@ def _updates(results: Mapping[str, Values]) -> str:
 
 def _rollouts(results: Mapping[str, Values]) -> str:
     text = (
-        "The same conversations sampled in bfloat16. The ratio is to the fastest way to `generate`"
-        f" that was measured. `{STATIC}`: `transformers` compiles its decode steps; conversations"
-        " that have ended stay in its batch."
+        "The same conversations sampled in bfloat16. The ratio is to the fastest measured"
+        f" variant of `generate`. With `{STATIC}`, `transformers` compiles its decode steps, and"
+        " conversations that have ended stay in its batch."
     )
     runs = _runs(results)
     if not runs:
@@ -197,8 +199,8 @@ def _rollouts(results: Mapping[str, Values]) -> str:
 
 def _device_time(results: Mapping[str, Values]) -> str:
     text = (
-        "One run of each under the profiler, after one that compiled. Busy: any kernel ran on the"
-        " device. A kernel's name is without its number."
+        "One run of each under the profiler, after a run that compiled. The device is busy"
+        " while any kernel runs on it. Names of kernels are without their numbers."
     )
     parts = []
     for figures in _runs(results):
@@ -208,7 +210,7 @@ def _device_time(results: Mapping[str, Values]) -> str:
             )
             parts.append(
                 f"{figures['model']}, {figures['workload']}, a {name}: {run['seconds']:.3f} s, the"
-                f" device busy {run['busy_s'] / run['seconds']:.0%} of them, {run['events']:,}"
+                f" device busy for {run['busy_s'] / run['seconds']:.0%} of it, {run['events']:,}"
                 f" kernels. Programs: {programs}."
             )
             rows = [
@@ -233,7 +235,7 @@ def _quickstart(results: Mapping[str, Values]) -> str:
             parts.append(
                 f"`configs/quickstart.py`, {f['iterations']} iterations: {f['metric']} of held-out"
                 f" tasks {before:.3f} after iteration {first}, {after:.3f} after iteration {last};"
-                f" {f['seconds']:.0f} s in all, {f['compile_s']:.0f} s of them compiling."
+                f" {f['seconds']:.0f} s in total, {f['compile_s']:.0f} s of it compiling."
             )
     return "\n\n".join(parts)
 
@@ -251,9 +253,9 @@ def _left(
     if not rows:
         return "## Not run\n\nNothing: every piece was measured to its end."
     text = (
-        "Rerunning the command with the same `--out` resumes with these: first those that were"
-        " never completed, then those that failed. What a piece measured before it ended is"
-        " above."
+        "Rerunning the command with the same `--out` resumes with these pieces: first those"
+        " that were never completed, then those that failed. Measurements that a piece made"
+        " before it ended are shown above."
     )
     return f"## Not run\n\n{text}\n\n{markdown_table(('piece', 'shows', 'state', 'why'), rows)}"
 
@@ -269,7 +271,7 @@ def _rehearsed(
         passed = sum(check["passed"] for check in checks)
         compared = f"{passed} of {len(checks)} within bounds" if checks else "-"
         rows.append((f"`{piece.name}`", piece.words, state, compared, why))
-    return markdown_table(("piece", "would show", "rehearsed", "comparisons", "why not"), rows)
+    return markdown_table(("piece", "measures", "rehearsal", "comparisons", "reason"), rows)
 
 
 def _state(name: str, results: Mapping[str, Values], reasons: Mapping[str, str]) -> tuple[str, str]:

@@ -21,7 +21,7 @@ from seeupo_jax.benchmarks import machine, torch_runner
 from seeupo_jax.benchmarks import rollout as rollout_bench
 from seeupo_jax.benchmarks import update as update_bench
 from seeupo_jax.benchmarks.comparison import Alone
-from seeupo_jax.benchmarks.settings import Settings, architecture
+from seeupo_jax.benchmarks.settings import BenchSettings, architecture
 from seeupo_jax.instruments.bench.accelerator import kernels, numerics
 from seeupo_jax.instruments.bench.accelerator.device_time import device_time
 from seeupo_jax.instruments.bench.accelerator.runner import Record, is_out_of_memory, sentence
@@ -57,11 +57,11 @@ _SMALLEST_TRAINING = {
 }
 
 
-def update(record: Record, settings: Settings, rehearse: bool) -> None:
+def update(record: Record, settings: BenchSettings, rehearse: bool) -> None:
     """`bench update`: against compiled PyTorch, or eager where compiling fails."""
     peak = {"peak_flops": machine.peak_flops(jax.devices()[0].device_kind)}
 
-    def run(settings: Settings, alone: Alone | None) -> dict[str, Any]:
+    def run(settings: BenchSettings, alone: Alone | None) -> dict[str, Any]:
         with_peak = None if alone is None else lambda figures: alone(figures | peak)
         return update_bench.run(settings, strict=False, alone=with_peak) | peak
 
@@ -73,10 +73,10 @@ def update(record: Record, settings: Settings, rehearse: bool) -> None:
         record.check(f"a sweep against {name}", bounded, dtype=figures["dtype"])
 
 
-def rollout(record: Record, settings: Settings, rehearse: bool) -> None:
+def rollout(record: Record, settings: BenchSettings, rehearse: bool) -> None:
     """`bench rollout`: against `generate` with a static cache; a growing one if that fails."""
 
-    def run(settings: Settings, alone: Alone | None) -> dict[str, Any]:
+    def run(settings: BenchSettings, alone: Alone | None) -> dict[str, Any]:
         return rollout_bench.run_rollout(settings, alone=alone)
 
     figures = beside_torch(record, settings, "generate", run, ("kept",), rehearse=rehearse)
@@ -85,9 +85,9 @@ def rollout(record: Record, settings: Settings, rehearse: bool) -> None:
 
 def beside_torch(
     record: Record,
-    settings: Settings,
+    settings: BenchSettings,
     field: str,
-    run: Callable[[Settings, Alone | None], dict[str, Any]],
+    run: Callable[[BenchSettings, Alone | None], dict[str, Any]],
     fallback: tuple[str, ...],
     *,
     rehearse: bool,
@@ -119,7 +119,7 @@ def beside_torch(
     return run(replace(settings, **{field: fallback}), None)
 
 
-def quickstart(record: Record, _: Settings, rehearse: bool) -> None:
+def quickstart(record: Record, _: BenchSettings, rehearse: bool) -> None:
     """Trains by the command; the figures are the curve of avg@k, and the seconds.
 
     This process must not take the device: of a TPU there is one process.
@@ -161,8 +161,8 @@ class Size:
     memory: bytes of settings, with both sides and without PyTorch.
     """
 
-    settings: Settings
-    memory: Callable[[Settings], tuple[float, float]] = lambda _: (4 * GIB, 4 * GIB)
+    settings: BenchSettings
+    memory: Callable[[BenchSettings], tuple[float, float]] = lambda _: (4 * GIB, 4 * GIB)
 
     def __str__(self) -> str:
         s = self.settings
@@ -183,9 +183,9 @@ class Piece:
     name: str
     section: str
     words: str
-    measure: Callable[[Record, Settings, bool], None]
+    measure: Callable[[Record, BenchSettings, bool], None]
     about_s: float
-    sizes: tuple[Size, ...] = (Size(Settings()),)
+    sizes: tuple[Size, ...] = (Size(BenchSettings()),)
 
     def fitting(self, free_bytes: int | None, *, alone: bool) -> tuple[list[int], list[str]]:
         """Indices of the sizes to try, and sentences on those that are too large.
@@ -208,7 +208,7 @@ class Piece:
         return fitting, notes
 
 
-def _of_sweep(settings: Settings, dtype: str = "bfloat16") -> tuple[float, float]:
+def _of_sweep(settings: BenchSettings, dtype: str = "bfloat16") -> tuple[float, float]:
     """Weights and what lies beside them, and what layers keep for the backward pass.
 
     Of our side on a GPU: as many groups in a microbatch as it takes, and nothing recomputed.
@@ -223,14 +223,14 @@ def _of_sweep(settings: Settings, dtype: str = "bfloat16") -> tuple[float, float
     return ours + torch + _BESIDE, ours + _BESIDE
 
 
-def _of_rollout(settings: Settings) -> tuple[float, float]:
+def _of_rollout(settings: BenchSettings) -> tuple[float, float]:
     P = parameters(architecture(settings.model, "bfloat16"))
     return 2 * (_SAMPLED * P + _BESIDE), _SAMPLED * P + _BESIDE
 
 
 def _checked(name: str, words: str, measure: Any, about_s: float, *models: str) -> Piece:
     """Checks of numbers; of a model's with short conversations."""
-    each = Settings(workload="bfcl", groups=1, group_size=4, scale=0.125)
+    each = BenchSettings(workload="bfcl", groups=1, group_size=4, scale=0.125)
     sizes = tuple(Size(replace(each, model=model), _of_sweep) for model in models)
     more = {"sizes": sizes} if sizes else {}
     return Piece(name, CORRECTNESS, words, measure, about_s, **more)
@@ -243,7 +243,7 @@ def _trees(dtype: str) -> Piece:
 
 def _update(workload: str, model: str, groups: int, about_s: float) -> Piece:
     scale, half = (None, None) if workload == "order_desk" else (1.0, 0.5)
-    first = Settings(workload, model, scale, groups, torch=("compile",))
+    first = BenchSettings(workload, model, scale, groups, torch=("compile",))
     few = replace(first, groups=max(1, groups // 4), scale=half)
     last = replace(few, model="135m") if model == "0.5b" else replace(first, torch=())
     words = f"an update sweep, {workload}-shaped, {model}, against PyTorch"
@@ -252,7 +252,7 @@ def _update(workload: str, model: str, groups: int, about_s: float) -> Piece:
 
 
 def _rollout(model: str, about_s: float) -> Piece:
-    first = Settings("bfcl", model, 1.0, groups=4, generate=("static", "kept"))
+    first = BenchSettings("bfcl", model, 1.0, groups=4, generate=("static", "kept"))
     few = replace(first, groups=1)
     last = replace(few, model="135m") if model == "0.5b" else replace(few, scale=0.5)
     words = f"a rollout, bfcl-shaped, {model}, against generate with a static KV cache"
@@ -292,7 +292,7 @@ PIECES = (
         120,
         tuple(
             Size(
-                Settings("bfcl", "0.5b", scale, groups=1),
+                BenchSettings("bfcl", "0.5b", scale, groups=1),
                 functools.partial(_of_sweep, dtype="float32"),
             )
             for scale in (1.0, 0.5, 0.25)
@@ -308,7 +308,7 @@ PIECES = (
         device_time,
         120,
         tuple(
-            Size(Settings("bfcl", "0.5b", scale, groups=4, torch=()), _of_sweep)
+            Size(BenchSettings("bfcl", "0.5b", scale, groups=4, torch=()), _of_sweep)
             for scale in (1.0, 0.5)
         ),
     ),
@@ -320,7 +320,7 @@ PIECES = (
 BY_NAME = {piece.name: piece for piece in PIECES}
 
 
-def _rehearsed(settings: Settings) -> Settings:
+def _rehearsed(settings: BenchSettings) -> BenchSettings:
     """The smallest sizes of the same kind."""
     smallest = replace(settings, model="nano", groups=1, group_size=2, repeats=1, torch=("eager",))
     if settings.workload == "order_desk":

@@ -104,7 +104,7 @@ def read(path: Path) -> dict[str, Any] | None:
 
 
 @dataclass(frozen=True)
-class Job:
+class BenchJob:
     """A piece to run.
 
     commands: from its largest size to its smallest; the next is run where memory runs out. Each
@@ -120,7 +120,7 @@ class Job:
     notes: tuple[str, ...] = ()
 
 
-def order(jobs: Sequence[Job], out: Path) -> list[Job]:
+def order(jobs: Sequence[BenchJob], out: Path) -> list[BenchJob]:
     """What is left to run: first what was never tried to its end, then what failed."""
     status = {job.name: (read(out / f"{job.name}.json") or {}).get("status") for job in jobs}
     remaining = [job for job in jobs if status[job.name] != DONE]
@@ -128,7 +128,7 @@ def order(jobs: Sequence[Job], out: Path) -> list[Job]:
 
 
 def work_through(
-    jobs: Sequence[Job],
+    jobs: Sequence[BenchJob],
     out: Path,
     *,
     budget_s: float,
@@ -161,7 +161,7 @@ def work_through(
     return not_started
 
 
-def _run(job: Job, out: Path, left_s: float, environment: Mapping[str, str]) -> dict[str, Any]:
+def _run(job: BenchJob, out: Path, left_s: float, environment: Mapping[str, str]) -> dict[str, Any]:
     """One job, a size smaller after the other where memory runs out; its record's values."""
     file, log, began = out / f"{job.name}.json", out / f"{job.name}.log", time.monotonic()
     attempts = (read(file) or {}).get("attempts", 0) + 1

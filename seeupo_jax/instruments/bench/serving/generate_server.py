@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 from transformers.generation.streamers import BaseStreamer
 
-from seeupo_jax.parallel.host_cores import cores
+from seeupo_jax.parallel.host_cores import usable_cores
 
 
 class _Streamer(BaseStreamer):
@@ -50,7 +50,7 @@ class _Streamer(BaseStreamer):
 
 def build(folder: str, dtype: str) -> Starlette:
     """The server's application; sampling is plain, at temperature 1."""
-    torch.set_num_threads(cores())
+    torch.set_num_threads(usable_cores())
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
     model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()

@@ -37,8 +37,8 @@ from seeupo_jax.benchmarks.comparison import JAX
 from seeupo_jax.benchmarks.settings import MODELS, architecture, write_model
 from seeupo_jax.configuration.flags import Flags, Wrong, integer, names, one_of, output_file
 from seeupo_jax.policy import from_pretrained, save_pretrained
-from seeupo_jax.policy.files.chat_template import GENERATION_FILE
-from seeupo_jax.policy.files.folder_files import read_object
+from seeupo_jax.policy.files.folder_files import read_json_object
+from seeupo_jax.policy.files.huggingface_tokenizer import GENERATION_FILE
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy.files.weights import read_tokenizer
 
@@ -73,7 +73,7 @@ def add_flags(parser: Flags) -> None:
     parser.flag("json", "also write the figures to this file", output_file)
 
 
-class Server(NamedTuple):
+class ServedEndpoint(NamedTuple):
     """A server that runs. model: what requests name."""
 
     base_url: str
@@ -178,7 +178,7 @@ def _seeupo_jax(folder: Path, given: argparse.Namespace, longest: int, dtype: st
 def _sample_all(folder: Path) -> None:
     """Has `transformers` sample as the other side does: at temperature 1, of all tokens."""
     file = folder / GENERATION_FILE
-    values = read_object(file) if file.is_file() else {}
+    values = read_json_object(file) if file.is_file() else {}
     values |= {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
     file.write_text(json.dumps(values), encoding="utf-8")
 
@@ -194,7 +194,7 @@ def _of_transformers(folder: Path, platform: str, dtype: str) -> tuple[str, list
 
 
 @contextlib.contextmanager
-def _running(line: Sequence[str]) -> Iterator[Server]:
+def _running(line: Sequence[str]) -> Iterator[ServedEndpoint]:
     """Runs a server, a module and its arguments, until the end; it answers already."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -212,7 +212,7 @@ def _running(line: Sequence[str]) -> Iterator[Server]:
             if said is None:
                 log.seek(0)
                 raise ValueError(f"{line[0]}: does not answer: {log.read()[-500:].strip()}")
-            yield Server(f"{url}/v1", key, said["data"][0]["id"] if lists else line[2])
+            yield ServedEndpoint(f"{url}/v1", key, said["data"][0]["id"] if lists else line[2])
         finally:
             process.terminate()
             try:
@@ -236,7 +236,7 @@ def _first_reply(process: subprocess.Popen[Any], url: str, key: str) -> dict[str
 
 
 def _measure(
-    contenders: dict[str, Server],
+    contenders: dict[str, ServedEndpoint],
     pool: Executor,
     clients: int,
     prompts: _Prompts,
@@ -275,7 +275,9 @@ def _measure(
     return {"requests": count, **ratio, "first_text_ratio": first, "contenders": sides}
 
 
-def ask(server: Server, clients: int, prompts: Sequence[str], max_tokens: int) -> dict[str, Any]:
+def ask(
+    server: ServedEndpoint, clients: int, prompts: Sequence[str], max_tokens: int
+) -> dict[str, Any]:
     """Asks for an answer to every prompt, so many at a time: each the next one after its last.
 
     Returns: `seconds` of all, and of each request `first_s`, seconds to its first text (None:

@@ -1,1 +1,1 @@
-"""What users ask for, one file for each simulator, and what carries over from one to another."""
+"""Kinds of user requests: one module per simulator, and requests that use two simulators."""

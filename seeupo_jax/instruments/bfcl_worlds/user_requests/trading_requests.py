@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from seeupo_jax.instruments.bfcl_worlds import world_words as words
-from seeupo_jax.instruments.bfcl_worlds.draft import Ask, Draft, requests
+from seeupo_jax.instruments.bfcl_worlds.draft import Draft, UserMessage, requests
 from seeupo_jax.instruments.bfcl_worlds.scenarios import TRADING
 
 
 def sign_in(draft: Draft) -> str:
-    """Signs in if no user is signed in; returns what the user says to it."""
+    """Signs in if no user is signed in; returns the user's note about it."""
     if draft.simulator(TRADING).authenticated:
         return ""
     name, key = draft.choose(words.HANDLES), words.password(draft.rng)
@@ -38,13 +38,13 @@ def _order(draft: Draft, *statuses: str) -> int:
 
 
 def _place(draft: Draft, **order: Any) -> None:
-    draft.leave("order", draft.call("place_order", **order)["order_id"])
+    draft.set_fact("order", draft.call("place_order", **order)["order_id"])
 
 
-def quote(draft: Draft) -> Ask:
+def quote(draft: Draft) -> UserMessage:
     symbol = symbol_of(draft)
     draft.call("get_stock_info", symbol=symbol)
-    return draft.ask(
+    return draft.phrase(
         "How is {symbol} doing? Price, volume, averages, all of it.",
         "Give me the numbers on {symbol}.",
         "Where does {symbol} trade at present?",
@@ -54,11 +54,11 @@ def quote(draft: Draft) -> Ask:
     )
 
 
-def quote_by_name(draft: Draft) -> Ask:
+def quote_by_name(draft: Draft) -> UserMessage:
     name = _company(draft)
     symbol = draft.call("get_symbol_by_name", name=name)["symbol"]
     draft.call("get_stock_info", symbol=symbol)
-    return draft.ask(
+    return draft.phrase(
         "I only know the company's name, '{name}'. Look up its symbol, then its numbers.",
         "Which symbol has '{name}', and how does that stock stand?",
         partial="I only know a company's name. Look up its symbol, then its numbers.",
@@ -67,12 +67,12 @@ def quote_by_name(draft: Draft) -> Ask:
     )
 
 
-def buy_at_price(draft: Draft) -> Ask:
+def buy_at_price(draft: Draft) -> UserMessage:
     note = sign_in(draft)
     symbol, amount = symbol_of(draft), draft.rng.randint(2, 40)
     price = draft.call("get_stock_info", symbol=symbol)["price"]
     _place(draft, order_type="Buy", symbol=symbol, price=price, amount=amount)
-    return draft.ask(
+    return draft.phrase(
         "Check what {symbol} costs and buy {amount} of it at that price.",
         "I want {amount} shares of {symbol}, bought at whatever it stands at now.",
         "Get the price of {symbol}, and order {amount} shares for me at it.",
@@ -84,12 +84,12 @@ def buy_at_price(draft: Draft) -> Ask:
     )
 
 
-def limit_order(draft: Draft) -> Ask:
+def limit_order(draft: Draft) -> UserMessage:
     note = sign_in(draft)
     kind, symbol = draft.choose(("Buy", "Sell")), symbol_of(draft)
     price, amount = draft.amount(12, 90), draft.rng.randint(2, 40)
     _place(draft, order_type=kind, symbol=symbol, price=price, amount=amount)
-    return draft.ask(
+    return draft.phrase(
         "{kind} {amount} {symbol} at {price} each.",
         "Place an order: {kind}, {amount} shares, {symbol}, at {price}.",
         "Enter a '{kind}' order over {amount} shares of {symbol} with a price of {price}.",
@@ -103,10 +103,10 @@ def limit_order(draft: Draft) -> Ask:
     )
 
 
-def check_order(draft: Draft) -> Ask:
+def check_order(draft: Draft) -> UserMessage:
     number = _order(draft)
     draft.call("get_order_details", order_id=number)
-    return draft.ask(
+    return draft.phrase(
         "What became of order {number}?",
         "Give me what is on file for order {number}.",
         partial="What became of my order?",
@@ -115,10 +115,10 @@ def check_order(draft: Draft) -> Ask:
     )
 
 
-def cancel_order(draft: Draft) -> Ask:
+def cancel_order(draft: Draft) -> UserMessage:
     number = _order(draft, "Open", "Pending")
     draft.call("cancel_order", order_id=number)
-    return draft.ask(
+    return draft.phrase(
         "Call off order {number}.",
         "Order {number} must not go through; cancel it.",
         partial="An order of mine must not go through; cancel it.",
@@ -127,22 +127,22 @@ def cancel_order(draft: Draft) -> Ask:
     )
 
 
-def latest_of_history(draft: Draft) -> Ask:
+def latest_of_history(draft: Draft) -> UserMessage:
     note = sign_in(draft)
     number = draft.call("get_order_history")["history"][-1]
     draft.call("get_order_details", order_id=number)
-    return draft.ask(
+    return draft.phrase(
         "Fetch my order history and give me the particulars of the last entry.",
         "Which order comes last in my history, and what is in it?",
         note=note,
     )
 
 
-def deposit(draft: Draft) -> Ask:
+def deposit(draft: Draft) -> UserMessage:
     note = sign_in(draft)
     amount = draft.rng.randint(2, 60) * 100.0
     draft.call("fund_account", amount=amount)
-    return draft.ask(
+    return draft.phrase(
         "Pay {amount:.0f} dollars into my trading account.",
         "Fund the account with {amount:.0f} dollars.",
         partial="Pay some dollars into my trading account.",
@@ -152,11 +152,11 @@ def deposit(draft: Draft) -> Ask:
     )
 
 
-def withdraw(draft: Draft) -> Ask:
+def withdraw(draft: Draft) -> UserMessage:
     note = sign_in(draft)
     amount = draft.rng.randint(2, 60) * 100.0
     draft.call("withdraw_funds", amount=amount)
-    return draft.ask(
+    return draft.phrase(
         "Take {amount:.0f} dollars out of my trading account.",
         "I need {amount:.0f} dollars from the trading account; withdraw them.",
         partial="I need dollars from the trading account; withdraw them.",
@@ -166,33 +166,33 @@ def withdraw(draft: Draft) -> Ask:
     )
 
 
-def withdraw_half(draft: Draft) -> Ask:
+def withdraw_half(draft: Draft) -> UserMessage:
     note = sign_in(draft)
     balance = draft.call("get_account_info")["balance"]
     draft.call("withdraw_funds", amount=balance / 2)
-    return draft.ask(
+    return draft.phrase(
         "See what my trading account holds and withdraw exactly half.",
         "Half of my trading balance is for the roof: look it up and withdraw that much.",
         note=note,
     )
 
 
-def account(draft: Draft) -> Ask:
+def account(draft: Draft) -> UserMessage:
     note = sign_in(draft)
     draft.call("get_account_info")
-    return draft.ask(
+    return draft.phrase(
         "How much money is in my trading account, and which card belongs to it?",
         "Show what my trading account looks like.",
         note=note,
     )
 
 
-def watch(draft: Draft) -> Ask:
+def watch(draft: Draft) -> UserMessage:
     bot = draft.simulator(TRADING)
     symbol = draft.choose([symbol for symbol in bot.stocks if symbol not in bot.watch_list])
     draft.call("add_to_watchlist", stock=symbol)
-    draft.leave("watched", symbol)
-    return draft.ask(
+    draft.set_fact("watched", symbol)
+    return draft.phrase(
         "Keep an eye on {symbol} for me: on the watch list with it.",
         "{symbol} is missing from my watch list. Add it.",
         partial="A stock is missing from my watch list. Add it.",
@@ -201,23 +201,23 @@ def watch(draft: Draft) -> Ask:
     )
 
 
-def watch_by_name(draft: Draft) -> Ask:
+def watch_by_name(draft: Draft) -> UserMessage:
     name = _company(draft)
     symbol = draft.call("get_symbol_by_name", name=name)["symbol"]
     draft.call("add_to_watchlist", stock=symbol)
-    draft.leave("watched", symbol)
-    return draft.ask(
+    draft.set_fact("watched", symbol)
+    return draft.phrase(
         "Find the symbol of '{name}' and let me watch that stock.",
         "'{name}' interests me. Look up the symbol and put it on my watch list.",
         name=name,
     )
 
 
-def unwatch(draft: Draft) -> Ask:
+def unwatch(draft: Draft) -> UserMessage:
     note = sign_in(draft)
     symbol = draft.choose(draft.simulator(TRADING).watch_list)
     draft.call("remove_stock_from_watchlist", symbol=symbol)
-    return draft.ask(
+    return draft.phrase(
         "{symbol} bores me. Off the watch list.",
         "I no longer watch {symbol}, so strike it from the list.",
         partial="There is a stock that I no longer watch, so strike it from the list.",
@@ -227,23 +227,23 @@ def unwatch(draft: Draft) -> Ask:
     )
 
 
-def watch_list(draft: Draft) -> Ask:
+def watch_list(draft: Draft) -> UserMessage:
     note = sign_in(draft)
     draft.call("get_watchlist")
-    return draft.ask(
+    return draft.phrase(
         "Which stocks do I watch?",
         "Read me my watch list.",
         note=note,
     )
 
 
-def movers(draft: Draft) -> Ask:
-    draft.need_short_answers()
+def movers(draft: Draft) -> UserMessage:
+    draft.need_unpadded_answers()
     note = sign_in(draft)
     watched = draft.call("get_watchlist")["watchlist"]
     threshold = draft.amount(1, 6)
     draft.call("notify_price_change", stocks=[*watched], threshold=threshold)
-    return draft.ask(
+    return draft.phrase(
         "Take all stocks of my watch list and notify me of changes from {threshold} percent on.",
         "Get my watch list. Has anything on it moved by {threshold} percent or more?",
         partial="Get my watch list. Has anything on it moved by more than I care for?",
@@ -253,11 +253,11 @@ def movers(draft: Draft) -> Ask:
     )
 
 
-def cheap_tech(draft: Draft) -> Ask:
+def cheap_tech(draft: Draft) -> UserMessage:
     low, high = draft.amount(2, 60), draft.amount(150, 390)
     stocks = draft.call("get_available_stocks", sector="Technology")["stock_list"]
     draft.call("filter_stocks_by_price", stocks=stocks, min_price=low, max_price=high)
-    return draft.ask(
+    return draft.phrase(
         "Which stocks of the 'Technology' sector cost between {low} and {high}?",
         "Get the available 'Technology' stocks and filter them: from {low} to {high} dollars.",
         partial="Get the available 'Technology' stocks and filter them by price.",
@@ -267,38 +267,40 @@ def cheap_tech(draft: Draft) -> Ask:
     )
 
 
-def time_now(draft: Draft) -> Ask:
+def time_now(draft: Draft) -> UserMessage:
     draft.call("get_current_time")
-    return draft.ask("What time does the trading system show?", "What is the time on the exchange?")
+    return draft.phrase(
+        "What time does the trading system show?", "What is the time on the exchange?"
+    )
 
 
-def sign_out(draft: Draft) -> Ask:
+def sign_out(draft: Draft) -> UserMessage:
     draft.call("trading_logout")
-    return draft.ask("Log me out of trading.", "I am done with trading, so sign me out there.")
+    return draft.phrase("Log me out of trading.", "I am done with trading, so sign me out there.")
 
 
-def check_latest(draft: Draft) -> Ask:
+def check_latest(draft: Draft) -> UserMessage:
     draft.call("get_order_details", order_id=draft.fact("order"))
-    return draft.ask(
+    return draft.phrase(
         "How does the order that you placed last stand?",
         "Show the particulars of my newest order.",
     )
 
 
-def cancel_latest(draft: Draft) -> Ask:
+def cancel_latest(draft: Draft) -> UserMessage:
     draft.call("cancel_order", order_id=draft.fact("order"))
-    return draft.ask(
+    return draft.phrase(
         "I got cold feet: call off the order that you placed last.",
         "My newest order was a mistake; cancel it.",
     )
 
 
-def buy_watched(draft: Draft) -> Ask:
+def buy_watched(draft: Draft) -> UserMessage:
     note = sign_in(draft)
     symbol, amount = draft.fact("watched"), draft.rng.randint(2, 30)
     price = draft.call("get_stock_info", symbol=symbol)["price"]
     _place(draft, order_type="Buy", symbol=symbol, price=price, amount=amount)
-    return draft.ask(
+    return draft.phrase(
         "Of the stock that you put on my watch list, buy {amount} shares at its price now.",
         "Look up what the stock that I watch since today costs and buy {amount} at that price.",
         partial="Of the stock that you put on my watch list, buy a few at its price now.",

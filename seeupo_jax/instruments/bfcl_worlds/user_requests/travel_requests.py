@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from seeupo_jax.instruments.bfcl_worlds import world_words as words
-from seeupo_jax.instruments.bfcl_worlds.draft import Ask, Draft, Unfit, requests
+from seeupo_jax.instruments.bfcl_worlds.draft import Draft, Infeasible, UserMessage, requests
 from seeupo_jax.instruments.bfcl_worlds.scenarios import TRAVEL
 
 CLASSES = ("economy", "business", "first")
@@ -18,7 +18,7 @@ COMPLAINTS = (
 
 
 def token(draft: Draft) -> tuple[str, str]:
-    """The access token, and what the user says about it when it is first needed."""
+    """Returns the access token, and the user's note about it when it is first needed."""
     agency = draft.simulator(TRAVEL)
     if agency.access_token is None:
         client, secret = words.password(draft.rng), words.password(draft.rng)
@@ -36,19 +36,19 @@ def token(draft: Draft) -> tuple[str, str]:
             user_first_name=first,
             user_last_name=last,
         )
-        draft.leave("token", True)
+        draft.set_fact("token", True)
         return agency.access_token, (
             f" Authenticate me for travel with client ID '{client}', secret '{secret}', refresh"
             f" token '{refresh}', grant type 'read_write', as {first} {last}."
         )
     if "token" in draft.facts:
         return agency.access_token, ""
-    draft.leave("token", True)
+    draft.set_fact("token", True)
     return agency.access_token, f" My travel token is '{agency.access_token}'."
 
 
 def _card(draft: Draft) -> str:
-    """One of the user's cards; long contexts are padded with other people's."""
+    """Draws one of the user's cards; long contexts also have cards of other people."""
     agency = draft.simulator(TRAVEL)
     owner = f"{agency.user_first_name} {agency.user_last_name}"
     cards = agency.credit_card_list.items()
@@ -56,7 +56,7 @@ def _card(draft: Draft) -> str:
 
 
 def _route(draft: Draft) -> dict[str, Any]:
-    """Two airports with a flight between them, a day and a class."""
+    """Draws two airports with a flight between them, a day and a class."""
     agency = draft.simulator(TRAVEL)
     when, kind = words.date(draft.rng), draft.choose(CLASSES)
     for _ in range(20):
@@ -68,15 +68,15 @@ def _route(draft: Draft) -> dict[str, Any]:
         except ValueError:
             continue
         return {"start": start, "end": end, "route": route}
-    raise Unfit("no route")
+    raise Infeasible("no route")
 
 
-def price_by_city(draft: Draft) -> Ask:
+def price_by_city(draft: Draft) -> UserMessage:
     route = _route(draft)
     draft.call("get_nearest_airport_by_city", location=route["start"])
     draft.call("get_nearest_airport_by_city", location=route["end"])
     draft.call("get_flight_cost", **route["route"])
-    return draft.ask(
+    return draft.phrase(
         "What does a seat in {travel_class} class cost, {start} to {end}, {travel_date}? Look up"
         " the nearest airport of each city for it.",
         "Find the airports nearest to {start} and {end}, then what flying between them, in that"
@@ -89,10 +89,10 @@ def price_by_city(draft: Draft) -> Ask:
     )
 
 
-def price_by_code(draft: Draft) -> Ask:
+def price_by_code(draft: Draft) -> UserMessage:
     route = _route(draft)["route"]
     draft.call("get_flight_cost", **route)
-    return draft.ask(
+    return draft.phrase(
         "How expensive is {travel_from} to {travel_to} on {travel_date}, {travel_class} class?",
         "Price of a seat in {travel_class} class, {travel_from} to {travel_to}, {travel_date}?",
         partial="How expensive is {travel_from} to {travel_to} on {travel_date}?",
@@ -101,13 +101,13 @@ def price_by_code(draft: Draft) -> Ask:
     )
 
 
-def book(draft: Draft) -> Ask:
+def book(draft: Draft) -> UserMessage:
     key, note = token(draft)
     route, card = _route(draft)["route"], _card(draft)
     made = draft.call("book_flight", access_token=key, card_id=card, **route)
-    draft.leave("booking", made["booking_id"])
-    draft.leave("card", card)
-    return draft.ask(
+    draft.set_fact("booking", made["booking_id"])
+    draft.set_fact("card", card)
+    return draft.phrase(
         "Book {travel_from} to {travel_to}, {travel_date}, {travel_class} class, on card {card}.",
         "Card {card} pays for a flight: {travel_from} to {travel_to}, {travel_date}, in"
         " {travel_class} class.",
@@ -122,11 +122,11 @@ def book(draft: Draft) -> Ask:
     )
 
 
-def budget(draft: Draft) -> Ask:
+def budget(draft: Draft) -> UserMessage:
     key, note = token(draft)
     amount = draft.rng.randint(10, 80) * 100.0
     draft.call("set_budget_limit", access_token=key, budget_limit=amount)
-    return draft.ask(
+    return draft.phrase(
         "Cap my travel budget at {amount:.0f} dollars.",
         "No more than {amount:.0f} dollars for travel: set that as the limit.",
         partial="Cap my travel budget.",
@@ -136,14 +136,14 @@ def budget(draft: Draft) -> Ask:
     )
 
 
-def budget_abroad(draft: Draft) -> Ask:
+def budget_abroad(draft: Draft) -> UserMessage:
     key, note = token(draft)
     money, value = draft.choose(MONEY), draft.rng.randint(20, 90) * 100.0
     exchanged = draft.call(
         "compute_exchange_rate", base_currency=money, target_currency="USD", value=value
     )["exchanged_value"]
     draft.call("set_budget_limit", access_token=key, budget_limit=exchanged)
-    return draft.ask(
+    return draft.phrase(
         "I can spend {value:.0f} {money} on travel. Exchange that to USD and make it my limit.",
         "Convert {value:.0f} {money} into USD, and set the result as my travel budget.",
         partial="Convert what I have in {money} into USD, and set the result as my travel budget.",
@@ -154,10 +154,10 @@ def budget_abroad(draft: Draft) -> Ask:
     )
 
 
-def exchange(draft: Draft) -> Ask:
+def exchange(draft: Draft) -> UserMessage:
     money, value = draft.choose(MONEY), draft.rng.randint(20, 900) * 10.0
     draft.call("compute_exchange_rate", base_currency="USD", target_currency=money, value=value)
-    return draft.ask(
+    return draft.phrase(
         "How much are {value:.0f} USD in {money}?",
         "I get {money} for {value:.0f} USD: how many?",
         partial="How much are my {value:.0f} USD over there?",
@@ -167,7 +167,7 @@ def exchange(draft: Draft) -> Ask:
     )
 
 
-def register(draft: Draft) -> Ask:
+def register(draft: Draft) -> UserMessage:
     key, note = token(draft)
     agency = draft.simulator(TRAVEL)
     owner = f"{agency.user_first_name} {agency.user_last_name}"
@@ -182,7 +182,7 @@ def register(draft: Draft) -> Ask:
         cardholder_name=owner,
         card_verification_number=code,
     )
-    return draft.ask(
+    return draft.phrase(
         "Register a card: {number}, good until {until}, in the name of {owner}, code {code}.",
         "I have a new card, {number}. It expires {until}, {owner} owns it, and {code} verifies it.",
         partial="Register a card: {number}, good until {until}, in the name of {owner}.",
@@ -195,11 +195,11 @@ def register(draft: Draft) -> Ask:
     )
 
 
-def card_balance(draft: Draft) -> Ask:
+def card_balance(draft: Draft) -> UserMessage:
     key, note = token(draft)
     card = _card(draft)
     draft.call("get_credit_card_balance", access_token=key, card_id=card)
-    return draft.ask(
+    return draft.phrase(
         "What is left on card {card}?",
         "Tell me the balance of the card with ID {card}.",
         partial="Tell me the balance of one of my cards.",
@@ -209,7 +209,7 @@ def card_balance(draft: Draft) -> Ask:
     )
 
 
-def verify(draft: Draft) -> Ask:
+def verify(draft: Draft) -> UserMessage:
     agency = draft.simulator(TRAVEL)
     first, last = agency.user_first_name, agency.user_last_name
     born = words.date(draft.rng, 1955, 1999)
@@ -221,7 +221,7 @@ def verify(draft: Draft) -> Ask:
         date_of_birth=born,
         passport_number=number,
     )
-    return draft.ask(
+    return draft.phrase(
         "Is my traveller data fine? {first} {last}, born {born}, passport {number}.",
         "Verify me as a traveller: {first} {last}, passport {number}, date of birth {born}.",
         partial="Verify me as a traveller: {first} {last}, date of birth {born}.",
@@ -233,10 +233,10 @@ def verify(draft: Draft) -> Ask:
     )
 
 
-def airport(draft: Draft) -> Ask:
+def airport(draft: Draft) -> UserMessage:
     city = draft.choose(list(words.AIRPORTS))
     draft.call("get_nearest_airport_by_city", location=city)
-    return draft.ask(
+    return draft.phrase(
         "Which airport is closest to {city}?",
         "I have to fly out of {city}. What is the airport there?",
         partial="I have to fly out of my home town. What is the airport there?",
@@ -245,22 +245,22 @@ def airport(draft: Draft) -> Ask:
     )
 
 
-def cards(draft: Draft) -> Ask:
+def cards(draft: Draft) -> UserMessage:
     draft.call("get_all_credit_cards")
-    return draft.ask("Which cards of mine does the agency have?", "Show me my registered cards.")
+    return draft.phrase("Which cards of mine does the agency have?", "Show me my registered cards.")
 
 
-def invoice(draft: Draft) -> Ask:
+def invoice(draft: Draft) -> UserMessage:
     key, note = token(draft)
     draft.call("retrieve_invoice", access_token=key, booking_id=draft.fact("booking"))
-    return draft.ask(
+    return draft.phrase(
         "I need the invoice of the flight that you booked last.",
         "Get the invoice for my newest booking.",
         note=note,
     )
 
 
-def insure(draft: Draft) -> Ask:
+def insure(draft: Draft) -> UserMessage:
     key, note = token(draft)
     kind, cost = draft.choose(INSURANCES), draft.rng.randint(5, 40) * 10.0
     draft.call(
@@ -271,7 +271,7 @@ def insure(draft: Draft) -> Ask:
         insurance_cost=cost,
         card_id=draft.fact("card"),
     )
-    return draft.ask(
+    return draft.phrase(
         "Insure my newest booking on the same card: type '{kind}', for {cost:.0f} dollars.",
         "'{kind}' insurance for the flight you booked last: {cost:.0f} dollars on the same card.",
         partial="Insure my newest booking on the same card for {cost:.0f} dollars.",
@@ -282,10 +282,10 @@ def insure(draft: Draft) -> Ask:
     )
 
 
-def complain(draft: Draft) -> Ask:
+def complain(draft: Draft) -> UserMessage:
     text = draft.choose(COMPLAINTS)
     draft.call("contact_customer_support", booking_id=draft.fact("booking"), message=text)
-    return draft.ask(
+    return draft.phrase(
         "Write to customer support about my newest booking: '{text}'",
         "Support should hear about the flight you booked last: '{text}'",
         partial="Support should hear from me about the flight you booked last.",
@@ -294,22 +294,22 @@ def complain(draft: Draft) -> Ask:
     )
 
 
-def cancel(draft: Draft) -> Ask:
+def cancel(draft: Draft) -> UserMessage:
     key, note = token(draft)
     draft.call("cancel_booking", access_token=key, booking_id=draft.fact("booking"))
     del draft.facts["booking"]
-    return draft.ask(
+    return draft.phrase(
         "I cannot travel after all, so cancel my newest booking.",
         "Cancel the flight that you booked last.",
         note=note,
     )
 
 
-def history(draft: Draft) -> Ask:
+def history(draft: Draft) -> UserMessage:
     draft.fact("booking")
     key, note = token(draft)
     draft.call("get_booking_history", access_token=key)
-    return draft.ask("What have I booked so far?", "List all my bookings.", note=note)
+    return draft.phrase("What have I booked so far?", "List all my bookings.", note=note)
 
 
 TRAVEL_REQUESTS = (

@@ -21,23 +21,23 @@ from seeupo_jax.policy.files.chat.template_probe import (
     FUNCTION,
     USUAL,
     Shape,
+    conversation_of_roles,
+    conversation_shape,
     lists_functions,
-    made_of,
     make_conversation,
-    shape_of,
-    unwritten_role,
+    omitted_role,
 )
 from seeupo_jax.policy.files.chat.time_limit import time_limit
 from seeupo_jax.policy.files.messages import (
     PROBE,
     TaggedText,
+    add_tool_listing,
     arguments_as_text,
     check_messages,
-    keep_messages,
-    own_text,
-    send_as,
-    text_around,
-    with_listing,
+    drop_unread_messages,
+    map_roles,
+    model_text,
+    template_boundaries,
 )
 
 # A private-use character that splits a control token's name where a message has it as plain text.
@@ -147,9 +147,9 @@ class Renderer:
         Raises:
           ValueError: an unknown role, or a content that is not a text.
         """
-        retained = with_listing(keep_messages(messages, self._chat), listing)
+        retained = add_tool_listing(drop_unread_messages(messages, self._chat), listing)
         check_messages(retained)
-        return tuple(map(self._protect_message, send_as(retained, self._chat.roles)))
+        return tuple(map(self._protect_message, map_roles(retained, self._chat.roles)))
 
     def render(
         self, messages: Sequence[Message], functions: list[Tool] | None, *, header: bool = True
@@ -161,7 +161,7 @@ class Renderer:
             template.
         """
         text = self._apply(messages, functions, header=header)
-        role = self._left_out(shape_of(messages), functions is not None)
+        role = self._left_out(conversation_shape(messages), functions is not None)
         if role is not None:
             raise ValueError(self._unwritten_sentence(role))
         return text
@@ -202,9 +202,9 @@ class Renderer:
         )
 
     def _lost(self, messages: Sequence[Message], has_functions: bool = False) -> str | None:
-        """As `unwritten_role`, of messages of `make_conversation`; ValueError: refused."""
+        """As `omitted_role`, of messages of `make_conversation`; ValueError: refused."""
         text = self._apply(messages, [FUNCTION] if has_functions else None)
-        return unwritten_role(messages, text)
+        return omitted_role(messages, text)
 
     def _find_left_out(self, shape: Shape, has_functions: bool) -> str | None:
         """The role of a message that the template leaves out of conversations of a shape."""
@@ -234,7 +234,7 @@ class Renderer:
         in a sentence; None: it writes them all."""
         for roles in conversations:
             try:
-                lost = self._lost(send_as(made_of(roles), self._chat.roles))
+                lost = self._lost(map_roles(conversation_of_roles(roles), self._chat.roles))
             except ValueError as error:
                 return str(error)
             if lost is not None:
@@ -306,7 +306,7 @@ class Renderer:
 
     def protect_own(self, text: str) -> str:
         """The text of an action with marks; its tags are control tokens where there are such."""
-        return self._protect_tagged(own_text(text))
+        return self._protect_tagged(model_text(text))
 
     def _protect_tagged(self, text: TaggedText) -> str:
         protected, end = "", 0
@@ -319,7 +319,7 @@ class Renderer:
 
     def _around_messages(self) -> list[str]:
         """Names of added tokens that the template writes around messages, such as role headers."""
-        around, header = ([], "") if self._template is None else text_around(self._apply)
+        around, header = ([], "") if self._template is None else template_boundaries(self._apply)
         ids = {token for text in around for token in self.tokens(text)}
         added = ((i, token.content) for i, token in self._library.added_tokens_decoder.items())
         return [n for i, n in added if n.strip() and (i in ids or header.startswith(n))]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from seeupo_jax.envs.base import THOUGHT, THOUGHT_END, Message, Tool
 from seeupo_jax.policy.files.chat.renderer import MARK, Renderer
-from seeupo_jax.policy.files.messages import PROBE, check_written, own_text
+from seeupo_jax.policy.files.messages import PROBE, check_rendered, model_text
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ class TemplateConversation:
             said = message["content"].removeprefix(opening)
             if not opening or _ends_thought(renderer.protect_own(said)):
                 return renderer.action(said)
-        (marked,) = renderer.read([{**message, "content": own_text(message["content"])}])
+        (marked,) = renderer.read([{**message, "content": model_text(message["content"])}])
         said = self._after_header(marked)
         if not opening and not thinks:
             probe = self._after_header({"role": "assistant", "content": PROBE})
             said = said.removeprefix(probe.partition(PROBE)[0])
-        check_written(marked, opening + said)
+        check_rendered(marked, opening + said)
         return renderer.action_before_end(said)
 
     def _after_header(self, message: Message) -> str:

@@ -26,11 +26,11 @@ USUAL: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 
 
-def shape_of(messages: Sequence[Message]) -> Shape:
+def conversation_shape(messages: Sequence[Message]) -> Shape:
     return tuple((message["role"], len(message.get("tool_calls", ()))) for message in messages)
 
 
-def made_of(roles: Sequence[str]) -> list[Message]:
+def conversation_of_roles(roles: Sequence[str]) -> list[Message]:
     """A conversation of such messages, each with a text of its own."""
     return make_conversation(tuple((role, 0) for role in roles))
 
@@ -52,7 +52,7 @@ def _call(number: str) -> dict[str, Any]:
     return {"id": f"{number:a<9}", "type": "function", "function": function}
 
 
-def unwritten_role(messages: Sequence[Message], text: str) -> str | None:
+def omitted_role(messages: Sequence[Message], text: str) -> str | None:
     """The role of the first message that a template has left out; None: it has written all.
 
     The text of a message with calls may be left out, as Llama 3 does. A system message may stand
@@ -87,6 +87,6 @@ def lists_functions(render: Callable[..., str], *, system: bool) -> bool:
     """
     openings = (("user",), ("system", "user")) if system else (("user",),)
     try:
-        return all(_NAME in render(made_of(roles), [FUNCTION]) for roles in openings)
+        return all(_NAME in render(conversation_of_roles(roles), [FUNCTION]) for roles in openings)
     except Exception:  # a template may raise anything
         return False

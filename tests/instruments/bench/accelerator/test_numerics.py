@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from seeupo_jax.benchmarks.comparison import Outcome
-from seeupo_jax.benchmarks.settings import Settings
+from seeupo_jax.benchmarks.comparison import SweepOutcome
+from seeupo_jax.benchmarks.settings import BenchSettings
 from seeupo_jax.benchmarks.workloads import prepared
 from seeupo_jax.instruments.bench.accelerator import numerics
 
@@ -15,7 +15,7 @@ NAN = float("nan")
 def outcome(kl=1.0, weights=(1.0, NAN), tensor=0.0):
     steps = [{"loss": 2.0, "kl": 0.0, "weights": [1.0, 1.0]}]
     steps += [{"loss": -2.0, "kl": kl, "weights": list(weights)}]
-    return Outcome(steps, {"a": np.full((2, 2), tensor), "b": np.zeros(3)})
+    return SweepOutcome(steps, {"a": np.full((2, 2), tensor), "b": np.zeros(3)})
 
 
 def test_distances_are_of_the_euclidean_norm_over_all_steps_and_tensors():
@@ -32,7 +32,7 @@ def test_no_number_is_infinitely_far_from_one(change):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_pytorchs_residual_stream_is_of_the_activations_type(dtype):
     torch = pytest.importorskip("torch")
-    settings = Settings("long", "nano", 0.05, groups=1, group_size=2, turns=2)
+    settings = BenchSettings("long", "nano", 0.05, groups=1, group_size=2, turns=2)
     seen = set()
     with prepared(settings, dtype) as inputs:
         sweeps = numerics._eager_sweeps(inputs)

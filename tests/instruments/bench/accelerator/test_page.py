@@ -80,7 +80,7 @@ def test_the_page_says_which_kernels_take_the_devices_time():
     found = {"device_time_0.5b": done(figures=figures)}
     text = page(PIECES, found, {}, DEVICE, rehearsal=False)
     assert (
-        "0.5b, bfcl, a rollout: 2.000 s, the device busy 75% of them, 12,000 kernels. Programs:"
+        "0.5b, bfcl, a rollout: 2.000 s, the device busy for 75% of it, 12,000 kernels. Programs:"
         " `jit_decode` 1.200 s." in text
     )
     assert ["| `jit_decode`", r"`a\|b`", "0.900", "3,000", "300 |"] in rows_of(text)
@@ -140,7 +140,7 @@ def test_the_page_tells_what_was_measured_and_what_was_not():
     assert update[1] == "0.5b" and update[4] == "2.000" and update[8:10] == ["9.89e+14", "50.0%"]
     assert "- `update_bfcl_0.5b`: A size was too large." in text
     assert "PyTorch, compile | 8.000 |" in text and "| yes |" in text
-    assert "0.420 after iteration 0, 0.990 after iteration 30; 61 s in all, 20 s" in text
+    assert "0.420 after iteration 0, 0.990 after iteration 30; 61 s in total, 20 s" in text
     assert cells["`rollout_0.5b`"][2:] == ["failed", "RuntimeError: no |"]
     assert cells["`parity`"][2:] == ["not begun", "12 s of the budget were left |"]
     assert cells["`sweep`"][2:] == ["not begun", "the command ended before it |"]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from seeupo_jax.benchmarks import machine, torch_runner
-from seeupo_jax.benchmarks.settings import Settings
+from seeupo_jax.benchmarks.settings import BenchSettings
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.instruments.bench.accelerator import command, kernels
 from seeupo_jax.instruments.bench.accelerator.kernel_comparison import compare, random_arrays
@@ -131,7 +131,7 @@ def beside(sides, tmp_path, monkeypatch, missing=None):
     monkeypatch.setattr(torch_runner, "no_torch", lambda platform: missing)
     record = Record.begin(tmp_path / "x.json")
     try:
-        settings = Settings(torch=("compile",))
+        settings = BenchSettings(torch=("compile",))
         found = beside_torch(record, settings, "torch", sides, ("eager",), rehearse=False)
     except RuntimeError as error:
         found = str(error)
@@ -195,9 +195,9 @@ def test_the_quickstart_is_trained_by_its_command(tmp_path, monkeypatch):
         record = Record.begin(tmp_path / "quickstart.json")
         if code:
             with pytest.raises(RuntimeError, match="training ended with 3"):
-                quickstart(record, Settings(), True)
+                quickstart(record, BenchSettings(), True)
         else:
-            quickstart(record, Settings(), True)
+            quickstart(record, BenchSettings(), True)
             figures = read(record.path)["figures"]
             assert figures["metric"] == "eval/avg@4" and figures["compile_s"] == 3
             assert figures["curve"] == [[0, 0.25], [1, 0.5]]

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from seeupo_jax.instruments.bench.accelerator.runner import Job, Record, order, read, work_through
+from seeupo_jax.instruments.bench.accelerator.runner import (
+    BenchJob,
+    Record,
+    order,
+    read,
+    work_through,
+)
 
 # A piece: writes its record as it goes, then does what it is told.
 PIECE = """
@@ -31,7 +37,7 @@ put(status="done", checks=[check], error=None)
 def job(out, name, *reported, limit_s=30.0, about_s=0.0):
     file = str(out / f"{name}.json")
     commands = [[sys.executable, "-S", "-c", PIECE, file, each] for each in reported]
-    return Job(name, commands, limit_s, about_s)
+    return BenchJob(name, commands, limit_s, about_s)
 
 
 def run(jobs, out, budget_s=60.0):
@@ -122,7 +128,7 @@ def test_what_a_piece_has_started_ends_with_it(tmp_path):
         f"open({str(child)!r}, 'w').write(str(started.pid))\n"
         "time.sleep(60)\n"
     )
-    run([Job("x", [[sys.executable, "-S", "-c", program]], limit_s=4.0)], tmp_path)
+    run([BenchJob("x", [[sys.executable, "-S", "-c", program]], limit_s=4.0)], tmp_path)
     pid = int(child.read_text())
     for _ in range(50):
         try:

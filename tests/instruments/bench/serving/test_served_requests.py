@@ -17,7 +17,7 @@ from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
 from seeupo_jax.agents.endpoint import Endpoint
 from seeupo_jax.benchmarks.settings import architecture, write_model
 from seeupo_jax.instruments.bench.serving import generate_server, served_requests
-from seeupo_jax.instruments.bench.serving.served_requests import Server, _Prompts, ask
+from seeupo_jax.instruments.bench.serving.served_requests import ServedEndpoint, _Prompts, ask
 from seeupo_jax.policy.files.weights import read_tokenizer
 
 TOKENIZER = read_tokenizer("package:order_desk")
@@ -30,9 +30,9 @@ def test_clients_ask_every_prompt_once_and_count_what_was_sampled():
         session = ToldSession()
         access = endpoint.open_key(session)
         prompts = ["one", "two and", "three and more"]
-        done = ask(Server(access.base_url, access.api_key, "x"), 2, prompts, max_tokens=3)
+        done = ask(ServedEndpoint(access.base_url, access.api_key, "x"), 2, prompts, max_tokens=3)
         with pytest.raises(ValueError, match="a request failed with 401"):
-            ask(Server(access.base_url, "wrong", "x"), 1, prompts, max_tokens=3)
+            ask(ServedEndpoint(access.base_url, "wrong", "x"), 1, prompts, max_tokens=3)
     finally:
         endpoint.close()
     asked = sorted(call.messages[-1].content for call in session.calls)
@@ -57,7 +57,7 @@ def test_a_server_that_counts_no_tokens_is_named():
     with ThreadingHTTPServer(("127.0.0.1", 0), _Uncounted) as server, running(server):
         url = f"http://127.0.0.1:{server.server_port}/v1"
         with pytest.raises(ValueError, match="has no usage; allowed: a server that counts"):
-            ask(Server(url, "key", "x"), 1, ["one"], max_tokens=3)
+            ask(ServedEndpoint(url, "key", "x"), 1, ["one"], max_tokens=3)
 
 
 def test_no_prompt_comes_twice_and_none_is_longer_than_was_planned():

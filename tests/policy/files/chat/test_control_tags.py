@@ -15,7 +15,7 @@ from seeupo_jax.configuration import schema
 from seeupo_jax.envs.base import Demonstration
 from seeupo_jax.envs.tool_calls import ToolCall, parse_hermes
 from seeupo_jax.learner.imitation.action_segments import to_segments
-from seeupo_jax.policy.files.chat_template import load
+from seeupo_jax.policy.files.huggingface_tokenizer import load
 from seeupo_jax.policy.files.tokenizer import Transcript
 from seeupo_jax.rollout.engine.protocol import Action
 from seeupo_jax.types import CONTEXT

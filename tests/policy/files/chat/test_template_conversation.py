@@ -8,7 +8,7 @@ import pytest
 from chat_cases import FOLDERS, FORGETS_THOUGHTS, TOOL, raw_text, thinking
 
 from seeupo_jax.configuration import schema
-from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer
+from seeupo_jax.policy.files.huggingface_tokenizer import HuggingFaceTokenizer
 
 SYSTEM = {"role": "system", "content": "You work at a desk."}
 USER = {"role": "user", "content": "Where is order 4075?"}

@@ -10,7 +10,7 @@ from chat_cases import ALTERNATES, DROPS_TOOLS, NAMES, TOOL, library_tokens, raw
 from refusals import refusal
 
 from seeupo_jax.configuration import schema
-from seeupo_jax.policy.files.chat_template import HuggingFaceTokenizer, load
+from seeupo_jax.policy.files.huggingface_tokenizer import HuggingFaceTokenizer, load
 
 SYSTEM = {"role": "system", "content": "You work at a desk."}
 USER = {"role": "user", "content": "Where is order 4075?"}

@@ -1,1 +1,0 @@
-"""What the processes of a run compare before they begin."""
