@@ -24,7 +24,9 @@ from seeupo_jax.trajectories.json_lines import read_object, short
 
 TRAIN = "train"  # the split of a line that names none
 _FIELD = "config.agent.tasks"  # names a file of tasks
-_ALLOWED = "a JSON object with the text task_id, and perhaps the text split and the texts labels"
+_ALLOWED = (
+    "a JSON object with the text task_id, and optionally the text split and a dict of texts labels"
+)
 
 
 class AgentTasks(Tasks, Protocol):
@@ -87,7 +89,7 @@ def describe_tasks(config: Config) -> str:
     if agent.tasks is not None:
         return agent.tasks
     if agent.name is not None and attribute_beside(agent.name, "task_ids") is not None:
-        return f"task_ids(split) beside {agent.name}"
+        return f"task_ids(split) in the module of {agent.name}"
     return f"env {config.env.name}"
 
 
@@ -194,8 +196,8 @@ def _read_tasks(path: Path) -> AgentTasks:
         split, task_id, task = _read_line(line, where)
         if task_id in splits.setdefault(split, {}):
             raise ValueError(
-                f"{where}: got task_id {short(task_id)} once more in the split {split!r}; allowed:"
-                " each once in a split."
+                f"{where}: got task_id {short(task_id)} a second time in the split {split!r};"
+                " allowed: each once in a split."
             )
         if labels.setdefault(task_id, task.labels) != task.labels:
             raise ValueError(

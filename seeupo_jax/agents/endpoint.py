@@ -189,7 +189,7 @@ class Endpoint:
         """
         key = secrets.token_urlsafe(32) if key is None else key
         if not can_be_sent(key):
-            raise ValueError("the key: got one that is empty or has a space or an odd character.")
+            raise ValueError("the key: got one that is empty or not visible ASCII.")
         ids = f"call_{secrets.token_hex(4)}" if unique_ids else "call"
         rules = self._sampling if sampling is None else sampling
         self._clients[key] = _Client(session, rules, ids)
@@ -222,8 +222,8 @@ class Endpoint:
             if client is not None:
                 return client
         raise CallRefused(
-            "the key: got none that is known; allowed: that of an open episode, or the one that"
-            " `serve` printed or took from SEEUPO_API_KEY, as `Authorization: Bearer KEY` or"
+            "the key: got no known key; allowed: the key of an open episode, or the key that"
+            " `serve` printed or read from SEEUPO_API_KEY, as `Authorization: Bearer KEY` or"
             " `x-api-key: KEY`.",
             status=401,
             code="invalid_api_key",

@@ -282,9 +282,7 @@ class OpenAIServer:
         try:
             return read(json.loads(reply.data))
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
-            raise _TryAgain(
-                f"{path} gave no such reply as expected: {_error_text(reply.data)}"
-            ) from None
+            raise _TryAgain(f"{path} gave an unexpected reply: {_error_text(reply.data)}") from None
 
 
 def _cut_at_stop(turn: Turn, action: Action) -> Action:

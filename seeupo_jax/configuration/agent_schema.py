@@ -25,7 +25,7 @@ class Agent:
     """Keyword arguments of the function."""
     tasks: str | None = path_field()
     """A JSONL file of tasks, each line with task_id and, where it is not train, split; none: those
-    of task_ids(split) beside the function, or else of config.env."""
+    of task_ids(split) in the module of the function, or else of config.env."""
     tool_format: str = choice("hermes", "llama")
     """How the policy writes tool calls: in <tool_call> tags, or as Llama 3's JSON objects."""
     timeout_s: float = above(0, 300.0, most=1_000_000)

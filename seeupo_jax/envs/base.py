@@ -68,8 +68,8 @@ class StepResult:
       advantages per turn (`trajectories.states`); `executed`, a list of booleans, records for each
       step so far whether its action could be executed (`trajectories.states`).
     rewards: further shares of the episode's reward, by name; `config.rewards` weighs each, by
-      default with 1, and each is logged. A number is paid for this step; a list, a number for each
-      step so far, adds to what they were paid, for what a later step decides about earlier ones.
+      default with 1, and each is logged. A number is a reward of this step; a list, with a number
+      for each step so far, adds to their rewards, for what a later step decides about earlier ones.
     """
 
     observation: tuple[Message, ...]

@@ -56,7 +56,7 @@ class GymnasiumText:
         if not self._rendered and not isinstance(self._env.observation_space, spaces.Text):
             raise ValueError(
                 f"gymnasium_text: {self.id} shows {self._env.observation_space}; allowed: a Text"
-                " space, or kwargs={'render_mode': 'ansi'} where it has that."
+                " space, or kwargs={'render_mode': 'ansi'} if it supports that."
             )
         space, names = self._env.action_space, self.actions
         if isinstance(space, spaces.Discrete):

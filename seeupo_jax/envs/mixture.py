@@ -242,8 +242,8 @@ def read_components(environments: Any) -> dict[str, MixtureComponent]:
         label, part = _read_part(each, f"{where}[{number}]")
         if label in parts:
             raise ValueError(
-                f"{where}[{number}].label: got {label!r}, which an earlier one has; allowed: a"
-                " label of its own."
+                f"{where}[{number}].label: got {label!r}, the label of an earlier one; allowed: a"
+                " different label."
             )
         parts[label] = part
     return parts
@@ -254,7 +254,7 @@ def _read_part(fields: Any, where: str) -> tuple[str, MixtureComponent]:
     names = [each.name for each in dataclasses.fields(MixtureComponent)]
     if not isinstance(fields, Mapping) or "name" not in fields or not fields.keys() <= set(names):
         raise ValueError(
-            f"{where}: got {shown(fields)}; allowed: a dict with name, and perhaps"
+            f"{where}: got {shown(fields)}; allowed: a dict with name, and optionally"
             f" {', '.join(names[1:])}."
         )
     part = MixtureComponent(**fields)

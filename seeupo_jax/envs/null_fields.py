@@ -49,8 +49,8 @@ def drop_from_tools(tools: Sequence[Tool]) -> tuple[Tool, ...]:
 @functools.cache  # once per process and count: every episode starts with tools
 def _warn(count: int) -> None:
     _LOGGER.warning(
-        f"warning: the environment's tools have {count:,} null fields, which are left out: typed"
-        " tables write them for what is absent."
+        f"warning: the environment's tools have {count:,} null fields, which were removed: typed"
+        " tables write null for absent fields."
     )
 
 

@@ -81,7 +81,7 @@ class _WebSocket:
 
     def _ask(self, message: _Data) -> _Data:
         if self._socket is None:
-            raise ConnectionError(f"{self._url}: the connection is gone, and its episode with it")
+            raise ConnectionError(f"{self._url}: the connection is closed, so its episode is lost")
         try:
             self._socket.send(json.dumps(message))
             answer = _parsed(self._socket.recv(timeout=self._timeout_s), self._url)

@@ -267,13 +267,13 @@ class EnvPool:
         """Warns once about a long wait for a full server, and ends a wait that is too long."""
         text = f"{reason}, and this process has up to {len(self._envs)} environments (those of"
         text += " config.rollout.concurrency)"
-        allowed = "a server with --max-sessions for those of all trainers"
+        allowed = "a server whose --max-sessions suffices for all trainers"
         if waited_s > self._timeout_s:
             waited = f"waited for {self._timeout_s:g} s (config.env.timeout_s)"
             self._full = ServerFull(f"{text}; {waited}; allowed: {allowed}.")
         elif waited_s > self._timeout_s / 4 and not self._warned:
             self._warned = True
-            _log.warning("%s; waiting. Needed is %s.", text, allowed)
+            _log.warning("%s; waiting. Needed: %s.", text, allowed)
 
     def _add_worker(self) -> None:
         # Daemon: a hanging thread must not keep the process alive. If it resumes while the

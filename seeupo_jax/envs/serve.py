@@ -191,7 +191,7 @@ class EnvServer:
                 self._sessions[name].used = time.monotonic()
                 return self._sessions[name]
             if operation != "reset" or request["number"] != 0:
-                raise _Refusal(GONE, "the session is over, or the server was started anew.")
+                raise _Refusal(GONE, "the session is over, or the server was restarted.")
             if len(self._sessions) >= self._max_sessions:
                 raise _Refusal(BUSY, f"all {self._max_sessions} sessions are open.")
             self._sessions[name] = _Session()
@@ -372,16 +372,23 @@ def _seconds(text: str) -> float:
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m seeupo_jax.envs.serve", description=__doc__)
-    parser.add_argument("--env", required=True, help="a name of the table, or module:Class")
+    parser.add_argument("--env", required=True, help="an environment's name, or module:Class")
     parser.add_argument("--options", default="{}", help="its options as a JSON object")
-    parser.add_argument("--host", default="127.0.0.1", help="where to listen; this machine only")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="where to listen; default: this machine only"
+    )
     parser.add_argument("--port", type=int, default=8700, help="0 is a free one")
-    parser.add_argument("--token-file", help="made with a new token where there is none")
+    parser.add_argument("--token-file", help="created with a new token if it does not exist")
     parser.add_argument("--max-sessions", type=_count, default=256, help="of all trainers together")
     parser.add_argument(
-        "--max-connections", type=_count, help="open at once; default: two a session"
+        "--max-connections", type=_count, help="open at once; default: two per session"
     )
-    parser.add_argument("--idle-s", type=_seconds, default=3600.0, help="then a session is closed")
+    parser.add_argument(
+        "--idle-s",
+        type=_seconds,
+        default=3600.0,
+        help="without a request until a session is closed",
+    )
     flags = parser.parse_args(arguments)
     raise_open_files()  # each connection is an open file
     try:

@@ -10,10 +10,10 @@ import optax
 
 from seeupo_jax.configuration.reward import reward_weights
 from seeupo_jax.configuration.schema import Config
+from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.learner.optimization.turn_moments import per_turn
-from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.reference_policy import wait_reference, with_reference
 from seeupo_jax.learner.state_layout import (
     abstract_state,

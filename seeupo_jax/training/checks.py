@@ -36,7 +36,7 @@ from seeupo_jax.rewards.scorer import make_scorer
 from seeupo_jax.rollout.branching.plans import make_plan
 from seeupo_jax.rollout.branching.replay import check_replayable
 from seeupo_jax.rollout.engine.grammar import TOOL_CALLS, check_tools
-from seeupo_jax.rollout.tasks import share_counts
+from seeupo_jax.rollout.task_draw import share_counts
 from seeupo_jax.training.algorithm_trial import check_entries
 from seeupo_jax.training.build_learner import run_optimizer
 from seeupo_jax.training.reference_answers import check_references

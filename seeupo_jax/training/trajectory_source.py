@@ -25,7 +25,7 @@ from seeupo_jax.rollout.episode import EpisodeRequest
 from seeupo_jax.rollout.player import CollectionOptions, Prefetched, RolloutWorker
 from seeupo_jax.rollout.resample import collection_number, resample
 from seeupo_jax.rollout.rollout_store import RolloutStore
-from seeupo_jax.rollout.tasks import draw_tasks, repeats
+from seeupo_jax.rollout.task_draw import draw_tasks, repeats
 
 
 class SamplingOrigin(NamedTuple):

@@ -61,7 +61,10 @@ def test_the_reference_of_a_task_is_that_of_its_training_line(tmp_path):
         ({"task_id": "c", "split": 1}, "line 3: got 1 as split"),
         ({"task_id": "c", "labels": {"x": 1}}, r"line 3: got 1 as labels\['x'\]"),
         ({"task_id": "c", "labels": "x"}, "line 3: got labels x; allowed: a dict of texts"),
-        ({"task_id": "b"}, "line 3: got task_id b once more in the split 'train'; allowed: each"),
+        (
+            {"task_id": "b"},
+            "line 3: got task_id b a second time in the split 'train'; allowed: each",
+        ),
         ({"task_id": "b", "split": "test"}, "line 3: got labels of task_id b that differ"),
     ],
 )
@@ -85,7 +88,7 @@ def test_else_they_are_those_beside_the_function_or_the_environments(tmp_path):
     labels += "def reference(task_id):\n    return task_id[-1] + '!'\n"
     beside.write_text(FUNCTION + listing + labels)
     tasks, where = tasks_of(name=f"{beside}:play")
-    assert where == f"task_ids(split) beside {beside}:play"
+    assert where == f"task_ids(split) in the module of {beside}:play"
     assert list_tasks(tasks, "test") == ["test0", "test1"]
     assert task_labels(tasks, "test1") == {"last": "1"} and tasks.data("test1", "test") is None
     assert task_reference(tasks, "test1") == "1!"

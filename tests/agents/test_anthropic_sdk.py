@@ -184,7 +184,7 @@ def test_the_models_are_the_one_that_is_served(client):
 
 def test_errors_have_anthropics_form(endpoint, client):
     with anthropic.Anthropic(**address(Access(endpoint.base_url, "no key"))) as stranger:
-        own = "the key: got none that is known; .* SEEUPO_API_KEY, as"
+        own = "the key: got no known key; .* SEEUPO_API_KEY, as"
         with pytest.raises(anthropic.AuthenticationError, match=own):
             ask(stranger, "x")
     with pytest.raises(anthropic.NotFoundError, match="got POST /v1/messages/count_tokens"):

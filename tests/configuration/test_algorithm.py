@@ -85,7 +85,7 @@ from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
         ("forks.kind", {"forks": {"kind": "tree"}}),
         ("critic.coef", {"advantage": "gae", "critic": {"kind": "head", "coef": 1e30}}),
         ("critic.kind", {"critic": {"kind": "heads"}}),
-        ("critic", {"critic": "head"}),
+        ("critic", {"critic": {"kind": "head"}}),
         ("clip_low", {"objective": "logp", "clip_low": 0.1}),
         ("clip_high", {"objective": "logp", "clip_high": 0.28}),
         ("weight_clip", {"cumulative_ratio": False, "weight_clip": 0.5}),

@@ -16,7 +16,7 @@ from seeupo_jax.envs.tasks import list_task_shares, task_labels
 from seeupo_jax.envs.transport.isolated import IsolatedEnvironment
 from seeupo_jax.envs.validation import has_demonstrations, has_finish, reset_episode
 from seeupo_jax.rollout.episode_metrics import rollout_metrics
-from seeupo_jax.rollout.tasks import TrainingTasks, draw_tasks, repeats, share_counts
+from seeupo_jax.rollout.task_draw import TrainingTasks, draw_tasks, repeats, share_counts
 
 DESK = {"name": "order_desk", "weight": 3.0}
 
@@ -111,7 +111,7 @@ def test_the_first_tasks_hold_each_environment_in_proportion_to_its_weight():
         ([], r"env.options.environments: got \[\]; allowed: a list of dicts"),
         (["order_desk"], r"environments\[0\]: got 'order_desk'; allowed: a dict with name, and"),
         ([{"name": "bfcl", "wieght": 1}], r"environments\[0\]: got .*; allowed: a dict with name"),
-        ([DESK, DESK], r"environments\[1\].label: got 'order_desk', which an earlier one has"),
+        ([DESK, DESK], r"environments\[1\].label: got 'order_desk', the label of an earlier one"),
         ([DESK | {"weight": 0}], r"environments\[0\].weight: got 0; allowed: a number > 0"),
         ([DESK | {"weight": "1"}], r"environments\[0\].weight: got '1'; allowed: a number > 0"),
         (

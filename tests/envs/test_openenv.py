@@ -254,7 +254,7 @@ def test_a_lost_connection_is_a_lost_episode_and_no_other(ws_url, text):
     with pytest.raises(Exception) as caught:
         env.step(text)
     assert not isinstance(caught.value, TransientError)
-    with pytest.raises(ConnectionError, match="the connection is gone, and its episode with it"):
+    with pytest.raises(ConnectionError, match="the connection is closed, so its episode is lost"):
         env.step("4")
     env.reset("train/5", seed=0)
     assert env.step("5").done

@@ -532,7 +532,7 @@ def test_a_wait_that_is_long_is_said_once_and_one_that_is_too_long_ends_the_run(
     assert str(error.value) == (
         "http://x: all 2 sessions are open, and this process has up to 3 environments (those of"
         " config.rollout.concurrency); waited for 0.5 s (config.env.timeout_s); allowed: a server"
-        " with --max-sessions for those of all trainers."
+        " whose --max-sessions suffices for all trainers."
     )
     (record,) = caplog.records
     assert "--max-sessions" in record.getMessage() and "all 2 sessions" in record.getMessage()

@@ -72,6 +72,7 @@ def test_the_rows_of_a_dropped_group_are_nowhere_and_its_turns_are_not_counted()
     assert SegmentBatch.of(failing(0, 1, 3)).turns == 3  # trajectory 2 of four turns is left alone
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "choices",
     [{}, {"refresh": "separate", "scale": "none"}, {"normalize_by": "active", "scale": "group"}],

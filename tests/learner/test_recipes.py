@@ -253,6 +253,7 @@ def test_a_trees_shared_turns_are_trained_once_as_the_twins(name, choices, order
     assert all(np.isfinite(credit_L).all() for own in wanted.credit for credit_L in own)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "name, choices, order, rest",
     [

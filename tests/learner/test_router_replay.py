@@ -13,6 +13,7 @@ from stored_fields import with_fields
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.learner.batching import all_actions, lay_out, turn_batch
+from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.credit.information_gain import (
     AnswerTokens,
     answer_branches,
@@ -20,7 +21,6 @@ from seeupo_jax.learner.credit.information_gain import (
 )
 from seeupo_jax.learner.credit.turn_scores import score_turns
 from seeupo_jax.learner.expert_record import ExpertRecord, describe_routers
-from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.step.expert_load import RouterCounts
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
@@ -116,6 +116,7 @@ def test_routers_that_moved_are_counted_and_overruled():
     assert difference(still, run(learner(**small), played)[0]) < 1e-6
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "shapes, choices",
     [

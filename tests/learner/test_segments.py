@@ -109,6 +109,7 @@ def test_one_segment_against_four_by_hand(recipe):
         assert step["grad_norm"] < 1e-5
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [name for name in CASES if "by hand" not in name])
 def test_a_trajectory_in_segments_is_updated_as_in_one(name):
     one, several = (observe(learner(name), ts) for ts in (whole(), in_segments()))

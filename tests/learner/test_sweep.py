@@ -130,6 +130,7 @@ def test_a_sweep_is_the_twins(name):
     assert_every_choice_matters(choices, order, wanted)
 
 
+@pytest.mark.exhaustive
 def test_a_sweep_compiled_as_users_compile_it_is_the_twins(optimized):
     # A temperature that no other test has: nothing of it is compiled yet.
     learner = cases.unshared(cases.learner(temperature=0.83, **OPTIMIZED))
@@ -213,6 +214,7 @@ def test_a_sampler_that_agrees_with_the_trainer_needs_no_weights(ratio):
     np.testing.assert_allclose(weighted.metrics["sweep/tis_weight_mean"], 1.0, atol=1e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("choices", [{}, {"old_policy": "turn"}, {"turns_per_update": 2}])
 def test_a_fused_refresh_is_the_separate_one(choices):
     fused, separate = cases.learner(**choices), cases.learner(**choices, refresh="separate")
@@ -263,6 +265,7 @@ def test_a_turn_that_nobody_has_takes_no_step():
         cases.assert_trees_equal(observed.updates[turn].params, observed.updates[turn - 1].params)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "shapes",
     [
@@ -403,6 +406,7 @@ def test_sweeps_of_other_trajectories_compile_nothing():
     assert programs_of(lambda: jax.jit(lambda x: x + 1)(np.float32(1))) == 1  # the count counts
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "choices, temperature",
     [({"importance": {"clip": 2.0}}, 0.9), ({"refresh": "separate", "old_policy": "turn"}, 0.8)],

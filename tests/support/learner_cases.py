@@ -24,8 +24,8 @@ from twin_policy import tensors_of
 from seeupo_jax.configuration import schema
 from seeupo_jax.learner import sweep as sweep_module
 from seeupo_jax.learner.batching import Shapes
+from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
-from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.network import split_model
 from seeupo_jax.policy.transformer import Transformer

@@ -19,9 +19,9 @@ from twin_policy import tensors_of
 
 from seeupo_jax.benchmarks import torch_runner
 from seeupo_jax.configuration import loading
+from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.learner.optimization.schedule import Schedule
-from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.network import split_model
 from seeupo_jax.policy.transformer import Transformer

@@ -227,7 +227,7 @@ class Guard:
         if client != self._client and not (opens and free):
             if self._client:
                 return 409, "another client has this server"
-            return 410, "the server was started anew and has no world"
+            return 410, "the server was restarted and has no world"
         self._client, self._asked = client, now
         return None
 

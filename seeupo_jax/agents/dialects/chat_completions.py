@@ -226,7 +226,9 @@ def _read_message(message: _Message, place: str) -> tuple[HistoryMessage, Link]:
     if message.role != "assistant" and message.content is None:
         refuse(f"{place}.content", f"{place}.content: is missing.")
     if message.role != "assistant" and message.tool_calls:
-        refuse(f"{place}.tool_calls", f"{place}.tool_calls: only an assistant's message has such.")
+        refuse(
+            f"{place}.tool_calls", f"{place}.tool_calls: only an assistant's message may have them."
+        )
     calls = message.tool_calls or ()
     read = HistoryMessage(
         "system" if message.role == "developer" else message.role,

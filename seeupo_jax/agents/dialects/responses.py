@@ -312,7 +312,7 @@ def _read_history(request: ResponsesRequest, caller: Caller) -> tuple[HistoryMes
         refuse(
             "previous_response_id",
             f"previous_response_id: got {previous[:80]!r}; allowed: one of this key's last"
-            f" {REMEMBERED} responses that have not store=False.",
+            f" {REMEMBERED} responses without store=False.",
         )
     *_, answer = before  # all earlier calls have their results
     waiting = Link([Named(each, "input") for each in answer.ids], closes=False)

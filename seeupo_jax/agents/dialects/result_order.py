@@ -84,11 +84,13 @@ class _Calls:
         """Adds calls: either all have different ids, or none has an id."""
         for call in calls:
             if call.id is not None and call.id in self._waiting:
-                sentence = f"got {call.id!r} for two calls; allowed: an id of its own for each"
+                sentence = f"got {call.id!r} for two calls; allowed: a different id for each"
                 raise UnmatchedResult(call.field, sentence)
             if self._calls and (call.id is None) != (self._calls[0].id is None):
                 got = "no id" if call.id is None else repr(call.id)
-                sentence = f"got {got} beside calls {'with' if call.id is None else 'without'} ids"
+                sentence = (
+                    f"got {got} together with calls {'with' if call.id is None else 'without'} ids"
+                )
                 raise UnmatchedResult(call.field, f"{sentence}; allowed: ids for all, or for none")
             self._waiting.setdefault(call.id, deque()).append(len(self._calls))
             self._calls.append(call)

@@ -62,7 +62,7 @@ class SamplingRules:
             raise CallRefused(
                 f"{name}: got {reprlib.repr(fields[name])}; allowed:"
                 f" {' or '.join(map(repr, allowed)) if allowed else 'no value'},"
-                " for the run or server decides how the policy is sampled"
+                " since the run or server determines the sampling"
                 f" ({IGNORED_WITH} ignores the field{hint}).",
                 code="unsupported_value",
                 param=name,

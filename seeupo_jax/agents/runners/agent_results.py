@@ -55,7 +55,9 @@ def _of_fields(fields: Mapping[Any, Any]) -> AgentResult:
 def _check_turns(value: Any, reward: float, max_reward: float) -> tuple[float, ...]:
     where = f"{_WHERE} turn_rewards"
     if not isinstance(value, list | tuple):
-        raise ProtocolError(f"{where}: got {_kind(value)}; allowed: a list of numbers, one a turn.")
+        raise ProtocolError(
+            f"{where}: got {_kind(value)}; allowed: a list of numbers, one per turn."
+        )
     turns = tuple(
         check_reward(each, f"{where}[{turn}]", max_reward=max_reward)
         for turn, each in enumerate(value)

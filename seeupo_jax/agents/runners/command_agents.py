@@ -53,7 +53,7 @@ def split_command(agent: Agent) -> list[str]:
         words = shlex.split(command)
     except ValueError as error:
         raise ValueError(
-            f"config.agent.command: got {command!r} ({error}); allowed: words as a shell has them."
+            f"config.agent.command: got {command!r} ({error}); allowed: shell words, quoted."
         ) from None
     words = [str(Path(word).absolute()) if os.path.isfile(word) else word for word in words]
     if not words or shutil.which(words[0]) is None:
@@ -123,7 +123,7 @@ class CommandAgents:
         if most is not None and end.printed > most * _KIB:
             return _failed("output", f"it printed more than {most} KiB (config.agent.output_kib)")
         if end.result_bytes > RESULT:
-            got = f"the agent's result: got more than {RESULT} bytes; allowed: at most so many."
+            got = f"the agent's result: got more than {RESULT} bytes; allowed: at most that many."
             return _failed("result", got)
         if end.result is not None:
             return self._read_result(end.result, printed)

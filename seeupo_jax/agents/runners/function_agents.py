@@ -245,7 +245,7 @@ class _Loop:
         frame = sys._current_frames().get(self._thread.ident or 0)
         where = "" if frame is None else _place(traceback.extract_stack(frame))
         _LOGGER.warning(
-            "%s has blocked the event loop for %.0f s%s, so that no other agent can go on; allowed:"
+            "%s has blocked the event loop for %.0f s%s, so that no other agent can run; allowed:"
             " await, and asyncio.to_thread for synchronous code",
             name,
             seconds,

@@ -300,7 +300,7 @@ def _check_limit(code_s: float, limit_s: float | None, servers: str) -> None:
     if limit_s is not None and limit_s <= code_s:
         raise ValueError(
             f"appworld code_s: got {code_s}; allowed: less than {limit_s:g}, the --request_s of "
-            f"the pool in {servers}, whose servers end with a request that takes as long."
+            f"the pool in {servers}, whose servers end after a request of that length."
         )
 
 

@@ -144,7 +144,7 @@ def _check_question(task_id: str, messages: Sequence[Message]) -> None:
         check_reset((messages, ()))
     except ProtocolError as error:
         wrong = str(error).removeprefix("reset() messages: ")
-        raise ValueError(f"{task_id} has a question that is none: {wrong}") from None
+        raise ValueError(f"{task_id} has an invalid question: {wrong}") from None
 
 
 @functools.cache

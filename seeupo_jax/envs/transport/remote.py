@@ -297,9 +297,9 @@ class Remote(Killable):
 
 _OLDER = {
     "episode_seed": "%s does not take episode_seed: if transitions are random there, the members of"
-    " a group may share them. A server of this version takes it.",
-    "parts": "%s does not say in which parts its tasks are: if it serves a mixture, its weights"
-    " have no effect and all tasks are drawn alike. A server of this version says it.",
+    " a group may share them. A server of this version accepts it.",
+    "parts": "%s does not report the parts of its tasks: if it serves a mixture, its weights"
+    " have no effect and all tasks are drawn alike. A server of this version reports it.",
 }
 _warned: set[tuple[str, str]] = set()
 _warning = threading.Lock()  # environments of a pool detect it at the same time

@@ -20,9 +20,9 @@ from seeupo_jax.learner.batching import (
     scatter,
     turn_batch,
 )
+from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.learner.credit.sampled_tokens import Ragged
-from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.types import TrainState, Trajectory, TurnBatch
 
 

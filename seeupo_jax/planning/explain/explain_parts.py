@@ -23,7 +23,7 @@ from seeupo_jax.policy.files.messages import dropped_messages_notice
 from seeupo_jax.policy.files.weights import PACKAGE, resolve_path
 from seeupo_jax.policy.network import ADAPTER
 from seeupo_jax.policy_io.build import ARCHITECTURES, SMALL, Policy, uses_few_shapes
-from seeupo_jax.rollout.tasks import repeats, share_counts
+from seeupo_jax.rollout.task_draw import repeats, share_counts
 from seeupo_jax.types import TrainState
 
 

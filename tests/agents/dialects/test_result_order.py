@@ -175,9 +175,9 @@ DOUBLED_RESULT = {
     "messages": "messages[2].content[1].tool_use_id: got 'c' a second time; allowed: one result",
 }
 DOUBLED_CALL = {
-    "chat": "messages[1].tool_calls[1].id: got 'c' for two calls; allowed: an id of its own",
-    "responses": "input[3].call_id: got 'c' for two calls; allowed: an id of its own",
-    "messages": "messages[1].content[2].id: got 'c' for two calls; allowed: an id of its own",
+    "chat": "messages[1].tool_calls[1].id: got 'c' for two calls; allowed: a different id",
+    "responses": "input[3].call_id: got 'c' for two calls; allowed: a different id",
+    "messages": "messages[1].content[2].id: got 'c' for two calls; allowed: a different id",
 }
 
 
@@ -271,7 +271,10 @@ def test_without_ids_results_are_in_order_and_as_many_as_calls(arrival, extra):
     [
         (lambda m: m[2].pop("tool_call_id"), "messages[2].tool_call_id: got no id; allowed: 'c'"),
         (lambda m: m[1]["tool_calls"][1].pop("id"), "messages[1].tool_calls[1].id: got no id besi"),
-        (lambda m: m[1]["tool_calls"][0].pop("id"), "messages[1].tool_calls[1].id: got 'd' beside"),
+        (
+            lambda m: m[1]["tool_calls"][0].pop("id"),
+            "messages[1].tool_calls[1].id: got 'd' together",
+        ),
         (
             lambda m: [call.pop("id") for call in m[1]["tool_calls"]],
             "messages[2].tool_call_id: got",

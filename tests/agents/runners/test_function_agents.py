@@ -192,7 +192,7 @@ def test_one_that_blocks_the_loop_is_named_and_the_next_run_in_another(caplog):
     (warning,) = [r.getMessage() for r in caplog.records if "blocked" in r.getMessage()]
     line = act.__code__.co_firstlineno + 1
     assert warning.startswith("agent module:play on t/0 has blocked the event loop for ")
-    assert f" s at {__file__}, line {line}, so that no other agent can go on" in warning
+    assert f" s at {__file__}, line {line}, so that no other agent can run" in warning
     time.sleep(0.5)
     assert end(agents, lambda *_: give(1)).reward == 1.0 and ended.empty()
     released.set()

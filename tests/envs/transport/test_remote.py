@@ -308,7 +308,7 @@ def test_a_server_killed_in_mid_episode_costs_that_episode_and_its_successor_ser
         with Process(token_file, port=first.port):
             lost = in_pool(pool, lambda env: env.step("two"))
             assert lost.retries == 0 and lost.result.stop == "env_error"
-            assert "the session is over, or the server was started anew" in lost.result.reason
+            assert "the session is over, or the server was restarted" in lost.result.reason
             assert in_pool(pool, **start).result[0][0]["content"] == "train/0 1"
             assert in_pool(pool, lambda env: env.step("one")).result.info == {"steps": 1}
             pool.close()

@@ -152,14 +152,14 @@ def asked(content):
         (
             [ROW | {"question": ["Go."]}],
             [TRUTH],
-            "t has a question that is none: got a message 'G'",
+            "t has an invalid question: got a message 'G'",
         ),
         (
             [asked(None)],
             [TRUTH],
-            "t has a question that is none: got a content None; allowed: a te",
+            "t has an invalid question: got a content None; allowed: a te",
         ),
-        ([asked("\ud800")], [TRUTH], "t has a question that is none: got a content"),
+        ([asked("\ud800")], [TRUTH], "t has an invalid question: got a content"),
         (
             [ROW | {"involved_classes": ["GorillaFileSystem"], "initial_config": BROKEN}],
             [TRUTH],

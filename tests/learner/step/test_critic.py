@@ -20,8 +20,8 @@ from seeupo_jax.configuration.optimizer_schema import ParameterGroup
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.learner import sweep as sweep_module
 from seeupo_jax.learner.batching import SegmentBatch, Shapes, all_actions, lay_out, turn_batch
+from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.optimization.optimizer import apply_update, make_optimizer
-from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.program_warming import compile_programs
 from seeupo_jax.learner.state_layout import HOST, abstract_state, make_state, state_layout
 from seeupo_jax.learner.step.critic import critic_optimizer, fresh_head, make_critic
@@ -415,6 +415,7 @@ def on_mesh(made, offload, **sizes):
     return mesh, cases.unshared(made, state_shardings=layout, replicated=replicated), state
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind, second", [("head", "data"), ("model", "context")])
 def test_a_sweep_on_a_mesh_is_the_sweep_on_one_device(kind, second):
     offload = schema.Offload(optimizer=kind == "model")

@@ -16,9 +16,9 @@ from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.learner.batching import SegmentBatch, Shapes, all_actions, lay_out, turn_batch
+from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.learner.credit.turn_scores import score_turns, scorer_loss
-from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.program_warming import compile_programs
 from seeupo_jax.learner.state_layout import HOST, abstract_state, make_state, state_layout
 from seeupo_jax.learner.step.turn_scorer import make_scorer, scorer_optimizer
@@ -140,7 +140,7 @@ def batch_of(made, value):
     spans = all_actions(ROWS)
     layout = lay_out(ROWS, spans, made.shapes, made.shapes.long)
     slope = [np.full(len(turn_L), value, np.float32) for turn_L in ROWS.turn]
-    return turn_batch(ROWS, layout, made.shapes, {"slope": slope}, action=made.shapes.longest)
+    return turn_batch(ROWS, layout, made.shapes, {"score_grad": slope}, action=made.shapes.longest)
 
 
 def test_a_gradient_that_is_not_finite_leaves_the_scorer_as_it_was():
