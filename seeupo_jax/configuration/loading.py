@@ -72,11 +72,8 @@ def _of_algorithm(given: Sequence[tuple[str, Any]]) -> set[str]:
     for key, value in given:
         group, _, rest = key.partition(".")
         if key == "algorithm":
-            names = (
-                {*own_names(Algorithm, value, "config.algorithm")}
-                if isinstance(value, Mapping)
-                else set()
-            )
+            whole = cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+            names = {*own_names(Algorithm, whole, "config.algorithm")}
         elif group == "algorithm":
             names.add(rest.partition(".")[0])
     return names

@@ -11,6 +11,9 @@ from seeupo_jax.configuration.layers import given_options
 from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
 
 
+HEAD = "head"  # no group
+
+
 @pytest.mark.parametrize(
     "field, choices",
     [
@@ -85,7 +88,7 @@ from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
         ("forks.kind", {"forks": {"kind": "tree"}}),
         ("critic.coef", {"advantage": "gae", "critic": {"kind": "head", "coef": 1e30}}),
         ("critic.kind", {"critic": {"kind": "heads"}}),
-        ("critic", {"critic": {"kind": "head"}}),
+        ("critic", {"critic": HEAD}),
         ("clip_low", {"objective": "logp", "clip_low": 0.1}),
         ("clip_high", {"objective": "logp", "clip_high": 0.28}),
         ("weight_clip", {"cumulative_ratio": False, "weight_clip": 0.5}),

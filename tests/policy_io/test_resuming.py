@@ -50,6 +50,13 @@ def test_a_stopped_sweep_ends_by_the_rule_that_it_began_with(begun, resumed, fie
         check_same_sweep(config, 7, saved, "runs/x/stopped")
 
 
+def test_a_sweep_that_a_version_with_other_fields_stopped_is_refused_in_a_sentence():
+    saved = as_saved(from_dict({}))
+    saved["algorithm"] |= {"step_coef": 1.0, "critic": "none"}
+    with pytest.raises(ValueError, match="^stopped: was stopped with config.algorithm.step_coef"):
+        check_same_sweep(from_dict({}), 7, saved, "stopped")
+
+
 def test_a_sweep_that_an_earlier_version_stopped_had_the_default_of_a_field_that_is_new():
     saved = as_saved(from_dict({}))
     del saved["algorithm"]["importance"]
