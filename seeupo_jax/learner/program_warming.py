@@ -129,7 +129,7 @@ def _score_programs(learner: Learner, rows: SegmentBatch, length: int) -> Iterat
         return empty_batch(source, learner.shapes, length=length, action=action, doubled=doubled)
 
     batch, replayed = empty(False, False), empty(given.experts is not None, False)
-    gains = learner.algorithm.scores_gain  # by branches, in the old policy's pass
+    gains = learner.algorithm.estimator.scores_answers  # by branches, in the old policy's pass
     first = empty(learner.algorithm.router_replay == "rollout", gains)
     yield _call(
         f"sweep/score {length}", learner.score_old_policy, lambda state, _: (state.params, first)

@@ -177,7 +177,7 @@ def _step_batch(
         current = current.with_logp("logp", parts, _current_logp(learner, current, parts))
     current, batch = current.batch(learner, layout)
     algorithm = learner.algorithm
-    if algorithm.covariance == "none":
+    if algorithm.covariance.kind == "none":
         return current, batch, {}
     # Turns without a token take no step: the policy may be the first one still.
     find_logp = _current_logp if rescore and current.steps else _initial_logp
@@ -250,11 +250,11 @@ def _denominator(
         len({int(current.data.rows.trajectory_S[span.segment]) for span in some})
         for some in (spans, part)
     )
-    counted = {"all": current.data.valid, "active": active}[algorithm.pool_mean]
+    counted = {"all": current.data.valid, "active": active}[algorithm.normalize_by]
     counts = {
         "action": counted,
         "constant": counted * learner.shapes.action,
         "token": sum(span.position_A.size for span in part),
     }
-    count = np.float32(counts[algorithm.loss_mean])
-    return count if algorithm.loss_mean == "token" else np.float32(count * updated / active)
+    count = np.float32(counts[algorithm.loss_aggregation])
+    return count if algorithm.loss_aggregation == "token" else np.float32(count * updated / active)

@@ -122,7 +122,7 @@ def plan_remat(
     standing += device_bytes(place_reference(config, params))
     platform, arch = mesh.devices.flat[0].platform, policy.network.arch
     shapes = build.build_shapes(config, mesh, 1)
-    networks = 2 if config.algorithm.critic == "model" else 1
+    networks = 2 if config.algorithm.critic.kind == "model" else 1
     activations = {
         name: networks
         * microbatch_bytes(

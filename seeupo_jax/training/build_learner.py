@@ -120,4 +120,4 @@ def warn_of_undivided(state: TrainState) -> None:
 
 def place_reference(config: Config, params: Any) -> Any:
     """The reference policy's parameters where they wait; None: in the state, since they move."""
-    return None if config.algorithm.ref_every is not None else wait_reference(config, params)
+    return None if config.algorithm.reference is not None else wait_reference(config, params)

@@ -87,7 +87,7 @@ def build_components(
     """
     learner, train, ref_params = build_learner(config, policy, params)
     engine = build_engine(config, policy)
-    judged = config.algorithm.forks == "candidates"
+    judged = config.algorithm.forks.kind == "candidates"
     judge = make_judge(config.judge, config.env.name) if judged else None
     tasks, references = find_tasks(config), None
     worker = RolloutWorker(
@@ -101,8 +101,8 @@ def build_components(
         stop=lambda: request.asked,
         watch=progress.watch,
     )
-    if config.algorithm.scores_gain:
-        template = config.algorithm.gain_template
+    if config.algorithm.estimator.scores_answers:
+        template = config.algorithm.estimator.gain_template
         references = ReferenceAnswers(tasks, policy.tokenizer, template, progress.log)
     selects_on = selection_split(config, tasks)
     shares = list_task_shares(tasks, "train")

@@ -183,7 +183,8 @@ def test_the_samplers_experts_are_replayed_in_every_pass():
 
 def test_the_reference_and_the_scorer_run_by_their_own_routers():
     # Nobody records theirs: what the sampler recorded does not reach their passes.
-    choices = {"router_replay": "rollout", "advantage": "istar", "success_above": 100.0}
+    choices = {"router_replay": "rollout", "advantage": "istar"}
+    choices["estimator"] = {"success_above": 100.0}
     found = []
     for made in (learner(**choices), learner(**choices | {"router_replay": "none"})):
         state = cases.new_state(made.optimizer, policy()[1])
@@ -202,7 +203,10 @@ def test_the_reference_and_the_scorer_run_by_their_own_routers():
 
 
 def test_a_critics_own_transformer_runs_by_its_own_routers():
-    made, (_, params) = learner(router_replay="rollout", critic="model", advantage="gae"), policy()
+    made, (_, params) = (
+        learner(router_replay="rollout", critic={"kind": "model"}, advantage="gae"),
+        policy(),
+    )
     critic = cases.jittered(made.critic.init(params).params, 0.2)
     rows = made.rows(sampled())
     layout = lay_out(rows, all_actions(rows), made.shapes, made.shapes.long)

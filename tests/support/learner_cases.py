@@ -356,7 +356,8 @@ def twin_sweep(
       rest: further fields of the twin's options.
     """
     known = {field.name for field in dataclasses.fields(twin.Options)} - {"order"}
-    choices = {name: value for name, value in vars(learner.algorithm).items() if name in known}
+    given = dataclasses.asdict(learner.algorithm)  # sections as mappings
+    choices = {name: value for name, value in given.items() if name in known}
     choices |= {"reward_weights": learner.reward_weights}
     choices |= {"learning_rate": RATE, "longest": learner.shapes.action} | rest
     options = twin.Options(order, temperature=learner.temperature, **choices)
@@ -434,7 +435,7 @@ def assert_weights_are_the_twins(
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
     used = {key: weight_A for step in wanted.steps for key, weight_A in step.used.items()}
     largest = {key: np.abs(weight_A).max() for key, weight_A in used.items()}
-    if learner.algorithm.covariance != "clip":  # which takes the advantage from some tokens
+    if learner.algorithm.covariance.kind != "clip":  # which takes the advantage from some tokens
         close(metrics["sweep/weight_max"], max(largest.values()))
     for turn in {turn for _, turn in used}:
         own = [key for key in used if key[1] == turn]

@@ -141,7 +141,7 @@ CASES = {
             "algorithm.clip_low": None,
             "algorithm.kl_coef": 0.0,
             "algorithm.scale": "none",
-            "algorithm.pool_mean": "active",
+            "algorithm.normalize_by": "active",
             "optimizer.name": "adam",
             "optimizer.learning_rate": 3e-3,
             "optimizer.schedule": "linear",
@@ -168,7 +168,7 @@ CASES = {
     "unweighted, momentum, warm-up": (
         "qwen2",
         {
-            "algorithm.weight": "off",
+            "algorithm.cumulative_ratio": False,
             "algorithm.inner_epochs": 2,
             "algorithm.advantage_clip": 0.6,
             "algorithm.kl_coef": 0.3,
