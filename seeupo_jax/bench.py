@@ -31,19 +31,23 @@ from collections.abc import Sequence
 # Both libraries are to find memory on a GPU: XLA takes most of it at once otherwise.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-from seeupo_jax.benchmarks import report as bench_report  # noqa: E402
-from seeupo_jax.benchmarks import rollout, settings, update  # noqa: E402
+from seeupo_jax.benchmarks import (  # noqa: E402
+    benchmark_report,  # noqa: E402
+    rollout,
+    settings,
+    update_benchmark,
+)
 from seeupo_jax.cli.command_line import prepare_xla  # noqa: E402
 from seeupo_jax.configuration.flags import Flags  # noqa: E402
 from seeupo_jax.display.terminal import safe_output  # noqa: E402
 from seeupo_jax.errors import file_sentences, sentence_errors  # noqa: E402
 from seeupo_jax.instruments.bench import estimates, gain, suites, supervised_steps  # noqa: E402
-from seeupo_jax.instruments.bench.accelerator import command as accelerator  # noqa: E402
+from seeupo_jax.instruments.bench.accelerator import accelerator_command as accelerator  # noqa: E402
 from seeupo_jax.instruments.bench.serving import agent_rollout, served_requests  # noqa: E402
 from seeupo_jax.trajectories.json_lines import write_json  # noqa: E402
 
 BENCHMARKS = {
-    "update": update.run,
+    "update": update_benchmark.run,
     "rollout": rollout.run_rollout,
     "iteration": rollout.run_iteration,
     "sft": supervised_steps.run,
@@ -53,7 +57,7 @@ OTHERS = {
     "agents": (agent_rollout.add_flags, agent_rollout.run),
     "serving": (served_requests.add_flags, served_requests.run),
     "all": (suites.add_flags, suites.run),
-    "report": (bench_report.add_flags, bench_report.run),
+    "report": (benchmark_report.add_flags, benchmark_report.run),
     "estimates": (estimates.add_flags, estimates.run),
     "accelerator": (accelerator.add_flags, accelerator.run),
 }

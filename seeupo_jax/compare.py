@@ -31,7 +31,7 @@ from seeupo_jax.comparison.runs import PlannedRun, plan, train_all
 from seeupo_jax.configuration.flags import Flags, integer, names, output_file, path, positive
 from seeupo_jax.display.terminal import SafeStream, safe_output
 from seeupo_jax.errors import file_sentences, sentence_errors
-from seeupo_jax.instruments.study import command as study
+from seeupo_jax.instruments.study import study_command as study
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.trajectories.json_lines import write_json
 

@@ -7,13 +7,25 @@ import numpy_credit as credit
 import numpy_twin as twin
 import pytest
 
-OPTIONS = twin.Options(order=[], scale="none", advantage_clip=None)
+OWN = {
+    **{"baseline": "mean", "discount": 1.0, "anchor": "state", "step_coef": 1.0, "adaptation": 0.3},
+    **{"history": 2, "power": 1.0, "lam": 0.95, "bootstrap_truncated": False, "std_floor": 0.1},
+    **{"implicit_coef": 0.05, "norm": "none", "success_above": 0.0, "pair_score": "mean"},
+    **{"alpha": 1.0, "metric": "turns", "mu": 0.5, "progress_coef": 1.0, "grounding_coef": 0.5},
+}
+OPTIONS = twin.Options(order=[], scale="none", advantage_clip=None, estimator=OWN)
 
 
 def close(got, wanted):
     assert len(got) == len(wanted)
     for one, expected in zip(got, wanted, strict=True):
         np.testing.assert_allclose(one, expected, rtol=1e-10, atol=1e-12)
+
+
+def replaced(options, **choices):
+    """Other options; those of estimators among them."""
+    own = {name: choices.pop(name) for name in OWN.keys() & choices}
+    return dataclasses.replace(options, **choices, estimator=options.estimator | own)
 
 
 def trajectory(turns, reward=0.0, group=0, **fields):
@@ -27,7 +39,7 @@ def credited(trajectories, penalty=None, values=None, **choices):
     sizes = [len(piece.position_A) for piece in pieces]
     penalty = np.zeros(sum(sizes)) if penalty is None else np.array(penalty)
     parts = np.split(penalty, np.cumsum(sizes)[:-1])
-    options = dataclasses.replace(OPTIONS, **choices)
+    options = replaced(OPTIONS, **choices)
     return credit.token_advantages(trajectories, pieces, parts, options, values)
 
 
@@ -39,7 +51,7 @@ def test_what_failed_and_the_last_one_left_of_a_group_are_not_learned_from():
     assert credit.learnable(trajectories, grouped=False) == [not f for f in failed]
     choices = [{}, {"baseline": "batch"}, {"advantage": "gigpo"}, {"advantage": "returns"}]
     wanted = [True, False, True, False]
-    assert [credit.grouped(dataclasses.replace(OPTIONS, **c)) for c in choices] == wanted
+    assert [credit.grouped(replaced(OPTIONS, **c)) for c in choices] == wanted
 
 
 def test_the_baseline_of_the_whole_batch():
@@ -109,7 +121,7 @@ def test_generalized_advantages_read_the_values_of_sampled_tokens():
         values=values,
         advantage="gae",
         discount=0.5,
-        gae_lambda=0.5,
+        lam=0.5,
     )
     np.testing.assert_allclose(own, [0, 1 + 0.5, 0, 2])
 
@@ -128,24 +140,24 @@ GROUPS = [0, 0, 1]
 
 
 def test_gigpo_by_hand():
-    options = dataclasses.replace(OPTIONS, step_coef=2.0, discount=0.5)
+    options = replaced(OPTIONS, step_coef=2.0, discount=0.5)
     # Totals 5 and 2. To go: 1.5, 3, 4; 1, 2; and of group 1: 4.25, 2.5, 5.
     wanted = [[1.5 + 0.5, 1.5 + 1, 1.5], [-1.5 - 0.5, -1.5 - 1], [0, -2.5, 2.5]]
     close(credit.gigpo(REWARDS, GROUPS, STATES, options), wanted)
-    by_group = credit.gigpo(REWARDS, GROUPS, STATES, dataclasses.replace(options, scale="group"))
+    by_group = credit.gigpo(REWARDS, GROUPS, STATES, replaced(options, scale="group"))
     unit = 0.5**0.5  # the half distance of two over their deviation
     signs = [[3, 3, 1], [-3, -3], [0, -2, 2]]
     for one, sign in zip(by_group, signs, strict=True):
         np.testing.assert_allclose(one, unit * np.array(sign), rtol=1e-5)
     flat = np.concatenate([np.array(row) for row in wanted])
-    together = credit.gigpo(REWARDS, GROUPS, STATES, dataclasses.replace(options, scale="batch"))
+    together = credit.gigpo(REWARDS, GROUPS, STATES, replaced(options, scale="batch"))
     np.testing.assert_allclose(np.concatenate(together), (flat - flat.mean()) / flat.std(ddof=1))
 
 
 def test_hgpo_by_hand():
     """State b: depth 0 of group 0 has to go 6, 2 and 4; depth 1, after a, only 6 and 2."""
     states, rewards = [["a", "b"], ["a", "b"], ["c", "b"]], [[0.0, 6.0], [0.0, 2.0], [0.0, 4.0]]
-    options = dataclasses.replace(OPTIONS, history=3, history_power=1.0)
+    options = replaced(OPTIONS, history=3, power=1.0)
     result = credit.hgpo(rewards, [0, 0, 0], states, options)
     # Depth 0 deviates by 2, -2, 0 and depth 1 by 2, -2: weights 2 and 3. c is alone: 0.
     close(result, [[2, 2], [-2, -2], [0, 0]])
@@ -154,11 +166,11 @@ def test_hgpo_by_hand():
         credit.hgpo(rewards, [0, 0, 0], states, options),
         [[2, (0 + 3 * 2) / 5], [-2, (2 * -4 - 3 * 2) / 5], [0, 4]],
     )
-    even = dataclasses.replace(options, history_power=0.0)
+    even = replaced(options, power=0.0)
     assert credit.hgpo(rewards, [0, 0, 0], states, even)[1][1] == pytest.approx((-4 - 2) / 2)
-    shallow = dataclasses.replace(options, history=0)
+    shallow = replaced(options, history=0)
     assert credit.hgpo(rewards, [0, 0, 0], states, shallow)[1][1] == pytest.approx(-4)
-    scaled = dataclasses.replace(options, scale="group")
+    scaled = replaced(options, scale="group")
     # Deviations: of 6, 2, 10 it is 4, of 6 and 2 it is 8^0.5.
     wanted = (2 * -4 / 4 - 3 * 2 / 8**0.5) / 5
     assert credit.hgpo(rewards, [0, 0, 0], states, scaled)[1][1] == pytest.approx(wanted, rel=1e-5)
@@ -167,7 +179,7 @@ def test_hgpo_by_hand():
 def test_a_group_without_a_spread_is_left_out_of_the_weights():
     """Depth 1 is alone or equal, so depth 0 counts for all."""
     states, rewards = [["a", "b"], ["c", "b"]], [[0.0, 6.0], [0.0, 2.0]]
-    options = dataclasses.replace(OPTIONS, history=1)
+    options = replaced(OPTIONS, history=1)
     close(credit.hgpo(rewards, [0, 0], states, options), [[0, 2], [0, -2]])
     # Other groups and trajectories that are left out never meet.
     close(credit.hgpo(rewards, [0, 1], states, options), [[0, 0], [0, 0]])
@@ -180,9 +192,7 @@ def test_istar_by_hand():
     pieces, odds = twin.step_pieces(trajectories, range(9)), [[0.4, -0.8, 0.8], [0.2]]
 
     def istar(**choices):
-        options = dataclasses.replace(
-            OPTIONS, advantage="istar", implicit_coef=0.5, step_coef=2.0, **choices
-        )
+        options = replaced(OPTIONS, advantage="istar", implicit_coef=0.5, step_coef=2.0, **choices)
         none = [np.zeros(3), np.zeros(1)]
         result = credit.token_advantages(trajectories, pieces, none, options, odds=odds)
         return [result[0][0][1:], result[1][0]]
@@ -190,7 +200,7 @@ def test_istar_by_hand():
     # Means 1/2 and 0.1: 1/2 + 2 (-0.3), 1/2 + 2 (0.3), and -1/2 + 0.
     close(istar(), [[-0.1, -0.1, 1.1], [-0.5]])
     # Over 0.4: -1/2, 1 and 1/4, less 5/8, -1/8 and 1/4; rewards less the other's.
-    own = {"baseline": "leave_one_out", "implicit_norm": "batch_max"}
+    own = {"baseline": "leave_one_out", "norm": "batch_max"}
     for actual, wanted in zip(istar(**own), [[-1.25, -1.25, 3.25], [-1.0]], strict=True):
         np.testing.assert_allclose(actual, wanted, atol=1e-5)  # 0.4 + 1e-6
 
@@ -219,7 +229,7 @@ def test_a2tgpo_by_hand():
     penalised = credited(trajectories, [0.0] * 4 + [1.5, 1.5] + [0.0] * 2, **choices)
     np.testing.assert_allclose(penalised[1][0][2], -3, rtol=1e-6)
 
-    options = dataclasses.replace(OPTIONS, advantage="a2tgpo", clip_adaptation=0.2)
+    options = replaced(OPTIONS, advantage="a2tgpo", adaptation=0.2)
     scales = credit.clip_scales(trajectories, options)
     tilt = 0.2 * (2 / (1 + np.exp(-1 / unit)) - 1)
     for scale_K, wanted_K in zip(

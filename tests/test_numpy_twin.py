@@ -120,7 +120,10 @@ def test_the_gradients_of_a_step_match_finite_differences(ratio, bounds):
 
 
 def test_the_gradients_of_a_scorers_step_match_finite_differences():
-    options = dataclasses.replace(OPTIONS, implicit_coef=0.7, success_above=0.2)
+    options = dataclasses.replace(
+        OPTIONS,
+        estimator={"implicit_coef": 0.7, "success_above": 0.2, "pair_score": "mean"},
+    )
     policy, scorer = (small_weights(seed, layers=1) for seed in (0, 5))
 
     def step(weights):
@@ -200,9 +203,9 @@ def test_what_an_action_counts_in_each_mean():
     actions = twin.step_actions(TRAJECTORIES, [1])
     for choices, wanted in [
         ({}, [1 / 4] * 3),
-        ({"pool_mean": "active"}, [1 / 3] * 3),
-        ({"loss_mean": "token"}, [2 / 5, 1 / 5, 2 / 5]),
-        ({"loss_mean": "constant", "longest": 6}, [2 / 24, 1 / 24, 2 / 24]),
+        ({"normalize_by": "active"}, [1 / 3] * 3),
+        ({"loss_aggregation": "token"}, [2 / 5, 1 / 5, 2 / 5]),
+        ({"loss_aggregation": "constant", "longest": 6}, [2 / 24, 1 / 24, 2 / 24]),
     ]:
         shares = twin.shares(actions, range(3), 4, dataclasses.replace(OPTIONS, **choices))
         np.testing.assert_allclose(shares, wanted, rtol=1e-12)
@@ -245,7 +248,7 @@ def test_a_first_step_by_hand():
     np.testing.assert_allclose(sweep.advantage_N, [0.5, -0.5, 0.25, -0.25])
     assert [step.turns for step in sweep.steps] == [(1,), (0,)]
     np.testing.assert_allclose(sweep.steps[0].loss, -(0.5 - 0.5 - 0.25) / 4, rtol=1e-12)
-    active = run(scale="none", pool_mean="active").steps[0]
+    active = run(scale="none", normalize_by="active").steps[0]
     np.testing.assert_allclose(active.loss, -(0.5 - 0.5 - 0.25) / 3, rtol=1e-12)
 
 
@@ -288,11 +291,13 @@ def test_importances_by_hand():
     start = [np.log([0.4, 0.2, 0.8])]  # quotients 2, 1/2 and 1
     expected = {"geometric": [1.0] * 3, "product": [1.0] * 3, "token": [1.5, 0.5, 1.0]}
     for ratio, weights in expected.items():
-        options = dataclasses.replace(OPTIONS, ratio=ratio, tis_clip=1.5)
+        options = dataclasses.replace(
+            OPTIONS, ratio=ratio, importance={"clip": 1.5, "level": "sequence"}
+        )
         (result,) = twin.importances(start, [action], options)
         np.testing.assert_allclose(result, weights, rtol=1e-12)
     for level, weight in {"sequence": 8.0, "geometric": 2.0}.items():
-        options = dataclasses.replace(OPTIONS, tis_clip=9.0, tis_level=level)
+        options = dataclasses.replace(OPTIONS, importance={"clip": 9.0, "level": level})
         (result,) = twin.importances([start[0] + np.log([2, 2, 2])], [action], options)
         np.testing.assert_allclose(result, [weight] * 3, rtol=1e-12)
 
@@ -306,9 +311,9 @@ def test_a_turn_that_nobody_has_takes_no_step():
 @pytest.mark.parametrize("failed", [{"failed": True}, {"group": 7}], ids=["failed", "alone"])
 def test_what_is_not_learned_from_changes_nothing(failed):
     failed = dataclasses.replace(TRAJECTORIES[0], reward=50.0, **failed)
-    for pool_mean in ("all", "active"):
-        sweep = run([failed, *TRAJECTORIES], pool_mean=pool_mean)
-        assert_same_weights(sweep.weights, run(pool_mean=pool_mean).weights)
+    for normalize_by in ("all", "active"):
+        sweep = run([failed, *TRAJECTORIES], normalize_by=normalize_by)
+        assert_same_weights(sweep.weights, run(normalize_by=normalize_by).weights)
         assert sweep.advantage_N[0] == 0.0 and sweep.steps[-1].cumulative_ratio_N[0] == 1.0
 
 
@@ -319,8 +324,10 @@ def test_merged_turns_are_one_action_in_however_many_segments():
         sweep.steps[0].cumulative_ratio_N, np.concatenate(ratios), rtol=1e-10
     )
     # At ratio 1 every trajectory has one term: N = 4, weights 0.5, -0.5, 0.25, -0.25.
-    for pool_mean in ("all", "active"):
-        loss = run(order=[[1, 0]], scale="none", pool_mean=pool_mean, kl_coef=0.0).steps[0].loss
+    for normalize_by in ("all", "active"):
+        loss = (
+            run(order=[[1, 0]], scale="none", normalize_by=normalize_by, kl_coef=0.0).steps[0].loss
+        )
         np.testing.assert_allclose(loss, 0, atol=1e-12)
 
 
@@ -338,12 +345,14 @@ def test_segments_of_a_trajectory_do_not_change_what_it_weighs(ratio):
 
 
 def test_the_gradients_of_the_entropy_bonus_and_of_drift_match_finite_differences():
+    limit = {"kind": "kl", "coef": 1.0}
     options = dataclasses.replace(OPTIONS, ratio="token", entropy_coef=0.7, temperature=0.8)
+    options = dataclasses.replace(options, covariance=limit)
     weights, rest = step_arguments(options)
     drift = [np.arange(len(old_A)) % 2 for old_A in rest[1]]
     loss, grads = twin.turn_loss(weights, *rest, options, drift)
     assert_gradients_match(lambda w: twin.turn_loss(w, *rest, options, drift)[0], weights, grads)
-    for without in ({"entropy_coef": 0.0}, {"covariance_kl": 0.0}):
+    for without in ({"entropy_coef": 0.0}, {"covariance": limit | {"coef": 0.0}}):
         other = dataclasses.replace(options, **without)
         assert abs(loss - twin.turn_loss(weights, *rest, other, drift)[0]) > 1e-3
 
@@ -362,14 +371,14 @@ def test_a_minibatch_counts_for_its_trajectories_and_means_over_its_own_tokens()
     actions = twin.step_actions(TRAJECTORIES, [1])
     for choices, wanted in [
         ({}, [3 / 8] * 2),
-        ({"pool_mean": "active"}, [1 / 2] * 2),
-        ({"loss_mean": "token"}, [1 / 3, 2 / 3]),
-        ({"loss_mean": "constant", "longest": 6}, [3 / 8 / 6, 3 / 8 * 2 / 6]),
+        ({"normalize_by": "active"}, [1 / 2] * 2),
+        ({"loss_aggregation": "token"}, [1 / 3, 2 / 3]),
+        ({"loss_aggregation": "constant", "longest": 6}, [3 / 8 / 6, 3 / 8 * 2 / 6]),
     ]:
         shares = twin.shares(actions, [1, 2], 4, dataclasses.replace(OPTIONS, **choices))
         np.testing.assert_allclose(shares, wanted, rtol=1e-12)
     parts = [[[0, 2], [1, 3]], [[0, 1, 2, 3]]]
-    sweep = run(minibatches=parts, scale="none", kl_coef=0.0, pool_mean="active")
+    sweep = run(minibatches=parts, scale="none", kl_coef=0.0, normalize_by="active")
     assert [step.turns for step in sweep.steps] == [(1,), (1,), (0,)]
     # Trajectory 0 alone has turn 1 in the first part; a third of the step's trajectories.
     np.testing.assert_allclose(sweep.steps[0].loss, -0.5, rtol=1e-12)
@@ -395,7 +404,7 @@ def test_parallel_actions_have_a_ratio_each_and_are_added_up():
 
 
 def test_without_weights_the_factors_stay_one():
-    sweep = run(weight="off", kl_coef=0.0, scale="none", clip_low=None, clip_high=None)
+    sweep = run(cumulative_ratio=False, kl_coef=0.0, scale="none", clip_low=None, clip_high=None)
     assert all((step.cumulative_ratio_N == 1).all() for step in sweep.steps)
     after = run(order=[[1]], kl_coef=0.0, scale="none", clip_low=None, clip_high=None)
     loss = -np.concatenate(geometric_ratios(after.weights, [0])) @ sweep.advantage_N / 4

@@ -64,7 +64,7 @@ def test_the_gate_by_hand():
 
 
 def test_a_sweep_credits_the_turns_of_ragged_trajectories():
-    learner = learner_cases.learner(advantage=ESTIMATOR, scale="none", discount=0.5)
+    learner = learner_cases.learner(advantage=ESTIMATOR, scale="none", estimator={"discount": 0.5})
     trajectories = learner_cases.ragged()
     credit = learner_cases.observe(learner, trajectories).advantage
     # Group 1 is trajectories 3 (one turn, -0.7) and 5 (three turns, 0.6 with the last); 4 failed.
@@ -105,7 +105,12 @@ def test_an_estimator_that_reads_the_reference_policy_gets_it_without_a_penalty_
 
 
 def test_the_gates_first_step_is_the_plain_one_and_later_ones_differ():
-    choices = {"turns_per_update": None, "weight": "off", "clip_low": None, "clip_high": None}
+    choices = {
+        "turns_per_update": None,
+        "cumulative_ratio": False,
+        "clip_low": None,
+        "clip_high": None,
+    }
 
     def swept(**more):
         made = learner_cases.learner(shapes=SHAPES, **choices, **more)

@@ -17,7 +17,7 @@ from seeupo_jax.training.run import begin_run
 
 OVERRIDES = (
     "recipe=ppo",
-    "algorithm.critic=model",
+    "algorithm.critic.kind=model",
     "iterations=2",
     "model.path=package:order_desk",
     "warm_start.stages=()",

@@ -29,8 +29,8 @@ PARTS = (
     " {'name': 'run_environment:Settled'}]}",
     "--config.curriculum.by=variance",
     "--config.algorithm.advantage=tree",
-    "--config.algorithm.forks=tree",
-    "--config.algorithm.fork_factors=(2,2)",
+    "--config.algorithm.forks.kind=tree",
+    "--config.algorithm.forks.factors=(2,2)",
 )
 
 

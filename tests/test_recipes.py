@@ -81,7 +81,7 @@ def test_a_run_tells_what_its_recipe_does(runs, name):
         assert line["sweep/steps"] == line["sweep/turns"]
         assert (line["sweep/steps"] == 1) == single
         assert 1 <= line["rollout/rounds"] <= 1 + fields.get("dynamic_sampling", 0)
-        assert ("sweep/value_loss" in line) == (fields["critic"] != "none")
+        assert ("sweep/value_loss" in line) == (fields["critic"]["kind"] != "none")
         # Ratios of single steps are 1: what is clipped was moved by other turns' steps.
         assert line["sweep/clip_fraction"] < (1e-9 if single else 0.9)
     has_penalty = fields.get("kl_coef") != 0

@@ -225,7 +225,8 @@ def test_a_critic_starts_anew_and_its_advantages_are_means(small, stored, tmp_pa
 def test_a_process_reward_model_starts_as_the_policy_and_credits_no_turn_yet(
     small, stored, tmp_path
 ):
-    _, done = run(small[0], stored, tmp_path, "recipe=istar", "algorithm.success_above=0.2")
+    fields = ("recipe=istar", "algorithm.estimator.success_above=0.2")
+    _, done = run(small[0], stored, tmp_path, *fields)
     metrics = done["metrics"]
     assert metrics["sweep/pairs"] == 4 and metrics["sweep/pair_accuracy"] == 0.5
     np.testing.assert_allclose(metrics["sweep/pair_loss"], np.log(2), rtol=1e-6)
@@ -439,13 +440,13 @@ def test_lengths_are_the_files(model, tmp_path):
     # As short as the file where that is shorter; but for the constant that a mean divides by.
     _, pair = long_file(tmp_path, 12, 3)
     assert shapes(stored_update.fit_config(config_of(model), pair)).action == 3
-    constant = config_of(model, "algorithm.loss_mean=constant")
+    constant = config_of(model, "algorithm.loss_aggregation=constant")
     assert shapes(stored_update.fit_config(constant, pair)).action == shapes(constant).action == 8
 
 
 WRONG = {
     # What is asked for -> what is said. None of it needs the weights.
-    "algorithm.tis_clip=2.0": "logp: got none; allowed: a number for each token, which config.algo",
+    "algorithm.importance.clip=2.0": "logp: got none; allowed: a number for each token, which",
     "recipe=a_grae": "reward: got -0.7; allowed with advantage=a_grae: a number from 0 to 1",
     "algorithm.clip=1": "config.algorithm.clip: no such field",
     "optimizer.name=adamww": "optimizer.name",

@@ -4,10 +4,10 @@
 def soft_turns():
     return {
         "turns_per_update": None,
-        "weight": "off",
+        "cumulative_ratio": False,
         "advantage": "docs.examples.turn_baseline:ESTIMATOR",
         "objective": "docs.examples.soft_gate:OBJECTIVE",
         "ratio": "token",
-        "loss_mean": "token",
+        "loss_aggregation": "token",
         "kl_coef": 0.0,
     }

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from seeupo_jax.algorithms.estimator_options import TurnDiscount
 from seeupo_jax.algorithms.estimators import Estimator
 
 
@@ -30,5 +31,5 @@ ESTIMATOR = Estimator(
     turn_baseline,
     level="turn",
     needs=("reward_NK", "mask_NK", "group_N"),
-    options={"discount": "discount"},
+    options=TurnDiscount,
 )

@@ -31,7 +31,7 @@ def configuration(page: str) -> str:
     for group, about in describe_groups().items():
         rows = [
             [f"`{field.name}`", field.type, f"`{field.default}`" if field.default else "empty"]
-            + [field.allowed, field.sentence]
+            + [field.allowed, field.words]
             for field in describe_fields()
             if field.group == group
         ]

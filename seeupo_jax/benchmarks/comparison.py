@@ -1,4 +1,4 @@
-"""Contenders side by side: whether they compute the same, which is faster, and how it is said."""
+"""Comparison of contenders: equality of their results, their speed, and the printed summary."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Alone = Callable[[Figures], None]  # takes the figures of our side before anothe
 OfSide = Callable[[Figures, str], str]  # of a run's figures and a contender's name
 
 JAX = "seeupo_jax"
-# Ratios beside the one against the baseline, by the way that it ran.
+# Ratios in addition to the one against the baseline, by the way that it ran.
 OVER = {RECIPE: "over_recipe", PACKED: "over_packed"}
 OVER_WORDS = {
     "over_recipe": "the reference's recipe, with the turns that it pads",
@@ -49,9 +49,9 @@ class SweepOutcome:
 def differences(one: SweepOutcome, other: SweepOutcome) -> dict[str, float]:
     """The greatest difference of each kind of number, against 1 or the number if that is larger.
 
-    Of norms of gradients before clipping, which hides them from the parameters, against the norm.
-    What does not fit together at all (other steps, other tensors, no number on one side) is
-    infinitely different.
+    Gradient norms before clipping are compared relative to the norm, since clipping hides them from
+    the parameters. Results that cannot be compared (other steps, other tensors, a missing number)
+    differ infinitely.
     """
     same = [step["turns"] for step in one.steps] == [step["turns"] for step in other.steps]
     pairs = list(zip(one.steps, other.steps, strict=True)) if same else []
@@ -79,11 +79,11 @@ def moved(start: Mapping[str, np.ndarray], after: SweepOutcome) -> dict[str, flo
 
 
 def bounds(moved: Mapping[str, float], dtype: str) -> dict[str, float]:
-    """The greatest differences of sides that compute the same, by name.
+    """Bounds on the differences between sides that compute the same, by name.
 
-    What the activations' type allows, and no more than half of what the sweep itself did, or a side
-    that does nothing would pass; but what float32 allows is always allowed. Norms of gradients,
-    whose difference is relative, may differ by what the type allows.
+    The bound follows from the activations' type, and is at most half of the sweep's own change, or
+    a side that does nothing would pass; it is at least float32's bound. Gradient norms, whose
+    differences are relative, have the type's bound.
 
     Args:
       moved: as `moved` gives it.
@@ -205,7 +205,7 @@ def against_torch(
 def about(
     benchmark: str, settings: BenchSettings, arch: Architecture, work: Workload
 ) -> dict[str, Any]:
-    """What figures are of, as plain values; the machine as it is now."""
+    """The subject of a measurement as plain values, with the machine in its current state."""
     prompts = [len(prompt) for prompt in work.prompts]
     turns = [len(c.lengths) for c in work.conversations]
     return {
@@ -241,12 +241,12 @@ def side(key: str, form: str, unit: float = 1) -> OfSide:
 def print_figures(
     figures: Figures, what: str, columns: Mapping[str, OfSide], over: Mapping[str, str]
 ) -> None:
-    """The ratios first, then what they are of, and a table of the contenders.
+    """The ratios, then the benchmark's description, and a table of the contenders.
 
     Args:
-      what: a run of a contender does.
-      columns: the table's heads, and what gives their cells.
-      over: other ratios among the figures, with words.
+      what: one run of a contender, in words.
+      columns: the table's headers, and the functions of their cells.
+      over: other ratios among the figures, with their descriptions.
     """
     work, sides, against = figures["workload"], figures["contenders"], figures["against"]
     result = f"{JAX} {sides[JAX]['median_s']:.3g} s {what}"

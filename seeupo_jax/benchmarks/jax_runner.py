@@ -1,6 +1,6 @@
-"""Our side: sweeps of the learner, one after the other on one state; and what can be left out.
+"""The JAX side: successive sweeps of the learner on one state, also without single techniques.
 
-What a sweep gives to its compiled programs is recorded: the FLOPs that they do depend on it.
+The arguments of a sweep's compiled programs are recorded: their FLOPs depend on them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from seeupo_jax.learner.batching import (
     lay_out,
     turn_batch,
 )
-from seeupo_jax.learner.program_cache import LearnerProgram
+from seeupo_jax.learner.compiled_programs import LearnerProgram
 from seeupo_jax.learner.refresh_batch import RefreshBatch
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_state import OptimizerStep
@@ -58,9 +58,9 @@ PROGRAMS = ("score", "turn_step", "refresh")  # of a learner
 class Ablation:
     """A technique that makes a sweep cheap, left out; the numbers stay the same.
 
-    words: what is done instead. fields: of the configuration.
-    shapes: fields of the learner's shapes that differ, from the shapes. score: from the program
-    that scores a sweep's trajectories, their rows and the shapes to what is called instead.
+    words: its replacement, in words. fields: of the configuration.
+    shapes: makes the changed fields of the learner's shapes from the shapes. score: makes the
+    replacement of the program that scores a sweep's trajectories, from it, the rows and the shapes.
     """
 
     words: str
@@ -70,7 +70,7 @@ class Ablation:
 
 
 def _score_by_turn(one_pass: Score, rows: SegmentBatch, shapes: Shapes) -> Score:
-    """What one pass gives for all turns, from a pass over each turn's contexts."""
+    """The result of one pass over all turns, computed by a pass over each turn's contexts."""
     spans_of_rows = all_actions(rows)
     place = {span.segment: number for number, span in enumerate(spans_of_rows)}
 
@@ -129,10 +129,10 @@ def ablations(names: Sequence[str]) -> dict[str, Ablation]:
 
 
 class JaxSweeps:
-    """Sweeps that go on from each other's weights.
+    """Successive sweeps, each starting from the previous one's weights.
 
     Args:
-      ablation: what is left out of the sweep.
+      ablation: technique that the sweep leaves out.
 
     Attributes:
       metrics, steps: of the last sweep.
@@ -141,8 +141,8 @@ class JaxSweeps:
     def __init__(self, inputs: Inputs, ablation: Ablation = ALL_ON) -> None:
         fields = inputs.fields | ablation.fields | {"model.path": str(inputs.model)}
         config = load_config(Config(), [f"{name}={value}" for name, value in fields.items()])
-        # Shapes of microbatches and rows are what any user of the `update` command gets.
-        config, self.trajectories = stored_update.read_stored(
+        # Microbatches and rows have the shapes of the `update` command.
+        config, self.trajectories = stored_update.prepare_update(
             config, str(inputs.lines), lambda sentence: None
         )
         config, _ = choose_remat(config)
@@ -180,7 +180,7 @@ class JaxSweeps:
         return time.perf_counter() - began
 
     def recorded(self) -> list[ProgramCall]:
-        """Runs one sweep, and records what its programs were given."""
+        """Runs one sweep, and records the arguments of its programs."""
         with self._recorder.recording() as calls:
             self.run()
         return list(calls)
@@ -222,7 +222,7 @@ def by_file_name(arch: Architecture, params: Any) -> dict[str, np.ndarray]:
 
 @dataclass(frozen=True)
 class ProgramCall:
-    """One execution: the program, the shapes of its arguments, and what of them decides its work.
+    """One execution: the program, the shapes of its arguments, and those that determine its work.
 
     refresh_batch: None without a refresh in it.
     """
@@ -252,7 +252,7 @@ class Recorder:
         self._recording = False
 
     def wrap_program(self, name: str, program: LearnerProgram) -> LearnerProgram:
-        """What a learner calls for a program: its `wrap_program`."""
+        """Calls a program for the learner, as its `wrap_program`."""
         return functools.partial(self._call, name, program) if name in PROGRAMS else program
 
     @contextlib.contextmanager

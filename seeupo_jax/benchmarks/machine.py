@@ -1,4 +1,4 @@
-"""Where figures are measured: processor, memory and what runs take of it, versions, speed."""
+"""The machine of a measurement: processor, memory and its use, versions, speed."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def describe(device: jax.Device) -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """Its name; where Linux tells them, its family too and whether it has vectors of 512 bits."""
+    """The processor's name and, on Linux, its family and whether it has 512-bit vectors."""
     text = _CPUINFO.read_text() if _CPUINFO.exists() else ""
     cpuinfo = dict(re.findall(r"^(model name|cpu family|flags)\s*: (.+)$", text, re.M))
     name = cpuinfo.get("model name") or platform.processor() or platform.machine()
@@ -138,8 +138,8 @@ def free_bytes(device: jax.Device) -> int | None:
 def memory_growth(run: Callable[[], object], platform: str) -> int | None:
     """Bytes at the peak of a run above those before it; None where unknown.
 
-    On CPU of the whole process, whose allocator gives back first what it keeps. On a GPU of either
-    library's own allocator: PyTorch's peak during the run, and XLA's of the process so far.
+    On a CPU it is the process's, whose allocator first returns its free memory. On a GPU it is that
+    of either library's allocator: PyTorch's peak during the run, and XLA's of the process so far.
     """
     meters = {"cpu": _of_process, "gpu": _of_gpu, "cuda": _of_gpu}
     return meters.get(platform, _of_device)(run)

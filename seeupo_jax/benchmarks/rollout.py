@@ -1,8 +1,8 @@
-"""Rollouts by our engine beside `transformers`' `generate` on PyTorch; with a sweep, an iteration.
+"""Rollouts by the JAX engine and by `transformers`' `generate`; with a sweep, an iteration.
 
-Both have the same model and the same conversations. What is sampled differs, and is cut to the
-lengths that are given: the work is the same, the numbers are not. In an iteration each side sweeps
-over what it has sampled; `bench update` compares the numbers of sweeps.
+Both have the same model and the same conversations. The sampled tokens differ and are cut to given
+lengths, so the work is the same and the numbers are not. In an iteration each side sweeps over its
+own samples; `bench update` compares the numbers of sweeps.
 """
 
 from __future__ import annotations
@@ -101,12 +101,12 @@ def run_rollout(settings: BenchSettings, *, alone: Alone | None = None) -> dict[
 
 
 def ratios(timings: Mapping[str, Timing]) -> dict[str, Any]:
-    """Ours against the fastest side, and against the fastest of each kind; None where none ran.
+    """JAX against the fastest side, and against the fastest of each kind; None if none ran.
 
     Iterations with sweeps by the recipe or over packed rows count only in their own ratios.
 
     Args:
-      timings: of a rollout's or an iteration's sides, whose names say what kind they are.
+      timings: of a rollout's or an iteration's sides, whose names contain their kind.
     """
     kinds = {name: name.split(", ")[1:] for name in timings if name != JAX}
     baseline = [name for name, kind in kinds.items() if not set(kind) & set(comparison.OVER)]
@@ -139,7 +139,7 @@ def with_ratios(figures: comparison.Figures) -> comparison.Figures:
 def _figures(
     timings: Mapping[str, Timing], sides: Mapping[str, dict[str, Any]], work: Workload
 ) -> dict[str, Any]:
-    """Figures of sides by what they computed, the baseline's ways first."""
+    """Figures of the sides by the amount of their work, the baseline's variants first."""
     contenders = {}
     for name, timing in timings.items():
         side = sides[name] | timing.as_json()
@@ -310,7 +310,7 @@ def run_iteration(settings: BenchSettings) -> dict[str, Any]:
 
 
 def _swept(sweeps: JaxSweeps | TorchSweeps, inputs: Inputs, actions: Actions) -> float:
-    """Seconds of a sweep over what was sampled; writing and reading it is not timed."""
+    """Seconds of a sweep over the samples, without writing and reading them."""
     with tempfile.TemporaryDirectory() as folder:
         lines = Path(folder, "sampled.jsonl")
         made = trajectory_lines(inputs.work, actions, seed=inputs.settings.seed)

@@ -141,7 +141,7 @@ def add_flags(parser: Flags, benchmark: str) -> None:
 
 
 def read(given: argparse.Namespace) -> BenchSettings:
-    """The settings among what a parser has read."""
+    """The settings among a parser's values."""
     fields = {field.name for field in dataclasses.fields(BenchSettings)}
     return BenchSettings(**{name: value for name, value in vars(given).items() if name in fields})
 

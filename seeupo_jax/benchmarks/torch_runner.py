@@ -1,4 +1,4 @@
-"""The PyTorch side: the baseline of third_party, whose sweeps go on from each other's weights."""
+"""The PyTorch side: the baseline of third_party, with successive sweeps on one set of weights."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def torch() -> ModuleType:
 
 
 def no_torch(platform: str) -> str | None:
-    """Why the baseline cannot run beside JAX on a platform; None where it can."""
+    """Why the baseline cannot run together with JAX on a platform; None if it can."""
     if platform == "tpu":
         return "the PyTorch baseline does not run on TPU"
     try:
@@ -75,7 +75,7 @@ def torch_device() -> str:
 
 
 def release_memory() -> None:
-    """Returns to the GPU what PyTorch keeps for arrays to come."""
+    """Frees the GPU memory that PyTorch caches."""
     gc.collect()
     torch().cuda.empty_cache()  # does nothing before CUDA was used
 

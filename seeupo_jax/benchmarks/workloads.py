@@ -1,9 +1,9 @@
-"""Conversations to measure with, by name, and what both sides of a benchmark are given.
+"""Conversations for measurements by name, and the inputs of both sides of a benchmark.
 
-`order_desk` has what its demonstrator does in several tries. The others have lengths of three
-kinds, filled with random tokens: every member of a group has its own; each of its actions is
-between 3/4 and 5/4 as long as the lengths say; and with a chance of a quarter it ends early, after
-a turn that any but the last is equally likely to be. All of it is decided by the seed.
+`order_desk` has episodes that its demonstrator plays with several attempts. The others have lengths
+of three kinds, filled with random tokens that differ between a group's members. Each action is
+between 3/4 and 5/4 as long as the lengths state; with probability 1/4 a conversation ends early,
+after a turn drawn uniformly from all but the last. The seed determines everything.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ BFCL_FILE = "assets/bench/bfcl_lengths.json"
 STOPS_EARLY = 0.25
 SHORTER, LONGER = 0.75, 1.25  # of an action's length, a member's own
 # Large enough for the first sweep to change the weights M and the parameters, which are compared.
-# With the usual eps Adam makes as much of a gradient that is nothing but rounding as of any other.
+# With the usual eps Adam scales a gradient of rounding errors up to the size of any other.
 _LEARNING_RATE, _EPS = 1e-3, 1e-3
-# What a workload is scaled by by default: a CPU has done a sweep in seconds then.
+# Default scale of a workload: a sweep on a CPU then takes seconds.
 SCALES = {"bfcl": 0.125, "appworld": 0.05, "long": 0.5}
 
 Tokens = tuple[int, ...]
@@ -146,9 +146,9 @@ class Lengths:
         return Lengths(*each([self.prompt]), each(self.actions), each(self.observations))
 
     def of_turns(self, turns: int) -> Lengths:
-        """Cut to so many turns, or gone through from the beginning again until there are as many.
+        """The lengths cut to a number of turns, or repeated from the beginning to reach it.
 
-        What stands between two rounds is as long as the first observation (or action).
+        The observation between two repetitions is as long as the first observation (or action).
         """
         between = (*self.observations, *(self.observations or self.actions)[:1])
         rounds = -(-turns // len(self.actions))
@@ -224,8 +224,8 @@ def _random(
 def bfcl_lengths() -> tuple[Lengths, ...]:
     """Lengths of BFCL's multi-turn base tasks for training, from `third_party/bfcl/lengths.py`.
 
-    An action is all that one model call says: the calls that a user's turn needs, or its closing
-    message.
+    An action is the whole text of one model call: the calls that a user's turn needs, or its
+    closing message.
     """
     file = importlib.resources.files("seeupo_jax") / BFCL_FILE
     conversations = json.loads(file.read_text(encoding="utf-8"))["conversations"]
@@ -260,7 +260,7 @@ def _play(tokenizer: Tokenizer, task_id: str, seed: int) -> WorkloadConversation
 
 
 def cut(segment: Segment) -> WorkloadConversation:
-    """A segment, which ends with an action, as what was given and how much was sampled."""
+    """A segment that ends with an action, as its context and the lengths of its actions."""
     changes = np.flatnonzero(np.diff(segment.turn_L)) + 1
     parts = [tuple(part.tolist()) for part in np.split(segment.tokens_L, changes)]
     prompt, *observations = parts[::2]
@@ -293,8 +293,8 @@ def trajectory_lines(
     """The lines of a trajectory file (`trajectories/stored.py`); rewards are uniform in [0, 1).
 
     Args:
-      logp: by the sampler; None: those of a uniform guess, since no configuration of the benchmarks
-        reads what the sampler recorded.
+      logp: by the sampler; None: those of a uniform distribution, since no configuration of the
+        benchmarks reads the sampler's record.
     """
     rewards = np.random.default_rng((seed, 2)).random(len(work.conversations)).tolist()
     guess = -math.log(work.vocab_size)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PLOT_SUFFIXES = (".svg", ".png", ".pdf")
 SHARES = (0.25, 0.5, 1.0)  # of the budget
-IN_A_ROW = 5  # rollouts by which a collapse is told from chance
+IN_A_ROW = 5  # rollouts that distinguish a collapse from chance
 _WIDTH, _HEIGHT = 720, 360  # of the plot, in pixels
 
 
@@ -47,11 +47,11 @@ class RunCurve:
         return {"tokens": self.tokens_I, "steps": self.steps_I}[axis]
 
     def at(self, spent: np.ndarray | float, axis: str = "tokens") -> np.ndarray:
-        """Success after so many, between rollouts as on a straight line; NaN beyond."""
+        """Success after a number of tokens or steps, interpolated linearly; NaN beyond the run."""
         return np.asarray(np.interp(spent, self.spent(axis), self.success_I, right=math.nan))
 
     def area(self, axis: str, until: float) -> float:
-        """The mean success of the rollouts up to so many tokens or steps; NaN beyond."""
+        """Mean success of the rollouts up to a number of tokens or steps; NaN beyond the run."""
         return mean_height(self.spent(axis), self.success_I, until)
 
     @property
@@ -97,7 +97,7 @@ class Line:
 
 
 def read_lines(runs: Sequence[PlannedRun]) -> list[Line]:
-    """What the runs of each recipe have recorded so far; variants in the order of the runs."""
+    """The recorded curves of each recipe's runs so far; variants in the order of the runs."""
     lines = []
     for variant in dict.fromkeys(run.variant for run in runs):
         of_variant = [run for run in runs if run.variant == variant]
@@ -192,7 +192,7 @@ def table(lines: Sequence[Line], *, k: Collection[int]) -> Table:
 
 
 def figures(lines: Sequence[Line]) -> dict[str, Any]:
-    """The comparison as plain values for JSON; what was not measured is None."""
+    """The comparison as plain values for JSON; None for values that were not measured."""
     budget = token_budget(lines)
     recipes = {}
     for line in lines:

@@ -31,8 +31,8 @@ LOG_FILE = "log.txt"
 CONFIG_FILE = "config.json"
 _POLL_S = 0.2
 _LAST_LINES = 12
-# Fields that may change when a comparison resumes, besides those that say where and how it is
-# computed: what a run has recorded is the same with them.
+# Fields that may change when a comparison resumes, in addition to those of places and devices:
+# they do not change the recorded results.
 _MAY_CHANGE = ("stop_after_idle", "checkpoint", "profile", "telemetry", "evaluation.extra_splits")
 
 
@@ -58,7 +58,7 @@ class PlannedRun:
 
 
 class RunFailed(Exception):
-    """A run that ended without its last evaluation; the message says how."""
+    """A run ended without its last evaluation; the message gives the cause."""
 
 
 def plan(
@@ -73,8 +73,8 @@ def plan(
 ) -> list[PlannedRun]:
     """All runs of a comparison, every variant with seed 0 first.
 
-    `stop_after_idle` is none in all of them where the file and the overrides leave it at its
-    default: a run that collapses is trained to its end too, and counts.
+    `stop_after_idle` is none in all of them if the file and the overrides leave it at its default:
+    a run that collapses is trained to its end, too, and counts.
 
     Args:
       overrides: `field.sub=value`, for every run.
@@ -191,7 +191,7 @@ def recorded(run: PlannedRun) -> list[dict[str, Any]]:
 
 
 def train_all(runs: Sequence[PlannedRun]) -> int:
-    """Trains what is not finished, one run after the other, and prints a line for each.
+    """Trains the unfinished runs one after the other, and prints a line for each.
 
     Returns:
       How many failed.
@@ -214,7 +214,7 @@ def train_all(runs: Sequence[PlannedRun]) -> int:
 
 
 def _train_unless_finished(run: PlannedRun, request: StopRequest) -> str:
-    """What the run came to, in words."""
+    """The run's result in words."""
     took = "finished before"
     if not finished(run, recorded(run)):
         began = time.monotonic()
@@ -226,7 +226,7 @@ def _train_unless_finished(run: PlannedRun, request: StopRequest) -> str:
 
 
 def train(run: PlannedRun, request: StopRequest) -> None:
-    """Trains one run, or what is left of it; its output goes to log.txt in its folder.
+    """Trains one run, or the rest of it; its output goes to log.txt in its folder.
 
     Raises:
       RunFailed: it ended, but not with its last evaluation.

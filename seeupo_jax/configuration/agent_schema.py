@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from seeupo_jax.configuration.fields import above, at_least, checked, choice, path_field, within
+from seeupo_jax.configuration.fields import path_field
+from seeupo_jax.options import above, at_least, checked, choice, within
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import seeupo_jax
 from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.configuration.layers import differing
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.user_code import (
     describe,
@@ -205,9 +206,8 @@ def _plain(values: Any, within: tuple[int, ...] = ()) -> Any:
     within = (*within, id(values))
     if isinstance(values, Config) and isinstance(values.algorithm, Algorithm):
         # What the recipe gave is not the file's, and another may replace it.
-        given = vars(Config(recipe=values.recipe).algorithm)
-        changed = {name: x for name, x in vars(values.algorithm).items() if x != given[name]}
-        values = _fields(values) | {"algorithm": changed}
+        given = Config(recipe=values.recipe).algorithm
+        values = _fields(values) | {"algorithm": differing(values.algorithm, given)}
     elif dataclasses.is_dataclass(values) and not isinstance(values, type):
         values = _fields(values)
     elif any(kind.__name__ == "ConfigDict" for kind in type(values).__mro__):  # of ml_collections

@@ -13,8 +13,8 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any
 
-from seeupo_jax.configuration.fields import checked
 from seeupo_jax.configuration.user_code import cached_by_name, import_attribute
+from seeupo_jax.options import checked
 
 # Field of `config.algorithm` -> the package of the shipped ones, and the class of an entry.
 _KINDS = {

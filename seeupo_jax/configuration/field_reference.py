@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from seeupo_jax.configuration.fields import allowed_values
 from seeupo_jax.configuration.schema import Config
+from seeupo_jax.options import OPTIONAL, SECTION, Section
 
 
 class FieldDescription(NamedTuple):
@@ -26,6 +27,7 @@ class FieldDescription(NamedTuple):
     default: as it is typed; "" where there is none.
     allowed: values, in words.
     sentence: what the field decides.
+    selected: the choices with which there is such a field, as `advantage=gae, spa`; "": any.
     """
 
     group: str
@@ -34,11 +36,17 @@ class FieldDescription(NamedTuple):
     default: str
     allowed: str
     sentence: str
+    selected: str = ""
 
     @property
     def full_name(self) -> str:
         """The name with its group, as after `--config.`."""
         return f"{self.group}.{self.name}".removeprefix(".")
+
+    @property
+    def words(self) -> str:
+        """The sentence, behind the choices with which there is such a field."""
+        return f"{self.selected}: {self.sentence}" if self.selected else self.sentence
 
 
 @functools.cache
@@ -59,7 +67,7 @@ def fields_help(width: int) -> str:
         lines = [fill(f"{group}: {about}" if group else about)]
         for field in describe_fields():
             if field.group == group:
-                words = f"{field.sentence} ({field.type}; {field.allowed})"
+                words = f"{field.words} ({field.type}; {field.allowed})"
                 lines.append(f"  {field.full_name}={field.default}")
                 lines.append(fill(words, initial_indent=" " * 6, subsequent_indent=" " * 6))
         paragraphs.append("\n".join(lines))
@@ -70,19 +78,22 @@ def fields_help(width: int) -> str:
 def describe_groups() -> Mapping[str, str]:
     """What each group of `describe_fields` is about, in its order."""
     descriptions = {"": _first_sentence(Config)}
-    hints = typing.get_type_hints(Config)
     for field in describe_fields():
         if field.group and field.group not in descriptions:
-            descriptions[field.group] = _first_sentence(_group_class(field.group, hints))
+            descriptions[field.group] = _about(Config, field.group)
     return types.MappingProxyType(descriptions)
 
 
-def _group_class(group: str, hints: Mapping[str, Any]) -> type:
+def _about(cls: type, group: str) -> str:
     first, _, rest = group.partition(".")
-    hint = hints[first.removesuffix("[]")]
+    name = first.removesuffix("[]")
+    (field,) = (each for each in dataclasses.fields(cls) if each.name == name)
+    if {SECTION, OPTIONAL} & {*field.metadata}:
+        return _sentences(cls)[name]
+    hint = typing.get_type_hints(cls)[name]
     if first.endswith("[]"):
         (hint, _) = typing.get_args(hint)
-    return _group_class(rest, typing.get_type_hints(hint)) if rest else hint
+    return _about(hint, rest) if rest else _first_sentence(hint)
 
 
 def _first_sentence(cls: type) -> str:
@@ -91,15 +102,18 @@ def _first_sentence(cls: type) -> str:
 
 def _described(cls: type, values: Any, group: str) -> Iterator[FieldDescription]:
     hints, sentences = typing.get_type_hints(cls), _sentences(cls)
-    parts = []
+    parts, sections = [], []
     for field in dataclasses.fields(cls):
         if field.name.startswith("_"):
             continue
         hint = hints[field.name]
+        if section := field.metadata.get(SECTION):
+            sections.append((section, field.name))
+            continue
         if dataclasses.is_dataclass(hint):
             parts.append((hint, getattr(values, field.name), field.name))
             continue
-        default = _typed(getattr(values, field.name))
+        default = _typed(field.default if values is None else getattr(values, field.name))
         yield FieldDescription(
             group,
             field.name,
@@ -111,12 +125,35 @@ def _described(cls: type, values: Any, group: str) -> Iterator[FieldDescription]
         item = next(iter(typing.get_args(hint)), None)
         if typing.get_origin(hint) is tuple and dataclasses.is_dataclass(item):
             parts.append((item, item(), f"{field.name}[]"))
+        if OPTIONAL in field.metadata:
+            (part,) = (each for each in typing.get_args(hint) if each is not type(None))
+            parts.append((part, None, field.name))
     for part, value, name in parts:
         yield from _described(part, value, f"{group}.{name}".removeprefix("."))
+    for section, name in sections:
+        yield from _of_section(section, f"{group}.{name}")
+
+
+def _of_section(section: Section, group: str) -> Iterator[FieldDescription]:
+    """The fields of all its classes, each with the names of those that have it just so."""
+    fields: dict[FieldDescription, list[str]] = {}
+    if section.inside:
+        names, about = [*section.names()], "The kind of the group, whose fields depend on it."
+        allowed = f"one of {', '.join(names)}"
+        yield FieldDescription(group, "kind", "str", names[0], allowed, about)
+    for name in section.names():
+        cls = section.find(name)
+        for field in _described(cls, None, group):
+            if field.name != "kind":
+                fields.setdefault(field, []).append(name)
+    for field, names in sorted(fields.items(), key=lambda item: len(item[1]), reverse=True):
+        yield field._replace(selected=f"{section.by}={', '.join(names)}")
 
 
 def _typed(value: Any) -> str:
     """A value as it is given on a command line."""
+    if value is dataclasses.MISSING:
+        return ""
     if value is None:
         return "none"
     return value if isinstance(value, str) else str(value)

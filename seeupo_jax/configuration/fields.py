@@ -15,9 +15,10 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from seeupo_jax.configuration.renamed_fields import new_name
 from seeupo_jax.configuration.user_code import expand_home, shortened, shown
+from seeupo_jax.options import ALIAS, CHECK, OPTIONAL, SECTION, Section, names_of
 
-_CHECK = "check"  # metadata key: (predicate, what is allowed in words)
 _PATH = "path"  # metadata key: whether a `~` at the start is a home folder
 _DEEPEST = 32  # levels of lists and dicts in a value of free form
 _LEVELS = f"lists and dicts nested at most {_DEEPEST} levels deep"
@@ -35,41 +36,14 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # two letters or more: C:/ is a
 _LARGEST = 2**63 - 1  # more than any count, and the most that arrays and trackers hold
 
 
-def checked(default: Any, allowed: str, check: Callable[[Any], bool]) -> Any:
-    """A field whose values must pass a check; `allowed` describes them in errors."""
-    return dataclasses.field(default=default, metadata={_CHECK: (check, allowed)})
-
-
-def choice(default: str, *others: str) -> Any:
-    """A field of one of these names."""
-    names = (default, *others)
-    return checked(default, "one of " + ", ".join(names), lambda value: value in names)
-
-
-def at_least(low: float, default: Any) -> Any:
-    """A field of numbers not below `low`."""
-    return checked(default, f"a number >= {low}", lambda value: value >= low)
-
-
-def above(low: float, default: Any, *, most: float = float("inf")) -> Any:
-    """A field of numbers above `low`, up to `most`."""
-    bound = "" if most == float("inf") else f" and <= {most}"
-    return checked(default, f"a number > {low}{bound}", lambda value: low < value <= most)
-
-
-def within(low: float, high: float, default: Any) -> Any:
-    """A field of numbers from `low` to `high`."""
-    return checked(default, f"a number from {low} to {high}", lambda value: low <= value <= high)
-
-
 def path_field(allowed: str = "a path", check: Callable[[Any], bool] = bool) -> Any:
     """A field of a path, none by default, whose `~` or `~USER` becomes that home folder."""
-    return dataclasses.field(default=None, metadata={_CHECK: (check, allowed), _PATH: True})
+    return dataclasses.field(default=None, metadata={CHECK: (check, allowed), _PATH: True})
 
 
 def mapping_field(allowed: str, check: Callable[[Any], bool]) -> Any:
     """A field of a dict, empty by default, that must pass a check."""
-    return dataclasses.field(default_factory=dict, metadata={_CHECK: (check, allowed)})
+    return dataclasses.field(default_factory=dict, metadata={CHECK: (check, allowed)})
 
 
 def is_url(text: str) -> bool:
@@ -82,7 +56,7 @@ def allowed_values(field: dataclasses.Field, hint: Any) -> str:
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     (expected,) = [option for option in options if option is not type(None)]
     origin = typing.get_origin(expected) or expected
-    _, allowed = field.metadata.get(_CHECK, (None, _WORDS.get(origin, "a dict")))
+    _, allowed = field.metadata.get(CHECK, (None, _WORDS.get(origin, "a dict")))
     return allowed + ", or none" * (type(None) in options)
 
 
@@ -131,11 +105,22 @@ def type_of(cls: type, key: str) -> Any:
     Args:
       key: a dotted path.
     """
+    classes: list[Any] = [cls]
     for part in key.split("."):
-        hint = typing.get_type_hints(cls).get(part) if dataclasses.is_dataclass(cls) else None
+        found = [each for each in classes if part in _field_names(each)]
+        if not found:
+            return None
+        (field,) = (f for f in dataclasses.fields(found[0]) if f.name == part)
+        hint = typing.get_type_hints(found[0])[part]
         options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        cls = next((option for option in options if option is not type(None)), None)
-    return cls
+        classes = [option for option in options if option is not type(None)]
+        if section := field.metadata.get(SECTION):
+            classes = [section.find(name) for name in section.names()]
+    return classes[0]
+
+
+def _field_names(cls: Any) -> tuple[str, ...]:
+    return names_of(cls) if dataclasses.is_dataclass(cls) else ()
 
 
 def _literal(text: str, name: str) -> Any:
@@ -199,29 +184,126 @@ def build(cls: type, values: Mapping[str, Any], name: str, **private: Any) -> An
     Raises:
       ValueError: an unknown key, a wrong type or a value that is not allowed.
     """
-    if dataclasses.is_dataclass(values):
-        values = dataclasses.asdict(values)
-    if not isinstance(values, Mapping):
-        raise ValueError(
-            f"{name}: got {shown(values)}{_unread(values)}; allowed: a group of fields."
-        )
+    values = own_names(cls, _group(values, name), name)
     fields = {f.name: f for f in dataclasses.fields(cls) if not f.name.startswith("_")}
     hints = typing.get_type_hints(cls)
     for key in values:
         if key not in fields:
-            near = difflib.get_close_matches(str(key), fields, n=1)
-            hint = f" did you mean {near[0]}?" if near else ""
-            allowed = ", ".join(fields)
-            if len(allowed) > _LISTED:
-                allowed = f"one of its {len(fields)} fields, which docs/configuration.md lists"
+            raise ValueError(_no_such_field(cls, str(key), fields, name))
+    for key, field in fields.items():
+        if _required(field) and key not in values:
             raise ValueError(
-                f"{name}.{shortened(str(key))}: no such field;{hint} allowed: {allowed}."
+                f"{name}.{key}: got none; allowed: {allowed_values(field, hints[key])}."
             )
     built = {
         key: _convert(value, hints[key], fields[key], f"{name}.{key}")
         for key, value in values.items()
+        if SECTION not in fields[key].metadata
     }
+    for key in values.keys() - built.keys():
+        section = fields[key].metadata[SECTION]
+        selected = None if section.inside else built.get(section.by, getattr(cls, section.by))
+        built[key] = build_section(section, values[key], selected, f"{name}.{key}")
     return cls(**built, **private)
+
+
+def build_sections(instance: Any, name: str) -> None:
+    """Replaces the values of a frozen dataclass's sections, as it was given them, by theirs.
+
+    Args:
+      name: of the dataclass, in errors.
+
+    Raises:
+      ValueError: as `build_section`, or a section of another class than the selected one.
+    """
+    for field in dataclasses.fields(instance):
+        if OPTIONAL in field.metadata and isinstance(getattr(instance, field.name), Mapping):
+            hint = typing.get_type_hints(type(instance))[field.name]
+            value = _convert(getattr(instance, field.name), hint, field, f"{name}.{field.name}")
+            object.__setattr__(instance, field.name, value)
+        if (section := field.metadata.get(SECTION)) is None:
+            continue
+        value, selected = getattr(instance, field.name), vars(instance).get(section.by)
+        if not dataclasses.is_dataclass(value):
+            value = build_section(section, value, selected, f"{name}.{field.name}")
+            object.__setattr__(instance, field.name, value)
+        elif not section.inside and not isinstance(value, section.find(str(selected))):
+            raise ValueError(
+                f"{name}.{field.name}: got {type(value).__name__} with {section.by}={selected};"
+                f" allowed: {section.find(str(selected)).__name__}."
+            )
+
+
+def own_names(cls: type, values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Values with a dataclass's own names in the place of aliases.
+
+    Raises:
+      ValueError: a field by both of its names.
+    """
+    own = {f.metadata[ALIAS]: f.name for f in dataclasses.fields(cls) if ALIAS in f.metadata}
+    for alias in own.keys() & values.keys():
+        if own[alias] in values:
+            raise ValueError(f"{name}.{alias}: got it and {own[alias]}; allowed: one of the two.")
+    return {own.get(key, key): value for key, value in values.items()}
+
+
+def _group(values: Any, name: str, example: str = "") -> Mapping[str, Any]:
+    if dataclasses.is_dataclass(values) and not isinstance(values, type):
+        values = dataclasses.asdict(values)
+    if not isinstance(values, Mapping):
+        raise ValueError(
+            f"{name}: got {shown(values)}{_unread(values)}; allowed: a group of fields{example}."
+        )
+    return values
+
+
+def build_section(section: Section, values: Any, selected: Any, name: str) -> Any:
+    """The dataclass of a group whose class is selected by a name.
+
+    Args:
+      values: of its fields; None: none of them.
+      selected: the value of the field next to the group that selects its class, if that does.
+
+    Raises:
+      ValueError: as `build`, or an option of another class.
+    """
+    first, *others = section.names()
+    shown_kind = values if isinstance(values, str) and values in others else first
+    example = f", as {name}.kind={shown_kind}" * section.inside
+    values = _group({} if values is None else values, name, example)
+    if section.inside:
+        selected = values.get("kind", first)
+        selected = "none" if selected is None else selected
+        if selected not in section.names():
+            allowed = ", ".join(section.names())
+            raise ValueError(f"{name}.kind: got {shown(selected)}; allowed: one of {allowed}.")
+        values = {**values, "kind": selected}
+    cls = section.find(selected)
+    for key, value in values.items():
+        others = [] if key in names_of(cls) else section.having(key)
+        if others:
+            by = f"{name.rpartition('.')[2]}.kind" if section.inside else section.by
+            allowed = " or ".join(f"{by}={each}" for each in others)
+            raise ValueError(
+                f"{name}.{key}: got {shown(value)} with {by}={selected}, which does not"
+                f" have it; allowed with {allowed}."
+            )
+    return build(cls, values, name)
+
+
+def _required(field: dataclasses.Field) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _no_such_field(cls: type, key: str, fields: Mapping[str, Any], name: str) -> str:
+    if found := new_name(cls, key):
+        return f"{name}.{key}: no such field; it is {name}.{found}."
+    near = difflib.get_close_matches(key, fields, n=1)
+    hint = f" did you mean {near[0]}?" if near else ""
+    allowed = ", ".join(fields) or "none"
+    if len(allowed) > _LISTED:
+        allowed = f"one of its {len(fields)} fields, which docs/configuration.md lists"
+    return f"{name}.{shortened(key)}: no such field;{hint} allowed: {allowed}."
 
 
 def _convert(value: Any, hint: Any, field: dataclasses.Field, name: str) -> Any:
@@ -232,7 +314,7 @@ def _convert(value: Any, hint: Any, field: dataclasses.Field, name: str) -> Any:
     if value is None and expected is str:
         value = "none"  # an override's `none` where it is the name of a choice
     value = _as_type(value, expected, name)
-    check, _ = field.metadata.get(_CHECK, (lambda _: True, ""))
+    check, _ = field.metadata.get(CHECK, (lambda _: True, ""))
     if not check(value):
         raise ValueError(f"{name}: got {shown(value)}; allowed: {allowed_values(field, hint)}.")
     begins_at_home = _PATH in field.metadata and value.startswith("~")

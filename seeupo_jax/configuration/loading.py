@@ -10,12 +10,16 @@ from typing import Any, TypeAlias, cast
 from seeupo_jax.configuration.agent_schema import check_agent
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.config_file import given_values, read_values
-from seeupo_jax.configuration.entry_points import find_entry
-from seeupo_jax.configuration.fields import assign, build, parse, type_of
+from seeupo_jax.configuration.fields import assign, build, own_names, parse, type_of
+from seeupo_jax.configuration.layers import layered, without
 from seeupo_jax.configuration.model_schema import Lora
 from seeupo_jax.configuration.reward import Judge, check_rewards
-from seeupo_jax.configuration.rules.algorithm_rules import check_ahead, check_choices, check_weights
-from seeupo_jax.configuration.rules.unread_fields import unread_fields
+from seeupo_jax.configuration.rules.algorithm_rules import (
+    check_ahead,
+    check_choices,
+    check_weights,
+    unread_fields,
+)
 from seeupo_jax.configuration.schema import Config, Curriculum, recipe_fields
 from seeupo_jax.configuration.user_code import shown
 
@@ -41,12 +45,17 @@ def load_config(source: ConfigSource, overrides: Sequence[str] = ()) -> Config:
     located = isinstance(source, str | os.PathLike)
     values = read_values(os.fspath(source)) if located else given_values(source)
     given = [_override(text) for text in overrides]
+    if isinstance(values.get("algorithm"), Mapping):
+        values["algorithm"] = own_names(Algorithm, values["algorithm"], "config.algorithm")
     if given and isinstance(values.get("algorithm"), Algorithm):
         values = given_values(from_dict(values))  # it agrees with its recipe
-    below = values.get("algorithm", {})
+    below: Any = values.get("algorithm", {})
     recipes = [value for key, value in given if key == "recipe"]
     if recipes and isinstance(below, Mapping):
-        values["algorithm"] = {**below, **recipe_fields(recipes[-1])}
+        own = cast("Mapping[str, Any]", below)
+        has_sections = any(isinstance(value, Mapping) for value in own.values())
+        usual = recipe_fields(values.get("recipe", Config.recipe)) if has_sections else {}
+        values["algorithm"] = without(own, recipe_fields(recipes[-1]), usual)
     for key, value in given:
         assign(values, key, value)
     algorithm = values.get("algorithm")
@@ -63,7 +72,8 @@ def _of_algorithm(given: Sequence[tuple[str, Any]]) -> set[str]:
     for key, value in given:
         group, _, rest = key.partition(".")
         if key == "algorithm":
-            names = {*value} if isinstance(value, Mapping) else set()
+            whole = cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+            names = {*own_names(Algorithm, whole, "config.algorithm")}
         elif group == "algorithm":
             names.add(rest.partition(".")[0])
     return names
@@ -73,7 +83,9 @@ def _without_unread(
     algorithm: Mapping[str, Any], recipe: Mapping[str, Any], given: Container[str]
 ) -> dict[str, Any]:
     """Fields of `algorithm`, but of those that nothing reads with this recipe only the given."""
-    unread = unread_fields(build(Algorithm, {**recipe, **algorithm}, "config.algorithm"), recipe)
+    built = build(Algorithm, layered(recipe, algorithm), "config.algorithm")
+    unread = unread_fields(built, recipe)
+    algorithm = own_names(Algorithm, algorithm, "config.algorithm")
     return {name: x for name, x in algorithm.items() if name not in unread or name in given}
 
 
@@ -90,6 +102,10 @@ def _override(text: str) -> tuple[str, Any]:
     key, separator, value = text.partition("=")
     if not separator:
         raise ValueError(f"--config.{text[:200]}: expected --config.KEY=VALUE.")
+    group, _, leaf = key.partition(".")
+    if group == "algorithm" and leaf:  # by its own name, so that it replaces the file's
+        (leaf,) = own_names(Algorithm, {leaf: value}, "config.algorithm")
+        key = f"{group}.{leaf}"
     return key, parse(value, f"config.{key}", type_of(Config, key))
 
 
@@ -100,11 +116,11 @@ def from_dict(values: Mapping[str, Any]) -> Config:
       ValueError: a key or a value that is not allowed, or values that do not go together.
     """
     values, made_of = dict(values), None
-    algorithm = values.get("algorithm", {})
+    algorithm: Any = values.get("algorithm", {})
     recipe = values.get("recipe", Config.recipe)
     fields = recipe_fields(recipe)
     if isinstance(algorithm, Mapping):
-        values["algorithm"], made_of = {**fields, **algorithm}, recipe
+        values["algorithm"], made_of = layered(fields, cast("Mapping[str, Any]", algorithm)), recipe
     config = build(Config, values, "config", _made_of=made_of)
     _check_combination(config, fields)
     return config
@@ -125,10 +141,10 @@ def _check_combination(config: Config, recipe: Mapping[str, Any]) -> None:
     check_rewards(config.rewards)
     check_weights(algorithm, config.rewards)
     check_agent(config.agent, rollout.grammar)
-    if config.judge != Judge() and algorithm.forks != "candidates":
+    if config.judge != Judge() and algorithm.forks.kind != "candidates":
         raise ValueError(
-            f"config.judge: got one with algorithm.forks={algorithm.forks}; allowed: none, unless"
-            " forks=candidates, whose actions it judges."
+            f"config.judge: got one with algorithm.forks.kind={algorithm.forks.kind}; allowed:"
+            " none, unless forks.kind=candidates, whose actions it judges."
         )
     if config.optimizer.warmup_steps and algorithm.moments == "turn":
         raise ValueError(
@@ -136,7 +152,7 @@ def _check_combination(config: Config, recipe: Mapping[str, Any]) -> None:
             " algorithm.moments=turn; allowed: 0, since each turn counts its own steps:"
             " warmup_iterations is the same for all."
         )
-    if config.optimizer.warmup_steps and find_entry("advantage", algorithm.advantage).scored:
+    if config.optimizer.warmup_steps and algorithm.estimator_entry.scored:
         raise ValueError(
             f"config.optimizer.warmup_steps: got {config.optimizer.warmup_steps} with"
             f" algorithm.advantage={algorithm.advantage}; allowed: 0, since the model that scores"

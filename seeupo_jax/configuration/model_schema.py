@@ -7,15 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from seeupo_jax.configuration.fields import (
-    above,
-    at_least,
-    checked,
-    choice,
-    mapping_field,
-    path_field,
-    within,
-)
+from seeupo_jax.configuration.fields import mapping_field, path_field
+from seeupo_jax.options import above, at_least, checked, choice, within
 
 # Upper bounds, several times those of the largest published models (Llama 3.1 405B: 126 layers of
 # width 16,384; Gemma 3: 262,144 tokens): more is a mistake or a damaged file.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from seeupo_jax.configuration.fields import above, at_least, checked
+from seeupo_jax.options import above, at_least, checked
 
 SCHEDULES = ("constant", "linear", "cosine", "warmup_stable_decay")
 

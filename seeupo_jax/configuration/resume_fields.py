@@ -23,6 +23,7 @@ class Decision(Enum):
 
 C, A, T, R = Decision.COMPUTED, Decision.APPLIES, Decision.CONTENT, Decision.REFUSED
 
+# Sections of `algorithm` are one field each, whatever options their classes have.
 # Group, as of `describe_groups` -> decision -> its fields. Of `rewards` and the like, which are
 # lists, the entries are compared without the fields of theirs that are COMPUTED.
 DECISIONS: Mapping[str, Mapping[Decision, str]] = {
@@ -53,19 +54,11 @@ DECISIONS: Mapping[str, Mapping[Decision, str]] = {
     "mesh": {C: "data fsdp expert context tensor"},
     "offload": {C: "optimizer reference"},
     "algorithm": {
-        A: "objective ratio loss_mean weight_clip clip_low clip_high clip_dual kl_coef kl_in"
-        " entropy_coef covariance covariance_kl tis_clip tis_level router_replay order"
-        " custom_order turns_per_update weight advantage baseline scale advantage_clip discount"
-        " anchor step_coef clip_adaptation gain gain_template reward_std_floor history"
-        " history_power gae_lambda implicit_coef implicit_norm success_above pair_score"
-        " progress_coef grounding_coef scorer_rate"
-        " bootstrap_truncated a_grae_alpha canon_metric canon_mu scorer_epochs old_policy pool_mean"
-        " critic value_coef value_clip critic_learning_rate inner_epochs minibatches_per_turn"
-        " refresh dynamic_sampling moments kl_target kl_horizon ref_every ref_decay truncated"
-        " overlong_length overlong_buffer overlong_penalty covariance_share covariance_low"
-        " covariance_high mask_above tree_baseline forks fork_factors fork_every fork_tokens"
-        " fork_roots fork_probability fork_entropy_coef fork_entropy_tokens fork_candidates"
-        " fork_temperature",
+        A: "objective ratio loss_aggregation weight_clip clip_low clip_high clip_dual kl_coef kl_in"
+        " entropy_coef covariance importance router_replay order custom_order turns_per_update"
+        " cumulative_ratio advantage estimator scale advantage_clip old_policy normalize_by critic"
+        " inner_epochs mask_above minibatches_per_turn refresh dynamic_sampling moments kl_control"
+        " reference truncated overlong forks",
     },
     "optimizer": {
         A: "name learning_rate schedule warmup_iterations warmup_steps decay_iterations kwargs"

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from seeupo_jax.configuration.fields import above, checked, within
 from seeupo_jax.configuration.user_code import NAMES, is_name
+from seeupo_jax.options import above, checked, within
 
 
 @dataclass(frozen=True)

@@ -14,22 +14,15 @@ from typing import Any
 
 from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.configuration.algorithm import Algorithm
-from seeupo_jax.configuration.fields import (
-    above,
-    at_least,
-    build,
-    checked,
-    choice,
-    is_url,
-    path_field,
-    within,
-)
+from seeupo_jax.configuration.fields import build, is_url, path_field
+from seeupo_jax.configuration.layers import given_options, layered
 from seeupo_jax.configuration.model_schema import Chat, Lora, Mesh, Model, Offload
 from seeupo_jax.configuration.optimizer_schema import Optimizer
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.configuration.reward import Judge, Reward, reward_weights
 from seeupo_jax.configuration.supervised_schema import Sft, WarmStart
 from seeupo_jax.configuration.user_code import cached_by_name, describe, import_attribute, shown
+from seeupo_jax.options import above, at_least, checked, choice, within
 
 
 @dataclass(frozen=True)
@@ -315,8 +308,8 @@ def _own_recipe(recipe: str) -> dict[str, Any]:
             f"config.recipe: {recipe} returned {shown(fields)} ({type(fields).__name__}); allowed:"
             " a dict of fields of config.algorithm."
         )
-    algorithm = build(Algorithm, fields, f"config.recipe: {recipe}")
-    return RECIPES["seeupo"] | {name: vars(algorithm)[name] for name in fields}
+    build(Algorithm, fields, f"config.recipe: {recipe}")
+    return layered(RECIPES["seeupo"], fields)
 
 
 def _may_be_a_recipe(value: Any) -> bool:
@@ -329,10 +322,14 @@ def _check_agrees(
     """Checks an algorithm against the fields that its recipe sets."""
     if made_of is None and recipe == Config.recipe:
         return  # its fields are the defaults: any other value was meant
-    for name, value in fields.items():
-        if (got := getattr(algorithm, name)) != value:
+    made = Algorithm(**fields)
+    for name in given_options(fields):
+        got, wanted = algorithm, made
+        for part in name.split("."):
+            got, wanted = (vars(each).get(part) if each else None for each in (got, wanted))
+        if got != wanted:
             raise ValueError(
                 f"config.recipe: got {recipe!r} with an algorithm whose {name} is {got!r}; allowed:"
-                f" {value!r}, or from_dict with 'recipe' and only those fields of 'algorithm' that"
+                f" {wanted!r}, or from_dict with 'recipe' and only those fields of 'algorithm' that"
                 " are to differ from it."
             )

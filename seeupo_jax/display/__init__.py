@@ -1,1 +1,1 @@
-"""What a terminal shows of a run."""
+"""A run's output on a terminal."""

@@ -22,11 +22,11 @@ _BAR = (6, 24)  # columns, at least and at most
 
 
 class LiveDisplay:
-    """Rows at the foot of the terminal, above which other lines scroll.
+    """Rows at the bottom of the terminal, with other lines scrolling above.
 
     Args:
       stream: a terminal.
-      look: the rows, those that matter most first; what does not fit is left out.
+      look: returns the rows, the most important first; rows that do not fit are left out.
     """
 
     def __init__(self, stream: SafeStream, look: Callable[[], Sequence[DisplayRow]]):
@@ -35,7 +35,7 @@ class LiveDisplay:
         self._console = Console(
             file=stream, force_terminal=True, highlight=False, markup=False, emoji=False
         )
-        # What else is printed is drawn above the rows only if it goes to a terminal: `> file` and
+        # Other prints appear above the rows only if they go to a terminal: `> file` and
         # `2> file` hold.
         shared = [each is not None and each.isatty() for each in (sys.stdout, sys.stderr)]
         self._live = Live(
@@ -43,7 +43,7 @@ class LiveDisplay:
             get_renderable=self._rows,
             redirect_stdout=shared[0],
             redirect_stderr=shared[1],
-            vertical_overflow="visible",  # `_rows` leaves out what is too much, also at the end
+            vertical_overflow="visible",  # `_rows` leaves out rows that do not fit, also at the end
         )
 
     def start(self) -> None:
@@ -68,7 +68,7 @@ class LiveDisplay:
         return Group(*lines)
 
     def _fit(self) -> None:
-        """Takes over the terminal's size, and erases what a narrower one has wrapped."""
+        """Adopts the terminal's new size, and erases rows that a narrower size has wrapped."""
         with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
             # Of our own stream: rich asks the standard ones.
             width, height = os.get_terminal_size(self._stream.fileno())

@@ -1,4 +1,4 @@
-"""How long things take: what is left of a phase and of a run, and rates of a few seconds."""
+"""Estimates of the remaining time of a phase and of a run, and rates over a few seconds."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import statistics
 from collections import deque
 
 _RECENT = 20  # durations that the time left is judged by
-_WINDOW_S = 10.0  # that a rate is of
-_ENOUGH_S = 1.0  # of a phase, before its part done says anything
+_WINDOW_S = 10.0  # window of a rate
+_ENOUGH_S = 1.0  # of a phase, before its completed part gives an estimate
 
 
 class PhaseDurations:
-    """Durations of phases by name, and what they say of the one under way."""
+    """Durations of phases by name, and estimates for the current one."""
 
     def __init__(self) -> None:
         self._took: dict[str, deque[float]] = {}
 
     def record(self, phase: str, seconds: float) -> None:
-        """Says how long a phase took that came to its end."""
+        """Records how long a finished phase took."""
         self._took.setdefault(phase, deque(maxlen=_RECENT)).append(seconds)
 
     def left(self, phase: str, elapsed: float, part: float | None = None) -> float | None:
-        """Seconds left of a phase, by the median of earlier ones; None: unknown.
+        """Remaining seconds of a phase, by the median of earlier ones; None: unknown.
 
-        The first one has programs to compile, and counts only until there is another. A phase
-        that nothing earlier speaks of, or that has outrun the earlier ones, is judged by what is
-        done of it.
+        The first one compiles programs, and counts only until there is another. A phase without
+        earlier ones, or one that takes longer than they did, is extrapolated from its completed
+        part.
 
         Args:
-          part: what is done of it, from 0 to 1; None: unknown.
+          part: completed, from 0 to 1; None: unknown.
         """
         took = list(self._took.get(phase, ()))
         typical = statistics.median(took[1:] if len(took) > 1 else took) if took else 0.0

@@ -1,4 +1,4 @@
-"""What a run shows while it works: a live display on a terminal, plain lines anywhere else."""
+"""The progress of a run: a live display on a terminal, plain lines anywhere else."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ _RECENT = 20  # iterations that the time left is judged by
 
 
 class ProgressDisplay:
-    """Shows a run's phases and iterations; nothing that the terminal does can stop the run.
+    """Shows a run's phases and iterations; a failing terminal does not stop the run.
 
     Use it as a context manager. On a terminal it redraws a few lines; elsewhere, or with
     `display='plain'`, it writes one line per iteration, and in a long phase one every 30 s.
 
-    An application that configures `logging` has its say: where the logger `seeupo_jax.run` is
-    enabled for INFO, lines are its records instead of output; where the level of it or of
-    `seeupo_jax` was set above INFO, nothing is shown.
+    The application's `logging` configuration has precedence: if the logger `seeupo_jax.run` is
+    enabled for INFO, lines become its records instead of output; if its level or that of
+    `seeupo_jax` is above INFO, nothing is shown.
 
     Args:
-      total_iterations: of the whole run; 0: it is none of iterations.
+      total_iterations: of the whole run; 0: the run has no iterations.
       display: auto | rich | plain. Both auto and rich need a terminal; without one lines are plain.
       stream: where to write; None takes the standard output.
-      shown: False where nothing is to be shown, as on all processes but the first.
+      shown: False to show nothing, as on all processes but the first.
       clock: seconds, for the times shown.
 
     Attributes:
-      watch: for collections to be seen in.
-      compilations: since it was made; the time that they take is shown apart from the phase's.
+      watch: the collections that are shown.
+      compilations: since its creation; their time is shown separately from the phase's.
 
     Raises:
       ValueError: an unknown display.
@@ -108,13 +108,13 @@ class ProgressDisplay:
         self._state = replace(self._state, done=done)
 
     def phase(self, name: str, done: int = 0) -> None:
-        """Says what the run does from now on; `rollout` begins an iteration.
+        """Begins a phase of the run; `rollout` begins an iteration.
 
         A phase of 10 s or more gets a line when it ends, except `rollout`, `sweep` and `compiling`:
         other lines report their times.
 
         Args:
-          done: steps of it that were done before, by an earlier phase of the name or process.
+          done: steps that an earlier phase of this name, or an earlier process, completed.
         """
         now = self._clock()
         self._end_phase(now)
@@ -168,7 +168,7 @@ class ProgressDisplay:
             self.log(view.join(f"evaluation {i}/{self._state.total}", *parts))
 
     def log(self, text: str) -> None:
-        """Writes a line that stays; what a policy or an environment said in it moves no cursor."""
+        """Writes a line that stays; control characters in it are removed."""
         if not self._shown:
             return
         text = terminal_line(text)
@@ -200,7 +200,7 @@ class ProgressDisplay:
         if not state.phase or state.phase == view.COMPILING:
             return
         done, total, _ = state.step
-        if state.first == 0 and done == total:  # not a part of what goes on later
+        if state.first == 0 and done == total:  # not a part of a later phase
             self._pace.record(state.phase, took)
         if state.phase not in _OF_AN_ITERATION and took >= _LONG_S:
             self.log(f"{state.phase} took {format_duration(took)}")

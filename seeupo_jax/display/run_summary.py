@@ -1,4 +1,4 @@
-"""What a run came to: its learning curve, and a table of before and after."""
+"""A run's results: its learning curve, and a table of before and after."""
 
 from __future__ import annotations
 
@@ -121,8 +121,8 @@ def summary_table(
 ) -> Table:
     """A `rich` table of evaluation metrics before and after training, with 95% intervals.
 
-    A change is coloured where the two intervals do not overlap; between other numbers of tasks
-    there is none.
+    A change is coloured if the two intervals do not overlap. Evaluations with different numbers of
+    tasks have no change.
 
     Args:
       before, after: metrics as on evaluation lines: `eval/avg@4`, `eval/avg@4_low`, `eval/tasks`...
@@ -151,10 +151,10 @@ def print_summary(
     split: str = "test",
     display: str = "auto",
 ) -> None:
-    """Prints the evaluation before training against the last one after, and where to look next.
+    """Prints the evaluations before and after training, and the paths of the results.
 
     Args:
-      workdir: a run's folder; only what is there is named.
+      workdir: a run's folder; only files that exist are listed.
       stream: where to print; None takes the standard output.
       split: what the metrics named `eval/` were measured on.
       display: as `config.telemetry.display`.
@@ -230,7 +230,7 @@ def _curve_text(lines: Sequence[Mapping[str, Any]], split: str, *, unicode: bool
 
 
 def _changes_text(workdir: Path) -> str:
-    """What changed where the run resumed; empty where nothing did."""
+    """The settings that changed when the run resumed; empty if none did."""
     resumptions = read_resumptions(read_run_manifest(workdir) or {})
     lines = [f"  {each.place}: {line}\n" for each in resumptions for line in each.lines()]
     return printable("".join(["\nSettings changed on resuming\n", *lines])) if lines else ""

@@ -1,4 +1,4 @@
-"""What of a run's progress is shown, in words: rows for a display, and single lines for a log."""
+"""A run's progress as text: rows for a display, and single lines for a log."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class State:
 
 
 class Moment(NamedTuple):
-    """What is only known while it is looked at.
+    """Values that change between two redraws of the display.
 
     rate: tokens/s. phase_left: seconds.
-    compiled: seconds of the phase in which it waited for programs to be compiled.
-    program: the number, in the phase, of the program that it is waiting for, and since how many
-      seconds; None: it is not waiting.
+    compiled: seconds of the phase spent waiting for compilation.
+    program: the number, in the phase, of the program that is being compiled, and the seconds so
+      far; None: none is.
     """
 
     now: float
@@ -62,8 +62,8 @@ class Moment(NamedTuple):
 class DisplayRow(NamedTuple):
     """A row of the display.
 
-    bar: how much of it is done; None: it has none.
-    trend: marks after the first part, of which the last ones matter most.
+    bar: completed part, from 0 to 1; None: no bar.
+    trend: marks after the first part; the last ones matter most.
     """
 
     label: str
@@ -73,7 +73,7 @@ class DisplayRow(NamedTuple):
 
 
 def rows(state: State, moment: Moment, *, unicode: bool = True) -> list[DisplayRow]:
-    """The display, the rows that matter most first; none is empty, and no part moves the cursor."""
+    """The display's rows, the most important first; none is empty or has control characters."""
     elapsed = f"elapsed {format_duration(moment.now - state.began)}"
     every = [
         DisplayRow("phase", _phase_parts(state, moment), part_done(state, moment.activity)),
@@ -99,7 +99,7 @@ def rows(state: State, moment: Moment, *, unicode: bool = True) -> list[DisplayR
 
 
 def iteration_line(state: State) -> str:
-    """What a log says of the last iteration."""
+    """The log line of the last iteration."""
     parts = "success", "outcome", "speed", "update"
     shown = _shown(state.metrics, *parts) + _troubles(state.metrics)
     count = f"iteration {state.done}/{state.total}"
@@ -107,15 +107,15 @@ def iteration_line(state: State) -> str:
 
 
 def phase_line(state: State, moment: Moment) -> str:
-    """What a log says of the phase under way."""
+    """The log line of the current phase."""
     parts = _phase_parts(state, moment)
-    at = len(parts) - parts[-1].startswith("left ")  # what is left comes last
+    at = len(parts) - parts[-1].startswith("left ")  # the remaining time comes last
     slowest = [f"slowest {text}" for text in _slowest(moment.activity)]
     return _one_line(join(*parts[:at], *_environments(moment), *slowest, *parts[at:]))
 
 
 def time_parts(state: State, now: float | None = None) -> list[str]:
-    """What is left of the run, and how long the last iteration took.
+    """The remaining time of the run, and the duration of the last iteration.
 
     Args:
       now: inside an iteration; None: at the end of one.
@@ -155,7 +155,7 @@ def join(*parts: str) -> str:
 
 
 def number(value: Any) -> float:
-    """A metric's value; NaN for what is none."""
+    """A metric's value; NaN if it is missing or no number."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -163,7 +163,7 @@ def number(value: Any) -> float:
 
 
 def _one_line(text: str) -> str:
-    """What an environment named, a task say, without what ends a line or controls a terminal."""
+    """A name from an environment, such as a task's, without line ends and control characters."""
     return printable(re.sub(r"\s", " ", text))
 
 
@@ -188,7 +188,7 @@ def _phase_parts(state: State, moment: Moment) -> list[str]:
 
 
 def _environments(moment: Moment) -> list[str]:
-    """What a collection is at; in a sweep it is that of the next iteration."""
+    """The progress of a collection; during a sweep that of the next iteration."""
     seen = moment.activity
     if seen is None:
         return []

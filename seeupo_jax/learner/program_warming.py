@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from seeupo_jax.learner.batching import SegmentBatch, empty_batch, empty_layout
+from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.credit.advantages import compile_credit
 from seeupo_jax.learner.expert_record import ExpertRecord
 from seeupo_jax.learner.optimization.turn_moments import of_turn, put_back
-from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.reference_policy import reference_of
 from seeupo_jax.learner.refresh_batch import make_refresh_batch
 from seeupo_jax.learner.step.turn_step import TurnStepResult
@@ -129,7 +129,7 @@ def _score_programs(learner: Learner, rows: SegmentBatch, length: int) -> Iterat
         return empty_batch(source, learner.shapes, length=length, action=action, doubled=doubled)
 
     batch, replayed = empty(False, False), empty(given.experts is not None, False)
-    gains = learner.algorithm.scores_gain  # by branches, in the old policy's pass
+    gains = learner.algorithm.estimator.scores_answers  # by branches, in the old policy's pass
     first = empty(learner.algorithm.router_replay == "rollout", gains)
     yield _call(
         f"sweep/score {length}", learner.score_old_policy, lambda state, _: (state.params, first)

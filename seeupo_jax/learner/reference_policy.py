@@ -36,9 +36,9 @@ def with_reference(
     Args:
       params: of the reference policy, arrays or shape structs; a state that has them donates them.
     """
-    if config.algorithm.ref_every is not None:
+    if config.algorithm.reference is not None:
         state = state._replace(reference=wait_reference(config, params))
-    if config.algorithm.kl_target is not None:
+    if config.algorithm.kl_control is not None:
         coef = np.float32(config.algorithm.kl_coef)
         struct = jax.ShapeDtypeStruct((), np.float32, sharding=replicated)
         is_struct = isinstance(state.step, jax.ShapeDtypeStruct)
@@ -67,11 +67,12 @@ def sampled_kl(logp: np.ndarray, ref_logp: np.ndarray) -> float:
 
 def next_kl_coef(algorithm: Algorithm, train: TrainState, kl: float, trajectories: int) -> float:
     """The coefficient after an iteration of so many trajectories, sampled with this KL."""
+    control = algorithm.kl_control
     return adapted_kl_coef(
         float(np.asarray(train.kl_coef)),
         kl,
-        target=algorithm.kl_target,
-        horizon=algorithm.kl_horizon,
+        target=control.target,
+        horizon=control.horizon,
         trajectories=trajectories,
     )
 

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from seeupo_jax.learner.batching import SegmentBatch, action_spans
+from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.expert_record import ExpertRecord
-from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.sweep_metrics import host_metrics
 from seeupo_jax.learner.sweep_start import (
     count_valid,

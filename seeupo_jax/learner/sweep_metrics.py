@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from seeupo_jax.learner.batching import SegmentBatch, forced_fraction
-from seeupo_jax.learner.program_cache import Learner
+from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.sweep_plan import SweepPlan
 from seeupo_jax.learner.sweep_state import OptimizerStep, SweepState
 from seeupo_jax.metric_table import OF_TURNS, STEPS

@@ -16,7 +16,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from seeupo_jax.configuration.algorithm import Algorithm, fused_refresh_applies
-from seeupo_jax.configuration.rules.algorithm_rules import reads_reference
 
 # As the programs are named: `sweep/KIND`.
 Kind = Literal[
@@ -161,12 +160,12 @@ def actions_per_update(algorithm: Algorithm, turns: int) -> int:
 
 def _first_passes(algorithm: Algorithm) -> Iterator[SweepPass]:
     yield SweepPass("score")
-    if reads_reference(algorithm):
+    if algorithm.reads_reference:
         yield SweepPass("reference")
-    if algorithm.critic != "none":
+    if algorithm.critic.kind != "none":
         yield SweepPass("value")
     if algorithm.scorer is not None:
-        for _ in range(algorithm.scorer_epochs):
+        for _ in range(algorithm.scorer_steps):
             yield SweepPass("scores")
             yield SweepPass("scorer")
 
@@ -186,7 +185,7 @@ def _update_passes(
       previous: turns of the update before; (): it is the first.
       last: whether no update follows that would be weighted.
     """
-    fused, unlimited = refreshes_in_steps(algorithm), algorithm.covariance == "none"
+    fused, unlimited = refreshes_in_steps(algorithm), algorithm.covariance.kind == "none"
     if algorithm.old_policy == "turn" and not fused:
         yield SweepPass("old", turns)
     for epoch in range(algorithm.inner_epochs):
@@ -200,8 +199,8 @@ def _update_passes(
 def _last_passes(algorithm: Algorithm, iteration: int | None, ema: bool) -> Iterator[SweepPass]:
     if ema:
         yield SweepPass("average")
-    every = algorithm.ref_every
-    if every is not None and (iteration is None or iteration % every == 0):
+    updates = algorithm.reference
+    if updates is not None and (iteration is None or iteration % updates.every == 0):
         yield SweepPass("move reference")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from seeupo_jax.learner.batching import (
     scatter,
     turn_batch,
 )
+from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.credit.advantages import assign_credit
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.learner.credit.information_gain import (
@@ -30,10 +31,9 @@ from seeupo_jax.learner.credit.information_gain import (
 from seeupo_jax.learner.credit.running_rewards import Statistics
 from seeupo_jax.learner.credit.turn_scores import score_turns
 from seeupo_jax.learner.expert_record import ExpertRecord, describe_routers
-from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.reference_policy import options_now, reference_of
 from seeupo_jax.learner.step.turn_step import TokenScores
-from seeupo_jax.learner.sweep_plan import SweepPlan, action_numbers
+from seeupo_jax.learner.sweep_plan import Kind, SweepPlan, action_numbers
 from seeupo_jax.learner.sweep_state import INITIAL, PerToken, SweepData, SweepState
 from seeupo_jax.types import CONTEXT, TrainState, Trajectory, TurnBatch, learnable
 
@@ -61,29 +61,14 @@ def begin_sweep(
       statistics: as of `sweep`.
     """
     kinds = {each.kind for each in plan.before}
-    layout, batch = _pack_actions(learner, rows)
-    by_segment = functools.partial(_by_segment, rows, layout.spans)
-    first = _first_pass(learner, train.params, rows, trajectories, references, layout, batch)
-    initial = {
-        name: by_segment(x_PA, np.nan) for name, x_PA in zip(INITIAL, first.initial, strict=True)
-    }
-    old_logp = ref_logp = by_segment(first.scored.logp_PA)
-    if "reference" in kinds:  # by routers of its own
-        without_experts = batch._replace(expert_MRLG=None)
-        reference = reference_of(train, ref_params)
-        ref_logp = by_segment(learner.scored(reference, without_experts).logp_PA)
-    if first.scored.routed_MRLG is not None:
-        rows = _with_experts(learner, rows, first)
-        if "value" in kinds:  # its pass replays them
-            _, batch = _pack_actions(learner, rows)
+    passes = _score_trajectories(learner, train, ref_params, rows, trajectories, kinds, references)
+    rows, first, initial = passes.rows, passes.first, passes.initial
+    old_logp = passes.per_token["old_logp"]
     unmasked = segments_after_masking(learner, rows, initial)
     metrics = _initial_metrics(learner, rows, unmasked, first, old_logp, initial["entropy"])
-    per_token: dict[str, Sequence[np.ndarray]] = {
-        "old_logp": _behaviour_logp(rows, old_logp, trajectories, version),
-        "ref_logp": ref_logp,
+    per_token = passes.per_token | {
+        "old_logp": _behaviour_logp(rows, old_logp, trajectories, version)
     }
-    if "value" in kinds:
-        per_token["value"] = by_segment(learner.value(train.params, train.critic.params, batch))
     if "start_logp" in learner.per_token:
         per_token["start_logp"] = old_logp
     scores: dict[str, Sequence[np.ndarray]] = {"entropy": initial["entropy"]}
@@ -112,6 +97,50 @@ def begin_sweep(
     data = SweepData(unmasked, count_valid(learner, trajectories), initial, metrics)
     ones_N = learner.replicate(np.ones(rows.trajectories, np.float32))
     return SweepState(data, train, ones_N, per_token)
+
+
+class _Scores(NamedTuple):
+    """The results of the passes over whole trajectories.
+
+    rows: with the experts that the first pass recorded, if the sweep replays them.
+    initial: as of `SweepData`. per_token: `old_logp`, `ref_logp` and, with a critic, `value`.
+    """
+
+    rows: SegmentBatch
+    first: _FirstPass
+    initial: PerToken
+    per_token: dict[str, Sequence[np.ndarray]]
+
+
+def _score_trajectories(
+    learner: Learner,
+    train: TrainState,
+    ref_params: Any,
+    rows: SegmentBatch,
+    trajectories: Sequence[Trajectory],
+    kinds: Collection[Kind],
+    references: References | None,
+) -> _Scores:
+    """The passes of the old policy, the reference policy and the critic, those that are planned."""
+    layout, batch = _pack_actions(learner, rows)
+    by_segment = functools.partial(_by_segment, rows, layout.spans)
+    first = _first_pass(learner, train.params, rows, trajectories, references, layout, batch)
+    initial = {
+        name: by_segment(x_PA, np.nan) for name, x_PA in zip(INITIAL, first.initial, strict=True)
+    }
+    old_logp = by_segment(first.scored.logp_PA)
+    per_token: dict[str, Sequence[np.ndarray]] = {"old_logp": old_logp, "ref_logp": old_logp}
+    if "reference" in kinds:  # by routers of its own
+        without_experts = batch._replace(expert_MRLG=None)
+        reference = reference_of(train, ref_params)
+        per_token["ref_logp"] = by_segment(learner.scored(reference, without_experts).logp_PA)
+    if first.scored.routed_MRLG is not None:
+        rows = _with_experts(learner, rows, first)
+        if "value" in kinds:  # its pass replays them
+            _, batch = _pack_actions(learner, rows)
+    if "value" in kinds:
+        per_token["value"] = by_segment(learner.value(train.params, train.critic.params, batch))
+    return _Scores(rows, first, initial, per_token)
 
 
 def _pack_actions(learner: Learner, rows: SegmentBatch) -> tuple[Layout, TurnBatch]:

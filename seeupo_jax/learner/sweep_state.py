@@ -17,7 +17,7 @@ from seeupo_jax.learner.batching import (
     scatter,
     turn_batch,
 )
-from seeupo_jax.learner.program_cache import Learner
+from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.types import TrainState, TurnBatch
 
 INITIAL = ("trainer_logp", "entropy")  # the names in `SweepData.initial`

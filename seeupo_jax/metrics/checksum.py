@@ -1,4 +1,4 @@
-"""An exact fingerprint of arrays, to tell whether two runs hold the same state."""
+"""An exact fingerprint of arrays, for comparing the state of two runs."""
 
 from __future__ import annotations
 

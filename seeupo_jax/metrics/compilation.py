@@ -30,7 +30,7 @@ class Compilations:
     seconds: float = 0.0
     clock: Callable[[], float] = time.monotonic
     _spans: list[tuple[float, float]] = field(default_factory=list, repr=False)  # disjoint, rising
-    _under_way: int = 0  # tracings and compilations, of which one may hold others
+    _under_way: int = 0  # tracings and compilations, which may be nested
     _since: float = 0.0  # when the first of those under way began
     _lock: Any = field(default_factory=threading.Lock, repr=False)
 
@@ -49,7 +49,7 @@ class Compilations:
             return max(now - self._since, 0.0) if self._under_way else 0.0
 
     def seconds_at(self, now: float) -> float:
-        """As `seconds`, with those of what is under way."""
+        """As `seconds`, including the running compilation."""
         with self._lock:
             if not self._under_way:
                 return self.seconds

@@ -12,10 +12,10 @@ _ROUNDING = 1e-6  # relative, of a mean of float32 rewards
 
 
 def flat_outcome(lines: Sequence[Mapping[str, Any]]) -> str | None:
-    """What never moved in a run's training rollouts, and what did; None where success moved.
+    """A warning if success stayed 0 in a run's training rollouts; None if all is well.
 
-    Only success beside a constant reward is a reason as well. A policy that always succeeds is
-    none, nor is a single iteration.
+    Success that changes while the reward stays constant is a warning, too. A policy that always
+    succeeds is none, nor is a single iteration.
 
     Args:
       lines: of metrics.jsonl; those of evaluations are not read.

@@ -26,7 +26,7 @@ class History(Sequence[Row]):
 
     @property
     def columns(self) -> list[str]:
-        """The names of all metrics, as they come; `iteration` is the first."""
+        """The names of all metrics in order of appearance; `iteration` is the first."""
         return list(dict.fromkeys(name for row in self._rows for name in row))
 
     @overload
@@ -68,7 +68,7 @@ class History(Sequence[Row]):
 def read_history(workdir: str | Path) -> History:
     """The table of WORKDIR/metrics.jsonl; an evaluation lies in the row of its iteration.
 
-    What both took, as `time/compile_s`, is added up.
+    A metric of both, such as `time/compile_s`, is added up.
     """
     rows: dict[int, dict[str, Any]] = {}
     for line in read_metrics(workdir):

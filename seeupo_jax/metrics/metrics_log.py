@@ -51,13 +51,13 @@ class MetricsWriter:
         self._purge_from: int | None = None
 
     def resume_from(self, iteration: int) -> None:
-        """Forgets lines of this and later iterations, and sets damaged ones aside.
+        """Removes the lines of this and later iterations, and sets damaged lines aside.
 
         A killed run has often written past its last checkpoint; those iterations run again and must
-        not stand in the record twice. What is no line of metrics (a half-written last line, or what
-        a failing disk made of others) is appended to DIR/metrics.jsonl.damaged and reported. The
-        file is replaced in one step, so a second kill harms nothing. Call it before the first
-        `write`. ValueError if the file is a folder.
+        not be recorded twice. Damaged lines (a half-written last line, or corruption by a failing
+        disk) are appended to DIR/metrics.jsonl.damaged and reported. The file is replaced
+        atomically, so a second kill loses nothing. Call it before the first `write`. ValueError if
+        the file is a folder.
         """
         self.close()
         self._purge_from = iteration
@@ -126,7 +126,7 @@ class MetricsWriter:
         histograms: Mapping[str, np.ndarray],
         samples: Sequence[Sample],
     ) -> None:
-        """Gives the trackers what is more than a number; see `Tracker.draw`."""
+        """Sends distributions and conversations to the trackers; see `Tracker.draw`."""
         self.open()
         self._each(lambda tracker: tracker.draw(int(iteration), histograms, samples))
 
@@ -139,7 +139,7 @@ class MetricsWriter:
         self._trackers = {}
 
     def open(self) -> None:
-        """Opens what is not open, as the first `write` does; ValueError if a tracker cannot."""
+        """Opens file and trackers, as the first `write` does; ValueError if a tracker cannot."""
         if self._file is not None:
             return
         self._file = self._path.open("ab", buffering=0)  # an error belongs to its line
@@ -205,7 +205,7 @@ def _read_lines(path: Path) -> _Lines | None:
 def _parse(line: bytes) -> dict[str, Any] | None:
     """A line as `write` makes it; None: another."""
     try:
-        # Bytes may be UTF-16 to `loads`, and numbers what JSON has not.
+        # `loads` would accept UTF-16 bytes, and numbers that JSON does not have.
         record = json.loads(line.decode(), parse_constant=_no_constant)
     except (ValueError, RecursionError):
         return None

@@ -32,12 +32,12 @@ def split_time(line: Mapping[str, Any]) -> dict[str, float]:
     """Seconds by phase, in the order of `PHASES`, without those that took no time.
 
     They add up to `total_time`. Compiling happens inside the other phases and is subtracted from
-    them: from each its share of the compiled programs. What a rollout measured of itself is scaled
-    down where it is more than the iteration waited, as with `rollout_ahead`, when most of it went
-    by during a sweep.
+    them: from each its share of the compiled programs. A rollout's own times are scaled down if
+    they exceed the time that the iteration waited, as with `rollout_ahead`, where most of a rollout
+    runs during a sweep.
 
     Args:
-      line: metrics of an iteration or of an evaluation; a missing time is none.
+      line: metrics of an iteration or of an evaluation; a missing time counts as 0.
     """
     totals = {phase: _seconds(line, phase) for phase in _TIMED}
     compiling = _compiling(line, totals)
@@ -59,14 +59,14 @@ def _compiling(line: Mapping[str, Any], totals: Mapping[str, float]) -> dict[str
         shares = {phase: totals[phase] for phase in _COMPILING}
     if not total:
         return {}
-    # Programs are compiled ahead, so what a rollout measured of itself holds little of it.
+    # Programs are compiled ahead, so a rollout's own times contain little of it.
     measured = sum(_seconds(line, part) for part in _OF_ROLLOUT)
     room = {**totals, "rollout": max(0.0, totals["rollout"] - measured)}
     inside = {
         phase: min(room[phase], total * share / sum(shares.values()))
         for phase, share in shares.items()
     }
-    for limits in (room, totals):  # what did not fit goes where there is room
+    for limits in (room, totals):  # the excess goes to phases with room for it
         for phase in _COMPILING:
             inside[phase] += min(total - sum(inside.values()), limits[phase] - inside[phase])
     return inside

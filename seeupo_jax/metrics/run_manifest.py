@@ -1,4 +1,4 @@
-"""WORKDIR/run.json: how a run was begun, and with what."""
+"""WORKDIR/run.json: the start of a run, with its configuration and environment."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class Resumption(NamedTuple):
     """A start of a run that was not its first.
 
     at: UTC, ISO 8601.
-    after: the iteration (of supervised fine-tuning, the step) that it resumed after; None: a
-      version wrote the file that did not note it.
+    after: the iteration (of supervised fine-tuning, the step) that it resumed after; None: written
+      by a version that did not record it.
     in_sweep: whether it resumed in the sweep of the iteration that follows.
-    changes: what is otherwise than at the start before, by name; None: that is not known.
+    changes: differences from the previous start, by name; None: not known.
     """
 
     at: str
@@ -92,13 +92,13 @@ def write_run_manifest(
     devices: Mapping[str, Any],
     model: Mapping[str, Any],
 ) -> Resumption | None:
-    """Writes the file; that of a resumed run keeps its start, and what changed at each resumption.
+    """Writes the file; a resumed run keeps its start, and adds the changes of each resumption.
 
     Args:
       resumes: `after` and `in_sweep` of a `Resumption`; None: the run begins.
       devices, model: see `docs/trajectories.md`.
 
-    Returns: the resumption, as the file has it.
+    Returns: the resumption, as recorded in the file.
     """
     previous = read_run_manifest(workdir) if resumes is not None else None
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -130,9 +130,9 @@ def write_run_manifest(
 
 
 def _changes(previous: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What differs between two starts, by dotted name, each with its value `before` and `after`.
+    """The differences between two starts, by dotted name, with the values `before` and `after`.
 
-    A field of the configuration that the version of one of them had not was at its default.
+    A configuration field that one start's version did not have counts as its default.
     """
     usual = dict(flatten({"config": plain(to_dict(Config()))}))
     before, after = (
@@ -189,7 +189,7 @@ def note_checkpoints(workdir: str | Path, folder: str) -> None:
 
 
 def read_run_manifest(workdir: str | Path) -> dict[str, Any] | None:
-    """What the file says; None where there is none, or none that can be read."""
+    """The content of the file; None if it is missing or cannot be read."""
     return read_file(Path(workdir) / RUN_FILE)
 
 

@@ -1,4 +1,4 @@
-"""What stands for an iteration in a tracker: distributions, and conversations to read."""
+"""An iteration's samples for trackers: distributions, and conversations to read."""
 
 from __future__ import annotations
 

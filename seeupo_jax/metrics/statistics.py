@@ -1,4 +1,4 @@
-"""Success rates of repeated episodes, with intervals that say how far to trust them.
+"""Success rates of repeated episodes, with confidence intervals.
 
 The unit of sampling is the task: episodes of one task resemble each other, so an interval over
 episodes would be too narrow.
@@ -102,7 +102,7 @@ def evaluation_metrics(
 
 
 def _kinds(labels: Sequence[Mapping[str, str]]) -> dict[str, list[int]]:
-    """The tasks of each kind by `/label=value`; labels as they come, values in order."""
+    """The tasks of each kind by `/label=value`; labels in order of appearance, values sorted."""
     rows: dict[str, dict[str, list[int]]] = {}
     for row, task_labels in enumerate(labels):
         for label, value in task_labels.items():

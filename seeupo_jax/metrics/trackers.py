@@ -22,7 +22,7 @@ TENSORBOARD_FOLDER = "tensorboard"
 WANDB_FOLDER = "wandb"
 _LENIENT = "seeupo_jax"  # how paths begin whose files tensorboardX is to open as we do
 _LONGEST = 4000  # characters of a message that a tracker is given
-_NOT_OF_TAGS = re.compile(r"[^-/\w.]")  # what TensorBoard's tags do not hold
+_NOT_OF_TAGS = re.compile(r"[^-/\w.]")  # characters that TensorBoard's tags do not allow
 # Names that can be read back from a tag: of their characters only the `@` of `avg@K` and one `=` of
 # the last part become `_`. The `=` was before the number at the end, else at the part's first `_`.
 _READ_BACK = re.compile(
@@ -33,9 +33,9 @@ _READ_BACK = re.compile(
 
 @dataclass(frozen=True)
 class Sample:
-    """A conversation that stands for its iteration.
+    """A conversation that represents its iteration.
 
-    about: what a person wants to know of it before reading, by name.
+    about: summary for a reader, by name.
     """
 
     split: str
@@ -44,7 +44,7 @@ class Sample:
 
     @property
     def text(self) -> str:
-        """All of it; what is too long is cut, which it says."""
+        """The whole sample as text; long parts are cut, with a note."""
         parts = [f"{name}: {value}" for name, value in self.about.items()]
         for message in self.messages:
             parts.append(f"\n[{message['role']}]\n{_cut(str(message['content']))}")
@@ -66,14 +66,14 @@ class Tracker(Protocol):
     def draw(
         self, iteration: int, histograms: Mapping[str, np.ndarray], samples: Sequence[Sample]
     ) -> None:
-        """What is more than a number; histograms are of finite numbers, at least one each."""
+        """Takes histograms, each of at least one finite number, and conversations."""
         ...
 
     def close(self) -> None: ...
 
 
 def tag_of(name: str) -> str:
-    """A metric's tag in TensorBoard, of no other metric: what a tag may not hold becomes `_`.
+    """A metric's unique tag in TensorBoard: characters that tags do not allow become `_`.
 
     Where the name cannot be read back from that, eight digits of its SHA-256 follow.
     """
@@ -93,7 +93,7 @@ class _TensorBoard:
         self._files = _LenientFiles()
         register_writer_factory(_LENIENT, self._files)
         folder = f"{_LENIENT}:{workdir / TENSORBOARD_FOLDER}"
-        # The purge makes TensorBoard hide what a killed run wrote at iterations that run again.
+        # The purge makes TensorBoard hide a killed run's values of iterations that run again.
         self._writer = SummaryWriter(folder, purge_step=purge_from)
 
     def write(self, iteration: int, values: Mapping[str, Any]) -> None:
@@ -125,8 +125,8 @@ class _TensorBoard:
 class _LenientFiles:
     """Opens event files for tensorboardX, which writes them in a thread of its own.
 
-    An error there would end the thread, and what waits for it would wait for ever: it is kept in
-    `errors` instead.
+    An error there would end the thread, and whoever waits for it would hang: it is kept in `errors`
+    instead.
     """
 
     def __init__(self) -> None:
@@ -175,16 +175,16 @@ class _LenientFile:
 
 
 def as_code(text: str) -> str:
-    """A text that Markdown shows as it is: nothing in it is markup, whatever it says."""
+    """Escapes a text so that Markdown shows it unchanged."""
     return "\n".join("    " + line for line in text.splitlines())
 
 
 class _Wandb:
-    """Weights & Biases, as WANDB_MODE, WANDB_PROJECT and the rest of its environment say.
+    """Weights & Biases, configured by WANDB_MODE, WANDB_PROJECT and its other variables.
 
     The run's id, WANDB_RUN_ID's or a new one, is kept in DIR/wandb, so that a resumed run is one
-    run there too. A run of the application's own goes on beside it, untouched. Iterations are an
-    axis of their own: those that run again are drawn again, over what they had.
+    run there too. An application's own run continues untouched. Iterations are a separate axis:
+    those that run again are drawn again, over their earlier values.
     """
 
     def __init__(self, workdir: Path, purge_from: int | None):

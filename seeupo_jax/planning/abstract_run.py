@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import jax
 
 from seeupo_jax.configuration.schema import Config
+from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.credit.advantages import credit_programs
-from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.program_warming import COPY_RATIO, distinct_programs, sweep_programs
 from seeupo_jax.parallel.device_memory import device_bytes, free_memory
 from seeupo_jax.planning.remat import PLATFORM, SHARE

@@ -28,7 +28,7 @@ REMATS = ("none", "dots", "attention", "full")  # the least that is computed aga
 _FLOAT32 = 4
 _SCORES = 3  # copies of a chunk's scores while it is differentiated: themselves, weights, gradient
 _LOGITS = 3  # and of a chunk's logits
-# Copies of the residual stream beside the layers': embedded, normed, picked, gradients.
+# Copies of the residual stream outside the layers: embedded, normed, picked, gradients.
 _STREAMS = 6
 # With experts, XLA for TPU laid out 1.0 to 1.31 times what is counted here (docs/hardware.md).
 _SPARSE = 1.3

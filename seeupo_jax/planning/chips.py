@@ -43,9 +43,9 @@ class Chip:
 
 
 # Google Cloud's pages "TPU v4", "TPU v5e", "TPU v5p", "TPU v6e" and "TPU7x (Ironwood)",
-# docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}, as of 2026. They tell the interconnect in
+# docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}, as of 2026. They give the interconnect in
 # both directions (v5e 400, v5p 1200, v6e 800, tpu7x 1200 GB/s); half of it is one direction. For
-# v4 they tell none: 50 GB/s a link, six links (Jouppi et al., arXiv:2304.01433). The data centre
+# v4 they give none: 50 GB/s a link, six links (Jouppi et al., arXiv:2304.01433). The data centre
 # network: per chip for v5p, v6e and tpu7x; v5e's 6.4 Tb/s a pod of 256; v4's is not published,
 # taken as v5p's. Where pages differ (v5e 800 or 819, v6e 1600 or 1638 GB/s) the later one counts.
 CHIPS = {

@@ -141,7 +141,7 @@ def iteration_flops(run: AbstractRun) -> float:
     whole = pack(shapes, run.trajectories, context, shapes.long)
 
     sampled = [Pass(run.trajectories, context, head=context // 2)]
-    scored = [whole] * (scoring_passes(plan) + algorithm.scores_gain)
+    scored = [whole] * (scoring_passes(plan) + algorithm.estimator.scores_answers)
     of_turns = pass_ends(config, "refresh") + pass_ends(config, "old")
     scored += [pack(shapes, run.trajectories, end) for end in of_turns]
     scored += [pack(shapes, part, end, shapes.long) for end in rescored_ends(config)]
@@ -169,7 +169,7 @@ def step_flops(run: AbstractRun, packed: Packed, *, computed: bool) -> float:
         each=separate_conversations(run, packed, computed=computed),
         refresh=shapes.chunk if run.learner.fused else 0,
         chunks=refresh_chunks(shapes, packed, turn),
-        critic=run.config.algorithm.critic,
+        critic=run.config.algorithm.critic.kind,
         computed=computed,
     )
 

@@ -22,7 +22,8 @@ from seeupo_jax.training.build_learner import new_state, place_reference, run_op
 # has environments and other programs to hold, and allocators need some room to themselves.
 _SHARES = {"cpu": 0.5}
 SHARE = 0.9
-# Of devices that are not here, for a sampler's memory: there it takes most beside its cache.
+# The assumed platform of devices that are not here: there a sampler needs the most memory, not
+# counting its cache.
 PLATFORM = "gpu"
 
 
@@ -34,7 +35,7 @@ class RematPlan:
     activations: of one microbatch, by the choices there are, the least recomputation first.
     allowed: for a step; None: unknown.
     replayed: experts that a step's routers are given.
-    sampling: what samples the next iteration beside a step, with `rollout_ahead`.
+    sampling: parameters and cache that sample the next iteration meanwhile (`rollout_ahead`).
     """
 
     standing: int
@@ -78,7 +79,7 @@ class RematPlan:
 def choose_remat(
     config: Config, mesh: jax.sharding.Mesh | None = None, *, memory_bytes: int | None = None
 ) -> tuple[Config, RematPlan | None]:
-    """The configuration with `model.remat` decided, and what decided it where it was `auto`.
+    """The configuration with `model.remat` decided, and the plan that decided it if it was `auto`.
 
     Nothing but the configuration and what memory devices have, free or not, decides: the same
     command on the same machine computes the same numbers to the bit. Every process of a
@@ -86,7 +87,7 @@ def choose_remat(
 
     Args:
       mesh: that the run trains on; its devices need not be here. None: the configuration's.
-      memory_bytes: that programs of one device may use; None: what the device says.
+      memory_bytes: that programs of one device may use; None: as the device reports it.
     """
     if config.model.remat != "auto":
         return config, None
@@ -121,7 +122,7 @@ def plan_remat(
     standing += device_bytes(place_reference(config, params))
     platform, arch = mesh.devices.flat[0].platform, policy.network.arch
     shapes = build.build_shapes(config, mesh, 1)
-    networks = 2 if config.algorithm.critic == "model" else 1
+    networks = 2 if config.algorithm.critic.kind == "model" else 1
     activations = {
         name: networks
         * microbatch_bytes(
@@ -152,5 +153,5 @@ def _replayed_bytes(config: Config, mesh: jax.sharding.Mesh, arch: Architecture)
 
 
 def _sampling_bytes(config: Config, policy: build.Policy, params: Any, platform: str | None) -> int:
-    """Bytes of the parameters that sample, and of all that decoding holds besides."""
+    """Bytes of the parameters that sample, and of all other memory of decoding."""
     return plan_sampler(config, policy, platform=platform).needed_bytes + device_bytes(params)

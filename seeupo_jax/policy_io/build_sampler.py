@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from seeupo_jax.algorithms.forks import EntropyForks
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.optimization.parameter_groups import split_trained
 from seeupo_jax.parallel.device_memory import free_memory
@@ -109,12 +110,12 @@ def build_grammars(config: Config, tokenizer: Tokenizer, vocab_size: int) -> Gra
 
 def build_sampling(config: Config, tokenizer: Tokenizer) -> Sampling:
     """How tokens are drawn in training."""
-    rollout = config.rollout
+    rollout, forks = config.rollout, config.algorithm.forks
     return Sampling(
         rollout.temperature,
         rollout.top_k,
         rollout.top_p,
         rollout.max_action_tokens,
         tokenizer.end_ids,
-        config.algorithm.fork_entropy_tokens if config.algorithm.forks == "entropy" else 0,
+        forks.entropy_tokens if isinstance(forks, EntropyForks) else 0,
     )

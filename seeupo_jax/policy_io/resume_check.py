@@ -50,9 +50,8 @@ def sampling_hash(config: Config) -> str:
     if config.algorithm.dynamic_sampling and (by_turn or weights is not None):  # as above
         centred = {"centred": True} if config.algorithm.keeps_statistics else {}
         choices.append({"compared_weights": weights, "by_turn": by_turn, **centred})
-    if config.algorithm.forks != "none":  # as above
-        names = [name for name in vars(config.algorithm) if name.startswith("fork")]
-        choices.append({name: vars(config.algorithm)[name] for name in names})
+    if config.algorithm.forks.kind != "none":  # as above
+        choices.append({"forks": values["algorithm"]["forks"]})
     if config.algorithm.router_replay == "rollout":  # what is stored has a record of experts
         choices.append({"router_replay": "rollout"})
     return hashlib.sha256(json.dumps(plain(choices, finite=False)).encode()).hexdigest()

@@ -40,9 +40,15 @@ def check_same_sweep(config: Config, iteration: int, saved: Mapping[str, Any], f
       folder: where it is saved.
 
     Raises:
-      ValueError: another algorithm, optimizer, or learning rate in this iteration.
+      ValueError: another algorithm, optimizer, or learning rate in this iteration, or one of a
+        version with other fields.
     """
     now, usual = (plain(to_dict(each), finite=False) for each in (config, Config()))
+    if unknown := sorted(saved["algorithm"].keys() - now["algorithm"].keys()):
+        raise ValueError(
+            f"{folder}: was stopped with config.algorithm.{unknown[0]}, which this version does not"
+            " have; remove the folder: the run then continues from its newest checkpoint, or anew."
+        )
     pairs = {
         f"{part}.{name}": (value, saved[part].get(name, usual[part][name]))
         for part in ("algorithm", "optimizer")

@@ -1,4 +1,4 @@
-"""Long series shortened to what a screen shows: means over blocks of iterations."""
+"""Shortens long series for charts: means over blocks of iterations."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Point:
-    """A value and, where there is one, its interval; `at` is an iteration or a kind.
+    """A value and its interval, if it has one; `at` is an iteration or a kind.
 
-    value: None: it was recorded as missing, and no line joins what is on both sides of it.
+    value: None: recorded as missing; no line joins its neighbours.
     """
 
     at: float | str
@@ -21,9 +21,9 @@ class Point:
 
 
 def block_size(iterations: Iterable[float], most: int) -> int:
-    """Over how many iterations to average so that at most `most` values are left.
+    """The number of iterations to average over so that at most `most` values are left.
 
-    What is measured now and then, such as evaluations, stays as it is until that is too much.
+    Sparse series, such as evaluations, stay unchanged as long as they fit.
     """
     distinct = set(iterations)
     if len(distinct) <= most:

@@ -30,7 +30,7 @@ from seeupo_jax.reports.blocks import (
 from seeupo_jax.reports.line_names import end_labels, legend_columns, short_names
 from seeupo_jax.reports.run_data import natural
 
-# Okabe and Ito's colours, which colour-blind people tell apart, the yellow darkened.
+# Okabe and Ito's colours for colour-blind readers, the yellow darkened.
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8c7300", "#56b4e9", "#808080")
 _DASHES = ([1, 0], [7, 3], [2, 2], [8, 3, 2, 3], [12, 4], [4, 6], [1, 3])
 _SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
@@ -52,7 +52,7 @@ _TINY = 1e-3  # below it values are written with an exponent
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawing, and a sentence to be shown beside its title."""
+    """A drawing, and a sentence next to its title."""
 
     title: str
     spec: Mapping[str, Any]
@@ -125,7 +125,7 @@ def range_chart(title: str, series: Mapping[str, Sequence[Point]], *, kind: str)
 
     Args:
       series: points whose `at` is the kind; values in [0, 1].
-      kind: what the kinds are.
+      kind: axis title.
     """
     series = {name: points for name, points in series.items() if points}
     if not series:
@@ -157,7 +157,7 @@ def heat_map(title: str, cells: Iterable[tuple[int, int, float]], *, value: str)
 
     Args:
       cells: iteration, turn (from 1 on) and value.
-      value: what it is.
+      value: its name.
     """
     cells = list(cells)
     block = block_size([iteration for iteration, _, _ in cells], _BLOCKS)
@@ -194,7 +194,7 @@ def stack_chart(
     Args:
       parts: iteration, name and value.
       names: of the parts, from the bottom up.
-      y: what the values are.
+      y: axis title.
     """
     parts = [part for part in parts if part[2]]
     block = block_size([iteration for iteration, _, _ in parts], _BLOCKS)
@@ -298,7 +298,7 @@ def _styles(series: Sequence[str]) -> tuple[alt.Color, alt.StrokeDash, alt.Shape
 
 
 def _if_picked(strength: float) -> alt.OpacityValue:
-    """Opacity of what is picked by clicks on the legend; of everything while nothing is."""
+    """Full opacity of the legend's selected entries; of all entries if none is selected."""
     return alt.OpacityValue(strength / 8, condition={"param": "picked", "value": strength})
 
 

@@ -1,4 +1,4 @@
-"""What the policy came to: learning curves, and success by kind of task and number of turns."""
+"""Learning curves, and success by kind of task and number of turns."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def kinds_section(runs: Sequence[RunData]) -> Section:
 
 
 def first_and_last(run: RunData) -> tuple[str, list[Point]]:
-    """What success is measured by, and its value at first and now; none where nothing is.
+    """The metric of success, its first and its last value; no points if it was not measured.
 
-    Of evaluations it is the avg@k of the last one; at first only where that had as many tasks.
+    For evaluations it is avg@k; the first value counts only if it covers as many tasks as the last.
     """
     measured = [
         key
@@ -103,7 +103,7 @@ def _rollouts(run: RunData) -> list[Point]:
         bounds = ()
         if value is not None and isinstance(tasks, int) and tasks > 0 and 0 <= value <= 1:
             groups = float(tasks)
-            if played[iteration] and size:  # without what failed; with several rounds of more tasks
+            if played[iteration] and size:  # without failed ones; several rounds have more tasks
                 counted = max(1, played[iteration] / size)
                 groups = counted if rounds.get(iteration, 1) > 1 else min(tasks, counted)
             bounds = wilson_interval(value, groups)
@@ -120,7 +120,7 @@ def _played(run: RunData) -> Counter[int]:
 
 
 def _evaluations(runs: Sequence[RunData]) -> list[str]:
-    """What was evaluated in any of the runs, such as `test avg@4`."""
+    """The evaluation metrics of any run, such as `test avg@4`."""
     return list(dict.fromkeys(name for run in runs for name in run.evaluations))
 
 
@@ -136,7 +136,7 @@ def _estimates(run: RunData, key: str, kind: str) -> list[Point]:
 
 
 def _evaluated_kinds(run: RunData, name: str) -> list[str]:
-    """The `LABEL=VALUE` of which an evaluation has a success rate."""
+    """The `LABEL=VALUE` kinds for which evaluations have a success rate."""
     key = run.evaluations.get(name)
     return [] if key is None else [kind for kind, _ in run.keyed(f"{key}/")]
 
@@ -194,7 +194,7 @@ def _in_window(run: RunData, label: str, window: range) -> list[Point]:
 
 
 def _turns_chart(title: str, run: RunData) -> Chart | None:
-    """The share of the trajectories that had so many turns."""
+    """The share of trajectories by number of turns."""
     counted = run.keyed("rollout/trajectories/turns=")
     parts = [(i, _turns(turns), n) for turns, name in counted for i, n in run.series(name)]
     total = _played(run)

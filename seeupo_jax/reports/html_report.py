@@ -1,4 +1,4 @@
-"""WORKDIR/report.html: one page of a run or of several, which needs nothing but itself."""
+"""WORKDIR/report.html: one self-contained page on one or several runs."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ class Head:
 
 
 def write_report(runs: Sequence[RunData], file: Path) -> Path:
-    """Writes the report of runs, finished or not, beside each other.
+    """Writes the report that shows runs, finished or not, side by side.
 
     Args:
-      runs: the first one's comes first. Each whose pages of trajectories are there gets a link to
-        them: call `write_pages` before this.
-      file: replaced whole; a link stays, and what it points to is replaced. Its folder is made.
+      runs: in the order of the report. A run that has pages of trajectories gets a link to them:
+        call `write_pages` first.
+      file: replaced atomically; of a symbolic link the target is. Its folder is made.
 
     Returns: the file.
 
@@ -145,7 +145,7 @@ def render(runs: Sequence[RunData], folder: Path) -> str:
 
 
 def _wanted(runs: Sequence[RunData]) -> list[Callable[[Sequence[RunData]], Section | None]]:
-    """What of the page is about runs of such kinds."""
+    """The page's contents for runs of these kinds."""
     supervised = {run.supervised for run in runs if run.lines}
     wanted = [*_SECTIONS] if False in supervised else []
     more = _SUPERVISED_SECTIONS if True in supervised else ()
@@ -184,7 +184,7 @@ def _head(run: RunData, folder: Path) -> Head:
 
 
 def _result(run: RunData) -> Tile:
-    """What the run came to: success, or of supervised fine-tuning the held-out loss."""
+    """The run's main result: success, or the held-out loss of supervised fine-tuning."""
     if run.supervised:
         losses = [value for _, value in run.series("eval/loss")]
         ends = [losses[0], losses[-1]] if len(losses) > 1 else losses

@@ -24,7 +24,7 @@ def end_labels(ends: Mapping[str, float], low: float, high: float, height: int) 
     for place, _ in places:
         placed.append(max(place, placed[-1] + _APART) if placed else place)
     floor = float(max(height, _APART * len(placed)))
-    for i in reversed(range(len(placed))):  # what was pushed out below moves up again
+    for i in reversed(range(len(placed))):  # names pushed below the end move up again
         placed[i] = min(placed[i], floor)
         floor = placed[i] - _APART
     return {name: y for y, (_, name) in zip(placed, places, strict=True)}
@@ -51,7 +51,7 @@ def _common(names: Collection[str]) -> int:
 
 
 def shortened(text: str, most: int = LABEL_CHARACTERS) -> str:
-    """At most so many characters, the middle left out: names often differ at their ends."""
+    """Shortens a text by leaving out its middle: names often differ at their ends."""
     if len(text) <= most:
         return text
     half = most // 2

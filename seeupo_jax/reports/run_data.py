@@ -34,11 +34,11 @@ _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?(e[-+]?[0-9]{1,3})?")
 
 @dataclass(frozen=True)
 class RunData:
-    """What is known of a run, whether it is finished, training, or copied to another place.
+    """The recorded data of a run, whether it is finished, training, or copied elsewhere.
 
-    name: the folder's, with its parent's where two runs would have the same.
+    name: the folder's, with parent folders where two runs would have the same name.
     lines: of metrics, in order.
-    about: the content of run.json; only an empty `config` for a run that wrote none.
+    about: the content of run.json; an empty `config` for a run without the file.
     age_s: seconds since the last line was written, by the file's time; None without metrics.
     """
 
@@ -62,7 +62,7 @@ class RunData:
         ]
 
     def keyed(self, prefix: str) -> list[tuple[str, str]]:
-        """What follows a prefix in names of metrics, and the whole names; as in natural order."""
+        """Metric names with a prefix: the part after it, and the whole name, in natural order."""
         names = {name for line in self.lines for name in line if name.startswith(prefix)}
         return sorted(((n.removeprefix(prefix), n) for n in names), key=lambda e: natural(e[0]))
 
@@ -83,7 +83,7 @@ class RunData:
 
     @property
     def split(self) -> str:
-        """What the metrics named `eval/` were measured on; the default where it is not known."""
+        """The split that metrics named `eval/` were measured on; the default if not recorded."""
         split = self.setting("evaluation.split")
         return split if isinstance(split, str) else Evaluation().split
 
@@ -163,7 +163,7 @@ def _load(workdir: Path, name: str) -> RunData:
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """The folders' names, with as many of their parents' as tell them apart."""
+    """The folders' names, with as many parent folders as make them distinct."""
     names: list[str] = []
     for folder in folders:
         twins = [f for f in folders if f != folder and f.name == folder.name]

@@ -1,4 +1,4 @@
-"""The parts of the report: what is charted of one run, or of several over each other."""
+"""The sections of the report: charts and tables of one run, or of several together."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Section:
 
     @property
     def absent(self) -> list[str]:
-        """What has no data to be drawn."""
+        """Titles of charts without data."""
         return [name for name, charts in self.wanted.items() if not any(charts)]
 
 
@@ -84,7 +84,7 @@ def overlay(
 
 
 def _changes(run: RunData) -> dict[float, str]:
-    """What changed where the run resumed, between the two iterations."""
+    """The settings that changed when the run resumed, between the two iterations."""
     marks: dict[float, str] = {}
     for each in run.resumptions:
         if each.after is not None and (lines := each.lines()):
@@ -115,7 +115,7 @@ def _measures(runs: Sequence[RunData], name: str, title: str) -> Measures:
 
 
 def parts_section(runs: Sequence[RunData]) -> Section | None:
-    """What only some runs have; None where these have nothing of it."""
+    """Charts of optional metrics; None if these runs have none of them."""
     wanted = charted(runs, "parts")
     intro = "Of a mixture of environments, a curriculum, branches, value functions, experts and"
     intro += " other parts that a run may have; what each number is: docs/metrics.md."
@@ -128,7 +128,7 @@ def of_run(title: str, run: RunData, runs: Sequence[RunData]) -> str:
 
 
 def turns_section(runs: Sequence[RunData]) -> Section:
-    """What the sweep did turn by turn."""
+    """Charts of the sweep by turn."""
     return Section(
         "turns",
         "The sweep, turn by turn",

@@ -1,4 +1,4 @@
-"""Tables of the report: configurations and versions beside each other, and what failed."""
+"""Tables of the report: configurations and versions side by side, and failures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def configuration_table(runs: Sequence[RunData]) -> Table | None:
 
 
 def versions_table(runs: Sequence[RunData]) -> Table | None:
-    """A table of what the runs were made with: model, devices, software versions, command."""
+    """The table of the runs' model, devices, software versions and command."""
     with_versions = [run for run in runs if "versions" in run.about]
     abouts = [{key: run.about[key] for key in _ABOUT if key in run.about} for run in with_versions]
     for run, about in zip(with_versions, abouts, strict=True):
@@ -36,7 +36,7 @@ def versions_table(runs: Sequence[RunData]) -> Table | None:
 
 
 def changes_table(runs: Sequence[RunData]) -> Table | None:
-    """What changed each time that a run resumed; None where none did.
+    """The settings that changed at each resumption; None if no run resumed with changes.
 
     The configuration and the versions are those of the last start.
     """
@@ -137,7 +137,7 @@ def _failing(run: RunData) -> Iterator[tuple[str, str, list[tuple[int, str, floa
 def _failed_records(run: RunData, split: str, iterations: list[int]) -> Iterator[dict[str, Any]]:
     for shard in find_shards(run.workdir) if iterations else ():
         if shard.evaluation and shard.split == split and shard.iteration in iterations:
-            # A run that trains has just removed it, or it is damaged, which its pages' error says.
+            # A training run has just removed it, or it is damaged, which its pages report.
             with contextlib.suppress(OSError, ValueError):
                 records = read_shard(shard.path(run.workdir))
                 yield from (record for record in records if record["failed"])

@@ -1,4 +1,4 @@
-"""Pages of trajectories: what the agent did, in a browser, without a server or network.
+"""Pages of trajectories for a browser, without a server or network.
 
 `trajectories/index.html` of a work directory reads `data/index.js`, a row per trajectory, and loads
 `data/SHARD-DIGEST-NN.js`, whole records, when one of them is opened.
@@ -24,24 +24,23 @@ from seeupo_jax.trajectories.json_lines import plain
 from seeupo_jax.trajectories.reader import FOLDER, TrajectoryFile, find_shards, read_shard
 
 CHUNK = 1_000_000  # characters of records in a chunk; one record may be longer
-LAYOUT = "2"  # of what lies in data/; files of another one are written anew
+LAYOUT = "2"  # of the files in data/; files of another version are rewritten
 # Columns of few different values, which are written once each.
 _REPEATED = ("source", "task_id", "labels", "stop", "failure", "chunk")
 
 
 def write_pages(workdir: str | Path, *, report: str | None = "../report.html") -> Path:
-    """Writes WORKDIR/trajectories/index.html and what it loads; returns its path.
+    """Writes WORKDIR/trajectories/index.html and its data; returns its path.
 
-    May be called while the run trains: shards that did not change keep their files, of which
-    missing and damaged ones are written again, the index is replaced when all that it names is
-    there, and only then what it no longer names is removed. Shards that the run removes meanwhile
-    are left out.
+    May be called while the run trains. Unchanged trajectory files keep their pages' files; missing
+    and damaged ones are rewritten. The index is replaced once all files that it names exist, and
+    only then are unused files removed. Files that the run removes meanwhile are left out.
 
     Args:
       report: address of the report, as seen from the page, which gets a link to it; None: no link.
 
     Raises:
-      ValueError: no such folder, a shard that holds something else than records, files that cannot
+      ValueError: no such folder, a trajectory file that holds no records, files that cannot
         be read or written, or pages that another process is writing.
       OSError: as of `file_error`: the disk failed, or is full.
     """
@@ -89,7 +88,7 @@ def _write_pages(workdir: Path, home: Path, report: str | None) -> None:
 
 
 def _name(workdir: Path) -> str:
-    """The run's name: what run.json says, or the folder's."""
+    """The run's name: from run.json, or the folder's."""
     manifest = read_run_manifest(workdir) or {}
     return str(manifest.get("name", workdir.resolve().name))
 
@@ -110,7 +109,7 @@ def _part(data: Path, shard: TrajectoryFile, path: Path) -> dict[str, list[dict[
 
 
 def _read_part(file: Path) -> dict[str, Any] | None:
-    """What `_write_part` returned; None where the file is missing or damaged."""
+    """The result of an earlier `_write_part`; None if its file is missing or damaged."""
     try:
         return json.loads(gzip.decompress(file.read_bytes()))
     except (OSError, EOFError, ValueError, zlib.error):
@@ -150,7 +149,7 @@ def _chunks(records: Iterable[dict[str, Any]]) -> Iterator[list[tuple[dict[str, 
 
 
 def _row(record: dict[str, Any], source: str, chunk: str, place: int) -> dict[str, Any]:
-    """What the list shows of a trajectory, and where the rest of it is."""
+    """A trajectory's row in the list, with the place of its full record."""
     sizes = [abs(weight) for weight in record["weights"] if weight is not None]
     keys = ("iteration", "group", "member", "task_id", "stop", "failed", "failure")
     keys += ("reward", "success", "turns", "advantage")

@@ -30,15 +30,15 @@ def check_entries(algorithm: Algorithm) -> None:
     for field, check in (("advantage", try_estimator), ("objective", try_objective)):
         name = vars(algorithm)[field]
         if ":" in name:  # built-in ones are tested
-            check(f"config.algorithm.{field}: {name}", find_entry(field, name), vars(algorithm))
+            check(f"config.algorithm.{field}: {name}", find_entry(field, name), algorithm)
 
 
-def try_estimator(name: str, estimator: Estimator, choices: Mapping[str, Any]) -> None:
+def try_estimator(name: str, estimator: Estimator, algorithm: Algorithm) -> None:
     """Credits a batch of four trajectories, the last of which failed.
 
     Args:
       name: how errors begin.
-      choices: fields of `config.algorithm` by name.
+      algorithm: the other options, and those of the estimator.
 
     Raises:
       ValueError: the function fails, or returns other shapes, types or numbers.
@@ -50,10 +50,12 @@ def try_estimator(name: str, estimator: Estimator, choices: Mapping[str, Any]) -
         wanted["returns"] = arrays["mask_NL"].shape
     if estimator.adapts_clip:
         wanted["clip scales"] = arrays["mask_NK"].shape
-    needed = {key: arrays[key] for key in estimator.inputs(choices)}
+    needed = {key: arrays[key] for key in estimator.inputs(algorithm.estimator, algorithm.scale)}
 
     def credit(arrays: Mapping[str, Any]) -> tuple[Any, ...]:
-        result = estimator.credit(arrays, choices)._replace(part_NQ=None)  # for metrics alone
+        scaling = {"scale": algorithm.scale, "clip": algorithm.advantage_clip}
+        result = estimator.credit(arrays, algorithm.estimator, **scaling)
+        result = result._replace(part_NQ=None)  # for metrics alone
         return tuple(x for x in result if x is not None)
 
     results = _tried(name, wanted, credit, needed)
@@ -65,13 +67,13 @@ def try_estimator(name: str, estimator: Estimator, choices: Mapping[str, Any]) -
         raise ValueError(f"{name} makes {what} of finite rewards that are not finite numbers.")
 
 
-def try_objective(name: str, objective: Objective, choices: Mapping[str, Any]) -> None:
+def try_objective(name: str, objective: Objective, algorithm: Algorithm) -> None:
     """The terms of three actions, and their gradient; arguments as for `try_estimator`."""
     logp_NL = jnp.log(jnp.linspace(0.1, 0.9, 12, dtype=jnp.float32)).reshape(3, 4)
     old_logp_NL = logp_NL - jnp.array([[0.1], [-0.1], [0.0]])  # within usual clip ranges
     mask_NL = jnp.arange(4)[None, :] < jnp.array([[4], [2], [1]])
     weight_NL = jnp.broadcast_to(jnp.array([[1.0], [-1.0], [0.0]]), logp_NL.shape)
-    single = choices["ratio"] == "token"
+    single = algorithm.ratio == "token"
     arrays = {
         "ratio": jnp.exp(logp_NL - old_logp_NL),
         "logp": logp_NL,
@@ -79,7 +81,9 @@ def try_objective(name: str, objective: Objective, choices: Mapping[str, Any]) -
     }
     arrays = {key: arrays[key] if single else arrays[key][:, 0] for key in objective.needs}
     # Arguments, as they are of a step.
-    bounds = {key: None if (x := choices[key]) is None else jnp.float32(x) for key in BOUNDS}
+    bounds = {
+        key: None if (x := vars(algorithm)[key]) is None else jnp.float32(x) for key in BOUNDS
+    }
     values = {key: bounds[key] for key in objective.bounds}
     absent = {key: x for key, x in values.items() if x is None}
     present = {key: x for key, x in values.items() if x is not None}
@@ -96,7 +100,7 @@ def try_objective(name: str, objective: Objective, choices: Mapping[str, Any]) -
             advantage_NL=weight_NL,
             cumulative_ratio_N=jnp.ones(3),
             objective=objective,
-            ratio=choices["ratio"],
+            ratio=algorithm.ratio,
             **bounds,
         )
         return term_N.sum()

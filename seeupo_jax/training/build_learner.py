@@ -10,10 +10,10 @@ import optax
 
 from seeupo_jax.configuration.reward import reward_weights
 from seeupo_jax.configuration.schema import Config
+from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.learner.optimization.schedule import Schedule
 from seeupo_jax.learner.optimization.turn_moments import per_turn
-from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.reference_policy import wait_reference, with_reference
 from seeupo_jax.learner.state_layout import (
     abstract_state,
@@ -120,4 +120,4 @@ def warn_of_undivided(state: TrainState) -> None:
 
 def place_reference(config: Config, params: Any) -> Any:
     """The reference policy's parameters where they wait; None: in the state, since they move."""
-    return None if config.algorithm.ref_every is not None else wait_reference(config, params)
+    return None if config.algorithm.reference is not None else wait_reference(config, params)

@@ -36,7 +36,7 @@ from seeupo_jax.rewards.scorer import make_scorer
 from seeupo_jax.rollout.branching.plans import make_plan
 from seeupo_jax.rollout.branching.replay import check_replayable
 from seeupo_jax.rollout.engine.grammar import TOOL_CALLS, check_tools
-from seeupo_jax.rollout.tasks import share_counts
+from seeupo_jax.rollout.task_draw import share_counts
 from seeupo_jax.training.algorithm_trial import check_entries
 from seeupo_jax.training.build_learner import run_optimizer
 from seeupo_jax.training.reference_answers import check_references
@@ -143,7 +143,7 @@ def _check_fields(config: Config) -> jax.sharding.Mesh:
     check_trackers(config.telemetry.trackers)
     make_scorer(config.rewards).close()
     make_plan(config)
-    if config.algorithm.forks == "candidates":
+    if config.algorithm.forks.kind == "candidates":
         make_judge(config.judge, config.env.name).close()
     if max(config.profile.steps, default=0) > config.iterations:
         raise ValueError(
@@ -187,7 +187,7 @@ def _check_episodes(config: Config) -> None:
     share_counts(parts, config.rollout.tasks)
     check_references(config, tasks)
     firsts = [part.task_ids[0] for part in parts if part.task_ids]
-    if config.algorithm.forks not in ("none", "candidates"):
+    if config.algorithm.forks.kind not in ("none", "candidates"):
         with open_environment(config.env, calls=2 * len(firsts)) as environment:
             check_replayable(environment, firsts, config.seed, config.env.name)
     if not config.warm_start.stages:

@@ -12,7 +12,7 @@ from seeupo_jax.envs.tasks import list_tasks, task_reference
 from seeupo_jax.learner.credit.information_gain import AnswerTokens
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 
-PLACE = "{answer}"  # in `config.algorithm.gain_template`
+PLACE = "{answer}"  # in `config.algorithm.estimator.gain_template`
 CHECKED = 64  # tasks whose answers are asked for before a run begins
 
 
@@ -22,14 +22,15 @@ def check_references(config: Config, tasks: Tasks) -> None:
     Raises:
       ValueError: one sentence: one of the first tasks has none.
     """
-    if not config.algorithm.scores_gain:
+    if not config.algorithm.estimator.scores_answers:
         return
     for task_id in list_tasks(tasks, "train")[:CHECKED]:
         if task_reference(tasks, task_id) is None:
             raise ValueError(
-                f"config.algorithm.gain: got reference with advantage={config.algorithm.advantage},"
-                f" but task {task_id!r} has no reference answer; allowed: turn_reward, where the"
-                " environment rewards turns, or tasks with reference(task_id)."
+                "config.algorithm.estimator.gain: got reference with"
+                f" advantage={config.algorithm.advantage}, but task {task_id!r} has no reference"
+                " answer; allowed: turn_reward, where the environment rewards turns, or tasks with"
+                " reference(task_id)."
             )
 
 

@@ -15,7 +15,7 @@ from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.envs.tasks import list_task_shares
 from seeupo_jax.evaluation.episode_host import build_host
 from seeupo_jax.evaluation.evaluation import selection_split, selection_warning
-from seeupo_jax.learner.program_cache import Learner
+from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.metrics.metrics_log import read_metrics
 from seeupo_jax.parallel.stop_signal import StopRequest
 from seeupo_jax.policy_io import build
@@ -87,7 +87,7 @@ def build_components(
     """
     learner, train, ref_params = build_learner(config, policy, params)
     engine = build_engine(config, policy)
-    judged = config.algorithm.forks == "candidates"
+    judged = config.algorithm.forks.kind == "candidates"
     judge = make_judge(config.judge, config.env.name) if judged else None
     tasks, references = find_tasks(config), None
     worker = RolloutWorker(
@@ -101,8 +101,8 @@ def build_components(
         stop=lambda: request.asked,
         watch=progress.watch,
     )
-    if config.algorithm.scores_gain:
-        template = config.algorithm.gain_template
+    if config.algorithm.estimator.scores_answers:
+        template = config.algorithm.estimator.gain_template
         references = ReferenceAnswers(tasks, policy.tokenizer, template, progress.log)
     selects_on = selection_split(config, tasks)
     shares = list_task_shares(tasks, "train")

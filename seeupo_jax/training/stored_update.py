@@ -125,7 +125,9 @@ def fit_config(config: Config, trajectories: Sequence[Trajectory]) -> Config:
     acted = (np.bincount(turn_L[turn_L != CONTEXT]) for turn_L in rows.turn)
     action = max(int(count.max(initial=0)) for count in acted)
     length = max(map(len, rows.tokens))
-    if config.algorithm.loss_mean == "constant":  # whose constant is the length allowed, not used
+    if (
+        config.algorithm.loss_aggregation == "constant"
+    ):  # whose constant is the length allowed, not used
         action = max(action, rollout.max_action_tokens)
         length = max(length, rollout.max_context)
     row_devices = row_shards(mesh)
@@ -188,7 +190,7 @@ def prepare_update(
         max_positions=arch.max_positions,
         unassigned_V=arch.unassigned_V() if arch.unassigned else None,
         max_reward=config.env.max_reward,
-        recorded=config.algorithm.tis_clip is not None,
+        recorded=config.algorithm.importance is not None,
     )
     check_rewards(config.algorithm, trajectories)
     check_experts(config.algorithm, arch)
@@ -201,7 +203,7 @@ def prepare_update(
     mesh = check_learner(config)
     build.check_layout(config, mesh)
     check_optimizer(config, mesh, build.total_steps(config))
-    if algorithm.scores_gain:
+    if algorithm.estimator.scores_answers:
         given = sum(bool(t.turn_rewards) for t in trajectories)
         log(
             "the gain of a turn is its reward, since stored trajectories have no reference answers;"

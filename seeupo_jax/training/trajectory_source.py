@@ -25,7 +25,7 @@ from seeupo_jax.rollout.episode import EpisodeRequest
 from seeupo_jax.rollout.player import CollectionOptions, Prefetched, RolloutWorker
 from seeupo_jax.rollout.resample import collection_number, resample
 from seeupo_jax.rollout.rollout_store import RolloutStore
-from seeupo_jax.rollout.tasks import draw_tasks, repeats
+from seeupo_jax.rollout.task_draw import draw_tasks, repeats
 
 
 class SamplingOrigin(NamedTuple):
@@ -82,7 +82,7 @@ class TrajectorySource:
         self._config, self._policy, self._worker, self._log = config, policy, worker, log
         drawn = {name: vars(config.rollout)[name] for name in ("top_k", "top_p", "grammar")}
         rounded = quantization_note(
-            config.rollout.quantize, config.algorithm.tis_clip, ahead=bool(config.rollout_ahead)
+            config.rollout.quantize, config.algorithm.importance, ahead=bool(config.rollout_ahead)
         )
         for note in (*repeats(shares, config.rollout.tasks), truncation_note(**drawn), rounded):
             if note is not None:

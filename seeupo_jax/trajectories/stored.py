@@ -170,7 +170,7 @@ def check_trajectories(
                     f"{where}: tokens: got {segment.tokens_L.size}; allowed: {allowed}."
                 )
             if recorded and np.isnan(segment.logp_L).any():
-                allowed = "a number for each token, which config.algorithm.tis_clip reads"
+                allowed = "a number for each token, which config.algorithm.importance reads"
                 raise ValueError(f"{where}: logp: got none; allowed: {allowed}.")
 
 

@@ -92,6 +92,7 @@ def test_the_episodes_compared_end_in_all_ways(trajectories):
     assert any(t.info["bad_calls"] for t in found)
 
 
+@pytest.mark.exhaustive
 def test_it_trains_to_the_same_numbers(tmp_path):
     lines = {}
     for name, config in CONFIG.items():

@@ -8,15 +8,16 @@ import pytest
 from places import ROOT
 
 from seeupo_jax.algorithms import advantage, estimators, objectives
+from seeupo_jax.algorithms.estimator_options import TurnDiscount
 from seeupo_jax.algorithms.estimators import grae
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.entry_points import entry_names, find_entry
+from seeupo_jax.options import CHECK
 from seeupo_jax.training.algorithm_trial import try_estimator, try_objective
 
 PAGE = (ROOT / "docs" / "own_algorithm.md").read_text()
 ESTIMATORS = pytest.mark.parametrize("name", entry_names("advantage"))
 OBJECTIVES = pytest.mark.parametrize("name", entry_names("objective"))
-FIELDS = {field.name: field for field in dataclasses.fields(Algorithm)}
 
 
 def listed(names):
@@ -26,11 +27,14 @@ def listed(names):
 def estimator_row(name):
     """Its line of the page."""
     entry = find_entry("advantage", name)
-    options = (f"`{own}`: {FIELDS[own].metadata['check'][1]}" for own in entry.options.values())
+    fields = {field.name: field for field in dataclasses.fields(entry.options)}
+    options = (f"`{own}`: {fields[own].metadata[CHECK][1]}" for own in entry.keywords)
+    others = [f"`{own}`" for own in fields if own not in entry.keywords]
     needs = listed(entry.needs)
-    for array, choice in entry.asked.items():
+    for array, choice in entry.optional_inputs.items():
         needs += f"; `{array}` with `{choice}`"
-    return f"| `{name}` | {entry.level} | {needs} | {'; '.join(options)} |"
+    scales = "yes" if entry.scales else "no"
+    return f"| `{name}` | {entry.level} | {needs} | {scales} | {'; '.join([*options, *others])} |"
 
 
 def objective_row(name):
@@ -45,15 +49,15 @@ def test_an_estimator_is_a_row_of_the_page_and_does_what_it_declares(name):
     assert f"\n{estimator_row(name)}\n" in PAGE
     entry = find_entry("advantage", name)
     for asked in (False, True):
-        choices = vars(Algorithm()) | dict.fromkeys(entry.asked.values(), asked)
-        try_estimator(name, entry, choices)
+        options = dict.fromkeys(entry.optional_inputs.values(), asked)
+        try_estimator(name, entry, Algorithm(advantage=name, estimator=options))
 
 
 @OBJECTIVES
 def test_an_objective_is_a_row_of_the_page_and_does_what_it_declares(name):
     assert f"\n{objective_row(name)}\n" in PAGE
     for ratio in ("token", "geometric"):
-        try_objective(name, find_entry("objective", name), vars(Algorithm(ratio=ratio)))
+        try_objective(name, find_entry("objective", name), Algorithm(ratio=ratio))
 
 
 def test_the_page_lists_the_arrays():
@@ -95,7 +99,8 @@ def test_a_new_file_is_all_that_a_new_name_needs(field, folder, text, tmp_path):
         algorithm = Algorithm(**{field: "brand_new"})
         if field == "advantage":
             arrays = {"reward_N": np.ones(2), "valid_N": np.ones(2, bool)}
-            credit = find_entry(field, "brand_new").credit(arrays, {"scale": "none"})
+            entry, scaling = find_entry(field, "brand_new"), {"scale": "none", "clip": None}
+            credit = entry.credit(arrays, algorithm.estimator, **scaling)
             np.testing.assert_array_equal(credit.advantage, [2, 2])
             assert not algorithm.grouped
         else:
@@ -114,8 +119,20 @@ def test_a_new_file_is_all_that_a_new_name_needs(field, folder, text, tmp_path):
         (lambda: estimators.Estimator(abs, "turn", "reward_N"), "needs: got 'reward_N'; allowed"),
         (lambda: estimators.Estimator(3, "turn", ()), "function: got 3; allowed: a function"),
         (
-            lambda: estimators.Estimator(abs, "turn", (), asked={"cut_N": "bootstrap_truncated"}),
-            "asked: got .*cut_N",
+            lambda: estimators.Estimator(abs, "turn", (), optional_inputs={"cut_N": "cut"}),
+            "optional_inputs: got .*cut_N",
+        ),
+        (
+            lambda: estimators.Estimator(abs, "turn", (), optional_inputs={"mask_NK": "cut"}),
+            "optional_inputs: got the option 'cut'; allowed: fields of Options, which are none",
+        ),
+        (
+            lambda: estimators.Estimator(abs, "turn", (), {"discount": "discount"}),
+            "options: got {.*}; allowed: a frozen dataclass that extends",
+        ),
+        (
+            lambda: estimators.Estimator(abs, "turn", ("state_NK",), TurnDiscount),
+            "options: got TurnDiscount of an estimator that needs state_NK; allowed: .* StateOptio",
         ),
         (lambda: objectives.Objective(abs, ("advantage",)), "needs: got .*ratio, logp, weight"),
         (lambda: objectives.Objective(abs, ("ratio",), ("clip",)), "bounds: got .*clip_low, clip_"),

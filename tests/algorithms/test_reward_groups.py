@@ -52,8 +52,9 @@ def test_the_preset_gdpo_is_what_users_of_trl_know_as_normalize_then_sum():
     """Its advantages of this group, to its 1e-4 beside the deviations."""
     arrays = {"rewards_NQ": REWARDS_NQ, "reward_weight_Q": ONES, "group_N": GROUP_N}
     arrays["valid_N"] = np.ones(4, bool)
-    choices = vars(Algorithm(**RECIPES["gdpo"]))
-    found = find_entry("advantage", "gdpo").credit(arrays, choices)
+    own = Algorithm(**RECIPES["gdpo"])
+    scaling = {"scale": own.scale, "clip": own.advantage_clip}
+    found = find_entry("advantage", "gdpo").credit(arrays, own.estimator, **scaling)
     np.testing.assert_allclose(found.advantage, [-0.21, -0.89, 1.43, -0.34], atol=0.006)
 
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from seeupo_jax.benchmarks.update import Pools, budgets
+from seeupo_jax.benchmarks.update_benchmark import Pools, budgets
 from seeupo_jax.planning.flops import parameters
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.types import Segment, Trajectory

@@ -877,6 +877,7 @@ save(3 + count)
 """
 
 
+@pytest.mark.exhaustive
 def test_a_disk_that_takes_not_all_of_a_checkpoint_leaves_the_one_before_it(tmp_path):
     """Whatever cannot be synced, the manifest's name after its renaming included."""
     saved = tmp_path / "saved"

@@ -85,6 +85,7 @@ def test_one_process_restores_what_two_saved(saved, shape):
         assert got.sharding == wanted.sharding
 
 
+@pytest.mark.exhaustive
 def test_two_processes_pass_over_the_same_damage_and_go_on(saved, tmp_path):
     directory, _ = saved
     (file,) = (directory / "3" / "state" / "state" / "ocdbt.process_1" / "d").iterdir()

@@ -1,61 +1,72 @@
-"""Which choices of an algorithm go together, and what a recipe is worth beside a file's own."""
+"""Which options of an algorithm go together, and which of a recipe, a file and a command hold."""
+
+import dataclasses
 
 import pytest
+from places import ROOT
 
+from seeupo_jax.algorithms.forks import EntropyForks, NoForks, TreeForks
 from seeupo_jax.configuration.algorithm import Algorithm, fused_refresh_applies
+from seeupo_jax.configuration.layers import given_options
 from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
+
+
+HEAD = "head"  # no group
 
 
 @pytest.mark.parametrize(
     "field, choices",
     [
-        ("critic", {"advantage": "gae"}),
-        ("critic", {"critic": "head"}),
-        ("scorer_rate", {"scorer_rate": 2.0}),
-        ("scorer_epochs", {"scorer_epochs": 2}),
-        ("critic", {"advantage": "spa"}),
-        ("kl_in", {"advantage": "spa", "critic": "head", "kl_in": "reward"}),
+        ("critic.kind", {"advantage": "gae"}),
+        ("critic.kind", {"critic": {"kind": "head"}}),
+        ("critic.kind", {"advantage": "spa"}),
+        ("kl_in", {"advantage": "spa", "critic": {"kind": "head"}, "kl_in": "reward"}),
         ("scale", {"advantage": "returns", "scale": "group"}),
-        ("baseline", {"advantage": "gigpo", "baseline": "leave_one_out"}),
-        ("baseline", {"baseline": "batch", "scale": "group"}),
+        ("estimator.baseline", {"estimator": {"baseline": "batch"}, "scale": "group"}),
         ("kl_in", {"advantage": "hgpo", "kl_in": "reward"}),
         ("kl_in", {"advantage": "gdpo", "kl_in": "reward"}),
         ("scale", {"advantage": "dvao", "scale": "group"}),
-        ("baseline", {"advantage": "gdpo", "baseline": "leave_one_out"}),
         ("kl_in", {"advantage": "a_grae", "kl_in": "reward"}),  # rewards leave [0, 1]
         ("scale", {"advantage": "canon", "scale": "group"}),
-        ("anchor", {"advantage": "matchtir", "anchor": "task"}),
-        ("anchor", {"anchor": "turn"}),
-        ("bootstrap_truncated", {"bootstrap_truncated": True}),
-        ("a_grae_alpha", {"a_grae_alpha": 0.0}),
-        ("a_grae_alpha", {"a_grae_alpha": 1.5}),
-        ("canon_mu", {"canon_mu": -0.1}),
-        ("canon_metric", {"canon_metric": "length"}),
+        ("estimator.alpha", {"advantage": "a_grae", "estimator": {"alpha": 0.0}}),
+        ("estimator.alpha", {"advantage": "a_grae", "estimator": {"alpha": 1.5}}),
+        ("estimator.mu", {"advantage": "canon", "estimator": {"mu": -0.1}}),
+        ("estimator.metric", {"advantage": "canon", "estimator": {"metric": "length"}}),
+        ("estimator.step_coef", {"advantage": "gigpo", "estimator": {"step_coef": 1e30}}),
+        ("estimator.power", {"advantage": "hgpo", "estimator": {"power": 1e3}}),
+        ("estimator.discount", {"advantage": "gae", "estimator": {"discount": 1.01}}),
+        ("estimator", {"estimator": 3}),
         ("clip_dual", {"objective": "cispo", "clip_dual": 3.0}),
         ("clip_dual", {"objective": "logp", "clip_dual": 3.0}),
         ("inner_epochs", {"objective": "logp", "inner_epochs": 2}),
-        ("covariance", {"covariance": "clip"}),  # ratios are of whole actions
-        ("covariance", {"covariance": "kl", "ratio": "token", "objective": "cispo"}),
-        ("covariance", {"covariance": "kl", "ratio": "token", "old_policy": "turn"}),
-        ("covariance", {"covariance": "kl", "ratio": "token", "turns_per_update": None}),
-        ("covariance", {"covariance": "kl", "ratio": "token", "order": "parallel"}),
-        ("covariance_low", {"covariance": "clip", "ratio": "token", "covariance_high": 1.0}),
-        ("overlong_length", {"advantage": "gdpo", "overlong_length": 5}),
-        ("overlong_length", {"advantage": "a_grae", "overlong_length": 5}),
-        ("overlong_buffer", {"overlong_buffer": 5}),
-        ("kl_target", {"kl_target": 0.1, "kl_coef": 0.0}),
-        ("ref_every", {"ref_every": 5, "kl_coef": 0.0}),
-        ("ref_decay", {"ref_decay": 0.9}),
+        ("covariance.kind", {"covariance": {"kind": "clip"}}),  # ratios are of whole actions
+        ("covariance.kind", {"covariance": {"kind": "kl"}, "ratio": "token", "objective": "cispo"}),
+        ("covariance.kind", {"covariance": {"kind": "kl"}, "ratio": "token", "old_policy": "turn"}),
+        (
+            "covariance.kind",
+            {"covariance": {"kind": "kl"}, "ratio": "token", "turns_per_update": None},
+        ),
+        ("covariance.kind", {"covariance": {"kind": "kl"}, "ratio": "token", "order": "parallel"}),
+        ("covariance.low", {"covariance": {"kind": "clip", "high": 1.0}, "ratio": "token"}),
+        ("overlong.length", {"advantage": "gdpo", "overlong": {"length": 5}}),
+        ("overlong.length", {"advantage": "a_grae", "overlong": {"length": 5}}),
+        ("overlong.length", {"overlong": {"buffer": 5}}),
+        ("kl_control.target", {"kl_control": {"target": 0.1}, "kl_coef": 0.0}),
+        ("reference.every", {"reference": {"every": 5}, "kl_coef": 0.0}),
+        ("reference.every", {"reference": {"decay": 0.9}}),
         ("moments", {"moments": "turn", "order": "parallel"}),
         ("moments", {"moments": "turn", "turns_per_update": 2}),
-        ("overlong_buffer", {"overlong_length": 4, "overlong_buffer": 5}),
+        ("overlong.buffer", {"overlong": {"length": 4, "buffer": 5}}),
         ("turns_per_update", {"order": "custom", "custom_order": (0, 1), "turns_per_update": None}),
-        ("refresh", {"refresh": "fused", "weight": "off"}),
+        ("refresh", {"refresh": "fused", "cumulative_ratio": False}),
         ("refresh", {"refresh": "fused", "turns_per_update": None}),
         # Of two tasks that all members of a group solve or fail, these tell the one from the other.
         ("dynamic_sampling", {"dynamic_sampling": 2, "advantage": "returns"}),
-        ("dynamic_sampling", {"dynamic_sampling": 2, "advantage": "gae", "critic": "head"}),
-        ("dynamic_sampling", {"dynamic_sampling": 2, "baseline": "batch"}),
+        (
+            "dynamic_sampling",
+            {"dynamic_sampling": 2, "advantage": "gae", "critic": {"kind": "head"}},
+        ),
+        ("dynamic_sampling", {"dynamic_sampling": 2, "estimator": {"baseline": "batch"}}),
         # What a model beside the policy, or the gain of an answer, says of turns differs too.
         ("dynamic_sampling", {"dynamic_sampling": 2, "advantage": "istar"}),
         ("dynamic_sampling", {"dynamic_sampling": 2, "advantage": "a2tgpo"}),
@@ -67,42 +78,32 @@ from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
         ("dynamic_sampling", {"dynamic_sampling": 2, "advantage": "matchtir"}),
         (
             "dynamic_sampling",
-            {"dynamic_sampling": 2, "advantage": "a2tgpo", "gain": "turn_reward"},
+            {"dynamic_sampling": 2, "advantage": "a2tgpo", "estimator": {"gain": "turn_reward"}},
         ),
         # Nothing reads these.
-        ("fork_tokens", {"fork_tokens": 100}),
-        ("fork_every", {"advantage": "tree", "forks": "entropy", "fork_every": 2}),
-        ("overlong_penalty", {"overlong_penalty": 3.0}),
-        ("kl_horizon", {"kl_horizon": 3.0}),
-        ("tis_level", {"tis_level": "geometric"}),
-        ("tis_level", {"tis_level": "geometric", "tis_clip": 2.0, "ratio": "token"}),
-        ("implicit_norm", {"implicit_norm": "batch_max"}),
-        ("critic_learning_rate", {"critic_learning_rate": 0.1}),
-        ("value_coef", {"value_coef": 3.0}),
-        ("value_clip", {"value_clip": None}),
-        ("tree_baseline", {"tree_baseline": "root"}),
-        ("gain", {"gain": "turn_reward"}),
-        ("canon_metric", {"canon_metric": "tokens"}),
-        ("canon_mu", {"canon_mu": 1.0}),
-        ("a_grae_alpha", {"a_grae_alpha": 0.3}),
-        ("history", {"advantage": "gigpo", "history": 5}),
-        ("gae_lambda", {"advantage": "returns", "gae_lambda": 0.3}),
-        ("discount", {"discount": 0.5}),
-        ("implicit_coef", {"implicit_coef": 0.5}),
-        ("covariance_kl", {"covariance_kl": 4.0}),
-        ("covariance_high", {"covariance_high": 4.0}),
+        ("overlong.length", {"overlong": {"penalty": 3.0}}),
+        ("kl_control.target", {"kl_control": {"horizon": 3.0}}),
+        ("importance.clip", {"importance": {"level": "geometric"}}),
+        ("importance.level", {"importance": {"clip": 2.0, "level": "geometric"}, "ratio": "token"}),
+        ("forks.kind", {"forks": {"kind": "tree"}}),
+        ("critic.coef", {"advantage": "gae", "critic": {"kind": "head", "coef": 1e30}}),
+        ("critic.kind", {"critic": {"kind": "heads"}}),
+        ("critic", {"critic": HEAD}),
         ("clip_low", {"objective": "logp", "clip_low": 0.1}),
         ("clip_high", {"objective": "logp", "clip_high": 0.28}),
-        ("weight_clip", {"weight": "off", "weight_clip": 0.5}),
+        ("weight_clip", {"cumulative_ratio": False, "weight_clip": 0.5}),
         ("weight_clip", {"order": "parallel", "weight_clip": 0.5}),
         ("weight_clip", {"turns_per_update": None, "weight_clip": None}),
         ("advantage_clip", {"scale": "group", "advantage_clip": 1.0}),
         ("advantage_clip", {"advantage": "gigpo", "scale": "none", "advantage_clip": None}),
-        ("pool_mean", {"loss_mean": "token", "pool_mean": "active"}),
-        ("old_policy", {"objective": "logp", "weight": "off", "old_policy": "turn"}),
+        ("normalize_by", {"loss_aggregation": "token", "normalize_by": "active"}),
+        ("old_policy", {"objective": "logp", "cumulative_ratio": False, "old_policy": "turn"}),
         (
-            "gain_template",
-            {"advantage": "a2tgpo", "gain": "turn_reward", "gain_template": "It is {answer}."},
+            "estimator.gain_template",
+            {
+                "advantage": "a2tgpo",
+                "estimator": {"gain": "turn_reward", "gain_template": "It is {answer}."},
+            },
         ),
     ],
 )
@@ -113,37 +114,101 @@ def test_choices_that_do_not_go_together_are_refused_by_name(field, choices):
 
 
 @pytest.mark.parametrize(
+    "section, choices, said",
+    [
+        (
+            "estimator",
+            {"step_coef": 0.5},
+            "got 0.5 with advantage=grae, which does not have it; allowed with advantage=a2tgpo or"
+            " advantage=gigpo or advantage=istar.",
+        ),
+        (
+            "estimator",
+            {"bootstrap_truncated": True},
+            "got True with advantage=grae, which does not have it; allowed with advantage=gae.",
+        ),
+        ("estimator", {"stepcoef": 0.5}, "no such field; allowed: baseline."),
+        (
+            "forks",
+            {"factors": (2, 2)},
+            "got (2, 2) with forks.kind=none, which does not have it; allowed with"
+            " forks.kind=tree.",
+        ),
+        (
+            "forks",
+            {"tokens": 100},
+            "got 100 with forks.kind=none, which does not have it; allowed with forks.kind=tree or"
+            " forks.kind=entropy or forks.kind=candidates.",
+        ),
+        (
+            "critic",
+            {"learning_rate": 0.1},
+            "got 0.1 with critic.kind=none, which does not have it; allowed with critic.kind=head"
+            " or critic.kind=model.",
+        ),
+        (
+            "covariance",
+            {"coef": 4.0},
+            "got 4.0 with covariance.kind=none, which does not have it; allowed with"
+            " covariance.kind=kl.",
+        ),
+    ],
+)
+def test_an_option_of_what_is_not_selected_cannot_be_set(section, choices, said):
+    (name,) = choices
+    with pytest.raises(ValueError) as error:
+        from_dict({"algorithm": {section: choices}})
+    assert str(error.value) == f"config.algorithm.{section}.{name}: {said}"
+
+
+def test_every_option_is_found_by_the_name_that_it_had():
+    for line in (ROOT / "tests/support/flat_names.txt").read_text().splitlines():
+        old, new = line.split()
+        with pytest.raises(ValueError) as error:
+            from_dict({"algorithm": {old: 1}})
+        allowed = f"config.algorithm.{old}: no such field; it is config.algorithm.{new}."
+        assert str(error.value) == allowed
+
+
+@pytest.mark.parametrize(
     "recipe, choices",
     [
-        ("dapo", {"advantage": "gigpo", "discount": 0.9}),
-        ("dapo", {"overlong_length": 5, "overlong_penalty": 0.5}),
-        ("a2tgpo", {"gain": "turn_reward", "dynamic_sampling": 1}),
+        ("dapo", {"advantage": "gigpo", "estimator": {"discount": 0.9}}),
+        ("dapo", {"overlong": {"length": 5, "penalty": 0.5}}),
+        ("a2tgpo", {"estimator": {"gain": "turn_reward"}, "dynamic_sampling": 1}),
         ("slate", {"scale": "batch", "dynamic_sampling": 1}),
         ("gdpo", {"scale": "batch", "dynamic_sampling": 1}),
-        ("ppo", {"gae_lambda": 0.9, "value_coef": 1.0, "bootstrap_truncated": True}),
-        ("slate", {"fork_tokens": 1000}),
-        ("reinforce", {"weight": "on", "turns_per_update": 1, "old_policy": "turn"}),  # Eq. 8
-        ("grpo", {"turns_per_update": 2, "weight": "on", "weight_clip": 0.5}),
+        ("ppo", {"estimator": {"lam": 0.9, "bootstrap_truncated": True}, "critic": {"coef": 1.0}}),
+        ("slate", {"forks": {"tokens": 1000}}),
+        (
+            "reinforce",
+            {"cumulative_ratio": True, "turns_per_update": 1, "old_policy": "turn"},
+        ),  # Eq. 8
+        ("grpo", {"turns_per_update": 2, "cumulative_ratio": True, "weight_clip": 0.5}),
         ("grpo", {"scale": "batch", "advantage_clip": 1.0}),
-        ("gspo", {"tis_clip": 2.0, "tis_level": "geometric"}),
-        ("istar", {"baseline": "mean", "implicit_norm": "none"}),
+        ("gspo", {"importance": {"clip": 2.0, "level": "geometric"}}),
+        ("istar", {"estimator": {"baseline": "mean", "norm": "none"}}),
         ("gigpo", {"scale": "batch", "advantage_clip": 1.0}),
-        ("grpo", {"loss_mean": "constant", "pool_mean": "active"}),
-        ("a2tgpo", {"gain_template": "It is {answer}."}),
+        ("grpo", {"loss_aggregation": "constant", "normalize_by": "active"}),
+        ("a2tgpo", {"estimator": {"gain_template": "It is {answer}."}}),
         ("dapo", {"clip_low": None, "clip_high": 0.3}),
         # What the recipe itself sets, and what it is changed to does not read.
         ("gigpo", {"advantage": "grae"}),
-        ("istar", {"advantage": "matchtir", "discount": 0.9}),
+        ("istar", {"advantage": "matchtir", "estimator": {"discount": 0.9}}),
         ("rloo", {"kl_coef": 0.0}),
         ("seeupo", {"kl_in": "reward", "kl_coef": 0.0}),  # as a sweep may begin
         ("rloo", {"advantage": "canon"}),
         ("arpo", {"objective": "cispo"}),
-        ("ppo", {"advantage": "returns", "critic": "none"}),
+        ("ppo", {"advantage": "returns", "critic": {"kind": "none"}}),
     ],
 )
 def test_what_something_reads_or_the_recipe_sets_is_allowed(recipe, choices):
     config = from_dict({"recipe": recipe, "algorithm": choices})
-    assert choices.items() <= vars(config.algorithm).items()
+    for name in given_options(choices):
+        value, got = choices, config.algorithm
+        for part in name.split("."):
+            value, got = value[part], vars(got)[part]
+        assert got == value, name
     assert from_dict(to_dict(config)) == config
 
 
@@ -161,20 +226,69 @@ def test_options_of_adapters_are_refused_without_adapters(name, value):
 def test_a_recipe_of_the_command_line_drops_what_nothing_reads_of_the_file(tmp_path):
     file = tmp_path / "own.py"
     file.write_text(
-        "def get_config():\n    return {'recipe': 'hgpo', 'algorithm': {'history': 4}}\n"
+        "def get_config():\n    return {'recipe': 'hgpo', 'algorithm': {'estimator': {'history':"
+        " 4}}}\n"
     )
-    assert load_config(file).algorithm.history == 4
+    assert load_config(file).algorithm.estimator.history == 4
     config = load_config(file, ["recipe=grpo"])
     assert config.algorithm == from_dict({"recipe": "grpo"}).algorithm
-    with pytest.raises(ValueError, match=r"algorithm\.history: got 5 with advantage=grae, which"):
-        load_config(file, ["recipe=grpo", "algorithm.history=5"])
+    with pytest.raises(ValueError, match=r"algorithm\.estimator\.history: got 5 with advantage"):
+        load_config(file, ["recipe=grpo", "algorithm.estimator.history=5"])
+
+
+def test_another_estimator_than_the_recipes_has_its_own_defaults():
+    config = from_dict({"recipe": "gigpo", "algorithm": {"advantage": "hgpo"}})
+    assert config.algorithm.estimator == Algorithm(advantage="hgpo").estimator
+    same = from_dict({"recipe": "gigpo", "algorithm": {"estimator": {"anchor": "turn"}}})
+    assert (same.algorithm.estimator.anchor, same.algorithm.estimator.discount) == ("turn", 0.95)
+    with pytest.raises(ValueError, match="estimator: got Baseline with advantage=gigpo"):
+        dataclasses.replace(Algorithm(), advantage="gigpo")
+
+
+def test_options_of_a_file_stay_where_the_command_line_names_the_same_recipe(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(
+        "def get_config():\n    return {'recipe': 'gigpo', 'algorithm': {'estimator': {'anchor':"
+        " 'turn', 'discount': 0.5}}}\n"
+    )
+    options = load_config(file, ["recipe=gigpo"]).algorithm.estimator
+    assert (options.anchor, options.discount) == ("state", 0.95)  # which the recipe sets
+    config = load_config(file, ["recipe=seeupo", "algorithm.estimator.baseline=batch"])
+    assert config.algorithm.estimator.over_batch
+
+
+def test_a_group_that_another_kind_is_selected_for_has_its_own_defaults(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(
+        "def get_config():\n    return {'recipe': 'spo_tree', 'algorithm': {'forks': {'every': 2},"
+        " 'overlong': {'length': 9}}}\n"
+    )
+    assert load_config(file).algorithm.forks == TreeForks(every=2)
+    config = load_config(file, ["recipe=grpo"])
+    assert config.algorithm.forks == NoForks() and config.algorithm.overlong.length == 9
+    with pytest.raises(ValueError, match="every: got 2 with forks.kind=entropy, which does not"):
+        load_config(file, ["algorithm.forks.kind=entropy"])  # the file's would be lost
+    values = {"recipe": "spo_tree", "algorithm": {"forks": {"kind": "entropy"}}}
+    assert from_dict(values).algorithm.forks == EntropyForks()
+    assert load_config(file, ["algorithm.overlong=none"]).algorithm.overlong is None
+
+
+@pytest.mark.parametrize("name", ["normalize_by", "pool_mean"])
+def test_a_field_has_one_value_by_either_of_its_names(name):
+    file = {"recipe": "grpo", "algorithm": {"normalize_by": "active"}}
+    assert load_config(file, [f"algorithm.{name}=all"]).algorithm.normalize_by == "all"
+    file["algorithm"] = {"pool_mean": "active"}
+    assert load_config(file, [f"algorithm.{name}=all"]).algorithm.normalize_by == "all"
+    assert load_config(file).algorithm.normalize_by == "active"
+    with pytest.raises(ValueError, match="pool_mean: got it and normalize_by; allowed: one of"):
+        from_dict({"algorithm": {"pool_mean": "all", "normalize_by": "all"}})
 
 
 def test_a_penalty_on_changes_needs_a_step_before_it_or_a_sampler_behind():
-    choices = {"covariance": "kl", "inner_epochs": 2}
-    assert from_dict({"recipe": "grpo", "algorithm": choices}).algorithm.covariance == "kl"
+    choices = {"covariance": {"kind": "kl"}, "inner_epochs": 2}
+    assert from_dict({"recipe": "grpo", "algorithm": choices}).algorithm.covariance.kind == "kl"
     one = {"recipe": "grpo", "algorithm": choices | {"inner_epochs": 1}}
-    assert from_dict(one | {"rollout_ahead": 1}).algorithm.covariance == "kl"
+    assert from_dict(one | {"rollout_ahead": 1}).algorithm.covariance.kind == "kl"
 
 
 def test_rewards_weigh_at_least_0_where_their_deviations_are_added_up():
@@ -203,7 +317,7 @@ def test_what_has_ratios_may_be_sampled_ahead_and_stepped_on_twice():
         ({}, True, True),
         ({"order": "forward"}, True, False),
         ({"inner_epochs": 2}, True, False),
-        ({"weight": "off"}, False, False),
+        ({"cumulative_ratio": False}, False, False),
         ({"order": "parallel"}, False, False),
         ({"turns_per_update": None}, False, False),
         ({"turns_per_update": 2}, True, True),

@@ -11,8 +11,11 @@ from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
 
 ESTIMATORS = entry_names("advantage")
 OWN = """
+from dataclasses import dataclass
+from seeupo_jax.algorithms.estimator_options import Options
 from seeupo_jax.algorithms.estimators import Estimator
 from seeupo_jax.algorithms.objectives import Objective
+from seeupo_jax.options import choice, within
 
 def rewards(reward_N):
     return reward_N
@@ -29,8 +32,15 @@ def bare(logp, weight):
 ALONE = Estimator(rewards, "trajectory", ("reward_N",))
 VALUED = Estimator(scored, "token", ("reward_NL", "value_NL"))
 PER_TURN = Estimator(rewards, "turn", ("reward_NK",))
-MISSPELT = Estimator(rewards, "trajectory", ("reward_N",), {"power": "no_such_field"})
-ASKING = Estimator(rewards, "trajectory", ("reward_N",), asked={"group_N": "no_such_field"})
+@dataclass(frozen=True)
+class Power(Options):
+    power: float = within(0, 4, 2.0)
+    kind: str = choice("root", "square")
+
+def powers(reward_N, power, kind):
+    return reward_N**power
+
+POWERS = Estimator(powers, "trajectory", ("reward_N",), Power)
 PLAIN, BARE = Objective(plain, ("ratio", "weight")), Objective(bare, ("logp", "weight"))
 
 FIELDS = {"ratio": "token", "custom_order": [], "advantage": "own_parts:ALONE"}
@@ -85,31 +95,56 @@ def test_names_of_ones_own_stay_texts_and_are_what_they_declare():
     assert to_dict(config)["algorithm"]["advantage"] == "own_parts:ALONE"
     assert from_dict(to_dict(config)) == config
     assert not config.algorithm.grouped
-    with_choices(advantage="own_parts:VALUED", critic="head", kl_in="reward")
+    with_choices(advantage="own_parts:VALUED", critic={"kind": "head"}, kl_in="reward")
     with_choices(advantage="own_parts:ALONE", kl_in="reward", scale="none")
+
+
+def test_options_of_ones_own_are_set_as_the_packages():
+    overrides = ["algorithm.advantage=own_parts:POWERS", "algorithm.estimator.power=3"]
+    config = load_config({}, [*overrides, "algorithm.estimator.kind=square"])
+    assert vars(config.algorithm.estimator) == {"power": 3.0, "kind": "square"}
+    assert from_dict(to_dict(config)) == config
+    assert vars(with_choices(advantage="own_parts:POWERS").algorithm.estimator)["power"] == 2.0
 
 
 @pytest.mark.parametrize(
     "choices, said",
     [
-        ({"advantage": "own_parts:VALUED"}, "critic: got 'none' with advantage=own_parts:VALUED;"),
         (
             {"advantage": "own_parts:VALUED"},
-            "none unless advantage=own_parts:VALUED, which reads it.",
+            "critic.kind: got 'none' with advantage=own_parts:VALUED;",
         ),
-        ({"advantage": "own_parts:ALONE", "critic": "head"}, "critic: got 'head' with advantage="),
+        (
+            {"advantage": "own_parts:VALUED"},
+            "allowed: head or model with advantage=own_parts:VALUED.",
+        ),
+        (
+            {"advantage": "own_parts:ALONE", "critic": {"kind": "head"}},
+            "critic.kind: got 'head' with advantage=",
+        ),
         (
             {"advantage": "own_parts:ALONE", "scale": "group"},
             "scale: got 'group' with advantage=own_parts:ALONE; allowed: batch or none with"
             " advantage=own_parts:ALONE, which has no scale of its own.",
         ),
         (
-            {"advantage": "own_parts:ALONE", "baseline": "batch"},
-            "mean, unless advantage=grae or advantage=istar.",
+            {"advantage": "own_parts:ALONE", "estimator": {"baseline": "batch"}},
+            "with advantage=own_parts:ALONE, which does not have it; allowed with advantage=grae or"
+            " advantage=istar or advantage=tree.",
         ),
-        ({"advantage": "own_parts:ASKING"}, "own_parts:ASKING has the option 'no_such_field'"),
+        (
+            {"advantage": "own_parts:POWERS", "estimator": {"power": 5}},
+            "estimator.power: got 5.0; allowed: a number from 0 to 4.",
+        ),
+        (
+            {"advantage": "own_parts:POWERS", "estimator": {"kind": "cube"}},
+            "estimator.kind: got 'cube'; allowed: one of root, square.",
+        ),
+        (
+            {"advantage": "own_parts:POWERS", "estimator": {"pover": 3}},
+            "estimator.pover: no such field; did you mean power? allowed: power, kind.",
+        ),
         ({"advantage": "own_parts:PER_TURN", "kl_in": "reward"}, "kl_in: got 'reward' with adva"),
-        ({"advantage": "own_parts:MISSPELT"}, "advantage: own_parts:MISSPELT has the option 'no_s"),
         ({"objective": "own_parts:BARE", "inner_epochs": 2}, "inner_epochs: got 2 with objective="),
         ({"objective": "own_parts:PLAIN", "clip_dual": 3.0}, "clip_dual: got 3.0 with objective="),
         ({"advantage": "own_parts:rewards"}, "has no Estimator 'rewards'; it has ALONE, VALUED,"),
@@ -159,9 +194,15 @@ def test_a_recipe_of_ones_own_is_a_function_or_a_dict(recipe, tmp_path):
     file.write_text(
         "def get_config():\n    return {'algorithm': {'scale': 'none', 'ratio': 'x'}}\n"
     )
-    algorithm = load_config(file, [f"recipe={recipe}", "algorithm.weight=off"]).algorithm
+    algorithm = load_config(
+        file, [f"recipe={recipe}", "algorithm.cumulative_ratio=False"]
+    ).algorithm
     # What the recipe leaves out is SeeUPO's, whatever the file has.
-    assert (algorithm.ratio, algorithm.scale, algorithm.weight) == ("token", "batch", "off")
+    assert (algorithm.ratio, algorithm.scale, algorithm.cumulative_ratio) == (
+        "token",
+        "batch",
+        False,
+    )
 
 
 @pytest.mark.parametrize(

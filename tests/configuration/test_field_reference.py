@@ -10,20 +10,34 @@ from seeupo_jax.configuration.loading import from_dict, to_dict
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.metrics.run_manifest import flatten
 
-FIELDS = {field.full_name: field for field in describe_fields()}
+FIELDS = {field.full_name: field for field in describe_fields() if not field.selected}
+SELECTED = [field for field in describe_fields() if field.selected]
 
 
 def test_every_field_is_described_once_with_a_sentence():
     every = {name for name, _ in flatten(to_dict(Config()))}
     in_lists = Counter(name.partition("[].")[0] for name in FIELDS if "[]." in name)
-    assert {name for name in FIELDS if "[]." not in name} == every
+    selected = {field.full_name for field in SELECTED}
+    optional = {name for name in every if f"{name}." in " ".join(FIELDS)}
+    below = {name for name in FIELDS if name.rpartition(".")[0] in optional}
+    assert {name for name in FIELDS if "[]." not in name} - below == every - selected
+    assert optional == {
+        f"algorithm.{name}" for name in ("importance", "kl_control", "reference", "overlong")
+    }
     assert in_lists == {"rewards": 6, "warm_start.stages": 3, "optimizer.groups": 5}
-    assert len(FIELDS) == len(describe_fields())
-    for name, field in FIELDS.items():
+    assert len(FIELDS) + len({*SELECTED}) == len(describe_fields())
+    for name, field in [*FIELDS.items(), *((field.full_name, field) for field in SELECTED)]:
         assert field.sentence.endswith(".") and field.sentence[:1].strip(), name
         assert field.allowed and field.type, name
     assert all(describe_groups().values())
-    assert {field.group for field in FIELDS.values()} == set(describe_groups())
+    assert {field.group for field in describe_fields()} == set(describe_groups())
+
+
+def test_an_option_is_described_with_the_choices_that_have_it():
+    (discount,) = (f for f in SELECTED if f.name == "discount" and "per turn" in f.sentence)
+    assert discount.full_name == "algorithm.estimator.discount"
+    assert discount.selected == "advantage=a2tgpo, gigpo, hgpo, matchtir, prorl"
+    assert [f.selected for f in SELECTED if f.name == "lam"] == ["advantage=gae, spa"]
 
 
 @pytest.mark.parametrize(

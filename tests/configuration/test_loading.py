@@ -11,7 +11,7 @@ from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
     "of_field, of_dict",
     [
         ("algorithm.custom_order=[1,0]", 'algorithm={"custom_order": [1,0]}'),
-        ("algorithm.a_grae_alpha=0.5", 'algorithm={"a_grae_alpha": 0.5}'),
+        ("algorithm.estimator.baseline=batch", 'algorithm={"estimator": {"baseline": "batch"}}'),
     ],
 )
 def test_a_field_that_nothing_reads_is_told_however_it_is_given_beside_a_recipe(of_field, of_dict):

@@ -36,7 +36,7 @@ def test_the_defaults_are_the_recipe_named_after_the_package():
 
 
 def test_no_two_recipes_are_the_same():
-    built = {name: dataclasses.astuple(Algorithm(**fields)) for name, fields in RECIPES.items()}
+    built = {name: Algorithm(**fields) for name, fields in RECIPES.items()}
     assert len(set(built.values())) == len(built)
 
 
@@ -51,10 +51,10 @@ def differing(name, base="seeupo"):
     [
         ("seeupo_forward", {"order": "forward"}),
         ("seeupo_random", {"order": "random"}),
-        ("seeupo_unweighted", {"weight": "off"}),
+        ("seeupo_unweighted", {"cumulative_ratio": False}),
         ("seeupo_group_std", {"scale": "group"}),
         ("seeupo_noscale", {"scale": "none"}),
-        ("parallel", {"order": "parallel", "weight": "off"}),
+        ("parallel", {"order": "parallel", "cumulative_ratio": False}),
     ],
 )
 def test_an_ablation_changes_the_one_choice_that_it_is_named_after(name, expected):
@@ -65,26 +65,34 @@ def test_an_ablation_changes_the_one_choice_that_it_is_named_after(name, expecte
     "name, expected",
     [
         ("grpo", {"ratio": "token", "scale": "group"}),
-        ("dr_grpo", {"ratio": "token", "scale": "none", "loss_mean": "constant", "kl_coef": 0.0}),
+        (
+            "dr_grpo",
+            {"ratio": "token", "scale": "none", "loss_aggregation": "constant", "kl_coef": 0.0},
+        ),
         ("gspo", {"ratio": "geometric", "scale": "group"}),
-        ("rloo", {"baseline": "leave_one_out", "scale": "none", "kl_in": "reward"}),
+        ("rloo", {"estimator": {"baseline": "leave_one_out"}, "scale": "none", "kl_in": "reward"}),
         ("reinforce", {"objective": "logp", "ratio": "product"}),
         ("reinforce_plus_plus", {"advantage": "returns", "scale": "batch", "kl_in": "reward"}),
-        ("ppo", {"advantage": "gae", "ratio": "token", "loss_mean": "token", "scale": "batch"}),
-        ("dapo", {"loss_mean": "token", "clip_low": 0.2, "clip_high": 0.28, "kl_coef": 0.0}),
-        ("cispo", {"objective": "cispo", "loss_mean": "token", "clip_low": None, "kl_coef": 0.0}),
+        (
+            "ppo",
+            {"advantage": "gae", "ratio": "token", "loss_aggregation": "token", "scale": "batch"},
+        ),
+        ("dapo", {"loss_aggregation": "token", "clip_low": 0.2, "clip_high": 0.28, "kl_coef": 0.0}),
+        (
+            "cispo",
+            {"objective": "cispo", "loss_aggregation": "token", "clip_low": None, "kl_coef": 0.0},
+        ),
         # algorithm.gamma, gigpo.mode=mean_std_norm, gigpo.step_advantage_w, actor.kl_loss_coef,
         # actor.loss_agg_mode=token-mean, actor.clip_ratio and entropy_coeff of langfengQ/verl-agent
         (
             "gigpo",
             {
                 "advantage": "gigpo",
-                "discount": 0.95,
+                "estimator": {"discount": 0.95, "step_coef": 1.0, "anchor": "state"},
                 "scale": "group",
-                "step_coef": 1.0,
                 "kl_coef": 0.01,
                 "entropy_coef": 0.001,
-                "loss_mean": "token",
+                "loss_aggregation": "token",
                 "ratio": "token",
                 "clip_low": 0.2,
                 "clip_high": 0.2,
@@ -97,22 +105,33 @@ def test_an_ablation_changes_the_one_choice_that_it_is_named_after(name, expecte
             "istar",
             {
                 "advantage": "istar",
-                "baseline": "leave_one_out",
+                "estimator": {
+                    "baseline": "leave_one_out",
+                    "norm": "batch_max",
+                    "step_coef": 1.0,
+                    "implicit_coef": 0.05,
+                    "scorer_rate": 2.0,
+                    "scorer_epochs": 1,
+                    "success_above": 0.0,
+                    "pair_score": "mean",
+                },
                 "scale": "none",
-                "implicit_norm": "batch_max",
                 "entropy_coef": 0.001,
-                "step_coef": 1.0,
-                "implicit_coef": 0.05,
-                "scorer_rate": 2.0,
                 "kl_coef": 0.0,
                 "ratio": "token",
-                "loss_mean": "token",
+                "loss_aggregation": "token",
                 "clip_low": 0.2,
                 "clip_high": 0.2,
             },
         ),
         # env.history_length, hgpo.length_weight_alpha
-        ("hgpo", {"advantage": "hgpo", "history": 2, "history_power": 1.0, "discount": 0.95}),
+        (
+            "hgpo",
+            {
+                "advantage": "hgpo",
+                "estimator": {"history": 2, "power": 1.0, "discount": 0.95, "anchor": "state"},
+            },
+        ),
         # actor.use_kl_loss=False of NVlabs/GDPO, and its verl's defaults
         (
             "gdpo",
@@ -122,7 +141,7 @@ def test_an_ablation_changes_the_one_choice_that_it_is_named_after(name, expecte
                 "advantage_clip": None,
                 "kl_coef": 0.0,
                 "entropy_coef": 0.001,
-                "loss_mean": "token",
+                "loss_aggregation": "token",
                 "ratio": "token",
                 "clip_low": 0.2,
                 "clip_high": 0.2,
@@ -135,10 +154,10 @@ def test_an_ablation_changes_the_one_choice_that_it_is_named_after(name, expecte
             "matchtir",
             {
                 "advantage": "matchtir",
-                "discount": 0.9,
+                "estimator": {"discount": 0.9},
                 "scale": "group",
                 "ratio": "token",
-                "loss_mean": "action",
+                "loss_aggregation": "action",
                 "clip_low": 0.2,
                 "clip_high": 0.2,
                 "kl_coef": 0.001,
@@ -152,10 +171,10 @@ def test_an_ablation_changes_the_one_choice_that_it_is_named_after(name, expecte
             "a_grae",
             {
                 "advantage": "a_grae",
-                "a_grae_alpha": 1.0,
+                "estimator": {"alpha": 1.0},
                 "scale": "group",
                 "ratio": "token",
-                "loss_mean": "token",
+                "loss_aggregation": "token",
                 "kl_coef": 0.0,
                 "entropy_coef": 0.001,
             },
@@ -165,11 +184,10 @@ def test_an_ablation_changes_the_one_choice_that_it_is_named_after(name, expecte
             "canon",
             {
                 "advantage": "canon",
-                "canon_metric": "entropy",
-                "canon_mu": 1.0,
+                "estimator": {"metric": "entropy", "mu": 1.0},
                 "scale": "none",
                 "ratio": "token",
-                "loss_mean": "constant",
+                "loss_aggregation": "constant",
                 "clip_low": 0.2,
                 "clip_high": 0.28,
                 "kl_coef": 0.0,
@@ -180,45 +198,52 @@ def test_an_ablation_changes_the_one_choice_that_it_is_named_after(name, expecte
 def test_the_backbones_are_what_their_papers_say(name, expected):
     algorithm = dataclasses.asdict(Algorithm(**RECIPES[name]))
     assert expected == {field: algorithm[field] for field in expected}
-    assert algorithm["turns_per_update"] is None and algorithm["weight"] == "off"
+    assert algorithm["turns_per_update"] is None and algorithm["cumulative_ratio"] is False
 
 
 def test_a2tgpo_is_all_turns_in_one_step_with_the_published_numbers():
     assert differing("a2tgpo", "parallel") == {
         "advantage": "a2tgpo",
         "scale": "group",
-        "step_coef": 0.3,
-        "loss_mean": "token",
+        "estimator": {
+            "discount": 1.0,
+            "step_coef": 0.3,
+            "adaptation": 0.3,
+            "gain": "reference",
+            "gain_template": "{answer}",
+        },
+        "loss_aggregation": "token",
         "clip_low": 3e-3,
         "clip_high": 4e-3,
         "kl_coef": 0.0,
     }
-    algorithm = Algorithm(**RECIPES["a2tgpo"])
-    assert (algorithm.discount, algorithm.clip_adaptation, algorithm.ratio) == (1, 0.3, "geometric")
+    assert Algorithm(**RECIPES["a2tgpo"]).ratio == "geometric"
 
 
 def test_prorl_is_all_turns_in_one_step_with_its_authors_numbers():
     assert differing("prorl", "parallel") == {
         "advantage": "prorl",
+        # prorl_gamma and mo_min_std of hongruhou89/ProRL
+        "estimator": {"discount": 1.0, "std_floor": 0.1},
         "objective": "logp",
         "scale": "none",
         "kl_coef": 0.01,
     }
-    # prorl_gamma and mo_min_std of hongruhou89/ProRL
-    algorithm = Algorithm(**RECIPES["prorl"])
-    assert (algorithm.discount, algorithm.reward_std_floor) == (1.0, 0.1)
 
 
 def test_hgpo_is_gigpo_with_another_credit():
-    assert differing("hgpo", "gigpo") == {"advantage": "hgpo"}
+    assert differing("hgpo", "gigpo").keys() == {"advantage", "estimator"}
 
 
 def test_only_ppo_and_spa_have_a_value_function():
-    assert [n for n, fields in RECIPES.items() if fields["critic"] != "none"] == ["ppo", "spa"]
+    assert [n for n, fields in RECIPES.items() if fields["critic"]["kind"] != "none"] == [
+        "ppo",
+        "spa",
+    ]
 
 
 def test_spa_is_ppo_with_another_credit():
-    assert differing("spa", "ppo") == {"advantage": "spa"}
+    assert differing("spa", "ppo").keys() == {"advantage", "estimator"}
 
 
 def test_the_recipes_of_trainers_with_verls_old_default_have_its_entropy_bonus():

@@ -20,7 +20,10 @@ NEW = "Choose a new workdir for another run."
 
 
 def test_every_field_of_the_configuration_has_one_decision():
-    fields = [field.full_name for field in describe_fields()]
+    described = dict.fromkeys(field.full_name for field in describe_fields())
+    fields = [name for name in described if name.rpartition(".")[0] not in DECISION_OF]
+    sections = {name.rpartition(".")[0] for name in described} & {*DECISION_OF}
+    fields += sorted(sections - {*fields})
     assert sorted(DECISION_OF) == sorted(fields)
     listed = [
         name for kinds in DECISIONS.values() for names in kinds.values() for name in names.split()

@@ -157,13 +157,8 @@ def test_a_value_of_the_wrong_type_is_refused(key, value, allowed):
         ("algorithm.clip_high", 1e30, "a number from 0 to 1000, or none"),
         ("algorithm.clip_dual", 1.0, "a number > 1 and <= 1000, or none"),
         ("algorithm.weight_clip", 0.0, "a number > 0 and <= 1000, or none"),
-        ("algorithm.tis_clip", 1e9, "a number > 0 and <= 1000, or none"),
-        ("algorithm.step_coef", 1e30, "a number from 0 to 1000."),
-        ("algorithm.history_power", 1e3, "a number from 0 to 10."),
-        ("algorithm.discount", 1.01, "a number from 0 to 1."),
+        ("algorithm.importance.clip", 1e9, "a number > 0 and <= 1000."),
         ("algorithm.inner_epochs", 10**9, "a number from 1 to 1000."),
-        ("algorithm.value_coef", 1e30, "a number > 0 and <= 1000."),
-        ("algorithm.critic_learning_rate", 1e30, "a number > 0 and <= 100, or none"),
         ("algorithm.advantage_clip", -3.0, "a number > 0, or none"),
         ("algorithm.kl_coef", -1e-3, "a number from 0 to 100."),
         ("algorithm.kl_coef", 1e30, "a number from 0 to 100."),
@@ -238,18 +233,22 @@ def test_a_value_out_of_range_is_refused(key, value, allowed):
             "order=reverse",
         ),
         (
-            {"algorithm": {"advantage": "tree", "forks": "tree", "order": "forward"}},
+            {"algorithm": {"advantage": "tree", "forks": {"kind": "tree"}, "order": "forward"}},
             "algorithm.order",
-            "got forward with advantage=tree; allowed: reverse or parallel, unless weight=off",
+            "got forward with advantage=tree; allowed: reverse or parallel, unless cumulative_rat",
         ),
-        ({"algorithm": {"advantage": "tree", "order": "random"}}, "algorithm.order", "weight=off"),
+        (
+            {"algorithm": {"advantage": "tree", "order": "random"}},
+            "algorithm.order",
+            "cumulative_ratio=False",
+        ),
         (
             {
                 "algorithm": {"advantage": "tree", "order": "custom", "custom_order": (0, 1)},
                 "rollout": {"max_turns": 2},
             },
             "algorithm.order",
-            "weight=off",
+            "cumulative_ratio=False",
         ),
         (
             {"rollout": {"max_action_tokens": 256, "max_context": 256}},
@@ -263,9 +262,9 @@ def test_a_value_out_of_range_is_refused(key, value, allowed):
             "got 1 with algorithm.old_policy='turn'; allowed: 0 unless it is iteration",
         ),
         (
-            {"rollout_ahead": 1, "algorithm": {"tis_clip": 2.0}},
+            {"rollout_ahead": 1, "algorithm": {"importance": {"clip": 2.0}}},
             "rollout_ahead",
-            "got 1 with algorithm.tis_clip=2.0; allowed: 0 unless it is none",
+            "got 1 with algorithm.importance=Importance(clip=2.0, level='sequence'); allowed: 0",
         ),
         ({"rollout_ahead": 1, "rollout": {"top_k": 20}}, "rollout_ahead", "rollout.top_k=20; all"),
         ({"rollout_ahead": 1, "rollout": {"top_p": 0.9}}, "rollout_ahead", "rollout.top_p=0.9; a"),
@@ -295,8 +294,8 @@ def test_values_that_cannot_go_together_are_refused(values, key, allowed):
 
 
 def test_trees_are_updated_in_any_order_where_no_ratio_weighs_later_turns():
-    tree = {"advantage": "tree", "forks": "tree"}
-    for choices in ({}, {"order": "parallel"}, {"order": "forward", "weight": "off"}):
+    tree = {"advantage": "tree", "forks": {"kind": "tree"}}
+    for choices in ({}, {"order": "parallel"}, {"order": "forward", "cumulative_ratio": False}):
         assert from_dict({"algorithm": tree | choices}).algorithm.reads_forks
 
 
@@ -428,7 +427,11 @@ def test_every_way_to_a_recipe_gives_the_same_configuration(tmp_path):
         assert config == from_dict({"recipe": "grpo"})
         # DeepSeekMath, arXiv:2402.03300, Eq. 3 and §4.1.2
         algorithm = config.algorithm
-        assert (algorithm.ratio, algorithm.scale, algorithm.weight) == ("token", "group", "off")
+        assert (algorithm.ratio, algorithm.scale, algorithm.cumulative_ratio) == (
+            "token",
+            "group",
+            False,
+        )
         assert algorithm.turns_per_update is None
 
 

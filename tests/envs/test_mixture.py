@@ -16,7 +16,7 @@ from seeupo_jax.envs.tasks import list_task_shares, task_labels
 from seeupo_jax.envs.transport.isolated import IsolatedEnvironment
 from seeupo_jax.envs.validation import has_demonstrations, has_finish, reset_episode
 from seeupo_jax.rollout.episode_metrics import rollout_metrics
-from seeupo_jax.rollout.tasks import TrainingTasks, draw_tasks, repeats, share_counts
+from seeupo_jax.rollout.task_draw import TrainingTasks, draw_tasks, repeats, share_counts
 
 DESK = {"name": "order_desk", "weight": 3.0}
 

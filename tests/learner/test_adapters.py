@@ -8,7 +8,7 @@ import learner_cases as cases
 import numpy as np
 
 from seeupo_jax.configuration import schema
-from seeupo_jax.learner.program_cache import Learner
+from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.policy.architecture import LoraAdapters
 from seeupo_jax.policy.lora import TARGETS, attach_adapters, merge_adapters

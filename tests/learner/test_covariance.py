@@ -14,7 +14,11 @@ from seeupo_jax.learner.credit.covariance import (
 from seeupo_jax.types import TurnBatch
 
 SPANS, LENGTH = 5, 9
-KL, CLIP = ({"ratio": "token", "covariance": name} for name in ("kl", "clip"))
+TOKEN = {"ratio": "token"}
+
+
+def limits(kind, **options):
+    return TOKEN | {"covariance": {"kind": kind} | options}
 
 
 def arrays(seed=0):
@@ -71,7 +75,7 @@ def test_of_equal_covariances_the_first_is_picked_and_padding_never():
 @pytest.mark.parametrize("share", [1e-9, 0.2, 1.0])
 def test_kl_cov_penalises_the_change_of_the_largest_share(share):
     logp_PA, old_PA, _, mask_PA = arrays()
-    result, counted = limit(KL | {"covariance_share": share})
+    result, counted = limit(limits("kl", share=share))
     count = max(1, int(share * mask_PA.sum()))
     places = np.argsort(-wanted_covariance())[:count]
     sign = np.zeros(int(mask_PA.sum()))
@@ -86,15 +90,15 @@ def test_kl_cov_penalises_nothing_before_a_step_has_changed_the_policy():
     logp_PA, _, advantage_PA, mask_PA = arrays()
     made = batch(logp_PA, advantage_PA, mask_PA)
     given = np.asarray(made.old_logp_PA), np.random.default_rng(0)
-    result, counted = limit_tokens(Algorithm(**KL, covariance_share=1.0), made, *given)
+    result, counted = limit_tokens(Algorithm(**limits("kl", share=1.0)), made, *given)
     assert not result.drift_sign_PA.any() and counted["covariance_tokens"] == mask_PA.sum()
 
 
 def test_clip_cov_draws_from_within_its_bounds_what_no_ratio_clips():
     logp_PA, old_PA, advantage_PA, mask_PA = arrays()
     low, high = np.quantile(wanted_covariance(), [0.3, 0.9])
-    bounds = {"covariance_low": float(low), "covariance_high": float(high)}
-    result, counted = limit(CLIP | bounds | {"covariance_share": 1.0})
+    bounds = {"low": float(low), "high": float(high)}
+    result, counted = limit(limits("clip", share=1.0, **bounds))
     ratio = np.exp(logp_PA - old_PA)[mask_PA]
     own = advantage_PA[mask_PA]
     clipped = np.where(own > 0, ratio > 1.2, ratio < 0.8)
@@ -122,7 +126,7 @@ def test_a_share_of_those_within_the_bounds_is_drawn_at_random():
 def test_a_step_without_tokens_limits_nothing():
     _, old_PA, advantage_PA, mask_PA = arrays()
     made = batch(old_PA, advantage_PA, np.zeros_like(mask_PA))
-    for options in (KL, CLIP):
+    for options in (limits("kl"), limits("clip")):
         rng = np.random.default_rng(0)
         result, counted = limit_tokens(Algorithm(**options), made, old_PA, rng)
         assert counted == {"covariance": 0.0, "covariance_tokens": 0.0}

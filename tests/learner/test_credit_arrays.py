@@ -30,7 +30,7 @@ def arrays(**choices):
 
 @pytest.mark.parametrize("anchor", ["turn", "task"])
 def test_turns_of_an_index_or_of_a_task_have_one_anchor(anchor):
-    batch = arrays(advantage="gigpo", anchor=anchor)
+    batch = arrays(advantage="gigpo", estimator={"anchor": anchor})
     for own_K, turns in zip(batch.state_NK, TURNS, strict=True):
         there = list(range(turns)) if anchor == "turn" else [0] * turns
         assert own_K.tolist() == there + [-1] * (5 - turns)
@@ -48,7 +48,7 @@ def test_a_trajectory_that_a_limit_ended_is_truncated():
 
 def test_metrics_are_of_turns_tokens_and_their_entropy():
     def metric_N(name):
-        return arrays(advantage="canon", canon_metric=name).metric_N
+        return arrays(advantage="canon", estimator={"metric": name}).metric_N
 
     assert metric_N("turns").tolist() == TURNS
     assert metric_N("tokens").tolist() == [10, 3, 11, 4, 0, 6, 7, 7]
@@ -62,27 +62,33 @@ def test_metrics_are_of_turns_tokens_and_their_entropy():
 
 
 def test_a_token_without_an_entropy_is_not_one_of_entropy_0():
-    batch = arrays(canon_metric="entropy")
+    batch = arrays(advantage="canon", estimator={"metric": "entropy"})
     batch._per_token["entropy"][1][9] = np.nan  # of the second's three, at 5, 9 and 10
     assert batch.metric_N[1] == pytest.approx((0.5 + 2.0) / 2)
 
 
 def test_what_is_not_learned_from_is_sampled_all_the_same():
     """By tokens and entropies canon compares actions, and by implicit rewards istar, as a whole."""
-    whole = {name: arrays(canon_metric=name) for name in ("tokens", "entropy")}
+    whole = {
+        name: arrays(advantage="canon", estimator={"metric": name})
+        for name in ("tokens", "entropy")
+    }
     rows = whole["tokens"].rows
     scored = {
         "old_logp": [np.full(len(t), -1.0) for t in rows.turn],
         "scorer_logp": [np.where(t >= 0, -1.0 + np.arange(len(t)), -1.0) for t in rows.turn],
     }
     masked = rows.without([t == 0 for t in rows.turn])
-    for name, before in whole.items():
+    for before in whole.values():
         given = before.trajectories, before._per_token | scored
         every, fewer = (
-            CreditArrays(Algorithm(canon_metric=name), SHAPES, each, *given)
-            for each in (rows, masked)
+            CreditArrays(before.algorithm, SHAPES, each, *given) for each in (rows, masked)
         )
         np.testing.assert_array_equal(fewer.metric_N, before.metric_N)
+        every, fewer = (
+            CreditArrays(Algorithm(advantage="istar"), SHAPES, each, *given)
+            for each in (rows, masked)
+        )
         np.testing.assert_array_equal(fewer.implicit_NK, every.implicit_NK)
         assert np.count_nonzero(every.implicit_NK[:, 0]) == 7
 
@@ -98,7 +104,7 @@ def test_turns_of_equal_sums_are_alike_though_float32_rounds_their_rewards(advan
         for own in (pay, np.eye(6)[5] * 137.4)
     ]
     rows = SegmentBatch.of(trajectories)
-    algorithm = Algorithm(advantage=advantage, scale="group", discount=1.0)
+    algorithm = Algorithm(advantage=advantage, scale="group", estimator={"discount": 1.0})
     credit, _ = assign_credit(CreditArrays(algorithm, SHAPES, rows, trajectories, {}))
     for row in range(2):
         first_L = rows.turn[row] == 0

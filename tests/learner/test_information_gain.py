@@ -144,7 +144,12 @@ def test_a_sweep_credits_turns_with_what_they_gained(order):
         for t, gain_K in zip(made, gains, strict=True)
     ]
     learner = cases.learner(
-        shapes=SHAPES, order=order, weight="off", advantage="a2tgpo", scale="group", kl_coef=0.0
+        shapes=SHAPES,
+        order=order,
+        cumulative_ratio=False,
+        advantage="a2tgpo",
+        scale="group",
+        kl_coef=0.0,
     )
     results = []
     for batch, given in ((made, references), (rewarded, None)):

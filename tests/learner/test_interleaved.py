@@ -19,8 +19,8 @@ CASES = {
     "old_policy=turn": ({"old_policy": "turn"}, REVERSE),
     "inner_epochs=2": ({"inner_epochs": 2}, REVERSE),
     "two turns an action": ({"turns_per_update": 2}, [(2, 3), (0, 1)]),
-    "tis_clip": ({"tis_clip": 1.1}, REVERSE),
-    "rewards to go": ({"advantage": "returns", "discount": 0.9}, REVERSE),
+    "tis_clip": ({"importance": {"clip": 1.1}}, REVERSE),
+    "rewards to go": ({"advantage": "returns", "estimator": {"discount": 0.9}}, REVERSE),
     "gspo": (RECIPES["gspo"] | {"kl_coef": 0.1}, [(0, 1, 2, 3)]),
 }
 
@@ -73,6 +73,7 @@ def reference():
     return cases.jittered(cases.policy()[1], 0.02)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CASES)
 def test_a_sweep_of_interleaved_segments_is_the_twins(name):
     choices, order = CASES[name]

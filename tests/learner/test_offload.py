@@ -14,8 +14,8 @@ from process_cases import run_processes
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration import schema
 from seeupo_jax.learner.batching import Shapes
+from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
-from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.program_warming import sweep_programs
 from seeupo_jax.learner.state_layout import (
     HOST,

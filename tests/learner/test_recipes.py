@@ -19,6 +19,7 @@ from seeupo_jax.learner.batching import SegmentBatch, Shapes, all_actions, lay_o
 from seeupo_jax.learner.credit.advantages import assign_credit
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.learner.sweep import sweep
+from seeupo_jax.options import names_of
 from seeupo_jax.types import Trajectory, learnable
 
 # One length, and room for all of a trajectory's actions: one program a recipe at the most.
@@ -39,26 +40,32 @@ ORDERS = {
 LOUD = {"kl_coef": 0.1}
 TWICE = {"inner_epochs": 2}
 # Beside the policy, of no weight in the loss; its values begin at 0. More of it: test_critic.py.
-SILENT_CRITIC = {"critic": "model", "value_coef": 1e-12}
-KL_COV = {"covariance": "kl", "covariance_share": 0.2, "covariance_kl": 0.5}
+SILENT_CRITIC = {"critic": {"kind": "model", "coef": 1e-12}}
+BATCH = {"estimator": {"baseline": "batch"}}
+A2TGPO = {"advantage": "a2tgpo", "estimator": {}}
+KL_COV = {"covariance": {"kind": "kl", "share": 0.2, "coef": 0.5}}
 # All within the bounds, so that it does not matter which are drawn.
-CLIP_COV = {"covariance": "clip", "covariance_share": 1.0, "covariance_low": 0.05}
+CLIP_COV = {"covariance": {"kind": "clip", "share": 1.0, "low": 0.05}}
 REWARD_WEIGHTS = {"form": 0.4, "late": 2.0}  # of those that `batch` names
 CREDITS = {
-    "a2tgpo": {"advantage": "a2tgpo", "scale": "group", "clip_adaptation": 0.9, "discount": 0.9},
-    "gigpo": {"advantage": "gigpo", "step_coef": 0.7, "discount": 0.9},
-    "hgpo": {"advantage": "hgpo", "scale": "group", "history_power": 1.5, "discount": 0.9},
-    "returns": {"advantage": "returns", "discount": 0.9},
-    "gdpo": {"advantage": "gdpo"},
-    "dvao": {"advantage": "dvao"},
-    "prorl": {"advantage": "prorl", "discount": 0.9, "reward_std_floor": 1.0},
+    "a2tgpo": {
+        "advantage": "a2tgpo",
+        "scale": "group",
+        "estimator": {"adaptation": 0.9, "discount": 0.9},
+    },
+    "gigpo": {"advantage": "gigpo", "estimator": {"step_coef": 0.7, "discount": 0.9}},
+    "hgpo": {"advantage": "hgpo", "scale": "group", "estimator": {"power": 1.5, "discount": 0.9}},
+    "returns": {"advantage": "returns", "estimator": {"discount": 0.9}},
+    "gdpo": {"advantage": "gdpo", "estimator": {}},
+    "dvao": {"advantage": "dvao", "estimator": {}},
+    "prorl": {"advantage": "prorl", "estimator": {"discount": 0.9, "std_floor": 1.0}},
 }
 # Those of turns and trajectories whose presets are one action, under SeeUPO's order.
 REVERSED = {
-    "matchtir": {"advantage": "matchtir", "scale": "group", "discount": 0.9},
-    "a_grae": {"advantage": "a_grae", "a_grae_alpha": 0.8},
-    "canon": {"advantage": "canon", "canon_metric": "tokens", "canon_mu": 0.8},
-    "gigpo by turn": {"advantage": "gigpo", "anchor": "turn", "discount": 0.9},
+    "matchtir": {"advantage": "matchtir", "scale": "group", "estimator": {"discount": 0.9}},
+    "a_grae": {"advantage": "a_grae", "estimator": {"alpha": 0.8}},
+    "canon": {"advantage": "canon", "estimator": {"metric": "tokens", "mu": 0.8}},
+    "gigpo by turn": {"advantage": "gigpo", "estimator": {"anchor": "turn", "discount": 0.9}},
 }
 
 
@@ -150,7 +157,7 @@ def assert_equal_to_the_twin(made, seed, order, **rest):
 def test_a_recipes_sweep_is_the_twins(name):
     order = ORDERS.get(name, ALL)
     choices = {} if RECIPES[name].get("kl_coef") == 0 else LOUD
-    choices = choices | (SILENT_CRITIC if RECIPES[name]["critic"] != "none" else {})
+    choices = choices | (SILENT_CRITIC if RECIPES[name]["critic"]["kind"] != "none" else {})
     made = learner(name, **choices, **TWICE if order == ALL else {})
     observed, _ = assert_equal_to_the_twin(made, len(name), order)
     assert (observed.metrics["sweep/clip_fraction"] > 0) == (made.algorithm.objective != "logp")
@@ -246,21 +253,36 @@ def test_a_trees_shared_turns_are_trained_once_as_the_twins(name, choices, order
     assert all(np.isfinite(credit_L).all() for own in wanted.credit for credit_L in own)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "name, choices, order, rest",
     [
-        ("seeupo", {"objective": "cispo", "loss_mean": "token"}, REVERSE, {}),
-        ("seeupo", {"baseline": "batch", "loss_mean": "constant", "pool_mean": "active"}, None, {}),
-        ("parallel", {"tis_clip": 1.1, "loss_mean": "token"}, ALL, {}),
+        ("seeupo", {"objective": "cispo", "loss_aggregation": "token"}, REVERSE, {}),
+        (
+            "seeupo",
+            {
+                "estimator": {"baseline": "batch"},
+                "loss_aggregation": "constant",
+                "normalize_by": "active",
+            },
+            None,
+            {},
+        ),
+        ("parallel", {"importance": {"clip": 1.1}, "loss_aggregation": "token"}, ALL, {}),
         ("grpo", TWICE | {"clip_dual": 1.01}, ALL, {}),
         ("parallel", {"turns_per_update": 3}, ALL, {"actions": [(1, 2, 3), (0,)]}),
         ("seeupo", {"entropy_coef": 0.3}, REVERSE, {}),
-        ("grpo", TWICE | {"entropy_coef": 0.3, "loss_mean": "token"}, ALL, {}),
+        ("grpo", TWICE | {"entropy_coef": 0.3, "loss_aggregation": "token"}, ALL, {}),
         ("grpo", TWICE | KL_COV, ALL, {}),
         ("seeupo", KL_COV | {"ratio": "token"}, REVERSE, {}),
         ("dapo", TWICE | CLIP_COV, ALL, {}),
-        ("gspo", TWICE | {"advantage": "a2tgpo", "clip_adaptation": 0.9}, ALL, {}),
-        ("cispo", TWICE | {"advantage": "a2tgpo", "clip_low": 0.1, "clip_high": 0.1}, ALL, {}),
+        ("gspo", TWICE | {"advantage": "a2tgpo", "estimator": {"adaptation": 0.9}}, ALL, {}),
+        (
+            "cispo",
+            TWICE | {"advantage": "a2tgpo", "estimator": {}, "clip_low": 0.1, "clip_high": 0.1},
+            ALL,
+            {},
+        ),
     ],
     ids=["cispo", "batch baseline", "importance", "dual clip", "long actions", "entropy per turn"]
     + ["entropy", "KL-Cov", "KL-Cov per turn", "Clip-Cov"]
@@ -274,7 +296,7 @@ def test_choices_that_no_recipe_makes_are_the_twins(name, choices, order, rest):
         entropy = np.mean([each for step in wanted.steps for each in step.entropies])
         np.testing.assert_allclose(observed.metrics["sweep/entropy"], entropy, rtol=1e-5)
     limited = observed.metrics.get("sweep/covariance_tokens", 0)
-    assert (limited > len(observed.updates)) == (made.algorithm.covariance != "none")
+    assert (limited > len(observed.updates)) == (made.algorithm.covariance.kind != "none")
 
 
 @pytest.mark.parametrize("name", ["dapo", "gspo"])
@@ -298,17 +320,19 @@ def test_minibatches_are_the_twins_each_of_whole_trajectories_and_a_mean_of_its_
 @pytest.mark.parametrize("name", entry_names("advantage"))
 def test_every_estimator_is_the_twins_wherever_a_trajectorys_tokens_lie(name, scale):
     needs = find_entry("advantage", name).needs
-    both = {"advantage": name, "scale": scale, "discount": 0.97, "advantage_clip": None}
-    both |= {"step_coef": 0.7, "history": 1, "history_power": 1.5, "gae_lambda": 0.9}
-    both |= {"a_grae_alpha": 0.9, "canon_metric": "entropy", "canon_mu": 0.7}
-    both |= {"baseline": "leave_one_out", "implicit_norm": "batch_max"}
-    both["bootstrap_truncated"] = name == "gae"
     entry = find_entry("advantage", name)
+    options = {"discount": 0.97, "step_coef": 0.7, "history": 1, "power": 1.5, "lam": 0.9}
+    options |= {"alpha": 0.9, "metric": "entropy", "mu": 0.7, "norm": "batch_max"}
+    options |= {"baseline": "parent" if name == "tree" else "leave_one_out"}
+    options["bootstrap_truncated"] = True
+    options = {key: x for key, x in options.items() if key in names_of(entry.options)}
+    both = {"advantage": name, "scale": scale, "advantage_clip": None}
     penalised = not {"reward_NK", "rewards_NQ", "rewards_NKQ", "node_NK"} & set(needs)
     penalised = penalised and entry.reward_range is None
     choices = {"kl_in": "reward" if penalised else "loss", "kl_coef": 0.1}
-    choices["critic"] = "head" if "value_NL" in needs else "none"
-    algorithm = Algorithm(**both, **choices)
+    choices["critic"] = {"kind": "head" if "value_NL" in needs else "none"}
+    algorithm = Algorithm(**both, estimator=options, **choices)
+    both["estimator"] = dataclasses.asdict(algorithm.estimator)
     trajectories, rng = batch_for(name, 6), np.random.default_rng(0)
     rows = SegmentBatch.of(trajectories, grouped=algorithm.grouped)
 

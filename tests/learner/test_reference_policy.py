@@ -29,7 +29,8 @@ def reference():
 
 
 def learner(**choices):
-    return cases.learner(kl_target=0.05, kl_horizon=70.0, ref_every=3, **choices)
+    given = {"kl_control": {"target": 0.05, "horizon": 70.0}, "reference": {"every": 3}}
+    return cases.learner(**given | choices)
 
 
 def state_of(made):
@@ -106,7 +107,7 @@ def test_a_penalty_in_the_reward_has_the_states_coefficient_and_the_loss_none():
 
 @pytest.mark.parametrize("decay", [0.0, 0.75])
 def test_the_reference_policy_moves_after_every_so_many_iterations(decay):
-    made = cases.unshared(learner(ref_decay=decay)) if decay else learner()
+    made = cases.unshared(learner(reference={"every": 3, "decay": decay})) if decay else learner()
     before = cases.host(state_of(made).reference)
     train, *_ = sweep(made, state_of(made), {}, cases.ragged(), iteration=2)
     cases.assert_trees_equal(cases.host(train.reference), before)
@@ -124,7 +125,7 @@ def test_an_iteration_without_a_step_ends_as_any_other(nothing):
     """The reference policy and the average of the parameters move to where the policy is."""
     failed = nothing == "all failed"
     choices = {} if failed else {"mask_above": 1e-6}
-    made = cases.unshared(learner(ref_decay=0.75, **choices), ema=0.5)
+    made = cases.unshared(learner(reference={"every": 3, "decay": 0.75}, **choices), ema=0.5)
     state = state_of(made)
     state = state._replace(ema=jax.tree.map(lambda x: x + 1, state.params))
     before = cases.host(state)

@@ -46,7 +46,7 @@ def test_a_sum_has_the_shares_of_its_centred_weighted_parts():
         found = shares(trajectories(*NAMED), {"form": -0.5}, scale=scale)
         assert found == pytest.approx({"form": 1 / 3, "env": 2 / 3})
     # Without groups the third counts: means 10/3 and 10/3 over three, tokens 3, 1 and 1.
-    found = shares(trajectories(*NAMED), {"form": 0.5}, baseline="batch")
+    found = shares(trajectories(*NAMED), {"form": 0.5}, estimator={"baseline": "batch"})
     env = np.dot([3, 1, 1], np.abs([0, 1, 9] - np.mean([0, 1, 9])))
     form = np.dot([3, 1, 1], np.abs([1, 0, 9] - np.mean([1, 0, 9]))) / 2
     assert found == pytest.approx({"form": form / (form + env), "env": env / (form + env)})
@@ -55,7 +55,7 @@ def test_a_sum_has_the_shares_of_its_centred_weighted_parts():
 def test_a_cut_trajectory_that_is_masked_counts_in_the_means_and_has_no_share():
     first, *others = trajectories(*NAMED)
     given = [dataclasses.replace(first, stop="max_turns"), *others]
-    found = shares(given, {"form": 0.5}, baseline="batch", truncated="mask")
+    found = shares(given, {"form": 0.5}, estimator={"baseline": "batch"}, truncated="mask")
     # As above, with no token of the first.
     env = abs(1 - 10 / 3) + abs(9 - 10 / 3)
     form = (abs(0 - 10 / 3) + abs(9 - 10 / 3)) / 2

@@ -13,6 +13,7 @@ from stored_fields import with_fields
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.learner.batching import all_actions, lay_out, turn_batch
+from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.credit.information_gain import (
     AnswerTokens,
     answer_branches,
@@ -20,7 +21,6 @@ from seeupo_jax.learner.credit.information_gain import (
 )
 from seeupo_jax.learner.credit.turn_scores import score_turns
 from seeupo_jax.learner.expert_record import ExpertRecord, describe_routers
-from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.step.expert_load import RouterCounts
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
@@ -116,6 +116,7 @@ def test_routers_that_moved_are_counted_and_overruled():
     assert difference(still, run(learner(**small), played)[0]) < 1e-6
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "shapes, choices",
     [
@@ -182,7 +183,8 @@ def test_the_samplers_experts_are_replayed_in_every_pass():
 
 def test_the_reference_and_the_scorer_run_by_their_own_routers():
     # Nobody records theirs: what the sampler recorded does not reach their passes.
-    choices = {"router_replay": "rollout", "advantage": "istar", "success_above": 100.0}
+    choices = {"router_replay": "rollout", "advantage": "istar"}
+    choices["estimator"] = {"success_above": 100.0}
     found = []
     for made in (learner(**choices), learner(**choices | {"router_replay": "none"})):
         state = cases.new_state(made.optimizer, policy()[1])
@@ -201,7 +203,10 @@ def test_the_reference_and_the_scorer_run_by_their_own_routers():
 
 
 def test_a_critics_own_transformer_runs_by_its_own_routers():
-    made, (_, params) = learner(router_replay="rollout", critic="model", advantage="gae"), policy()
+    made, (_, params) = (
+        learner(router_replay="rollout", critic={"kind": "model"}, advantage="gae"),
+        policy(),
+    )
     critic = cases.jittered(made.critic.init(params).params, 0.2)
     rows = made.rows(sampled())
     layout = lay_out(rows, all_actions(rows), made.shapes, made.shapes.long)

@@ -34,41 +34,45 @@ CASES = {
         {"clip_low": None, "clip_high": None, "kl_coef": 0.0, "weight_clip": None},
         REVERSE,
     ),
-    "pool_mean=active": ({"pool_mean": "active"}, REVERSE),
+    "normalize_by=active": ({"normalize_by": "active"}, REVERSE),
     "scale=none": ({"scale": "none"}, REVERSE),
     "scale=group": ({"scale": "group"}, REVERSE),
-    "baseline=leave_one_out": ({"baseline": "leave_one_out"}, REVERSE),
+    "baseline=leave_one_out": ({"estimator": {"baseline": "leave_one_out"}}, REVERSE),
     "advantage_clip=0.5": ({"advantage_clip": 0.5}, REVERSE),
     "inner_epochs=2": ({"inner_epochs": 2}, REVERSE),
     "inner_epochs=2, old_policy=turn": ({"inner_epochs": 2, "old_policy": "turn"}, REVERSE),
     "order=forward": ({"order": "forward"}, REVERSE[::-1]),
     "order=custom": ({"order": "custom", "custom_order": CUSTOM}, [(t,) for t in CUSTOM]),
     "order=random": ({"order": "random"}, None),
-    "tis_clip=1.1": ({"tis_clip": 1.1}, REVERSE),
+    "tis_clip=1.1": ({"importance": {"clip": 1.1}}, REVERSE),
     "tis_clip=1.1, old_policy=turn, ratio=product": (
-        {"tis_clip": 1.1, "old_policy": "turn", "ratio": "product"},
+        {"importance": {"clip": 1.1}, "old_policy": "turn", "ratio": "product"},
         REVERSE,
     ),
     "tis_clip=1.1, tis_level=geometric": (
-        {"tis_clip": 1.1, "tis_level": "geometric"},
+        {"importance": {"clip": 1.1, "level": "geometric"}},
         REVERSE,
     ),
-    "tis_clip=1.1, ratio=token": ({"tis_clip": 1.1, "ratio": "token"}, REVERSE),
+    "tis_clip=1.1, ratio=token": ({"importance": {"clip": 1.1}, "ratio": "token"}, REVERSE),
     "tis_clip=1.1, turns_per_update=2": (
-        {"tis_clip": 1.1, "turns_per_update": 2},
+        {"importance": {"clip": 1.1}, "turns_per_update": 2},
         [(2, 3), (0, 1)],
     ),
     "tis_clip=1.1, turns_per_update=3": (
-        {"tis_clip": 1.1, "turns_per_update": 3},
+        {"importance": {"clip": 1.1}, "turns_per_update": 3},
         [(1, 2, 3), (0,)],
     ),
     "tis_clip=1.1, tis_level=geometric, ratio=product, turns_per_update=3": (
-        {"tis_clip": 1.1, "tis_level": "geometric", "ratio": "product", "turns_per_update": 3},
+        {
+            "importance": {"clip": 1.1, "level": "geometric"},
+            "ratio": "product",
+            "turns_per_update": 3,
+        },
         [(1, 2, 3), (0,)],
     ),
 }
 # As users compile it; the case without optimizations would say the same of fewer passes.
-OPTIMIZED = {"tis_clip": 1.1, "old_policy": "turn", "inner_epochs": 2}
+OPTIMIZED = {"importance": {"clip": 1.1}, "old_policy": "turn", "inner_epochs": 2}
 
 
 @functools.cache
@@ -108,7 +112,7 @@ def assert_equal_to_the_twin(learner, order, **optimizer):
 
 def assert_every_choice_matters(choices, order, wanted):
     """Without any one of them the twin ends with other weights."""
-    pairs = [{"clip_low", "clip_high"}, {"order", "custom_order"}, {"tis_clip", "tis_level"}]
+    pairs = [{"clip_low", "clip_high"}, {"order", "custom_order"}, {"importance"}]
     for name in choices:
         without = next((pair for pair in pairs if name in pair), {name})
         rest = {key: value for key, value in choices.items() if key not in without}
@@ -126,6 +130,7 @@ def test_a_sweep_is_the_twins(name):
     assert_every_choice_matters(choices, order, wanted)
 
 
+@pytest.mark.exhaustive
 def test_a_sweep_compiled_as_users_compile_it_is_the_twins(optimized):
     # A temperature that no other test has: nothing of it is compiled yet.
     learner = cases.unshared(cases.learner(temperature=0.83, **OPTIMIZED))
@@ -170,9 +175,9 @@ def test_metrics_of_a_sweep():
 )
 def test_metrics_of_truncated_importance(ratio, old_policy):
     # Weights are of the policy that the sweep began with, whichever the ratio is to.
-    learner = cases.learner(tis_clip=1.1, ratio=ratio, old_policy=old_policy)
+    learner = cases.learner(importance={"clip": 1.1}, ratio=ratio, old_policy=old_policy)
     observed = cases.observe(learner, mismatched())
-    options = twin.Options(order=[], tis_clip=1.1, ratio=ratio)
+    options = twin.Options(order=[], importance={"clip": 1.1, "level": "sequence"}, ratio=ratio)
     start = cases.weights_of(cases.policy()[1])
     weights = []
     for turns in REVERSE:
@@ -202,13 +207,14 @@ def test_what_the_sampler_recorded_reaches_nothing_without_tis_clip():
 def test_a_sampler_that_agrees_with_the_trainer_needs_no_weights(ratio):
     exact = cases.as_sampled(cases.ragged(), spread=0.0)
     plain = cases.observe(cases.learner(ratio=ratio), exact)
-    weighted = cases.observe(cases.learner(ratio=ratio, tis_clip=1.1), exact)
+    weighted = cases.observe(cases.learner(ratio=ratio, importance={"clip": 1.1}), exact)
     assert plain.metrics["logp/sampler_trainer_gap"] < 1e-5
     assert_same_sweep(weighted, plain, 1e-5)
     assert weighted.metrics["sweep/tis_truncated"] == 0
     np.testing.assert_allclose(weighted.metrics["sweep/tis_weight_mean"], 1.0, atol=1e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("choices", [{}, {"old_policy": "turn"}, {"turns_per_update": 2}])
 def test_a_fused_refresh_is_the_separate_one(choices):
     fused, separate = cases.learner(**choices), cases.learner(**choices, refresh="separate")
@@ -259,6 +265,7 @@ def test_a_turn_that_nobody_has_takes_no_step():
         cases.assert_trees_equal(observed.updates[turn].params, observed.updates[turn - 1].params)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "shapes",
     [
@@ -399,9 +406,10 @@ def test_sweeps_of_other_trajectories_compile_nothing():
     assert programs_of(lambda: jax.jit(lambda x: x + 1)(np.float32(1))) == 1  # the count counts
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "choices, temperature",
-    [({"tis_clip": 2.0}, 0.9), ({"refresh": "separate", "old_policy": "turn"}, 0.8)],
+    [({"importance": {"clip": 2.0}}, 0.9), ({"refresh": "separate", "old_policy": "turn"}, 0.8)],
     ids=["fused, tis", "separate"],
 )
 def test_programs_compiled_ahead_are_all_that_a_sweep_needs(choices, temperature):

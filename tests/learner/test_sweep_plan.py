@@ -35,7 +35,7 @@ def written(each):
 
 START = ["score", "reference"]  # of the old policy, and of that of the KL penalty
 TWICE = {"inner_epochs": 2, "minibatches_per_turn": 2}
-KL_COV = {"ratio": "token", "covariance": "kl"}
+KL_COV = {"ratio": "token", "covariance": {"kind": "kl"}}
 # Choices, K, and the passes: Eq. 6 is `turn`; Eq. 8 `refresh`, or `refreshing` within a step.
 PLANS = {
     "the paper's, last turn first": (
@@ -59,12 +59,12 @@ PLANS = {
         [*START, "turn 1", "refresh 1", "turn 3", "refresh 3", "turn 0", "refresh 0", "turn 2"],
     ),
     "custom, of turns that no trajectory has": (
-        {"order": "custom", "custom_order": (3, 1, 0, 2), "weight": "off"},
+        {"order": "custom", "custom_order": (3, 1, 0, 2), "cumulative_ratio": False},
         3,
         [*START, "turn 1", "turn 0", "turn 2"],
     ),
     "parallel: one step, which nothing weighs": ({"order": "parallel"}, 3, [*START, "turn 0,1,2"]),
-    "without weights": ({"weight": "off"}, 2, [*START, "turn 1", "turn 0"]),
+    "without weights": ({"cumulative_ratio": False}, 2, [*START, "turn 1", "turn 0"]),
     "two turns a step, counted from the last": (
         {"turns_per_update": 2},
         5,
@@ -100,24 +100,28 @@ PLANS = {
         + ["turn 0 x2 rescored 2", "turn 0 x2 rescored 2"],
     ),
     "covariance, fused": (
-        {"ratio": "token", "covariance": "clip"},
+        {"ratio": "token", "covariance": {"kind": "clip"}},
         3,
         [*START, "turn 2", "turn 1 rescored 1 refreshing 2", "turn 0 rescored 1 refreshing 1"],
     ),
     "no KL": ({"kl_coef": 0.0}, 1, ["score", "turn 0"]),
-    "critic": ({"advantage": "gae", "critic": "head"}, 1, [*START, "value", "turn 0"]),
+    "critic": ({"advantage": "gae", "critic": {"kind": "head"}}, 1, [*START, "value", "turn 0"]),
     "scorer": (
-        {"advantage": "istar", "scorer_epochs": 2},
+        {"advantage": "istar", "estimator": {"scorer_epochs": 2}},
         1,
         [*START, "scores", "scorer", "scores", "scorer", "turn 0"],
     ),
     "critic and scorer": (
-        {"advantage": "spa", "critic": "head"},
+        {"advantage": "spa", "critic": {"kind": "head"}},
         1,
         [*START, "value", "scores", "scorer", "turn 0"],
     ),
-    "a reference policy that moves": ({"ref_every": 3}, 1, [*START, "turn 0", "move reference"]),
-    "no turn": ({"ref_every": 1}, 0, ["move reference"]),
+    "a reference policy that moves": (
+        {"reference": {"every": 3}},
+        1,
+        [*START, "turn 0", "move reference"],
+    ),
+    "no turn": ({"reference": {"every": 1}}, 0, ["move reference"]),
     "no turn of a custom order": ({"order": "custom", "custom_order": (1, 0)}, 0, []),
 }
 
@@ -208,7 +212,7 @@ def trajectories():
     """Two groups of four trajectories, each of three turns in one segment: room for everything."""
     rng = np.random.default_rng(1)
     return [
-        Trajectory((cases.segment(rng, (0, 3, 2), (1, 1, 2), (2, 2, 1)),), float(i % 3), i // 4)
+        Trajectory.of((cases.segment(rng, (0, 3, 2), (1, 1, 2), (2, 2, 1)),), float(i % 3), i // 4)
         for i in range(8)
     ]
 
@@ -223,14 +227,18 @@ SWEEPS = {
     "forward, old_policy=turn": {"order": "forward", "old_policy": "turn"},
     "epochs of minibatches": TWICE,
     "random": {"order": "random", "kl_coef": 0.0},
-    "Clip-Cov, fused": {"ratio": "token", "covariance": "clip", "covariance_low": -1.0},
+    "Clip-Cov, fused": {"ratio": "token", "covariance": {"kind": "clip", "low": -1.0}},
     "KL-Cov": KL_COV | TWICE,
-    "critic": {"advantage": "gae", "critic": "head", "ratio": "token"},
-    "scorer of tokens": {"advantage": "istar", "scorer_epochs": 2},
-    "scorer of turns": {"advantage": "spa", "critic": "head", "scorer_epochs": 2},
-    "entropy in the first pass": {"advantage": "canon", "canon_metric": "entropy"},
+    "critic": {"advantage": "gae", "critic": {"kind": "head"}, "ratio": "token"},
+    "scorer of tokens": {"advantage": "istar", "estimator": {"scorer_epochs": 2}},
+    "scorer of turns": {
+        "advantage": "spa",
+        "critic": {"kind": "head"},
+        "estimator": {"scorer_epochs": 2},
+    },
+    "entropy in the first pass": {"advantage": "canon", "estimator": {"metric": "entropy"}},
     "parallel": PARALLEL,
-    "moving": {"ref_every": 2, "turns_per_update": 2},
+    "moving": {"reference": {"every": 2}, "turns_per_update": 2},
 }
 
 

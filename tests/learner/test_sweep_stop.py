@@ -20,15 +20,13 @@ from seeupo_jax.parallel.stop_signal import Stopped
 CASES = {
     "fused": {},
     "separate, old_policy=turn": {"inner_epochs": 2, "old_policy": "turn"},
-    "fused, tis_clip, old_policy=turn": {"tis_clip": 1.1, "old_policy": "turn"},
+    "fused, tis_clip, old_policy=turn": {"importance": {"clip": 1.1}, "old_policy": "turn"},
     "order=random": {"order": "random"},
     "Clip-Cov": {
         "ratio": "token",
-        "covariance": "clip",
-        "covariance_low": -1.0,
-        "covariance_share": 0.2,
+        "covariance": {"kind": "clip", "low": -1.0, "share": 0.2},
     },
-    "KL-Cov": {"ratio": "token", "covariance": "kl", "covariance_share": 0.2},
+    "KL-Cov": {"ratio": "token", "covariance": {"kind": "kl", "share": 0.2}},
     "a clip range a turn": {"advantage": "a2tgpo", "clip_low": 0.01, "clip_high": 0.01},
     "fused, mask_above": {"advantage": "tree", "mask_above": 0.05},
 }

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from stored_fields import with_fields
 
+from seeupo_jax.algorithms.overlong import Overlong
 from seeupo_jax.configuration.algorithm import Algorithm
-from seeupo_jax.learner.credit.overlong import overlong_reward, with_overlong_penalties
+from seeupo_jax.learner.credit.overlong import with_overlong_penalties
 from seeupo_jax.learner.sweep import sweep
 
 CUT = {0: "max_turns", 2: "max_tokens", 3: "max_tokens"}  # those of four turns, and of one
@@ -28,7 +29,7 @@ def cut(every=False):
 
 @pytest.mark.parametrize(
     "choices",
-    [{}, {"pool_mean": "active"}, {"advantage": "returns", "discount": 0.9}],
+    [{}, {"normalize_by": "active"}, {"advantage": "returns", "estimator": {"discount": 0.9}}],
     ids=["all", "active", "credit per token"],
 )
 def test_a_masked_trajectory_is_in_the_statistics_and_in_no_update(choices):
@@ -67,9 +68,9 @@ def test_without_any_other_trajectory_nothing_changes():
     [(0, 0.0), (80, 0.0), (81, -0.05), (90, -0.5), (100, -1.0), (101, -1.0), (10**6, -1.0)],
 )
 def test_the_soft_overlong_punishment_by_hand(tokens, wanted):
-    np.testing.assert_allclose(overlong_reward([tokens], length=100, buffer=20), [wanted])
-    doubled = overlong_reward([tokens], length=100, buffer=20, penalty=2.0)
-    np.testing.assert_allclose(doubled, [2 * wanted])
+    np.testing.assert_allclose(Overlong(length=100, buffer=20).reward(tokens), wanted)
+    doubled = Overlong(length=100, buffer=20, penalty=2.0).reward(tokens)
+    np.testing.assert_allclose(doubled, 2 * wanted)
 
 
 def test_an_overlong_episode_is_less_rewarded_by_its_sampled_tokens():
@@ -78,7 +79,7 @@ def test_an_overlong_episode_is_less_rewarded_by_its_sampled_tokens():
         with_fields(t, turn_rewards=(t.reward / t.turns,) * t.turns) if i % 3 == 0 else t
         for i, t in enumerate(cases.ragged())
     ]
-    algorithm = Algorithm(overlong_length=10, overlong_penalty=3.0)
+    algorithm = Algorithm(overlong={"length": 10, "penalty": 3.0})
     made, metrics = with_overlong_penalties(algorithm, trajectories)
     sampled = [10, 3, 11, 4, 6, 6, 7, 7]
     penalty = [-3.0 * min(max(n - 8, 0) / 2, 1) for n in sampled]
@@ -96,12 +97,12 @@ def test_an_overlong_episode_is_less_rewarded_by_its_sampled_tokens():
 
 def test_without_an_episode_that_counts_no_penalty_is_logged():
     failed = [dataclasses.replace(t, stop="env_error") for t in cases.ragged()]
-    made, metrics = with_overlong_penalties(Algorithm(overlong_length=10), failed)
+    made, metrics = with_overlong_penalties(Algorithm(overlong={"length": 10}), failed)
     assert len(made) == len(failed) and metrics == {}
 
 
 def test_a_sweep_reads_the_rewards_less_the_penalty():
-    shaped = cases.learner(overlong_length=11, overlong_buffer=8)
+    shaped = cases.learner(overlong={"length": 11, "buffer": 8})
     trajectories = cases.ragged()
     less, metrics = with_overlong_penalties(shaped.algorithm, trajectories)
     observed, plain = (

@@ -118,7 +118,7 @@ def test_passes_of_their_own_that_refresh_weights_are_counted(quickstart):
     assert pass_ends(forwards.config, "refresh") == [32, 64, 96] and not pass_ends(
         quickstart.config, "refresh"
     )
-    without = quickstart_with(*turns, "algorithm.weight=off")
+    without = quickstart_with(*turns, "algorithm.cumulative_ratio=False")
     more = iteration_flops(forwards) - iteration_flops(without)
     whole = 2 * 705_600 * 128 * 128  # as above: a pass over all tokens, of which 192 of 128 here
     assert 192 / 128 * whole < more < 2 * 192 / 128 * whole
@@ -145,10 +145,10 @@ SAMPLED = 128 * (128 * MATRICES + 128 * 129 // 2 * PAIR + 64 * WORDS)
         (
             "grpo",
             ["minibatches_per_turn=4"],
-            ["minibatches_per_turn=4", "covariance=clip"],
+            ["minibatches_per_turn=4", "covariance.kind=clip"],
             3 / 4 * (PASS + 32 * 512 * WORDS),
         ),
-        ("a2tgpo", ["gain=turn_reward"], [], PASS + 32 * 512 * WORDS),
+        ("a2tgpo", ["estimator.gain=turn_reward"], [], PASS + 32 * 512 * WORDS),
     ],
 )
 def test_a_choice_adds_the_passes_that_it_takes(recipe, without, added, flops):

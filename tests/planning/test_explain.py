@@ -289,9 +289,9 @@ def test_as_many_programs_are_compiled_as_were_told(begin, model, overrides):
         {"advantage": "gdpo"},
         {"advantage": "returns"},
         {"advantage": "returns", "scale": "none"},
-        {"advantage": "gae", "critic": "head"},
+        {"advantage": "gae", "critic": {"kind": "head"}},
         {"advantage": "istar"},
-        {"advantage": "spa", "critic": "head"},
+        {"advantage": "spa", "critic": {"kind": "head"}},
     ],
 )
 def test_crediting_compiles_what_is_named(model, choices):

@@ -11,8 +11,8 @@ import pytest
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.learner.batching import SegmentBatch, Shapes, empty_batch, empty_layout
+from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
-from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.refresh_batch import make_refresh_batch
 from seeupo_jax.learner.step import turn_step
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings

@@ -76,13 +76,13 @@ def test_passes_that_limit_tokens_by_their_covariance_are_of_a_minibatch():
     sizes = ("algorithm.minibatches_per_turn=4", "algorithm.inner_epochs=2")
     without = parts_of("recipe=grpo", *sizes)["sweep/score"].times
     assert without == 2  # the old policy and the reference
-    limited = parts_of("recipe=grpo", "algorithm.covariance=clip", *sizes)["sweep/score"].times
+    limited = parts_of("recipe=grpo", "algorithm.covariance.kind=clip", *sizes)["sweep/score"].times
     assert limited == without + 7 / 4  # before each of 8 steps but the first
 
 
 def test_the_model_that_scores_turns_steps_and_is_scored_in_every_epoch():
     """Of its scores a pass each, besides the old policy's and the reference's."""
-    istar = ("algorithm.advantage=istar", "algorithm.scorer_epochs=3")
+    istar = ("algorithm.advantage=istar", "algorithm.estimator.scorer_epochs=3")
     parts = parts_of("recipe=grpo", *istar, line=Roofline(0, 0, 0, "memory", 2, 5))
     assert (parts["sweep/scorer"].times, parts["sweep/score"].times) == (3, 2 + 3)
     assert (parts["sweep/scorer"].step_s, parts["sweep/scorer"].serial_s) == (3 * 2, 3 * 5)

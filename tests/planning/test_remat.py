@@ -101,7 +101,9 @@ def test_what_does_not_train_has_no_gradient_and_what_samples_meanwhile_stands_b
     on_gpu = plan_remat(ahead, one, None, sampler="gpu")
     assert on_gpu.sampling == beside.sampling + gathered
     assert beside.needed("none") == plain.needed("none") + params + copy + cache
-    critic = plan_remat(config_of(algorithm={"critic": "model", "advantage": "gae"}), one, None)
+    critic = plan_remat(
+        config_of(algorithm={"critic": {"kind": "model"}, "advantage": "gae"}), one, None
+    )
     assert critic.activations["full"] == 2 * plain.activations["full"]
 
 

@@ -249,7 +249,7 @@ def test_every_part_of_a_mixture_is_asked_whether_conversations_can_branch():
     mixture = "env={'name': 'mixture', 'options': {'environments': [%s]}}"
     rolling, steady = "{'name': 'isolated_cases:Rolling'}", "{'name': 'order_desk'}"
     check_config(load_config(CONFIG, [*FORKS, mixture % rolling]))
-    with pytest.raises(ValueError, match="forks: mixture.reset.'Rolling:a', .*called twice"):
+    with pytest.raises(ValueError, match="forks.kind: mixture.reset.'Rolling:a', .*called twice"):
         check_config(load_config(CONFIG, [*FORKS, mixture % f"{steady}, {rolling}"]))
 
 

@@ -34,7 +34,7 @@ def as_saved(config):
     [
         ((), ("algorithm.order=forward",), "algorithm.order: got 'forward'; allowed: 'reverse'"),
         ((), ("recipe=grpo",), "algorithm."),
-        ((), ("algorithm.tis_clip=2",), "algorithm.tis_clip: got 2.0; allowed: None"),
+        ((), ("algorithm.importance.clip=2",), "algorithm.importance: got {"),
         (("optimizer.learning_rate=0.5",), (), "optimizer.learning_rate: got "),
         (FADING, (*FADING, "iterations=60"), "iterations: got 60; allowed: 30"),
         (FADING, FADING, None),
@@ -50,12 +50,19 @@ def test_a_stopped_sweep_ends_by_the_rule_that_it_began_with(begun, resumed, fie
         check_same_sweep(config, 7, saved, "runs/x/stopped")
 
 
+def test_a_sweep_that_a_version_with_other_fields_stopped_is_refused_in_a_sentence():
+    saved = as_saved(from_dict({}))
+    saved["algorithm"] |= {"step_coef": 1.0, "critic": "none"}
+    with pytest.raises(ValueError, match="^stopped: was stopped with config.algorithm.step_coef"):
+        check_same_sweep(from_dict({}), 7, saved, "stopped")
+
+
 def test_a_sweep_that_an_earlier_version_stopped_had_the_default_of_a_field_that_is_new():
     saved = as_saved(from_dict({}))
-    del saved["algorithm"]["tis_clip"]
+    del saved["algorithm"]["importance"]
     check_same_sweep(from_dict({}), 7, saved, "stopped")
-    with pytest.raises(ValueError, match="^config.algorithm.tis_clip: got 2.0; allowed: None"):
-        check_same_sweep(from_dict({"algorithm": {"tis_clip": 2}}), 7, saved, "stopped")
+    with pytest.raises(ValueError, match="^config.algorithm.importance: got .*; allowed: None"):
+        check_same_sweep(from_dict({"algorithm": {"importance": {"clip": 2}}}), 7, saved, "stopped")
 
 
 def test_conversations_are_made_tokens_of_as_before(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.configuration.schema import Curriculum
 from seeupo_jax.envs.base import TaskShare
 from seeupo_jax.rollout.curriculum import TaskSuccess, WeightedTasks
-from seeupo_jax.rollout.tasks import draw_tasks
+from seeupo_jax.rollout.task_draw import draw_tasks
 from seeupo_jax.types import UNCHOSEN, Trajectory
 
 

@@ -105,5 +105,5 @@ def assert_same(one, other):
 
 def config(**choices):
     rollout = schema.Rollout(group_size=8, max_turns=3, max_action_tokens=5)
-    algorithm = Algorithm(advantage="tree", **{"forks": "tree"} | choices)
+    algorithm = Algorithm(advantage="tree", **{"forks": {"kind": "tree"}} | choices)
     return dataclasses.replace(Config(), rollout=rollout, algorithm=algorithm)

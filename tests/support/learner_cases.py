@@ -24,8 +24,8 @@ from twin_policy import tensors_of
 from seeupo_jax.configuration import schema
 from seeupo_jax.learner import sweep as sweep_module
 from seeupo_jax.learner.batching import Shapes
+from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
-from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.network import split_model
 from seeupo_jax.policy.transformer import Transformer
@@ -356,7 +356,8 @@ def twin_sweep(
       rest: further fields of the twin's options.
     """
     known = {field.name for field in dataclasses.fields(twin.Options)} - {"order"}
-    choices = {name: value for name, value in vars(learner.algorithm).items() if name in known}
+    given = dataclasses.asdict(learner.algorithm)  # sections as mappings
+    choices = {name: value for name, value in given.items() if name in known}
     choices |= {"reward_weights": learner.reward_weights}
     choices |= {"learning_rate": RATE, "longest": learner.shapes.action} | rest
     options = twin.Options(order, temperature=learner.temperature, **choices)
@@ -434,7 +435,7 @@ def assert_weights_are_the_twins(
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
     used = {key: weight_A for step in wanted.steps for key, weight_A in step.used.items()}
     largest = {key: np.abs(weight_A).max() for key, weight_A in used.items()}
-    if learner.algorithm.covariance != "clip":  # which takes the advantage from some tokens
+    if learner.algorithm.covariance.kind != "clip":  # which takes the advantage from some tokens
         close(metrics["sweep/weight_max"], max(largest.values()))
     for turn in {turn for _, turn in used}:
         own = [key for key in used if key[1] == turn]

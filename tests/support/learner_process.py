@@ -9,8 +9,8 @@ import learner_cases as cases
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.learner.batching import Shapes
+from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
-from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.state_layout import make_state, state_layout, to_pinned_host
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.metrics.checksum import checksum

@@ -35,7 +35,7 @@ class Token:
 def grouped(options: Any) -> bool:
     """Whether an advantage is a comparison within a group."""
     if options.advantage in ("grae", "istar"):
-        return options.baseline in ("mean", "leave_one_out")
+        return options.estimator["baseline"] in ("mean", "leave_one_out")
     return options.advantage not in ("returns", "gae", "spa")
 
 
@@ -205,7 +205,7 @@ def group_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list
         ],
         [t.group for t in trajectories],
         learnable(trajectories, grouped(options)),
-        baseline=options.baseline,
+        baseline=options.estimator["baseline"],
         scale=options.scale,
         clip=options.advantage_clip,
     )
@@ -215,7 +215,7 @@ def group_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list
 def returns_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[np.ndarray]:
     """REINFORCE++: rewards to go, standardized over all tokens of the batch."""
     returns = [
-        rewards_to_go(token_rewards(t, own), options.discount)
+        rewards_to_go(token_rewards(t, own), options.estimator["discount"])
         for t, own in zip(trajectories, tokens, strict=True)
     ]
     return all_standardized(returns, scale=options.scale, clip=options.advantage_clip)
@@ -227,9 +227,11 @@ def gae_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[n
         generalized_advantages(
             token_rewards(t, own),
             np.array([token.value for token in own]),
-            discount=options.discount,
-            trace=options.gae_lambda,
-            after=own[-1].value if own and options.bootstrap_truncated and cut(t) else 0.0,
+            discount=options.estimator["discount"],
+            trace=options.estimator["lam"],
+            after=own[-1].value
+            if own and options.estimator["bootstrap_truncated"] and cut(t)
+            else 0.0,
         )
         for t, own in zip(trajectories, tokens, strict=True)
     ]
@@ -263,7 +265,7 @@ def asymmetric_credit(trajectories: Sequence[Any], tokens: Any, options: Any) ->
             easy, hard = 0.5 / (1 - root + 1e-6), 0.5 / (root + 1e-6)
             advantage_N[i] *= (1 - success) * easy + success * hard
             if advantage_N[i] > 0:
-                advantage_N[i] *= min(1, success / options.a_grae_alpha)
+                advantage_N[i] *= min(1, success / options.estimator["alpha"])
     return [np.full(len(own), advantage_N[i]) for i, own in enumerate(tokens)]
 
 
@@ -274,14 +276,14 @@ def conditional_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -
         "tokens": len,
         "entropy": lambda own: np.mean([token.entropy for token in own]),
     }
-    kept, mu = np.flatnonzero(learnable(trajectories)), options.canon_mu
+    kept, mu = np.flatnonzero(learnable(trajectories)), options.estimator["mu"]
     rewards = [
         t.reward - sum(x.penalty for x in own) for t, own in zip(trajectories, tokens, strict=True)
     ]
     values = {}
     for group in {trajectories[i].group for i in kept}:
         members = [i for i in kept if trajectories[i].group == group]
-        by_metric = sorted(members, key=lambda i: metrics[options.canon_metric](tokens[i]))
+        by_metric = sorted(members, key=lambda i: metrics[options.estimator["metric"]](tokens[i]))
         halves = by_metric[: len(members) // 2], by_metric[len(members) // 2 :]
         for half, other in (halves, halves[::-1]):
             own_mean, other_mean = (np.mean([rewards[i] for i in each]) for each in (half, other))
@@ -303,7 +305,7 @@ def turn_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[
         "turn": lambda t, count: [f"turn {k}" for k in range(count)],
         "task": lambda t, count: ["alike"] * count,
     }
-    anchor = "turn" if options.advantage == "matchtir" else options.anchor
+    anchor = "turn" if options.advantage == "matchtir" else options.estimator["anchor"]
     advantages = {"gigpo": gigpo, "hgpo": hgpo, "matchtir": matchtir}[options.advantage](
         rewards,
         [t.group for t in trajectories],
@@ -331,7 +333,9 @@ def gigpo(rewards: Any, groups: Any, states: Any, options: Any) -> list[np.ndarr
     kept = {"baseline": "mean", "scale": each, "clip": None}
     totals = [float(np.sum(reward_K)) for reward_K in rewards]
     episode_N = group_relative_advantages(totals, groups, valid, **kept)
-    to_go = [rewards_to_go(np.array(reward_K), options.discount) for reward_K in rewards]
+    to_go = [
+        rewards_to_go(np.array(reward_K), options.estimator["discount"]) for reward_K in rewards
+    ]
     turns = [(i, k) for i, reward_K in enumerate(rewards) for k in range(len(reward_K))]
     anchors = [(groups[i], states[i][k]) for i, k in turns]
     step_M = group_relative_advantages(
@@ -339,7 +343,7 @@ def gigpo(rewards: Any, groups: Any, states: Any, options: Any) -> list[np.ndarr
     )
     sums = [np.full(len(reward_K), episode_N[i]) for i, reward_K in enumerate(rewards)]
     for (i, k), step in zip(turns, step_M, strict=True):
-        sums[i][k] += options.step_coef * step
+        sums[i][k] += options.estimator["step_coef"] * step
     return _scaled(sums, options)
 
 
@@ -355,7 +359,9 @@ def matchtir(rewards: Any, groups: Any, indices: Any, options: Any) -> list[np.n
         deviation = np.std(likes, ddof=1) + 1e-6 if options.scale == "group" else 1.0
         return (value - np.mean(likes)) / deviation
 
-    to_go = [rewards_to_go(np.array(reward_K), options.discount) for reward_K in rewards]
+    to_go = [
+        rewards_to_go(np.array(reward_K), options.estimator["discount"]) for reward_K in rewards
+    ]
     result = []
     for i, group in enumerate(groups):
         members = [j for j, other in enumerate(groups) if other == group and len(rewards[j])]
@@ -381,7 +387,9 @@ def hgpo(rewards: Any, groups: Any, states: Any, options: Any) -> list[np.ndarra
     Args:
       rewards, states: as for `gigpo`.
     """
-    to_go = [rewards_to_go(np.array(reward_K), options.discount) for reward_K in rewards]
+    to_go = [
+        rewards_to_go(np.array(reward_K), options.estimator["discount"]) for reward_K in rewards
+    ]
     turns = [(i, k) for i, reward_K in enumerate(rewards) for k in range(len(reward_K))]
 
     def past(i: int, k: int, depth: int) -> tuple[Any, ...]:
@@ -390,7 +398,7 @@ def hgpo(rewards: Any, groups: Any, states: Any, options: Any) -> list[np.ndarra
     result = [np.zeros(len(reward_K)) for reward_K in rewards]
     for i, k in turns:
         total = weights = 0.0
-        for depth in range(min(options.history, k) + 1):
+        for depth in range(min(options.estimator["history"], k) + 1):
             alike = [
                 (n, m) for n, m in turns if m >= depth and past(n, m, depth) == past(i, k, depth)
             ]
@@ -399,7 +407,7 @@ def hgpo(rewards: Any, groups: Any, states: Any, options: Any) -> list[np.ndarra
                 continue
             deviation = np.std(returns, ddof=1) + 1e-6 if options.scale == "group" else 1.0
             states_in_key = depth + 1
-            weight = (states_in_key + 1) ** options.history_power
+            weight = (states_in_key + 1) ** options.estimator["power"]
             total += weight * (to_go[i][k] - returns.mean()) / deviation
             weights += weight
         result[i][k] = total / weights if weights else 0.0
@@ -411,12 +419,12 @@ def spa_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[n
     advantages = []
     for trajectory, own in zip(trajectories, tokens, strict=True):
         executed = trajectory.info.get("executed", [True] * len(turn_rewards(trajectory)))
-        reward_J = np.array([options.progress_coef * token.progress for token in own])
+        reward_J = np.array([options.estimator["progress_coef"] * token.progress for token in own])
         for j, token in enumerate(own):
             if j + 1 == len(own) or own[j + 1].turn != token.turn:
-                reward_J[j] += options.grounding_coef * executed[token.turn]
+                reward_J[j] += options.estimator["grounding_coef"] * executed[token.turn]
         value_J = np.array([token.value for token in own])
-        trace = {"discount": options.discount, "trace": options.gae_lambda}
+        trace = {"discount": options.estimator["discount"], "trace": options.estimator["lam"]}
         advantages.append(generalized_advantages(reward_J, value_J, **trace))
     return all_standardized(advantages, scale=options.scale, clip=options.advantage_clip)
 
@@ -437,7 +445,7 @@ def tree_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[
     def value(members: tuple[int, ...]) -> float:
         return float(np.mean([trajectories[j].reward for j in members]))
 
-    siblings = options.tree_baseline == "siblings"
+    siblings = options.estimator["baseline"] == "siblings"
     nodes: dict[tuple[int, int], float] = {}
     if siblings:
         nodes = sibling_advantages(trajectories, kept, paths, options.scale)
@@ -445,7 +453,7 @@ def tree_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[
         for turn in range(len(paths[i]) if kept[i] else 0):
             below, parent = leaves(i, turn + 1), leaves(i, 0)
             for turns in range(1, turn + 1):
-                if options.tree_baseline == "parent" and len(leaves(i, turns)) > len(below):
+                if options.estimator["baseline"] == "parent" and len(leaves(i, turns)) > len(below):
                     parent = leaves(i, turns)
             advantage = value(below) - value(parent)
             if options.scale == "group":
@@ -490,14 +498,14 @@ def implicit_rewards(trajectory: Any, tokens: Sequence[Token], coef: float) -> n
 def istar_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[np.ndarray]:
     """iStar, arXiv:2509.19199: the episode's advantage plus the turn's among its group's turns."""
     each = "none" if options.scale == "batch" else options.scale
-    part = {"baseline": options.baseline, "scale": each, "clip": None}
+    part = {"baseline": options.estimator["baseline"], "scale": each, "clip": None}
     kept, groups = learnable(trajectories, grouped(options)), [t.group for t in trajectories]
     pairs = [*zip(trajectories, tokens, strict=True)]
     totals = [t.reward - sum(token.penalty for token in own) for t, own in pairs]
     episode_N = group_relative_advantages(totals, groups, kept, **part)
-    implicit = [implicit_rewards(t, own, options.implicit_coef) for t, own in pairs]
+    implicit = [implicit_rewards(t, own, options.estimator["implicit_coef"]) for t, own in pairs]
     turns = [(i, k) for i, own in enumerate(implicit) if kept[i] for k in range(len(own))]
-    if options.implicit_norm == "batch_max":  # CharacterRL-iStar/istar/dp_rm.py, istar_norm
+    if options.estimator["norm"] == "batch_max":  # CharacterRL-iStar/istar/dp_rm.py, istar_norm
         largest = max(abs(implicit[i][k]) for i, k in turns)
         implicit = [own / (largest + 1e-6) for own in implicit]
     turn_M = group_relative_advantages(
@@ -508,7 +516,7 @@ def istar_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list
     )
     sums = [np.full(len(own) if kept[i] else 0, episode_N[i]) for i, own in enumerate(implicit)]
     for (i, k), turn in zip(turns, turn_M, strict=True):
-        sums[i][k] += options.step_coef * turn
+        sums[i][k] += options.estimator["step_coef"] * turn
     scaled = _scaled(sums, options)
     return [np.array([scaled[i][x.turn] for x in own]) for i, own in enumerate(tokens)]
 
@@ -532,9 +540,9 @@ def gain_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[
         turns = len(turn_rewards(trajectory)) if outcome else 0
         own = []
         for k in range(turns):
-            later = [options.discount ** (j - k) * z_K[j] for j in range(k, len(z_K))]
+            later = [options.estimator["discount"] ** (j - k) * z_K[j] for j in range(k, len(z_K))]
             ahead = sum(later) / np.sqrt(len(later)) if later else 0.0
-            own.append(options.step_coef * ahead + outcome[0])
+            own.append(options.estimator["step_coef"] * ahead + outcome[0])
         advantages.append(np.array(own))
     advantages = _scaled(advantages, options)
     pairs = zip(advantages, tokens, strict=True)
@@ -549,7 +557,7 @@ def clip_scales(trajectories: Sequence[Any], options: Any) -> list[np.ndarray]:
         groups = [t.group for t in trajectories]
         for i, z_K in enumerate(_at_their_index(_turn_gains(trajectories), groups, True)):
             for k, z in enumerate(z_K):
-                scales[i][k] += options.clip_adaptation * (2 / (1 + np.exp(-z)) - 1)
+                scales[i][k] += options.estimator["adaptation"] * (2 / (1 + np.exp(-z)) - 1)
     return scales
 
 
@@ -625,9 +633,11 @@ def prorl_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list
             for t, keep in zip(trajectories, kept, strict=True)
         ]
         every = np.concatenate(own)
-        scale = weight / max(every.std(ddof=1), options.reward_std_floor)
+        scale = weight / max(every.std(ddof=1), options.estimator["std_floor"])
         for i, reward_K in enumerate(own):
-            sums[i] += rewards_to_go(scale * (reward_K - every.mean()), options.discount)
+            sums[i] += rewards_to_go(
+                scale * (reward_K - every.mean()), options.estimator["discount"]
+            )
     advantages = [own.copy() for own in sums]
     for i, own in enumerate(advantages):
         for k in range(len(own)):

@@ -21,7 +21,7 @@ class Segment:
 
     tokens_L: Sequence[int]
     turn_L: Sequence[int]
-    logp_L: Sequence[float] = ()  # needed by tis_clip alone
+    logp_L: Sequence[float] = ()  # needed by importance alone
 
 
 @dataclass(frozen=True)
@@ -50,43 +50,25 @@ class Options:
     actions: the turns of each of a step's actions, e.g. [[0], [1], [2]]; None: a step is one.
     minibatches: per entry of `order`, the trajectories of each of its optimizer steps; None: as
       many steps as there are inner epochs, each on all trajectories.
-    longest: tokens of an action at the most; read by loss_mean=constant alone.
+    estimator: the options of `advantage`.
+    longest: tokens of an action at the most; read by loss_aggregation=constant alone.
     """
 
     order: Sequence[Sequence[int]]
     actions: Sequence[Sequence[int]] | None = None
     minibatches: Sequence[Sequence[Sequence[int]]] | None = None
-    weight: str = "on"
+    cumulative_ratio: bool = True
     advantage: str = "grae"
-    baseline: str = "mean"
+    estimator: Mapping[str, object] = field(default_factory=lambda: {"baseline": "mean"})
     scale: str = "batch"
     advantage_clip: float | None = 3.0
-    discount: float = 1.0
-    anchor: str = "state"
-    reward_std_floor: float = 0.1
-    step_coef: float = 1.0
-    clip_adaptation: float = 0.3
-    history: int = 2
-    history_power: float = 1.0
-    gae_lambda: float = 0.95
-    implicit_coef: float = 0.05
-    implicit_norm: str = "none"
-    success_above: float = 0.0
-    pair_score: str = "mean"
     reward_weights: Mapping[str, float] = field(default_factory=dict)  # a name without one: 1
-    bootstrap_truncated: bool = False
-    a_grae_alpha: float = 1.0
-    canon_metric: str = "turns"
-    canon_mu: float = 0.5
-    progress_coef: float = 1.0
-    grounding_coef: float = 0.5
-    tree_baseline: str = "parent"
     mask_above: float | None = None
     objective: str = "clipped"
     ratio: str = "geometric"
     old_policy: str = "iteration"
-    pool_mean: str = "all"
-    loss_mean: str = "action"
+    normalize_by: str = "all"
+    loss_aggregation: str = "action"
     longest: int | None = None
     weight_clip: float | None = 0.2
     clip_low: float | None = 0.2
@@ -94,16 +76,11 @@ class Options:
     clip_dual: float | None = None
     kl_coef: float = 0.002
     kl_in: str = "loss"
-    tis_clip: float | None = None
-    tis_level: str = "sequence"
+    importance: Mapping[str, object] | None = None
     entropy_coef: float = 0.0
     truncated: str = "keep"
     moments: str = "shared"
-    covariance: str = "none"
-    covariance_kl: float = 1.0
-    covariance_share: float = 2e-4
-    covariance_low: float = 1.0
-    covariance_high: float = 5.0
+    covariance: Mapping[str, object] = field(default_factory=lambda: {"kind": "none"})
     inner_epochs: int = 1
     temperature: float = 1.0
     optimizer: str = "sgd"
@@ -226,7 +203,7 @@ def sweep(
             losses.append((loss, grads, act_entropies))
         used = used_weights(acts, advantage, cumulative_ratio_N, options)
         before_N, cumulative_ratio_N = cumulative_ratio_N, cumulative_ratio_N.copy()
-        if options.weight == "on":
+        if options.cumulative_ratio:
             new = action_logps(current, acts, arch, options)
             _refresh(cumulative_ratio_N, acts, old, new, options)
         for step, (loss, grads, act_entropies) in enumerate(losses, start=1):
@@ -292,7 +269,7 @@ def _of_minibatch(
 ) -> tuple[float, Weights, list[float]]:
     """`turn_loss` and the actions' entropies, their weights limited by covariance where asked."""
     drift = None
-    if options.covariance != "none":
+    if options.covariance["kind"] != "none":
         now = action_logps(weights, acts, arch, options)
         weight, drift = limited(now, old, advantage, weight, options)
     entropies = action_entropies(weights, acts, arch, options)
@@ -336,10 +313,10 @@ def scorer_step(
     score, share = {}, {}
     for piece, odds_A in zip(pieces, odds, strict=True):
         turns = 1 + max(max(s.turn_L) for s in trajectories[piece.trajectory].segments)
-        share[piece.trajectory] = 1.0 if options.pair_score == "sum" else 1.0 / turns
-        own = options.implicit_coef * share[piece.trajectory] * odds_A.sum()
+        share[piece.trajectory] = 1.0 if options.estimator["pair_score"] == "sum" else 1.0 / turns
+        own = options.estimator["implicit_coef"] * share[piece.trajectory] * odds_A.sum()
         score[piece.trajectory] = score.get(piece.trajectory, 0.0) + own
-    won = {i: trajectories[i].reward > options.success_above for i in score}
+    won = {i: trajectories[i].reward > options.estimator["success_above"] for i in score}
 
     def same(i, j):
         return trajectories[i].group == trajectories[j].group
@@ -357,7 +334,9 @@ def scorer_step(
     for piece in pieces:
         logp_L, backward = token_logps(scorer, piece.tokens_L, arch, options.temperature)
         dlogp_L = np.zeros_like(logp_L)
-        each = options.implicit_coef * share[piece.trajectory] * slope[piece.trajectory]
+        each = (
+            options.estimator["implicit_coef"] * share[piece.trajectory] * slope[piece.trajectory]
+        )
         dlogp_L[piece.position_A] = each
         backward(dlogp_L, grads)
     return ScorerStep(loss, right, len(pairs), grads, Optimizer(options).step(scorer, grads))
@@ -439,7 +418,7 @@ def turn_loss(
         pairs = list(zip(action, passes, strict=True))
         logp_A = joined(logp_L[piece.position_A] for piece, (logp_L, _) in pairs)
         value, slope_A = piece_objective(logp_A, old_A, ref_A, weight_A, options, scale_A)
-        penalty = options.covariance_kl * drift_A / len(old_A)
+        penalty = options.covariance.get("coef", 0.0) * drift_A / len(old_A)
         value -= penalty @ np.abs(logp_A - old_A)
         slope_A = slope_A - penalty * np.sign(logp_A - old_A)
         value += _entropy_bonus(weights, action, part, grads, arch, options)
@@ -496,13 +475,13 @@ def shares(
         len({actions[k][0].trajectory for k in some}) for some in (range(len(actions)), part)
     )
     # A part counts for as many trajectories as it has of those with the step's turns.
-    counted = {"all": valid, "active": active}[options.pool_mean] * own / active
+    counted = {"all": valid, "active": active}[options.normalize_by] * own / active
     sizes = [sum(len(piece.position_A) for piece in actions[k]) for k in part]
-    if options.loss_mean == "action":
+    if options.loss_aggregation == "action":
         return [1 / counted for _ in part]
-    if options.loss_mean == "token":
+    if options.loss_aggregation == "token":
         return [size / sum(sizes) for size in sizes]
-    assert options.loss_mean == "constant", options.loss_mean
+    assert options.loss_aggregation == "constant", options.loss_aggregation
     return [size / (counted * options.longest) for size in sizes]
 
 
@@ -561,21 +540,21 @@ def importances(
 
     One number an action, repeated for its tokens, unless ratios are per token; 1 without a clip.
     That number is the quotient of the action's probabilities, as where verl and TRL weigh whole
-    sequences, or with tis_level=geometric its root per token.
+    sequences, or with level=geometric its root per token.
 
     Args:
       start: per action, log-probabilities [A] under the parameters that sampled.
     """
-    if options.tis_clip is None:
+    if options.importance is None:
         return [np.ones(len(start_A)) for start_A in start]
     weights = []
     for action, start_A in zip(actions, start, strict=True):
         logp_A = joined(np.asarray(p.segment.logp_L)[p.position_A] for p in action)
         odds_A = np.exp(start_A) / np.exp(logp_A)
         if options.ratio != "token":
-            root = {"sequence": 1, "geometric": len(odds_A)}[options.tis_level]
+            root = {"sequence": 1, "geometric": len(odds_A)}[options.importance["level"]]
             odds_A = np.full(len(odds_A), np.prod(odds_A) ** (1 / root))
-        weights.append(np.array([min(odds, options.tis_clip) for odds in odds_A]))
+        weights.append(np.array([min(odds, options.importance["clip"]) for odds in odds_A]))
     return weights
 
 

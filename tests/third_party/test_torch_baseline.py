@@ -19,9 +19,9 @@ from twin_policy import tensors_of
 
 from seeupo_jax.benchmarks import torch_runner
 from seeupo_jax.configuration import loading
+from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
 from seeupo_jax.learner.optimization.schedule import Schedule
-from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.network import split_model
 from seeupo_jax.policy.transformer import Transformer
@@ -141,7 +141,7 @@ CASES = {
             "algorithm.clip_low": None,
             "algorithm.kl_coef": 0.0,
             "algorithm.scale": "none",
-            "algorithm.pool_mean": "active",
+            "algorithm.normalize_by": "active",
             "optimizer.name": "adam",
             "optimizer.learning_rate": 3e-3,
             "optimizer.schedule": "linear",
@@ -168,7 +168,7 @@ CASES = {
     "unweighted, momentum, warm-up": (
         "qwen2",
         {
-            "algorithm.weight": "off",
+            "algorithm.cumulative_ratio": False,
             "algorithm.inner_epochs": 2,
             "algorithm.advantage_clip": 0.6,
             "algorithm.kl_coef": 0.3,

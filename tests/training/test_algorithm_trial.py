@@ -16,7 +16,7 @@ from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.training.algorithm_trial import try_estimator, try_objective
 from seeupo_jax.training.checks import check_config
 
-CHOICES = vars(Algorithm(scale="none"))
+ALGORITHM = Algorithm(scale="none")
 
 
 def centred(reward_N, valid_N):
@@ -77,7 +77,7 @@ def exits(reward_N):
 )
 def test_an_estimator_that_cannot_work_is_one_sentence(function, level, needs, said):
     with pytest.raises(ValueError) as error:
-        try_estimator("own:X", Estimator(function, level, needs), CHOICES)
+        try_estimator("own:X", Estimator(function, level, needs), ALGORITHM)
     assert str(error.value).startswith("own:X ") and said in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -88,7 +88,7 @@ def test_what_adapts_clip_ranges_gives_a_finite_scale_of_each_turn():
             return Credit(jnp.where(mask_NK, reward_N[:, None], 0.0), clip_scale=scale(mask_NK))
 
         estimator = Estimator(scaled, "turn", ("reward_N", "mask_NK"), adapts_clip=True)
-        try_estimator("own:X", estimator, CHOICES)
+        try_estimator("own:X", estimator, ALGORITHM)
 
     tried(lambda mask_NK: jnp.where(mask_NK, 1.5, 1.0))
     for scale, said in (
@@ -113,7 +113,7 @@ def test_an_estimator_is_tried_abstractly_and_then_on_numbers(scale):
         return reward_N - reward_N.mean(where=valid_N)
 
     estimator = Estimator(centred, "trajectory", ("reward_N", "valid_N"))
-    try_estimator("own:X", estimator, vars(Algorithm(scale=scale)))
+    try_estimator("own:X", estimator, Algorithm(scale=scale))
     jax.effects_barrier()
     assert abstract == [True] and numbers == [[1.0, 0.5, 2.0, 0.0]]
 
@@ -148,7 +148,7 @@ def steep(ratio, weight):
 def test_an_objective_that_cannot_work_is_one_sentence(function, said, ratio):
     objective = Objective(function, ("ratio", "weight"))
     with pytest.raises(ValueError) as error:
-        try_objective("own:X", objective, vars(Algorithm(ratio=ratio)))
+        try_objective("own:X", objective, Algorithm(ratio=ratio))
     assert str(error.value).startswith("own:X ") and said in str(error.value)
 
 
@@ -159,9 +159,9 @@ def branching(ratio, weight, clip_low):
 def test_an_objective_that_asks_for_the_size_of_a_bound_cannot_be_compiled():
     objective = Objective(branching, ("ratio", "weight"), ("clip_low",))
     with pytest.raises(ValueError, match=r"own:X fails on .*clip_low float32\[\]: TracerBool"):
-        try_objective("own:X", objective, vars(Algorithm()))
+        try_objective("own:X", objective, Algorithm())
     # None is no array.
-    try_objective("own:X", dataclasses.replace(objective, function=open_below), vars(OPEN))
+    try_objective("own:X", dataclasses.replace(objective, function=open_below), OPEN)
 
 
 def open_below(ratio, weight, clip_low):

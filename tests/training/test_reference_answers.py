@@ -75,11 +75,11 @@ def test_a_run_without_answers_is_refused_unless_rewards_of_turns_are_meant():
     with pytest.raises(ValueError) as error:
         check_references(config, Answers())
     assert str(error.value) == (
-        "config.algorithm.gain: got reference with advantage=a2tgpo, but task '' has no reference"
-        " answer; allowed: turn_reward, where the environment rewards turns, or tasks with"
-        " reference(task_id)."
+        "config.algorithm.estimator.gain: got reference with advantage=a2tgpo, but task '' has no"
+        " reference answer; allowed: turn_reward, where the environment rewards turns, or tasks"
+        " with reference(task_id)."
     )
-    rewarded = dataclasses.replace(config.algorithm, gain="turn_reward")
+    rewarded = dataclasses.replace(config.algorithm, estimator={"gain": "turn_reward"})
     check_references(dataclasses.replace(config, algorithm=rewarded), Answers())
     check_references(Config(), Answers())
     assert not np.any([Config(recipe=name).algorithm.scores_gain for name in ("seeupo", "gigpo")])

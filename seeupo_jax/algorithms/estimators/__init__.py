@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 
 import jax
 
+from seeupo_jax.algorithms.estimator_options import INPUT_OPTIONS, Options
 from seeupo_jax.algorithms.standardize import standardize
+from seeupo_jax.options import names_of
 
 # Level -> the array that says which advantages there are, and has their shape.
 LEVELS = {"trajectory": "valid_N", "turn": "mask_NK", "token": "mask_NL"}
@@ -46,7 +48,7 @@ ARRAYS = {
     "old_logp_NL": "float32, log-probability under the old policy, nats",
     "ref_logp_NL": "float32, log-probability under the reference policy, nats",
     "truncated_N": "bool, whether a limit of turns or tokens ended it (`max_turns`, `max_tokens`)",
-    "metric_N": "float32, what `canon_metric` names: turns, sampled tokens or their mean entropy",
+    "metric_N": "float32, the option `metric`: turns, sampled tokens or their mean entropy",
 }
 
 
@@ -75,17 +77,20 @@ class Estimator:
     """A formula, and all that others have to know of it.
 
     function: pure, of arrays and keyword options, to float32 advantages in the shape of the level;
-      with `value_NL` among what it needs to a pair of them and of the returns, [N, L]; or to a
+      with `value_NL` among its needs to a pair of them and of the returns, [N, L]; or to a
       `Credit`.
     level: of one advantage; a key of `LEVELS`.
-    needs: names of `ARRAYS`, passed by keyword. With `group_N` a reward counts only beside those of
-      its group (unless the function reads a baseline that is `batch`).
-    options: keyword of the function -> the field of `config.algorithm` that it is, with that
-      field's bounds. A function without the field `scale` is not to scale: with scale=batch its
-      advantages are standardised over the batch.
+    needs: names of `ARRAYS`, passed by keyword. With `group_N` rewards are compared within groups
+      (unless the options say `over_batch`).
+    options: the dataclass of `config.algorithm.estimator`, which extends `Options` and the classes
+      of its inputs in `INPUT_OPTIONS`; its other fields are keywords of the function. None: the
+      options of its inputs.
+    scales: whether the function has the keywords `scale` and `clip`, which are
+      `config.algorithm.scale` and `advantage_clip`. If not, its advantages are standardised over
+      the batch with scale=batch, and scale=group is refused.
     adapts_clip: whether it returns a `Credit` with a clip scale.
     signed_weights: whether a named reward may weigh less than 0.
-    asked: name of `ARRAYS` -> the field of `config.algorithm` that is True where it is needed too.
+    optional_inputs: name of `ARRAYS` -> the option that is True where the function gets it too.
     reward_range: the least and the largest reward that the formula is for; None: any.
     keeps_zero: whether with scale=batch the advantages of 0 that groups of equal rewards have stay
       0: the mean over the batch is then 0, as where those of each group add up to 0, or is not
@@ -95,10 +100,11 @@ class Estimator:
     function: Callable[..., Any]
     level: str
     needs: tuple[str, ...]
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: type[Options] | None = None
+    scales: bool = False
     adapts_clip: bool = False
     signed_weights: bool = True
-    asked: Mapping[str, str] = field(default_factory=dict)
+    optional_inputs: Mapping[str, str] = field(default_factory=dict)
     reward_range: tuple[float, float] | None = None
     keeps_zero: bool = False
 
@@ -107,61 +113,101 @@ class Estimator:
             raise ValueError(f"Estimator.function: got {self.function!r}; allowed: a function.")
         if self.level not in LEVELS:
             raise ValueError(f"Estimator.level: got {self.level!r}; allowed: {', '.join(LEVELS)}.")
-        for name, arrays in (("needs", self.needs), ("asked", tuple(self.asked))):
-            if isinstance(arrays, str) or not set(arrays) <= set(ARRAYS):
+        for name in ("needs", "optional_inputs"):
+            got = vars(self)[name]
+            if isinstance(got, str) or not set(got) <= set(ARRAYS):
                 allowed = f"a tuple of {', '.join(ARRAYS)}"
-                raise ValueError(f"Estimator.{name}: got {arrays!r}; allowed: {allowed}.")
+                raise ValueError(f"Estimator.{name}: got {got!r}; allowed: {allowed}.")
         if SCORED.issubset(self.needs):
             raise ValueError(
                 f"Estimator.needs: got {' and '.join(sorted(SCORED))}; allowed: one of them, since"
-                " one model beside the policy scores turns."
+                " only one model is trained to score turns."
             )
+        self._check_options()
+
+    def _check_options(self) -> None:
+        inputs = {name: INPUT_OPTIONS[name] for name in self.inputs_with_options}
+        if self.options is None:
+            classes = [*inputs.values(), Options]
+            object.__setattr__(self, "options", classes[0])
+        options: Any = self.options
+        if not (isinstance(options, type) and issubclass(options, Options)):
+            raise ValueError(
+                f"Estimator.options: got {options!r}; allowed: a frozen dataclass that extends"
+                " algorithms.estimator_options.Options."
+            )
+        for name, needed in inputs.items():
+            if not issubclass(options, needed):
+                raise ValueError(
+                    f"Estimator.options: got {options.__name__} of an estimator that needs {name};"
+                    f" allowed: a dataclass that extends {needed.__name__}, whose options it reads."
+                )
+        for option in self.optional_inputs.values():
+            if option not in names_of(options):
+                raise ValueError(
+                    f"Estimator.optional_inputs: got the option {option!r}; allowed: fields of"
+                    f" {options.__name__}, which are {', '.join(names_of(options)) or 'none'}."
+                )
+
+    @property
+    def inputs_with_options(self) -> list[str]:
+        """Those of its inputs that have options of their own."""
+        return [name for name in (*self.needs, *self.optional_inputs) if name in INPUT_OPTIONS]
 
     @property
     def scored(self) -> bool:
-        """Whether a model beside the policy, other than a critic, scores turns for it."""
+        """Whether a model other than the policy and a critic scores turns for it."""
         return not SCORED.isdisjoint(self.needs)
 
-    def reads(self, choice: str) -> bool:
-        """Whether a field of `config.algorithm` is among its options."""
-        return choice in {*self.options.values(), *self.asked.values()}
+    @property
+    def keywords(self) -> tuple[str, ...]:
+        """Its options that are keywords of the function."""
+        of_inputs = {*self.optional_inputs.values()}
+        for name in self.inputs_with_options:
+            of_inputs |= {*names_of(INPUT_OPTIONS[name])}
+        return tuple(name for name in names_of(self.options) if name not in of_inputs)
 
-    def programs(self, choices: Mapping[str, Any]) -> list[str]:
+    def programs(self, scale: str) -> list[str]:
         """Names of what `credit` runs."""
         name = getattr(self.function, "__name__", type(self.function).__name__)
-        return [name, "standardize"] if self._standardizes(choices) else [name]
+        return [name, "standardize"] if self._standardizes(scale) else [name]
 
-    def inputs(self, choices: Mapping[str, Any]) -> tuple[str, ...]:
+    def inputs(self, options: Options, scale: str) -> tuple[str, ...]:
         """Names of the arrays that `credit` reads."""
-        mask, needs = LEVELS[self.level], self._needed(choices)
-        more = self._standardizes(choices) and mask not in needs
+        mask, needs = LEVELS[self.level], self._needed(options)
+        more = self._standardizes(scale) and mask not in needs
         return (*needs, mask) if more else needs
 
-    def credit(self, arrays: Mapping[str, Any], choices: Mapping[str, Any]) -> Credit:
+    def credit(
+        self, arrays: Mapping[str, Any], options: Options, *, scale: str, clip: float | None
+    ) -> Credit:
         """The advantages of a batch.
 
         Args:
           arrays: `inputs` by name; see `ARRAYS`.
-          choices: fields of `config.algorithm` by name.
+          scale, clip: `config.algorithm.scale` and `advantage_clip`.
         """
-        needed = {name: arrays[name] for name in self._needed(choices)}
-        options = {keyword: choices[name] for keyword, name in self.options.items()}
-        result = self._program(**needed, **options)
+        keywords = {name: getattr(options, name) for name in self.keywords}
+        if self.scales:
+            keywords |= {"scale": scale, "clip": clip}
+        result = self._program(**{name: arrays[name] for name in self._needed(options)}, **keywords)
         credit = Credit(*result) if isinstance(result, tuple) else Credit(result)
-        if self._standardizes(choices):
-            mask, clip = arrays[LEVELS[self.level]], choices["advantage_clip"]
+        if self._standardizes(scale):
+            mask = arrays[LEVELS[self.level]]
             credit = credit._replace(advantage=standardize(credit.advantage, mask, clip=clip))
         return credit
 
-    def _needed(self, choices: Mapping[str, Any]) -> tuple[str, ...]:
-        return (*self.needs, *(name for name, choice in self.asked.items() if choices[choice]))
+    def _needed(self, options: Options) -> tuple[str, ...]:
+        asked = [name for name, option in self.optional_inputs.items() if getattr(options, option)]
+        return (*self.needs, *asked)
 
-    def _standardizes(self, choices: Mapping[str, Any]) -> bool:
-        return choices["scale"] == "batch" and not self.reads("scale")
+    def _standardizes(self, scale: str) -> bool:
+        return scale == "batch" and not self.scales
 
     @functools.cached_property
     def _program(self) -> Callable[..., Any]:
         """The function as one compiled program."""
         if hasattr(self.function, "lower"):  # it is one
             return self.function
-        return jax.jit(self.function, static_argnames=tuple(self.options))
+        scaling = ("scale", "clip") if self.scales else ()
+        return jax.jit(self.function, static_argnames=(*self.keywords, *scaling))

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 import chex
 import jax
 import jax.numpy as jnp
 
+from seeupo_jax.algorithms.estimator_options import GainOptions, TurnDiscount
 from seeupo_jax.algorithms.estimators import Credit, Estimator
 from seeupo_jax.algorithms.estimators.grae import group_relative_advantage
 from seeupo_jax.algorithms.estimators.returns import reward_to_go
 from seeupo_jax.algorithms.standardize import standardize
 from seeupo_jax.algorithms.turn_groups import refined, relative
+from seeupo_jax.options import within
 
 # Scale -> what each group's parts are scaled by; `batch` scales their sum instead.
 _PARTS = {"group": "population", "none": "none", "batch": "none"}
@@ -91,16 +94,21 @@ def a2tgpo_credit(
     return Credit(advantage_NK, clip_scale=1.0 + adaptation * (2.0 * jax.nn.sigmoid(z_NK) - 1.0))
 
 
+@dataclass(frozen=True)
+class A2tgpoOptions(TurnDiscount, GainOptions):
+    """Options of `a2tgpo`."""
+
+    step_coef: float = within(0, 1000, 1.0)
+    """Weight of the turn's advantage, added to the episode's."""
+    adaptation: float = within(0, 1, 0.3)
+    """The largest share by which the gain of a turn widens or narrows its clip range."""
+
+
 ESTIMATOR = Estimator(
     a2tgpo_credit,
     "turn",
     ("reward_N", "gain_NK", "group_N", "mask_NK", "valid_N"),
-    {
-        "discount": "discount",
-        "step_coef": "step_coef",
-        "adaptation": "clip_adaptation",
-        "scale": "scale",
-        "clip": "advantage_clip",
-    },
+    A2tgpoOptions,
+    scales=True,
     adapts_clip=True,
 )

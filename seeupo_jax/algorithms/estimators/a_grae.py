@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 
+from seeupo_jax.algorithms.estimator_options import Options
 from seeupo_jax.algorithms.estimators import Estimator
 from seeupo_jax.algorithms.estimators.grae import group_relative_advantage
 from seeupo_jax.algorithms.standardize import masked
+from seeupo_jax.options import above
 
 _EPSILON = 1e-6  # what the formula divides by is larger by this
 
@@ -65,11 +68,20 @@ def asymmetric_advantage(
     return jnp.where(valid_N, advantage_N * less_N, 0.0)
 
 
+@dataclass(frozen=True)
+class AGraeOptions(Options):
+    """Options of `a_grae`."""
+
+    alpha: float = above(0, 1.0, most=1)
+    """Advantages above 0 count less while the mean reward is below it."""
+
+
 ESTIMATOR = Estimator(
     asymmetric_advantage,
     "trajectory",
     ("reward_N", "group_N", "valid_N"),
-    {"alpha": "a_grae_alpha", "scale": "scale", "clip": "advantage_clip"},
+    AGraeOptions,
+    scales=True,
     reward_range=(0.0, 1.0),
     keeps_zero=True,
 )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 import chex
 import jax
 import jax.numpy as jnp
 
+from seeupo_jax.algorithms.estimator_options import MetricOptions
 from seeupo_jax.algorithms.estimators import Estimator
 from seeupo_jax.algorithms.standardize import masked
+from seeupo_jax.options import within
 
 
 @jax.jit
@@ -71,9 +74,17 @@ def conditional_advantage(
     return jnp.where(valid_N & (count_G[index_N] >= 2), advantage_N, 0.0)
 
 
+@dataclass(frozen=True)
+class CanonOptions(MetricOptions):
+    """Options of `canon`."""
+
+    mu: float = within(0, 1, 0.5)
+    """Weight of the comparison with the other half; 0.5 is the group's mean as baseline."""
+
+
 ESTIMATOR = Estimator(
     conditional_advantage,
     "trajectory",
     ("reward_N", "group_N", "metric_N", "valid_N"),
-    {"mu": "canon_mu"},
+    CanonOptions,
 )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
 
+from seeupo_jax.algorithms.estimator_options import TokenDiscount
 from seeupo_jax.algorithms.estimators import Estimator
 from seeupo_jax.algorithms.standardize import masked
+from seeupo_jax.options import within
 
 
 @jax.jit
@@ -65,10 +69,20 @@ def _last(value_NL: jax.Array, mask_NL: jax.Array) -> jax.Array:
     return jnp.where(mask_NL & (later_NL == 1), value_NL, 0.0).sum(axis=1)
 
 
+@dataclass(frozen=True)
+class GaeOptions(TokenDiscount):
+    """Options of `gae`."""
+
+    lam: float = within(0, 1, 0.95)
+    """Decay of generalised advantage estimation."""
+    bootstrap_truncated: bool = False
+    """The value after an episode that max_turns or max_tokens cut is its last one, not 0."""
+
+
 ESTIMATOR = Estimator(
     generalized_advantage,
     "token",
     ("value_NL", "reward_NL", "mask_NL"),
-    {"discount": "discount", "lam": "gae_lambda"},
-    asked={"truncated_N": "bootstrap_truncated"},
+    GaeOptions,
+    optional_inputs={"truncated_N": "bootstrap_truncated"},
 )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 
+from seeupo_jax.algorithms.estimator_options import StateOptions, TurnDiscount
 from seeupo_jax.algorithms.estimators import Estimator
 from seeupo_jax.algorithms.standardize import standardize
 from seeupo_jax.algorithms.turn_groups import (
@@ -16,6 +18,7 @@ from seeupo_jax.algorithms.turn_groups import (
     of_returns,
     refined,
 )
+from seeupo_jax.options import within
 
 
 @functools.partial(jax.jit, static_argnames=("discount", "scale", "clip"))
@@ -69,14 +72,18 @@ def gigpo_advantage(
     return standardize(advantage_NK, turns.is_NK, clip=clip) if scale == "batch" else advantage_NK
 
 
+@dataclass(frozen=True)
+class GigpoOptions(TurnDiscount, StateOptions):
+    """Options of `gigpo`."""
+
+    step_coef: float = within(0, 1000, 1.0)
+    """Weight of the turn's advantage, added to the episode's."""
+
+
 ESTIMATOR = Estimator(
     gigpo_advantage,
     "turn",
     ("reward_NK", "reward_rest_NK", "group_N", "state_NK", "valid_N"),
-    {
-        "discount": "discount",
-        "step_coef": "step_coef",
-        "scale": "scale",
-        "clip": "advantage_clip",
-    },
+    GigpoOptions,
+    scales=True,
 )

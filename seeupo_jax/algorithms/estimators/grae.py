@@ -9,6 +9,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from seeupo_jax.algorithms.estimator_options import Baseline
 from seeupo_jax.algorithms.estimators import Estimator
 from seeupo_jax.algorithms.standardize import FLAT, exact_unit
 
@@ -157,6 +158,7 @@ ESTIMATOR = Estimator(
     group_relative_advantage,
     "trajectory",
     ("reward_N", "group_N", "valid_N"),
-    {"baseline": "baseline", "scale": "scale", "clip": "advantage_clip"},
+    Baseline,
+    scales=True,
     keeps_zero=True,
 )

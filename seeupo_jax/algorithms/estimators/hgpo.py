@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 
+from seeupo_jax.algorithms.estimator_options import StateOptions, TurnDiscount
 from seeupo_jax.algorithms.estimators import Estimator
 from seeupo_jax.algorithms.standardize import standardize
 from seeupo_jax.algorithms.turn_groups import GROUP_SCALES, compared_turns, of_returns, refined
+from seeupo_jax.options import at_least, within
 
 
 @functools.partial(jax.jit, static_argnames=("discount", "history", "scale", "clip"))
@@ -93,15 +96,20 @@ def _differs(advantage_NK: jax.Array, group_NK: jax.Array) -> jax.Array:
     return (largest_M[group_M] > 0).reshape(group_NK.shape)
 
 
+@dataclass(frozen=True)
+class HgpoOptions(TurnDiscount, StateOptions):
+    """Options of `hgpo`."""
+
+    history: int = at_least(0, 2)
+    """Turns before a state that its deepest group shares."""
+    power: float = within(0, 10, 1.0)
+    """How much more deeper groups count; 0: not."""
+
+
 ESTIMATOR = Estimator(
     hgpo_advantage,
     "turn",
     ("reward_NK", "reward_rest_NK", "group_N", "state_NK", "valid_N"),
-    {
-        "discount": "discount",
-        "history": "history",
-        "power": "history_power",
-        "scale": "scale",
-        "clip": "advantage_clip",
-    },
+    HgpoOptions,
+    scales=True,
 )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 
+from seeupo_jax.algorithms.estimator_options import Baseline, ImplicitOptions
 from seeupo_jax.algorithms.estimators import Estimator
 from seeupo_jax.algorithms.estimators.grae import group_relative_advantage
 from seeupo_jax.algorithms.standardize import masked, standardize
 from seeupo_jax.algorithms.turn_groups import GROUP_SCALES, relative
+from seeupo_jax.options import choice, within
 
 NORMS = ("none", "batch_max")
 
@@ -76,15 +79,20 @@ def istar_advantage(
     return standardize(advantage_NK, is_NK, clip=clip) if scale == "batch" else advantage_NK
 
 
+@dataclass(frozen=True)
+class IstarOptions(ImplicitOptions, Baseline):
+    """Options of `istar`."""
+
+    step_coef: float = within(0, 1000, 1.0)
+    """Weight of the turn's advantage, added to the episode's."""
+    norm: str = choice("none", "batch_max")
+    """batch_max divides implicit rewards by the largest magnitude of the iteration's."""
+
+
 ESTIMATOR = Estimator(
     istar_advantage,
     "turn",
     ("reward_N", "implicit_NK", "mask_NK", "group_N", "valid_N"),
-    {
-        "step_coef": "step_coef",
-        "baseline": "baseline",
-        "norm": "implicit_norm",
-        "scale": "scale",
-        "clip": "advantage_clip",
-    },
+    IstarOptions,
+    scales=True,
 )

@@ -7,6 +7,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from seeupo_jax.algorithms.estimator_options import TurnDiscount
 from seeupo_jax.algorithms.estimators import Estimator
 from seeupo_jax.algorithms.standardize import standardize
 from seeupo_jax.algorithms.turn_groups import (
@@ -72,5 +73,6 @@ ESTIMATOR = Estimator(
     matchtir_advantage,
     "turn",
     ("reward_NK", "reward_rest_NK", "group_N", "mask_NK", "valid_N"),
-    {"discount": "discount", "scale": "scale", "clip": "advantage_clip"},
+    TurnDiscount,
+    scales=True,
 )

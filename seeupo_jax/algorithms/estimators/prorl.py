@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 import chex
 import jax
 import jax.numpy as jnp
 
+from seeupo_jax.algorithms.estimator_options import TurnDiscount
 from seeupo_jax.algorithms.estimators import Credit, Estimator
 from seeupo_jax.algorithms.estimators.returns import reward_to_go
+from seeupo_jax.options import above
 
 
 def prorl_advantage(
@@ -81,6 +84,14 @@ def _less_group_mean(return_NKQ: jax.Array, group_N: jax.Array, mask_NK: jax.Arr
     return jnp.where(mask_NK1, above_NKQ - mean_NKQ, 0.0)
 
 
+@dataclass(frozen=True)
+class ProrlOptions(TurnDiscount):
+    """Options of `prorl`."""
+
+    std_floor: float = above(0, 0.1, most=1_000_000)
+    """Centred rewards are divided by their running deviation, or by this if that is less."""
+
+
 ESTIMATOR = Estimator(
     prorl_advantage,
     "turn",
@@ -92,6 +103,6 @@ ESTIMATOR = Estimator(
         "group_N",
         "mask_NK",
     ),
-    {"discount": "discount", "std_floor": "reward_std_floor"},
+    ProrlOptions,
     keeps_zero=True,
 )

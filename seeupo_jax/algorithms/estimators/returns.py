@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from seeupo_jax.algorithms.estimator_options import TokenDiscount
 from seeupo_jax.algorithms.estimators import Estimator
 from seeupo_jax.algorithms.standardize import masked
 
@@ -34,4 +35,4 @@ def reward_to_go(reward_NL: jax.Array, mask_NL: jax.Array, *, discount: float = 
     return masked(return_LN.T, mask_NL)
 
 
-ESTIMATOR = Estimator(reward_to_go, "token", ("reward_NL", "mask_NL"), {"discount": "discount"})
+ESTIMATOR = Estimator(reward_to_go, "token", ("reward_NL", "mask_NL"), TokenDiscount)

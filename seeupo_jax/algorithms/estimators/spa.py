@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import jax
 
+from seeupo_jax.algorithms.estimator_options import ScorerOptions, TokenDiscount
 from seeupo_jax.algorithms.estimators import Estimator
 from seeupo_jax.algorithms.estimators.gae import generalized_advantage
+from seeupo_jax.options import within
 
 
 @jax.jit
@@ -39,14 +43,21 @@ def spa_advantage(
     return generalized_advantage(value_NL, reward_NL, mask_NL, discount=discount, lam=lam)
 
 
+@dataclass(frozen=True)
+class SpaOptions(ScorerOptions, TokenDiscount):
+    """Options of `spa`."""
+
+    progress_coef: float = within(0, 1000, 1.0)
+    """Weight of the contribution of a turn to the reward, by the progress estimator."""
+    grounding_coef: float = within(0, 1000, 0.5)
+    """Weight of whether the environment could execute the turn's action."""
+    lam: float = within(0, 1, 0.95)
+    """Decay of generalised advantage estimation."""
+
+
 ESTIMATOR = Estimator(
     spa_advantage,
     "token",
     ("progress_NL", "executed_NL", "value_NL", "mask_NL"),
-    {
-        "progress_coef": "progress_coef",
-        "grounding_coef": "grounding_coef",
-        "discount": "discount",
-        "lam": "gae_lambda",
-    },
+    SpaOptions,
 )

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
 
+from seeupo_jax.algorithms.estimator_options import Options
 from seeupo_jax.algorithms.estimators import Estimator
 from seeupo_jax.algorithms.estimators.grae import group_relative_advantage
 from seeupo_jax.algorithms.standardize import exact_unit, standardize
+from seeupo_jax.options import choice
 
 
 class _Nodes(NamedTuple):
@@ -197,9 +200,24 @@ _VALUES = {"parent": _over_parent, "root": _over_root}
 _BASELINES = (*_VALUES, "siblings")
 _SCALES = ("none", "group", "batch")
 
+
+@dataclass(frozen=True)
+class TreeOptions(Options):
+    """Options of `tree`."""
+
+    baseline: str = choice("parent", "root", "siblings")
+    """Subtracts the value of the node where a branch began, or that of the group; siblings:
+    compares the rewards of the turns that begin where a turn does."""
+
+    @property
+    def compares_siblings(self) -> bool:
+        return self.baseline == "siblings"
+
+
 ESTIMATOR = Estimator(
     tree_advantage,
     "turn",
     ("reward_N", "group_N", "valid_N", "node_NK", "reward_NK"),
-    {"baseline": "tree_baseline", "scale": "scale", "clip": "advantage_clip"},
+    TreeOptions,
+    scales=True,
 )

@@ -23,7 +23,7 @@ def dr_grpo() -> Choices:
     return one_action() | {
         "ratio": "token",
         "scale": "none",
-        "loss_mean": "constant",
+        "loss_aggregation": "constant",
         "kl_coef": 0.0,
     }
 
@@ -43,7 +43,11 @@ def rloo() -> Choices:
     R_i = r_i - β log(π_old(o_i) / π_ref(o_i)).
     Back to Basics, arXiv:2402.14740, §3.3.
     """
-    return reinforce() | {"baseline": "leave_one_out", "scale": "none", "kl_in": "reward"}
+    return reinforce() | {
+        "estimator": {"baseline": "leave_one_out"},
+        "scale": "none",
+        "kl_in": "reward",
+    }
 
 
 def reinforce() -> Choices:
@@ -58,14 +62,15 @@ def reinforce_plus_plus() -> Choices:
     """Max the mean over all tokens of min(s_ij A_ij, clip(s_ij) A_ij), without groups or critic.
 
     A_ij = r_i - β Σ_(j' >= j) log(π_old / π_ref)_ij', standardised over all tokens of the batch.
-    REINFORCE++, arXiv:2501.03262, §3; as written with discount=1, the default.
+    REINFORCE++, arXiv:2501.03262, §3; as written with discount=1.
     """
     return one_action() | {
         "advantage": "returns",
+        "estimator": {"discount": 1.0},
         "advantage_clip": None,
         "ratio": "token",
         "kl_in": "reward",
-        "loss_mean": "token",
+        "loss_aggregation": "token",
     }
 
 
@@ -78,10 +83,11 @@ def ppo() -> Choices:
     """
     return one_action() | {
         "advantage": "gae",
+        "estimator": {"bootstrap_truncated": False},
         "advantage_clip": None,
-        "critic": "head",
+        "critic": {"kind": "head"},
         "ratio": "token",
-        "loss_mean": "token",
+        "loss_aggregation": "token",
     }
 
 
@@ -90,11 +96,11 @@ def dapo() -> Choices:
 
     Such groups are replaced by others of new tasks, for at most so many rounds. No KL. Here the
     mean is over a step's tokens, in the paper over a task's. Its overlong shaping of the reward
-    (Eq. 13) depends on the lengths that are allowed: algorithm.overlong_length sets it. DAPO,
+    (Eq. 13) depends on the lengths that are allowed: algorithm.overlong.length sets it. DAPO,
     arXiv:2503.14476, Eq. 8 to 12.
     """
     return grpo() | {
-        "loss_mean": "token",
+        "loss_aggregation": "token",
         "clip_low": 0.2,
         "clip_high": 0.28,
         "kl_coef": 0.0,
@@ -114,8 +120,8 @@ def a_grae() -> Choices:
     """
     return grpo() | {
         "advantage": "a_grae",
-        "a_grae_alpha": 1.0,
-        "loss_mean": "token",
+        "estimator": {"alpha": 1.0},
+        "loss_aggregation": "token",
         "clip_low": 0.2,
         "clip_high": 0.2,
         "kl_coef": 0.0,
@@ -132,8 +138,7 @@ def canon() -> Choices:
     """
     return dr_grpo() | {
         "advantage": "canon",
-        "canon_metric": "entropy",
-        "canon_mu": 1.0,
+        "estimator": {"metric": "entropy", "mu": 1.0},
         "clip_low": 0.2,
         "clip_high": 0.28,
     }
@@ -146,7 +151,7 @@ def cispo() -> Choices:
     """
     return grpo() | {
         "objective": "cispo",
-        "loss_mean": "token",
+        "loss_aggregation": "token",
         "clip_low": None,
         "clip_high": 4.0,
         "kl_coef": 0.0,
@@ -165,10 +170,11 @@ def gdpo() -> Choices:
     """
     return one_action() | {
         "advantage": "gdpo",
+        "estimator": {},
         "scale": "batch",
         "advantage_clip": None,
         "ratio": "token",
-        "loss_mean": "token",
+        "loss_aggregation": "token",
         "clip_low": 0.2,
         "clip_high": 0.2,
         "kl_coef": 0.0,
@@ -183,4 +189,4 @@ def dvao() -> Choices:
     arXiv:2605.25604, which replaces GRPO's advantage and nothing else; its clip range and KL
     coefficient are the configuration's.
     """
-    return grpo() | {"advantage": "dvao", "scale": "none"}
+    return grpo() | {"advantage": "dvao", "estimator": {}, "scale": "none"}

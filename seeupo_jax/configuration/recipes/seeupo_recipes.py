@@ -17,20 +17,18 @@ def seeupo() -> Choices:
         "order": "reverse",
         "custom_order": (),
         "turns_per_update": 1,
-        "weight": "on",
+        "cumulative_ratio": True,
         "advantage": "grae",
-        "baseline": "mean",
+        "estimator": {"baseline": "mean"},
         "scale": "batch",
-        "anchor": "state",
-        "bootstrap_truncated": False,
         "objective": "clipped",
         "ratio": "geometric",
-        "loss_mean": "action",
+        "loss_aggregation": "action",
         "kl_in": "loss",
-        "critic": "none",
+        "critic": {"kind": "none"},
         "dynamic_sampling": 0,
         "mask_above": None,
-        "forks": "none",
+        "forks": {"kind": "none"},
         "refresh": "auto",
     }
 
@@ -47,7 +45,7 @@ def seeupo_random() -> Choices:
 
 def seeupo_unweighted() -> Choices:
     """SeeUPO with M_it = A_i at every turn: the ablation of Eq. 8."""
-    return seeupo() | {"weight": "off"}
+    return seeupo() | {"cumulative_ratio": False}
 
 
 def seeupo_group_std() -> Choices:
@@ -62,9 +60,9 @@ def seeupo_noscale() -> Choices:
 
 def parallel() -> Choices:
     """SeeUPO in one step on all turns: max 1/N Σ_i Σ_t min(s_it A_i, clip(s_it) A_i) - β KL."""
-    return seeupo() | {"order": "parallel", "weight": "off"}
+    return seeupo() | {"order": "parallel", "cumulative_ratio": False}
 
 
 def one_action() -> Choices:
     """One step per iteration: all turns of a trajectory are one action."""
-    return seeupo() | {"turns_per_update": None, "weight": "off"}
+    return seeupo() | {"turns_per_update": None, "cumulative_ratio": False}

@@ -18,10 +18,9 @@ def gigpo() -> Choices:
     return one_action() | {
         "advantage": "gigpo",
         "scale": "group",
-        "discount": 0.95,
-        "step_coef": 1.0,
+        "estimator": {"anchor": "state", "discount": 0.95, "step_coef": 1.0},
         "ratio": "token",
-        "loss_mean": "token",
+        "loss_aggregation": "token",
         "clip_low": 0.2,
         "clip_high": 0.2,
         "kl_coef": 0.01,
@@ -36,7 +35,10 @@ def hgpo() -> Choices:
     HGPO, arXiv:2602.22817, Eq. 3 to 7. Numbers as its authors train ALFWorld: langfengQ/verl-agent,
     recipe/hgpo/run_qwen2.5_1.5b_alfworld_train.sh (K = 2; they also report K = 4).
     """
-    return gigpo() | {"advantage": "hgpo", "history": 2, "history_power": 1.0}
+    return gigpo() | {
+        "advantage": "hgpo",
+        "estimator": {"anchor": "state", "discount": 0.95, "history": 2, "power": 1.0},
+    }
 
 
 def istar() -> Choices:
@@ -53,16 +55,18 @@ def istar() -> Choices:
     """
     return one_action() | {
         "advantage": "istar",
-        "baseline": "leave_one_out",
+        "estimator": {
+            "baseline": "leave_one_out",
+            "step_coef": 1.0,
+            "implicit_coef": 0.05,
+            "norm": "batch_max",
+            "pair_score": "mean",
+            "success_above": 0.0,
+            "scorer_rate": 2.0,
+        },
         "scale": "none",
-        "step_coef": 1.0,
-        "implicit_coef": 0.05,
-        "implicit_norm": "batch_max",
-        "pair_score": "mean",
-        "success_above": 0.0,
-        "scorer_rate": 2.0,
         "ratio": "token",
-        "loss_mean": "token",
+        "loss_aggregation": "token",
         "clip_low": 0.2,
         "clip_high": 0.2,
         "kl_coef": 0.0,
@@ -82,10 +86,8 @@ def a2tgpo() -> Choices:
     return parallel() | {
         "advantage": "a2tgpo",
         "scale": "group",
-        "discount": 1.0,
-        "step_coef": 0.3,
-        "clip_adaptation": 0.3,
-        "loss_mean": "token",
+        "estimator": {"discount": 1.0, "step_coef": 0.3, "adaptation": 0.3},
+        "loss_aggregation": "token",
         "clip_low": 3e-3,
         "clip_high": 4e-3,
         "kl_coef": 0.0,
@@ -103,7 +105,7 @@ def matchtir() -> Choices:
     return one_action() | {
         "advantage": "matchtir",
         "scale": "group",
-        "discount": 0.9,
+        "estimator": {"discount": 0.9},
         "ratio": "token",
         "clip_low": 0.2,
         "clip_high": 0.2,
@@ -121,7 +123,10 @@ def spa() -> Choices:
     (WangHanLinHenry/SPA-RL-Agent), 0.5. There the estimator is trained before the policy, on
     trajectories of their own; here beside it.
     """
-    return ppo() | {"advantage": "spa", "progress_coef": 1.0, "grounding_coef": 0.5}
+    return ppo() | {
+        "advantage": "spa",
+        "estimator": {"progress_coef": 1.0, "grounding_coef": 0.5},
+    }
 
 
 def prorl() -> Choices:
@@ -136,7 +141,6 @@ def prorl() -> Choices:
         "advantage": "prorl",
         "objective": "logp",
         "scale": "none",
-        "discount": 1.0,
-        "reward_std_floor": 0.1,
+        "estimator": {"discount": 1.0, "std_floor": 0.1},
         "kl_coef": 0.01,
     }

@@ -1,14 +1,15 @@
-"""Which options of an algorithm go together."""
+"""Which options of an algorithm go together; a section's own rules are in its class's `check`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from seeupo_jax.algorithms.objectives import BOUNDS
 from seeupo_jax.configuration.algorithm import Algorithm, fused_refresh_applies
-from seeupo_jax.configuration.entry_points import entries_with, find_entry
+from seeupo_jax.configuration.entry_points import entries_with
 from seeupo_jax.configuration.reward import Reward
-from seeupo_jax.configuration.rules.unread_fields import unread_fields
+from seeupo_jax.options import Group, Setting
 
 
 def check_choices(
@@ -29,28 +30,19 @@ def check_choices(
       ValueError: one sentence with the field, what was got and what is allowed.
     """
     _check_order(algorithm, max_turns)
-    _check_covariance(algorithm, max_turns, ahead)
-    _check_overlong(algorithm)
-    _check_reference(algorithm)
-    _check_forks(algorithm)
+    setting = Setting(algorithm, max_turns, ahead)
+    for value in vars(algorithm).values():
+        if isinstance(value, Group):
+            value.check(setting)
     _check_dynamic_sampling(algorithm)
     for rule in _RULES:
-        name = vars(algorithm)[rule.beside]
-        entry = find_entry(rule.beside, name)
-        if rule.fits(algorithm, entry):
+        entry = getattr(algorithm, rule.entry)
+        if not rule.concerns(entry) or rule.fits(algorithm):
             continue
-        concerned = rule.concerns(entry)
-        names = [f"{rule.beside}={name}"] if concerned else entries_with(rule.beside, rule.concerns)
+        named = f"{rule.by}={vars(algorithm)[rule.by]}"
         raise ValueError(
-            f"config.algorithm.{rule.field}: got {vars(algorithm)[rule.field]!r} with"
-            f" {rule.beside}={name}; allowed: {rule.allowed.format(' and '.join(names))}."
-        )
-    fields, entry = vars(algorithm), find_entry("advantage", algorithm.advantage)
-    options = (*entry.options.values(), *entry.asked.values())
-    if unknown := [name for name in options if name not in fields]:
-        raise ValueError(
-            f"config.algorithm.advantage: {algorithm.advantage} has the option {unknown[0]!r};"
-            f" allowed: fields of config.algorithm, which are {', '.join(fields)}."
+            f"config.algorithm.{rule.field}: got {vars(algorithm)[rule.field]!r} with {named};"
+            f" allowed: {rule.allowed.format(named)}."
         )
     for name, why in unread_fields(algorithm, {} if recipe is None else recipe).items():
         raise ValueError(f"config.algorithm.{name}: {why}")
@@ -59,100 +51,104 @@ def check_choices(
 class _Rule(NamedTuple):
     """A field's condition on the estimator or the objective.
 
-    beside: `advantage` or `objective`. concerns: entries that `allowed` names at {}; where the
-      given one is among them, it alone.
+    by: `advantage` or `objective`. entry: the property that has its entry. concerns: entries that
+      the condition is for.
     """
 
     field: str
-    beside: str
+    by: str
+    entry: str
     concerns: Callable[[Any], bool]
     allowed: str
-    fits: Callable[[Algorithm, Any], bool]
+    fits: Callable[[Algorithm], bool]
 
 
-def _takes_penalty(estimator: Any) -> bool:
-    """Whether kl_in=reward reaches all rewards that it reads, and leaves them in their range."""
+def _refuses_penalty(estimator: Any) -> bool:
+    """Whether kl_in=reward reaches not all rewards that it reads, or takes them out of range."""
     rewards = {name for name in estimator.needs if name.startswith("reward")}
     reached = bool(rewards) and rewards <= {"reward_N", "reward_NL"}
     # Of a tree's leaf only the turns that are its own have a penalty.
     reached = reached and "node_NK" not in estimator.needs
-    return reached and estimator.reward_range is None
-
-
-def _reads_rewards(estimator: Any) -> bool:
-    """Whether it reads the sum of an episode's rewards, and not only rewards by name."""
-    return bool({"reward_N", "reward_NK", "reward_NL"} & {*estimator.needs})
+    return not reached or estimator.reward_range is not None
 
 
 _RULES = (
     _Rule(
-        "overlong_length",
-        "advantage",
-        lambda estimator: not _reads_rewards(estimator),
-        "none with {}, which the penalty does not reach",
-        lambda algorithm, estimator: algorithm.overlong_length is None or _reads_rewards(estimator),
-    ),
-    _Rule(
-        "overlong_length",
-        "advantage",
-        lambda estimator: estimator.reward_range is not None,
-        "none with {}, whose rewards the penalty would take out of their range",
-        lambda algorithm, estimator: (
-            algorithm.overlong_length is None or estimator.reward_range is None
-        ),
-    ),
-    _Rule(
-        "critic",
-        "advantage",
-        lambda estimator: "value_NL" in estimator.needs,
-        "none unless {}, which reads it",
-        lambda algorithm, estimator: (
-            (algorithm.critic != "none") == ("value_NL" in estimator.needs)
-        ),
-    ),
-    _Rule(
         "scale",
         "advantage",
-        lambda estimator: not estimator.reads("scale"),
+        "estimator_entry",
+        lambda estimator: not estimator.scales,
         "batch or none with {}, which has no scale of its own",
-        lambda algorithm, estimator: algorithm.scale != "group" or estimator.reads("scale"),
-    ),
-    _Rule(
-        "baseline",
-        "advantage",
-        lambda estimator: estimator.reads("baseline"),
-        "mean or leave_one_out with scale=group of {}",
-        lambda algorithm, _: (algorithm.baseline, algorithm.scale) != ("batch", "group"),
+        lambda algorithm: algorithm.scale != "group",
     ),
     _Rule(
         "kl_in",
         "advantage",
-        lambda estimator: not _takes_penalty(estimator),
+        "estimator_entry",
+        _refuses_penalty,
         "loss with {}",
-        lambda algorithm, estimator: algorithm.kl_in == "loss" or _takes_penalty(estimator),
-    ),
-    _Rule(
-        "forks",
-        "advantage",
-        lambda estimator: "node_NK" in estimator.needs,
-        "none unless {}, which reads them",
-        lambda algorithm, estimator: algorithm.forks == "none" or "node_NK" in estimator.needs,
+        lambda algorithm: algorithm.kl_in == "loss",
     ),
     _Rule(
         "inner_epochs",
         "objective",
+        "objective_entry",
         lambda objective: not objective.has_ratio,
         "1 with {}, which has no ratio to correct for the steps before",
-        lambda algorithm, objective: algorithm.inner_epochs == 1 or objective.has_ratio,
+        lambda algorithm: algorithm.inner_epochs == 1,
     ),
 )
+
+
+def unread_fields(algorithm: Algorithm, recipe: Mapping[str, Any]) -> dict[str, str]:
+    """Fields with a value that is neither the default nor the recipe's, and that nothing reads.
+
+    Args:
+      recipe: the fields that the algorithm's recipe sets.
+
+    Returns: what was got and what is allowed, by field.
+    """
+    defaults, reasons = vars(Algorithm()), {}
+    for name, given, unless in _unread(algorithm):
+        value, default = vars(algorithm)[name], defaults[name]
+        if value not in (default, recipe.get(name, default)):
+            usual = "none" if default is None else default
+            reasons[name] = (
+                f"got {value} with {given}, which does not read it; allowed: {usual}, unless"
+                f" {unless}."
+            )
+    return reasons
+
+
+def _unread(algorithm: Algorithm) -> Iterator[tuple[str, str, str]]:
+    """Each field that nothing reads, the option in force, and those with which it is read."""
+    objective = f"objective={algorithm.objective}"
+    for bound in BOUNDS:
+        if bound not in algorithm.objective_entry.bounds:
+            readers = entries_with("objective", lambda entry, bound=bound: bound in entry.bounds)
+            yield bound, objective, " or ".join(readers)
+    if not algorithm.weighs:
+        given = "cumulative_ratio=False"
+        if algorithm.cumulative_ratio:
+            given = "order=parallel" if algorithm.order == "parallel" else "turns_per_update=none"
+        unless = "turns are updated one after the other with cumulative_ratio=True"
+        yield "weight_clip", given, unless
+        if not algorithm.objective_entry.has_ratio:
+            readers = entries_with("objective", lambda entry: entry.has_ratio)
+            yield "old_policy", objective, " or ".join(readers)
+    own = ":" in algorithm.advantage and algorithm.estimator_entry.scales
+    if algorithm.scale != "batch" and not own:  # the package's bound advantages of scale=batch only
+        yield "advantage_clip", f"scale={algorithm.scale}", "scale=batch"
+    if algorithm.loss_aggregation == "token":
+        unless = "loss_aggregation=action or loss_aggregation=constant"
+        yield "normalize_by", "loss_aggregation=token", unless
 
 
 def _check_dynamic_sampling(algorithm: Algorithm) -> None:
     if algorithm.dynamic_sampling and not algorithm.zero_if_equal:
         given = [f"advantage={algorithm.advantage}"]
-        given += ["baseline=batch"] * (algorithm.baseline == "batch")
-        given += ["gain=reference"] * algorithm.scores_gain
+        given += ["estimator.baseline=batch"] * algorithm.estimator.over_batch
+        given += ["estimator.gain=reference"] * algorithm.estimator.scores_answers
         given += ["scale=batch"] * algorithm.of_group_alone
         other = ", or scale=none" * algorithm.of_group_alone
         raise ValueError(
@@ -176,10 +172,10 @@ def check_ahead(algorithm: Algorithm, drawn: Mapping[str, Any]) -> None:
     """
     needed = {
         "algorithm.old_policy": (algorithm.old_policy, algorithm.old_policy == "iteration"),
-        "algorithm.tis_clip": (algorithm.tis_clip, algorithm.tis_clip is None),
+        "algorithm.importance": (algorithm.importance, algorithm.importance is None),
         "algorithm.objective": (
             algorithm.objective,
-            find_entry("objective", algorithm.objective).has_ratio,
+            algorithm.objective_entry.has_ratio,
         ),
         **{
             f"rollout.{name}": (value, value is None or (name, value) == ("top_p", 1))
@@ -200,45 +196,6 @@ def check_ahead(algorithm: Algorithm, drawn: Mapping[str, Any]) -> None:
             )
 
 
-def _check_covariance(algorithm: Algorithm, turns: int, ahead: bool) -> None:
-    if algorithm.covariance == "none":
-        return
-    for name, allowed in (
-        ("ratio", "token"),  # of a whole action there is one log-probability, and no such token
-        ("objective", "clipped"),
-        ("old_policy", "iteration"),
-    ):
-        if (got := vars(algorithm)[name]) != allowed:
-            raise ValueError(
-                f"config.algorithm.covariance: got {algorithm.covariance!r} with {name}={got};"
-                f" allowed: none unless {name}={allowed}, since it limits the ratios of single"
-                " tokens to the policy that sampled them."
-            )
-    parallel = algorithm.order == "parallel"
-    steps = 1 if parallel else -(-turns // algorithm.span(turns))
-    steps *= algorithm.inner_epochs * algorithm.minibatches_per_turn
-    if algorithm.covariance == "kl" and steps == 1 and not ahead:
-        raise ValueError(
-            "config.algorithm.covariance: got 'kl' with one optimizer step an iteration; allowed:"
-            " none or clip, unless inner_epochs or minibatches_per_turn is above 1, since the"
-            " penalty has no gradient before a step has changed the policy."
-        )
-    if algorithm.covariance == "clip" and algorithm.covariance_low >= algorithm.covariance_high:
-        raise ValueError(
-            f"config.algorithm.covariance_low: got {algorithm.covariance_low:g}; allowed: a number"
-            f" < covariance_high={algorithm.covariance_high:g}."
-        )
-
-
-def _check_overlong(algorithm: Algorithm) -> None:
-    length, buffer = algorithm.overlong_length, algorithm.overlong_buffer
-    if buffer is not None and length is not None and buffer > length:
-        raise ValueError(
-            f"config.algorithm.overlong_buffer: got {buffer} with overlong_length={length};"
-            f" allowed: at most {length}."
-        )
-
-
 def check_weights(algorithm: Algorithm, rewards: Sequence[Reward]) -> None:
     """Checks that the weights of `config.rewards` are such as the estimator has a meaning for.
 
@@ -246,53 +203,18 @@ def check_weights(algorithm: Algorithm, rewards: Sequence[Reward]) -> None:
       ValueError: one sentence with the field, what was got and what is allowed.
     """
     for number, reward in enumerate(rewards):
-        if algorithm.forks == "candidates" and reward.weight:
+        if algorithm.forks.kind == "candidates" and reward.weight:
             raise ValueError(
                 f"config.rewards[{number}].weight: got {reward.weight:g} of {reward.label} with"
-                " forks=candidates; allowed: 0, since the judge's scores are all that is paid."
+                " forks.kind=candidates; allowed: 0, since the judge's scores are all that is paid."
             )
-    if find_entry("advantage", algorithm.advantage).signed_weights:
+    if algorithm.estimator_entry.signed_weights:
         return
     for number, reward in enumerate(rewards):
         if reward.weight < 0:
             raise ValueError(
                 f"config.rewards[{number}].weight: got {reward.weight:g} of {reward.label} with"
                 f" advantage={algorithm.advantage}; allowed: a number >= 0."
-            )
-
-
-def _check_forks(algorithm: Algorithm) -> None:
-    if algorithm.forks == "candidates" and algorithm.tree_baseline != "siblings":
-        raise ValueError(
-            "config.algorithm.forks: got 'candidates' with"
-            f" tree_baseline={algorithm.tree_baseline}; allowed: none, tree or entropy, unless"
-            " tree_baseline=siblings, since candidates that are not executed have no reward of the"
-            " episode's end."
-        )
-    # In reverse order the turns that trajectories share come last, so their ratios weigh nothing.
-    if algorithm.reads_forks and algorithm.weighs and algorithm.order != "reverse":
-        raise ValueError(
-            f"config.algorithm.order: got {algorithm.order} with advantage={algorithm.advantage};"
-            " allowed: reverse or parallel, unless weight=off, since the ratio of a turn that"
-            " trajectories share weighs the later turns of one of them only."
-        )
-
-
-def reads_reference(algorithm: Algorithm) -> bool:
-    """Whether a sweep scores actions by the reference policy."""
-    needs = find_entry("advantage", algorithm.advantage).needs
-    return bool(algorithm.kl_coef) or "ref_logp_NL" in needs
-
-
-def _check_reference(algorithm: Algorithm) -> None:
-    for name, why in {
-        "kl_target": "kl_coef is multiplied, and 0 stays 0",
-        "ref_every": "nothing else reads the reference policy",
-    }.items():
-        read = reads_reference(algorithm) if name == "ref_every" else algorithm.kl_coef
-        if (got := vars(algorithm)[name]) is not None and not read:
-            raise ValueError(
-                f"config.algorithm.{name}: got {got:g} with kl_coef=0; allowed: none, since {why}."
             )
 
 
@@ -322,6 +244,14 @@ def _check_order(algorithm: Algorithm, turns: int) -> None:
         )
     if algorithm.refresh == "fused" and not fused_refresh_applies(algorithm):
         raise ValueError(
-            "config.algorithm.refresh: got 'fused'; allowed with order=reverse, weight=on,"
-            " inner_epochs=1 and minibatches_per_turn=1 only: use 'auto' or 'separate'."
+            "config.algorithm.refresh: got 'fused'; allowed with order=reverse,"
+            " cumulative_ratio=True, inner_epochs=1 and minibatches_per_turn=1 only: use 'auto' or"
+            " 'separate'."
+        )
+    # In reverse order the turns that trajectories share come last, so their ratios weigh nothing.
+    if algorithm.reads_forks and algorithm.weighs and algorithm.order != "reverse":
+        raise ValueError(
+            f"config.algorithm.order: got {algorithm.order} with advantage={algorithm.advantage};"
+            " allowed: reverse or parallel, unless cumulative_ratio=False, since the ratio of a"
+            " turn that trajectories share weighs the later turns of one of them only."
         )

@@ -1,4 +1,4 @@
-"""What a program's figures would be if it were compiled: a formula's guess, to rank layouts by."""
+"""A formula's estimate of a program's figures without compiling it, for ranking layouts."""
 
 from __future__ import annotations
 

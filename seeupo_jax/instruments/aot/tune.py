@@ -19,7 +19,7 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.instruments.aot.expected_figures import expected_figures
 from seeupo_jax.parallel.device_memory import GIB
 from seeupo_jax.parallel.mesh import make_mesh
-from seeupo_jax.planning.aot.measure import CompiledFigures, beside, measure
+from seeupo_jax.planning.aot.measure import CompiledFigures, measure, other_memory
 from seeupo_jax.planning.aot.search import fits
 from seeupo_jax.planning.chips import Topology, topology_devices, usable_hbm
 from seeupo_jax.planning.remat import plan_remat
@@ -41,13 +41,13 @@ _KINDS = {
 }
 _OFFLOADED = {"offload.optimizer": True, "offload.reference": True}
 _MOST_CONTEXT = 4
-# Estimates of activations are on the safe side: what seems to need so much more is compiled too.
+# Estimates of activations are high: layouts up to this factor above the memory are compiled.
 _SLACK = 1.25
-_ROOM = 0.95  # of a device's memory, for what lasts beside programs' temporaries
+_ROOM = 0.95  # of a device's memory, for arrays that persist besides programs' temporaries
 
 
 class MeshChoice(NamedTuple):
-    """A mesh with the fields tried beside it; figures: of the largest program of each kind.
+    """A mesh with the fields tried together with it; figures: of the largest program of each kind.
 
     needs: bytes of a device, by estimate.
     """
@@ -85,16 +85,16 @@ class Tuned(NamedTuple):
 
 
 def tune(setup: Setup, log: Callable[[str], None]) -> Tuned | None:
-    """The layout with which an iteration is estimated to be the shortest, of those that fit.
+    """The layout with the shortest estimated iteration among those that fit.
 
-    First the trainer's mesh and what its backward pass computes again, then the sampler's mesh, how
-    many conversations it has at once, and its cache. Of each, all are ranked by formulas and the
-    first `COMPILED` are compiled: their memory and communication are the compiler's then.
+    The trainer's mesh and its rematerialisation are chosen first, then the sampler's mesh, its
+    concurrency and its cache. In each step all candidates are ranked by formulas and the first
+    `COMPILED` are compiled, so that memory and communication come from the compiler.
 
     Args:
-      log: takes a line for each that was compiled.
+      log: takes a line for each compiled candidate.
 
-    Returns: None where nothing that was compiled fits.
+    Returns: None if no compiled candidate fits.
     """
     sweep = _shortest("sweep", setup, sweep_fields(setup), log)
     if sweep is None:
@@ -118,7 +118,7 @@ def tune(setup: Setup, log: Callable[[str], None]) -> Tuned | None:
 
 
 def sweep_fields(setup: Setup) -> Iterator[Fields]:
-    """Meshes of the trainer that cut heads, rows and tokens, each with what it may recompute."""
+    """Meshes of the trainer that shard heads, rows and tokens, with their rematerialisations."""
     topology, expert = setup.topology, setup.mesh.shape["expert"]
     for tensor, context in itertools.product(
         _doubling(setup.arch.kv_heads), _doubling(_MOST_CONTEXT)
@@ -138,7 +138,7 @@ def sweep_fields(setup: Setup) -> Iterator[Fields]:
 
 
 def _remats(setup: Setup, mesh: Mapping[str, int]) -> list[str]:
-    """What the backward pass may compute again, by the estimate of memory; none: no such mesh."""
+    """Rematerialisations that fit by the estimate of memory; none: the mesh does not fit."""
     config = dataclasses.replace(setup.given, mesh=schema.Mesh(**mesh))
     devices = topology_devices(setup.topology)
     hbm = usable_hbm(devices[0])
@@ -184,10 +184,10 @@ def _shortest(
     log: Callable[[str], None],
     measured: Sequence[CompiledFigures] = (),
 ) -> MeshChoice | None:
-    """The shortest iteration among the candidates, by the compiler; None where nothing fits.
+    """The candidate with the shortest iteration by the compiler; None if none fits.
 
     Args:
-      measured: of programs that every candidate has too, with other parts beside them.
+      measured: figures of programs that all candidates share, compiled with other parts.
     """
     compiled_choices = list[MeshChoice]()
     ranked = _ranked(part, setup, tried, measured)
@@ -257,7 +257,7 @@ def _ranked(
     tried: Iterable[Fields],
     measured: Sequence[CompiledFigures] = (),
 ) -> list[MeshChoice]:
-    """What can be and has room for what lasts, the shortest iteration by formula first."""
+    """Valid candidates with room for persistent arrays, the shortest iteration by formula first."""
     choices = []
     for fields in tried:
         try:
@@ -279,10 +279,10 @@ def _ranked(
 
 
 def in_setup(setup: Setup, measured: Iterable[CompiledFigures]) -> list[CompiledFigures]:
-    """Figures of programs that this setup has too, with what it holds beside them."""
+    """Figures of programs that this setup shares, with its own persistent arrays."""
     programs = {program.name: program for program in list_programs(setup)}
     return [
-        dataclasses.replace(each, beside=beside(setup, programs[each.name]))
+        dataclasses.replace(each, beside=other_memory(setup, programs[each.name]))
         for each in measured
         if each.name in programs
     ]

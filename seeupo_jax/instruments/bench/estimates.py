@@ -1,7 +1,7 @@
-"""Seconds of an iteration's parts as `aot` estimates them, beside those that they take on a CPU.
+"""Seconds of an iteration's parts: the estimates of `aot` against measurements on a CPU.
 
 Every conversation grows evenly to the longest context, half of each turn sampled, and nothing is
-shared: what an estimate assumes (`planning.slices.iteration_time`). The chip is this machine's CPU,
+shared, as an estimate assumes (`planning.slices.iteration_time`). The chip is this machine's CPU,
 with the peak of its matrix products and the bandwidth of its memory as measured.
 """
 
@@ -33,7 +33,7 @@ from seeupo_jax.cli.command_line import prepare_xla
 from seeupo_jax.configuration.flags import Flags, integer, output_file
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.learner.program_cache import LearnerProgram
+from seeupo_jax.learner.compiled_programs import LearnerProgram
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.planning.abstract_run import abstract_run
 from seeupo_jax.planning.chips import Chip, Topology
@@ -133,7 +133,7 @@ def run(flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def _measure(case: EstimateCase, chip: Chip, repeats: int) -> tuple[Iteration, dict[str, float]]:
-    """What is estimated of an iteration, and medians of seconds by part."""
+    """The estimates of an iteration, and the measured medians of seconds, by part."""
     settings, work = BenchSettings(model=case.model, group_size=2), _conversations(case)
     arch, fields = architecture(case.model, "float32"), _fields(case, work)
     with tempfile.TemporaryDirectory() as folder:
@@ -219,7 +219,7 @@ class Timer:
         self.seconds: Counter[str] = Counter()
 
     def wrap_program(self, name: str, program: LearnerProgram) -> LearnerProgram:
-        """What a learner calls for a program: its `wrap_program`."""
+        """Calls a program for the learner, as its `wrap_program`."""
         if name not in _KINDS:
             return program
 

@@ -1,4 +1,4 @@
-"""The information gain of all turns from one pass beside a pass for each context.
+"""The information gain of all turns from one pass, against a pass for each context.
 
 Both score the same answers behind the same contexts, under the same weights, and must give the same
 gains, or nothing is timed. Packing on the host is part of each pass.

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from seeupo_jax.benchmarks import report as bench_report
+from seeupo_jax.benchmarks import benchmark_report
 from seeupo_jax.checkpoint import check_may_write
 from seeupo_jax.configuration.flags import Flags, one_of
 
@@ -44,22 +44,22 @@ SUITES = {"cpu": CPU, "accelerator": ACCELERATOR}
 
 
 def add_flags(parser: Flags) -> None:
-    """Adds the flags of the page, and of which measurements are run."""
-    bench_report.add_flags(parser)
+    """Adds the flags of the page and of the selection of measurements."""
+    benchmark_report.add_flags(parser)
     parser.flag("suite", f"one of {', '.join(SUITES)}", one_of(*SUITES), default="cpu")
 
 
 def run(flags: argparse.Namespace) -> None:
-    """Measures what has no figures yet, each in a process of its own, and writes the page.
+    """Runs the measurements without figures, each in its own process, and writes the page.
 
     Raises:
-      ValueError: no folder can be made there; or a command failed, and the figures of those before
-        it are there.
+      ValueError: the folder cannot be made; or a command failed, and the figures of those before it
+        are kept.
     """
     check_may_write(flags.results, "--results")
     commands = SUITES[flags.suite]
     flags.results.mkdir(parents=True, exist_ok=True)
-    bench_report.figures_in(flags.results)  # an unknown file is reported before hours of work
+    benchmark_report.figures_in(flags.results)  # an unknown file is reported before hours of work
     for number, (name, command) in enumerate(commands.items(), 1):
         file = flags.results / f"{name}.json"
         if file.exists():
@@ -67,7 +67,7 @@ def run(flags: argparse.Namespace) -> None:
             continue
         print(f"{number}/{len(commands)} {name}: {command}", flush=True)
         measure(command, file)
-    bench_report.run(flags)
+    benchmark_report.run(flags)
 
 
 def measure(command: str, file: Path) -> None:

@@ -1,9 +1,9 @@
-"""A supervised step, in JAX beside `transformers`: same weights, same conversations, same numbers.
+"""A supervised step in JAX and in `transformers`: same weights, same conversations, same numbers.
 
-A step is on all conversations of the workload, with the loss on what its actions are. The baseline
-has them padded, in microbatches of similar length, or packed into rows that its attention keeps
-apart; neither shares what they begin with. Both sides need logits of assistant tokens alone. Making
-the batch on the host is part of each step.
+A step takes all conversations of the workload, with the loss on the action tokens. The baseline
+pads them, in microbatches of similar length, or packs them into rows that its attention separates;
+neither shares common prefixes. Both sides need logits at assistant tokens alone. Making the batch
+on the host is part of each step.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ CHECKED = 2  # steps of each side that must agree before anything is timed
 
 
 class StepMeasurement(NamedTuple):
-    """What a step came to.
+    """The results of a step.
 
-    loss: before it. grad_norm: before clipping. positions: computed, padding included.
+    loss: before the step. grad_norm: before clipping. positions: computed, padding included.
     """
 
     loss: float

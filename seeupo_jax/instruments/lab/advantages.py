@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -12,21 +13,9 @@ from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.entry_points import find_entry
 from seeupo_jax.instruments.lab.trajectories import Batch
 
-# What estimators may need but the laboratory lacks, and why: see `lab_sweep` on KL and the old
-# policy.
-_NO_PENALTY = "the laboratory has no penalty"
-_NO_SCORER = "the laboratory has no model beside the policy but a critic"
-LACKING = {
-    "old_logp_NL": _NO_PENALTY,
-    "ref_logp_NL": _NO_PENALTY,
-    "implicit_NK": _NO_SCORER,
-    "progress_NL": _NO_SCORER,
-    "executed_NL": "every action of the laboratory is executed",
-}
 
-
-class Credit(NamedTuple):
-    """What the laboratory's turns are credited with.
+class TurnCredit(NamedTuple):
+    """The advantages of the laboratory's turns.
 
     return_NK: what a critic's values are to be; 0 where there is no critic.
     clip_scale_NK: what clip ranges are multiplied by; None: by nothing.
@@ -37,6 +26,72 @@ class Credit(NamedTuple):
     clip_scale_NK: jax.Array | None = None
 
 
+class _Source(NamedTuple):
+    """The numbers that an estimator's inputs are made of; arguments of `sampled_credit`."""
+
+    algorithm: Algorithm
+    batch: Batch
+    value_NK: jax.Array
+    entropy_NK: jax.Array | None
+    group_size: int
+
+    @property
+    def ones_NK(self) -> jax.Array:
+        return jnp.ones(self.batch.context_NK.shape, bool)
+
+    @property
+    def turn_NK(self) -> jax.Array:
+        return jnp.broadcast_to(jnp.arange(self.ones_NK.shape[1]), self.ones_NK.shape)
+
+    @property
+    def reward_NK(self) -> jax.Array:
+        if self.batch.reward_NK is not None:
+            return self.batch.reward_NK
+        zero_NK = jnp.zeros(self.batch.context_NK.shape)  # all of it comes with the last turn
+        return zero_NK.at[:, -1].set(self.batch.reward_N)
+
+    @property
+    def state_NK(self) -> jax.Array:
+        return {
+            "state": self.batch.context_NK,
+            "turn": self.turn_NK,
+            "task": jnp.zeros_like(self.turn_NK),
+        }[self.algorithm.estimator.anchor]
+
+    @property
+    def metric_N(self) -> jax.Array:
+        if self.entropy_NK is not None:
+            return jnp.mean(self.entropy_NK, axis=1)
+        return jnp.full(self.batch.reward_N.shape, self.ones_NK.shape[1], jnp.float32)
+
+
+# Input of an estimator -> how the laboratory makes it; it has no others.
+INPUTS: dict[str, Callable[[_Source], jax.Array]] = {
+    "reward_N": lambda source: source.batch.reward_N,
+    "group_N": lambda source: jnp.arange(source.batch.reward_N.shape[0]) // source.group_size,
+    "valid_N": lambda source: jnp.ones(source.batch.reward_N.shape, bool),
+    "rewards_NQ": lambda source: source.batch.reward_N[:, None],
+    "reward_weight_Q": lambda source: jnp.ones(1),
+    "rewards_NKQ": lambda source: source.reward_NK[:, :, None],
+    "turn_weight_Q": lambda source: jnp.ones(1),
+    "running_mean_Q": lambda source: source.reward_NK.mean()[None],
+    "running_std_Q": lambda source: source.reward_NK.std(ddof=1)[None],
+    "reward_NK": lambda source: source.reward_NK,
+    "reward_rest_NK": lambda source: jnp.zeros_like(source.reward_NK),
+    "gain_NK": lambda source: source.reward_NK.at[:, -1].set(jnp.nan),
+    "state_NK": lambda source: source.state_NK,
+    "mask_NK": lambda source: source.ones_NK,
+    # No turn is shared.
+    "node_NK": lambda source: jnp.arange(source.ones_NK.size).reshape(source.ones_NK.shape),
+    "reward_NL": lambda source: source.reward_NK,
+    "turn_NL": lambda source: source.turn_NK,
+    "mask_NL": lambda source: source.ones_NK,
+    "value_NL": lambda source: source.value_NK,
+    "truncated_N": lambda source: jnp.zeros(source.batch.reward_N.shape, bool),
+    "metric_N": lambda source: source.metric_N,
+}
+
+
 def sampled_credit(
     algorithm: Algorithm,
     batch: Batch,
@@ -44,53 +99,32 @@ def sampled_credit(
     entropy_NK: jax.Array | None = None,
     *,
     group_size: int,
-) -> Credit:
+) -> TurnCredit:
     """The advantages by `algorithm.advantage`; every turn is one token.
 
     Args:
       value_NK: the critic's value of each context; 0 without a critic.
-      entropy_NK: of the policy in each context; None where `algorithm.reads_entropy` is False.
+      entropy_NK: of the policy in each context; None unless the estimator reads it.
       group_size: trajectories of a group, which stand together.
     """
-    estimator, choices = find_entry("advantage", algorithm.advantage), vars(algorithm)
-    shape_N, shape_NK = batch.reward_N.shape, batch.context_NK.shape
-    reward_NK = batch.reward_NK
-    if reward_NK is None:  # all of it comes with the last turn
-        reward_NK = jnp.zeros(shape_NK).at[:, -1].set(batch.reward_N)
-    turn_NK = jnp.broadcast_to(jnp.arange(shape_NK[1]), shape_NK)
-    anchors = {"state": batch.context_NK, "turn": turn_NK, "task": jnp.zeros_like(turn_NK)}
-    turns_N = jnp.full(shape_N, shape_NK[1], jnp.float32)
-    arrays = {
-        "reward_N": batch.reward_N,
-        "group_N": jnp.arange(shape_N[0]) // group_size,
-        "valid_N": jnp.ones(shape_N, bool),
-        "rewards_NQ": batch.reward_N[:, None],
-        "reward_weight_Q": jnp.ones(1),
-        "rewards_NKQ": reward_NK[:, :, None],
-        "turn_weight_Q": jnp.ones(1),
-        "running_mean_Q": reward_NK.mean()[None],
-        "running_std_Q": reward_NK.std(ddof=1)[None],
-        "reward_NK": reward_NK,
-        "reward_rest_NK": jnp.zeros_like(reward_NK),
-        "gain_NK": reward_NK.at[:, -1].set(jnp.nan),
-        "state_NK": anchors[algorithm.anchor],
-        "mask_NK": jnp.ones(shape_NK, bool),
-        "node_NK": jnp.arange(shape_NK[0] * shape_NK[1]).reshape(shape_NK),  # no turn is shared
-        "reward_NL": reward_NK,
-        "turn_NL": turn_NK,
-        "mask_NL": jnp.ones(shape_NK, bool),
-        "value_NL": value_NK,
-        "truncated_N": jnp.zeros(shape_N, bool),
-        "metric_N": turns_N if entropy_NK is None else jnp.mean(entropy_NK, axis=1),
-    }
-    credit = estimator.credit(arrays, choices)
+    estimator, options = find_entry("advantage", algorithm.advantage), algorithm.estimator
+    source = _Source(algorithm, batch, value_NK, entropy_NK, group_size)
+    inputs = estimator.inputs(options, algorithm.scale)
+    credit = estimator.credit(
+        {name: INPUTS[name](source) for name in inputs},
+        options,
+        scale=algorithm.scale,
+        clip=algorithm.advantage_clip,
+    )
     if estimator.level == "trajectory":
         return _same_in_all_turns(credit.advantage, batch)
     returns = jnp.zeros_like(credit.advantage) if credit.returns is None else credit.returns
-    return Credit(credit.advantage, returns, credit.clip_scale if algorithm.adapts_clip else None)
+    return TurnCredit(
+        credit.advantage, returns, credit.clip_scale if algorithm.adapts_clip else None
+    )
 
 
-def expected_credit(algorithm: Algorithm, batch: Batch) -> Credit:
+def expected_credit(algorithm: Algorithm, batch: Batch) -> TurnCredit:
     """What `sampled_credit` tends to as groups grow, for GRAE and rewards without noise.
 
     Every baseline is the policy's value then, and a group's deviation that of the batch.
@@ -109,6 +143,6 @@ def expected_credit(algorithm: Algorithm, batch: Batch) -> Credit:
     return _same_in_all_turns(advantages[algorithm.scale], batch)
 
 
-def _same_in_all_turns(advantage_N: jax.Array, batch: Batch) -> Credit:
+def _same_in_all_turns(advantage_N: jax.Array, batch: Batch) -> TurnCredit:
     advantage_NK = jnp.broadcast_to(advantage_N[:, None], batch.context_NK.shape)
-    return Credit(advantage_NK, jnp.zeros_like(advantage_NK))
+    return TurnCredit(advantage_NK, jnp.zeros_like(advantage_NK))

@@ -14,13 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.configuration.algorithm import Algorithm, ObjectiveOptions, SweepOptions
 from seeupo_jax.configuration.entry_points import find_entry
-from seeupo_jax.configuration.fields import above, at_least, build, checked, parse
+from seeupo_jax.configuration.fields import assign, build, parse, type_of
+from seeupo_jax.configuration.layers import layered
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.configuration.rules.algorithm_rules import check_choices
 from seeupo_jax.configuration.schema import Optimizer, recipe_fields
-from seeupo_jax.instruments.lab.advantages import LACKING, expected_credit, sampled_credit
+from seeupo_jax.instruments.lab.advantages import INPUTS, expected_credit, sampled_credit
 from seeupo_jax.instruments.lab.policies import (
     POLICIES,
     TabularPolicy,
@@ -33,22 +34,19 @@ from seeupo_jax.instruments.lab.problems import Problem
 from seeupo_jax.instruments.lab.sweep import LabParams, sweep, values_of
 from seeupo_jax.instruments.lab.trajectories import TurnRewards, expected_batch, sampled_batch
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
+from seeupo_jax.options import above, at_least, checked, names_of
 from seeupo_jax.training.algorithm_trial import check_entries
 from seeupo_jax.types import TrainState
 
 SOLVED = 0.95  # of the optimum
 _FALL = 1e-6  # of the optimum, or of a reward of 1 where that is more: less is float32's rounding
 
-# Fields of an algorithm that have an effect in the laboratory; another one is refused.
-READ_FIELDS = (
-    *("objective", "ratio", "loss_mean", "weight_clip", "clip_low", "clip_high", "clip_dual"),
-    *("order", "turns_per_update", "weight", "old_policy", "inner_epochs"),
-    *("mask_above", "pool_mean"),
-    *("advantage", "baseline", "scale", "advantage_clip", "discount", "anchor", "step_coef"),
-    *("clip_adaptation", "reward_std_floor", "history", "history_power", "gae_lambda"),
-    *("a_grae_alpha", "canon_metric", "canon_mu", "tree_baseline"),
-    *("critic", "value_coef", "value_clip"),
-)
+# Of the options of its algorithms, those that have no effect here, and why.
+_UNREAD = {
+    "estimator.gain": "a turn gains its reward",
+    "estimator.gain_template": "a turn gains its reward",
+    "critic.learning_rate": "the policy and its critic have one optimizer",
+}
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ class LabSettings:
     exact: bool = False
 
     def algorithm(self, recipe: str) -> Algorithm:
-        """A recipe's choices in the laboratory.
+        """The algorithm of a recipe in the laboratory.
 
         Args:
           recipe: `NAME` (or a user's `module:attribute`) or, with some choices changed,
@@ -81,7 +79,7 @@ class LabSettings:
         Raises:
           ValueError: an unknown recipe, field or value, or one that has no meaning here.
         """
-        name, *changes = re.split(r":(?=\w+=)", recipe)  # a value may be a module:attribute
+        name, *changes = re.split(r":(?=[\w.]+=)", recipe)  # a value may be a module:attribute
         preset, _, rest = name.partition(":")
         if preset in RECIPES:
             name, changes = preset, [*([rest] if rest else []), *changes]
@@ -94,9 +92,11 @@ class LabSettings:
             "advantage_clip": self.advantage_clip,
         }
         fixed = {"inner_epochs": self.inner_epochs, "kl_coef": 0.0}
-        changed = dict(_change(text) for text in changes)
+        changed: dict[str, Any] = {}
+        for text in changes:
+            assign(changed, *_change(text))
         recipe_values = {**common, **recipe_fields(name)}  # some recipes do not read all of these
-        values = {**recipe_values, **fixed, **changed}
+        values = layered({**recipe_values, **fixed}, changed)
         algorithm = build(Algorithm, values, "--recipes")
         has_ratio = find_entry("objective", algorithm.objective).has_ratio
         if not has_ratio and "inner_epochs" not in changed:
@@ -128,14 +128,16 @@ class LabSettings:
 def _check_needs(algorithm: Algorithm) -> None:
     estimator = find_entry("advantage", algorithm.advantage)
     needs = estimator.needs
-    if lacking := [name for name in needs if name in LACKING]:
+    if lacking := [name for name in needs if name not in INPUTS]:
         raise ValueError(
             f"--recipes: got advantage={algorithm.advantage}, which needs {lacking[0]}; allowed: an"
-            f" estimator without it, since {LACKING[lacking[0]]}."
+            " estimator without it, since the laboratory has neither a reference policy nor a model"
+            " that scores turns, and executes every action."
         )
-    if "metric_N" in needs and not algorithm.reads_entropy:
+    options = algorithm.estimator
+    if "metric_N" in needs and not options.reads_entropy:
         raise ValueError(
-            f"--recipes: got canon_metric={algorithm.canon_metric}; allowed: entropy, since all"
+            f"--recipes: got estimator.metric={options.metric}; allowed: entropy, since all"
             " trajectories of the laboratory have as many turns and tokens."
         )
     if algorithm.mask_above is not None and estimator.level == "token":
@@ -167,12 +169,15 @@ def check_rewards(problem: Problem, recipe: str, settings: LabSettings) -> None:
 
 def _change(text: str) -> tuple[str, Any]:
     field, separator, value = text.partition("=")
-    if not separator or (field in vars(Algorithm()) and field not in READ_FIELDS):
+    read = (*names_of(ObjectiveOptions), *names_of(SweepOptions))
+    unread = field in _UNREAD or (field.partition(".")[0] in {*names_of(Algorithm)} - {*read})
+    if not separator or unread:
+        why = f", since {_UNREAD[field]}" if field in _UNREAD else ""
         raise ValueError(
             f"--recipes: got {text!r} after a recipe's name; allowed: field=value, with one of"
-            f" {', '.join(READ_FIELDS)}, the fields that the laboratory reads."
+            f" {', '.join(read)}, the fields that the laboratory reads{why}."
         )
-    return field, parse(value, f"--recipes: {field}")
+    return field, parse(value, f"--recipes: {field}", type_of(Algorithm, field))
 
 
 @dataclass(frozen=True)
@@ -278,7 +283,7 @@ def regrets(
 
     def run(seed: jax.Array) -> jax.Array:
         key_init, key_run = jax.random.split(jax.random.fold_in(jax.random.key(0), seed))
-        has_critic = algorithm.critic != "none"
+        has_critic = algorithm.critic.kind != "none"
         value_C = jnp.zeros(first_context(turns, actions)) if has_critic else None
         params = LabParams(policy.init(key_init), value_C)
         zero = jnp.zeros((), jnp.int32)
@@ -320,7 +325,7 @@ def iteration(
             policy, params.policy, mean, probability, key, turn_rewards, trajectories=count
         )
         value_NK = values_of(params, batch.context_NK)
-        reads = algorithm.reads_entropy
+        reads = algorithm.estimator.reads_entropy
         entropy_NK = entropy(policy, params.policy, batch.context_NK) if reads else None
         credit = sampled_credit(
             algorithm, batch, value_NK, entropy_NK, group_size=settings.group_size

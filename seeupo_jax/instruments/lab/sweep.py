@@ -2,7 +2,7 @@
 
 Every turn is an action of one token, every trajectory has all K turns, all groups are of the one
 task, the old policy is the iteration's first, and there is no KL term. What follows from that:
-`pool_mean` has no effect without `mask_above`. Dynamic sampling is left out: with `dapo` too,
+`normalize_by` has no effect without `mask_above`. Dynamic sampling is left out: with `dapo` too,
 groups of equal rewards stay in the batch, where they have advantages of 0 and count in the mean.
 Recipes that update all turns together make `inner_epochs` steps an iteration; those that update
 turn by turn make K times as many, each of which touches one turn. With one table per turn only the
@@ -26,7 +26,7 @@ from seeupo_jax.algorithms.surrogate import turn_ratio, update_weight
 from seeupo_jax.algorithms.value import clipped_value_loss
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.entry_points import find_entry
-from seeupo_jax.instruments.lab.advantages import Credit
+from seeupo_jax.instruments.lab.advantages import TurnCredit
 from seeupo_jax.instruments.lab.policies import TabularPolicy, log_probability
 from seeupo_jax.instruments.lab.trajectories import Batch
 from seeupo_jax.learner.optimization.optimizer import apply_update
@@ -70,7 +70,7 @@ def sweep(
     algorithm: Algorithm,
     state: TrainState,
     batch: Batch,
-    credit: Credit,
+    credit: TurnCredit,
     key: jax.Array,
 ) -> TrainState:
     """Step after step, each weighted by the steps before it; `key` seeds the random order."""
@@ -126,7 +126,7 @@ def _step(
     mask_NUL = inputs.kept & present_UL[None]
     count_NU = jnp.sum(mask_NUL, axis=2, dtype=jnp.float32)
     acts_N = jnp.any(count_NU, axis=1)
-    if algorithm.pool_mean == "active":
+    if algorithm.normalize_by == "active":
         share_N /= jnp.maximum(jnp.sum(share_N * acts_N), _LEAST)
 
     def logp(params: LabParams) -> jax.Array:
@@ -149,8 +149,8 @@ def _step(
             clip_scale_NL=inputs.clip_scale,
         )
         if params.value_C is not None:
-            term_NU -= algorithm.value_coef * _value_loss(algorithm, params, inputs, mask_NUL)
-        return -_MEANS[algorithm.loss_mean](share_N, term_NU, count_NU, present_UL)
+            term_NU -= algorithm.critic.coef * _value_loss(algorithm, params, inputs, mask_NUL)
+        return -_MEANS[algorithm.loss_aggregation](share_N, term_NU, count_NU, present_UL)
 
     def epoch(state: TrainState, _: None) -> Any:
         stepped, _ = apply_update(optimizer, jax.grad(loss)(state.params), state)
@@ -173,7 +173,7 @@ def _value_loss(algorithm: Algorithm, params: LabParams, inputs: TurnInputs, mas
         values_of(params, inputs.context),
         inputs.old_value,
         inputs.returns,
-        clip=algorithm.value_clip,
+        clip=algorithm.critic.clip,
         mask=mask_NUL,
     )
     return jnp.sum(loss_NUL, axis=2) / jnp.maximum(jnp.sum(mask_NUL, axis=2), 1)

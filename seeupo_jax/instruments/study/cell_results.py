@@ -20,7 +20,7 @@ from seeupo_jax.reports.blocks import rounded
 from seeupo_jax.trajectories.json_lines import plain, to_line
 
 SUFFIX = ".jsonl.gz"
-# What is kept of every iteration, beside the evaluations.
+# Metrics that are kept of every iteration, in addition to the evaluations.
 _KEPT = (
     *("iteration", "rollout/success_rate", "rollout/reward_mean", "rollout/turns_mean"),
     *("rollout/action_tokens", "rollout/entropy", "sweep/turns", "sweep/steps", "sweep/kl"),
@@ -34,7 +34,7 @@ class CellResult:
 
     key, definition: of the `Cell`. cpu_s: of its process, by `time.process_time`; None where it was
       stopped and resumed.
-    versions: of what trained it. records: metrics by iteration, of six digits.
+    versions: of the software that trained it. records: metrics by iteration, with six digits.
     """
 
     stage: str
@@ -48,7 +48,7 @@ class CellResult:
 
 
 def compact_records(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What a result keeps of a run's metrics: no times, and none of single kinds of tasks."""
+    """A run's metrics for a result: without times and without those of single kinds of tasks."""
     records = []
     for line in lines:
         names = [n for n in line if n in _KEPT or (n.startswith("eval/") and "@" in n)]
@@ -110,7 +110,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def by_key(results: Sequence[CellResult]) -> dict[str, CellResult]:
-    """Results by what defines them, whichever stage trained them."""
+    """Results by their definition, whichever stage trained them."""
     return {result.key: result for result in results}
 
 

@@ -1,4 +1,4 @@
-"""A study: recipes tuned alike, then trained with fresh seeds; as `get_study()` of a file says.
+"""A study: recipes tuned alike, then trained with fresh seeds; defined by a file's `get_study()`.
 
 Its cells are training runs, in stages: `tuning`, `final`, `ablation` and `stability`.
 """
@@ -23,7 +23,7 @@ from seeupo_jax.metrics.run_manifest import flatten
 from seeupo_jax.trajectories.json_lines import plain
 
 STAGES = ("tuning", "final", "ablation", "stability")
-# Groups of the configuration that change no result; a cell is the same whatever they say.
+# Groups of the configuration that change no result and are not part of a cell's identity.
 _NO_RESULT = ("checkpoint", "profile", "telemetry", "log_checksum")
 
 Point = dict[str, Any]  # fields of the configuration and their values
@@ -77,7 +77,7 @@ class Study:
 
     reference: the recipe that the others are compared with.
     choose_by: `area` under the success of the rollouts, or success after the last iteration
-      (`final`), of which the mean over the tuning seeds is the largest.
+      (`final`); the point with the largest mean over the tuning seeds is chosen.
     tuning: the grid of each recipe. seeds: of the final runs.
     exploring: fields of the runs of the tuning and of the stability map.
     """
@@ -104,7 +104,7 @@ class Study:
         """The runs of a stage, in the order in which they are trained.
 
         Args:
-          tuned: the chosen points; what depends on one that is missing is left out.
+          tuned: the chosen points; runs that depend on a missing one are left out.
         """
         return {
             "tuning": lambda _: self._tuning_cells,
@@ -183,7 +183,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """What distinguishes it from the others of its stage."""
+        """Its difference from the other cells of its stage, in words."""
         return " ".join(filter(None, (self.variant, point_text(self.point), f"seed {self.seed}")))
 
     @property
@@ -248,7 +248,7 @@ def read_study(config: str, overrides: Sequence[str]) -> Study:
 
 
 def _check_overrides(study: Study) -> None:
-    """Whether every override holds for all runs: what the study sets would take its place."""
+    """Checks that no override is of a field that the study sets itself."""
     for text in study.overrides:
         given, _, value = text.partition("=")
         if given in ("seed", "recipe"):

@@ -17,8 +17,8 @@ from seeupo_jax.comparison.seed_statistics import (
     seed_interval,
 )
 from seeupo_jax.instruments.study.cell_results import CellResult
-from seeupo_jax.instruments.study.runs import choose, history
 from seeupo_jax.instruments.study.study import STAGES, Cell, Point, Study, grid_points
+from seeupo_jax.instruments.study.study_runs import choose, history
 from seeupo_jax.metrics.statistics import Estimate
 
 MEASURES = {
@@ -156,11 +156,11 @@ class Cost:
 
 
 def costs(study: Study, results: Mapping[str, CellResult]) -> list[Cost]:
-    """What is left of each stage; a cell that an earlier stage trains too counts once there.
+    """The remaining cost of each stage; a cell of several stages counts in the first.
 
-    A cell costs the mean by iteration of finished cells of its recipe with as many inner epochs; of
-    all recipes' with as many where there is none, else of its recipe's, else of all. Recipes that
-    are not tuned yet count with the first point of their grid.
+    A cell's cost per iteration is the mean over finished cells of its recipe with as many inner
+    epochs; without such cells, of all recipes' with as many, else of its recipe's, else of all.
+    Recipes that are not tuned yet count with the first point of their grid.
     """
     points = {name: grid_points(grid)[0] for name, grid in study.tuning.items()}
     points |= choose(study, results)
@@ -188,7 +188,7 @@ def costs(study: Study, results: Mapping[str, CellResult]) -> list[Cost]:
 
 
 def _kinds(study: Study, cell: Cell) -> list[tuple]:
-    """What its cost is reckoned by, the cells most like it first."""
+    """The groups of cells that its cost is estimated from, the most similar first."""
     ablation = study.ablations.get(cell.variant)
     recipe = cell.variant if ablation is None else ablation.recipe
     epochs = cell.config.algorithm.inner_epochs

@@ -21,7 +21,7 @@ def assign_credit(arrays: CreditArrays) -> tuple[dict[str, Ragged], dict[str, fl
 
     Args:
       arrays: with `old_logp` and `ref_logp`; with a critic `value`; with a scorer its scores; and
-        with `algorithm.reads_entropy` `entropy`.
+        with `algorithm.estimator.reads_entropy` `entropy`.
 
     Returns: fields of tokens: `advantage`; with a critic `returns`, what the value is to be; and
       `clip_scale` of the token's turn, where the estimator adapts a clip range that there is. And
@@ -31,16 +31,17 @@ def assign_credit(arrays: CreditArrays) -> tuple[dict[str, Ragged], dict[str, fl
       ValueError: a reward outside the range that the estimator is for.
     """
     algorithm = arrays.algorithm
-    estimator, choices = find_entry("advantage", algorithm.advantage), vars(algorithm)
+    estimator, options = find_entry("advantage", algorithm.advantage), algorithm.estimator
     check_rewards(algorithm, arrays.trajectories)
-    inputs = {name: getattr(arrays, name) for name in estimator.inputs(choices)}
-    credited = estimator.credit(inputs, choices)
+    inputs = {name: getattr(arrays, name) for name in estimator.inputs(options, algorithm.scale)}
+    scaling = {"scale": algorithm.scale, "clip": algorithm.advantage_clip}
+    credited = estimator.credit(inputs, options, **scaling)
     credit = {"advantage": _OF_TOKENS[estimator.level](arrays, np.asarray(credited.advantage))}
     if credited.returns is not None:
         credit["returns"] = arrays.time.unpad(credited.returns)
     if algorithm.adapts_clip:
         credit["clip_scale"] = _from_turns(arrays, np.asarray(credited.clip_scale))
-    if algorithm.compares_siblings:  # by the rewards of turns, whichever names they are of
+    if options.compares_siblings:  # by the rewards of turns, whichever names they are of
         return credit, {}
     return credit, reward_shares(arrays, credited.part_NQ, grouped=algorithm.grouped)
 
@@ -88,7 +89,7 @@ def compile_credit(
 
 def credit_programs(algorithm: Algorithm) -> list[str]:
     """Names of the programs that `compile_credit` compiles."""
-    names = find_entry("advantage", algorithm.advantage).programs(vars(algorithm))
+    names = find_entry("advantage", algorithm.advantage).programs(algorithm.scale)
     return names if algorithm.scorer is None else [scorer_program(algorithm), *names]
 
 

@@ -90,13 +90,13 @@ def limit_tokens(
     covariance_PA = token_covariance(logp_PA, advantage_PA, mask_PA)
     tokens = int(mask_PA.sum())
     counted = {"covariance": float(covariance_PA[mask_PA].mean()) if tokens else 0.0}
-    count = max(1, int(options.covariance_share * tokens))
-    if options.covariance == "kl":
+    count = max(1, int(options.covariance.share * tokens))
+    if options.covariance.kind == "kl":
         selected = largest(covariance_PA, count)
         sign_PA = np.sign(np.where(selected, difference_PA, 0.0)).astype(np.float32)
         batch = batch._replace(drift_sign_PA=sign_PA)
     else:
-        within = {"low": options.covariance_low, "high": options.covariance_high}
+        within = {"low": options.covariance.low, "high": options.covariance.high}
         clipped = ratio_is_clipped(difference_PA, advantage_PA, options, batch.clip_scale_PA)
         selected = drawn(np.where(clipped, -np.inf, covariance_PA), count, **within, rng=rng)
         batch = batch._replace(advantage_PA=np.where(selected, np.float32(0), advantage_PA))

@@ -150,7 +150,7 @@ class CreditArrays:
 
     @property
     def state_NK(self) -> np.ndarray:
-        anchor = self.algorithm.anchor
+        anchor = self.algorithm.estimator.anchor
         if anchor == "state":
             state_NK = turn_states(self.trajectories)
             missing = self.mask_NK.shape[1] - state_NK.shape[1]
@@ -178,7 +178,7 @@ class CreditArrays:
         for owner, turn_L, (own_L, old_L) in rows:
             acted_L = turn_L != CONTEXT
             np.add.at(ratio_NK[owner], turn_L[acted_L], (own_L - old_L)[acted_L])
-        return np.float32(self.algorithm.implicit_coef * ratio_NK)
+        return np.float32(self.algorithm.estimator.implicit_coef * ratio_NK)
 
     @functools.cached_property
     def time(self) -> SampledTokens:
@@ -201,7 +201,7 @@ class CreditArrays:
 
     @property
     def metric_N(self) -> np.ndarray:
-        metric = self.algorithm.canon_metric
+        metric = self.algorithm.estimator.metric
         if metric == "turns":
             return self.mask_NK.sum(axis=1, dtype=np.float32)
         # Of an action as it was sampled, whether or not all of it is learned from.

@@ -11,21 +11,6 @@ from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.types import CONTEXT, Trajectory
 
 
-def overlong_reward(
-    tokens_N: np.ndarray, *, length: float, buffer: float, penalty: float = 1.0
-) -> np.ndarray:
-    """0 up to length - buffer tokens, then falling to -penalty (arXiv:2503.14476, Eq. 13).
-
-    Args:
-      tokens_N: sampled tokens of each episode.
-      length: L_max, where the whole penalty is reached. buffer: L_cache, over which it grows.
-
-    Returns: float64 [N], reward units, in [-penalty, 0].
-    """
-    over_N = np.asarray(tokens_N, np.float64) - (length - buffer)
-    return -penalty * np.clip(over_N / buffer, 0.0, 1.0)
-
-
 def with_overlong_penalties(
     algorithm: Algorithm, trajectories: Sequence[Trajectory]
 ) -> tuple[Sequence[Trajectory], dict[str, float]]:
@@ -33,18 +18,11 @@ def with_overlong_penalties(
 
     Context tokens do not count: the environment wrote them. No metrics if every episode failed.
     """
-    length, buffer = algorithm.overlong_length, algorithm.overlong_buffer
-    if length is None:
+    options = algorithm.overlong
+    if options is None:
         return trajectories, {}
-    tokens_N = np.array(
-        [sum((s.turn_L != CONTEXT).sum() for s in t.segments) for t in trajectories]
-    )
-    penalty_N = overlong_reward(
-        tokens_N,
-        length=length,
-        buffer=length / 5 if buffer is None else buffer,
-        penalty=algorithm.overlong_penalty,
-    )
+    tokens = [sum(int((s.turn_L != CONTEXT).sum()) for s in t.segments) for t in trajectories]
+    penalty_N = np.array([options.reward(count) for count in tokens])
     counted_N = np.array([not t.failed for t in trajectories], bool)
     metrics = {}
     if counted_N.any():

@@ -20,9 +20,9 @@ from seeupo_jax.learner.batching import (
     scatter,
     turn_batch,
 )
+from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.learner.credit.sampled_tokens import Ragged
-from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.types import TrainState, Trajectory, TurnBatch
 
 
@@ -147,9 +147,9 @@ def _over_pairs(
     """
     turns_N = arrays.mask_NK.sum(axis=1)
     share_N = np.ones(len(turns_N), np.float32)
-    if algorithm.pair_score == "mean":
+    if algorithm.estimator.pair_score == "mean":
         share_N = np.float32(1 / np.maximum(turns_N, 1))
-    success_N = np.array([t.reward > algorithm.success_above for t in trajectories], bool)
+    success_N = np.array([t.reward > algorithm.estimator.success_above for t in trajectories], bool)
     preference = pair_preference(
         arrays.implicit_NK.sum(axis=1) * share_N, success_N, arrays.group_N, arrays.valid_N
     )
@@ -159,7 +159,7 @@ def _over_pairs(
         return ScorerLoss(None, metrics)
     metrics["sweep/pair_loss"] = float(preference.loss)
     metrics["sweep/pair_accuracy"] = float(preference.accuracy)
-    slope_N = algorithm.implicit_coef * share_N * np.asarray(preference.slope_N)
+    slope_N = algorithm.estimator.implicit_coef * share_N * np.asarray(preference.slope_N)
     return ScorerLoss(_of_tokens(rows, slope_N), metrics)
 
 

@@ -93,7 +93,7 @@ def split_actions(config: LossConfig, batch: TurnBatch, trajectories: int) -> Sp
     ratio = importance = clip_scale = None
     if config.reads_action_ratio:
         ratio = behind(batch.logp_PA - batch.old_logp_PA)
-    if config.options.tis_clip is not None:
+    if config.options.importance is not None:
         importance = behind(batch.start_logp_PA - batch.sampler_logp_PA)
     if batch.clip_scale_PA is not None:
         clip_scale = behind(batch.clip_scale_PA)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from seeupo_jax.algorithms.value import clipped_value_loss
+from seeupo_jax.algorithms.value import HeadCritic, ModelCritic, NoCritic, clipped_value_loss
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
@@ -28,26 +28,23 @@ HEAD_AXES = {"kernel": ("embed",), "bias": (None,)}
 class Critic:
     """The static options of the value function; hashable, part of each program.
 
-    kind: `head` reads the policy's own last hidden states, and its loss trains the policy's trunk
-      too; `model` reads those of a transformer of its own, which begins as the policy. With
-      adapters either has what does not train in common with the policy, and `model` has adapters of
-      its own.
+    options: of kind `head` it reads the policy's own last hidden states, and its loss trains the
+      policy's trunk too; of kind `model` those of a transformer of its own, which begins as the
+      policy. With adapters either shares with the policy what does not train, and `model` has
+      adapters of its own. For `coef` and `clip` see `clipped_value_loss`.
     width: of the hidden states.
     optimizer: has a state of its own and clips the value function's gradient by its own norm.
-    coef, clip: of the loss; see `clipped_value_loss`.
     """
 
-    kind: str
+    options: HeadCritic | ModelCritic
     width: int
     optimizer: optax.GradientTransformation
-    coef: float
-    clip: float | None
 
     sums = ("value_loss", "value_clipped")  # what a step counts for its metrics
 
     def trunk(self, tree: Any) -> Any:
         """The nodes of a tree like the policy's parameters that it has a copy of."""
-        return own_trunk(self.kind, tree)
+        return own_trunk(self.options.kind, tree)
 
     def init(self, params: Any) -> CriticState:
         """The critic before the first step: every value is 0. For use inside `jax.jit`.
@@ -90,7 +87,8 @@ def fresh_state(optimizer: optax.GradientTransformation, head: Any, trunk: Any) 
 
 def critic_optimizer(config: Config, *, total_steps: int) -> optax.GradientTransformation:
     """The optimizer of the value function: the configured one, at the critic's learning rate."""
-    rate = config.algorithm.critic_learning_rate
+    options = config.algorithm.critic
+    rate = None if isinstance(options, NoCritic) else options.learning_rate
     return auxiliary_optimizer(config, rate, total_steps=total_steps)
 
 
@@ -112,11 +110,8 @@ def make_critic(
     algorithm: Algorithm, width: int, optimizer: optax.GradientTransformation
 ) -> Critic | None:
     """The value function that an algorithm asks for; None: it has none."""
-    if algorithm.critic == "none":
-        return None
-    if algorithm.critic not in _TRUNKS:
-        raise ValueError(f"critic: got {algorithm.critic!r}; allowed: none, {', '.join(_TRUNKS)}.")
-    return Critic(algorithm.critic, width, optimizer, algorithm.value_coef, algorithm.value_clip)
+    options = algorithm.critic
+    return None if isinstance(options, NoCritic) else Critic(options, width, optimizer)
 
 
 def row_value(
@@ -150,6 +145,6 @@ def span_loss(critic: Critic, value_PA: jax.Array, row: TurnBatch) -> tuple[jax.
     """Each token's error, and 1.0 where the clipped one counts, which has no gradient: [P, A]."""
     plain_PA, loss_PA = (
         clipped_value_loss(value_PA, row.value_PA, row.returns_PA, clip=clip, mask=row.mask_PA)
-        for clip in (None, critic.clip)
+        for clip in (None, critic.options.clip)
     )
     return loss_PA, (loss_PA > plain_PA).astype(jnp.float32)

@@ -68,11 +68,11 @@ def turn_loss(
     part_PJ = (count_PJ > 0) * (1 if split is None else split.part)
     kl_PJ = mean(kl_estimate(logp_PA, row.ref_logp_PA, mask=row.mask_PA))
     # An action's terms are means over its tokens.
-    size_PJ = part_PJ if options.loss_mean == "action" else count_PJ
+    size_PJ = part_PJ if options.loss_aggregation == "action" else count_PJ
     counted = functools.partial(_sum_of_parts, part_PJ)
     gain_PJ = term_PJ - (config.kl_coef if row.kl_coef is None else row.kl_coef) * kl_PJ
     if row.drift_sign_PA is not None:  # |log s| of some tokens
-        gain_PJ -= options.covariance_kl * mean(row.drift_sign_PA * (logp_PA - row.old_logp_PA))
+        gain_PJ -= options.covariance.coef * mean(row.drift_sign_PA * (logp_PA - row.old_logp_PA))
     if scored.entropy_RX is not None:
         shares["entropy"] = mean(of_own(scored.entropy_RX))
         gain_PJ += options.entropy_coef * shares["entropy"]
@@ -88,7 +88,7 @@ def turn_loss(
     if critic is not None:
         value_PA = of_own(row_value(network, critic, params, trained[1], row, scored.hidden_RXD))
         error_PJ, clipped_PJ = map(mean, span_loss(critic, value_PA, row))
-        loss += critic.coef * jnp.sum(size_PJ * error_PJ)
+        loss += critic.options.coef * jnp.sum(size_PJ * error_PJ)
         sums |= {"value_loss": counted(error_PJ), "value_clipped": counted(clipped_PJ)}
     return loss, (logp_PA, cumulative_ratio_N, jax.lax.stop_gradient(sums))
 
@@ -155,9 +155,10 @@ def _importance(
     config: LossConfig, row: TurnBatch, mask_PJA: jax.Array, split: SplitActions | None
 ) -> tuple[jax.Array | None, dict[str, jax.Array]]:
     """Importance weights against the sampler's mismatch, in the ratio's shape; and metrics."""
-    level, clip = config.options.importance_level, config.options.tis_clip
-    if clip is None:
+    options = config.options.importance
+    if options is None:
         return None, {}
+    level, clip = options.ratio_level(config.options.ratio), options.clip
     logps_PJA = row.start_logp_PA[:, None, :], row.sampler_logp_PA[:, None, :]
     if split is not None:
         logps_PJA = split.pair(*logps_PJA, split.importance, level)

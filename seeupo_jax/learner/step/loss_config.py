@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
+from seeupo_jax.algorithms.covariance import KlCovariance, NoCovariance
 from seeupo_jax.algorithms.objectives import BOUNDS, Objective
 from seeupo_jax.configuration.algorithm import LossOptions
 
-# Options of the loss that are numbers, or None. Programs take them as arguments, so that another
-# coefficient or clip range compiles nothing anew.
+# Options of the loss that are numbers, or None. Programs take them, and those of its sections, as
+# arguments, so that another coefficient or clip range compiles nothing anew.
 NUMBERS = tuple(field.name for field in fields(LossOptions) if "float" in str(field.type))
 Numbers = dict[str, np.float32]
 
@@ -36,17 +38,32 @@ class LossConfig:
         if not self.entropy:
             unread.add("entropy_coef")
         held = {name: vars(options)[name] for name in NUMBERS if name not in unread}
-        numbers = {name: np.float32(x) for name, x in held.items() if x is not None}
-        blank = dict.fromkeys(NUMBERS) | ({} if self.entropy else {"entropy_coef": 0.0})
+        blank: dict[str, Any] = dict.fromkeys(NUMBERS)
+        if not self.entropy:
+            blank["entropy_coef"] = 0.0
+        if options.importance is not None:
+            held["importance.clip"] = options.importance.clip
+            blank["importance"] = replace(options.importance, clip=0.0)
         # What a sum over tokens is divided by, and the tokens that are limited, are arguments too.
-        blank |= {"covariance": "none"}
-        if options.loss_mean == "constant":
-            blank |= {"loss_mean": "token"}
+        blank["covariance"] = NoCovariance()
+        if isinstance(options.covariance, KlCovariance):
+            held["covariance.coef"] = options.covariance.coef
+            blank["covariance"] = KlCovariance()
+        if options.loss_aggregation == "constant":
+            blank |= {"loss_aggregation": "token"}
+        numbers = {name: np.float32(x) for name, x in held.items() if x is not None}
         return replace(self, options=replace(options, **blank)), numbers
 
     def with_numbers(self, numbers: Numbers) -> LossConfig:
         """The inverse of `split`, with arrays as numbers."""
-        return replace(self, options=replace(self.options, **numbers))
+        values: dict[str, Any] = {}
+        for name, x in numbers.items():
+            section, _, option = name.rpartition(".")
+            if section:
+                values[section] = replace(vars(self.options)[section], **{option: x})
+            else:
+                values[name] = x
+        return replace(self, options=replace(self.options, **values))
 
     @property
     def kl_coef(self) -> float:
@@ -63,7 +80,7 @@ class LossConfig:
     def sums(self) -> tuple[str, ...]:
         """The names of the sums that a step returns for its metrics, without the loss."""
         names = ("actions", "clipped", "kl", "weight_max")
-        if self.options.tis_clip is not None:
+        if self.options.importance is not None:
             names = (*names, "tis_weight", "tis_truncated")
         if self.options.router_replay != "none":
             names = (*names, "replayed", "router_mismatched")

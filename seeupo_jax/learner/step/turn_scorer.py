@@ -67,7 +67,7 @@ def scorer_optimizer(config: Config, *, total_steps: int) -> optax.GradientTrans
     """The scorer's optimizer: the configured one, at its learning rate; None without one."""
     if config.algorithm.scorer is None:
         return None
-    rate = config.algorithm.scorer_rate * config.optimizer.learning_rate
+    rate = config.algorithm.estimator.scorer_rate * config.optimizer.learning_rate
     return auxiliary_optimizer(config, rate, total_steps=total_steps)
 
 

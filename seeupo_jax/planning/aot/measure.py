@@ -21,7 +21,7 @@ from seeupo_jax.policy.kernels.attention import SCORES_AT_ONCE
 # Passes that go through queries or tokens in chunks may hold this much of a chunk's; see
 # `SCORES_AT_ONCE` and `LOGITS_AT_ONCE`. Float32.
 CHUNK_BYTES = 4 * SCORES_AT_ONCE
-_PACKED = 1.03  # of a program's peak, at most: its arrays laid out beside each other
+_PACKED = 1.03  # of a program's peak, at most: its arrays without gaps between them
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def measure(setup: Setup, program: SliceProgram) -> CompiledFigures:
         program.name,
         compile_s,
         inside=_inside(setup, program, compiled.memory_analysis()),
-        beside=beside(setup, program),
+        beside=other_memory(setup, program),
         needed_flops=work.needed,
         executed_flops=work.executed,
         six_nd_flops=flops.six_nd(setup.arch, work.tokens),
@@ -142,7 +142,7 @@ def _inside(setup: Setup, program: SliceProgram, memory: jax.stages.CompiledMemo
 
 
 def temporary_bytes(memory: jax.stages.CompiledMemoryStats) -> int:
-    """Bytes of a device that a program takes besides its arguments and results.
+    """Bytes of a device that a program uses in addition to its arguments and results.
 
     What XLA for TPU lays out is compared with a chip's memory. Of programs with loops it reports up
     to 1.7 times that as temporaries. Its peak is up to 2% below what it lays out, or more: it also
@@ -155,8 +155,8 @@ def temporary_bytes(memory: jax.stages.CompiledMemoryStats) -> int:
     return min(memory.temp_size_in_bytes, max(0, round(_PACKED * peak) - arguments))
 
 
-def beside(setup: Setup, program: SliceProgram) -> dict[str, int]:
-    """The parts that a device holds while the program runs, and that are none of its own."""
+def other_memory(setup: Setup, program: SliceProgram) -> dict[str, int]:
+    """The parts that a device holds while the program runs and that the program does not use."""
     resident = setup.resident(program.kind)
     in_program = (*program.uses, *program.makes)
     return {name: size for name, size in resident.items() if name not in in_program}

@@ -51,7 +51,7 @@ def _tokens_fit(setup: Setup, tokens: int) -> bool:
 
 
 def _most_cache(setup: Setup, figures: Mapping[str, CompiledFigures]) -> float | None:
-    """GiB that are left beside the program that leaves the least, of those beside the cache."""
+    """The largest cache, GiB, that fits with every program that runs while there is one."""
     plan = setup.engine.plan
     sizes = [each.peak for each in figures.values() if each.error is None and _holds_cache(each)]
     room = usable_hbm(setup.mesh.devices.flat[0]) - max(sizes) + plan.bytes
@@ -65,5 +65,5 @@ def _holds_cache(figures: CompiledFigures) -> bool:
 
 
 def fits(setup: Setup, figures: CompiledFigures) -> bool:
-    """Whether the program and what a device holds beside it are within what programs may use."""
+    """Whether the program and the other memory of a device fit in the memory of programs."""
     return figures.error is None and figures.peak <= usable_hbm(setup.mesh.devices.flat[0])

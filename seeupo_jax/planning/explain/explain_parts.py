@@ -23,7 +23,7 @@ from seeupo_jax.policy.files.messages import dropped_messages_notice
 from seeupo_jax.policy.files.weights import PACKAGE, resolve_path
 from seeupo_jax.policy.network import ADAPTER
 from seeupo_jax.policy_io.build import ARCHITECTURES, SMALL, Policy, uses_few_shapes
-from seeupo_jax.rollout.tasks import repeats, share_counts
+from seeupo_jax.rollout.task_draw import repeats, share_counts
 from seeupo_jax.types import TrainState
 
 
@@ -268,7 +268,7 @@ def _with_options(name: str, options: Mapping[str, Any]) -> str:
 def reward_lines(config: Config) -> list[str]:
     """The parts of an episode's reward; empty if the environment's reward is the only one."""
     env_weight, others = 1.0, []
-    if config.algorithm.forks == "candidates":
+    if config.algorithm.forks.kind == "candidates":
         judge = config.judge
         limits = f"{judge.concurrency} at a time, a call at most {judge.timeout_s:g} s"
         made_by = "of the environment" if judge.function is None else judge.function

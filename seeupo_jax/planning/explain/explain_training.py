@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import re
 from collections import Counter
@@ -15,13 +16,15 @@ import jax
 from seeupo_jax.agents.agent_tasks import find_tasks
 from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration.algorithm import Algorithm
+from seeupo_jax.configuration.layers import differing
 from seeupo_jax.configuration.optimizer_schema import ParameterGroup
-from seeupo_jax.configuration.schema import Config, recipe_fields
+from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs.base import EnvironmentUnavailable
 from seeupo_jax.evaluation.evaluation import evaluated_splits, is_due, is_evaluated, selection_split
 from seeupo_jax.evaluation.missing import remaining_splits
 from seeupo_jax.learner.optimization.parameter_groups import group_of, of_all_layers, path_name
 from seeupo_jax.learner.optimization.schedule import Schedule
+from seeupo_jax.metrics.run_manifest import flatten
 from seeupo_jax.planning.abstract_run import AbstractRun, Planned
 from seeupo_jax.planning.expected_time import planned_sweep, time_lines
 from seeupo_jax.planning.explain.explain_files import checkpoint_lines, file_lines
@@ -49,7 +52,7 @@ from seeupo_jax.policy_io.resuming import (
 )
 
 # What of an algorithm is always shown; the other fields where they are not the default.
-_SHOWN = "order ratio objective advantage baseline scale old_policy weight_clip kl_coef".split()
+_SHOWN = "order ratio objective advantage scale old_policy weight_clip kl_coef".split()
 
 
 class _Start(NamedTuple):
@@ -154,12 +157,14 @@ def _tasks(config: Config, evaluated: Mapping[str, Sequence[int]]) -> list[str]:
 
 
 def _recipe(config: Config) -> list[str]:
-    algorithm, usual = vars(config.algorithm), vars(Algorithm())
-    shown = {name: algorithm[name] for name in _SHOWN}
-    shown |= {name: value for name, value in algorithm.items() if value != usual[name]}
+    algorithm = config.algorithm
+    usual = Algorithm(advantage=algorithm.advantage)
+    shown = {name: vars(algorithm)[name] for name in _SHOWN}
+    shown |= dict(flatten({"estimator": dataclasses.asdict(algorithm.estimator)}))
+    shown |= dict(flatten(differing(algorithm, usual)))
     lines = [f"{config.recipe}: " + choices(shown)]
-    recipe: Mapping[str, Any] = recipe_fields(config.recipe)
-    if other := {name: algorithm[name] for name in recipe if algorithm[name] != recipe[name]}:
+    recipe = Config(recipe=config.recipe).algorithm
+    if other := dict(flatten(differing(algorithm, recipe))):
         lines.append(f"other than the recipe: {choices(other)}")
     return lines
 

@@ -188,7 +188,7 @@ def _sweep(setup: Setup) -> Iterator[SliceProgram]:
     once = _weight_bytes(setup)  # read by every pass over the layers
     passes = 2 if arch.remat == "none" else 3
     update = 7 * setup.parts["parameters"]  # four trees of its size are read, three written
-    critic = setup.config.algorithm.critic
+    critic = setup.config.algorithm.critic.kind
     if critic == "model":
         passes, update = 2 * passes, 2 * update
 

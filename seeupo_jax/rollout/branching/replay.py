@@ -40,7 +40,7 @@ def _check_task(environment: Environment, task_id: str, seed: int, name: str) ->
             _check_same(what, got, wanted)
     except (Exception, SystemExit) as error:  # of a user's code
         raise ValueError(
-            f"config.algorithm.forks: {name}.reset({task_id!r}, {seed}), called twice:"
+            f"config.algorithm.forks.kind: {name}.reset({task_id!r}, {seed}), called twice:"
             f" {validation.describe(error)}; allowed: an environment with fork() and"
             " env.isolation=thread, or whose episodes can be replayed."
         ) from error

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from seeupo_jax.algorithms.surrogate import Importance
 from seeupo_jax.parallel.mesh import axis_parts, per_shard
 from seeupo_jax.policy.network import VOCAB
 
@@ -101,18 +102,18 @@ def truncation_note(*, top_k: int | None, top_p: float | None, grammar: str | No
     )
 
 
-def quantization_note(quantize: str, tis_clip: float | None, *, ahead: bool) -> str | None:
+def quantization_note(quantize: str, importance: Importance | None, *, ahead: bool) -> str | None:
     """A warning if rounded matrices draw the tokens and nothing corrects for it; else None.
 
     Args:
       ahead: whether the previous policy samples; ratios are then to the sampler's own
-        log-probabilities, which corrects for the rounding as `tis_clip` does.
+        log-probabilities, which corrects for the rounding as importance weights do.
     """
-    if quantize == "none" or tis_clip is not None or ahead:
+    if quantize == "none" or importance is not None or ahead:
         return None
     return (
         f"config.rollout.quantize={quantize}: tokens are drawn from a slightly different policy"
-        " (logp/sampler_trainer_gap_mean); config.algorithm.tis_clip=2 weighs them for it"
+        " (logp/sampler_trainer_gap_mean); config.algorithm.importance.clip=2 weighs them for it"
     )
 
 

@@ -235,7 +235,7 @@ def test_the_average_of_the_parameters_is_a_part_and_its_program_compiles(setup,
 
 @needs_libtpu
 def test_the_program_that_moves_the_reference_policy_reads_two_trees(setup):
-    choices = ["algorithm.kl_coef=0.1", "algorithm.ref_every=2"]
+    choices = ["algorithm.kl_coef=0.1", "algorithm.reference.every=2"]
     found = prepare(load_config(SMALL, choices), chips.parse_topology("v5e:2x2"))
     (program,) = (p for p in list_programs(found) if p.name == "sweep/move reference")
     assert program.uses == ("parameters", "reference")

@@ -7,8 +7,7 @@ import pytest
 import torch
 from bench_cases import SETTINGS, small  # noqa: F401
 
-from seeupo_jax.benchmarks import comparison
-from seeupo_jax.benchmarks import report as bench_report
+from seeupo_jax.benchmarks import benchmark_report, comparison
 from seeupo_jax.instruments.bench import supervised_steps
 from seeupo_jax.types import Segment
 
@@ -26,7 +25,7 @@ def test_padded_and_packed_steps_of_transformers_are_ours_and_are_timed(capsys):
     assert sides["PyTorch, padded"]["positions"] >= found["workload"]["tokens"]
     assert found["ratio"] > 0 and found["against"] in sides
     assert "a step" in capsys.readouterr().out.splitlines()[0]
-    page = bench_report.page({"sft_long": found}, {})
+    page = benchmark_report.page({"sft_long": found}, {})
     assert "## Supervised step" in page and "| PyTorch, packed |" in page
 
 

@@ -65,7 +65,7 @@ def test_expected_credit_weighs_sequences_by_their_share():
 
 def test_turns_are_compared_with_those_from_the_same_context():
     algorithm = dataclasses.replace(
-        Algorithm(**RECIPES["parallel"]), advantage="hgpo", scale="none", history=0
+        Algorithm(**RECIPES["parallel"]), advantage="hgpo", scale="none", estimator={"history": 0}
     )
     advantage_NK = credit_of(algorithm).advantage_NK
     np.testing.assert_allclose(advantage_NK[:4, 0], [-1.375, -0.375, -0.875, 2.625], rtol=1e-5)
@@ -82,7 +82,9 @@ def test_the_one_reward_is_all_that_estimators_of_several_rewards_combine():
 
 @pytest.mark.parametrize("anchor", ["turn", "task"])
 def test_turns_are_compared_with_those_of_their_anchor(anchor):
-    algorithm = Algorithm(advantage="hgpo", scale="none", history=0, anchor=anchor)
+    algorithm = Algorithm(
+        advantage="hgpo", scale="none", estimator={"history": 0, "anchor": anchor}
+    )
     advantage_NK = credit_of(algorithm).advantage_NK
     # To go it is the reward from either turn.
     np.testing.assert_allclose(
@@ -91,7 +93,9 @@ def test_turns_are_compared_with_those_of_their_anchor(anchor):
 
 
 def test_halves_are_of_the_mean_entropy_of_a_trajectorys_contexts():
-    algorithm = Algorithm(advantage="canon", scale="none", canon_metric="entropy", canon_mu=1.0)
+    algorithm = Algorithm(
+        advantage="canon", scale="none", estimator={"metric": "entropy", "mu": 1.0}
+    )
     batch = batch_of(ACTION_NK, REWARD_N)
     entropy_NK = jnp.stack([jnp.ones(16), jnp.array([0.9, 0.1])[ACTION_NK[:, 0]]], axis=1)
     credit = sampled_credit(algorithm, batch, 0 * entropy_NK, entropy_NK, group_size=8)
@@ -103,8 +107,8 @@ def test_halves_are_of_the_mean_entropy_of_a_trajectorys_contexts():
 def test_estimators_of_turns_read_what_turns_pay_and_those_of_trajectories_the_reward():
     reward_NK = np.stack([3.0 * ACTION_NK[:, 0], np.zeros(16)], axis=1)
     batch = batch_of(ACTION_NK, REWARD_N)._replace(reward_NK=jnp.asarray(reward_NK))
-    of = {"scale": "none", "discount": 0.5}
-    turns = Algorithm(advantage="matchtir", **of)
+    of = {"scale": "none"}
+    turns = Algorithm(advantage="matchtir", estimator={"discount": 0.5}, **of)
     advantage_NK = sampled_credit(turns, batch, 0 * batch.reward_NK, group_size=8).advantage_NK
     # Totals and what is still to come from the first turn: 3 or 0; nothing from the second.
     wanted = np.where(ACTION_NK[:, :1] == 1, 1.5, -1.5) * [1.0, 0.5]
@@ -116,18 +120,23 @@ def test_estimators_of_turns_read_what_turns_pay_and_those_of_trajectories_the_r
 def test_a_critic_that_is_right_leaves_what_the_turn_itself_changed():
     # The uniform policy's values: 1.375 at the start, 0.5 and 2.25 after the first action.
     value_NK = jnp.stack([jnp.full(16, 1.375), jnp.array([0.5, 2.25])[ACTION_NK[:, 0]]], axis=1)
-    algorithm = Algorithm(advantage="gae", critic="head", scale="none", gae_lambda=0.0)
+    algorithm = Algorithm(
+        advantage="gae", critic={"kind": "head"}, scale="none", estimator={"lam": 0.0}
+    )
     credit = credit_of(algorithm, value_NK)
     np.testing.assert_allclose(credit.advantage_NK[:4, 0], [-0.875, -0.875, 0.875, 0.875])
     np.testing.assert_allclose(credit.advantage_NK[:4, 1], [-0.5, 0.5, -1.75, 1.75])
     np.testing.assert_allclose(credit.return_NK[:4, 1], REWARD_N[:4])
     # No trajectory of the laboratory is cut: it refuses the field.
-    cut = credit_of(dataclasses.replace(algorithm, bootstrap_truncated=True), value_NK)
+    cut = credit_of(
+        dataclasses.replace(algorithm, estimator={"lam": 0.0, "bootstrap_truncated": True}),
+        value_NK,
+    )
     np.testing.assert_array_equal(cut.advantage_NK, credit.advantage_NK)
 
 
 def test_returns_are_standardised_over_all_turns():
-    algorithm = Algorithm(advantage="returns", advantage_clip=None, discount=0.5)
+    algorithm = Algorithm(advantage="returns", advantage_clip=None, estimator={"discount": 0.5})
     advantage_NK = credit_of(algorithm).advantage_NK
     returns_NK = REWARD_N[:, None] * [0.5, 1.0]
     wanted_NK = (returns_NK - returns_NK.mean()) / returns_NK.std(ddof=1)

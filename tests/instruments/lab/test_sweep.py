@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from seeupo_jax.configuration.algorithm import Algorithm
-from seeupo_jax.instruments.lab.advantages import Credit, expected_credit, sampled_credit
+from seeupo_jax.instruments.lab.advantages import TurnCredit, expected_credit, sampled_credit
 from seeupo_jax.instruments.lab.laboratory import LabSettings
 from seeupo_jax.instruments.lab.policies import POLICIES
 from seeupo_jax.instruments.lab.sweep import LabParams, sweep, update_steps, values_of
@@ -170,7 +170,7 @@ def test_a_random_order_is_drawn_from_the_reverse_one():
 
 def test_the_last_of_three_turns_in_pairs_is_alone():
     # Pairs count from the last turn: (1, 2), then (0,), whose padding must not count.
-    paired = once("seeupo:turns_per_update=2:weight=off", 0).policy
+    paired = once("seeupo:turns_per_update=2:cumulative_ratio=False", 0).policy
     alone = once("seeupo_unweighted", 0).policy
     np.testing.assert_allclose(paired[0], alone[0], rtol=1e-5)
     assert np.abs(paired[1:] - alone[1:]).max() > 0.01
@@ -199,7 +199,7 @@ def mixed_objective(x, old_logp_NK, weight_NK, actions, choices):
     """What a step maximises; `actions` are the turns of each of its actions."""
     difference_NK, value_NK = mixed_logp(x) - old_logp_NK, x[4:][CONTEXT_NK]
     tokens_N = np.array([sum(len(kept_turns(choices, i, a)) for a in actions) for i in range(5)])
-    counted = SHARE_N[tokens_N > 0].sum() if choices.pool_mean == "active" else 1.0
+    counted = SHARE_N[tokens_N > 0].sum() if choices.normalize_by == "active" else 1.0
     old_value_NK, total = START[4:][CONTEXT_NK], 0.0
     longest = TURNS if choices.order == "parallel" else choices.turns_per_update  # row of actions
     for i, each in itertools.product(range(5), actions):
@@ -216,13 +216,13 @@ def mixed_objective(x, old_logp_NK, weight_NK, actions, choices):
         if choices.clip_dual is not None:
             term = np.where(weight < 0, np.maximum(term, choices.clip_dual * weight), term)
         value, old, wanted = (a_NK[i, turns] for a_NK in (value_NK, old_value_NK, RETURN_NK))
-        held = np.clip(value, old - choices.value_clip, old + choices.value_clip)
+        held = np.clip(value, old - choices.critic.clip, old + choices.critic.clip)
         error = np.maximum((value - wanted) ** 2, (held - wanted) ** 2) / 2
         divisor = {
             "action": counted,
             "token": SHARE_N @ tokens_N / len(turns),
             "constant": counted * longest / len(turns),
-        }[choices.loss_mean]
+        }[choices.loss_aggregation]
         total += SHARE_N[i] * (term.mean() - choices.value_coef * error.mean()) / divisor
     return total
 
@@ -247,6 +247,7 @@ def mixed_twin(choices):
     return x
 
 
+CRITIC = {"kind": "head", "clip": 0.1}
 TOGETHER = {"order": "parallel", "inner_epochs": 3, "clip_dual": 1.3}
 IN_TURN = {"order": "reverse", "inner_epochs": 2, "weight_clip": 0.6}
 
@@ -254,28 +255,28 @@ IN_TURN = {"order": "reverse", "inner_epochs": 2, "weight_clip": 0.6}
 @pytest.mark.parametrize(
     "choices",
     [
-        TOGETHER | {"loss_mean": "token"},
-        TOGETHER | {"loss_mean": "constant", "ratio": "token"},
-        IN_TURN | {"ratio": "product", "loss_mean": "constant"},
+        TOGETHER | {"loss_aggregation": "token"},
+        TOGETHER | {"loss_aggregation": "constant", "ratio": "token"},
+        IN_TURN | {"ratio": "product", "loss_aggregation": "constant"},
         IN_TURN | {"ratio": "token", "old_policy": "turn"},
-        {"order": "parallel", "inner_epochs": 3, "loss_mean": "token", "mask_above": 0.59},
-        IN_TURN | {"pool_mean": "active", "mask_above": 0.59},
+        {"order": "parallel", "inner_epochs": 3, "loss_aggregation": "token", "mask_above": 0.59},
+        IN_TURN | {"normalize_by": "active", "mask_above": 0.59},
     ],
     ids=str,
 )
 def test_every_choice_of_a_step_is_what_its_formula_says(choices):
-    algorithm = Algorithm(turns_per_update=2, value_clip=0.1, **choices)
+    algorithm = Algorithm(turns_per_update=2, critic=CRITIC, **choices)
     zero = jnp.zeros((), jnp.int32)
     params = LabParams(jnp.float32(START[:4].reshape(2, 2)), jnp.float32(START[4:]))
     state = TrainState(params, OPTIMIZER.init(params), zero, zero)
     batch = Batch(*map(jnp.asarray, (CONTEXT_NK, ACTION_NK, np.zeros(5), np.float32(SHARE_N))))
-    credit = Credit(*map(jnp.float32, (ADVANTAGE_NK, RETURN_NK, SCALE_NK)))
+    credit = TurnCredit(*map(jnp.float32, (ADVANTAGE_NK, RETURN_NK, SCALE_NK)))
     found = SWEEP(POLICY, OPTIMIZER, algorithm, state, batch, credit, jax.random.key(0)).params
     wanted = mixed_twin(algorithm)
     actual = np.concatenate([found.policy.ravel(), found.value_C])
     np.testing.assert_allclose(actual, wanted, rtol=2e-4, atol=2e-5)
-    plain = vars(Algorithm(value_clip=1e9))
-    for name in {*choices, "value_clip"} - {"order"}:
+    plain = vars(Algorithm(critic=CRITIC | {"clip": 1e9}))
+    for name in {*choices, "critic"} - {"order"}:
         other = mixed_twin(dataclasses.replace(algorithm, **{name: plain[name]}))
         assert np.abs(other - wanted).max() > 0.01, name
 
@@ -283,8 +284,8 @@ def test_every_choice_of_a_step_is_what_its_formula_says(choices):
 def test_where_every_action_is_too_likely_no_step_is_taken():
     params, zero = LabParams(jnp.float32(TABLE_CA), None), jnp.zeros((), jnp.int32)
     state = TrainState(params, OPTIMIZER.init(params), zero, zero)
-    algorithm, batch = Algorithm(mask_above=0.0, loss_mean="token"), batch_of(0)
-    credit = Credit(jnp.ones((32, TURNS)), jnp.zeros((32, TURNS)))
+    algorithm, batch = Algorithm(mask_above=0.0, loss_aggregation="token"), batch_of(0)
+    credit = TurnCredit(jnp.ones((32, TURNS)), jnp.zeros((32, TURNS)))
     after = SWEEP(POLICY, OPTIMIZER, algorithm, state, batch, credit, jax.random.key(0))
     np.testing.assert_array_equal(after.params.policy, np.float32(TABLE_CA))
     assert after.step == 0

@@ -22,7 +22,7 @@ from run_cases import save_policy
 from study_cases import RATE, done, finished, study_of
 
 from seeupo_jax.compare import main
-from seeupo_jax.instruments.study import runs as study_runs
+from seeupo_jax.instruments.study import study_runs
 from seeupo_jax.instruments.study.cell_results import (
     add_result,
     by_key,
@@ -30,9 +30,9 @@ from seeupo_jax.instruments.study.cell_results import (
     compact_records,
     read_results,
 )
-from seeupo_jax.instruments.study.page import write_page
-from seeupo_jax.instruments.study.runs import Places, choose, train_study, tuning_scores
 from seeupo_jax.instruments.study.study import STAGES, grid_points, read_study
+from seeupo_jax.instruments.study.study_page import write_page
+from seeupo_jax.instruments.study.study_runs import Places, choose, train_study, tuning_scores
 from seeupo_jax.instruments.study.tables import (
     costs,
 )

@@ -7,11 +7,11 @@ import pytest
 from scipy import stats
 from study_cases import done, finished, study_of
 
-from seeupo_jax.instruments.study import page as study_page
+from seeupo_jax.instruments.study import study_page
 from seeupo_jax.instruments.study.cell_results import by_key
-from seeupo_jax.instruments.study.runs import choose, history
 from seeupo_jax.instruments.study.stability_chart import draw_map
 from seeupo_jax.instruments.study.study import grid_points
+from seeupo_jax.instruments.study.study_runs import choose, history
 from seeupo_jax.instruments.study.tables import (
     compare_with,
     costs,

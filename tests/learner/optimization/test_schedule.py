@@ -15,9 +15,9 @@ import pytest
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.configuration.optimizer_schema import Optimizer, ParameterGroup
+from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.optimization.optimizer import apply_update, make_optimizer
 from seeupo_jax.learner.optimization.schedule import Schedule, Scheduled, at_share
-from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
 from seeupo_jax.training.checks import check_config

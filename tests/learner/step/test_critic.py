@@ -1,5 +1,6 @@
 """The value function: what it says, what trains it, where it lies, and what it leaves alone."""
 
+import dataclasses
 import json
 from unittest import mock
 
@@ -19,8 +20,8 @@ from seeupo_jax.configuration.optimizer_schema import ParameterGroup
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.learner import sweep as sweep_module
 from seeupo_jax.learner.batching import SegmentBatch, Shapes, all_actions, lay_out, turn_batch
+from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.optimization.optimizer import apply_update, make_optimizer
-from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.program_warming import compile_programs
 from seeupo_jax.learner.state_layout import HOST, abstract_state, make_state, state_layout
 from seeupo_jax.learner.step.critic import critic_optimizer, fresh_head, make_critic
@@ -38,7 +39,7 @@ from seeupo_jax.types import CriticState
 SHAPES = Shapes((32,), action=16, rows=4, trajectories=12, turns=4)
 KINDS = ["head", "model"]
 # One step on every turn, each an action with a ratio of its own, averaged by actions.
-BY_ACTION = {"order": "parallel", "turns_per_update": 1, "loss_mean": "action"}
+BY_ACTION = {"order": "parallel", "turns_per_update": 1, "loss_aggregation": "action"}
 TURN_BY_TURN = {"turns_per_update": 1, "order": "reverse"}
 DENOMINATOR, COEF, CLIP = np.float32(7), 0.5, 0.2
 TRAJECTORIES = cases.ragged()
@@ -49,14 +50,14 @@ REFERENCE = cases.jittered(PARAMS, 0.02)
 
 def learner(kind, **choices):
     """A learner of PPO, whose optimizer steps the critic too; equal programs are shared."""
-    algorithm = schema.Algorithm(**RECIPES["ppo"] | {"critic": kind} | choices)
+    algorithm = schema.Algorithm(**RECIPES["ppo"] | {"critic": {"kind": kind}} | choices)
     made = Learner(NETWORK, cases.recording(), algorithm, SHAPES, temperature=1.0, seed=5)
     return cases.sharing(made)
 
 
 def without_critic(**choices):
     """The same without a value function."""
-    return learner("none", advantage="returns", **choices)
+    return learner("none", advantage="returns", **{"estimator": {}} | choices)
 
 
 def state_of(made, params=PARAMS):
@@ -291,14 +292,20 @@ def observed_pass(made, trajectories, **rest):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sweep_begins_with_the_twins_values_and_returns(kind):
     """Of several segments, null turns and failed trajectories, with the penalty in the rewards."""
-    penalty = {"kl_in": "reward", "kl_coef": 0.1, "gae_lambda": 0.9, "discount": 0.95}
+    penalty = {"kl_in": "reward", "kl_coef": 0.1, "estimator": {"lam": 0.9, "discount": 0.95}}
     made = learner(kind, **penalty, inner_epochs=2, minibatches_per_turn=2)
     before = cases.host(state_of(made))
     state, metrics, per_token = observed_pass(made, TRAJECTORIES)
     weights, bias = weights_of(before, kind), float(before.critic.params["head"]["bias"][0])
     values = [[twin_value(weights, bias, s.tokens_L)[0] for s in t.segments] for t in TRAJECTORIES]
     spans = twin.step_pieces(TRAJECTORIES, range(9))
-    options = twin.Options([], advantage="gae", scale="none", advantage_clip=None, **penalty)
+    options = twin.Options(
+        [],
+        advantage="gae",
+        scale="none",
+        advantage_clip=None,
+        **penalty | {"estimator": dataclasses.asdict(made.algorithm.estimator)},
+    )
     old, ref = (
         twin.piece_logps(cases.weights_of(params), spans, cases.NUMPY_ARCH, options)
         for params in (before.params, REFERENCE)
@@ -340,7 +347,7 @@ def test_equal_returns_have_no_variance_to_explain():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_critic_that_is_trained_on_the_same_returns_explains_more_of_them(kind):
-    made = learner(kind, gae_lambda=1.0, inner_epochs=8)
+    made = learner(kind, estimator={"lam": 1.0}, inner_epochs=8)
     state = cases.new_state(made.optimizer, PARAMS)
     state, explained = state._replace(critic=made.critic.init(state.params)), []
     for iteration in range(1, 9):
@@ -408,6 +415,7 @@ def on_mesh(made, offload, **sizes):
     return mesh, cases.unshared(made, state_shardings=layout, replicated=replicated), state
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind, second", [("head", "data"), ("model", "context")])
 def test_a_sweep_on_a_mesh_is_the_sweep_on_one_device(kind, second):
     offload = schema.Offload(optimizer=kind == "model")
@@ -508,6 +516,10 @@ def test_a_step_with_a_model_multiplies_what_its_formula_says():
     assert wanted <= counted(learner("model")) <= wanted + head < 1.01 * wanted
 
 
+def head_critic(rate):
+    return {"kind": "head", "learning_rate": rate}
+
+
 def test_muons_rate_of_what_is_no_matrix_is_in_proportion_the_critics_too():
     fields = schema.Optimizer(
         name="contrib.muon",
@@ -518,7 +530,7 @@ def test_muons_rate_of_what_is_no_matrix_is_in_proportion_the_critics_too():
     moved = {}
     for rate in (None, 0.25):
         whole = schema.Config(
-            optimizer=fields, algorithm=schema.Algorithm(critic_learning_rate=rate)
+            optimizer=fields, algorithm=schema.Algorithm(critic=head_critic(rate))
         )
         optimizer = critic_optimizer(whole, total_steps=4)
         head = fresh_head(2)
@@ -530,7 +542,7 @@ def test_muons_rate_of_what_is_no_matrix_is_in_proportion_the_critics_too():
 def test_the_critics_learning_rate_is_its_own_or_the_policys():
     fields = schema.Optimizer(name="sgd", learning_rate=0.5, max_grad_norm=None)
     for rate, wanted in ((None, 0.5), (0.25, 0.25)):
-        algorithm = schema.Algorithm(critic_learning_rate=rate)
+        algorithm = schema.Algorithm(critic=head_critic(rate))
         whole = schema.Config(optimizer=fields, algorithm=algorithm)
         optimizer = critic_optimizer(whole, total_steps=4)
         updates, _ = optimizer.update(jnp.ones(2), optimizer.init(jnp.ones(2)))

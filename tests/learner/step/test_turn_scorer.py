@@ -16,9 +16,9 @@ from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.learner.batching import SegmentBatch, Shapes, all_actions, lay_out, turn_batch
+from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.learner.credit.turn_scores import score_turns, scorer_loss
-from seeupo_jax.learner.program_cache import Learner
 from seeupo_jax.learner.program_warming import compile_programs
 from seeupo_jax.learner.state_layout import HOST, abstract_state, make_state, state_layout
 from seeupo_jax.learner.step.turn_scorer import make_scorer, scorer_optimizer
@@ -36,13 +36,19 @@ ROWS = SegmentBatch.of(TRAJECTORIES)
 RATE = 0.12
 REVERSE = [(3,), (2,), (1,), (0,)]
 # So much that a step of the scorer shows, and that a turn's credit is not the episode's.
-LOUD = {"implicit_coef": 2.0, "success_above": 0.2, "kl_coef": 0.1}
+LOUD = {"implicit_coef": 2.0, "success_above": 0.2}
 ORDERS = {"istar": [(0, 1, 2, 3)], "seeupo": REVERSE}
 
 
-def learner(name, **choices):
-    """A learner that credits by a scorer; equal programs are shared."""
-    algorithm = schema.Algorithm(**RECIPES[name] | {"advantage": "istar"} | LOUD | choices)
+def istar(name, choices, **options):
+    """A recipe's algorithm with iStar's credit."""
+    own = RECIPES[name]["estimator"] | options
+    return schema.Algorithm(**RECIPES[name] | {"advantage": "istar", "estimator": own} | choices)
+
+
+def learner(name, choices=None, **options):
+    """A learner that credits by a scorer, with these options; equal programs are shared."""
+    algorithm = istar(name, {"kl_coef": 0.1} | (choices or {}), **LOUD | options)
     made = Learner(NETWORK, cases.recording(rate=RATE), algorithm, SHAPES, temperature=1.0, seed=5)
     return cases.sharing(made)
 
@@ -58,7 +64,8 @@ def state_of(made):
 def wanted_step(made, before):
     """The twin's step of the scorer."""
     fields = {field.name for field in dataclasses.fields(twin.Options)} - {"order"}
-    choices = {name: x for name, x in vars(made.algorithm).items() if name in fields}
+    given = dataclasses.asdict(made.algorithm)
+    choices = {name: x for name, x in given.items() if name in fields}
     options = twin.Options([], learning_rate=RATE, **choices)
     policy, scorer = cases.weights_of(PARAMS), cases.weights_of(before.scorer.params["trunk"])
     return twin.scorer_step(policy, scorer, TRAJECTORIES, options, cases.NUMPY_ARCH)
@@ -101,9 +108,10 @@ def test_a_new_scorer_is_the_policy_and_credits_turns_with_their_episode():
 
 
 def test_an_overlong_success_is_a_success_to_the_scorer():
+    penalty = {"overlong": {"length": 1, "penalty": 5.0}}
     plain, shaped = (
         cases.observe(made, TRAJECTORIES, state=state_of(made))
-        for made in (learner("istar"), learner("istar", overlong_length=1, overlong_penalty=5.0))
+        for made in (learner("istar"), learner("istar", penalty))
     )
     assert shaped.metrics["sweep/overlong_penalty"] == -5 and plain.metrics["sweep/pairs"] == 4
     cases.assert_trees_equal(shaped.state.scorer, plain.state.scorer)
@@ -111,7 +119,7 @@ def test_an_overlong_success_is_a_success_to_the_scorer():
 
 def test_a_reward_that_is_just_success_above_is_a_failure():
     # 0.6 and -0.7 are no pair; 1 with 0 and 0.5, and 0.9 with 0 are.
-    algorithm = schema.Algorithm(**RECIPES["istar"] | {"success_above": 0.6})
+    algorithm = istar("istar", {}, success_above=0.6)
     nothing = [np.zeros(len(tokens), np.float32) for tokens in ROWS.tokens]
     said = {"scorer_logp": nothing, "old_logp": nothing}
     arrays = CreditArrays(algorithm, SHAPES, ROWS, TRAJECTORIES, said)
@@ -132,7 +140,7 @@ def batch_of(made, value):
     spans = all_actions(ROWS)
     layout = lay_out(ROWS, spans, made.shapes, made.shapes.long)
     slope = [np.full(len(turn_L), value, np.float32) for turn_L in ROWS.turn]
-    return turn_batch(ROWS, layout, made.shapes, {"slope": slope}, action=made.shapes.longest)
+    return turn_batch(ROWS, layout, made.shapes, {"score_grad": slope}, action=made.shapes.longest)
 
 
 def test_a_gradient_that_is_not_finite_leaves_the_scorer_as_it_was():
@@ -208,7 +216,7 @@ def test_programs_compiled_ahead_are_all_that_a_sweep_needs():
 
 def progress_learner(kind, rate=RATE, **choices):
     """A learner of SPA; equal programs are shared."""
-    algorithm = schema.Algorithm(**RECIPES["spa"] | {"critic": kind} | choices)
+    algorithm = schema.Algorithm(**RECIPES["spa"] | {"critic": {"kind": kind}} | choices)
     made = Learner(NETWORK, cases.recording(rate=rate), algorithm, SHAPES, temperature=1.0, seed=5)
     return cases.sharing(made)
 
@@ -251,7 +259,8 @@ def twin_progress(own, kind):
 @pytest.mark.parametrize("kind", ["head", "model"])
 def test_progress_and_its_step_are_the_twins(kind):
     """At the last token of turns, of several segments; the step leaves a head's policy alone."""
-    made = progress_learner(kind, scale="none", advantage_clip=None, progress_coef=0.7)
+    given = {"progress_coef": 0.7}
+    made = progress_learner(kind, scale="none", advantage_clip=None, estimator=given)
     own = cases.host(progress_state(made).scorer.params)
     said, (loss, error), weights, grads, dbias = twin_progress(own, kind)
     plan = made.plan(ROWS.updated_turns, iteration=1)
@@ -270,9 +279,9 @@ def test_progress_and_its_step_are_the_twins(kind):
     np.testing.assert_allclose(metrics["sweep/progress_error"], error, rtol=1e-5)
     pieces = twin.step_pieces(TRAJECTORIES, range(9), grouped=False)
     at = [said_L[piece.position_A] for piece, said_L in zip(pieces, said, strict=True)]
-    options = twin.Options(
-        [], advantage="spa", scale="none", advantage_clip=None, progress_coef=0.7
-    )
+    own = dataclasses.asdict(made.algorithm.estimator)
+    choices = {"scale": "none", "advantage_clip": None, "estimator": own}
+    options = twin.Options([], advantage="spa", **choices)
     nothing = [np.zeros(len(piece.position_A)) for piece in pieces]
     credit = token_advantages(TRAJECTORIES, pieces, nothing, options, progress=at)
     for segment, piece in enumerate(pieces):

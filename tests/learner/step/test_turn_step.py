@@ -117,7 +117,7 @@ def test_what_padding_and_empty_rows_hold_reaches_nothing(turn_2, result_2):
 
 @pytest.mark.parametrize("ratio", ["geometric", "token"])
 def test_what_padding_holds_reaches_no_truncated_importance(ratio):
-    learner = cases.learner(tis_clip=1.1, ratio=ratio)
+    learner = cases.learner(importance={"clip": 1.1}, ratio=ratio)
     batch = padded(action_spans(ROWS, (2,)), start_logp=logps(2))
     wanted, changed = (step(b, learner=learner) for b in (batch, with_garbage(batch)))
     assert np.isnan(with_garbage(batch).sampler_logp_PA).any()
@@ -151,7 +151,7 @@ def test_importance_multiplies_the_surrogate_and_not_the_kl_term(
     batch = padded([span], start_logp)
     params = cases.new_state(LEARNER.optimizer).params
     batch = batch._replace(old_logp_PA=np.asarray(LEARNER.score(params, batch)))
-    learner = cases.learner(tis_clip=1.1, tis_level=level, ratio=ratio)
+    learner = cases.learner(importance={"clip": 1.1, "level": level}, ratio=ratio)
     metrics = step(batch, learner=learner).metrics
     kl_share = learner.algorithm.kl_coef * metrics["kl"]
     assert kl_share > 1e-3

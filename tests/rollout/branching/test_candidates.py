@@ -281,16 +281,19 @@ def test_a_groups_trajectories_are_shared_out_over_turns():
     assert counts(3, 2, 1) == (2,)
 
 
-def slate(**choices):
-    return config(forks="candidates", tree_baseline="siblings", **choices)
+def slate(**options):
+    forks = {"kind": "candidates"} | options
+    return config(forks=forks, estimator={"baseline": "siblings"})
 
 
 def test_what_cannot_be_is_refused_before_anything_is_sampled():
     assert plans.make_plan(slate()).counts == (4, 3, 3)
-    with pytest.raises(ValueError, match="fork_tokens: got 49; allowed: at least 50, what 10 cand"):
-        plans.make_plan(slate(fork_tokens=49))
+    with pytest.raises(
+        ValueError, match="forks.tokens: got 49; allowed: at least 50, what 10 cand"
+    ):
+        plans.make_plan(slate(tokens=49))
     one = dataclasses.replace(slate(), rollout=dataclasses.replace(slate().rollout, group_size=1))
-    with pytest.raises(ValueError, match="group_size: got 1 with forks=candidates; allowed: at le"):
+    with pytest.raises(ValueError, match="group_size: got 1 with forks.kind=candidates; allowed: "):
         plans.make_plan(one)
     with pytest.raises(ValueError, match="judge.function: got none with env bfcl; allowed: module"):
         make_judge(Judge(), "bfcl")
@@ -300,19 +303,25 @@ def test_what_cannot_be_is_refused_before_anything_is_sampled():
     for values, sentence in (
         (
             {"judge": judge},
-            "config.judge: got one with algorithm.forks=none; allowed: none, unless",
+            "config.judge: got one with algorithm.forks.kind=none; allowed: none, unless",
         ),
         (
             {"recipe": "slate", "rewards": [judge]},
             r"rewards\[0\].weight: got 1 of dumps with forks",
         ),
-        ({"recipe": "slate", "algorithm": {"fork_roots": 2}}, "fork_roots: got 2 with forks=cand"),
-        ({"recipe": "arpo", "algorithm": {"fork_every": 2}}, "allowed: 1, unless forks=tree."),
         (
-            {"recipe": "slate", "algorithm": {"tree_baseline": "root"}},
-            "'candidates' with tree_base",
+            {"recipe": "slate", "algorithm": {"forks": {"roots": 2}}},
+            "roots: got 2 with forks.kind=c",
         ),
-        ({"recipe": "grpo", "algorithm": {"forks": "candidates"}}, "forks: got 'candidates' with"),
+        ({"recipe": "arpo", "algorithm": {"forks": {"every": 2}}}, "allowed with forks.kind=tree."),
+        (
+            {"recipe": "slate", "algorithm": {"estimator": {"baseline": "root"}}},
+            "'candidates' with an estimator that",
+        ),
+        (
+            {"recipe": "grpo", "algorithm": {"forks": {"kind": "candidates"}}},
+            "kind: got 'candidates' with",
+        ),
     ):
         with pytest.raises(ValueError, match=sentence):
             from_dict(values)

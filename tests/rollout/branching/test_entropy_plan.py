@@ -142,9 +142,9 @@ class Failing(Counting):
 
 
 def test_what_cannot_be_a_tree_is_refused():
-    plan = plans.make_plan(config(forks="entropy", tree_baseline="root"))
+    plan = plans.make_plan(config(forks={"kind": "entropy"}, estimator={"baseline": "root"}))
     assert (plan.roots, plan.coef, plan.probability) == (4, 0.2, 0.5)
-    with pytest.raises(ValueError, match="fork_roots: got 9; allowed: at most 8, rollout.group_"):
-        plans.make_plan(config(forks="entropy", fork_roots=9))
-    with pytest.raises(ValueError, match="fork_tokens: got 59; allowed: at least 60, what 4 epi"):
-        plans.make_plan(config(forks="entropy", fork_tokens=59))
+    with pytest.raises(ValueError, match="forks.roots: got 9; allowed: at most 8, rollout.group_"):
+        plans.make_plan(config(forks={"kind": "entropy", "roots": 9}))
+    with pytest.raises(ValueError, match="forks.tokens: got 59; allowed: at least 60, what 4 epi"):
+        plans.make_plan(config(forks={"kind": "entropy", "tokens": 59}))

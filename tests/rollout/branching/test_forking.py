@@ -193,12 +193,12 @@ def test_trees_are_scaled_to_the_group(group_size, factors):
 
 
 def test_what_cannot_branch_is_refused_before_anything_is_sampled():
-    assert plans.make_plan(config(forks="none")) is None
+    assert plans.make_plan(config(forks={"kind": "none"})) is None
     assert plans.make_plan(config()).factors == (2, 2, 2)
-    with pytest.raises(ValueError, match="fork_tokens: got 29; allowed: at least 30, what 2 epi"):
-        plans.make_plan(config(fork_tokens=29))
+    with pytest.raises(ValueError, match="forks.tokens: got 29; allowed: at least 30, what 2 epi"):
+        plans.make_plan(config(forks={"kind": "tree", "tokens": 29}))
     agent = dataclasses.replace(config(), agent=schema.Agent(name="json:dumps"))
-    with pytest.raises(ValueError, match="forks: got 'tree' with config.agent; allowed: none"):
+    with pytest.raises(ValueError, match="forks.kind: got 'tree' with config.agent; allowed: none"):
         plans.make_plan(agent)
 
 

@@ -24,12 +24,12 @@ class Algorithm:
     """How a sweep goes; `docs/algorithms.md` of the project says what each choice means."""
 
     order: str = "reverse"
-    weight: str = "on"
+    cumulative_ratio: bool = True
     scale: str = "batch"
     advantage_clip: float | None = 3.0
     ratio: str = "geometric"
     old_policy: str = "iteration"
-    pool_mean: str = "all"
+    normalize_by: str = "all"
     weight_clip: float | None = 0.2
     clip_low: float | None = 0.2
     clip_high: float | None = 0.2
@@ -108,12 +108,12 @@ FIELDS: dict[str, tuple[Any, Check]] = {
     "rollout.temperature": (1.0, _number(0, strict=True)),
     "rollout.top_p": (None, ("none or 1", lambda value: value in (None, 1))),
     "algorithm.order": ("reverse", _one_of("reverse", "forward", "random")),
-    "algorithm.weight": ("on", _one_of("on", "off")),
+    "algorithm.cumulative_ratio": (True, ("True or False", lambda value: isinstance(value, bool))),
     "algorithm.scale": ("batch", _one_of(*SCALES)),
     "algorithm.advantage_clip": (3.0, _number(0, strict=True, none=True)),
     "algorithm.ratio": ("geometric", _one_of("geometric", "product", "token")),
     "algorithm.old_policy": ("iteration", _one_of("iteration", "turn")),
-    "algorithm.pool_mean": ("all", _one_of("all", "active")),
+    "algorithm.normalize_by": ("all", _one_of("all", "active")),
     "algorithm.weight_clip": (0.2, _number(0, strict=True, none=True)),
     "algorithm.clip_low": (0.2, _number(0, none=True)),
     "algorithm.clip_high": (0.2, _number(0, none=True)),
@@ -137,74 +137,30 @@ FIXED: dict[str, Any] = {
     "algorithm.custom_order": (),
     "algorithm.turns_per_update": 1,
     "algorithm.advantage": "grae",
-    "algorithm.baseline": "mean",
+    "algorithm.estimator.baseline": "mean",
     "algorithm.objective": "clipped",
     "algorithm.clip_dual": None,
-    "algorithm.loss_mean": "action",
+    "algorithm.loss_aggregation": "action",
     "algorithm.kl_in": "loss",
-    "algorithm.tis_clip": None,
+    "algorithm.importance": None,
     "algorithm.router_replay": "none",
-    "algorithm.critic": "none",
+    "algorithm.critic.kind": "none",
     "algorithm.minibatches_per_turn": 1,
     "algorithm.entropy_coef": 0.0,
-    "algorithm.covariance": "none",
+    "algorithm.covariance.kind": "none",
     "algorithm.mask_above": None,
     "algorithm.truncated": "keep",
-    "algorithm.overlong_length": None,
-    "algorithm.kl_target": None,
-    "algorithm.ref_every": None,
+    "algorithm.overlong": None,
+    "algorithm.kl_control": None,
+    "algorithm.reference": None,
     "algorithm.moments": "shared",
-    "algorithm.forks": "none",
+    "algorithm.forks.kind": "none",
     "optimizer.decay_iterations": 0,
     "optimizer.groups": (),
     "optimizer.ema": None,
 }
 # Fields without effect on a sweep with the options above.
 UNREAD = (
-    "discount",
-    "step_coef",
-    "history",
-    "history_power",
-    "gae_lambda",
-    "value_coef",
-    "value_clip",
-    "critic_learning_rate",
-    "implicit_coef",
-    "implicit_norm",
-    "success_above",
-    "pair_score",
-    "progress_coef",
-    "grounding_coef",
-    "scorer_rate",
-    "scorer_epochs",
-    "anchor",
-    "clip_adaptation",
-    "gain",
-    "gain_template",
-    "reward_std_floor",
-    "bootstrap_truncated",
-    "a_grae_alpha",
-    "canon_metric",
-    "canon_mu",
-    "tis_level",
-    "covariance_kl",
-    "covariance_share",
-    "covariance_low",
-    "covariance_high",
-    "overlong_buffer",
-    "overlong_penalty",
-    "kl_horizon",
-    "ref_decay",
-    "tree_baseline",
-    "fork_factors",
-    "fork_every",
-    "fork_tokens",
-    "fork_roots",
-    "fork_probability",
-    "fork_entropy_coef",
-    "fork_entropy_tokens",
-    "fork_candidates",
-    "fork_temperature",
     "refresh",
     "dynamic_sampling",
 )
@@ -212,23 +168,23 @@ _SEEUPO = {
     "order": "reverse",
     "custom_order": (),
     "turns_per_update": 1,
-    "weight": "on",
+    "cumulative_ratio": True,
     "advantage": "grae",
-    "baseline": "mean",
+    "estimator": {"baseline": "mean"},
     "scale": "batch",
     "objective": "clipped",
     "ratio": "geometric",
-    "loss_mean": "action",
+    "loss_aggregation": "action",
     "kl_in": "loss",
-    "critic": "none",
+    "critic": {"kind": "none"},
     "mask_above": None,
-    "forks": "none",
+    "forks": {"kind": "none"},
 }
 RECIPES: dict[str, dict[str, Any]] = {
     "seeupo": _SEEUPO,
     "seeupo_forward": _SEEUPO | {"order": "forward"},
     "seeupo_random": _SEEUPO | {"order": "random"},
-    "seeupo_unweighted": _SEEUPO | {"weight": "off"},
+    "seeupo_unweighted": _SEEUPO | {"cumulative_ratio": False},
     "seeupo_group_std": _SEEUPO | {"scale": "group"},
     "seeupo_noscale": _SEEUPO | {"scale": "none"},
 }
@@ -249,7 +205,7 @@ def read_options(path: str | Path, overrides: Sequence[str] = (), **own: Any) ->
     recipe = given.get("recipe", values.get("recipe", "seeupo"))
     if recipe not in RECIPES:
         raise ValueError(f"config.recipe: got {recipe!r}; allowed here: {', '.join(RECIPES)}.")
-    parts = {f"algorithm.{name}": value for name, value in RECIPES[recipe].items()}
+    parts = _flat({"algorithm": RECIPES[recipe]})
     # A recipe of the command line overrides the file; the file overrides its own recipe.
     values = values | parts if "recipe" in given else parts | values
     return from_flat(values | given, **own)
@@ -261,6 +217,9 @@ def from_flat(values: Mapping[str, Any], **own: Any) -> Options:
     Raises:
       ValueError: as `read_options`.
     """
+    if (alias := "algorithm.pool_mean") in values:  # another name of it
+        values = {**values, "algorithm.normalize_by": values[alias]}
+        values = {name: value for name, value in values.items() if name != alias}
     for name in values:
         group, _, leaf = name.partition(".")
         known = name in FIELDS or name in FIXED or leaf in UNREAD

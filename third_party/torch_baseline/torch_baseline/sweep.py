@@ -171,7 +171,7 @@ class Sweep:
         for _ in range(algorithm.inner_epochs):
             self._train(current, turn)
         # Nobody would read what the last turn's step does to the weights.
-        if algorithm.weight == "on" and not last:
+        if algorithm.cumulative_ratio and not last:
             new = self._score(self.model, current, turn, "refresh")
             triples = zip(current.batches[turn], new, current.old[turn], strict=True)
             for batch, logp, old in triples:
@@ -185,7 +185,7 @@ class Sweep:
     def _train(self, current: _SweepState, turn: int) -> None:
         """One optimizer step on one turn."""
         algorithm = self.options.algorithm
-        count = {"all": current.valid, "active": current.sizes[turn]}[algorithm.pool_mean]
+        count = {"all": current.valid, "active": current.sizes[turn]}[algorithm.normalize_by]
         weight = current.advantage * current.factor
         total = torch.zeros(3, device=self.device)
         ref = current.ref.get(turn, [None] * len(current.batches[turn]))

@@ -30,7 +30,7 @@ _NUMBERS = re.compile(r"[._]\d+\b")
 class Event(NamedTuple):
     """A kernel's run on a device, in seconds.
 
-    program: its compiled program; "-" where the trace does not say.
+    program: its compiled program; "-" if the trace does not name it.
     """
 
     program: str
@@ -53,7 +53,7 @@ def device_time(record: Record, settings: BenchSettings, rehearse: bool) -> None
             "rollout": lambda: converse(engine, sweeps.params(), work, settings.seed),
         }
         for name, run in runs.items():
-            run()  # compiles what is not compiled yet
+            run()  # compiles programs that are not compiled yet
             about["runs"][name] = traced(run)
             record.put(figures=about)
 

@@ -20,7 +20,7 @@ AS_PLAIN = 2.0
 
 Arrays = tuple[jax.Array, ...]
 Attend = Callable[..., jax.Array]  # of queries, keys, values, and where they stand
-# Greatest differences with their bounds, by name; and what else describes the comparison.
+# Greatest differences with their bounds, by name; and a description of the comparison.
 Found = tuple[dict[str, tuple[float, float]], dict[str, Any]]
 
 
@@ -47,7 +47,7 @@ def compare(
     """Distances of outputs and gradients from the exact ones, with bounds; and seconds.
 
     Args:
-      arrays: as `random_arrays`. places: what both are given after queries, keys and values.
+      arrays: as `random_arrays`. places: further arguments of both, after queries, keys and values.
       real_NL: which queries count.
     """
     *qkv, weight = arrays

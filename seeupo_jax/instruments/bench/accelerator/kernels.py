@@ -1,8 +1,8 @@
 """Attention by the platform's kernels against plain attention, outputs and gradients.
 
 Shapes are those of training and sampling: token trees, rows, cached pages. Plain attention in
-float32, with the matrix products' highest precision, is what both are compared with: the kernel,
-and plain attention in the kernel's own type, whose distance is the measure for bfloat16.
+float32, with the highest precision of matrix products, is the reference of both: the kernel, and
+plain attention in the kernel's own type, whose distance is the bound for bfloat16.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PAGE = 16  # tokens, as `rollout.page_size` by default
 class GroupRows:
     """Rows of one group each: a prompt, and members after it of different lengths.
 
-    continued: tokens of a second pass that go on after each row's last one; 0: of the first pass.
+    continued: tokens of a second pass that continues after each row's last one; 0: first pass only.
     """
 
     heads: Heads

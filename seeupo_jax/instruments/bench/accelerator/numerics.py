@@ -112,7 +112,7 @@ def _of_jax(folder: str, ids: np.ndarray, dtype: str) -> Numbers:
 
 @contextlib.contextmanager
 def _precision(dtype: str) -> Iterator[None]:
-    """Matrix products of float32 are of float32, in all threads; a GPU's are not by default."""
+    """Computes float32 matrix products in float32, in all threads; a GPU does not by default."""
     precision = jax.config.jax_default_matmul_precision
     jax.config.update(
         "jax_default_matmul_precision", "highest" if dtype == "float32" else precision
@@ -156,11 +156,11 @@ def sweeps(record: Record, settings: BenchSettings, rehearse: bool) -> None:
 
 
 def long_sweep(record: Record, settings: BenchSettings, rehearse: bool) -> None:
-    """A sweep over whole conversations in float32, and how far one in bfloat16 is from it.
+    """A sweep over whole conversations in float32, and its distance from one in bfloat16.
 
-    Rounding grows from turn to turn, as steps follow from each other: what bfloat16 makes of a
-    sweep is measured by PyTorch's own distance, over all parameters, with the residual stream in
-    bfloat16 as here; autocast alone keeps it in float32.
+    Rounding grows from turn to turn, as steps depend on earlier ones. The bound for bfloat16 is the
+    distance of PyTorch's own sweeps over all parameters, with the residual stream in bfloat16 as in
+    JAX; autocast alone keeps it in float32.
 
     Raises:
       NotHere: PyTorch is missing.

@@ -1,4 +1,4 @@
-"""The pieces, most valuable first: what each measures, in which sizes, and how long it may take."""
+"""The pieces, most valuable first: measurement, sizes and time limit of each."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from seeupo_jax.benchmarks import machine, torch_runner
+from seeupo_jax.benchmarks import machine, torch_runner, update_benchmark
 from seeupo_jax.benchmarks import rollout as rollout_bench
-from seeupo_jax.benchmarks import update as update_bench
 from seeupo_jax.benchmarks.comparison import Alone
 from seeupo_jax.benchmarks.settings import BenchSettings, architecture
 from seeupo_jax.instruments.bench.accelerator import kernels, numerics
@@ -31,10 +30,10 @@ from seeupo_jax.planning.flops import parameters
 from seeupo_jax.policy.kernels.fused import preferred_kernel
 from seeupo_jax.policy_io.build import LEAST_TOKENS
 
-PROBE = "machine"  # the name of the record of what the machine is
+PROBE = "machine"  # name of the record that describes the machine
 CORRECTNESS, UPDATE, ROLLOUT, QUICKSTART = "correctness", "update", "rollout", "quickstart"
 DEVICE_TIME = "device_time"
-LIMIT_S = 450.0  # of a piece: with what surrounds it, under eight minutes
+LIMIT_S = 450.0  # of a piece: under eight minutes including its set-up
 REHEARSAL_LIMIT_S = 300.0
 # Bytes a parameter at the peak of a sweep. Ours, as `plan_remat` has them: float32 weights, the
 # reference policy's, two moments, gradients added up and those of a microbatch. The baseline's: one
@@ -63,7 +62,7 @@ def update(record: Record, settings: BenchSettings, rehearse: bool) -> None:
 
     def run(settings: BenchSettings, alone: Alone | None) -> dict[str, Any]:
         with_peak = None if alone is None else lambda figures: alone(figures | peak)
-        return update_bench.run(settings, strict=False, alone=with_peak) | peak
+        return update_benchmark.run(settings, strict=False, alone=with_peak) | peak
 
     figures = beside_torch(record, settings, "torch", run, ("eager",), rehearse=rehearse)
     record.put(figures=figures)
@@ -96,7 +95,7 @@ def beside_torch(
 
     Args:
       field: of the settings, the baseline's ways.
-      run: the benchmark; what it is given takes the figures of our side before the other begins.
+      run: the benchmark; its argument takes JAX's figures before the baseline begins.
     """
     ways = getattr(settings, field)
     missing = torch_runner.no_torch(jax.devices()[0].platform)
@@ -106,7 +105,7 @@ def beside_torch(
         return run(replace(settings, **{field: ()}), None)
 
     def alone(figures: dict[str, Any]) -> None:
-        record.put(figures=figures)  # what is measured of JAX stays if the other takes too long
+        record.put(figures=figures)  # JAX's figures stay if the baseline takes too long
 
     try:
         return run(settings, None if rehearse else alone)
@@ -114,7 +113,7 @@ def beside_torch(
         said = sentence(error)
         if ways == fallback or is_out_of_memory(str(error)):
             raise
-    # Outside of the handler: its traceback would hold what the first try had in memory.
+    # Outside the handler: its traceback would keep the memory of the first attempt.
     record.note(f"Not measured against {ways[0]}: {said}")
     return run(replace(settings, **{field: fallback}), None)
 
@@ -156,7 +155,7 @@ def quickstart(record: Record, _: BenchSettings, rehearse: bool) -> None:
 
 @dataclass(frozen=True)
 class Size:
-    """What a piece is measured with, and the memory that it takes at its peak, about.
+    """The settings of a piece's measurement, and its approximate peak memory.
 
     memory: bytes of settings, with both sides and without PyTorch.
     """
@@ -175,9 +174,9 @@ class Size:
 class Piece:
     """One process.
 
-    measure: is given the record, the size's settings and whether this is a rehearsal.
-    words: what it shows. section: of the page. sizes: from the largest to the smallest.
-    about_s: what it may take at the most likely; it is not begun with less time left.
+    measure: takes the record, the size's settings and whether this is a rehearsal.
+    words: its result in words. section: of the page. sizes: from the largest to the smallest.
+    about_s: estimated seconds; it is not begun with less time left.
     """
 
     name: str
@@ -329,7 +328,7 @@ def _rehearsed(settings: BenchSettings) -> BenchSettings:
 
 
 def run(name: str, record: Record, size: int, *, rehearse: bool) -> None:
-    """Measures a piece in one of its sizes, in this process; `PROBE`: what the machine is."""
+    """Measures a piece in one of its sizes, in this process; `PROBE` describes the machine."""
     if name == PROBE:
         return _probe(record)
     piece = BY_NAME[name]

@@ -1,7 +1,7 @@
-"""Pieces as processes, each with a time limit and a record: what ran, and what is left.
+"""Runs pieces as processes, each with a time limit and a record of its results.
 
-A record is one JSON file, written anew after every measurement, so that whatever ends a piece
-leaves what was measured before.
+A record is one JSON file, rewritten after every measurement, so a piece that is killed keeps its
+earlier measurements.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from seeupo_jax.envs.transport.processes import end, signal_name, supervised
 from seeupo_jax.trajectories.json_lines import read_file
 
 # How a piece ended. running: its process was killed with the command; stopped: by the command's
-# budget. skipped: it cannot run here. Only what is done is not tried again.
+# budget. skipped: it cannot run here. Only pieces that are done are not tried again.
 DONE, RUNNING, STOPPED = "done", "running", "stopped"
 FAILED, TIMEOUT, SKIPPED = "failed", "timeout", "skipped"
 _NEW = (None, RUNNING, STOPPED)  # status of pieces that were not tried to their end
 _OUT_OF_MEMORY = re.compile("RESOURCE_EXHAUSTED|out of memory|OutOfMemory|MemoryError", re.I)
-_LOG_BYTES = 64 * 1024  # of what a failed piece printed that are kept
+_LOG_BYTES = 64 * 1024  # kept of a failed piece's output
 
 
 class NotHere(Exception):
-    """A piece needs something that this machine lacks; the message says what."""
+    """A piece needs something that this machine lacks; the message names it."""
 
 
 def is_out_of_memory(text: str) -> bool:
-    """Whether an error's text, or a process's output, says that memory ran out."""
+    """Whether an error's text, or a process's output, reports that memory ran out."""
     return _OUT_OF_MEMORY.search(text) is not None
 
 
@@ -60,7 +60,7 @@ class Record:
 
     @classmethod
     def begin(cls, path: Path, **values: Any) -> Record:
-        """A file that says that the piece is running."""
+        """A file that exists while the piece runs."""
         record = cls(path, {"piece": path.stem, "status": RUNNING, "notes": [], "checks": []})
         record.put(**values)
         return record
@@ -121,7 +121,7 @@ class BenchJob:
 
 
 def order(jobs: Sequence[BenchJob], out: Path) -> list[BenchJob]:
-    """What is left to run: first what was never tried to its end, then what failed."""
+    """The jobs to run: first those never run to their end, then failed ones."""
     status = {job.name: (read(out / f"{job.name}.json") or {}).get("status") for job in jobs}
     remaining = [job for job in jobs if status[job.name] != DONE]
     return sorted(remaining, key=lambda job: status[job.name] not in _NEW)  # stable
@@ -135,13 +135,13 @@ def work_through(
     environment: Mapping[str, str],
     report: Callable[[str], None] = print,
 ) -> dict[str, str]:
-    """Runs what is left of the jobs, one after the other, whatever becomes of each.
+    """Runs the remaining jobs one after the other; a failed one does not stop the rest.
 
     Args:
       budget_s: for all of them.
       environment: of the processes.
 
-    Returns: of those that were not begun, by name, why.
+    Returns: the reasons of jobs that were not begun, by name.
     """
     ends, not_started = time.monotonic() + budget_s, {}
     for job in order(jobs, out):
@@ -196,7 +196,7 @@ def _ending(
     if code is None:
         return TIMEOUT, f"it took longer than its limit of {limit_s:.0f} s"
     ended = values.get("status")
-    if ended not in (None, RUNNING):  # it has said itself how it went
+    if ended not in (None, RUNNING):  # it has recorded its own result
         return ended, values.get("error")
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     how = f"ended by signal {signal_name(-code)}" if code < 0 else f"ended with {code}"
@@ -206,9 +206,9 @@ def _ending(
 def _process(
     command: Sequence[str], limit_s: float, environment: Mapping[str, str]
 ) -> tuple[int | None, str]:
-    """Exit code, None where the limit ended it, and the end of what it printed.
+    """Its exit code, None if the limit ended it, and the end of its output.
 
-    All that it starts ends with it, and it with this process: else it would keep the device.
+    Its child processes end with it, and it ends with this process: they would keep the device.
     """
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(

@@ -1,8 +1,8 @@
-"""What an agent's loop and the endpoint cost a rollout: the order desk, with and without them.
+"""The cost of an agent's loop and the endpoint in a rollout: the order desk with and without them.
 
 The same episodes with the same random numbers, once played by the environment in this process and
 once by the agent of configs/agent_order_desk.py, which calls the policy over HTTP; in turn, by one
-engine. Once with the policy that ships with the package, and once with a larger random one.
+engine. Measured with the bundled example policy, and with a larger random one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TARGET = 1.15  # of the rollout's time, at most
 
 
 def add_flags(parser: Flags) -> None:
-    """What is played, and by which policies."""
+    """The episodes and policies of the measurement."""
     sizes = f"size of the random policy: {', '.join(MODELS)}"
     parser.flag("model", sizes, one_of(*MODELS), default="tiny")
     parser.flag("tasks", "groups of episodes", integer(1), default=16)

@@ -1,4 +1,4 @@
-"""`seeupo-serve` beside `transformers serve`: requests/s, and the time to the first text.
+"""`seeupo-serve` against `transformers serve`: requests/s, and the time to the first text.
 
 Both serve one model folder, and answer the same prompts at temperature 1 with as many tokens at
 most. The clients are a process of their own. No prompt comes twice: no cache knows it. Where the
@@ -60,7 +60,7 @@ def _counts(value: str) -> tuple[int, ...]:
 
 
 def add_flags(parser: Flags) -> None:
-    """What is asked, and of what."""
+    """The requests and the model of the measurement."""
     sizes = f"random weights of a size: {', '.join(MODELS)}"
     parser.flag("model", sizes, one_of(*MODELS), default="tiny")
     parser.flag("model_path", "a chat model's folder or GGUF file instead of random weights")
@@ -92,7 +92,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
             "bench serving: got a TPU; allowed: a CPU or a GPU. A TPU is one process's, and the"
             " servers are processes of their own."
         )
-    from seeupo_jax.agents import endpoint  # noqa: F401  # says what package is missing
+    from seeupo_jax.agents import endpoint  # noqa: F401  # its error names the missing package
 
     device = machine.only_device()
     about = machine.describe(device)  # its load, before there is ours
@@ -206,7 +206,7 @@ def _running(line: Sequence[str]) -> Iterator[ServedEndpoint]:
         )
         try:
             url = f"http://127.0.0.1:{port}"
-            # `transformers serve` lists what lies in the hub's cache, and serves its folder only.
+            # `transformers serve` lists the models of the hub's cache, and serves its folder only.
             lists = "serve" not in line
             said = _first_reply(process, url + ("/v1/models" if lists else "/health"), key)
             if said is None:
@@ -223,7 +223,7 @@ def _running(line: Sequence[str]) -> Iterator[ServedEndpoint]:
 
 
 def _first_reply(process: subprocess.Popen[Any], url: str, key: str) -> dict[str, Any] | None:
-    """What a new server says at an address; None: it ended, or took too long."""
+    """A new server's answer at an address; None: it ended, or took too long."""
     headers = {"Authorization": f"Bearer {key}"}
     until = time.monotonic() + _START_S
     while process.poll() is None and (remaining_s := until - time.monotonic()) > 0:
@@ -278,10 +278,10 @@ def _measure(
 def ask(
     server: ServedEndpoint, clients: int, prompts: Sequence[str], max_tokens: int
 ) -> dict[str, Any]:
-    """Asks for an answer to every prompt, so many at a time: each the next one after its last.
+    """Requests an answer to every prompt, with `clients` requests at a time.
 
-    Returns: `seconds` of all, and of each request `first_s`, seconds to its first text (None:
-    none came), and `tokens` that were sampled, by the server's count.
+    Returns: `seconds` of all and, for each request, `first_s`, seconds to its first text (None: no
+    text), and `tokens`, the sampled tokens by the server's count.
 
     Raises:
       ValueError: a request failed.

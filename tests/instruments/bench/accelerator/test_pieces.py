@@ -11,7 +11,8 @@ import pytest
 from seeupo_jax.benchmarks import machine, torch_runner
 from seeupo_jax.benchmarks.settings import BenchSettings
 from seeupo_jax.configuration.loading import load_config
-from seeupo_jax.instruments.bench.accelerator import command, kernels
+from seeupo_jax.instruments.bench.accelerator import accelerator_command as command
+from seeupo_jax.instruments.bench.accelerator import kernels
 from seeupo_jax.instruments.bench.accelerator.kernel_comparison import compare, random_arrays
 from seeupo_jax.instruments.bench.accelerator.pieces import BY_NAME, beside_torch, quickstart
 from seeupo_jax.instruments.bench.accelerator.runner import Record, read

@@ -9,7 +9,7 @@ from bench_cases import small  # noqa: F401
 from process_cases import QUICK_XLA
 
 from seeupo_jax import bench
-from seeupo_jax.instruments.bench.accelerator import command
+from seeupo_jax.instruments.bench.accelerator import accelerator_command as command
 from seeupo_jax.instruments.bench.accelerator.pieces import PIECES
 from seeupo_jax.instruments.bench.accelerator.runner import Record, read
 

@@ -1,12 +1,11 @@
-"""The page: what was measured on the accelerator, and what was not and why."""
+"""The page of an accelerator's measurements, with the reasons for missing ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from seeupo_jax.benchmarks.comparison import JAX
-from seeupo_jax.benchmarks.report import (
+from seeupo_jax.benchmarks.benchmark_report import (
     RATIO,
     ROLLOUTS,
     SIZES,
@@ -14,8 +13,9 @@ from seeupo_jax.benchmarks.report import (
     machine_line,
     sides_table,
 )
+from seeupo_jax.benchmarks.comparison import JAX
 from seeupo_jax.benchmarks.rollout import STATIC, phases, with_ratios
-from seeupo_jax.benchmarks.update import flops_once
+from seeupo_jax.benchmarks.update_benchmark import flops_once
 from seeupo_jax.instruments.bench.accelerator.pieces import Piece
 from seeupo_jax.instruments.bench.accelerator.runner import (
     DONE,
@@ -243,7 +243,7 @@ def _quickstart(results: Mapping[str, Values]) -> str:
 def _left(
     pieces: Sequence[Piece], results: Mapping[str, Values], reasons: Mapping[str, str]
 ) -> str:
-    """What is not done, each with its reason."""
+    """The missing measurements, each with its reason."""
     states = {piece: _state(piece.name, results, reasons) for piece in pieces}
     rows = [
         (f"`{piece.name}`", piece.words, state, why)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from seeupo_jax.benchmarks.comparison import JAX, Figures, OfSide, side, torch_name
 from seeupo_jax.benchmarks.rollout import with_ratios
-from seeupo_jax.benchmarks.update import flops_once
+from seeupo_jax.benchmarks.update_benchmark import flops_once
 from seeupo_jax.configuration.flags import Flags, output_file
 from seeupo_jax.errors import name_file
 from seeupo_jax.metrics.statistics import markdown_table
@@ -38,7 +38,7 @@ def run(flags: argparse.Namespace) -> None:
     """Writes the page, and its plots next to the figures.
 
     Raises:
-      ValueError: there is nothing to write about.
+      ValueError: there are no figures.
     """
     results, drawn = read(flags.results), {}
     for name, points in _plots(results).items():

@@ -11,9 +11,9 @@ from seeupo_jax.cli.command_line import check_places
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.errors import sentence_errors
 from seeupo_jax.instruments.study.cell_results import by_key, changed_cells, read_results
-from seeupo_jax.instruments.study.page import explain_study, write_page
-from seeupo_jax.instruments.study.runs import THREADS, Places, choose, train_study
 from seeupo_jax.instruments.study.study import STAGES, read_study
+from seeupo_jax.instruments.study.study_page import explain_study, write_page
+from seeupo_jax.instruments.study.study_runs import THREADS, Places, choose, train_study
 from seeupo_jax.parallel.stop_signal import Stopped
 
 

@@ -44,7 +44,7 @@ class Places:
 
 
 def history(cell: Cell, result: CellResult) -> RunCurve:
-    """What a finished cell recorded."""
+    """The metrics of a finished cell."""
     ended = _figures(cell, result.records)
     if ended is None:
         raise ValueError(
@@ -108,15 +108,15 @@ def choose(study: Study, results: Mapping[str, CellResult]) -> dict[str, Point]:
 
 
 def train_study(study: Study, places: Places, *, minutes: float | None) -> int:
-    """Trains what the results do not have, and prints a line for each cell.
+    """Trains the cells without results, and prints a line for each.
 
     Args:
-      minutes: after so many no further cell is started; None: all are.
+      minutes: after this time no further cell is started; None: no limit.
 
     Returns: how many cells failed. Stages after that of a failed one are not started.
 
     Raises:
-      Stopped: by a signal, or by the limit; what is finished is in the results.
+      Stopped: by a signal, or by the limit; finished cells are in the results.
     """
     until = None if minutes is None else time.monotonic() + 60 * minutes
     with StopRequest() as request:
@@ -129,7 +129,7 @@ def train_study(study: Study, places: Places, *, minutes: float | None) -> int:
 
 
 def _remove_finished(places: Places) -> None:
-    """Removes what was left of runs where a process was killed after it had kept their result."""
+    """Removes the folders of runs whose process was killed after storing the result."""
     folders = [places.workdir / key for key in by_key(read_results(places.results))]
     for folder in filter(Path.exists, folders):
         with _alone(folder) as free:
@@ -159,7 +159,7 @@ def _train_stage(
             tried = tried or succeeded is not None
             failed |= {cell.key} if succeeded is False else set()
         if not tried:
-            time.sleep(_POLL_S)  # other processes train what is left
+            time.sleep(_POLL_S)  # other processes train the remaining cells
 
 
 def _train_alone(cell: Cell, places: Places, at: str) -> bool | None:

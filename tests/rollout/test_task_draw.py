@@ -5,7 +5,7 @@ import itertools
 import grain
 import pytest
 
-from seeupo_jax.rollout.tasks import TrainingTasks, too_few
+from seeupo_jax.rollout.task_draw import TrainingTasks, too_few
 
 TASKS = [f"train/{number}" for number in range(10)]
 

@@ -1,8 +1,8 @@
-"""One sweep, in JAX beside the PyTorch baseline's: same weights, same trajectories, same numbers.
+"""One sweep in JAX and in the PyTorch baseline: same weights, same trajectories, same numbers.
 
 The first sweep of every contender starts from the same weights and must give the same losses, KL,
-weights M, norms of gradients and parameters, or nothing is timed. In the second its memory is
-measured. Then they alternate.
+weights M, gradient norms and parameters, or nothing is timed. The second sweep measures memory.
+Then the contenders alternate.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def run(
 
 
 class Contenders:
-    """Contenders that have made their first sweep, from the same weights, and what it showed.
+    """Contenders after their first sweep from the same weights, with its comparison.
 
     Args:
       strict: as in `run`.
@@ -159,7 +159,7 @@ def _log(what: str, began: float) -> None:
 
 
 def _costs(contender: JaxSweeps, calls: list[Any]) -> dict[str, Any]:
-    """FLOPs and tokens of a sweep, by what its programs were given."""
+    """FLOPs and tokens of a sweep, from the arguments of its programs."""
     flops = contender.flops(calls)
     total = Flops()
     for each in flops.values():
@@ -175,7 +175,7 @@ def _costs(contender: JaxSweeps, calls: list[Any]) -> dict[str, Any]:
 
 
 def flops_once(jax_side: Mapping[str, Any]) -> float:
-    """FLOPs of a sweep without those recomputed in backward passes: what budgets and MFU count."""
+    """FLOPs of a sweep without those recomputed in backward passes, as budgets and MFU count."""
     return jax_side["flops"] - jax_side["flops_again"]
 
 
@@ -225,10 +225,10 @@ def budgets(arch: Architecture, pools: Pools) -> dict[str, float]:
     recipe: 12 P tokens of every pool's rows: the step, and passes for the old, the reference and
       the new policy, of every turn.
 
-    P is the number of parameters, a table that is tied counted once. P times the tokens is what a
-    language model costs whose logits are computed everywhere, the usual estimate; logits are needed
-    at action tokens only, so both sides stay below it there. Attention is not in it, and counts in
-    what is measured.
+    P is the number of parameters, a tied table counted once. P times the tokens is the usual
+    estimate of a language model that computes logits everywhere; both sides need them at action
+    tokens only and stay below it there. The estimate excludes attention, which the measurement
+    includes.
     """
     P = parameters(arch)
     return {

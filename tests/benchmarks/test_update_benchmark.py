@@ -7,8 +7,8 @@ import pytest
 from bench_cases import SETTINGS, small  # noqa: F401
 
 from seeupo_jax import bench as command
-from seeupo_jax.benchmarks import comparison, machine, rollout, update
-from seeupo_jax.benchmarks import report as bench_report
+from seeupo_jax.benchmarks import benchmark_report, comparison, machine, rollout
+from seeupo_jax.benchmarks import update_benchmark as update
 from seeupo_jax.benchmarks.comparison import JAX, torch_name
 from seeupo_jax.benchmarks.jax_runner import JaxSweeps
 from seeupo_jax.benchmarks.workloads import prepared
@@ -24,7 +24,7 @@ RUNS = {
     ),
 }
 EAGER = torch_name("eager")
-FIGURES = {"benchmark": "update"} | dict.fromkeys(bench_report._NEEDED)
+FIGURES = {"benchmark": "update"} | dict.fromkeys(benchmark_report._NEEDED)
 
 
 @pytest.fixture(scope="module")
@@ -144,14 +144,14 @@ def test_the_page_has_the_figures_of_every_run(results, tmp_path, monkeypatch):
     plot = results / "time_against_turns.svg"
     assert JAX in plot.read_text()
     drawn = plot.read_bytes()
-    bench_report.run(type("Flags", (), {"results": results, "output": page}))
+    benchmark_report.run(type("Flags", (), {"results": results, "output": page}))
     assert (page.read_text(), plot.read_bytes()) == (text, drawn)
 
 
 def test_figures_of_other_pages_are_left_out_and_named(results, tmp_path, capsys):
     keep(tmp_path, "update", FIGURES)
     keep(tmp_path, "prefixes", {"benchmark": "gain"})
-    assert list(bench_report.read(tmp_path)) == ["update"]
+    assert list(benchmark_report.read(tmp_path)) == ["update"]
     assert "prefixes.json: left out" in capsys.readouterr().out
 
 
@@ -167,7 +167,7 @@ def test_figures_of_other_pages_are_left_out_and_named(results, tmp_path, capsys
 def test_files_of_other_kinds_are_refused(tmp_path, name, figures, logged):
     keep(tmp_path, name, figures)
     with pytest.raises(ValueError, match=logged):
-        bench_report.read(tmp_path)
+        benchmark_report.read(tmp_path)
     with pytest.raises(SystemExit):  # before anything is measured
         command.main(["bench", "all", f"--results={tmp_path}"])
     assert [*tmp_path.iterdir()] == [tmp_path / f"{name}.json"]
@@ -185,7 +185,7 @@ def test_the_list_is_gone_on_with_and_ends_with_the_page(tmp_path, monkeypatch):
 
     written = []
     monkeypatch.setattr(suites, "measure", measure)
-    monkeypatch.setattr(bench_report, "run", written.append)
+    monkeypatch.setattr(benchmark_report, "run", written.append)
     line = ["bench", "all", f"--results={tmp_path / 'new'}"]
     with pytest.raises(SystemExit):
         command.main(line)

@@ -5,9 +5,9 @@ import re
 import pytest
 from study_cases import done, finished, study_of
 
-from seeupo_jax.instruments.study import page as study_page
+from seeupo_jax.instruments.study import study_page
 from seeupo_jax.instruments.study.cell_results import by_key
-from seeupo_jax.instruments.study.runs import choose
+from seeupo_jax.instruments.study.study_runs import choose
 
 
 def rows(page, heading):

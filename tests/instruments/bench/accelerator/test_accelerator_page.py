@@ -1,7 +1,7 @@
 """The page of the accelerator's figures, from records that were made up."""
 
 from seeupo_jax.benchmarks.comparison import JAX
-from seeupo_jax.instruments.bench.accelerator.page import page
+from seeupo_jax.instruments.bench.accelerator.accelerator_page import page
 from seeupo_jax.instruments.bench.accelerator.pieces import PIECES
 
 GIB = 2**30

@@ -142,7 +142,7 @@ class Learner:
     @property
     def finds_entropy(self) -> bool:
         """Whether `score_old_policy` also finds the entropy of every action token."""
-        return self.entropy or self.algorithm.reads_entropy
+        return self.entropy or self.algorithm.estimator.reads_entropy
 
     @functools.cached_property
     def value(self) -> LearnerProgram:
@@ -170,7 +170,7 @@ class Learner:
     def move_reference(self) -> LearnerProgram:
         """`reference_policy.moved` from the parameters and the reference policy's on."""
         out = None if self.state_shardings is None else self.state_shardings.reference
-        decayed = functools.partial(ema_update, decay=self.algorithm.ref_decay)
+        decayed = functools.partial(ema_update, decay=self.algorithm.reference.decay)
         jitted = jax.jit(decayed, out_shardings=out)
         return self.wrap_program("move_reference", functools.partial(jitted))
 
@@ -226,13 +226,13 @@ class Learner:
         names = ["old_logp", "ref_logp", "advantage"]
         if self.algorithm.merges:
             names.append("logp")
-        if self.algorithm.tis_clip is not None:
+        if self.algorithm.importance is not None:
             names += ["start_logp", "sampler_logp"]
         if self.algorithm.order == "parallel":
             names.append("action")
         if self.critic is not None:
             names += ["value", "returns"]
-        if self.algorithm.covariance == "kl":
+        if self.algorithm.covariance.kind == "kl":
             names.append("drift_sign")
         if self.algorithm.adapts_clip:
             names.append("clip_scale")

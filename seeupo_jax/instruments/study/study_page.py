@@ -12,9 +12,9 @@ from seeupo_jax.configuration.user_code import text_of
 from seeupo_jax.display.terminal import format_count
 from seeupo_jax.durable_files import write_atomically
 from seeupo_jax.instruments.study.cell_results import CellResult
-from seeupo_jax.instruments.study.runs import choose, tuning_scores
 from seeupo_jax.instruments.study.stability_chart import draw_map
 from seeupo_jax.instruments.study.study import Study, grid_points, point_text
+from seeupo_jax.instruments.study.study_runs import choose, tuning_scores
 from seeupo_jax.instruments.study.tables import (
     MEASURES,
     Compared,

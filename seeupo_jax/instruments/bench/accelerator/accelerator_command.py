@@ -1,4 +1,4 @@
-"""`bench accelerator`: what is left of the pieces, as far as the budget goes, and the page."""
+"""`bench accelerator`: runs the remaining pieces within the budget, and writes the page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from seeupo_jax.cli.command_line import prepare_xla
 from seeupo_jax.configuration.flags import Flags, integer, one_of, output_file, path, positive
 from seeupo_jax.errors import name_file
 from seeupo_jax.instruments.bench.accelerator import pieces
-from seeupo_jax.instruments.bench.accelerator.page import page
+from seeupo_jax.instruments.bench.accelerator.accelerator_page import page
 from seeupo_jax.instruments.bench.accelerator.pieces import PIECES, PROBE
 from seeupo_jax.instruments.bench.accelerator.runner import (
     DONE,
@@ -52,10 +52,10 @@ def add_flags(parser: Flags) -> None:
 
 
 def run(flags: argparse.Namespace) -> None:
-    """Runs what is left, writes the page, and exits with 1 where a piece or a check failed.
+    """Runs the remaining pieces, writes the page, and exits with 1 if a piece or a check failed.
 
     Raises:
-      ValueError: no accelerator; a folder that cannot be, or with results of another machine.
+      ValueError: no accelerator; a folder that cannot be made, or has another machine's results.
     """
     check_may_write(flags.out, "--out")
     if flags.piece is not None:
@@ -86,7 +86,7 @@ def run(flags: argparse.Namespace) -> None:
 
 
 def run_piece(flags: argparse.Namespace) -> None:
-    """One piece; exits with 1 where it failed, which its record says too."""
+    """Runs one piece; exits with 1 if it failed, which its record notes, too."""
     flags.out.mkdir(parents=True, exist_ok=True)
     record = Record.begin(flags.out / f"{flags.piece}.json", rehearsal=flags.rehearse)
     try:
@@ -116,7 +116,7 @@ def _environment(*, rehearse: bool) -> dict[str, str]:
 
 
 def _first_device(platform: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """What leaves a process the first of the devices that it would have."""
+    """Environment variables that leave a process the first of its devices."""
     if platform != "tpu":
         return {_GPUS: environment.get(_GPUS, "0").partition(",")[0]}
     one = dict.fromkeys(("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_PROCESS_BOUNDS"), "1,1,1")
