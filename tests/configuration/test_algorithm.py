@@ -10,7 +10,6 @@ from seeupo_jax.configuration.algorithm import Algorithm, fused_refresh_applies
 from seeupo_jax.configuration.layers import given_options
 from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
 
-
 HEAD = "head"  # no group
 
 
