@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import jax
 import jax.numpy as jnp
-
-from seeupo_jax.options import Group, Setting, choice, refused, required
 
 # float32 ends at exp(88.7). A ratio stops at exp(80) instead: an infinite one times an advantage of
 # 0 is NaN, and far outside the clip range its size changes nothing.
@@ -19,33 +15,6 @@ _MAX_LOG_PRODUCT = 30.0
 # `kl_penalty_forward` ("low_var_kl", "k3"), which holds d and then the estimate within these.
 MAX_K3_DIFFERENCE = 20.0  # nats
 MAX_K3 = 10.0  # nats
-
-
-@dataclass(frozen=True)
-class Importance(Group):
-    """Options of truncated importance sampling."""
-
-    clip: float = required("a number > 0 and <= 1000", lambda value: 0 < value <= 1000)
-    """Surrogates are weighted by trainer / sampler probability, at most this."""
-    level: str = choice("sequence", "geometric")
-    """The probability of an action: of all its tokens, or their geometric mean. With ratio=token
-    each token has its own weight."""
-
-    def check(self, setting: Setting) -> None:
-        if setting.algorithm.ratio == "token" and self.level != Importance.level:
-            raise refused(
-                "importance.level",
-                f"{self.level} with ratio=token, which does not read it",
-                f"{Importance.level}, unless ratio=geometric or ratio=product",
-            )
-
-    def ratio_level(self, ratio: str) -> str:
-        """Level of the weights, as that of a ratio, for ratios of this level."""
-        return "token" if ratio == "token" else _IMPORTANCE[self.level]
-
-
-# Level of importance weights -> that of a ratio.
-_IMPORTANCE = {"sequence": "product", "geometric": "geometric"}
 
 
 def turn_ratio(

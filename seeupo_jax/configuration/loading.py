@@ -72,7 +72,9 @@ def _of_algorithm(given: Sequence[tuple[str, Any]]) -> set[str]:
     for key, value in given:
         group, _, rest = key.partition(".")
         if key == "algorithm":
-            whole = cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+            whole: Mapping[str, Any] = (
+                cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+            )
             names = {*own_names(Algorithm, whole, "config.algorithm")}
         elif group == "algorithm":
             names.add(rest.partition(".")[0])

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import jax
+if TYPE_CHECKING:
+    import jax
 
 # What a term may ask for, by the name of its parameter: arrays [N], or [N, L] with ratio=token.
 ARRAYS = {

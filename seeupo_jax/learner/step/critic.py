@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from seeupo_jax.algorithms.value import HeadCritic, ModelCritic, NoCritic, clipped_value_loss
+from seeupo_jax.algorithms.critics import HeadCritic, ModelCritic, NoCritic
+from seeupo_jax.algorithms.value import clipped_value_loss
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.optimization.optimizer import make_optimizer
