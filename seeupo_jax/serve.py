@@ -188,7 +188,7 @@ def _announce(config: Config, about: str, access: Access, engine: SlotEngine) ->
     """Says that clients may call, what, and within which limits."""
     rollout, agent = config.rollout, config.agent
     sampling = "greedy" if rollout.top_k == 1 else f"temperature {rollout.temperature:g}"
-    print(f"ServingSession {about} at {access.base_url}")
+    print(f"Serving {about} at {access.base_url}")
     print(
         f"context: {rollout.max_context} tokens; answers: at most {rollout.max_action_tokens};"
         f" concurrent calls: {engine.concurrency}, others wait; {sampling}; tool calls:"

@@ -286,9 +286,9 @@ class TurnBatch(NamedTuple):
     logp_PA: float32, log-probabilities under the parameters that the step begins from, with actions
       of several turns; right only where it matters: at actions that lie in several spans.
     start_logp_PA, sampler_logp_PA: float32, log-probabilities under the parameters that sampled, by
-      the trainer's pass and as the sampler recorded them; with `tis_clip`.
+      the trainer's pass and as the sampler recorded them; with importance weights.
     action_PA: int32, which of the span's actions it belongs to; with order=parallel.
-    drift_sign_PA: float32, 1, -1 or 0, times log s the penalty; with covariance=kl.
+    drift_sign_PA: float32, 1, -1 or 0, times log s the penalty; with KL-Cov.
     clip_scale_PA: float32, what the clip range of its turn is multiplied by; with an estimator that
       adapts it.
     value_PA, returns_PA: float32, the critic's estimate when the sweep began, and what it is to be;

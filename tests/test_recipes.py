@@ -92,7 +92,8 @@ def test_a_recipe_of_the_command_line_wins_over_the_file_and_a_field_over_the_re
     file = tmp_path / "config.py"
     file.write_text(
         "def get_config():\n"
-        "    fields = {'order': 'forward', 'scale': 'batch', 'kl_coef': 0.3, 'tis_clip': 0.5}\n"
+        "    fields = {'order': 'forward', 'scale': 'batch', 'kl_coef': 0.3}\n"
+        "    fields['importance'] = {'clip': 0.5}\n"
         "    return {'recipe': 'gspo', 'algorithm': fields}\n"
     )
 
@@ -104,7 +105,7 @@ def test_a_recipe_of_the_command_line_wins_over_the_file_and_a_field_over_the_re
     assert (written.order, written.scale, written.turns_per_update) == ("forward", "batch", None)
     options = algorithm("--config.recipe=dr_grpo", "--config.algorithm.ratio=product")
     assert {**RECIPES["dr_grpo"], "ratio": "product"}.items() <= vars(options).items()
-    assert options.tis_clip == 0.5  # of which the recipe says nothing
+    assert options.importance.clip == 0.5  # of which the recipe says nothing
 
     wrong = ["--config.recipe=reinforce_plus_plus", "--config.algorithm.scale=group"]
     command = [sys.executable, "-m", "seeupo_jax.train", f"--config={file}"]

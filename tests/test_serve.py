@@ -68,7 +68,7 @@ def client(served):
 def test_it_says_when_it_is_ready_where_what_and_within_which_limits(served):
     _, (what, limits, key) = served
     assert re.fullmatch(
-        r"ServingSession package:order_desk as 'order_desk' at http://127\.0\.0\.1:\d+/v1\n", what
+        r"Serving package:order_desk as 'order_desk' at http://127\.0\.0\.1:\d+/v1\n", what
     )
     assert limits == (
         "context: 128 tokens; answers: at most 16; concurrent calls: 2, others wait; greedy;"

@@ -39,7 +39,7 @@ class Reward:
 
 @dataclass(frozen=True)
 class Judge:
-    """What scores candidates of a turn before one of them is executed (forks=candidates)."""
+    """What scores candidates of a turn before one of them is executed (forks.kind=candidates)."""
 
     function: str | None = checked(
         None, "module:function or module:Class", lambda value: ":" in value.strip(":")

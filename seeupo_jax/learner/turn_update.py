@@ -241,8 +241,8 @@ def _denominator(
 ) -> np.float32:
     """The denominator of the sum over a part of a turn's spans.
 
-    It is the part's share of all trajectories or of those with the turn, with loss_mean=constant
-    times the maximum tokens of an action; with loss_mean=token it is the part's own tokens, as in
+    It is the part's share of all trajectories or of those with the turn, for a constant
+    (loss_aggregation) times the maximum tokens of an action; for tokens it is its own tokens, as in
     verl's `loss_agg_mode=token-mean`.
     """
     algorithm = learner.algorithm

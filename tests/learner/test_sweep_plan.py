@@ -167,7 +167,7 @@ def test_an_unknown_order_is_refused_with_the_names():
 
 
 def test_what_follows_an_iteration_is_due_in_every_one_or_in_every_so_many():
-    algorithm = Algorithm(ref_every=3)
+    algorithm = Algorithm(reference={"every": 3})
     plans = [plan_sweep(algorithm, 0, iteration=i, ema=True).after for i in range(1, 7)]
     moves = ["average", "move reference"]
     due = [["average"], ["average"], moves, ["average"], ["average"], moves]

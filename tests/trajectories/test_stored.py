@@ -236,7 +236,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
         ),
         ({"max_reward": 0.8}, "turn_rewards: got -0.9; allowed: .* at most 0.8"),
         ({"max_reward": 0.95}, r"rewards\[late\]: got 7; allowed: .* at most 0.95"),
-        ({"recorded": True}, "logp: got none; allowed: .* which config.algorithm.tis_clip reads"),
+        ({"recorded": True}, "logp: got none; allowed: .* which config.algorithm.importance reads"),
     ],
 )
 def test_what_does_not_go_with_the_model_is_named(tmp_path, limits, said):

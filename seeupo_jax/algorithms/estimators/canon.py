@@ -32,7 +32,7 @@ def conditional_advantage(
     authors' code the upper half of an odd group has one more, and equal metrics keep the order of
     the batch, so that a cut may go through them. There a trajectory that is alone in its group
     keeps its reward; here it has 0. The result is in reward units: what the authors' code divides
-    it by, the longest response, is `loss_mean=constant` here.
+    it by, the longest response, is `loss_aggregation=constant` here.
 
     Args:
       reward_N: [N], reward units; values of invalid trajectories are not read and may be NaN.

@@ -33,7 +33,7 @@ class SplitActions(NamedTuple):
     holds all of them:
     advantage.
     ratio: log(π / π_old) under the parameters that the step begins from; None: not needed.
-    importance: log(π_start / π_sampler); None without tis_clip.
+    importance: log(π_start / π_sampler); None without importance weights.
     clip_scale: of the clip range; None: it is not scaled.
     """
 

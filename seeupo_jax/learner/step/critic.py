@@ -43,9 +43,14 @@ class Critic:
 
     sums = ("value_loss", "value_clipped")  # what a step counts for its metrics
 
+    @property
+    def kind(self) -> str:
+        """`head` or `model`."""
+        return self.options.kind
+
     def trunk(self, tree: Any) -> Any:
         """The nodes of a tree like the policy's parameters that it has a copy of."""
-        return own_trunk(self.options.kind, tree)
+        return own_trunk(self.kind, tree)
 
     def init(self, params: Any) -> CriticState:
         """The critic before the first step: every value is 0. For use inside `jax.jit`.

@@ -184,7 +184,7 @@ def test_the_only_candidate_has_probability_one_to_the_bit(top_k, top_p):
 def test_draws_by_rounded_matrices_are_said_where_nothing_corrects_for_them():
     assert quantization_note("none", None, ahead=False) is None
     assert quantization_note("int8", 2.0, ahead=False) is None
-    assert quantization_note("int8", None, ahead=True) is None  # which refuses tis_clip
+    assert quantization_note("int8", None, ahead=True) is None  # which refuses importance weights
     said = quantization_note("int8", None, ahead=False)
     assert said.startswith("config.rollout.quantize=int8: ")
 
