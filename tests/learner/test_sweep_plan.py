@@ -20,6 +20,7 @@ from seeupo_jax.learner.sweep_plan import (
     plan_sweep,
     sweep_kinds,
 )
+from seeupo_jax.options import Setting
 from seeupo_jax.types import Trajectory
 
 
@@ -133,7 +134,8 @@ def test_the_plan_by_hand(name):
     plan = plan_sweep(algorithm, turns)
     assert [written(each) for each in plan.passes] == wanted
     if "custom" not in name:
-        assert optimizer_steps(algorithm, turns) == plan.count("turn")
+        steps = Setting(algorithm, turns, ahead=False).steps  # which the rules of options read
+        assert optimizer_steps(algorithm, turns) == steps == plan.count("turn")
     assert plan.count("turn") == sum(update.steps for update in plan.updates)
     assert {each.kind for each in plan.passes} <= sweep_kinds(algorithm)
 
