@@ -58,14 +58,14 @@ class WriteError(OSError):
 
 
 class FileError(NamedTuple):
-    """What the system said of a file. code: errno. file: None where it is not known."""
+    """An error of the operating system. code: errno. file: its path; None: not known."""
 
     code: int
     file: str | None = None
 
     @property
     def reason(self) -> str:
-        """In the system's words."""
+        """The system's message for the code."""
         return os.strerror(self.code)
 
 
@@ -88,7 +88,7 @@ def is_full(error: BaseException) -> bool:
 
 
 def system_error(error: BaseException) -> FileError | None:
-    """What the system said, with whatever file is named; None: it is an error of another kind."""
+    """Returns the system's error, with the file that it names; None: another kind of error."""
     if isinstance(error, OSError) and error.errno is not None:
         file = error.filename if error.filename2 is None else error.filename2
         named = isinstance(file, str | bytes)  # not the number of an open file
@@ -102,9 +102,9 @@ def system_error(error: BaseException) -> FileError | None:
 
 
 def file_error(error: BaseException) -> FileError | None:
-    """What the system said of a file; None: another error, such as a mistake in the program.
+    """Returns the system's error on a file; None: another error, such as a mistake in the program.
 
-    A ValueError is this package's sentence for its user, but for TensorStore's.
+    A ValueError is a message of this package to its user, unless it comes from TensorStore.
     """
     if isinstance(error, ValueError) and "os_error_code=" not in str(error):
         return None
@@ -116,7 +116,7 @@ def file_error(error: BaseException) -> FileError | None:
 
 
 def reason(error: BaseException) -> str:
-    """What went wrong, in the system's words where it was the system, and in short."""
+    """Returns a short reason: the system's message if it is the system's error."""
     found = system_error(error)
     if found is not None:
         return found.reason
@@ -127,9 +127,9 @@ def reason(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def name_file(file: str | os.PathLike[str]) -> Generator[None]:
-    """What the system says of a file inside is an OSError that names this one.
+    """Raises the system's errors on files in the context as an OSError that names this file.
 
-    Writing to an open file names none; a file that is written beside its place has another name.
+    Errors of writing to an open file name none; a temporary file has another name.
     """
     try:
         yield

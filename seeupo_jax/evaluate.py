@@ -98,7 +98,7 @@ _UNTRAINED = (
 
 
 def _explain(config: Config, workdir: Path, which: _Which, split: str, k: int) -> list[Section]:
-    """What this evaluation would do; a server is not asked for anything."""
+    """Describes what this evaluation would do; sends no request to a server."""
     server = which.server
     if server is None:
         folder = starting_policy_folder(config, workdir)

@@ -180,7 +180,7 @@ def _begin(config: Config, source: PolicySource, stop: StopRequest) -> ServingSe
 
 
 def _name(place: Path) -> str:
-    """What the policy of a folder is served as."""
+    """The name under which the policy of a folder is served."""
     return Path(os.path.abspath(place)).name.removeprefix("package:")
 
 

@@ -32,7 +32,7 @@ class ObjectiveOptions:
     """Options of the objective of an action."""
 
     objective: str = entry_point("objective", "clipped")
-    """What is maximised at each action or token."""
+    """The function that is maximised at each action or token."""
     ratio: str = choice("geometric", "product", "token")
     """Level of the ratio: exp of the mean or of the sum over an action's tokens; one per token."""
     loss_aggregation: str = choice("action", "token", "constant")

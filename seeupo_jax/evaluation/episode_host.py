@@ -213,7 +213,7 @@ def _template_refusal(
 
 
 def _first_answer(environment: Environment) -> Sequence[Message]:
-    """What answers a word in an episode that has begun; nothing where that fails."""
+    """The environment's observation after a one-character action; empty if the step fails."""
     try:
         return check_step(environment.step(_ANSWER)).observation
     except (Exception, SystemExit):  # of a user's code

@@ -297,7 +297,7 @@ def first_difference(
 def _misplaced(
     place: ProcessPlace, about: Mapping[str, str | None], came: Set[int], message: Mapping[str, Any]
 ) -> str | None:
-    """What is wrong with a process that came; None: nothing."""
+    """Returns a sentence on what is wrong with a process that joined; None: nothing."""
     number, count = message["process_id"], message.get("num_processes")
     if count != place.num_processes:
         return (

@@ -14,7 +14,7 @@ _READS = ("find_customer", "list_orders", "get_order", "get_customer", "get_parc
 
 
 def judge_action(episode: FinishedEpisode) -> float:
-    """What the last message of a case is worth, before the desk executes it.
+    """Scores the last message of a case before the desk executes it.
 
     1: the oracle's next call, the first of its calls that has not been made. 0.5: another look-up
     that the desk accepts and that is new. 0: anything else, such as text that is no call, an action

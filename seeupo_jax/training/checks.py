@@ -43,10 +43,10 @@ from seeupo_jax.training.reference_answers import check_references
 
 
 def prepare_run(config: Config, workdir: Path, check: Callable[[Config], object]) -> None:
-    """What comes before a run that Python code begins; its processes meet, if they have not yet.
+    """Prepares a run that Python code starts: XLA, folders, checks; joins its processes.
 
     Args:
-      check: `check_config`, or what is checked of another kind of run.
+      check: `check_config`, or the check of another kind of run.
 
     Raises:
       ValueError: a configuration or a folder that cannot be used.

@@ -51,7 +51,7 @@ _UNREAD = {
 
 @dataclass(frozen=True)
 class LabSettings:
-    """What all recipes of an experiment have in common; the defaults are the laboratory's."""
+    """Settings that all recipes of an experiment share; the defaults are the laboratory's."""
 
     seeds: int = at_least(1, 16)
     iterations: int = at_least(1, 150)

@@ -28,7 +28,7 @@ class TemplateConversation:
 
     @functools.cached_property
     def _opening(self) -> str:
-        """What the header has of a thought that it leaves open: `<think>` and what follows it."""
+        """The thought that the header leaves open: `<think>` and the text after it; "": none."""
         place = self.text.rfind(THOUGHT)
         if place < 0 or THOUGHT_END in self.text[place:]:
             return ""
@@ -57,7 +57,7 @@ class TemplateConversation:
         return renderer.action_before_end(said)
 
     def _after_header(self, message: Message) -> str:
-        """What the template writes of an assistant's message behind the header that asks for it."""
+        """The text of an assistant's message that the template writes after the header."""
         text = self.renderer.render((*self.messages, message), self.functions, header=False)
         said, opening = text[len(self.text) :], self._opening
         if text.startswith(self.text) and (not opening or _ends_thought(said)):
