@@ -176,16 +176,16 @@ def _flags() -> Flags:
 
 def _server(given: argparse.Namespace) -> Server | None:
     """The server that is named, if one is."""
-    said = {
+    options = {
         name: value
         for name in ("model", "dialect", "seeded", "timeout_s")
         if (value := vars(given)[f"server_{name}"]) is not None
     }
     if given.server is not None:
-        return Server(given.server, **said)
-    if said:
+        return Server(given.server, **options)
+    if options:
         raise ValueError(
-            f"--server_{next(iter(said))}: got a value; allowed: none without --server."
+            f"--server_{next(iter(options))}: got a value; allowed: none without --server."
         )
     return None
 

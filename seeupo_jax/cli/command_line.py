@@ -115,9 +115,9 @@ def quiet_logs() -> Generator[None]:
 
 
 class _StandardError(logging.StreamHandler):
-    """Writes what the package warns of as it is, and what others do with their name.
+    """Writes the package's warnings as they are, and those of other loggers with their names.
 
-    What a policy or an environment said in it moves no cursor.
+    Control characters, such as those in an environment's text, are escaped.
     """
 
     def __init__(self) -> None:

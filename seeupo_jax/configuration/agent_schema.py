@@ -68,7 +68,7 @@ def check_agent(agent: Agent, grammar: str | None) -> None:
     """
     if agent.name is not None and agent.command is not None:
         raise ValueError(
-            f"config.agent.command: got {agent.command!r} beside config.agent.name={agent.name};"
+            f"config.agent.command: got {agent.command!r} with config.agent.name={agent.name};"
             " allowed: one of the two."
         )
     if grammar == "tool_calls" and agent.tool_format != "hermes":

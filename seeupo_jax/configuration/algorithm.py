@@ -220,7 +220,7 @@ class Algorithm(LossOptions, SweepOptions):
 
     @property
     def by_turn(self) -> bool:
-        """Whether it compares what turns were paid: of equal sums, advantages may differ."""
+        """Whether it compares rewards of turns: trajectories of equal total may differ."""
         needs = self.estimator_entry.needs
         reads = bool({"reward_NK", "gain_NK", "rewards_NKQ"} & {*needs})
         return reads and (self.estimator.compares_siblings or not self.reads_forks)

@@ -2,7 +2,7 @@
 
 `DECISIONS` is the only table of this. The check of a resumed run, the identity of stored rollouts,
 the fields that a comparison may change and the table of `docs/checkpoints.md` follow from it; a
-test fails for a field without a decision. Every change is recorded in `run.json`, whatever its kind.
+test fails for a field without a decision. Every change is recorded in `run.json`, of any kind.
 """
 
 from __future__ import annotations

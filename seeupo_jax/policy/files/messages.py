@@ -176,8 +176,8 @@ def check_rendered(message: Mapping[str, Any], written: str) -> None:
     """ValueError where a template has left out a part of an assistant's message."""
     calls = [call["function"]["name"] for call in message.get("tool_calls", ())]
     # White space around a thought is the template's.
-    said = re.split(f"{THOUGHT}|{THOUGHT_END}", message["content"])
-    for part in (*said, message.get("reasoning_content", ""), *calls):
+    texts = re.split(f"{THOUGHT}|{THOUGHT_END}", message["content"])
+    for part in (*texts, message.get("reasoning_content", ""), *calls):
         if part.strip() not in written:
             shown = part.strip() if len(part.strip()) <= 60 else f"{part.strip()[:60]} ..."
             raise ValueError(
