@@ -1,4 +1,4 @@
-"""Errors as one sentence: a user's mistake, and what the system says of a file."""
+"""Errors as one sentence: a user's mistake, or the system's error on a file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OF_FILES = _codes(
 # How Rust's libraries, TensorStore and Python quote an error of the system.
 _QUOTED = re.compile(r"\(os error (\d+)\)|os_error_code='(\d+)'|\[Errno (\d+)\]")
 _QUOTED_FILE = re.compile(r"""["'](/[^"']+)["']""")
-_SHOWN = 200  # characters of what a library says
+_SHOWN = 200  # characters of a library's message
 # C0 and C1, among them the beginnings of escape sequences.
 _CONTROLS = {c: f"\\x{c:02x}" for c in (*range(32), *range(127, 160)) if chr(c) not in "\t\n"}
 
@@ -145,7 +145,7 @@ def file_errors(
     kept: Callable[[FileError], str | None] = lambda _: None,
     place: str | os.PathLike[str] = "a file",
 ) -> Generator[None]:
-    """Raises what the system says of a file as a WriteError; all other errors pass.
+    """Raises the system's errors on files as a WriteError; all other errors pass.
 
     Args:
       kept: what is left, and what to do, as the end of the sentence; None: what a command finished
@@ -175,9 +175,9 @@ def file_errors(
 def file_sentences(
     kept: Callable[[FileError], str | None] = lambda _: None,
 ) -> Generator[None]:
-    """Around a command: what the system says of a file ends it with one sentence.
+    """Ends a command with one sentence if the system reports an error on a file.
 
-    The exit code is 2 where there is no room, else 1. `kept` is that of `file_errors`.
+    The exit code is 2 if there is no room, else 1. `kept` is that of `file_errors`.
     """
     with sentence_errors(WriteError), file_errors(kept):
         yield

@@ -39,7 +39,7 @@ class Segment:
     logp_L: float32, the sampler's log-probability of each sampled token, NaN where it was not
       recorded; 0 at context.
     expert_LG: experts that the sampler's routers chose for each token, of `Routing.dtype`; its
-      `unknown` where it computed nothing of the token: behind the last action. None: not recorded.
+      `unknown` for tokens that it did not compute, after the last action. None: not recorded.
     """
 
     tokens_L: np.ndarray

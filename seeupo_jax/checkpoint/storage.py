@@ -155,9 +155,9 @@ def check_may_write(folder: str | os.PathLike[str], name: str = "--workdir") -> 
 
 
 def check_replaceable(folder: str | os.PathLike[str], name: str = "--workdir") -> None:
-    """As `check_may_write`, where a policy is to be written in place of what a folder holds.
+    """As `check_may_write`, for a policy that replaces the contents of a folder.
 
-    Where the folder is a link, that is what it points to.
+    If the folder is a link, the folder that it points to is meant.
 
     Raises:
       ValueError: it holds something that is no policy, or cannot be replaced.

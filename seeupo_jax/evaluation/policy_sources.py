@@ -52,8 +52,8 @@ class Server:
 class PolicySource(NamedTuple):
     """A policy to be evaluated.
 
-    about: what the JSON says of it. same: what must not change while its episodes are played; a
-    served policy's has a fingerprint.
+    about: its description in the JSON. same: values that must not change while its episodes are
+    played; a served policy's has a fingerprint.
     """
 
     engine: Engine

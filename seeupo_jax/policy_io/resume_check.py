@@ -122,7 +122,7 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
 def check_same_model(
     config: Config, saved: Mapping[str, Any], adapters: Mapping[str, Any] | None = None
 ) -> None:
-    """As `check_same_policy`; another path of what trains is a warning, where it may be another."""
+    """As `check_same_policy`; a new path of parameters that train, if allowed, is a warning."""
     try:
         check_same_policy(config, saved, adapters)
     except ValueError as error:

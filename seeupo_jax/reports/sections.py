@@ -28,7 +28,7 @@ class TableRow:
 
 @dataclass(frozen=True)
 class Table:
-    """The first column names the row, the others are of one run each."""
+    """A table whose first column names the row; each other column belongs to one run."""
 
     caption: str
     header: Sequence[str]

@@ -63,7 +63,7 @@ def check_config(config: Config, splits: Sequence[str] | None = None) -> None:
     """Finds what is wrong with a configuration before anything is compiled.
 
     Args:
-      splits: of which a first task is begun; None: those that training plays.
+      splits: whose first task is begun, to try them; None: the splits of training.
 
     Raises:
       ValueError: one sentence with the field, what was got and what is allowed.

@@ -91,7 +91,7 @@ class Tokenizer(Protocol):
 
     @property
     def unwritten(self) -> Mapping[str, str]:
-        """Roles whose messages the model would not read, each with a sentence of what is allowed.
+        """Roles whose messages the model would not read, each with a sentence on what is allowed.
 
         A conversation that has such a message is refused with that sentence.
         """

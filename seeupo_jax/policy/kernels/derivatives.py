@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import CustomVJPPrimal
 
-FUSED = "fused attention"  # the name of what a kernel for trees gives, and keeps for its derivative
-RECOMPUTE = "again"  # the scope of what a backward pass computes a second time
+FUSED = "fused attention"  # the name of results that a tree kernel keeps for its derivative
+RECOMPUTE = "again"  # the scope of operations that a backward pass recomputes
 
 
 @jax.custom_vjp

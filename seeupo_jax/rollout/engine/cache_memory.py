@@ -44,7 +44,7 @@ class Reshard:
 
 @dataclass(frozen=True)
 class CachePlan:
-    """Sizes of the cache. slots, concurrency and pages are of one shard of the rows.
+    """Sizes of the cache; slots, concurrency and pages are per shard of the rows.
 
     slots: actions being decoded. concurrency: open conversations. pages: of page_size tokens each.
     token_bytes: keys and values of one token in all layers, on one device.
