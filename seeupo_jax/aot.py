@@ -95,7 +95,7 @@ def _tuned(setup: Setup, file: Path) -> tuple[Setup, dict[str, CompiledFigures]]
 
 
 def _command(arguments: Sequence[str]) -> str:
-    """What was asked for, without what is only about where it goes."""
+    """The command line without `--json`, which only names the output."""
     before = [None, *arguments[1:]]  # the flag whose value an argument may be
     pairs = zip(before, arguments[1:], strict=False)
     return shlex.join(b for a, b in pairs if a != "--json" and b.partition("=")[0] != "--json")

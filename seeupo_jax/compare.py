@@ -15,7 +15,7 @@ or the command any.
 
 --study trains what get_study() of the configuration's file describes: tuning, runs with fresh
 seeds, ablations, a stability map. Its finished runs are kept in the folder --results, and its page
-is RESULTS.md beside it. Several processes may train one study.
+is the Markdown file of the same name next to it. Several processes may train one study.
 """
 
 from __future__ import annotations

@@ -112,10 +112,10 @@ def _write_atomically(path: Path, data: bytes) -> None:
 def move_folder(folder: Path, unfinished: Path, previous: Path) -> None:
     """Renames a folder that is finished into its place, and removes the older one after that.
 
-    At any moment one of them is whole: in its place or, between two renames, at `unfinished`.
+    At any moment one of them is complete: in its place or, between two renames, at `unfinished`.
 
     Args:
-      folder: its place. unfinished, previous: beside it, the new one and where the old one waits.
+      folder: its place. unfinished: the new folder. previous: where the old one is kept meanwhile.
     """
     sync_tree(unfinished)
     sync_folder(folder.parent)

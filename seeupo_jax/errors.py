@@ -1,4 +1,4 @@
-"""Errors as one sentence: a user's mistake, and what the system says of a file."""
+"""Errors as one sentence: a user's mistake, or the system's error on a file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OF_FILES = _codes(
 # How Rust's libraries, TensorStore and Python quote an error of the system.
 _QUOTED = re.compile(r"\(os error (\d+)\)|os_error_code='(\d+)'|\[Errno (\d+)\]")
 _QUOTED_FILE = re.compile(r"""["'](/[^"']+)["']""")
-_SHOWN = 200  # characters of what a library says
+_SHOWN = 200  # characters of a library's message
 # C0 and C1, among them the beginnings of escape sequences.
 _CONTROLS = {c: f"\\x{c:02x}" for c in (*range(32), *range(127, 160)) if chr(c) not in "\t\n"}
 
@@ -58,14 +58,14 @@ class WriteError(OSError):
 
 
 class FileError(NamedTuple):
-    """What the system said of a file. code: errno. file: None where it is not known."""
+    """An error of the operating system. code: errno. file: its path; None: not known."""
 
     code: int
     file: str | None = None
 
     @property
     def reason(self) -> str:
-        """In the system's words."""
+        """The system's message for the code."""
         return os.strerror(self.code)
 
 
@@ -88,7 +88,7 @@ def is_full(error: BaseException) -> bool:
 
 
 def system_error(error: BaseException) -> FileError | None:
-    """What the system said, with whatever file is named; None: it is an error of another kind."""
+    """Returns the system's error, with the file that it names; None: another kind of error."""
     if isinstance(error, OSError) and error.errno is not None:
         file = error.filename if error.filename2 is None else error.filename2
         named = isinstance(file, str | bytes)  # not the number of an open file
@@ -102,9 +102,9 @@ def system_error(error: BaseException) -> FileError | None:
 
 
 def file_error(error: BaseException) -> FileError | None:
-    """What the system said of a file; None: another error, such as a mistake in the program.
+    """Returns the system's error on a file; None: another error, such as a mistake in the program.
 
-    A ValueError is this package's sentence for its user, but for TensorStore's.
+    A ValueError is a message of this package to its user, unless it comes from TensorStore.
     """
     if isinstance(error, ValueError) and "os_error_code=" not in str(error):
         return None
@@ -116,7 +116,7 @@ def file_error(error: BaseException) -> FileError | None:
 
 
 def reason(error: BaseException) -> str:
-    """What went wrong, in the system's words where it was the system, and in short."""
+    """Returns a short reason: the system's message if it is the system's error."""
     found = system_error(error)
     if found is not None:
         return found.reason
@@ -127,9 +127,9 @@ def reason(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def name_file(file: str | os.PathLike[str]) -> Generator[None]:
-    """What the system says of a file inside is an OSError that names this one.
+    """Raises the system's errors on files in the context as an OSError that names this file.
 
-    Writing to an open file names none; a file that is written beside its place has another name.
+    Errors of writing to an open file name none; a temporary file has another name.
     """
     try:
         yield
@@ -145,7 +145,7 @@ def file_errors(
     kept: Callable[[FileError], str | None] = lambda _: None,
     place: str | os.PathLike[str] = "a file",
 ) -> Generator[None]:
-    """Raises what the system says of a file as a WriteError; all other errors pass.
+    """Raises the system's errors on files as a WriteError; all other errors pass.
 
     Args:
       kept: what is left, and what to do, as the end of the sentence; None: what a command finished
@@ -175,9 +175,9 @@ def file_errors(
 def file_sentences(
     kept: Callable[[FileError], str | None] = lambda _: None,
 ) -> Generator[None]:
-    """Around a command: what the system says of a file ends it with one sentence.
+    """Ends a command with one sentence if the system reports an error on a file.
 
-    The exit code is 2 where there is no room, else 1. `kept` is that of `file_errors`.
+    The exit code is 2 if there is no room, else 1. `kept` is that of `file_errors`.
     """
     with sentence_errors(WriteError), file_errors(kept):
         yield

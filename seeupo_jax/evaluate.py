@@ -98,7 +98,7 @@ _UNTRAINED = (
 
 
 def _explain(config: Config, workdir: Path, which: _Which, split: str, k: int) -> list[Section]:
-    """What this evaluation would do; a server is not asked for anything."""
+    """Describes what this evaluation would do; sends no request to a server."""
     server = which.server
     if server is None:
         folder = starting_policy_folder(config, workdir)
@@ -176,16 +176,16 @@ def _flags() -> Flags:
 
 def _server(given: argparse.Namespace) -> Server | None:
     """The server that is named, if one is."""
-    said = {
+    options = {
         name: value
         for name in ("model", "dialect", "seeded", "timeout_s")
         if (value := vars(given)[f"server_{name}"]) is not None
     }
     if given.server is not None:
-        return Server(given.server, **said)
-    if said:
+        return Server(given.server, **options)
+    if options:
         raise ValueError(
-            f"--server_{next(iter(said))}: got a value; allowed: none without --server."
+            f"--server_{next(iter(options))}: got a value; allowed: none without --server."
         )
     return None
 

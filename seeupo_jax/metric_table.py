@@ -207,11 +207,11 @@ METRICS = {
 }
 
 MAXIMA = {metric.counted for metric in STEPS if metric.over == "max"}
-# Of the steps on one turn too; `sweep/weight_max/turn=T` is of the trajectories' final weights.
+# Also reported per turn; `sweep/weight_max/turn=T` is computed from trajectories' final weights.
 OF_TURNS = tuple(m for m in STEPS if f"{m.name}/turn=T" in METRICS and m.counted not in MAXIMA)
 
 # The report's charts of one metric each, by section: its title; the unit is the axis. With NAME it
-# has a line for each. Those of `rewards` and `parts` are of what only some runs have.
+# has a line for each. Only some runs have those of `rewards` and `parts`.
 CHARTS = {
     "rewards": {
         "rollout/reward/NAME": "Rewards by name",

@@ -91,7 +91,7 @@ def _choose(config: Config, given: argparse.Namespace) -> tuple[Config, _Source]
             got = getattr(given, name)
             raise ValueError(f"--{name}: got {got!r}; allowed: with --workdir=DIR.")
     if given.model is not None and given.workdir is not None:
-        raise ValueError(f"--model: got {given.model!r} beside --workdir; allowed: one of the two.")
+        raise ValueError(f"--model: got {given.model!r} with --workdir; allowed: one of the two.")
     if given.model is not None:
         model = dataclasses.replace(config.model, path=given.model)
         config = dataclasses.replace(config, model=model, warm_start=WarmStart())
@@ -180,7 +180,7 @@ def _begin(config: Config, source: PolicySource, stop: StopRequest) -> ServingSe
 
 
 def _name(place: Path) -> str:
-    """What the policy of a folder is served as."""
+    """The name under which the policy of a folder is served."""
     return Path(os.path.abspath(place)).name.removeprefix("package:")
 
 

@@ -74,7 +74,7 @@ class TrainResult:
     metrics: every iteration so far, those of earlier processes too.
     best_iteration: of the checkpoint with the best avg@k on the split that checkpoints are selected
       on; None where none has one.
-    stopped: why the run ended before its last iteration, such as `SIGTERM` or what a callback said;
+    stopped: why the run ended before its last iteration, such as `SIGTERM` or a callback's reason;
       None: it is complete.
     """
 

@@ -39,7 +39,7 @@ class Segment:
     logp_L: float32, the sampler's log-probability of each sampled token, NaN where it was not
       recorded; 0 at context.
     expert_LG: experts that the sampler's routers chose for each token, of `Routing.dtype`; its
-      `unknown` where it computed nothing of the token: behind the last action. None: not recorded.
+      `unknown` for tokens that it did not compute, after the last action. None: not recorded.
     """
 
     tokens_L: np.ndarray
@@ -65,7 +65,7 @@ class RewardTable:
     """All rewards of an episode: by name, of the episode and of each turn.
 
     total: the reward that an update reads, the weighted sum of the named ones; without `turns` all
-      of it came with the last turn. Each turn's weighted sum is rounded when the turn is paid, so
+      of it came with the last turn. Each turn's weighted sum is rounded as it is recorded, so
       `total` does not follow from `named` to the bit and is stored.
     named: before their weights: `env`, those that the environment names, and those of
       config.rewards; empty: the environment's own reward was the only one.
@@ -243,11 +243,11 @@ def rewards_of(trajectory: Trajectory) -> list[float]:
 
 
 def learnable(trajectories: Sequence[Trajectory], *, grouped: bool = True) -> np.ndarray:
-    """Which trajectories an update learns from: bool [N]. Not those that failed.
+    """Returns which trajectories an update learns from: bool [N]. Failed ones are ignored.
 
     Args:
-      grouped: a reward counts only beside those of its group (`Algorithm.grouped`): then the last
-        one left of its group is out too, since nothing is there to compare it with.
+      grouped: rewards are compared within groups only (`Algorithm.grouped`): then the only survivor
+        of a group is ignored too, since it cannot be compared.
     """
     members = Counter(t.group for t in trajectories if not t.failed)
     least = 2 if grouped else 1

@@ -216,7 +216,7 @@ REFUSED = {
     "--temperature: got '0.001'; allowed: 0, which": ["--temperature=0.001"],
     "--step: got 'best'; allowed: with --workdir": ["--step=best"],
     "--weights: got 'ema'; allowed: with --workdir": ["--weights=ema"],
-    "--model: got 'x' beside --workdir; allowed: one of the two": ["--model=x", "--workdir=runs"],
+    "--model: got 'x' with --workdir; allowed: one of the two": ["--model=x", "--workdir=runs"],
     "--workdir: got .*, which is not there; allowed: the folder of a run, or --model=FOLDER to": [
         "--workdir=no_such"
     ],

@@ -189,8 +189,10 @@ class AgentEpisode(Episode):
         where = "the agent's result: rewards"
         named = check_named_rewards(result.rewards, where, turns=turns)
         turn_rewards = given if given else [*[0.0] * (turns - 1), result.reward]
-        paid = weigh({OWN_REWARD: turn_rewards, **named}, "the agent's result: reward", 0.0)
-        self.ledger.set_all(result.reward, turn_rewards, named, paid)
+        weighted_sums = weigh(
+            {OWN_REWARD: turn_rewards, **named}, "the agent's result: reward", 0.0
+        )
+        self.ledger.set_all(result.reward, turn_rewards, named, weighted_sums)
         score = result.reward if result.score is None else result.score
         self.score = min(max(score, 0.0), 1.0)
         self.info |= result.info

@@ -64,13 +64,13 @@ def find_tasks(config: Config) -> AgentTasks:
     agent = config.agent
     if agent.tasks is not None:
         return _read_tasks(Path(agent.tasks))
-    beside = None if agent.name is None else attribute_beside(agent.name, "task_ids")
-    if beside is not None:
+    task_ids = None if agent.name is None else attribute_beside(agent.name, "task_ids")
+    if task_ids is not None:
         labels, reference = (
             attribute_beside(str(agent.name), name) for name in ("labels", "reference")
         )
         return _TasksBeside(
-            beside,
+            task_ids,
             (lambda task_id: {}) if labels is None else labels,
             (lambda task_id: None) if reference is None else reference,
         )
@@ -79,8 +79,8 @@ def find_tasks(config: Config) -> AgentTasks:
 
 def misspelt_functions(agent: Agent) -> dict[str, str]:
     """Maps functions in the agent's module to task functions whose names they resemble."""
-    beside = ("task_ids", "labels", "reference")
-    return {} if agent.name is None else near_misses(functions_beside(agent.name), beside)
+    task_functions = ("task_ids", "labels", "reference")
+    return {} if agent.name is None else near_misses(functions_beside(agent.name), task_functions)
 
 
 def describe_tasks(config: Config) -> str:

@@ -164,7 +164,7 @@ class StrictProtocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True  # nobody reads what would still be sent
+            self.cycle.disconnected = True  # the client reads no further output
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)

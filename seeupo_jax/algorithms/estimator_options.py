@@ -56,7 +56,7 @@ class Baseline(Options):
     """The baseline of rewards."""
 
     baseline: str = choice("mean", "leave_one_out", "batch")
-    """What is subtracted from a reward: the group's mean, the others' mean, the batch's mean."""
+    """The mean that is subtracted from a reward: of its group, the group's others or the batch."""
 
     @property
     def over_batch(self) -> bool:

@@ -299,13 +299,13 @@ def trajectory_lines(
     rewards = np.random.default_rng((seed, 2)).random(len(work.conversations)).tolist()
     guess = -math.log(work.vocab_size)
     lines = []
-    for number, (conversation, said) in enumerate(zip(work.conversations, actions, strict=True)):
-        said_logp = logp[number] if logp else [[guess] * len(action) for action in said]
+    for number, (conversation, sampled) in enumerate(zip(work.conversations, actions, strict=True)):
+        sampled_logp = logp[number] if logp else [[guess] * len(action) for action in sampled]
         record: dict[str, Any] = {"tokens": list(conversation.prompt)}
         record["turn"] = [CONTEXT] * len(conversation.prompt)
         record["logp"] = [0.0] * len(conversation.prompt)
-        for turn, (action, action_logp) in enumerate(zip(said, said_logp, strict=True)):
-            observation = conversation.observations[turn] if turn + 1 < len(said) else ()
+        for turn, (action, action_logp) in enumerate(zip(sampled, sampled_logp, strict=True)):
+            observation = conversation.observations[turn] if turn + 1 < len(sampled) else ()
             record["tokens"] += [*action, *observation]
             record["turn"] += [turn] * len(action) + [CONTEXT] * len(observation)
             record["logp"] += [*action_logp, *[0.0] * len(observation)]

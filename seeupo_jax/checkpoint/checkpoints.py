@@ -74,8 +74,8 @@ class Checkpoints:
           directory: where the checkpoints are, or will be: a folder, or gs://BUCKET/PATH.
           keep: how many of the newest to keep, at least 1.
           keep_best: how many of the others to keep, those with the best scores.
-          measured: what a score was measured with, by the notes beside it. A score is compared
-            with those that were measured as the newest was; others come after these.
+          measured: the conditions that a score was measured under, from its notes. Scores with the
+            conditions of the newest are compared; others rank below these.
           log: takes one sentence for every checkpoint that is passed over, on process 0.
         """
         quiet_threads()
@@ -305,7 +305,7 @@ class Checkpoints:
         try:
             good = max(self._good(), default=None)
             intact = "no other is there" if good is None else f"checkpoint {good} there is intact"
-        except Exception:  # nothing can be said of a directory that cannot be read
+        except Exception:  # the directory cannot be read
             intact = "what is there cannot be read either"
         return (
             f"checkpoint {step} could not be written to {self._directory}: {reason(error)};"

@@ -38,7 +38,7 @@ class Folders:
         return {step_of(name): name for name in sorted(finished, key=_attempt)}
 
     def make(self, step: int) -> str:
-        """Makes the folder of a new checkpoint beside a finished one of the same step."""
+        """Makes the folder of a new checkpoint; a finished one of the same step stays."""
         names, finished = self.names(), self.finished()
         first = _attempt(finished[step]) + 1 if step in finished else 0
         for attempt in itertools.count(first):

@@ -24,7 +24,7 @@ def describe(leaf: Any) -> str:
 
 
 def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    """What to load in place of a leaf; one without a sharding goes to this process's device."""
+    """The shape, dtype and sharding to load a leaf with; the default is this process's device."""
     sharding = leaf.sharding
     if sharding is None:
         sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])

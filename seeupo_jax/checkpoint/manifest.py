@@ -159,10 +159,10 @@ def sync_written_by(process: int, folder: epath.Path) -> None:
 
 
 def read_manifest(folder: epath.Path) -> dict[str, Any]:
-    """What `write_manifest` wrote.
+    """Reads the manifest that `write_manifest` wrote.
 
     Raises:
-      DamagedCheckpoint: it is not as it was written.
+      DamagedCheckpoint: it changed after it was written.
     """
     try:
         with name_file(folder / MANIFEST):

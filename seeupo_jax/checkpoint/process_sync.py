@@ -38,7 +38,7 @@ _waits = itertools.count()
 
 
 def on_primary(action: Callable[[], T]) -> T:
-    """What an action gives on process 0, to all; what it raises there, all raise.
+    """Runs an action on process 0 and returns its result on all; all raise what it raises.
 
     Raises:
       ValueError, DamagedCheckpoint: as process 0 did. OSError: whatever else it raised.
@@ -63,7 +63,7 @@ def on_primary(action: Callable[[], T]) -> T:
 
 
 def on_all(action: Callable[[], T]) -> T:
-    """What an action gives on this process, once it has ended on all.
+    """Runs an action on this process; returns its result once it has ended on all processes.
 
     Raises:
       DamagedCheckpoint: it raised that on any process. OSError: it raised anything else on another.
@@ -96,7 +96,7 @@ def _received(sent: tuple[str, int | None, str | None]) -> OSError:
 def wait_for(written: ocp.AsyncResponse, sync: Callable[[], None]) -> None:
     """Waits until what all processes write is written and synced; every process calls it as often.
 
-    Orbax lets the others wait for minutes where one has failed; here they are told at once.
+    After a failure of one process, Orbax lets the others wait for minutes; here they fail at once.
 
     Args:
       sync: called when all is written, to sync what this process wrote; not on process 0, which
@@ -126,7 +126,7 @@ def wait_for(written: ocp.AsyncResponse, sync: Callable[[], None]) -> None:
 
 
 class _FailedElsewhere(OSError):
-    """What failed on another process."""
+    """An error of another process."""
 
 
 def _raise_failures(texts: Iterable[str]) -> None:

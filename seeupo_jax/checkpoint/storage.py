@@ -61,7 +61,7 @@ class Folder(PosixGPath):
     """
 
     def glob(self, pattern: str) -> Iterator[Folder]:
-        """What is below it by a pattern."""
+        """Returns the paths below it that match a pattern."""
         return map(type(self), Path(self).glob(pattern))
 
 
@@ -155,15 +155,15 @@ def check_may_write(folder: str | os.PathLike[str], name: str = "--workdir") -> 
 
 
 def check_replaceable(folder: str | os.PathLike[str], name: str = "--workdir") -> None:
-    """As `check_may_write`, where a policy is to be written in place of what a folder holds.
+    """As `check_may_write`, for a policy that replaces the contents of a folder.
 
-    Where the folder is a link, that is what it points to.
+    If the folder is a link, the folder that it points to is meant.
 
     Raises:
       ValueError: it holds something that is no policy, or cannot be replaced.
     """
     target = Path(os.path.realpath(folder))
-    for place in (target.parent, target):  # it is written beside it, and then takes its place
+    for place in (target.parent, target):  # it is written next to it, then renamed
         check_may_write(place, name)
     policy = any(any(target.glob(pattern)) for pattern in _OF_POLICY)
     if target.is_mount() or (any(target.glob("*")) and not policy):

@@ -1,1 +1,1 @@
-"""What every command does before its work: flags, places, processes, XLA."""
+"""Start-up that all commands share: flags, places, processes, XLA."""

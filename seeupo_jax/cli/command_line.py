@@ -115,9 +115,9 @@ def quiet_logs() -> Generator[None]:
 
 
 class _StandardError(logging.StreamHandler):
-    """Writes what the package warns of as it is, and what others do with their name.
+    """Writes the package's warnings as they are, and those of other loggers with their names.
 
-    What a policy or an environment said in it moves no cursor.
+    Control characters, such as those in an environment's text, are escaped.
     """
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ _STANDARD_ERROR = _StandardError()
 
 
 def log_to_stderr() -> None:
-    """What a command logs goes to its standard error, a sentence a line."""
+    """Sends a command's log to its standard error, one sentence per line."""
     absl.logging.set_verbosity(absl.logging.WARNING)
     logging.root.addHandler(_STANDARD_ERROR)
 
@@ -226,7 +226,7 @@ def cluster_flags(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def fail_all_processes(given: argparse.Namespace, step: Callable[[], _T]) -> _T:
-    """What a step of this process returns; the others, which are about to meet, end with its error.
+    """Runs a step of this process; if it fails, the others end with its error when they meet.
 
     Args:
       given: the values of flags, with those of `add_cluster_flags`.

@@ -47,5 +47,5 @@ def _trim(libc: ctypes.CDLL, limit: int) -> None:
 
 
 def resident_bytes() -> int:
-    """What this process holds of the machine's memory."""
+    """Bytes of the machine's memory that this process holds."""
     return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,8 +1,8 @@
-"""What must be the same in all processes of a run: versions, settings, configuration, files, code.
+"""Settings that all processes of a run must share: versions, configuration, files, code.
 
-Where the processes differ, they would train together and be wrong without a word: parameters of
-another revision in a part of the devices, other tokens of the same conversation, other rewards.
-What only process 0 uses, such as trackers, is not compared.
+Processes that differ would train together and silently be wrong: parameters of another revision on
+some of the devices, other tokens of the same conversation, other rewards. What only process 0 uses,
+such as trackers, is not compared.
 """
 
 from __future__ import annotations

@@ -82,8 +82,8 @@ class Line:
     def curve(self, axis: str = "tokens") -> list[Point]:
         """At tokens or steps: the mean success of the runs there with its interval.
 
-        A rollout without a success rate, as no environment worked, interrupts nothing: no step is
-        made on it, so the next one is of the same policy.
+        A rollout without a success rate, because no environment worked, is skipped: no step is made
+        on it, so the next rollout has the same policy.
         """
         if not self.histories:
             return []

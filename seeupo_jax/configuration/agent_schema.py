@@ -34,7 +34,8 @@ class Agent:
     memory_mib: int | None = at_least(1, None)
     """Address space of each process of a command; none: no limit."""
     output_kib: int | None = at_least(1, 16_384)
-    """What a command may print, both streams together; with more it is ended; none: no limit."""
+    """Limit on the output of a command, both streams together; a command that exceeds it is ended;
+    none: no limit."""
     request_kib: int = at_least(1, 16_384)
     """Size of a call's request at most."""
     ignore_sampling: bool = False
@@ -52,7 +53,7 @@ class Agent:
 
     @property
     def label(self) -> str:
-        """What the agent is called in logs and reports."""
+        """The agent's name in logs and reports."""
         return self.name if self.name is not None else str(self.command)
 
 
@@ -67,7 +68,7 @@ def check_agent(agent: Agent, grammar: str | None) -> None:
     """
     if agent.name is not None and agent.command is not None:
         raise ValueError(
-            f"config.agent.command: got {agent.command!r} beside config.agent.name={agent.name};"
+            f"config.agent.command: got {agent.command!r} with config.agent.name={agent.name};"
             " allowed: one of the two."
         )
     if grammar == "tool_calls" and agent.tool_format != "hermes":

@@ -32,7 +32,7 @@ class ObjectiveOptions:
     """Options of the objective of an action."""
 
     objective: str = entry_point("objective", "clipped")
-    """What is maximised at each action or token."""
+    """The function that is maximised at each action or token."""
     ratio: str = choice("geometric", "product", "token")
     """Level of the ratio: exp of the mean or of the sum over an action's tokens; one per token."""
     loss_aggregation: str = choice("action", "token", "constant")
@@ -124,16 +124,16 @@ class Algorithm(LossOptions, SweepOptions):
     reference: ReferenceUpdates | None = optional()
     """Updates of the reference policy by the policy; none: it stays."""
     truncated: str = choice("keep", "mask")
-    """Episodes that max_turns or the context's end cut; mask: in the statistics of their group, and
-    in no update."""
+    """Episodes that max_turns or the context's end cut; mask: they count in the statistics of their
+    group, but in no update."""
     overlong: Overlong | None = optional()
     """Penalty on the reward of overlong episodes; none: no penalty."""
     forks: NoForks | TreeForks | EntropyForks | CandidateForks = kinds(
         NoForks, TreeForks, EntropyForks, CandidateForks
     )
     """Branches of conversations at the ends of turns: none; fixed numbers (tree); where the policy
-    is less certain than in the first turn (entropy); several actions of which a judge's scores
-    select one (candidates)."""
+    is less certain than in the first turn (entropy); or several candidate actions, from which a
+    judge's scores select one (candidates)."""
 
     def __post_init__(self) -> None:
         build_sections(self, "config.algorithm")
@@ -190,7 +190,7 @@ class Algorithm(LossOptions, SweepOptions):
 
     @property
     def of_group_alone(self) -> bool:
-        """Whether advantages are of a group's rewards alone, but for penalties and the scale."""
+        """Whether advantages depend on a group's rewards only, but for penalties and the scale."""
         return self.grouped and self.scorer is None and not self.estimator.scores_answers
 
     @property
@@ -220,7 +220,7 @@ class Algorithm(LossOptions, SweepOptions):
 
     @property
     def by_turn(self) -> bool:
-        """Whether it compares what turns were paid: of equal sums, advantages may differ."""
+        """Whether it compares rewards of turns: trajectories of equal total may differ."""
         needs = self.estimator_entry.needs
         reads = bool({"reward_NK", "gain_NK", "rewards_NKQ"} & {*needs})
         return reads and (self.estimator.compares_siblings or not self.reads_forks)
@@ -232,7 +232,7 @@ class Algorithm(LossOptions, SweepOptions):
 
     @property
     def reads_forks(self) -> bool:
-        """Whether advantages are of the tree that trajectories make."""
+        """Whether advantages are computed on the tree of branching trajectories."""
         return "node_NK" in self.estimator_entry.needs
 
     @property

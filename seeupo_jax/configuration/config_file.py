@@ -166,7 +166,7 @@ def _checked(values: Any, got: str, places: str = "") -> dict[str, Any]:
 
 
 def _of_function(name: str) -> Any:
-    """What a `module:function` returns, in plain values."""
+    """Calls a `module:function`; returns its result in plain values."""
     function = import_attribute(name, "--config", "function", callable)
     try:
         return _plain(function())
@@ -185,7 +185,7 @@ def _module(path: Path) -> ModuleType:
 
 
 def _values(module: ModuleType, path: Path, function: str, argument: tuple[str, ...] = ()) -> Any:
-    """What the function returns, in plain values."""
+    """Calls the module's function; returns its result in plain values."""
     build = getattr(module, function, None)
     if not callable(build):
         raise _NoConfig(f"--config: {path} has no function {function}().")

@@ -76,7 +76,7 @@ def fields_help(width: int) -> str:
 
 @functools.cache
 def describe_groups() -> Mapping[str, str]:
-    """What each group of `describe_fields` is about, in its order."""
+    """Maps each group of `describe_fields`, in its order, to a sentence that describes it."""
     descriptions = {"": _first_sentence(Config)}
     for field in describe_fields():
         if field.group and field.group not in descriptions:

@@ -52,7 +52,7 @@ def is_url(text: str) -> bool:
 
 
 def allowed_values(field: dataclasses.Field, hint: Any) -> str:
-    """What a field of this type allows, in words, as its errors have it."""
+    """Returns the values that a field of this type allows, in the words of its errors."""
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     (expected,) = [option for option in options if option is not type(None)]
     origin = typing.get_origin(expected) or expected
@@ -158,7 +158,7 @@ class _JsonNames(ast.NodeTransformer):
 
 
 def _unread(value: Any) -> str:
-    """What keeps a text that begins with a bracket from being a value, and where; else nothing."""
+    """Says why and where a text that begins with a bracket cannot be parsed; "": it can be."""
     if not isinstance(value, str) or not value.strip(" \t").startswith(_BRACKETS):
         return ""
     try:

@@ -76,7 +76,7 @@ def _is_dropped(name: str, fields: Fields, others: Fields) -> bool:
 
 
 def _same_selection(name: str, below: Fields, above: Fields) -> bool:
-    """Whether a section is of the same class where the upper layer is added to the lower."""
+    """Whether a section keeps its class when the upper layer is added to the lower."""
     if (section := _SECTIONS.get(name)) is None:
         return True
     if section.inside:

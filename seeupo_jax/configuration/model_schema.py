@@ -133,7 +133,7 @@ class Mesh:
 
 @dataclass(frozen=True)
 class Offload:
-    """What is moved to the host's memory while the devices do not need it."""
+    """Arrays that are moved to the host's memory while the devices do not need them."""
 
     optimizer: bool = False
     """The optimizer's state, between steps."""

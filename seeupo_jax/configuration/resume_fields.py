@@ -1,8 +1,8 @@
-"""What becomes of each field of the configuration when a run resumes with another value.
+"""The effect of each configuration field when a run resumes with another value of it.
 
-`DECISIONS` is the one table of it. The check of a resumed run, the identity of stored rollouts, the
-fields that a comparison may change and the table of `docs/checkpoints.md` follow from it; a test
-fails for a field without a decision. Every change is recorded in `run.json`, whatever its kind.
+`DECISIONS` is the only table of this. The check of a resumed run, the identity of stored rollouts,
+the fields that a comparison may change and the table of `docs/checkpoints.md` follow from it; a
+test fails for a field without a decision. Every change is recorded in `run.json`, of any kind.
 """
 
 from __future__ import annotations

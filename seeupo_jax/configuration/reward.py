@@ -1,4 +1,4 @@
-"""`config.rewards`: functions of the finished episode, and what each named reward weighs."""
+"""`config.rewards`: functions of the finished episode, and the weights of named rewards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class Reward:
     function: str | None = checked(
         None, "module:function or module:Class", lambda value: ":" in value.strip(":")
     )
-    """What takes a finished episode and returns a number; none: a reward of the environment's."""
+    """A function of the finished episode that returns a number; none: the reward is one that the
+    environment gives."""
     weight: float = 1.0
     """Its weight in the trajectory's reward; 0: it is only logged."""
     name: str | None = checked(None, NAMES, is_name)
@@ -39,12 +40,12 @@ class Reward:
 
 @dataclass(frozen=True)
 class Judge:
-    """What scores candidates of a turn before one of them is executed (forks.kind=candidates)."""
+    """Scores candidates of a turn before one of them is executed (forks.kind=candidates)."""
 
     function: str | None = checked(
         None, "module:function or module:Class", lambda value: ":" in value.strip(":")
     )
-    """What takes a conversation that ends with a candidate and returns a number; none: the
+    """A function of a conversation that ends with a candidate, which returns a number; none: the
     environment's own, which order_desk has."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Keyword arguments of the function."""
@@ -83,5 +84,5 @@ def check_rewards(rewards: Sequence[Reward]) -> None:
 
 
 def reward_weights(rewards: Sequence[Reward]) -> dict[str, float]:
-    """What each reward of `config.rewards` weighs, by name; any other weighs 1."""
+    """Returns the weight of each reward of `config.rewards`, by name; any other has weight 1."""
     return {each.label: each.weight for each in rewards}

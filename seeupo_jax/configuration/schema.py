@@ -168,7 +168,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run saves, to resume from and to export."""
+    """Checkpoints to resume from, and the export of the policy."""
 
     every: int = at_least(0, 10)
     """Iterations between checkpoints; 0: only the last."""
@@ -199,10 +199,10 @@ class Profile:
 
 @dataclass(frozen=True)
 class Telemetry:
-    """What a run shows and records."""
+    """Display and records of a run."""
 
     trackers: tuple[str, ...] = ("tensorboard",)
-    """Trackers beside metrics.jsonl: tensorboard, wandb."""
+    """Trackers in addition to metrics.jsonl: tensorboard, wandb."""
     display: str = choice("auto", "rich", "plain")
     """Display of progress; auto: rich on a terminal, else plain."""
     trajectory_share: float = within(0, 1, 1.0)
@@ -272,7 +272,7 @@ class Config:
 
     @property
     def compared_weights(self) -> dict[str, float] | None:
-        """What named rewards weigh that are compared each by itself; None: their sum is."""
+        """Weights of named rewards if each is compared by itself; None: their sum is compared."""
         return reward_weights(self.rewards) if self.algorithm.by_name else None
 
 

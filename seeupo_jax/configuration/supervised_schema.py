@@ -38,8 +38,8 @@ class Sft:
     train_on: str = choice("all", "last")
     """Assistant messages of a conversation that the loss is of."""
     too_long: str = choice("error", "skip", "cut")
-    """What becomes of a conversation of more than rollout.max_context tokens: it is refused before
-    the run, left out, or cut there; the last two are counted."""
+    """How conversations of more than rollout.max_context tokens are handled: refused before the
+    run, left out, or cut there; the last two are counted."""
     eval_every: int = at_least(0, 100)
     """Steps between two times that the held-out loss is measured; 0: only before and after."""
     patience: int | None = at_least(1, None)

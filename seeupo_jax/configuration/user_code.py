@@ -146,11 +146,11 @@ def expand_home(path: str | os.PathLike[str]) -> Path:
 
 
 def import_attribute(name: str, field: str, kind: str, fits: Callable[[Any], bool]) -> Any:
-    """What a user's `module:attribute`, or `FILE.py:attribute`, stands for.
+    """Imports a user's `module:attribute` or `FILE.py:attribute`.
 
     Args:
       name: a file's path is relative to the working directory; the file runs once in a process,
-        and finds modules beside it.
+        and can import modules from its folder.
       field: the configuration field that names it, for errors.
       kind: what it has to be, in a word; `fits` checks it.
 

@@ -33,7 +33,7 @@ TURNS = "turns"  # the number of turns in names of metrics, which also hold labe
 
 
 class EnvironmentUnavailable(ValueError):
-    """What an environment needs is not on this machine: files, a benchmark, a server's program."""
+    """This machine lacks what an environment needs: files, a benchmark, a server's program."""
 
 
 def read_options(text: str) -> dict[str, Any]:

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 _ANSWER = "?"  # of a policy that has not been asked yet
 MODEL = "policy"  # what the endpoint calls it; agents may name any
 _SERVED = ("remote", "openenv")  # environments that are clients of servers
-_SPARE_FILES = 64  # beside those of conversations and those that are open: checkpoints, programs
+_SPARE_FILES = 64  # in addition to conversations and open files: checkpoints, programs
 
 
 def check_host(config: Config) -> None:
@@ -213,7 +213,7 @@ def _template_refusal(
 
 
 def _first_answer(environment: Environment) -> Sequence[Message]:
-    """What answers a word in an episode that has begun; nothing where that fails."""
+    """The environment's observation after a one-character action; empty if the step fails."""
     try:
         return check_step(environment.step(_ANSWER)).observation
     except (Exception, SystemExit):  # of a user's code

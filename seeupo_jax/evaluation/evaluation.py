@@ -115,7 +115,7 @@ def selection_split(config: Config, tasks: Tasks) -> str | None:
         return evaluation.select_on
     try:
         validation = set(list_tasks(tasks, VALIDATION))
-    except ValueError:  # what is said of a split that there is not
+    except ValueError:  # there is no such split
         return evaluation.split
     # An environment that takes any name for one of its other splits has no validation tasks.
     splits = ("train", evaluation.split)
@@ -140,10 +140,11 @@ def scored_split(config: Config, selects_on: str | None, iteration: int) -> str 
 
 
 def evaluated_splits(config: Config, selects_on: str | None, iteration: int) -> list[str]:
-    """What an evaluation after an iteration plays, each split once.
+    """Returns the splits that are evaluated after an iteration, each once.
 
-    It is the held-out split, before and after training the extra splits too, and of what is going
-    to be saved the split that checkpoints are selected on. With `evaluation.tasks`=0 it is none.
+    These are the held-out split; before and after training the extra splits; and, if a checkpoint
+    is about to be saved, the split that checkpoints are selected on. With `evaluation.tasks`=0
+    there are none.
     """
     if not config.evaluation.tasks:
         return []

@@ -80,7 +80,7 @@ def evaluate_policy(
         others = () if number else process_files(first, jax.process_count())
         file = opened.enter_context(EpisodeFile(path, settings, others))
         rewards = opened.enter_context(contextlib.closing(make_scorer(config.rewards)))
-        shown = jax.process_index() == 0  # beside the result, which is the standard output's
+        shown = jax.process_index() == 0  # on stderr; stdout has the result
         progress = opened.enter_context(
             ProgressDisplay(0, config.telemetry.display, stream=sys.stderr, shown=shown)
         )

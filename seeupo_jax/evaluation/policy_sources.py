@@ -52,8 +52,8 @@ class Server:
 class PolicySource(NamedTuple):
     """A policy to be evaluated.
 
-    about: what the JSON says of it. same: what must not change while its episodes are played; a
-    served policy's has a fingerprint.
+    about: its description in the JSON. same: values that must not change while its episodes are
+    played; a served policy's has a fingerprint.
     """
 
     engine: Engine
@@ -65,7 +65,7 @@ class PolicySource(NamedTuple):
 
 
 def about_policy(config: Config, iteration: int, part: str | None) -> dict[str, Any]:
-    """What the JSON says of a run's own policy, and what names its episodes.
+    """Returns what identifies a run's own policy in the JSON and in the names of episode files.
 
     Args:
       part: of `saved_weights`; None: what the run starts from.

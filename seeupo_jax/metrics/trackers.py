@@ -57,7 +57,7 @@ def _cut(text: str) -> str:
 
 
 class Tracker(Protocol):
-    """Something that a run is drawn by; whatever it raises, `MetricsWriter` does without it."""
+    """Records a run's metrics elsewhere; `MetricsWriter` drops a tracker that raises an error."""
 
     def write(self, iteration: int, values: Mapping[str, Any]) -> None:
         """Scalars; texts and missing numbers are skipped."""

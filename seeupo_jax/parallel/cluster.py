@@ -175,7 +175,7 @@ def _welcome(
     """Process 0: waits for all the others, and sends them whether the run can begin.
 
     Args:
-      problem: why it cannot, whatever they say.
+      problem: why it cannot begin, whatever the others send.
 
     Returns: the address at which it listened, for the coordinator to do so too.
     """
@@ -280,10 +280,10 @@ def _absent(place: ProcessPlace, came: Set[int], timeout_s: int) -> str:
 def first_difference(
     about: Mapping[str, str | None], number: int, other: Mapping[str, str | None]
 ) -> str | None:
-    """The first thing in which a process differs from process 0, in a sentence; None: in nothing.
+    """Returns a sentence on the first difference of a process from process 0; None: no difference.
 
     Args:
-      about, other: what process 0 and process `number` say of themselves, by name.
+      about, other: the settings of process 0 and process `number`, by name.
     """
     for name in dict.fromkeys([*about, *other]):
         if other.get(name) != about.get(name):
@@ -297,7 +297,7 @@ def first_difference(
 def _misplaced(
     place: ProcessPlace, about: Mapping[str, str | None], came: Set[int], message: Mapping[str, Any]
 ) -> str | None:
-    """What is wrong with a process that came; None: nothing."""
+    """Returns a sentence on what is wrong with a process that joined; None: nothing."""
     number, count = message["process_id"], message.get("num_processes")
     if count != place.num_processes:
         return (

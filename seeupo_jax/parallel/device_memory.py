@@ -55,7 +55,7 @@ def _container_limits() -> dict[Path, int]:
 
 
 def _free_under_limits() -> list[int]:
-    """What a container may use beyond what it does, without pages of files that can be dropped."""
+    """Bytes that a container may still use, by limit; droppable pages of files count as free."""
     free = []
     for file, limit in _container_limits().items():
         used = [file.parent / name for name in _IN_USE if (file.parent / name).exists()]

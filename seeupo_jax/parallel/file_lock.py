@@ -1,4 +1,4 @@
-"""One writer at a time: a lock file beside what is written, which no process can leave held."""
+"""Lock files, for one writer at a time; the lock of a process ends with the process."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def _sums_of(x: jax.Array) -> Sequence[Any]:
 
 
 def host_sums(x: np.ndarray) -> Sequence[np.uint32]:
-    """What `device_sums` gives."""
+    """As `device_sums`, computed by NumPy on the host."""
     # With an axis more, since NumPy warns of what overflows in scalars.
     bits = np.array(x, order="C")[..., None].view(f"uint{min(_width(x), 32)}")
     return _sums(bits.astype(np.uint32), x.ndim + (_width(x) > 32), np)

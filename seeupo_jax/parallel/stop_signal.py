@@ -73,7 +73,7 @@ class StopRequest:
 
 
 def _signals() -> list[signal.Signals]:
-    """What a run takes; Windows has no SIGHUP."""
+    """The signals that a run handles; Windows has no SIGHUP."""
     hangup = getattr(signal, "SIGHUP", None)
     ignored = hangup is None or signal.getsignal(hangup) == signal.SIG_IGN
     every = [signal.SIGTERM, signal.SIGINT, *([] if ignored else [hangup])]

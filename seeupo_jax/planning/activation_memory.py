@@ -60,7 +60,7 @@ def microbatch_bytes(
     )
     saved = sum(of_layer(i, remat) for i in range(arch.layers))
     largest_layer = max(of_layer(i, "none") for i in range(arch.layers))
-    # Keys and values stand by for the refresh of the weights, whatever is computed again.
+    # Keys and values are kept for the refresh of the weights, at any level of recomputation.
     keys = 2 * tokens * arch.layers * arch.kv_heads * arch.head_dim * item
     chunk = min(tokens, TOKENS_AT_ONCE, max(1, LOGITS_AT_ONCE // arch.vocab_size))
     copies = 2 if arch.lora is None else 1  # in float32, and its gradient where it trains

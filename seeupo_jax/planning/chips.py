@@ -20,7 +20,7 @@ GB = 10**9
 
 @dataclass(frozen=True)
 class Chip:
-    """One generation of TPU; figures are of one chip.
+    """One generation of TPU; figures per chip.
 
     hbm_bytes: its memory. peak_flops: bfloat16 FLOP/s. hbm_bandwidth: bytes/s.
     ici_bandwidth: bytes/s that it receives from its neighbours over all links together.

@@ -29,9 +29,9 @@ PLATFORM = "gpu"
 
 @dataclass(frozen=True)
 class RematPlan:
-    """The level that `model.remat=auto` takes; bytes are of one device.
+    """The level that `model.remat=auto` takes; bytes per device.
 
-    standing: what a step holds whatever is computed again: state, reference policy, gradients.
+    standing: bytes that a step holds at any level: state, reference policy, gradients.
     activations: of one microbatch, by the choices there are, the least recomputation first.
     allowed: for a step; None: unknown.
     replayed: experts that a step's routers are given.

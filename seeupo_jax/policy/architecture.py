@@ -82,7 +82,7 @@ class Architecture:
     longest: tokens of the longest sequence in token trees; None: unknown.
     unassigned: bounds of the ids that no token has, since the vocabulary is padded or has holes:
       from the first to before the second, from the third to before the fourth, and so on. The
-      policy's distributions are over the other ids; logits are of all.
+      policy's distributions are over the other ids; logits cover all.
     int8: whether the layers' matrices are int8, with a scale for each output: a sampler's copy.
     dtype: of activations; param_dtype: of the parameters that do not train where `lora` is set.
     attention: kernel of whole-row passes (`policy/kernels/fused.py`).

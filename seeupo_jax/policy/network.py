@@ -273,7 +273,7 @@ def _by_chunk_forward(
     predict: Callable[..., tuple[jax.Array, ...]], *arrays: CustomVJPPrimal
 ) -> tuple[tuple[jax.Array, ...], tuple[Any, ...]]:
     values = [x.value for x in arrays]
-    # A head that does not train (beside an adapter) has no derivative.
+    # A frozen head (of a policy with adapters) has no derivative.
     return _by_chunk(predict, *values), (*values, () if arrays[0].perturbed else None)
 
 

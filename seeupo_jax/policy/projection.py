@@ -1,4 +1,4 @@
-"""A matrix of a layer: plain, with an adapter beside it, or rounded to 8 bits."""
+"""A matrix of a layer: plain, with an adapter, or rounded to 8 bits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from seeupo_jax.policy.kernels.derivatives import add_bias, matmul
 
 
 class Projection(nnx.Module):
-    """A dense layer, with a low-rank adapter beside it where `lora` is given.
+    """A dense layer, plus a low-rank adapter if `lora` is given.
 
     Normal initialisation scaled by 1/sqrt(fan-in) times `gain`; adapters get their first values in
     `policy/lora.py`. With `int8` the matrix is `kernel` times `kernel_scale`, a number for each

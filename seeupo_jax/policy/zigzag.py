@@ -37,7 +37,7 @@ def from_zigzag(x_NL: jax.Array, devices: int) -> jax.Array:
 
 
 def gather_in_order(x_NL: jax.Array, devices: int, *logical: str | None) -> jax.Array:
-    """[N, L, ...] of dealt rows back in order, of which each device then has a contiguous part.
+    """[N, L, ...] of dealt rows back in order: each device then has a contiguous part.
 
     devices: more than one. logical: names of the axes behind the length, as of `constrain`.
     """

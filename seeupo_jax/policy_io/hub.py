@@ -118,7 +118,10 @@ def _run_config(manifest: Mapping[str, Any], config: Config) -> Config:
 
 
 class _About(NamedTuple):
-    """What a card says of a kind of run. measured: how; evaluations: a table."""
+    """The parts of a model card that depend on the kind of run.
+
+    measured: how the policy was measured. evaluations: a table.
+    """
 
     tag: str
     what: str
@@ -211,7 +214,7 @@ def _first_and_last(lines: Lines) -> Lines:
 def _settings(
     config: Config, manifest: Mapping[str, Any], of_kind: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What the run was made with, as its run.json and its configuration say.
+    """Returns the settings of a run, from its run.json and its configuration.
 
     of_kind: those of its kind of run.
     """

@@ -56,15 +56,15 @@ def write_policy(config: Config, policy: build.Policy, params: Any, folder: Path
 
 
 def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Writes a folder anew beside its place, then renames it; all processes call it.
+    """Writes a folder under another name, then renames it; all processes call it.
 
-    A kill or a power cut at any moment leaves the old one or the new one complete: in its place, or
-    between the two renames at `.before` and `.unfinished` beside it.
+    A kill or a power cut at any moment leaves the old or the new folder complete: at its place, or
+    between the two renames next to it, as `.before` and `.unfinished`.
 
     Args:
       folder: or a link to it, which stays.
-      write: takes the place beside it; what process 0 leaves there is the folder. It makes folders
-        with `make_folder`.
+      write: takes the path of the unfinished folder, which process 0 fills. It makes folders with
+        `make_folder`.
 
     Raises:
       OSError: it could not be written; on all processes.

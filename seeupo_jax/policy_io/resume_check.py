@@ -1,4 +1,4 @@
-"""Whether a run that goes on is the one that began, by what its checkpoints and rollouts note."""
+"""Checks that a resumed run is the one that began, by the notes of its checkpoints and rollouts."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
 def check_same_model(
     config: Config, saved: Mapping[str, Any], adapters: Mapping[str, Any] | None = None
 ) -> None:
-    """As `check_same_policy`; another path of what trains is a warning, where it may be another."""
+    """As `check_same_policy`; a new path of parameters that train, if allowed, is a warning."""
     try:
         check_same_policy(config, saved, adapters)
     except ValueError as error:
@@ -147,7 +147,7 @@ def check_same_policy(
 
     Args:
       saved: the configuration that the checkpoint was made with.
-      adapters: what `adapters_note` said of it; None: nothing, as in earlier versions.
+      adapters: the checkpoint's `adapters_note`; None: it has none, as in earlier versions.
 
     Raises:
       ValueError: adapters or groups of frozen parameters, with another model; adapters of another
@@ -166,7 +166,7 @@ def check_same_policy(
 
 
 def score_conditions(notes: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What the score of a checkpoint was measured with, by its notes; only like ones are compared.
+    """Returns how a checkpoint's score was measured, by its notes; only like ones are compared.
 
     None: on the held-out conversations of supervised fine-tuning, which no run may change.
     """

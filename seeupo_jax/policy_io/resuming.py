@@ -1,4 +1,4 @@
-"""What a run must not do to the work of the one before it in the same folder."""
+"""Protects the work of an earlier run in the same folder."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _own_chat(folder: str, chat: Chat) -> Chat | None:
 
 
 def warm_start_note(config: Config) -> dict[str, Any]:
-    """What a warm start makes its policy of, by field, but for how that is computed.
+    """Returns the fields that determine a warm start's policy, without those of how it is computed.
 
     Raises:
       ValueError: a model folder that cannot be read.
@@ -209,7 +209,7 @@ def _may_have_checkpoints(folder: str) -> bool:
 
 
 def resume_message(unit: str, done: int, asked: int) -> str:
-    """Where a run goes on from a checkpoint; also that it does not, where all is done.
+    """A line that says after which checkpoint a run resumes, or that nothing is left to train.
 
     Args:
       unit: what is counted, in the singular.

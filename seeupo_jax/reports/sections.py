@@ -28,7 +28,7 @@ class TableRow:
 
 @dataclass(frozen=True)
 class Table:
-    """The first column names the row, the others are of one run each."""
+    """A table whose first column names the row; each other column belongs to one run."""
 
     caption: str
     header: Sequence[str]
@@ -178,7 +178,7 @@ def stops_section(runs: Sequence[RunData]) -> Section:
         stack_chart(of_run(title, run, runs), _stops(run), _STOPS, y=y, domain=(0, 1))
         for run in runs
     ]
-    intro = "done: the environment said so. max_turns and max_tokens: a bound of the rollout was"
+    intro = "done: the environment ended it. max_turns and max_tokens: a bound of the rollout was"
     intro += " reached. unchosen: a candidate that was not executed. env_error and timeout: the"
     intro += " environment failed."
     return Section("stops", "Stop reasons", intro, {title: charts})

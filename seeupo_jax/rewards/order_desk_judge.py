@@ -14,7 +14,7 @@ _READS = ("find_customer", "list_orders", "get_order", "get_customer", "get_parc
 
 
 def judge_action(episode: FinishedEpisode) -> float:
-    """What the last message of a case is worth, before the desk executes it.
+    """Scores the last message of a case before the desk executes it.
 
     1: the oracle's next call, the first of its calls that has not been made. 0.5: another look-up
     that the desk accepts and that is new. 0: anything else, such as text that is no call, an action
@@ -24,14 +24,14 @@ def judge_action(episode: FinishedEpisode) -> float:
     task = LEVELS[number].find_task(episode.task_id)
     *earlier, text = [m["content"] for m in episode.messages if m["role"] == "assistant"]
     case, made = DeskEpisode(LEVELS[number].open_desk(task)), list[ToolCall]()
-    for said in earlier:
-        step = case.step(said)
-        made += _calls(said) if step.info["executed"][-1] else []
+    for response in earlier:
+        step = case.step(response)
+        made += _calls(response) if step.info["executed"][-1] else []
     calls = _calls(text)
     if len(calls) != 1:
         return 0.0
     responses = PLAY[number](task, 1.0, random.Random(0))
-    oracle = [call for said in responses for call in parse_hermes(said)]
+    oracle = [call for response in responses for call in parse_hermes(response)]
     if calls == [call for call in oracle if call not in made][:1]:
         return 1.0
     executed = case.step(text).info["executed"][-1]

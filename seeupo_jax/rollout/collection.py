@@ -159,8 +159,8 @@ class Collection:
         if failure is None:
             try:
                 earned = episode.ledger.earned
-                paid = self._worker.weigh(scored.rewards, "rewards by weight", earned)
-                return episode.on_scored(scored, paid)
+                weighted_sums = self._worker.weigh(scored.rewards, "rewards by weight", earned)
+                return episode.on_scored(scored, weighted_sums)
             except ProtocolError as error:
                 failure = RewardFailure("sum", "invalid", str(error))
         episode.fail("env_error", failure.reason)

@@ -173,13 +173,13 @@ class EnvironmentPlayer:
             step = check_step(answer, turn=turn, max_reward=max_reward)
             check_step_lists(earlier | step.info, "step() info", turn + 1)
             named = {OWN_REWARD: step.reward, **step.rewards}
-            paid = worker.weigh(named, "step() reward", earned)
+            weighted_sums = worker.weigh(named, "step() reward", earned)
             score = check_score(env.score())
             after = None if step.done else conversation.extend(action.tokens, step.observation)
             fork_point = None
             if may_fork and not step.done:
                 fork_point = ForkPoint(take_snapshot(env))
-            return step, paid, score, after, fork_point
+            return step, weighted_sums, score, after, fork_point
 
         self._pool.submit(EnvCall(episode.slot, lambda env: env.step(text), extend))
 
@@ -223,8 +223,8 @@ class EnvironmentPlayer:
 
         def settle(env: Environment, answer: Any) -> Any:
             last_reward = check_finish(answer, max_reward=worker.env.max_reward)
-            paid = worker.weigh({OWN_REWARD: last_reward}, "finish()", earned)
-            return last_reward, paid, check_score(env.score())
+            weighted_sums = worker.weigh({OWN_REWARD: last_reward}, "finish()", earned)
+            return last_reward, weighted_sums, check_score(env.score())
 
         self._pool.submit(EnvCall(episode.slot, lambda env: env.finish(stop), settle))
 

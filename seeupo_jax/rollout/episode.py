@@ -139,8 +139,8 @@ class Episode:
         if isinstance(result, Failure):
             self.on_failure(result, timeout_as)
         elif self.stop is not None:  # an answer to `finish`
-            last_reward, paid, self.score = result
-            self.ledger.add({OWN_REWARD: last_reward}, paid)
+            last_reward, weighted_sums, self.score = result
+            self.ledger.add({OWN_REWARD: last_reward}, weighted_sums)
         elif self.conversation is None:  # of `reset`
             messages, self.tools, self.conversation, self.has_finish = result
             self.messages += messages
@@ -157,9 +157,9 @@ class Episode:
         if failure.stop == "timeout" and timeout_as == "zero_reward" and self.turn:
             self.timeout_counts, self.score = True, 0.0
 
-    def on_scored(self, scored: ScoringResult, paid: Sequence[float]) -> None:
+    def on_scored(self, scored: ScoringResult, weighted_sums: Sequence[float]) -> None:
         """Takes the rewards of the reward functions, and their weighted sums of the last turns."""
-        self.ledger.add(scored.rewards, paid)
+        self.ledger.add(scored.rewards, weighted_sums)
 
     def view(self, split: str, candidate: str | None = None) -> FinishedEpisode:
         """The episode for reward functions or, with a candidate of the next turn, for a judge."""
@@ -196,12 +196,12 @@ class Episode:
     def _take_step(
         self,
         step: StepResult,
-        paid: Sequence[float],
+        weighted_sums: Sequence[float],
         score: float,
         conversation: TokenizedConversation | None,
         fork_point: ForkPoint | None,
     ) -> None:
-        self.ledger.add_step({OWN_REWARD: step.reward, **step.rewards}, paid)
+        self.ledger.add_step({OWN_REWARD: step.reward, **step.rewards}, weighted_sums)
         self.score, self.conversation = score, conversation
         self.messages += step.observation
         self.info = self.info | step.info

@@ -112,13 +112,13 @@ def _of_agents(collected: Collected, good: Sequence[Trajectory]) -> dict[str, fl
 
 def unpaid_rewards(collected: Collected, rewards: Sequence[Reward]) -> str | None:
     """A sentence on configured names that no reward of these trajectories has."""
-    paid = named_rewards([t for t in collected.sampled if not t.failed])
-    missing = [each.label for each in rewards if each.label not in paid]
-    if not paid or not missing:
+    present = named_rewards([t for t in collected.sampled if not t.failed])
+    missing = [each.label for each in rewards if each.label not in present]
+    if not present or not missing:
         return None
     return (
         f"config.rewards weighs {', '.join(missing)}, which no trajectory has; they have"
-        f" {', '.join(paid)}."
+        f" {', '.join(present)}."
     )
 
 
@@ -141,21 +141,23 @@ def _by_kind(
     """Success by number of turns and by each label of the tasks, and the rewards of each
     environment of a mixture."""
     kinds: dict[str, list[bool]] = {}
-    paid: dict[str, list[float]] = {}
+    rewards: dict[str, list[float]] = {}
     for trajectory in good:
         episode_kinds = [f"{TURNS}={trajectory.turns}"]
         episode_kinds += [f"{label}={v}" for label, v in labels.get(trajectory.task_id, {}).items()]
         for kind in episode_kinds:
             kinds.setdefault(kind, []).append(trajectory.info["score"] >= 1)
             if kind.startswith(f"{ENVIRONMENT}="):
-                paid.setdefault(kind, []).append(trajectory.reward)
+                rewards.setdefault(kind, []).append(trajectory.reward)
     counts = {
         f"rollout/trajectories/{kind}": len(won)
         for kind, won in kinds.items()
         if kind.startswith((f"{TURNS}=", f"{ENVIRONMENT}="))
     }
     rates = {f"rollout/success_rate/{kind}": float(np.mean(won)) for kind, won in kinds.items()}
-    means = {f"rollout/reward_mean/{kind}": float(np.mean(paid[kind])) for kind in sorted(paid)}
+    means = {
+        f"rollout/reward_mean/{kind}": float(np.mean(rewards[kind])) for kind in sorted(rewards)
+    }
     return dict(sorted(rates.items())) | dict(sorted(counts.items())) | means
 
 

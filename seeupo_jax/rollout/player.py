@@ -54,13 +54,13 @@ class RolloutWorker:
         Raises:
           ProtocolError: a sum is no reward; `where` says whose.
         """
-        paid: list[float] = []
+        sums: list[float] = []
         for turn_rewards in by_turn(rewards):
             total = weighted_sum(turn_rewards, self.rewards.weights) if turn_rewards else 0.0
-            paid.append(
-                check_reward(total, where, max_reward=self.env.max_reward, earned=sum(paid, earned))
+            sums.append(
+                check_reward(total, where, max_reward=self.env.max_reward, earned=sum(sums, earned))
             )
-        return paid
+        return sums
 
 
 @dataclass(frozen=True)

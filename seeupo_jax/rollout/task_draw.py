@@ -166,7 +166,7 @@ class TrainingTasks:
 
 
 def repeats(shares: Sequence[TaskShare], count: int) -> list[str]:
-    """Sentences on parts of which an iteration must repeat tasks.
+    """Sentences on the parts whose tasks an iteration must repeat.
 
     Args:
       count: the tasks that an iteration takes.

@@ -147,8 +147,8 @@ def _message(value: Any, where: str) -> dict[str, Any]:
         message["tool_calls"] = [
             _call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(listed)
         ]
-    said = ("content", "tool_calls", "reasoning_content")
-    if role == "assistant" and not any(message.get(name) for name in said):
+    content_keys = ("content", "tool_calls", "reasoning_content")
+    if role == "assistant" and not any(message.get(name) for name in content_keys):
         raise ValueError(f"{where}: got no content; allowed: a text that is not empty.")
     if role != "assistant" and given.get("content") in (None, []):
         raise ValueError(

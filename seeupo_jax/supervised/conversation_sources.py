@@ -231,7 +231,7 @@ def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
         ToolCall(call["function"]["name"], call["function"]["arguments"])
         for call in message.get("tool_calls", ())
     ]
-    said = TOOL_FORMATS["hermes"].render(message["content"], calls)
+    content = TOOL_FORMATS["hermes"].render(message["content"], calls)
     if thoughts := message.get("reasoning_content"):
-        said = f"<think>\n{thoughts.strip()}\n</think>\n\n{said}"
-    return plain | {"content": said}
+        content = f"<think>\n{thoughts.strip()}\n</think>\n\n{content}"
+    return plain | {"content": content}

@@ -148,7 +148,7 @@ class _Reading:
         return int(sum((segment.turn_L != CONTEXT).sum() for segment in included))
 
     def fingerprint(self) -> str:
-        """A hash of what was kept so far, the same in all processes.
+        """A hash of the conversations kept so far, the same in all processes.
 
         Raises:
           ValueError: the processes have read different conversations.

@@ -56,7 +56,7 @@ def begin_sft(
       config, given: as in `SftComponents`.
 
     Raises:
-      ValueError: what the workdir holds is of another run.
+      ValueError: the workdir holds another run.
     """
     parts, train = build_sft_components(
         config, given, workdir, progress, request, policy, params, data, callbacks

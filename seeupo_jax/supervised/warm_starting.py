@@ -49,7 +49,7 @@ def start_policy(
       stop: whether this process was asked to stop; the others may not know.
 
     Raises:
-      Stopped: a process was, in a warm start; nothing of it is kept.
+      Stopped: a process was asked to stop in a warm start, of which nothing is kept.
       ValueError: only some processes see it, or it was made of something else.
     """
     if max_over_processes([starting_folder(config, workdir) is not None])[0]:

@@ -80,7 +80,7 @@ def try_objective(name: str, objective: Objective, algorithm: Algorithm) -> None
         "weight": weight_NL,
     }
     arrays = {key: arrays[key] if single else arrays[key][:, 0] for key in objective.needs}
-    # Arguments, as they are of a step.
+    # Arguments as in a step.
     bounds = {
         key: None if (x := vars(algorithm)[key]) is None else jnp.float32(x) for key in BOUNDS
     }

@@ -1,4 +1,4 @@
-"""What updates a policy: the optimizer, the training state, the reference policy, the learner."""
+"""Builds the learner with its optimizer, its training state and the reference policy."""
 
 from __future__ import annotations
 

@@ -43,10 +43,10 @@ from seeupo_jax.training.reference_answers import check_references
 
 
 def prepare_run(config: Config, workdir: Path, check: Callable[[Config], object]) -> None:
-    """What comes before a run that Python code begins; its processes meet, if they have not yet.
+    """Prepares a run that Python code starts: XLA, folders, checks; joins its processes.
 
     Args:
-      check: `check_config`, or what is checked of another kind of run.
+      check: `check_config`, or the check of another kind of run.
 
     Raises:
       ValueError: a configuration or a folder that cannot be used.
@@ -63,7 +63,7 @@ def check_config(config: Config, splits: Sequence[str] | None = None) -> None:
     """Finds what is wrong with a configuration before anything is compiled.
 
     Args:
-      splits: of which a first task is begun; None: those that training plays.
+      splits: whose first task is begun, to try them; None: the splits of training.
 
     Raises:
       ValueError: one sentence with the field, what was got and what is allowed.

@@ -59,7 +59,7 @@ def begin_run(
     """A run, and where it begins: anew, after its newest checkpoint, or in a stopped sweep.
 
     Raises:
-      ValueError: what the workdir holds is of another run.
+      ValueError: the workdir holds another run.
     """
     parts, train = build_components(config, workdir, progress, request, policy, params, callbacks)
     run = Run(parts, RunCheckpoints(parts))
@@ -67,7 +67,7 @@ def begin_run(
         opened.enter_context(run)
         restored = run.checkpoints.restore(train)
         resumed, state = restored is not None, RunState(0, train) if restored is None else restored
-        del train, restored  # `restore_sweep` may load another state: one copy beside it is enough
+        del train, restored  # `restore_sweep` may load another state: keep one copy meanwhile
         state = run.checkpoints.restore_sweep(state)
         resumed = resumed or state.stopped_sweep is not None
         if not resumed:

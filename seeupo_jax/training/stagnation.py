@@ -19,7 +19,7 @@ FLAT = 10  # iterations after which a success or a reward that never moved is wa
 def check_groups(iteration: int, collected: Collected, *, grouped: bool = True) -> None:
     """NotLearning where no trajectory of an iteration counts; `grouped`: as for `learnable`."""
     if not learnable(collected.trajectories, grouped=grouped).any():
-        why = ", since a reward counts beside others of its group only" if grouped else ""
+        why = ", since rewards are compared within groups only" if grouped else ""
         raise NotLearning(
             f"iteration {iteration} has nothing to learn from{why}:"
             f" {str(most_frequent_failure(collected)).rstrip('.')}."

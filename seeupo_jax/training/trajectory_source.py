@@ -125,7 +125,7 @@ class TrajectorySource:
         Args:
           params: of the policy as the iteration begins, those that train.
           saves, evaluates: whether a checkpoint or an evaluation follows the iteration.
-          stopped: what its sweep, which was stopped, is of; `params` are those in its middle.
+          stopped: the trajectories of its stopped sweep, which continues from `params`.
 
         Raises:
           Stopped: the run was asked to stop.

@@ -323,7 +323,7 @@ def _check_learnable(trajectories: Sequence[Trajectory], path: str | Path, group
     if not learnable_N.any():
         raise ValueError(
             f"{path}: got no group with two trajectories that did not fail; allowed: at least one,"
-            " since a reward counts beside those of its group."
+            " since rewards are compared within groups."
         )
     if not any(t.turns for t, keep in zip(trajectories, learnable_N, strict=True) if keep):
         raise ValueError(f"{path}: got no turn to update; allowed: at least one turn >= 0.")

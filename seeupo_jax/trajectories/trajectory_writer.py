@@ -106,7 +106,7 @@ class TrajectoryWriter:
             self._writer.shutdown()
 
     def _keeps(self, shard: TrajectoryFile, group: int) -> bool:
-        """A draw that is the same in every life of a run, whatever else it does."""
+        """Whether a group is written: a draw by name, so a resumed run repeats it."""
         name = f"{self._seed}/{shard.kind}/{shard.iteration}/{group}"
         draw = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
         return draw < self._share * 2**64

@@ -103,7 +103,7 @@ def test_else_they_are_those_beside_the_function_or_the_environments(tmp_path):
 @pytest.mark.parametrize(
     "fields, says",
     [
-        ({"name": "a:b", "command": "sh"}, "agent.command: got 'sh' beside config.agent.name=a:b"),
+        ({"name": "a:b", "command": "sh"}, "agent.command: got 'sh' with config.agent.name=a:b"),
         ({"command": "sh", "options": {"x": 1}}, "agent.options: got options without"),
         ({"tasks": "x.jsonl"}, "agent.tasks: got 'x.jsonl' without an agent"),
         ({"name": "a:b", "memory_mib": 5}, "agent.memory_mib: got 5; allowed: none, unless"),

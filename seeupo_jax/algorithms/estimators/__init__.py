@@ -52,7 +52,7 @@ ARRAYS = {
 }
 
 
-# Those that come from a model beside the policy, which is another one for each.
+# Inputs that an auxiliary model computes, each a model of its own.
 SCORED = frozenset({"implicit_NK", "progress_NL"})
 
 

@@ -39,7 +39,7 @@ def generalized_advantage(
       lam: in [0, 1]; 0 trusts the value function after one token, 1 not at all.
 
     Returns:
-      float32 [N, L], advantages, and float32 [N, L], what the value function should have said
+      float32 [N, L], advantages, and float32 [N, L], the targets of the value function
       (advantage plus value), both in reward units and 0 outside the mask.
     """
     mask_NL = jnp.asarray(mask_NL, bool)

@@ -94,7 +94,7 @@ def group_relative_advantage(
 def _units(
     reward_N: jax.Array, index_N: jax.Array, valid_N: jax.Array, *, per_batch: bool
 ) -> jax.Array:
-    """What to count each trajectory's reward in, [N]: of its group, or one unit for all."""
+    """The unit of each trajectory's reward, [N]: its group's, or one for all."""
     size_N = jnp.where(valid_N, jnp.abs(reward_N), 0.0)
     if per_batch:
         return jnp.broadcast_to(exact_unit(jnp.max(size_N, initial=0.0)), size_N.shape)

@@ -36,7 +36,7 @@ def spa_advantage(
       progress_coef, grounding_coef: >= 0; the paper's alpha and beta.
 
     Returns:
-      float32 [N, L], advantages, and float32 [N, L], what the value function should have said,
+      float32 [N, L], advantages, and float32 [N, L], the targets of the value function,
       both in reward units and 0 outside the mask.
     """
     reward_NL = progress_coef * progress_NL + grounding_coef * executed_NL

@@ -62,8 +62,8 @@ def slate() -> Choices:
     """All turns in one step: max 1/N Σ_i Σ_t min(s_it A_it, clip(s_it) A_it) - β KL.
 
     A_it = (r - mean) / deviation of a judge's scores r over the candidates of the turn, which are
-    sampled from one context before any is executed; one of them goes on, drawn from
-    softmax(A / 0.7), and each is trained once. SLATE, arXiv:2602.23440, Eq. 5 and 7; numbers as in
+    sampled from one context before any is executed. One of them, drawn from softmax(A / 0.7), is
+    executed; each is trained once. SLATE, arXiv:2602.23440, Eq. 5 and 7; numbers as in
     algoprog/SLATE, configs/slate.yaml, with five candidates and a learning rate of 1e-6.
     """
     return parallel() | {

@@ -121,7 +121,7 @@ def spa() -> Choices:
     (Σ_t c_it - r_i)^2; g_it is 1 if the environment could execute the turn's action. SPA-RL,
     arXiv:2505.20732, which gives no α and β: here 1 and, as in its authors' prm/rl_data_org.py
     (WangHanLinHenry/SPA-RL-Agent), 0.5. There the estimator is trained before the policy, on
-    trajectories of their own; here beside it.
+    separate trajectories; here together with it.
     """
     return ppo() | {
         "advantage": "spa",

@@ -206,7 +206,7 @@ def check_weights(algorithm: Algorithm, rewards: Sequence[Reward]) -> None:
         if algorithm.forks.kind == "candidates" and reward.weight:
             raise ValueError(
                 f"config.rewards[{number}].weight: got {reward.weight:g} of {reward.label} with"
-                " forks.kind=candidates; allowed: 0, since the judge's scores are all that is paid."
+                " forks.kind=candidates; allowed: 0, since only the judge's scores are rewarded."
             )
     if algorithm.estimator_entry.signed_weights:
         return

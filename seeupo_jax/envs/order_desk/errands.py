@@ -150,12 +150,12 @@ def _draw(rng: random.Random) -> Errand:
     customer = rng.randrange(count)
     orders = rng.sample(range(len(drawn[customer].orders)), rng.choice((2, 3, 3)))
     requests = tuple(_draw_request(rng, order) for order in orders)
-    said = [rng.choice(world.GREETINGS)]
+    sentences = [rng.choice(world.GREETINGS)]
     for request in requests:
         item = drawn[customer].orders[request.order].item
         phrase = rng.choice(world.PHRASES[request.kind])
-        said.append(phrase.format(item=item, address=request.address))
-    message = f"{' '.join(said)}{rng.choice(world.CLOSINGS)}"
+        sentences.append(phrase.format(item=item, address=request.address))
+    message = f"{' '.join(sentences)}{rng.choice(world.CLOSINGS)}"
     message = message.replace("{name}", names[customer])
     return Errand(message, drawn, customer, requests)
 

@@ -125,9 +125,9 @@ def sampled_credit(
 
 
 def expected_credit(algorithm: Algorithm, batch: Batch) -> TurnCredit:
-    """What `sampled_credit` tends to as groups grow, for GRAE and rewards without noise.
+    """The limit of `sampled_credit` as groups grow, for GRAE and rewards without noise.
 
-    Every baseline is the policy's value then, and a group's deviation that of the batch.
+    In the limit every baseline is the policy's value, and a group's deviation is the batch's.
     """
     unit = exact_unit(jnp.max(jnp.abs(batch.reward_N)))
     reward_N, flat = batch.reward_N / unit, FLAT / unit

@@ -51,7 +51,7 @@ _UNREAD = {
 
 @dataclass(frozen=True)
 class LabSettings:
-    """What all recipes of an experiment have in common; the defaults are the laboratory's."""
+    """Settings that all recipes of an experiment share; the defaults are the laboratory's."""
 
     seeds: int = at_least(1, 16)
     iterations: int = at_least(1, 150)
@@ -156,9 +156,9 @@ def check_rewards(problem: Problem, recipe: str, settings: LabSettings) -> None:
     """
     advantage = settings.algorithm(recipe).advantage
     allowed = find_entry("advantage", advantage).reward_range
-    paid, noise = problem.mean / problem.probability, problem.turns * problem.noise
-    least = min(paid.min(), 0.0) if np.any(problem.probability < 1) else paid.min()
-    low, high = least - noise, paid.max() + noise
+    reward, noise = problem.mean / problem.probability, problem.turns * problem.noise
+    least = min(reward.min(), 0.0) if np.any(problem.probability < 1) else reward.min()
+    low, high = least - noise, reward.max() + noise
     if allowed is not None and not (allowed[0] <= low and high <= allowed[1]):
         raise ValueError(
             f"--recipes: got {recipe!r} on {problem.name}, whose rewards are from {low:g} to"

@@ -32,8 +32,8 @@ class Problem:
       name: what tables and plots call it.
       mean: shape (A,) x K, A >= 2 and K >= 1, reward units; the largest is > 0.
       probability: the same shape, in (0, 1]; 1 where the reward has no noise.
-      turn_mean: shape (K,) + (A,) x K, what each turn pays, which depends on no later action;
-        estimators of turns see it instead of the reward. None: all is paid with the last turn.
+      turn_mean: shape (K,) + (A,) x K, each turn's reward, which depends on no later action;
+        estimators of turns see it instead of the reward. None: the last turn gets all of it.
       noise: >= 0, reward units; each turn pays as much more or less by a coin, with turn_mean only.
 
     Raises:
@@ -85,9 +85,9 @@ class Problem:
                 f"{self.name}: got turn_mean of shape {self.turn_mean.shape}; allowed: one array of"
                 f" mean's shape for each turn, {(self.turns, *self.mean.shape)}."
             )
-        for turn, paid in enumerate(self.turn_mean):
+        for turn, mean in enumerate(self.turn_mean):
             later = tuple(range(turn + 1, self.turns))
-            if later and np.any(np.ptp(paid, axis=later)):
+            if later and np.any(np.ptp(mean, axis=later)):
                 raise ValueError(
                     f"{self.name}: got a turn_mean of turn {turn} that depends on later actions;"
                     " allowed: on those up to it."
@@ -126,8 +126,8 @@ def load_problem(path: str | Path) -> Problem:
     """The problem of an `.npz` file, named like the file.
 
     Args:
-      path: holds the array `mean`, unless no reward has noise `probability`, and if turns are paid
-        `turn_mean` and `noise`.
+      path: holds the array `mean`; `probability`, unless no reward has noise; and `turn_mean` and
+        `noise` if turns have rewards.
 
     Raises:
       ValueError: no such file, not an `.npz` file, no `mean`, or arrays that are no problem.
@@ -198,7 +198,7 @@ def delayed() -> Problem:
 
 
 def stochastic() -> Problem:
-    """Each of three actions adds its share, but one reward in four is paid, four times as large.
+    """Each of three actions adds its share, but one reward in four is given, four times as large.
 
     Isolates noise: rewards vary more than what they depend on.
     """
@@ -216,7 +216,7 @@ def random() -> Problem:
 
 
 def long() -> Problem:
-    """Eight turns of two actions, paid by the square of how many of them were action 1.
+    """Eight turns of two actions; the reward is the square of the share of action 1.
 
     Isolates length: M is a product of seven ratios, and at first one in seven of the last turn's
     128 contexts gets no trajectory at all in an iteration's 256.
@@ -229,8 +229,8 @@ def rare_turn() -> Problem:
     """The fourth of eight turns pays 1 if it and the two before are action 1; coins pay 2 or -2.
 
     Isolates noise in a long episode: at first one trajectory in eight has the good turn, which
-    moves the reward by a deviation of 0.33, and the coins of all eight turns by one of 5.7. What
-    was paid before a turn has nothing to do with it, and what is paid long after it little.
+    moves the reward by a deviation of 0.33, and the coins of all eight turns by one of 5.7. Rewards
+    before a turn do not depend on its action, and those long after it hardly do.
     """
     turn_mean = np.zeros((8, *(2,) * 8))
     turn_mean[3, :, 1, 1, 1] = 1.0

@@ -17,7 +17,7 @@ from seeupo_jax.instruments.lab.policies import (
 
 
 class TurnRewards(NamedTuple):
-    """What turns pay: `mean` of shape (K,) + (A,) x K; `noise` is added or taken by a coin each."""
+    """Rewards of turns: `mean` of shape (K,) + (A,) x K, plus or minus `noise` by a coin each."""
 
     mean: jax.Array
     noise: jax.Array

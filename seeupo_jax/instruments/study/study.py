@@ -248,7 +248,7 @@ def read_study(config: str, overrides: Sequence[str]) -> Study:
 
 
 def _check_overrides(study: Study) -> None:
-    """Checks that no override is of a field that the study sets itself."""
+    """Checks that no override changes a field that the study sets itself."""
     for text in study.overrides:
         given, _, value = text.partition("=")
         if given in ("seed", "recipe"):

@@ -76,8 +76,8 @@ def _outcome(study: Study, results: Mapping[str, CellResult], folder: Path) -> I
     items = []
     for measure, words in MEASURES.items():
         outcomes = verdicts(compare_with(reference, others, measure))
-        said = [f"{kind} {_of(kind)}{', '.join(n)}" for kind, n in outcomes.items() if n]
-        items.append(f"- By {words}, {reference.variant} is {'; '.join(said) or 'alone'}.")
+        texts = [f"{kind} {_of(kind)}{', '.join(n)}" for kind, n in outcomes.items() if n]
+        items.append(f"- By {words}, {reference.variant} is {'; '.join(texts) or 'alone'}.")
     yield "\n".join(items)
 
 

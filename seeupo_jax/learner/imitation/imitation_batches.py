@@ -36,8 +36,8 @@ class Batches:
 
     conversations: as segments, each with a token to train on.
     block: so many batches (or as many as an epoch has) are sorted by length before they are cut,
-      and come in random order. Those of one batch then have similar lengths, and may be of one kind
-      (episodes that failed early), of which the last steps are. 1: lengths do not matter.
+      and the batches are shuffled. A batch then has conversations of similar lengths, which may be
+      of one kind (episodes that failed early), and so may the last steps. 1: no sorting.
     """
 
     conversations: Sequence[Segments]

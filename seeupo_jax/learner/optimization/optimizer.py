@@ -91,7 +91,7 @@ def _trained(config: Optimizer) -> list[tuple[int, ParameterGroup]]:
         if group.frozen and choices != ParameterGroup():
             raise ValueError(
                 f"config.optimizer.groups[{index}].frozen: got True with an optimizer of its own;"
-                " allowed: pattern alone beside it."
+                " allowed: pattern as the only other field."
             )
     return [(index, group) for index, group in enumerate(config.groups) if not group.frozen]
 

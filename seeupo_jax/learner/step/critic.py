@@ -102,7 +102,7 @@ def auxiliary_optimizer(
     config: Config, rate: float | None, *, total_steps: int
 ) -> optax.GradientTransformation:
     """The configured optimizer for an auxiliary model; `rate` None: the policy's learning rate."""
-    # Groups and the average are of the policy's parameters.
+    # Groups and the average belong to the policy's parameters.
     options = dataclasses.replace(config.optimizer, groups=(), ema=None)
     if rate is not None:
         kwargs = dict(options.kwargs)

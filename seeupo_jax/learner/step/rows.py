@@ -65,9 +65,9 @@ def compute_row(network: Network, params: Any, row: TurnBatch) -> Computed:
 
 
 class RowLogp(NamedTuple):
-    """log π of what one microbatch predicts, and the entropy of what it is drawn from (nats).
+    """log π of a microbatch's predicted tokens, and entropies of their distributions (nats).
 
-    entropy_RX: None where it was not asked for. hidden_RXD: what predicts.
+    entropy_RX: None if it was not requested. hidden_RXD: the states that predict.
     keys: keys and values of the pass. routed_RLG: what its routers chose; None without experts.
     """
 

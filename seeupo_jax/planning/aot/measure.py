@@ -26,7 +26,7 @@ _PACKED = 1.03  # of a program's peak, at most: its arrays without gaps between 
 
 @dataclass(frozen=True)
 class CompiledFigures:
-    """The compiler's figures of a program; bytes are of one device.
+    """The compiler's figures of a program; bytes per device.
 
     inside: memory of the program by part. beside: other memory that a device holds meanwhile.
     error: why it did not compile; all else but the name is empty then.

@@ -282,10 +282,10 @@ def reward_lines(config: Config) -> list[str]:
             limits = f"{reward.concurrency} at a time, a call at most {reward.timeout_s:g} s"
             made_by = f"{reward.function}, {limits}"
         others.append(f"{reward.weight:g} x {reward.label}: {made_by}")
-    paid = f"{env_weight:g} x {OWN_REWARD}: what the environment pays"
+    own = f"{env_weight:g} x {OWN_REWARD}: what the environment pays"
     if config.rewards and config.algorithm.by_name:
         others.append(f"advantage={config.algorithm.advantage} compares each of them by itself")
-    return [paid, *others] if config.rewards else []
+    return [own, *others] if config.rewards else []
 
 
 def task_ids(config: Config, split: str) -> Sequence[str]:

@@ -1,7 +1,7 @@
-"""What tokenizer.json says, whatever class `transformers` takes for the folder.
+"""Loads tokenizers as tokenizer.json defines them, whatever class `transformers` chooses.
 
-Version 4 of `transformers` takes that file as it is; some classes of version 5 take its vocabulary
-and merges only.
+Version 4 of `transformers` uses the whole file; some classes of version 5 use only its vocabulary
+and merges.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def save(library: transformers.PreTrainedTokenizerBase, folder: Path) -> None:
 
 
 def _parts(tokenizer: Tokenizer) -> dict[str, bytes | None]:
-    """What determines ids and texts, but for added tokens."""
+    """The parts that determine ids and texts, except for added tokens."""
     parts = {}
     for name in _PARTS:
         part = getattr(tokenizer, name)

@@ -142,7 +142,7 @@ def resolve_chat(folder: Path, chat: schema.Chat | None) -> schema.Chat:
 
 
 def dropped_messages_notice(folder: Path, chat: schema.Chat | None) -> str | None:
-    """What the model does not read of conversations, in a sentence; None: it reads all."""
+    """A sentence on the parts of conversations that the model does not read; None: it reads all."""
     options = resolve_chat(folder, chat)
     unread = {"system messages": not options.system, "lists of tools": options.tools == "none"}
     if not any(unread.values()):
@@ -176,8 +176,8 @@ def check_rendered(message: Mapping[str, Any], written: str) -> None:
     """ValueError where a template has left out a part of an assistant's message."""
     calls = [call["function"]["name"] for call in message.get("tool_calls", ())]
     # White space around a thought is the template's.
-    said = re.split(f"{THOUGHT}|{THOUGHT_END}", message["content"])
-    for part in (*said, message.get("reasoning_content", ""), *calls):
+    texts = re.split(f"{THOUGHT}|{THOUGHT_END}", message["content"])
+    for part in (*texts, message.get("reasoning_content", ""), *calls):
         if part.strip() not in written:
             shown = part.strip() if len(part.strip()) <= 60 else f"{part.strip()[:60]} ..."
             raise ValueError(
@@ -226,7 +226,7 @@ def _read_template(path: str, names: Iterable[str]) -> str:
 
 
 def template_boundaries(render: Callable[..., str]) -> tuple[list[str], str]:
-    """What a template writes around messages, and what asks for an assistant's message.
+    """Returns the texts that a template writes around messages, and its header of an answer.
 
     Args:
       render: the text of messages, of tools or None, with or without that `header`; it raises where

@@ -91,7 +91,7 @@ class Tokenizer(Protocol):
 
     @property
     def unwritten(self) -> Mapping[str, str]:
-        """Roles whose messages the model would not read, each with a sentence of what is allowed.
+        """Roles whose messages the model would not read, each with a sentence on what is allowed.
 
         A conversation that has such a message is refused with that sentence.
         """
@@ -251,7 +251,7 @@ def load_tokenizer(folder: Path, chat: schema.Chat | None = None) -> Tokenizer |
 
 @dataclass(frozen=True)
 class _Source:
-    """What a tokenizer is made from; equal where that is the same."""
+    """The files and options that a tokenizer is made from; equal if they are unchanged."""
 
     folder: Path
     stamps: tuple[tuple[str, int, int], ...]  # of each file: when it was written, bytes

@@ -300,9 +300,9 @@ def _attend(q_NLHd: jax.Array, keys: KeyValues, visible_NLC: jax.Array) -> jax.A
 def _weigh(q: jax.Array, k: jax.Array, v: jax.Array, visible_NLC: jax.Array) -> jax.Array:
     """Softmax attention of queries [N, kv_heads, groups * L, head_dim], shaped as they are.
 
-    On CPU the cost, beside the products, is passes over the scores. So the output is divided by
-    the softmax's total, instead of the weights and their derivative; the derivative's mean under
-    the softmax is taken from the output too.
+    On CPU, the cost apart from the matrix products is that of passes over the scores. So the output
+    is divided by the softmax's total, instead of the weights and their derivative; the derivative's
+    mean under the softmax is taken from the output too.
     """
     return _weigh_forward(q, k, v, visible_NLC)[0]
 

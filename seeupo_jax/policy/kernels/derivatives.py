@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import CustomVJPPrimal
 
-FUSED = "fused attention"  # the name of what a kernel for trees gives, and keeps for its derivative
-RECOMPUTE = "again"  # the scope of what a backward pass computes a second time
+FUSED = "fused attention"  # the name of results that a tree kernel keeps for its derivative
+RECOMPUTE = "again"  # the scope of operations that a backward pass recomputes
 
 
 @jax.custom_vjp
@@ -28,7 +28,7 @@ def matmul(x_NLD: jax.Array, w_DF: jax.Array) -> jax.Array:
 def _matmul_forward(
     x_NLD: CustomVJPPrimal, w_DF: CustomVJPPrimal
 ) -> tuple[jax.Array, tuple[jax.Array | None, jax.Array | None]]:
-    # A weight that does not train (beside an adapter) has no gradient, and nothing is kept for it.
+    # A frozen weight (one with an adapter) has no gradient, and nothing is kept for it.
     residuals = x_NLD.value if w_DF.perturbed else None, w_DF.value if x_NLD.perturbed else None
     return x_NLD.value @ w_DF.value, residuals
 
@@ -90,7 +90,7 @@ def look_up(table_VD: jax.Array, tokens_NL: jax.Array) -> jax.Array:
 def _look_up_forward(
     table_VD: CustomVJPPrimal, tokens_NL: CustomVJPPrimal
 ) -> tuple[jax.Array, tuple[jax.Array | None, jax.Array]]:
-    # A table that does not train (beside an adapter) has no gradient.
+    # A frozen table (of a policy with adapters) has no gradient.
     like_VD = table_VD.value if table_VD.perturbed else None
     return table_VD.value[tokens_NL.value], (like_VD, tokens_NL.value)
 

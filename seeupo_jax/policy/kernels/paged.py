@@ -22,7 +22,7 @@ BLOCK = 256  # tokens of a row that are gathered at once
 _KERNEL_BLOCK = 512  # tokens that the TPU kernel holds at once, at most
 _LANES, _SUBLANES = 128, 8  # of a TPU register
 # A sum over no key has a top of _LOWEST: the weight of a hidden key, exp(_HIDDEN - top), is 0 then
-# too, and so is that sum's own weight beside a sum over keys.
+# too, and so is that sum's own weight when it is merged with a sum over keys.
 _LOWEST, _HIDDEN = -1e30, -2e30
 
 

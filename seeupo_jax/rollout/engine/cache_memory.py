@@ -44,7 +44,7 @@ class Reshard:
 
 @dataclass(frozen=True)
 class CachePlan:
-    """Sizes of the cache. slots, concurrency and pages are of one shard of the rows.
+    """Sizes of the cache; slots, concurrency and pages are per shard of the rows.
 
     slots: actions being decoded. concurrency: open conversations. pages: of page_size tokens each.
     token_bytes: keys and values of one token in all layers, on one device.
@@ -88,14 +88,14 @@ class CachePlan:
         fit = self.pages // self.row_pages
         cut = f" on each of {self.shards} shards" if self.shards > 1 else ""
         way = "" if self.reshard is None else f"; {self.reshard}"
-        beside = ""
+        gathered = ""
         if self.gathered_bytes:
-            beside = f"; {format_bytes(self.gathered_bytes)} beside it, gathered to decode"
+            gathered = f"; {format_bytes(self.gathered_bytes)} beside it, gathered to decode"
         return (
             f"KV cache: {self.slots} slots{cut} for {self.concurrency} conversations,"
             f" {format_bytes(self.bytes)} in {self.pages} pages of {self.page_size} tokens"
             f" ({format_bytes(self.token_bytes)} per token, {format_bytes(row_bytes)} per"
-            f" conversation of {self.max_context} tokens; {fit} of them fit at once){beside}{way}"
+            f" conversation of {self.max_context} tokens; {fit} of them fit at once){gathered}{way}"
         )
 
 
@@ -179,11 +179,11 @@ def _check_free(rollout: schema.Rollout, plan: CachePlan, free_bytes: int) -> No
     if plan.gathered_bytes:
         size = format_bytes(plan.gathered_bytes)
         others.append(f"{size} that decoding gathers (config.rollout.slots, {plan.slots})")
-    beside = f"with {' and '.join(others)} together " if others else ""
+    together = f"with {' and '.join(others)} together " if others else ""
     raise ValueError(
         f"config.rollout.cache_gib: got {rollout.cache_gib}, which means {format_bytes(plan.bytes)}"
         f" per device for {plan.concurrency} conversations of {plan.max_context} tokens;"
-        f" allowed: {beside}less than the {format_bytes(free_bytes)} that are free."
+        f" allowed: {together}less than the {format_bytes(free_bytes)} that are free."
     )
 
 

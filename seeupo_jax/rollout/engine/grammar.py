@@ -44,7 +44,7 @@ PLAIN: TEXT & ~/(?s:.*)<\/?tool_call>(?s:.*)/ & ~THINKS
 _NO_CALLS = _TEXT + "start: PLAIN"
 # No tag in a text before or without calls, where a thought that begins also ends; nothing but a
 # line's end between calls. A call has whole strings, which may hold tags, as `parse_hermes` reads
-# them; JSON has no "<" beside them.
+# them; JSON has no "<" outside strings.
 _BLOCKS = (
     _TEXT
     + r"""

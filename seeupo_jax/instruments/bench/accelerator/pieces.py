@@ -110,11 +110,11 @@ def beside_torch(
     try:
         return run(settings, None if rehearse else alone)
     except Exception as error:
-        said = sentence(error)
+        failure = sentence(error)
         if ways == fallback or is_out_of_memory(str(error)):
             raise
     # Outside the handler: its traceback would keep the memory of the first attempt.
-    record.note(f"Not measured against {ways[0]}: {said}")
+    record.note(f"Not measured against {ways[0]}: {failure}")
     return run(replace(settings, **{field: fallback}), None)
 
 
@@ -136,8 +136,8 @@ def quickstart(record: Record, _: BenchSettings, rehearse: bool) -> None:
         seconds = time.perf_counter() - began
         print(done.stdout)
         if done.returncode:
-            said = [text for text in done.stdout.splitlines() if text.strip()]
-            raise RuntimeError(f"training ended with {done.returncode}: {''.join(said[-1:])}")
+            output = [text for text in done.stdout.splitlines() if text.strip()]
+            raise RuntimeError(f"training ended with {done.returncode}: {''.join(output[-1:])}")
         lines = Path(folder, "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     metrics = [json.loads(line) for line in lines]
     keys = {key for values in metrics for key in values}
@@ -191,7 +191,7 @@ class Piece:
 
         Args:
           free_bytes: of the device; None: not known, all are tried.
-          alone: whether PyTorch does not run beside JAX.
+          alone: whether JAX runs without PyTorch.
         """
         fitting, notes = [], []
         for index, size in enumerate(self.sizes):
@@ -208,9 +208,9 @@ class Piece:
 
 
 def _of_sweep(settings: BenchSettings, dtype: str = "bfloat16") -> tuple[float, float]:
-    """Weights and what lies beside them, and what layers keep for the backward pass.
+    """Bytes of weights, of arrays of their size, and of activations for the backward pass.
 
-    Of our side on a GPU: as many groups in a microbatch as it takes, and nothing recomputed.
+    JAX on a GPU takes as many groups in a microbatch as fit, and recomputes nothing.
     """
     arch = architecture(settings.model, dtype)
     P, scale = parameters(arch), settings.scale or 1.0

@@ -208,11 +208,11 @@ def _running(line: Sequence[str]) -> Iterator[ServedEndpoint]:
             url = f"http://127.0.0.1:{port}"
             # `transformers serve` lists the models of the hub's cache, and serves its folder only.
             lists = "serve" not in line
-            said = _first_reply(process, url + ("/v1/models" if lists else "/health"), key)
-            if said is None:
+            reply = _first_reply(process, url + ("/v1/models" if lists else "/health"), key)
+            if reply is None:
                 log.seek(0)
                 raise ValueError(f"{line[0]}: does not answer: {log.read()[-500:].strip()}")
-            yield ServedEndpoint(f"{url}/v1", key, said["data"][0]["id"] if lists else line[2])
+            yield ServedEndpoint(f"{url}/v1", key, reply["data"][0]["id"] if lists else line[2])
         finally:
             process.terminate()
             try:
@@ -320,8 +320,8 @@ async def _request(
     began, first_s, tokens = time.perf_counter(), None, None
     async with http.stream("POST", "/chat/completions", json=body) as reply:
         if reply.status_code != 200:
-            said = (await reply.aread()).decode()[:500]
-            raise ValueError(f"{reply.url}: a request failed with {reply.status_code}: {said}")
+            text = (await reply.aread()).decode()[:500]
+            raise ValueError(f"{reply.url}: a request failed with {reply.status_code}: {text}")
         async for line in reply.aiter_lines():
             data = line.removeprefix("data:").strip()
             if not line.startswith("data:") or data == "[DONE]":

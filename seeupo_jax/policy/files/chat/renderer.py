@@ -250,7 +250,7 @@ class Renderer:
         )
 
     def _offered(self, roles: Sequence[str]) -> str:
-        """What may help where a template does not write messages of these roles."""
+        """A suggestion for an error if a template does not write messages of these roles."""
         if "tool" in roles:
             return _OFFERED["tool"]
         if "system" in roles:

@@ -28,7 +28,7 @@ class TemplateConversation:
 
     @functools.cached_property
     def _opening(self) -> str:
-        """What the header has of a thought that it leaves open: `<think>` and what follows it."""
+        """The thought that the header leaves open: `<think>` and the text after it; "": none."""
         place = self.text.rfind(THOUGHT)
         if place < 0 or THOUGHT_END in self.text[place:]:
             return ""
@@ -36,32 +36,33 @@ class TemplateConversation:
         return self.text[place:] if place >= len(before) else ""
 
     def say(self, message: Message) -> list[int]:
-        """The text of a message is said as it is; its thoughts and calls as the template has them.
+        """Returns the tokens of an assistant's message as an action, without its header.
 
-        What the template writes before the text of any message, such as an empty thought, is no
-        part of one without thoughts, unless the header leaves a thought open: the action then
-        begins inside it, and has its end.
+        A message's text is unchanged; its thoughts and calls are as the template writes them. Text
+        that the template adds before every message, such as an empty thought, is left out of
+        messages without thoughts, unless the header leaves a thought open: the action then begins
+        inside the thought and contains its end.
         """
         renderer, opening = self.renderer, self._opening
         thinks = bool(message.get("reasoning_content"))
         if not message.get("tool_calls") and not thinks:
-            said = message["content"].removeprefix(opening)
-            if not opening or _ends_thought(renderer.protect_own(said)):
-                return renderer.action(said)
+            text = message["content"].removeprefix(opening)
+            if not opening or _ends_thought(renderer.protect_own(text)):
+                return renderer.action(text)
         (marked,) = renderer.read([{**message, "content": model_text(message["content"])}])
-        said = self._after_header(marked)
+        text = self._after_header(marked)
         if not opening and not thinks:
             probe = self._after_header({"role": "assistant", "content": PROBE})
-            said = said.removeprefix(probe.partition(PROBE)[0])
-        check_rendered(marked, opening + said)
-        return renderer.action_before_end(said)
+            text = text.removeprefix(probe.partition(PROBE)[0])
+        check_rendered(marked, opening + text)
+        return renderer.action_before_end(text)
 
     def _after_header(self, message: Message) -> str:
-        """What the template writes of an assistant's message behind the header that asks for it."""
+        """The text of an assistant's message that the template writes after the header."""
         text = self.renderer.render((*self.messages, message), self.functions, header=False)
-        said, opening = text[len(self.text) :], self._opening
-        if text.startswith(self.text) and (not opening or _ends_thought(said)):
-            return said
+        written, opening = text[len(self.text) :], self._opening
+        if text.startswith(self.text) and (not opening or _ends_thought(written)):
+            return written
         allowed = (
             f"content that begins with {opening!r} and has {THOUGHT_END}"
             if opening
@@ -79,8 +80,8 @@ class TemplateConversation:
         not write), and the new text is tokenised as a whole.
         """
         renderer = self.renderer
-        said, sampled = renderer.sampled_text(action)
-        answer = {"role": "assistant", "content": self._opening + said}
+        answer_text, sampled = renderer.sampled_text(action)
+        answer = {"role": "assistant", "content": self._opening + answer_text}
         messages = (*self.messages, answer, *renderer.read(messages))
         text = renderer.render(messages, self.functions)
         if sampled is None or not text.startswith(self.text + sampled):
@@ -91,8 +92,8 @@ class TemplateConversation:
         return dataclasses.replace(self, messages=messages, text=text, tokens=tokens)
 
 
-def _ends_thought(said: str) -> bool:
-    """Whether a text inside a thought has its end, and begins no other before or right behind."""
-    thought, end, answer = said.partition(THOUGHT_END)
+def _ends_thought(text: str) -> bool:
+    """Whether a text that begins inside a thought ends it and does not begin another there."""
+    thought, end, answer = text.partition(THOUGHT_END)
     opened = THOUGHT in thought or answer.replace(MARK, "").lstrip().startswith(THOUGHT)
     return bool(end) and not opened
