@@ -116,7 +116,7 @@ def test_adapters_are_exported_without_their_model_or_merged(tmp_path):
     assert names == {"adapter_config.json", "adapter_model.safetensors"} | tokenizer
     trained = load_adapters(from_pretrained(BASE)[0], tmp_path / "alone")
     assert checksum(split_model(trained)[1]) == checksum(saved[2])
-    merging = replace(config, lora=replace(config.lora, merge_adapters=True))
+    merging = replace(config, lora=replace(config.lora, merge=True))
     export_policy(merging, tmp_path, "latest", tmp_path / "merged")
     model, _ = from_pretrained(str(tmp_path / "merged"))
     assert checksum(split_model(model)[1]) == checksum(split_model(merge_adapters(trained))[1])

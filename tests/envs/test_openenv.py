@@ -299,7 +299,7 @@ def test_nothing_more_is_asked_of_an_environment_that_failed(ws_url):
     env.reset("train/4", seed=0)
     with pytest.raises(RuntimeError, match="EXECUTION_ERROR: it broke"):
         env.step("boom")
-    with pytest.raises(ConnectionError, match="the connection is gone"):
+    with pytest.raises(ConnectionError, match="the connection is closed"):
         env.step("4")
 
 

@@ -14,6 +14,7 @@ from stored_fields import with_fields
 
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.entry_points import entry_names, find_entry
+from seeupo_jax.configuration.layers import layered
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.learner.batching import SegmentBatch, Shapes, all_actions, lay_out
 from seeupo_jax.learner.credit.advantages import assign_credit
@@ -143,7 +144,7 @@ def reference():
 def learner(name, **choices):
     optimizer = cases.recording(rate=RATE)
     fixed = {"shapes": SHAPES, "optimizer": optimizer, "reward_weights": REWARD_WEIGHTS}
-    return cases.learner(**fixed, **RECIPES[name] | choices)
+    return cases.learner(**fixed, **layered(RECIPES[name], choices))
 
 
 def assert_equal_to_the_twin(made, seed, order, **rest):

@@ -42,9 +42,12 @@ def policy():
     return network, cases.jittered(params, 0.2)
 
 
-@functools.cache
 def learner(shapes=cases.SHAPES, **choices):
-    algorithm = schema.Algorithm(**choices)
+    return learner_of(schema.Algorithm(**choices), shapes)
+
+
+@functools.cache
+def learner_of(algorithm, shapes):
     return Learner(policy()[0], cases.recording("sgd", RATE), algorithm, shapes, 1.0, seed=5)
 
 

@@ -124,6 +124,8 @@ def pytest_collection_modifyitems(items, config):
 
 def pytest_deselected(items):
     """In a worker: for the closing line, which the process that started it prints."""
+    if not items:
+        return
     output = getattr(items[0].config, "workeroutput", {})
     output["deselected"] = output.get("deselected", 0) + len(items)
 

@@ -14,7 +14,6 @@ import pytest
 import torch
 from flax import nnx
 from learner_cases import observe, ragged
-from stored_fields import with_fields
 from twin_policy import tensors_of
 
 from seeupo_jax.benchmarks import torch_runner
@@ -314,7 +313,7 @@ def begun_alike():
         )
 
     made = [longer(trajectory) for trajectory in THEIRS]
-    return (*made, with_fields(made[5], reward=0.1))
+    return (*made, dataclasses.replace(made[5], reward=0.1))
 
 
 def tokens_of_tries(given):

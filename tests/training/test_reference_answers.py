@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 
 from seeupo_jax.configuration.schema import Config
@@ -82,4 +81,5 @@ def test_a_run_without_answers_is_refused_unless_rewards_of_turns_are_meant():
     rewarded = dataclasses.replace(config.algorithm, estimator={"gain": "turn_reward"})
     check_references(dataclasses.replace(config, algorithm=rewarded), Answers())
     check_references(Config(), Answers())
-    assert not np.any([Config(recipe=name).algorithm.scores_gain for name in ("seeupo", "gigpo")])
+    estimators = [Config(recipe=name).algorithm.estimator for name in ("seeupo", "gigpo")]
+    assert not any(estimator.scores_answers for estimator in estimators)

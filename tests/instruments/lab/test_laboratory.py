@@ -139,6 +139,7 @@ CHANGED = {
 }
 READ = {*names_of(ObjectiveOptions), *names_of(SweepOptions)}
 UNREAD = dict.fromkeys((name for name in names_of(Algorithm) if name not in READ), "another")
+UNREAD |= {"minibatches_per_turn": 2}  # the plan of a sweep counts with it
 SECTIONS = {"covariance": {"kind": "clip"}, "forks": {"kind": "tree"}}
 
 

@@ -223,7 +223,7 @@ def mixed_objective(x, old_logp_NK, weight_NK, actions, choices):
             "token": SHARE_N @ tokens_N / len(turns),
             "constant": counted * longest / len(turns),
         }[choices.loss_aggregation]
-        total += SHARE_N[i] * (term.mean() - choices.value_coef * error.mean()) / divisor
+        total += SHARE_N[i] * (term.mean() - choices.critic.coef * error.mean()) / divisor
     return total
 
 

@@ -279,8 +279,8 @@ def test_progress_and_its_step_are_the_twins(kind):
     np.testing.assert_allclose(metrics["sweep/progress_error"], error, rtol=1e-5)
     pieces = twin.step_pieces(TRAJECTORIES, range(9), grouped=False)
     at = [said_L[piece.position_A] for piece, said_L in zip(pieces, said, strict=True)]
-    own = dataclasses.asdict(made.algorithm.estimator)
-    choices = {"scale": "none", "advantage_clip": None, "estimator": own}
+    estimator = dataclasses.asdict(made.algorithm.estimator)
+    choices = {"scale": "none", "advantage_clip": None, "estimator": estimator}
     options = twin.Options([], advantage="spa", **choices)
     nothing = [np.zeros(len(piece.position_A)) for piece in pieces]
     credit = token_advantages(TRAJECTORIES, pieces, nothing, options, progress=at)

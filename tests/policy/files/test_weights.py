@@ -376,7 +376,7 @@ MEASURE = """
 import pathlib, sys
 import jax
 from seeupo_jax.policy import from_pretrained
-from seeupo_jax.policy.network import abstract, split
+from seeupo_jax.policy.network import split_model
 
 def resident(kind):
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()
@@ -389,7 +389,7 @@ for path in large:
     pathlib.Path("/proc/self/clear_refs").write_text("5")
     before = resident("VmRSS")
     model, _ = from_pretrained(path)
-    held = sum(leaf.nbytes for leaf in jax.tree.leaves(split(model)[1]))
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(split_model(model)[1]))
     print((resident("VmHWM") - before - held) / 2**20)
 """
 
