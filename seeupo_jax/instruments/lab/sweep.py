@@ -30,7 +30,7 @@ from seeupo_jax.instruments.lab.advantages import TurnCredit
 from seeupo_jax.instruments.lab.policies import TabularPolicy, log_probability
 from seeupo_jax.instruments.lab.trajectories import Batch
 from seeupo_jax.learner.optimization.optimizer import apply_update
-from seeupo_jax.learner.sweep_plan import optimizer_steps, plan_sweep
+from seeupo_jax.learner.sweep_plan import plan_sweep
 from seeupo_jax.types import CONTEXT, TrainState
 
 _LEAST = 1e-30  # of a share: what is divided by it is 0
@@ -157,7 +157,7 @@ def _step(
         # As in training, no step without a token.
         return jax.tree.map(functools.partial(jnp.where, jnp.any(acts_N)), stepped, state), None
 
-    state, _ = jax.lax.scan(epoch, state, length=optimizer_steps(algorithm, 1))
+    state, _ = jax.lax.scan(epoch, state, length=algorithm.inner_epochs)
     if algorithm.weighs:
         level = "geometric" if algorithm.ratio == "token" else algorithm.ratio
         ratio_NU = turn_ratio(logp(state.params), old_logp, mask_NUL, level=level)
