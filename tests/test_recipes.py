@@ -28,7 +28,7 @@ def runs(tmp_path_factory, request):
     names = [
         item.callspec.params["name"]
         for item in request.session.items
-        if "runs" in item.fixturenames
+        if item.path == request.path and "runs" in item.fixturenames
     ]
     folder = tmp_path_factory.mktemp("recipes")
     environment = run_cases.environment() | {"JAX_COMPILATION_CACHE_DIR": str(folder / "cache")}
