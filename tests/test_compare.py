@@ -519,6 +519,7 @@ def command(workdir, model, *arguments):
     return [*called, "--recipes=seeupo", "--seeds=1", *arguments]
 
 
+@pytest.mark.exhaustive
 def test_a_stopped_comparison_goes_on_with_the_same_command(tmp_path):
     called = command(tmp_path / "runs", save_policy(tmp_path / "policy"))
     first = tmp_path / "runs" / "seeupo" / "seed0"

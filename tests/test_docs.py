@@ -76,6 +76,7 @@ def with_devices(monkeypatch):
     return lambda count: monkeypatch.setattr(jax, "devices", lambda: every[:count])
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("line", trainings())
 def test_a_command_names_a_config_and_fields_that_pass_every_check(line, with_devices):
     processes, devices = (re.search(rf" {flag}[ =](\d+)", line) for flag in ("-n", "--devices"))
@@ -100,6 +101,7 @@ def test_a_supervised_command_names_conversations_that_are_there(line, with_devi
     assert all(given[index].messages for index in range(len(given)))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("line", with_config(aot=True))
 def test_a_command_that_compiles_names_a_mesh_for_its_slice(line):
     config = config_of(line)
@@ -161,6 +163,7 @@ def test_the_papers_configs_pass_every_check_where_their_models_are(path, tmp_pa
 REPORTS = dict.fromkeys(line for line in commands() if "seeupo_jax.report" in line)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("line", REPORTS)
 def test_a_report_command_writes_its_page(line, tmp_path, monkeypatch, capsys):
     python, flag, module, *arguments = line.split()

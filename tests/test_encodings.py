@@ -110,6 +110,7 @@ print(json.dumps([t.begin(asked, ()).tokens for t in (load(folder, None), own, l
 """
 
 
+@pytest.mark.exhaustive
 def test_a_model_folder_is_the_same_in_every_locale(tmp_path):
     template = "%s{%% for m in messages %%}{{ m.content }}<|im_end|>{%% endfor %%}"
     library = chat_cases.small_library()

@@ -185,7 +185,7 @@ FAULTS = (
 )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f"{f.command}-{f.call}-{f.error}")
 def test_a_command_that_a_disk_fails_says_so_and_can_be_run_again(fault, commands):
     name, folder = fault.command, commands.place / fault.command

@@ -153,6 +153,7 @@ WAYS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("way", WAYS)
 def test_hosts_with_other_files_or_code_at_the_same_path_are_refused(host, tmp_path, way):
     change, named, more = WAYS[way]
@@ -213,6 +214,7 @@ def test_processes_of_python_code_that_have_met_already_are_compared_too(tmp_pat
     assert read == ["config.seed: got 5 in process 1 and 0 in process 0; allowed: the same."] * 2
 
 
+@pytest.mark.exhaustive
 def test_equal_hosts_in_other_folders_train_together(host, tmp_path):
     second = shutil.copytree(host, tmp_path / "elsewhere/second")
     (second / "notes.txt").write_text("of this host alone")

@@ -106,6 +106,7 @@ def step_arguments(options, turns=(1,)):
     return weights, (actions, old, ref, weight, [0.25] * len(actions), ARCH)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("ratio", ["geometric", "product", "token"])
 @pytest.mark.parametrize("bounds", [(0.2, 0.2), (None, None)])
 def test_the_gradients_of_a_step_match_finite_differences(ratio, bounds):
@@ -136,6 +137,7 @@ def test_the_gradients_of_a_scorers_step_match_finite_differences():
     assert_same_weights(found.weights, moved)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ratio", ["geometric", "product", "token"])
 def test_the_gradients_of_the_log_probability_match_finite_differences(ratio):
     options = dataclasses.replace(OPTIONS, ratio=ratio, objective="logp", kl_in="reward")

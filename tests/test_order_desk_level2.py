@@ -30,6 +30,7 @@ SMALL = (
 )
 
 
+@pytest.mark.exhaustive
 def test_it_trains_and_evaluates_by_category(tmp_path, capsys):
     train(load_config(CONFIG, SMALL), tmp_path)
     (line,) = [each for each in read_metrics(tmp_path) if "sweep/loss" in each]

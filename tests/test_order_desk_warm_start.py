@@ -89,6 +89,7 @@ def first_losses(name, policy, params, played):
     return losses
 
 
+@pytest.mark.exhaustive
 def test_the_command_that_made_it_begins_as_it_did():
     config = load_config(ROOT / "configs" / "order_desk_warm_start.py")
     demonstrations = [Played(**stage.demonstrations) for stage in config.warm_start.stages]

@@ -78,6 +78,7 @@ def test_an_image_holds_nothing_that_git_ignores():
         assert left_out & {str(place), *map(str, place.parents)}, line
 
 
+@pytest.mark.exhaustive
 def test_the_installed_command_trains_a_shipped_configuration_from_any_folder(installed, elsewhere):
     small = {
         "iterations": 1,

@@ -4,6 +4,7 @@ import io
 
 import jax
 import numpy as np
+import pytest
 from metric_names import checked
 from places import TINY
 
@@ -37,6 +38,7 @@ OVERRIDES = (
 NAMES = ("value_loss", "value_clip_fraction", "explained_variance", "critic_grad_norm")
 
 
+@pytest.mark.exhaustive
 def test_order_desk_is_trained_with_a_value_function(tmp_path, monkeypatch):
     one = jax.devices()[:1]
     monkeypatch.setattr(jax, "devices", lambda: one)

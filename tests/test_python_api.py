@@ -240,6 +240,7 @@ def test_without_tasks_a_run_evaluates_nothing_and_learns_the_same(
     assert [e for e in resumed.events if e[0] == "evaluation"] == [("evaluation", 3)]
 
 
+@pytest.mark.exhaustive
 def test_of_two_processes_one_hears_and_both_stop(config, tmp_path):
     def run_pair(how):
         given = tmp_path, config.model.path, tmp_path / how, how

@@ -140,6 +140,7 @@ def test_a_signal_ends_it_cleanly(served, client):
         client.models.list()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("step, wanted", [("latest", 2), ("best", 1), ("1", 1)])
 def test_the_checkpoint_that_is_meant_is_served(tmp_path, step, wanted):
     config = from_dict({"model": {"path": BASE}})

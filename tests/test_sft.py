@@ -149,6 +149,7 @@ def command(model, data, workdir):
     return [*module, *cases.arguments(model, data, workdir, *choices)]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_run_that_is_stopped_or_killed_resumes_to_the_bit(
     number, undisturbed, model, data, tmp_path

@@ -178,6 +178,7 @@ def test_the_command_writes_the_same_bits_and_what_transformers_loads(small, sto
     np.testing.assert_allclose(actual(jnp.asarray(tokens)), logits, atol=1e-4)
 
 
+@pytest.mark.exhaustive
 def test_a_mesh_changes_no_number(small, stored, tmp_path, monkeypatch):
     made, _, params, done = small
     monkeypatch.undo()

@@ -125,6 +125,7 @@ def terms_and_slopes(arrays, **options):
     return term_N, share_N, slope_NL
 
 
+@pytest.mark.sampled(4)
 @CHOICES
 @pytest.mark.parametrize("clips", CLIPS)
 def test_terms_shares_and_gradients_agree_with_torch(objective, ratio, clips):

@@ -229,6 +229,7 @@ def test_a_history_longer_than_the_trajectories_adds_nothing():
     np.testing.assert_array_equal(results[1], results[2])
 
 
+@pytest.mark.sampled(3)
 @EVERY
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_ragged_tasks_agree_with_plain_loops(name, scale):

@@ -347,6 +347,7 @@ _WRECKS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("wreck", _WRECKS)
 def test_a_wrecked_checkpoint_falls_back_to_the_one_before_and_makes_room(saved, wreck):
     name, do = _WRECKS[wreck]
@@ -366,6 +367,7 @@ def test_a_wrecked_checkpoint_falls_back_to_the_one_before_and_makes_room(saved,
     assert sorted(_NAMED.sub("N", path.name) for path in saved.iterdir()) == ["N", "N"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("wreck", _WRECKS)
 def test_where_no_other_is_left_a_wrecked_checkpoint_is_a_sentence_and_no_fresh_start(saved, wreck):
     shutil.rmtree(saved / "10")

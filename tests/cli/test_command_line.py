@@ -206,6 +206,7 @@ def test_a_process_of_64_bits_is_refused_before_anything_is_made(tmp_path, capsy
     assert error.count("\n") == 1 and not run.exists()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc can be told to keep memory")
 def test_memory_that_programs_give_back_is_not_cleared_again(tmp_path):
     every = 20 * 16_384

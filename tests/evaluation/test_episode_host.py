@@ -216,6 +216,7 @@ BEGINS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 @pytest.mark.parametrize("kind", BEGINS)
 def test_an_environment_whose_reset_fails_is_one_sentence_beforehand(wrong, kind, isolation):

@@ -42,6 +42,7 @@ def test_a_trajectory_counts_if_it_and_another_of_its_group_did_not_fail():
     assert learnable(trajectories, grouped=False).tolist() == done
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "choices",
     [

@@ -73,7 +73,7 @@ def reference():
     return cases.jittered(cases.policy()[1], 0.02)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_a_sweep_of_interleaved_segments_is_the_twins(name):
     choices, order = CASES[name]

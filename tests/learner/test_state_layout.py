@@ -87,6 +87,7 @@ def test_a_state_is_made_as_its_shapes_say():
     assert np.isfinite(params["embedding"]).all()  # a copy was given away
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("optimized")
 def test_gradients_are_added_up_where_their_parameters_lie():
     mesh = mesh_of_eight()

@@ -470,3 +470,7 @@ def test_what_members_of_a_group_share_is_computed_once_and_changes_no_number(ch
     cases.assert_trees_close(shared.state.params, alone.state.params, 1e-5)
     assert alone.metrics["sweep/shared_fraction"] == 0 < shared.metrics["sweep/shared_fraction"]
     assert alone.metrics["sweep/tokens"] == shared.metrics["sweep/tokens"]
+    for metrics in (shared.metrics, alone.metrics):  # padding fills the rows of a microbatch
+        computed = metrics["sweep/tokens"] * (1 - metrics["sweep/shared_fraction"])
+        positions = round(computed / (1 - metrics["sweep/padding_fraction"]), 6)
+        assert 0 < metrics["sweep/padding_fraction"] and positions % cases.SHAPES.rows == 0

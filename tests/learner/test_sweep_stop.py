@@ -166,6 +166,7 @@ def test_a_sweep_without_a_step_reports_none():
     )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "choices, fetches",
     [

@@ -152,6 +152,7 @@ WANDB_RUN = """if True:
 """
 
 
+@pytest.mark.exhaustive
 def test_wandb_offline_takes_it_all_and_a_resumed_run_keeps_its_id_beside_another(tmp_path):
     def run(first, *own):
         quiet = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "JAX_PLATFORMS": "cpu"}

@@ -282,6 +282,7 @@ def logp_and_grads(network, params, tokens_NL):
     return logp_NL, grads
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "fields, sizes",
     [

@@ -41,6 +41,7 @@ def compiled_bytes(arch, rows, length):
     return memory.temp_size_in_bytes + memory.output_size_in_bytes - grads
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "arch, rows, length, names",
     [

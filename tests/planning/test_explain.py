@@ -253,6 +253,7 @@ def begin(model, tmp_path):
     jax.config.update("jax_disable_most_optimizations", before)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -280,6 +281,7 @@ def test_as_many_programs_are_compiled_as_were_told(begin, model, overrides):
     assert len(found.sweep_programs()) == spent["sweep/programs_compiled"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "choices",
     [
@@ -477,6 +479,7 @@ for file in sys.argv[1:]:
 """
 
 
+@pytest.mark.exhaustive
 def test_a_shipped_14b_run_is_told_without_its_devices_model_and_benchmark(tmp_path):
     files = sorted((ROOT / "configs").glob("qwen*_14b_*.py"))
     assert len(files) == 4

@@ -64,6 +64,7 @@ def changed(**fields):
     return dataclasses.replace(ARCH, **fields)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("arch", "shape"),
     [

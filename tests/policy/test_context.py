@@ -120,6 +120,7 @@ def continued(network, params, tokens_NL, keys, length_N):
     return constrain(hidden_NLD, "rows", None, "embed")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "sizes, L, changes",
     [
@@ -162,6 +163,7 @@ def trees_and_gradients(network, params, tokens_NL, tree, pull_NLD, given_NLG=No
     return jax.grad(loss, has_aux=True)(params)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "sizes, changes",
     [

@@ -342,6 +342,7 @@ def place(params, mesh):
     return jax.device_put(params, param_shardings(mesh, names, params))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "sizes, rows",
     [

@@ -106,6 +106,7 @@ def torch_logits(model, ids, mask=None):
         return model(torch.tensor(ids), attention_mask=mask).logits.float().numpy()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_pytorch(case, torch_model):
     reference, folder = torch_model(case)

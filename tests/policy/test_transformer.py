@@ -190,6 +190,7 @@ def test_rows_do_not_see_each_other():
     np.testing.assert_allclose(swapped[1][::-1], logp, atol=1e-6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way, scan_layers", [*((way, False) for way in WAYS), ("full", True)])
 def test_what_follows_a_past_is_as_in_the_full_pass(way, scan_layers):
     arch = dataclasses.replace(WAYS[way], scan_layers=scan_layers)
@@ -216,6 +217,7 @@ def test_what_follows_a_past_is_as_in_the_full_pass(way, scan_layers):
             np.testing.assert_allclose(new.v[row], old.v[row, n : n + 4], atol=1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("way, scan_layers", [*((way, False) for way in WAYS), ("full", True)])
 def test_a_token_of_a_tree_is_computed_as_if_its_path_stood_alone(way, scan_layers):
     arch = dataclasses.replace(WAYS[way], scan_layers=scan_layers)
@@ -258,6 +260,7 @@ def in_rows(x_KPSd):
     return own.reshape(ROWS, WIDTH * PAGE, *own.shape[3:])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "way, chunk, block",
     [
@@ -350,6 +353,7 @@ def test_a_row_of_several_sequences_gives_what_each_gives_alone(way):
             np.testing.assert_allclose(packed[row, own], single[: own.sum()], atol=1e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_fused_kernel_changes_no_value_and_no_gradient(packed):
     results = []

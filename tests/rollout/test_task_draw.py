@@ -26,6 +26,7 @@ def plain_order(tasks, count, seed):
     return lambda iteration: [order[i] for i in range((iteration - 1) * count, iteration * count)]
 
 
+@pytest.mark.exhaustive
 def test_no_iteration_of_bfcls_100_tasks_holds_one_twice():
     names = [f"multi_turn_base_{number}" for number in range(100)]
     tasks = TrainingTasks(names, count=32, seed=0)
@@ -53,6 +54,7 @@ def test_only_tasks_that_would_come_twice_change_places(size, count):
         assert moved == 2 * clashes
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "size, count", [(1, 2), (2, 3), (7, 8), (8, 7), (9, 8), (9, 5), (12, 18), (10, 17), (5, 23)]
 )

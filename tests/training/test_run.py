@@ -441,6 +441,7 @@ def began(run):
     return run.parts.worker.host.pool.open
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "choices, wanted",
     [
@@ -577,20 +578,34 @@ def test_a_run_that_is_shortened_to_a_checkpoint_is_evaluated_there_once(begin, 
             assert played == left
 
 
+def save_stopped_sweep(run, state):
+    """As one that was stopped in iteration 2."""
+    collected = run.rollout(2, state)
+    arrays = stopped_arrays(run.parts.learner, state.train, collected.trajectories)
+    made = {name: jnp.zeros(of.shape, of.dtype) for name, of in arrays.items() if name != "state"}
+    stopped = SweepStopped.__new__(SweepStopped)
+    stopped.arrays, stopped.notes = made | {"state": state.train}, {"done": 1}
+    run.checkpoints.save_stopped(state._replace(done=1), stopped)
+
+
+def test_a_stopped_sweep_that_a_checkpoint_covers_is_not_resumed(begin, monkeypatch):
+    with begin("covered") as (run, state):
+        save_stopped_sweep(run, state)
+        # Killed after the checkpoint, before the sweep that it covers was removed.
+        monkeypatch.setattr(run.checkpoints, "_forget_covered", lambda: None)
+        run.checkpoints.save(state._replace(done=2))
+        run.checkpoints.wait()
+    with begin("covered") as (run, state):
+        assert state.done == 2 and state.stopped_sweep is None
+
+
 def test_a_stopped_sweep_is_resumed_in_another_layout_and_skipped_where_it_cannot_be_used(
     begin, monkeypatch, tmp_path
 ):
     logged = []
     monkeypatch.setattr(ProgressDisplay, "log", lambda self, sentence: logged.append(sentence))
     with begin("lowered") as (run, state):
-        collected = run.rollout(2, state)
-        arrays = stopped_arrays(run.parts.learner, state.train, collected.trajectories)
-        made = {
-            name: jnp.zeros(of.shape, of.dtype) for name, of in arrays.items() if name != "state"
-        }
-        stopped = SweepStopped.__new__(SweepStopped)
-        stopped.arrays, stopped.notes = made | {"state": state.train}, {"done": 1}
-        run.checkpoints.save_stopped(state._replace(done=1), stopped)
+        save_stopped_sweep(run, state)
     for layout in ("remat=full", "attention=xla"):
         with begin("lowered", f"model.{layout}") as (run, state):
             assert state.done == 1 and state.stopped_sweep is not None

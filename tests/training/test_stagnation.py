@@ -7,7 +7,7 @@ from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.errors import NotLearning
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.training.stagnation import Stagnation, check_groups, check_reward_values
-from seeupo_jax.types import Trajectory
+from seeupo_jax.types import UNCHOSEN, Trajectory
 
 LEARNS = {
     "sweep/turns": 3,
@@ -87,6 +87,14 @@ def test_a_policy_that_always_succeeds_may_learn_nothing():
     stagnation.check(1, episodes(1.0, None, 1.0), LEARNS | {"sweep/weight_max": 0.0})
     with pytest.raises(NotLearning):
         stagnation.check(2, episodes(1.0, 0.9), LEARNS | {"sweep/weight_max": 0.0})
+
+
+def test_candidates_that_were_not_executed_are_no_failures():
+    executed = Trajectory.of((), 1.0, 0, info={"score": 1.0})
+    candidate = Trajectory.of((), 0.4, 0, stop=UNCHOSEN)
+    played = Collected((executed, candidate), 1.0, 0.0, 1, 1)
+    stagnation = Stagnation(1, warn=pytest.fail)
+    stagnation.check(1, played, LEARNS | {"sweep/weight_max": 0.0})
 
 
 def test_none_lets_any_number_pass_with_a_warning_each():

@@ -118,6 +118,7 @@ def edited(turns, rng):
     return turns
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("calls_per_message", ["turn", "one"])
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("category", CATEGORIES)
@@ -135,6 +136,7 @@ def test_the_oracle_solves_every_task_with_the_official_answers(category, form, 
         assert said == official_answers(task_id), task_id
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("category", CATEGORIES)
 def test_an_oracle_that_drops_a_call_solves_no_task(category, form):

@@ -86,6 +86,7 @@ def solved_and_spoilt(category, form):
     return env, played, failed
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("category", CATEGORIES)
 def test_the_official_scorer_agrees_on_solved_and_spoilt_episodes(judged, category, form):

@@ -70,6 +70,7 @@ def test_the_same_arguments_give_the_same_conversation_and_a_seed_other_slips():
     assert sum(a != b for a, b in zip(one, other, strict=True)) > 25
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "slip, low, high",
     [

@@ -17,6 +17,7 @@ def train():
     return [make_errand("train", index) for index in range(1500)]
 
 
+@pytest.mark.exhaustive
 def test_no_errand_is_in_two_splits_and_none_comes_twice(train):
     held_out = [[make_errand(split, i) for i in range(500)] for split in ("validation", "test")]
     contents = [set(map(repr, each)) for each in (train, *held_out)]

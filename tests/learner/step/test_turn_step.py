@@ -125,6 +125,7 @@ def test_what_padding_holds_reaches_no_truncated_importance(ratio):
     cases.assert_trees_close(changed.metrics, wanted.metrics, 1e-6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "ratio, level, shift, weight, truncated",
     [

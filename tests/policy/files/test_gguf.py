@@ -267,6 +267,7 @@ def smollm2():
     return GgufFile(SMOLLM2), gguf.GGUFReader(SMOLLM2)
 
 
+@pytest.mark.exhaustive
 def test_smollm2_is_read_whole(smollm2):
     file, reference = smollm2
     assert file.config == {

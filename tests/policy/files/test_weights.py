@@ -394,6 +394,7 @@ for path in large:
 """
 
 
+@pytest.mark.exhaustive
 def test_loading_holds_little_more_than_the_model_itself(tmp_path):
     small = dataclasses.replace(LLAMA, layers=1)
     save_pretrained(make(small)[0], tmp_path / "small", TOKENIZER)

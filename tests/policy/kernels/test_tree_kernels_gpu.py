@@ -19,6 +19,7 @@ from seeupo_jax.policy.kernels.tree_mask import TreeMask
 SHAPE = {"length": 256, "head_dim": 64, "kv_heads": 2, "heads": 4, "dtype": "bfloat16"}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "block, name, window",
     [
@@ -33,6 +34,7 @@ def test_every_path_is_attended_as_if_it_were_alone(block, name, window):
     assert_equal(trained(*random_arrays(case), case.tree_mask, **options), wanted(name, window))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("H, kv_heads, d", [(7, 1, 40), (2, 2, 8)])
 def test_heads_of_any_number_and_width_are_attended(H, kv_heads, d):
     case = CASES["trees"]
@@ -41,6 +43,7 @@ def test_heads_of_any_number_and_width_are_attended(H, kv_heads, d):
     assert_equal(*(trained(*arrays, case.tree_mask, window=None, **way) for way in ways))
 
 
+@pytest.mark.exhaustive
 def test_gradients_in_bfloat16_are_as_near_to_the_exact_ones_as_all_scores_at_once():
     case = CASES["trees"]
     run = functools.partial(trained, tree_mask=case.tree_mask, window=None)

@@ -96,6 +96,7 @@ def test_experts_are_recorded_of_prompts_and_of_what_was_sampled():
     assert usage["cached_tokens"] > 100  # others computed the prompt
 
 
+@pytest.mark.exhaustive
 def test_evicted_and_copied_pages_leave_no_record_behind():
     page_gib = 8 * 3 * 2 * 2 * 8 * 4 / 2**30
     rows, usage = record(make()[1], cache_gib=8.5 * page_gib)
@@ -103,6 +104,7 @@ def test_evicted_and_copied_pages_leave_no_record_behind():
     assert usage["evicted_pages"] > 10
 
 
+@pytest.mark.exhaustive
 def test_eight_devices_record_what_one_records():
     mesh = make_mesh(schema.Mesh(data=2, expert=2, tensor=2))
     network, params = make()

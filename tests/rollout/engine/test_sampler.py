@@ -42,6 +42,7 @@ def assert_in_place(memory):
     assert memory.temp_size_in_bytes < 0.6 * one_array
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("optimized")
 def test_decoding_holds_no_second_cache():
     network, params, pages, slots, page_table, _ = shapes_of(ROWS, 1)

@@ -96,6 +96,7 @@ def alone():
     return play(make_engine(None), make()[1])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "sizes",
     [REPLICATED, schema.Mesh(data=8), schema.Mesh(data=4, fsdp=2)],

@@ -85,6 +85,12 @@ def test_the_filter_keeps_the_k_likeliest_and_the_nucleus(top_k, top_p, kept):
         np.testing.assert_array_equal(got_V, wanted_V)
 
 
+@pytest.mark.parametrize("top_p, kept", [(0.25, 1), (0.5, 2), (0.75, 3)])
+def test_the_nucleus_ends_with_the_token_that_reaches_p_exactly(top_p, kept):
+    (left_V,) = filter_logits(jnp.zeros((1, 4)), top_k=None, top_p=top_p)
+    assert np.isfinite(left_V).sum() == kept
+
+
 def test_a_draw_follows_the_renormalised_distribution_at_the_temperature():
     draws = 4000
     logits_NV = jnp.broadcast_to(jnp.log(jnp.asarray(P_V))[None], (draws, 5))

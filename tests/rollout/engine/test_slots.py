@@ -162,6 +162,7 @@ def padded():
     return params | {"head": jnp.where(loud_V1, 4.0, 1.0) * params["head"]}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "limits",
     [{}, {"top_k": 1}, {"top_k": 25}, {"top_p": 0.95}, {"raw_logp": True, "top_k": 1}],
@@ -205,6 +206,7 @@ FEW_SLOTS = {"slots": 5, "concurrency": 9, "page_size": 64}
 FEW_AT_ONCE = {"group_size": 2, "steps": 6, "prefill_tokens": 16}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "changes, options",
     [
@@ -222,6 +224,7 @@ def test_actions_do_not_depend_on_how_the_engine_runs(changes, options):
     assert_same(play(make_engine(**changes, options=options), make()[1]))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("order", range(3))
 def test_actions_do_not_depend_on_the_order_of_arrival(order):
     engine = make_engine(**FEW_SLOTS, options=FEW_AT_ONCE)
@@ -300,6 +303,7 @@ def test_a_rewritten_context_goes_on_from_what_it_shares():
         assert_same(got, wanted)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "how",
     [
