@@ -5,7 +5,7 @@ import functools
 import json
 
 import pytest
-from places import MODELS
+from places import MODELS, SUPPORT
 from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
@@ -17,6 +17,8 @@ from seeupo_jax.policy.files import gguf_vocabulary
 from seeupo_jax.policy.files.gguf_header import read_header
 from seeupo_jax.policy.files.huggingface_tokenizer import HuggingFaceTokenizer
 
+# As the fetched tokenizer has it, for tests that run without it. Apache-2.0, by the Qwen team.
+QWEN3_TEMPLATE = SUPPORT / "qwen3_chat_template.jinja"
 GGUF_FILE = MODELS / "SmolLM2-135M-Instruct.Q4_1.gguf"
 FOLDERS = ("qwen3", "qwen2_5", "llama3_2")
 FETCHED = tuple(pytest.param(name, marks=pytest.mark.exhaustive) for name in FOLDERS)  # by npm
@@ -144,8 +146,7 @@ def small_library():
     tokenizer.add_special_tokens([AddedToken(name, special=True) for name in control])
     tokenizer.add_tokens(["<think>", "</think>", "<tool_call>", "</tool_call>", "<x>"])
     library = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>")
-    stored = json.loads((MODELS / "qwen3" / "tokenizer_config.json").read_text())
-    library.chat_template = stored["chat_template"]
+    library.chat_template = QWEN3_TEMPLATE.read_text()
     return library
 
 

@@ -234,3 +234,7 @@ def test_an_action_ends_with_the_first_end_token_that_the_template_writes():
     call = {"type": "function", "function": {"name": "call", "arguments": {}}}
     action = tokenizer.begin([USER], [TOOL]).say(calling("So") | {"tool_calls": [call]})
     assert action == [*library.encode("Socall{}", add_special_tokens=False), end]
+
+
+def test_the_template_of_the_small_library_is_qwen3s():
+    assert cases.small_library().chat_template == cases.library("qwen3").chat_template
