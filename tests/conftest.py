@@ -90,6 +90,19 @@ def cache_as_before():
         compilation_cache.reset_cache()  # else the folder of before stays in use
 
 
+@pytest.fixture(autouse=True, scope="module")
+def variables_as_before():
+    """Commands that tests call set variables; processes that other files start would inherit them.
+
+    With NPROC=1 of a study their sums are other ones.
+    """
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
 def in_memory() -> int:
     """Bytes of this process."""
     return int(PAGES.read_text().split()[1]) * resource.getpagesize()
