@@ -104,7 +104,7 @@ def _layer_bytes(
 ) -> int:
     """Bytes kept of one layer, without its parameters, which stay in any case."""
     alike = dataclasses.replace(
-        arch, layers=1, windows=(), scan_layers=False, remat="none", moe=None
+        arch, layers=1, windows=(), ropes=(), scan_layers=False, remat="none", moe=None
     )
     if arch.moe is None or not arch.is_sparse(index):
         of_row, cast = _saved_bytes(alike, remat, length)
@@ -167,7 +167,7 @@ def _fused(arch: Architecture) -> bool:
 
 
 def _attend(
-    fused: bool, q: jax.Array, new: KeyValues, _: int | None
+    fused: bool, q: jax.Array, new: KeyValues, _: dict[str, Any]
 ) -> tuple[jax.Array, KeyValues]:
     return _attended(fused, q, *new), new
 

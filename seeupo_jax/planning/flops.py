@@ -166,6 +166,8 @@ def _kernel(arch: Architecture, work: Pass) -> str:
         heads=arch.heads,
         kv_heads=arch.kv_heads,
         dtype=arch.dtype,
+        cap=arch.attention_cap is not None,
+        sinks=arch.sinks,
     )
     return "xla" if kernel == "all_pairs" else kernel
 
@@ -189,8 +191,16 @@ def _layer(arch: Architecture, layer: int, active: bool) -> int:
     if arch.is_sparse(layer):
         experts = arch.moe.per_token if active else arch.moe.experts
         count += arch.width * arch.moe.experts + _experts(arch, experts)
-    norms = 2 * arch.width + (2 * arch.head_dim if arch.qk_norm else 0)
-    return count + norms
+    return count + _norms(arch) + (arch.heads if arch.sinks else 0)
+
+
+def _norms(arch: Architecture) -> int:
+    """Parameters of a layer's norms."""
+    count = 2 * (arch.input_norms + arch.output_norms) * arch.width
+    if not arch.qk_norm:
+        return count
+    heads = arch.heads + arch.kv_heads if arch.joint_qk_norm else 2
+    return count + heads * arch.head_dim
 
 
 def _experts(arch: Architecture, count: int) -> int:

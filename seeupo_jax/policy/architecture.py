@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
+from seeupo_jax.policy.kernels.scores import bound
 from seeupo_jax.policy.rope import Rope
 
 DTYPES = ("float32", "bfloat16")
@@ -15,6 +17,7 @@ CHOICES = {
     "param_dtype": DTYPES,
     "remat": ("none", "dots", "attention", "full"),
     "attention": ("xla", "all_pairs", "splash", "cudnn"),
+    "activation": ("silu", "gelu_tanh", "gelu"),
 }
 
 
@@ -76,10 +79,22 @@ class LoraAdapters:
 class Architecture:
     """A decoder-only transformer, with a field for each difference between model families.
 
+    norm_offset: added to the scales of all norms, whose parameters are then around 0.
+    input_norms, output_norms: whether a layer normalises what attention and feed-forward read, and
+      what they write into the residual stream.
+    qk_norm: whether queries and keys are normalised: every head, or with `joint_qk_norm` all heads
+      at once.
+    query_scale: of the product of a query and a key; None: 1/sqrt(head_dim).
+    attention_cap, logit_cap: bounds of attention scores and logits, x -> cap · tanh(x / cap).
+    sinks: whether the softmax of attention has one more score a head, of a key without a value.
+    embedding_scale, residual_scale, logit_scale: factors of the embedding, of what attention and
+      feed-forward write into the residual stream, and of logits.
+    ropes: each layer's rope where layers differ; None: a layer without one. Empty: all have `rope`.
     windows: each layer's number of visible positions, the query's own included; None: all. Empty:
       no layer has a window.
     max_positions: the longest context of the model, as its rope stretches it.
     longest: tokens of the longest sequence in token trees; None: unknown.
+    family: whose names a model folder has (`policy/families.py`); None: the first that fits.
     unassigned: bounds of the ids that no token has, since the vocabulary is padded or has holes:
       from the first to before the second, from the third to before the fourth, and so on. The
       policy's distributions are over the other ids; logits cover all.
@@ -100,11 +115,24 @@ class Architecture:
     mlp_width: int
     rope: Rope = field(default_factory=Rope)
     norm_eps: float = 1e-6
+    norm_offset: float = 0.0
+    input_norms: bool = True
+    output_norms: bool = False
     qk_norm: bool = True
+    joint_qk_norm: bool = False
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
+    activation: str = "silu"
+    query_scale: float | None = None
+    attention_cap: float | None = None
+    sinks: bool = False
+    logit_cap: float | None = None
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
     tied: bool = True
+    ropes: tuple[Rope | None, ...] = ()
     windows: tuple[int | None, ...] = ()
     moe: Moe | None = None
     max_positions: int = 32_768
@@ -114,6 +142,7 @@ class Architecture:
     scan_layers: bool = False
     remat: str = "none"
     attention: str = "xla"
+    family: str | None = None
     longest: int | None = None
     unassigned: tuple[int, ...] = ()
     int8: bool = False
@@ -124,12 +153,20 @@ class Architecture:
                 raise ValueError(
                     f"{name}: got {getattr(self, name)!r}; allowed: {', '.join(allowed)}."
                 )
-        kinds = {(self.window(i), self.is_sparse(i)) for i in range(self.layers)}
+        kinds = {
+            (self.window(i), self.layer_rope(i), self.is_sparse(i)) for i in range(self.layers)
+        }
         if self.scan_layers and len(kinds) > 1:
             raise ValueError(
                 "config.model.scan_layers: got True for a model whose layers differ in their"
-                " sliding window or experts; allowed: False."
+                " sliding window, rope or experts; allowed: False."
             )
+
+    def logits(self, product: jax.Array) -> jax.Array:
+        """The logits of final hidden states times the head, both float32."""
+        return bound(
+            product if self.logit_scale == 1 else product * self.logit_scale, self.logit_cap
+        )
 
     @property
     def tokens(self) -> int:
@@ -143,6 +180,10 @@ class Architecture:
     def window(self, layer: int) -> int | None:
         """The sliding window of a layer."""
         return self.windows[layer] if self.windows else None
+
+    def layer_rope(self, layer: int) -> Rope | None:
+        """The rotary embedding of a layer."""
+        return self.ropes[layer] if self.ropes else self.rope
 
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer's feed-forward is one of experts."""

@@ -21,8 +21,8 @@ def new_table(arch: Architecture, rngs: nnx.Rngs) -> nnx.Param:
     return nnx.Param(init, logical=("vocab", "embed"))
 
 
-def embed(table_VD: jax.Array, tokens_NL: jax.Array) -> jax.Array:
-    """The tokens' vectors, [N, L, D].
+def embed(table_VD: jax.Array, tokens_NL: jax.Array, scale: float = 1.0) -> jax.Array:
+    """The tokens' vectors, times a scale, [N, L, D].
 
     Every device looks up its own tokens, and sums their gradients in float32, in its own part of
     the vocabulary; devices' sums are added in the type of the table.
@@ -31,7 +31,8 @@ def embed(table_VD: jax.Array, tokens_NL: jax.Array) -> jax.Array:
     tokens_NL = constrain(tokens_NL, "rows", None)
     local = functools.partial(_look_up, cut=axis_parts("vocab") > 1)
     inputs, vectors = [("vocab", "embed"), ("rows", "length")], ("rows", "length", "embed")
-    return constrain(per_shard(local, inputs, vectors)(table_VD, tokens_NL), *vectors)
+    x = constrain(per_shard(local, inputs, vectors)(table_VD, tokens_NL), *vectors)
+    return x if scale == 1 else x * jnp.asarray(scale, x.dtype)
 
 
 def _look_up(table_VD: jax.Array, tokens_NL: jax.Array, *, cut: bool) -> jax.Array:

@@ -222,7 +222,7 @@ def _chunk_logp(
 
     head_VD = wide_VD.astype(hidden_XD.dtype)
     product = jnp.einsum("xd,vd->xv", hidden_XD, head_VD, preferred_element_type=jnp.float32)
-    logits, unassigned_V = product / temperature, None
+    logits, unassigned_V = arch.logits(product) / temperature, None
     if arch.unassigned:
         unassigned_V = jnp.asarray(arch.unassigned_V())[word_V]
         logits = jnp.where(unassigned_V[None, :], _UNLIKELY, logits)
@@ -234,7 +234,7 @@ def _chunk_logp(
         return (logp_X,)
     # Behind a barrier: fusion with the above would change the log-probability's last bit.
     product, peak, total = jax.lax.optimization_barrier((product, peak, total))
-    below = product / temperature - peak[:, None]
+    below = arch.logits(product) / temperature - peak[:, None]
     if unassigned_V is not None:  # adds 0 below, and nothing to the gradient
         below = jnp.where(unassigned_V[None, :], 0.0, below)
     mean_X = over_parts(jax.lax.psum, (jnp.exp(below) * below).sum(axis=1)) / total

@@ -15,9 +15,9 @@ class Rope:
     """Frequencies of the rotation; fields as `rope_parameters` of a config.json names them."""
 
     theta: float = 10_000.0
-    scaling: str = "none"  # none | linear | llama3 | yarn
+    scaling: str = "none"  # none | linear | llama3 | yarn | longrope
     factor: float = 1.0  # how much longer the context became (all but none)
-    original_positions: int = 0  # the context before it (llama3, yarn)
+    original_positions: int = 0  # the context before it (llama3, yarn, longrope)
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0  # yarn
@@ -26,6 +26,15 @@ class Rope:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    short_factor: tuple[float, ...] = ()  # longrope: of each pair, up to the original context
+    long_factor: tuple[float, ...] = ()  # longrope: beyond it; kept for files, never computed
+    partial: float = 1.0  # the part of a head's dimensions that rotates: its first ones
+    interleaved: bool = False  # pairs are neighbours (GLM), not one of each half
+    query_growth: float = 0.0  # queries grow with the logarithm of their original contexts
+
+    def dimensions(self, head_dim: int) -> int:
+        """How many of a head's dimensions rotate."""
+        return int(head_dim * self.partial)
 
 
 def frequencies(rope: Rope, head_dim: int) -> tuple[np.ndarray, float]:
@@ -34,7 +43,8 @@ def frequencies(rope: Rope, head_dim: int) -> tuple[np.ndarray, float]:
     Args:
       head_dim: width of a head, even.
 
-    Returns: float32 [head_dim / 2], radians a position; the attention scale, 1 except for yarn.
+    Returns: float32 [rotating dimensions / 2], radians a position; the attention scale, 1 except
+      for yarn and longrope.
 
     Raises:
       ValueError: a scaling of another name.
@@ -43,7 +53,8 @@ def frequencies(rope: Rope, head_dim: int) -> tuple[np.ndarray, float]:
         raise ValueError(f"rope scaling: got {rope.scaling!r}; allowed: {', '.join(_SCALINGS)}.")
     # float32 throughout, as models were trained: at position 30,000 one unit in the last place
     # of a frequency already moves an angle by a thousandth.
-    exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    dimensions = rope.dimensions(head_dim)
+    exponent = np.arange(0, dimensions, 2, dtype=np.float32) / np.float32(dimensions)
     return _SCALINGS[rope.scaling](rope, np.float32(1) / np.float32(rope.theta) ** exponent)
 
 
@@ -100,12 +111,31 @@ def _yarn_scale(rope: Rope) -> float:
     return growth(1)
 
 
+def _longrope(rope: Rope, frequency: np.ndarray) -> tuple[np.ndarray, float]:
+    """Every pair slowed by a factor of its own, and sharper attention (arXiv:2402.13753).
+
+    Of a model's two lists of factors this is the one for contexts up to the original length; the
+    other would change all positions of a longer conversation, and those that a cache holds.
+    """
+    scale = rope.attention_factor
+    if scale is None:
+        growth = math.log(rope.factor) / math.log(rope.original_positions)
+        scale = math.sqrt(1 + growth) if rope.factor > 1 else 1.0
+    return frequency / np.float32(rope.short_factor), scale
+
+
 def _blend(zero: np.ndarray, one: np.ndarray, weight: np.ndarray) -> np.ndarray:
     weight = np.clip(weight, 0, 1).astype(np.float32)
     return zero * (1 - weight) + one * weight
 
 
-_SCALINGS = {"none": _none, "linear": _linear, "llama3": _llama3, "yarn": _yarn}
+_SCALINGS = {
+    "none": _none,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}
 
 
 def rotate(x_NLHd: jax.Array, position_NL: jax.Array, rope: Rope) -> jax.Array:
@@ -115,10 +145,27 @@ def rotate(x_NLHd: jax.Array, position_NL: jax.Array, rope: Rope) -> jax.Array:
       x_NLHd: queries or keys [N, L, H, head_dim].
       position_NL: int, of every token in its sequence.
 
-    Returns: as x_NLHd, multiplied by the attention scale.
+    Returns: as x_NLHd, multiplied by the attention scale where it rotates.
     """
     frequency, scale = frequencies(rope, x_NLHd.shape[-1])
     angle = position_NL[:, :, None, None].astype(jnp.float32) * frequency[None, None, None, :]
     cos, sin = ((f(angle) * scale).astype(x_NLHd.dtype) for f in (jnp.cos, jnp.sin))
-    first, second = jnp.split(x_NLHd, 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    turning, still = jnp.split(x_NLHd, [2 * len(frequency)], axis=-1)
+    if rope.interleaved:
+        first, second = turning[..., ::2], turning[..., 1::2]
+        pairs = jnp.stack([first * cos - second * sin, second * cos + first * sin], axis=-1)
+        return jnp.concatenate([pairs.reshape(turning.shape), still], axis=-1)
+    first, second = jnp.split(turning, 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin, still], axis=-1)
+
+
+def grow_queries(q_NLHd: jax.Array, position_NL: jax.Array, rope: Rope) -> jax.Array:
+    """Queries times 1 + beta · log(1 + ⌊position / original context⌋), as Llama 4 and Ministral 3.
+
+    The factor sharpens attention over long contexts (arXiv:2501.19399); 1 in the first of them.
+    """
+    if not rope.query_growth:
+        return q_NLHd
+    contexts = (position_NL // rope.original_positions).astype(jnp.float32)
+    growth = 1 + rope.query_growth * jnp.log1p(contexts)
+    return q_NLHd * growth[:, :, None, None].astype(q_NLHd.dtype)

@@ -1,4 +1,4 @@
-"""A decoder-only transformer in Flax NNX: RMSNorm, RoPE, grouped-query attention, SwiGLU."""
+"""A decoder-only transformer in Flax NNX: RMSNorm, RoPE, grouped-query attention, gated MLP."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from seeupo_jax.policy.kernels.fused import kernel_for
 from seeupo_jax.policy.kernels.paged import Pages, PageTable
 from seeupo_jax.policy.moe import Experts, split_by_layer
 from seeupo_jax.policy.projection import Projection
-from seeupo_jax.policy.rope import rotate
+from seeupo_jax.policy.rope import grow_queries, rotate
 
 _ATTENTION = jax.checkpoint_policies.save_only_these_names(FUSED)
 _PRODUCTS = jax.checkpoint_policies.save_from_both_policies(
@@ -35,23 +35,31 @@ REMAT: dict[str, Callable[..., Any]] = {
 }
 
 
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu_tanh": jax.nn.gelu,
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+}
+
+
 class Norm(nnx.Module):
     """Root-mean-square norm over the last axis, in float32."""
 
-    def __init__(self, size: int, eps: float, logical: str):
-        self.scale = nnx.Param(jnp.ones((size,)), logical=(logical,))
-        self.eps = eps
+    def __init__(self, arch: Architecture, size: int, logical: str):
+        self.scale = nnx.Param(jnp.full((size,), 1 - arch.norm_offset), logical=(logical,))
+        self.eps, self.offset = arch.norm_eps, arch.norm_offset
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return rms_norm(x, self.scale[...], self.eps)
+        return rms_norm(x, self.scale[...], self.eps, self.offset)
 
 
 class Mlp(nnx.Module):
-    """SwiGLU: down(silu(gate(x)) · up(x))."""
+    """A gated feed-forward: down(act(gate(x)) · up(x)), SwiGLU with act = silu."""
 
     def __init__(self, arch: Architecture, rngs: nnx.Rngs, *, gain: float):
         D, F, lora = arch.width, arch.mlp_width, adapters(arch)
         options = {"bias": arch.mlp_bias, "int8": arch.int8}
+        self.activation = arch.activation
         self.gate = Projection((D, F), ("embed", "mlp"), rngs, lora=lora("gate_proj"), **options)
         self.up = Projection((D, F), ("embed", "mlp"), rngs, lora=lora("up_proj"), **options)
         self.down = Projection(
@@ -59,7 +67,7 @@ class Mlp(nnx.Module):
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
+        return self.down(ACTIVATIONS[self.activation](self.gate(x)) * self.up(x))
 
 
 def adapters(arch: Architecture) -> Callable[[str], LoraAdapters | None]:
@@ -67,30 +75,37 @@ def adapters(arch: Architecture) -> Callable[[str], LoraAdapters | None]:
     return lambda name: arch.lora if arch.lora is not None and name in arch.lora.targets else None
 
 
-# Attention of one pass: of a layer's queries, this pass's keys and values, and the layer's window.
-# Returns its output, and the keys and values for later passes.
-Attend = Callable[[jax.Array, KeyValues, int | None], tuple[jax.Array, Any]]
+# Attention of one pass: of a layer's queries, this pass's keys and values, and how the layer scores
+# them (`Layer.scoring`). Returns its output, and the keys and values for later passes.
+Attend = Callable[[jax.Array, KeyValues, dict[str, Any]], tuple[jax.Array, Any]]
 
 
 class Layer(nnx.Module):
-    """Attention and feed-forward, each after a norm and added to the residual stream."""
+    """Attention and feed-forward, each normalised and added to the residual stream."""
 
     def __init__(self, arch: Architecture, index: int, rngs: nnx.Rngs):
-        self.arch, self.window = arch, arch.window(index)
+        self.arch, self.window, self.rope = arch, arch.window(index), arch.layer_rope(index)
         D, q, kv = arch.width, arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
         bias, lora = arch.qkv_bias, adapters(arch)
         residual = (2 * arch.layers) ** -0.5  # keeps the residual stream's scale
         project = functools.partial(Projection, rngs=rngs, int8=arch.int8)
-        self.attention_norm = Norm(D, arch.norm_eps, "embed")
+        norm = functools.partial(Norm, arch, D, "embed")
+        self.attention_norm = norm() if arch.input_norms else None
         self.q = project((D, q), ("embed", "heads"), bias=bias, lora=lora("q_proj"))
         self.k = project((D, kv), ("embed", "kv_heads"), bias=bias, lora=lora("k_proj"))
         self.v = project((D, kv), ("embed", "kv_heads"), bias=bias, lora=lora("v_proj"))
         self.out = project(
             (q, D), ("heads", "embed"), bias=arch.out_bias, gain=residual, lora=lora("o_proj")
         )
-        self.q_norm = Norm(arch.head_dim, arch.norm_eps, "head_dim") if arch.qk_norm else None
-        self.k_norm = Norm(arch.head_dim, arch.norm_eps, "head_dim") if arch.qk_norm else None
-        self.mlp_norm = Norm(D, arch.norm_eps, "embed")
+        self.sinks = nnx.Param(jnp.zeros(arch.heads), logical=("heads",)) if arch.sinks else None
+        norms = {"q": (q, "heads"), "k": (kv, "kv_heads")}
+        if not arch.joint_qk_norm:
+            norms = dict.fromkeys(norms, (arch.head_dim, "head_dim"))
+        self.q_norm = Norm(arch, *norms["q"]) if arch.qk_norm else None
+        self.k_norm = Norm(arch, *norms["k"]) if arch.qk_norm else None
+        self.attention_output_norm = norm() if arch.output_norms else None
+        self.mlp_norm = norm() if arch.input_norms else None
+        self.mlp_output_norm = norm() if arch.output_norms else None
         self.mlp: Mlp | Experts
         if arch.is_sparse(index):
             moe = arch.moe
@@ -112,26 +127,47 @@ class Layer(nnx.Module):
         Args:
           given_NLP: as of `Experts`.
         """
-        q, new = self._project(self.attention_norm(x), position_NL)
-        y, keys = attend(q, new, self.window)
-        x = x + self.out(y.reshape(*y.shape[:2], -1))
-        y, routed_NLP = self.mlp_norm(x), None
+        q, new = self._project(_normed(self.attention_norm, x), position_NL)
+        y, keys = attend(q, new, self.scoring())
+        x = self._add(x, self.out(y.reshape(*y.shape[:2], -1)), self.attention_output_norm)
+        y, routed_NLP = _normed(self.mlp_norm, x), None
         if isinstance(self.mlp, Experts):
             y, routed_NLP = self.mlp(y, given_NLP)
         else:
             y = self.mlp(y)
-        return constrain(x + y, "rows", "length", "embed"), keys, routed_NLP
+        x = self._add(x, y, self.mlp_output_norm)
+        return constrain(x, "rows", "length", "embed"), keys, routed_NLP
+
+    def scoring(self) -> dict[str, Any]:
+        """How attention scores this layer's keys: arguments of the functions in `kernels/`."""
+        sink_H = None if self.sinks is None else self.sinks[...]
+        return {"window": self.window, "cap": self.arch.attention_cap, "sink_H": sink_H}
+
+    def _add(self, x: jax.Array, y: jax.Array, norm: Norm | None) -> jax.Array:
+        y, scale = _normed(norm, y), self.arch.residual_scale
+        return x + (y if scale == 1 else y * jnp.asarray(scale, y.dtype))
 
     def _project(self, x: jax.Array, position_NL: jax.Array) -> tuple[jax.Array, KeyValues]:
+        arch = self.arch
 
         def heads(y: jax.Array) -> jax.Array:
-            return y.reshape(*y.shape[:2], -1, self.arch.head_dim)
+            return y.reshape(*y.shape[:2], -1, arch.head_dim)
 
-        q, k, v = heads(self.q(x)), heads(self.k(x)), heads(self.v(x))
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = (rotate(y, position_NL, self.arch.rope) for y in (q, k))
+        q, k, v = self.q(x), self.k(x), heads(self.v(x))
+        if arch.joint_qk_norm:
+            q, k = heads(_normed(self.q_norm, q)), heads(_normed(self.k_norm, k))
+        else:
+            q, k = _normed(self.q_norm, heads(q)), _normed(self.k_norm, heads(k))
+        if self.rope is not None:
+            q, k = (rotate(y, position_NL, self.rope) for y in (q, k))
+            q = grow_queries(q, position_NL, self.rope)
+        if arch.query_scale is not None:  # attention itself divides by the root of head_dim
+            q = q * jnp.asarray(arch.query_scale * arch.head_dim**0.5, q.dtype)
         return q, KeyValues(k, v)
+
+
+def _normed(norm: Norm | None, x: jax.Array) -> jax.Array:
+    return x if norm is None else norm(x)
 
 
 class Computed(NamedTuple):
@@ -154,7 +190,7 @@ class Transformer(nnx.Module):
         self.embedding = new_table(arch, rngs)
         layers = [Layer(arch, index, rngs) for index in range(arch.layers)]
         self.layers = _stack(layers) if arch.scan_layers else nnx.List(layers)
-        self.norm = Norm(arch.width, arch.norm_eps, "embed")
+        self.norm = Norm(arch, arch.width, "embed")
         self.head = None if arch.tied else new_table(arch, rngs)
 
     def __call__(self, tokens_NL: jax.Array) -> jax.Array:
@@ -200,6 +236,8 @@ class Transformer(nnx.Module):
             kv_heads=arch.kv_heads,
             dtype=arch.dtype,
             trees=tree is not None,
+            cap=arch.attention_cap is not None,
+            sinks=arch.sinks,
         )
         if tree is not None:
             return self._compute_trees(tokens_NL, tree, past, kernel, given_NLG)
@@ -208,14 +246,14 @@ class Transformer(nnx.Module):
             segment_NL = constrain(segment_NL, "rows", None)
             position_NL = position_NL - _starts(segment_NL)
 
-        def attend(_: None, q: jax.Array, new: KeyValues, window: int | None) -> Any:
+        def attend(_: None, q: jax.Array, new: KeyValues, scoring: dict[str, Any]) -> Any:
             new = _by_rows(new)
             y = attention.attend(
                 q,
                 new,
                 position_NL,
                 position_NL,
-                window=window,
+                **scoring,
                 segment_NL=segment_NL,
                 key_segment_NC=segment_NL,
                 kernel=kernel,
@@ -237,10 +275,12 @@ class Transformer(nnx.Module):
         deal = functools.partial(zigzag.to_zigzag, devices=devices)
         tree_mask = attention.TreeMask(*map(deal, attention.tree_mask_of(tree, past)))
 
-        def attend(old: KeyValues | None, q: jax.Array, new: KeyValues, window: int | None) -> Any:
+        def attend(
+            old: KeyValues | None, q: jax.Array, new: KeyValues, scoring: dict[str, Any]
+        ) -> Any:
             new = _by_rows(new)
             keys = new if old is None else attention.concatenate(old, new)
-            of = {"window": window, "kernel": kernel, "longest": self.arch.longest}
+            of = {"kernel": kernel, "longest": self.arch.longest} | scoring
             return attention.attend_trees(q, keys, tree_mask, **of), new
 
         keys = () if past is None else past.keys
@@ -280,10 +320,10 @@ class Transformer(nnx.Module):
         Returns: for keys the cache with the tokens in it.
         """
 
-        def attend(old: Pages, q: jax.Array, new: KeyValues, window: int | None) -> Any:
+        def attend(old: Pages, q: jax.Array, new: KeyValues, scoring: dict[str, Any]) -> Any:
             written = paged.write(old, new, position_RL, page_table)
             y = paged.attend(
-                q, written, position_RL, page_table, window=window, kernel=kernel, block=block
+                q, written, position_RL, page_table, kernel=kernel, block=block, **scoring
             )
             return y, written
 
@@ -295,12 +335,13 @@ class Transformer(nnx.Module):
         tokens_NL: jax.Array,
         position_NL: jax.Array,
         past: Sequence[Any],
-        attend: Callable[[Any, jax.Array, KeyValues, int | None], tuple[jax.Array, Any]],
+        attend: Callable[[Any, jax.Array, KeyValues, dict[str, Any]], tuple[jax.Array, Any]],
         given_NLG: jax.Array | None = None,
         *,
         unroll: bool = False,
     ) -> Computed:
-        x = embed(self.embedding[...].astype(self.arch.dtype), tokens_NL)
+        table_VD = self.embedding[...].astype(self.arch.dtype)
+        x = embed(table_VD, tokens_NL, self.arch.embedding_scale)
         remat = REMAT[self.arch.remat]
 
         def run(layer: Layer, x: jax.Array, old: Any, given: Any) -> Any:
@@ -349,9 +390,10 @@ class Transformer(nnx.Module):
 def _logits(graph: nnx.GraphDef, state: nnx.State, tokens_NL: jax.Array) -> jax.Array:
     model = nnx.merge(graph, state)
     hidden, _ = model.hidden(tokens_NL)
-    return jnp.einsum(
+    product = jnp.einsum(
         "nld,vd->nlv", hidden, model.head_VD(hidden.dtype), preferred_element_type=jnp.float32
     )
+    return model.arch.logits(product)
 
 
 def _by_rows(keys: KeyValues) -> KeyValues:

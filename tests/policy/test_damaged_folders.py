@@ -12,10 +12,10 @@ from refusals import refusal
 
 from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.policy.families import read_architecture
 from seeupo_jax.policy.files.gguf import GgufFile
 from seeupo_jax.policy.files.gguf_header import read_header
 from seeupo_jax.policy.files.messages import resolve_chat
+from seeupo_jax.policy.files.model_config import read_architecture
 from seeupo_jax.policy.files.weights import from_pretrained, load_architecture
 from seeupo_jax.policy.lora import read_lora
 from seeupo_jax.policy.rope import frequencies

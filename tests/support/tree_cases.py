@@ -158,7 +158,10 @@ IMPLEMENTATIONS = {
 
 
 def attend(q, k, v, *, tree_mask, window=None, block=None, implementation):
-    return IMPLEMENTATIONS[implementation](q, k, v, *tree_mask, window=window, block=block)
+    arrays = (q, k, v, *tree_mask)
+    if implementation == "all_pairs":
+        return all_pairs(*arrays, window=window, block=block)
+    return IMPLEMENTATIONS[implementation](*arrays, window=window, block=block)[0]
 
 
 def along_paths(q, k, v, *, case, window=None):

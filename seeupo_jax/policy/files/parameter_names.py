@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
 from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.families import FAMILIES, Family
 
-# Modules of a layer -> Hugging Face's, whose kernels are [out, in] instead of [in, out].
+# Modules of a layer -> Llama's names, whose kernels are [out, in] instead of [in, out].
 _LAYER = {
     "q": "self_attn.q_proj",
     "k": "self_attn.k_proj",
@@ -44,6 +45,8 @@ _TOP = {
     "head": "lm_head.weight",
 }
 
+_UNNAMED = Family()  # of a policy that no file has described: Llama's names
+
 
 @dataclass(frozen=True)
 class StoredParameter:
@@ -51,7 +54,8 @@ class StoredParameter:
 
     path: in the tree of parameters. layer: its index in the stacked parameter, or None. names: its
     tensors. grouped: a tensor for every entry of its first axis (experts). transposed: its last two
-    axes are swapped there.
+    axes are swapped there. first_row: of its tensor, which other parameters share; None: it has one
+    of its own.
     """
 
     path: tuple[Any, ...]
@@ -59,6 +63,7 @@ class StoredParameter:
     names: tuple[str, ...]
     grouped: bool
     transposed: bool
+    first_row: int | None = None
 
 
 def stored_parameters(arch: Architecture, params: Any) -> Iterator[StoredParameter]:
@@ -82,19 +87,50 @@ def _stored_in_layer(
     arch: Architecture, keys: tuple[Any, ...], inside: Sequence[str], layer: int | None, prefix: str
 ) -> StoredParameter:
     path = "/".join(inside)
+    if path == "sinks":
+        return StoredParameter(keys, layer, (f"{prefix}self_attn.sinks",), False, False)
     if path in _EXPERTS:
         grouped = "{expert}" in _EXPERTS[path]
         count = arch.moe.experts if grouped else 1
         names = tuple(prefix + _EXPERTS[path].format(expert=number) for number in range(count))
         return StoredParameter(keys, layer, names, grouped, True)
-    *module, leaf = inside
+    *modules, leaf = inside
     file_leaf, transposed = _LEAF[leaf]
-    name = f"{prefix}{_LAYER['/'.join(module)]}.{file_leaf}"
-    return StoredParameter(keys, layer, (name,), False, transposed)
+    family, module = FAMILIES.get(arch.family or "", _UNNAMED), "/".join(modules)
+    name, first_row = _module_name(arch, family, module)
+    return StoredParameter(
+        keys, layer, (f"{prefix}{name}.{file_leaf}",), False, transposed, first_row
+    )
+
+
+def _module_name(arch: Architecture, family: Family, module: str) -> tuple[str, int | None]:
+    """A module's name in files, and its first row in the tensor that it shares with others."""
+    for name, parts in family.fused.items():
+        if module in parts:
+            sizes = _outputs(arch)
+            return name, sum(sizes[part] for part in parts[: parts.index(module)])
+    return family.names.get(module) or _LAYER[module], None
+
+
+def _outputs(arch: Architecture) -> Mapping[str, int]:
+    """How many outputs the modules have that families store in one tensor."""
+    q, kv = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
+    return {"q": q, "k": kv, "v": kv, "mlp/gate": arch.mlp_width, "mlp/up": arch.mlp_width}
+
+
+def shapes_in_file(params: Any, stored: Iterable[StoredParameter]) -> dict[str, tuple[int, ...]]:
+    """The shapes of all tensors, by name, in Hugging Face's orientation."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for each in stored:
+        shape = shape_in_file(params, each)
+        for name in each.names:
+            above = shapes.get(name, (0,))[0]
+            shapes[name] = (above + shape[0], *shape[1:])
+    return shapes
 
 
 def shape_in_file(params: Any, stored: StoredParameter) -> tuple[int, ...]:
-    """The shape of each of the stored tensors, in Hugging Face's orientation."""
+    """The shape of each of a parameter's tensors, or of its rows of one."""
     shape = leaf_at(params, stored.path).shape
     shape = shape if stored.layer is None else shape[1:]
     shape = shape[1:] if stored.grouped else shape

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 from seeupo_jax.parallel.mesh import sharding
-from seeupo_jax.policy.files.parameter_names import StoredParameter, leaf_at, shape_in_file
+from seeupo_jax.policy.files.parameter_names import StoredParameter, leaf_at, shapes_in_file
 from seeupo_jax.policy.files.safetensors_files import Tensors
 
 _LOGGER = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ def check_tensors(
     tensors: Tensors, stored: Sequence[StoredParameter], shapes: Any, place: Path
 ) -> None:
     """Raises ValueError where tensors are missing, unknown or of other shapes."""
-    wanted = {name: shape_in_file(shapes, each) for each in stored for name in each.names}
+    wanted = shapes_in_file(shapes, stored)
     redundant = {
         name for name in tensors.shapes if name not in wanted and name.endswith(_REDUNDANT)
     }
@@ -136,11 +136,13 @@ def _read_part(
     for name, view in zip(groups, views, strict=True):
         view, stretch = (view.T, spans[::-1]) if stored.transposed else (view, spans)
         first, last = stretch[0]
+        above = stored.first_row or 0
         step = max(1, READ_BYTES // (4 * max(1, view[:1].size)))
         rest = tuple(slice(*span) for span in stretch[1:])
         for start in range(first, last, step):
             rows = slice(start, min(start + step, last))
-            view[start - first : rows.stop - first] = tensors.read(name, (rows, *rest))
+            in_file = slice(above + rows.start, above + rows.stop)
+            view[start - first : rows.stop - first] = tensors.read(name, (in_file, *rest))
     return buffer
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,16 @@ from seeupo_jax.parallel.distributed import to_host
 from seeupo_jax.parallel.mesh import param_shardings
 from seeupo_jax.policy import lora
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.policy.families import config_json, read_architecture
 from seeupo_jax.policy.files import gguf_vocabulary
 from seeupo_jax.policy.files.folder_files import read_json_object
 from seeupo_jax.policy.files.huggingface_tokenizer import gguf_tokenizer
-from seeupo_jax.policy.files.parameter_names import leaf_at, shape_in_file, stored_parameters
+from seeupo_jax.policy.files.model_config import config_json, read_architecture
+from seeupo_jax.policy.files.parameter_names import (
+    StoredParameter,
+    leaf_at,
+    shapes_in_file,
+    stored_parameters,
+)
 from seeupo_jax.policy.files.placement import check_tensors, load_params
 from seeupo_jax.policy.files.safetensors_files import SafetensorsFolder, Tensors, write_tensors
 from seeupo_jax.policy.files.tokenizer import Tokenizer, load_tokenizer
@@ -207,28 +213,31 @@ def save_pretrained(
         raise ValueError("save_pretrained: got a model with adapters; allowed: merge(model) first.")
     end_ids = () if tokenizer is None else tokenizer.end_ids
     values = config_json(model.arch, end_ids, dtype)
+    arch = replace(model.arch, family=values["model_type"])
     folder = Path(path)
     writes = jax.process_index() == 0
     _, params = split_model(model)
     kind = jnp.dtype(dtype)
-    parts = {
-        name: (stored, number)
-        for stored in stored_parameters(model.arch, params)
-        for number, name in enumerate(stored.names)
-    }
+    parameters = list(stored_parameters(arch, params))
+    parts: dict[str, list[tuple[StoredParameter, int]]] = {}
+    for stored in parameters:
+        for number, name in enumerate(stored.names):
+            parts.setdefault(name, []).append((stored, number))
 
     def read(name: str) -> np.ndarray:
-        stored, number = parts[name]
+        shares = sorted(parts[name], key=lambda part: part[0].first_row or 0)
+        rows = [read_rows(*share) for share in shares]
+        return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+    def read_rows(stored: StoredParameter, number: int) -> np.ndarray:
         leaf = leaf_at(params, stored.path)
         leaf = leaf if stored.layer is None else leaf[stored.layer]
         leaf = leaf[number] if stored.grouped else leaf
         tensor = to_host(leaf.astype(kind))
         return np.ascontiguousarray(tensor.T if stored.transposed else tensor)
 
-    sizes = {
-        name: math.prod(shape_in_file(params, stored)) * kind.itemsize
-        for name, (stored, _) in parts.items()
-    }
+    shapes = shapes_in_file(params, parameters)
+    sizes = {name: math.prod(shape) * kind.itemsize for name, shape in shapes.items()}
     write_tensors(folder, sizes, read, max_file_bytes, writes=writes)
     if not writes:
         return

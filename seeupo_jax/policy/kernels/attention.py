@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from seeupo_jax.parallel.mesh import head_axes, per_shard
 from seeupo_jax.policy.kernels import fused, tree_attention, tree_kernels, tree_kernels_gpu
+from seeupo_jax.policy.kernels.scores import add_sinks, bound, unbound_gradient
 from seeupo_jax.policy.kernels.tree_attention import block_for
 from seeupo_jax.policy.kernels.tree_mask import TreeMask, visible_pairs
 
@@ -91,6 +92,8 @@ def attend_trees(
     tree_mask: TreeMask,
     *,
     window: int | None = None,
+    cap: float | None = None,
+    sink_H: jax.Array | None = None,
     kernel: str = "xla",
     longest: int | None = None,
 ) -> jax.Array:
@@ -107,42 +110,68 @@ def attend_trees(
     key_axes = ("rows", None, kv_heads, "head_dim")
     by_query, all_ = ("rows", "length"), ("rows", None)
     layouts = [query_axes, key_axes, key_axes, by_query, by_query, all_, all_, all_]
-    run = functools.partial(OF_TREES[kernel], window=window)
+    run = functools.partial(OF_TREES[kernel], window=window, cap=cap)
     if kernel == "xla":
         run = functools.partial(run, longest=longest)
-    return per_shard(run, layouts, query_axes)(q_NLHd, *keys, *tree_mask)
+    return attend_per_shard(run, layouts, query_axes, sink_H)(q_NLHd, *keys, *tree_mask)
+
+
+def attend_per_shard(
+    attend: Callable[..., tuple[jax.Array, jax.Array]],
+    layouts: Sequence[Sequence[str | None]],
+    query_axes: Sequence[str | None],
+    sink_H: jax.Array | None,
+) -> Callable[..., jax.Array]:
+    """Attention on every device's own part, of a function that also gives the scores' logsumexp."""
+    if sink_H is None:
+        return per_shard(lambda *arrays: attend(*arrays)[0], layouts, query_axes)
+
+    def run(sink_H: jax.Array, *arrays: jax.Array) -> jax.Array:
+        return add_sinks(*attend(*arrays), sink_H)
+
+    return functools.partial(per_shard(run, [(query_axes[2],), *layouts], query_axes), sink_H)
 
 
 def all_pairs(
-    q_NLHd: jax.Array, k: jax.Array, v: jax.Array, *tree_mask: jax.Array, window: int | None
-) -> jax.Array:
-    """Attention from the scores of all pairs, and a mask; every query needs a visible key."""
+    q_NLHd: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *tree_mask: jax.Array,
+    window: int | None,
+    cap: float | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Attention from the scores of all pairs, and a mask; every query needs a visible key.
+
+    Returns: as `tree_attention.attend`.
+    """
     order_NL, depth_NL, first_NC, end_NC, key_depth_NC = tree_mask
 
     def attend(
         keys: KeyValues, q: jax.Array, order_NL: jax.Array, depth_NL: jax.Array
-    ) -> jax.Array:
+    ) -> tuple[jax.Array, jax.Array]:
         mask = TreeMask(order_NL, depth_NL, first_NC, end_NC, key_depth_NC)
-        return _attend(q, keys, visible_pairs(mask, window))
+        return _attend(q, keys, visible_pairs(mask, window), cap)
 
     return _in_chunks(attend, KeyValues(k, v), q_NLHd, order_NL, depth_NL)
 
 
-def _by_platform(*arrays: jax.Array, window: int | None, longest: int | None) -> jax.Array:
+def _by_platform(
+    *arrays: jax.Array, window: int | None, cap: float | None, longest: int | None
+) -> tuple[jax.Array, jax.Array]:
     queries, heads = arrays[0].shape[1:3]
     block = block_for(heads, longest)
-    loops = functools.partial(tree_attention.attend, window=window, block=block)
-    dense = functools.partial(all_pairs, window=window)
+    loops = functools.partial(tree_attention.attend, window=window, cap=cap, block=block)
+    dense = functools.partial(all_pairs, window=window, cap=cap)
     if arrays[1].shape[1] <= FEW_KEYS or queries <= block_for(heads):
         return dense(*arrays)
     # A loop over small products is fast where they are computed one after the other anyway.
     return jax.lax.platform_dependent(*arrays, cpu=loops, default=dense)
 
 
-def _on_gpu(q_NLHd: jax.Array, *arrays: jax.Array, window: int | None) -> jax.Array:
+def _on_gpu(q_NLHd: jax.Array, *arrays: jax.Array, **scoring: Any) -> tuple[jax.Array, jax.Array]:
     if q_NLHd.shape[1] < FEWEST_QUERIES:
-        return all_pairs(q_NLHd, *arrays, window=window)
-    return tree_kernels_gpu.attend(q_NLHd, *arrays, window=window)
+        return all_pairs(q_NLHd, *arrays, **scoring)
+    return tree_kernels_gpu.attend(q_NLHd, *arrays, **scoring)
 
 
 OF_TREES = {  # by the name of the kernel
@@ -160,6 +189,8 @@ def attend(
     key_position_NC: jax.Array,
     *,
     window: int | None = None,
+    cap: float | None = None,
+    sink_H: jax.Array | None = None,
     segment_NL: jax.Array | None = None,
     key_segment_NC: jax.Array | None = None,
     kernel: str = "xla",
@@ -173,6 +204,7 @@ def attend(
       q_NLHd: [N, L, H, head_dim].
       position_NL, key_position_NC: int, of every token in its sequence.
       window: how many positions are visible, the query's own included; None: all before it.
+      cap: of scores, as `scores.bound`. sink_H: as `scores.add_sinks`.
       segment_NL, key_segment_NC: int, which of the sequences packed in a row a token is of; only a
         query's own is visible to it. None: one sequence per row.
       kernel: xla | all_pairs | splash | cudnn. The last two are for passes over whole rows: the
@@ -182,7 +214,8 @@ def attend(
     Returns: [N, L, H, head_dim] in the dtype of q.
 
     Raises:
-      ValueError: an unknown kernel, a fused one with keys of another pass, segments on one side.
+      ValueError: an unknown kernel, a fused one with keys of another pass or with sinks, segments
+        on one side.
     """
     if (segment_NL is None) != (key_segment_NC is None):
         raise ValueError("attend: segment_NL and key_segment_NC must be given both or neither.")
@@ -195,17 +228,20 @@ def attend(
         if segment_NL is not None:
             layouts += [("rows", "length"), ("rows", None)]
             arrays += [segment_NL, key_segment_NC]
-        return per_shard(functools.partial(_plain, window=window), layouts, query_axes)(*arrays)
+        run = functools.partial(_plain, window=window, cap=cap)
+        return attend_per_shard(run, layouts, query_axes, sink_H)(*arrays)
     if kernel not in _FUSED:
         raise ValueError(
             f"attend: got kernel {kernel!r}; allowed: {', '.join(('xla', 'all_pairs', *_FUSED))}."
         )
+    if sink_H is not None:
+        raise ValueError(f"attend: kernel {kernel!r} got sinks; allowed: none.")
     if key_position_NC is not position_NL or key_segment_NC is not segment_NL:
         raise ValueError(
             f"attend: kernel {kernel!r} got keys of another pass; allowed: a pass over whole rows,"
             " with the same positions and segments for queries and keys."
         )
-    return _FUSED[kernel](q_NLHd, keys.k, keys.v, segment_NL, window=window)
+    return _FUSED[kernel](q_NLHd, keys.k, keys.v, segment_NL, window=window, cap=cap)
 
 
 _FUSED = {"splash": fused.splash, "cudnn": fused.cudnn}
@@ -221,23 +257,24 @@ def _plain(
     key_segment_NC: jax.Array | None = None,
     *,
     window: int | None,
-) -> jax.Array:
+    cap: float | None,
+) -> tuple[jax.Array, jax.Array]:
     def attend(
         keys: KeyValues, q: jax.Array, position: jax.Array, segment: jax.Array | None
-    ) -> jax.Array:
+    ) -> tuple[jax.Array, jax.Array]:
         visible = _visible(position, key_position_NC, window, segment, key_segment_NC)
-        return _attend(q, keys, visible)
+        return _attend(q, keys, visible, cap)
 
     return _in_chunks(attend, KeyValues(k, v), q_NLHd, position_NL, segment_NL)
 
 
 def _in_chunks(
-    attend: Callable[..., jax.Array],
+    attend: Callable[..., tuple[jax.Array, jax.Array]],
     keys: KeyValues,
     q_NLHd: jax.Array,
     position_NL: jax.Array,
     segment_NL: jax.Array | None,
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array]:
     """Attention in chunks of queries where the scores of all would take too much memory.
 
     The backward pass computes a chunk's scores again: memory grows with the row's length, not with
@@ -258,13 +295,17 @@ def _in_chunks(
 
     wide = KeyValues(*(x.astype(jnp.float32) for x in keys))
 
-    def attend_part(part: tuple[jax.Array | None, ...]) -> jax.Array:
+    def attend_part(part: tuple[jax.Array | None, ...]) -> tuple[jax.Array, jax.Array]:
         return attend(KeyValues(*(x.astype(keys.k.dtype) for x in wide)), *part)
 
     parts = (fold(q_NLHd), fold(position_NL), fold(segment_NL))
     keep = jax.checkpoint_policies.save_only_these_names(_ATTENDED)
-    out = jax.lax.map(jax.checkpoint(attend_part, policy=keep), parts)
-    return jnp.moveaxis(out, 0, 1).reshape(N, count * chunk, *q_NLHd.shape[2:])[:, :L]
+    results = jax.lax.map(jax.checkpoint(attend_part, policy=keep), parts)
+
+    def unfold(x: jax.Array) -> jax.Array:
+        return jnp.moveaxis(x, 0, 1).reshape(N, count * chunk, *x.shape[3:])[:, :L]
+
+    return jax.tree.map(unfold, results)
 
 
 def _visible(
@@ -284,53 +325,73 @@ def _visible(
     return visible_NLC
 
 
-def _attend(q_NLHd: jax.Array, keys: KeyValues, visible_NLC: jax.Array) -> jax.Array:
+def _attend(
+    q_NLHd: jax.Array, keys: KeyValues, visible_NLC: jax.Array, cap: float | None
+) -> tuple[jax.Array, jax.Array]:
     N, L, H, d = q_NLHd.shape
     kv_heads = keys.k.shape[2]
     groups = H // kv_heads
     # Heads before positions: plain batched matrix products, 3x faster on CPU than one einsum.
     q = q_NLHd.reshape(N, L, kv_heads, groups, d).transpose(0, 2, 3, 1, 4)
     q = q.reshape(N, kv_heads, groups * L, d)
-    out = _weigh(q, keys.k.transpose(0, 2, 1, 3), keys.v.transpose(0, 2, 1, 3), visible_NLC)
+    k, v = (x.transpose(0, 2, 1, 3) for x in keys)
+    out, logsumexp = _weigh(q, k, v, visible_NLC, cap)
     out = out.reshape(N, kv_heads, groups, L, d).transpose(0, 3, 1, 2, 4)
-    return out.reshape(N, L, H, d)
+    logsumexp = logsumexp.reshape(N, kv_heads, groups, L).transpose(0, 3, 1, 2)
+    return out.reshape(N, L, H, d), logsumexp.reshape(N, L, H)
 
 
-@jax.custom_vjp
-def _weigh(q: jax.Array, k: jax.Array, v: jax.Array, visible_NLC: jax.Array) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _weigh(
+    q: jax.Array, k: jax.Array, v: jax.Array, visible_NLC: jax.Array, cap: float | None
+) -> tuple[jax.Array, jax.Array]:
     """Softmax attention of queries [N, kv_heads, groups * L, head_dim], shaped as they are.
 
     On CPU, the cost apart from the matrix products is that of passes over the scores. So the output
     is divided by the softmax's total, instead of the weights and their derivative; the derivative's
     mean under the softmax is taken from the output too.
+
+    Returns: the output, and the logsumexp of every query's scores, float32.
     """
-    return _weigh_forward(q, k, v, visible_NLC)[0]
+    return _weigh_forward(q, k, v, visible_NLC, cap)[0]
+
+
+def _bounded_scores(q: jax.Array, k: jax.Array, cap: float | None) -> jax.Array:
+    product = jnp.einsum("nkqd,nkcd->nkqc", q, k, preferred_element_type=jnp.float32)
+    return bound(product * q.shape[-1] ** -0.5, cap)
 
 
 def _weigh_forward(
-    q: jax.Array, k: jax.Array, v: jax.Array, visible_NLC: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    q: jax.Array, k: jax.Array, v: jax.Array, visible_NLC: jax.Array, cap: float | None
+) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
     N, kv_heads, _, d = q.shape
-    scores = jnp.einsum("nkqd,nkcd->nkqc", q, k, preferred_element_type=jnp.float32) * d**-0.5
+    scores = _bounded_scores(q, k, cap)
     grouped = scores.reshape(N, kv_heads, -1, *visible_NLC.shape[1:])
     scores = jnp.where(visible_NLC[:, None, None], grouped, -1e30).reshape(scores.shape)
-    weights = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
+    top = scores.max(axis=-1, keepdims=True)
+    weights = jnp.exp(scores - top)
     total = weights.sum(axis=-1, keepdims=True)
     weights = weights.astype(q.dtype)
     weighted = jnp.einsum("nkqc,nkcd->nkqd", weights, v, preferred_element_type=jnp.float32)
     out = checkpoint_name((weighted / total).astype(q.dtype), _ATTENDED)
-    return out, (q, k, v, weights, total, out)
+    return (out, (top + jnp.log(total))[..., 0]), (q, k, v, weights, total, out)
 
 
 def _weigh_backward(
-    residuals: tuple[jax.Array, ...], d_out: jax.Array
+    cap: float | None,
+    residuals: tuple[jax.Array, ...],
+    d_results: tuple[jax.Array, jax.Array],
 ) -> tuple[jax.Array, jax.Array, jax.Array, None]:
     q, k, v, weights, total, out = residuals
+    d_out, d_logsumexp = d_results
     d_weighted = d_out.astype(jnp.float32) / total
-    mean = jnp.sum(d_weighted * out, axis=-1, keepdims=True)
+    mean = jnp.sum(d_weighted * out, axis=-1, keepdims=True) - d_logsumexp[..., None] / total
     d_weighted = d_weighted.astype(q.dtype)
     d_weights = jnp.einsum("nkqd,nkcd->nkqc", d_weighted, v, preferred_element_type=jnp.float32)
-    d_scores = (weights * (d_weights - mean) * q.shape[-1] ** -0.5).astype(q.dtype)
+    d_scores = weights * (d_weights - mean) * q.shape[-1] ** -0.5
+    if cap is not None:
+        d_scores = unbound_gradient(d_scores, _bounded_scores(q, k, cap), cap)
+    d_scores = d_scores.astype(q.dtype)
     # The small operand first, then a transpose of the result: 3x faster on CPU than the other way.
     d_k = jnp.einsum("nkqd,nkqc->nkdc", q, d_scores).swapaxes(2, 3)
     d_v = jnp.einsum("nkqd,nkqc->nkdc", d_weighted, weights).swapaxes(2, 3)

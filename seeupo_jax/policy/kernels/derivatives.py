@@ -49,26 +49,33 @@ def _matmul_backward(
 matmul.defvjp(_matmul_forward, _matmul_backward, symbolic_zeros=True)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
-    """x / sqrt(mean(x²) + eps) * scale over the last axis, in float32; in the dtype of x."""
-    return _rms_norm_forward(x, scale, eps)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def rms_norm(x: jax.Array, scale: jax.Array, eps: float, offset: float = 0.0) -> jax.Array:
+    """x / sqrt(mean(x²) + eps) * (scale + offset) over the last axis, in float32.
+
+    Returns: in the dtype of x.
+    """
+    return _rms_norm_forward(x, scale, eps, offset)[0]
+
+
+def _full_scale(scale: jax.Array, offset: float, x: jax.Array) -> jax.Array:
+    return _last(scale.astype(jnp.float32) + offset if offset else scale, x)
 
 
 def _rms_norm_forward(
-    x: jax.Array, scale: jax.Array, eps: float
+    x: jax.Array, scale: jax.Array, eps: float, offset: float
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
     y = x.astype(jnp.float32)
     inverse = jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + eps)
-    return (y * inverse * _last(scale, x)).astype(x.dtype), (x, scale, inverse)
+    return (y * inverse * _full_scale(scale, offset, x)).astype(x.dtype), (x, scale, inverse)
 
 
 def _rms_norm_backward(
-    eps: float, residuals: tuple[jax.Array, jax.Array, jax.Array], dy: jax.Array
+    eps: float, offset: float, residuals: tuple[jax.Array, jax.Array, jax.Array], dy: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     x, scale, inverse = residuals
     dy, unit = dy.astype(jnp.float32), x.astype(jnp.float32) * inverse
-    d_unit = dy * _last(scale, x)
+    d_unit = dy * _full_scale(scale, offset, x)
     dx = inverse * (d_unit - unit * jnp.mean(d_unit * unit, axis=-1, keepdims=True))
     d_scale = jnp.sum(dy * unit, axis=tuple(range(x.ndim - 1)))
     return dx.astype(x.dtype), d_scale.astype(scale.dtype)

@@ -39,6 +39,7 @@ def splash(
     segment_NL: jax.Array | None = None,
     *,
     window: int | None = None,
+    cap: float | None = None,
 ) -> jax.Array:
     """Attention by Pallas's splash kernel, each device on its own rows, queries and heads.
 
@@ -49,6 +50,7 @@ def splash(
       k_NLHd, v_NLHd: [N, L, kv_heads, head_dim].
       segment_NL: int32, of every token; None is one segment per row.
       window: how many keys are visible, the query's own included; None: all before it.
+      cap: of scores, as `scores.bound`.
 
     Returns: [N, L, H, head_dim] in the dtype of q.
     """
@@ -61,6 +63,7 @@ def splash(
     kernel = splash_lib.make_splash_mha(
         mask_lib.MultiHeadMask([mask] * H),
         block_sizes=_blocks(L, axis_parts("length")),
+        attn_logits_soft_cap=cap,
         head_shards=1,  # all heads have one mask
         q_seq_shards=axis_parts("length"),
     )
@@ -83,13 +86,19 @@ def cudnn(
     segment_NL: jax.Array | None = None,
     *,
     window: int | None = None,
+    cap: float | None = None,
     _implementation: str = "cudnn",
 ) -> jax.Array:
     """Attention by cuDNN's flash kernel, each device on its own rows and heads.
 
     Segments are a mask of [N, 1, L, L]; without them the kernel needs none. Arguments and result
     are those of `splash`.
+
+    Raises:
+      ValueError: a cap, which the kernel does not have.
     """
+    if cap is not None:
+        raise ValueError(f"attend: kernel 'cudnn' got cap={cap}; allowed: none.")
     f = functools.partial(_dot_product, window=window, implementation=_implementation)
     segments = () if segment_NL is None else (segment_NL,)
     layouts = (_QUERIES, _KEYS, _KEYS, *_SEGMENTS[: len(segments)])
@@ -216,6 +225,8 @@ def select_kernel(
     heads: int,
     dtype: str,
     trees: bool = False,
+    cap: bool = False,
+    sinks: bool = False,
 ) -> tuple[str, str]:
     """The kernel that a whole-row pass of this shape uses on the mesh in force, and why.
 
@@ -223,6 +234,7 @@ def select_kernel(
       wanted: xla | all_pairs | splash | cudnn.
       dtype: of queries, keys and values, by name.
       trees: whether rows hold token trees, for which a platform has a kernel of its own.
+      cap, sinks: whether scores are bounded, and whether the softmax has sinks.
 
     Returns: `wanted` or xla; the reason, words without a full stop.
 
@@ -233,9 +245,18 @@ def select_kernel(
     if wanted in _PLAIN:
         return wanted, "as wanted"
     reason = (_REFUSES_TREES if trees else _REFUSES)[wanted](length, head_dim, dtype)
+    if not trees and reason is None:
+        reason = _scores_refuse(wanted, cap, sinks)
     if reason is None:
         reason = _shards_refuse(wanted, heads=heads, kv_heads=kv_heads)
     return (wanted, "as wanted") if reason is None else ("xla", reason)
+
+
+def _scores_refuse(wanted: str, cap: bool, sinks: bool) -> str | None:
+    """Why a kernel for rows without trees does not compute a model's scores."""
+    if cap and wanted == "cudnn":
+        return "cudnn does not bound attention scores"
+    return f"{wanted} has no attention sinks" if sinks else None
 
 
 def _shards_refuse(wanted: str, **heads: int) -> str | None:

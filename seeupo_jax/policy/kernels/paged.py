@@ -16,7 +16,8 @@ from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention
 
 from seeupo_jax.parallel.mesh import constrain, head_axes, per_shard
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.policy.kernels.attention import NOWHERE, KeyValues
+from seeupo_jax.policy.kernels.attention import NOWHERE, KeyValues, attend_per_shard
+from seeupo_jax.policy.kernels.scores import bound
 
 BLOCK = 256  # tokens of a row that are gathered at once
 _KERNEL_BLOCK = 512  # tokens that the TPU kernel holds at once, at most
@@ -149,6 +150,8 @@ def attend(
     page_table: PageTable,
     *,
     window: int | None = None,
+    cap: float | None = None,
+    sink_H: jax.Array | None = None,
     kernel: str = "xla",
     block: int | None = BLOCK,
 ) -> jax.Array:
@@ -161,6 +164,7 @@ def attend(
       q_RLHd: [R, L, H, head_dim].
       position_RL: int32; the result of a query `NOWHERE` is 0.
       window: how many positions are visible, the query's own included; None: all before it.
+      cap: of scores, as `scores.bound`. sink_H: as `scores.add_sinks`.
       kernel: xla | paged; `decode_kernel` says which passes the second takes.
       block: tokens of a row that "xla" gathers at once, in a loop that ends with the longest row;
         None: all, without a loop.
@@ -179,7 +183,11 @@ def attend(
     if page_table.prefixes is not None:
         layouts += [("prefixes", None), ("prefixes",), ("prefixes", None)]
         arrays += page_table.prefixes
-    run = functools.partial(_KERNELS[kernel], window=window, block=block)
+    run = functools.partial(_KERNELS[kernel], window=window, cap=cap, block=block)
+    if kernel == "xla":
+        return attend_per_shard(run, layouts, queries, sink_H)(*arrays)
+    if sink_H is not None:
+        raise ValueError(f"attend: kernel {kernel!r} got sinks; allowed: none.")
     return per_shard(run, layouts, queries)(*arrays)
 
 
@@ -192,8 +200,9 @@ def _xla(
     start_R: jax.Array,
     *prefixes: jax.Array,
     window: int | None,
+    cap: float | None,
     block: int | None,
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array]:
     R, L, H, d = q_RLHd.shape
     kv_heads, _, page_size, _ = k.shape
     groups = H // kv_heads
@@ -201,15 +210,19 @@ def _xla(
     q_KRXd = q_KRXd.reshape(kv_heads, R, groups * L, d)
     position_RL = jnp.where(position_RL == NOWHERE, -1, position_RL)  # before every key
     position_RX = jnp.tile(position_RL, (1, groups))
-    over = functools.partial(_sum, k=k, v=v, window=window, block=block)
+    over = functools.partial(_sum, k=k, v=v, window=window, cap=cap, block=block)
     end_R = start_R + table_RP.shape[1] * page_size
     attended = over(q_KRXd, position_RX, table=table_RP, start=start_R, end=end_R)
     if prefixes:
         attended = _joined(attended, _prefix_sum(q_KRXd, position_RX, Prefixes(*prefixes), over))
     # A sum over any key is 1 at least: the weight of its top.
     out = attended.weighted / jnp.maximum(attended.total, 1)[..., None]
-    out = out.reshape(kv_heads, R, groups, L, d).transpose(1, 3, 0, 2, 4)
-    return out.reshape(R, L, H, d).astype(q_RLHd.dtype)
+    logsumexp = attended.top + jnp.log(jnp.maximum(attended.total, 1))
+
+    def by_rows(x: jax.Array) -> jax.Array:
+        return x.reshape(kv_heads, R, groups, L, -1).transpose(1, 3, 0, 2, 4).reshape(R, L, H, -1)
+
+    return by_rows(out).astype(q_RLHd.dtype), by_rows(logsumexp)[..., 0]
 
 
 class _Sum(NamedTuple):
@@ -242,6 +255,7 @@ def _sum(
     start: jax.Array,
     end: jax.Array,
     window: int | None,
+    cap: float | None,
     block: int | None,
 ) -> _Sum:
     """The sum over the keys of `table` [B, P] at positions from `start` to before `end` [B]."""
@@ -263,7 +277,7 @@ def _sum(
         if window is not None:
             visible &= key_BXC > query_BXC - window
         scores = jnp.einsum("kbxd,kbcd->kbxc", q_KBXd, keys, preferred_element_type=jnp.float32)
-        scores = jnp.where(visible[None], scores * d**-0.5, _HIDDEN)
+        scores = jnp.where(visible[None], bound(scores * d**-0.5, cap), _HIDDEN)
         top = jnp.maximum(scores.max(axis=-1), _LOWEST)
         weights = jnp.exp(scores - top[..., None])
         weighted = jnp.einsum(
@@ -334,6 +348,7 @@ def _paged(
     start_R: jax.Array,
     *prefixes: jax.Array,
     window: int | None,
+    cap: float | None,
     block: int | None,
 ) -> jax.Array:
     L, d = q_RLHd.shape[1], q_RLHd.shape[3]
@@ -350,6 +365,7 @@ def _paged(
         v,
         length_RL[:, 0],
         jnp.clip(table_RP, 0, k.shape[1] - 1),
+        attn_logits_soft_cap=cap,
         pages_per_compute_block=_pages_at_once(width, page_size),
     )
     return out[:, None]
@@ -365,7 +381,13 @@ _KERNELS = {"xla": _xla, "paged": _paged}
 
 
 def decode_kernel(
-    platform: str, *, head_dim: int, page_size: int, dtype: str, window: int | None = None
+    platform: str,
+    *,
+    head_dim: int,
+    page_size: int,
+    dtype: str,
+    window: int | None = None,
+    sinks: bool = False,
 ) -> tuple[str, str]:
     """The kernel that suits a decode pass (a token per row, no prefixes), and why.
 
@@ -385,4 +407,6 @@ def decode_kernel(
         return "xla", f"paged needs a page_size divisible by {_SUBLANES}: got {page_size}"
     if window is not None:
         return "xla", f"paged needs a layer without a window: got {window}"
+    if sinks:
+        return "xla", "paged has no attention sinks"
     return "paged", "as preferred"

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from seeupo_jax.policy.kernels.derivatives import RECOMPUTE
+from seeupo_jax.policy.kernels.scores import bound, unbound_gradient
 from seeupo_jax.policy.kernels.tree_mask import (
     FLOOR,
     MASKED,
@@ -32,8 +33,9 @@ def attend(
     v_NCKd: jax.Array,
     *tree_mask: jax.Array,
     window: int | None,
+    cap: float | None = None,
     block: int | None = None,
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array]:
     """Softmax attention of each query to its visible keys.
 
     Heads are grouped over the key-value heads (GQA). Scores and softmax are float32. A query
@@ -44,9 +46,10 @@ def attend(
       k_NCKd, v_NCKd: [N, C, kv_heads, head_dim].
       tree_mask: the arrays of a `TreeMask`.
       window: how many positions are visible, the query's own included; None: all.
+      cap: of scores, as `scores.bound`.
       block: queries, and keys, of a block; None: `block_for`.
 
-    Returns: [N, L, H, head_dim] in the dtype of q.
+    Returns: [N, L, H, head_dim] in the dtype of q; the logsumexp of the scores, float32 [N, L, H].
     """
     N, L, H, _ = q_NLHd.shape
     block = block_for(H) if block is None else block
@@ -55,7 +58,9 @@ def attend(
     # The blocks of all rows in one list: [rows * blocks, block].
     blocks = TreeMask(*(x.reshape(-1, block) for x in split_tree_mask(mask, block)))
     qkv = (_heads_first(x, block, k_NCKd.shape[2]) for x in (q_NLHd, k_NCKd, v_NCKd))
-    return _heads_last(_loop(*qkv, blocks, visits, N, window), N, H)[:, :L]
+    out, logsumexp = _loop(*qkv, blocks, visits, N, window, cap)
+    out, logsumexp = (_heads_last(x, N, H)[:, :L] for x in (out, logsumexp[..., None]))
+    return out, logsumexp[..., 0]
 
 
 def block_for(heads: int, longest: int | None = None) -> int:
@@ -89,8 +94,8 @@ def _heads_last(x: jax.Array, N: int, H: int) -> jax.Array:
     return x.reshape(N, -1, H, d)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
-def _loop(*arguments: Any) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
+def _loop(*arguments: Any) -> tuple[jax.Array, jax.Array]:
     return _forward(*arguments)[0]
 
 
@@ -102,7 +107,8 @@ def _forward(
     visits: BlockPairs,
     N: int,
     window: int | None,
-) -> tuple[jax.Array, tuple]:
+    cap: float | None,
+) -> tuple[tuple[jax.Array, jax.Array], tuple]:
     """An online softmax over the visits of one block of queries after another."""
 
     def queries(r: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -111,7 +117,7 @@ def _forward(
         def visit(t: jax.Array, carry: tuple) -> tuple:
             most, total, out = carry
             c = _key_block(q, k, visits, N, r, t)
-            scores = _scores(q_b, _at(k, c), blocks, r, c, window)
+            scores = _scores(q_b, _at(k, c), blocks, r, c, window, cap)
             grown = jnp.maximum(most, scores.max(2))
             weights, shrink = jnp.exp(scores - grown[:, :, None]), jnp.exp(most - grown)
             out = out * shrink[:, :, None] + _dot(
@@ -126,14 +132,19 @@ def _forward(
         return (out / total[:, :, None]).astype(q.dtype), most + jnp.log(total)
 
     out, logsumexp = jax.lax.map(queries, jnp.arange(q.shape[0]))
-    return out, (q, k, v, blocks, visits, out, logsumexp)
+    return (out, logsumexp), (q, k, v, blocks, visits, out, logsumexp)
 
 
 def _backward(
-    N: int, window: int | None, residuals: tuple, d_out: jax.Array
+    N: int,
+    window: int | None,
+    cap: float | None,
+    residuals: tuple,
+    d_results: tuple[jax.Array, jax.Array],
 ) -> tuple[jax.Array, jax.Array, jax.Array, None, None]:
     q, k, v, blocks, visits, out, logsumexp = residuals
-    along = jnp.sum(d_out.astype(jnp.float32) * out, axis=3)
+    d_out, d_logsumexp = d_results
+    along = jnp.sum(d_out.astype(jnp.float32) * out, axis=3) - d_logsumexp
 
     def queries(r: jax.Array, carry: tuple) -> tuple:
         d_q, *d_kv = carry
@@ -144,10 +155,11 @@ def _backward(
             c = _key_block(q, k, visits, N, r, t)
             k_b = _at(k, c)
             with jax.named_scope(RECOMPUTE):
-                scores = _scores(q_b, k_b, blocks, r, c, window)
+                scores = _scores(q_b, k_b, blocks, r, c, window, cap)
             weights = jnp.exp(scores - logsumexp_b[:, :, None])
             d_weights = _dot("kqd,kcd->kqc", d_out_b, _at(v, c))
             d_scores = weights * (d_weights - along_b[:, :, None]) * q.shape[3] ** -0.5
+            d_scores = unbound_gradient(d_scores, scores, cap)
             weights, d_scores = weights.astype(v.dtype), d_scores.astype(q.dtype)
             # The small operand first, the result turned around: faster on CPU than the other way.
             d_v_c = _dot("kqd,kqc->kdc", d_out_b, weights).swapaxes(1, 2)
@@ -176,12 +188,18 @@ def _key_block(
 
 
 def _scores(
-    q_b: jax.Array, k_b: jax.Array, blocks: TreeMask, r: jax.Array, c: jax.Array, window: int | None
+    q_b: jax.Array,
+    k_b: jax.Array,
+    blocks: TreeMask,
+    r: jax.Array,
+    c: jax.Array,
+    window: int | None,
+    cap: float | None,
 ) -> jax.Array:
     """Scores of a pair of blocks, [kv_heads, groups * block, block]."""
     here = TreeMask(*(_at(x, at) for x, at in zip(blocks, (r, r, c, c, c), strict=True)))
     visible_qc = visible_pairs(here, window)
-    scores = _dot("kqd,kcd->kqc", q_b, k_b) * q_b.shape[2] ** -0.5
+    scores = bound(_dot("kqd,kcd->kqc", q_b, k_b) * q_b.shape[2] ** -0.5, cap)
     grouped = scores.reshape(k_b.shape[0], -1, *visible_qc.shape)
     return jnp.where(visible_qc[None, None], grouped, MASKED).reshape(scores.shape)
 

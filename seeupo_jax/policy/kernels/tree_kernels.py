@@ -17,6 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from seeupo_jax.policy.kernels.derivatives import FUSED, RECOMPUTE, dot, dot_t
+from seeupo_jax.policy.kernels.scores import bound, unbound_gradient
 from seeupo_jax.policy.kernels.tree_mask import (
     FLOOR,
     MASKED,
@@ -46,8 +47,9 @@ def attend(
     v_NCKd: jax.Array,
     *tree_mask: jax.Array,
     window: int | None,
+    cap: float | None = None,
     block: int | None = None,
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array]:
     """`tree_attention.attend` by kernels, which TPU compiles and CPU interprets.
 
     Raises:
@@ -69,15 +71,17 @@ def attend(
         x.reshape(len(x), -1) for x in split_tree_mask(mask, block)
     )
     places = jnp.stack([order, depth], 1), jnp.stack([first, end, key_depth], 1)
-    out = _kernels(
+    out, logsumexp = _kernels(
         _heads_first(q_NLHd, block, kv_heads),
         *(_heads_first(x, block, kv_heads)[:, :, 0] for x in (k_NCKd, v_NCKd)),
         places,
         visits,
         window,
+        cap,
         block,
     )
-    return out.transpose(0, 3, 1, 2, 4).reshape(N, -1, H, d)[:, :L]
+    logsumexp = logsumexp.transpose(0, 3, 1, 2).reshape(N, -1, H)
+    return out.transpose(0, 3, 1, 2, 4).reshape(N, -1, H, d)[:, :L], logsumexp[:, :L]
 
 
 def _heads_first(x_NLHd: jax.Array, block: int, kv_heads: int) -> jax.Array:
@@ -87,8 +91,8 @@ def _heads_first(x_NLHd: jax.Array, block: int, kv_heads: int) -> jax.Array:
     return x.transpose(0, 2, 3, 1, 4)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
-def _kernels(*arguments: Any) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
+def _kernels(*arguments: Any) -> tuple[jax.Array, jax.Array]:
     return _forward(*arguments)[0]
 
 
@@ -99,11 +103,12 @@ def _forward(
     places: tuple[jax.Array, jax.Array],
     visits: tuple[BlockPairs, BlockPairs],
     window: int | None,
+    cap: float | None,
     block: int,
-) -> tuple[jax.Array, tuple]:
+) -> tuple[tuple[jax.Array, jax.Array], tuple]:
     groups, d = q.shape[2], q.shape[4]
     out, logsumexp = _call(
-        functools.partial(_attend, window=window),
+        functools.partial(_attend, window=window, cap=cap),
         visits[0],
         _OF_QUERIES,
         [(q, _Q), (k, _K), (v, _K), (places[0], _ORDER), (places[1], _INTERVAL)],
@@ -112,16 +117,23 @@ def _forward(
         block,
     )
     out, logsumexp = (checkpoint_name(x, FUSED) for x in (out, logsumexp))
-    return out, (q, k, v, places, visits, out, logsumexp)
+    return (out, logsumexp), (q, k, v, places, visits, out, logsumexp)
 
 
-def _backward(window: int | None, block: int, residuals: tuple, d_out: jax.Array) -> tuple:
+def _backward(
+    window: int | None,
+    cap: float | None,
+    block: int,
+    residuals: tuple,
+    d_results: tuple[jax.Array, jax.Array],
+) -> tuple:
     q, k, v, places, visits, out, logsumexp = residuals
-    along = jnp.sum(d_out.astype(jnp.float32) * out, axis=4)
+    d_out, d_logsumexp = d_results
+    along = jnp.sum(d_out.astype(jnp.float32) * out, axis=4) - d_logsumexp
     groups, d = q.shape[2], q.shape[4]
     arrays = [(q, _Q), (k, _K), (v, _K), (d_out, _Q), (logsumexp, _Q_ROWS), (along, _Q_ROWS)]
     (d_q,) = _call(
-        functools.partial(_queries_gradient, window=window),
+        functools.partial(_queries_gradient, window=window, cap=cap),
         visits[0],
         _OF_QUERIES,
         [*arrays, (places[0], _ORDER), (places[1], _INTERVAL)],
@@ -130,7 +142,7 @@ def _backward(window: int | None, block: int, residuals: tuple, d_out: jax.Array
         block,
     )
     d_k, d_v = _call(
-        functools.partial(_keys_gradient, window=window),
+        functools.partial(_keys_gradient, window=window, cap=cap),
         visits[1],
         _OF_KEYS,
         [*arrays, (places[0], _ORDER), (places[1].transpose(0, 2, 1), _INTERVAL_COLUMNS)],
@@ -235,6 +247,7 @@ def _attend(
     sums: Refs,
     *,
     window: int | None,
+    cap: float | None,
 ) -> None:
     q_ref, k_ref, v_ref, order_ref, interval_ref = arrays
     out_ref, logsumexp_ref = results
@@ -249,7 +262,8 @@ def _attend(
     visible_qc = _visible_qc(order_ref, interval_ref, window)
     k, v = k_ref[...], v_ref[...]
     for g in range(q_ref.shape[0]):
-        scores = jnp.where(visible_qc, dot_t(q_ref[g], k) * k.shape[1] ** -0.5, MASKED)
+        scores = bound(dot_t(q_ref[g], k) * k.shape[1] ** -0.5, cap)
+        scores = jnp.where(visible_qc, scores, MASKED)
         most = most_ref[g]
         grown = jnp.maximum(most, scores.max(1, keepdims=True))
         weights, shrink = jnp.exp(scores - grown), jnp.exp(most - grown)
@@ -275,6 +289,7 @@ def _queries_gradient(
     sums: Refs,
     *,
     window: int | None,
+    cap: float | None,
 ) -> None:
     q_ref, k_ref, v_ref, d_out_ref, logsumexp_ref, along_ref, order_ref, interval_ref = arrays
     (d_q_ref,), (sum_ref,) = results, sums
@@ -289,9 +304,10 @@ def _queries_gradient(
     for g in range(q_ref.shape[0]):
         with jax.named_scope(RECOMPUTE):
             product = dot_t(q_ref[g], k)
-        scores = jnp.where(visible_qc, product * scale, MASKED)
+        scores = jnp.where(visible_qc, bound(product * scale, cap), MASKED)
         weights = jnp.exp(scores - logsumexp_ref[g, :][:, None])
         d_scores = weights * (dot_t(d_out_ref[g], v) - along_ref[g, :][:, None]) * scale
+        d_scores = unbound_gradient(d_scores, scores, cap)
         sum_ref[g] += dot(d_scores.astype(k.dtype), k)
 
     @pl.when(last)
@@ -307,6 +323,7 @@ def _keys_gradient(
     sums: Refs,
     *,
     window: int | None,
+    cap: float | None,
 ) -> None:
     q_ref, k_ref, v_ref, d_out_ref, logsumexp_ref, along_ref, order_ref, interval_ref = arrays
 
@@ -326,9 +343,10 @@ def _keys_gradient(
         q, d_out = q_ref[g], d_out_ref[g]
         with jax.named_scope(RECOMPUTE):
             product, d_weights = dot_t(k, q), dot_t(v, d_out)
-        scores = jnp.where(visible_cq, product * scale, MASKED)
+        scores = jnp.where(visible_cq, bound(product * scale, cap), MASKED)
         weights = jnp.exp(scores - logsumexp_ref[g : g + 1, :])
         d_scores = weights * (d_weights - along_ref[g : g + 1, :]) * scale
+        d_scores = unbound_gradient(d_scores, scores, cap)
         d_v_sum[...] += dot(weights.astype(d_out.dtype), d_out)
         d_k_sum[...] += dot(d_scores.astype(q.dtype), q)
 

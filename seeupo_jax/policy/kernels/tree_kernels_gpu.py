@@ -18,6 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from seeupo_jax.policy.kernels.derivatives import FUSED, RECOMPUTE, dot, dot_t
+from seeupo_jax.policy.kernels.scores import bound, unbound_gradient
 from seeupo_jax.policy.kernels.tree_mask import (
     FLOOR,
     MASKED,
@@ -30,6 +31,7 @@ from seeupo_jax.policy.kernels.tree_mask import (
 )
 
 WIDEST = 128  # channels of a head; the sums of wider ones do not fit in registers
+_LOG2_E = math.log2(math.e)
 _LEAST = 16  # rows, columns and channels of a product that Triton takes
 BLOCKS = {2: (128, 64), 4: (32, 32)}  # by bytes of a number: rows held, rows visited
 # How an array is cut, a letter an axis: n one row, h one head of queries, g the head of keys that
@@ -53,15 +55,22 @@ class _Plan(NamedTuple):
     visited: int
     channels: int
     window: int | None
+    cap: float | None
 
     @property
     def scale(self) -> float:
         return self.channels**-0.5
 
+    def scores(self, product: jax.Array) -> jax.Array:
+        """Scores for a softmax of powers of 2, which a GPU has an instruction for."""
+        if self.cap is None:
+            return product * (self.scale * _LOG2_E)
+        return bound(product * self.scale, self.cap) * _LOG2_E
+
     @property
-    def scale_2(self) -> float:
-        """The scale of scores for a softmax of powers of 2, which a GPU has an instruction for."""
-        return self.scale * math.log2(math.e)
+    def cap_2(self) -> float | None:
+        """The bound of `scores`."""
+        return None if self.cap is None else self.cap * _LOG2_E
 
 
 def attend(
@@ -70,8 +79,9 @@ def attend(
     v_NCKd: jax.Array,
     *tree_mask: jax.Array,
     window: int | None,
+    cap: float | None = None,
     block: int | None = None,
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array]:
     """`tree_attention.attend` by kernels, which CUDA compiles and CPU interprets.
 
     Raises:
@@ -93,9 +103,10 @@ def attend(
     visits = list_block_pairs(visited), list_block_pairs(visited_by.transpose(0, 2, 1))
     order, depth, first, end, key_depth = (x.reshape(N, -1) for x in split_tree_mask(mask, held))
     places = jnp.stack([order, depth], 1), jnp.stack([first, end, key_depth], 1)
-    plan = _Plan(held, other, d, window)
-    out = _kernels(*(_padded(x, held) for x in (q_NLHd, k_NCKd, v_NCKd)), places, visits, plan)
-    return out[:, :L, :, :d]
+    plan = _Plan(held, other, d, window, cap)
+    qkv = (_padded(x, held) for x in (q_NLHd, k_NCKd, v_NCKd))
+    out, logsumexp_2 = _kernels(*qkv, places, visits, plan)
+    return out[:, :L, :, :d], logsumexp_2.transpose(0, 2, 1)[:, :L] / _LOG2_E
 
 
 def _padded(x_NLHd: jax.Array, block: int) -> jax.Array:
@@ -106,7 +117,7 @@ def _padded(x_NLHd: jax.Array, block: int) -> jax.Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _kernels(*arguments: Any) -> jax.Array:
+def _kernels(*arguments: Any) -> tuple[jax.Array, jax.Array]:
     return _forward(*arguments)[0]
 
 
@@ -117,7 +128,7 @@ def _forward(
     places: tuple[jax.Array, jax.Array],
     visits: tuple[BlockPairs, BlockPairs],
     plan: _Plan,
-) -> tuple[jax.Array, tuple]:
+) -> tuple[tuple[jax.Array, jax.Array], tuple]:
     N, L, H, _ = q.shape
     out, logsumexp = _call(
         _attend,
@@ -134,12 +145,14 @@ def _forward(
         last_first=True,
     )
     out, logsumexp = (checkpoint_name(x, FUSED) for x in (out, logsumexp))
-    return out, (q, k, v, places, visits, out, logsumexp)
+    return (out, logsumexp), (q, k, v, places, visits, out, logsumexp)
 
 
-def _backward(plan: _Plan, residuals: tuple, d_out: jax.Array) -> tuple:
+def _backward(plan: _Plan, residuals: tuple, d_results: tuple[jax.Array, jax.Array]) -> tuple:
     q, k, v, places, visits, out, logsumexp = residuals
+    d_out, d_logsumexp_2 = d_results
     along = jnp.sum(d_out.astype(jnp.float32) * out, axis=3).transpose(0, 2, 1)
+    along -= d_logsumexp_2 * _LOG2_E
 
     def arrays(queries: str, keys: str, rows: str, order: str, interval: str) -> list:
         cuts = (queries, keys, keys, queries, rows, rows, order, interval)
@@ -251,7 +264,7 @@ def _attend(loop: Loop, arrays: Refs, results: Refs, plan: _Plan) -> None:
         k, v = k_ref[at, :], v_ref[at, :]
         rows = (interval_ref[x, at][None, :] for x in range(3))
         visible_qc = visible(*columns, *rows, plan.window)
-        scores = jnp.where(visible_qc, dot_t(q, k) * plan.scale_2, MASKED)
+        scores = jnp.where(visible_qc, plan.scores(dot_t(q, k)), MASKED)
         grown = jnp.maximum(most, scores.max(1))
         weights, shrink = jnp.exp2(scores - grown[:, None]), jnp.exp2(most - grown)
         out = out * shrink[:, None] + dot(weights.astype(v.dtype), v)
@@ -278,8 +291,9 @@ def _queries_gradient(loop: Loop, arrays: Refs, results: Refs, plan: _Plan) -> N
         visible_qc = visible(*columns, *rows, plan.window)
         with jax.named_scope(RECOMPUTE):
             product = dot_t(q, k)
-        scores = jnp.where(visible_qc, product * plan.scale_2, MASKED)
+        scores = jnp.where(visible_qc, plan.scores(product), MASKED)
         d_scores = jnp.exp2(scores - logsumexp) * (dot_t(d_out, v) - along)
+        d_scores = unbound_gradient(d_scores, scores, plan.cap_2)
         return (sums[0] + dot(d_scores.astype(k.dtype), k),)
 
     (d_q,) = loop(visit, (jnp.zeros(q.shape, jnp.float32),))
@@ -300,9 +314,10 @@ def _keys_gradient(loop: Loop, arrays: Refs, results: Refs, plan: _Plan) -> None
         visible_cq = visible(*rows, *columns, plan.window)
         with jax.named_scope(RECOMPUTE):
             product, d_weights = dot_t(k, q), dot_t(v, d_out)
-        scores = jnp.where(visible_cq, product * plan.scale_2, MASKED)
+        scores = jnp.where(visible_cq, plan.scores(product), MASKED)
         weights = jnp.exp2(scores - logsumexp_ref[at][None, :])
         d_scores = weights * (d_weights - along_ref[at][None, :])
+        d_scores = unbound_gradient(d_scores, scores, plan.cap_2)
         d_v += dot(weights.astype(d_out.dtype), d_out)
         return d_k + dot(d_scores.astype(q.dtype), q), d_v
 

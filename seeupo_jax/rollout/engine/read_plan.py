@@ -37,6 +37,7 @@ def choose_read_plan(arch: Architecture, rollout: schema.Rollout, platform: str)
         page_size=rollout.page_size,
         dtype=arch.dtype,
         window=next((window for window in arch.windows if window is not None), None),
+        sinks=arch.sinks,
     )
     if platform in ("cuda", "gpu", "rocm"):
         return KVReadPlan(kernel, None)

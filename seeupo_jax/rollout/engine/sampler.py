@@ -157,9 +157,10 @@ def decode(
         hidden_R1D, pages, routed_R1G = model.extend(
             token_R[:, None], at_R1, pages, page_table, kernel=kernel, block=block
         )
-        logits_RV = jnp.einsum(
+        product_RV = jnp.einsum(
             "nd,vd->nv", hidden_R1D[:, 0], head_VD, preferred_element_type=jnp.float32
         )
+        logits_RV = arch.logits(product_RV)
         if arch.unassigned:
             logits_RV = jnp.where(jnp.asarray(arch.unassigned_V())[None, :], -jnp.inf, logits_RV)
         drawn_R, drawn_logp_R, drawn_entropy_R = _draw_next(

@@ -25,8 +25,8 @@ from gguf_cases import (
 )
 from places import MODELS
 
-from seeupo_jax.policy.families import read_architecture
 from seeupo_jax.policy.files.gguf import GgufFile
+from seeupo_jax.policy.files.model_config import read_architecture
 
 SMOLLM2 = MODELS / "SmolLM2-135M-Instruct.Q4_1.gguf"
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"

@@ -216,7 +216,7 @@ def test_what_is_wrong_is_told_from_what_is_right(tmp_path):
     arrays, real = random_arrays(N, L, L, forest.heads), jnp.ones((N, L), bool)
 
     def right(q, k, v, mask):
-        return attention.all_pairs(q, k, v, *mask, window=None)
+        return attention.all_pairs(q, k, v, *mask, window=None)[0]
 
     def wrong(q, k, v, mask):
         return right(q, k, v, mask._replace(order_NL=mask.order_NL + 1))
