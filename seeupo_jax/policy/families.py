@@ -91,7 +91,7 @@ def _read_gemma(values: Mapping[str, Any]) -> Fields:
 def _write_gemma(arch: Architecture) -> dict[str, Any]:
     scale = arch.head_dim**-0.5 if arch.query_scale is None else arch.query_scale
     return _write_bias(arch) | {
-        "query_pre_attn_scalar": round(scale**-2, 6),
+        "query_pre_attn_scalar": round(scale**-2),
         "attn_logit_softcapping": arch.attention_cap,
         "final_logit_softcapping": arch.logit_cap,
         "use_bidirectional_attention": False,

@@ -1,5 +1,6 @@
 """The same folders in PyTorch (`transformers`) and here: logits, gradients, and the way back."""
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -9,15 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+import torch_models
 import transformers
 from safetensors.numpy import load_file
+from torch_models import torch_logits
 
 from seeupo_jax.policy import from_pretrained, save_pretrained
 from seeupo_jax.policy.files.parameter_names import leaf_at, stored_parameters
 from seeupo_jax.policy.network import split_model, token_logp
 
-VOCAB = 517
-LENGTH = 24
+VOCAB, LENGTH = 517, 24
 # Seven query heads to one of keys and values; heads of 128 in a width of 896.
 SIZES = {
     "vocab_size": VOCAB,
@@ -71,39 +73,17 @@ CASES = {
 }
 
 
-transformers.utils.logging.disable_progress_bar()
-
-
 @pytest.fixture(scope="module")
 def torch_model(tmp_path_factory):
     """Makes, once, a random model of a case and the folder that `transformers` saves it in."""
-    made = {}
 
+    @functools.cache
     def make(case):
-        if case not in made:
-            family, changes = CASES[case]
-            torch.manual_seed(len(made))
-            values = transformers.AutoConfig.for_model(family, **{**SIZES, **changes})
-            model = transformers.AutoModelForCausalLM.from_config(values, dtype=torch.float32)
-            with torch.no_grad():  # norms and biases away from 1 and 0
-                for parameter in model.parameters():
-                    parameter.add_(torch.randn_like(parameter) * 0.02)
-            folder = tmp_path_factory.mktemp(family)
-            model.save_pretrained(folder)
-            made[case] = model.eval(), str(folder)
-        return made[case]
+        family, changes = CASES[case]
+        seed = list(CASES).index(case)
+        return torch_models.make(family, SIZES | changes, seed, tmp_path_factory.mktemp(family))
 
     return make
-
-
-def tokens(rows=3):
-    return np.random.default_rng(0).integers(0, VOCAB, (rows, LENGTH))
-
-
-def torch_logits(model, ids, mask=None):
-    mask = None if mask is None else torch.tensor(mask)
-    with torch.no_grad():
-        return model(torch.tensor(ids), attention_mask=mask).logits.float().numpy()
 
 
 @pytest.mark.sampled(4)
@@ -112,7 +92,7 @@ def test_logits_are_those_of_pytorch(case, torch_model):
     reference, folder = torch_model(case)
     model, tokenizer = from_pretrained(folder, dtype="float32")
     assert tokenizer is None  # the folder has none
-    ids = tokens()
+    ids = torch_models.tokens(VOCAB)
     logits = np.asarray(model(jnp.asarray(ids)))
     assert np.abs(logits - torch_logits(reference, ids)).max() <= 2e-5
     lengths = np.array([LENGTH, 5, 13])
@@ -129,9 +109,14 @@ def test_what_we_write_is_the_same_model_to_pytorch(case, torch_model, tmp_path)
     model, _ = from_pretrained(folder, dtype="float32")
     save_pretrained(model, tmp_path, max_file_bytes=500_000)
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    again = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     assert type(again) is type(reference)
-    np.testing.assert_array_equal(torch_logits(again, tokens()), torch_logits(reference, tokens()))
+    np.testing.assert_array_equal(
+        torch_logits(again, torch_models.tokens(VOCAB)),
+        torch_logits(reference, torch_models.tokens(VOCAB)),
+    )
 
 
 @pytest.mark.sampled(1)
@@ -151,35 +136,11 @@ def test_yarn_that_a_user_adds_computes_positions_beyond_the_original_length(
     reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     model, _ = from_pretrained(tmp_path, dtype="float32")
     assert model.arch.max_positions == 32 > LENGTH > 8
-    ids = tokens()
+    ids = torch_models.tokens(VOCAB)
     logits, wanted = np.asarray(model(jnp.asarray(ids))), torch_logits(reference.eval(), ids)
     assert np.abs(logits - wanted).max() <= 2e-5
     plain, _ = from_pretrained(folder, dtype="float32")
     assert np.abs(wanted - np.asarray(plain(jnp.asarray(ids)))).max() > 1e-3
-
-
-def torch_gradients(model, ids):
-    """Gradients of the mean negative log-likelihood, by the names of tensors in the files."""
-    model.zero_grad()
-    logits = model(torch.tensor(ids)).logits[:, :-1]
-    target = torch.tensor(ids)[:, 1:].reshape(-1)
-    torch.nn.functional.cross_entropy(logits.reshape(-1, VOCAB), target).backward()
-    gradients = {}
-    for name, parameter in model.named_parameters():
-        gradient = parameter.grad.numpy()
-        if name.endswith("experts.gate_up_proj"):
-            gate, up = np.split(gradient, 2, axis=1)
-            both = {"gate_proj": gate, "up_proj": up}
-        elif name.endswith("experts.down_proj"):
-            both = {"down_proj": gradient}
-        else:
-            gradients[name] = gradient
-            continue
-        stem = name.rpartition(".")[0]
-        for part, stacked in both.items():
-            named = {f"{stem}.{i}.{part}.weight": each for i, each in enumerate(stacked)}
-            gradients |= named
-    return gradients
 
 
 @pytest.mark.parametrize(
@@ -190,7 +151,7 @@ def test_gradients_are_those_of_pytorch(case, torch_model):
     reference, folder = torch_model(case)
     model, _ = from_pretrained(folder, dtype="float32")
     network, params = split_model(model)
-    ids = tokens(2)
+    ids = torch_models.tokens(VOCAB, 2)
 
     @jax.jit
     def gradient(params):
@@ -202,7 +163,7 @@ def test_gradients_are_those_of_pytorch(case, torch_model):
         return jax.grad(loss)(params)
 
     actual = jax.device_get(gradient(params))
-    wanted = torch_gradients(reference, ids)
+    wanted = torch_models.gradients(reference, ids)
     compared = set()
     for stored in stored_parameters(model.arch, params):
         node = leaf_at(actual, stored.path)
@@ -218,11 +179,11 @@ def test_gradients_are_those_of_pytorch(case, torch_model):
 @pytest.mark.parametrize("case", ["llama", "qwen2", "qwen3", "moe"])
 def test_bfloat16_is_as_exact_as_in_pytorch(case, torch_model):
     reference, folder = torch_model(case)
-    exact = torch_logits(reference, tokens())
+    exact = torch_logits(reference, torch_models.tokens(VOCAB))
     half = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
     model, _ = from_pretrained(folder, dtype="bfloat16")
-    actual = np.abs(np.asarray(model(jnp.asarray(tokens()))) - exact)
-    other = np.abs(torch_logits(half, tokens()) - exact)
+    actual = np.abs(np.asarray(model(jnp.asarray(torch_models.tokens(VOCAB)))) - exact)
+    other = np.abs(torch_logits(half, torch_models.tokens(VOCAB)) - exact)
     assert actual.mean() <= other.mean()
     assert actual.max() <= 1.5 * other.max()  # the largest of 37,000 rounding errors: chance
     assert actual.mean() > 1e-5  # it was computed in bfloat16
@@ -233,8 +194,8 @@ def test_bfloat16_is_as_exact_as_in_pytorch(case, torch_model):
 def test_stacked_layers_hold_the_same_model(case, torch_model, tmp_path):
     reference, folder = torch_model(case)
     model, _ = from_pretrained(folder, dtype="float32", scan_layers=True)
-    logits = np.asarray(model(jnp.asarray(tokens())))
-    assert np.abs(logits - torch_logits(reference, tokens())).max() <= 2e-5
+    logits = np.asarray(model(jnp.asarray(torch_models.tokens(VOCAB))))
+    assert np.abs(logits - torch_logits(reference, torch_models.tokens(VOCAB))).max() <= 2e-5
     save_pretrained(model, tmp_path)
     written, original = (load_file(f"{f}/model.safetensors") for f in (tmp_path, folder))
     assert written.keys() == original.keys()

@@ -84,9 +84,7 @@ def test_frequencies_and_scale_are_those_of_transformers(rope, head_dim):
 
 
 def test_an_unknown_scaling_lists_those_that_are_known():
-    with pytest.raises(
-        ValueError, match="got 'ntk'; allowed: none, linear, llama3, yarn, "
-    ):
+    with pytest.raises(ValueError, match="got 'ntk'; allowed: none, linear, llama3, yarn, "):
         frequencies(Rope(scaling="ntk"), 8)
 
 

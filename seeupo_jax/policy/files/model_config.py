@@ -184,6 +184,7 @@ def config_json(arch: Architecture, end_ids: Sequence[int] = (), dtype: str = "f
         "tie_word_embeddings": arch.tied,
         POSITIONS: arch.max_positions,
         "bos_token_id": None,
+        "pad_token_id": None,  # a family's default may lie outside of a small vocabulary
         "eos_token_id": list(end_ids) if end_ids else None,
         "dtype": dtype,
     }
