@@ -42,7 +42,7 @@ class Family:
     rope_kinds: its config has one rope for layers with a window, another for those without.
     rope_layers: the key of its list of 1 for layers with a rope, 0 for those without.
     interleaved: its rope rotates pairs of neighbours.
-    moe: its feed-forwards are of experts.
+    experts: how its config states them (`policy/files/expert_config.py`); empty: it has none.
     activation: the key of its activation. model_class: of `transformers`, without `ForCausalLM`;
       None: the family's name in camel case.
     names: of modules in a model folder where they are not Llama's.
@@ -56,7 +56,7 @@ class Family:
     rope_kinds: bool = False
     rope_layers: str | None = None
     interleaved: bool = False
-    moe: bool = False
+    experts: str = ""
     activation: str = "hidden_act"
     model_class: str | None = None
     names: Mapping[str, str] = field(default_factory=dict)
@@ -125,7 +125,16 @@ FAMILIES = {
     "llama": Family(_PLAIN, _read_biases, _write_biases),
     "qwen2": Family(_PLAIN | {"qkv_bias": True}, windows="layers"),
     "qwen3": Family(**_BIAS, windows="layers"),
-    "qwen3_moe": Family(**_BIAS, windows="all", moe=True),
+    "qwen3_moe": Family(**_BIAS, windows="all", experts="qwen3"),
+    "qwen2_moe": Family(
+        _PLAIN,
+        lambda values: {"qkv_bias": values["qkv_bias"]},
+        lambda arch: {"qkv_bias": arch.qkv_bias},
+        windows="layers",
+        experts="qwen2",
+    ),
+    "mixtral": Family(_PLAIN, windows="all", experts="mixtral"),
+    "dots1": Family(**_BIAS, windows="layers", experts="deepseek"),
     "mistral": Family(_PLAIN, windows="all"),
     "ministral": Family(_PLAIN, windows="layers"),
     "ministral3": Family(_PLAIN, windows="all"),
