@@ -16,6 +16,7 @@ from seeupo_jax.learner.state_layout import HashableShardings, average
 from seeupo_jax.learner.step.expert_balance import (
     RouterLosses,
     router_losses,
+    router_terms,
     step_biases,
     zero_sums,
 )
@@ -40,10 +41,8 @@ def imitation_loss(
     """
     scored = row_logp(network, join_params(params, frozen), row, 1.0)
     loss = -of_spans(scored.logp_RX, row.slot_PA, row.mask_PA).sum()
-    if routers is None:
-        return loss, {"loss": loss}
-    of_routers, sums = routers.of_row(network.arch, row, scored)
-    return loss + of_routers, jax.lax.stop_gradient(sums | {"loss": loss})
+    router_loss, sums = router_terms(routers, network.arch, row, scored)
+    return loss + router_loss, jax.lax.stop_gradient(sums | {"loss": loss})
 
 
 def imitation_step(

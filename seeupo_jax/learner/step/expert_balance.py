@@ -43,27 +43,31 @@ class RouterLosses(NamedTuple):
     load_YE: jax.Array | None
     weight: jax.Array
 
-    def of_row(
-        self, arch: Architecture, row: TurnBatch, scored: RowLogp
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """One microbatch's part of the weighted losses, and its sums for metrics and biases."""
-        balance, sums, loss = self.balance, {}, jnp.zeros(())
-        counted_X = row.counted_MRL.reshape(-1)
-        logits_XYE = scored.router_RLYE.reshape(counted_X.size, *scored.router_RLYE.shape[2:])
-        own_YE = count_routed(arch.routing, row, scored.routed_RLG).load_YE.astype(jnp.float32)
-        if balance.balance_coef:
-            probability_XYE = expert_scores(logits_XYE, arch.moe)
-            if arch.moe.scores == "sigmoid":  # as in DeepSeek-V3, arXiv:2412.19437 Eq. 19
-                probability_XYE /= probability_XYE.sum(axis=-1, keepdims=True)
-            load_YE = own_YE if self.load_YE is None else self.load_YE
-            sums["balance_loss"] = balance_loss(probability_XYE, counted_X, load_YE, self.tokens)
-            loss += balance.balance_coef * sums["balance_loss"]
-        if balance.z_coef:
-            sums["router_z_loss"] = router_z_loss(logits_XYE, counted_X, self.tokens)
-            loss += balance.z_coef * sums["router_z_loss"]
-        if balance.bias_rate:
-            sums[LOAD] = own_YE
-        return self.weight * loss, sums
+
+def router_terms(
+    losses: RouterLosses | None, arch: Architecture, row: TurnBatch, scored: RowLogp
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """One microbatch's part of the weighted losses, and its sums for metrics and biases."""
+    sums, loss = {}, jnp.zeros(())
+    if losses is None:
+        return loss, sums
+    balance = losses.balance
+    counted_X = row.counted_MRL.reshape(-1)
+    logits_XYE = scored.router_RLYE.reshape(counted_X.size, *scored.router_RLYE.shape[2:])
+    own_YE = count_routed(arch.routing, row, scored.routed_RLG).load_YE.astype(jnp.float32)
+    if balance.balance_coef:
+        probability_XYE = expert_scores(logits_XYE, arch.moe)
+        if arch.moe.scores == "sigmoid":  # as in DeepSeek-V3, arXiv:2412.19437 Eq. 19
+            probability_XYE /= probability_XYE.sum(axis=-1, keepdims=True)
+        load_YE = own_YE if losses.load_YE is None else losses.load_YE
+        sums["balance_loss"] = balance_loss(probability_XYE, counted_X, load_YE, losses.tokens)
+        loss += balance.balance_coef * sums["balance_loss"]
+    if balance.z_coef:
+        sums["router_z_loss"] = router_z_loss(logits_XYE, counted_X, losses.tokens)
+        loss += balance.z_coef * sums["router_z_loss"]
+    if balance.bias_rate:
+        sums[LOAD] = own_YE
+    return losses.weight * loss, sums
 
 
 def router_losses(
@@ -93,7 +97,7 @@ def router_losses(
 
 
 def zero_sums(arch: Architecture, balance: ExpertBalance) -> dict[str, jax.Array]:
-    """The zeros that the sums of `RouterLosses.of_row` are added to."""
+    """The zeros that the sums of `router_terms` are added to."""
     coefs = balance.balance_coef, balance.z_coef
     names = [name for name, coef in zip(ROUTER_LOSSES, coefs, strict=True) if coef]
     sums = dict.fromkeys(names, jnp.zeros(()))
