@@ -112,7 +112,8 @@ def _layer_bytes(
     else:
         moe = dataclasses.replace(arch.moe, dense_layers=())
         all_experts = _saved_bytes(dataclasses.replace(alike, moe=moe), remat, length)
-        rest = _saved_bytes(dataclasses.replace(alike, mlp_width=1), remat, length)
+        width = max(1, moe.shared_width)  # of what is not shared out: the expert of all tokens
+        rest = _saved_bytes(dataclasses.replace(alike, mlp_width=width), remat, length)
         # A device has the tokens of all that share the experts, and its part of the experts.
         of_row = rest[0] + expert * (all_experts[0] - rest[0])
         cast = rest[1] + (all_experts[1] - rest[1]) // expert

@@ -13,6 +13,7 @@ from seeupo_jax.algorithms.surrogate import kl_estimate, truncated_importance
 from seeupo_jax.learner.refresh_batch import RefreshBatch
 from seeupo_jax.learner.step.actions import SplitActions, action_means, by_action
 from seeupo_jax.learner.step.critic import Critic, row_value, span_loss
+from seeupo_jax.learner.step.expert_balance import RouterLosses
 from seeupo_jax.learner.step.expert_load import routing_sums
 from seeupo_jax.learner.step.loss_config import LossConfig
 from seeupo_jax.learner.step.refresh import refresh_spans
@@ -34,6 +35,7 @@ def turn_loss(
     index: jax.Array,
     cumulative_ratio_N: jax.Array,
     split: SplitActions | None,
+    routers: RouterLosses | None = None,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, dict[str, jax.Array]]]:
     """One microbatch's share of the negative objective (Eq. 6), not yet divided by anything.
 
@@ -42,7 +44,7 @@ def turn_loss(
         whose loss is added.
       frozen: the policy's other parameters.
       row: one microbatch, of this index.
-      refresh_batch, split: of all microbatches.
+      refresh_batch, split, routers: of all microbatches.
 
     Returns: the loss's sum, and (logp_PA, refreshed cumulative_ratio_N, sums for metrics).
     """
@@ -90,6 +92,9 @@ def turn_loss(
         error_PJ, clipped_PJ = map(mean, span_loss(critic, value_PA, row))
         loss += critic.options.coef * jnp.sum(size_PJ * error_PJ)
         sums |= {"value_loss": counted(error_PJ), "value_clipped": counted(clipped_PJ)}
+    if routers is not None:
+        of_routers, more = routers.of_row(network.arch, row, scored)
+        loss, sums = loss + of_routers, sums | more
     return loss, (logp_PA, cumulative_ratio_N, jax.lax.stop_gradient(sums))
 
 

@@ -11,8 +11,9 @@ import transformers
 
 from seeupo_jax.configuration.model_schema import MODEL_SIZES
 from seeupo_jax.configuration.user_code import shown
-from seeupo_jax.policy.architecture import Architecture, Moe
+from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.families import FAMILIES, WITH_IMAGES, Family
+from seeupo_jax.policy.files.expert_config import EXPERT_SETTINGS
 from seeupo_jax.policy.files.rope_config import (
     KINDS,
     POSITIONS,
@@ -36,7 +37,12 @@ _SIZES = {
     "num_experts": 2**12,
     "num_local_experts": 2**12,
     "num_experts_per_tok": 2**12,
+    "n_routed_experts": 2**12,
+    "n_shared_experts": 2**12,
+    "n_group": 2**12,
+    "topk_group": 2**12,
     "moe_intermediate_size": MODEL_SIZES["mlp_width"],
+    "shared_expert_intermediate_size": MODEL_SIZES["mlp_width"],
     "decoder_sparse_step": MODEL_SIZES["layers"],
 }
 _NUMBERS = (
@@ -49,10 +55,12 @@ _NUMBERS = (
     "residual_multiplier",
     "attention_multiplier",
     "logits_scaling",
+    "routed_scaling_factor",
 )
 _TRUTHS = (
     "tie_word_embeddings",
     "attention_bias",
+    "qkv_bias",
     "mlp_bias",
     "norm_topk_prob",
     "use_sliding_window",
@@ -76,6 +84,7 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "dual_chunk_attention_config": (None,),  # Qwen2.5-1M; transformers ignores it too
     "use_mrope": (False,),
     "pretraining_tp": (1,),
+    "router_jitter_noise": (0.0,),
 }
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 
@@ -122,7 +131,7 @@ def read_architecture(
     rope, ropes = read_ropes(family, full, windows, source)
     fields = {
         "activation": _read_activation(family, full, source),
-        "moe": _read_moe(full, source) if family.moe else None,
+        "moe": EXPERT_SETTINGS[family.experts].read(full, source) if family.experts else None,
         "max_positions": max_positions(rope, full[POSITIONS]),
     }
     return Architecture(
@@ -163,7 +172,10 @@ def _check_values(values: Mapping[str, Any], source: str) -> None:
         raise ValueError(f"{source}: {key} is {shown(values[key])}; allowed: {allowed}.")
 
     stated = {key: value for key, value in values.items() if value is not None}
-    for key in _SIZES.keys() & stated:
+    sizes = dict(stated)
+    if sizes.get("sliding_window") == 0 and sizes.get("use_sliding_window") is False:
+        del sizes["sliding_window"]  # as transformers writes it for Qwen2-MoE
+    for key in _SIZES.keys() & sizes:
         if type(stated[key]) is not int or not 1 <= stated[key] <= _SIZES[key]:
             refuse(key, f"a whole number from 1 to {_SIZES[key]}")
     if stated.get("head_dim", 2) % 2:
@@ -205,6 +217,8 @@ def config_json(arch: Architecture, end_ids: Sequence[int] = (), dtype: str = "f
     names = [arch.family] if arch.family in FAMILIES else []
     for name in [*names, *(name for name in FAMILIES if name not in names)]:
         family = FAMILIES[name]
+        if bool(family.experts) != (arch.moe is not None):
+            continue
         own = _own_json(family, arch)
         try:
             full = _with_defaults(name, common | own, "save_pretrained")
@@ -230,7 +244,7 @@ def _own_json(family: Family, arch: Architecture) -> dict[str, Any]:
         family.activation: activation,
         **family.write(arch),
         **_windows_json(family, arch),
-        **(_moe_json(arch) if family.moe else {}),
+        **({} if arch.moe is None else EXPERT_SETTINGS[family.experts].write(arch.moe)),
         **ropes_json(family, arch),
     }
 
@@ -263,7 +277,7 @@ def _with_defaults(name: str, values: Mapping[str, Any], source: str) -> dict[st
 
 def _read_windows(family: Family, values: Mapping[str, Any], source: str) -> tuple[int | None, ...]:
     window, layers = values.get("sliding_window"), values["num_hidden_layers"]
-    if window is None:
+    if not window:  # 0 is what Qwen2-MoE has without one
         return ()
     if family.windows == "none":
         raise ValueError(f"{source}: sliding_window is {window}; allowed for this family: null.")
@@ -278,24 +292,6 @@ def _read_windows(family: Family, values: Mapping[str, Any], source: str) -> tup
     return windows if any(windows) else ()
 
 
-def _read_moe(values: Mapping[str, Any], source: str) -> Moe:
-    experts = values["num_local_experts"]
-    layers, step = range(values["num_hidden_layers"]), values["decoder_sparse_step"]
-    dense = tuple(i for i in layers if i in values["mlp_only_layers"] or (i + 1) % step)
-    if not 0 < values["num_experts_per_tok"] <= experts:
-        raise ValueError(
-            f"{source}: num_experts_per_tok is {values['num_experts_per_tok']}; allowed: from 1 to"
-            f" the {experts} experts."
-        )
-    return Moe(
-        experts,
-        values["num_experts_per_tok"],
-        values["moe_intermediate_size"],
-        values["norm_topk_prob"],
-        dense,
-    )
-
-
 def _windows_json(family: Family, arch: Architecture) -> dict[str, Any]:
     if family.windows == "none":
         return {}
@@ -307,16 +303,3 @@ def _windows_json(family: Family, arch: Architecture) -> dict[str, Any]:
         windows = arch.windows or (None,) * arch.layers
         values["layer_types"] = [KINDS[window is not None] for window in windows]
     return values
-
-
-def _moe_json(arch: Architecture) -> dict[str, Any]:
-    if arch.moe is None:
-        return {}
-    return {
-        "num_experts": arch.moe.experts,
-        "num_experts_per_tok": arch.moe.per_token,
-        "moe_intermediate_size": arch.moe.mlp_width,
-        "norm_topk_prob": arch.moe.normalize,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": list(arch.moe.dense_layers),
-    }
