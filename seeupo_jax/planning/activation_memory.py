@@ -67,7 +67,8 @@ def microbatch_bytes(
     head = copies * arch.vocab_size * arch.width * _FLOAT32
     outside = chunk * _LOGITS * arch.vocab_size * _FLOAT32 + head
     outside += _STREAMS * tokens * arch.width * item
-    counted = saved + largest_layer + keys + outside + _scores_at_once(arch, rows, length, platform)
+    counted = saved + largest_layer + keys + outside
+    counted += _scores_at_once(arch, remat, rows, length, platform)
     return counted if arch.routing is None else round(_SPARSE * counted)
 
 
@@ -210,9 +211,12 @@ def _chunk(arch: Architecture, rows: int, length: int) -> int:
     return max(QUERIES_AT_LEAST, SCORES_AT_ONCE // (rows * arch.heads * length))
 
 
-def _scores_at_once(arch: Architecture, rows: int, length: int, platform: str) -> int:
+def _scores_at_once(arch: Architecture, remat: str, rows: int, length: int, platform: str) -> int:
     if not _dense(arch, length, platform):
         return 0
     queries = min(length, _chunk(arch, rows, length))
-    copies = _SCORES - _in_whole(arch, rows, length, platform)  # a layer's own hold one already
+    copies = _SCORES
+    if _in_whole(arch, rows, length, platform):
+        # A layer's own hold one already; computed again, its weights take the place of its scores.
+        copies -= 1 if remat == "none" else 2
     return copies * rows * arch.heads * queries * length * _FLOAT32

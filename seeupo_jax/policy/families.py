@@ -29,6 +29,9 @@ _OLMO_NORMS = {
     "attention_output_norm": "post_attention_layernorm",
     "mlp_output_norm": "post_feedforward_layernorm",
 }
+# Models of texts and images, of which the text model is read: its config is `text_config` in theirs,
+# and the names of its tensors begin with this.
+WITH_IMAGES = {"gemma3": "language_model.", "mistral3": "language_model."}
 _GATE_UP = {"mlp.gate_up_proj": ("mlp/gate", "mlp/up")}
 
 

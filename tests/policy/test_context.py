@@ -31,6 +31,19 @@ ARCH = Architecture(
     remat="full",
 )
 
+# What families beside Qwen's have.
+BENT = {
+    "input_norms": False,
+    "output_norms": True,
+    "joint_qk_norm": True,
+    "attention_cap": 2.0,
+    "sinks": True,
+    "embedding_scale": 2.0,
+    "residual_scale": 0.5,
+    "logit_cap": 5.0,
+    "windows": (5, None),
+}
+
 
 def mesh_of(**sizes):
     return make_mesh(schema.Mesh(**{"data": 1, **sizes}))
@@ -127,6 +140,7 @@ def continued(network, params, tokens_NL, keys, length_N):
         ({"fsdp": 2, "context": 2, "tensor": 2}, 8, {"windows": (3, 3), "scan_layers": True}),
         ({"fsdp": 2, "context": 4}, 10, {"layers": 1}),  # of lengths that do not divide
         ({"expert": 2, "context": 2, "tensor": 2}, 8, {"layers": 1, "moe": Moe(4, 2, 24, True)}),
+        ({"fsdp": 2, "context": 2, "tensor": 2}, 8, BENT),
     ],
 )
 def test_a_policy_computes_the_same_with_its_rows_cut(capfd, sizes, L, changes):
@@ -174,6 +188,7 @@ def trees_and_gradients(network, params, tokens_NL, tree, pull_NLD, given_NLG=No
             {"scan_layers": True, "attention": "all_pairs", "mlp_width": 32},
         ),
         ({"expert": 2, "context": 2, "tensor": 2}, {"moe": Moe(4, 2, 24, True)}),
+        ({"fsdp": 2, "context": 2, "tensor": 2}, BENT),
     ],
 )
 def test_token_trees_are_computed_the_same_dealt_to_devices(capfd, sizes, changes):

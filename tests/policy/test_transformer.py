@@ -46,6 +46,32 @@ WAYS = {
     "window": dataclasses.replace(QWEN3, windows=(3, None)),
     "yarn": dataclasses.replace(QWEN3, rope=Rope(100.0, "yarn", 4.0, 8)),
     "experts": dataclasses.replace(QWEN3, moe=Moe(4, 2, 10, True, dense_layers=(1,))),
+    "bounded scores": dataclasses.replace(
+        QWEN3,
+        norm_offset=1.0,
+        output_norms=True,
+        activation="gelu_tanh",
+        query_scale=0.9,
+        attention_cap=1.5,
+        logit_cap=3.0,
+        embedding_scale=4.0,
+        windows=(3, None),
+        ropes=(Rope(100.0), Rope(500.0, "linear", 2.0)),
+    ),
+    "sinks": dataclasses.replace(
+        QWEN3,
+        input_norms=False,
+        output_norms=True,
+        joint_qk_norm=True,
+        sinks=True,
+        residual_scale=0.7,
+        logit_scale=0.5,
+        windows=(None, 3),
+        ropes=(
+            None,
+            Rope(100.0, partial=0.7, interleaved=True, query_growth=0.3, original_positions=3),
+        ),
+    ),
     "adapters": dataclasses.replace(QWEN3, lora=LoraAdapters(2, 4.0, ("q_proj", "down_proj"))),
 }
 LAYOUTS = [(False, "dots"), (False, "attention"), (True, "none"), (True, "full")]

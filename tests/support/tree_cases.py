@@ -157,11 +157,11 @@ IMPLEMENTATIONS = {
 }
 
 
-def attend(q, k, v, *, tree_mask, window=None, block=None, implementation):
+def attend(q, k, v, *, tree_mask, implementation, window=None, block=None, **scoring):
     arrays = (q, k, v, *tree_mask)
     if implementation == "all_pairs":
         return all_pairs(*arrays, window=window, block=block)
-    return IMPLEMENTATIONS[implementation](*arrays, window=window, block=block)[0]
+    return IMPLEMENTATIONS[implementation](*arrays, window=window, block=block, **scoring)[0]
 
 
 def along_paths(q, k, v, *, case, window=None):

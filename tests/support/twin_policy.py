@@ -65,13 +65,19 @@ def random_network(arch):
 
 def tensors_of(params, arch):
     """Parameters, or gradients by them, under the names and in the orientation of files."""
-    tensors = {}
+    rows = {}
     for stored in stored_parameters(arch, params):
         leaf = leaf_at(params, stored.path)
         leaf = leaf if stored.layer is None else leaf[stored.layer]
         for name, part in zip(stored.names, leaf if stored.grouped else [leaf], strict=True):
-            tensors[name] = np.asarray(part.T if stored.transposed else part)
-    return tensors
+            part = np.asarray(part.T if stored.transposed else part)
+            rows.setdefault(name, {})[stored.first_row] = part
+    return {
+        name: parts[None]
+        if None in parts
+        else np.concatenate([parts[row] for row in sorted(parts)])
+        for name, parts in rows.items()
+    }
 
 
 def assert_same_tree(got, wanted):

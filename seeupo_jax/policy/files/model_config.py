@@ -12,7 +12,7 @@ import transformers
 from seeupo_jax.configuration.model_schema import MODEL_SIZES
 from seeupo_jax.configuration.user_code import shown
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.policy.families import FAMILIES, Family
+from seeupo_jax.policy.families import FAMILIES, WITH_IMAGES, Family
 from seeupo_jax.policy.files.expert_config import EXPERT_SETTINGS
 from seeupo_jax.policy.files.rope_config import (
     KINDS,
@@ -101,10 +101,15 @@ def read_architecture(
     Raises:
       ValueError: another family, a missing size, or an unsupported setting.
     """
-    name = values.get("model_type")
+    name, required = values.get("model_type"), _REQUIRED
+    if isinstance(name, str) and name in WITH_IMAGES:
+        # Published ones leave out what is the default of their text model's family.
+        values, source, required = _text_config(values, source), f"{source}: text_config", ()
+        name = values.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
-        raise ValueError(f"{source}: model_type is {shown(name)}; allowed: {', '.join(FAMILIES)}.")
-    missing = [key for key in _REQUIRED if values.get(key) is None]
+        names = ", ".join((*FAMILIES, *WITH_IMAGES))
+        raise ValueError(f"{source}: model_type is {shown(name)}; allowed: {names}.")
+    missing = [key for key in required if values.get(key) is None]
     if missing:
         raise ValueError(f"{source}: {', '.join(missing)} missing; a {name} config has them.")
     _check_values(values, source)
@@ -145,6 +150,15 @@ def read_architecture(
         family=name,
         **(family.fields | fields | family.read(full) | compute_options),
     )
+
+
+def _text_config(values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The config of the text model in one of texts and images."""
+    text = values.get("text_config")
+    if not isinstance(text, Mapping):
+        raise ValueError(f"{source}: text_config is {shown(text)}; allowed: a JSON object.")
+    key = "tie_word_embeddings"  # which may stand outside
+    return dict(text) | ({key: values[key]} if key in values else {})
 
 
 def _check_values(values: Mapping[str, Any], source: str) -> None:

@@ -19,6 +19,7 @@ from seeupo_jax.parallel.distributed import to_host
 from seeupo_jax.parallel.mesh import param_shardings
 from seeupo_jax.policy import lora
 from seeupo_jax.policy.architecture import SELECTION_BIAS, Architecture
+from seeupo_jax.policy.families import WITH_IMAGES
 from seeupo_jax.policy.files import gguf_vocabulary
 from seeupo_jax.policy.files.folder_files import read_json_object
 from seeupo_jax.policy.files.huggingface_tokenizer import gguf_tokenizer
@@ -171,7 +172,7 @@ def from_pretrained(
     place = base_model_folder(folder)
     arch = load_architecture(place, dtype=dtype, **compute_options)
     tokenizer = read_tokenizer(folder, chat)
-    tensors: Tensors = _gguf(place) if place.suffix == ".gguf" else SafetensorsFolder(place)
+    tensors: Tensors = _gguf(place) if place.suffix == ".gguf" else _folder_tensors(place)
     if tokenizer is not None and tokenizer.vocab_size > arch.vocab_size:
         raise ValueError(
             f"{place}: the tokenizer has {tokenizer.vocab_size} tokens; allowed: at most the"
@@ -188,6 +189,12 @@ def from_pretrained(
     if folder != place:
         model = lora.merge_adapters(lora.load_adapters(model, folder, mesh=mesh))
     return model, tokenizer
+
+
+def _folder_tensors(place: Path) -> SafetensorsFolder:
+    """The tensors of a model folder: of a model of texts and images those of its text model."""
+    prefix = WITH_IMAGES.get(read_json_object(place / CONFIG_FILE)["model_type"], "")
+    return SafetensorsFolder(place, prefix=prefix, prefixed_only=bool(prefix))
 
 
 def save_pretrained(

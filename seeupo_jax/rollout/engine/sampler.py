@@ -157,12 +157,7 @@ def decode(
         hidden_R1D, pages, routed_R1G = model.extend(
             token_R[:, None], at_R1, pages, page_table, kernel=kernel, block=block
         )
-        product_RV = jnp.einsum(
-            "nd,vd->nv", hidden_R1D[:, 0], head_VD, preferred_element_type=jnp.float32
-        )
-        logits_RV = arch.logits(product_RV)
-        if arch.unassigned:
-            logits_RV = jnp.where(jnp.asarray(arch.unassigned_V())[None, :], -jnp.inf, logits_RV)
+        logits_RV = _logits(arch, hidden_R1D[:, 0], head_VD)
         drawn_R, drawn_logp_R, drawn_entropy_R = _draw_next(
             logits_RV, rows.mask_RW, streams, step_R, sampling, arch.tokens
         )
@@ -214,6 +209,14 @@ def _padding(
     entropy_RK = empty if sampling.entropy_tokens else None
     routed_RKG = jnp.zeros((*shape, routing.size), routing.dtype) if records else None
     return empty.astype(jnp.int32), empty, entropy_RK, routed_RKG
+
+
+def _logits(arch: Architecture, hidden_RD: jax.Array, head_VD: jax.Array) -> jax.Array:
+    """Float32 logits [R, V], -inf of ids that no token has."""
+    product_RV = jnp.einsum("nd,vd->nv", hidden_RD, head_VD, preferred_element_type=jnp.float32)
+    if not arch.unassigned:
+        return arch.logits(product_RV)
+    return jnp.where(jnp.asarray(arch.unassigned_V())[None, :], -jnp.inf, arch.logits(product_RV))
 
 
 def _draw_next(

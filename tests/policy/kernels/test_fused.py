@@ -193,6 +193,8 @@ def test_splash_blocks_divide_the_length_and_stay_below_512(length, size):
         ("cudnn", {"head_dim": 256}, "cudnn needs a head_dim up to 128, divisible by 8: got 256"),
         ("cudnn", {"head_dim": 68}, "cudnn needs a head_dim up to 128, divisible by 8: got 68"),
         ("cudnn", {"length": 255}, "cudnn needs an even length: got 255"),
+        ("cudnn", {"cap": True}, "cudnn does not bound attention scores"),
+        ("splash", {"sinks": True}, "splash has no attention sinks"),
     ],
 )
 def test_a_shape_that_a_kernel_cannot_take_falls_back_with_the_reason(wanted, change, reason):

@@ -399,6 +399,7 @@ def test_the_decode_kernel_is_the_tpu_one_where_its_shapes_allow():
         ("tpu", {"head_dim": 64}, "paged needs a head_dim divisible by 128: got 64"),
         ("tpu", {"page_size": 12}, "paged needs a page_size divisible by 8: got 12"),
         ("tpu", {"window": 512}, "paged needs a layer without a window: got 512"),
+        ("tpu", {"sinks": True}, "paged has no attention sinks"),
     ]:
         assert decode_kernel(platform, **shape | change) == ("xla", reason)
 

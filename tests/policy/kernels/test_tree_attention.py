@@ -190,7 +190,8 @@ def test_the_kernels_compile_for_tpu(topology, dtype, d):
     q, k = like(2, 1000, 4, d, dtype=dtype), like(2, 1000, 2, d, dtype=dtype)
 
     def loss(q, k, v, *tree_mask):
-        out = attend(q, k, v, tree_mask=TreeMask(*tree_mask), window=300, implementation="pallas")
+        options = {"window": 300, "cap": 50.0, "implementation": "pallas"}
+        out = attend(q, k, v, tree_mask=TreeMask(*tree_mask), **options)
         return out.astype(jnp.float32).sum()
 
     gradient = jax.jit(jax.grad(loss, (0, 1, 2)))

@@ -59,22 +59,23 @@ def test_gradients_in_bfloat16_are_as_near_to_the_exact_ones_as_all_scores_at_on
 # Of jax 0.11.2, which an H200 ran them with.
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(
-    "H, kv_heads, d, dtype, window",
+    "H, kv_heads, d, dtype, window, cap",
     [
-        (14, 2, 64, jnp.bfloat16, None),  # as models of 0.5b and 1.5b
-        (12, 2, 128, jnp.bfloat16, 512),
-        (12, 2, 128, jnp.float32, None),
+        (14, 2, 64, jnp.bfloat16, None, None),  # as models of 0.5b and 1.5b
+        (12, 2, 128, jnp.bfloat16, 512, 50.0),
+        (12, 2, 128, jnp.float32, None, None),
     ],
 )
-def test_the_kernels_lower_for_cuda_from_a_machine_without_a_gpu(H, kv_heads, d, dtype, window):
+def test_the_kernels_lower_for_cuda_from_a_machine_without_a_gpu(
+    H, kv_heads, d, dtype, window, cap
+):
     L, like = 4000, jax.ShapeDtypeStruct
     numbers = like((1, L), jnp.int32)
     q, k = like((1, L, H, d), dtype), like((1, L, kv_heads, d), dtype)
 
     def loss(q, k, v, *tree_mask):
-        out = attend(
-            q, k, v, tree_mask=TreeMask(*tree_mask), window=window, implementation="triton"
-        )
+        options = {"window": window, "cap": cap, "implementation": "triton"}
+        out = attend(q, k, v, tree_mask=TreeMask(*tree_mask), **options)
         return out.astype(jnp.float32).sum()
 
     # Newer versions of JAX ask which GPU a kernel is for.

@@ -1,0 +1,268 @@
+"""Families beside Llama and Qwen, random and of odd sizes, in PyTorch (`transformers`) and here."""
+
+import functools
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import torch_models
+import transformers
+from twin_policy import tensors_of
+
+from seeupo_jax.policy import from_pretrained, save_pretrained
+from seeupo_jax.policy.network import split_model, token_logp
+
+VOCAB = 331
+SPREAD = 1e-4  # of the largest difference allowed, in standard deviations of PyTorch's logits
+HEADS = {
+    "vocab_size": VOCAB,
+    "hidden_size": 56,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 72,
+    "max_position_embeddings": 256,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+SIZES = HEADS | {"head_dim": 18}  # of families whose heads are of any size
+HALVES = ["sliding_attention", "full_attention"] * 2
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 8.0,
+    "original_max_position_embeddings": 8,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
+GEMMA = SIZES | {"sliding_window": 6, "query_pre_attn_scalar": 24}
+CASES = {
+    "mistral": ("mistral", SIZES | {"sliding_window": None, "rope_theta": 1e6}),
+    "mistral window": ("mistral", SIZES | {"sliding_window": 7}),
+    "ministral": ("ministral", SIZES | {"sliding_window": 7, "layer_types": HALVES}),
+    "ministral3": (
+        "ministral3",
+        SIZES
+        | {
+            "max_position_embeddings": 64,
+            "rope_parameters": YARN
+            | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
+        },
+    ),
+    "gemma2": ("gemma2", GEMMA),
+    "gemma2 without caps, untied": (
+        "gemma2",
+        GEMMA
+        | {
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "hidden_activation": "gelu",
+        },
+    ),
+    "gemma3": (
+        "gemma3_text",
+        GEMMA
+        | {
+            "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "gemma3 plain": ("gemma3_text", GEMMA | {"sliding_window_pattern": 2}),
+    "smollm3": ("smollm3", HEADS | {"no_rope_layer_interval": 2}),
+    "smollm3 window, biases": (
+        "smollm3",
+        HEADS
+        | {
+            "use_sliding_window": True,
+            "sliding_window": 6,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "no_rope_layers": [1, 1, 0, 1],
+            "tie_word_embeddings": False,
+        },
+    ),
+    "olmo2": ("olmo2", HEADS),
+    "olmo2 biases, as many key heads": (
+        "olmo2",
+        HEADS | {"attention_bias": True, "num_key_value_heads": 4, "tie_word_embeddings": True},
+    ),
+    "olmo3": (
+        "olmo3",
+        HEADS
+        | {
+            "sliding_window": 6,
+            "rope_parameters": {
+                "full_attention": YARN | {"attention_factor": 1.2},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+            },
+            "max_position_embeddings": 64,
+        },
+    ),
+    "glm4": ("glm4", SIZES | {"head_dim": 20}),
+    "glm4 without biases": ("glm4", SIZES | {"attention_bias": False, "head_dim": 12}),
+    "phi3": ("phi3", HEADS),
+    "phi3 window, as many key heads": (
+        "phi3",
+        HEADS | {"sliding_window": 9, "num_key_value_heads": 4},
+    ),
+    "phi3 longrope": (
+        "phi3",
+        HEADS
+        | {
+            "hidden_size": 64,
+            "partial_rotary_factor": 0.75,
+            "original_max_position_embeddings": 32,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "short_factor": [1.0, 1.1, 1.2, 1.5, 1.7, 2.0],
+                "long_factor": [2.0, 3.0, 4.0, 5.0, 6.0, 8.0],
+            },
+        },
+    ),
+    "granite": (
+        "granite",
+        HEADS
+        | {
+            "embedding_multiplier": 12.0,
+            "logits_scaling": 6.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.05,
+        },
+    ),
+    "granite biases, tied": (
+        "granite",
+        HEADS | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def torch_model(tmp_path_factory):
+    """Makes, once, a random model of a case and the folder that `transformers` saves it in."""
+
+    @functools.cache
+    def make(case):
+        family, values = CASES[case]
+        seed = list(CASES).index(case)
+        return torch_models.make(family, values, seed, tmp_path_factory.mktemp(family))
+
+    return make
+
+
+def assert_same(got, wanted):
+    assert np.abs(got - wanted).max() <= SPREAD * wanted.std()
+
+
+@pytest.mark.sampled("gemma2", "phi3 longrope")
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_pytorch_padded_or_not(case, torch_model):
+    reference, folder = torch_model(case)
+    model, _ = from_pretrained(folder, dtype="float32")
+    ids = torch_models.tokens(VOCAB)
+    assert_same(np.asarray(model(jnp.asarray(ids))), torch_models.torch_logits(reference, ids))
+    mask = np.arange(ids.shape[1]) < np.array([24, 5, 13])[:, None]
+    padded = torch_models.torch_logits(reference, ids * mask, mask.astype(int))
+    assert_same(np.asarray(model(jnp.asarray(ids * mask)))[mask], padded[mask])
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def gradient(network, params, ids):
+    def loss(params):
+        hidden, _ = network.bind(params).hidden(ids[:, :-1])
+        return -token_logp(network, params, hidden, ids[:, 1:], temperature=1.0).mean()
+
+    return jax.grad(loss)(params)
+
+
+@pytest.mark.sampled("gemma3", "olmo3")
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_those_of_pytorch(case, torch_model):
+    reference, folder = torch_model(case)
+    network, params = split_model(from_pretrained(folder, dtype="float32")[0])
+    ids = torch_models.tokens(VOCAB, 2)
+    grads = jax.device_get(gradient(network, params, ids))
+    wanted = torch_models.gradients(reference, ids)
+    actual = tensors_of(grads, network.arch)
+    assert actual.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        # A bias of keys that do not rotate moves all scores of a query alike: its gradient is 0.
+        bound = 1e-4 * np.abs(tensor).max() + 1e-9
+        assert np.abs(actual[name] - tensor).max() <= bound, name
+
+
+@pytest.mark.sampled("smollm3", "phi3")
+@pytest.mark.parametrize("case", CASES)
+def test_what_we_write_is_the_same_model_to_pytorch(case, torch_model, tmp_path):
+    reference, folder = torch_model(case)
+    model, _ = from_pretrained(folder, dtype="float32")
+    save_pretrained(model, tmp_path, max_file_bytes=50_000)
+    read = transformers.AutoModelForCausalLM.from_pretrained
+    again = read(tmp_path, dtype=torch.float32, attn_implementation="eager").eval()
+    assert type(again) is type(reference)
+    ids = torch_models.tokens(VOCAB)
+    wanted = torch_models.torch_logits(reference, ids)
+    np.testing.assert_array_equal(torch_models.torch_logits(again, ids), wanted)
+    written, original = (
+        json.loads(Path(place, "config.json").read_text()) for place in (tmp_path, folder)
+    )
+    for key in ("architectures", "model_type"):
+        assert written[key] == original[key]
+
+
+TEXT = HEADS | {"head_dim": 18, "num_hidden_layers": 2}
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+WITH_IMAGES = {
+    "gemma3": {
+        "text_config": TEXT
+        | {"model_type": "gemma3_text", "sliding_window": 6, "query_pre_attn_scalar": 24},
+        "vision_config": VISION,
+        "mm_tokens_per_image": 4,
+        "image_token_index": 5,
+        "boi_token_index": 6,
+        "eoi_token_index": 7,
+    },
+    "mistral3": {
+        "text_config": TEXT | {"model_type": "mistral", "sliding_window": None},
+        "vision_config": VISION | {"model_type": "pixtral"},
+        "image_token_index": 5,
+    },
+}
+
+
+@pytest.mark.sampled("gemma3")
+@pytest.mark.parametrize("family", WITH_IMAGES)
+def test_of_a_model_of_texts_and_images_the_text_model_is_read(family, tmp_path, caplog):
+    torch.manual_seed(0)
+    values = transformers.AutoConfig.for_model(family, **WITH_IMAGES[family])
+    values._attn_implementation = "eager"
+    reference = transformers.AutoModelForImageTextToText.from_config(values, dtype=torch.float32)
+    reference.eval().save_pretrained(tmp_path / "images")
+    model, _ = from_pretrained(tmp_path / "images", dtype="float32")
+    (warning,) = (line for line in caplog.messages if "not read" in line)
+    assert "vision_tower" in warning and "multi_modal_projector" in warning
+    ids = torch_models.tokens(VOCAB)
+    wanted = torch_models.torch_logits(reference, ids)
+    assert_same(np.asarray(model(jnp.asarray(ids))), wanted)
+    save_pretrained(model, tmp_path / "text")
+    read = transformers.AutoModelForCausalLM.from_pretrained
+    text = read(tmp_path / "text", dtype=torch.float32, attn_implementation="eager").eval()
+    assert_same(torch_models.torch_logits(text, ids), wanted)
