@@ -128,7 +128,7 @@ class Mesh:
     context: int = _axis(1)
     """Devices that share the tokens of a row."""
     tensor: int = _axis(1)
-    """Devices that share heads and feed-forward widths."""
+    """Devices that share heads and feed-forward widths; above the key-value heads a multiple."""
 
 
 @dataclass(frozen=True)

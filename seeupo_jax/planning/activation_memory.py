@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from seeupo_jax.parallel.mesh import kv_heads_of_device
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.kernels.attention import (
@@ -86,7 +87,7 @@ def share_of(arch: Architecture, tensor: int) -> Architecture:
         arch,
         vocab_size=divide(arch.vocab_size),
         heads=divide(arch.heads),
-        kv_heads=divide(arch.kv_heads),
+        kv_heads=kv_heads_of_device(arch.heads, arch.kv_heads, tensor),
         mlp_width=divide(arch.mlp_width),
         moe=moe,
     )

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from seeupo_jax.parallel.mesh import constrain, head_axes
+from seeupo_jax.parallel.mesh import constrain, head_axes, repeat_kv_heads
 from seeupo_jax.policy import zigzag
 from seeupo_jax.policy.architecture import Architecture, LoraAdapters
 from seeupo_jax.policy.embedding import embed, new_table
@@ -127,7 +127,8 @@ class Layer(nnx.Module):
         def heads(y: jax.Array) -> jax.Array:
             return y.reshape(*y.shape[:2], -1, self.arch.head_dim)
 
-        q, k, v = heads(self.q(x)), heads(self.k(x)), heads(self.v(x))
+        q = heads(self.q(x))
+        k, v = (repeat_kv_heads(heads(y), self.arch.heads) for y in (self.k(x), self.v(x)))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = (rotate(y, position_NL, self.arch.rope) for y in (q, k))
@@ -249,7 +250,7 @@ class Transformer(nnx.Module):
         if devices == 1:
             return computed
         hidden_NLD = zigzag.gather_in_order(computed.hidden_NLD, devices, "embed")
-        axes = (head_axes(self.arch.kv_heads)[0], "head_dim")
+        axes = (head_axes(computed.keys[0].k.shape[2])[0], "head_dim")
         keys_values = [
             KeyValues(*(zigzag.gather_in_order(x, devices, *axes) for x in new))
             for new in computed.keys
