@@ -104,8 +104,9 @@ def _layer_bytes(
     expert: int,
 ) -> int:
     """Bytes kept of one layer, without its parameters, which stay in any case."""
+    lora = None if arch.lora is None else arch.lora.of_layer(index)
     alike = dataclasses.replace(
-        arch, layers=1, windows=(), scan_layers=False, remat="none", moe=None
+        arch, layers=1, windows=(), scan_layers=False, remat="none", moe=None, lora=lora
     )
     if arch.moe is None or not arch.is_sparse(index):
         of_row, cast = _saved_bytes(alike, remat, length)

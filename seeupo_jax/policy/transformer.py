@@ -49,8 +49,8 @@ class Norm(nnx.Module):
 class Mlp(nnx.Module):
     """SwiGLU: down(silu(gate(x)) · up(x))."""
 
-    def __init__(self, arch: Architecture, rngs: nnx.Rngs, *, gain: float):
-        D, F, lora = arch.width, arch.mlp_width, adapters(arch)
+    def __init__(self, arch: Architecture, index: int, rngs: nnx.Rngs, *, gain: float):
+        D, F, lora = arch.width, arch.mlp_width, adapters(arch, index)
         options = {"bias": arch.mlp_bias, "int8": arch.int8}
         self.gate = Projection((D, F), ("embed", "mlp"), rngs, lora=lora("gate_proj"), **options)
         self.up = Projection((D, F), ("embed", "mlp"), rngs, lora=lora("up_proj"), **options)
@@ -62,9 +62,10 @@ class Mlp(nnx.Module):
         return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
 
 
-def adapters(arch: Architecture) -> Callable[[str], LoraAdapters | None]:
-    """Which of the projections, by Hugging Face's names, have an adapter."""
-    return lambda name: arch.lora if arch.lora is not None and name in arch.lora.targets else None
+def adapters(arch: Architecture, index: int) -> Callable[[str], LoraAdapters | None]:
+    """Which of a layer's projections, by Hugging Face's names, have an adapter."""
+    lora = None if arch.lora is None else arch.lora.of_layer(index)
+    return lambda name: lora if lora is not None and name in lora.targets else None
 
 
 # Attention of one pass: of a layer's queries, this pass's keys and values, and the layer's window.
@@ -78,7 +79,7 @@ class Layer(nnx.Module):
     def __init__(self, arch: Architecture, index: int, rngs: nnx.Rngs):
         self.arch, self.window = arch, arch.window(index)
         D, q, kv = arch.width, arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-        bias, lora = arch.qkv_bias, adapters(arch)
+        bias, lora = arch.qkv_bias, adapters(arch, index)
         residual = (2 * arch.layers) ** -0.5  # keeps the residual stream's scale
         project = functools.partial(Projection, rngs=rngs, int8=arch.int8)
         self.attention_norm = Norm(D, arch.norm_eps, "embed")
@@ -98,7 +99,7 @@ class Layer(nnx.Module):
                 D, moe.mlp_width, moe.experts, moe.per_token, moe.normalize, rngs, gain=residual
             )
         else:
-            self.mlp = Mlp(arch, rngs, gain=residual)
+            self.mlp = Mlp(arch, index, rngs, gain=residual)
 
     def __call__(
         self,

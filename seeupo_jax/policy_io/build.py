@@ -205,7 +205,9 @@ def adapters_of(config: Config) -> LoraAdapters | None:
     lora = config.lora
     if lora.path is not None:
         return read_lora(Path(lora.path))
-    return LoraAdapters(lora.rank, lora.alpha, lora.targets) if lora.rank else None
+    if not lora.rank:
+        return None
+    return LoraAdapters(lora.rank, lora.alpha, lora.targets, rslora=lora.rslora)
 
 
 def architecture_of(config: Config, mesh: jax.sharding.Mesh) -> Architecture:
