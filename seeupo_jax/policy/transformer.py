@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from seeupo_jax.parallel.mesh import constrain, head_axes
+from seeupo_jax.parallel.mesh import constrain, head_axes, repeat_kv_heads
 from seeupo_jax.policy import zigzag
 from seeupo_jax.policy.architecture import Architecture, LoraAdapters
 from seeupo_jax.policy.embedding import embed, new_table
@@ -57,8 +57,8 @@ class Norm(nnx.Module):
 class Mlp(nnx.Module):
     """A gated feed-forward: down(act(gate(x)) · up(x)), SwiGLU with act = silu."""
 
-    def __init__(self, arch: Architecture, rngs: nnx.Rngs, *, gain: float):
-        D, F, lora = arch.width, arch.mlp_width, adapters(arch)
+    def __init__(self, arch: Architecture, index: int, rngs: nnx.Rngs, *, gain: float):
+        D, F, lora = arch.width, arch.mlp_width, adapters(arch, index)
         options = {"bias": arch.mlp_bias, "int8": arch.int8}
         self.activation = arch.activation
         self.gate = Projection((D, F), ("embed", "mlp"), rngs, lora=lora("gate_proj"), **options)
@@ -71,9 +71,10 @@ class Mlp(nnx.Module):
         return self.down(ACTIVATIONS[self.activation](self.gate(x)) * self.up(x))
 
 
-def adapters(arch: Architecture) -> Callable[[str], LoraAdapters | None]:
-    """Which of the projections, by Hugging Face's names, have an adapter."""
-    return lambda name: arch.lora if arch.lora is not None and name in arch.lora.targets else None
+def adapters(arch: Architecture, index: int) -> Callable[[str], LoraAdapters | None]:
+    """Which of a layer's projections, by Hugging Face's names, have an adapter."""
+    lora = None if arch.lora is None else arch.lora.of_layer(index)
+    return lambda name: lora if lora is not None and name in lora.targets else None
 
 
 # Attention of one pass: of a layer's queries, this pass's keys and values, and how the layer scores
@@ -87,7 +88,7 @@ class Layer(nnx.Module):
     def __init__(self, arch: Architecture, index: int, rngs: nnx.Rngs):
         self.arch, self.window, self.rope = arch, arch.window(index), arch.layer_rope(index)
         D, q, kv = arch.width, arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-        bias, lora = arch.qkv_bias, adapters(arch)
+        bias, lora = arch.qkv_bias, adapters(arch, index)
         residual = (2 * arch.layers) ** -0.5  # keeps the residual stream's scale
         project = functools.partial(Projection, rngs=rngs, int8=arch.int8)
         norm = functools.partial(Norm, arch, D, "embed")
@@ -116,10 +117,10 @@ class Layer(nnx.Module):
                 rngs,
                 gain=residual,
                 activation=ACTIVATIONS[arch.activation],
-                shared=Mlp(shared, rngs, gain=residual) if shared.mlp_width else None,
+                shared=Mlp(shared, index, rngs, gain=residual) if shared.mlp_width else None,
             )
         else:
-            self.mlp = Mlp(arch, rngs, gain=residual)
+            self.mlp = Mlp(arch, index, rngs, gain=residual)
 
     def __call__(
         self,
@@ -164,6 +165,7 @@ class Layer(nnx.Module):
             q, k = heads(_normed(self.q_norm, q)), heads(_normed(self.k_norm, k))
         else:
             q, k = _normed(self.q_norm, heads(q)), _normed(self.k_norm, heads(k))
+        k, v = (repeat_kv_heads(y, arch.heads) for y in (k, v))
         if self.rope is not None:
             q, k = (rotate(y, position_NL, self.rope) for y in (q, k))
             q = grow_queries(q, position_NL, self.rope)
@@ -297,7 +299,7 @@ class Transformer(nnx.Module):
         if devices == 1:
             return computed
         hidden_NLD = zigzag.gather_in_order(computed.hidden_NLD, devices, "embed")
-        axes = (head_axes(self.arch.kv_heads)[0], "head_dim")
+        axes = (head_axes(computed.keys[0].k.shape[2])[0], "head_dim")
         keys_values = [
             KeyValues(*(zigzag.gather_in_order(x, devices, *axes) for x in new))
             for new in computed.keys

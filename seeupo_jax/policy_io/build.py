@@ -116,11 +116,11 @@ def check_network(config: Config, mesh: jax.sharding.Mesh) -> Architecture:
 
 
 def _check_heads(arch: Architecture, mesh: jax.sharding.Mesh, name: str) -> None:
-    parts = mesh.shape["tensor"]
-    if arch.heads % parts or arch.kv_heads % parts:
+    parts, kv_heads = mesh.shape["tensor"], arch.kv_heads
+    if arch.heads % parts or (kv_heads % parts and parts % kv_heads):
         raise ValueError(
-            f"{name}.tensor: got {parts}; allowed: a divisor of the model's {arch.heads} heads and"
-            f" {arch.kv_heads} key-value heads."
+            f"{name}.tensor: got {parts}; allowed: a divisor of the model's {arch.heads} heads that"
+            f" is a divisor or a multiple of its {kv_heads} key-value heads."
         )
 
 
@@ -205,7 +205,9 @@ def adapters_of(config: Config) -> LoraAdapters | None:
     lora = config.lora
     if lora.path is not None:
         return read_lora(Path(lora.path))
-    return LoraAdapters(lora.rank, lora.alpha, lora.targets) if lora.rank else None
+    if not lora.rank:
+        return None
+    return LoraAdapters(lora.rank, lora.alpha, lora.targets, rslora=lora.rslora)
 
 
 def architecture_of(config: Config, mesh: jax.sharding.Mesh) -> Architecture:

@@ -105,9 +105,12 @@ def test_the_devices_of_a_row_are_those_of_one_process(tensor, refused, monkeypa
         build.check_layout(config, make_mesh(config.mesh))
 
 
-def test_a_tensor_axis_that_would_cut_a_head_is_told():
-    config = load_config(CONFIG, ["mesh.data=2", "mesh.tensor=4"])
-    with pytest.raises(ValueError, match="config.mesh.tensor: got 4; allowed: a divisor of the"):
+@pytest.mark.parametrize("heads, kv_heads", [(6, 2), (12, 3), (12, 6)])
+def test_a_tensor_axis_that_would_cut_a_head_is_told(heads, kv_heads):
+    sizes = [f"model.heads={heads}", f"model.kv_heads={kv_heads}"]
+    config = load_config(TINY, [*sizes, "mesh.data=2", "mesh.tensor=4"])
+    told = f"config.mesh.tensor: got 4; allowed: a divisor of the model's {heads} heads that is a "
+    with pytest.raises(ValueError, match=f"{told}divisor or a multiple of its {kv_heads} key-val"):
         check_config(config)
 
 

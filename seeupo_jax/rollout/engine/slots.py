@@ -235,7 +235,7 @@ class SlotEngine:
         params = self._layout.shapes(params)
         with self.mesh_in_force():
             cache, slots = jax.eval_shape(self._empty)
-            axes = page_axes(self._arch.kv_heads)
+            axes = page_axes(cache[0].k.shape[0])
         pages = jax.tree.map(lambda x: self._struct(x.shape, x.dtype, *axes), cache)
         slots = jax.tree.map(lambda x: self._struct(x.shape, x.dtype, "rows"), slots)
         yield from self._programs(params, pages, slots)
