@@ -60,7 +60,7 @@ _FIXED = {
     "pretraining_tp": 1,
 }
 _LARGEST_FACTOR = 10**6  # contexts of millions, of models made for thousands, are published
-_ROPE_NAMES = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
+_ROPE_NAMES = {"default": "none"} | {x: x for x in ("linear", "llama3", "yarn", "dynamic")}
 _ROPE_FIELDS = {
     "rope_theta": "theta",
     "factor": "factor",
@@ -78,6 +78,7 @@ _ROPE_FIELDS = {
 _ROPE_READS = {
     "none": ("rope_theta",),
     "linear": ("rope_theta", "factor"),
+    "dynamic": ("rope_theta", "factor"),
     "llama3": (
         "rope_theta",
         "factor",

@@ -15,7 +15,7 @@ class Rope:
     """Frequencies of the rotation; fields as `rope_parameters` of a config.json names them."""
 
     theta: float = 10_000.0
-    scaling: str = "none"  # none | linear | llama3 | yarn
+    scaling: str = "none"  # none | linear | llama3 | yarn | dynamic
     factor: float = 1.0  # how much longer the context became (all but none)
     original_positions: int = 0  # the context before it (llama3, yarn)
     low_freq_factor: float = 1.0  # llama3
@@ -48,6 +48,14 @@ def frequencies(rope: Rope, head_dim: int) -> tuple[np.ndarray, float]:
 
 
 def _none(rope: Rope, frequency: np.ndarray) -> tuple[np.ndarray, float]:
+    return frequency, 1.0
+
+
+def _dynamic(rope: Rope, frequency: np.ndarray) -> tuple[np.ndarray, float]:
+    """None, up to the model's own context. Beyond it they would depend on each text's length.
+
+    Then keys that a sampler has cached would need another rotation with every token.
+    """
     return frequency, 1.0
 
 
@@ -105,7 +113,13 @@ def _blend(zero: np.ndarray, one: np.ndarray, weight: np.ndarray) -> np.ndarray:
     return zero * (1 - weight) + one * weight
 
 
-_SCALINGS = {"none": _none, "linear": _linear, "llama3": _llama3, "yarn": _yarn}
+_SCALINGS = {
+    "none": _none,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "dynamic": _dynamic,
+}
 
 
 def rotate(x_NLHd: jax.Array, position_NL: jax.Array, rope: Rope) -> jax.Array:

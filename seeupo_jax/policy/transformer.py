@@ -160,7 +160,17 @@ class Transformer(nnx.Module):
         self.head = None if arch.tied else new_table(arch, rngs)
 
     def __call__(self, tokens_NL: jax.Array) -> jax.Array:
-        """Float32 logits [N, L, V] of every next token, for rows without left padding."""
+        """Float32 logits [N, L, V] of every next token, for rows without left padding.
+
+        Raises:
+          ValueError: rows that dynamic rope scaling would rotate by their length.
+        """
+        most = self.arch.max_positions
+        if self.arch.rope.scaling == "dynamic" and tokens_NL.shape[1] > most:
+            raise ValueError(
+                f"tokens: got rows of {tokens_NL.shape[1]} for a model with dynamic rope scaling;"
+                f" allowed: at most its own context of {most} tokens."
+            )
         return _logits(*nnx.split(self), tokens_NL)
 
     def head_VD(self, dtype: Any) -> jax.Array:

@@ -53,6 +53,7 @@ SHORT = 512
 # in microbatches of 1,024 and 2.2e14 in those of 8,192 (docs/benchmarks_gpu.md).
 LEAST_TOKENS = {"gpu": 8192, "cuda": 8192}
 ARCHITECTURES = "architectures"  # folder of `assets` with the config.json of published models
+_UNSCALED = {"dynamic": ", since its dynamic rope scaling would depend on the length of each text"}
 TOKENIZER_DEMONSTRATIONS = 4000  # whose text a new tokenizer is trained on
 
 
@@ -106,10 +107,11 @@ def check_network(config: Config, mesh: jax.sharding.Mesh) -> Architecture:
     """The network's architecture; ValueError where it does not go with the mesh or the lengths."""
     arch = architecture_of(config, mesh)
     check_lengths(mesh, build_shapes(config, mesh, 1).lengths)
+    reason = _UNSCALED.get(arch.rope.scaling, "")
     if config.rollout.max_context > arch.max_positions:
         raise ValueError(
             f"config.rollout.max_context: got {config.rollout.max_context}; allowed: at most the"
-            f" {arch.max_positions} positions that the model was made for."
+            f" {arch.max_positions} positions that the model was made for{reason}."
         )
     _check_heads(arch, mesh, "config.mesh")
     return arch
