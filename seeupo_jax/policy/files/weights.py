@@ -22,6 +22,7 @@ from seeupo_jax.policy.architecture import SELECTION_BIAS, Architecture
 from seeupo_jax.policy.families import FAMILIES, WITH_IMAGES
 from seeupo_jax.policy.files import gguf_vocabulary
 from seeupo_jax.policy.files.folder_files import read_json_object
+from seeupo_jax.policy.files.gguf_parts import part_files
 from seeupo_jax.policy.files.huggingface_tokenizer import gguf_tokenizer
 from seeupo_jax.policy.files.model_config import config_json, read_architecture
 from seeupo_jax.policy.files.packed_experts import PackedExperts, pack
@@ -113,13 +114,13 @@ def load_architecture(path: str | Path, **compute_options: Any) -> Architecture:
 
 def _gguf(file: Path) -> GgufFile:
     """A GGUF file; its library is imported with the first one."""
-    stat = file.stat()
-    return _read_gguf(file.absolute(), stat.st_mtime_ns, stat.st_size)
+    stats = [part.stat() for part in part_files(file)]
+    return _read_gguf(file.absolute(), *((stat.st_mtime_ns, stat.st_size) for stat in stats))
 
 
 # The last one is kept: a start asks for its config, its vocabulary and its tensors in turn.
 @functools.lru_cache(maxsize=1)
-def _read_gguf(file: Path, *_stamp: int) -> GgufFile:
+def _read_gguf(file: Path, *_stamps: tuple[int, int]) -> GgufFile:
     from seeupo_jax.policy.files.gguf import GgufFile
 
     return GgufFile(file)
@@ -131,7 +132,7 @@ def read_tokenizer(path: str | Path, chat: schema.Chat | None = None) -> Tokeniz
     A folder of adapters without one has that of their model.
 
     Raises:
-      ValueError: a missing or damaged file; a GGUF file's vocabulary that is not byte-level BPE;
+      ValueError: a missing or damaged file; a GGUF file's vocabulary that is not supported;
         options that the tokenizer cannot honour.
     """
     place = resolve_path(path)
