@@ -29,8 +29,8 @@ _OLMO_NORMS = {
     "attention_output_norm": "post_attention_layernorm",
     "mlp_output_norm": "post_feedforward_layernorm",
 }
-# Models of texts and images, of which the text model is read: its config is `text_config` in theirs,
-# and the names of its tensors begin with this.
+# Models of texts and images, of which the text model is read: its config is `text_config` in
+# theirs, and its tensors' names begin with this.
 WITH_IMAGES = {"gemma3": "language_model.", "mistral3": "language_model."}
 _GATE_UP = {"mlp.gate_up_proj": ("mlp/gate", "mlp/up")}
 
@@ -49,6 +49,7 @@ class Family:
     activation: the key of its activation. model_class: of `transformers`, without `ForCausalLM`;
       None: the family's name in camel case.
     names: of modules in a model folder where they are not Llama's.
+    packed_experts: all experts of a layer are one tensor (`policy/files/packed_experts.py`).
     fused: tensors that hold several modules' matrices one below the other.
     """
 
@@ -63,6 +64,7 @@ class Family:
     activation: str = "hidden_act"
     model_class: str | None = None
     names: Mapping[str, str] = field(default_factory=dict)
+    packed_experts: bool = False
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -183,4 +185,11 @@ FAMILIES = {
         fused=_GATE_UP | {"self_attn.qkv_proj": ("q", "k", "v")},
     ),
     "granite": Family(_PLAIN, _read_granite, _write_granite),
+    "gpt_oss": Family(
+        _PLAIN | {"sinks": True},
+        **_BIAS,
+        windows="layers",
+        experts="gpt_oss",
+        packed_experts=True,
+    ),
 }

@@ -22,7 +22,7 @@ from seeupo_jax.policy.kernels.fused import kernel_for
 from seeupo_jax.policy.kernels.paged import Pages, PageTable
 from seeupo_jax.policy.moe import Experts, RouterOutput, split_by_layer
 from seeupo_jax.policy.projection import Projection
-from seeupo_jax.policy.rope import grow_queries, rotate
+from seeupo_jax.policy.rope import BY_LENGTH, grow_queries, rotate
 
 _ATTENTION = jax.checkpoint_policies.save_only_these_names(FUSED)
 _PRODUCTS = jax.checkpoint_policies.save_from_both_policies(
@@ -205,7 +205,17 @@ class Transformer(nnx.Module):
         self.head = None if arch.tied else new_table(arch, rngs)
 
     def __call__(self, tokens_NL: jax.Array) -> jax.Array:
-        """Float32 logits [N, L, V] of every next token, for rows without left padding."""
+        """Float32 logits [N, L, V] of every next token, for rows without left padding.
+
+        Raises:
+          ValueError: rows that the model's rope scaling would rotate by their length.
+        """
+        most, scaling = self.arch.max_positions, self.arch.rope.scaling
+        if scaling in BY_LENGTH and tokens_NL.shape[1] > most:
+            raise ValueError(
+                f"tokens: got rows of {tokens_NL.shape[1]} for a model with {scaling} rope scaling;"
+                f" allowed: at most its own context of {most} tokens."
+            )
         return _logits(*nnx.split(self), tokens_NL)
 
     def head_VD(self, dtype: Any) -> jax.Array:

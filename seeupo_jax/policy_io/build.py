@@ -39,7 +39,7 @@ from seeupo_jax.policy.files.weights import (
 from seeupo_jax.policy.kernels.fused import check_kernel, preferred_kernel, row_block
 from seeupo_jax.policy.lora import attach_adapters, load_adapters, read_lora, with_adapters
 from seeupo_jax.policy.network import Network
-from seeupo_jax.policy.rope import Rope
+from seeupo_jax.policy.rope import BY_LENGTH, Rope
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
 
@@ -107,9 +107,12 @@ def check_network(config: Config, mesh: jax.sharding.Mesh) -> Architecture:
     arch = architecture_of(config, mesh)
     check_lengths(mesh, build_shapes(config, mesh, 1).lengths)
     if config.rollout.max_context > arch.max_positions:
+        scaling = arch.rope.scaling
+        by_length = f", since its {scaling} rope scaling would depend on the length of each text"
+        reason = by_length if scaling in BY_LENGTH else ""
         raise ValueError(
             f"config.rollout.max_context: got {config.rollout.max_context}; allowed: at most the"
-            f" {arch.max_positions} positions that the model was made for."
+            f" {arch.max_positions} positions that the model was made for{reason}."
         )
     _check_heads(arch, mesh, "config.mesh")
     return arch

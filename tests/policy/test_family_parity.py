@@ -41,6 +41,14 @@ YARN = {
     "beta_slow": 1.0,
 }
 GEMMA = SIZES | {"sliding_window": 6, "query_pre_attn_scalar": 24}
+GPT_OSS = SIZES | {
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 6,
+    "swiglu_limit": 0.3,
+    "max_position_embeddings": 64,
+    "rope_parameters": YARN | {"truncate": False},
+}
 CASES = {
     "mistral": ("mistral", SIZES | {"sliding_window": None, "rope_theta": 1e6}),
     "mistral window": ("mistral", SIZES | {"sliding_window": 7}),
@@ -129,6 +137,16 @@ CASES = {
                 "short_factor": [1.0, 1.1, 1.2, 1.5, 1.7, 2.0],
                 "long_factor": [2.0, 3.0, 4.0, 5.0, 6.0, 8.0],
             },
+        },
+    ),
+    "gpt_oss": ("gpt_oss", GPT_OSS),
+    "gpt_oss without biases": (
+        "gpt_oss",
+        GPT_OSS
+        | {
+            "attention_bias": False,
+            "num_experts_per_tok": 3,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
         },
     ),
     "granite": (

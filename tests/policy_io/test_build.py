@@ -1,6 +1,7 @@
 """What a configuration is checked for before anything is compiled, and the parts built from it."""
 
 import contextlib
+import json
 
 import jax
 import numpy as np
@@ -59,7 +60,7 @@ class BadDesk(OrderDesk):
         (
             "init",
             f"env.name: '{__name__}:BadDesk' cannot be made: LookupError: no desk (__init__,"
-            " test_build.py:47).",
+            " test_build.py:48).",
         ),
         ("test", "BadDesk.task_ids('test'): got <list_iterator"),
         ("train/0", "BadDesk.labels('train/0'): got None; allowed: a dict of texts."),
@@ -81,6 +82,19 @@ def test_an_unknown_option_of_an_environment_is_told():
 def test_a_policy_from_nothing_needs_stages():
     with pytest.raises(ValueError, match="config.model.path: got none; allowed: a model folder"):
         check_config(load_config(CONFIG, ["model.path=none"]))
+
+
+def test_a_context_that_dynamic_scaling_would_lengthen_is_refused(tmp_path):
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 64}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1}
+    values = {"model_type": "qwen2", "max_position_embeddings": 256, **sizes}
+    values |= {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    fields = [f"model.path={tmp_path}", "rollout.max_context=257"]
+    told = "at most the 256 positions that the model was made for, since its dynamic rope scaling"
+    config = load_config({}, fields)
+    with pytest.raises(ValueError, match=told):
+        build.check_network(config, make_mesh(config.mesh))
 
 
 def test_total_steps_count_turns_epochs_and_minibatches():

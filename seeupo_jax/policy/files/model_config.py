@@ -113,6 +113,8 @@ def read_architecture(
     if missing:
         raise ValueError(f"{source}: {', '.join(missing)} missing; a {name} config has them.")
     _check_values(values, source)
+    if FAMILIES[name].packed_experts and _is_mxfp4(values.get("quantization_config")):
+        values = {key: value for key, value in values.items() if key != "quantization_config"}
     full = _with_defaults(name, values, source)
     for key, allowed in _FIXED.items():
         if full.get(key, allowed[0]) not in allowed:
@@ -150,6 +152,11 @@ def read_architecture(
         family=name,
         **(family.fields | fields | family.read(full) | compute_options),
     )
+
+
+def _is_mxfp4(quantization: Any) -> bool:
+    """Whether a model's experts are stored in MXFP4, which `packed_experts` reads."""
+    return isinstance(quantization, Mapping) and quantization.get("quant_method") == "mxfp4"
 
 
 def _text_config(values: Mapping[str, Any], source: str) -> dict[str, Any]:

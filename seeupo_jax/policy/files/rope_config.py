@@ -20,6 +20,7 @@ _NAMES = {
     "llama3": "llama3",
     "yarn": "yarn",
     "longrope": "longrope",
+    "dynamic": "dynamic",
 }
 _FIELDS = {
     "rope_theta": "theta",
@@ -46,6 +47,7 @@ _FROM = (*_STRETCHED, "original_max_position_embeddings")
 _READS = {
     "none": _PLAIN,
     "linear": _STRETCHED,
+    "dynamic": _STRETCHED,
     "llama3": (*_FROM, "low_freq_factor", "high_freq_factor"),
     "yarn": (
         *_FROM,

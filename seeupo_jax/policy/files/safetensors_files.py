@@ -46,14 +46,22 @@ class SafetensorsFolder:
     """
 
     def __init__(
-        self, folder: Path, file: str = FILE, *, prefix: str = "", prefixed_only: bool = False
+        self,
+        folder: Path,
+        file: str = FILE,
+        *,
+        prefix: str = "",
+        prefixed_only: bool = False,
+        bytes_too: bool = False,
     ):
         """
         Args:
           file: the name of a single file. prefix: what every name in it begins with, and is left
             out here. prefixed_only: tensors of other names are not read, which a warning says.
+          bytes_too: tensors of uint8 are allowed too.
         """
         self._prefix, self._left_out = prefix, frozenset[str]()
+        self._dtypes = (*_DTYPES, "U8") if bytes_too else _DTYPES
         self._file_of = _index(folder, file)
         if prefixed_only:
             self._leave_out(folder)
@@ -85,10 +93,10 @@ class SafetensorsFolder:
                     raise ValueError(f"{file} holds {name}; allowed: {self._prefix}NAME.")
                 if self._file_of.setdefault(name, file) != file:
                     raise ValueError(f"{file} and {self._file_of[name]} both hold {name}.")
-                if tensor.get_dtype() not in _DTYPES:
+                if tensor.get_dtype() not in self._dtypes:
                     raise ValueError(
                         f"{file}: {name} is of type {tensor.get_dtype()}; allowed:"
-                        f" {', '.join(_DTYPES)}."
+                        f" {', '.join(self._dtypes)}."
                     )
                 self.shapes[name.removeprefix(self._prefix)] = tuple(tensor.get_shape())
 
