@@ -27,7 +27,7 @@ from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import SELECTION_BIAS, Architecture
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy.files.weights import base_model_folder, read_tokenizer, resolve_path
-from seeupo_jax.policy.lora import with_adapters
+from seeupo_jax.policy.lora import adapters_of_shared_tensors, with_adapters
 from seeupo_jax.policy_io import build
 from seeupo_jax.policy_io.build_sampler import build_grammars
 from seeupo_jax.rewards.candidate_judge import make_judge
@@ -232,8 +232,15 @@ def check_model(config: Config, mesh: jax.sharding.Mesh, *, tokenizer: bool = Tr
         )
     if build.adapters_of(config) is not None and not config.lora.merge:
         _check_no_adapters(config.model.path)
-    if build.adapters_of(config) is not None or config.optimizer.groups:
-        _trained_shapes(config, arch)
+    lora = build.adapters_of(config)
+    if lora is not None or config.optimizer.groups:
+        shapes = _trained_shapes(config, arch)
+        shared = None if lora is None else adapters_of_shared_tensors(arch, shapes)
+        if shared is not None and not config.lora.merge:
+            raise ValueError(
+                f"config.lora.merge: got False with adapters {shared}; allowed: True, or other"
+                " config.lora.targets."
+            )
 
 
 def _check_no_adapters(path: str | None) -> None:
