@@ -307,7 +307,8 @@ def test_what_an_old_run_did_not_record_is_named(tmp_path):
     with MetricsWriter(tmp_path) as writer:
         writer.write(1, {"rollout/success_rate": 0.5, "time/rollout_s": 2.0})
     runs = load_runs([tmp_path])
-    assert lengths_section(runs).absent == ["Tokens per trajectory", "Turns per trajectory"]
+    absent = ["Tokens per trajectory", "Turns and segments per trajectory"]
+    assert lengths_section(runs).absent == absent
     assert turns_section(runs).charts == []
     page = report_of(tmp_path).read_text()
     assert "Not recorded: Mean weight M; Largest weight |M|; Clip fraction;" in page

@@ -18,7 +18,7 @@ from seeupo_jax.policy.files import gguf_vocabulary, library_tokenizer, vocabula
 from seeupo_jax.policy.files.chat.renderer import PROBE_SECONDS, TOO_SLOW, Renderer
 from seeupo_jax.policy.files.chat.template_conversation import TemplateConversation
 from seeupo_jax.policy.files.chat.time_limit import time_limit
-from seeupo_jax.policy.files.chat.training_templates import training_template
+from seeupo_jax.policy.files.chat.training_templates import training_template, why_rewritten
 from seeupo_jax.policy.files.folder_files import check_content, read_json_object
 from seeupo_jax.policy.files.library_tokenizer import CONFIG_FILE, TOKENIZER_FILE, render_template
 from seeupo_jax.policy.files.messages import (
@@ -84,7 +84,8 @@ class HuggingFaceTokenizer:
         self.ids = frozenset(library.get_vocab().values())
         self.vocab_size = 1 + max(self.ids)
         eos = _eos_ids(library, generation, where)
-        template = self._choose_template()
+        self._render = functools.partial(render_template, library, chat.template_kwargs)
+        template = self._template = self._choose_template()
         reads = template_variables(template or "")
         check_kwargs(chat, reads - _GIVEN - library.special_tokens_map.keys())
         library.chat_template = bake_template_kwargs(template, chat)
@@ -100,8 +101,10 @@ class HuggingFaceTokenizer:
         if self._chat.template != KEEP_THOUGHTS or template is None or isinstance(stored, Mapping):
             return template
         with time_limit(PROBE_SECONDS, TOO_SLOW):
-            render = functools.partial(render_template, self._library, self._chat.template_kwargs)
-            return training_template(template, render, self._where)
+            return training_template(template, self._render, self._where)
+
+    def why_rewritten(self) -> str:
+        return why_rewritten(self._template or "", self._render)
 
     def begin(self, messages: Sequence[Message], tools: Sequence[Tool]) -> TemplateConversation:
         renderer = self._renderer

@@ -40,6 +40,10 @@ _FAMILIES: dict[str, tuple[str, tuple[dict[str, str], ...]]] = {
 }
 # Variables by which some models' own templates keep thoughts (Qwen3.6 and GLM-4.7, say).
 _SWITCHES = {"preserve_thinking": "true", "clear_thinking": "false"}
+_OTHER = (
+    "whose chat template removes earlier thoughts and writes conversations as none of"
+    f" {', '.join(_FAMILIES)} does, for which one that keeps them is shipped"
+)
 
 _THOUGHT, _ANSWER = "the-thought", "the-answer"
 _SYSTEM = {"role": "system", "content": " the rules\n"}
@@ -102,15 +106,39 @@ def training_template(own: str, render: Render, where: str) -> str:
     """
     if keeps_thoughts(own, render):
         return own
+    template = _find(own, render)
+    if template is None:
+        raise ValueError(
+            f"config.chat.template: got {KEEP_THOUGHTS!r} for {where}, {_OTHER}; allowed: a Jinja"
+            " file that keeps them, or none."
+        )
+    return template
+
+
+def why_rewritten(own: str, render: Render) -> str:
+    """Why a model's template may rewrite earlier messages, and what to do, in a sentence."""
+    if keeps_thoughts(own, render):
+        return (
+            "The chat template keeps earlier thoughts, but writes messages otherwise than the model"
+            " does: read a conversation on the trajectory pages."
+        )
+    if _find(own, render) is None:
+        return (
+            f"There is no training template for this model, {_OTHER}: a Jinja file in"
+            " config.chat.template may keep them."
+        )
+    return (
+        f"The chat template removes earlier thoughts; config.chat.template={KEEP_THOUGHTS} keeps"
+        " them."
+    )
+
+
+def _find(own: str, render: Render) -> str | None:
     switched = (_setting({name: value}) + own for name, value in _SWITCHES.items() if name in own)
     for template in itertools.chain(switched, _shipped()):
         if keeps_thoughts(template, render) and _agree(own, template, render):
             return template
-    raise ValueError(
-        f"config.chat.template: got {KEEP_THOUGHTS!r} for {where}, whose chat template removes"
-        f" earlier thoughts and writes conversations as none of {', '.join(_FAMILIES)} does, for"
-        " which one that keeps them is shipped; allowed: a Jinja file that keeps them, or none."
-    )
+    return None
 
 
 def _shipped() -> Iterator[str]:
