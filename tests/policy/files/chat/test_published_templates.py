@@ -8,6 +8,7 @@ import pytest
 from chat_cases import TOOL, library_tokens, raw_text
 from places import MODELS
 from refusals import refusal
+from transformers import AutoTokenizer
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.policy.files.huggingface_tokenizer import load
@@ -188,3 +189,29 @@ def test_gpt_oss_tokenises_and_lacks_a_template():
     assert "which has no chat template; allowed: a Jinja file." in refusal(
         lambda: load(MODELS / "gptoss", schema.Chat(template="keep_thoughts"))
     )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_qwen3_with_its_thoughts_kept_is_one_segment_with_the_tokens_of_the_exported(
+    seed, tmp_path
+):
+    rng = np.random.default_rng(seed)
+    tokenizer, transcript = cases.make("qwen3", '{"template": "keep_thoughts"}'), Transcript()
+    tokenizer.save(tmp_path)
+    library = AutoTokenizer.from_pretrained(tmp_path)
+    messages = [SYSTEM, USER]
+    conversation = tokenizer.begin(messages, (TOOL,))
+    for turn in range(5):
+        transcript.read(conversation.tokens)
+        text = f"<think>\nWhy {turn}?\n</think>\n\nThen {rng.integers(100)}."
+        action = tokenizer.action(text)
+        transcript.act(action, turn, [0.0] * len(action))
+        answer = [[RESULT], [RESULT, OTHER], [THANKS]][rng.integers(3)]
+        conversation = conversation.extend(action, answer)
+        messages = [*messages, said(text), *answer]
+        functions = [{"type": "function", "function": TOOL}]
+        assert conversation.tokens == library.apply_chat_template(
+            messages, tools=functions, add_generation_prompt=True, return_dict=False
+        )
+    assert len(transcript.segments()) == 1
+    assert raw_text("qwen3", conversation.tokens).count("Why") == 5
