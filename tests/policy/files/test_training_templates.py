@@ -184,7 +184,7 @@ def test_tool_calls_of_qwen3_5_and_glm_in_full():
         assert tokenizer.text(tokenizer.begin([USER], (cases.TOOL,)).say(message)) == text
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name, kwargs", CASES)
 @pytest.mark.parametrize("text", ["Why", " x \n", "a</think>b", "<think>c", "\n\n</think>\n", ""])
 def test_odd_actions_stay_one_segment_too(name, kwargs, text):
@@ -250,6 +250,19 @@ def test_a_models_own_variable_that_keeps_thoughts_is_set(condition, variable):
     off = {variable: variable == "clear_thinking"}
     text = refusal(lambda: make(odd, kwargs=off))
     assert text.startswith(f"config.chat.template_kwargs: got '{variable}'")
+
+
+def test_a_template_that_keeps_thoughts_in_another_form_rewrites_messages():
+    written = "{%- if loop.index0 > says.last -%}"
+    written += "{{ '<think>\\n' ~ thought | trim ~ '\\n</think>\\n\\n' }}"
+    assert written in OWN["qwen3_5"]
+    changes = OWN["qwen3_5"].replace(
+        written, written + "{%- else -%}{{ '<think>' ~ thought ~ '</think>' }}"
+    )
+    tokenizer = make(changes)
+    action = tokenizer.action("Why?\n</think>\n\nYes.")
+    assert len(play(tokenizer, [action] * 2, [THANKS] * 2)[0]) == 1
+    assert len(play(make(changes, None), [action] * 2, [THANKS] * 2)[0]) == 2
 
 
 @pytest.mark.parametrize(

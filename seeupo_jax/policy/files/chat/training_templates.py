@@ -86,8 +86,7 @@ def keeps_thoughts(template: str, render: Render) -> bool:
         return False
     said = _PLAIN | {"content": opening + written + answer}
     for reply in (_QUESTION, _RESULT):
-        later = (_QUESTION, said, reply, said, _QUESTION)
-        text = _text(render, template, later, header=True)
+        text = _text(render, template, (_QUESTION, said, reply), header=True)
         if not text.startswith(begin + written + answer) and (text or reply is _QUESTION):
             return False  # a reply of a tool may be refused
     return _THOUGHT in _text(render, template, (_QUESTION, _INLINE, _QUESTION))
