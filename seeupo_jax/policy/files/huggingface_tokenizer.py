@@ -15,9 +15,8 @@ from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.user_code import describe, shortened
 from seeupo_jax.envs.base import TEXT_TAGS, Message, Tool
 from seeupo_jax.policy.files import gguf_vocabulary, library_tokenizer, vocabulary
-from seeupo_jax.policy.files.chat.renderer import PROBE_SECONDS, TOO_SLOW, Renderer
+from seeupo_jax.policy.files.chat.renderer import PROBE_SECONDS, Renderer, probe_limit
 from seeupo_jax.policy.files.chat.template_conversation import TemplateConversation
-from seeupo_jax.policy.files.chat.time_limit import time_limit
 from seeupo_jax.policy.files.chat.training_templates import training_template, why_rewritten
 from seeupo_jax.policy.files.folder_files import check_content, read_json_object
 from seeupo_jax.policy.files.library_tokenizer import CONFIG_FILE, TOKENIZER_FILE, render_template
@@ -100,7 +99,7 @@ class HuggingFaceTokenizer:
             template = STOPPED_CLOCK + str(template)
         if self._chat.template != KEEP_THOUGHTS or template is None or isinstance(stored, Mapping):
             return template
-        with time_limit(PROBE_SECONDS, TOO_SLOW):
+        with probe_limit(2 * PROBE_SECONDS):  # several templates
             return training_template(template, self._render, self._where)
 
     def why_rewritten(self) -> str:

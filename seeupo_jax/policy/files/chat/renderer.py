@@ -9,6 +9,7 @@ import functools
 import itertools
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jinja2
@@ -47,10 +48,6 @@ MARK = "\U0010fffd"
 _LONE_MARK = re.compile(f"(?<!{MARK}){MARK}(?!{MARK})")
 # Of the first conversations, all together; real templates take milliseconds.
 PROBE_SECONDS = 5.0
-TOO_SLOW = (
-    f"chat template: it computes for more than {PROBE_SECONDS:g} s on a conversation of few words;"
-    " allowed: one that ends, which config.chat.template may name."
-)
 _ANOTHER = "another template in config.chat.template"
 _OFFERED = {
     "tool": f"config.chat.roles={{'tool': 'user'}}, which sends them as the user's, or {_ANOTHER}",
@@ -60,6 +57,15 @@ _OFFERED = {
     f" user's, config.chat.tools=none, which leaves it out, or {_ANOTHER}",
     "user": f"config.chat.roles={{'user': 'user'}}, which joins those in a row, or {_ANOTHER}",
 }
+
+
+def probe_limit(seconds: float) -> AbstractContextManager[None]:
+    """A limit on the time of a template's first conversations."""
+    sentence = (
+        f"chat template: it computes for more than {seconds:g} s on a conversation of few words;"
+        " allowed: one that ends, which config.chat.template may name."
+    )
+    return time_limit(seconds, sentence)
 
 
 class Renderer:
@@ -103,7 +109,7 @@ class Renderer:
         self.tags = {i: name for i, name in self.control.items() if name in TAGS}
         self._hidden = {i for i, t in added if t.special and t.content not in TEXT_TAGS}
         self._left_out = functools.lru_cache(maxsize=1024)(self._find_left_out)
-        with time_limit(PROBE_SECONDS, TOO_SLOW):
+        with probe_limit(PROBE_SECONDS):
             around, closing = self._around_messages(), self._closing_ids()
             system = self._writes((("system", 0), ("user", 0)))
             self.lists_tools = lists_functions(self._apply, system=system)
