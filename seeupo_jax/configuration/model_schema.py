@@ -125,7 +125,7 @@ class Chat:
     tools: str = choice("auto", "none", "signatures", "json", "hermes")
     """auto: as the chat template lists them, else hermes; the others: in a system message."""
     template: str | None = path_field()
-    """A Jinja file, or the name of one of the model's own templates; none: the only one it has."""
+    """A Jinja file, the name of one of the model's templates, or keep_thoughts; none: its own."""
     template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Arguments of the chat template, such as enable_thinking."""
     roles: Mapping[str, Any] = mapping_field(

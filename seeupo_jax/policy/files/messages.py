@@ -20,6 +20,7 @@ from seeupo_jax.policy.files.folder_files import check_content, read_json_object
 
 ROLES = ("system", "user", "assistant", "tool")
 CHAT_FILE = "chat.json"  # a model folder's own chat options
+KEEP_THOUGHTS = "keep_thoughts"  # as `chat.template`: a training template
 PROBE = "the-answer"  # found again in a rendered conversation
 # Roles of short conversations, and which of the texts before, between and behind their messages
 # are a template's own. Before a first user's message may be a system message that it adds, and an
@@ -189,6 +190,8 @@ def check_rendered(message: Mapping[str, Any], written: str) -> None:
 def choose_template(stored: Any, chat: schema.Chat, where: str) -> str | None:
     """The template that `chat.template` names, else the one that a tokenizer stores, if any.
 
+    Where it is `KEEP_THOUGHTS`, the one that is stored, of which a training template is made.
+
     Args:
       stored: by the tokenizer: a text, or texts by name.
       where: the model, in errors.
@@ -199,7 +202,13 @@ def choose_template(stored: Any, chat: schema.Chat, where: str) -> str | None:
     """
     named = stored if isinstance(stored, Mapping) else {}
     chosen = named.get(chat.template, stored)
-    if chat.template is not None and chat.template not in named:
+    if chat.template == KEEP_THOUGHTS and (chosen is None or chosen is named):
+        found = f"the chat templates {', '.join(map(str, named))}" if named else "no chat template"
+        raise ValueError(
+            f"config.chat.template: got {KEEP_THOUGHTS!r} for {where}, which has {found}; allowed:"
+            " a Jinja file" + (", or the name of one." if named else ".")
+        )
+    if chat.template not in (None, KEEP_THOUGHTS) and chat.template not in named:
         chosen = _read_template(chat.template, named)
     elif chat.template is None and named:
         raise ValueError(
@@ -216,7 +225,7 @@ def choose_template(stored: Any, chat: schema.Chat, where: str) -> str | None:
 def _read_template(path: str, names: Iterable[str]) -> str:
     file = Path(path)
     if not file.is_file():
-        stored = "".join(f", or {name}" for name in names)
+        stored = "".join(f", or {name}" for name in (KEEP_THOUGHTS, *names))
         raise ValueError(f"config.chat.template: got {path!r}; allowed: a Jinja file{stored}.")
     try:
         check_content(file)

@@ -59,6 +59,9 @@ class SentencePieceTokenizer:
         self.writes_calls = False
         self.unwritten: Mapping[str, str] = {}
 
+    def why_rewritten(self) -> str:
+        return "This tokenizer keeps every message as it was sampled."
+
     def begin(self, messages: Sequence[Message], tools: Sequence[Tool]) -> _Conversation:
         listing = format_tools(tools, self._chat.tools)
         listed = self._message("system", listing) if listing else []

@@ -97,6 +97,10 @@ class Tokenizer(Protocol):
         """
         ...
 
+    def why_rewritten(self) -> str:
+        """Why conversations may become several segments, and what keeps them one, in a sentence."""
+        ...
+
     def begin(self, messages: Sequence[Message], tools: Sequence[Tool]) -> TokenizedConversation:
         """A conversation up to the first action."""
         ...

@@ -42,11 +42,12 @@ def make_conversation(shape: Shape) -> list[Any]:
 def _message(index: int, role: str, calls: int) -> dict[str, Any]:
     message: dict[str, Any] = {"role": role, "content": f"text-{index}-of-it"}
     if calls:
-        message["tool_calls"] = [_call(f"{index}c{number}") for number in range(calls)]
+        message["tool_calls"] = [make_call(f"{index}c{number}") for number in range(calls)]
     return message
 
 
-def _call(number: str) -> dict[str, Any]:
+def make_call(number: str) -> dict[str, Any]:
+    """A call whose name, argument and value are found again by this number."""
     function = {"name": f"name-{number}-of-it", "arguments": {f"key-{number}-of": f"v-{number}-of"}}
     # An id as Mistral's templates want it: nine letters and digits.
     return {"id": f"{number:a<9}", "type": "function", "function": function}
