@@ -21,12 +21,13 @@ from places import CONFIGS
 from process_cases import environment
 
 from seeupo_jax import serve
+from seeupo_jax.agents.answer_form import AnswerForm, resolve_form
 from seeupo_jax.agents.calls import Access
-from seeupo_jax.agents.tool_format import choose_format
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.cli.command_line import read_config
 from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.configuration.schema import Config
+from seeupo_jax.envs.tool_formats.formats import choose_format
 from seeupo_jax.metrics.checksum import checksum
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy.network import split_model
@@ -189,11 +190,13 @@ class Begun(SlotEngine):
 
 
 def test_a_server_begins_with_the_configured_seed_and_form_of_tool_calls():
-    config = from_dict({"seed": 7, "agent": {"tool_format": "llama"}})
+    config = from_dict({"seed": 7, "agent": {"tool_format": "llama", "thoughts": "field"}})
     policy = SimpleNamespace(engine=Begun(), params=None, tokenizer=None)
-    serving = serve._begin(config, policy, SimpleNamespace(asked=False))
+    form = resolve_form(config.agent, policy.tokenizer)
+    assert form == AnswerForm(choose_format("llama"), thoughts_apart=True)
+    serving = serve._begin(config, policy, form, SimpleNamespace(asked=False))
     assert policy.engine.began == {"seed": 7, "iteration": 0}
-    assert serving._format is choose_format("llama") is not choose_format("hermes")
+    assert serving._form is form
 
 
 def test_an_address_that_other_machines_reach_is_warned_of(caplog):

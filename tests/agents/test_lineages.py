@@ -10,11 +10,12 @@ import pytest
 from chat_cases import encode, library_tokens, make, raw_text
 from lineage_cases import HERMES, CharTokenizer, ask, assistant, context_tokens, say, user
 
+from seeupo_jax.agents.answer_form import AnswerForm
 from seeupo_jax.agents.calls import CallRefused, HistoryMessage, ModelCall
 from seeupo_jax.agents.lineages import Lineages, check_length
 from seeupo_jax.agents.sampled_text import SampledText
-from seeupo_jax.agents.tool_format import choose_format
 from seeupo_jax.envs.tool_calls import ToolCall
+from seeupo_jax.envs.tool_formats.formats import choose_format
 from seeupo_jax.rollout.engine.protocol import Action
 from seeupo_jax.types import CONTEXT
 
@@ -124,7 +125,7 @@ def llama_lineages(said):
     lineages, first = Lineages(make("llama3_2"), LLAMA), ask("go <|python_tag|>", tools=(TOOL,))
     turn, call = lineages.begin(lineages.read(first)), encode("llama3_2", SEARCH_TEXT, plain=True)
     action = [*encode("llama3_2", said), PYTHON_TAG, *call, EOT]
-    sampled = SampledText(make("llama3_2"), tool_format=LLAMA)
+    sampled = SampledText(make("llama3_2"), form=AnswerForm(LLAMA))
     done = sampled.complete(Action(0, action, [-1.0] * len(action)), prompt_tokens=1)
     answer = assistant(done.content, *done.calls)
     lineages.act(turn, action, done.logp, answer)

@@ -4,11 +4,12 @@ import asyncio
 import contextlib
 import threading
 
+from seeupo_jax.agents.answer_form import AnswerForm
 from seeupo_jax.agents.calls import CallRefused, Completion
 from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
 from seeupo_jax.agents.endpoint import Endpoint, Limits
-from seeupo_jax.agents.tool_format import choose_format
 from seeupo_jax.envs.tool_calls import ToolCall, render_hermes
+from seeupo_jax.envs.tool_formats.formats import choose_format
 
 FORMAT = choose_format("hermes")
 
@@ -79,7 +80,9 @@ FOUND = (ToolCall("find", {"name": "é"}), ToolCall("find", {}))
 
 def make_endpoint(**limits):
     """An endpoint that listens."""
-    endpoint = Endpoint(sampling=RULES, model="ours", tool_format="hermes", limits=Limits(**limits))
+    endpoint = Endpoint(
+        sampling=RULES, model="ours", form=AnswerForm(FORMAT), limits=Limits(**limits)
+    )
     endpoint.start()
     return endpoint
 

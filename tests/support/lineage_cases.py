@@ -14,7 +14,7 @@ from seeupo_jax.agents.calls import (
     HistoryMessage,
     ModelCall,
 )
-from seeupo_jax.agents.tool_format import choose_format
+from seeupo_jax.envs.tool_formats.formats import choose_format
 from seeupo_jax.envs.validation import describe
 
 END = 0  # of an action and of every message
@@ -41,7 +41,7 @@ def context_tokens(messages):
 class CharTokenizer:
     """Characters below 128; tokens 128 to 255 are bytes of longer ones, which `text` joins."""
 
-    vocab_size, end_ids, writes_calls = 256, (END,), False
+    vocab_size, end_ids, writes_calls, tool_listing = 256, (END,), False, "auto"
 
     def begin(self, messages, tools):
         if any(message["content"] == "refuse me" for message in messages):
