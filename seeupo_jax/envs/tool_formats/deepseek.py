@@ -111,12 +111,12 @@ DEEPSEEK_V3 = ToolFormat(
     _read_v3,
     _write_v3,
     shown_before(_SECTION),
-    grammar=CallGrammar(_SECTION, _call_v3, r'"\n"', f'"{_SECTION_END}"'),
+    grammar=CallGrammar(_SECTION, _call_v3, r'"\n"', end=f'"{_SECTION_END}"'),
 )
 DEEPSEEK_V31 = ToolFormat(
     "deepseek_v31",
     _read_v31,
     _write_v31,
     shown_before(_SECTION),
-    grammar=CallGrammar(_SECTION, _call_v31, '""', f'"{_SECTION_END}"'),
+    grammar=CallGrammar(_SECTION, _call_v31, '""', end=f'"{_SECTION_END}"'),
 )

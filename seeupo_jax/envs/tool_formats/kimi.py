@@ -77,5 +77,5 @@ KIMI = ToolFormat(
     _read,
     _write,
     shown_before(_SECTION),
-    grammar=CallGrammar(_SECTION, _call, '""', f'"{_SECTION_END}"'),
+    grammar=CallGrammar(_SECTION, _call, '""', end=f'"{_SECTION_END}"'),
 )

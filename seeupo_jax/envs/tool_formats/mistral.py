@@ -1,4 +1,4 @@
-"""Mistral's calls: `[TOOL_CALLS][{"name": ..., "arguments": {...}}]`, and since tokenizer v11
+"""Mistral's calls: `[TOOL_CALLS] [{"name": ..., "arguments": {...}}]`, and since tokenizer v11
 `[TOOL_CALLS]NAME[ARGS]{...}`, one after the other.
 """
 
@@ -59,7 +59,8 @@ def _write_list(content: str, calls: Sequence[ToolCall]) -> Iterable[str]:
     yield content
     if calls:
         yield Tag(_CALLS)
-        yield json_text([{"name": call.name, "arguments": call.arguments} for call in calls])
+        named = [{"name": call.name, "arguments": call.arguments} for call in calls]
+        yield f" {json_text(named)}"
 
 
 def _call_in_list(name: str, schema: Mapping[str, Any]) -> str:
@@ -99,7 +100,7 @@ MISTRAL = ToolFormat(
     _read_list,
     _write_list,
     shown_before(_CALLS),
-    grammar=CallGrammar(f"{_CALLS}[", _call_in_list, '", "', '"]"', excluded=(_CALLS,)),
+    grammar=CallGrammar(_CALLS, _call_in_list, '", "', '" "? "["', '"]"'),
 )
 MISTRAL_ARGS = ToolFormat(
     "mistral_args",

@@ -30,7 +30,7 @@ class CallGrammar:
 
     opening: the text with which calls begin; "": they are the whole message.
     call: from a tool's name and the schema of its arguments, writes a call, after the opening.
-    between: between two calls. end: after the last.
+    begin: between the opening and the first call. between: between two. end: after the last.
     rules: further rules, which calls refer to.
     excluded: further texts that no message has outside its calls.
     """
@@ -38,6 +38,7 @@ class CallGrammar:
     opening: str
     call: Callable[[str, Mapping[str, Any]], str]
     between: str
+    begin: str = '""'
     end: str = '""'
     rules: str = ""
     excluded: tuple[str, ...] = ()

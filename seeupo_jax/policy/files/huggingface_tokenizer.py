@@ -98,9 +98,7 @@ class HuggingFaceTokenizer:
             return self._chat.tools
         if self._renderer.lists_tools:
             return None
-        written = None
-        if self.writes_calls:
-            written = find_format(self)
+        written = find_format(self)
         return "hermes" if written is None else written.name
 
     def begin(self, messages: Sequence[Message], tools: Sequence[Tool]) -> TemplateConversation:

@@ -47,8 +47,9 @@ THINKS: /[\s\x1c-\x1f]*<think>(?s:.*)/ & ~/(?s:.*)<\/think>(?s:.*)/
 """
 # A call has strings, which may hold any tag: what follows the opening is the calls' own grammar.
 _AROUND = "start: MESSAGE\nMESSAGE: PLAIN ({opening} TEXT)?\n"
-_CALLS = """start: TEXT | first call (next call)* end
+_CALLS = """start: TEXT | first begin call (next call)* end
 first[lazy]: TEXT {opening}
+begin: {begin}
 next: {between}
 end: {end}
 """
@@ -301,7 +302,9 @@ def _calls(form: CallGrammar, names: Sequence[str], schemas: Sequence[dict[str, 
     calls = [form.call(name, schema) for name, schema in zip(names, schemas, strict=True)]
     if form.opening:
         opening = literal(form.opening)
-        head = _TEXT + _CALLS.format(opening=opening, between=form.between, end=form.end)
+        head = _TEXT + _CALLS.format(
+            opening=opening, begin=form.begin, between=form.between, end=form.end
+        )
     else:
         head = _plain(form) + _BARE_CALLS % (form.between, form.end)
     return head + form.rules + "call: " + "\n  | ".join(calls) + "\n"
