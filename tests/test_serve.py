@@ -21,7 +21,7 @@ from places import CONFIGS
 from process_cases import environment
 
 from seeupo_jax import serve
-from seeupo_jax.agents.answer_form import AnswerForm, resolve_form
+from seeupo_jax.agents.answer_form import PLAIN_TEXT, AnswerForm, resolve_form
 from seeupo_jax.agents.calls import Access
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.cli.command_line import read_config
@@ -73,7 +73,7 @@ def test_it_says_when_it_is_ready_where_what_and_within_which_limits(served):
     )
     assert limits == (
         "context: 128 tokens; answers: at most 16; concurrent calls: 2, others wait; greedy;"
-        " tool calls: hermes\n"
+        " tool calls: hermes; thoughts: content\n"
     )
     assert key == f"Key: as in {KEY_VARIABLE}\n"
 
@@ -88,7 +88,7 @@ def test_a_policy_has_the_name_of_its_folder_however_it_is_given(tmp_path, monke
 def test_a_key_that_was_made_is_printed(capsys, monkeypatch):
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     access, engine = Access("http://127.0.0.1:1/v1", "made.key"), SimpleNamespace(concurrency=2)
-    serve._announce(Config(), "a policy", access, engine)
+    serve._announce(Config(), "a policy", access, engine, PLAIN_TEXT)
     printed = capsys.readouterr().out
     assert printed.endswith(f"Key: made.key (made for this server; {KEY_VARIABLE} sets one)\n")
 

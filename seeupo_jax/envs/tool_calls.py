@@ -11,7 +11,7 @@ import json
 import math
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
@@ -460,10 +460,3 @@ def _closes(line: str, shortest: int) -> bool:
 
 _DECODER = json.JSONDecoder(object_pairs_hook=no_duplicates)
 _GAP = re.compile(r"[\s;]*")  # between two objects
-
-
-# Parsers of calls by the name of their form.
-PARSERS: dict[str, Callable[[str], tuple[ToolCall, ...]]] = {
-    "hermes": parse_hermes,
-    "python": parse_python,
-}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -151,7 +152,12 @@ def expect(text: str, position: int, wanted: str) -> int:
 
 def skip_space(text: str, position: int) -> int:
     """The position of the next character that is no white space."""
-    return len(text) - len(text[position:].lstrip())
+    found = _SPACE.match(text, position)
+    assert found is not None  # it matches the empty text
+    return found.end()
+
+
+_SPACE = re.compile(r"\s*")
 
 
 def read_until(text: str, position: int, wanted: str) -> tuple[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -41,12 +42,11 @@ class TemplateTokenizer(Protocol):
 
 def find_format(tokenizer: TemplateTokenizer) -> ToolFormat | None:
     """Returns the format in which a template writes one call; None: in none of `TOOL_FORMATS`."""
-    for write in (sampled_text, past_text):
-        for given in _IDS:
-            answer = _written(tokenizer, write, "", [as_function(_CALL, given)])
-            for tool_format in () if answer is None else TOOL_FORMATS.values():
-                if tool_format.parse(answer, (_TOOL,)) == ("", (_CALL,)):
-                    return tool_format
+    for write, given in itertools.product((sampled_text, past_text), _IDS):
+        answer = _written(tokenizer, write, "", [as_function(_CALL, given)])
+        for tool_format in () if answer is None else TOOL_FORMATS.values():
+            if tool_format.parse(answer, (_TOOL,)) == ("", (_CALL,)):
+                return tool_format
     return None
 
 
