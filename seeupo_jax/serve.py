@@ -37,7 +37,7 @@ from seeupo_jax.configuration.schema import Config, WarmStart
 from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.envs.transport.open_files import raise_open_files
 from seeupo_jax.errors import file_sentences, sentence_errors
-from seeupo_jax.evaluation.episode_host import make_endpoint
+from seeupo_jax.evaluation.episode_host import check_endpoint, make_endpoint
 from seeupo_jax.evaluation.policy_sources import PolicySource, run_policy
 from seeupo_jax.parallel.stop_signal import StoppedCompiling, StopRequest
 from seeupo_jax.policy_io.policy_folder import STEP, WEIGHTS, check_trained, saved_weights
@@ -134,6 +134,7 @@ def _check(config: Config, source: _Source, host: str, port: int) -> None:
         saved_weights(config, source.weights)
         other = ", or --model=FOLDER to serve a model folder's policy"
         check_trained(config, source.workdir, source.step, source.weights, other)
+    check_endpoint()
     check_sampling(config)
     if not _is_loopback(host):
         _LOGGER.warning(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -291,6 +292,11 @@ def check_open_files(config: Config, conversations: int, *, served: bool = False
             f" process, with {each} open files each and {others} others; allowed: as many as the"
             f" limit of {limit:g} open files has room for, or a higher limit (`ulimit -n`)."
         )
+
+
+def check_endpoint() -> None:
+    """ValueError: the extra `agents` is not installed."""
+    importlib.import_module("seeupo_jax.agents.endpoint")
 
 
 def make_endpoint(config: Config, model: str, form: AnswerForm) -> Endpoint:
