@@ -40,7 +40,7 @@ class ToolCall:
     name: str
     arguments: Mapping[str, Any]
     positional: tuple[Any, ...] = ()
-    id: str = field(default="", compare=False)
+    id: str = field(default="", compare=False, repr=False)
 
 
 def skip_thoughts(text: str) -> str:
