@@ -13,6 +13,7 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.envs.base import Demonstration
 from seeupo_jax.envs.null_fields import NullCounts
+from seeupo_jax.envs.tool_formats.formats import TOOL_FORMATS
 from seeupo_jax.learner.imitation.action_segments import Segments, Tokenized
 from seeupo_jax.parallel.distributed import gather
 from seeupo_jax.parallel.stop_signal import Stopped
@@ -87,8 +88,11 @@ class SftData:
 def tokenize(
     source: Conversations, tokenizer: Tokenizer, *, train_on: str = "all", limit: int | None = None
 ) -> Tokenized:
-    """Conversations as segments; tool calls in Hermes' form where the tokenizer writes none."""
-    shown = source if tokenizer.writes_calls else ToolCallsAsText(source)
+    """Conversations as segments; tool calls as text where the tokenizer writes none."""
+    shown = source
+    if not tokenizer.writes_calls:
+        tool_format = TOOL_FORMATS.get(tokenizer.tool_listing or "", TOOL_FORMATS["hermes"])
+        shown = ToolCallsAsText(source, tool_format)
     return Tokenized(shown, tokenizer, train_on, limit)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import jax
 
 from seeupo_jax import envs
 from seeupo_jax.agents.agent_tasks import find_tasks
+from seeupo_jax.agents.answer_form import resolve_form
 from seeupo_jax.cli.command_line import check_places, check_shared_places, join_cluster, prepare_xla
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs.base import EnvironmentUnavailable, Tool
@@ -199,12 +200,14 @@ def _check_episodes(config: Config) -> None:
 
 
 def check_every_role(config: Config) -> None:
-    """ValueError: there is a role whose messages the model's chat template does not write."""
-    unwritten: Mapping[str, str] = {}  # a tokenizer that is made here writes all
-    if config.model.path is not None:
-        unwritten = _tokenizer(config).unwritten
-    for sentence in unwritten.values():
+    """ValueError: there is a role whose messages the model's chat template does not write, or it
+    writes calls in no known format."""
+    if config.model.path is None:
+        return  # a tokenizer that is made here writes all
+    tokenizer = _tokenizer(config)
+    for sentence in tokenizer.unwritten.values():
         raise ValueError(sentence)
+    resolve_form(config.agent, tokenizer)
 
 
 def _check_tools(config: Config, tools: Sequence[tuple[Tool, ...]]) -> None:

@@ -15,6 +15,7 @@ from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.user_code import describe, shortened
 from seeupo_jax.envs.base import TEXT_TAGS, Message, Tool
 from seeupo_jax.policy.files import gguf_vocabulary, library_tokenizer, vocabulary
+from seeupo_jax.policy.files.chat.call_format import find_format
 from seeupo_jax.policy.files.chat.renderer import PROBE_SECONDS, Renderer, probe_limit
 from seeupo_jax.policy.files.chat.template_conversation import TemplateConversation
 from seeupo_jax.policy.files.chat.training_templates import training_template, why_rewritten
@@ -105,12 +106,21 @@ class HuggingFaceTokenizer:
     def why_rewritten(self) -> str:
         return why_rewritten(self._template or "", self._render)
 
+    @functools.cached_property
+    def tool_listing(self) -> str | None:
+        if self._chat.tools != "auto":
+            return self._chat.tools
+        if self._renderer.lists_tools:
+            return None
+        written = find_format(self)
+        return "hermes" if written is None else written.name
+
     def begin(self, messages: Sequence[Message], tools: Sequence[Tool]) -> TemplateConversation:
         renderer = self._renderer
-        if self._chat.tools == "auto" and renderer.lists_tools and tools:
+        if tools and self.tool_listing is None:
             listing, functions = "", [{"type": "function", "function": tool} for tool in tools]
         else:
-            listing, functions = format_tools(tools, self._chat.tools), None
+            listing, functions = format_tools(tools, self.tool_listing) if tools else "", None
         protected, functions = renderer.read(messages, listing), renderer.protect(functions)
         text = renderer.render(protected, functions)
         tokens = renderer.encode(text, follows=False)

@@ -16,6 +16,8 @@ import jinja2.meta
 from seeupo_jax.configuration import loading, schema
 from seeupo_jax.configuration.user_code import listed, shown
 from seeupo_jax.envs.base import TEXT_TAGS, THOUGHT, THOUGHT_END, Message, Tool
+from seeupo_jax.envs.tool_formats.formats import TOOL_FORMATS
+from seeupo_jax.envs.tool_formats.tool_format import ToolFormat
 from seeupo_jax.policy.files.folder_files import check_content, read_json_object
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -306,21 +308,26 @@ def _schemas(tools: Sequence[Tool]) -> str:
     return "\n".join(json.dumps(tool) for tool in tools)
 
 
-def _hermes(tools: Sequence[Tool]) -> str:
-    schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    return (
-        "You have tools. Each line between the tags describes one: its name, what it does, and its"
-        f" parameters as a JSON schema.\n<tools>\n{schemas}\n</tools>\n"
-        "To use a tool, write a call in this form, one block for each call, and nothing after the"
-        ' last:\n<tool_call>{"name": "TOOL", "arguments": {"PARAMETER": VALUE}}</tool_call>'
-    )
+def _with_example(tool_format: ToolFormat) -> Callable[[Sequence[Tool]], str]:
+    """Lists tools as JSON schemas, with an example of a call in a format."""
+
+    def listed(tools: Sequence[Tool]) -> str:
+        schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+        return (
+            "You have tools. Each line between the tags describes one: its name, what it does, and"
+            f" its parameters as a JSON schema.\n<tools>\n{schemas}\n</tools>\n"
+            "To use a tool, write a call in this form, one block for each call, and nothing after"
+            f" the last:\n{tool_format.example}"
+        )
+
+    return listed
 
 
 # How tools are listed where the chat template does not list them itself.
-TOOL_LISTINGS = {
-    "auto": _hermes,
+TOOL_LISTINGS: Mapping[str, Callable[[Sequence[Tool]], str]] = {
+    "auto": _with_example(TOOL_FORMATS["hermes"]),
     "none": lambda tools: "",
     "signatures": _signatures,
     "json": _schemas,
-    "hermes": _hermes,
+    **{name: _with_example(tool_format) for name, tool_format in TOOL_FORMATS.items()},
 }

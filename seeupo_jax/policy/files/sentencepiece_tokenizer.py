@@ -57,6 +57,7 @@ class SentencePieceTokenizer:
         self._end = self._control(END)
         self.end_ids = (self._end,)
         self.writes_calls = False
+        self.tool_listing = chat.tools
         self.unwritten: Mapping[str, str] = {}
 
     def why_rewritten(self) -> str:

@@ -90,6 +90,11 @@ class Tokenizer(Protocol):
         ...
 
     @property
+    def tool_listing(self) -> str | None:
+        """The form of `TOOL_LISTINGS` in which a message lists tools; None: the template does."""
+        ...
+
+    @property
     def unwritten(self) -> Mapping[str, str]:
         """Roles whose messages the model would not read, each with a sentence on what is allowed.
 

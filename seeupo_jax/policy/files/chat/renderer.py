@@ -202,15 +202,17 @@ class Renderer:
             f" allowed: {self._offered(roles)}."
         )
 
-    def _lost(self, messages: Sequence[Message], has_functions: bool = False) -> str | None:
+    def _lost(
+        self, messages: Sequence[Message], has_functions: bool = False, *, by_id: bool = False
+    ) -> str | None:
         """As `omitted_role`, of messages of `make_conversation`; ValueError: refused."""
         text = self._apply(messages, [FUNCTION] if has_functions else None)
-        return omitted_role(messages, text)
+        return omitted_role(messages, text, by_id=by_id)
 
     def _find_left_out(self, shape: Shape, has_functions: bool) -> str | None:
         """The role of a message that the template leaves out of conversations of a shape."""
         try:
-            return self._lost(make_conversation(shape), has_functions)
+            return self._lost(make_conversation(shape), has_functions, by_id=True)
         except ValueError:  # texts that are not those of the conversation, which it has rendered
             return None
 
