@@ -87,7 +87,7 @@ class SafetensorsFolder:
 
     def _read_header(self, file: Path) -> None:
         with _open(file) as tensors:
-            for name in set(tensors.keys()) - self._left_out:
+            for name in sorted(set(tensors.keys()) - self._left_out):
                 tensor = tensors.get_slice(name)
                 if not name.startswith(self._prefix):
                     raise ValueError(f"{file} holds {name}; allowed: {self._prefix}NAME.")
