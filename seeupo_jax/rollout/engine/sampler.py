@@ -114,8 +114,9 @@ def prefill(
     """
     with jax.named_scope("rollout/prefill"):
         model = network.bind(params)
-        _, pages, routed = model.extend(tokens_RL, position_RL, pages, page_table, block=block)
-    return pages, position_RL[:, 0] + 0, constrain(routed, "rows", None, None) if records else None
+        found = model.extend(tokens_RL, position_RL, pages, page_table, block=block)
+    routed_RLG = constrain(found.routed_NLG, "rows", None, None) if records else None
+    return found.keys, position_RL[:, 0] + 0, routed_RLG
 
 
 @functools.partial(jax.jit, donate_argnames="pages")
@@ -154,7 +155,7 @@ def decode(
         i, token_R, position_R, step_R, alive_R, sampled, pages = carry
         tokens_RK, logp_RK, entropy_RK, routed_RKG = sampled
         at_R1 = jnp.where(alive_R, position_R, NOWHERE)[:, None]
-        hidden_R1D, pages, routed_R1G = model.extend(
+        hidden_R1D, pages, routed_R1G, _ = model.extend(
             token_R[:, None], at_R1, pages, page_table, kernel=kernel, block=block
         )
         logits_RV = _logits(arch, hidden_R1D[:, 0], head_VD)
