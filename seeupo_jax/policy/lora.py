@@ -91,11 +91,12 @@ def attach_adapters(
         node = leaf_at(new, parents)
         shape = node[leaf].shape
         if stored.layer is None:
-            node[leaf] = _initial(stored.names[0], leaf, shape, seed)
+            name = f"{stored.names[0]}{stored.first_row or ''}"
+            node[leaf] = _initial(name, leaf, shape, seed)
             continue
         if stored.layer == 0:
             node[leaf] = jnp.zeros(shape)
-        layer = _initial(stored.names[0], leaf, shape[1:], seed)
+        layer = _initial(f"{stored.names[0]}{stored.first_row or ''}", leaf, shape[1:], seed)
         node[leaf] = node[leaf].at[stored.layer].set(layer)
     if mesh is not None:
         logical_axes, _ = split_trainable(network, network.logical_axes())
@@ -150,13 +151,15 @@ def save_adapters(
       tokenizer: written too where one is given.
 
     Raises:
-      ValueError: the model has none.
+      ValueError: the model has none, or some that such a folder cannot hold.
     """
     lora = model.arch.lora
     if lora is None:
         raise ValueError("save_adapters: got a model without adapters; allowed: one with them.")
     network, params = split_model(model)
     adapters, _ = split_trainable(network, params)
+    if shared := adapters_of_shared_tensors(model.arch, adapters):
+        raise ValueError(f"save_adapters: got adapters {shared}; allowed: merge(model) first.")
     tensors = {}
     for stored in stored_parameters(model.arch, adapters):
         leaf = leaf_at(adapters, stored.path)
@@ -190,6 +193,22 @@ def save_adapters(
     (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     if tokenizer is not None:
         tokenizer.save(folder)
+
+
+def adapters_of_shared_tensors(arch: Architecture, adapters: Any) -> str | None:
+    """Which adapters are of matrices that share a tensor in the family's folders; None: none.
+
+    To PEFT such a tensor (`qkv_proj` of Phi-3) is one module with one adapter.
+
+    Args:
+      adapters: their tree, or that of their shapes.
+    """
+    stored = stored_parameters(arch, adapters)
+    names = {each.names[0].rpartition(".lora_")[0] for each in stored if each.first_row is not None}
+    if not names:
+        return None
+    modules = sorted({name.rpartition(".")[2] for name in names})
+    return f"of parts of {', '.join(modules)}, each one module to PEFT"
 
 
 def load_adapters(
