@@ -22,6 +22,7 @@ from seeupo_jax.policy.kernels.attention import (
 )
 from seeupo_jax.policy.kernels.derivatives import FUSED
 from seeupo_jax.policy.network import LOGITS_AT_ONCE, TOKENS_AT_ONCE, Network
+from seeupo_jax.policy.delta_net import GatedDeltaNet
 from seeupo_jax.policy.transformer import REMAT, Layer
 
 REMATS = ("none", "dots", "attention", "full")  # the least that is computed again first
@@ -144,9 +145,12 @@ def _traced(arch: Architecture, remat: str, rows: int, length: int) -> int:
     position_NL = jax.ShapeDtypeStruct((rows, length), jnp.int32)
     attend = functools.partial(_attend, _fused(arch))
 
+    def recur(delta: GatedDeltaNet, x: jax.Array) -> tuple[jax.Array, None]:
+        return delta(x), None
+
     def run(params: Any, frozen: Any, x: jax.Array, position_NL: jax.Array) -> jax.Array:
         layer = nnx.merge(graph, nnx.State(policy.join_params(params, frozen)))
-        return layer(x, position_NL, attend)[0]
+        return layer(x, position_NL, attend, recur)[0]
 
     def backward(params: Any, frozen: Any, x: jax.Array, position_NL: jax.Array) -> Any:
         body = REMAT[remat](run)

@@ -32,6 +32,29 @@ class Moe:
     dense_layers: tuple[int, ...] = ()  # with a dense feed-forward instead
 
 
+@dataclass(frozen=True)
+class DeltaNet:
+    """Layers of gated DeltaNet (`policy/delta_net.py`) in place of attention (Qwen3-Next).
+
+    layers: their indices. key_heads: each serves as many of the value heads. key_dim, value_dim: of
+      a head. conv: tokens that its convolution covers.
+    grouped: whether its projections are two, whose outputs lie by key heads, instead of four.
+    """
+
+    layers: tuple[int, ...]
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv: int
+    grouped: bool = False
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: queries, keys and values, of all heads."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+
 class Routing(NamedTuple):
     """The layout of a record of the experts that a token runs through: G indices, layer by layer.
 
@@ -87,6 +110,7 @@ class Architecture:
     query_scale: of the product of a query and a key; None: 1/sqrt(head_dim).
     attention_cap, logit_cap: bounds of attention scores and logits, x -> cap · tanh(x / cap).
     sinks: whether the softmax of attention has one more score a head, of a key without a value.
+    attention_gate: whether attention's output is multiplied by a sigmoid, of an own projection.
     embedding_scale, residual_scale, logit_scale: factors of the embedding, of what attention and
       feed-forward write into the residual stream, and of logits.
     ropes: each layer's rope where layers differ; None: a layer without one. Empty: all have `rope`.
@@ -127,6 +151,7 @@ class Architecture:
     query_scale: float | None = None
     attention_cap: float | None = None
     sinks: bool = False
+    attention_gate: bool = False
     logit_cap: float | None = None
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
@@ -135,6 +160,7 @@ class Architecture:
     ropes: tuple[Rope | None, ...] = ()
     windows: tuple[int | None, ...] = ()
     moe: Moe | None = None
+    delta: DeltaNet | None = None
     max_positions: int = 32_768
     lora: LoraAdapters | None = None
     dtype: str = "float32"
@@ -154,12 +180,13 @@ class Architecture:
                     f"{name}: got {getattr(self, name)!r}; allowed: {', '.join(allowed)}."
                 )
         kinds = {
-            (self.window(i), self.layer_rope(i), self.is_sparse(i)) for i in range(self.layers)
+            (self.window(i), self.layer_rope(i), self.is_sparse(i), self.is_recurrent(i))
+            for i in range(self.layers)
         }
         if self.scan_layers and len(kinds) > 1:
             raise ValueError(
                 "config.model.scan_layers: got True for a model whose layers differ in their"
-                " sliding window, rope or experts; allowed: False."
+                " sliding window, rope, experts or attention; allowed: False."
             )
 
     def logits(self, product: jax.Array) -> jax.Array:
@@ -188,6 +215,15 @@ class Architecture:
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer's feed-forward is one of experts."""
         return self.moe is not None and layer not in self.moe.dense_layers
+
+    def is_recurrent(self, layer: int) -> bool:
+        """Whether a layer has a state instead of attention."""
+        return self.delta is not None and layer in self.delta.layers
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether any layer has a state: a token then depends on all before it in their order."""
+        return any(map(self.is_recurrent, range(self.layers)))
 
     @property
     def routing(self) -> Routing | None:

@@ -43,6 +43,7 @@ class Family:
     rope_layers: the key of its list of 1 for layers with a rope, 0 for those without.
     interleaved: its rope rotates pairs of neighbours.
     moe: its feed-forwards are of experts.
+    delta: layers of its config may be gated DeltaNet: `grouped` as of `DeltaNet`, or `plain`.
     activation: the key of its activation. model_class: of `transformers`, without `ForCausalLM`;
       None: the family's name in camel case.
     names: of modules in a model folder where they are not Llama's.
@@ -57,6 +58,7 @@ class Family:
     rope_layers: str | None = None
     interleaved: bool = False
     moe: bool = False
+    delta: str = ""
     activation: str = "hidden_act"
     model_class: str | None = None
     names: Mapping[str, str] = field(default_factory=dict)
@@ -119,6 +121,7 @@ def _write_granite(arch: Architecture) -> dict[str, Any]:
 _PLAIN = {"qk_norm": False}
 _GEMMA = {"norm_offset": 1.0, "output_norms": True, "activation": "gelu_tanh"}
 _OLMO = {"input_norms": False, "output_norms": True, "joint_qk_norm": True}
+_GATED = {"norm_offset": 1.0, "attention_gate": True}
 _BIAS = {"read": _read_bias, "write": _write_bias}
 
 FAMILIES = {
@@ -171,4 +174,5 @@ FAMILIES = {
         fused=_GATE_UP | {"self_attn.qkv_proj": ("q", "k", "v")},
     ),
     "granite": Family(_PLAIN, _read_granite, _write_granite),
+    "qwen3_5_text": Family(_GATED, **_BIAS, delta="plain", model_class="Qwen3_5"),
 }

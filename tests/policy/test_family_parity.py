@@ -41,6 +41,13 @@ YARN = {
     "beta_slow": 1.0,
 }
 GEMMA = SIZES | {"sliding_window": 6, "query_pre_attn_scalar": 24}
+DELTA = HEADS | {
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 10,
+}
 CASES = {
     "mistral": ("mistral", SIZES | {"sliding_window": None, "rope_theta": 1e6}),
     "mistral window": ("mistral", SIZES | {"sliding_window": 7}),
@@ -139,6 +146,19 @@ CASES = {
             "logits_scaling": 6.0,
             "residual_multiplier": 0.22,
             "attention_multiplier": 0.05,
+        },
+    ),
+    "qwen3_5": ("qwen3_5_text", DELTA),
+    "qwen3_5 as many key heads, tied": (
+        "qwen3_5_text",
+        DELTA
+        | {
+            "linear_num_key_heads": 4,
+            "linear_conv_kernel_dim": 3,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "partial_rotary_factor": 0.5,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
         },
     ),
     "granite biases, tied": (

@@ -11,7 +11,7 @@ import transformers
 
 from seeupo_jax.configuration.model_schema import MODEL_SIZES
 from seeupo_jax.configuration.user_code import shown
-from seeupo_jax.policy.architecture import Architecture, Moe
+from seeupo_jax.policy.architecture import Architecture, DeltaNet, Moe
 from seeupo_jax.policy.families import FAMILIES, Family
 from seeupo_jax.policy.files.rope_config import (
     KINDS,
@@ -38,6 +38,12 @@ _SIZES = {
     "num_experts_per_tok": 2**12,
     "moe_intermediate_size": MODEL_SIZES["mlp_width"],
     "decoder_sparse_step": MODEL_SIZES["layers"],
+    "linear_num_key_heads": MODEL_SIZES["heads"],
+    "linear_num_value_heads": MODEL_SIZES["heads"],
+    "linear_key_head_dim": MODEL_SIZES["head_dim"],
+    "linear_value_head_dim": MODEL_SIZES["head_dim"],
+    "linear_conv_kernel_dim": 2**6,
+    "full_attention_interval": MODEL_SIZES["layers"],
 }
 _NUMBERS = (
     "rms_norm_eps",
@@ -77,6 +83,7 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "use_mrope": (False,),
     "pretraining_tp": (1,),
 }
+_RECURRENT_KINDS = ("full_attention", "linear_attention")  # of layers: attention, gated DeltaNet
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 
 
@@ -118,6 +125,7 @@ def read_architecture(
     fields = {
         "activation": _read_activation(family, full, source),
         "moe": _read_moe(full, source) if family.moe else None,
+        "delta": _read_delta(family, full, source) if family.delta else None,
         "max_positions": max_positions(rope, full[POSITIONS]),
     }
     return Architecture(
@@ -217,6 +225,7 @@ def _own_json(family: Family, arch: Architecture) -> dict[str, Any]:
         **family.write(arch),
         **_windows_json(family, arch),
         **(_moe_json(arch) if family.moe else {}),
+        **(_delta_json(arch) if family.delta else {}),
         **ropes_json(family, arch),
     }
 
@@ -280,6 +289,43 @@ def _read_moe(values: Mapping[str, Any], source: str) -> Moe:
         values["norm_topk_prob"],
         dense,
     )
+
+
+def _read_delta(family: Family, values: Mapping[str, Any], source: str) -> DeltaNet:
+    kinds, layers = values["layer_types"], values["num_hidden_layers"]
+    if len(kinds) != layers or set(kinds) - set(_RECURRENT_KINDS):
+        allowed = ", ".join(_RECURRENT_KINDS)
+        raise ValueError(
+            f"{source}: layer_types is {shown(kinds)}; allowed: {layers} of {allowed}."
+        )
+    key_heads, value_heads = values["linear_num_key_heads"], values["linear_num_value_heads"]
+    if value_heads % key_heads:
+        raise ValueError(
+            f"{source}: linear_num_key_heads is {key_heads}; allowed: a divisor of the"
+            f" {value_heads} linear_num_value_heads."
+        )
+    return DeltaNet(
+        tuple(i for i, kind in enumerate(kinds) if kind == _RECURRENT_KINDS[1]),
+        key_heads,
+        value_heads,
+        values["linear_key_head_dim"],
+        values["linear_value_head_dim"],
+        values["linear_conv_kernel_dim"],
+        grouped=family.delta == "grouped",
+    )
+
+
+def _delta_json(arch: Architecture) -> dict[str, Any]:
+    if arch.delta is None:
+        return {}
+    return {
+        "layer_types": [_RECURRENT_KINDS[arch.is_recurrent(i)] for i in range(arch.layers)],
+        "linear_num_key_heads": arch.delta.key_heads,
+        "linear_num_value_heads": arch.delta.value_heads,
+        "linear_key_head_dim": arch.delta.key_dim,
+        "linear_value_head_dim": arch.delta.value_dim,
+        "linear_conv_kernel_dim": arch.delta.conv,
+    }
 
 
 def _windows_json(family: Family, arch: Architecture) -> dict[str, Any]:

@@ -58,11 +58,14 @@ class PageTable(NamedTuple):
       page, any number: nothing is written to a page below 0 or beyond the pool.
     start_R: int32, the first of these positions, a multiple of the page size; what lies before it
       is in `prefixes`.
+    slot_R: int32, the slot of each row's recurrent states, of its shard's; one past the last: none.
+      None: the model has no such states.
     """
 
     table_RP: jax.Array
     start_R: jax.Array
     prefixes: Prefixes | None = None
+    slot_R: jax.Array | None = None
 
 
 def new_pages(arch: Architecture, pages: int, page_size: int) -> list[Pages]:
