@@ -46,6 +46,8 @@ STEPS = (
     Metric("sweep/value_clip_fraction", "share of tokens", "sum / actions", "value_clipped"),
     Metric("sweep/critic_grad_norm", "norm before clipping", "mean of steps", "critic_grad_norm"),
     Metric("sweep/router_mismatch", "share of routings", "sum / replayed", "router_mismatched"),
+    Metric("sweep/balance_loss", "experts of a token if even", "mean of steps", "balance_loss"),
+    Metric("sweep/router_z_loss", "squared nats", "mean of steps", "router_z_loss"),
 )
 SWEEP = (
     Metric("sweep/turns", "turns", "count"),
@@ -90,6 +92,8 @@ SWEEP = (
 SFT = (
     Metric("sft/loss", "nats per token", "mean of assistant tokens"),
     Metric("sft/grad_norm", "norm before clipping", "none"),
+    Metric("sft/balance_loss", "experts of a token if even", "none"),
+    Metric("sft/router_z_loss", "squared nats", "none"),
     Metric("sft/updates_skipped", "0 or 1", "none"),
     Metric("sft/learning_rate", "learning rate", "none"),
     Metric("sft/epoch", "epochs", "none"),
@@ -253,6 +257,8 @@ CHARTS = {
         "sweep/expert_load_max": "Largest load of an expert",
         "sweep/expert_load_entropy": "Evenness of the experts' load",
         "sweep/dead_experts": "Experts without a token",
+        "sweep/balance_loss": "Load-balancing loss of the routers",
+        "sweep/router_z_loss": "Z-loss of the routers",
         "sweep/router_mismatch": "Routers of the steps that would choose other experts",
         "logp/router_mismatch": "Routers of the trainer that would choose other experts",
     },

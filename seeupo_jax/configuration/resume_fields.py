@@ -64,6 +64,7 @@ DECISIONS: Mapping[str, Mapping[Decision, str]] = {
         A: "name learning_rate schedule warmup_iterations warmup_steps decay_iterations kwargs"
         " max_grad_norm groups ema",
     },
+    "experts": {A: "balance_coef z_coef bias_rate"},
     "optimizer.groups[]": {A: "pattern frozen name learning_rate kwargs"},
     "rollout": {
         C: "mesh concurrency slots cache_gib page_size decode_steps prefill_tokens deterministic"

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from seeupo_jax.algorithms.expert_balance import ExpertBalance
 from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.fields import build, is_url, path_field
@@ -250,6 +251,7 @@ class Config:
     offload: Offload = Offload()
     algorithm: Algorithm = None  # type: ignore[assignment]  # default: the recipe's
     optimizer: Optimizer = dataclasses.field(default_factory=Optimizer)
+    experts: ExpertBalance = ExpertBalance()
     rollout: Rollout = Rollout()
     curriculum: Curriculum = Curriculum()
     batching: Batching = Batching()

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import optax
 
+from seeupo_jax.algorithms.expert_balance import NO_BALANCE, ExpertBalance
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.entry_points import find_entry
 from seeupo_jax.learner.batching import SegmentBatch, Shapes
@@ -56,6 +57,7 @@ class Learner:
     ema: decay of the average of the parameters in the state; None: there is no average.
     reward_weights: weights of named rewards; any other reward weighs 1.
     frozen: parameters that no step changes: frozen groups, and with adapters all other parameters.
+    balance: losses of routers, and the step of selection biases, of a policy with experts.
     state_shardings: of the TrainState, and `replicated` of small arrays. Every program returns its
       donated arguments with the same shardings, so that none is compiled twice. None: one device.
     wrap_program: from the name of a program (`turn_step`, `refresh`, `score`, `value`,
@@ -77,6 +79,7 @@ class Learner:
     ema: float | None = None
     reward_weights: Mapping[str, float] = field(default_factory=dict)
     frozen: Any = field(default_factory=dict)
+    balance: ExpertBalance = NO_BALANCE
     state_shardings: TrainState | None = None
     replicated: jax.sharding.Sharding | None = None
     wrap_program: Callable[[str, LearnerProgram], LearnerProgram] = _as_it_is
@@ -94,6 +97,7 @@ class Learner:
             self.critic,
             HashableShardings.of(of_one),
             self.replicated,
+            self.balance,
         )
         return self.wrap_program("turn_step", functools.partial(jitted, numbers, self.frozen))
 
@@ -267,6 +271,7 @@ def turn_step_program(
     critic: Critic | None,
     shardings: HashableShardings,
     replicated: jax.sharding.Sharding | None,
+    balance: ExpertBalance,
 ) -> Callable[..., Any]:
     """`turn_step.turn_step` from the frozen parameters on, behind the numbers of the loss."""
 
@@ -274,8 +279,9 @@ def turn_step_program(
         numbers: Numbers, frozen: Any, state: TrainState, *rest: Any
     ) -> turn_step.TurnStepResult:
         loss_config = config.with_numbers(numbers)
+        options = {"critic": critic, "balance": balance}
         return turn_step.turn_step(
-            network, optimizer, loss_config, shardings.tree, frozen, state, *rest, critic=critic
+            network, optimizer, loss_config, shardings.tree, frozen, state, *rest, **options
         )
 
     out = turn_step.TurnStepResult(shardings.tree, *(replicated,) * 3)

@@ -14,6 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.delta_net import GatedDeltaNet
 from seeupo_jax.policy.kernels.attention import (
     FEW_KEYS,
     QUERIES_AT_LEAST,
@@ -22,7 +23,6 @@ from seeupo_jax.policy.kernels.attention import (
 )
 from seeupo_jax.policy.kernels.derivatives import FUSED
 from seeupo_jax.policy.network import LOGITS_AT_ONCE, TOKENS_AT_ONCE, Network
-from seeupo_jax.policy.delta_net import GatedDeltaNet
 from seeupo_jax.policy.transformer import REMAT, Layer
 
 REMATS = ("none", "dots", "attention", "full")  # the least that is computed again first
@@ -113,7 +113,8 @@ def _layer_bytes(
     else:
         moe = dataclasses.replace(arch.moe, dense_layers=())
         all_experts = _saved_bytes(dataclasses.replace(alike, moe=moe), remat, length)
-        rest = _saved_bytes(dataclasses.replace(alike, mlp_width=1), remat, length)
+        width = max(1, moe.shared_width)  # of what is not shared out: the expert of all tokens
+        rest = _saved_bytes(dataclasses.replace(alike, mlp_width=width), remat, length)
         # A device has the tokens of all that share the experts, and its part of the experts.
         of_row = rest[0] + expert * (all_experts[0] - rest[0])
         cast = rest[1] + (all_experts[1] - rest[1]) // expert

@@ -173,11 +173,11 @@ def _kernel(arch: Architecture, work: Pass) -> str:
 
 
 def _matrices(arch: Architecture, layer: int) -> dict[str, tuple[int, int]]:
-    """The shapes of a layer's projections by Hugging Face's names; none of experts."""
-    D, F = arch.width, arch.mlp_width
+    """The shapes of a layer's projections by their names; of experts, those of the shared one."""
+    D, F = arch.width, arch.moe.shared_width if arch.is_sparse(layer) else arch.mlp_width
     q, kv = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
     shapes = {"q_proj": (D, q), "k_proj": (D, kv), "v_proj": (D, kv), "o_proj": (q, D)}
-    if not arch.is_sparse(layer):
+    if F:
         shapes |= {"gate_proj": (D, F), "up_proj": (D, F), "down_proj": (F, D)}
     return shapes
 
@@ -190,7 +190,7 @@ def _layer(arch: Architecture, layer: int, active: bool) -> int:
     count += sum(_low_rank(arch, name, shape) for name, shape in matrices.items())
     if arch.is_sparse(layer):
         experts = arch.moe.per_token if active else arch.moe.experts
-        count += arch.width * arch.moe.experts + _experts(arch, experts)
+        count += _router(arch) + _experts(arch, experts)
     return count + _norms(arch) + (arch.heads if arch.sinks else 0)
 
 
@@ -205,7 +205,15 @@ def _norms(arch: Architecture) -> int:
 
 def _experts(arch: Architecture, count: int) -> int:
     """Parameters of so many experts of a layer."""
-    return count * 3 * arch.width * arch.moe.mlp_width
+    D, F = arch.width, arch.moe.mlp_width
+    return count * (3 * D * F + (2 * F + D if arch.moe.biases else 0))
+
+
+def _router(arch: Architecture) -> int:
+    """Parameters of a layer's router, and of the gate of the expert that all tokens use."""
+    moe = arch.moe
+    count = arch.width * (moe.experts + moe.shared_gate)
+    return count + moe.experts * (moe.selection_bias + moe.biases)
 
 
 def _biases(arch: Architecture) -> dict[str, bool]:
@@ -229,6 +237,7 @@ def _projections(arch: Architecture, work: Pass) -> float:
         if arch.is_sparse(layer):
             each = 3 * arch.moe.mlp_width + 1  # and the sum of the experts' results
             used += arch.width * (arch.moe.experts + arch.moe.per_token * each)
+            used += arch.width * arch.moe.shared_gate
     return 2.0 * work.rows * work.new * used
 
 

@@ -12,6 +12,10 @@ from seeupo_jax.policy.kernels.scores import bound
 from seeupo_jax.policy.rope import Rope
 
 DTYPES = ("float32", "bfloat16")
+SCORES = ("softmax", "sigmoid")
+# The name of the parameter that `Moe.selection_bias` adds: float32 everywhere, since it grows by
+# small steps, and trained by no gradient.
+SELECTION_BIAS = "selection_bias"
 CHOICES = {
     "dtype": DTYPES,
     "param_dtype": DTYPES,
@@ -23,13 +27,67 @@ CHOICES = {
 
 @dataclass(frozen=True)
 class Moe:
-    """A feed-forward of many experts, of which each token uses a few (Qwen3-MoE)."""
+    """A feed-forward of many experts, of which each token uses a few, and one that all may use.
+
+    A token's experts are those of the highest scores; their outputs are added, times weights.
+
+    mlp_width: of one expert.
+    normalize: whether the weights, which are the scores, are divided by their sum.
+    dense_layers: with a dense feed-forward instead.
+    scores: a softmax over all experts, or a sigmoid of each one's logit, in float32.
+    scale: factor of the weights.
+    selection_bias: whether every expert has a number that is added to its score for the choice
+      alone. Gradients do not train it; see `learner/step/expert_balance.py`.
+    groups, groups_per_token: of experts, in order and of equal size. A token's experts lie in the
+      groups whose two highest scores have the largest sums.
+    shared_width: of the expert that all tokens use; 0: there is none.
+    shared_gate: whether its output is multiplied by a sigmoid of its input's projection.
+    biases: whether the router and the experts have biases.
+    swiglu_limit, swiglu_alpha: experts compute (up + 1) · gate · sigmoid(alpha · gate) of a gate of
+      at most the limit and an up within it (gpt-oss); None: act(gate) · up.
+    names: whose names their parameters have in a model folder (`policy/files/parameter_names.py`).
+
+    Raises:
+      ValueError: a choice or a number that is none; one sentence.
+    """
 
     experts: int
     per_token: int
-    mlp_width: int  # of one expert
-    normalize: bool  # scale a token's experts' probabilities to a sum of 1
-    dense_layers: tuple[int, ...] = ()  # with a dense feed-forward instead
+    mlp_width: int
+    normalize: bool
+    dense_layers: tuple[int, ...] = ()
+    scores: str = "softmax"
+    scale: float = 1.0
+    selection_bias: bool = False
+    groups: int = 1
+    groups_per_token: int = 1
+    shared_width: int = 0
+    shared_gate: bool = False
+    biases: bool = False
+    swiglu_limit: float | None = None
+    swiglu_alpha: float = 1.702
+    names: str = "qwen"
+
+    def __post_init__(self) -> None:
+        if self.scores not in SCORES:
+            raise ValueError(f"scores: got {self.scores!r}; allowed: {', '.join(SCORES)}.")
+        if not 1 <= self.per_token <= self.experts:
+            raise ValueError(
+                f"experts per token: got {self.per_token}; allowed: 1 to {self.experts}, all the"
+                " experts."
+            )
+        size, rest = divmod(self.experts, self.groups)
+        if rest or not 1 <= self.groups_per_token <= self.groups:
+            raise ValueError(
+                f"groups of experts: got {self.groups_per_token} per token of {self.groups} for"
+                f" {self.experts} experts; allowed: a divisor of the experts, of which a token has"
+                " 1 to all."
+            )
+        if self.per_token > size * self.groups_per_token:
+            raise ValueError(
+                f"experts per token: got {self.per_token}; allowed: 1 to"
+                f" {size * self.groups_per_token}, the experts of a token's groups."
+            )
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class DeltaStates(NamedTuple):
 
 
 class _Projected(NamedTuple):
-    """What a token's hidden state becomes: channels of the convolution, gates, decays, strengths."""
+    """Projections of hidden states: the convolution's channels, gates, strengths, decays."""
 
     x_NLC: jax.Array
     gate_NLHv: jax.Array

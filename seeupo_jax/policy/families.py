@@ -29,6 +29,9 @@ _OLMO_NORMS = {
     "attention_output_norm": "post_attention_layernorm",
     "mlp_output_norm": "post_feedforward_layernorm",
 }
+# Models of texts and images, of which the text model is read: its config is `text_config` in
+# theirs, and the names of its tensors begin with this.
+WITH_IMAGES = {"gemma3": "language_model.", "mistral3": "language_model."}
 _GATE_UP = {"mlp.gate_up_proj": ("mlp/gate", "mlp/up")}
 
 
@@ -42,7 +45,7 @@ class Family:
     rope_kinds: its config has one rope for layers with a window, another for those without.
     rope_layers: the key of its list of 1 for layers with a rope, 0 for those without.
     interleaved: its rope rotates pairs of neighbours.
-    moe: its feed-forwards are of experts.
+    experts: how its config states them (`policy/files/expert_config.py`); empty: it has none.
     delta: layers of its config may be gated DeltaNet: `grouped` as of `DeltaNet`, or `plain`.
     activation: the key of its activation. model_class: of `transformers`, without `ForCausalLM`;
       None: the family's name in camel case.
@@ -57,7 +60,7 @@ class Family:
     rope_kinds: bool = False
     rope_layers: str | None = None
     interleaved: bool = False
-    moe: bool = False
+    experts: str = ""
     delta: str = ""
     activation: str = "hidden_act"
     model_class: str | None = None
@@ -128,7 +131,16 @@ FAMILIES = {
     "llama": Family(_PLAIN, _read_biases, _write_biases),
     "qwen2": Family(_PLAIN | {"qkv_bias": True}, windows="layers"),
     "qwen3": Family(**_BIAS, windows="layers"),
-    "qwen3_moe": Family(**_BIAS, windows="all", moe=True),
+    "qwen3_moe": Family(**_BIAS, windows="all", experts="qwen3"),
+    "qwen2_moe": Family(
+        _PLAIN,
+        lambda values: {"qkv_bias": values["qkv_bias"]},
+        lambda arch: {"qkv_bias": arch.qkv_bias},
+        windows="layers",
+        experts="qwen2",
+    ),
+    "mixtral": Family(_PLAIN, windows="all", experts="mixtral"),
+    "dots1": Family(**_BIAS, windows="layers", experts="deepseek"),
     "mistral": Family(_PLAIN, windows="all"),
     "ministral": Family(_PLAIN, windows="layers"),
     "ministral3": Family(_PLAIN, windows="all"),
@@ -174,5 +186,8 @@ FAMILIES = {
         fused=_GATE_UP | {"self_attn.qkv_proj": ("q", "k", "v")},
     ),
     "granite": Family(_PLAIN, _read_granite, _write_granite),
+    "qwen3_next": Family(
+        _GATED, **_BIAS, delta="grouped", experts="qwen2", model_class="Qwen3Next"
+    ),
     "qwen3_5_text": Family(_GATED, **_BIAS, delta="plain", model_class="Qwen3_5"),
 }

@@ -1,24 +1,48 @@
-"""A mixture of experts as the feed-forward (Qwen3-MoE): each token is routed to a few of many.
+"""A mixture of experts as the feed-forward: each token is routed to a few of many.
 
 Axes beyond the legend in `types.py`:
-  X  tokens of all rows     E  experts     F  width of an expert
+  X  tokens of all rows     E  experts     F  width of an expert     C  groups of experts
   P  experts of one token   S  (token, expert) pairs, sorted by expert
 
 A router may be given the experts of its tokens, those that another pass chose for them: routing
 replay (GSPO, arXiv:2507.18071 §5.3; R3, arXiv:2510.11370 §3). Only the choice is replayed: a
-token's weights are the router's own probabilities of the experts given, so it trains as before.
+token's weights are the router's own scores of the experts given, so it trains as before.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from seeupo_jax.parallel.mesh import RULES, per_shard
-from seeupo_jax.policy.architecture import Architecture, Routing
+from seeupo_jax.policy.architecture import SELECTION_BIAS, Architecture, Moe, Routing
 
 EXPERT, TENSOR = RULES["experts"], RULES["mlp"]
+# Parameters of a layer's router and experts, each with its logical axes.
+_ROUTER = {"router": ("embed", None), "router_bias": (None,), SELECTION_BIAS: (None,)}
+_EXPERTS = {
+    "gate": ("experts", "embed", "mlp"),
+    "up": ("experts", "embed", "mlp"),
+    "down": ("experts", "mlp", "embed"),
+    "gate_bias": ("experts", "mlp"),
+    "up_bias": ("experts", "mlp"),
+    "down_bias": ("experts", "embed"),
+}
+_TINY = 1e-20  # of sigmoids that may all be 0, as in DeepSeek-V3
+
+
+class RouterOutput(NamedTuple):
+    """The outputs of a layer's router.
+
+    expert_NLP: its own choice for each token, of `Routing.dtype`. logits_NLE: float32.
+    """
+
+    expert_NLP: jax.Array
+    logits_NLE: jax.Array
 
 
 class Experts(nnx.Module):
@@ -36,84 +60,101 @@ class Experts(nnx.Module):
     def __init__(
         self,
         width: int,
-        mlp_width: int,
-        experts: int,
-        per_token: int,
-        normalize: bool,
+        moe: Moe,
         rngs: nnx.Rngs,
         *,
         gain: float,
+        activation: Callable[[jax.Array], jax.Array] = jax.nn.silu,
+        shared: Callable[[jax.Array], jax.Array] | None = None,
     ):
         """
         Args:
-          width, mlp_width: D of the residual stream and F of one expert.
-          experts, per_token: how many there are, and how many of them each token runs through.
-          normalize: whether the weights of a token's experts are scaled to sum to 1.
+          width: D of the residual stream.
           gain: factor on the initial size of `down`, which writes into the residual stream.
-
-        Raises:
-          ValueError: `per_token` is not in 1 to `experts`.
+          activation: of the gates, but where `moe.swiglu_limit` is set.
+          shared: the expert that all tokens use, a module; None: there is none.
         """
-        if not 1 <= per_token <= experts:
-            raise ValueError(
-                f"experts per token: got {per_token}; allowed: 1 to {experts}, all the experts."
-            )
-        D, F, E = width, mlp_width, experts
-        self.per_token, self.normalize = per_token, normalize
-        self.routing = Routing(1, per_token, experts)
+        self.activation = activation
+        D, F, E = width, moe.mlp_width, moe.experts
+        self.moe, self.routing = moe, Routing(1, moe.per_token, moe.experts)
 
-        def matrix(shape: tuple[int, ...], *logical: str | None, gain: float = 1.0) -> nnx.Param:
+        def matrix(name: str, shape: tuple[int, ...], gain: float = 1.0) -> nnx.Param:
             init = jax.random.normal(rngs.params(), shape) * (gain * shape[-2] ** -0.5)
-            return nnx.Param(init, logical=logical)
+            return nnx.Param(init, logical=(_ROUTER | _EXPERTS)[name])
 
-        self.router = matrix((D, E), "embed", None)
-        self.gate = matrix((E, D, F), "experts", "embed", "mlp")
-        self.up = matrix((E, D, F), "experts", "embed", "mlp")
-        self.down = matrix((E, F, D), "experts", "mlp", "embed", gain=gain)
+        def zeros(name: str, shape: tuple[int, ...]) -> nnx.Param:
+            return nnx.Param(jnp.zeros(shape), logical=(_ROUTER | _EXPERTS)[name])
+
+        self.router = matrix("router", (D, E))
+        self.gate = matrix("gate", (E, D, F))
+        self.up = matrix("up", (E, D, F))
+        self.down = matrix("down", (E, F, D), gain)
+        if moe.selection_bias:
+            self.selection_bias = zeros(SELECTION_BIAS, (E,))
+        if moe.biases:
+            self.router_bias = zeros("router_bias", (E,))
+            self.gate_bias = zeros("gate_bias", (E, F))
+            self.up_bias = zeros("up_bias", (E, F))
+            self.down_bias = zeros("down_bias", (E, D))
+        self.shared = shared
+        if moe.shared_gate:
+            init = jax.random.normal(rngs.params(), (D, 1)) * D**-0.5
+            self.shared_gate = nnx.Param(init, logical=("embed", None))
 
     def __call__(
         self, x_NLD: jax.Array, given_NLP: jax.Array | None = None
-    ) -> tuple[jax.Array, jax.Array]:
+    ) -> tuple[jax.Array, RouterOutput]:
         """Each token's weighted sum of its experts' outputs, [N, L, D] of `x_NLD`'s dtype.
 
         Args:
           given_NLP: the experts of each token, `routing.unknown` where the router is to choose.
             None: it chooses everywhere.
 
-        Returns: the sums, and the router's own choice [N, L, P], of `routing.dtype`.
+        Returns: the sums, and the router's output.
         """
         rows = ("rows", "length", "embed")
-        params = (self.router, self.gate, self.up, self.down)
-        # Of a layer of a scan they still begin with that of the stack.
-        names = [param.get_metadata("logical")[-param[...].ndim :] for param in params]
-        arrays = [x_NLD, *(param[...].astype(x_NLD.dtype) for param in params)]
-        if given_NLP is None:
-            return per_shard(self._run, [rows, *names], rows)(*arrays)
-        return per_shard(self._run, [rows, *names, rows], rows)(*arrays, given_NLP)
+        own, arrays = vars(self), {"x": x_NLD}
+        logical: dict[str, tuple[str | None, ...]] = {"x": rows}
+        for name, axes in (_ROUTER | _EXPERTS).items():
+            if isinstance(own.get(name), nnx.Param):
+                dtype = jnp.float32 if name == SELECTION_BIAS else x_NLD.dtype
+                arrays[name], logical[name] = own[name][...].astype(dtype), axes
+        if given_NLP is not None:
+            arrays["given"], logical["given"] = given_NLP, rows
 
-    def _run(
-        self,
-        x_NLD: jax.Array,
-        router_DE: jax.Array,
-        gate_EDF: jax.Array,
-        up_EDF: jax.Array,
-        down_EFD: jax.Array,
-        given_NLP: jax.Array | None = None,
-    ) -> tuple[jax.Array, jax.Array]:
-        """The layer on one device's rows, with its own experts."""
-        matrices, P = (gate_EDF, up_EDF, down_EFD), self.per_token
+        def run(*parts: jax.Array) -> tuple[jax.Array, RouterOutput]:
+            return self._run(dict(zip(arrays, parts, strict=True)))
+
+        y_NLD, routed = per_shard(run, [*logical.values()], rows)(*arrays.values())
+        if self.shared is not None:
+            shared_NLD = self.shared(x_NLD)
+            if self.moe.shared_gate:
+                scale_NL1 = jax.nn.sigmoid(x_NLD @ self.shared_gate[...].astype(x_NLD.dtype))
+                shared_NLD = scale_NL1 * shared_NLD
+            y_NLD = y_NLD + shared_NLD
+        return y_NLD, routed
+
+    def _run(self, arrays: Mapping[str, jax.Array]) -> tuple[jax.Array, RouterOutput]:
+        """The router and the experts on one device's rows, with its own experts."""
+        x_NLD, given_NLP, P = arrays["x"], arrays.get("given"), self.moe.per_token
         x_XD = x_NLD.reshape(-1, x_NLD.shape[-1])
-        weight_XP, expert_XP, own_XP = route(
+        routed = route(
             x_XD,
-            router_DE,
+            {name: arrays[name] for name in _ROUTER if name in arrays},
             None if given_NLP is None else given_NLP.reshape(-1, P),
-            per_token=P,
-            normalize=self.normalize,
+            moe=self.moe,
             unknown=self.routing.unknown,
         )
-        own_NLP = own_XP.reshape(*x_NLD.shape[:2], P).astype(self.routing.dtype)
-        local = matrices[0].shape[0]
-        sharded = local < router_DE.shape[1]
+        own_NLP = routed.own_XP.reshape(*x_NLD.shape[:2], P).astype(self.routing.dtype)
+        output = RouterOutput(own_NLP, routed.logits_XE.reshape(*x_NLD.shape[:2], -1))
+        experts = {name: arrays[name] for name in _EXPERTS if name in arrays}
+        cut = jax.sharding.get_abstract_mesh().shape.get(TENSOR, 1) > 1
+        if cut and "down_bias" in experts:  # added on one of the devices whose sums are added
+            first = jax.lax.axis_index(TENSOR) == 0
+            experts["down_bias"] = jnp.where(first, experts["down_bias"], 0)
+        local = experts["gate"].shape[0]
+        sharded = local < self.moe.experts
+        weight_XP, expert_XP = routed.weight_XP, routed.expert_XP
         if sharded:
 
             def gather(y: jax.Array) -> jax.Array:
@@ -121,12 +162,14 @@ class Experts(nnx.Module):
 
             x_XD, weight_XP, expert_XP = map(gather, (x_XD, weight_XP, expert_XP))
             expert_XP = expert_XP - jax.lax.axis_index(EXPERT) * local
-        y_XD = mix_experts(x_XD, weight_XP, expert_XP, *matrices)
+        y_XD = mix_experts(
+            x_XD, weight_XP, expert_XP, experts, moe=self.moe, activation=self.activation
+        )
         if sharded:
             y_XD = jax.lax.psum_scatter(y_XD, EXPERT, tiled=True)
-        if jax.sharding.get_abstract_mesh().shape.get(TENSOR, 1) > 1:
+        if cut:
             y_XD = jax.lax.psum(y_XD, TENSOR)
-        return y_XD.reshape(x_NLD.shape), own_NLP
+        return y_XD.reshape(x_NLD.shape), output
 
 
 def split_by_layer(arch: Architecture, given_NLG: jax.Array | None) -> list[jax.Array | None]:
@@ -137,59 +180,116 @@ def split_by_layer(arch: Architecture, given_NLG: jax.Array | None) -> list[jax.
     return [next(parts) if arch.is_sparse(layer) else None for layer in range(arch.layers)]
 
 
+class Routed(NamedTuple):
+    """The experts of each token.
+
+    weight_XP: of their outputs, of the dtype of the tokens. expert_XP: int32.
+    own_XP: int32, the router's own choice: those of the highest scores, of equal ones the first.
+    logits_XE: float32.
+    """
+
+    weight_XP: jax.Array
+    expert_XP: jax.Array
+    own_XP: jax.Array
+    logits_XE: jax.Array
+
+
 def route(
     x_XD: jax.Array,
-    router_DE: jax.Array,
+    router: Mapping[str, jax.Array],
     given_XP: jax.Array | None = None,
     *,
-    per_token: int,
-    normalize: bool,
+    moe: Moe,
     unknown: int = -1,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> Routed:
     """The experts of each token, and what their outputs weigh.
 
     Args:
+      router: its matrix `router`, and `router_bias` and `selection_bias` where it has them.
       given_XP: the experts, `unknown` where the router chooses; None: it chooses everywhere.
-
-    Returns: weight_XP of x's dtype, from a float32 softmax over all experts; expert_XP, int32; and
-      the router's own choice, int32 [X, P]: the most probable ones, of equal ones the first.
     """
-    probability_XE = jax.nn.softmax((x_XD @ router_DE).astype(jnp.float32), axis=-1)
-    weight_XP, own_XP = jax.lax.top_k(probability_XE, per_token)
+    if moe.scores == "sigmoid":
+        logits_XE = jnp.matmul(x_XD, router["router"], preferred_element_type=jnp.float32)
+    else:
+        logits_XE = (x_XD @ router["router"]).astype(jnp.float32)
+    if "router_bias" in router:
+        logits_XE = logits_XE + router["router_bias"].astype(jnp.float32)[None, :]
+    score_XE = expert_scores(logits_XE, moe)
+    own_XP = _choose(jax.lax.stop_gradient(score_XE), router.get(SELECTION_BIAS), moe)
     expert_XP = own_XP
     if given_XP is not None:
         given_XP = given_XP.astype(jnp.int32)
         expert_XP = jnp.where(given_XP == unknown, own_XP, given_XP)
-        weight_XP = jnp.take_along_axis(probability_XE, expert_XP, axis=1)
-    if normalize:
-        weight_XP = weight_XP / weight_XP.sum(axis=-1, keepdims=True)
-    return weight_XP.astype(x_XD.dtype), expert_XP, own_XP
+    weight_XP = jnp.take_along_axis(score_XE, expert_XP, axis=1)
+    if moe.normalize:
+        total_X1 = weight_XP.sum(axis=-1, keepdims=True)
+        weight_XP = weight_XP / (total_X1 + _TINY if moe.scores == "sigmoid" else total_X1)
+    weight_XP = (weight_XP * moe.scale).astype(x_XD.dtype)
+    return Routed(weight_XP, expert_XP, own_XP, logits_XE)
+
+
+def expert_scores(logits_XE: jax.Array, moe: Moe) -> jax.Array:
+    """A token's scores of all experts: float32 in 0 to 1."""
+    return jax.nn.softmax(logits_XE) if moe.scores == "softmax" else jax.nn.sigmoid(logits_XE)
+
+
+def _choose(score_XE: jax.Array, selection_bias_E: jax.Array | None, moe: Moe) -> jax.Array:
+    """The experts of the highest scores among those of a token's groups, int32 [X, P]."""
+    if selection_bias_E is not None:
+        score_XE = score_XE + jax.lax.stop_gradient(selection_bias_E)[None, :]
+    if moe.groups_per_token < moe.groups:
+        score_XCE = score_XE.reshape(len(score_XE), moe.groups, -1)
+        best = min(2, score_XCE.shape[2])  # DeepSeek-V3, arXiv:2412.19437 §2.1.2
+        of_group_XC = jax.lax.top_k(score_XCE, best)[0].sum(axis=2)
+        group_XK = jax.lax.top_k(of_group_XC, moe.groups_per_token)[1]
+        chosen_XC = jax.nn.one_hot(group_XK, moe.groups, dtype=bool).any(axis=1)
+        score_XE = jnp.where(chosen_XC[:, :, None], score_XCE, -jnp.inf).reshape(score_XE.shape)
+    return jax.lax.top_k(score_XE, moe.per_token)[1]
 
 
 def mix_experts(
     x_XD: jax.Array,
     weight_XP: jax.Array,
     expert_XP: jax.Array,
-    gate_EDF: jax.Array,
-    up_EDF: jax.Array,
-    down_EFD: jax.Array,
+    experts: Mapping[str, jax.Array],
+    *,
+    moe: Moe,
+    activation: Callable[[jax.Array], jax.Array] = jax.nn.silu,
 ) -> jax.Array:
     """Each token's sum of its experts' outputs, times their weights, [X, D].
 
     Args:
-      expert_XP: int32 index into the matrices' E; pairs outside of 0 .. E-1 add nothing.
+      expert_XP: int32 index into the experts here; pairs outside of them add nothing.
+      experts: their matrices `gate` and `up` [E, D, F] and `down` [E, F, D], and where they have
+        biases those, such as `gate_bias` [E, F].
     """
-    E, (X, P) = gate_EDF.shape[0], expert_XP.shape
+    E, (X, P) = experts["gate"].shape[0], expert_XP.shape
     group_S = jnp.where(expert_XP < 0, E, expert_XP).reshape(-1)  # foreign ones last
     order_S = jnp.argsort(group_S)
     size_E = jnp.bincount(group_S, length=E)
     # A grouped matmul leaves rows of no group undefined on some devices, forwards and backwards:
     # cleared in its input (for the gradient) and its output.
-    real_S = (jnp.arange(X * P) < size_E.sum())[:, None]
-    x_SD = jnp.where(real_S, x_XD[order_S // P], 0)
-    gate_SF = jax.lax.ragged_dot(x_SD, gate_EDF, size_E)
-    up_SF = jax.lax.ragged_dot(x_SD, up_EDF, size_E)
-    y_SD = jax.lax.ragged_dot(jax.nn.silu(gate_SF) * up_SF, down_EFD, size_E)
-    y_SD = jnp.where(real_S, y_SD, 0)
+    real_S1 = (jnp.arange(X * P) < size_E.sum())[:, None]
+
+    def project(x: jax.Array, name: str) -> jax.Array:
+        y = jax.lax.ragged_dot(x, experts[name], size_E)
+        if f"{name}_bias" not in experts:
+            return y
+        bias = experts[f"{name}_bias"][jnp.minimum(group_S[order_S], E - 1)]
+        return y + jnp.where(real_S1, bias, 0)
+
+    x_SD = jnp.where(real_S1, x_XD[order_S // P], 0)
+    h_SF = _gated(project(x_SD, "gate"), project(x_SD, "up"), moe, activation)
+    y_SD = jnp.where(real_S1, project(h_SF, "down"), 0)
     place_XP = jnp.argsort(order_S).reshape(X, P)
     return jnp.einsum("xp,xpd->xd", weight_XP, y_SD[place_XP])
+
+
+def _gated(
+    gate: jax.Array, up: jax.Array, moe: Moe, activation: Callable[[jax.Array], jax.Array]
+) -> jax.Array:
+    limit = moe.swiglu_limit
+    if limit is None:
+        return activation(gate) * up
+    gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
+    return (up + 1) * gate * jax.nn.sigmoid(moe.swiglu_alpha * gate)

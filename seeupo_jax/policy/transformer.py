@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +21,7 @@ from seeupo_jax.policy.kernels.attention import KeyValues, Past, Tree
 from seeupo_jax.policy.kernels.derivatives import FUSED, rms_norm
 from seeupo_jax.policy.kernels.fused import kernel_for
 from seeupo_jax.policy.kernels.paged import Pages, PageTable
-from seeupo_jax.policy.moe import Experts, split_by_layer
+from seeupo_jax.policy.moe import Experts, RouterOutput, split_by_layer
 from seeupo_jax.policy.projection import Projection
 from seeupo_jax.policy.rope import grow_queries, rotate
 
@@ -104,9 +105,14 @@ class Layer(nnx.Module):
         self.mlp_output_norm = norm() if arch.output_norms else None
         self.mlp: Mlp | Experts
         if arch.is_sparse(index):
-            moe, D = arch.moe, arch.width
+            shared = replace(arch, mlp_width=arch.moe.shared_width)
             self.mlp = Experts(
-                D, moe.mlp_width, moe.experts, moe.per_token, moe.normalize, rngs, gain=residual
+                arch.width,
+                arch.moe,
+                rngs,
+                gain=residual,
+                activation=ACTIVATIONS[arch.activation],
+                shared=Mlp(shared, rngs, gain=residual) if shared.mlp_width else None,
             )
         else:
             self.mlp = Mlp(arch, rngs, gain=residual)
@@ -137,8 +143,8 @@ class Layer(nnx.Module):
         attend: Attend,
         recur: Recur | None,
         given_NLP: jax.Array | None = None,
-    ) -> tuple[jax.Array, Any, jax.Array | None]:
-        """Returns the residual stream, the keys and values for later passes, and a router's choice.
+    ) -> tuple[jax.Array, Any, RouterOutput | None]:
+        """Returns the residual stream, the keys and values for later passes, and a router's output.
 
         Args:
           recur: None: the layer has no state.
@@ -150,13 +156,13 @@ class Layer(nnx.Module):
         else:
             y, keys = recur(self.delta, y)
         x = self._add(x, y, self.attention_output_norm)
-        y, routed_NLP = _normed(self.mlp_norm, x), None
+        y, routed = _normed(self.mlp_norm, x), None
         if isinstance(self.mlp, Experts):
-            y, routed_NLP = self.mlp(y, given_NLP)
+            y, routed = self.mlp(y, given_NLP)
         else:
             y = self.mlp(y)
         x = self._add(x, y, self.mlp_output_norm)
-        return constrain(x, "rows", "length", "embed"), keys, routed_NLP
+        return constrain(x, "rows", "length", "embed"), keys, routed
 
     def scoring(self) -> dict[str, Any]:
         """How attention scores this layer's keys: arguments of the functions in `kernels/`."""
@@ -210,11 +216,13 @@ class Computed(NamedTuple):
 
     hidden_NLD: final hidden states. keys: its keys and values, or its cache, per layer.
     routed_NLG: what the routers chose, as `Architecture.routing` says; None without experts.
+    router_NLYE: float32, the routers' logits, of each layer that has experts; None without any.
     """
 
     hidden_NLD: jax.Array
     keys: Sequence[Any]
     routed_NLG: jax.Array | None
+    router_NLYE: jax.Array | None
 
 
 class Transformer(nnx.Module):
@@ -337,10 +345,11 @@ class Transformer(nnx.Module):
             KeyValues(*(zigzag.gather_in_order(x, devices, *axes) for x in new))
             for new in computed.keys
         ]
-        routed_NLG = computed.routed_NLG
-        if routed_NLG is not None:
+        routed_NLG, router_NLYE = computed.routed_NLG, computed.router_NLYE
+        if routed_NLG is not None and router_NLYE is not None:
             routed_NLG = zigzag.gather_in_order(routed_NLG, devices, None)
-        return Computed(hidden_NLD, keys_values, routed_NLG)
+            router_NLYE = zigzag.gather_in_order(router_NLYE, devices, None, None)
+        return Computed(hidden_NLD, keys_values, routed_NLG, router_NLYE)
 
     def extend(
         self,
@@ -395,8 +404,8 @@ class Transformer(nnx.Module):
 
         def run(layer: Layer, x: jax.Array, old: Any, given: Any) -> Any:
             of_old = functools.partial(attend, old), recur and functools.partial(recur, old)
-            x, keys, routed_NLP = layer(x, position_NL, *of_old, given)
-            return x, (keys, routed_NLP)
+            x, keys, routed = layer(x, position_NL, *of_old, given)
+            return x, (keys, routed)
 
         given = split_by_layer(self.arch, given_NLG)
         if self.arch.scan_layers and not unroll:
@@ -422,9 +431,12 @@ class Transformer(nnx.Module):
                 graph, state = nnx.split(layer)
                 x, layer_output = remat(functools.partial(body, graph))(state, x, *layer_inputs)
                 outputs.append(layer_output)
-        routed = [routed_NLP for _, routed_NLP in outputs if routed_NLP is not None]
-        routed_NLG = jnp.concatenate(routed, axis=-1) if routed else None
-        return Computed(self.norm(x), [keys for keys, _ in outputs], routed_NLG)
+        routed = [each for _, each in outputs if each is not None]
+        routed_NLG = router_NLYE = None
+        if routed:
+            routed_NLG = jnp.concatenate([each.expert_NLP for each in routed], axis=-1)
+            router_NLYE = jnp.stack([each.logits_NLE for each in routed], axis=2)
+        return Computed(self.norm(x), [keys for keys, _ in outputs], routed_NLG, router_NLYE)
 
     def each_layer(self) -> list[Layer]:
         """The layers one by one, also where they are stored stacked."""

@@ -28,7 +28,7 @@ from seeupo_jax.parallel.mesh import (
 )
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy import network as policy
-from seeupo_jax.policy.architecture import Architecture, LoraAdapters
+from seeupo_jax.policy.architecture import SELECTION_BIAS, Architecture, LoraAdapters
 from seeupo_jax.policy.files.tokenizer import Tokenizer, train_tokenizer, unassigned_ids
 from seeupo_jax.policy.files.weights import (
     PACKAGE,
@@ -298,8 +298,9 @@ def abstract_policy(config: Config, mesh: jax.sharding.Mesh) -> tuple[Policy, An
     dtype = config.model.param_dtype
 
     def place(path: Any, leaf: Any, where: Any) -> jax.ShapeDtypeStruct:
-        adapter = str(path[-1].key).startswith(policy.ADAPTER)
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype if adapter else dtype, sharding=where)
+        last = str(path[-1].key)
+        exact = last.startswith(policy.ADAPTER) or last == SELECTION_BIAS
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype if exact else dtype, sharding=where)
 
     params = jax.tree_util.tree_map_with_path(place, params, where)
     params, frozen = split_trained(config.optimizer.groups, network, params)

@@ -40,8 +40,8 @@ def check_same_sweep(config: Config, iteration: int, saved: Mapping[str, Any], f
       folder: where it is saved.
 
     Raises:
-      ValueError: another algorithm, optimizer, or learning rate in this iteration, or one of a
-        version with other fields.
+      ValueError: another algorithm, optimizer, balance of experts, or learning rate in this
+        iteration, or one of a version with other fields.
     """
     now, usual = (plain(to_dict(each), finite=False) for each in (config, Config()))
     if unknown := sorted(saved["algorithm"].keys() - now["algorithm"].keys()):
@@ -50,8 +50,8 @@ def check_same_sweep(config: Config, iteration: int, saved: Mapping[str, Any], f
             " have; remove the folder: the run then continues from its newest checkpoint, or anew."
         )
     pairs = {
-        f"{part}.{name}": (value, saved[part].get(name, usual[part][name]))
-        for part in ("algorithm", "optimizer")
+        f"{part}.{name}": (value, saved.get(part, {}).get(name, usual[part][name]))
+        for part in ("algorithm", "optimizer", "experts")
         for name, value in now[part].items()
     }
     changed = [(field, *values) for field, values in pairs.items() if values[0] != values[1]]

@@ -19,6 +19,7 @@ from seeupo_jax.evaluation.evaluation import is_due
 from seeupo_jax.learner.imitation.imitation_batches import ImitationBatch
 from seeupo_jax.learner.optimization.schedule import at_share
 from seeupo_jax.learner.state_layout import final_params
+from seeupo_jax.learner.step.expert_balance import ROUTER_LOSSES
 from seeupo_jax.metrics.checksum import checksum
 from seeupo_jax.metrics.run_manifest import Launch
 from seeupo_jax.parallel.distributed import max_over_processes, to_global
@@ -271,6 +272,7 @@ class SftRun:
         return {
             "sft/loss": metrics["loss"],
             "sft/grad_norm": metrics["grad_norm"],
+            **{f"sft/{name}": metrics[name] for name in ROUTER_LOSSES if name in metrics},
             "sft/updates_skipped": metrics["update_skipped"],
             "sft/learning_rate": parts.schedule.rate(number, number - 1),
             "sft/epoch": number * size / len(data.training),

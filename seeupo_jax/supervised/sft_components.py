@@ -101,6 +101,7 @@ def build_sft_components(
     optimizer = make_optimizer(config.optimizer, total_steps=config.iterations)
     imitation, train = build_imitation(config, policy, optimizer, params)
     shapes = build.build_shapes(config, policy.mesh, size)
+    routing = policy.network.arch.routing
     parts = SftComponents(
         config=config,
         given=given,
@@ -111,10 +112,10 @@ def build_sft_components(
         data=data,
         imitation=imitation,
         schedule=Schedule(config.optimizer, config.iterations),
-        batches=Batches(data.training, shapes, size, config.seed),
+        batches=Batches(data.training, shapes, size, config.seed, routing=routing),
         held_out=None
         if data.held_out is None
-        else Batches(data.held_out, shapes, size, config.seed),
+        else Batches(data.held_out, shapes, size, config.seed, routing=routing),
         metrics=MetricsWriter(workdir, config.telemetry.trackers, log=progress.log),
         times=PhaseTimes(progress),
         callbacks=Callbacks(callbacks, RunHandle(given, workdir, request)),

@@ -105,6 +105,7 @@ def build_imitation(
         optimizer,
         policy.frozen,
         config.optimizer.ema,
+        config.experts,
         jax.tree.map(lambda leaf: leaf.sharding, state),
         sharding(policy.mesh, ()),
     )

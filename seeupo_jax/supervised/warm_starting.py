@@ -24,6 +24,7 @@ from seeupo_jax.learner.imitation.imitation_batches import Batches
 from seeupo_jax.parallel.distributed import max_over_processes
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.policy import save_pretrained
+from seeupo_jax.policy.architecture import Routing
 from seeupo_jax.policy_io import build
 from seeupo_jax.policy_io.policy_folder import replace_folder, starting_folder
 from seeupo_jax.policy_io.resuming import WARM_START_FILE, check_same_warm_start, warm_start_note
@@ -107,7 +108,8 @@ def _warm_start(
         for index, stage in enumerate(stages):
             progress.phase(f"warm start {index + 1}/{len(stages)}")
             shown = tokenize(sources[index], policy.tokenizer, limit=shapes.lengths[-1])
-            batches = stage_batches(config, index, shown, shapes)
+            routing = policy.network.arch.routing
+            batches = stage_batches(config, index, shown, shapes, routing)
             next_shown = time.monotonic()
 
             def show(
@@ -139,14 +141,21 @@ def _warm_start(
     replace_folder(workdir / "warm_start", write)
 
 
-def stage_batches(config: Config, index: int, shown: Sequence[Segments], shapes: Shapes) -> Batches:
+def stage_batches(
+    config: Config,
+    index: int,
+    shown: Sequence[Segments],
+    shapes: Shapes,
+    routing: Routing | None = None,
+) -> Batches:
     """Batches of a stage's demonstrations, in another order than those of the other stages.
 
     Args:
-      index: of the stage, from 0.
+      index: of the stage, from 0. routing: as of `Batches`.
     """
     seed = config.seed + index
-    return Batches(shown, shapes, config.warm_start.batch_size, seed=seed, block=BLOCK)
+    size = config.warm_start.batch_size
+    return Batches(shown, shapes, size, seed=seed, block=BLOCK, routing=routing)
 
 
 def stage_optimizer(stage: WarmStartStage) -> optax.GradientTransformation:

@@ -73,6 +73,7 @@ def build_learner(config: Config, policy: build.Policy, params: Any) -> BuiltLea
         ema=config.optimizer.ema,
         reward_weights=reward_weights(config.rewards),
         frozen=policy.frozen,
+        balance=config.experts,
         state_shardings=jax.tree.map(lambda leaf: leaf.sharding, state),
         replicated=sharding(policy.mesh, ()),
     )

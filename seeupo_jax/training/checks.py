@@ -12,7 +12,6 @@ import jax
 from seeupo_jax import envs
 from seeupo_jax.agents.agent_tasks import find_tasks
 from seeupo_jax.cli.command_line import check_places, check_shared_places, join_cluster, prepare_xla
-from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs.base import EnvironmentUnavailable, Tool
 from seeupo_jax.envs.tasks import check_tasks, list_task_shares
@@ -25,7 +24,7 @@ from seeupo_jax.learner.state_layout import check_offload
 from seeupo_jax.metrics.trackers import check_trackers
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.policy import network as policy
-from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.architecture import SELECTION_BIAS, Architecture
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy.files.weights import base_model_folder, read_tokenizer, resolve_path
 from seeupo_jax.policy.lora import with_adapters
@@ -225,7 +224,7 @@ def check_model(config: Config, mesh: jax.sharding.Mesh, *, tokenizer: bool = Tr
     arch = build.architecture_of(config, mesh)
     if tokenizer and config.model.path is not None:
         _check_tokenizer(config, arch.vocab_size)
-    check_experts(config.algorithm, arch)
+    check_experts(config, arch)
     if config.rollout.quantize != "none" and arch.moe is not None:
         raise ValueError(
             f"config.rollout.quantize: got {config.rollout.quantize!r} for a model of experts;"
@@ -264,16 +263,38 @@ def _trained_shapes(config: Config, arch: Architecture) -> Any:
     return split_trained(config.optimizer.groups, *made)[0]
 
 
-def check_experts(algorithm: Algorithm, arch: Architecture) -> None:
-    """The model has the experts whose choice is to be replayed.
+def check_experts(config: Config, arch: Architecture) -> None:
+    """The model has the experts that the configuration is about, and they can be trained so.
 
     Raises:
-      ValueError: it has none.
+      ValueError: it has none, or no selection biases that train.
     """
-    if algorithm.router_replay != "none" and arch.routing is None:
+    replay, balance = config.algorithm.router_replay, config.experts
+    if arch.routing is None:
+        if replay != "none":
+            raise ValueError(
+                f"config.algorithm.router_replay: got {replay!r} with a model that has no experts;"
+                " allowed: none."
+            )
+        for name, value in vars(balance).items():
+            if value:
+                raise ValueError(
+                    f"config.experts.{name}: got {value} with a model that has no experts;"
+                    " allowed: 0."
+                )
+    if not balance.bias_rate:
+        return
+    field = f"config.experts.bias_rate: got {balance.bias_rate} with"
+    if not arch.moe.selection_bias:
         raise ValueError(
-            f"config.algorithm.router_replay: got {algorithm.router_replay!r} with a model that has"
-            " no experts; allowed: none."
+            f"{field} a model whose files hold no selection bias of its experts; allowed: 0, or"
+            " a model of a family that has one, such as dots1."
+        )
+    trained = jax.tree.leaves_with_path(_trained_shapes(config, arch))
+    if not any(path[-1].key == SELECTION_BIAS for path, _ in trained):
+        raise ValueError(
+            f"{field} selection biases that config.lora or config.optimizer.groups freezes;"
+            " allowed: 0, or biases that train."
         )
 
 

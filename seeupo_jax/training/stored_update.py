@@ -193,7 +193,7 @@ def prepare_update(
         recorded=config.algorithm.importance is not None,
     )
     check_rewards(config.algorithm, trajectories)
-    check_experts(config.algorithm, arch)
+    check_experts(config, arch)
     if config.algorithm.router_replay == "rollout":
         raise ValueError(
             "config.algorithm.router_replay: got 'rollout' with stored trajectories, which have no"

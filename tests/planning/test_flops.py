@@ -37,6 +37,7 @@ ARCH = Architecture(
     tied=False,
 )
 MOE = Moe(experts=8, per_token=2, mlp_width=64, normalize=True)
+SHARED = dataclasses.replace(MOE, shared_width=96, shared_gate=True, scores="sigmoid")
 LORA = LoraAdapters(rank=4, alpha=8.0, targets=("q_proj", "down_proj"))
 SCALAR = jax.ShapeDtypeStruct((), jnp.int32)
 
@@ -74,6 +75,7 @@ def changed(**fields):
         pytest.param(changed(vocab_size=2**19, remat="full"), (4, 64, 16, 0), id="head-in-chunks"),
         pytest.param(changed(heads=64, remat="full"), (16, 512, 4, 0), id="queries-in-chunks"),
         pytest.param(changed(moe=MOE, remat="full"), (4, 64, 16, 0), id="experts"),
+        pytest.param(changed(moe=SHARED, remat="full"), (4, 64, 16, 0), id="shared expert"),
     ],
 )
 def test_a_step_multiplies_what_its_formula_says_exactly(arch, shape):

@@ -5,8 +5,16 @@ import dataclasses
 import json
 
 import pytest
-from published_cases import LLAMA_3_1_8B, QWEN2_5_14B, QWEN3_14B, QWEN3_30B_A3B
-from transformers import AutoConfig
+from published_cases import (
+    DOTS_LLM1,
+    LLAMA_3_1_8B,
+    MIXTRAL_8X7B,
+    QWEN1_5_MOE_A2_7B,
+    QWEN2_5_14B,
+    QWEN3_14B,
+    QWEN3_30B_A3B,
+)
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from seeupo_jax.policy.architecture import Architecture, Moe
 from seeupo_jax.policy.files.model_config import config_json, read_architecture
@@ -81,6 +89,71 @@ PUBLISHED = {
             family="qwen3_moe",
         ),
     ),
+    "Mixtral-8x7B": (
+        MIXTRAL_8X7B,
+        Architecture(
+            32000,
+            4096,
+            32,
+            32,
+            8,
+            128,
+            14336,
+            Rope(1e6),
+            norm_eps=1e-5,
+            qk_norm=False,
+            tied=False,
+            moe=Moe(8, 2, 14336, True, names="mixtral"),
+            family="mixtral",
+        ),
+    ),
+    "Qwen1.5-MoE-A2.7B": (
+        QWEN1_5_MOE_A2_7B,
+        Architecture(
+            151936,
+            2048,
+            24,
+            16,
+            16,
+            128,
+            5632,
+            Rope(1e6),
+            qk_norm=False,
+            qkv_bias=True,
+            tied=False,
+            moe=Moe(60, 4, 1408, False, shared_width=5632, shared_gate=True),
+            max_positions=8192,
+            family="qwen2_moe",
+        ),
+    ),
+    "dots.llm1": (
+        DOTS_LLM1,
+        Architecture(
+            152064,
+            4096,
+            62,
+            32,
+            32,
+            128,
+            10944,
+            Rope(1e7),
+            norm_eps=1e-5,
+            tied=False,
+            moe=Moe(
+                128,
+                6,
+                1408,
+                True,
+                dense_layers=(0,),
+                scores="sigmoid",
+                scale=2.5,
+                selection_bias=True,
+                shared_width=2816,
+                names="deepseek",
+            ),
+            family="dots1",
+        ),
+    ),
 }
 
 
@@ -97,14 +170,23 @@ def test_a_published_config_is_read_as_its_model_is(name):
     assert read_architecture(values, name) == wanted
 
 
+def tiny(values):
+    """A config of the same class, whose model is made at once."""
+    sizes = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 8}
+    more = {"intermediate_size": 4, "num_key_value_heads": 1, "head_dim": 4}
+    experts = {key: 4 for key in ("moe_intermediate_size", "shared_expert_intermediate_size")}
+    kept = {key: x for key, x in values.items() if key not in ("rope_scaling", "layer_types")}
+    return AutoConfig.for_model(**copy.deepcopy(kept) | sizes | more | experts)
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_what_is_written_reads_the_same_and_names_the_class(name):
     values, arch = PUBLISHED[name]
     written = json.loads(json.dumps(config_json(arch, (7, 9), "bfloat16")))
     assert read_architecture(written, name) == arch
     assert written["model_type"] == values["model_type"]
-    family = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe"}
-    assert written["architectures"] == [family[values["model_type"]] + "ForCausalLM"]
+    wanted = type(AutoModelForCausalLM.from_config(tiny(values)))
+    assert written["architectures"] == [wanted.__name__]
     assert (written["eos_token_id"], written["bos_token_id"]) == ([7, 9], None)
     assert written["dtype"] == "bfloat16"
 
@@ -187,8 +269,8 @@ YARN = {"rope_type": "yarn", "factor": 4.0}
     "changes, reason",
     [
         (
-            {"model_type": "mixtral"},
-            "model_type is 'mixtral'; allowed: llama, qwen2, qwen3, qwen3_moe",
+            {"model_type": "bloom"},
+            "model_type is 'bloom'; allowed: llama, qwen2, qwen3, qwen3_moe, qwen2_moe, mixtral",
         ),
         ({"vocab_size": None}, "vocab_size missing"),
         ({"hidden_act": "relu"}, "hidden_act is 'relu'; allowed: silu, gelu_pytorch_tanh, gelu"),
@@ -231,6 +313,24 @@ YARN = {"rope_type": "yarn", "factor": 4.0}
 def test_what_our_network_does_not_compute_is_refused(changes, reason):
     with pytest.raises(ValueError, match=f"F.json: .*({reason})|{reason}"):
         read_architecture(QWEN3_14B | changes, "F.json")
+
+
+@pytest.mark.parametrize(
+    "published, changes, reason",
+    [
+        (MIXTRAL_8X7B, {"num_experts_per_tok": 9}, "num_experts_per_tok is 9; allowed: from 1 to"),
+        (MIXTRAL_8X7B, {"router_jitter_noise": 0.1}, "router_jitter_noise is 0.1; allowed: 0.0"),
+        (QWEN1_5_MOE_A2_7B, {"shared_expert_intermediate_size": 0}, "size is 0; allowed: a whole"),
+        (DOTS_LLM1, {"n_group": 3}, "n_group is 3 and topk_group 1 for 128 experts; allowed:"),
+        (DOTS_LLM1, {"n_group": 128}, "n_group is 128 .* two experts at least"),
+        (DOTS_LLM1, {"n_group": 64}, "num_experts_per_tok is 6; allowed: from 1 to the 2 experts"),
+        (DOTS_LLM1, {"n_shared_experts": None}, "n_shared_experts missing; a model of experts"),
+        (DOTS_LLM1, {"first_k_dense_replace": -1}, "is -1; allowed: 0 to fewer than all layers"),
+    ],
+)
+def test_experts_that_our_network_does_not_have_are_refused(published, changes, reason):
+    with pytest.raises(ValueError, match=f"F.json: .*{reason}"):
+        read_architecture(published | changes, "F.json")
 
 
 def test_a_window_in_a_family_without_is_refused():

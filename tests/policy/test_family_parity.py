@@ -48,6 +48,12 @@ DELTA = HEADS | {
     "linear_key_head_dim": 6,
     "linear_value_head_dim": 10,
 }
+EXPERTS = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "shared_expert_intermediate_size": 24,
+}
 CASES = {
     "mistral": ("mistral", SIZES | {"sliding_window": None, "rope_theta": 1e6}),
     "mistral window": ("mistral", SIZES | {"sliding_window": 7}),
@@ -148,6 +154,8 @@ CASES = {
             "attention_multiplier": 0.05,
         },
     ),
+    "qwen3_next": ("qwen3_next", DELTA | EXPERTS | {"mlp_only_layers": [1]}),
+    "qwen3_next dense": ("qwen3_next", DELTA | EXPERTS | {"mlp_only_layers": [0, 1, 2, 3]}),
     "qwen3_5": ("qwen3_5_text", DELTA),
     "qwen3_5 as many key heads, tied": (
         "qwen3_5_text",
@@ -239,3 +247,50 @@ def test_what_we_write_is_the_same_model_to_pytorch(case, torch_model, tmp_path)
     )
     for key in ("architectures", "model_type"):
         assert written[key] == original[key]
+
+
+TEXT = HEADS | {"head_dim": 18, "num_hidden_layers": 2}
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+WITH_IMAGES = {
+    "gemma3": {
+        "text_config": TEXT
+        | {"model_type": "gemma3_text", "sliding_window": 6, "query_pre_attn_scalar": 24},
+        "vision_config": VISION,
+        "mm_tokens_per_image": 4,
+        "image_token_index": 5,
+        "boi_token_index": 6,
+        "eoi_token_index": 7,
+    },
+    "mistral3": {
+        "text_config": TEXT | {"model_type": "mistral", "sliding_window": None},
+        "vision_config": VISION | {"model_type": "pixtral"},
+        "image_token_index": 5,
+    },
+}
+
+
+@pytest.mark.sampled("gemma3")
+@pytest.mark.parametrize("family", WITH_IMAGES)
+def test_of_a_model_of_texts_and_images_the_text_model_is_read(family, tmp_path, caplog):
+    torch.manual_seed(0)
+    values = transformers.AutoConfig.for_model(family, **WITH_IMAGES[family])
+    values._attn_implementation = "eager"
+    reference = transformers.AutoModelForImageTextToText.from_config(values, dtype=torch.float32)
+    reference.eval().save_pretrained(tmp_path / "images")
+    model, _ = from_pretrained(tmp_path / "images", dtype="float32")
+    (warning,) = (line for line in caplog.messages if "not read" in line)
+    assert "vision_tower" in warning and "multi_modal_projector" in warning
+    ids = torch_models.tokens(VOCAB)
+    wanted = torch_models.torch_logits(reference, ids)
+    assert_same(np.asarray(model(jnp.asarray(ids))), wanted)
+    save_pretrained(model, tmp_path / "text")
+    read = transformers.AutoModelForCausalLM.from_pretrained
+    text = read(tmp_path / "text", dtype=torch.float32, attn_implementation="eager").eval()
+    assert_same(torch_models.torch_logits(text, ids), wanted)

@@ -1,5 +1,6 @@
 """Every token runs through its experts, all of them and no others, wherever the experts live."""
 
+import dataclasses
 import functools
 
 import jax
@@ -14,16 +15,32 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBl
 from seeupo_jax.configuration import schema
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings
 from seeupo_jax.policy import moe
+from seeupo_jax.policy.architecture import Moe
 from seeupo_jax.policy.moe import Experts
 
 D, F, E, P = 12, 20, 8, 3
 
-route = jax.jit(moe.route, static_argnames=("per_token", "normalize"))
-mix = jax.jit(moe.mix_experts)
+MIX = ("gate", "up", "down")
+QWEN3 = Moe(E, P, F, normalize=True)
+
+
+@functools.partial(jax.jit, static_argnames=("moe_", "normalize", "per_token"))
+def route(x_XD, router_DE, given_XP=None, moe_=QWEN3, normalize=True, per_token=P):
+    """Weights, experts and the router's own choice."""
+    moe_ = dataclasses.replace(
+        moe_, experts=router_DE.shape[1], normalize=normalize, per_token=per_token
+    )
+    return moe.route(x_XD, {"router": router_DE}, given_XP, moe=moe_)[:3]
+
+
+@jax.jit
+def mix(x_XD, weight_XP, expert_XP, *matrices):
+    experts = dict(zip(MIX, matrices, strict=True))
+    return moe.mix_experts(x_XD, weight_XP, expert_XP, experts, moe=QWEN3)
 
 
 def experts(normalize=True, per_token=P):
-    return Experts(D, F, E, per_token, normalize, nnx.Rngs(0), gain=0.5)
+    return Experts(D, Moe(E, per_token, F, normalize), nnx.Rngs(0), gain=0.5)
 
 
 @functools.cache
@@ -45,7 +62,8 @@ def run(graph, params, x_NLD):
 
 @functools.partial(jax.jit, static_argnums=0)
 def run_given(graph, params, x_NLD, given_NLP):
-    return nnx.merge(graph, nnx.State(params))(x_NLD, given_NLP)
+    y_NLD, routed = nnx.merge(graph, nnx.State(params))(x_NLD, given_NLP)
+    return y_NLD, routed.expert_NLP
 
 
 def tokens(*shape, seed=0):
@@ -327,7 +345,8 @@ def test_rows_that_no_group_covers_may_hold_anything(monkeypatch):
 
     def grads():
         def loss(*a):
-            return (moe.mix_experts(*a[:2], expert_XP, *a[2:]) ** 2).sum()
+            experts = dict(zip(MIX, a[2:], strict=True))
+            return (moe.mix_experts(*a[:2], expert_XP, experts, moe=QWEN3) ** 2).sum()
 
         return jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3, 4)))(tokens(10), weight_XP, *half)
 
@@ -366,8 +385,8 @@ def test_eight_devices_compute_what_one_computes(sizes, rows):
 def test_a_device_holds_and_runs_its_own_experts_only(monkeypatch):
     seen, real = [], moe.mix_experts
 
-    def watched(*a):
-        return seen.append([x.shape for x in a]) or real(*a)
+    def watched(*a, **moe):
+        return seen.append([x.shape for x in jax.tree.leaves(a)]) or real(*a, **moe)
 
     monkeypatch.setattr(moe, "mix_experts", watched)
     graph, params = layer()
@@ -376,7 +395,8 @@ def test_a_device_holds_and_runs_its_own_experts_only(monkeypatch):
         placed = place(params, mesh)
         run.eval_shape(graph, placed, tokens(4, 6))
     X, local = 2 * 6, E // 2  # the rows of the two devices that share the experts
-    matrices = [(local, D, F // 2), (local, D, F // 2), (local, F // 2, D)]
+    # In the order of their names: down, gate, up.
+    matrices = [(local, F // 2, D), (local, D, F // 2), (local, D, F // 2)]
     assert seen == [[(X, D), (X, P), (X, P), *matrices]]
     assert placed["gate"].sharding.shard_shape(placed["gate"].shape) == (local, D // 2, F // 2)
 

@@ -123,6 +123,8 @@ def test_a_tensor_axis_that_would_cut_a_head_is_told():
             "algorithm.router_replay=old",
             "router_replay: got 'old' with a model that has no experts",
         ),
+        ("experts.balance_coef=0.01", "config.experts.balance_coef: got 0.01 with a model that has"),
+        ("experts.bias_rate=0.001", "config.experts.bias_rate: got 0.001 with a model that has no"),
         ("lora.targets=('lm_head',)", "lora.targets: got .*allowed: projections by"),
         ("chat.template_kwargs={'enable_thinking': False}", "enable_thinking|template_kwargs"),
     ],

@@ -36,6 +36,7 @@ def as_saved(config):
         ((), ("recipe=grpo",), "algorithm."),
         ((), ("algorithm.importance.clip=2",), "algorithm.importance: got {"),
         (("optimizer.learning_rate=0.5",), (), "optimizer.learning_rate: got "),
+        ((), ("experts.z_coef=0.5",), "experts.z_coef: got 0.5; allowed: 0.0"),
         (FADING, (*FADING, "iterations=60"), "iterations: got 60; allowed: 30"),
         (FADING, FADING, None),
         ((), ("iterations=90",), None),  # at the same rate
@@ -59,7 +60,7 @@ def test_a_sweep_that_a_version_with_other_fields_stopped_is_refused_in_a_senten
 
 def test_a_sweep_that_an_earlier_version_stopped_had_the_default_of_a_field_that_is_new():
     saved = as_saved(from_dict({}))
-    del saved["algorithm"]["importance"]
+    del saved["algorithm"]["importance"], saved["experts"]
     check_same_sweep(from_dict({}), 7, saved, "stopped")
     with pytest.raises(ValueError, match="^config.algorithm.importance: got .*; allowed: None"):
         check_same_sweep(from_dict({"algorithm": {"importance": {"clip": 2}}}), 7, saved, "stopped")

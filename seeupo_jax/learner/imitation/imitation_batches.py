@@ -11,6 +11,7 @@ import numpy as np
 
 from seeupo_jax.learner.batching import SegmentBatch, Shapes, all_actions, lay_out, turn_batch
 from seeupo_jax.learner.imitation.action_segments import Segments
+from seeupo_jax.policy.architecture import Routing
 from seeupo_jax.types import Segment, TurnBatch
 
 
@@ -38,6 +39,7 @@ class Batches:
     block: so many batches (or as many as an epoch has) are sorted by length before they are cut,
       and the batches are shuffled. A batch then has conversations of similar lengths, which may be
       of one kind (episodes that failed early), and so may the last steps. 1: no sorting.
+    routing: of the policy's routers; None: it has none.
     """
 
     conversations: Sequence[Segments]
@@ -45,6 +47,7 @@ class Batches:
     batch_size: int
     seed: int
     block: int = 1
+    routing: Routing | None = None
 
     def __iter__(self) -> Iterator[ImitationBatch]:
         return self.after(0)
@@ -64,19 +67,27 @@ class Batches:
             places = np.random.default_rng((self.seed, block)).permutation(size)
             for place in places[max(0, batches - block * size) :]:
                 first = place * self.batch_size
-                yield pack(shown[first : first + self.batch_size], self.shapes)
+                batch = shown[first : first + self.batch_size]
+                yield pack(batch, self.shapes, self.routing)
 
     def in_order(self) -> Iterator[ImitationBatch]:
         """All conversations once, as they come."""
         for start in range(0, len(self.conversations), self.batch_size):
             end = min(start + self.batch_size, len(self.conversations))
-            yield pack([self.conversations[i] for i in range(start, end)], self.shapes)
+            batch = [self.conversations[i] for i in range(start, end)]
+            yield pack(batch, self.shapes, self.routing)
 
 
-def pack(conversations: Sequence[Segments], shapes: Shapes) -> ImitationBatch:
-    """Rows of the segments of some conversations; ValueError: none has a token to train on."""
+def pack(
+    conversations: Sequence[Segments], shapes: Shapes, routing: Routing | None = None
+) -> ImitationBatch:
+    """Rows of the segments of some conversations; ValueError: none has a token to train on.
+
+    Args:
+      routing: as of `Batches`.
+    """
     segments = [segment for each in conversations for segment in each]
-    rows = _rows(segments)
+    rows = _rows(segments, routing)
     spans = all_actions(rows)
     if not spans:
         raise ValueError(
@@ -94,7 +105,7 @@ def pack(conversations: Sequence[Segments], shapes: Shapes) -> ImitationBatch:
     )
 
 
-def _rows(segments: Sequence[Segment]) -> SegmentBatch:
+def _rows(segments: Sequence[Segment], routing: Routing | None) -> SegmentBatch:
     """Segments side by side, as of one group: what any begin with alike is shared."""
     return SegmentBatch(
         tuple(s.tokens_L for s in segments),
@@ -104,4 +115,5 @@ def _rows(segments: Sequence[Segment]) -> SegmentBatch:
         np.zeros(len(segments), np.int32),
         len(segments),
         1 + max((int(s.turn_L.max()) for s in segments), default=-1),
+        routing=routing,
     )

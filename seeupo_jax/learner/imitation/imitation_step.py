@@ -11,26 +11,45 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from seeupo_jax.algorithms.expert_balance import NO_BALANCE, ExpertBalance
 from seeupo_jax.learner.state_layout import HashableShardings, average
+from seeupo_jax.learner.step.expert_balance import (
+    RouterLosses,
+    router_losses,
+    router_terms,
+    step_biases,
+    zero_sums,
+)
 from seeupo_jax.learner.step.rows import microbatch, of_spans, row_logp
 from seeupo_jax.learner.step.turn_step import apply_gradients, place_gradients
 from seeupo_jax.policy.network import Network, join_params
 from seeupo_jax.types import TrainState, TurnBatch
 
 
-def imitation_loss(params: Any, frozen: Any, network: Network, row: TurnBatch) -> jax.Array:
-    """Negative log-likelihood in nats of one microbatch's assistant tokens, summed.
+def imitation_loss(
+    params: Any,
+    frozen: Any,
+    network: Network,
+    row: TurnBatch,
+    routers: RouterLosses | None = None,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """One microbatch's negative log-likelihood of assistant tokens plus the losses of its routers.
 
     A token that several conversations share counts for each of them.
+
+    Returns: the sum, and its parts: `loss`, the likelihood's, in nats, and those of the routers.
     """
     scored = row_logp(network, join_params(params, frozen), row, 1.0)
-    return -of_spans(scored.logp_RX, row.slot_PA, row.mask_PA).sum()
+    loss = -of_spans(scored.logp_RX, row.slot_PA, row.mask_PA).sum()
+    router_loss, sums = router_terms(routers, network.arch, row, scored)
+    return loss + router_loss, jax.lax.stop_gradient(sums | {"loss": loss})
 
 
 def imitation_step(
     network: Network,
     optimizer: optax.GradientTransformation,
     ema: float | None,
+    balance: ExpertBalance,
     state_shardings: TrainState | None,
     frozen: Any,
     state: TrainState,
@@ -41,37 +60,43 @@ def imitation_step(
     The sum over all microbatches is divided once, so that how rows are packed does not matter.
 
     Args:
-      ema: decay of the average in the state. state_shardings: of the state; None: one device.
+      ema: decay of the average in the state. balance: of the experts' load.
+      state_shardings: of the state; None: one device.
       frozen: the parameters that do not train.
 
-    Returns: the state, and `loss` before the step, `grad_norm` and `update_skipped`.
+    Returns: the state, and `loss` before the step, `grad_norm`, `update_skipped`, and the losses of
+      routers where they are on.
     """
-    loss = jax.value_and_grad(imitation_loss)
+    grad, tokens = jax.grad(imitation_loss, has_aux=True), batch.mask_PA.sum()
+    params = join_params(state.params, frozen)
+    routers = router_losses(network, balance, params, batch, tokens)
 
     def body(index: jax.Array, carry: Any) -> Any:
         total, grads = carry
-        microbatch_loss, new = loss(state.params, frozen, network, microbatch(batch, index))
+        new, sums = grad(state.params, frozen, network, microbatch(batch, index), routers)
         new, _ = place_gradients(state_shardings, (new, None))
-        return total + microbatch_loss, jax.tree.map(jnp.add, grads, new)
+        return jax.tree.map(jnp.add, (total, grads), (sums, new))
 
     with jax.named_scope("sft/step"):
         zeros, _ = place_gradients(
             state_shardings, (jax.tree.map(jnp.zeros_like, state.params), None)
         )
-        total, grads = jax.lax.fori_loop(0, batch.microbatches, body, (jnp.zeros(()), zeros))
-        tokens = batch.mask_PA.sum()
+        start = zero_sums(network.arch, balance) | {"loss": jnp.zeros(())}
+        total, grads = jax.lax.fori_loop(0, batch.microbatches, body, (start, zeros))
         grads = jax.tree.map(lambda g: g / tokens, grads)
         state, metrics = apply_gradients(optimizer, None, (grads, None), state, tokens > 0)
+        skipped = metrics["update_skipped"]
+        state, total = step_biases(network.arch, balance, state, total, skipped)
         if ema is not None:
             state = state._replace(ema=average(state.params, state.ema, ema))
-    return state, metrics | {"loss": total / tokens}
+    return state, metrics | total | {"loss": total["loss"] / tokens}
 
 
 def total_loss(network: Network, frozen: Any, params: Any, batch: TurnBatch) -> jax.Array:
     """Negative log-likelihood of a batch's assistant tokens, summed: float32 [], nats."""
 
     def body(index: jax.Array, total: jax.Array) -> jax.Array:
-        return total + imitation_loss(params, frozen, network, microbatch(batch, index))
+        return total + imitation_loss(params, frozen, network, microbatch(batch, index))[0]
 
     with jax.named_scope("sft/loss"):
         return jax.lax.fori_loop(0, batch.microbatches, body, jnp.zeros(()))
@@ -82,6 +107,7 @@ class Imitation:
     """The parts of a supervised run that its steps need and do not change.
 
     frozen: parameters that do not train. ema: decay of the average of the parameters per step.
+    balance: losses of routers, and the step of selection biases, of a policy with experts.
     state_shardings: shardings of the state, and `replicated` one of small arrays; None: one device.
     """
 
@@ -89,13 +115,15 @@ class Imitation:
     optimizer: optax.GradientTransformation
     frozen: Any = field(default_factory=dict)
     ema: float | None = None
+    balance: ExpertBalance = NO_BALANCE
     state_shardings: TrainState | None = None
     replicated: jax.sharding.Sharding | None = None
 
     def step(self, state: TrainState, batch: TurnBatch) -> tuple[TrainState, dict[str, jax.Array]]:
         """`imitation_step`; the state is donated."""
         shardings = HashableShardings.of(self.state_shardings)
-        program = step_program(self.network, self.optimizer, self.ema, shardings, self.replicated)
+        of_step = self.network, self.optimizer, self.ema, self.balance
+        program = step_program(*of_step, shardings, self.replicated)
         return program(self.frozen, state, batch)
 
     def loss(self, params: Any, batch: TurnBatch) -> jax.Array:
@@ -112,11 +140,12 @@ def step_program(
     network: Network,
     optimizer: optax.GradientTransformation,
     ema: float | None,
+    balance: ExpertBalance,
     shardings: HashableShardings,
     replicated: jax.sharding.Sharding | None,
 ) -> Callable[..., Any]:
     """`imitation_step` from the frozen parameters on."""
-    step = functools.partial(imitation_step, network, optimizer, ema, shardings.tree)
+    step = functools.partial(imitation_step, network, optimizer, ema, balance, shardings.tree)
     return jax.jit(step, donate_argnums=1, out_shardings=(shardings.tree, replicated))
 
 

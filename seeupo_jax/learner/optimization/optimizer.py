@@ -19,6 +19,7 @@ from seeupo_jax.configuration.user_code import import_attribute, listed, located
 from seeupo_jax.learner.optimization.muon import muon
 from seeupo_jax.learner.optimization.parameter_groups import REST, labels
 from seeupo_jax.learner.optimization.schedule import by_iteration, step_warmup
+from seeupo_jax.policy.architecture import SELECTION_BIAS
 from seeupo_jax.types import CriticState, TrainState
 
 T = TypeVar("T")
@@ -270,9 +271,18 @@ def _norm(grads: Any) -> jax.Array:
 
 
 def _stepped(optimizer: optax.GradientTransformation, grads: Any, state: Any) -> Any:
-    """A `TrainState`, or a `CriticState`, with its own parameters stepped."""
+    """A `TrainState`, or a `CriticState`, with its own parameters stepped.
+
+    Selection biases of experts stay: their gradients are 0, but weight decay would move them.
+    """
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    return state._replace(params=optax.apply_updates(state.params, updates), opt_state=opt_state)
+
+    def kept(path: Any, old: jax.Array, new: jax.Array) -> jax.Array:
+        return old if path and getattr(path[-1], "key", None) == SELECTION_BIAS else new
+
+    params = optax.apply_updates(state.params, updates)
+    params = jax.tree_util.tree_map_with_path(kept, state.params, params)
+    return state._replace(params=params, opt_state=opt_state)
 
 
 def _find(name: str, field: str) -> Callable[..., Any]:

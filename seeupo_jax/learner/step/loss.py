@@ -13,6 +13,7 @@ from seeupo_jax.algorithms.surrogate import kl_estimate, truncated_importance
 from seeupo_jax.learner.refresh_batch import RefreshBatch
 from seeupo_jax.learner.step.actions import SplitActions, action_means, by_action
 from seeupo_jax.learner.step.critic import Critic, row_value, span_loss
+from seeupo_jax.learner.step.expert_balance import RouterLosses, router_terms
 from seeupo_jax.learner.step.expert_load import routing_sums
 from seeupo_jax.learner.step.loss_config import LossConfig
 from seeupo_jax.learner.step.refresh import refresh_spans
@@ -34,6 +35,7 @@ def turn_loss(
     index: jax.Array,
     cumulative_ratio_N: jax.Array,
     split: SplitActions | None,
+    routers: RouterLosses | None = None,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, dict[str, jax.Array]]]:
     """One microbatch's share of the negative objective (Eq. 6), not yet divided by anything.
 
@@ -42,7 +44,7 @@ def turn_loss(
         whose loss is added.
       frozen: the policy's other parameters.
       row: one microbatch, of this index.
-      refresh_batch, split: of all microbatches.
+      refresh_batch, split, routers: of all microbatches.
 
     Returns: the loss's sum, and (logp_PA, refreshed cumulative_ratio_N, sums for metrics).
     """
@@ -54,8 +56,7 @@ def turn_loss(
         cumulative_ratio_N = refresh_spans(
             params, network, config, refresh_batch, index, past, cumulative_ratio_N
         )
-    last = cumulative_ratio_N.shape[0] - 1
-    cumulative_ratio_P = cumulative_ratio_N[jnp.minimum(row.trajectory_P, last)]
+    cumulative_ratio_P = cumulative_ratio_N.at[row.trajectory_P].get(mode="clip")
     of_own = functools.partial(of_spans, slot_PA=row.slot_PA, mask_PA=row.mask_PA)
     logp_PA = of_own(scored.logp_RX)
     mask_PJA = by_action(row, config.actions)
@@ -76,7 +77,8 @@ def turn_loss(
     if scored.entropy_RX is not None:
         shares["entropy"] = mean(of_own(scored.entropy_RX))
         gain_PJ += options.entropy_coef * shares["entropy"]
-    loss = -jnp.sum(size_PJ * gain_PJ)
+    router_loss, router_sums = router_terms(routers, network.arch, row, scored)
+    loss = router_loss - jnp.sum(size_PJ * gain_PJ)
     sums = {
         "actions": part_PJ.sum(dtype=jnp.float32),
         "clipped": counted(clipped_PJ),
@@ -84,6 +86,7 @@ def turn_loss(
         "weight_max": _largest_weight(config, row, cumulative_ratio_P, mask_PJA, split),
         **{name: counted(share_PJ) for name, share_PJ in shares.items()},
         **routing_sums(config, network.arch.routing, row, scored.routed_RLG),
+        **router_sums,
     }
     if critic is not None:
         value_PA = of_own(row_value(network, critic, params, trained[1], row, scored.hidden_RXD))

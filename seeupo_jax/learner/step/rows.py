@@ -68,7 +68,8 @@ class RowLogp(NamedTuple):
     """log π of a microbatch's predicted tokens, and entropies of their distributions (nats).
 
     entropy_RX: None if it was not requested. hidden_RXD: the states that predict.
-    keys: keys and values of the pass. routed_RLG: what its routers chose; None without experts.
+    keys: keys and values of the pass. routed_RLG, router_RLYE: what its routers chose, and their
+      logits; None without experts.
     """
 
     logp_RX: jax.Array
@@ -76,23 +77,24 @@ class RowLogp(NamedTuple):
     hidden_RXD: jax.Array
     keys: list[KeyValues]
     routed_RLG: jax.Array | None
+    router_RLYE: jax.Array | None
 
 
 def row_logp(
     network: Network, params: Any, row: TurnBatch, temperature: float, *, entropy: bool = False
 ) -> RowLogp:
     """Log-probabilities of one microbatch; see `RowLogp`."""
-    hidden_RLD, keys, routed_RLG = compute_row(network, params, row)
+    hidden_RLD, keys, *routed = compute_row(network, params, row)
     if not entropy:
         logp_RX, hidden_RXD = logp_at(
             network, params, hidden_RLD, row.parent_MRX, row.target_MRX, temperature
         )
-        return RowLogp(logp_RX, None, hidden_RXD, list(keys), routed_RLG)
+        return RowLogp(logp_RX, None, hidden_RXD, list(keys), *routed)
     hidden_RXD = policy.gather_positions(hidden_RLD, row.parent_MRX)
     scores = policy.token_logp_and_entropy(
         network, params, hidden_RXD, row.target_MRX, temperature=temperature
     )
-    return RowLogp(*scores, hidden_RXD, list(keys), routed_RLG)
+    return RowLogp(*scores, hidden_RXD, list(keys), *routed)
 
 
 def logp_at(

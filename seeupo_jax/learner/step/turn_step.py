@@ -9,11 +9,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from seeupo_jax.algorithms.expert_balance import NO_BALANCE, ExpertBalance
 from seeupo_jax.learner.optimization.optimizer import apply_update, select_or_cond
 from seeupo_jax.learner.refresh_batch import RefreshBatch
 from seeupo_jax.learner.state_layout import in_host_memory, on_device
 from seeupo_jax.learner.step.actions import split_actions
 from seeupo_jax.learner.step.critic import Critic, ValueModel, row_value
+from seeupo_jax.learner.step.expert_balance import router_losses, step_biases, zero_sums
 from seeupo_jax.learner.step.expert_load import RouterCounts, count_routed
 from seeupo_jax.learner.step.loss import turn_loss
 from seeupo_jax.learner.step.loss_config import LossConfig
@@ -21,7 +23,7 @@ from seeupo_jax.learner.step.refresh import refreshed
 from seeupo_jax.learner.step.rows import microbatch, of_spans, row_logp
 from seeupo_jax.metric_table import MAXIMA
 from seeupo_jax.parallel.mesh import constrain
-from seeupo_jax.policy.network import Network
+from seeupo_jax.policy.network import Network, join_params
 from seeupo_jax.types import TrainState, TurnBatch
 
 
@@ -153,6 +155,7 @@ def turn_step(
     denominator: jax.Array,
     *,
     critic: Critic | None = None,
+    balance: ExpertBalance = NO_BALANCE,
 ) -> TurnStepResult:
     """One optimizer step on one turn: one program a bucket shape, microbatches accumulated inside.
 
@@ -163,17 +166,21 @@ def turn_step(
       cumulative_ratio_N: float32 [N]; a trajectory's weight is M = advantage x this.
       denominator: of the sum over all rows.
       critic: the value function of `state.critic`, trained with the policy.
+      balance: of the experts' load.
     """
     grad, trained = jax.value_and_grad(turn_loss, has_aux=True), _trained(state)
     if config.options.kl_in == "loss":
         batch = batch._replace(kl_coef=state.kl_coef)
     split = split_actions(config, batch, cumulative_ratio_N.shape[0])
+    params = join_params(state.params, frozen)
+    routers = router_losses(network, balance, params, batch, denominator)
 
     def body(index: jax.Array, carry: Any) -> Any:
         grads, ratio_N, logp_PA, total = carry
         row = microbatch(batch, index)
+        fixed = frozen, network, config, critic, row, refresh_batch
         (loss, (own_logp_PA, ratio_N, sums)), new = grad(
-            trained, frozen, network, config, critic, row, refresh_batch, index, ratio_N, split
+            trained, *fixed, index, ratio_N, split, routers
         )
         # Placed before they are added: each device receives its own part of the sum over rows only.
         grads = jax.tree.map(jnp.add, grads, place_gradients(state_shardings, new))
@@ -183,11 +190,13 @@ def turn_step(
     with jax.named_scope("sweep/turn"):
         zeros = place_gradients(state_shardings, jax.tree.map(jnp.zeros_like, trained))
         names = (*config.sums, *(() if critic is None else critic.sums), "loss")
-        total = {name: jnp.zeros(()) for name in names}
+        total = {name: jnp.zeros(()) for name in names} | zero_sums(network.arch, balance)
         start = (zeros, cumulative_ratio_N, jnp.zeros_like(batch.mask_PA), total)
         grads, ratio_N, logp_PA, total = jax.lax.fori_loop(0, batch.microbatches, body, start)
         grads = jax.tree.map(lambda g: g / denominator, grads)
         state, metrics = apply_gradients(optimizer, critic, grads, state, batch.microbatches > 0)
+        skipped = metrics["update_skipped"]
+        state, total = step_biases(network.arch, balance, state, total, skipped)
     metrics |= total | {"loss": total["loss"] / denominator}
     return TurnStepResult(state, ratio_N, logp_PA, metrics)
 

@@ -11,8 +11,10 @@ import transformers
 
 from seeupo_jax.configuration.model_schema import MODEL_SIZES
 from seeupo_jax.configuration.user_code import shown
-from seeupo_jax.policy.architecture import Architecture, DeltaNet, Moe
-from seeupo_jax.policy.families import FAMILIES, Family
+from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.families import FAMILIES, WITH_IMAGES, Family
+from seeupo_jax.policy.files.delta_config import delta_json, read_delta
+from seeupo_jax.policy.files.expert_config import EXPERT_SETTINGS
 from seeupo_jax.policy.files.rope_config import (
     KINDS,
     POSITIONS,
@@ -36,7 +38,12 @@ _SIZES = {
     "num_experts": 2**12,
     "num_local_experts": 2**12,
     "num_experts_per_tok": 2**12,
+    "n_routed_experts": 2**12,
+    "n_shared_experts": 2**12,
+    "n_group": 2**12,
+    "topk_group": 2**12,
     "moe_intermediate_size": MODEL_SIZES["mlp_width"],
+    "shared_expert_intermediate_size": MODEL_SIZES["mlp_width"],
     "decoder_sparse_step": MODEL_SIZES["layers"],
     "linear_num_key_heads": MODEL_SIZES["heads"],
     "linear_num_value_heads": MODEL_SIZES["heads"],
@@ -55,10 +62,12 @@ _NUMBERS = (
     "residual_multiplier",
     "attention_multiplier",
     "logits_scaling",
+    "routed_scaling_factor",
 )
 _TRUTHS = (
     "tie_word_embeddings",
     "attention_bias",
+    "qkv_bias",
     "mlp_bias",
     "norm_topk_prob",
     "use_sliding_window",
@@ -82,8 +91,8 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "dual_chunk_attention_config": (None,),  # Qwen2.5-1M; transformers ignores it too
     "use_mrope": (False,),
     "pretraining_tp": (1,),
+    "router_jitter_noise": (0.0,),
 }
-_RECURRENT_KINDS = ("full_attention", "linear_attention")  # of layers: attention, gated DeltaNet
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 
 
@@ -99,10 +108,15 @@ def read_architecture(
     Raises:
       ValueError: another family, a missing size, or an unsupported setting.
     """
-    name = values.get("model_type")
+    name, required = values.get("model_type"), _REQUIRED
+    if isinstance(name, str) and name in WITH_IMAGES:
+        # Published ones leave out what is the default of their text model's family.
+        values, source, required = _text_config(values, source), f"{source}: text_config", ()
+        name = values.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
-        raise ValueError(f"{source}: model_type is {shown(name)}; allowed: {', '.join(FAMILIES)}.")
-    missing = [key for key in _REQUIRED if values.get(key) is None]
+        names = ", ".join((*FAMILIES, *WITH_IMAGES))
+        raise ValueError(f"{source}: model_type is {shown(name)}; allowed: {names}.")
+    missing = [key for key in required if values.get(key) is None]
     if missing:
         raise ValueError(f"{source}: {', '.join(missing)} missing; a {name} config has them.")
     _check_values(values, source)
@@ -124,8 +138,8 @@ def read_architecture(
     rope, ropes = read_ropes(family, full, windows, source)
     fields = {
         "activation": _read_activation(family, full, source),
-        "moe": _read_moe(full, source) if family.moe else None,
-        "delta": _read_delta(family, full, source) if family.delta else None,
+        "moe": EXPERT_SETTINGS[family.experts].read(full, source) if family.experts else None,
+        "delta": read_delta(family, full, source) if family.delta else None,
         "max_positions": max_positions(rope, full[POSITIONS]),
     }
     return Architecture(
@@ -146,6 +160,15 @@ def read_architecture(
     )
 
 
+def _text_config(values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The config of the text model in one of texts and images."""
+    text = values.get("text_config")
+    if not isinstance(text, Mapping):
+        raise ValueError(f"{source}: text_config is {shown(text)}; allowed: a JSON object.")
+    key = "tie_word_embeddings"  # which may stand outside
+    return dict(text) | ({key: values[key]} if key in values else {})
+
+
 def _check_values(values: Mapping[str, Any], source: str) -> None:
     """Types and bounds of what a config states, before anything is built with it.
 
@@ -157,7 +180,10 @@ def _check_values(values: Mapping[str, Any], source: str) -> None:
         raise ValueError(f"{source}: {key} is {shown(values[key])}; allowed: {allowed}.")
 
     stated = {key: value for key, value in values.items() if value is not None}
-    for key in _SIZES.keys() & stated:
+    sizes = dict(stated)
+    if sizes.get("sliding_window") == 0 and sizes.get("use_sliding_window") is False:
+        del sizes["sliding_window"]  # as transformers writes it for Qwen2-MoE
+    for key in _SIZES.keys() & sizes:
         if type(stated[key]) is not int or not 1 <= stated[key] <= _SIZES[key]:
             refuse(key, f"a whole number from 1 to {_SIZES[key]}")
     if stated.get("head_dim", 2) % 2:
@@ -199,6 +225,8 @@ def config_json(arch: Architecture, end_ids: Sequence[int] = (), dtype: str = "f
     names = [arch.family] if arch.family in FAMILIES else []
     for name in [*names, *(name for name in FAMILIES if name not in names)]:
         family = FAMILIES[name]
+        if bool(family.experts) != (arch.moe is not None):
+            continue
         own = _own_json(family, arch)
         try:
             full = _with_defaults(name, common | own, "save_pretrained")
@@ -224,8 +252,8 @@ def _own_json(family: Family, arch: Architecture) -> dict[str, Any]:
         family.activation: activation,
         **family.write(arch),
         **_windows_json(family, arch),
-        **(_moe_json(arch) if family.moe else {}),
-        **(_delta_json(arch) if family.delta else {}),
+        **({} if arch.moe is None else EXPERT_SETTINGS[family.experts].write(arch.moe)),
+        **(delta_json(arch) if family.delta else {}),
         **ropes_json(family, arch),
     }
 
@@ -258,7 +286,7 @@ def _with_defaults(name: str, values: Mapping[str, Any], source: str) -> dict[st
 
 def _read_windows(family: Family, values: Mapping[str, Any], source: str) -> tuple[int | None, ...]:
     window, layers = values.get("sliding_window"), values["num_hidden_layers"]
-    if window is None:
+    if not window:  # 0 is what Qwen2-MoE has without one
         return ()
     if family.windows == "none":
         raise ValueError(f"{source}: sliding_window is {window}; allowed for this family: null.")
@@ -273,61 +301,6 @@ def _read_windows(family: Family, values: Mapping[str, Any], source: str) -> tup
     return windows if any(windows) else ()
 
 
-def _read_moe(values: Mapping[str, Any], source: str) -> Moe:
-    experts = values["num_local_experts"]
-    layers, step = range(values["num_hidden_layers"]), values["decoder_sparse_step"]
-    dense = tuple(i for i in layers if i in values["mlp_only_layers"] or (i + 1) % step)
-    if not 0 < values["num_experts_per_tok"] <= experts:
-        raise ValueError(
-            f"{source}: num_experts_per_tok is {values['num_experts_per_tok']}; allowed: from 1 to"
-            f" the {experts} experts."
-        )
-    return Moe(
-        experts,
-        values["num_experts_per_tok"],
-        values["moe_intermediate_size"],
-        values["norm_topk_prob"],
-        dense,
-    )
-
-
-def _read_delta(family: Family, values: Mapping[str, Any], source: str) -> DeltaNet:
-    kinds, layers = values["layer_types"], values["num_hidden_layers"]
-    if len(kinds) != layers or set(kinds) - set(_RECURRENT_KINDS):
-        allowed = ", ".join(_RECURRENT_KINDS)
-        raise ValueError(
-            f"{source}: layer_types is {shown(kinds)}; allowed: {layers} of {allowed}."
-        )
-    key_heads, value_heads = values["linear_num_key_heads"], values["linear_num_value_heads"]
-    if value_heads % key_heads:
-        raise ValueError(
-            f"{source}: linear_num_key_heads is {key_heads}; allowed: a divisor of the"
-            f" {value_heads} linear_num_value_heads."
-        )
-    return DeltaNet(
-        tuple(i for i, kind in enumerate(kinds) if kind == _RECURRENT_KINDS[1]),
-        key_heads,
-        value_heads,
-        values["linear_key_head_dim"],
-        values["linear_value_head_dim"],
-        values["linear_conv_kernel_dim"],
-        grouped=family.delta == "grouped",
-    )
-
-
-def _delta_json(arch: Architecture) -> dict[str, Any]:
-    if arch.delta is None:
-        return {}
-    return {
-        "layer_types": [_RECURRENT_KINDS[arch.is_recurrent(i)] for i in range(arch.layers)],
-        "linear_num_key_heads": arch.delta.key_heads,
-        "linear_num_value_heads": arch.delta.value_heads,
-        "linear_key_head_dim": arch.delta.key_dim,
-        "linear_value_head_dim": arch.delta.value_dim,
-        "linear_conv_kernel_dim": arch.delta.conv,
-    }
-
-
 def _windows_json(family: Family, arch: Architecture) -> dict[str, Any]:
     if family.windows == "none":
         return {}
@@ -339,16 +312,3 @@ def _windows_json(family: Family, arch: Architecture) -> dict[str, Any]:
         windows = arch.windows or (None,) * arch.layers
         values["layer_types"] = [KINDS[window is not None] for window in windows]
     return values
-
-
-def _moe_json(arch: Architecture) -> dict[str, Any]:
-    if arch.moe is None:
-        return {}
-    return {
-        "num_experts": arch.moe.experts,
-        "num_experts_per_tok": arch.moe.per_token,
-        "moe_intermediate_size": arch.moe.mlp_width,
-        "norm_topk_prob": arch.moe.normalize,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": list(arch.moe.dense_layers),
-    }

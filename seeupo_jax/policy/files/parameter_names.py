@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.architecture import SELECTION_BIAS, Architecture
 from seeupo_jax.policy.families import FAMILIES, Family
 
 # Modules of a layer -> Llama's names, whose kernels are [out, in] instead of [in, out].
@@ -48,11 +48,34 @@ _LEAF = {
     "lora_a": ("lora_A.weight", True),
     "lora_b": ("lora_B.weight", True),
 }
-_EXPERTS = {
+_SHARED = {
+    "mlp/shared/gate": "gate_proj",
+    "mlp/shared/up": "up_proj",
+    "mlp/shared/down": "down_proj",
+}
+_QWEN_EXPERTS = {
     "mlp/router": "mlp.gate.weight",
     "mlp/gate": "mlp.experts.{expert}.gate_proj.weight",
     "mlp/up": "mlp.experts.{expert}.up_proj.weight",
     "mlp/down": "mlp.experts.{expert}.down_proj.weight",
+    "mlp/shared_gate": "mlp.shared_expert_gate.weight",
+}
+# Of `Moe.names`: the parameters of a layer of experts, and the module of the expert of all tokens.
+EXPERTS = {
+    "qwen": (_QWEN_EXPERTS, "mlp.shared_expert"),
+    "deepseek": (
+        _QWEN_EXPERTS | {f"mlp/{SELECTION_BIAS}": "mlp.gate.e_score_correction_bias"},
+        "mlp.shared_experts",
+    ),
+    "mixtral": (
+        {
+            "mlp/router": "block_sparse_moe.gate.weight",
+            "mlp/gate": "block_sparse_moe.experts.{expert}.w1.weight",
+            "mlp/up": "block_sparse_moe.experts.{expert}.w3.weight",
+            "mlp/down": "block_sparse_moe.experts.{expert}.w2.weight",
+        },
+        "",
+    ),
 }
 _TOP = {
     "embedding": "model.embed_tokens.weight",
@@ -104,11 +127,12 @@ def _stored_in_layer(
     path = "/".join(inside)
     if path in _TENSORS:
         return StoredParameter(keys, layer, (prefix + _TENSORS[path],), False, False)
-    if path in _EXPERTS:
-        grouped = "{expert}" in _EXPERTS[path]
+    of_experts = {} if arch.moe is None else EXPERTS[arch.moe.names][0]
+    if arch.moe is not None and path in of_experts:
+        grouped = "{expert}" in of_experts[path]
         count = arch.moe.experts if grouped else 1
-        names = tuple(prefix + _EXPERTS[path].format(expert=number) for number in range(count))
-        return StoredParameter(keys, layer, names, grouped, True)
+        names = tuple(prefix + of_experts[path].format(expert=number) for number in range(count))
+        return StoredParameter(keys, layer, names, grouped, inside[-1] != SELECTION_BIAS)
     *modules, leaf = inside
     file_leaf, transposed = _LEAF[leaf]
     family, module = FAMILIES.get(arch.family or "", _UNNAMED), "/".join(modules)
@@ -120,6 +144,8 @@ def _stored_in_layer(
 
 def _module_name(arch: Architecture, family: Family, module: str) -> tuple[str, int | None]:
     """A module's name in files, and its first row in the tensor that it shares with others."""
+    if arch.moe is not None and module in _SHARED:
+        return f"{EXPERTS[arch.moe.names][1]}.{_SHARED[module]}", None
     for name, parts in family.fused.items():
         if module in parts:
             sizes = _outputs(arch)

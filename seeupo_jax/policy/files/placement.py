@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 from seeupo_jax.parallel.mesh import sharding
+from seeupo_jax.policy.architecture import SELECTION_BIAS
 from seeupo_jax.policy.files.parameter_names import StoredParameter, leaf_at, shapes_in_file
 from seeupo_jax.policy.files.safetensors_files import Tensors
 
@@ -74,19 +75,24 @@ def load_params(
     mesh: jax.sharding.Mesh | None,
     dtype: str,
 ) -> Any:
-    """Reads the stored tensors into a tree like `shapes`, each device's part placed at once."""
+    """Reads the stored tensors into a tree like `shapes`, each device's part placed at once.
+
+    Args:
+      dtype: of the parameters; selection biases are float32.
+    """
     params = jax.tree.map(lambda leaf: leaf, shapes)
     for each in stored:
         shape, logical = leaf_at(shapes, each.path).shape, leaf_at(logical_axes, each.path)
         stacked = each.layer is not None
         where = None if mesh is None else sharding(mesh, logical[stacked:])
-        part = _place(tensors, each, shape[stacked:], where, dtype)
         *parents, last = each.path
+        kind = "float32" if last == SELECTION_BIAS else dtype
+        part = _place(tensors, each, shape[stacked:], where, kind)
         node = leaf_at(params, parents)
         if stacked:
             if each.layer == 0:
                 stack_where = None if mesh is None else sharding(mesh, logical)
-                node[last] = jnp.zeros(shape, dtype, device=stack_where)
+                node[last] = jnp.zeros(shape, kind, device=stack_where)
             part = _put_layer(node[last], part, each.layer)
         node[last] = part
     return params

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import itertools
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from seeupo_jax.configuration.user_code import shown
 from seeupo_jax.durable_files import make_folder
 from seeupo_jax.policy.files.folder_files import check_content, read_json_object
 
+_LOGGER = logging.getLogger(__name__)
 FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 _DTYPES = ("F32", "F16", "BF16")
 
@@ -43,14 +45,18 @@ class SafetensorsFolder:
         places in a file without it, or numbers of another type than float32, float16, bfloat16.
     """
 
-    def __init__(self, folder: Path, file: str = FILE, *, prefix: str = ""):
+    def __init__(
+        self, folder: Path, file: str = FILE, *, prefix: str = "", prefixed_only: bool = False
+    ):
         """
         Args:
           file: the name of a single file. prefix: what every name in it begins with, and is left
-            out here.
+            out here. prefixed_only: tensors of other names are not read, which a warning says.
         """
-        self._prefix = prefix
+        self._prefix, self._left_out = prefix, frozenset[str]()
         self._file_of = _index(folder, file)
+        if prefixed_only:
+            self._leave_out(folder)
         self.shapes: dict[str, tuple[int, ...]] = {}
         for file in sorted(set(self._file_of.values())):
             self._read_header(file)
@@ -63,9 +69,17 @@ class SafetensorsFolder:
         with _open(self._file_of[name]) as tensors:
             return tensors.get_slice(name)[index]
 
+    def _leave_out(self, folder: Path) -> None:
+        others = {name for name in self._file_of if not name.startswith(self._prefix)}
+        self._file_of = {k: v for k, v in self._file_of.items() if k not in others}
+        if others:
+            parts = ", ".join(sorted({name.partition(".")[0] for name in others}))
+            _LOGGER.warning("%s: %d tensors are not read: %s", folder, len(others), parts)
+        self._left_out = frozenset(others)
+
     def _read_header(self, file: Path) -> None:
         with _open(file) as tensors:
-            for name in tensors.keys():
+            for name in set(tensors.keys()) - self._left_out:
                 tensor = tensors.get_slice(name)
                 if not name.startswith(self._prefix):
                     raise ValueError(f"{file} holds {name}; allowed: {self._prefix}NAME.")

@@ -18,7 +18,8 @@ from seeupo_jax.configuration import schema
 from seeupo_jax.parallel.distributed import to_host
 from seeupo_jax.parallel.mesh import param_shardings
 from seeupo_jax.policy import lora
-from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.architecture import SELECTION_BIAS, Architecture
+from seeupo_jax.policy.families import WITH_IMAGES
 from seeupo_jax.policy.files import gguf_vocabulary
 from seeupo_jax.policy.files.folder_files import read_json_object
 from seeupo_jax.policy.files.huggingface_tokenizer import gguf_tokenizer
@@ -171,7 +172,7 @@ def from_pretrained(
     place = base_model_folder(folder)
     arch = load_architecture(place, dtype=dtype, **compute_options)
     tokenizer = read_tokenizer(folder, chat)
-    tensors: Tensors = _gguf(place) if place.suffix == ".gguf" else SafetensorsFolder(place)
+    tensors: Tensors = _gguf(place) if place.suffix == ".gguf" else _folder_tensors(place)
     if tokenizer is not None and tokenizer.vocab_size > arch.vocab_size:
         raise ValueError(
             f"{place}: the tokenizer has {tokenizer.vocab_size} tokens; allowed: at most the"
@@ -190,6 +191,12 @@ def from_pretrained(
     return model, tokenizer
 
 
+def _folder_tensors(place: Path) -> SafetensorsFolder:
+    """The tensors of a model folder: of a model of texts and images those of its text model."""
+    prefix = WITH_IMAGES.get(read_json_object(place / CONFIG_FILE)["model_type"], "")
+    return SafetensorsFolder(place, prefix=prefix, prefixed_only=bool(prefix))
+
+
 def save_pretrained(
     model: Transformer,
     path: str | Path,
@@ -203,7 +210,8 @@ def save_pretrained(
     With several processes all of them call it, and process 0 writes.
 
     Args:
-      dtype: of the tensors in the files. max_file_bytes: above it there are several, and an index.
+      dtype: of the tensors in the files, but for selection biases, which are float32.
+      max_file_bytes: above it there are several, and an index.
 
     Raises:
       ValueError: no published family has the model's architecture, or it has adapters that are not
@@ -217,12 +225,14 @@ def save_pretrained(
     folder = Path(path)
     writes = jax.process_index() == 0
     _, params = split_model(model)
-    kind = jnp.dtype(dtype)
     parameters = list(stored_parameters(arch, params))
     parts: dict[str, list[tuple[StoredParameter, int]]] = {}
     for stored in parameters:
         for number, name in enumerate(stored.names):
             parts.setdefault(name, []).append((stored, number))
+
+    def kind_of(stored: StoredParameter) -> np.dtype:
+        return jnp.dtype("float32" if stored.path[-1] == SELECTION_BIAS else dtype)
 
     def read(name: str) -> np.ndarray:
         shares = sorted(parts[name], key=lambda part: part[0].first_row or 0)
@@ -233,11 +243,13 @@ def save_pretrained(
         leaf = leaf_at(params, stored.path)
         leaf = leaf if stored.layer is None else leaf[stored.layer]
         leaf = leaf[number] if stored.grouped else leaf
-        tensor = to_host(leaf.astype(kind))
+        tensor = to_host(leaf.astype(kind_of(stored)))
         return np.ascontiguousarray(tensor.T if stored.transposed else tensor)
 
-    shapes = shapes_in_file(params, parameters)
-    sizes = {name: math.prod(shape) * kind.itemsize for name, shape in shapes.items()}
+    sizes = {
+        name: math.prod(shape) * kind_of(parts[name][0][0]).itemsize
+        for name, shape in shapes_in_file(params, parameters).items()
+    }
     write_tensors(folder, sizes, read, max_file_bytes, writes=writes)
     if not writes:
         return

@@ -20,6 +20,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Sharding
 
 from seeupo_jax.parallel.mesh import param_shardings, sharding
+from seeupo_jax.policy.architecture import SELECTION_BIAS
 from seeupo_jax.policy.network import Network, abstract_network
 from seeupo_jax.policy.projection import quantize
 from seeupo_jax.rollout.engine.cache_memory import Reshard
@@ -31,8 +32,8 @@ class SamplerLayout:
     """The layout of a sampler's parameters: sharding, types and stacked layers.
 
     Unless `int8` rounds the layers' matrices, no value changes, since every use converts to the
-    compute dtype first; norms, which compute in float32, keep their type. Arrays that need no
-    change are not copied.
+    compute dtype first; norms and selection biases, which compute in float32, keep their type.
+    Arrays that need no change are not copied.
 
     Args:
       trainers: the network as the trainer has it.
@@ -163,7 +164,7 @@ class SamplerLayout:
         return flatten_dict(param_shardings(self._mesh, axes, params, key))
 
     def _dtype(self, path: Path, x: Any) -> jax.numpy.dtype:
-        dtype = x.dtype if path[-1] == "scale" else self._arch.dtype
+        dtype = x.dtype if path[-1] in ("scale", SELECTION_BIAS) else self._arch.dtype
         return jax.numpy.dtype("int8" if self._rounded(path) else dtype)
 
     def _rounded(self, path: Path) -> bool:

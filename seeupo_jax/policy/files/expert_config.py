@@ -1,0 +1,136 @@
+"""The settings of experts in a config.json, by the families' ways to state them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from seeupo_jax.policy.architecture import Moe
+
+
+class ExpertSettings(NamedTuple):
+    """A way to state experts in a config.json.
+
+    read: of a config with its family's defaults, and the config's name for errors. write: the
+    inverse.
+    """
+
+    read: Callable[[Mapping[str, Any], str], Moe]
+    write: Callable[[Moe], dict[str, Any]]
+
+
+def _experts_per_token(values: Mapping[str, Any], experts: int, source: str) -> int:
+    each = values["num_experts_per_tok"]
+    if each is None or not 0 < each <= experts:
+        raise ValueError(
+            f"{source}: num_experts_per_tok is {each}; allowed: from 1 to the {experts} experts."
+        )
+    return each
+
+
+def _read_qwen_experts(values: Mapping[str, Any], source: str) -> Moe:
+    experts = values.get("num_local_experts", values.get("num_experts"))
+    layers, step = range(values["num_hidden_layers"]), values["decoder_sparse_step"]
+    return Moe(
+        experts,
+        _experts_per_token(values, experts, source),
+        values["moe_intermediate_size"],
+        values["norm_topk_prob"],
+        tuple(i for i in layers if i in values["mlp_only_layers"] or (i + 1) % step),
+    )
+
+
+def _qwen_experts_json(moe: Moe) -> dict[str, Any]:
+    return {
+        "num_experts": moe.experts,
+        "num_experts_per_tok": moe.per_token,
+        "moe_intermediate_size": moe.mlp_width,
+        "norm_topk_prob": moe.normalize,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": list(moe.dense_layers),
+    }
+
+
+def _read_qwen2_experts(values: Mapping[str, Any], source: str) -> Moe:
+    width = values["shared_expert_intermediate_size"]
+    return replace(_read_qwen_experts(values, source), shared_width=width, shared_gate=True)
+
+
+def _qwen2_experts_json(moe: Moe) -> dict[str, Any]:
+    return _qwen_experts_json(moe) | {"shared_expert_intermediate_size": moe.shared_width}
+
+
+def _read_mixtral_experts(values: Mapping[str, Any], source: str) -> Moe:
+    experts = values["num_local_experts"]
+    each = _experts_per_token(values, experts, source)
+    return Moe(experts, each, values["intermediate_size"], normalize=True, names="mixtral")
+
+
+def _mixtral_experts_json(moe: Moe) -> dict[str, Any]:
+    return {
+        "num_local_experts": moe.experts,
+        "num_experts_per_tok": moe.per_token,
+        "intermediate_size": moe.mlp_width,
+    }
+
+
+_DEEPSEEK_KEYS = (
+    *("n_routed_experts", "n_shared_experts", "num_experts_per_tok", "n_group", "topk_group"),
+    *("norm_topk_prob", "first_k_dense_replace"),
+)
+
+
+def _read_deepseek_experts(values: Mapping[str, Any], source: str) -> Moe:
+    missing = [key for key in _DEEPSEEK_KEYS if values.get(key) is None]
+    if missing:
+        raise ValueError(f"{source}: {', '.join(missing)} missing; a model of experts has them.")
+    dense = values["first_k_dense_replace"]
+    if not 0 <= dense < values["num_hidden_layers"]:
+        raise ValueError(
+            f"{source}: first_k_dense_replace is {dense}; allowed: 0 to fewer than all layers."
+        )
+    experts, groups, some = (values[k] for k in ("n_routed_experts", "n_group", "topk_group"))
+    if experts % groups or some > groups or experts < 2 * groups:
+        raise ValueError(
+            f"{source}: n_group is {groups} and topk_group {some} for {experts} experts; allowed:"
+            " groups of equal size with two experts at least, and at most all of them."
+        )
+    each = _experts_per_token(values, experts // groups * some, source)
+    return Moe(
+        experts,
+        each,
+        values["moe_intermediate_size"],
+        values["norm_topk_prob"],
+        tuple(range(dense)),
+        scores="sigmoid",
+        scale=values["routed_scaling_factor"],
+        selection_bias=True,
+        groups=groups,
+        groups_per_token=some,
+        shared_width=values["n_shared_experts"] * values["moe_intermediate_size"],
+        names="deepseek",
+    )
+
+
+def _deepseek_experts_json(moe: Moe) -> dict[str, Any]:
+    return {
+        "n_routed_experts": moe.experts,
+        "n_shared_experts": moe.shared_width // moe.mlp_width,
+        "num_experts_per_tok": moe.per_token,
+        "moe_intermediate_size": moe.mlp_width,
+        "norm_topk_prob": moe.normalize,
+        "first_k_dense_replace": len(moe.dense_layers),
+        "routed_scaling_factor": moe.scale,
+        "n_group": moe.groups,
+        "topk_group": moe.groups_per_token,
+    }
+
+
+# By `Family.experts`.
+EXPERT_SETTINGS = {
+    "qwen3": ExpertSettings(_read_qwen_experts, _qwen_experts_json),
+    "qwen2": ExpertSettings(_read_qwen2_experts, _qwen2_experts_json),
+    "mixtral": ExpertSettings(_read_mixtral_experts, _mixtral_experts_json),
+    "deepseek": ExpertSettings(_read_deepseek_experts, _deepseek_experts_json),
+}
