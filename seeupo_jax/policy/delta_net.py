@@ -20,6 +20,10 @@ from seeupo_jax.policy.kernels.derivatives import rms_norm
 from seeupo_jax.policy.kernels.gated_delta import DeltaInputs
 from seeupo_jax.policy.projection import Projection
 
+# Parameters that are float32 in the sampler too: decays would be others, and they are few.
+FLOAT32 = ("conv1d", "a_log", "dt_bias", "norm_scale")
+STATE_AXES = ("rows", None, None, None)  # logical axes of `DeltaStates`; the first of fewer
+
 
 class DeltaStates(NamedTuple):
     """The sampler's cache of one layer: what each slot's next token needs of those before it.
@@ -152,7 +156,7 @@ def new_states(arch: Architecture, slots: int) -> DeltaStates:
     inputs = (arch.delta.conv - 1, arch.delta.channels)
 
     def make(shape: tuple[int, ...], dtype: str) -> jax.Array:
-        return constrain(jnp.zeros((slots, *shape), dtype), "rows", *(None,) * len(shape))
+        return constrain(jnp.zeros((slots, *shape), dtype), *STATE_AXES[: 1 + len(shape)])
 
     return DeltaStates(make(inputs, arch.dtype), make(_state_shape(arch.delta), "float32"))
 
@@ -161,15 +165,11 @@ def _state_shape(delta: DeltaNet) -> tuple[int, int, int]:
     return delta.value_heads, delta.key_dim, delta.value_dim
 
 
-def _by_rows(x: jax.Array) -> tuple[str | None, ...]:
-    return ("rows", *(None,) * (x.ndim - 1))
-
-
 def _take(x: jax.Array, slot_R: jax.Array) -> jax.Array:
     take = per_shard(
         lambda x, slot_R: x.at[slot_R].get(mode="fill", fill_value=0),
-        (_by_rows(x), ("rows",)),
-        _by_rows(x),
+        (STATE_AXES[: x.ndim], ("rows",)),
+        STATE_AXES[: x.ndim],
     )
     return take(x, slot_R)
 
@@ -177,7 +177,7 @@ def _take(x: jax.Array, slot_R: jax.Array) -> jax.Array:
 def _put(x: jax.Array, new: jax.Array, slot_R: jax.Array) -> jax.Array:
     put = per_shard(
         lambda x, new, slot_R: x.at[slot_R].set(new, mode="drop"),
-        (_by_rows(x), _by_rows(x), ("rows",)),
-        _by_rows(x),
+        (STATE_AXES[: x.ndim], STATE_AXES[: x.ndim], ("rows",)),
+        STATE_AXES[: x.ndim],
     )
     return put(x, new, slot_R)

@@ -24,6 +24,10 @@ def read_delta(family: Family, values: Mapping[str, Any], source: str) -> DeltaN
         raise ValueError(
             f"{source}: layer_types is {shown(kinds)}; allowed: {layers} of {allowed}."
         )
+    if _KINDS[0] not in kinds:
+        raise ValueError(
+            f"{source}: layer_types is {shown(kinds)}; allowed: at least one {_KINDS[0]}."
+        )
     key_heads, value_heads = values["linear_num_key_heads"], values["linear_num_value_heads"]
     if value_heads % key_heads:
         raise ValueError(

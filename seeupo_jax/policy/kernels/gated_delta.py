@@ -120,22 +120,24 @@ def _chunk(
     """One chunk behind a state, which belongs to the segment before_N: the next state, outputs."""
     q, k, v = (jnp.moveaxis(x, 2, 1) for x in inputs[:3])  # [N, H, B, ...]
     beta_NHB1 = jnp.moveaxis(inputs.beta_NLH, 2, 1)[..., None]
-    total_NHB = jnp.cumsum(jnp.moveaxis(inputs.decay_NLH, 2, 1), axis=-1)
-    B = q.shape[2]
+    decay_NHB = jnp.moveaxis(inputs.decay_NLH, 2, 1)
+    earlier_BB = jnp.tril(jnp.ones((q.shape[2],) * 2, bool))
 
     def factor(log: jax.Array, reaches: jax.Array) -> jax.Array:
         return jnp.exp(jnp.where(reaches, log, -jnp.inf))
 
     # Decays between pairs of tokens, from the state to each, from each to the end: 0 between
-    # segments.
-    earlier_1BB = jnp.tril(jnp.ones((1, B, B), bool))
-    pair_NBB = (segment_NB[:, :, None] == segment_NB[:, None, :]) & earlier_1BB
-    pair = factor(total_NHB[..., None] - total_NHB[..., None, :], pair_NBB[:, None])
+    # segments. Those of a pair are added up: a difference of two sums from the chunk's start would
+    # have the rounding of what all of its tokens forget.
+    between_NHBB = jnp.where(earlier_BB.T[None, None], 0, decay_NHB[..., None])
+    log_NHBB = product("il,nhlj->nhij", earlier_BB.astype(jnp.float32), between_NHBB)
+    same_NBB = (segment_NB[:, :, None] == segment_NB[:, None, :]) & earlier_BB[None]
+    pair = factor(log_NHBB, same_NBB[:, None])
     first_NB = segment_NB == before_N[:, None]
-    last_NB = segment_NB == segment_NB[:, -1:]
+    total_NHB = jnp.cumsum(decay_NHB, axis=-1)
     start = factor(total_NHB, first_NB[:, None])[..., None]
-    end = factor(total_NHB[..., -1:] - total_NHB, last_NB[:, None])[..., None]
-    whole = factor(total_NHB[..., -1], first_NB[:, None, -1])[..., None, None]
+    end = pair[:, :, -1, :, None]
+    whole = start[:, :, -1:]
 
     # Each token's correction depends on those before it: a triangular system.
     system = product("nhik,nhjk->nhij", k * beta_NHB1, k) * pair

@@ -69,7 +69,7 @@ class PageTable(NamedTuple):
 
 
 def new_pages(arch: Architecture, pages: int, page_size: int) -> list[Pages]:
-    """An empty cache, keys and values per layer.
+    """An empty cache, keys and values per layer that has attention.
 
     Args:
       pages: of all shards together; they divide it.
@@ -79,7 +79,8 @@ def new_pages(arch: Architecture, pages: int, page_size: int) -> list[Pages]:
     def make() -> jax.Array:
         return constrain(jnp.zeros(shape, arch.dtype), *page_axes(arch.kv_heads))
 
-    return [Pages(make(), make()) for _ in range(arch.layers)]
+    recurrent = sum(map(arch.is_recurrent, range(arch.layers)))
+    return [Pages(make(), make()) for _ in range(arch.layers - recurrent)]
 
 
 def page_axes(kv_heads: int) -> tuple[str | None, ...]:
