@@ -62,7 +62,8 @@ def microbatch_bytes(
     saved = sum(of_layer(i, remat) for i in range(arch.layers))
     largest_layer = max(of_layer(i, "none") for i in range(arch.layers))
     # Keys and values are kept for the refresh of the weights, at any level of recomputation.
-    keys = 2 * tokens * arch.layers * arch.kv_heads * arch.head_dim * item
+    layers = sum(not arch.is_recurrent(i) for i in range(arch.layers))
+    keys = 2 * tokens * layers * arch.kv_heads * arch.head_dim * item
     chunk = min(tokens, TOKENS_AT_ONCE, max(1, LOGITS_AT_ONCE // arch.vocab_size))
     copies = 2 if arch.lora is None else 1  # in float32, and its gradient where it trains
     head = copies * arch.vocab_size * arch.width * _FLOAT32
@@ -81,7 +82,10 @@ def share_of(arch: Architecture, tensor: int) -> Architecture:
     def divide(size: int) -> int:
         return size // tensor if size % tensor == 0 else size
 
-    moe = arch.moe
+    moe, delta = arch.moe, arch.delta
+    if delta is not None:
+        heads = {"key_heads": divide(delta.key_heads), "value_heads": divide(delta.value_heads)}
+        delta = dataclasses.replace(delta, **heads)
     if moe is not None:
         moe = dataclasses.replace(moe, mlp_width=divide(moe.mlp_width))
     return dataclasses.replace(
@@ -91,6 +95,7 @@ def share_of(arch: Architecture, tensor: int) -> Architecture:
         kv_heads=divide(arch.kv_heads),
         mlp_width=divide(arch.mlp_width),
         moe=moe,
+        delta=delta,
     )
 
 
@@ -105,8 +110,10 @@ def _layer_bytes(
     expert: int,
 ) -> int:
     """Bytes kept of one layer, without its parameters, which stay in any case."""
+    recurrent = arch.is_recurrent(index)
+    delta = dataclasses.replace(arch.delta, layers=(0,)) if recurrent else None
     alike = dataclasses.replace(
-        arch, layers=1, windows=(), ropes=(), scan_layers=False, remat="none", moe=None
+        arch, layers=1, windows=(), ropes=(), scan_layers=False, remat="none", moe=None, delta=delta
     )
     if arch.moe is None or not arch.is_sparse(index):
         of_row, cast = _saved_bytes(alike, remat, length)
@@ -119,7 +126,7 @@ def _layer_bytes(
         of_row = rest[0] + expert * (all_experts[0] - rest[0])
         cast = rest[1] + (all_experts[1] - rest[1]) // expert
     scores = 0
-    if _in_whole(arch, rows, length, platform):
+    if not recurrent and _in_whole(arch, rows, length, platform):
         item = {"none": jnp.dtype(arch.dtype).itemsize, "dots": _FLOAT32}.get(remat, 0)
         scores = rows * arch.heads * length**2 * item
     return of_row * rows + cast + scores

@@ -300,10 +300,10 @@ def recurrent_notice(arch: Architecture) -> str | None:
     """What a model with recurrent layers does without; None: it has none."""
     if not arch.recurrent:
         return None
+    count = sum(map(arch.is_recurrent, range(arch.layers)))
     return (
-        f"{sum(map(arch.is_recurrent, range(arch.layers)))} of {arch.layers} layers are recurrent:"
-        " tokens that sequences share are computed for each of them, in training and in the"
-        " sampler, and ratios are refreshed by passes of their own"
+        f"recurrent layers: {count} of {arch.layers}; what sequences share is computed for each of"
+        " them, in training and in the sampler, and ratios are refreshed by passes of their own"
     )
 
 

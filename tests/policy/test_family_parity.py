@@ -164,7 +164,7 @@ CASES = {
             "linear_num_key_heads": 4,
             "linear_conv_kernel_dim": 3,
             "layer_types": ["linear_attention", "full_attention"] * 2,
-            "partial_rotary_factor": 0.5,
+            "partial_rotary_factor": 1.0,
             "attention_bias": True,
             "tie_word_embeddings": True,
         },

@@ -56,4 +56,5 @@ def delta_json(arch: Architecture) -> dict[str, Any]:
         "linear_key_head_dim": arch.delta.key_dim,
         "linear_value_head_dim": arch.delta.value_dim,
         "linear_conv_kernel_dim": arch.delta.conv,
+        "partial_rotary_factor": arch.rope.partial,  # whose default is not 1 in these families
     }

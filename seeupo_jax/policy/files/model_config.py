@@ -241,7 +241,7 @@ def config_json(arch: Architecture, end_ids: Sequence[int] = (), dtype: str = "f
     raise ValueError(
         f"save_pretrained: got qk_norm={arch.qk_norm}, qkv_bias={arch.qkv_bias},"
         f" out_bias={arch.out_bias}, mlp_bias={arch.mlp_bias}, windows={arch.windows},"
-        f" moe={arch.moe}; allowed: a combination that one of {', '.join(FAMILIES)} has."
+        f" moe={arch.moe}, delta={arch.delta}; allowed: a combination that one of {', '.join(FAMILIES)} has."
     )
 
 
