@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from seeupo_jax.policy.files.gguf_parts import part_files
 from seeupo_jax.policy.files.weights import resolve_path
 
 _MIB = 2**20
@@ -74,7 +75,10 @@ def model_digests(path: str) -> dict[str, str | None]:
     except ValueError:  # adapters, or nothing at all
         place = Path(path)
     if place.is_file():
-        return {place.name: file_digest(place)}
+        try:
+            return file_digests(place.parent, part_files(place))
+        except ValueError:  # a part of a model, without the others: what reads it refuses it
+            return {place.name: file_digest(place)}
     try:
         found = sorted(file for file in place.iterdir() if file.suffix in _READ and file.is_file())
     except OSError:

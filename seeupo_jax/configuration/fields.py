@@ -350,10 +350,17 @@ def _as_type(value: Any, expected: Any, name: str) -> Any:
 
 
 def _texts(text: str) -> list[str]:
-    """The items of `a,b`, `(a, b)` or `[a, b]`."""
+    """The items of `a,b`, `(a, b)` or `[a, b]`; commas within an item's brackets are its own."""
     match = re.fullmatch(r"\(([^()]*?),?\)|\[([^][]*?),?\]", text.strip())
     inner = text if match is None else match[match.lastindex or 0]
-    return [item.strip() for item in inner.split(",")]
+    items, depth = [""], 0
+    for letter in inner:
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth <= 0:
+            items.append("")
+        else:
+            items[-1] += letter
+    return [item.strip() for item in items]
 
 
 def _as_json(value: Any, name: str, depth: int = 0) -> Any:

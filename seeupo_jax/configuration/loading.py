@@ -176,7 +176,7 @@ def _check_combination(config: Config, recipe: Mapping[str, Any]) -> None:
             f"config.model.param_dtype: got {model.param_dtype!r}; allowed: 'float32' unless"
             " config.lora.rank > 0, since what trains is float32."
         )
-    for name in ("alpha", "targets", "merge"):
+    for name in ("alpha", "rslora", "targets", "merge"):
         value, usual = vars(lora)[name], vars(Lora())[name]
         if value != usual and not (lora.rank or lora.path):
             raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -71,6 +72,28 @@ class Model:
     """Kernel of whole-row passes; all_pairs: of token trees too, for comparison."""
 
 
+# Projections that adapters may have, by Hugging Face's names, and where they are in a layer.
+PROJECTIONS = {
+    **{name: f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj")},
+    **{name: f"mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")},
+}
+
+
+def is_pattern(target: str) -> bool:
+    """Whether a target of adapters is a regular expression of modules' full names, not a name."""
+    try:
+        re.compile(target)
+    except (re.error, RecursionError, OverflowError):
+        return False
+    return not re.fullmatch(r"\w*", target)
+
+
+def _are_targets(targets: tuple[str, ...]) -> bool:
+    if len(targets) == 1 and is_pattern(targets[0]):
+        return True
+    return bool(targets) and len({*targets} & {*PROJECTIONS}) == len(targets)
+
+
 @dataclass(frozen=True)
 class Lora:
     """Low-rank adapters, trained while the model is frozen."""
@@ -79,14 +102,16 @@ class Lora:
     """Rank of the adapters; 0: no adapters, every parameter trains."""
     alpha: float = above(0, 32.0)
     """Adapters are scaled by alpha / rank."""
+    rslora: bool = False
+    """Scale by alpha / sqrt(rank) instead (rsLoRA)."""
     targets: tuple[str, ...] = checked(
-        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
-        "projections by Hugging Face's names, at least one",
-        lambda v: bool(v) and set(v) <= set(Lora.targets) and len(set(v)) == len(v),
+        tuple(PROJECTIONS),
+        "projections by Hugging Face's names, or a regular expression of modules' full names",
+        _are_targets,
     )
-    """Projections that have adapters."""
+    """Projections that have adapters; a regular expression can select layers."""
     path: str | None = path_field()
-    """Start from these adapters, in PEFT's format; sets rank, alpha and targets; none: new ones."""
+    """Start from these adapters, in PEFT's format; it sets all above; none: new ones."""
     merge: bool = False
     """Export the merged model instead of the adapters."""
 
@@ -128,7 +153,7 @@ class Mesh:
     context: int = _axis(1)
     """Devices that share the tokens of a row."""
     tensor: int = _axis(1)
-    """Devices that share heads and feed-forward widths."""
+    """Devices that share heads and feed-forward widths; above the key-value heads a multiple."""
 
 
 @dataclass(frozen=True)

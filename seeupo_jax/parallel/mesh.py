@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,6 +15,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.parallel.devices import arrange
+
+_LOGGER = logging.getLogger(__name__)
 
 AXES = ("data", "fsdp", "expert", "context", "tensor")  # outermost first, most traffic last
 ROW_AXES = ("data", "fsdp", "expert")  # outside of the experts, their axis is one more for rows
@@ -165,12 +169,65 @@ def axis_parts(name: str) -> int:
     return 1 if mesh.empty else math.prod(_cut(mesh.shape, ACTIVATION_RULES[name]).values())
 
 
+def kv_copies(heads: int, kv_heads: int, tensor: int) -> int:
+    """How many of `tensor` devices hold the same key-value head, each for query heads of its own.
+
+    Above 1 where there are more devices than key-value heads and the numbers divide evenly. 1 also
+    where they do not divide: then every device holds all heads (`head_axes`).
+    """
+    shared = heads % tensor == 0 and tensor % kv_heads == 0
+    return max(1, tensor // kv_heads) if shared else 1
+
+
+def kv_heads_of_device(heads: int, kv_heads: int, tensor: int) -> int:
+    """Key-value heads that each of the devices holds; all of them where they do not divide."""
+    copied = kv_heads * kv_copies(heads, kv_heads, tensor)
+    return copied // tensor if copied % tensor == 0 else kv_heads
+
+
+def repeat_kv_heads(x_NLKd: jax.Array, heads: int) -> jax.Array:
+    """Keys or values with a head for every device of the tensor axis, where those are more.
+
+    A device's queries then find their key-value head beside them. The gradients of a head's copies
+    are summed.
+
+    Args:
+      x_NLKd: [N, L, kv_heads, head_dim].
+      heads: of the queries.
+
+    Returns: [N, L, kv_heads * copies, head_dim]; the argument where one copy is enough.
+    """
+    copies = kv_copies(heads, x_NLKd.shape[2], axis_parts("kv_heads"))
+    if copies == 1:
+        return x_NLKd
+    return constrain(jnp.repeat(x_NLKd, copies, axis=2), "rows", "length", "kv_heads", "head_dim")
+
+
 def head_axes(kv_heads: int) -> tuple[str | None, str | None]:
     """Logical axes of key-value heads and of heads; whole on every device where they do not divide.
 
-    Devices of the tensor axis then do the same work, as nothing smaller than a head can be split.
+    Devices of the tensor axis then do the same work, as nothing smaller than a head can be split:
+    a warning says so once.
+
+    Args:
+      kv_heads: of the keys and values at hand, with the copies of `repeat_kv_heads`.
     """
-    return (None, None) if kv_heads % axis_parts("kv_heads") else ("kv_heads", "heads")
+    parts = axis_parts("kv_heads")
+    if kv_heads % parts == 0:
+        return "kv_heads", "heads"
+    _warn_of_whole_heads(kv_heads, parts)
+    return None, None
+
+
+@functools.cache
+def _warn_of_whole_heads(kv_heads: int, parts: int) -> None:
+    _LOGGER.warning(
+        "Each of the %d devices along mesh axis %s computes the attention of all heads: the heads,"
+        " %d of them for keys and values, do not divide evenly.",
+        parts,
+        RULES["kv_heads"],
+        kv_heads,
+    )
 
 
 def constrain(x: jax.Array, *logical: str | None) -> jax.Array:

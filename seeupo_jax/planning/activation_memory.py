@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from seeupo_jax.parallel.mesh import kv_heads_of_device
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.delta_net import GatedDeltaNet
@@ -92,7 +93,7 @@ def share_of(arch: Architecture, tensor: int) -> Architecture:
         arch,
         vocab_size=divide(arch.vocab_size),
         heads=divide(arch.heads),
-        kv_heads=divide(arch.kv_heads),
+        kv_heads=kv_heads_of_device(arch.heads, arch.kv_heads, tensor),
         mlp_width=divide(arch.mlp_width),
         moe=moe,
         delta=delta,
@@ -112,8 +113,17 @@ def _layer_bytes(
     """Bytes kept of one layer, without its parameters, which stay in any case."""
     recurrent = arch.is_recurrent(index)
     delta = dataclasses.replace(arch.delta, layers=(0,)) if recurrent else None
+    lora = None if arch.lora is None else arch.lora.of_layer(index)
     alike = dataclasses.replace(
-        arch, layers=1, windows=(), ropes=(), scan_layers=False, remat="none", moe=None, delta=delta
+        arch,
+        layers=1,
+        windows=(),
+        ropes=(),
+        scan_layers=False,
+        remat="none",
+        moe=None,
+        lora=lora,
+        delta=delta,
     )
     if arch.moe is None or not arch.is_sparse(index):
         of_row, cast = _saved_bytes(alike, remat, length)

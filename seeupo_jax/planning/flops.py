@@ -198,7 +198,7 @@ def _layer(arch: Architecture, layer: int, active: bool) -> int:
     matrices, biases = _matrices(arch, layer), _biases(arch)
     count = sum(math.prod(shape) for shape in matrices.values())
     count += sum(shape[1] for name, shape in matrices.items() if biases.get(name))
-    count += sum(_low_rank(arch, name, shape) for name, shape in matrices.items())
+    count += sum(_low_rank(arch, layer, matrices).values())
     if arch.is_sparse(layer):
         experts = arch.moe.per_token if active else arch.moe.experts
         count += _router(arch) + _experts(arch, experts)
@@ -238,18 +238,21 @@ def _biases(arch: Architecture) -> dict[str, bool]:
     return qkv | mlp | {"o_proj": arch.out_bias}
 
 
-def _low_rank(arch: Architecture, name: str, shape: tuple[int, int]) -> int:
-    """Parameters of a projection's adapter."""
-    adapted = arch.lora is not None and name in arch.lora.targets
-    return arch.lora.rank * sum(shape) if adapted else 0
+def _low_rank(
+    arch: Architecture, layer: int, matrices: Mapping[str, tuple[int, int]]
+) -> dict[str, int]:
+    """Parameters of the adapters of a layer's projections."""
+    adapted = () if arch.lora is None else arch.lora.of_layer(layer).targets
+    return {name: arch.lora.rank * sum(matrices[name]) for name in matrices if name in adapted}
 
 
 def _projections(arch: Architecture, work: Pass) -> float:
     """FLOPs of all layers' matrices, adapters and experts included; each is used once per token."""
     used = 0
     for layer in range(arch.layers):
-        for name, shape in _matrices(arch, layer).items():
-            used += math.prod(shape) + _low_rank(arch, name, shape)
+        matrices = _matrices(arch, layer)
+        used += sum(math.prod(shape) for shape in matrices.values())
+        used += sum(_low_rank(arch, layer, matrices).values())
         if arch.is_sparse(layer):
             each = 3 * arch.moe.mlp_width + 1  # and the sum of the experts' results
             used += arch.width * (arch.moe.experts + arch.moe.per_token * each)
@@ -258,12 +261,10 @@ def _projections(arch: Architecture, work: Pass) -> float:
 
 
 def _adapters(arch: Architecture, work: Pass) -> float:
-    ranks = (
-        _low_rank(arch, name, shape)
-        for layer in range(arch.layers)
-        for name, shape in _matrices(arch, layer).items()
+    ranks = sum(
+        sum(_low_rank(arch, layer, _matrices(arch, layer)).values()) for layer in range(arch.layers)
     )
-    return 2.0 * work.rows * work.new * sum(ranks)
+    return 2.0 * work.rows * work.new * ranks
 
 
 def _head(arch: Architecture, work: Pass) -> float:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
+from seeupo_jax.configuration.model_schema import PROJECTIONS, is_pattern
 from seeupo_jax.policy.kernels.scores import bound
 from seeupo_jax.policy.rope import Rope
 
@@ -141,19 +143,39 @@ class Routing(NamedTuple):
 
 @dataclass(frozen=True)
 class LoraAdapters:
-    """Low-rank adapters (Hu et al., arXiv:2106.09685): W + alpha/rank · A B, only A and B train.
+    """Low-rank adapters (Hu et al., arXiv:2106.09685): W + scale · A B, only A and B train.
 
-    targets: projections by Hugging Face's names.
+    targets: projections by Hugging Face's names; or one regular expression, which matches the full
+      names of modules, such as model.layers.0.self_attn.q_proj.
+    rslora: the scale is alpha / sqrt(rank) (arXiv:2312.03732) instead of alpha / rank.
+    layers: those that have adapters; None: all.
     """
 
     rank: int
     alpha: float
     targets: tuple[str, ...]
+    rslora: bool = False
+    layers: tuple[int, ...] | None = None
 
     @property
     def scale(self) -> float:
         """The scale of the product of the two factors."""
-        return self.alpha / self.rank
+        return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
+
+    @property
+    def pattern(self) -> str | None:
+        """The regular expression that selects modules; None: names do."""
+        return self.targets[0] if self.targets and is_pattern(self.targets[0]) else None
+
+    def of_layer(self, layer: int) -> LoraAdapters:
+        """The same with the names of the projections that have adapters in this layer."""
+        names = self.targets
+        if self.layers is not None and layer not in self.layers:
+            names = ()
+        elif self.pattern is not None:
+            modules = {name: f"model.layers.{layer}.{path}" for name, path in PROJECTIONS.items()}
+            names = tuple(x for x in modules if re.fullmatch(self.pattern, modules[x]))
+        return replace(self, targets=names, layers=None)
 
 
 @dataclass(frozen=True)

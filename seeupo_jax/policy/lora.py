@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from seeupo_jax.configuration import schema
-from seeupo_jax.configuration.model_schema import MODEL_SIZES
+from seeupo_jax.configuration.model_schema import MODEL_SIZES, PROJECTIONS, is_pattern
 from seeupo_jax.configuration.user_code import shown
 from seeupo_jax.durable_files import make_folder
 from seeupo_jax.parallel.distributed import place, to_host
@@ -49,10 +50,10 @@ _FIXED: dict[str, Sequence[Any]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
     "use_dora": (False, None),
-    "use_rslora": (False, None),
     "fan_in_fan_out": (False, None),
     "modules_to_save": (None, []),
-    "layers_to_transform": (None, []),
+    "layers_pattern": (None, [], "", "layers", ["layers"]),
+    "exclude_modules": (None, []),
     "rank_pattern": (None, {}),
     "alpha_pattern": (None, {}),
     "target_parameters": (None, []),
@@ -167,11 +168,12 @@ def save_adapters(
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": 0.0,
-        "target_modules": list(lora.targets),
+        "target_modules": list(lora.targets) if lora.pattern is None else lora.pattern,
+        "layers_to_transform": None if lora.layers is None else list(lora.layers),
         "bias": "none",
         "fan_in_fan_out": False,
         "use_dora": False,
-        "use_rslora": False,
+        "use_rslora": lora.rslora,
         "modules_to_save": None,
         "inference_mode": True,
     }
@@ -234,36 +236,101 @@ def read_lora(folder: Path) -> LoraAdapters:
     missing = [key for key in ("r", "lora_alpha", "target_modules") if key not in values]
     if missing:
         raise ValueError(f"{file}: {', '.join(missing)} missing; an adapter config has them.")
-    rank, alpha, targets = values["r"], values["lora_alpha"], values["target_modules"]
+    rank, alpha, rslora = values["r"], values["lora_alpha"], values.get("use_rslora")
     most = MODEL_SIZES["width"]
     if type(rank) is not int or not 1 <= rank <= most:
         raise ValueError(f"{file}: r is {shown(rank)}; allowed: a whole number from 1 to {most}.")
     if type(alpha) not in (int, float) or not 0 < alpha <= _LARGEST_ALPHA:
         allowed = f"a number > 0 and <= {_LARGEST_ALPHA}"
         raise ValueError(f"{file}: lora_alpha is {shown(alpha)}; allowed: {allowed}.")
+    if rslora not in (False, True, None):
+        raise ValueError(f"{file}: use_rslora is {shown(rslora)}; allowed: true or false.")
+    targets, layers = _targets(file, values["target_modules"]), _layers(file, values)
+    if values.get("lora_dropout"):
+        _LOGGER.warning("%s: lora_dropout is not applied: the sampler has none either", file)
+    return LoraAdapters(rank, float(alpha), targets, bool(rslora), layers)
+
+
+def _targets(file: Path, targets: Any) -> tuple[str, ...]:
+    """The `target_modules` of a file as `LoraAdapters` has them."""
     targets = list(TARGETS) if targets == "all-linear" else targets
+    if isinstance(targets, str) and is_pattern(targets):
+        return (targets,)
     if not isinstance(targets, list) or not targets or any(t not in TARGETS for t in targets):
         raise ValueError(
             f"{file}: target_modules is {shown(targets)}; allowed: a list of one or more of"
-            f" {', '.join(TARGETS)}."
+            f" {', '.join(TARGETS)}, or a regular expression of modules' full names."
         )
-    if values.get("lora_dropout"):
-        _LOGGER.warning("%s: lora_dropout is not applied: the sampler has none either", file)
-    return LoraAdapters(rank, float(alpha), tuple(t for t in TARGETS if t in targets))
+    return tuple(t for t in TARGETS if t in targets)
+
+
+def _layers(file: Path, values: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """The `layers_to_transform` of a file; None: all."""
+    given = values.get("layers_to_transform")
+    layers = [given] if type(given) is int else [] if given is None else given
+    if not isinstance(layers, list) or any(type(x) is not int or x < 0 for x in layers):
+        raise ValueError(
+            f"{file}: layers_to_transform is {shown(given)}; allowed: a list of layers' numbers."
+        )
+    if layers and isinstance(values["target_modules"], str):
+        raise ValueError(
+            f"{file}: layers_to_transform is {shown(given)} with target_modules"
+            f" {shown(values['target_modules'])}; allowed: with a list of names only."
+        )
+    return tuple(sorted(set(layers))) or None
 
 
 def with_adapters(arch: Architecture, lora: LoraAdapters) -> tuple[Network, Any]:
     """The network of an architecture with adapters, and the shapes of its parameters.
 
     Raises:
-      ValueError: a target that the model does not have.
+      ValueError: a target that the model does not have or that cannot be adapted, or layers with
+        different ones where layers are stacked.
     """
-    if arch.moe is not None and set(lora.targets) & set(MLP):
+    got = f"config.lora.targets: got {', '.join(lora.targets)}"
+    if lora.layers is not None:
+        got += f" in layers {', '.join(map(str, lora.layers))}"
+    of_experts = lora.pattern is None and set(lora.targets) & set(MLP)
+    if arch.moe is not None and (of_experts or _matched(lora, _experts(arch))):
+        allowed = ", ".join(t for t in TARGETS if t not in MLP)
+        raise ValueError(f"{got} for a model of experts; allowed: {allowed}.")
+    if others := _matched(lora, ("model.embed_tokens", "lm_head")):
         raise ValueError(
-            f"config.lora.targets: got {', '.join(lora.targets)} for a model of experts; allowed:"
-            f" {', '.join(t for t in TARGETS if t not in MLP)}."
+            f"{got}, which matches {others[0]}; allowed: only projections of layers"
+            f" ({', '.join(TARGETS)})."
+        )
+    adapted = [
+        set(lora.of_layer(layer).targets) - _absent(arch, layer) for layer in range(arch.layers)
+    ]
+    if not any(adapted):
+        last = f"model.layers.{arch.layers - 1}.{PROJECTIONS['o_proj']}"
+        raise ValueError(
+            f"{got}, which selects no projection of the model's {arch.layers} layers; allowed: an"
+            f" expression that matches full names, such as {last}."
+        )
+    if arch.scan_layers and any(names != adapted[0] for names in adapted):
+        raise ValueError(
+            f"{got}, which selects other projections in one layer than in another; allowed with"
+            " config.model.scan_layers=True: the same in every layer."
         )
     return abstract_network(replace(arch, lora=lora))
+
+
+def _absent(arch: Architecture, layer: int) -> set[str]:
+    """Targets that a layer does not have: of experts and of recurrent layers none are adapted."""
+    absent = set(MLP) if arch.is_sparse(layer) else set()
+    return absent | (set(TARGETS) - set(MLP) if arch.is_recurrent(layer) else set())
+
+
+def _experts(arch: Architecture) -> list[str]:
+    """Full names of matrices of a model's experts, one expert per layer."""
+    sparse = [layer for layer in range(arch.layers) if arch.is_sparse(layer)]
+    return [f"model.layers.{layer}.mlp.experts.0.{name}" for layer in sparse for name in MLP]
+
+
+def _matched(lora: LoraAdapters, modules: Sequence[str]) -> list[str]:
+    """Those of the full names that the adapters' regular expression matches."""
+    return [x for x in modules if lora.pattern is not None and re.fullmatch(lora.pattern, x)]
 
 
 def _base(model: Transformer) -> Any:

@@ -15,7 +15,7 @@ class Rope:
     """Frequencies of the rotation; fields as `rope_parameters` of a config.json names them."""
 
     theta: float = 10_000.0
-    scaling: str = "none"  # none | linear | llama3 | yarn | longrope
+    scaling: str = "none"  # none | linear | llama3 | yarn | longrope | dynamic
     factor: float = 1.0  # how much longer the context became (all but none)
     original_positions: int = 0  # the context before it (llama3, yarn, longrope)
     low_freq_factor: float = 1.0  # llama3
@@ -59,6 +59,11 @@ def frequencies(rope: Rope, head_dim: int) -> tuple[np.ndarray, float]:
 
 
 def _none(rope: Rope, frequency: np.ndarray) -> tuple[np.ndarray, float]:
+    return frequency, 1.0
+
+
+def _dynamic(rope: Rope, frequency: np.ndarray) -> tuple[np.ndarray, float]:
+    """None, up to the model's own context (see `BY_LENGTH`)."""
     return frequency, 1.0
 
 
@@ -114,8 +119,7 @@ def _yarn_scale(rope: Rope) -> float:
 def _longrope(rope: Rope, frequency: np.ndarray) -> tuple[np.ndarray, float]:
     """Every pair slowed by a factor of its own, and sharper attention (arXiv:2402.13753).
 
-    Of a model's two lists of factors this is the one for contexts up to the original length; the
-    other would change all positions of a longer conversation, and those that a cache holds.
+    Of a model's two lists of factors, the one for contexts up to the original (see `BY_LENGTH`).
     """
     scale = rope.attention_factor
     if scale is None:
@@ -129,12 +133,16 @@ def _blend(zero: np.ndarray, one: np.ndarray, weight: np.ndarray) -> np.ndarray:
     return zero * (1 - weight) + one * weight
 
 
+# Kinds that rotate a text by its length once it is longer than the original context; such texts are
+# refused. Keys that a sampler has cached would need another rotation with every token.
+BY_LENGTH = ("dynamic", "longrope")
 _SCALINGS = {
     "none": _none,
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
+    "dynamic": _dynamic,
 }
 
 

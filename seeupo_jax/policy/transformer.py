@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from seeupo_jax.parallel.mesh import constrain, head_axes
+from seeupo_jax.parallel.mesh import constrain, head_axes, repeat_kv_heads
 from seeupo_jax.policy import zigzag
 from seeupo_jax.policy.architecture import Architecture, LoraAdapters
 from seeupo_jax.policy.delta_net import DeltaStates, GatedDeltaNet
@@ -23,7 +23,7 @@ from seeupo_jax.policy.kernels.fused import kernel_for
 from seeupo_jax.policy.kernels.paged import Pages, PageTable
 from seeupo_jax.policy.moe import Experts, RouterOutput, split_by_layer
 from seeupo_jax.policy.projection import Projection
-from seeupo_jax.policy.rope import grow_queries, rotate
+from seeupo_jax.policy.rope import BY_LENGTH, grow_queries, rotate
 
 _ATTENTION = jax.checkpoint_policies.save_only_these_names(FUSED)
 _PRODUCTS = jax.checkpoint_policies.save_from_both_policies(
@@ -58,8 +58,8 @@ class Norm(nnx.Module):
 class Mlp(nnx.Module):
     """A gated feed-forward: down(act(gate(x)) · up(x)), SwiGLU with act = silu."""
 
-    def __init__(self, arch: Architecture, rngs: nnx.Rngs, *, gain: float):
-        D, F, lora = arch.width, arch.mlp_width, adapters(arch)
+    def __init__(self, arch: Architecture, index: int, rngs: nnx.Rngs, *, gain: float):
+        D, F, lora = arch.width, arch.mlp_width, adapters(arch, index)
         options = {"bias": arch.mlp_bias, "int8": arch.int8}
         self.activation = arch.activation
         self.gate = Projection((D, F), ("embed", "mlp"), rngs, lora=lora("gate_proj"), **options)
@@ -72,9 +72,10 @@ class Mlp(nnx.Module):
         return self.down(ACTIVATIONS[self.activation](self.gate(x)) * self.up(x))
 
 
-def adapters(arch: Architecture) -> Callable[[str], LoraAdapters | None]:
-    """Which of the projections, by Hugging Face's names, have an adapter."""
-    return lambda name: arch.lora if arch.lora is not None and name in arch.lora.targets else None
+def adapters(arch: Architecture, index: int) -> Callable[[str], LoraAdapters | None]:
+    """Which of a layer's projections, by Hugging Face's names, have an adapter."""
+    lora = None if arch.lora is None else arch.lora.of_layer(index)
+    return lambda name: lora if lora is not None and name in lora.targets else None
 
 
 # Attention of one pass: of a layer's queries, this pass's keys and values, and how the layer scores
@@ -99,7 +100,7 @@ class Layer(nnx.Module):
         recurrent = arch.is_recurrent(index)
         self.delta = GatedDeltaNet(arch, rngs, gain=residual) if recurrent else None
         if not recurrent:
-            self._init_attention(rngs, residual)
+            self._init_attention(index, rngs, residual)
         self.attention_output_norm = norm() if arch.output_norms else None
         self.mlp_norm = norm() if arch.input_norms else None
         self.mlp_output_norm = norm() if arch.output_norms else None
@@ -112,15 +113,15 @@ class Layer(nnx.Module):
                 rngs,
                 gain=residual,
                 activation=ACTIVATIONS[arch.activation],
-                shared=Mlp(shared, rngs, gain=residual) if shared.mlp_width else None,
+                shared=Mlp(shared, index, rngs, gain=residual) if shared.mlp_width else None,
             )
         else:
-            self.mlp = Mlp(arch, rngs, gain=residual)
+            self.mlp = Mlp(arch, index, rngs, gain=residual)
 
-    def _init_attention(self, rngs: nnx.Rngs, gain: float) -> None:
+    def _init_attention(self, index: int, rngs: nnx.Rngs, gain: float) -> None:
         arch = self.arch
         D, q, kv = arch.width, arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-        bias, lora = arch.qkv_bias, adapters(arch)
+        bias, lora = arch.qkv_bias, adapters(arch, index)
         project = functools.partial(Projection, rngs=rngs, int8=arch.int8)
         q_and_gate = 2 * q if arch.attention_gate else q
         self.q = project((D, q_and_gate), ("embed", "heads"), bias=bias, lora=lora("q_proj"))
@@ -199,6 +200,7 @@ class Layer(nnx.Module):
             q, k = heads(_normed(self.q_norm, q)), heads(_normed(self.k_norm, k))
         else:
             q, k = _normed(self.q_norm, heads(q)), _normed(self.k_norm, heads(k))
+        k, v = (repeat_kv_heads(y, arch.heads) for y in (k, v))
         if self.rope is not None:
             q, k = (rotate(y, position_NL, self.rope) for y in (q, k))
             q = grow_queries(q, position_NL, self.rope)
@@ -237,7 +239,17 @@ class Transformer(nnx.Module):
         self.head = None if arch.tied else new_table(arch, rngs)
 
     def __call__(self, tokens_NL: jax.Array) -> jax.Array:
-        """Float32 logits [N, L, V] of every next token, for rows without left padding."""
+        """Float32 logits [N, L, V] of every next token, for rows without left padding.
+
+        Raises:
+          ValueError: rows that the model's rope scaling would rotate by their length.
+        """
+        most, scaling = self.arch.max_positions, self.arch.rope.scaling
+        if scaling in BY_LENGTH and tokens_NL.shape[1] > most:
+            raise ValueError(
+                f"tokens: got rows of {tokens_NL.shape[1]} for a model with {scaling} rope scaling;"
+                f" allowed: at most its own context of {most} tokens."
+            )
         return _logits(*nnx.split(self), tokens_NL)
 
     def head_VD(self, dtype: Any) -> jax.Array:
@@ -340,7 +352,7 @@ class Transformer(nnx.Module):
         if devices == 1:
             return computed
         hidden_NLD = zigzag.gather_in_order(computed.hidden_NLD, devices, "embed")
-        axes = (head_axes(self.arch.kv_heads)[0], "head_dim")
+        axes = (head_axes(computed.keys[0].k.shape[2])[0], "head_dim")
         keys_values = [
             KeyValues(*(zigzag.gather_in_order(x, devices, *axes) for x in new))
             for new in computed.keys

@@ -40,7 +40,7 @@ from seeupo_jax.policy.files.weights import (
 from seeupo_jax.policy.kernels.fused import check_kernel, preferred_kernel, row_block
 from seeupo_jax.policy.lora import attach_adapters, load_adapters, read_lora, with_adapters
 from seeupo_jax.policy.network import Network
-from seeupo_jax.policy.rope import Rope
+from seeupo_jax.policy.rope import BY_LENGTH, Rope
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
 
@@ -108,20 +108,23 @@ def check_network(config: Config, mesh: jax.sharding.Mesh) -> Architecture:
     arch = architecture_of(config, mesh)
     check_lengths(mesh, build_shapes(config, mesh, 1).lengths)
     if config.rollout.max_context > arch.max_positions:
+        scaling = arch.rope.scaling
+        by_length = f", since its {scaling} rope scaling would depend on the length of each text"
+        reason = by_length if scaling in BY_LENGTH else ""
         raise ValueError(
             f"config.rollout.max_context: got {config.rollout.max_context}; allowed: at most the"
-            f" {arch.max_positions} positions that the model was made for."
+            f" {arch.max_positions} positions that the model was made for{reason}."
         )
     _check_heads(arch, mesh, "config.mesh")
     return arch
 
 
 def _check_heads(arch: Architecture, mesh: jax.sharding.Mesh, name: str) -> None:
-    parts = mesh.shape["tensor"]
-    if arch.heads % parts or arch.kv_heads % parts:
+    parts, kv_heads = mesh.shape["tensor"], arch.kv_heads
+    if arch.heads % parts or (kv_heads % parts and parts % kv_heads):
         raise ValueError(
-            f"{name}.tensor: got {parts}; allowed: a divisor of the model's {arch.heads} heads and"
-            f" {arch.kv_heads} key-value heads."
+            f"{name}.tensor: got {parts}; allowed: a divisor of the model's {arch.heads} heads that"
+            f" is a divisor or a multiple of its {kv_heads} key-value heads."
         )
 
 
@@ -208,7 +211,9 @@ def adapters_of(config: Config) -> LoraAdapters | None:
     lora = config.lora
     if lora.path is not None:
         return read_lora(Path(lora.path))
-    return LoraAdapters(lora.rank, lora.alpha, lora.targets) if lora.rank else None
+    if not lora.rank:
+        return None
+    return LoraAdapters(lora.rank, lora.alpha, lora.targets, rslora=lora.rslora)
 
 
 def architecture_of(config: Config, mesh: jax.sharding.Mesh) -> Architecture:

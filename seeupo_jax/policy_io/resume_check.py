@@ -151,7 +151,7 @@ def check_same_policy(
 
     Raises:
       ValueError: adapters or groups of frozen parameters, with another model; adapters of another
-        rank, alpha or targets.
+        rank, scale or targets.
     """
     _check_adapters(config, _noted_adapters(saved) if adapters is None else adapters)
     lora, path = config.lora, config.model.path
@@ -183,18 +183,23 @@ def score_conditions(notes: Mapping[str, Any]) -> dict[str, Any] | None:
 def adapters_note(config: Config) -> dict[str, Any]:
     """The adapters that a run has, also those of `lora.path`, for its checkpoints; {}: none."""
     lora = build.adapters_of(config)
-    return {} if lora is None else asdict(lora) | {"targets": sorted(lora.targets)}
+    if lora is None:
+        return {}
+    layers = None if lora.layers is None else sorted(lora.layers)
+    return asdict(lora) | {"targets": sorted(lora.targets), "layers": layers}
 
 
 def _noted_adapters(saved: Mapping[str, Any]) -> dict[str, Any]:
     """As `adapters_note`, where only the configuration is saved; {}: `lora.path` had them."""
     lora = saved.get("lora", {})
-    own = lora.get("rank") and lora.get("path") is None
-    return {"alpha": lora["alpha"], "targets": sorted(lora["targets"])} if own else {}
+    if not lora.get("rank") or lora.get("path") is not None:
+        return {}
+    noted = {"alpha": lora["alpha"], "rslora": lora.get("rslora", False)}
+    return noted | {"targets": sorted(lora["targets"])}
 
 
 def _check_adapters(config: Config, noted: Mapping[str, Any]) -> None:
-    """ValueError where both have adapters, of another rank, alpha or targets."""
+    """ValueError where both have adapters, of another rank, scale or targets."""
     path = config.lora.path
     for name, value in adapters_note(config).items():
         if (saved := noted.get(name, value)) != value:

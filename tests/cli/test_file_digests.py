@@ -78,5 +78,10 @@ def test_of_a_models_folder_what_is_read_is_compared(tmp_path):
     assert {*model_digests(str(tmp_path))} == {*names, "model-00001.safetensors"}
     (tmp_path / "x.gguf").write_bytes(b"GGUF")
     assert {*model_digests(str(tmp_path / "x.gguf"))} == {"x.gguf"}
+    parts = {f"m-{number:05}-of-00002.gguf" for number in (1, 2)}
+    for name in parts:
+        (tmp_path / name).write_bytes(b"GGUF")
+    assert {*model_digests(str(tmp_path / min(parts)))} == parts
+    assert {*model_digests(str(tmp_path / max(parts)))} == {max(parts)}
     assert model_digests(str(tmp_path / "none")) == {}
     assert "model.safetensors" in model_digests("package:order_desk")

@@ -28,6 +28,7 @@ def test_what_is_no_json_is_read_as_python_has_it():
     [
         ("a,b", ("a", "b")),
         ("(a,b)", ("a", "b")),
+        (r"layers\.\d{1,2}\.(q|v),b", (r"layers\.\d{1,2}\.(q|v)", "b")),
         ("[a, b]", ("a", "b")),
         (" a, b ", ("a", "b")),
         ("(a,)", ("a",)),

@@ -156,6 +156,8 @@ def test_devices_that_share_heads_and_widths_have_their_part_of_them():
     share = share_of(SMALL, 2)
     assert (share.heads, share.kv_heads, share.mlp_width, share.vocab_size) == (2, 1, 96, 128)
     assert (share.width, share_of(SMALL, 1)) == (64, SMALL)
-    assert share_of(SMALL, 4).kv_heads == 2  # which four cannot share: each has both
+    assert share_of(SMALL, 4).kv_heads == 1  # of two, a copy on two devices each
+    three = dataclasses.replace(SMALL, heads=12, kv_heads=3)
+    assert share_of(three, 4).kv_heads == 3  # which four cannot share: each has all
     assert layer_bytes(share, "none") < 0.7 * layer_bytes(SMALL, "none")
     assert layer_bytes(share, "full") < layer_bytes(SMALL, "full")  # but the stream is whole

@@ -107,7 +107,7 @@ def graph(kind):
         rngs, shared = nnx.Rngs(0), None
         if of.shared_width:
             arch = Architecture(8, D, 1, 1, 1, 4, of.shared_width)
-            shared = Mlp(arch, rngs, gain=1.0)
+            shared = Mlp(arch, 0, rngs, gain=1.0)
         return Experts(D, of, rngs, gain=1.0, shared=shared)
 
     return nnx.split(nnx.eval_shape(make))[0]

@@ -262,6 +262,13 @@ def test_a_context_that_a_config_states_is_not_shortened_by_yarn():
     assert read_architecture(values, "yarn").max_positions == 262_144
 
 
+def test_dynamic_scaling_leaves_the_context_of_the_model():
+    values = QWEN3_14B | {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}
+    arch = read_architecture(copy.deepcopy(values), "dynamic")
+    assert (arch.rope, arch.max_positions) == (Rope(1e6, "dynamic", 4.0), 40960)
+    assert read_architecture(config_json(arch), "again") == arch
+
+
 YARN = {"rope_type": "yarn", "factor": 4.0}
 
 
@@ -278,8 +285,8 @@ YARN = {"rope_type": "yarn", "factor": 4.0}
         ({"dual_chunk_attention_config": {"chunk_size": 8}}, "dual_chunk_attention_config is {"),
         ({"attention_dropout": 0.1}, "attention_dropout is 0.1; allowed: 0.0"),
         (
-            {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
-            "'dynamic'; allowed: default, lin",
+            {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0, "alpha": 1000.0}},
+            "'dynamic' with alpha; allowed: rope_theta, factor",
         ),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "config|longrope"),
         (

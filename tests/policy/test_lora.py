@@ -16,6 +16,7 @@ from twin_policy import network_of, numpy_weights
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings
+from seeupo_jax.planning.flops import parameters
 from seeupo_jax.policy import save_pretrained
 from seeupo_jax.policy.architecture import Architecture, LoraAdapters, Moe
 from seeupo_jax.policy.lora import (
@@ -154,11 +155,27 @@ def peft():
     return importlib.import_module("peft")
 
 
-@pytest.mark.parametrize("targets", [TARGETS, ("q_proj", "v_proj")])
-@pytest.mark.parametrize("scan_layers", [False, True])
-def test_peft_reads_what_we_write_and_computes_the_same(peft, tmp_path, targets, scan_layers):
+# Queries and values of the last layer; in all layers what reads the residual stream.
+LAST = r"model\.layers\.1\.self_attn\.(q|v)_proj"
+READS = r".*\.(self_attn\.[qkv]|mlp\.(gate|up))_proj"
+
+
+@pytest.mark.parametrize(
+    "changes, scan_layers",
+    [
+        ({}, False),
+        ({}, True),
+        ({"targets": ("q_proj", "v_proj")}, True),
+        ({"rslora": True}, True),
+        ({"targets": (LAST,)}, False),
+        ({"targets": (READS,), "rslora": True}, True),
+        ({"layers": (1,)}, False),
+    ],
+    ids=str,
+)
+def test_peft_reads_what_we_write_and_computes_the_same(peft, tmp_path, changes, scan_layers):
     arch = dataclasses.replace(ARCH, scan_layers=scan_layers)
-    model = randomised(attach_adapters(make(arch), dataclasses.replace(LORA, targets=targets)))
+    model = randomised(attach_adapters(make(arch), dataclasses.replace(LORA, **changes)))
     save_pretrained(make(), tmp_path / "base")
     save_adapters(model, tmp_path / "adapters", str(tmp_path / "base"))
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
@@ -168,20 +185,70 @@ def test_peft_reads_what_we_write_and_computes_the_same(peft, tmp_path, targets,
     np.testing.assert_allclose(logits(model), wanted, atol=5e-5, rtol=1e-5)
 
 
-def test_we_read_what_peft_writes(peft, tmp_path):
+@pytest.mark.parametrize(
+    "options, wanted_lora",
+    [
+        (
+            {"target_modules": ["o_proj", "up_proj"]},
+            LoraAdapters(5, 7.0, ("o_proj", "up_proj")),
+        ),
+        (
+            {"target_modules": ["o_proj"], "layers_to_transform": 1, "use_rslora": True},
+            LoraAdapters(5, 7.0, ("o_proj",), rslora=True, layers=(1,)),
+        ),
+        ({"target_modules": LAST}, LoraAdapters(5, 7.0, (LAST,))),
+    ],
+    ids=("names", "one layer", "expression"),
+)
+def test_we_read_what_peft_writes(peft, tmp_path, options, wanted_lora):
     save_pretrained(make(), tmp_path / "base")
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
-    options = peft.LoraConfig(
-        r=5, lora_alpha=7, target_modules=["o_proj", "up_proj"], init_lora_weights=False
-    )
+    options = peft.LoraConfig(r=5, lora_alpha=7, init_lora_weights=False, **options)
     reference = peft.get_peft_model(base, options).eval()
     reference.save_pretrained(tmp_path / "adapters")
     model = load_adapters(make(), tmp_path / "adapters")
-    assert model.arch.lora == LoraAdapters(5, 7.0, ("o_proj", "up_proj"))
+    assert model.arch.lora == wanted_lora
+    merged = logits(merge_adapters(model))
+    np.testing.assert_allclose(merged, logits(model), atol=2e-5, rtol=1e-5)
     with torch.no_grad():
         wanted = reference(torch.tensor(TOKENS)).logits.numpy()
     np.testing.assert_allclose(logits(model), wanted, atol=2e-5, rtol=1e-5)
     assert np.abs(wanted - logits(make())).max() > 1e-3
+
+
+def test_an_expression_selects_layers_and_projections_that_train():
+    lora = dataclasses.replace(LORA, targets=(LAST,))
+    network, params = split_model(attach_adapters(make(), lora))
+    adapters, _ = split_trainable(network, params)
+    assert {layer: set(parts) for layer, parts in adapters["layers"].items()} == {1: {"q", "v"}}
+    added = sum(leaf.size for leaf in jax.tree.leaves(adapters))
+    assert parameters(network.arch) == parameters(ARCH) + added
+
+
+def stacked(targets, layers=None):
+    arch = dataclasses.replace(ARCH, scan_layers=True)
+    return arch, dataclasses.replace(LORA, targets=targets, layers=layers)
+
+
+EXPERTS = dataclasses.replace(ARCH, moe=Moe(4, 2, 8, True))
+
+
+@pytest.mark.parametrize(
+    "arch, lora, reason",
+    [
+        (*stacked((LAST,)), "selects other projections in one layer than in another; allowed with"),
+        (*stacked(("q_proj",), (0,)), "got q_proj in layers 0, which selects other proj"),
+        (ARCH, dataclasses.replace(LORA, targets=(".*",)), "which matches model.embed_tokens"),
+        (ARCH, dataclasses.replace(LORA, targets=("lm_hea.",)), "which matches lm_head; allowed"),
+        (ARCH, dataclasses.replace(LORA, targets=(r"q_pro\w",)), "selects no projection of the m"),
+        (ARCH, dataclasses.replace(LORA, layers=(2,)), "in layers 2, which selects no projection"),
+        (EXPERTS, dataclasses.replace(LORA, targets=(READS.replace("mlp", ".*"),)), "of experts"),
+        (EXPERTS, dataclasses.replace(LORA, targets=(r".*mlp\.up_proj",)), "selects no projecti"),
+    ],
+)
+def test_what_an_expression_cannot_select_is_refused(arch, lora, reason):
+    with pytest.raises(ValueError, match=reason):
+        attach_adapters(make_abstract(arch), lora)
 
 
 def test_saved_adapters_come_back_bit_for_bit_and_replace_others(tmp_path, adapted):
@@ -213,7 +280,7 @@ def edit(folder, **changes):
     "changes, reason",
     [
         ({"use_dora": True}, "use_dora is True; allowed: False"),
-        ({"use_rslora": True}, "use_rslora is True"),
+        ({"use_rslora": "yes"}, "use_rslora is 'yes'; allowed: true or false"),
         ({"peft_type": "IA3"}, "peft_type is 'IA3'; allowed: 'LORA'"),
         ({"bias": "all"}, "bias is 'all'; allowed: 'none'"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern is "),
@@ -226,7 +293,14 @@ def edit(folder, **changes):
             {"target_modules": ["lm_head"]},
             r"target_modules is \['lm_head'\]; allowed: a list of one or more of q_p",
         ),
-        ({"target_modules": ".*proj"}, "target_modules is '.*proj'; allowed: a list"),
+        ({"target_modules": "q_proj"}, "target_modules is 'q_proj'; allowed: a list"),
+        ({"target_modules": "q_proj("}, "target_modules is 'q_proj.'; .* or a regular expression"),
+        ({"exclude_modules": ["q_proj"]}, "exclude_modules is "),
+        ({"layers_to_transform": ["1"]}, r"layers_to_transform is \['1'\]; allowed: a list of la"),
+        (
+            {"layers_to_transform": [1], "target_modules": ".*q_proj"},
+            "layers_to_transform is .1. with target_modules '.*q_proj'; allowed: with a list",
+        ),
         ({"r": ...}, "r missing"),
         ({"r": 0}, "r is 0; allowed: a whole number from 1 to"),
         ({"lora_alpha": "16"}, "lora_alpha is '16'; allowed: a number > 0"),

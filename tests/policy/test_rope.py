@@ -23,6 +23,7 @@ NAMES = {
 READ = {  # what a config.json may say for each scaling
     "none": ("theta", "scaling"),
     "linear": ("theta", "scaling", "factor"),
+    "dynamic": ("theta", "scaling", "factor"),
     "llama3": (
         *("theta", "scaling", "factor", "original_positions"),
         *("low_freq_factor", "high_freq_factor"),
@@ -56,6 +57,7 @@ def of_transformers(rope, head_dim):
         Rope(),
         Rope(1_000_000.0),
         Rope(10_000.0, "linear", factor=2.5),
+        Rope(10_000.0, "dynamic", factor=4.0),  # within the model's own context
         LLAMA,
         dataclasses.replace(LLAMA, factor=8.0, low_freq_factor=2.0, high_freq_factor=5.0),
         YARN,

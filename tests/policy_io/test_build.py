@@ -1,6 +1,7 @@
 """What a configuration is checked for before anything is compiled, and the parts built from it."""
 
 import contextlib
+import json
 
 import jax
 import numpy as np
@@ -59,7 +60,7 @@ class BadDesk(OrderDesk):
         (
             "init",
             f"env.name: '{__name__}:BadDesk' cannot be made: LookupError: no desk (__init__,"
-            " test_build.py:47).",
+            " test_build.py:48).",
         ),
         ("test", "BadDesk.task_ids('test'): got <list_iterator"),
         ("train/0", "BadDesk.labels('train/0'): got None; allowed: a dict of texts."),
@@ -81,6 +82,19 @@ def test_an_unknown_option_of_an_environment_is_told():
 def test_a_policy_from_nothing_needs_stages():
     with pytest.raises(ValueError, match="config.model.path: got none; allowed: a model folder"):
         check_config(load_config(CONFIG, ["model.path=none"]))
+
+
+def test_a_context_that_dynamic_scaling_would_lengthen_is_refused(tmp_path):
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 64}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1}
+    values = {"model_type": "qwen2", "max_position_embeddings": 256, **sizes}
+    values |= {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    fields = [f"model.path={tmp_path}", "rollout.max_context=257"]
+    told = "at most the 256 positions that the model was made for, since its dynamic rope scaling"
+    config = load_config({}, fields)
+    with pytest.raises(ValueError, match=told):
+        build.check_network(config, make_mesh(config.mesh))
 
 
 def test_total_steps_count_turns_epochs_and_minibatches():
@@ -105,9 +119,12 @@ def test_the_devices_of_a_row_are_those_of_one_process(tensor, refused, monkeypa
         build.check_layout(config, make_mesh(config.mesh))
 
 
-def test_a_tensor_axis_that_would_cut_a_head_is_told():
-    config = load_config(CONFIG, ["mesh.data=2", "mesh.tensor=4"])
-    with pytest.raises(ValueError, match="config.mesh.tensor: got 4; allowed: a divisor of the"):
+@pytest.mark.parametrize("heads, kv_heads", [(6, 2), (12, 3), (12, 6)])
+def test_a_tensor_axis_that_would_cut_a_head_is_told(heads, kv_heads):
+    sizes = [f"model.heads={heads}", f"model.kv_heads={kv_heads}"]
+    config = load_config(TINY, [*sizes, "mesh.data=2", "mesh.tensor=4"])
+    told = f"config.mesh.tensor: got 4; allowed: a divisor of the model's {heads} heads that is a "
+    with pytest.raises(ValueError, match=f"{told}divisor or a multiple of its {kv_heads} key-val"):
         check_config(config)
 
 
@@ -123,7 +140,10 @@ def test_a_tensor_axis_that_would_cut_a_head_is_told():
             "algorithm.router_replay=old",
             "router_replay: got 'old' with a model that has no experts",
         ),
-        ("experts.balance_coef=0.01", "config.experts.balance_coef: got 0.01 with a model that has"),
+        (
+            "experts.balance_coef=0.01",
+            "config.experts.balance_coef: got 0.01 with a model that has",
+        ),
         ("experts.bias_rate=0.001", "config.experts.bias_rate: got 0.001 with a model that has no"),
         ("lora.targets=('lm_head',)", "lora.targets: got .*allowed: projections by"),
         ("chat.template_kwargs={'enable_thinking': False}", "enable_thinking|template_kwargs"),

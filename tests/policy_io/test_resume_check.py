@@ -59,7 +59,8 @@ def adapters_in(folder, alpha):
 def test_adapters_that_a_folder_has_are_compared_with_what_they_were(check, tmp_path, caplog):
     begun = adapters_in(tmp_path / "begun", 64)
     saved, note = to_dict(begun), adapters_note(begun)
-    assert note == {"rank": 4, "alpha": 64.0, "targets": ["v_proj"]}
+    scale = {"alpha": 64.0, "rslora": False}
+    assert note == {"rank": 4, **scale, "targets": ["v_proj"], "layers": None}
     check(begun, saved, note)
 
     def new(**lora):
@@ -70,6 +71,7 @@ def test_adapters_that_a_folder_has_are_compared_with_what_they_were(check, tmp_
     for other, sentence in (
         (new(), "config.lora.alpha: got 32.0; allowed .*: 64.0"),
         (new(alpha=64, rank=8), "config.lora.rank: got 8; allowed .*: 4"),
+        (new(alpha=64, rslora=True), "config.lora.rslora: got True; allowed .*: False"),
         (new(alpha=64, targets=["q_proj"]), "config.lora.targets: got .*q_proj.*: .*v_proj.*"),
         (adapters_in(tmp_path / "weak", 8), "config.lora.path: got .*weak of alpha 8.0; .*: 64.0"),
     ):

@@ -43,6 +43,9 @@ def gradients(model, ids):
     gradients = {}
     for name, parameter in model.named_parameters():
         gradient = parameter.grad.numpy()
+        if model.config.model_type == "gpt_oss" and ".experts." in name:
+            gradients |= of_packed_experts(name, gradient)
+            continue
         if name.endswith("experts.gate_up_proj"):
             gate, up = np.split(gradient, 2, axis=1)
             both = {"gate_proj": gate, "up_proj": up}
@@ -56,3 +59,18 @@ def gradients(model, ids):
             named = {f"{stem}.{i}.{part}.weight": each for i, each in enumerate(stacked)}
             gradients |= named
     return gradients
+
+
+def of_packed_experts(name, packed):
+    """gpt-oss: [E, in, out] of all experts, or biases [E, out]; columns of gate and up in turn."""
+    stem, _, matrix = name.rpartition(".")
+    kind = "bias" if matrix.endswith("_bias") else "weight"
+    matrix = matrix.removesuffix("_bias")
+    parts = {"down_proj": packed}
+    if matrix == "gate_up_proj":
+        parts = {"gate_proj": packed[..., ::2], "up_proj": packed[..., 1::2]}
+    return {
+        f"{stem}.{expert}.{part}.{kind}": each.T
+        for part, stacked in parts.items()
+        for expert, each in enumerate(stacked)
+    }

@@ -74,6 +74,12 @@ tokenizers() {
     tokenizer llama3_2 \
         6b9e4e7fb171f92fd137b777cc2714bf87d11576700a1dcd7a399e7bbe39537b \
         9823dcfdc1121869029da45192238e85cf44f0b232a6d9dc20e4fe6f4242a14e
+    tokenizer llama2 \
+        fc4f0bd70b3709312d9d1d9e5ba674794b6bc5abc17429897a540f93882f25fc \
+        747ec99bae3fd9d7bf9c3b9172e5ca0d82ca0d23d64a58ef1752b612f196817b
+    tokenizer deepseek_v3 \
+        621ac2e32d0dba658404412318818aaa8ce8cda492e59830109d8da6b517fb41 \
+        637bcd1a08cf7c772ce6a383196b22930921c79c3c73223c5afc0c7f41545546
 }
 
 case $what in

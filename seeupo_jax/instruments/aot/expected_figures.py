@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from seeupo_jax.parallel.mesh import kv_copies, kv_heads_of_device
 from seeupo_jax.planning import flops
 from seeupo_jax.planning.aot.measure import CompiledFigures
 from seeupo_jax.planning.collectives import Collective, received
@@ -20,8 +21,8 @@ def expected_figures(setup: Setup, program: SliceProgram) -> CompiledFigures:
     """FLOPs and memory traffic as `measure` has them, with the least communication that it needs.
 
     Parameters are gathered over `fsdp` for each pass and their gradients summed for each
-    microbatch; over `tensor` each layer sums its tokens' vectors twice; over `context` each layer
-    gathers keys and values.
+    microbatch; over `tensor` each layer sums its tokens' vectors twice, and gathers the key-value
+    head that several devices share; over `context` each layer gathers keys and values.
     """
     traffic = tuple(each for each in _traffic(setup, program) if each.group > 1)
     work = program.work
@@ -43,6 +44,9 @@ def _traffic(setup: Setup, program: SliceProgram) -> list[Collective]:
     shards = program.mesh.size // (shape["tensor"] * shape["context"])
     tokens = program.work.tokens / shards / shape["context"]  # of a device, in one execution
     held = flops.gathered_parameters(arch, shape)
+    kv_heads = kv_heads_of_device(arch.heads, arch.kv_heads, shape["tensor"])
+    copies = kv_copies(arch.heads, arch.kv_heads, shape["tensor"])
+    head_bytes = 2 * arch.layers * tokens * arch.head_dim * item  # of keys and of values
 
     def over(axis: str, kind: str, size: float, count: int) -> Collective:
         """A device's operand of `size` bytes, `count` times."""
@@ -54,10 +58,13 @@ def _traffic(setup: Setup, program: SliceProgram) -> list[Collective]:
         over(
             "context",
             "all-gather",
-            2 * arch.layers * tokens * arch.kv_heads * arch.head_dim * item,
+            kv_heads * head_bytes,
             passes,
         ),
     ]
+    if copies > 1:  # each has computed a part of the head
+        size = received("all-gather", copies) * head_bytes / copies
+        traffic.append(Collective("all-gather", ("tensor",), copies, size, passes, "expected"))
     if program.kind.startswith("sweep"):
         traffic.append(over("fsdp", "all-gather", held * item / shape["fsdp"], times))
     if program.kind == "sweep/turn":

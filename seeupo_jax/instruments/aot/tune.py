@@ -120,9 +120,7 @@ def tune(setup: Setup, log: Callable[[str], None]) -> Tuned | None:
 def sweep_fields(setup: Setup) -> Iterator[Fields]:
     """Meshes of the trainer that shard heads, rows and tokens, with their rematerialisations."""
     topology, expert = setup.topology, setup.mesh.shape["expert"]
-    for tensor, context in itertools.product(
-        _doubling(setup.arch.kv_heads), _doubling(_MOST_CONTEXT)
-    ):
+    for tensor, context in itertools.product(_doubling(setup.arch.heads), _doubling(_MOST_CONTEXT)):
         cut = topology.slices * expert * tensor * context
         if topology.devices % cut:
             continue
@@ -153,7 +151,7 @@ def sampler_fields(setup: Setup) -> Iterator[Fields]:
     """Meshes of the sampler, with as many conversations at once as their caches have room for."""
     cache = {} if setup.given.rollout.cache_gib is None else {"rollout.cache_gib": None}
     for tensor, concurrency in itertools.product(
-        _doubling(setup.arch.kv_heads), _doubling(setup.trajectories)
+        _doubling(setup.arch.heads), _doubling(setup.trajectories)
     ):
         replicas, rest = divmod(setup.topology.devices, tensor)
         if not rest and concurrency >= replicas:

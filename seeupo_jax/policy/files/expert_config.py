@@ -127,10 +127,30 @@ def _deepseek_experts_json(moe: Moe) -> dict[str, Any]:
     }
 
 
+def _read_gpt_oss_experts(values: Mapping[str, Any], source: str) -> Moe:
+    experts = values["num_local_experts"]
+    return Moe(
+        experts,
+        _experts_per_token(values, experts, source),
+        values["intermediate_size"],
+        normalize=True,  # its softmax over a token's experts alone is the same
+        biases=True,
+        swiglu_limit=values["swiglu_limit"],
+        swiglu_alpha=values["swiglu_alpha"],
+        names="gpt_oss",
+    )
+
+
+def _gpt_oss_experts_json(moe: Moe) -> dict[str, Any]:
+    limits = {"swiglu_limit": moe.swiglu_limit, "swiglu_alpha": moe.swiglu_alpha}
+    return _mixtral_experts_json(moe) | limits
+
+
 # By `Family.experts`.
 EXPERT_SETTINGS = {
     "qwen3": ExpertSettings(_read_qwen_experts, _qwen_experts_json),
     "qwen2": ExpertSettings(_read_qwen2_experts, _qwen2_experts_json),
     "mixtral": ExpertSettings(_read_mixtral_experts, _mixtral_experts_json),
+    "gpt_oss": ExpertSettings(_read_gpt_oss_experts, _gpt_oss_experts_json),
     "deepseek": ExpertSettings(_read_deepseek_experts, _deepseek_experts_json),
 }

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 from gguf.quants import dequantize
 
+from seeupo_jax.configuration.user_code import shown
 from seeupo_jax.policy.files.gguf_header import StoredTensor, read_header
+from seeupo_jax.policy.files.gguf_parts import part_files
 
 _BLOCK = 1 << 16  # weights dequantised at a time: bounds the temporaries to about 1 MiB
 
@@ -77,7 +79,7 @@ _LLAMA3 = {
 
 
 class GgufFile:
-    """A GGUF file of a llama, qwen2 or qwen3 model.
+    """A GGUF file of a llama, qwen2 or qwen3 model, or the first of several that it is cut into.
 
     config: the model's Hugging Face config.json.
     shapes: of every tensor, by Hugging Face name; kernels are [out, in].
@@ -93,15 +95,15 @@ class GgufFile:
 
         Raises:
           ValueError: no such file, another format, a damaged or truncated file; an unsupported
-            architecture, setting, tensor or quantisation; a missing tensor.
+            architecture, setting, tensor or quantisation; a missing tensor or part.
         """
         self.path = Path(path)
-        self.fields, stored = read_header(self.path)
+        self.fields, stored = _read_parts(self.path)
         settings = _read_settings(self.path, self.fields)
         self.config = _config(settings, stored)
         names = _tensor_names(self.path, self.config, stored)
         for name in (*names, *(stored.keys() & {_ROPE_FREQS})):
-            stored[name].check(self.path, name)
+            stored[name].check(name)
         if _ROPE_FREQS in stored:
             factors = self._dequantized(stored[_ROPE_FREQS], np.arange(1))[0]
             self.config["rope_scaling"] = _llama3_scaling(self.path, self.config, factors)
@@ -140,8 +142,42 @@ class GgufFile:
     def _dequantized(self, tensor: StoredTensor, rows: np.ndarray) -> np.ndarray:
         # Mapped for each read: mapped pages would count as memory of this process.
         # By its name as text: of a Path, NumPy resolves every link anew.
-        table = np.memmap(str(self.path), np.uint8, "r", tensor.offset, tensor.table)
+        table = np.memmap(str(tensor.file), np.uint8, "r", tensor.offset, tensor.table)
         return dequantize(np.asarray(table[rows]), tensor.kind)
+
+
+def _read_parts(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+    """The metadata of the first file, and the tensors of all."""
+    files = part_files(path)
+    fields, stored = read_header(path)
+    number, count = fields.get("split.no", 0), fields.get("split.count", 1)
+    if count not in (0, 1, len(files)) or number != 0:
+        raise ValueError(
+            f"{path} is part {shown(number)} of {shown(count)}, counted from 0; allowed: a whole"
+            " model, or its first part with the name that gguf-split gives it, such as"
+            " NAME-00001-of-00003.gguf."
+        )
+    for number, file in enumerate(files[1:], 1):
+        own, more = read_header(file)
+        place = own.get("split.no"), own.get("split.count")
+        if place != (number, len(files)) or count != len(files):
+            raise ValueError(
+                f"{file} is part {shown(place[0])} of {shown(place[1])}, counted from 0; allowed by"
+                f" its name: part {number} of {len(files)}."
+            )
+        if twice := stored.keys() & more.keys():
+            raise ValueError(
+                f"{file} has {', '.join(sorted(twice)[:5])}, as an earlier part has; allowed: parts"
+                " of one model."
+            )
+        stored |= more
+    tensors = fields.get("split.tensors.count", len(stored))
+    if tensors != len(stored):
+        raise ValueError(
+            f"{path} and its other parts have {len(stored)} tensors; allowed: the {shown(tensors)}"
+            " of split.tensors.count."
+        )
+    return fields, stored
 
 
 def _rows_in_file(rows: np.ndarray, head_dim: int) -> np.ndarray:
@@ -197,9 +233,6 @@ def _read_settings(path: Path, fields: Mapping[str, Any]) -> _Settings:
         raise ValueError(
             f"{path}: general.architecture is {family!r}; allowed: {', '.join(_FAMILIES)}."
         )
-    parts = fields.get("split.count", 1)
-    if parts not in (0, 1):
-        raise ValueError(f"{path} is one of {parts} parts of a model; allowed: a whole one.")
     prefix = f"{family}."
     values = {k.removeprefix(prefix): v for k, v in fields.items() if k.startswith(prefix)}
     settings = _Settings(path, family, values)

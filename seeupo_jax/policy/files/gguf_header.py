@@ -36,12 +36,13 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in the file: its shape as [out, in] and its first byte.
+    """A tensor in a file: its shape as [out, in] and its first byte.
 
     type_code: a value of `GGMLQuantizationType`, once `check` has passed.
     head_dim: of rows that llama.cpp has permuted; 0: rows are in order.
     """
 
+    file: Path
     shape: tuple[int, ...]
     type_code: int
     offset: int
@@ -58,9 +59,9 @@ class StoredTensor:
         block_weights, block_bytes = GGML_QUANT_SIZES[self.kind]
         return math.prod(self.shape[:-1]), self.shape[-1] // block_weights * block_bytes
 
-    def check(self, path: Path, name: str) -> None:
+    def check(self, name: str) -> None:
         """Raises ValueError unless `dequantize` reads it and the file holds all of it."""
-        kinds = {kind.value: kind for kind in GGMLQuantizationType}
+        path, kinds = self.file, {kind.value: kind for kind in GGMLQuantizationType}
         if self.type_code not in kinds or not _is_readable(kinds[self.type_code]):
             got = kinds[self.type_code].name if self.type_code in kinds else self.type_code
             allowed = ", ".join(kind.name for kind in kinds.values() if _is_readable(kind))
@@ -109,7 +110,9 @@ def read_header(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
         if not isinstance(alignment, int) or alignment < 1:
             raise ValueError(f"{path}: general.alignment is {alignment}; allowed: a number >= 1.")
         start = math.ceil(file.tell() / alignment) * alignment
-    return values, {name: StoredTensor(shape, code, start + at) for name, shape, code, at in infos}
+    return values, {
+        name: StoredTensor(path, shape, code, start + at) for name, shape, code, at in infos
+    }
 
 
 class _Cursor:

@@ -120,6 +120,8 @@ def read_architecture(
     if missing:
         raise ValueError(f"{source}: {', '.join(missing)} missing; a {name} config has them.")
     _check_values(values, source)
+    if FAMILIES[name].packed_experts and _is_mxfp4(values.get("quantization_config")):
+        values = {key: value for key, value in values.items() if key != "quantization_config"}
     full = _with_defaults(name, values, source)
     for key, allowed in _FIXED.items():
         if full.get(key, allowed[0]) not in allowed:
@@ -158,6 +160,11 @@ def read_architecture(
         family=name,
         **(family.fields | fields | family.read(full) | compute_options),
     )
+
+
+def _is_mxfp4(quantization: Any) -> bool:
+    """Whether a model's experts are stored in MXFP4, which `packed_experts` reads."""
+    return isinstance(quantization, Mapping) and quantization.get("quant_method") == "mxfp4"
 
 
 def _text_config(values: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -241,7 +248,8 @@ def config_json(arch: Architecture, end_ids: Sequence[int] = (), dtype: str = "f
     raise ValueError(
         f"save_pretrained: got qk_norm={arch.qk_norm}, qkv_bias={arch.qkv_bias},"
         f" out_bias={arch.out_bias}, mlp_bias={arch.mlp_bias}, windows={arch.windows},"
-        f" moe={arch.moe}, delta={arch.delta}; allowed: a combination that one of {', '.join(FAMILIES)} has."
+        f" moe={arch.moe}, delta={arch.delta}; allowed: a combination that one of"
+        f" {', '.join(FAMILIES)} has."
     )
 
 

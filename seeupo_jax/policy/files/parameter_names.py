@@ -76,6 +76,18 @@ EXPERTS = {
         },
         "",
     ),
+    "gpt_oss": (
+        {
+            "mlp/router": "mlp.router.weight",
+            "mlp/router_bias": "mlp.router.bias",
+            **{
+                f"mlp/{name}{kind}": f"mlp.experts.{{expert}}.{name}_proj.{leaf}"
+                for name in ("gate", "up", "down")
+                for kind, leaf in (("", "weight"), ("_bias", "bias"))
+            },
+        },
+        "",
+    ),
 }
 _TOP = {
     "embedding": "model.embed_tokens.weight",

@@ -19,11 +19,13 @@ from seeupo_jax.parallel.distributed import to_host
 from seeupo_jax.parallel.mesh import param_shardings
 from seeupo_jax.policy import lora
 from seeupo_jax.policy.architecture import SELECTION_BIAS, Architecture
-from seeupo_jax.policy.families import WITH_IMAGES
+from seeupo_jax.policy.families import FAMILIES, WITH_IMAGES, WITH_MORE
 from seeupo_jax.policy.files import gguf_vocabulary
 from seeupo_jax.policy.files.folder_files import read_json_object
+from seeupo_jax.policy.files.gguf_parts import part_files
 from seeupo_jax.policy.files.huggingface_tokenizer import gguf_tokenizer
 from seeupo_jax.policy.files.model_config import config_json, read_architecture
+from seeupo_jax.policy.files.packed_experts import PackedExperts, pack
 from seeupo_jax.policy.files.parameter_names import (
     StoredParameter,
     leaf_at,
@@ -31,7 +33,12 @@ from seeupo_jax.policy.files.parameter_names import (
     stored_parameters,
 )
 from seeupo_jax.policy.files.placement import check_tensors, load_params
-from seeupo_jax.policy.files.safetensors_files import SafetensorsFolder, Tensors, write_tensors
+from seeupo_jax.policy.files.safetensors_files import (
+    RenamedTensors,
+    SafetensorsFolder,
+    Tensors,
+    write_tensors,
+)
 from seeupo_jax.policy.files.tokenizer import Tokenizer, load_tokenizer
 from seeupo_jax.policy.network import abstract_network, split_model
 from seeupo_jax.policy.transformer import Transformer
@@ -112,13 +119,13 @@ def load_architecture(path: str | Path, **compute_options: Any) -> Architecture:
 
 def _gguf(file: Path) -> GgufFile:
     """A GGUF file; its library is imported with the first one."""
-    stat = file.stat()
-    return _read_gguf(file.absolute(), stat.st_mtime_ns, stat.st_size)
+    stats = [part.stat() for part in part_files(file)]
+    return _read_gguf(file.absolute(), *((stat.st_mtime_ns, stat.st_size) for stat in stats))
 
 
 # The last one is kept: a start asks for its config, its vocabulary and its tensors in turn.
 @functools.lru_cache(maxsize=1)
-def _read_gguf(file: Path, *_stamp: int) -> GgufFile:
+def _read_gguf(file: Path, *_stamps: tuple[int, int]) -> GgufFile:
     from seeupo_jax.policy.files.gguf import GgufFile
 
     return GgufFile(file)
@@ -130,7 +137,7 @@ def read_tokenizer(path: str | Path, chat: schema.Chat | None = None) -> Tokeniz
     A folder of adapters without one has that of their model.
 
     Raises:
-      ValueError: a missing or damaged file; a GGUF file's vocabulary that is not byte-level BPE;
+      ValueError: a missing or damaged file; a GGUF file's vocabulary that is not supported;
         options that the tokenizer cannot honour.
     """
     place = resolve_path(path)
@@ -191,10 +198,14 @@ def from_pretrained(
     return model, tokenizer
 
 
-def _folder_tensors(place: Path) -> SafetensorsFolder:
+def _folder_tensors(place: Path) -> Tensors:
     """The tensors of a model folder: of a model of texts and images those of its text model."""
-    prefix = WITH_IMAGES.get(read_json_object(place / CONFIG_FILE)["model_type"], "")
-    return SafetensorsFolder(place, prefix=prefix, prefixed_only=bool(prefix))
+    family = read_json_object(place / CONFIG_FILE)["model_type"]
+    if family in FAMILIES and FAMILIES[family].packed_experts:
+        return PackedExperts(SafetensorsFolder(place, bytes_too=True))
+    folder = SafetensorsFolder(place)
+    begins = (WITH_IMAGES | WITH_MORE).get(family)
+    return folder if begins is None else RenamedTensors(folder, begins, place)
 
 
 def save_pretrained(
@@ -250,6 +261,8 @@ def save_pretrained(
         name: math.prod(shape) * kind_of(parts[name][0][0]).itemsize
         for name, shape in shapes_in_file(params, parameters).items()
     }
+    if FAMILIES[values["model_type"]].packed_experts:
+        sizes, read = pack(sizes, read)
     write_tensors(folder, sizes, read, max_file_bytes, writes=writes)
     if not writes:
         return

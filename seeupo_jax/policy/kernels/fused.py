@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash_lib
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as mask_lib
 
-from seeupo_jax.parallel.mesh import RULES, axis_parts, per_shard
+from seeupo_jax.parallel.mesh import RULES, axis_parts, kv_copies, per_shard
 from seeupo_jax.policy.kernels import tree_kernels
 from seeupo_jax.policy.kernels.tree_kernels_gpu import BLOCKS, WIDEST
 
@@ -259,9 +259,10 @@ def _scores_refuse(wanted: str, cap: bool, sinks: bool) -> str | None:
     return f"{wanted} has no attention sinks" if sinks else None
 
 
-def _shards_refuse(wanted: str, **heads: int) -> str | None:
+def _shards_refuse(wanted: str, *, heads: int, kv_heads: int) -> str | None:
     """Why the mesh in force does not divide the heads."""
-    for name, count in heads.items():
+    copies = kv_copies(heads, kv_heads, axis_parts("kv_heads"))
+    for name, count in (("heads", heads), ("kv_heads", kv_heads * copies)):
         if count % axis_parts(name):
             axis = f"{RULES[name]}={axis_parts(name)}"
             return f"{wanted} needs {name} divisible by mesh axis {axis}: got {count}"

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention
 
-from seeupo_jax.parallel.mesh import constrain, head_axes, per_shard
+from seeupo_jax.parallel.mesh import axis_parts, constrain, head_axes, kv_copies, per_shard
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.kernels.attention import NOWHERE, KeyValues, attend_per_shard
 from seeupo_jax.policy.kernels.scores import bound
@@ -71,13 +71,16 @@ class PageTable(NamedTuple):
 def new_pages(arch: Architecture, pages: int, page_size: int) -> list[Pages]:
     """An empty cache, keys and values per layer that has attention.
 
+    Its heads are those that `mesh.repeat_kv_heads` gives on the mesh in force.
+
     Args:
       pages: of all shards together; they divide it.
     """
-    shape = (arch.kv_heads, pages, page_size, arch.head_dim)
+    kv_heads = arch.kv_heads * kv_copies(arch.heads, arch.kv_heads, axis_parts("kv_heads"))
+    shape = (kv_heads, pages, page_size, arch.head_dim)
 
     def make() -> jax.Array:
-        return constrain(jnp.zeros(shape, arch.dtype), *page_axes(arch.kv_heads))
+        return constrain(jnp.zeros(shape, arch.dtype), *page_axes(kv_heads))
 
     recurrent = sum(map(arch.is_recurrent, range(arch.layers)))
     return [Pages(make(), make()) for _ in range(arch.layers - recurrent)]

@@ -11,6 +11,7 @@ import numpy as np
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.parallel.device_memory import GIB, format_bytes
+from seeupo_jax.parallel.mesh import kv_heads_of_device
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.delta_net import new_states
 from seeupo_jax.rollout.engine.read_plan import ANYWHERE, KVReadPlan
@@ -136,7 +137,7 @@ def plan_cache(
                 f"config.rollout.{name}: got {size}; allowed: a multiple of the {shards} devices"
                 f" that rows are spread over ({_whose_mesh(rollout)})."
             )
-    heads = arch.kv_heads // tensor if arch.kv_heads % tensor == 0 else arch.kv_heads
+    heads = kv_heads_of_device(arch.heads, arch.kv_heads, tensor)
     layers = sum(not arch.is_recurrent(i) for i in range(arch.layers))
     token_bytes = layers * 2 * heads * arch.head_dim * jnp.dtype(arch.dtype).itemsize
     page_bytes = token_bytes * rollout.page_size

@@ -98,9 +98,9 @@ def allocate(
     return cache, Slots(make(), make(), make(), make() > 0)
 
 
-def cache_axes(arch: Architecture, layer: LayerCache) -> tuple[str | None, ...]:
+def cache_axes(layer: LayerCache) -> tuple[str | None, ...]:
     """Logical axes of a layer's cache on the mesh in force; those of an array are the first."""
-    return STATE_AXES if isinstance(layer, DeltaStates) else paged.page_axes(arch.kv_heads)
+    return STATE_AXES if isinstance(layer, DeltaStates) else paged.page_axes(layer.k.shape[0])
 
 
 @functools.partial(

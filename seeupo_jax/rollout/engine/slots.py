@@ -237,7 +237,7 @@ class SlotEngine:
         params = self._layout.shapes(params)
         with self.mesh_in_force():
             cache, slots = jax.eval_shape(self._empty)
-            axes = [sampler.cache_axes(self._arch, layer) for layer in cache]
+            axes = [sampler.cache_axes(layer) for layer in cache]
         pages = [self._structs(layer, *axes) for layer, axes in zip(cache, axes, strict=True)]
         slots = jax.tree.map(lambda x: self._struct(x.shape, x.dtype, "rows"), slots)
         yield from self._programs(params, pages, slots)

@@ -16,6 +16,7 @@ from gguf_cases import (
     KV_HEADS,
     LAYERS,
     MLP,
+    SETTINGS,
     VOCAB,
     WIDTH,
     llama_cpp_tensors,
@@ -251,12 +252,65 @@ def test_frequency_divisors_where_no_llama_has_them_are_refused(tmp_path):
         GgufFile(write_llama(tmp_path, tensors=freqs, changes=scaled))
 
 
+def write_parts(folder, count=3, *, of_part=None):
+    """A model cut as llama.cpp's gguf-split does it: only the first part has its settings.
+
+    of_part: for a part's number, metadata of its own.
+    """
+    weights = random_weights("llama")
+    tensors = [*llama_cpp_tensors("llama", weights).items()]
+    split = {"split.count": count, "split.tensors.count": len(tensors)}
+    paths = [folder / f"m-{i + 1:05}-of-{count:05}.gguf" for i in range(count)]
+    for number, path in enumerate(paths):
+        own = dict(tensors[number::count])
+        fields = split | {"split.no": number} | (of_part or {}).get(number, {})
+        changes = dict.fromkeys(SETTINGS, DROPPED) if number else ()
+        write(path, "llama", own, fields=fields, changes=changes)
+    return weights, paths
+
+
+def test_a_model_in_several_files_is_read_by_the_first(tmp_path):
+    weights, paths = write_parts(tmp_path)
+    file = GgufFile(paths[0])
+    assert file.shapes == {name: weight.shape for name, weight in weights.items()}
+    for name, weight in weights.items():
+        np.testing.assert_array_equal(file.read(name), weight, err_msg=name)
+
+
+def test_parts_that_are_missing_or_of_another_model_are_named(tmp_path):
+    (tmp_path / "other").mkdir()
+    weights, paths = write_parts(tmp_path)
+    with pytest.raises(ValueError, match="is part 2 of a model in 3 files; allowed: the first one"):
+        GgufFile(paths[1])
+    _, others = write_parts(tmp_path / "other", of_part={1: {"split.no": 2}})
+    with pytest.raises(ValueError, match="00002-of-00003.gguf is part 2 of 3, counted from 0; all"):
+        GgufFile(others[0])
+    _, others = write_parts(tmp_path / "other", of_part={0: {"split.tensors.count": 50}})
+    with pytest.raises(ValueError, match="its other parts have 21 tensors; allowed: the 50 of spl"):
+        GgufFile(others[0])
+    _, others = write_parts(tmp_path / "other", of_part={0: {"split.no": 1}})
+    with pytest.raises(ValueError, match="is part 1 of 3, counted from 0; allowed: a whole model"):
+        GgufFile(others[0])
+    _, others = write_parts(tmp_path / "other")
+    others[2].write_bytes(others[1].read_bytes())
+    with pytest.raises(ValueError, match="00003-of-00003.gguf is part 1 of 3, counted from 0; all"):
+        GgufFile(others[0])
+    second = dict([*llama_cpp_tensors("llama", weights).items()][1::3])
+    fields = {"split.no": 2, "split.count": 3}
+    write(others[2], "llama", second, fields=fields, changes=dict.fromkeys(SETTINGS, DROPPED))
+    with pytest.raises(ValueError, match="00003-of-00003.gguf has .*, as an earlier part has; all"):
+        GgufFile(others[0])
+    paths[2].unlink()
+    with pytest.raises(ValueError, match="of which m-00003-of-00003.gguf is not there; allowed: a"):
+        GgufFile(paths[0])
+
+
 def test_another_architecture_and_a_part_of_a_model_are_refused(tmp_path):
     path = write(tmp_path / "m.gguf", "gemma", {"token_embd.weight": np.ones((4, 4), np.float32)})
     with pytest.raises(ValueError, match="architecture is 'gemma'; allowed: llama, qwen2, qwen3"):
         GgufFile(path)
     with pytest.raises(
-        ValueError, match="llama.gguf is one of 3 parts of a model; allowed: a whole"
+        ValueError, match="llama.gguf is part 0 of 3, counted from 0; allowed: a whole model"
     ):
         GgufFile(write_llama(tmp_path, fields={"split.count": 3}))
 

@@ -1,10 +1,14 @@
 """A GGUF's vocabulary gives the tokens of the tokenizer that it was converted from."""
 
+import io
 import json
 
 import chat_cases as cases
 import numpy as np
 import pytest
+import sentencepiece
+import sentencepiece.sentencepiece_model_pb2 as schema_of_pieces
+from tokenizers import Tokenizer
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.policy.files import gguf_vocabulary
@@ -42,10 +46,41 @@ def converted(name, pre):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name, pre", [("qwen3", "qwen2"), ("llama3_2", "llama-bpe")])
+@pytest.mark.parametrize(
+    "name, pre",
+    [
+        ("qwen3", "qwen2"),
+        ("llama3_2", "llama-bpe"),
+        ("deepseek_v3", "deepseek-v3"),
+    ],
+)
 def test_tokens_are_those_of_the_original(name, pre):
     built = gguf_vocabulary.build_tokenizer(converted(name, pre)).backend_tokenizer
     original = cases.library(name).backend_tokenizer
+    rng = np.random.default_rng(0)
+    for _ in range(500):
+        text = cases.random_text(rng, pieces=30)
+        tokens = original.encode(text, add_special_tokens=False).ids
+        assert built.encode(text, add_special_tokens=False).ids == tokens, text
+        assert built.decode(tokens) == original.decode(tokens)
+
+
+@pytest.mark.exhaustive
+def test_the_pieces_of_llama_2_are_those_of_the_original():
+    """Scores are the places of merges, as in the published tokenizer.model."""
+    stored = json.loads((cases.MODELS / "llama2" / "tokenizer.json").read_text())["model"]
+    names = sorted(stored["vocab"], key=stored["vocab"].get)
+    place = {merge.replace(" ", "", 1): -i for i, merge in reversed([*enumerate(stored["merges"])])}
+    types = {"<unk>": 2, "<s>": 3, "</s>": 3} | {f"<0x{byte:02X}>": 6 for byte in range(256)}
+    fields = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": names,
+        "tokenizer.ggml.scores": [float(place.get(name, -1e6)) for name in names],
+        "tokenizer.ggml.token_type": [types.get(name, 1) for name in names],
+    }
+    built = gguf_vocabulary.build_tokenizer(fields).backend_tokenizer
+    # As the file says: version 5 of transformers puts no space before the text.
+    original = Tokenizer.from_file(str(cases.MODELS / "llama2" / "tokenizer.json"))
     rng = np.random.default_rng(0)
     for _ in range(500):
         text = cases.random_text(rng, pieces=30)
@@ -58,6 +93,137 @@ def test_smollms_digits_stand_alone_and_words_keep_their_space():
     encode = cases.library("smollm2").backend_tokenizer.encode
     assert encode(" the 407 cats").tokens == ["Ġthe", "Ġ", "4", "0", "7", "Ġcats"]
     assert encode("don't\n\n  x").tokens == ["don", "'t", "ĊĊĠ", "Ġx"]
+
+
+TEXT = "I'LL say 1234½ HTTPServer's\n\n  naïve e\u0301te漢字, x==y don't"
+CONTRACTED = ["I", "'LL", " say", " ", "123", "4½", " HTTPServer", "'s", "\n\n", " ", " naïve"]
+CONTRACTED += [" e", "\u0301te漢字", ",", " x", "==", "y", " don", "'t"]
+DIGITS = ["I", "'LL", " say", " ", "1", "2", "3", "4", "½", *CONTRACTED[6:]]
+CASED = ["I'LL", " say", " ", "123", "4½", " HTTPServer's", "\n\n", " ", " naïve", " e\u0301te漢字"]
+CASED += [",", " x", "==", "y", " don't"]
+GPT2 = ["I", "'", "LL", " say", " 1234½", " HTTPServer", "'s", "\n\n ", " naïve", " e", "\u0301"]
+GPT2 += ["te漢字", ",", " x", "==", "y", " don", "'t"]
+
+
+@pytest.mark.parametrize(
+    "pres, wanted",
+    [
+        (("llama-bpe", "dbrx", "chatglm-bpe", "glm4"), CONTRACTED),
+        (("qwen2",), DIGITS),
+        (("qwen35",), [*DIGITS[:-8], " e\u0301te漢字", *DIGITS[-6:]]),
+        (("gpt-4o", "llama4"), CASED),
+        (
+            ("tekken",),
+            ["I", "'LL", " say", " ", "1", "2", "3", "4", "½", " HTTPServer", "'s", *CASED[6:-1]]
+            + [" don", "'t"],
+        ),
+        (("gpt-2", "phi-2"), GPT2),
+        (
+            ("smollm", "refact", "starcoder", "command-r"),
+            [*GPT2[:4], " ", "1", "2", "3", "4", "½", *GPT2[5:]],
+        ),
+        (
+            ("deepseek-v3",),
+            [*CONTRACTED[:4], "123", "4½", " HTTPServer", *CONTRACTED[7:11]]
+            + [" e\u0301te", "漢字", ",", " x", "==", "y", " don", "'t"],
+        ),
+        (
+            ("deepseek-llm",),
+            ["I", "'", "LL", " say", " ", "1234½", " HTTPServer", "'", "s", "\n", "\n", " "]
+            + [
+                " na",
+                "ï",
+                "ve",
+                " e",
+                "\u0301",
+                "te",
+                "漢字",
+                ",",
+                " x",
+                "==",
+                "y",
+                " don",
+                "'",
+                "t",
+            ],
+        ),
+    ],
+    ids=lambda value: value[0],
+)
+def test_texts_are_cut_into_the_words_of_each_family(pres, wanted):
+    """Words by hand, from the expressions in the families' own tokenizer.json."""
+    for pre in pres:
+        words = gguf_vocabulary.PREPARATIONS[pre][1].pre_tokenize_str(TEXT)
+        assert [TEXT[start:end] for _, (start, end) in words] == wanted, pre
+
+
+def trained(prefix):
+    """A small SentencePiece model as the library has it, and as llama.cpp's converter writes it."""
+    stream = io.BytesIO()
+    rng = np.random.default_rng(1)
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([cases.random_text(rng, pieces=12) for _ in range(2000)]),
+        model_writer=stream,
+        vocab_size=700,
+        model_type="bpe",
+        byte_fallback=True,
+        character_coverage=0.98,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=prefix,
+        control_symbols=["<turn>"],
+        user_defined_symbols=["<call>", "▁▁", "▁▁▁"],
+        minloglevel=2,
+    )
+    proto = schema_of_pieces.ModelProto.FromString(stream.getvalue())
+    fields = {
+        "model": "llama",
+        "pre": "default",
+        "tokens": [
+            p.piece.replace("▁", " ") if p.type == p.USER_DEFINED else p.piece for p in proto.pieces
+        ],
+        "scores": [p.score for p in proto.pieces],
+        "token_type": [p.type for p in proto.pieces],
+        "add_space_prefix": prefix,
+        "eos_token_id": 2,
+    }
+    fields = {f"tokenizer.ggml.{key}": value for key, value in fields.items()}
+    library = sentencepiece.SentencePieceProcessor(model_proto=stream.getvalue())
+    return library, fields | {
+        "tokenizer.chat_template": "{% for m in messages %}{{ m.content }}</s>{% endfor %}"
+    }
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_sentence_pieces_are_those_of_their_library(prefix):
+    library, fields = trained(prefix)
+    built = gguf_vocabulary.build_tokenizer(fields)
+    rng = np.random.default_rng(2)
+    texts = [cases.random_text(rng, pieces=30) for _ in range(400)]
+    texts += ["", " ", "a", "  two   spaces", "漢字\U0010ffff", "aaaaaaaaa", "<0x41>"]
+    # A space is put before what follows an added token too, as llama.cpp does.
+    texts += [] if prefix else ["no <call> yes<call>"]
+    names = [library.id_to_piece(i) for i in range(len(library)) if library.is_control(i)]
+    compared = 0
+    for text in texts:
+        if any(name in text for name in (*names, "<unk>")):
+            continue  # which the library of pieces takes for text
+        compared += 1
+        tokens = library.encode(text)
+        if text:  # of none there is nothing to put a space before
+            assert built.encode(text, add_special_tokens=False) == tokens, text
+        assert built.decode(tokens) == library.decode(tokens)
+    assert compared > 300
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_a_policy_speaks_in_sentence_pieces(prefix):
+    _, fields = trained(prefix)
+    tokenizer = gguf_tokenizer(fields, None)
+    tokens = tokenizer.action("a word <call>")
+    assert tokens[-1] == 2 and tokenizer.text(tokens) == "a word <call>"
+    spelt = b" " * prefix + b"a word <call>"
+    assert b"".join(tokenizer.token_bytes()[i] for i in tokens[:-1]) == spelt
 
 
 def test_kinds_of_tokens_are_kept_apart():
@@ -86,8 +252,15 @@ def test_the_ends_of_turns_and_texts_both_end_an_action():
 @pytest.mark.parametrize(
     "changes, reason",
     [
-        ({"model": "llama"}, "tokenizer.ggml.model is 'llama'; allowed: gpt2"),
-        ({"pre": "dbrx"}, "tokenizer.ggml.pre is 'dbrx'; allowed: llama-bpe, qwen2, smollm"),
+        ({"model": "bert"}, "tokenizer.ggml.model is 'bert'; allowed: gpt2, llama"),
+        ({"model": "llama"}, "GGUF: no key tokenizer.ggml.scores"),
+        ({"model": "llama", "scores": [0.5]}, "12 tokens and 1 scores; allowed: a score for each"),
+        ({"model": "llama", "scores": [1] * 12}, "ggml.scores is .*; allowed: a list of numbers"),
+        (
+            {"model": "llama", "scores": [0.5] * 12, "remove_extra_whitespaces": True},
+            "remove_extra_whitespaces is True; allowed: False",
+        ),
+        ({"pre": "falcon"}, "tokenizer.ggml.pre is 'falcon'; allowed: llama-bpe, qwen2, qwen35,"),
         ({"pre": None}, "GGUF: no key tokenizer.ggml.pre"),
         ({"pre": ["smollm"]}, r"ggml.pre is \['smollm'\]; allowed: a text"),
         ({"tokens": "abc"}, "ggml.tokens is 'abc'; allowed: a list of texts"),

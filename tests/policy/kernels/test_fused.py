@@ -205,12 +205,14 @@ def test_a_shape_that_a_kernel_cannot_take_falls_back_with_the_reason(wanted, ch
 
 @pytest.mark.parametrize("wanted", ["splash", "cudnn"])
 def test_a_mesh_that_splits_a_head_falls_back_with_the_reason(wanted):
-    shape = SHAPE | {"heads": 8, "kv_heads": 2}
+    shape = SHAPE | {"heads": 12, "kv_heads": 6}
     with jax.set_mesh(make_mesh(schema.Mesh(data=4, tensor=2))):
         assert select_kernel(wanted, **shape)[0] == wanted
     with jax.set_mesh(make_mesh(schema.Mesh(data=2, tensor=4))):
-        reason = f"{wanted} needs kv_heads divisible by mesh axis tensor=4: got 2"
+        reason = f"{wanted} needs kv_heads divisible by mesh axis tensor=4: got 6"
         assert select_kernel(wanted, **shape) == ("xla", reason)
+        # Of two key-value heads each is copied, for six query heads each.
+        assert select_kernel(wanted, **shape | {"kv_heads": 2}) == (wanted, "as wanted")
 
 
 def test_a_fallback_is_logged_once_for_each_shape(caplog):

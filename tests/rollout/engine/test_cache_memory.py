@@ -23,6 +23,11 @@ def test_the_cache_is_every_conversation_at_full_length():
     # Layers x (key, value) x 2 of 4 heads x 16 numbers of 4 bytes.
     assert plan.token_bytes == 4 * 2 * 2 * 16 * 4
     assert plan.bytes == 28 * 16 * plan.token_bytes
+    # With more devices than key-value heads each holds one; all, where they cannot share them.
+    of_one = plan.token_bytes // 2
+    assert plan_cache(ARCH, ROLLOUT, tensor=4).token_bytes == of_one
+    assert plan_cache(ARCH, ROLLOUT, tensor=8).token_bytes == of_one
+    assert plan_cache(ARCH, ROLLOUT, tensor=3).token_bytes == 4 * of_one
 
 
 def test_the_plan_tells_of_the_samplers_copy_of_the_policy():

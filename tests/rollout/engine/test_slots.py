@@ -351,6 +351,23 @@ def test_eight_devices_give_the_actions_of_one():
         assert_same(play(engine, placed, shuffle=3, delay=3))
 
 
+@pytest.mark.parametrize("tensor, heads", [(4, 4), (8, 8)])
+def test_devices_that_share_a_key_value_head_sample_alike(tensor, heads):
+    """Each has a copy of one of two, and so a cache of one head."""
+    arch = dataclasses.replace(ARCH, vocab_size=32, heads=heads)
+    mesh = make_mesh(schema.Mesh(data=8 // tensor, tensor=tensor))
+    network, params = make(arch)
+    placed = jax.device_put(params, param_shardings(mesh, network.logical_axes(), params))
+    with jax.set_mesh(mesh):
+        engine = make_engine(arch=arch, mesh=mesh)
+        played = play(engine, placed)
+        (copy,) = (each for each in engine.programs(placed) if each.name == "rollout/copy")
+    assert_logp_of_network(played, params, arch)
+    keys = copy.arguments[0][0].k
+    of_device = (1, engine.plan.pages, ROLLOUT.page_size, ARCH.head_dim)
+    assert keys.sharding.shard_shape(keys.shape) == of_device
+
+
 def test_every_program_is_compiled_ahead():
     engine = make_engine(options={"steps": 4, "few": False})
     engine.compile(make()[1])
