@@ -19,7 +19,7 @@ def read_delta(family: Family, values: Mapping[str, Any], source: str) -> DeltaN
       ValueError: unknown kinds of layers, or heads that do not divide.
     """
     kinds, layers = values["layer_types"], values["num_hidden_layers"]
-    if len(kinds) != layers or set(kinds) - set(_KINDS):
+    if set(kinds) - set(_KINDS):
         allowed = ", ".join(_KINDS)
         raise ValueError(
             f"{source}: layer_types is {shown(kinds)}; allowed: {layers} of {allowed}."
