@@ -28,16 +28,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from seeupo_jax.agents.answer_form import AnswerForm, resolve_form
 from seeupo_jax.agents.calls import Access, is_header_value
 from seeupo_jax.agents.serving import ServingSession
-from seeupo_jax.agents.tool_format import choose_format
 from seeupo_jax.cli.command_line import add_run_flags, log_to_stderr, prepare_xla, read_config
 from seeupo_jax.configuration.flags import Flags, Wrong, integer
 from seeupo_jax.configuration.schema import Config, WarmStart
 from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.envs.transport.open_files import raise_open_files
 from seeupo_jax.errors import file_sentences, sentence_errors
-from seeupo_jax.evaluation.episode_host import make_endpoint
+from seeupo_jax.evaluation.episode_host import check_endpoint, make_endpoint
 from seeupo_jax.evaluation.policy_sources import PolicySource, run_policy
 from seeupo_jax.parallel.stop_signal import StoppedCompiling, StopRequest
 from seeupo_jax.policy_io.policy_folder import STEP, WEIGHTS, check_trained, saved_weights
@@ -134,6 +134,7 @@ def _check(config: Config, source: _Source, host: str, port: int) -> None:
         saved_weights(config, source.weights)
         other = ", or --model=FOLDER to serve a model folder's policy"
         check_trained(config, source.workdir, source.step, source.weights, other)
+    check_endpoint()
     check_sampling(config)
     if not _is_loopback(host):
         _LOGGER.warning(
@@ -155,7 +156,9 @@ def _load(config: Config, source: _Source) -> contextlib.AbstractContextManager[
     )
 
 
-def _begin(config: Config, source: PolicySource, stop: StopRequest) -> ServingSession:
+def _begin(
+    config: Config, source: PolicySource, form: AnswerForm, stop: StopRequest
+) -> ServingSession:
     """A policy in an engine that is compiled and has begun.
 
     Raises:
@@ -173,7 +176,7 @@ def _begin(config: Config, source: PolicySource, stop: StopRequest) -> ServingSe
     return ServingSession(
         engine,
         source.tokenizer,
-        choose_format(config.agent.tool_format),
+        form,
         max_action_tokens=rollout.max_action_tokens,
         max_context=rollout.max_context,
     )
@@ -184,15 +187,17 @@ def _name(place: Path) -> str:
     return Path(os.path.abspath(place)).name.removeprefix("package:")
 
 
-def _announce(config: Config, about: str, access: Access, engine: SlotEngine) -> None:
+def _announce(
+    config: Config, about: str, access: Access, engine: SlotEngine, form: AnswerForm
+) -> None:
     """Says that clients may call, what, and within which limits."""
-    rollout, agent = config.rollout, config.agent
+    rollout = config.rollout
     sampling = "greedy" if rollout.top_k == 1 else f"temperature {rollout.temperature:g}"
     print(f"Serving {about} at {access.base_url}")
     print(
         f"context: {rollout.max_context} tokens; answers: at most {rollout.max_action_tokens};"
         f" concurrent calls: {engine.concurrency}, others wait; {sampling}; tool calls:"
-        f" {agent.tool_format}"
+        f" {form.tool_format.name}; thoughts: {'a field' if form.thoughts_apart else 'content'}"
     )
     made = f"Key: {access.api_key} (made for this server; {KEY_VARIABLE} sets one)"
     print(f"Key: as in {KEY_VARIABLE}" if KEY_VARIABLE in os.environ else made, flush=True)
@@ -202,17 +207,18 @@ def _answer(config: Config, source: _Source, host: str, port: int) -> None:
     """Loads the policy, and answers until a signal comes."""
     place = source.workdir if source.workdir is not None else Path(str(config.model.path))
     name = _name(place)
-    endpoint = make_endpoint(config, name)
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         policy = stack.enter_context(_load(config, source))
-        serving = _begin(config, policy, stop)
+        form = resolve_form(config.agent, policy.tokenizer)
+        endpoint = make_endpoint(config, name, form)
+        serving = _begin(config, policy, form, stop)
         endpoint.start(host, port)
         stack.callback(endpoint.close)
         key = os.environ.get(KEY_VARIABLE)
         access = endpoint.open_key(serving, key=key, unique_ids=True)
         number = "" if source.workdir is None else f", checkpoint {policy.iteration}"
-        _announce(config, f"{place}{number} as {name!r}", access, policy.engine)
+        _announce(config, f"{place}{number} as {name!r}", access, policy.engine, form)
         stop.wakes(serving.stop)
         serving.run()
         endpoint.close(cancel=False)  # its last answers are on their way

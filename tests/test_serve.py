@@ -21,12 +21,13 @@ from places import CONFIGS
 from process_cases import environment
 
 from seeupo_jax import serve
+from seeupo_jax.agents.answer_form import PLAIN_TEXT, AnswerForm, resolve_form
 from seeupo_jax.agents.calls import Access
-from seeupo_jax.agents.tool_format import choose_format
 from seeupo_jax.checkpoint import Checkpoints
 from seeupo_jax.cli.command_line import read_config
 from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.configuration.schema import Config
+from seeupo_jax.envs.tool_formats.formats import choose_format
 from seeupo_jax.metrics.checksum import checksum
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy.network import split_model
@@ -72,7 +73,7 @@ def test_it_says_when_it_is_ready_where_what_and_within_which_limits(served):
     )
     assert limits == (
         "context: 128 tokens; answers: at most 16; concurrent calls: 2, others wait; greedy;"
-        " tool calls: hermes\n"
+        " tool calls: hermes; thoughts: content\n"
     )
     assert key == f"Key: as in {KEY_VARIABLE}\n"
 
@@ -87,7 +88,7 @@ def test_a_policy_has_the_name_of_its_folder_however_it_is_given(tmp_path, monke
 def test_a_key_that_was_made_is_printed(capsys, monkeypatch):
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     access, engine = Access("http://127.0.0.1:1/v1", "made.key"), SimpleNamespace(concurrency=2)
-    serve._announce(Config(), "a policy", access, engine)
+    serve._announce(Config(), "a policy", access, engine, PLAIN_TEXT)
     printed = capsys.readouterr().out
     assert printed.endswith(f"Key: made.key (made for this server; {KEY_VARIABLE} sets one)\n")
 
@@ -189,11 +190,13 @@ class Begun(SlotEngine):
 
 
 def test_a_server_begins_with_the_configured_seed_and_form_of_tool_calls():
-    config = from_dict({"seed": 7, "agent": {"tool_format": "llama"}})
+    config = from_dict({"seed": 7, "agent": {"tool_format": "llama", "thoughts": "field"}})
     policy = SimpleNamespace(engine=Begun(), params=None, tokenizer=None)
-    serving = serve._begin(config, policy, SimpleNamespace(asked=False))
+    form = resolve_form(config.agent, policy.tokenizer)
+    assert form == AnswerForm(choose_format("llama"), thoughts_apart=True)
+    serving = serve._begin(config, policy, form, SimpleNamespace(asked=False))
     assert policy.engine.began == {"seed": 7, "iteration": 0}
-    assert serving._format is choose_format("llama") is not choose_format("hermes")
+    assert serving._form is form
 
 
 def test_an_address_that_other_machines_reach_is_warned_of(caplog):

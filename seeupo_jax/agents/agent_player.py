@@ -15,6 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from seeupo_jax.agents.agent_episode import AgentEpisode, OpenTurn, WaitingCall
+from seeupo_jax.agents.answer_form import AnswerForm
 from seeupo_jax.agents.calls import (
     Access,
     AgentFailure,
@@ -22,14 +23,12 @@ from seeupo_jax.agents.calls import (
     AgentTask,
     CallRefused,
     Completion,
-    HistoryMessage,
     ModelCall,
     Runner,
     Session,
 )
 from seeupo_jax.agents.lineages import Lineages, check_length
 from seeupo_jax.agents.sampled_text import SampledText
-from seeupo_jax.agents.tool_format import NO_CALLS, ToolFormat
 from seeupo_jax.configuration.user_code import describe
 from seeupo_jax.envs.pool import Failure
 from seeupo_jax.rollout.engine.protocol import Action, Turn
@@ -54,7 +53,7 @@ class AgentHost:
     runner: Runner
     open_key: Callable[[Session, float | None], Access]
     close_key: Callable[[str], None]
-    tool_format: ToolFormat
+    form: AnswerForm
     timeout_s: float
     data: Callable[[str, str], Any] = lambda task_id, split: None
     close_endpoint: Callable[[], None] = lambda: None
@@ -183,7 +182,7 @@ class AgentPlayer:
         raise AssertionError("agents are never prefetched")
 
     def open(self, key: int, request: EpisodeRequest) -> None:
-        lineages = Lineages(self._worker.tokenizer, self._host.tool_format)
+        lineages = Lineages(self._worker.tokenizer, self._host.form.tool_format)
         episode = AgentEpisode(request, self._slots.pop(), lineages=lineages)
         self._open[key] = episode
         options, split = self._options, self._options.split
@@ -229,8 +228,9 @@ class AgentPlayer:
         completion = turn.sampled.complete(
             action, prompt_tokens=prompt_tokens, cached_tokens=action.cached
         )
-        answer = HistoryMessage("assistant", completion.content, completion.calls)
-        episode.lineages.act(turn.turn, action.tokens, action.logp, answer, action.experts)
+        episode.lineages.act(
+            turn.turn, action.tokens, action.logp, completion.message, action.experts
+        )
         episode.remove_turn(turn, answered=True)
         turn.waiting.finish(completion)
 
@@ -315,8 +315,14 @@ class AgentPlayer:
             key = episode.keys[turn.lineage] = next(self._keys)
             self._owner[key] = waiting.key
         call, on_text = waiting.call, None if waiting.on_text is None else waiting.send_text
-        tool_format = self._host.tool_format if call.tools else NO_CALLS
-        sampled = SampledText(self._worker.tokenizer, call.stop, on_text, tool_format)
+        sampled = SampledText(
+            self._worker.tokenizer,
+            call.stop,
+            on_text,
+            self._host.form.with_tools(call.tools),
+            call.tools,
+            read.conversation.tokens,
+        )
         return OpenTurn(waiting, turn, episode.keys[turn.lineage], sampled)
 
     def _used_up(self, lineages: Lineages) -> CallRefused | None:

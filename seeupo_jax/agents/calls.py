@@ -16,13 +16,14 @@ class HistoryMessage:
     """A message of a conversation as a client sends it, the same for all APIs.
 
     role: system | user | assistant | tool.
-    calls: tool calls of an assistant's message.
+    calls: tool calls of an assistant's message. thoughts: of one, if they are no content.
     ids: the ids of these calls, by which results refer to them; they do not reach the policy.
     """
 
     role: str
     content: str
     calls: tuple[ToolCall, ...] = ()
+    thoughts: str = ""
     ids: tuple[str, ...] = field(default=(), compare=False)
 
 
@@ -44,12 +45,14 @@ class ModelCall:
 class Completion:
     """A sampled assistant message.
 
-    text: of the whole action, up to a stop string; content and calls: its content and tool calls.
+    text: of the whole action, up to a stop string, with the `<think>` of a header that opens
+      thoughts if these are apart; content and calls: its content and tool calls.
     finish: stop | length | tool_calls.
     pieces: UTF-8 bytes of each token of the action; logp: log-probability of each, in nats, under
       the sampling distribution.
     prompt_tokens: tokens of the context; cached_tokens: those of them that were in the cache.
     stopped_at: the stop string that ended it; None: it ended otherwise.
+    thoughts: "" if there are none, or they are part of the content.
     """
 
     text: str
@@ -61,6 +64,12 @@ class Completion:
     prompt_tokens: int
     cached_tokens: int = 0
     stopped_at: str | None = None
+    thoughts: str = ""
+
+    @property
+    def message(self) -> HistoryMessage:
+        """The message as a client sends it back."""
+        return HistoryMessage("assistant", self.content, self.calls, self.thoughts)
 
 
 class CallRefused(Exception):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from seeupo_jax.agents.calls import HistoryMessage
-from seeupo_jax.agents.lineages import history_digests
+from seeupo_jax.agents.lineages import history_digests, same_thoughts
 from seeupo_jax.envs.base import Tool
 from seeupo_jax.policy.files.tokenizer import TokenizedConversation
 
@@ -19,11 +19,13 @@ class CachedConversation:
 
     conversation: before the answer. action: the sampled tokens of the answer.
     group: the engine's group of the conversation, which does not change.
+    thoughts: of the answer, if they are no content.
     """
 
     conversation: TokenizedConversation
     action: Sequence[int]
     group: int
+    thoughts: str = ""
 
     @property
     def tokens(self) -> int:
@@ -58,9 +60,12 @@ class ConversationCache:
         digests = list(history_digests(messages, tools))
         for count in range(len(messages), 0, -1):
             digest = digests[count]
-            if digest in self._answered:
+            if digest not in self._answered:
+                continue
+            answered = self._answered[digest][1]
+            if same_thoughts(messages[count - 1].thoughts, answered.thoughts):
                 self._answered.move_to_end(digest)
-                return CacheHit(self._answered[digest][1], tuple(messages[count:]))
+                return CacheHit(answered, tuple(messages[count:]))
         return None
 
     def add(

@@ -10,10 +10,11 @@ import logging
 import secrets
 import socket
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from seeupo_jax.agents.answer_form import AnswerForm, AnswerSplitter, Shown
 from seeupo_jax.agents.calls import (
     Access,
     CallRefused,
@@ -22,7 +23,6 @@ from seeupo_jax.agents.calls import (
     Session,
     is_header_value,
 )
-from seeupo_jax.agents.tool_format import NO_CALLS, ContentSplitter, choose_format
 
 try:
     import uvicorn
@@ -96,7 +96,7 @@ class Endpoint:
     Args:
       sampling: the rules of all keys without their own.
       model: the served name; requests may give any name.
-      tool_format: a name of `agents.tool_format`.
+      form: the form of the policy's answers.
     """
 
     def __init__(
@@ -104,11 +104,11 @@ class Endpoint:
         *,
         sampling: SamplingRules,
         model: str,
-        tool_format: str,
+        form: AnswerForm,
         limits: Limits = Limits(),
     ):
         self._sampling, self._model, self._limits = sampling, model, limits
-        self._tool_format = choose_format(tool_format)
+        self._form = form
         self._clients: dict[str, _Client] = {}
         self._calls: set[asyncio.Task[Completion]] = set()
         self._server: uvicorn.Server | None = None
@@ -294,7 +294,7 @@ class Endpoint:
 
     async def _events(self, session: Session, exchange: Exchange) -> AsyncGenerator[Event, None]:
         pieces: asyncio.Queue[str | None] = asyncio.Queue()
-        splitter = ContentSplitter(self._tool_format if exchange.call.tools else NO_CALLS)
+        splitter = AnswerSplitter(self._form.with_tools(exchange.call.tools))
         started = False
         async with task_of(self._complete(session, exchange, pieces.put_nowait)) as task:
             task.add_done_callback(lambda _: pieces.put_nowait(None))
@@ -303,12 +303,15 @@ class Endpoint:
                     yield event
                 started = True
                 shown = splitter.feed(piece)
-                for event in exchange.text(shown) if shown else ():
+                for event in _write_parts(exchange, shown):
                     yield event
             completion = await task
         for event in () if started else exchange.begin():
             yield event
-        for event in exchange.end(completion, splitter.rest(completion.content)):
+        rest = splitter.rest(Shown(completion.thoughts, completion.content))
+        for event in exchange.think(rest.thoughts) if rest.thoughts else ():
+            yield event
+        for event in exchange.end(completion, rest.content):
             yield event
 
     async def _list_models(self, request: Request) -> Response:
@@ -346,6 +349,14 @@ class Endpoint:
             "display_name": self._model,
             "created_at": "1970-01-01T00:00:00Z",
         }
+
+
+def _write_parts(exchange: Exchange, shown: Shown) -> Iterator[Event]:
+    """The events of further thoughts and content."""
+    if shown.thoughts:
+        yield from exchange.think(shown.thoughts)
+    if shown.content:
+        yield from exchange.text(shown.content)
 
 
 def _as_refusal(error: Exception) -> CallRefused:

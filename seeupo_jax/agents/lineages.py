@@ -19,10 +19,12 @@ import numpy as np
 
 from seeupo_jax.agents.calls import CallRefused, HistoryMessage, ModelCall
 from seeupo_jax.agents.sampled_text import longest_token, text_with_mark
-from seeupo_jax.agents.tool_format import ToolFormat, as_function, lists_tools, template_writes
-from seeupo_jax.envs.base import Message, Tool
+from seeupo_jax.envs.base import THOUGHT, THOUGHT_END, Message, Tool
 from seeupo_jax.envs.thoughts import thought_tags
+from seeupo_jax.envs.tool_formats.tool_format import ToolFormat
+from seeupo_jax.policy.files.chat.call_format import as_function
 from seeupo_jax.policy.files.messages import TaggedText
+from seeupo_jax.policy.files.template_knowledge import lists_tools, template_writes
 from seeupo_jax.policy.files.tokenizer import TokenizedConversation, Tokenizer, Transcript
 from seeupo_jax.rewards.finished_episode import HISTORY
 from seeupo_jax.types import CONTEXT, Segment
@@ -77,6 +79,7 @@ class LineageTurn:
 
     number: its index in the order in which turns began, including cancelled ones.
     lineage: turns of a lineage are sampled one after another, each after all earlier tokens.
+    thoughts: of the answer, if they are no content.
     """
 
     read: ReadCall
@@ -84,6 +87,7 @@ class LineageTurn:
     lineage: int
     answered: bool = False
     action: Sequence[int] = ()
+    thoughts: str = ""
 
 
 class Lineages:
@@ -126,7 +130,7 @@ class Lineages:
         """
         digests = list(history_digests(call.messages, call.tools))
         tools = self._listed.setdefault(json.dumps(call.tools), call.tools)
-        parent, shared = self._continued(digests)
+        parent, shared = self._continued(digests, call.messages)
         new = call.messages[shared:]
         read = [to_tokenizer_message(each, self._tokenizer, self._format) for each in new]
         if parent is None:
@@ -168,7 +172,7 @@ class Lineages:
         transcript, parent = self._transcripts[turn.lineage], turn.read.parent
         transcript.read(turn.read.conversation.tokens)
         transcript.act(tokens, turn.number, logp, expert_LG)
-        turn.action, turn.answered = tokens, True
+        turn.action, turn.answered, turn.thoughts = tokens, True, answer.thoughts
         self._ends[extend_digest(turn.read.digest, answer)].append(turn)
         if parent is not None and parent.lineage == turn.lineage:
             parent.read.forget()
@@ -206,13 +210,17 @@ class Lineages:
     def _answered(self) -> list[LineageTurn]:
         return [turn for turn in self._turns if turn.answered]
 
-    def _continued(self, digests: Sequence[bytes]) -> tuple[LineageTurn | None, int]:
+    def _continued(
+        self, digests: Sequence[bytes], messages: Sequence[HistoryMessage]
+    ) -> tuple[LineageTurn | None, int]:
         """Returns the turn that a history continues, and the number of messages up to its answer.
 
         The turn with the most messages is chosen, preferably the last of a lineage.
         """
         for count in range(len(digests) - 1, 0, -1):
+            sent = messages[count - 1].thoughts
             turns = self._ends.get(digests[count], ())
+            turns = [turn for turn in turns if same_thoughts(sent, turn.thoughts)]
             if turns:
                 last = max(turns, key=lambda turn: (self._tips[turn.lineage] is turn, turn.number))
                 return last, count
@@ -252,10 +260,10 @@ def check_length(call: ModelCall, tokenizer: Tokenizer, max_context: int) -> Non
 
 
 def _characters(message: HistoryMessage) -> int:
-    """The number of characters of a message's content and of its calls as JSON."""
+    """The number of characters of a message's content and thoughts, and of its calls as JSON."""
     calls = [[call.name, call.arguments, call.positional] for call in message.calls]
     written = json.dumps(calls, ensure_ascii=False) if calls else ""
-    return len(message.content) + len(written)
+    return len(message.content) + len(message.thoughts) + len(written)
 
 
 def to_tokenizer_message(
@@ -269,6 +277,7 @@ def to_tokenizer_message(
     Raises:
       ValueError: it contains a lone surrogate, which JSON allows.
     """
+    message = _with_thoughts(message)
     written = _written(message, tool_format)
     written.encode()
     if message.role != "assistant":
@@ -279,19 +288,36 @@ def to_tokenizer_message(
         json.dumps(calls, ensure_ascii=False).encode()  # the form in templates
         content = TaggedText(message.content, thoughts)
         return {"role": message.role, "content": content, "tool_calls": calls}
-    tags = tool_format.tags(written, len(message.content)) if message.calls else ()
+    tags = tool_format.tags(message.content, message.calls) if message.calls else ()
     return {"role": message.role, "content": TaggedText(written, [*thoughts, *tags])}
 
 
+def _with_thoughts(message: HistoryMessage) -> HistoryMessage:
+    """The same message with its thoughts in its content, as most models write them."""
+    if not message.thoughts:
+        return message
+    content = f"{THOUGHT}\n{message.thoughts.strip()}\n{THOUGHT_END}\n\n{message.content}"
+    return replace(message, content=content, thoughts="")
+
+
 def _written(message: HistoryMessage, tool_format: ToolFormat) -> str:
-    """The text of a message with its calls, if any."""
+    """The text of a message with its thoughts and calls, if any."""
+    message = _with_thoughts(message)
     if not message.calls:
         return message.content
     return tool_format.render(message.content, message.calls)
 
 
+def same_thoughts(sent: str, sampled: str) -> bool:
+    """Whether a client's message may be the sampled one: most clients send no thoughts back."""
+    return not sent or sent.strip() == sampled
+
+
 def plain_text(message: HistoryMessage) -> str:
-    """A normal form of a message: clients may change white space and the form of JSON."""
+    """A normal form of a message: clients may change white space and the form of JSON.
+
+    Thoughts of a field of their own are no part of it (see `same_thoughts`).
+    """
     calls = [[call.name, call.arguments, call.positional] for call in message.calls]
     return canonical_json([message.role, message.content.strip(), calls])
 

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import groupby
 
+from seeupo_jax.agents.answer_form import PLAIN_TEXT, AnswerForm
 from seeupo_jax.agents.calls import Completion
-from seeupo_jax.agents.tool_format import NO_CALLS, ToolFormat
+from seeupo_jax.envs.base import THOUGHT, Tool
+from seeupo_jax.policy.files.template_knowledge import opens_thoughts
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy.files.vocabulary import CONTROL
 from seeupo_jax.rollout.engine.protocol import Action
@@ -21,7 +23,8 @@ class SampledText:
     Args:
       stop: non-empty stop strings; the message ends before them.
       on_text: as in `Session.complete`, called in the caller's thread.
-      tool_format: the format in which calls are parsed.
+      form: the form in which it is parsed. tools: those that it may call.
+      context: the tokens before it, of which the last may open its thoughts.
     """
 
     def __init__(
@@ -29,10 +32,14 @@ class SampledText:
         tokenizer: Tokenizer,
         stop: Sequence[str] = (),
         on_text: Callable[[str], None] | None = None,
-        tool_format: ToolFormat = NO_CALLS,
+        form: AnswerForm = PLAIN_TEXT,
+        tools: Sequence[Tool] = (),
+        context: Sequence[int] = (),
     ):
         self._tokenizer, self._stop, self._on_text = tokenizer, stop, on_text
-        self._format = tool_format
+        self._form, self._tools = form, tools
+        opened = form.thoughts_apart and opens_thoughts(tokenizer, context)
+        self._opening = f"{THOUGHT}\n" if opened else ""
         self._growing = GrowingText(self._text)
         self._read = 0  # tokens
         self._given = 0  # characters
@@ -80,7 +87,8 @@ class SampledText:
             place = self._place(text)
             text = given if place is None else text[: place[0]]
         self._give(given)
-        content, calls = self._format.parse(text)
+        text = self._opening + text
+        thoughts, content, calls = self._form.parse(text, self._tools)
         ended = self._end is not None or (bool(tokens) and tokens[-1] in self._tokenizer.end_ids)
         return Completion(
             text=text,
@@ -92,13 +100,15 @@ class SampledText:
             prompt_tokens=prompt_tokens,
             cached_tokens=cached_tokens,
             stopped_at=None if self._end is None else self._end[2],
+            thoughts=thoughts,
         )
 
     def _text(self, tokens: Sequence[int]) -> str:
-        return text_with_mark(self._tokenizer, tokens, self._format.mark)
+        return text_with_mark(self._tokenizer, tokens, self._form.tool_format.mark)
 
     def _give(self, text: str) -> None:
         """Passes the new part of the text to `on_text`."""
+        text = self._opening + text
         new, self._given = text[self._given :], max(self._given, len(text))
         if new and self._on_text is not None:
             self._on_text(new)

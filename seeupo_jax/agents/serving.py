@@ -14,11 +14,11 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from seeupo_jax.agents.agent_episode import WaitingCall
+from seeupo_jax.agents.answer_form import AnswerForm
 from seeupo_jax.agents.calls import CallRefused, Completion, HistoryMessage, ModelCall
 from seeupo_jax.agents.conversation_cache import CachedConversation, ConversationCache
 from seeupo_jax.agents.lineages import check_length, to_tokenizer_message
 from seeupo_jax.agents.sampled_text import SampledText
-from seeupo_jax.agents.tool_format import NO_CALLS, ToolFormat
 from seeupo_jax.configuration.user_code import describe
 from seeupo_jax.policy.files.tokenizer import TokenizedConversation, Tokenizer
 from seeupo_jax.rollout.engine.protocol import Action, Turn
@@ -56,13 +56,13 @@ class ServingSession:
         self,
         engine: SlotEngine,
         tokenizer: Tokenizer,
-        tool_format: ToolFormat,
+        form: AnswerForm,
         *,
         max_action_tokens: int,
         max_context: int,
         cache_tokens: int = CACHE_TOKENS,
     ):
-        self._engine, self._tokenizer, self._format = engine, tokenizer, tool_format
+        self._engine, self._tokenizer, self._form = engine, tokenizer, form
         self._max_action_tokens, self._max_context = max_action_tokens, max_context
         self._cache = ConversationCache(cache_tokens, engine.release)
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -159,7 +159,9 @@ class ServingSession:
             self._tokenizer,
             call.call.stop,
             call.send_text if streamed else None,
-            self._format if call.call.tools else NO_CALLS,
+            self._form.with_tools(call.call.tools),
+            call.call.tools,
+            context,
         )
         self._open[call.key] = _Sampling(call, conversation, group, sampled)
         self._engine.submit(
@@ -180,7 +182,8 @@ class ServingSession:
         """Returns a call's conversation, with its sampled tokens unchanged, and its group."""
         hit = self._cache.find(call.messages, call.tools)
         new = call.messages if hit is None else hit.messages
-        messages = [to_tokenizer_message(each, self._tokenizer, self._format) for each in new]
+        tool_format = self._form.tool_format
+        messages = [to_tokenizer_message(each, self._tokenizer, tool_format) for each in new]
         if hit is not None:
             answered = hit.answered
             return answered.conversation.extend(answered.action, messages), answered.group
@@ -208,9 +211,8 @@ class ServingSession:
             return self._refuse(call, action.failure, status=500, code="sampling_failed")
         prompt_tokens = len(conversation.tokens)
         done = sampled.complete(action, prompt_tokens=prompt_tokens, cached_tokens=action.cached)
-        answer = HistoryMessage("assistant", done.content, done.calls)
-        answered = CachedConversation(conversation, action.tokens, group)
-        self._cache.add(action.key, [*call.call.messages, answer], call.call.tools, answered)
+        answered = CachedConversation(conversation, action.tokens, group, done.thoughts)
+        self._cache.add(action.key, [*call.call.messages, done.message], call.call.tools, answered)
         self.counts["answered"] += 1
         call.finish(done)
 

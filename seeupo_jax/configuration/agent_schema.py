@@ -10,6 +10,13 @@ from typing import Any
 from seeupo_jax.configuration.fields import path_field
 from seeupo_jax.options import above, at_least, checked, choice, within
 
+# As in `envs.tool_formats`; a test compares them.
+TOOL_FORMATS = (
+    *("hermes", "llama", "llama_function", "qwen3_coder", "glm", "mistral", "mistral_args"),
+    *("deepseek_v3", "deepseek_v31", "kimi", "gemma"),
+)
+UNCONSTRAINED = ("gemma",)  # no grammar of calls
+
 
 @dataclass(frozen=True)
 class Agent:
@@ -26,8 +33,10 @@ class Agent:
     tasks: str | None = path_field()
     """A JSONL file of tasks, each line with task_id and, where it is not train, split; none: those
     of task_ids(split) in the module of the function, or else of config.env."""
-    tool_format: str = choice("hermes", "llama")
-    """How the policy writes tool calls: in <tool_call> tags, or as Llama 3's JSON objects."""
+    tool_format: str = choice("auto", *TOOL_FORMATS)
+    """How the policy writes tool calls; auto: as the chat template writes them."""
+    thoughts: str = choice("auto", "field", "content")
+    """Where clients get an answer's thoughts; auto: in a field if the chat template knows them."""
     timeout_s: float = above(0, 300.0, most=1_000_000)
     """Seconds that an agent may be without an open call before it is ended (timeout); the time that
     the policy takes does not count."""
@@ -71,11 +80,12 @@ def check_agent(agent: Agent, grammar: str | None) -> None:
             f"config.agent.command: got {agent.command!r} with config.agent.name={agent.name};"
             " allowed: one of the two."
         )
-    if grammar == "tool_calls" and agent.tool_format != "hermes":
+    if grammar == "tool_calls" and agent.tool_format in UNCONSTRAINED:
+        others = [name for name in TOOL_FORMATS if name not in UNCONSTRAINED]
         raise ValueError(
             f"config.agent.tool_format: got {agent.tool_format!r} with"
-            " config.rollout.grammar='tool_calls'; allowed: 'hermes', whose calls alone it"
-            " constrains."
+            f" config.rollout.grammar='tool_calls'; allowed: auto, {', '.join(others)}, whose calls"
+            " it constrains."
         )
     if agent.options and agent.name is None:
         raise ValueError(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from seeupo_jax.configuration.agent_schema import TOOL_FORMATS
 from seeupo_jax.configuration.fields import mapping_field, path_field
 from seeupo_jax.options import above, at_least, checked, choice, within
 
@@ -122,10 +123,11 @@ class Chat:
 
     system: bool = True
     """Keep the environment's system message."""
-    tools: str = choice("auto", "none", "signatures", "json", "hermes")
-    """auto: as the chat template lists them, else hermes; the others: in a system message."""
+    tools: str = choice("auto", "none", "signatures", "json", *TOOL_FORMATS)
+    """auto: as the chat template lists them; the others: in a system message, as a tool format asks
+    for calls."""
     template: str | None = path_field()
-    """A Jinja file, or the name of one of the model's own templates; none: the only one it has."""
+    """A Jinja file, the name of one of the model's templates, or keep_thoughts; none: its own."""
     template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Arguments of the chat template, such as enable_thinking."""
     roles: Mapping[str, Any] = mapping_field(

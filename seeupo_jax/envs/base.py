@@ -18,11 +18,24 @@ Tool = dict[str, Any]
 
 # Tags that parsers of a model's text read. A tokenizer may have one as a control token: decoders
 # drop control tokens and no text may forge them, but sampled text keeps these.
-CALL, CALL_END = "<tool_call>", "</tool_call>"  # of Hermes and Qwen
+CALL, CALL_END = "<tool_call>", "</tool_call>"  # of Hermes, Qwen and GLM
 THOUGHT, THOUGHT_END = "<think>", "</think>"
 PYTHON_TAG = "<|python_tag|>"  # of Llama 3: calls follow
+MISTRAL_TAGS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+DEEPSEEK_TAGS = (
+    *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    *("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
+)
+KIMI_TAGS = (
+    *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    *("<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>"),
+)
+GLM_TAGS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 # Kept in the text of every action; Llama's tag only where calls are read in Llama's form.
-TEXT_TAGS = (CALL, CALL_END, THOUGHT, THOUGHT_END)
+TEXT_TAGS = (
+    *(CALL, CALL_END, THOUGHT, THOUGHT_END),
+    *(*MISTRAL_TAGS, *DEEPSEEK_TAGS, *KIMI_TAGS, *GLM_TAGS),
+)
 TAGS = (*TEXT_TAGS, PYTHON_TAG)
 
 # A reward for one step or turn, or one number for each step or turn of the episode so far.

@@ -11,8 +11,8 @@ import json
 import math
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
 from seeupo_jax.envs.base import CALL, CALL_END, PYTHON_TAG, THOUGHT, THOUGHT_END
@@ -34,11 +34,13 @@ class ToolCall:
     """A tool's name and its arguments by name.
 
     positional: positional arguments, which only the Python form has; they come first.
+    id: the id that the model gave the call; "": none. Results refer to it.
     """
 
     name: str
     arguments: Mapping[str, Any]
     positional: tuple[Any, ...] = ()
+    id: str = field(default="", compare=False, repr=False)
 
 
 def skip_thoughts(text: str) -> str:
@@ -131,7 +133,7 @@ def _read_block(rest: str) -> tuple[ToolCall, int]:
         value, end = _DECODER.raw_decode(rest, _SPACE.search(rest).end())
         end = _SPACE.search(rest, end).end()
     if end and rest.startswith(CALL_END, end):
-        return _read_object(value, "arguments"), end + len(CALL_END)
+        return call_of_object(value, "arguments"), end + len(CALL_END)
     if CALL_END not in rest[end:]:
         raise ToolCallError(_UNPAIRED)
     reason = "text stands behind it"
@@ -146,12 +148,29 @@ _UNPAIRED = "every <tool_call> needs its </tool_call>"
 _SPACE = re.compile(r"[ \t\n\r]*")  # of JSON
 
 
-def _read_object(value: Any, key: str) -> ToolCall:
+def call_of_object(value: Any, key: str) -> ToolCall:
+    """Returns the call that a JSON object states, with its arguments under `key`.
+
+    Raises:
+      ToolCallError: it has other keys or types, or is not within the bounds.
+    """
     if not isinstance(value, dict) or set(value) != {"name", key}:
         raise ToolCallError(f'a tool call has exactly the keys "name" and "{key}"')
     if not isinstance(value["name"], str) or not isinstance(value[key], dict):
         raise ToolCallError(f'"name" must be a string and "{key}" an object')
     return within_bounds(ToolCall(value["name"], value[key]))
+
+
+def decode_json(text: str, start: int) -> tuple[Any, int]:
+    """Returns the JSON value at a position of a text, and its end.
+
+    Raises:
+      ToolCallError: there is none, or an object in it has a key twice.
+    """
+    try:
+        return _DECODER.raw_decode(text, _SPACE.search(text, start).end())
+    except (ValueError, RecursionError) as error:
+        raise ToolCallError(f"a tool call needs a JSON value: {error}") from None
 
 
 def parse_llama(text: str) -> tuple[ToolCall, ...]:
@@ -174,7 +193,7 @@ def parse_llama(text: str) -> tuple[ToolCall, ...]:
             value, position = _DECODER.raw_decode(source, position)
         except (ValueError, RecursionError) as error:
             raise ToolCallError(f"a tool call must be one JSON object: {error}") from None
-        calls.append(_read_object(value, "parameters"))
+        calls.append(call_of_object(value, "parameters"))
         position = _GAP.search(source, position).end()
     return tuple(calls)
 
@@ -186,7 +205,7 @@ def render_python(calls: Iterable[ToolCall]) -> str:
       ValueError: this form cannot express a call, such as an argument named `from` or a set.
     """
     calls = tuple(calls)
-    text = f"[{', '.join(map(_write_call, calls))}]"
+    text = f"[{', '.join(map(write_call, calls))}]"
     try:
         if parse_python(text) == calls:
             return text
@@ -194,11 +213,6 @@ def render_python(calls: Iterable[ToolCall]) -> str:
     except ToolCallError as error:
         reason = str(error)
     raise ValueError(f"render_python: got {calls!r}; not allowed: {reason}.")
-
-
-def _write_call(call: ToolCall) -> str:
-    named = [f"{name}={value!r}" for name, value in call.arguments.items()]
-    return f"{call.name}({', '.join([*map(repr, call.positional), *named])})"
 
 
 def parse_python(text: str) -> tuple[ToolCall, ...]:
@@ -278,6 +292,53 @@ def _keep_backslashes(match: re.Match[str]) -> str:
     if match.string[match.start() - 1] in "rR":  # at least the list's bracket precedes it
         return token
     return _BACKSLASH.sub(lambda escape: escape.group() if escape.group(1) else r"\\", token)
+
+
+def parse_lines(text: str) -> tuple[ToolCall, ...]:
+    """Parses Python calls `name(argument=value)`, one in each statement, in order.
+
+    Values are literals as in `parse_python`, whose list of calls is allowed too.
+
+    Raises:
+      ToolCallError: a statement is no call, or a call violates the form or the bounds.
+    """
+    if len(text) > MAX_CHARS:
+        raise ToolCallError(f"the calls must fit in {MAX_CHARS} characters")
+    form = "the code must be calls name(argument=value), one a line"
+    try:
+        with _PARSING:
+            tree = ast.parse(_STRING.sub(_keep_backslashes, f"\n{text.strip()}"))
+    except SyntaxError as error:
+        raise ToolCallError(f"{form}: {error.msg}") from None
+    except ValueError:  # a lone surrogate, which no source can contain
+        raise ToolCallError(f"{form}: a character is not text") from None
+    except (MemoryError, RecursionError):
+        raise ToolCallError(f"{form}: it is nested too deep") from None
+    nodes = list[ast.expr]()
+    for statement in tree.body:
+        if not isinstance(statement, ast.Expr):
+            raise ToolCallError(form)
+        value = statement.value
+        nodes += value.elts if isinstance(value, ast.List) else [value]
+    return tuple(map(_read_call, nodes))
+
+
+def parse_literal(text: str) -> Any:
+    """Returns the value of a Python literal, as in `parse_python`.
+
+    Raises:
+      ToolCallError: it is none.
+    """
+    try:
+        return _read_value(_parse(_STRING.sub(_keep_backslashes, f"({text})")).body)
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        raise ToolCallError(f"{text[:80]!r} is no literal of Python: {error}") from None
+
+
+def write_call(call: ToolCall) -> str:
+    """Writes a call as Python; not every one can be read back (see `render_python`)."""
+    named = [f"{name}={value!r}" for name, value in call.arguments.items()]
+    return f"{call.name}({', '.join([*map(repr, call.positional), *named])})"
 
 
 def _read_call(node: ast.expr) -> ToolCall:
@@ -399,10 +460,3 @@ def _closes(line: str, shortest: int) -> bool:
 
 _DECODER = json.JSONDecoder(object_pairs_hook=no_duplicates)
 _GAP = re.compile(r"[\s;]*")  # between two objects
-
-
-# Parsers of calls by the name of their form.
-PARSERS: dict[str, Callable[[str], tuple[ToolCall, ...]]] = {
-    "hermes": parse_hermes,
-    "python": parse_python,
-}

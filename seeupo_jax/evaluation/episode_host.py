@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from seeupo_jax import envs
 from seeupo_jax.agents.agent_player import AgentHost
 from seeupo_jax.agents.agent_tasks import AgentTasks, misspelt_functions
+from seeupo_jax.agents.answer_form import AnswerForm, resolve_form
 from seeupo_jax.agents.calls import Access, Runner, Session
 from seeupo_jax.agents.openai_server import OpenAIServer
 from seeupo_jax.agents.runners.command_agents import CommandAgents, split_command
 from seeupo_jax.agents.runners.function_agents import FunctionAgents, load_function, open_clients
-from seeupo_jax.agents.tool_format import choose_format
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.user_code import shown
@@ -230,21 +231,28 @@ def _no_episode(name: str, task_id: str, reason: str, retries: int) -> str:
 
 
 def build_host(
-    config: Config, engine: Engine, tasks: AgentTasks, log: Callable[[str], None]
+    config: Config,
+    engine: Engine,
+    tasks: AgentTasks,
+    tokenizer: Tokenizer,
+    log: Callable[[str], None],
 ) -> Host:
     """Environments, one for each conversation of the engine; or a runner of agents and an endpoint.
 
     Args:
       tasks: of the run, which stay open; agents get their data.
+      tokenizer: of the policy, whose chat template decides how agents get its answers.
 
     Raises:
-      ValueError: the endpoint's address cannot be had, or too few files may be open at once.
+      ValueError: the template's calls are in no known format, the endpoint's address cannot be
+        had, or too few files may be open at once.
     """
     agent = config.agent
     check_open_files(config, engine.concurrency, served=isinstance(engine, OpenAIServer))
     if not agent.given:
         return EnvironmentHost(build_pool(config, engine.concurrency))
-    endpoint = make_endpoint(config, MODEL)
+    form = resolve_form(agent, tokenizer)
+    endpoint = make_endpoint(config, MODEL, form)
 
     def open_key(session: Session, temperature: float | None) -> Access:
         return endpoint.open_key(session, sampling=_sampling_rules(config, temperature))
@@ -255,7 +263,7 @@ def build_host(
         runner=build_runner(config),
         open_key=open_key,
         close_key=endpoint.close_key,
-        tool_format=choose_format(agent.tool_format),
+        form=form,
         timeout_s=agent.timeout_s,
         data=tasks.data,
         close_endpoint=endpoint.close,
@@ -286,8 +294,13 @@ def check_open_files(config: Config, conversations: int, *, served: bool = False
         )
 
 
-def make_endpoint(config: Config, model: str) -> Endpoint:
-    """An endpoint that does not listen yet; `model`: the served name.
+def check_endpoint() -> None:
+    """ValueError: the extra `agents` is not installed."""
+    importlib.import_module("seeupo_jax.agents.endpoint")
+
+
+def make_endpoint(config: Config, model: str, form: AnswerForm) -> Endpoint:
+    """An endpoint that does not listen yet; `model`: the served name, `form`: of its answers.
 
     Raises:
       ValueError: the extra `agents` is not installed.
@@ -298,7 +311,7 @@ def make_endpoint(config: Config, model: str) -> Endpoint:
     return Endpoint(
         sampling=_sampling_rules(config),
         model=model,
-        tool_format=agent.tool_format,
+        form=form,
         limits=Limits(request_bytes=agent.request_kib * 2**10),
     )
 

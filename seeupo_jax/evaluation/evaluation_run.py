@@ -85,7 +85,7 @@ def evaluate_policy(
             ProgressDisplay(0, config.telemetry.display, stream=sys.stderr, shown=shown)
         )
         tasks = opened.enter_context(contextlib.closing(find_tasks(config)))
-        host = build_host(config, source.engine, tasks, progress.log)
+        host = build_host(config, source.engine, tasks, source.tokenizer, progress.log)
         opened.enter_context(contextlib.closing(host))
         progress.phase(f"evaluation of {split}")
         worker = RolloutWorker(

@@ -113,7 +113,6 @@ def _layer_bytes(
     """Bytes kept of one layer, without its parameters, which stay in any case."""
     recurrent = arch.is_recurrent(index)
     delta = dataclasses.replace(arch.delta, layers=(0,)) if recurrent else None
-    lora = None if arch.lora is None else arch.lora.of_layer(index)
     alike = dataclasses.replace(
         arch,
         layers=1,
@@ -122,14 +121,16 @@ def _layer_bytes(
         scan_layers=False,
         remat="none",
         moe=None,
-        lora=lora,
+        lora=arch.layer_adapters(index),
         delta=delta,
     )
     if arch.moe is None or not arch.is_sparse(index):
         of_row, cast = _saved_bytes(alike, remat, length)
     else:
         moe = dataclasses.replace(arch.moe, dense_layers=())
-        all_experts = _saved_bytes(dataclasses.replace(alike, moe=moe), remat, length)
+        lora = None if arch.lora is None else arch.lora.of_layer(index)
+        sparse = dataclasses.replace(alike, moe=moe, lora=lora)
+        all_experts = _saved_bytes(sparse, remat, length)
         width = max(1, moe.shared_width)  # of what is not shared out: the expert of all tokens
         rest = _saved_bytes(dataclasses.replace(alike, mlp_width=width), remat, length)
         # A device has the tokens of all that share the experts, and its part of the experts.

@@ -201,7 +201,7 @@ def _layer(arch: Architecture, layer: int, active: bool) -> int:
     count += sum(_low_rank(arch, layer, matrices).values())
     if arch.is_sparse(layer):
         experts = arch.moe.per_token if active else arch.moe.experts
-        count += _router(arch) + _experts(arch, experts)
+        count += _router(arch) + _experts(arch, experts) + _expert_low_rank(arch, experts)
     count += _norms(arch, layer)
     if arch.is_recurrent(layer):  # its convolution, and a decay's two numbers a head
         return count + arch.delta.channels * arch.delta.conv + 2 * arch.delta.value_heads
@@ -225,6 +225,16 @@ def _experts(arch: Architecture, count: int) -> int:
     return count * (3 * D * F + (2 * F + D if arch.moe.biases else 0))
 
 
+def _expert_low_rank(arch: Architecture, count: int) -> int:
+    """Parameters of the adapters of so many experts of a layer; gate and up read one factor."""
+    lora = arch.expert_adapters
+    if lora is None:
+        return 0
+    D, F = arch.width, arch.moe.mlp_width
+    sizes = {"gate_proj": D + F, "up_proj": F, "down_proj": F + D}
+    return count * lora.rank * sum(sizes[name] for name in sizes if name in lora.targets)
+
+
 def _router(arch: Architecture) -> int:
     """Parameters of a layer's router, and of the gate of the expert that all tokens use."""
     moe = arch.moe
@@ -242,7 +252,8 @@ def _low_rank(
     arch: Architecture, layer: int, matrices: Mapping[str, tuple[int, int]]
 ) -> dict[str, int]:
     """Parameters of the adapters of a layer's projections."""
-    adapted = () if arch.lora is None else arch.lora.of_layer(layer).targets
+    lora = arch.layer_adapters(layer)
+    adapted = () if lora is None else lora.targets
     return {name: arch.lora.rank * sum(matrices[name]) for name in matrices if name in adapted}
 
 
@@ -257,6 +268,7 @@ def _projections(arch: Architecture, work: Pass) -> float:
             each = 3 * arch.moe.mlp_width + 1  # and the sum of the experts' results
             used += arch.width * (arch.moe.experts + arch.moe.per_token * each)
             used += arch.width * arch.moe.shared_gate
+            used += _expert_low_rank(arch, arch.moe.per_token)
     return 2.0 * work.rows * work.new * used
 
 
@@ -264,6 +276,9 @@ def _adapters(arch: Architecture, work: Pass) -> float:
     ranks = sum(
         sum(_low_rank(arch, layer, _matrices(arch, layer)).values()) for layer in range(arch.layers)
     )
+    if arch.moe is not None:
+        sparse = sum(map(arch.is_sparse, range(arch.layers)))
+        ranks += sparse * _expert_low_rank(arch, arch.moe.per_token)
     return 2.0 * work.rows * work.new * ranks
 
 

@@ -15,6 +15,7 @@ from seeupo_jax.policy.rope import Rope
 
 DTYPES = ("float32", "bfloat16")
 SCORES = ("softmax", "sigmoid")
+FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")  # projections, by Hugging Face's names
 # The name of the parameter that `Moe.selection_bias` adds: float32 everywhere, since it grows by
 # small steps, and trained by no gradient.
 SELECTION_BIAS = "selection_bias"
@@ -291,6 +292,27 @@ class Architecture:
     def layer_rope(self, layer: int) -> Rope | None:
         """The rotary embedding of a layer."""
         return self.ropes[layer] if self.ropes else self.rope
+
+    def layer_adapters(self, layer: int) -> LoraAdapters | None:
+        """The adapters of a layer's dense projections, by name: of a model of experts attention's.
+
+        A recurrent layer's own projections have none. Of a feed-forward beside experts PEFT's files have none, as they take its names for experts.
+        """
+        if self.lora is None:
+            return None
+        lora = self.lora.of_layer(layer)
+        if self.is_recurrent(layer):
+            lora = replace(lora, targets=tuple(x for x in lora.targets if x in FEED_FORWARD))
+        if self.moe is None:
+            return lora
+        return replace(lora, targets=tuple(x for x in lora.targets if x not in FEED_FORWARD))
+
+    @property
+    def expert_adapters(self) -> LoraAdapters | None:
+        """The adapters of the experts in all layers; None: they have none."""
+        if self.moe is None or self.lora is None or not {*self.lora.targets} & {*FEED_FORWARD}:
+            return None
+        return self.lora
 
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer's feed-forward is one of experts."""

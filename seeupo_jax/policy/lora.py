@@ -22,11 +22,18 @@ from seeupo_jax.configuration.user_code import shown
 from seeupo_jax.durable_files import make_folder
 from seeupo_jax.parallel.distributed import place, to_host
 from seeupo_jax.parallel.mesh import param_shardings
-from seeupo_jax.policy.architecture import Architecture, LoraAdapters
+from seeupo_jax.policy.architecture import FEED_FORWARD, Architecture, LoraAdapters
+from seeupo_jax.policy.files.expert_adapters import (
+    PARAMETERS,
+    ExpertAdapterTensors,
+    parameters_of,
+    targets_of,
+    to_peft,
+)
 from seeupo_jax.policy.files.folder_files import read_json_object
 from seeupo_jax.policy.files.parameter_names import leaf_at, stored_parameters
 from seeupo_jax.policy.files.placement import check_tensors, load_params
-from seeupo_jax.policy.files.safetensors_files import SafetensorsFolder, write_file
+from seeupo_jax.policy.files.safetensors_files import SafetensorsFolder, Tensors, write_file
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy.network import (
     ADAPTER,
@@ -44,7 +51,6 @@ PREFIX = "base_model.model."  # before every module's name in PEFT's files
 TARGETS = schema.Lora.targets
 _KEPT = 0.9  # of what adapters add, where merging them is not worth a warning
 _LARGEST_ALPHA = 10**6  # thousands are published
-MLP = ("gate_proj", "up_proj", "down_proj")
 # Fields of an adapter_config.json that change the computation, and their supported values.
 _FIXED: dict[str, Sequence[Any]] = {
     "peft_type": ("LORA",),
@@ -56,7 +62,6 @@ _FIXED: dict[str, Sequence[Any]] = {
     "exclude_modules": (None, []),
     "rank_pattern": (None, {}),
     "alpha_pattern": (None, {}),
-    "target_parameters": (None, []),
     "trainable_token_indices": (None, []),
     # The others change the base model's weights when they are loaded.
     "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva", "mica"),
@@ -86,11 +91,12 @@ def attach_adapters(
         node = leaf_at(new, parents)
         shape = node[leaf].shape
         if stored.layer is None:
-            node[leaf] = _initial(stored.names[0], leaf, shape, seed)
+            name = f"{stored.names[0]}{stored.first_row or ''}"
+            node[leaf] = _initial(name, leaf, shape, seed)
             continue
         if stored.layer == 0:
             node[leaf] = jnp.zeros(shape)
-        layer = _initial(stored.names[0], leaf, shape[1:], seed)
+        layer = _initial(f"{stored.names[0]}{stored.first_row or ''}", leaf, shape[1:], seed)
         node[leaf] = node[leaf].at[stored.layer].set(layer)
     if mesh is not None:
         logical_axes, _ = split_trainable(network, network.logical_axes())
@@ -112,6 +118,7 @@ def merge_adapters(model: Transformer) -> Transformer:
     def merged(node: Any) -> Any:
         if not isinstance(node, dict):
             return node
+        node = _with_merged_experts(node, scale, added)
         if "lora_a" in node:
             kernel = node["kernel"]
             delta = jnp.matmul(node["lora_a"], node["lora_b"], precision="highest") * scale
@@ -144,23 +151,28 @@ def save_adapters(
       tokenizer: written too where one is given.
 
     Raises:
-      ValueError: the model has none.
+      ValueError: the model has none, or some that such a folder cannot hold.
     """
     lora = model.arch.lora
     if lora is None:
         raise ValueError("save_adapters: got a model without adapters; allowed: one with them.")
     network, params = split_model(model)
     adapters, _ = split_trainable(network, params)
+    if shared := adapters_of_shared_tensors(model.arch, adapters):
+        raise ValueError(f"save_adapters: got adapters {shared}; allowed: merge(model) first.")
     tensors = {}
     for stored in stored_parameters(model.arch, adapters):
         leaf = leaf_at(adapters, stored.path)
         leaf = leaf if stored.layer is None else leaf[stored.layer]
-        tensors[PREFIX + stored.names[0]] = np.ascontiguousarray(to_host(leaf).T)
+        x = to_host(leaf)
+        tensors[PREFIX + stored.names[0]] = np.ascontiguousarray(x.T if stored.transposed else x)
+    tensors = to_peft(tensors)
     if jax.process_index() != 0:
         return
     folder = Path(path)
     make_folder(folder)
     write_file(tensors, folder / WEIGHTS_FILE)
+    of_experts = model.arch.expert_adapters
     values = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -168,7 +180,8 @@ def save_adapters(
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": 0.0,
-        "target_modules": list(lora.targets) if lora.pattern is None else lora.pattern,
+        "target_modules": _modules(model.arch) if lora.pattern is None else lora.pattern,
+        "target_parameters": None if of_experts is None else parameters_of(of_experts.targets),
         "layers_to_transform": None if lora.layers is None else list(lora.layers),
         "bias": "none",
         "fan_in_fan_out": False,
@@ -180,6 +193,22 @@ def save_adapters(
     (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     if tokenizer is not None:
         tokenizer.save(folder)
+
+
+def adapters_of_shared_tensors(arch: Architecture, adapters: Any) -> str | None:
+    """Which adapters are of matrices that share a tensor in the family's folders; None: none.
+
+    To PEFT such a tensor (`qkv_proj` of Phi-3) is one module with one adapter.
+
+    Args:
+      adapters: their tree, or that of their shapes.
+    """
+    stored = stored_parameters(arch, adapters)
+    names = {each.names[0].rpartition(".lora_")[0] for each in stored if each.first_row is not None}
+    if not names:
+        return None
+    modules = sorted({name.rpartition(".")[2] for name in names})
+    return f"of parts of {', '.join(modules)}, each one module to PEFT"
 
 
 def load_adapters(
@@ -195,7 +224,9 @@ def load_adapters(
     lora = read_lora(folder)
     network, shapes = with_adapters(model.arch, lora)
     wanted, _ = split_trainable(network, shapes)
-    tensors = SafetensorsFolder(folder, WEIGHTS_FILE, prefix=PREFIX)
+    tensors: Tensors = SafetensorsFolder(folder, WEIGHTS_FILE, prefix=PREFIX)
+    if network.arch.expert_adapters is not None:
+        tensors = ExpertAdapterTensors(tensors, network.arch.moe.experts, lora.targets)
     stored = list(stored_parameters(network.arch, wanted))
     check_tensors(tensors, stored, wanted, folder)
     logical_axes, _ = split_trainable(network, network.logical_axes())
@@ -245,10 +276,29 @@ def read_lora(folder: Path) -> LoraAdapters:
         raise ValueError(f"{file}: lora_alpha is {shown(alpha)}; allowed: {allowed}.")
     if rslora not in (False, True, None):
         raise ValueError(f"{file}: use_rslora is {shown(rslora)}; allowed: true or false.")
-    targets, layers = _targets(file, values["target_modules"]), _layers(file, values)
+    targets, layers = _all_targets(file, values), _layers(file, values)
     if values.get("lora_dropout"):
         _LOGGER.warning("%s: lora_dropout is not applied: the sampler has none either", file)
     return LoraAdapters(rank, float(alpha), targets, bool(rslora), layers)
+
+
+def _all_targets(file: Path, values: Mapping[str, Any]) -> tuple[str, ...]:
+    """The targets of a file, with those of experts that `target_parameters` names."""
+    modules, parameters = values["target_modules"], values.get("target_parameters")
+    if parameters in (None, []):
+        return _targets(file, modules)
+    names = ", ".join(PARAMETERS.values())
+    if not isinstance(parameters, list) or any(x not in PARAMETERS.values() for x in parameters):
+        raise ValueError(
+            f"{file}: target_parameters is {shown(parameters)}; allowed: one or more of {names}."
+        )
+    named = () if modules in (None, []) else _targets(file, modules)
+    if {*named} - {*TARGETS} or {*named} & {*FEED_FORWARD}:
+        raise ValueError(
+            f"{file}: target_modules is {shown(modules)} with target_parameters; allowed: a list of"
+            f" {', '.join(x for x in TARGETS if x not in FEED_FORWARD)}."
+        )
+    return tuple(x for x in TARGETS if x in {*named, *targets_of(parameters)})
 
 
 def _targets(file: Path, targets: Any) -> tuple[str, ...]:
@@ -290,17 +340,18 @@ def with_adapters(arch: Architecture, lora: LoraAdapters) -> tuple[Network, Any]
     got = f"config.lora.targets: got {', '.join(lora.targets)}"
     if lora.layers is not None:
         got += f" in layers {', '.join(map(str, lora.layers))}"
-    of_experts = lora.pattern is None and set(lora.targets) & set(MLP)
-    if arch.moe is not None and (of_experts or _matched(lora, _experts(arch))):
-        allowed = ", ".join(t for t in TARGETS if t not in MLP)
-        raise ValueError(f"{got} for a model of experts; allowed: {allowed}.")
+    if arch.moe is not None:
+        _check_experts(arch, lora, got)
     if others := _matched(lora, ("model.embed_tokens", "lm_head")):
         raise ValueError(
             f"{got}, which matches {others[0]}; allowed: only projections of layers"
             f" ({', '.join(TARGETS)})."
         )
+    whole = replace(arch, lora=lora, scan_layers=False)
+    of_experts = whole.expert_adapters is not None
     adapted = [
-        set(lora.of_layer(layer).targets) - _absent(arch, layer) for layer in range(arch.layers)
+        set(whole.layer_adapters(layer).targets) | ({"experts"} if of_experts else set())
+        for layer in range(arch.layers)
     ]
     if not any(adapted):
         last = f"model.layers.{arch.layers - 1}.{PROJECTIONS['o_proj']}"
@@ -316,16 +367,52 @@ def with_adapters(arch: Architecture, lora: LoraAdapters) -> tuple[Network, Any]
     return abstract_network(replace(arch, lora=lora))
 
 
-def _absent(arch: Architecture, layer: int) -> set[str]:
-    """Targets that a layer does not have: of experts and of recurrent layers none are adapted."""
-    absent = set(MLP) if arch.is_sparse(layer) else set()
-    return absent | (set(TARGETS) - set(MLP) if arch.is_recurrent(layer) else set())
+def _check_experts(arch: Architecture, lora: LoraAdapters, got: str) -> None:
+    """ValueError: adapters of a model's experts that PEFT's files cannot hold; `got`: its start."""
+    of_experts, both = set(lora.targets) & set(FEED_FORWARD), {"gate_proj", "up_proj"}
+    if _matched(lora, _feed_forwards(arch)):
+        allowed = "an expression of attention's projections, or names without an expression"
+    elif of_experts and lora.layers is not None:
+        allowed = "experts of all layers or of none"
+    elif len(of_experts & both) == 1:
+        allowed = "gate_proj and up_proj, or neither, since PEFT has one adapter for the two"
+    else:
+        return
+    raise ValueError(f"{got} for a model of experts; allowed: {allowed}.")
 
 
-def _experts(arch: Architecture) -> list[str]:
-    """Full names of matrices of a model's experts, one expert per layer."""
-    sparse = [layer for layer in range(arch.layers) if arch.is_sparse(layer)]
-    return [f"model.layers.{layer}.mlp.experts.0.{name}" for layer in sparse for name in MLP]
+def _feed_forwards(arch: Architecture) -> list[str]:
+    """Full names of the matrices of all feed-forwards of a model of experts, of one expert each."""
+    parts = ("", "experts.0.", "shared_expert.", "shared_experts.")
+    return [
+        f"model.layers.{layer}.mlp.{part}{name}"
+        for layer in range(arch.layers)
+        for part in parts
+        for name in FEED_FORWARD
+    ]
+
+
+def _modules(arch: Architecture) -> list[str]:
+    """The `target_modules` of a model's adapters, of which experts are none."""
+    experts = () if arch.expert_adapters is None else FEED_FORWARD
+    return [name for name in arch.lora.targets if name not in experts]
+
+
+def _with_merged_experts(
+    node: dict[Any, Any], scale: float, added: list[tuple[jax.Array, jax.Array]]
+) -> dict[Any, Any]:
+    """A module's parameters with the adapters of its experts, if any, added into the matrices."""
+    pairs = {"gate": "gate_up", "up": "gate_up", "down": "down"}
+    for name, a in pairs.items():
+        if f"lora_{a}_a" not in node:
+            continue
+        factors = node[f"lora_{a}_a"], node[f"lora_{name}_b"]
+        delta = jnp.matmul(*factors, precision="highest") * scale
+        old = node[name].astype(jnp.float32)
+        node = node | {name: (old + delta).astype(node[name].dtype)}
+        change = node[name].astype(jnp.float32) - old
+        added.append((jnp.sum(change * delta), jnp.sum(delta * delta)))
+    return node
 
 
 def _matched(lora: LoraAdapters, modules: Sequence[str]) -> list[str]:
@@ -340,8 +427,8 @@ def _base(model: Transformer) -> Any:
 
 
 def _initial(name: str, leaf: str, shape: tuple[int, ...], seed: int) -> jax.Array:
-    if leaf == "lora_b":
+    if leaf.endswith("_b"):
         return jnp.zeros(shape)
     key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()))
-    bound = shape[0] ** -0.5
+    bound = shape[-2] ** -0.5
     return jax.random.uniform(key, shape, minval=-bound, maxval=bound)

@@ -19,7 +19,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from seeupo_jax.parallel.mesh import RULES, per_shard
-from seeupo_jax.policy.architecture import SELECTION_BIAS, Architecture, Moe, Routing
+from seeupo_jax.policy.architecture import (
+    SELECTION_BIAS,
+    Architecture,
+    LoraAdapters,
+    Moe,
+    Routing,
+)
 
 EXPERT, TENSOR = RULES["experts"], RULES["mlp"]
 # Parameters of a layer's router and experts, each with its logical axes.
@@ -31,6 +37,12 @@ _EXPERTS = {
     "gate_bias": ("experts", "mlp"),
     "up_bias": ("experts", "mlp"),
     "down_bias": ("experts", "embed"),
+    # Low-rank adapters: gate and up read one A, as PEFT's, which has them as one matrix.
+    "lora_gate_up_a": ("experts", "embed", "rank"),
+    "lora_gate_b": ("experts", "rank", "mlp"),
+    "lora_up_b": ("experts", "rank", "mlp"),
+    "lora_down_a": ("experts", "mlp", "rank"),
+    "lora_down_b": ("experts", "rank", "embed"),
 }
 _TINY = 1e-20  # of sigmoids that may all be 0, as in DeepSeek-V3
 
@@ -65,6 +77,7 @@ class Experts(nnx.Module):
         *,
         gain: float,
         activation: Callable[[jax.Array], jax.Array] = jax.nn.silu,
+        lora: LoraAdapters | None = None,
         shared: Callable[[jax.Array], jax.Array] | None = None,
     ):
         """
@@ -72,9 +85,10 @@ class Experts(nnx.Module):
           width: D of the residual stream.
           gain: factor on the initial size of `down`, which writes into the residual stream.
           activation: of the gates, but where `moe.swiglu_limit` is set.
+          lora: adapters of the experts, which get their first values in `policy/lora.py`.
           shared: the expert that all tokens use, a module; None: there is none.
         """
-        self.activation = activation
+        self.activation, self.lora = activation, lora
         D, F, E = width, moe.mlp_width, moe.experts
         self.moe, self.routing = moe, Routing(1, moe.per_token, moe.experts)
 
@@ -96,6 +110,13 @@ class Experts(nnx.Module):
             self.gate_bias = zeros("gate_bias", (E, F))
             self.up_bias = zeros("up_bias", (E, F))
             self.down_bias = zeros("down_bias", (E, D))
+        if lora is not None and "gate_proj" in lora.targets:
+            self.lora_gate_up_a = zeros("lora_gate_up_a", (E, D, lora.rank))
+            self.lora_gate_b = zeros("lora_gate_b", (E, lora.rank, F))
+            self.lora_up_b = zeros("lora_up_b", (E, lora.rank, F))
+        if lora is not None and "down_proj" in lora.targets:
+            self.lora_down_a = zeros("lora_down_a", (E, F, lora.rank))
+            self.lora_down_b = zeros("lora_down_b", (E, lora.rank, D))
         self.shared = shared
         if moe.shared_gate:
             init = jax.random.normal(rngs.params(), (D, 1)) * D**-0.5
@@ -163,7 +184,13 @@ class Experts(nnx.Module):
             x_XD, weight_XP, expert_XP = map(gather, (x_XD, weight_XP, expert_XP))
             expert_XP = expert_XP - jax.lax.axis_index(EXPERT) * local
         y_XD = mix_experts(
-            x_XD, weight_XP, expert_XP, experts, moe=self.moe, activation=self.activation
+            x_XD,
+            weight_XP,
+            expert_XP,
+            experts,
+            moe=self.moe,
+            activation=self.activation,
+            lora_scale=1.0 if self.lora is None else self.lora.scale,
         )
         if sharded:
             y_XD = jax.lax.psum_scatter(y_XD, EXPERT, tiled=True)
@@ -255,13 +282,15 @@ def mix_experts(
     *,
     moe: Moe,
     activation: Callable[[jax.Array], jax.Array] = jax.nn.silu,
+    lora_scale: float = 1.0,
 ) -> jax.Array:
     """Each token's sum of its experts' outputs, times their weights, [X, D].
 
     Args:
       expert_XP: int32 index into the experts here; pairs outside of them add nothing.
       experts: their matrices `gate` and `up` [E, D, F] and `down` [E, F, D], and where they have
-        biases those, such as `gate_bias` [E, F].
+        biases and adapters those, such as `gate_bias` [E, F].
+      lora_scale: of what adapters add.
     """
     E, (X, P) = experts["gate"].shape[0], expert_XP.shape
     group_S = jnp.where(expert_XP < 0, E, expert_XP).reshape(-1)  # foreign ones last
@@ -278,9 +307,22 @@ def mix_experts(
         bias = experts[f"{name}_bias"][jnp.minimum(group_S[order_S], E - 1)]
         return y + jnp.where(real_S1, bias, 0)
 
+    def lower(x: jax.Array, a: str) -> jax.Array | None:
+        return jax.lax.ragged_dot(x, experts[a], size_E) if a in experts else None
+
+    def adapt(y: jax.Array, low_SR: jax.Array | None, b: str) -> jax.Array:
+        if low_SR is None:
+            return y
+        more = jax.lax.ragged_dot(low_SR, experts[b], size_E).astype(jnp.float32) * lora_scale
+        return y + more.astype(y.dtype)
+
     x_SD = jnp.where(real_S1, x_XD[order_S // P], 0)
-    h_SF = _gated(project(x_SD, "gate"), project(x_SD, "up"), moe, activation)
-    y_SD = jnp.where(real_S1, project(h_SF, "down"), 0)
+    low_SR = lower(x_SD, "lora_gate_up_a")
+    gate_SF = adapt(project(x_SD, "gate"), low_SR, "lora_gate_b")
+    up_SF = adapt(project(x_SD, "up"), low_SR, "lora_up_b")
+    h_SF = _gated(gate_SF, up_SF, moe, activation)
+    y_SD = adapt(project(h_SF, "down"), lower(h_SF, "lora_down_a"), "lora_down_b")
+    y_SD = jnp.where(real_S1, y_SD, 0)
     place_XP = jnp.argsort(order_S).reshape(X, P)
     return jnp.einsum("xp,xpd->xd", weight_XP, y_SD[place_XP])
 

@@ -74,7 +74,7 @@ class Mlp(nnx.Module):
 
 def adapters(arch: Architecture, index: int) -> Callable[[str], LoraAdapters | None]:
     """Which of a layer's projections, by Hugging Face's names, have an adapter."""
-    lora = None if arch.lora is None else arch.lora.of_layer(index)
+    lora = arch.layer_adapters(index)
     return lambda name: lora if lora is not None and name in lora.targets else None
 
 
@@ -113,6 +113,7 @@ class Layer(nnx.Module):
                 rngs,
                 gain=residual,
                 activation=ACTIVATIONS[arch.activation],
+                lora=arch.expert_adapters,
                 shared=Mlp(shared, index, rngs, gain=residual) if shared.mlp_width else None,
             )
         else:

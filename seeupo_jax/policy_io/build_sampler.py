@@ -9,10 +9,12 @@ import jax
 
 from seeupo_jax.algorithms.forks import EntropyForks
 from seeupo_jax.configuration.schema import Config
+from seeupo_jax.envs.tool_formats.formats import TOOL_FORMATS
 from seeupo_jax.learner.optimization.parameter_groups import split_trained
 from seeupo_jax.parallel.device_memory import free_memory
 from seeupo_jax.parallel.mesh import param_shardings, row_shards, sampler_mesh
 from seeupo_jax.policy import network as policy
+from seeupo_jax.policy.files.template_knowledge import resolve_format
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy_io import build
 from seeupo_jax.rollout.engine.cache_memory import CachePlan, plan_cache
@@ -105,7 +107,14 @@ def _held(config: Config, made: build.Policy) -> Any:
 def build_grammars(config: Config, tokenizer: Tokenizer, vocab_size: int) -> Grammars | None:
     """The grammars that constrain actions; None: nothing does."""
     source = config.rollout.grammar
-    return None if source is None else Grammars(source, tokenizer, vocab_size)
+    if source is None:
+        return None
+    tool_format = TOOL_FORMATS["hermes"]
+    if config.agent.given:
+        tool_format = resolve_format(config.agent.tool_format, tokenizer)
+    elif (named := config.env.options.get("format")) in TOOL_FORMATS:
+        tool_format = TOOL_FORMATS[named]  # in which the environment reads calls
+    return Grammars(source, tokenizer, vocab_size, tool_format)
 
 
 def build_sampling(config: Config, tokenizer: Tokenizer) -> Sampling:

@@ -19,6 +19,7 @@ from seeupo_jax.display.terminal import format_count, format_duration
 from seeupo_jax.durable_files import write_atomically
 from seeupo_jax.errors import file_error
 from seeupo_jax.metrics.flat_outcomes import flat_outcome
+from seeupo_jax.metrics.rewritten_turns import rewritten_turns
 from seeupo_jax.parallel.file_lock import exclusive
 from seeupo_jax.reports.charts import unchecked
 from seeupo_jax.reports.curves import curves_section, first_and_last, kinds_section
@@ -194,7 +195,8 @@ def _result(run: RunData) -> Tile:
     measured = all(point.low is not None for point in points)
     intervals = [f"[{p.low:.2f}, {p.high:.2f}]" for p in points] if measured else []
     values = " → ".join(f"{point.value:.2f}" for point in points) or "-"
-    warning = "; ".join(filter(None, (_selected_on(run), flat_outcome(run.lines))))
+    warnings = (_selected_on(run), flat_outcome(run.lines), rewritten_turns(run.lines))
+    warning = "; ".join(filter(None, warnings))
     return Tile(f"success, {measure}", values, " → ".join(intervals), warning)
 
 

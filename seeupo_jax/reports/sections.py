@@ -155,7 +155,8 @@ def _cells(run: RunData, prefix: str) -> Iterable[tuple[int, int, float]]:
 
 
 def lengths_section(runs: Sequence[RunData]) -> Section:
-    tokens, turns = "Tokens per trajectory", "Turns per trajectory"
+    tokens, turns = "Tokens per trajectory", "Turns and segments per trajectory"
+    counts = {name: metric(f"rollout/{name}_mean") for name in ("turns", "segments")}
     measures = {
         f"{label}, {kind}": metric(f"rollout/{name}_tokens_{kind}")
         for label, name in (("sampled", "action"), ("context", "context"))
@@ -164,10 +165,11 @@ def lengths_section(runs: Sequence[RunData]) -> Section:
     return Section(
         "lengths",
         "Lengths",
-        "Tokens that the policy sampled, and tokens that environments and prompts wrote.",
+        "Tokens that the policy sampled, and tokens that environments and prompts wrote. A"
+        " trajectory is one segment unless its context was rewritten between turns.",
         {
             tokens: overlay(tokens, runs, measures, y="tokens per trajectory"),
-            turns: overlay(turns, runs, {"": metric("rollout/turns_mean")}, y="mean of turns"),
+            turns: overlay(turns, runs, counts, y="mean of trajectories"),
         },
     )
 

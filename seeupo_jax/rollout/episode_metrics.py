@@ -10,6 +10,7 @@ import numpy as np
 from seeupo_jax.configuration.reward import Reward
 from seeupo_jax.configuration.user_code import in_one_line
 from seeupo_jax.envs.base import ENVIRONMENT, TURNS
+from seeupo_jax.policy.files.rewritten import RewrittenEpisodes
 from seeupo_jax.rewards.scorer import REWARD_FAILURE
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.rollout.resample import groups_of, has_signal
@@ -176,6 +177,15 @@ def most_frequent_failure(collected: Collected) -> str | None:
     (reason, times), total = reasons.most_common(1)[0], sum(reasons.values())
     who = "agents" if any(LINEAGES in t.info for t in collected.sampled) else "environments"
     return f"{total} {who} failed, {times} of them so: {in_one_line(reason, 200)}"
+
+
+def rewritten_episodes(collected: Collected) -> RewrittenEpisodes:
+    """Counts of episodes; without those of agents that had several conversations side by side."""
+    counts = RewrittenEpisodes()
+    for trajectory in collected.sampled:
+        if trajectory.played and trajectory.info.get(LINEAGES, 1) == 1:
+            counts.add(trajectory.segments)
+    return counts
 
 
 def truncation(collected: Collected, max_context: int) -> str | None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from seeupo_jax import envs
-from seeupo_jax.agents.tool_format import TOOL_FORMATS
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs.tool_calls import ToolCall
+from seeupo_jax.envs.tool_formats.tool_format import ToolFormat
 from seeupo_jax.envs.validation import has_demonstrations
 from seeupo_jax.errors import DataChanged
 from seeupo_jax.supervised.conversation import ALLOWED, ReadConversation, read_conversation
@@ -210,28 +210,31 @@ class EnvironmentConversations:
 
 @dataclasses.dataclass(frozen=True)
 class ToolCallsAsText(Sequence[ReadConversation]):
-    """Conversations whose tool calls are in Hermes' form, for tokenizers that write none.
+    """Conversations whose tool calls are text in a format, for tokenizers that write none.
 
     Tools that a chat template does not list are listed with the words to write calls so.
     """
 
     conversations: Conversations
+    tool_format: ToolFormat
 
     def __len__(self) -> int:
         return len(self.conversations)
 
     def __getitem__(self, index: int) -> ReadConversation:
         shown = self.conversations[index]
-        return dataclasses.replace(shown, messages=tuple(map(_as_text, shown.messages)))
+        return dataclasses.replace(
+            shown, messages=tuple(_as_text(message, self.tool_format) for message in shown.messages)
+        )
 
 
-def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
+def _as_text(message: Mapping[str, Any], tool_format: ToolFormat) -> dict[str, Any]:
     plain = {n: v for n, v in message.items() if n not in ("tool_calls", "reasoning_content")}
     calls = [
         ToolCall(call["function"]["name"], call["function"]["arguments"])
         for call in message.get("tool_calls", ())
     ]
-    content = TOOL_FORMATS["hermes"].render(message["content"], calls)
+    content = tool_format.render(message["content"], calls)
     if thoughts := message.get("reasoning_content"):
         content = f"<think>\n{thoughts.strip()}\n</think>\n\n{content}"
     return plain | {"content": content}

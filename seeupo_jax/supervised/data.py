@@ -13,9 +13,11 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.envs.base import Demonstration
 from seeupo_jax.envs.null_fields import NullCounts
+from seeupo_jax.envs.tool_formats.formats import TOOL_FORMATS
 from seeupo_jax.learner.imitation.action_segments import Segments, Tokenized
 from seeupo_jax.parallel.distributed import gather
 from seeupo_jax.parallel.stop_signal import Stopped
+from seeupo_jax.policy.files.rewritten import RewrittenEpisodes
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.supervised.conversation_sources import (
@@ -52,6 +54,7 @@ class SftData:
     trained_tokens: of the training conversations' assistant messages, once.
     fingerprint: of all tokens, in order.
     nulls: of tools and of calls' arguments, in all conversations.
+    rewritten: a warning that most of them are a segment for every turn; None: they are not.
     """
 
     training: Subset
@@ -61,6 +64,7 @@ class SftData:
     trained_tokens: int
     fingerprint: str
     nulls: NullCounts
+    rewritten: str | None = None
 
     def lines(self) -> list[str]:
         """The counts as lines of text."""
@@ -76,14 +80,19 @@ class SftData:
             " write them for what is absent": self.nulls.dropped,
             f"{{:,}} {nulls} stay: the schemas allow them, or do not say": self.nulls.kept,
         }
-        return [text] + [line.format(count) for line, count in counts.items() if count]
+        warnings = [] if self.rewritten is None else [self.rewritten]
+        lines = [line.format(count) for line, count in counts.items() if count]
+        return [text, *lines, *warnings]
 
 
 def tokenize(
     source: Conversations, tokenizer: Tokenizer, *, train_on: str = "all", limit: int | None = None
 ) -> Tokenized:
-    """Conversations as segments; tool calls in Hermes' form where the tokenizer writes none."""
-    shown = source if tokenizer.writes_calls else ToolCallsAsText(source)
+    """Conversations as segments; tool calls as text where the tokenizer writes none."""
+    shown = source
+    if not tokenizer.writes_calls:
+        tool_format = TOOL_FORMATS.get(tokenizer.tool_listing or "", TOOL_FORMATS["hermes"])
+        shown = ToolCallsAsText(source, tool_format)
     return Tokenized(shown, tokenizer, train_on, limit)
 
 
@@ -94,7 +103,7 @@ class _Reading:
         self._config, self._tokenizer, self._on_read = config, tokenizer, on_read
         self._digest = hashlib.sha256()
         self.skipped = self.cut = 0
-        self.nulls = NullCounts()
+        self.nulls, self.rewritten = NullCounts(), RewrittenEpisodes()
 
     def read(self, source: Conversations) -> tuple[Tokenized, list[int], list[int]]:
         """The conversations as segments, the numbers of those that are kept, their tokens.
@@ -129,6 +138,7 @@ class _Reading:
             ) from None
         self.nulls.dropped += conversation.nulls.dropped
         self.nulls.kept += conversation.nulls.kept
+        self.rewritten.add(segments)
         longest = max(_needed(segment) for segment in segments)
         if longest > limit and too_long == "error":
             raise ValueError(
@@ -207,6 +217,7 @@ def read_data(config: Config, tokenizer: Tokenizer, on_read: OnRead) -> SftData:
         sum(sizes),
         reading.fingerprint(),
         reading.nulls,
+        reading.rewritten.warning("conversations", tokenizer.why_rewritten),
     )
 
 

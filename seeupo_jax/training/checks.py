@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import jax
 
 from seeupo_jax import envs
 from seeupo_jax.agents.agent_tasks import find_tasks
+from seeupo_jax.agents.answer_form import resolve_form
 from seeupo_jax.cli.command_line import check_places, check_shared_places, join_cluster, prepare_xla
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs.base import EnvironmentUnavailable, Tool
@@ -27,7 +28,7 @@ from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import SELECTION_BIAS, Architecture
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy.files.weights import base_model_folder, read_tokenizer, resolve_path
-from seeupo_jax.policy.lora import with_adapters
+from seeupo_jax.policy.lora import adapters_of_shared_tensors, with_adapters
 from seeupo_jax.policy_io import build
 from seeupo_jax.policy_io.build_sampler import build_grammars
 from seeupo_jax.rewards.candidate_judge import make_judge
@@ -199,12 +200,14 @@ def _check_episodes(config: Config) -> None:
 
 
 def check_every_role(config: Config) -> None:
-    """ValueError: there is a role whose messages the model's chat template does not write."""
-    unwritten: Mapping[str, str] = {}  # a tokenizer that is made here writes all
-    if config.model.path is not None:
-        unwritten = _tokenizer(config).unwritten
-    for sentence in unwritten.values():
+    """ValueError: there is a role whose messages the model's chat template does not write, or it
+    writes calls in no known format."""
+    if config.model.path is None:
+        return  # a tokenizer that is made here writes all
+    tokenizer = _tokenizer(config)
+    for sentence in tokenizer.unwritten.values():
         raise ValueError(sentence)
+    resolve_form(config.agent, tokenizer)
 
 
 def _check_tools(config: Config, tools: Sequence[tuple[Tool, ...]]) -> None:
@@ -237,8 +240,15 @@ def check_model(config: Config, mesh: jax.sharding.Mesh, *, tokenizer: bool = Tr
         )
     if build.adapters_of(config) is not None and not config.lora.merge:
         _check_no_adapters(config.model.path)
-    if build.adapters_of(config) is not None or config.optimizer.groups:
-        _trained_shapes(config, arch)
+    lora = build.adapters_of(config)
+    if lora is not None or config.optimizer.groups:
+        shapes = _trained_shapes(config, arch)
+        shared = None if lora is None else adapters_of_shared_tensors(arch, shapes)
+        if shared is not None and not config.lora.merge:
+            raise ValueError(
+                f"config.lora.merge: got False with adapters {shared}; allowed: True, or other"
+                " config.lora.targets."
+            )
 
 
 def _check_no_adapters(path: str | None) -> None:

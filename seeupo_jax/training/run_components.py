@@ -92,7 +92,7 @@ def build_components(
     tasks, references = find_tasks(config), None
     worker = RolloutWorker(
         engine,
-        build_host(config, engine, tasks, progress.log),
+        build_host(config, engine, tasks, policy.tokenizer, progress.log),
         policy.tokenizer,
         config.env,
         config.rollout,

@@ -20,6 +20,7 @@ from seeupo_jax.policy_io.build import Policy
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.rollout.episode_metrics import (
     most_frequent_failure,
+    rewritten_episodes,
     rollout_metrics,
     truncation,
     unpaid_rewards,
@@ -40,6 +41,7 @@ class RunLog:
     ):
         telemetry = config.telemetry
         self._config, self._workdir, self._progress = config, workdir, progress
+        self._tokenizer, self._warned_of_segments = tokenizer, False
         self._writes = jax.process_index() == 0
         self._metrics = MetricsWriter(workdir, telemetry.trackers, log=progress.log)
         self._times = PhaseTimes(progress)
@@ -128,10 +130,20 @@ class RunLog:
             most_frequent_failure(collected),
             unpaid_rewards(collected, self._config.rewards),
             truncation(collected, max_context),
+            self._rewritten(collected),
         ):
             if trouble is not None:
                 self._progress.log(f"iteration {iteration}: {trouble}")
         return values
+
+    def _rewritten(self, collected: Collected) -> str | None:
+        """A warning that every turn is a segment of its own, the first time that it is due."""
+        if self._warned_of_segments:
+            return None
+        counts = rewritten_episodes(collected)
+        warning = counts.warning("episodes", self._tokenizer.why_rewritten)
+        self._warned_of_segments = warning is not None
+        return warning
 
     def episodes(
         self, iteration: int, split: str, trajectories: Sequence[Trajectory], labels: Labels

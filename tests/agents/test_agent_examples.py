@@ -19,14 +19,15 @@ from places import ROOT
 
 from docs.examples.agents.desk import open_desk
 from docs.examples.agents.order_desk_cases import case_of
+from seeupo_jax.agents.answer_form import AnswerForm
 from seeupo_jax.agents.calls import AgentTask, Completion, HistoryMessage
 from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
 from seeupo_jax.agents.endpoint import Endpoint
-from seeupo_jax.agents.tool_format import choose_format
 from seeupo_jax.envs.order_desk import orders as world
 from seeupo_jax.envs.order_desk.demonstrator import play
 from seeupo_jax.envs.order_desk.desk import Desk, DeskEpisode
 from seeupo_jax.envs.tool_calls import parse_hermes, render_hermes
+from seeupo_jax.envs.tool_formats.formats import choose_format
 
 EXAMPLES = ROOT / "docs" / "examples" / "agents"
 AGENTS = ROOT / "third_party" / "agents"
@@ -85,7 +86,7 @@ def a_list_first(call):
 
 @pytest.fixture(scope="module")
 def endpoint():
-    served = Endpoint(sampling=SamplingRules(1.0), model="policy", tool_format="hermes")
+    served = Endpoint(sampling=SamplingRules(1.0), model="policy", form=AnswerForm(HERMES))
     served.start()
     yield served
     served.close()

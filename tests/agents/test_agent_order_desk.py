@@ -58,7 +58,7 @@ def trajectories():
     options = CollectionOptions(seed=0, iteration=1, policy_version=3)
     with jax.set_mesh(made.mesh):
         for name, config in CONFIG.items():
-            host = build_host(config, engine, find_tasks(config), lambda _: None)
+            host = build_host(config, engine, find_tasks(config), made.tokenizer, print)
             for turns in (6, 3):
                 rollout = dataclasses.replace(config.rollout, max_turns=turns)
                 worker = RolloutWorker(engine, host, made.tokenizer, config.env, rollout)

@@ -51,7 +51,7 @@ def played(agent, *, rewards=(), temperature=None, **env):
     check_host(config)
     engine, said = Saying(), []
     tasks, scorer = find_tasks(config), make_scorer(rewards)
-    host = build_host(config, engine, tasks, said.append)
+    host = build_host(config, engine, tasks, NumberTokenizer(), said.append)
     assert len(said) == 1 and said[0].startswith("agents call the policy at http://127.0.0.1:")
     worker = RolloutWorker(
         engine, host, NumberTokenizer(), config.env, config.rollout, rewards=scorer
@@ -178,7 +178,7 @@ def test_a_command_plays_the_tasks_of_a_file(tmp_path):
 def test_an_endpoint_that_cannot_listen_is_said_in_a_sentence():
     config = from_dict({"agent": {"command": "sh", "host": "192.0.2.1"}})
     with pytest.raises(ValueError, match="endpoint: 192.0.2.1:0 cannot be listened on"):
-        build_host(config, Saying(), find_tasks(config), print)
+        build_host(config, Saying(), find_tasks(config), NumberTokenizer(), print)
 
 
 def test_a_run_resumes_and_an_evaluation_goes_on_with_the_same_agent_wherever_it_listens():

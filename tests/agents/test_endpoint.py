@@ -9,13 +9,15 @@ import weakref
 import httpx
 import openai
 import pytest
-from agent_cases import RULES, ToldSession, make_endpoint, opened
+from agent_cases import FORMAT, RULES, ToldSession, make_endpoint, opened
 from places import ROOT
 
 from seeupo_jax.agents import endpoint as endpoint_module
+from seeupo_jax.agents.answer_form import AnswerForm
 from seeupo_jax.agents.dialects import anthropic_messages, chat_completions, responses
 from seeupo_jax.agents.endpoint import Endpoint
 from seeupo_jax.agents.endpoint_http import task_of
+from seeupo_jax.envs.tool_formats.formats import choose_format
 
 
 def ask(access, text, **options):
@@ -59,7 +61,7 @@ def test_a_closed_endpoint_has_told_all_that_waited_and_left_its_address():
 
 
 def test_an_endpoint_that_never_listened_serves_its_own_process_and_closes():
-    endpoint = Endpoint(sampling=RULES, model="ours", tool_format="hermes")
+    endpoint = Endpoint(sampling=RULES, model="ours", form=AnswerForm(FORMAT))
     access = endpoint.open_key(ToldSession(), key="mine")
     assert access.base_url.startswith("http://") and access.api_key == "mine"
 
@@ -90,7 +92,7 @@ def test_a_call_that_waits_does_not_hold_its_body(monkeypatch):
         return body
 
     monkeypatch.setattr(endpoint_module, "read_body", read)
-    endpoint = Endpoint(sampling=RULES, model="ours", tool_format="hermes")
+    endpoint = Endpoint(sampling=RULES, model="ours", form=AnswerForm(FORMAT))
     access = endpoint.open_key(session, key="mine")
 
     async def talk():
@@ -110,7 +112,7 @@ def test_a_call_that_waits_does_not_hold_its_body(monkeypatch):
 
 @pytest.mark.parametrize(("name", "text"), [("llama", '{"n": 1}'), ("hermes", "<tool_call>")])
 def test_without_tools_all_text_streams_at_once(name, text):
-    endpoint = Endpoint(sampling=RULES, model="ours", tool_format=name)
+    endpoint = Endpoint(sampling=RULES, model="ours", form=AnswerForm(choose_format(name)))
     access = endpoint.open_key(ToldSession(), key="mine")
 
     async def talk():
@@ -127,7 +129,7 @@ def test_without_tools_all_text_streams_at_once(name, text):
 
 
 def test_an_address_that_cannot_be_had_is_refused():
-    endpoint = Endpoint(sampling=RULES, model="ours", tool_format="hermes")
+    endpoint = Endpoint(sampling=RULES, model="ours", form=AnswerForm(FORMAT))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match=f"127.0.0.1:{port} cannot be listened on: .*in use"):
@@ -140,7 +142,7 @@ def test_an_address_that_cannot_be_had_is_refused():
 
 @pytest.mark.parametrize("key", ["", " ", "a b", "a\n", "é"])
 def test_a_key_that_cannot_be_sent_is_refused(key):
-    endpoint = Endpoint(sampling=RULES, model="ours", tool_format="hermes")
+    endpoint = Endpoint(sampling=RULES, model="ours", form=AnswerForm(FORMAT))
     with pytest.raises(ValueError, match="the key: got one that"):
         endpoint.open_key(ToldSession(), key=key)
 

@@ -8,13 +8,14 @@ from collections import Counter
 import numpy as np
 import pytest
 from chat_cases import encode, library_tokens, make, raw_text
-from lineage_cases import HERMES, CharTokenizer, ask, assistant, context_tokens, say, user
+from lineage_cases import HERMES, CharTokenizer, ask, assistant, context_tokens, readable, say, user
 
+from seeupo_jax.agents.answer_form import AnswerForm
 from seeupo_jax.agents.calls import CallRefused, HistoryMessage, ModelCall
 from seeupo_jax.agents.lineages import Lineages, check_length
 from seeupo_jax.agents.sampled_text import SampledText
-from seeupo_jax.agents.tool_format import choose_format
 from seeupo_jax.envs.tool_calls import ToolCall
+from seeupo_jax.envs.tool_formats.formats import choose_format
 from seeupo_jax.rollout.engine.protocol import Action
 from seeupo_jax.types import CONTEXT
 
@@ -40,18 +41,8 @@ def _parted(text):
     return content, *calls
 
 
-def describe(segment):
-    """A segment as a readable list: context as text, each turn's number with its text."""
-    parts = []
-    pairs = zip(segment.turn_L.tolist(), segment.tokens_L.tolist(), strict=True)
-    for turn, group in itertools.groupby(pairs, key=lambda pair: pair[0]):
-        text = "".join(chr(token) if token > 4 else "/" for _, token in group)
-        parts.append(text if turn == CONTEXT else (turn, text))
-    return parts
-
-
 def segments(lineages):
-    return [describe(segment) for segment in lineages.segments()]
+    return [readable(segment) for segment in lineages.segments()]
 
 
 def test_a_history_that_goes_on_is_one_segment():
@@ -124,7 +115,7 @@ def llama_lineages(said):
     lineages, first = Lineages(make("llama3_2"), LLAMA), ask("go <|python_tag|>", tools=(TOOL,))
     turn, call = lineages.begin(lineages.read(first)), encode("llama3_2", SEARCH_TEXT, plain=True)
     action = [*encode("llama3_2", said), PYTHON_TAG, *call, EOT]
-    sampled = SampledText(make("llama3_2"), tool_format=LLAMA)
+    sampled = SampledText(make("llama3_2"), form=AnswerForm(LLAMA))
     done = sampled.complete(Action(0, action, [-1.0] * len(action)), prompt_tokens=1)
     answer = assistant(done.content, *done.calls)
     lineages.act(turn, action, done.logp, answer)
@@ -196,7 +187,7 @@ def test_what_differs_begins_a_segment_with_all_before_as_context(change):
     play(lineages, ask("hi"), "yes")
     play(lineages, call, "no")
     first, second = lineages.segments()
-    assert describe(first) == ["/hi//", (0, "yes/")]
+    assert readable(first) == ["/hi//", (0, "yes/")]
     shown = [{"role": "system", "content": "look"}] if call.tools else []
     written = [
         {"role": m.role, "content": HERMES.render(m.content, m.calls) if m.calls else m.content}

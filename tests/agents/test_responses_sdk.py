@@ -250,7 +250,7 @@ OTHERS = {
 WRONG = {
     "input": [],
     "input[0].role": [{"role": "tool", "content": "x"}],
-    "input[0].type": [{"type": "reasoning", "summary": []}],
+    "input[0].type": [{"type": "item_reference", "id": "x"}],
     "input[0].content[0].type": [
         {"role": "user", "content": [{"type": "input_image", "image_url": "http://x"}]}
     ],

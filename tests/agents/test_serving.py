@@ -15,13 +15,14 @@ from flax import nnx
 from lineage_cases import HERMES, CharTokenizer, context_tokens, say
 from rollout_cases import NumberTokenizer, stir
 
+from seeupo_jax.agents.answer_form import AnswerForm
 from seeupo_jax.agents.calls import CallRefused, HistoryMessage, ModelCall
 from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
 from seeupo_jax.agents.endpoint import Endpoint
 from seeupo_jax.agents.serving import ServingSession
-from seeupo_jax.agents.tool_format import choose_format
 from seeupo_jax.configuration import schema
 from seeupo_jax.envs.tool_calls import ToolCall
+from seeupo_jax.envs.tool_formats.formats import choose_format
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.rope import Rope
@@ -57,7 +58,7 @@ def serve(made):
             engine.begin(params, seed=1, iteration=0, temperature=temperature)
             limits = {"max_action_tokens": ACTION, "max_context": CONTEXT}
             serving = ServingSession(
-                engine, TOKENIZER, choose_format("hermes"), **limits, **options
+                engine, TOKENIZER, AnswerForm(choose_format("hermes")), **limits, **options
             )
             thread = threading.Thread(target=serving.run)
             thread.start()
@@ -204,7 +205,7 @@ def test_the_pages_of_a_client_that_vanished_are_released(made):
     engine.begin(params, seed=1, iteration=0, temperature=0.01)
     released = Released(engine)
     limits = {"max_action_tokens": ACTION, "max_context": CONTEXT}
-    serving = ServingSession(released, TOKENIZER, choose_format("hermes"), **limits)
+    serving = ServingSession(released, TOKENIZER, AnswerForm(choose_format("hermes")), **limits)
 
     async def vanish():
         call = asyncio.ensure_future(serving.complete(ModelCall((user("1 2"),))))
@@ -241,7 +242,7 @@ class Told:
 def told(engine):
     """Serves characters by such an engine."""
     limits = {"max_action_tokens": 200, "max_context": 400}
-    serving = ServingSession(engine, CharTokenizer(), HERMES, **limits)
+    serving = ServingSession(engine, CharTokenizer(), AnswerForm(HERMES), **limits)
     thread = threading.Thread(target=serving.run)
     thread.start()
     try:
@@ -318,8 +319,10 @@ def test_a_call_that_waits_when_the_server_stops_is_answered_503(made):
     engine, params = made
     engine.begin(params, seed=1, iteration=0, temperature=0.01)
     limits = {"max_action_tokens": ACTION, "max_context": CONTEXT}
-    serving = ServingSession(engine, TOKENIZER, choose_format("hermes"), **limits)
-    endpoint = Endpoint(sampling=SamplingRules(1.0), model="x", tool_format="hermes")
+    serving = ServingSession(engine, TOKENIZER, AnswerForm(choose_format("hermes")), **limits)
+    endpoint = Endpoint(
+        sampling=SamplingRules(1.0), model="x", form=AnswerForm(choose_format("hermes"))
+    )
     endpoint.start()
     access = endpoint.open_key(serving)
     body = {"model": "x", "messages": [{"role": "user", "content": "1 2"}]}
@@ -337,7 +340,7 @@ def test_a_call_that_waits_when_the_server_stops_is_answered_503(made):
 
 def test_fields_without_effect_are_counted_by_name_and_their_names_are_bounded(made, caplog):
     serving = ServingSession(
-        made[0], TOKENIZER, choose_format("hermes"), max_action_tokens=1, max_context=2
+        made[0], TOKENIZER, AnswerForm(choose_format("hermes")), max_action_tokens=1, max_context=2
     )
     for number in range(3):
         serving.ignored(f"tools[{number}].function.response")

@@ -279,9 +279,9 @@ def test_a_value_out_of_range_is_refused(key, value, allowed):
             "objective='logp'; allowed: 0 un",
         ),
         (
-            {"rollout": {"grammar": "tool_calls"}, "agent": {"tool_format": "llama"}},
+            {"rollout": {"grammar": "tool_calls"}, "agent": {"tool_format": "gemma"}},
             "agent.tool_format",
-            "got 'llama' with config.rollout.grammar='tool_calls'; allowed: 'hermes'",
+            "got 'gemma' with config.rollout.grammar='tool_calls'; allowed: auto, hermes",
         ),
         ({"batching": {"buckets": (256, 64)}}, "batching.buckets", "rising lengths"),
         ({"batching": {"buckets": (64, 64, 256)}}, "batching.buckets", "rising lengths"),

@@ -13,12 +13,12 @@ import bfcl_eval
 import pytest
 from cpu_cases import costs_less
 
+from seeupo_jax.envs.base import DEEPSEEK_TAGS, KIMI_TAGS
 from seeupo_jax.envs.thoughts import thoughts_end
 from seeupo_jax.envs.tool_calls import (
     MAX_CHARS,
     MAX_DEPTH,
     MAX_DIGITS,
-    PARSERS,
     ToolCall,
     ToolCallError,
     parse_fenced,
@@ -27,6 +27,7 @@ from seeupo_jax.envs.tool_calls import (
     render_hermes,
     render_python,
 )
+from seeupo_jax.envs.tool_formats.formats import TOOL_FORMATS
 
 ANSWERS = files(bfcl_eval) / "data" / "possible_answer"
 # Pieces that end strings, blocks and thoughts, or that readers like to change.
@@ -419,10 +420,22 @@ def read(parse, text):
         assert len(str(error)) < 1000
 
 
-READERS = [*PARSERS.values(), parse_fenced]
+READERS = [parse_hermes, parse_python, parse_fenced]
+READERS += [functools.partial(each.read, tools=()) for each in TOOL_FORMATS.values()]
 BOMBS = "( [ { {1: f( f(x= f() f()() - (1, lambda: 9**9 1+ a. f. x=1, f(x=1, ' ''' #' f'{ a".split()
 BOMBS += "'''\\' r'\\ \\ é [a a( ` 0x 1_ <think> </think> <tool_call> </tool_call>".split()
 BOMBS += ["not ", "[ ", "a( ", "```\n", "```python\n", "\n", "\r", "\0", '"""\\', block("")]
+BOMBS += [
+    "<function=f>",
+    "<function=f>{}</function>",
+    "<parameter=x>",
+    "</parameter>\n",
+    "</function>",
+]
+BOMBS += ["<tool_call><function=f><parameter=x>", "<tool_call>f<arg_key>x</arg_key><arg_value>"]
+BOMBS += ["</arg_value><arg_key>", "[TOOL_CALLS]", "[TOOL_CALLS]f[ARGS]{}", "[TOOL_CALLS] [{"]
+BOMBS += [TAG for TAGS in (DEEPSEEK_TAGS, KIMI_TAGS) for TAG in TAGS]
+BOMBS += [DEEPSEEK_TAGS[0] + DEEPSEEK_TAGS[2], "```tool_code\nf()\n```", "```tool_code\n"]
 BOMBS += ['<tool_call>{"a":', '{"a":', "\\'''\n", '\\"""\n']
 
 
@@ -448,9 +461,3 @@ def test_random_changes_of_valid_texts_never_break_a_reader(reader):
             stop = start + rng.choice([0, 0, 1, 5])
             text = text[:start] + rng.choice(pieces) + text[stop:]
         assert costs_less(functools.partial(read, reader, text), 0.1), text
-
-
-def test_parsers_are_chosen_by_name():
-    call = ToolCall("f", {"x": 1})
-    assert PARSERS["hermes"](render_hermes("f", x=1)) == (call,)
-    assert PARSERS["python"](render_python([call])) == (call,)

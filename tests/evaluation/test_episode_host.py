@@ -13,6 +13,7 @@ import pytest
 from places import TINY
 
 from seeupo_jax import envs
+from seeupo_jax.agents.answer_form import PLAIN_TEXT
 from seeupo_jax.agents.calls import Access, AgentResult, AgentTask
 from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
 from seeupo_jax.agents.openai_server import OpenAIServer
@@ -43,7 +44,7 @@ def test_clients_are_told_the_sampling_of_the_configuration():
 
 
 def test_a_request_beyond_the_configured_size_is_refused():
-    endpoint = make_endpoint(from_dict({"agent": {"request_kib": 1}}), "m")
+    endpoint = make_endpoint(from_dict({"agent": {"request_kib": 1}}), "m", PLAIN_TEXT)
     endpoint.start()
     try:
         access = endpoint.open_key(None)
@@ -130,7 +131,7 @@ def test_more_conversations_than_open_files_are_refused(settings, served, each, 
     engine = object.__new__(OpenAIServer) if served else SimpleNamespace()
     engine.concurrency = 4096 // each
     with pytest.raises(ValueError, match="^config.rollout.concurrency: got .* 4096 .*`ulimit -n`"):
-        build_host(config, engine, None, print)
+        build_host(config, engine, None, None, print)
     check_open_files(from_dict({}), 10**6)  # an environment in this process opens none
 
 

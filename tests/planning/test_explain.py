@@ -585,7 +585,7 @@ def test_an_agent_is_told_with_its_limits_and_where_the_policy_is_served(tmp_pat
             " 300 s is ended",
             "the policy is served on 127.0.0.1, a free port, a key for each episode:"
             " /v1/chat/completions, /v1/responses, /v1/messages; a request at most 16,384 KiB,"
-            " tool calls as hermes, other sampling parameters refused",
+            " tool calls as auto, thoughts as auto, other sampling parameters refused",
         ],
     )
     tasks = tmp_path / "tasks.jsonl"

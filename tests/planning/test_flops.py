@@ -40,6 +40,7 @@ DELTA = DeltaNet((0,), key_heads=2, value_heads=4, key_dim=6, value_dim=10, conv
 MOE = Moe(experts=8, per_token=2, mlp_width=64, normalize=True)
 SHARED = dataclasses.replace(MOE, shared_width=96, shared_gate=True, scores="sigmoid")
 LORA = LoraAdapters(rank=4, alpha=8.0, targets=("q_proj", "down_proj"))
+OF_EXPERTS = LoraAdapters(4, 8.0, ("q_proj", "gate_proj", "up_proj", "down_proj"))
 SCALAR = jax.ShapeDtypeStruct((), jnp.int32)
 
 
@@ -111,12 +112,14 @@ def test_a_scorer_that_is_a_policy_has_logits_of_every_token_forwards_and_backwa
     assert step("head") == flops.forward_flops(ARCH, Pass(4, 64))
 
 
-def test_adapters_spare_the_gradients_of_frozen_matrices():
-    arch = changed(lora=LORA, layers=6)
+@pytest.mark.parametrize("moe, share", [(None, 0.75), (MOE, 0.8)], ids=["dense", "experts"])
+def test_adapters_spare_the_gradients_of_frozen_matrices(moe, share):
+    arch = changed(lora=LORA if moe is None else OF_EXPERTS, layers=6, moe=moe)
     wanted = flops.turn_step_flops(arch, 4, 64, 16, computed=True)
     counted = count(traced_step(arch, 4, 64, 16, 0).jaxpr).total
     assert 0.97 * wanted < counted < wanted
-    assert wanted < 0.75 * flops.turn_step_flops(changed(layers=6), 4, 64, 16, computed=True)
+    whole = flops.turn_step_flops(changed(layers=6, moe=moe), 4, 64, 16, computed=True)
+    assert wanted < share * whole
 
 
 def test_xla_counts_a_few_percent_more_for_all_that_is_no_product():
@@ -224,6 +227,8 @@ def test_attention_that_is_kept_is_not_computed_again():
         changed(lora=LORA),
         changed(delta=DELTA, attention_gate=True),
         changed(delta=dataclasses.replace(DELTA, grouped=True), lora=LORA),
+        changed(moe=dataclasses.replace(SHARED, selection_bias=True, biases=True, groups=2)),
+        changed(moe=dataclasses.replace(MOE, dense_layers=(1,)), lora=OF_EXPERTS),
     ],
 )
 def test_parameters_are_those_of_the_network(arch):

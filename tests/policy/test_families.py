@@ -309,7 +309,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0}
         ({"attention_dropout": 0.1}, "attention_dropout is 0.1; allowed: 0.0"),
         (
             {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0, "alpha": 1000.0}},
-            "'dynamic' with alpha; allowed: rope_theta, factor",
+            "'dynamic' with alpha; allowed: rope_theta, partial_rotary_factor, factor",
         ),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "config|longrope"),
         (

@@ -14,6 +14,8 @@ import transformers
 from twin_policy import tensors_of
 
 from seeupo_jax.policy import from_pretrained, save_pretrained
+from seeupo_jax.policy.architecture import LoraAdapters
+from seeupo_jax.policy.lora import attach_adapters, merge_adapters, save_adapters
 from seeupo_jax.policy.network import split_model, token_logp
 
 VOCAB = 331
@@ -334,3 +336,35 @@ def test_of_a_model_of_texts_and_images_the_text_model_is_read(family, tmp_path,
     read = transformers.AutoModelForCausalLM.from_pretrained
     text = read(tmp_path / "text", dtype=torch.float32, attn_implementation="eager").eval()
     assert_same(torch_models.torch_logits(text, ids), wanted)
+
+
+def adapted(model, targets):
+    """The model with adapters that have an effect."""
+    network, params = split_model(attach_adapters(model, LoraAdapters(2, 4.0, targets)))
+    rng = np.random.default_rng(0)
+
+    def move(path, leaf):
+        drawn = rng.normal(0, 0.1, leaf.shape) if path[-1].key.startswith("lora_b") else 0
+        return leaf + np.float32(drawn)
+
+    return network.bind(jax.tree_util.tree_map_with_path(move, params))
+
+
+@pytest.mark.sampled("phi3")
+@pytest.mark.parametrize("case", ["gemma2", "olmo3", "glm4", "phi3"])
+def test_adapters_are_merged_into_each_family(case, torch_model, tmp_path):
+    _, folder = torch_model(case)
+    model, _ = from_pretrained(folder, dtype="float32")
+    with_them = adapted(model, ("q_proj", "v_proj", "gate_proj", "down_proj"))
+    ids = jnp.asarray(torch_models.tokens(VOCAB))
+    wanted = np.asarray(with_them(ids))
+    assert np.abs(np.asarray(model(ids)) - wanted).max() > 0.1 * wanted.std()
+    save_pretrained(merge_adapters(with_them), tmp_path)
+    assert_same(np.asarray(from_pretrained(tmp_path, dtype="float32")[0](ids)), wanted)
+
+
+def test_adapters_of_parts_of_a_tensor_are_stored_merged_only(torch_model, tmp_path):
+    model, _ = from_pretrained(torch_model("phi3")[1], dtype="float32")
+    with pytest.raises(ValueError, match="of parts of gate_up_proj, qkv_proj, each .*merge"):
+        save_adapters(adapted(model, ("q_proj", "up_proj")), tmp_path, "base")
+    save_adapters(adapted(model, ("o_proj", "down_proj")), tmp_path / "others", "base")

@@ -243,7 +243,7 @@ EXPERTS = dataclasses.replace(ARCH, moe=Moe(4, 2, 8, True))
         (ARCH, dataclasses.replace(LORA, targets=(r"q_pro\w",)), "selects no projection of the m"),
         (ARCH, dataclasses.replace(LORA, layers=(2,)), "in layers 2, which selects no projection"),
         (EXPERTS, dataclasses.replace(LORA, targets=(READS.replace("mlp", ".*"),)), "of experts"),
-        (EXPERTS, dataclasses.replace(LORA, targets=(r".*mlp\.up_proj",)), "selects no projecti"),
+        (EXPERTS, dataclasses.replace(LORA, targets=(r".*mlp\.up_proj",)), "a model of experts"),
     ],
 )
 def test_what_an_expression_cannot_select_is_refused(arch, lora, reason):
@@ -345,11 +345,6 @@ def test_what_cannot_be_adapted_or_saved_is_told(tmp_path, adapted):
         save_pretrained(adapted, tmp_path)
     with pytest.raises(ValueError, match="got a model without adapters"):
         save_adapters(make(), tmp_path, "base")
-    experts = dataclasses.replace(ARCH, moe=Moe(4, 2, 8, True))
-    with pytest.raises(
-        ValueError, match="for a model of experts; allowed: q_proj, k_proj, v_proj, o"
-    ):
-        attach_adapters(make_abstract(experts), LORA)
 
 
 def make_abstract(arch):

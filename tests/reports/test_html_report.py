@@ -307,7 +307,8 @@ def test_what_an_old_run_did_not_record_is_named(tmp_path):
     with MetricsWriter(tmp_path) as writer:
         writer.write(1, {"rollout/success_rate": 0.5, "time/rollout_s": 2.0})
     runs = load_runs([tmp_path])
-    assert lengths_section(runs).absent == ["Tokens per trajectory", "Turns per trajectory"]
+    absent = ["Tokens per trajectory", "Turns and segments per trajectory"]
+    assert lengths_section(runs).absent == absent
     assert turns_section(runs).charts == []
     page = report_of(tmp_path).read_text()
     assert "Not recorded: Mean weight M; Largest weight |M|; Clip fraction;" in page
@@ -476,3 +477,12 @@ def test_a_link_stays_and_its_target_becomes_the_page_in_a_folder_that_is_made(t
         assert report_of(tmp_path) == link and link.is_symlink()
         assert target.read_text().startswith("<!doctype html>")
     assert os.listdir(target.parent) == ["run.html"] and len(os.listdir(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("segments, warned", [(4.0, True), (1.0, False)])
+def test_turns_that_are_segments_of_their_own_are_a_warning_in_the_head(tmp_path, segments, warned):
+    with MetricsWriter(tmp_path) as writer:
+        values = {"rollout/turns_mean": 4.0, "rollout/segments_mean": segments}
+        writer.write(1, {"rollout/success_rate": 0.5} | values)
+    page = report_of(tmp_path).read_text()
+    assert ("4.0 segments per trajectory at 4.0 turns: the chat template" in page) is warned

@@ -45,7 +45,11 @@ def test_candidates_that_were_not_executed_are_a_stop_reason_of_their_own(tmp_pa
                 "context, p90": "rollout/context_tokens_p90",
             },
         ),
-        (lengths_section, "Turns per trajectory", {"": "rollout/turns_mean"}),
+        (
+            lengths_section,
+            "Turns and segments per trajectory",
+            {"turns": "rollout/turns_mean", "segments": "rollout/segments_mean"},
+        ),
         *(
             (optimization_section, title, {title: name})
             for title, name in (

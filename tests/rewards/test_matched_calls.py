@@ -32,6 +32,11 @@ def test_each_turn_gets_the_mean_of_its_calls():
     assert MatchedCalls()(played) == [1, 0.5, 0, 0]
     python = episode("[g(), f(a=1)]", "[f(a=1)", "no", info={"gold": REFERENCE})
     assert MatchedCalls(format="python", field="gold")(python) == [1, 0, 0]
+    parameters = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    tools = ({"name": "f", "description": "", "parameters": parameters},)
+    xml = "<tool_call><function=f><parameter=a>1</parameter></function></tool_call>"
+    typed = episode(xml, info=info, tools=tools)
+    assert MatchedCalls(format="qwen3_coder")(typed) == [1]
     assert MatchedCalls(matching="soft")(episode(f, info=info)) == pytest.approx([0.5], abs=1e-9)
 
 

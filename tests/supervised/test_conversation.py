@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from seeupo_jax.configuration.loading import from_dict
+from seeupo_jax.envs.tool_formats.formats import choose_format
 from seeupo_jax.errors import DataChanged
 from seeupo_jax.supervised.conversation import read_conversation
 from seeupo_jax.supervised.conversation_sources import (
@@ -281,7 +282,7 @@ def test_calls_are_text_for_a_tokenizer_that_writes_none(tmp_path):
     result = {"role": "tool", "tool_call_id": "call_1", "content": "x"}
     line = json.dumps({"messages": [USER, said, result, ANSWER]})
     file = write(tmp_path / "c.jsonl", line.encode())
-    (shown,) = ToolCallsAsText(ConversationFile(file, "--data"))
+    (shown,) = ToolCallsAsText(ConversationFile(file, "--data"), choose_format("hermes"))
     call = '<tool_call>{"name": "find", "arguments": {"name": "Ann"}}</tool_call>'
     text = f"<think>\nI look.\n</think>\n\n{call}"
     assert shown.messages[1] == {"role": "assistant", "content": text}

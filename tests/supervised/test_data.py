@@ -8,6 +8,7 @@ import imitation_cases
 import pyarrow as pa
 import pytest
 import sft_cases as cases
+from training_template_cases import family
 
 from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.envs.order_desk.demonstrator import demonstrate
@@ -185,3 +186,27 @@ def conversation(name, argument, schema=None):
         ],
         "tools": [{"name": name, "parameters": schema}],
     }
+
+
+def test_conversations_that_are_a_segment_for_every_turn_are_warned_of(tmp_path):
+    thinks = {"role": "assistant", "content": "Yes.", "reasoning_content": "Why?"}
+    messages = [{"role": "user", "content": "Is it?"}, thinks] * 3
+    file = cases.write(tmp_path / "some.jsonl", [{"messages": messages}] * 4)
+    config = {"sft": {"data": str(file), "held_out": 0}, "rollout": {"max_context": 4096}}
+
+    def read(template, **sft):
+        options = from_dict(config | {"sft": config["sft"] | sft})
+        return read_data(options, family("qwen3", template), lambda *_: None)
+
+    own, kept = read(None), read("keep_thoughts")
+    (conversation, *_) = kept.training
+    assert [len(each) for each in own.training] == [3] * 4 and len(conversation) == 1
+    tokens = sum(len(segment.tokens_L) for segment in own.training[0])
+    assert own.lines()[1:] == [
+        "warning: in 4 of 4 conversations of several turns every turn is a segment of its own: they"
+        f" have {tokens} tokens on average, where one segment would have about"
+        f" {len(conversation[0].tokens_L)}. The chat template removes earlier thoughts;"
+        " config.chat.template=keep_thoughts keeps them."
+    ]
+    assert own.trained_tokens == kept.trained_tokens
+    assert len(kept.lines()) == len(read(None, train_on="last").lines()) == 1

@@ -4,11 +4,12 @@ import asyncio
 import contextlib
 import threading
 
+from seeupo_jax.agents.answer_form import AnswerForm
 from seeupo_jax.agents.calls import CallRefused, Completion
 from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
 from seeupo_jax.agents.endpoint import Endpoint, Limits
-from seeupo_jax.agents.tool_format import choose_format
 from seeupo_jax.envs.tool_calls import ToolCall, render_hermes
+from seeupo_jax.envs.tool_formats.formats import choose_format
 
 FORMAT = choose_format("hermes")
 
@@ -20,8 +21,9 @@ class ToldSession:
     late`: after "ab".
     """
 
-    def __init__(self, name=""):
+    def __init__(self, name="", form=None):
         self.name, self.calls, self.params = name, [], []
+        self.form = AnswerForm(FORMAT) if form is None else form
         self.waiting, self.cancelled = threading.Semaphore(0), threading.Semaphore(0)
 
     def ignored(self, param):
@@ -56,7 +58,7 @@ class ToldSession:
             text, finish = text[:end], "stop"
         for i in range(0, len(text), 3):
             tell(text[i : i + 3])
-        content, calls = FORMAT.parse(text) if call.tools else (text, ())
+        thoughts, content, calls = self.form.with_tools(call.tools).parse(text, call.tools)
         return Completion(
             text=text,
             content=content,
@@ -67,6 +69,7 @@ class ToldSession:
             prompt_tokens=10 * len(call.messages),
             cached_tokens=4,
             stopped_at=stopped_at,
+            thoughts=thoughts,
         )
 
 
@@ -77,17 +80,19 @@ CALLS = "I look.\n" + render_hermes("find", name="é") + "\n" + render_hermes("f
 FOUND = (ToolCall("find", {"name": "é"}), ToolCall("find", {}))
 
 
-def make_endpoint(**limits):
+def make_endpoint(form=None, **limits):
     """An endpoint that listens."""
-    endpoint = Endpoint(sampling=RULES, model="ours", tool_format="hermes", limits=Limits(**limits))
+    endpoint = Endpoint(
+        sampling=RULES, model="ours", form=form or AnswerForm(FORMAT), limits=Limits(**limits)
+    )
     endpoint.start()
     return endpoint
 
 
 @contextlib.contextmanager
-def opened(endpoint, name="", **options):
+def opened(endpoint, name="", form=None, **options):
     """A session of that name behind a key: (session, access)."""
-    session = ToldSession(name)
+    session = ToldSession(name, form)
     access = endpoint.open_key(session, **options)
     yield session, access
     endpoint.close_key(access.api_key)

@@ -19,6 +19,8 @@ from seeupo_jax.policy.files.huggingface_tokenizer import HuggingFaceTokenizer
 
 # As the fetched tokenizer has it, for tests that run without it. Apache-2.0, by the Qwen team.
 QWEN3_TEMPLATE = SUPPORT / "qwen3_chat_template.jinja"
+QWEN_CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+GLM_CONTROL = ("[gMASK]", "<sop>", "<|system|>", "<|assistant|>", "<|observation|>", "<|user|>")
 GGUF_FILE = MODELS / "SmolLM2-135M-Instruct.Q4_1.gguf"
 FOLDERS = ("qwen3", "qwen2_5", "llama3_2")
 FETCHED = tuple(pytest.param(name, marks=pytest.mark.exhaustive) for name in FOLDERS)  # by npm
@@ -133,8 +135,9 @@ def with_control_tags(folder, names, name="qwen3"):
     return folder
 
 
-def small_library():
-    """A tokenizer of 280 tokens with Qwen3's control tokens and Qwen3's template."""
+def small_library(template=None, control=QWEN_CONTROL):
+    """A tokenizer of about 280 tokens, with Qwen3's template and control tokens unless others are
+    given; the last one ends a message."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -142,11 +145,10 @@ def small_library():
         vocab_size=272, initial_alphabet=sorted(ByteLevel.alphabet()), show_progress=False
     )
     tokenizer.train_from_iterator(["the order of the user is in the list of tools"] * 2, trainer)
-    control = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
     tokenizer.add_special_tokens([AddedToken(name, special=True) for name in control])
     tokenizer.add_tokens(["<think>", "</think>", "<tool_call>", "</tool_call>", "<x>"])
-    library = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>")
-    library.chat_template = QWEN3_TEMPLATE.read_text()
+    library = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=control[-1])
+    library.chat_template = QWEN3_TEMPLATE.read_text() if template is None else template
     return library
 
 

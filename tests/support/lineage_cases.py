@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass
 
 from seeupo_jax.agents.agent_player import AgentHost
+from seeupo_jax.agents.answer_form import AnswerForm
 from seeupo_jax.agents.calls import (
     Access,
     AgentFailure,
@@ -14,8 +15,9 @@ from seeupo_jax.agents.calls import (
     HistoryMessage,
     ModelCall,
 )
-from seeupo_jax.agents.tool_format import choose_format
+from seeupo_jax.envs.tool_formats.formats import choose_format
 from seeupo_jax.envs.validation import describe
+from seeupo_jax.types import CONTEXT
 
 END = 0  # of an action and of every message
 HEADERS = {"system": 1, "user": 2, "tool": 3, "assistant": 4}
@@ -41,7 +43,7 @@ def context_tokens(messages):
 class CharTokenizer:
     """Characters below 128; tokens 128 to 255 are bytes of longer ones, which `text` joins."""
 
-    vocab_size, end_ids, writes_calls = 256, (END,), False
+    vocab_size, end_ids, writes_calls, tool_listing = 256, (END,), False, "auto"
 
     def begin(self, messages, tools):
         if any(message["content"] == "refuse me" for message in messages):
@@ -59,6 +61,16 @@ class CharTokenizer:
 def say(text, *, end=True):
     """The tokens of an action."""
     return [*text.encode(), *([END] if end else [])]
+
+
+def readable(segment):
+    """A segment as a readable list: context as text, each turn's number with its text."""
+    parts = []
+    pairs = zip(segment.turn_L.tolist(), segment.tokens_L.tolist(), strict=True)
+    for turn, group in itertools.groupby(pairs, key=lambda pair: pair[0]):
+        text = "".join(chr(token) if token > 4 else "/" for _, token in group)
+        parts.append(text if turn == CONTEXT else (turn, text))
+    return parts
 
 
 def user(content):
@@ -85,7 +97,9 @@ class Agents:
         self._thread.start()
 
     def host(self, *, timeout_s=30.0, **options):
-        return AgentHost(self, self.open_key, self.closed.append, HERMES, timeout_s, **options)
+        return AgentHost(
+            self, self.open_key, self.closed.append, AnswerForm(HERMES), timeout_s, **options
+        )
 
     def open_key(self, session, temperature):
         key = str(next(self._keys))

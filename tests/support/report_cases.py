@@ -28,6 +28,7 @@ def rollout(progress, i):
         "rollout/success_rate": success,
         "rollout/reward_mean": success - 0.1,
         "rollout/turns_mean": 2.5 + wave / 2,
+        "rollout/segments_mean": 1.0,
         "rollout/tokens_per_second": 4000 + 300 * wave,
         "rollout/rounds": 1,
         "rollout/stop_done": 110,

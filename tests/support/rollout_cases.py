@@ -40,7 +40,7 @@ class NumberTokenizer:
     """Texts are numbers, each one token; tokens 20 to 22 head messages, token 3 ends them."""
 
     vocab_size = 29
-    end_ids = (3, 7, 11)
+    end_ids, writes_calls, tool_listing = (3, 7, 11), False, "auto"
     headers = {"system": 19, "user": 20, "tool": 21, "assistant": 22}
 
     def begin(self, messages, tools):

@@ -89,9 +89,10 @@ def uncancelled(engine: SlotEngine, params: Any) -> dict[int, Any]:
 def of_agents(engine: SlotEngine, params: Any) -> Sequence[Trajectory]:
     """What agents play, at an endpoint of each process."""
     config = from_dict({"agent": {"name": f"{SUPPORT / 'slow_agent.py'}:play"}})
-    host = build_host(config, engine, find_tasks(config), print)
+    tokenizer = rollout_cases.NumberTokenizer()
+    host = build_host(config, engine, find_tasks(config), tokenizer, print)
     rollout = schema.Rollout(max_turns=4)
-    worker = RolloutWorker(engine, host, rollout_cases.NumberTokenizer(), config.env, rollout)
+    worker = RolloutWorker(engine, host, tokenizer, config.env, rollout)
     options = CollectionOptions(seed=1, iteration=12)
     try:
         return collect(worker, params, group_requests(TASKS, 3), options).trajectories

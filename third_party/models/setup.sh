@@ -1,6 +1,6 @@
 #!/bin/sh
 # Fetches a small pretrained model and real tokenizers; README.md says which, and whose they are.
-# Usage: sh third_party/models/setup.sh [PYTHON] [all|smollm2] [DIRECTORY]
+# Usage: sh third_party/models/setup.sh [PYTHON] [all|smollm2|tokenizers] [DIRECTORY]
 set -eu
 python=${1:-python3}
 what=${2:-all}
@@ -77,6 +77,15 @@ tokenizers() {
     tokenizer llama2 \
         fc4f0bd70b3709312d9d1d9e5ba674794b6bc5abc17429897a540f93882f25fc \
         747ec99bae3fd9d7bf9c3b9172e5ca0d82ca0d23d64a58ef1752b612f196817b
+    tokenizer llama3_1 \
+        e134af98b985517b4f068e3755ae90d4e9cd2d45d328325dc503f1c6b2d06cc7 \
+        da0e3a7cce6e4d787e85eb1c24d548420e0d7fe2c7a214e192795c46e40d75bb
+    tokenizer gemma3 \
+        4667f2089529e8e7657cfb6d1c19910ae71ff5f28aa7ab2ff2763330affad795 \
+        fa4bdfa99d3936e966002d9622c8ef2dba07b15e48b117cb20fe5f47a02d7601
+    tokenizer gptoss \
+        0614fe83cadab421296e664e1f48f4261fa8fef6e03e63bb75c20f38e37d07d3 \
+        9279e942392b742d633c7adbb89ebe002c98399db8926a7af5125c726f404070
     tokenizer deepseek_v3 \
         621ac2e32d0dba658404412318818aaa8ce8cda492e59830109d8da6b517fb41 \
         637bcd1a08cf7c772ce6a383196b22930921c79c3c73223c5afc0c7f41545546
@@ -84,8 +93,9 @@ tokenizers() {
 
 case $what in
     smollm2) steps=smollm2 ;;
+    tokenizers) steps=tokenizers ;;
     all) steps="smollm2 tokenizers" ;;
-    *) fail "got $what; allowed: all, smollm2." ;;
+    *) fail "got $what; allowed: all, smollm2, tokenizers." ;;
 esac
 command -v "$python" >/dev/null || fail "no Python interpreter $python; give one as the first argument."
 mkdir -p "$target"

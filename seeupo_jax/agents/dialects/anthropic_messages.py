@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
@@ -61,7 +62,13 @@ class _ToolResult(_Cached):
     is_error: bool | None = None  # no effect: the policy reads the content
 
 
-_Block = by_type(text=_Text, tool_use=_ToolUse, tool_result=_ToolResult)
+class _Thinking(Fields):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None  # of no meaning: the thoughts themselves are compared
+
+
+_Block = by_type(text=_Text, thinking=_Thinking, tool_use=_ToolUse, tool_result=_ToolResult)
 
 
 class _Message(Fields):
@@ -152,10 +159,13 @@ class MessagesExchange:
         self.stream = bool(request.stream)
         self._caller = caller
         self._id = f"msg_{reply_id()}"
-        self._in_text_block = False  # a block of text
+        self._blocks = 0  # complete ones
+        self._open: str | None = None  # the type of the block that is being sent
+        self._thoughts = ""  # sent
 
     def reply(self, completion: Completion) -> dict[str, Any]:
         content = [
+            *([_thinking(completion.thoughts)] if completion.thoughts else []),
             *([{"type": "text", "text": completion.content}] if completion.content else []),
             *self._write_calls(completion),
         ]
@@ -167,18 +177,20 @@ class MessagesExchange:
         usage = {"input_tokens": 0, "output_tokens": 0}
         yield {"type": "message_start", "message": self._message([]) | {"usage": usage}}
 
+    def think(self, piece: str) -> Iterator[Event]:
+        yield from self._begin({"type": "thinking", "thinking": "", "signature": ""})
+        yield _delta(self._blocks, {"type": "thinking_delta", "thinking": piece})
+        self._thoughts += piece
+
     def text(self, piece: str) -> Iterator[Event]:
-        if not self._in_text_block:
-            self._in_text_block = True
-            yield _begin_block(0, {"type": "text", "text": ""})
-        yield _delta(0, {"type": "text_delta", "text": piece})
+        yield from self._begin({"type": "text", "text": ""})
+        yield _delta(self._blocks, {"type": "text_delta", "text": piece})
 
     def end(self, completion: Completion, rest: str) -> Iterator[Event]:
         if rest:
             yield from self.text(rest)
-        if self._in_text_block:
-            yield {"type": "content_block_stop", "index": 0}
-        for index, block in enumerate(self._write_calls(completion), start=self._in_text_block):
+        yield from self._end_block()
+        for index, block in enumerate(self._write_calls(completion), start=self._blocks):
             yield _begin_block(index, block | {"input": {}})
             arguments = write_arguments(block["input"])
             yield _delta(index, {"type": "input_json_delta", "partial_json": arguments})
@@ -189,6 +201,22 @@ class MessagesExchange:
 
     def fail(self, refusal: CallRefused) -> Iterator[Event]:
         yield write_error(refusal)
+
+    def _begin(self, block: dict[str, Any]) -> Iterator[Event]:
+        """Begins a block, unless one of its type is being sent."""
+        if self._open != block["type"]:
+            yield from self._end_block()
+            self._open = block["type"]
+            yield _begin_block(self._blocks, block)
+
+    def _end_block(self) -> Iterator[Event]:
+        """Ends the block that is being sent, if any."""
+        if self._open == "thinking":
+            signature = _thinking(self._thoughts)["signature"]
+            yield _delta(self._blocks, {"type": "signature_delta", "signature": signature})
+        if self._open is not None:
+            yield {"type": "content_block_stop", "index": self._blocks}
+            self._blocks, self._open = self._blocks + 1, None
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -243,9 +271,10 @@ def _read_call(request: MessagesRequest, caller: Caller, *, shows_tools: bool) -
 
 def _read_message(message: _Message, place: str) -> Iterator[tuple[HistoryMessage, MessageCalls]]:
     """Splits a message: tool results become separate messages."""
-    allowed = {"user": _ToolResult, "assistant": _ToolUse}.get(message.role, _Text)
+    kinds = {"user": (_Text, _ToolResult), "assistant": (_Text, _Thinking, _ToolUse)}
+    allowed = kinds.get(message.role, (_Text,))
     for index, block in enumerate(message.content):
-        if not isinstance(block, _Text | allowed):
+        if not isinstance(block, allowed):
             name = f"{place}.content[{index}].type"
             refuse(name, f"{name}: got {block.type!r} in a message of {message.role!r}.")
     if message.role == "assistant":
@@ -254,7 +283,9 @@ def _read_message(message: _Message, place: str) -> Iterator[tuple[HistoryMessag
         named = [
             CallReference(use.id, f"{place}.content[{i}].id", use.name) for i, use in uses.items()
         ]
-        yield HistoryMessage("assistant", _join(message.content), calls), MessageCalls(named)
+        thoughts = [b.thinking for b in message.content if isinstance(b, _Thinking)]
+        text, thought = _join(message.content), "\n".join(thoughts).strip()
+        yield HistoryMessage("assistant", text, calls, thought), MessageCalls(named)
         return
     texts: list[Any] = []
     # This API joins consecutive user messages: results may be in any of them.
@@ -274,6 +305,12 @@ def _read_message(message: _Message, place: str) -> Iterator[tuple[HistoryMessag
 
 def _join(blocks: Sequence[Any]) -> str:
     return "\n".join(block.text for block in blocks if isinstance(block, _Text))
+
+
+def _thinking(thoughts: str) -> dict[str, Any]:
+    """A block of thoughts; clients send only signed ones back."""
+    signature = hashlib.sha256(thoughts.encode()).hexdigest()
+    return {"type": "thinking", "thinking": thoughts, "signature": signature}
 
 
 def _ending(completion: Completion) -> dict[str, Any]:

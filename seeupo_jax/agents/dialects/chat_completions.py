@@ -57,6 +57,8 @@ class _Call(Fields):
 class _Message(Fields):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: _Content | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # its other name
     tool_calls: list[_Call] | None = None
     name: str | None = None
     tool_call_id: str | None = None
@@ -153,6 +155,7 @@ class ChatExchange:
             "role": "assistant",
             "content": None if calls and not completion.content else completion.content,
             "refusal": None,
+            **({"reasoning_content": completion.thoughts} if completion.thoughts else {}),
             **({"tool_calls": calls} if calls else {}),
         }
         choice = {"index": 0, "message": message, **self._finish(completion)}
@@ -164,6 +167,9 @@ class ChatExchange:
 
     def begin(self) -> Iterator[Event]:
         yield self._chunk({"role": "assistant", "content": ""})
+
+    def think(self, piece: str) -> Iterator[Event]:
+        yield self._chunk({"reasoning_content": piece})
 
     def text(self, piece: str) -> Iterator[Event]:
         yield self._chunk({"content": piece})
@@ -234,6 +240,7 @@ def _read_message(message: _Message, place: str) -> tuple[HistoryMessage, Messag
         "system" if message.role == "developer" else message.role,
         "\n".join(part.text for part in message.content or ()),
         tuple(ToolCall(call.function.name, call.function.arguments) for call in calls),
+        _read_thoughts(message, place),
     )
     if message.role == "tool":
         field = f"{place}.tool_call_id"
@@ -243,6 +250,17 @@ def _read_message(message: _Message, place: str) -> tuple[HistoryMessage, Messag
         for index, call in enumerate(calls)
     )
     return read, MessageCalls(tuple(named))
+
+
+def _read_thoughts(message: _Message, place: str) -> str:
+    """The thoughts of an assistant's message, under either of their names."""
+    names = ("reasoning_content", "reasoning")
+    given = {name: text for name in names if (text := getattr(message, name))}
+    for name in given if message.role != "assistant" else ():
+        refuse(f"{place}.{name}", f"{place}.{name}: only an assistant's message may have it.")
+    if len(set(given.values())) > 1:
+        refuse(f"{place}.reasoning", f"{place}.reasoning: differs from reasoning_content.")
+    return next(iter(given.values()), "").strip()
 
 
 def _usage(completion: Completion) -> dict[str, Any]:

@@ -61,6 +61,10 @@ class Exchange(Protocol):
         """The events before the first text."""
         ...
 
+    def think(self, piece: str) -> Iterable[Event]:
+        """The events of further thoughts; all come before the content."""
+        ...
+
     def text(self, piece: str) -> Iterable[Event]:
         """The events of further content."""
         ...

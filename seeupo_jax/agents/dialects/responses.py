@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
@@ -78,9 +79,24 @@ class _FunctionOutput(Fields):
     status: str | None = None
 
 
+class _ReasoningText(Fields):
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class _ReasoningItem(Fields):
+    type: Literal["reasoning"]
+    id: str | None = None
+    summary: list[_ReasoningText] | None = None  # not read: replies have none
+    content: list[_ReasoningText] | None = None
+    encrypted_content: str | None = None
+    status: str | None = None
+
+
 _Item = by_type(
     "message",
     message=_Message,
+    reasoning=_ReasoningItem,
     function_call=_FunctionCall,
     function_call_output=_FunctionOutput,
 )
@@ -176,8 +192,7 @@ class ResponsesExchange:
         self._id = reply_id()
         self._created = int(time.time())
         self._sent = 0  # events
-        self._text = ""  # the sent part of the message
-        self._message_open = False
+        self._message_open = self._thoughts_open = False
 
     def reply(self, completion: Completion) -> dict[str, Any]:
         self._remember(completion)
@@ -188,22 +203,26 @@ class ResponsesExchange:
         for name in ("created", "in_progress"):
             yield self._event(f"response.{name}", response=self._response("in_progress", []))
 
+    def think(self, piece: str) -> Iterator[Event]:
+        if not self._thoughts_open:
+            self._thoughts_open = True
+            yield from self._begin_item(self._reasoning(""))
+        yield self._of_part("response.reasoning_text.delta", "rs", delta=piece)
+
     def text(self, piece: str) -> Iterator[Event]:
         if not self._message_open:
             self._message_open = True
-            item = self._message("", "in_progress", [])
-            part = item["content"].pop()
-            yield self._event("response.output_item.added", output_index=0, item=item)
-            yield self._of_part("response.content_part.added", part=part)
-        self._text += piece
-        yield self._of_part("response.output_text.delta", delta=piece, logprobs=[])
+            yield from self._begin_item(self._message("", "in_progress", []))
+        yield self._of_part("response.output_text.delta", "msg", delta=piece, logprobs=[])
 
     def end(self, completion: Completion, rest: str) -> Iterator[Event]:
         if rest or not (self._message_open or completion.calls):
             yield from self.text(rest)
         reply = self.reply(completion)
         for index, item in enumerate(reply["output"]):
-            if item["type"] == "message":
+            if item["type"] == "reasoning":
+                yield from self._end_thoughts(item)
+            elif item["type"] == "message":
                 yield from self._end_message(item)
             else:
                 yield from self._send_call(index, item)
@@ -215,11 +234,23 @@ class ResponsesExchange:
         fields = {name: error[name] for name in ("code", "message", "param")}
         yield self._event("error", **fields)
 
+    def _begin_item(self, item: dict[str, Any]) -> Iterator[Event]:
+        """The first events of thoughts or a message; takes its empty part out of the item."""
+        part, kind = item["content"].pop(), item["id"].partition("_")[0]
+        index = self._index(kind)
+        yield self._event("response.output_item.added", output_index=index, item=item)
+        yield self._of_part("response.content_part.added", kind, part=part)
+
+    def _end_thoughts(self, item: dict[str, Any]) -> Iterator[Event]:
+        (part,) = item["content"]
+        yield self._of_part("response.reasoning_text.done", "rs", text=part["text"])
+        yield self._of_part("response.content_part.done", "rs", part=part)
+
     def _end_message(self, item: dict[str, Any]) -> Iterator[Event]:
         (part,) = item["content"]
         text = {"text": part["text"], "logprobs": part["logprobs"]}
-        yield self._of_part("response.output_text.done", **text)
-        yield self._of_part("response.content_part.done", part=part)
+        yield self._of_part("response.output_text.done", "msg", **text)
+        yield self._of_part("response.content_part.done", "msg", part=part)
 
     def _send_call(self, index: int, item: dict[str, Any]) -> Iterator[Event]:
         in_progress = item | {"arguments": "", "status": "in_progress"}
@@ -233,9 +264,21 @@ class ResponsesExchange:
         self._sent += 1
         return {"type": kind, "sequence_number": self._sent - 1, **fields}
 
-    def _of_part(self, kind: str, **fields: Any) -> Event:
-        place = {"item_id": f"msg_{self._id}", "output_index": 0, "content_index": 0}
-        return self._event(kind, **place, **fields)
+    def _of_part(self, event: str, kind: str, **fields: Any) -> Event:
+        """An event of the only part of the thoughts (`rs`) or of the message (`msg`)."""
+        place = {"item_id": f"{kind}_{self._id}", "output_index": self._index(kind)}
+        return self._event(event, **place, content_index=0, **fields)
+
+    def _index(self, kind: str) -> int:
+        return 1 if kind == "msg" and self._thoughts_open else 0
+
+    def _reasoning(self, text: str) -> dict[str, Any]:
+        return {
+            "type": "reasoning",
+            "id": f"rs_{self._id}",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": text}],
+        }
 
     def _message(self, text: str, status: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
         part = {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
@@ -249,6 +292,8 @@ class ResponsesExchange:
 
     def _write_items(self, completion: Completion) -> list[dict[str, Any]]:
         items = []
+        if completion.thoughts:
+            items.append(self._reasoning(completion.thoughts))
         if completion.content or not completion.calls:
             logprobs = token_logprobs(completion) if self._logprobs else []
             items.append(self._message(completion.content, _status(completion), logprobs))
@@ -297,7 +342,7 @@ class ResponsesExchange:
         if len(responses) >= REMEMBERED:
             del responses[next(iter(responses))]
         ids = tuple(call_id(self._caller, index) for index in range(len(completion.calls)))
-        answer = HistoryMessage("assistant", completion.content, completion.calls, ids)
+        answer = dataclasses.replace(completion.message, ids=ids)
         responses[f"resp_{self._id}"] = (*self._history, answer)
 
 
@@ -327,22 +372,28 @@ def _share(history: tuple[HistoryMessage, ...], caller: Caller) -> tuple[History
 
 
 def _read_items(items: Sequence[Any]) -> Iterator[tuple[HistoryMessage, MessageCalls]]:
-    """Reads items as messages; an assistant's message and the calls that follow it become one."""
+    """Reads items as messages; an assistant's thoughts, message and calls in a row become one."""
     answer: HistoryMessage | None = None
     named: list[CallReference] = []
     for index, item in enumerate(items):
         if isinstance(item, _FunctionCall):
             before = answer or HistoryMessage("assistant", "")
-            calls = (*before.calls, ToolCall(item.name, item.arguments))
-            answer = HistoryMessage("assistant", before.content, calls)
+            call = ToolCall(item.name, item.arguments)
+            answer = dataclasses.replace(before, calls=(*before.calls, call))
             named.append(CallReference(item.call_id, f"input[{index}].call_id", item.name))
             continue
-        if answer:
+        # Thoughts alone belong to the message that follows.
+        thoughts = "" if not answer or answer.content or answer.calls else answer.thoughts
+        if answer and not thoughts:
             yield answer, MessageCalls(named, closes=False)
         answer, named = None, []
+        if isinstance(item, _ReasoningItem):
+            text = "\n".join(part.text for part in item.content or ())
+            answer = HistoryMessage("assistant", "", thoughts=text.strip())
+            continue
         message, link = _read_message(item, f"input[{index}]")
         if message.role == "assistant":
-            answer = message
+            answer = dataclasses.replace(message, thoughts=thoughts)
         else:
             yield message, link
     if answer:

@@ -5,25 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from seeupo_jax.envs.base import Tool
-from seeupo_jax.envs.bfcl.benchmark_files import Doc
+from seeupo_jax.envs.bfcl.benchmark_files import Doc, read_docs
 from seeupo_jax.envs.bfcl.simulated_apis import World, official
-from seeupo_jax.envs.tool_calls import (
-    PARSERS,
-    ToolCall,
-    parse_python,
-    render_hermes,
-    render_python,
-)
+from seeupo_jax.envs.tool_calls import ToolCall, parse_python, render_python
+from seeupo_jax.envs.tool_formats.formats import TOOL_FORMATS
+from seeupo_jax.envs.tool_formats.tool_format import ToolFormat
 
-SYSTEM = (
-    "Do what the user asks with the tools. To call one, write"
-    ' <tool_call>{"name": NAME, "arguments": {...}}</tool_call>; calls run in order.'
+_SYSTEM = (
+    "Do what the user asks with the tools. To call one, write {}; calls run in order."
     " When the request is done, or a tool or a detail that it needs is missing, write a message"
     " without a call."
 )
+SYSTEM = _SYSTEM.format('<tool_call>{"name": NAME, "arguments": {...}}</tool_call>')
 
 # JSON schema's names of types that the official docs name as Python does; others are the same.
 _SCHEMA_TYPES = {"dict": "object", "float": "number"}
@@ -38,16 +35,24 @@ class Format:
     begin: from the tools' docs and `compact`, makes the system message and the tools that the chat
       template lists.
     add: from the docs of later tools and `compact`, makes the user message that adds them.
-    parse: reads the calls of a message.
+    parse: from a message and the task's tools, reads the calls.
     render: writes a message with at least one call.
     solve: from a world and a reference call, makes the call as the oracle writes it.
+    tags: of calls, which are no leaked control tokens.
     """
 
     begin: Callable[[Sequence[Doc], bool], tuple[str, tuple[Tool, ...]]]
     add: Callable[[Sequence[Doc], bool], str]
-    parse: Callable[[str], tuple[ToolCall, ...]]
+    parse: Callable[[str, Sequence[Tool]], tuple[ToolCall, ...]]
     render: Callable[[Sequence[ToolCall]], str]
     solve: Callable[[World, str], ToolCall]
+    tags: frozenset[str] = frozenset()
+
+    def without_tags(self, text: str) -> str:
+        """A message without the tags of calls."""
+        for tag in self.tags:
+            text = text.replace(tag, "")
+        return text
 
 
 def to_tool(doc: Doc, compact: bool) -> Tool:
@@ -78,11 +83,30 @@ def _prompts() -> Any:
     return official("bfcl_eval.constants.default_prompts")
 
 
-def _begin_hermes(docs: Sequence[Doc], compact: bool) -> tuple[str, tuple[Tool, ...]]:
-    return SYSTEM, tuple(to_tool(doc, compact) for doc in docs)
+@lru_cache
+def known_tools(classes: tuple[str, ...]) -> tuple[Tool, ...]:
+    """The tools of simulators, by whose schemas calls are read."""
+    return tuple(to_tool(doc, compact=True) for name in classes for doc in read_docs(name))
 
 
-def _add_hermes(docs: Sequence[Doc], compact: bool) -> str:
+def _listed(tool_format: ToolFormat) -> Format:
+    """A format of models, whose tools the chat template lists."""
+    shown = "a call in this form:\n" + tool_format.example + "\n"
+    system = SYSTEM if tool_format.name == "hermes" else _SYSTEM.format(shown)
+
+    def begin(docs: Sequence[Doc], compact: bool) -> tuple[str, tuple[Tool, ...]]:
+        return system, tuple(to_tool(doc, compact) for doc in docs)
+
+    def parse(text: str, tools: Sequence[Tool]) -> tuple[ToolCall, ...]:
+        return tool_format.read(text, tools).calls
+
+    def render(calls: Sequence[ToolCall]) -> str:
+        return tool_format.render("", calls)
+
+    return Format(begin, _add_listed, parse, render, World.read, tool_format.own_tags)
+
+
+def _add_listed(docs: Sequence[Doc], compact: bool) -> str:
     # Chat templates list tools only at the start, so later tools are listed in a message in their
     # form.
     lines = [json.dumps({"type": "function", "function": to_tool(doc, compact)}) for doc in docs]
@@ -93,10 +117,6 @@ def _added(listing: str) -> str:
     """The official user message that adds tools."""
     prompt = _prompts().DEFAULT_USER_PROMPT_FOR_ADDITIONAL_FUNCTION_PROMPTING
     return prompt.format(functions=listing)
-
-
-def _render_hermes(calls: Sequence[ToolCall]) -> str:
-    return "\n".join(render_hermes(call.name, **call.arguments) for call in calls)
 
 
 def _begin_python(docs: Sequence[Doc], compact: bool) -> tuple[str, tuple[Tool, ...]]:
@@ -132,16 +152,18 @@ def _with_hint(docs: Sequence[Doc]) -> list[Doc]:
     return [doc | {"description": doc["description"] + _HINT} for doc in docs]
 
 
+def _parse_python(text: str, _: Sequence[Tool]) -> tuple[ToolCall, ...]:
+    return parse_python(text)
+
+
 def _read_positional(_: World, source: str) -> ToolCall:
     (call,) = parse_python(f"[{source}]")
     return call
 
 
 FORMATS = {
-    # The JSON of Qwen and Hermes; the chat template lists the tools.
-    "hermes": Format(_begin_hermes, _add_hermes, PARSERS["hermes"], _render_hermes, World.read),
+    "hermes": _listed(TOOL_FORMATS["hermes"]),
     # The leaderboard's prompting format `[f(x=1), g()]`; the system message lists the tools.
-    "python": Format(
-        _begin_python, _add_python, PARSERS["python"], render_python, _read_positional
-    ),
+    "python": Format(_begin_python, _add_python, _parse_python, render_python, _read_positional),
+    **{name: _listed(form) for name, form in TOOL_FORMATS.items() if name != "hermes"},
 }

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from seeupo_jax.configuration.user_code import escaped
 from seeupo_jax.envs.base import Demonstration, Message, StepResult, Tool, check_choice
 from seeupo_jax.envs.bfcl.benchmark_files import added_docs, listed_docs, read_docs
-from seeupo_jax.envs.bfcl.formats import FORMATS, to_tool
+from seeupo_jax.envs.bfcl.formats import FORMATS, known_tools, to_tool
 from seeupo_jax.envs.bfcl.mistakes import with_mistakes
 from seeupo_jax.envs.bfcl.simulated_apis import CALL_FAILED, MultiTurnTask, Verdict, World
 from seeupo_jax.envs.call_matching import MatchingReward
@@ -31,13 +31,15 @@ class MultiTurn:
     A message without a call ends the user's turn. The tools and messages that `reset` returns are
     shared: do not modify them.
 
-    format: how calls are written, one of `FORMATS`. `hermes`: `<tool_call>` blocks; the chat
-      template lists the tools. `python`: the leaderboard's `[f(x=1), g()]`; its system message
-      lists the tools, so `reset` returns none and `config.chat.system` must stay on.
+    format: how calls are written, one of `FORMATS`: `hermes` (`<tool_call>` blocks) or another
+      tool format; the chat template lists the tools. `python`: the leaderboard's `[f(x=1), g()]`;
+      its system message lists the tools, so `reset` returns none and `config.chat.system` must
+      stay on.
     reward: the episode's reward, one of `REWARDS`; a step's reward is the increase.
       `official`: `score()`, so 0 before the end. `fraction`: the share of user turns passed.
       `shaped`: 1 + 0.5·share if all passed (1.5), 0.5·share otherwise; permanently −1 once a
-      message repeats itself or contains a control token (`is_degenerate`).
+      message repeats itself or contains a control token other than those of its format
+      (`is_degenerate`).
     turn_reward: an additional reward of each message, named `matching`: one of `TURN_REWARDS`, or
       None. The calls of a user turn are matched with its reference calls (`envs.call_matching`); a
       message gets the mean over its calls, with the step that makes them. Later calls of the user
@@ -193,6 +195,7 @@ class _Episode:
     def __init__(self, task: MultiTurnTask, options: MultiTurn):
         self._task, self._options = task, options
         self._world, self._verdict = World(task), Verdict(task)
+        self._tools = known_tools(tuple(task.classes))
         self._responses: list[str] = []  # to this user turn's calls
         self._executed: list[bool] = []  # of each step
         self._user_turns = self._calls = self._calls_in_user_turn = self._observations_cut = 0
@@ -209,10 +212,10 @@ class _Episode:
             )
         self._calls += 1
         self._calls_in_user_turn += 1
-        self._reward.read(text)
+        self._reward.read(FORMATS[self._options.format].without_tags(text))
         self._executed.append(True)
         try:
-            calls, bad_call = FORMATS[self._options.format].parse(text), False
+            calls, bad_call = FORMATS[self._options.format].parse(text, self._tools), False
         except ToolCallError as error:
             observation, bad_call = (self._answer(json.dumps({"error": str(error)})),), True
             self._executed[-1] = False

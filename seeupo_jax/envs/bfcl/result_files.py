@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from seeupo_jax.envs.bfcl.environment import Bfcl
-from seeupo_jax.envs.bfcl.formats import FORMATS
+from seeupo_jax.envs.bfcl.formats import FORMATS, known_tools
 from seeupo_jax.envs.bfcl.simulated_apis import World
 from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError, render_python
 
@@ -71,12 +71,13 @@ def to_result(
     message that was not run is made unparsable.
     """
     parse = FORMATS[environment.format].parse
-    world = World(environment.find_task(task_id))
+    task = environment.find_task(task_id)
+    world, tools = World(task), known_tools(tuple(task.classes))
     ended: list[list[str]] = []
     steps: list[str] = []
     for text in (m["content"] for m in messages if m["role"] == "assistant"):
         try:
-            calls = parse(text)
+            calls = parse(text, tools)
         except ToolCallError:
             steps.append(_without_calls(text))
             continue

@@ -248,8 +248,8 @@ def _agent_lines(config: Config) -> list[str]:
         " ended",
         f"the policy is served{processes} on {agent.host}, {port}, a key for each episode:"
         " /v1/chat/completions, /v1/responses, /v1/messages; a request at most"
-        f" {agent.request_kib:,} KiB, tool calls as {agent.tool_format}, other sampling parameters"
-        f" {sampling}",
+        f" {agent.request_kib:,} KiB, tool calls as {agent.tool_format}, thoughts as"
+        f" {agent.thoughts}, other sampling parameters {sampling}",
     ]
 
 

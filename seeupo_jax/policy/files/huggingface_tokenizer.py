@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -14,11 +15,14 @@ from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.user_code import describe, shortened
 from seeupo_jax.envs.base import TEXT_TAGS, Message, Tool
 from seeupo_jax.policy.files import gguf_vocabulary, library_tokenizer, vocabulary
-from seeupo_jax.policy.files.chat.renderer import Renderer
+from seeupo_jax.policy.files.chat.call_format import find_format
+from seeupo_jax.policy.files.chat.renderer import PROBE_SECONDS, Renderer, probe_limit
 from seeupo_jax.policy.files.chat.template_conversation import TemplateConversation
+from seeupo_jax.policy.files.chat.training_templates import training_template, why_rewritten
 from seeupo_jax.policy.files.folder_files import check_content, read_json_object
-from seeupo_jax.policy.files.library_tokenizer import CONFIG_FILE, TOKENIZER_FILE
+from seeupo_jax.policy.files.library_tokenizer import CONFIG_FILE, TOKENIZER_FILE, render_template
 from seeupo_jax.policy.files.messages import (
+    KEEP_THOUGHTS,
     STOPPED_CLOCK,
     bake_template_kwargs,
     check_kwargs,
@@ -80,22 +84,43 @@ class HuggingFaceTokenizer:
         self.ids = frozenset(library.get_vocab().values())
         self.vocab_size = 1 + max(self.ids)
         eos = _eos_ids(library, generation, where)
-        template = choose_template(library.chat_template, chat, where)
+        self._render = functools.partial(render_template, library, chat.template_kwargs)
+        template = self._template = self._choose_template()
         reads = template_variables(template or "")
         check_kwargs(chat, reads - _GIVEN - library.special_tokens_map.keys())
-        if "strftime_now" in reads:
-            template = STOPPED_CLOCK + template
         library.chat_template = bake_template_kwargs(template, chat)
         self._renderer = Renderer(library, template, chat, eos=eos, where=where)
         self.end_ids, self.unwritten = self._renderer.end_ids, self._renderer.unwritten
         self.writes_calls = chat.tools == "auto" and self._renderer.writes_calls
 
+    def _choose_template(self) -> str | None:
+        stored = self._library.chat_template
+        template = choose_template(stored, self._chat, self._where)
+        if "strftime_now" in template_variables(template or ""):
+            template = STOPPED_CLOCK + str(template)
+        if self._chat.template != KEEP_THOUGHTS or template is None or isinstance(stored, Mapping):
+            return template
+        with probe_limit(2 * PROBE_SECONDS):  # several templates
+            return training_template(template, self._render, self._where)
+
+    def why_rewritten(self) -> str:
+        return why_rewritten(self._template or "", self._render)
+
+    @functools.cached_property
+    def tool_listing(self) -> str | None:
+        if self._chat.tools != "auto":
+            return self._chat.tools
+        if self._renderer.lists_tools:
+            return None
+        written = find_format(self)
+        return "hermes" if written is None else written.name
+
     def begin(self, messages: Sequence[Message], tools: Sequence[Tool]) -> TemplateConversation:
         renderer = self._renderer
-        if self._chat.tools == "auto" and renderer.lists_tools and tools:
+        if tools and self.tool_listing is None:
             listing, functions = "", [{"type": "function", "function": tool} for tool in tools]
         else:
-            listing, functions = format_tools(tools, self._chat.tools), None
+            listing, functions = format_tools(tools, self.tool_listing) if tools else "", None
         protected, functions = renderer.read(messages, listing), renderer.protect(functions)
         text = renderer.render(protected, functions)
         tokens = renderer.encode(text, follows=False)

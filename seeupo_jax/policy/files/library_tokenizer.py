@@ -10,12 +10,14 @@ import json
 import logging
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import transformers
 from tokenizers import Tokenizer
 
+from seeupo_jax.envs.base import Message
 from seeupo_jax.policy.files.folder_files import read_json_object
 
 _LOGGER = logging.getLogger(__name__)
@@ -43,6 +45,34 @@ _HOSTILE = (
     "don't I'LL x1y2 ４５ ½ ² Ⅷ",
     "0123456789 3.14e-10 --==-- aaaaaaaa ababababa",
 )
+
+
+def render_template(
+    library: transformers.PreTrainedTokenizerBase,
+    options: Mapping[str, Any],
+    template: str,
+    messages: Sequence[Message],
+    functions: list[Any] | None,
+    *,
+    header: bool,
+) -> str:
+    """The text that a chat template makes of a conversation.
+
+    Args:
+      options: further variables of the template. functions: the tools; None: there are none.
+      header: whether the one of the next assistant's message follows.
+
+    Raises:
+      Exception: of any class; the template may refuse the conversation.
+    """
+    return library.apply_chat_template(
+        list(messages),
+        tools=functions,
+        chat_template=template,
+        tokenize=False,
+        add_generation_prompt=header,
+        **options,
+    )
 
 
 def load(folder: Path) -> transformers.PreTrainedTokenizerBase:

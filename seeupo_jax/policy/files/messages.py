@@ -16,10 +16,13 @@ import jinja2.meta
 from seeupo_jax.configuration import loading, schema
 from seeupo_jax.configuration.user_code import listed, shown
 from seeupo_jax.envs.base import TEXT_TAGS, THOUGHT, THOUGHT_END, Message, Tool
+from seeupo_jax.envs.tool_formats.formats import TOOL_FORMATS
+from seeupo_jax.envs.tool_formats.tool_format import ToolFormat
 from seeupo_jax.policy.files.folder_files import check_content, read_json_object
 
 ROLES = ("system", "user", "assistant", "tool")
 CHAT_FILE = "chat.json"  # a model folder's own chat options
+KEEP_THOUGHTS = "keep_thoughts"  # as `chat.template`: a training template
 PROBE = "the-answer"  # found again in a rendered conversation
 # Roles of short conversations, and which of the texts before, between and behind their messages
 # are a template's own. Before a first user's message may be a system message that it adds, and an
@@ -189,6 +192,8 @@ def check_rendered(message: Mapping[str, Any], written: str) -> None:
 def choose_template(stored: Any, chat: schema.Chat, where: str) -> str | None:
     """The template that `chat.template` names, else the one that a tokenizer stores, if any.
 
+    Where it is `KEEP_THOUGHTS`, the one that is stored, of which a training template is made.
+
     Args:
       stored: by the tokenizer: a text, or texts by name.
       where: the model, in errors.
@@ -199,7 +204,13 @@ def choose_template(stored: Any, chat: schema.Chat, where: str) -> str | None:
     """
     named = stored if isinstance(stored, Mapping) else {}
     chosen = named.get(chat.template, stored)
-    if chat.template is not None and chat.template not in named:
+    if chat.template == KEEP_THOUGHTS and (chosen is None or chosen is named):
+        found = f"the chat templates {', '.join(map(str, named))}" if named else "no chat template"
+        raise ValueError(
+            f"config.chat.template: got {KEEP_THOUGHTS!r} for {where}, which has {found}; allowed:"
+            " a Jinja file" + (", or the name of one." if named else ".")
+        )
+    if chat.template not in (None, KEEP_THOUGHTS) and chat.template not in named:
         chosen = _read_template(chat.template, named)
     elif chat.template is None and named:
         raise ValueError(
@@ -216,7 +227,7 @@ def choose_template(stored: Any, chat: schema.Chat, where: str) -> str | None:
 def _read_template(path: str, names: Iterable[str]) -> str:
     file = Path(path)
     if not file.is_file():
-        stored = "".join(f", or {name}" for name in names)
+        stored = "".join(f", or {name}" for name in (KEEP_THOUGHTS, *names))
         raise ValueError(f"config.chat.template: got {path!r}; allowed: a Jinja file{stored}.")
     try:
         check_content(file)
@@ -297,21 +308,26 @@ def _schemas(tools: Sequence[Tool]) -> str:
     return "\n".join(json.dumps(tool) for tool in tools)
 
 
-def _hermes(tools: Sequence[Tool]) -> str:
-    schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    return (
-        "You have tools. Each line between the tags describes one: its name, what it does, and its"
-        f" parameters as a JSON schema.\n<tools>\n{schemas}\n</tools>\n"
-        "To use a tool, write a call in this form, one block for each call, and nothing after the"
-        ' last:\n<tool_call>{"name": "TOOL", "arguments": {"PARAMETER": VALUE}}</tool_call>'
-    )
+def _with_example(tool_format: ToolFormat) -> Callable[[Sequence[Tool]], str]:
+    """Lists tools as JSON schemas, with an example of a call in a format."""
+
+    def listed(tools: Sequence[Tool]) -> str:
+        schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+        return (
+            "You have tools. Each line between the tags describes one: its name, what it does, and"
+            f" its parameters as a JSON schema.\n<tools>\n{schemas}\n</tools>\n"
+            "To use a tool, write a call in this form, one block for each call, and nothing after"
+            f" the last:\n{tool_format.example}"
+        )
+
+    return listed
 
 
 # How tools are listed where the chat template does not list them itself.
-TOOL_LISTINGS = {
-    "auto": _hermes,
+TOOL_LISTINGS: Mapping[str, Callable[[Sequence[Tool]], str]] = {
+    "auto": _with_example(TOOL_FORMATS["hermes"]),
     "none": lambda tools: "",
     "signatures": _signatures,
     "json": _schemas,
-    "hermes": _hermes,
+    **{name: _with_example(tool_format) for name, tool_format in TOOL_FORMATS.items()},
 }

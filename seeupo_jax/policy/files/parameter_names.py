@@ -10,6 +10,7 @@ import jax
 
 from seeupo_jax.policy.architecture import SELECTION_BIAS, Architecture
 from seeupo_jax.policy.families import FAMILIES, Family
+from seeupo_jax.policy.files.expert_adapters import name_in_layer
 
 # Modules of a layer -> Llama's names, whose kernels are [out, in] instead of [in, out].
 _LAYER = {
@@ -146,6 +147,8 @@ def _stored_in_layer(
         names = tuple(prefix + of_experts[path].format(expert=number) for number in range(count))
         return StoredParameter(keys, layer, names, grouped, inside[-1] != SELECTION_BIAS)
     *modules, leaf = inside
+    if leaf not in _LEAF:  # an adapter of experts
+        return StoredParameter(keys, layer, (prefix + name_in_layer(leaf),), False, False)
     file_leaf, transposed = _LEAF[leaf]
     family, module = FAMILIES.get(arch.family or "", _UNNAMED), "/".join(modules)
     name, first_row = _module_name(arch, family, module)

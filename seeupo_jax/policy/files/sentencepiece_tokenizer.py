@@ -57,7 +57,11 @@ class SentencePieceTokenizer:
         self._end = self._control(END)
         self.end_ids = (self._end,)
         self.writes_calls = False
+        self.tool_listing = chat.tools
         self.unwritten: Mapping[str, str] = {}
+
+    def why_rewritten(self) -> str:
+        return "This tokenizer keeps every message as it was sampled."
 
     def begin(self, messages: Sequence[Message], tools: Sequence[Tool]) -> _Conversation:
         listing = format_tools(tools, self._chat.tools)

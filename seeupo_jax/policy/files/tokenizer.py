@@ -90,11 +90,20 @@ class Tokenizer(Protocol):
         ...
 
     @property
+    def tool_listing(self) -> str | None:
+        """The form of `TOOL_LISTINGS` in which a message lists tools; None: the template does."""
+        ...
+
+    @property
     def unwritten(self) -> Mapping[str, str]:
         """Roles whose messages the model would not read, each with a sentence on what is allowed.
 
         A conversation that has such a message is refused with that sentence.
         """
+        ...
+
+    def why_rewritten(self) -> str:
+        """Why conversations may become several segments, and what keeps them one, in a sentence."""
         ...
 
     def begin(self, messages: Sequence[Message], tools: Sequence[Tool]) -> TokenizedConversation:

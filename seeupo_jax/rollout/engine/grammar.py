@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from seeupo_jax.envs.base import Tool
+from seeupo_jax.envs.tool_calls import ToolCall
+from seeupo_jax.envs.tool_formats.formats import TOOL_FORMATS
+from seeupo_jax.envs.tool_formats.tool_format import CallGrammar, ToolFormat, literal
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -36,62 +40,65 @@ _COMBINED = {"allOf", "anyOf", "oneOf", "$ref"}
 # As `json.dumps` writes, or without the spaces: white space that is free has no end.
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
+# Rules of a message without calls: a thought that begins also ends.
 _TEXT = r"""
 TEXT: /(?s:.*)/
 THINKS: /[\s\x1c-\x1f]*<think>(?s:.*)/ & ~/(?s:.*)<\/think>(?s:.*)/
-PLAIN: TEXT & ~/(?s:.*)<\/?tool_call>(?s:.*)/ & ~THINKS
 """
-_NO_CALLS = _TEXT + "start: PLAIN"
-# No tag in a text before or without calls, where a thought that begins also ends; nothing but a
-# line's end between calls. A call has whole strings, which may hold tags, as `parse_hermes` reads
-# them; JSON has no "<" outside strings.
-_BLOCKS = (
-    _TEXT
-    + r"""
-start: MESSAGE
-BLOCK: /([^"<]|"([^"\\]|\\.)*")*/
-MESSAGE: PLAIN ("<tool_call>" BLOCK "</tool_call>" "\n"?)*
+# A call has strings, which may hold any tag: what follows the opening is the calls' own grammar.
+_AROUND = "start: MESSAGE\nMESSAGE: PLAIN ({opening} TEXT)?\n"
+_CALLS = """start: TEXT | first begin call (next call)* end
+first[lazy]: TEXT {opening}
+begin: {begin}
+next: {between}
+end: {end}
 """
-)
-_CALLS = (
-    _TEXT
-    + r"""
-start: TEXT | first call (next call)*
-first[lazy]: TEXT "<tool_call>"
-next: "\n"? "<tool_call>"
-call: "\n"? object "\n"? "</tool_call>"
+# Calls that are the whole message, which therefore has no thoughts.
+_BARE_CALLS = """start: BARE | call (next call)* end
+BARE: PLAIN & ~/[\\s\\x1c-\\x1f]*(<think>|\\{)(?s:.*)/
+next: %s
+end: %s
 """
-)
 
 
 class Grammars:
     """Grammars of conversations, compiled once each.
 
     Args:
-      source: `tool_calls`: an action is a text (or none) and then any number of calls
-        `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`; each names one of the
-        conversation's tools and has arguments that its schema allows, in the schema's order. Or a
-        file: `.json` (a JSON schema), `.regex` or `.lark` (llguidance's syntax) of the action.
+      source: `tool_calls`: an action is a text (or none) and then any number of calls in the tool
+        format; each names one of the conversation's tools and has arguments that its schema
+        allows, in the schema's order. Or a file: `.json` (a JSON schema), `.regex` or `.lark`
+        (llguidance's syntax) of the action.
       vocab_size: of the model's head, at least the tokenizer's.
+      tool_format: of calls.
 
     A JSON schema's `x-guidance` sets llguidance's options, `{"lenient": true}` to pass over what it
     cannot enforce. A grammar does not check, and leaves to `parse_hermes`: duplicate keys in an
     object whose keys the schema leaves open, a number out of range, nesting without end.
 
     Raises:
-      ValueError: an unknown or missing file, a grammar that llguidance refuses, a tokenizer
-        whose tokens' bytes are not known.
+      ValueError: an unknown or missing file, a grammar that llguidance refuses, a tool format
+        without one, a tokenizer whose tokens' bytes are not known.
     """
 
-    def __init__(self, source: str, tokenizer: Tokenizer, vocab_size: int):
+    def __init__(
+        self,
+        source: str,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        tool_format: ToolFormat = TOOL_FORMATS["hermes"],
+    ):
         if vocab_size < tokenizer.vocab_size:
             raise ValueError(
                 f"config.rollout.grammar: the model has {vocab_size} tokens, its tokenizer"
                 f" {tokenizer.vocab_size}; allowed: at least as many."
             )
         self.words = -(-vocab_size // 32)
+        self._format = tool_format
         self._tokenizer = tokenizer
         self._library = _library(tokenizer)
+        if source == TOOL_CALLS:
+            call_grammar(tool_format)
         self._of_tools = functools.lru_cache(COMPILED)(self._compile_tools)
         self._fixed = None if source == TOOL_CALLS else (self._compile(_read(source), source),)
 
@@ -105,23 +112,24 @@ class Grammars:
         return Matcher(tuple(parser.deep_copy() for parser in parsers), self._tokenizer)
 
     def _compile_tools(self, listing: str) -> tuple[LLMatcher, ...]:
-        tools = json.loads(listing)
+        tools, form = json.loads(listing), call_grammar(self._format)
+        plain = _plain(form)
         if not tools:
-            return (self._compile(_NO_CALLS, TOOL_CALLS),)
+            return (self._compile(f"{plain}start: PLAIN", TOOL_CALLS),)
         arguments = [_arguments(tool) for tool in tools]
-        schemas = [
-            (tool["name"], json.dumps(schema))
-            for tool, schema in zip(tools, arguments, strict=True)
-        ]
+        names = [tool["name"] for tool in tools]
         try:
-            calls = self._compile(_calls(schemas), TOOL_CALLS)
+            calls = self._compile(_calls(form, names, arguments), TOOL_CALLS)
         except ValueError:
             check_tools(tools)  # which of them it was
             raise
-        for (name, text), schema in zip(schemas, arguments, strict=True):
-            if len(text) >= _LARGE or _COMBINED & schema.keys():
+        for name, schema in zip(names, arguments, strict=True):
+            if len(json.dumps(schema)) >= _LARGE or _COMBINED & schema.keys():
                 self._try_call(calls.deep_copy(), name)
-        return calls, self._compile(_BLOCKS, TOOL_CALLS)
+        if not form.opening:
+            return (calls,)
+        around = _AROUND.format(opening=literal(form.opening))
+        return calls, self._compile(plain + around, TOOL_CALLS)
 
     def _try_call(self, parser: LLMatcher, tool: str) -> None:
         """Begins a call of a tool, where the size of its schema may be beyond a limit.
@@ -129,7 +137,8 @@ class Grammars:
         Raises:
           ValueError: it is.
         """
-        head = f'<tool_call>{{"name": {json.dumps(tool, ensure_ascii=False)}, "arguments": {{'
+        text = self._format.render("", [ToolCall(tool, {})])
+        head = text[: text.rfind("{") + 1]  # up to the arguments' first key
         parser.consume_tokens(self._library.greedy_tokenize(head))
         _check(parser.get_error(), f"tool {tool!r}")
 
@@ -265,14 +274,40 @@ def check_tools(tools: Sequence[Tool]) -> None:
         _check(_llguidance().LLMatcher.validate_grammar(grammar), f"tool {tool['name']!r}")
 
 
-def _calls(schemas: Sequence[tuple[str, str]]) -> str:
-    """The grammar of actions that may call the tools whose schemas of arguments are given."""
-    objects = []
-    for name, schema in schemas:
-        quoted = json.dumps(json.dumps(name, ensure_ascii=False), ensure_ascii=False)
-        head = rf'"{{\"name\":" " "? {quoted} "," " "? "\"arguments\":" " "?'
-        objects.append(f'{head} %json {schema} "}}"')
-    return _CALLS + "object: " + "\n  | ".join(objects) + "\n"
+def call_grammar(tool_format: ToolFormat) -> CallGrammar:
+    """The grammar of a format's calls.
+
+    Raises:
+      ValueError: it has none.
+    """
+    if tool_format.grammar is None:
+        allowed = [name for name, each in TOOL_FORMATS.items() if each.grammar is not None]
+        raise ValueError(
+            f"config.rollout.grammar: got {TOOL_CALLS!r} with calls in the format"
+            f" {tool_format.name!r}; allowed: none, a file, or calls in one of"
+            f" {', '.join(allowed)}."
+        )
+    return tool_format.grammar
+
+
+def _plain(form: CallGrammar) -> str:
+    """Rules of a text that has no tag of a call, and whose thoughts end."""
+    tags = [re.escape(tag).replace("/", r"\/") for tag in (form.opening, *form.excluded) if tag]
+    without = "".join(f" & ~/(?s:.*){tag}(?s:.*)/" for tag in tags)
+    return f"{_TEXT}PLAIN: TEXT{without} & ~THINKS\n"
+
+
+def _calls(form: CallGrammar, names: Sequence[str], schemas: Sequence[dict[str, Any]]) -> str:
+    """The grammar of actions that may call tools with arguments of these schemas."""
+    calls = [form.call(name, schema) for name, schema in zip(names, schemas, strict=True)]
+    if form.opening:
+        opening = literal(form.opening)
+        head = _TEXT + _CALLS.format(
+            opening=opening, begin=form.begin, between=form.between, end=form.end
+        )
+    else:
+        head = _plain(form) + _BARE_CALLS % (form.between, form.end)
+    return head + form.rules + "call: " + "\n  | ".join(calls) + "\n"
 
 
 def _arguments(tool: Tool) -> dict[str, Any]:

@@ -149,4 +149,6 @@ def test_no_type_of_a_tool_is_left_in_pythons_words():
 @pytest.mark.parametrize("form", FORMATS)
 def test_rendered_calls_are_read_back(form):
     calls = (ToolCall("f", {"x": ["a"]}), ToolCall("g", {}))
-    assert FORMATS[form].parse(FORMATS[form].render(calls)) == calls
+    parameters = {"type": "object", "properties": {"x": {"type": "array"}}}
+    tools = [{"name": "f", "description": "", "parameters": parameters}]
+    assert FORMATS[form].parse(FORMATS[form].render(calls), tools) == calls

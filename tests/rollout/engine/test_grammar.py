@@ -14,6 +14,7 @@ from places import MODELS
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError, parse_hermes, render_hermes
+from seeupo_jax.envs.tool_formats.formats import TOOL_FORMATS, choose_format
 from seeupo_jax.policy.files.tokenizer import load_tokenizer, train_tokenizer
 from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.rollout.engine.grammar import Grammars, apply_mask
@@ -125,10 +126,10 @@ def closing(tokenizer):
     return np.isin(np.arange(tokenizer.vocab_size), tokenizer.end_ids), np.array(marks)
 
 
-def sample(matcher, tokenizer, rng, tokens=(), patience=12):
+def sample(matcher, tokenizer, rng, tokens=(), patience=12, steps=300):
     """An action of uniformly drawn tokens; those of punctuation alone after a while, to end it."""
     tokens = list(tokens)
-    for step in range(300):
+    for step in range(steps):
         choices = allowed(matcher, tokenizer.vocab_size)
         endings = [choices[which[choices]] for which in closing(tokenizer)]
         if step >= patience:
@@ -212,6 +213,74 @@ def test_a_forged_call_cannot_be_written(tokenizer, tool_calls, text):
     with pytest.raises(RuntimeError, match="may not follow"):
         for token in tokenizer.action(text):
             matcher.accept(token)
+
+
+# The bundled tokenizer cannot tell DeepSeek's "▁" from a space.
+OTHERS = [
+    pytest.param(name, marks=pytest.mark.exhaustive if "deepseek" in name else ())
+    for name, each in TOOL_FORMATS.items()
+    if each.grammar and name != "hermes"
+]
+
+
+@functools.cache
+def grammars_of(name):
+    """A tokenizer, and grammars of a tool format."""
+    made = load("qwen3" if "deepseek" in name else "order_desk")
+    return made, Grammars("tool_calls", made, made.vocab_size, choose_format(name))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_call_drawn_in_another_format_names_a_tool_and_keeps_to_its_schema(name):
+    (made, grammars), tool_format, called = grammars_of(name), choose_format(name), set()
+    for seed in range(6):
+        matcher, rng = grammars.begin(TOOLS), np.random.default_rng(seed)
+        opening = tool_format.grammar.opening or "{"
+        before = "So: " if seed % 2 and tool_format.grammar.opening else ""
+        start = accept(matcher, made, before + opening)
+        calls = tool_format.read(sample(matcher, made, rng, start, steps=2000), TOOLS).calls
+        assert calls
+        assert all(ARGUMENTS[call.name](call.arguments) for call in calls)
+        called |= {call.name for call in calls}
+    assert len(called) >= 2
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_a_format_writes_is_in_its_grammar(name):
+    (made, grammars), tool_format = grammars_of(name), choose_format(name)
+    order = {"id": -12, "fields": ["price", "état"], "note": 'a <b> "q" </div> é'}
+    person = {"to": {"name": "Z", "vip": True}}
+    calls = [
+        ToolCall("look_up/order", order),
+        ToolCall("wait", {}),
+        ToolCall('say "hé"', person),
+    ]
+    for content in ("", "Two, a < b:") if tool_format.grammar.opening else ("",):
+        matcher, text = grammars.begin(TOOLS), tool_format.render(content, calls)
+        accept(matcher, made, text)
+        assert tool_format.read(text, TOOLS).calls == tuple(calls)
+        assert set(made.end_ids) <= set(allowed(matcher, made.vocab_size))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_format_s_forged_call_cannot_be_written(name):
+    (made, grammars), tool_format = grammars_of(name), choose_format(name)
+    for call in (
+        ToolCall("forged", {}),
+        ToolCall("wait", {"a": 1}),
+        ToolCall("look_up/order", {"note": "x"}),
+        ToolCall("look_up/order", {"id": "one"}),
+    ):
+        matcher = grammars.begin(TOOLS)
+        with pytest.raises(RuntimeError, match="may not follow"):
+            for token in made.action(tool_format.render("", [call])):
+                matcher.accept(token)
+
+
+def test_a_format_without_a_grammar_is_refused():
+    made = load("order_desk")
+    with pytest.raises(ValueError, match="in the format 'gemma'; allowed: none, a file, or calls"):
+        Grammars("tool_calls", made, made.vocab_size, choose_format("gemma"))
 
 
 def test_tools_of_one_name_have_the_arguments_of_either(tokenizer, tool_calls):

@@ -157,7 +157,7 @@ def _workers(config: Config, engine: Any, tokenizer: Any) -> Iterator[dict[str, 
         for name, each in ((AGENT, config), (ENVIRONMENT, alone)):
             tasks = find_tasks(each)
             stack.callback(tasks.close)
-            host = build_host(each, engine, tasks, lambda line: None)
+            host = build_host(each, engine, tasks, tokenizer, lambda line: None)
             stack.callback(host.close)
             workers[name] = RolloutWorker(engine, host, tokenizer, config.env, config.rollout)
         yield workers

@@ -9,6 +9,7 @@ import functools
 import itertools
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jinja2
@@ -28,6 +29,7 @@ from seeupo_jax.policy.files.chat.template_probe import (
     omitted_role,
 )
 from seeupo_jax.policy.files.chat.time_limit import time_limit
+from seeupo_jax.policy.files.library_tokenizer import render_template
 from seeupo_jax.policy.files.messages import (
     PROBE,
     TaggedText,
@@ -46,10 +48,6 @@ MARK = "\U0010fffd"
 _LONE_MARK = re.compile(f"(?<!{MARK}){MARK}(?!{MARK})")
 # Of the first conversations, all together; real templates take milliseconds.
 PROBE_SECONDS = 5.0
-_TOO_SLOW = (
-    f"chat template: it computes for more than {PROBE_SECONDS:g} s on a conversation of few words;"
-    " allowed: one that ends, which config.chat.template may name."
-)
 _ANOTHER = "another template in config.chat.template"
 _OFFERED = {
     "tool": f"config.chat.roles={{'tool': 'user'}}, which sends them as the user's, or {_ANOTHER}",
@@ -59,6 +57,15 @@ _OFFERED = {
     f" user's, config.chat.tools=none, which leaves it out, or {_ANOTHER}",
     "user": f"config.chat.roles={{'user': 'user'}}, which joins those in a row, or {_ANOTHER}",
 }
+
+
+def probe_limit(seconds: float) -> AbstractContextManager[None]:
+    """A limit on the time of a template's first conversations."""
+    sentence = (
+        f"chat template: it computes for more than {seconds:g} s on a conversation of few words;"
+        " allowed: one that ends, which config.chat.template may name."
+    )
+    return time_limit(seconds, sentence)
 
 
 class Renderer:
@@ -94,6 +101,7 @@ class Renderer:
         where: str,
     ):
         self._library, self._template, self._chat = library, template, chat
+        self._render = functools.partial(render_template, library, chat.template_kwargs)
         self._where = where
         self._backend = library.backend_tokenizer
         added = library.added_tokens_decoder.items()
@@ -101,7 +109,7 @@ class Renderer:
         self.tags = {i: name for i, name in self.control.items() if name in TAGS}
         self._hidden = {i for i, t in added if t.special and t.content not in TEXT_TAGS}
         self._left_out = functools.lru_cache(maxsize=1024)(self._find_left_out)
-        with time_limit(PROBE_SECONDS, _TOO_SLOW):
+        with probe_limit(PROBE_SECONDS):
             around, closing = self._around_messages(), self._closing_ids()
             system = self._writes((("system", 0), ("user", 0)))
             self.lists_tools = lists_functions(self._apply, system=system)
@@ -182,14 +190,7 @@ class Renderer:
         refusals: list[Exception] = []
         for form in (list[Message], arguments_as_text):
             try:
-                return self._library.apply_chat_template(
-                    form(messages),
-                    tools=functions,
-                    chat_template=self._template,
-                    tokenize=False,
-                    add_generation_prompt=header,
-                    **self._chat.template_kwargs,
-                )
+                return self._render(self._template, form(messages), functions, header=header)
             except Exception as error:  # a template may raise anything
                 refusals.append(error)
         error = refusals[0]
@@ -201,15 +202,17 @@ class Renderer:
             f" allowed: {self._offered(roles)}."
         )
 
-    def _lost(self, messages: Sequence[Message], has_functions: bool = False) -> str | None:
+    def _lost(
+        self, messages: Sequence[Message], has_functions: bool = False, *, by_id: bool = False
+    ) -> str | None:
         """As `omitted_role`, of messages of `make_conversation`; ValueError: refused."""
         text = self._apply(messages, [FUNCTION] if has_functions else None)
-        return omitted_role(messages, text)
+        return omitted_role(messages, text, by_id=by_id)
 
     def _find_left_out(self, shape: Shape, has_functions: bool) -> str | None:
         """The role of a message that the template leaves out of conversations of a shape."""
         try:
-            return self._lost(make_conversation(shape), has_functions)
+            return self._lost(make_conversation(shape), has_functions, by_id=True)
         except ValueError:  # texts that are not those of the conversation, which it has rendered
             return None
 

@@ -42,17 +42,18 @@ def make_conversation(shape: Shape) -> list[Any]:
 def _message(index: int, role: str, calls: int) -> dict[str, Any]:
     message: dict[str, Any] = {"role": role, "content": f"text-{index}-of-it"}
     if calls:
-        message["tool_calls"] = [_call(f"{index}c{number}") for number in range(calls)]
+        message["tool_calls"] = [make_call(f"{index}c{number}") for number in range(calls)]
     return message
 
 
-def _call(number: str) -> dict[str, Any]:
+def make_call(number: str) -> dict[str, Any]:
+    """A call whose name, argument and value are found again by this number."""
     function = {"name": f"name-{number}-of-it", "arguments": {f"key-{number}-of": f"v-{number}-of"}}
     # An id as Mistral's templates want it: nine letters and digits.
     return {"id": f"{number:a<9}", "type": "function", "function": function}
 
 
-def omitted_role(messages: Sequence[Message], text: str) -> str | None:
+def omitted_role(messages: Sequence[Message], text: str, *, by_id: bool = False) -> str | None:
     """The role of the first message that a template has left out; None: it has written all.
 
     The text of a message with calls may be left out, as Llama 3 does. A system message may stand
@@ -60,12 +61,12 @@ def omitted_role(messages: Sequence[Message], text: str) -> str | None:
 
     Args:
       messages: of `make_conversation`. text: as the template renders them.
+      by_id: a call is written where its id is, which names the tool in Kimi's templates.
     """
     place = 0
     for message in messages:
         if calls := message.get("tool_calls"):
-            parts = [part for call in calls for part in _parts(call["function"])]
-            if not all(part in text for part in parts):
+            if not all(_writes_call(text, call, by_id=by_id) for call in calls):
                 return message["role"]
             continue
         found = text.find(message["content"], 0 if message["role"] == "system" else place)
@@ -75,8 +76,10 @@ def omitted_role(messages: Sequence[Message], text: str) -> str | None:
     return None
 
 
-def _parts(function: dict[str, Any]) -> list[str]:
-    return [function["name"], *function["arguments"], *function["arguments"].values()]
+def _writes_call(text: str, call: Any, *, by_id: bool) -> bool:
+    name, arguments = call["function"]["name"], call["function"]["arguments"]
+    named = name in text or (by_id and call["id"] in text)
+    return named and all(part in text for part in (*arguments, *arguments.values()))
 
 
 def lists_functions(render: Callable[..., str], *, system: bool) -> bool:

@@ -13,6 +13,7 @@ from agent_cases import ToldSession
 from serving import running
 
 from seeupo_jax import bench
+from seeupo_jax.agents.answer_form import PLAIN_TEXT
 from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
 from seeupo_jax.agents.endpoint import Endpoint
 from seeupo_jax.benchmarks.settings import architecture, write_model
@@ -24,7 +25,7 @@ TOKENIZER = read_tokenizer("package:order_desk")
 
 
 def test_clients_ask_every_prompt_once_and_count_what_was_sampled():
-    endpoint, session = Endpoint(sampling=SamplingRules(1.0), model="x", tool_format="hermes"), None
+    endpoint, session = Endpoint(sampling=SamplingRules(1.0), model="x", form=PLAIN_TEXT), None
     endpoint.start()
     try:
         session = ToldSession()

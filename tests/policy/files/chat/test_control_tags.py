@@ -7,15 +7,16 @@ import pytest
 from chat_cases import TOOL, make, with_control_tags
 from lineage_cases import HERMES, ask, assistant
 
+from seeupo_jax.agents.answer_form import AnswerForm
 from seeupo_jax.agents.calls import HistoryMessage
 from seeupo_jax.agents.lineages import Lineages
 from seeupo_jax.agents.sampled_text import SampledText
-from seeupo_jax.agents.tool_format import template_writes
 from seeupo_jax.configuration import schema
 from seeupo_jax.envs.base import Demonstration
 from seeupo_jax.envs.tool_calls import ToolCall, parse_hermes
 from seeupo_jax.learner.imitation.action_segments import to_segments
 from seeupo_jax.policy.files.huggingface_tokenizer import load
+from seeupo_jax.policy.files.template_knowledge import template_writes
 from seeupo_jax.policy.files.tokenizer import Transcript
 from seeupo_jax.rollout.engine.protocol import Action
 from seeupo_jax.types import CONTEXT
@@ -130,7 +131,7 @@ def test_calls_at_the_endpoint_are_read_and_go_on(tokenizer):
     lineages, first = Lineages(tokenizer, HERMES), ask("go", tools=(TOOL,))
     turn, action = lineages.begin(lineages.read(first)), tokenizer.action(CALLING)
     pieces = []
-    sampled = SampledText(tokenizer, on_text=pieces.append, tool_format=HERMES)
+    sampled = SampledText(tokenizer, on_text=pieces.append, form=AnswerForm(HERMES))
     for size in range(1, len(action) + 1):
         sampled.listen(action[:size])
     done = sampled.complete(Action(0, action, [-1.0] * len(action)), prompt_tokens=1)

@@ -275,7 +275,9 @@ def test_a_template_stored_under_names_is_chosen_by_one(tmp_path):
     assert chosen.unwritten == {}
     assert load(tmp_path, schema.Chat(template="default")).unwritten.keys() == {"tool"}
     text = refusal(lambda: load(tmp_path, schema.Chat(template="rag")))
-    assert text.endswith("got 'rag'; allowed: a Jinja file, or default, or tool_use.")
+    assert text.endswith(
+        "got 'rag'; allowed: a Jinja file, or keep_thoughts, or default, or tool_use."
+    )
     chosen.save(tmp_path / "saved")
     again = load(tmp_path / "saved", None)
     assert again.begin([USER], ()).tokens == chosen.begin([USER], ()).tokens

@@ -1,0 +1,1 @@
+"""Formats of tool calls: one file each, and the table `formats.TOOL_FORMATS`."""

@@ -1,0 +1,106 @@
+"""Llama 3's calls: `{"name": ..., "parameters": {...}}`, and `<function=NAME>{...}</function>`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from seeupo_jax.envs.base import PYTHON_TAG, Tool
+from seeupo_jax.envs.thoughts import thoughts_end
+from seeupo_jax.envs.tool_calls import (
+    ToolCall,
+    ToolCallError,
+    decode_json,
+    parse_llama,
+    within_bounds,
+)
+from seeupo_jax.envs.tool_formats.tool_format import (
+    CallGrammar,
+    Reading,
+    Tag,
+    ToolFormat,
+    as_object,
+    expect,
+    json_arguments,
+    json_text,
+    literal,
+    read_after,
+    shown_before,
+    skip_space,
+    text_before,
+)
+
+_FUNCTION, _FUNCTION_END = "<function=", "</function>"
+_HEAD = re.compile(r"<function=([^<>\n]+)>")
+
+
+def _read_json(text: str, tools: Sequence[Tool]) -> Reading:
+    calls = parse_llama(text)
+    start = thoughts_end(text)
+    rest = text[start:]
+    before = "" if rest.lstrip().startswith("{") else rest.partition(PYTHON_TAG)[0]
+    return Reading(text[:start] + before, calls)
+
+
+def _write_json(content: str, calls: Sequence[ToolCall]) -> Iterable[str]:
+    yield content
+    if calls and content:
+        yield Tag(PYTHON_TAG)
+    objects = [{"name": call.name, "parameters": call.arguments} for call in calls]
+    yield "; ".join(map(json_text, objects))
+
+
+def _shown_json(text: str) -> int:
+    start = thoughts_end(text)
+    if text[start:].lstrip()[:1] in ("", "{"):
+        return text_before(text, "{", start)
+    return text_before(text, PYTHON_TAG, start)
+
+
+def _call_json(name: str, schema: Mapping[str, Any]) -> str:
+    head = rf'"{{\"name\":" " "? {literal(json_text(name))} "," " "? "\"parameters\":" " "?'
+    return f'{head} {json_arguments(schema)} "}}"'
+
+
+def _read_functions(text: str, tools: Sequence[Tool]) -> Reading:
+    return read_after(text, _FUNCTION, _read_calls)
+
+
+def _read_calls(text: str, start: int) -> tuple[list[ToolCall], int]:
+    calls = []
+    while head := _HEAD.match(text, skip_space(text, start)):
+        value, end = decode_json(text, head.end())
+        start = expect(text, end, _FUNCTION_END)
+        calls.append(within_bounds(ToolCall(head[1].strip(), as_object(value))))
+    if not calls:
+        raise ToolCallError("a tool call must begin with <function=NAME>")
+    return calls, start
+
+
+def _write_functions(content: str, calls: Sequence[ToolCall]) -> Iterable[str]:
+    yield content
+    for index, call in enumerate(calls):
+        yield "\n" * bool(content or index)
+        yield f"{_FUNCTION}{call.name}>{json_text(call.arguments)}{_FUNCTION_END}"
+
+
+def _call_function(name: str, schema: Mapping[str, Any]) -> str:
+    return f'{literal(name + ">")} {json_arguments(schema)} "{_FUNCTION_END}"'
+
+
+LLAMA = ToolFormat(
+    "llama",
+    _read_json,
+    _write_json,
+    _shown_json,
+    mark=PYTHON_TAG,
+    grammar=CallGrammar("", _call_json, '"; "'),
+)
+LLAMA_FUNCTION = ToolFormat(
+    "llama_function",
+    _read_functions,
+    _write_functions,
+    shown_before(_FUNCTION),
+    grammar=CallGrammar(_FUNCTION, _call_function, rf'"\n"? "{_FUNCTION}"'),
+)

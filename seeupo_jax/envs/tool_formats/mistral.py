@@ -1,0 +1,111 @@
+"""Mistral's calls: `[TOOL_CALLS] [{"name": ..., "arguments": {...}}]`, and since tokenizer v11
+`[TOOL_CALLS]NAME[ARGS]{...}`, one after the other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from seeupo_jax.envs.base import MISTRAL_TAGS, Tool
+from seeupo_jax.envs.tool_calls import (
+    ToolCall,
+    ToolCallError,
+    call_of_object,
+    decode_json,
+    within_bounds,
+)
+from seeupo_jax.envs.tool_formats.tool_format import (
+    CallGrammar,
+    Reading,
+    Tag,
+    ToolFormat,
+    as_object,
+    json_arguments,
+    json_text,
+    literal,
+    read_after,
+    shown_before,
+)
+
+_CALLS, _ARGS, _ID = MISTRAL_TAGS
+_HEAD = re.compile(
+    rf"\s*{re.escape(_CALLS)}\s*([^\[\]\n]+?)\s*"
+    rf"(?:{re.escape(_ID)}\s*([^\[\]\n]+?)\s*)?{re.escape(_ARGS)}"
+)
+
+
+def _read_list(text: str, tools: Sequence[Tool]) -> Reading:
+    return read_after(text, _CALLS, _read_objects)
+
+
+def _read_objects(text: str, start: int) -> tuple[list[ToolCall], int]:
+    values, end = decode_json(text, start + len(_CALLS))
+    if not isinstance(values, list) or not values:
+        raise ToolCallError(f"after {_CALLS} a list of calls must follow")
+    return [_read_object(value) for value in values], end
+
+
+def _read_object(value: Any) -> ToolCall:
+    """A call; some versions of the format give it an id."""
+    named = dict(value) if isinstance(value, dict) else value
+    given = named.pop("id", "") if isinstance(named, dict) else ""
+    call = call_of_object(named, "arguments")
+    return ToolCall(call.name, call.arguments, id=given if isinstance(given, str) else "")
+
+
+def _write_list(content: str, calls: Sequence[ToolCall]) -> Iterable[str]:
+    yield content
+    if calls:
+        yield Tag(_CALLS)
+        named = [{"name": call.name, "arguments": call.arguments} for call in calls]
+        yield f" {json_text(named)}"
+
+
+def _call_in_list(name: str, schema: Mapping[str, Any]) -> str:
+    head = rf'"{{\"name\":" " "? {literal(json_text(name))} "," " "? "\"arguments\":" " "?'
+    return f'{head} {json_arguments(schema)} "}}"'
+
+
+def _read_args(text: str, tools: Sequence[Tool]) -> Reading:
+    return read_after(text, _CALLS, _read_calls)
+
+
+def _read_calls(text: str, start: int) -> tuple[list[ToolCall], int]:
+    calls = []
+    while head := _HEAD.match(text, start):
+        value, start = decode_json(text, head.end())
+        calls.append(within_bounds(ToolCall(head[1], as_object(value), id=head[2] or "")))
+    if not calls:
+        raise ToolCallError(f"a tool call must begin with {_CALLS}NAME{_ARGS}")
+    return calls, start
+
+
+def _write_args(content: str, calls: Sequence[ToolCall]) -> Iterable[str]:
+    yield content
+    for call in calls:
+        yield Tag(_CALLS)
+        yield call.name
+        yield Tag(_ARGS)
+        yield json_text(call.arguments)
+
+
+def _call_with_args(name: str, schema: Mapping[str, Any]) -> str:
+    return f"{literal(name + _ARGS)} {json_arguments(schema)}"
+
+
+MISTRAL = ToolFormat(
+    "mistral",
+    _read_list,
+    _write_list,
+    shown_before(_CALLS),
+    grammar=CallGrammar(_CALLS, _call_in_list, '", "', '" "? "["', '"]"'),
+)
+MISTRAL_ARGS = ToolFormat(
+    "mistral_args",
+    _read_args,
+    _write_args,
+    shown_before(_CALLS),
+    grammar=CallGrammar(_CALLS, _call_with_args, f'"{_CALLS}"'),
+)

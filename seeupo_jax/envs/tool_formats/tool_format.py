@@ -1,0 +1,194 @@
+"""The form of a tool format: it reads, writes and recognises calls in the text of a message."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from seeupo_jax.configuration.user_code import encodes
+from seeupo_jax.envs.base import Tool
+from seeupo_jax.envs.thoughts import thoughts_end
+from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError, skip_thoughts
+
+
+class Tag(str):
+    """A piece of a written message: a tag, one control token where the tokenizer has it as one."""
+
+
+class Reading(NamedTuple):
+    """The calls of a text, and the text without them."""
+
+    outside: str
+    calls: tuple[ToolCall, ...]
+
+
+@dataclass(frozen=True)
+class CallGrammar:
+    """A format in Lark's syntax, for constrained decoding.
+
+    opening: the text with which calls begin; "": they are the whole message.
+    call: from a tool's name and the schema of its arguments, writes a call, after the opening.
+    begin: between the opening and the first call. between: between two. end: after the last.
+    rules: further rules, which calls refer to.
+    excluded: further texts that no message has outside its calls.
+    """
+
+    opening: str
+    call: Callable[[str, Mapping[str, Any]], str]
+    between: str
+    begin: str = '""'
+    end: str = '""'
+    rules: str = ""
+    excluded: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """A format of tool calls.
+
+    name: in the configuration.
+    read: reads a message with the tools that it may call; raises ToolCallError if a call is
+      malformed.
+    write: writes a message with content and calls, in pieces; `read` reads them back, unless the
+      format has no way to write a value.
+    shown: the number of characters of an incomplete text that are certainly content.
+    mark: the tag before calls, if other formats do not use it.
+    grammar: None: calls in this format cannot be constrained.
+    """
+
+    name: str
+    read: Callable[[str, Sequence[Tool]], Reading]
+    write: Callable[[str, Sequence[ToolCall]], Iterable[str]]
+    shown: Callable[[str], int]
+    mark: str = ""
+    grammar: CallGrammar | None = None
+
+    def parse(self, text: str, tools: Sequence[Tool] = ()) -> tuple[str, tuple[ToolCall, ...]]:
+        """Returns a message's content and calls; with a malformed call, all of it is content."""
+        try:
+            outside, calls = self.read(text, tools)
+        except ToolCallError:
+            return text, ()
+        named = [(call.name, call.arguments) for call in calls]
+        # A lone surrogate is valid JSON but not UTF-8, and could not be sent.
+        if not calls or not encodes(json.dumps(named, ensure_ascii=False)):
+            return text, ()
+        return outside.rstrip(), calls
+
+    def render(self, content: str, calls: Sequence[ToolCall]) -> str:
+        """Writes the text of a message."""
+        return "".join(self.write(content, calls))
+
+    def tags(self, content: str, calls: Sequence[ToolCall]) -> list[int]:
+        """The positions of the calls' tags in the text that `render` writes."""
+        places, end = [], 0
+        for piece in self.write(content, calls):
+            if isinstance(piece, Tag):
+                places.append(end)
+            end += len(piece)
+        return places
+
+    @property
+    def own_tags(self) -> frozenset[str]:
+        """The tags of calls."""
+        pieces = self.write("", [ToolCall("f", {"x": 1})])
+        return frozenset({*(p for p in pieces if isinstance(p, Tag)), self.mark} - {""})
+
+    @property
+    def example(self) -> str:
+        """A call with names in capitals, which shows the form to a model."""
+        text = self.render("", [ToolCall("TOOL", {"PARAMETER": "VALUE"})])
+        return text.replace('"VALUE"', "VALUE")  # in JSON it need not be a text
+
+
+def shown_before(mark: str) -> Callable[[str], int]:
+    """`ToolFormat.shown` of a format whose calls begin at a mark and end the message."""
+    return lambda text: text_before(text, mark, thoughts_end(text))
+
+
+def text_before(text: str, mark: str, start: int) -> int:
+    """The end of the text before the mark, or before its possible start, and white space."""
+    end = text.find(mark, start)
+    if end < 0:
+        prefixes = (n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n], start))
+        end = len(text) - next(prefixes, 0)
+    return len(text[:end].rstrip())
+
+
+def read_after(
+    text: str, mark: str, read: Callable[[str, int], tuple[Sequence[ToolCall], int]]
+) -> Reading:
+    """Reads a message whose calls begin at the first mark after the thoughts and end the message.
+
+    Args:
+      read: from the text and the position of the mark, returns all calls and their end.
+
+    Raises:
+      ToolCallError: a call is malformed, text follows the calls, or a `<think>` is not closed.
+    """
+    start = text.find(mark, len(text) - len(skip_thoughts(text)))
+    if start < 0:
+        return Reading(text, ())
+    calls, end = read(text, start)
+    if text[end:].strip():
+        raise ToolCallError("nothing may follow the last tool call")
+    return Reading(text[:start], tuple(calls))
+
+
+def expect(text: str, position: int, wanted: str) -> int:
+    """Returns the end of a text that has to stand at a position, after white space.
+
+    Raises:
+      ToolCallError: another text stands there.
+    """
+    start = skip_space(text, position)
+    if not text.startswith(wanted, start):
+        raise ToolCallError(f"a tool call needs {wanted} after {text[:position][-40:]!r}")
+    return start + len(wanted)
+
+
+def skip_space(text: str, position: int) -> int:
+    """The position of the next character that is no white space."""
+    found = _SPACE.match(text, position)
+    assert found is not None  # it matches the empty text
+    return found.end()
+
+
+_SPACE = re.compile(r"\s*")
+
+
+def read_until(text: str, position: int, wanted: str) -> tuple[str, int]:
+    """Returns the text up to another one, stripped, and the end of that.
+
+    Raises:
+      ToolCallError: the other text does not follow.
+    """
+    end = text.find(wanted, position)
+    if end < 0:
+        raise ToolCallError(f"a tool call needs {wanted} after {text[:position][-40:]!r}")
+    return text[position:end].strip(), end + len(wanted)
+
+
+def as_object(value: Any) -> dict[str, Any]:
+    """Returns a call's arguments. Raises ToolCallError: they are no JSON object."""
+    if not isinstance(value, dict):
+        raise ToolCallError("the arguments of a tool call must be one JSON object")
+    return value
+
+
+def json_text(value: Any) -> str:
+    """JSON whose letters are not escaped, as chat templates write it."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def literal(text: str) -> str:
+    """A text in Lark's syntax."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def json_arguments(schema: Mapping[str, Any]) -> str:
+    """A JSON object in Lark's syntax."""
+    return f"%json {json.dumps(schema)}"

@@ -1,0 +1,75 @@
+"""What a chat template knows: how it writes calls, whether it lists tools, and thoughts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from seeupo_jax.envs.base import THOUGHT
+from seeupo_jax.envs.tool_formats.formats import TOOL_FORMATS, choose_format
+from seeupo_jax.envs.tool_formats.tool_format import ToolFormat
+from seeupo_jax.policy.files.chat.call_format import find_format, sampled_text, writes_format
+from seeupo_jax.policy.files.tokenizer import Tokenizer
+
+AUTO = "auto"
+_THOUGHT = "a-thought"
+_HEADER = 16  # tokens at the end of a context, among which is a `<think>` of its header
+
+
+@lru_cache(maxsize=1)  # a process samples with one tokenizer, and reads it in one format
+def template_writes(tokenizer: Tokenizer, tool_format: ToolFormat) -> bool:
+    """Whether a chat template writes calls in a tool format, also several and after text."""
+    if not tokenizer.writes_calls:
+        return False
+    return writes_format(tokenizer, tool_format)
+
+
+def resolve_format(name: str, tokenizer: Tokenizer) -> ToolFormat:
+    """Returns the tool format of a name; `auto`: that of the calls which the chat template writes.
+
+    Where a message lists the tools (`config.chat.tools`), `auto` is the format it asks for.
+
+    Raises:
+      ValueError: `auto` with a template that lists tools and writes calls in no known format.
+    """
+    if name != AUTO:
+        return choose_format(name)
+    listing = tokenizer.tool_listing
+    if listing is not None:
+        return TOOL_FORMATS.get(listing, TOOL_FORMATS["hermes"])
+    found = find_format(tokenizer)
+    if found is None:
+        raise ValueError(
+            "config.agent.tool_format: got 'auto' with a chat template that lists tools and writes"
+            f" calls in no known format; allowed: {', '.join(TOOL_FORMATS)}, the one that the model"
+            " was trained with."
+        )
+    return found
+
+
+def opens_thoughts(tokenizer: Tokenizer, context: Sequence[int]) -> bool:
+    """Whether the next action begins within thoughts, which the chat template has opened."""
+    return tokenizer.text(context[-_HEADER:]).rstrip().endswith(THOUGHT)
+
+
+def knows_thoughts(tokenizer: Tokenizer) -> bool:
+    """Whether a chat template opens thoughts in its header, or writes a message's."""
+    message = {"role": "assistant", "content": "content", "reasoning_content": _THOUGHT}
+    try:
+        begun = tokenizer.begin([{"role": "user", "content": "?"}], ())
+        if opens_thoughts(tokenizer, begun.tokens):
+            return True
+        return tokenizer.writes_calls and _THOUGHT in sampled_text(tokenizer, message)
+    except Exception:  # a template may raise anything
+        return False
+
+
+@lru_cache(maxsize=1)
+def lists_tools(tokenizer: Tokenizer) -> bool:
+    """Whether a conversation's tools are among its tokens."""
+    asked = [{"role": "user", "content": "?"}]
+    tool = {"name": "name", "description": "", "parameters": {"type": "object", "properties": {}}}
+    try:
+        return tokenizer.begin(asked, (tool,)).tokens != tokenizer.begin(asked, ()).tokens
+    except Exception:  # a template may raise anything
+        return False
