@@ -296,7 +296,8 @@ class Architecture:
     def layer_adapters(self, layer: int) -> LoraAdapters | None:
         """The adapters of a layer's dense projections, by name: of a model of experts attention's.
 
-        A recurrent layer's own projections have none. Of a feed-forward beside experts PEFT's files have none, as they take its names for experts.
+        A recurrent layer's own projections have none, nor has a feed-forward beside experts, since
+        PEFT's files take its names for experts.
         """
         if self.lora is None:
             return None

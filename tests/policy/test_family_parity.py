@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch_models
 import transformers
+from safetensors.numpy import load_file, save_file
 from twin_policy import tensors_of
 
 from seeupo_jax.policy import from_pretrained, save_pretrained
@@ -267,6 +269,20 @@ def test_what_we_write_is_the_same_model_to_pytorch(case, torch_model, tmp_path)
     )
     for key in ("architectures", "model_type"):
         assert written[key] == original[key]
+
+
+def test_layers_that_predict_further_tokens_are_not_read(torch_model, tmp_path, caplog):
+    reference, folder = torch_model("qwen3_5")
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    extra = {"mtp.fc.weight": np.zeros((4, 4), np.float32)}
+    save_file(tensors | extra, tmp_path / "model.safetensors")
+    model, _ = from_pretrained(tmp_path, dtype="float32")
+    assert [line for line in caplog.messages if "not read" in line] == [
+        f"{tmp_path}: 1 tensors are not read: mtp"
+    ]
+    ids = torch_models.tokens(VOCAB)
+    assert_same(np.asarray(model(jnp.asarray(ids))), torch_models.torch_logits(reference, ids))
 
 
 TEXT = HEADS | {"head_dim": 18, "num_hidden_layers": 2}
