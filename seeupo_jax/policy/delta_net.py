@@ -104,8 +104,6 @@ class GatedDeltaNet(nnx.Module):
         else:
             out_RLHv, state_RHkv = gated_delta.by_chunk(inputs, state_RHkv)
         before_RWC = gated_delta.last_inputs(projected.x_NLC, before_RWC, valid_RL.sum(axis=1))
-        # A row of padding alone would write an empty state where its position says that it begins.
-        slot_R = jnp.where(valid_RL[:, 0], slot_R, states.state_SHkv.shape[0])
         states = DeltaStates(
             _put(states.input_SWC, before_RWC, slot_R), _put(states.state_SHkv, state_RHkv, slot_R)
         )

@@ -12,10 +12,12 @@ from twin_policy import random_network
 from seeupo_jax.configuration import schema
 from seeupo_jax.learner.optimization.muon import matrix_axes
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings
+from seeupo_jax.planning.activation_memory import microbatch_bytes
 from seeupo_jax.policy import network as policy
-from seeupo_jax.policy.architecture import Architecture, DeltaNet
+from seeupo_jax.policy.architecture import Architecture, DeltaNet, LoraAdapters
 from seeupo_jax.policy.kernels.attention import NOWHERE, Tree
 from seeupo_jax.policy.kernels.paged import PageTable
+from seeupo_jax.policy.lora import attach_adapters, merge_adapters
 from seeupo_jax.rollout.engine import sampler
 from seeupo_jax.rollout.engine.sampler_layout import SamplerLayout
 
@@ -147,6 +149,27 @@ def test_muon_takes_projections_for_matrices_and_no_convolution():
     axes = matrix_axes(policy.abstract_network(ARCH)[1])["layers"][0]["delta"]
     assert axes["conv1d"] is None and axes["a_log"] is None
     assert axes["qkv"]["kernel"] is not None
+
+
+def test_adapters_are_those_of_attention_layers_and_of_feed_forwards():
+    network, params = network_of(ARCH)
+    lora = LoraAdapters(2, 4.0, ("q_proj", "o_proj", "down_proj"))
+    model = attach_adapters(network.bind(params), lora, seed=0)
+    paths, _ = zip(*jax.tree.leaves_with_path(policy.split_model(model)[1]), strict=True)
+    adapted = {"/".join(str(k.key) for k in path[1:-1]) for path in paths if "lora" in path[-1].key}
+    assert adapted == {"1/q", "1/out", "0/mlp/down", "1/mlp/down", "2/mlp/down"}
+    factors = jax.tree.map(lambda x: x + 0.1, policy.split_model(model)[1])
+    moved = policy.split_model(model)[0].bind(factors)
+    np.testing.assert_allclose(merge_adapters(moved)(TOKENS_NL), moved(TOKENS_NL), atol=1e-4)
+
+
+def test_activations_of_a_layer_are_those_of_its_kind_wherever_it_stands():
+    def needed(*layers):
+        delta = dataclasses.replace(ARCH.delta, layers=layers)
+        arch = dataclasses.replace(ARCH, delta=delta)
+        return microbatch_bytes(arch, "none", rows=2, length=64, platform="cpu")
+
+    assert needed(0) == needed(2) != needed(0, 1) == needed(1, 2)
 
 
 def test_token_trees_are_refused():
