@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -10,7 +11,7 @@ import pytest
 import torch
 import torch_models
 import transformers
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from torch_models import torch_logits
 
 from seeupo_jax.policy import from_pretrained, save_pretrained
@@ -165,6 +166,28 @@ def test_bfloat16_is_as_exact_as_in_pytorch(case, torch_model):
     actual = np.abs(np.asarray(model(ids)) - exact)
     assert actual.mean() <= 1.1 * np.abs(torch_logits(half, ids) - exact).mean()
     assert actual.mean() > 1e-5  # it was computed in bfloat16
+
+
+@pytest.mark.sampled("mixtral")
+@pytest.mark.parametrize("case", ["qwen2_moe", "mixtral", "dots1 groups, dense layer"])
+def test_fused_experts_are_read_as_the_same_model(case, torch_model, tmp_path):
+    """A folder with the tensors as transformers has them in memory, which it loads, too."""
+    reference, folder = torch_model(case)
+    shutil.copy(f"{folder}/config.json", tmp_path)
+    fused = {name: x.numpy() for name, x in reference.state_dict().items()}
+    assert any(name.endswith("mlp.experts.gate_up_proj") for name in fused)
+    save_file(fused, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    ids = torch_models.tokens(VOCAB)
+    assert np.abs(torch_logits(again.eval(), ids) - torch_logits(reference, ids)).max() < 1e-5
+    params = [
+        split_model(from_pretrained(place, dtype="float32")[0])[1] for place in (folder, tmp_path)
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *params)
+    del fused["model.layers.1.mlp.experts.down_proj"]
+    save_file(fused, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"lacks model.layers.1.*experts.0"):
+        from_pretrained(tmp_path)
 
 
 def test_selection_biases_stay_float32_in_every_file_and_type(torch_model, tmp_path):

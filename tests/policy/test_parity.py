@@ -16,9 +16,8 @@ from safetensors.numpy import load_file
 from torch_models import torch_logits
 
 from seeupo_jax.policy import from_pretrained, save_pretrained
-from seeupo_jax.policy.files.model_config import read_architecture
 from seeupo_jax.policy.files.parameter_names import leaf_at, stored_parameters
-from seeupo_jax.policy.network import abstract_network, split_model, token_logp
+from seeupo_jax.policy.network import split_model, token_logp
 
 VOCAB, LENGTH = 517, 24
 # Seven query heads to one of keys and values; heads of 128 in a width of 896.
@@ -49,7 +48,6 @@ ROPE = {
         "original_max_position_embeddings": 32,
     },
     "linear": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0},
-    "dynamic": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0},
 }
 WINDOW = {"use_sliding_window": True, "sliding_window": 7}
 MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
@@ -62,7 +60,6 @@ CASES = {
     "qwen2 tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen2 window": ("qwen2", {**WINDOW, "max_window_layers": 1}),
     "qwen2 linear": ("qwen2", {"rope_parameters": ROPE["linear"]}),
-    "qwen2 dynamic": ("qwen2", {"rope_parameters": ROPE["dynamic"]}),
     "qwen3": ("qwen3", {"head_dim": 128}),
     "qwen3 tied, narrow heads": ("qwen3", {"head_dim": 48, "tie_word_embeddings": True}),
     "qwen3 yarn": ("qwen3", {"head_dim": 128, "rope_parameters": ROPE["yarn"]}),
@@ -146,12 +143,23 @@ def test_yarn_that_a_user_adds_computes_positions_beyond_the_original_length(
     assert np.abs(wanted - np.asarray(plain(jnp.asarray(ids)))).max() > 1e-3
 
 
-def test_dynamic_scaling_is_refused_where_it_would_depend_on_a_texts_length(tmp_path):
-    values = SIZES | {"max_position_embeddings": LENGTH - 1, "rope_parameters": ROPE["dynamic"]}
-    arch = read_architecture({"model_type": "qwen2", **values}, "dynamic")
-    network, shapes = abstract_network(arch)
-    with pytest.raises(ValueError, match="got rows of .* dynamic rope scaling; allowed: at most"):
-        network.bind(shapes)(torch_models.tokens(VOCAB))
+def test_dynamic_scaling_is_that_of_pytorch_up_to_the_models_own_context(torch_model, tmp_path):
+    """Beyond, it would depend on a text's length, and is refused."""
+    _, folder = torch_model("qwen2")
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    values = json.loads((tmp_path / "config.json").read_text())
+    values["rope_parameters"] |= {"rope_type": "dynamic", "factor": 4.0}
+    values["max_position_embeddings"] = LENGTH
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    model, _ = from_pretrained(tmp_path, dtype="float32")
+    ids = torch_models.tokens(VOCAB)
+    logits, wanted = np.asarray(model(jnp.asarray(ids))), torch_logits(reference.eval(), ids)
+    assert np.abs(logits - wanted).max() <= 2e-5
+    with pytest.raises(
+        ValueError, match="got rows of 48 .* dynamic rope scaling; allowed: at most"
+    ):
+        model(jnp.tile(ids, (1, 2)))
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ class SafetensorsFolder:
 
     def _read_header(self, file: Path) -> None:
         with _open(file) as tensors:
-            for name in tensors.keys():
+            for name in sorted(tensors.keys()):
                 tensor = tensors.get_slice(name)
                 if not name.startswith(self._prefix):
                     raise ValueError(f"{file} holds {name}; allowed: {self._prefix}NAME.")

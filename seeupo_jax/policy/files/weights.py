@@ -22,6 +22,7 @@ from seeupo_jax.policy.architecture import SELECTION_BIAS, Architecture
 from seeupo_jax.policy.families import FAMILIES, WITH_IMAGES, WITH_MORE
 from seeupo_jax.policy.files import gguf_vocabulary
 from seeupo_jax.policy.files.folder_files import read_json_object
+from seeupo_jax.policy.files.fused_experts import FusedExperts
 from seeupo_jax.policy.files.gguf_parts import part_files
 from seeupo_jax.policy.files.huggingface_tokenizer import gguf_tokenizer
 from seeupo_jax.policy.files.model_config import config_json, read_architecture
@@ -179,7 +180,7 @@ def from_pretrained(
     place = base_model_folder(folder)
     arch = load_architecture(place, dtype=dtype, **compute_options)
     tokenizer = read_tokenizer(folder, chat)
-    tensors: Tensors = _gguf(place) if place.suffix == ".gguf" else _folder_tensors(place)
+    tensors: Tensors = _gguf(place) if place.suffix == ".gguf" else _folder_tensors(place, arch)
     if tokenizer is not None and tokenizer.vocab_size > arch.vocab_size:
         raise ValueError(
             f"{place}: the tokenizer has {tokenizer.vocab_size} tokens; allowed: at most the"
@@ -198,14 +199,15 @@ def from_pretrained(
     return model, tokenizer
 
 
-def _folder_tensors(place: Path) -> Tensors:
+def _folder_tensors(place: Path, arch: Architecture) -> Tensors:
     """The tensors of a model folder: of a model of texts and images those of its text model."""
     family = read_json_object(place / CONFIG_FILE)["model_type"]
     if family in FAMILIES and FAMILIES[family].packed_experts:
         return PackedExperts(SafetensorsFolder(place, bytes_too=True))
-    folder = SafetensorsFolder(place)
-    begins = (WITH_IMAGES | WITH_MORE).get(family)
-    return folder if begins is None else RenamedTensors(folder, begins, place)
+    tensors: Tensors = SafetensorsFolder(place)
+    if (begins := (WITH_IMAGES | WITH_MORE).get(family)) is not None:
+        tensors = RenamedTensors(tensors, begins, place)
+    return tensors if arch.moe is None else FusedExperts(tensors, arch.moe)
 
 
 def save_pretrained(

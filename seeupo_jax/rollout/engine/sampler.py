@@ -128,8 +128,9 @@ def prefill(
     """
     with jax.named_scope("rollout/prefill"):
         model = network.bind(params)
-        _, pages, routed, _ = model.extend(tokens_RL, position_RL, pages, page_table, block=block)
-    return pages, position_RL[:, 0] + 0, constrain(routed, "rows", None, None) if records else None
+        found = model.extend(tokens_RL, position_RL, pages, page_table, block=block)
+    routed_RLG = constrain(found.routed_NLG, "rows", None, None) if records else None
+    return found.keys, position_RL[:, 0] + 0, routed_RLG
 
 
 @functools.partial(jax.jit, donate_argnames="pages")

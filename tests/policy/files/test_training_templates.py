@@ -252,6 +252,32 @@ def test_a_models_own_variable_that_keeps_thoughts_is_set(condition, variable):
     assert text.startswith(f"config.chat.template_kwargs: got '{variable}'")
 
 
+@pytest.mark.parametrize("kwargs", [{}, OFF])
+def test_glm_4_7_keeps_thoughts_by_its_own_variable(kwargs):
+    """It has no line ends, and a message without a thought has only the end of one."""
+    keeps = "(clear_thinking is defined and not clear_thinking) or loop.index0 > asked.last"
+    changes = {
+        "'<|assistant|>\\n<think>' ~ (thought | trim if loop.index0 > asked.last else '')"
+        " ~ '</think>'": (
+            f"'<|assistant|>' ~ ('<think>' ~ thought | trim if thought and ({keeps}) else '')"
+            " ~ '</think>'"
+        ),
+        "'\\n' ~ text | trim if": "text | trim if",
+        "('\\n<think></think>' if quiet else '')": "('</think>' if quiet else '<think>')",
+    }
+    template = OWN["glm4_5"]
+    for old, new in changes.items():
+        assert old in template
+        template = template.replace(old, new)
+    tokenizer = make(template, kwargs=kwargs, glm=True)
+    user = cases.small_library("", cases.GLM_CONTROL).convert_tokens_to_ids("<|user|>")
+    action = [*tokenizer.action("Yes." if kwargs else "Why?</think>Yes.")[:-1], user]
+    segments, conversation = play(tokenizer, [action] * 3, [THANKS] * 3)
+    assert len(segments) == 1 and conversation.text.count("Why?") == (0 if kwargs else 3)
+    own = make(template, None, kwargs, glm=True)
+    assert len(play(own, [action] * 3, [THANKS] * 3)[0]) == (1 if kwargs else 3)
+
+
 def test_a_template_that_keeps_thoughts_in_another_form_rewrites_messages():
     written = "{%- if loop.index0 > says.last -%}"
     written += "{{ '<think>\\n' ~ thought | trim ~ '\\n</think>\\n\\n' }}"

@@ -77,9 +77,9 @@ def keeps_thoughts(template: str, render: Render) -> bool:
     Where the header writes an empty thought (`enable_thinking=False`), that one has to stay.
     """
     begin = _text(render, template, (_QUESTION,), header=True)
-    place = begin.rfind(THOUGHT)
-    has_empty = place >= 0 and THOUGHT_END in begin[place:]
-    opening = begin[place:] if place >= 0 and not has_empty else ""
+    header = begin.removeprefix(_text(render, template, (_QUESTION,)))
+    has_empty = THOUGHT_END in header  # some write only the end
+    opening = "".join(header.partition(THOUGHT)[1:]) if not has_empty else ""
     last = _text(render, template, (_QUESTION, _PLAIN if has_empty else _INLINE))
     written, answer, _ = last.removeprefix(begin).partition(_ANSWER)
     if not (begin and last.startswith(begin) and answer and (has_empty or _THOUGHT in written)):
