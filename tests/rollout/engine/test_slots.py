@@ -341,6 +341,19 @@ def test_turns_of_a_recurrent_network_prefill_their_whole_contexts_in_any_order(
     assert usage["cached_tokens"] == 0
 
 
+@pytest.mark.exhaustive
+def test_eight_devices_sample_a_recurrent_network_as_it_is():
+    arch, mesh = (
+        dataclasses.replace(ARCH, **HYBRID),
+        make_mesh(schema.Mesh(data=2, fsdp=2, tensor=2)),
+    )
+    network, params = make(arch)
+    placed = jax.device_put(params, param_shardings(mesh, network.logical_axes(), params))
+    with jax.set_mesh(mesh):
+        played = play(make_engine(arch=arch, mesh=mesh), placed, turns=2)
+    assert_logp_of_network(played, params, arch, atol=1e-4)
+
+
 def test_eight_devices_give_the_actions_of_one():
     mesh = make_mesh(schema.Mesh(data=2, fsdp=2, tensor=2))
     network, params = make()
