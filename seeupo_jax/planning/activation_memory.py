@@ -15,6 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from seeupo_jax.parallel.mesh import kv_heads_of_device
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.delta_net import GatedDeltaNet
 from seeupo_jax.policy.kernels.attention import (
     FEW_KEYS,
     QUERIES_AT_LEAST,
@@ -62,7 +63,8 @@ def microbatch_bytes(
     saved = sum(of_layer(i, remat) for i in range(arch.layers))
     largest_layer = max(of_layer(i, "none") for i in range(arch.layers))
     # Keys and values are kept for the refresh of the weights, at any level of recomputation.
-    keys = 2 * tokens * arch.layers * arch.kv_heads * arch.head_dim * item
+    layers = sum(not arch.is_recurrent(i) for i in range(arch.layers))
+    keys = 2 * tokens * layers * arch.kv_heads * arch.head_dim * item
     chunk = min(tokens, TOKENS_AT_ONCE, max(1, LOGITS_AT_ONCE // arch.vocab_size))
     copies = 2 if arch.lora is None else 1  # in float32, and its gradient where it trains
     head = copies * arch.vocab_size * arch.width * _FLOAT32
@@ -81,7 +83,10 @@ def share_of(arch: Architecture, tensor: int) -> Architecture:
     def divide(size: int) -> int:
         return size // tensor if size % tensor == 0 else size
 
-    moe = arch.moe
+    moe, delta = arch.moe, arch.delta
+    if delta is not None:
+        heads = {"key_heads": divide(delta.key_heads), "value_heads": divide(delta.value_heads)}
+        delta = dataclasses.replace(delta, **heads)
     if moe is not None:
         moe = dataclasses.replace(moe, mlp_width=divide(moe.mlp_width))
     return dataclasses.replace(
@@ -91,6 +96,7 @@ def share_of(arch: Architecture, tensor: int) -> Architecture:
         kv_heads=kv_heads_of_device(arch.heads, arch.kv_heads, tensor),
         mlp_width=divide(arch.mlp_width),
         moe=moe,
+        delta=delta,
     )
 
 
@@ -105,6 +111,8 @@ def _layer_bytes(
     expert: int,
 ) -> int:
     """Bytes kept of one layer, without its parameters, which stay in any case."""
+    recurrent = arch.is_recurrent(index)
+    delta = dataclasses.replace(arch.delta, layers=(0,)) if recurrent else None
     alike = dataclasses.replace(
         arch,
         layers=1,
@@ -114,6 +122,7 @@ def _layer_bytes(
         remat="none",
         moe=None,
         lora=arch.layer_adapters(index),
+        delta=delta,
     )
     if arch.moe is None or not arch.is_sparse(index):
         of_row, cast = _saved_bytes(alike, remat, length)
@@ -128,7 +137,7 @@ def _layer_bytes(
         of_row = rest[0] + expert * (all_experts[0] - rest[0])
         cast = rest[1] + (all_experts[1] - rest[1]) // expert
     scores = 0
-    if _in_whole(arch, rows, length, platform):
+    if not recurrent and _in_whole(arch, rows, length, platform):
         item = {"none": jnp.dtype(arch.dtype).itemsize, "dots": _FLOAT32}.get(remat, 0)
         scores = rows * arch.heads * length**2 * item
     return of_row * rows + cast + scores
@@ -155,9 +164,12 @@ def _traced(arch: Architecture, remat: str, rows: int, length: int) -> int:
     position_NL = jax.ShapeDtypeStruct((rows, length), jnp.int32)
     attend = functools.partial(_attend, _fused(arch))
 
+    def recur(delta: GatedDeltaNet, x: jax.Array) -> tuple[jax.Array, None]:
+        return delta(x), None
+
     def run(params: Any, frozen: Any, x: jax.Array, position_NL: jax.Array) -> jax.Array:
         layer = nnx.merge(graph, nnx.State(policy.join_params(params, frozen)))
-        return layer(x, position_NL, attend)[0]
+        return layer(x, position_NL, attend, recur)[0]
 
     def backward(params: Any, frozen: Any, x: jax.Array, position_NL: jax.Array) -> Any:
         body = REMAT[remat](run)

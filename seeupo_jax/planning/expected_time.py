@@ -14,6 +14,7 @@ from seeupo_jax.planning import flops
 from seeupo_jax.planning.abstract_run import AbstractRun
 from seeupo_jax.planning.flops import Pass
 from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy_io import build
 
 # Seconds of one core of a kind of program: traced, lowered and compiled by XLA for CPU, jax 0.10.2,
 # AMD EPYC: of the program, and of each of its layers. tests/planning/test_expected_time.py has the
@@ -95,7 +96,7 @@ def pack(
 def planned_sweep(config: Config) -> SweepPlan:
     """The plan of an iteration whose conversations all have `max_turns` turns."""
     return plan_sweep(
-        config.algorithm,
+        build.sweep_algorithm(config),
         config.rollout.max_turns,
         trajectories=config.rollout.trajectories,
         ema=config.optimizer.ema is not None,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.kernels.attention import QUERIES_AT_LEAST, SCORES_AT_ONCE
 from seeupo_jax.policy.kernels.fused import select_kernel
+from seeupo_jax.policy.kernels.gated_delta import CHUNK
 from seeupo_jax.policy.kernels.tree_kernels import BLOCK as TREE_BLOCK
 
 _SPLASH_BLOCKS = range(128, 512 + 1, 128)  # as `policy/kernels/fused.py` cuts queries and keys
@@ -73,7 +74,8 @@ def forward_flops(arch: Architecture, work: Pass, *, computed: bool = False) -> 
         skip.
     """
     kernel = _kernel(arch, work)
-    return _projections(arch, work) + _attention(arch, work, kernel, computed) + _head(arch, work)
+    mixed = _attention(arch, work, kernel, computed) + _states(arch, work, computed)
+    return _projections(arch, work) + mixed + _head(arch, work)
 
 
 def turn_step_flops(
@@ -117,6 +119,8 @@ def turn_step_flops(
         )
     else:
         backward += 2 * attention
+    states = _states(arch, work, computed)
+    backward += (3 if computed else 2) * states  # a chunk's products are computed again
     after = Pass(rows * chunks, refresh, new, head=refresh if computed else action)
     refreshed = forward_flops(arch, after, computed=computed) if refresh else 0.0
     # A transformer of the policy's architecture, without logits.
@@ -126,7 +130,7 @@ def turn_step_flops(
         )
     else:
         critic_flops = 0.0
-    return projections + attention + head + backward + refreshed + critic_flops
+    return projections + attention + states + head + backward + refreshed + critic_flops
 
 
 def scorer_step_flops(
@@ -176,7 +180,14 @@ def _matrices(arch: Architecture, layer: int) -> dict[str, tuple[int, int]]:
     """The shapes of a layer's projections by their names; of experts, those of the shared one."""
     D, F = arch.width, arch.moe.shared_width if arch.is_sparse(layer) else arch.mlp_width
     q, kv = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-    shapes = {"q_proj": (D, q), "k_proj": (D, kv), "v_proj": (D, kv), "o_proj": (q, D)}
+    q_and_gate = (1 + arch.attention_gate) * q
+    shapes = {"q_proj": (D, q_and_gate), "k_proj": (D, kv), "v_proj": (D, kv), "o_proj": (q, D)}
+    if arch.is_recurrent(layer):
+        delta = arch.delta
+        values = delta.value_heads * delta.value_dim
+        # The first two are one matrix in some families, the third two in others.
+        shapes = {"in_proj_qkv": (D, delta.channels), "in_proj_z": (D, values)}
+        shapes |= {"in_proj_ba": (D, 2 * delta.value_heads), "out_proj": (values, D)}
     if F:
         shapes |= {"gate_proj": (D, F), "up_proj": (D, F), "down_proj": (F, D)}
     return shapes
@@ -186,17 +197,22 @@ def _layer(arch: Architecture, layer: int, active: bool) -> int:
     """Parameters of a layer."""
     matrices, biases = _matrices(arch, layer), _biases(arch)
     count = sum(math.prod(shape) for shape in matrices.values())
-    count += sum(shape[1] for name, shape in matrices.items() if biases[name])
+    count += sum(shape[1] for name, shape in matrices.items() if biases.get(name))
     count += sum(_low_rank(arch, layer, matrices).values())
     if arch.is_sparse(layer):
         experts = arch.moe.per_token if active else arch.moe.experts
         count += _router(arch) + _experts(arch, experts) + _expert_low_rank(arch, experts)
-    return count + _norms(arch) + (arch.heads if arch.sinks else 0)
+    count += _norms(arch, layer)
+    if arch.is_recurrent(layer):  # its convolution, and a decay's two numbers a head
+        return count + arch.delta.channels * arch.delta.conv + 2 * arch.delta.value_heads
+    return count + (arch.heads if arch.sinks else 0)
 
 
-def _norms(arch: Architecture) -> int:
+def _norms(arch: Architecture, layer: int) -> int:
     """Parameters of a layer's norms."""
     count = 2 * (arch.input_norms + arch.output_norms) * arch.width
+    if arch.is_recurrent(layer):
+        return count + arch.delta.value_dim
     if not arch.qk_norm:
         return count
     heads = arch.heads + arch.kv_heads if arch.joint_qk_norm else 2
@@ -272,10 +288,24 @@ def _head(arch: Architecture, work: Pass) -> float:
 
 def _attention(arch: Architecture, work: Pass, kernel: str, computed: bool) -> float:
     """Scores, and the sums of values that they weigh: 4 FLOPs a pair, head and channel."""
-    windows = (arch.window(layer) for layer in range(arch.layers))
+    windows = (arch.window(layer) for layer in range(arch.layers) if not arch.is_recurrent(layer))
     count = _COMPUTED[kernel] if computed else _seen
     pairs = sum(count(work.new, work.past, window) for window in windows)
     return 4.0 * work.rows * arch.heads * arch.head_dim * pairs
+
+
+def _states(arch: Architecture, work: Pass, computed: bool) -> float:
+    """Of recurrent layers their convolutions, and the gated delta rule: three products of a vector
+    and a state a token and head; computed in chunks there are those of pairs of tokens, too."""
+    if arch.delta is None:
+        return 0.0
+    delta, layers = arch.delta, sum(map(arch.is_recurrent, range(arch.layers)))
+    k, v, chunk = delta.key_dim, delta.value_dim, min(CHUNK, work.new)
+    of_head = 6 * k * v
+    if computed and work.new > 1:
+        of_head += chunk * (4 * k + 3 * v + 2 * chunk)
+    of_token = delta.value_heads * of_head + 2 * delta.channels * delta.conv
+    return 1.0 * work.rows * work.new * layers * of_token
 
 
 def _seen(new: int, past: int, window: int | None) -> int:

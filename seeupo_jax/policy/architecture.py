@@ -93,6 +93,29 @@ class Moe:
             )
 
 
+@dataclass(frozen=True)
+class DeltaNet:
+    """Layers of gated DeltaNet (`policy/delta_net.py`) in place of attention (Qwen3-Next).
+
+    layers: their indices. key_heads: each serves as many of the value heads. key_dim, value_dim: of
+      a head. conv: tokens that its convolution covers.
+    grouped: whether its projections are two, whose outputs lie by key heads, instead of four.
+    """
+
+    layers: tuple[int, ...]
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv: int
+    grouped: bool = False
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: queries, keys and values, of all heads."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+
 class Routing(NamedTuple):
     """The layout of a record of the experts that a token runs through: G indices, layer by layer.
 
@@ -168,6 +191,7 @@ class Architecture:
     query_scale: of the product of a query and a key; None: 1/sqrt(head_dim).
     attention_cap, logit_cap: bounds of attention scores and logits, x -> cap · tanh(x / cap).
     sinks: whether the softmax of attention has one more score a head, of a key without a value.
+    attention_gate: whether attention's output is multiplied by a sigmoid, of an own projection.
     embedding_scale, residual_scale, logit_scale: factors of the embedding, of what attention and
       feed-forward write into the residual stream, and of logits.
     ropes: each layer's rope where layers differ; None: a layer without one. Empty: all have `rope`.
@@ -208,6 +232,7 @@ class Architecture:
     query_scale: float | None = None
     attention_cap: float | None = None
     sinks: bool = False
+    attention_gate: bool = False
     logit_cap: float | None = None
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
@@ -216,6 +241,7 @@ class Architecture:
     ropes: tuple[Rope | None, ...] = ()
     windows: tuple[int | None, ...] = ()
     moe: Moe | None = None
+    delta: DeltaNet | None = None
     max_positions: int = 32_768
     lora: LoraAdapters | None = None
     dtype: str = "float32"
@@ -235,12 +261,13 @@ class Architecture:
                     f"{name}: got {getattr(self, name)!r}; allowed: {', '.join(allowed)}."
                 )
         kinds = {
-            (self.window(i), self.layer_rope(i), self.is_sparse(i)) for i in range(self.layers)
+            (self.window(i), self.layer_rope(i), self.is_sparse(i), self.is_recurrent(i))
+            for i in range(self.layers)
         }
         if self.scan_layers and len(kinds) > 1:
             raise ValueError(
                 "config.model.scan_layers: got True for a model whose layers differ in their"
-                " sliding window, rope or experts; allowed: False."
+                " sliding window, rope, experts or attention; allowed: False."
             )
 
     def logits(self, product: jax.Array) -> jax.Array:
@@ -269,11 +296,14 @@ class Architecture:
     def layer_adapters(self, layer: int) -> LoraAdapters | None:
         """The adapters of a layer's dense projections, by name: of a model of experts attention's.
 
-        Of a feed-forward beside experts PEFT's files have none, as they take its names for experts.
+        A recurrent layer's own projections have none, nor has a feed-forward beside experts, since
+        PEFT's files take its names for experts.
         """
         if self.lora is None:
             return None
         lora = self.lora.of_layer(layer)
+        if self.is_recurrent(layer):
+            lora = replace(lora, targets=tuple(x for x in lora.targets if x in FEED_FORWARD))
         if self.moe is None:
             return lora
         return replace(lora, targets=tuple(x for x in lora.targets if x not in FEED_FORWARD))
@@ -288,6 +318,15 @@ class Architecture:
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer's feed-forward is one of experts."""
         return self.moe is not None and layer not in self.moe.dense_layers
+
+    def is_recurrent(self, layer: int) -> bool:
+        """Whether a layer has a state instead of attention."""
+        return self.delta is not None and layer in self.delta.layers
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether any layer has a state: a token then depends on all before it in their order."""
+        return any(map(self.is_recurrent, range(self.layers)))
 
     @property
     def routing(self) -> Routing | None:

@@ -30,8 +30,16 @@ _OLMO_NORMS = {
     "mlp_output_norm": "post_feedforward_layernorm",
 }
 # Models of texts and images, of which the text model is read: its config is `text_config` in
-# theirs, and its tensors' names begin with this.
-WITH_IMAGES = {"gemma3": "language_model.", "mistral3": "language_model."}
+# theirs. Beginnings of its tensors' names there -> in a folder of the text model alone.
+WITH_IMAGES = {
+    "gemma3": {"language_model.": ""},
+    "mistral3": {"language_model.": ""},
+    "qwen3_5": {"model.language_model.": "model.", "lm_head.": "lm_head."},
+}
+# The same of families whose folders also hold layers that predict tokens after the next one.
+WITH_MORE = dict.fromkeys(
+    ("qwen3_next", "qwen3_5_text"), {"model.": "model.", "lm_head.": "lm_head."}
+)
 _GATE_UP = {"mlp.gate_up_proj": ("mlp/gate", "mlp/up")}
 
 
@@ -45,7 +53,9 @@ class Family:
     rope_kinds: its config has one rope for layers with a window, another for those without.
     rope_layers: the key of its list of 1 for layers with a rope, 0 for those without.
     interleaved: its rope rotates pairs of neighbours.
+    rope_axes: its rope has sections for the axes of images, which are one axis in a text.
     experts: how its config states them (`policy/files/expert_config.py`); empty: it has none.
+    delta: layers of its config may be gated DeltaNet: `grouped` as of `DeltaNet`, or `plain`.
     activation: the key of its activation. model_class: of `transformers`, without `ForCausalLM`;
       None: the family's name in camel case.
     names: of modules in a model folder where they are not Llama's.
@@ -60,7 +70,9 @@ class Family:
     rope_kinds: bool = False
     rope_layers: str | None = None
     interleaved: bool = False
+    rope_axes: bool = False
     experts: str = ""
+    delta: str = ""
     activation: str = "hidden_act"
     model_class: str | None = None
     names: Mapping[str, str] = field(default_factory=dict)
@@ -124,6 +136,7 @@ def _write_granite(arch: Architecture) -> dict[str, Any]:
 _PLAIN = {"qk_norm": False}
 _GEMMA = {"norm_offset": 1.0, "output_norms": True, "activation": "gelu_tanh"}
 _OLMO = {"input_norms": False, "output_norms": True, "joint_qk_norm": True}
+_GATED = {"norm_offset": 1.0, "attention_gate": True}
 _BIAS = {"read": _read_bias, "write": _write_bias}
 
 FAMILIES = {
@@ -192,4 +205,8 @@ FAMILIES = {
         experts="gpt_oss",
         packed_experts=True,
     ),
+    "qwen3_next": Family(
+        _GATED, **_BIAS, delta="grouped", experts="qwen2", model_class="Qwen3Next"
+    ),
+    "qwen3_5_text": Family(_GATED, **_BIAS, delta="plain", rope_axes=True, model_class="Qwen3_5"),
 }

@@ -14,6 +14,7 @@ from flax import nnx
 from seeupo_jax.parallel.mesh import constrain, head_axes, repeat_kv_heads
 from seeupo_jax.policy import zigzag
 from seeupo_jax.policy.architecture import Architecture, LoraAdapters
+from seeupo_jax.policy.delta_net import DeltaStates, GatedDeltaNet
 from seeupo_jax.policy.embedding import embed, new_table
 from seeupo_jax.policy.kernels import attention, paged
 from seeupo_jax.policy.kernels.attention import KeyValues, Past, Tree
@@ -80,31 +81,26 @@ def adapters(arch: Architecture, index: int) -> Callable[[str], LoraAdapters | N
 # Attention of one pass: of a layer's queries, this pass's keys and values, and how the layer scores
 # them (`Layer.scoring`). Returns its output, and the keys and values for later passes.
 Attend = Callable[[jax.Array, KeyValues, dict[str, Any]], tuple[jax.Array, Any]]
+# The same of a layer with a state: of its module and of what it reads. Returns what it writes, and
+# the states for later passes.
+Recur = Callable[[GatedDeltaNet, jax.Array], tuple[jax.Array, Any]]
 
 
 class Layer(nnx.Module):
-    """Attention and feed-forward, each normalised and added to the residual stream."""
+    """Attention and feed-forward, each normalised and added to the residual stream.
+
+    In a recurrent layer gated DeltaNet stands in place of attention.
+    """
 
     def __init__(self, arch: Architecture, index: int, rngs: nnx.Rngs):
         self.arch, self.window, self.rope = arch, arch.window(index), arch.layer_rope(index)
-        D, q, kv = arch.width, arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-        bias, lora = arch.qkv_bias, adapters(arch, index)
         residual = (2 * arch.layers) ** -0.5  # keeps the residual stream's scale
-        project = functools.partial(Projection, rngs=rngs, int8=arch.int8)
-        norm = functools.partial(Norm, arch, D, "embed")
+        norm = functools.partial(Norm, arch, arch.width, "embed")
         self.attention_norm = norm() if arch.input_norms else None
-        self.q = project((D, q), ("embed", "heads"), bias=bias, lora=lora("q_proj"))
-        self.k = project((D, kv), ("embed", "kv_heads"), bias=bias, lora=lora("k_proj"))
-        self.v = project((D, kv), ("embed", "kv_heads"), bias=bias, lora=lora("v_proj"))
-        self.out = project(
-            (q, D), ("heads", "embed"), bias=arch.out_bias, gain=residual, lora=lora("o_proj")
-        )
-        self.sinks = nnx.Param(jnp.zeros(arch.heads), logical=("heads",)) if arch.sinks else None
-        norms = {"q": (q, "heads"), "k": (kv, "kv_heads")}
-        if not arch.joint_qk_norm:
-            norms = dict.fromkeys(norms, (arch.head_dim, "head_dim"))
-        self.q_norm = Norm(arch, *norms["q"]) if arch.qk_norm else None
-        self.k_norm = Norm(arch, *norms["k"]) if arch.qk_norm else None
+        recurrent = arch.is_recurrent(index)
+        self.delta = GatedDeltaNet(arch, rngs, gain=residual) if recurrent else None
+        if not recurrent:
+            self._init_attention(index, rngs, residual)
         self.attention_output_norm = norm() if arch.output_norms else None
         self.mlp_norm = norm() if arch.input_norms else None
         self.mlp_output_norm = norm() if arch.output_norms else None
@@ -112,7 +108,7 @@ class Layer(nnx.Module):
         if arch.is_sparse(index):
             shared = replace(arch, mlp_width=arch.moe.shared_width)
             self.mlp = Experts(
-                D,
+                arch.width,
                 arch.moe,
                 rngs,
                 gain=residual,
@@ -123,21 +119,45 @@ class Layer(nnx.Module):
         else:
             self.mlp = Mlp(arch, index, rngs, gain=residual)
 
+    def _init_attention(self, index: int, rngs: nnx.Rngs, gain: float) -> None:
+        arch = self.arch
+        D, q, kv = arch.width, arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
+        bias, lora = arch.qkv_bias, adapters(arch, index)
+        project = functools.partial(Projection, rngs=rngs, int8=arch.int8)
+        q_and_gate = 2 * q if arch.attention_gate else q
+        self.q = project((D, q_and_gate), ("embed", "heads"), bias=bias, lora=lora("q_proj"))
+        self.k = project((D, kv), ("embed", "kv_heads"), bias=bias, lora=lora("k_proj"))
+        self.v = project((D, kv), ("embed", "kv_heads"), bias=bias, lora=lora("v_proj"))
+        self.out = project(
+            (q, D), ("heads", "embed"), bias=arch.out_bias, gain=gain, lora=lora("o_proj")
+        )
+        self.sinks = nnx.Param(jnp.zeros(arch.heads), logical=("heads",)) if arch.sinks else None
+        norms = {"q": (q, "heads"), "k": (kv, "kv_heads")}
+        if not arch.joint_qk_norm:
+            norms = dict.fromkeys(norms, (arch.head_dim, "head_dim"))
+        self.q_norm = Norm(arch, *norms["q"]) if arch.qk_norm else None
+        self.k_norm = Norm(arch, *norms["k"]) if arch.qk_norm else None
+
     def __call__(
         self,
         x: jax.Array,
         position_NL: jax.Array,
         attend: Attend,
+        recur: Recur | None,
         given_NLP: jax.Array | None = None,
     ) -> tuple[jax.Array, Any, RouterOutput | None]:
         """Returns the residual stream, the keys and values for later passes, and a router's output.
 
         Args:
+          recur: None: the layer has no state.
           given_NLP: as of `Experts`.
         """
-        q, new = self._project(_normed(self.attention_norm, x), position_NL)
-        y, keys = attend(q, new, self.scoring())
-        x = self._add(x, self.out(y.reshape(*y.shape[:2], -1)), self.attention_output_norm)
+        y = _normed(self.attention_norm, x)
+        if self.delta is None:
+            y, keys = self._attend(y, position_NL, attend)
+        else:
+            y, keys = recur(self.delta, y)
+        x = self._add(x, y, self.attention_output_norm)
         y, routed = _normed(self.mlp_norm, x), None
         if isinstance(self.mlp, Experts):
             y, routed = self.mlp(y, given_NLP)
@@ -155,13 +175,28 @@ class Layer(nnx.Module):
         y, scale = _normed(norm, y), self.arch.residual_scale
         return x + (y if scale == 1 else y * jnp.asarray(scale, y.dtype))
 
-    def _project(self, x: jax.Array, position_NL: jax.Array) -> tuple[jax.Array, KeyValues]:
-        arch = self.arch
+    def _attend(
+        self, x: jax.Array, position_NL: jax.Array, attend: Attend
+    ) -> tuple[jax.Array, Any]:
+        q, new, gate = self._project(x, position_NL)
+        y, keys = attend(q, new, self.scoring())
+        if gate is not None:
+            y = y * jax.nn.sigmoid(gate)
+        return self.out(y.reshape(*y.shape[:2], -1)), keys
+
+    def _project(
+        self, x: jax.Array, position_NL: jax.Array
+    ) -> tuple[jax.Array, KeyValues, jax.Array | None]:
+        """Queries, keys and values, and the gate of attention's output where it has one."""
+        arch, gate = self.arch, None
 
         def heads(y: jax.Array) -> jax.Array:
             return y.reshape(*y.shape[:2], -1, arch.head_dim)
 
         q, k, v = self.q(x), self.k(x), heads(self.v(x))
+        if arch.attention_gate:  # a head's query and its gate lie beside each other
+            q, gate = jnp.split(q.reshape(*q.shape[:2], arch.heads, -1), 2, axis=-1)
+            q = q.reshape(*q.shape[:2], -1)
         if arch.joint_qk_norm:
             q, k = heads(_normed(self.q_norm, q)), heads(_normed(self.k_norm, k))
         else:
@@ -172,7 +207,7 @@ class Layer(nnx.Module):
             q = grow_queries(q, position_NL, self.rope)
         if arch.query_scale is not None:  # attention itself divides by the root of head_dim
             q = q * jnp.asarray(arch.query_scale * arch.head_dim**0.5, q.dtype)
-        return q, KeyValues(k, v)
+        return q, KeyValues(k, v), gate
 
 
 def _normed(norm: Norm | None, x: jax.Array) -> jax.Array:
@@ -246,6 +281,9 @@ class Transformer(nnx.Module):
             number a sequence. Each is computed as if it stood alone. Not together with `tree`.
           given_NLG: experts of the tokens, as `Architecture.routing` says, for routers that are not
             to choose; None: all choose.
+
+        Raises:
+          ValueError: trees, for a model with recurrent layers.
         """
         N, L = tokens_NL.shape
         arch = self.arch
@@ -281,7 +319,10 @@ class Transformer(nnx.Module):
             )
             return y, new
 
-        return self._run(tokens_NL, position_NL, (), attend, given_NLG)
+        def recur(_: None, delta: GatedDeltaNet, x: jax.Array) -> tuple[jax.Array, None]:
+            return delta(x, segment_NL), None
+
+        return self._run(tokens_NL, position_NL, (), attend, recur, given_NLG)
 
     def _compute_trees(
         self,
@@ -291,6 +332,8 @@ class Transformer(nnx.Module):
         kernel: str,
         given_NLG: jax.Array | None,
     ) -> Computed:
+        if self.arch.recurrent:
+            raise ValueError("compute: got token trees; allowed with recurrent layers: whole rows.")
         tree = Tree(*(constrain(x, "rows", None) for x in tree))
         devices = zigzag.zigzag_devices(tokens_NL.shape[1]) if past is None else 1
         deal = functools.partial(zigzag.to_zigzag, devices=devices)
@@ -306,7 +349,7 @@ class Transformer(nnx.Module):
 
         keys = () if past is None else past.keys
         given_NLG = None if given_NLG is None else deal(given_NLG)
-        computed = self._run(deal(tokens_NL), tree_mask.depth_NL, keys, attend, given_NLG)
+        computed = self._run(deal(tokens_NL), tree_mask.depth_NL, keys, attend, None, given_NLG)
         if devices == 1:
             return computed
         hidden_NLD = zigzag.gather_in_order(computed.hidden_NLD, devices, "embed")
@@ -325,7 +368,7 @@ class Transformer(nnx.Module):
         self,
         tokens_RL: jax.Array,
         position_RL: jax.Array,
-        pages: Sequence[Pages],
+        pages: Sequence[Pages | DeltaStates],
         page_table: PageTable,
         *,
         kernel: str = "xla",
@@ -349,8 +392,13 @@ class Transformer(nnx.Module):
             )
             return y, written
 
+        def recur(
+            old: DeltaStates, delta: GatedDeltaNet, x: jax.Array
+        ) -> tuple[jax.Array, DeltaStates]:
+            return delta.extend(x, position_RL, old, page_table.slot_R)
+
         # Unrolled: a scan would copy the cache into its stack and out of it.
-        return self._run(tokens_RL, position_RL, pages, attend, unroll=True)
+        return self._run(tokens_RL, position_RL, pages, attend, recur, unroll=True)
 
     def _run(
         self,
@@ -358,6 +406,7 @@ class Transformer(nnx.Module):
         position_NL: jax.Array,
         past: Sequence[Any],
         attend: Callable[[Any, jax.Array, KeyValues, dict[str, Any]], tuple[jax.Array, Any]],
+        recur: Callable[[Any, GatedDeltaNet, jax.Array], tuple[jax.Array, Any]] | None,
         given_NLG: jax.Array | None = None,
         *,
         unroll: bool = False,
@@ -367,7 +416,8 @@ class Transformer(nnx.Module):
         remat = REMAT[self.arch.remat]
 
         def run(layer: Layer, x: jax.Array, old: Any, given: Any) -> Any:
-            x, keys, routed = layer(x, position_NL, functools.partial(attend, old), given)
+            of_old = functools.partial(attend, old), recur and functools.partial(recur, old)
+            x, keys, routed = layer(x, position_NL, *of_old, given)
             return x, (keys, routed)
 
         given = split_by_layer(self.arch, given_NLG)

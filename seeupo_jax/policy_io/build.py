@@ -13,6 +13,7 @@ from flax import nnx
 
 import seeupo_jax
 from seeupo_jax import envs
+from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.optimization.parameter_groups import split_trained
 from seeupo_jax.learner.shapes import Shapes, row_lengths
@@ -173,6 +174,8 @@ def load_policy(config: Config, path: str) -> tuple[Policy, Any]:
         model = attach_adapters(model, lora, seed=config.seed, mesh=mesh)
     network, params = policy.split_model(model)
     network = _over_tokens(network, tokenizer)
+    if (notice := recurrent_notice(network.arch)) is not None:
+        _LOGGER.warning("%s: %s.", path, notice)
     params, frozen = split_trained(config.optimizer.groups, network, params)
     return Policy(network, tokenizer, mesh, frozen, path), params
 
@@ -286,7 +289,26 @@ def build_shapes(config: Config, mesh: jax.sharding.Mesh, trajectories: int) -> 
         rows=row_shards(mesh),
         trajectories=trajectories,
         turns=rollout.max_turns,
-        share=batching.share_prefixes,
+        share=batching.share_prefixes and not _architecture(config).recurrent,
+    )
+
+
+def sweep_algorithm(config: Config) -> Algorithm:
+    """The algorithm of the sweeps: with recurrent layers ratios are refreshed by a pass of their
+    own, since a step's own pass can only be continued by attention."""
+    if not _architecture(config).recurrent:
+        return config.algorithm
+    return dataclasses.replace(config.algorithm, refresh="separate")
+
+
+def recurrent_notice(arch: Architecture) -> str | None:
+    """What a model with recurrent layers does without; None: it has none."""
+    if not arch.recurrent:
+        return None
+    count = sum(map(arch.is_recurrent, range(arch.layers)))
+    return (
+        f"recurrent layers: {count} of {arch.layers}; what sequences share is computed for each of"
+        " them, in training and in the sampler, and ratios are refreshed by passes of their own"
     )
 
 

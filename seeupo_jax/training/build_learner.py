@@ -61,7 +61,7 @@ def build_learner(config: Config, policy: build.Policy, params: Any) -> BuiltLea
     learner = Learner(
         network=policy.network,
         optimizer=optimizer,
-        algorithm=config.algorithm,
+        algorithm=build.sweep_algorithm(config),
         shapes=build.build_shapes(config, policy.mesh, config.rollout.trajectories),
         temperature=config.rollout.temperature,
         seed=config.seed,

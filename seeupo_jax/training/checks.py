@@ -228,6 +228,11 @@ def check_model(config: Config, mesh: jax.sharding.Mesh, *, tokenizer: bool = Tr
     if tokenizer and config.model.path is not None:
         _check_tokenizer(config, arch.vocab_size)
     check_experts(config, arch)
+    if arch.recurrent and config.algorithm.refresh == "fused":
+        raise ValueError(
+            "config.algorithm.refresh: got 'fused' for a model with recurrent layers; allowed: auto"
+            " or separate, since such layers cannot continue a step's own pass."
+        )
     if config.rollout.quantize != "none" and arch.moe is not None:
         raise ValueError(
             f"config.rollout.quantize: got {config.rollout.quantize!r} for a model of experts;"

@@ -19,7 +19,7 @@ from seeupo_jax.parallel.mesh import make_mesh, param_shardings
 from seeupo_jax.planning import flops
 from seeupo_jax.planning.flops import Pass
 from seeupo_jax.planning.program_flops import count
-from seeupo_jax.policy.architecture import Architecture, LoraAdapters, Moe
+from seeupo_jax.policy.architecture import Architecture, DeltaNet, LoraAdapters, Moe
 from seeupo_jax.policy.kernels import fused, paged, tree_kernels
 from seeupo_jax.policy.kernels.paged import PageTable
 from seeupo_jax.policy.kernels.tree_mask import TreeMask, visited_blocks
@@ -36,6 +36,7 @@ ARCH = Architecture(
     mlp_width=384,
     tied=False,
 )
+DELTA = DeltaNet((0,), key_heads=2, value_heads=4, key_dim=6, value_dim=10, conv=3)
 MOE = Moe(experts=8, per_token=2, mlp_width=64, normalize=True)
 SHARED = dataclasses.replace(MOE, shared_width=96, shared_gate=True, scores="sigmoid")
 LORA = LoraAdapters(rank=4, alpha=8.0, targets=("q_proj", "down_proj"))
@@ -224,6 +225,8 @@ def test_attention_that_is_kept_is_not_computed_again():
         changed(tied=True, qk_norm=False, qkv_bias=True, out_bias=True, mlp_bias=True),
         changed(moe=dataclasses.replace(MOE, dense_layers=(1,))),
         changed(lora=LORA),
+        changed(delta=DELTA, attention_gate=True),
+        changed(delta=dataclasses.replace(DELTA, grouped=True), lora=LORA),
         changed(moe=dataclasses.replace(SHARED, selection_bias=True, biases=True, groups=2)),
         changed(moe=dataclasses.replace(MOE, dense_layers=(1,)), lora=OF_EXPERTS),
     ],
@@ -247,6 +250,16 @@ def test_a_device_multiplies_by_its_part_of_the_experts_and_of_all_that_tensor_c
     ]
     found = flops.gathered_parameters(arch, mesh.shape)
     assert found == pytest.approx(sum(held), rel=0.01)  # norms and the router are whole everywhere
+
+
+def test_a_recurrent_layer_reads_its_state_instead_of_keys():
+    arch = changed(layers=1, delta=DELTA)
+    # A token: queries, keys and values 128x(2x6 + 2x6 + 4x10), gates 128x40, strengths and decays
+    # 128x8, out 40x128; the feed-forward 3x128x256; 64 channels of 3 taps; 4 heads of a state 6x10.
+    matrices = 128 * (64 + 40 + 8 + 40) + 3 * 128 * arch.mlp_width
+    of_token = 2 * matrices + 2 * 64 * 3 + 4 * 6 * 6 * 10
+    assert flops.forward_flops(arch, Pass(5, 30)) == 150 * of_token
+    assert flops.forward_flops(arch, Pass(5, 30, 70)) == 150 * of_token
 
 
 def test_a_token_goes_through_some_experts_only():

@@ -13,10 +13,11 @@ from published_cases import (
     QWEN2_5_14B,
     QWEN3_14B,
     QWEN3_30B_A3B,
+    QWEN3_NEXT_80B_A3B,
 )
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from seeupo_jax.policy.architecture import Architecture, Moe
+from seeupo_jax.policy.architecture import Architecture, DeltaNet, Moe
 from seeupo_jax.policy.files.model_config import config_json, read_architecture
 from seeupo_jax.policy.rope import Rope
 
@@ -152,6 +153,28 @@ PUBLISHED = {
                 names="deepseek",
             ),
             family="dots1",
+        ),
+    ),
+    "Qwen3-Next-80B-A3B": (
+        QWEN3_NEXT_80B_A3B,
+        Architecture(
+            151936,
+            2048,
+            48,
+            16,
+            2,
+            256,
+            5120,
+            Rope(1e7, partial=0.25),
+            norm_offset=1.0,
+            attention_gate=True,
+            tied=False,
+            moe=Moe(512, 10, 512, True, shared_width=512, shared_gate=True),
+            delta=DeltaNet(
+                tuple(i for i in range(48) if i % 4 != 3), 16, 32, 128, 128, 4, grouped=True
+            ),
+            max_positions=262144,
+            family="qwen3_next",
         ),
     ),
 }
@@ -338,6 +361,22 @@ def test_what_our_network_does_not_compute_is_refused(changes, reason):
 def test_experts_that_our_network_does_not_have_are_refused(published, changes, reason):
     with pytest.raises(ValueError, match=f"F.json: .*{reason}"):
         read_architecture(published | changes, "F.json")
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        ({"layer_types": ["linear_attention"] * 3}, "must be equal to the number of"),
+        ({"layer_types": ["sliding_attention"] * 48}, "allowed: 48 of full_attention, linear_att"),
+        ({"layer_types": ["linear_attention"] * 48}, "allowed: at least one full_attention"),
+        ({"linear_num_key_heads": 12}, "key_heads is 12; allowed: a divisor of the 32"),
+        ({"linear_key_head_dim": 0}, "linear_key_head_dim is 0; allowed: a whole number"),
+        ({"linear_conv_kernel_dim": "4"}, "linear_conv_kernel_dim is '4'; allowed: a whole"),
+    ],
+)
+def test_recurrent_layers_that_our_network_does_not_have_are_refused(changes, reason):
+    with pytest.raises(ValueError, match=f"F.json: .*{reason}"):
+        read_architecture(QWEN3_NEXT_80B_A3B | changes, "F.json")
 
 
 def test_a_window_in_a_family_without_is_refused():

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch_models
 import transformers
+from safetensors.numpy import load_file, save_file
 from twin_policy import tensors_of
 
 from seeupo_jax.policy import from_pretrained, save_pretrained
@@ -43,6 +45,19 @@ YARN = {
     "beta_slow": 1.0,
 }
 GEMMA = SIZES | {"sliding_window": 6, "query_pre_attn_scalar": 24}
+DELTA = HEADS | {
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 10,
+}
+EXPERTS = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "shared_expert_intermediate_size": 24,
+}
 GPT_OSS = SIZES | {
     "num_local_experts": 4,
     "num_experts_per_tok": 2,
@@ -161,6 +176,21 @@ CASES = {
             "attention_multiplier": 0.05,
         },
     ),
+    "qwen3_next": ("qwen3_next", DELTA | EXPERTS | {"mlp_only_layers": [1]}),
+    "qwen3_next dense": ("qwen3_next", DELTA | EXPERTS | {"mlp_only_layers": [0, 1, 2, 3]}),
+    "qwen3_5": ("qwen3_5_text", DELTA),
+    "qwen3_5 as many key heads, tied": (
+        "qwen3_5_text",
+        DELTA
+        | {
+            "linear_num_key_heads": 4,
+            "linear_conv_kernel_dim": 3,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "partial_rotary_factor": 1.0,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
     "granite biases, tied": (
         "granite",
         HEADS | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
@@ -241,6 +271,20 @@ def test_what_we_write_is_the_same_model_to_pytorch(case, torch_model, tmp_path)
         assert written[key] == original[key]
 
 
+def test_layers_that_predict_further_tokens_are_not_read(torch_model, tmp_path, caplog):
+    reference, folder = torch_model("qwen3_5")
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    extra = {"mtp.fc.weight": np.zeros((4, 4), np.float32)}
+    save_file(tensors | extra, tmp_path / "model.safetensors")
+    model, _ = from_pretrained(tmp_path, dtype="float32")
+    assert [line for line in caplog.messages if "not read" in line] == [
+        f"{tmp_path}: 1 tensors are not read: mtp"
+    ]
+    ids = torch_models.tokens(VOCAB)
+    assert_same(np.asarray(model(jnp.asarray(ids))), torch_models.torch_logits(reference, ids))
+
+
 TEXT = HEADS | {"head_dim": 18, "num_hidden_layers": 2}
 VISION = {
     "hidden_size": 16,
@@ -260,6 +304,27 @@ WITH_IMAGES = {
         "boi_token_index": 6,
         "eoi_token_index": 7,
     },
+    "qwen3_5": {
+        "text_config": DELTA
+        | {
+            "num_hidden_layers": 2,
+            "layer_types": ["linear_attention", "full_attention"],
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e5,
+                "partial_rotary_factor": 0.5,
+                "mrope_interleaved": True,
+                "mrope_section": [2, 1, 1],
+            },
+        },
+        "vision_config": {
+            "depth": 1,
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_heads": 2,
+            "out_hidden_size": 56,
+        },
+    },
     "mistral3": {
         "text_config": TEXT | {"model_type": "mistral", "sliding_window": None},
         "vision_config": VISION | {"model_type": "pixtral"},
@@ -278,7 +343,8 @@ def test_of_a_model_of_texts_and_images_the_text_model_is_read(family, tmp_path,
     reference.eval().save_pretrained(tmp_path / "images")
     model, _ = from_pretrained(tmp_path / "images", dtype="float32")
     (warning,) = (line for line in caplog.messages if "not read" in line)
-    assert "vision_tower" in warning and "multi_modal_projector" in warning
+    for part in ("model.visual",) if family == "qwen3_5" else ("vision_tower", "multi_modal_proj"):
+        assert part in warning
     ids = torch_models.tokens(VOCAB)
     wanted = torch_models.torch_logits(reference, ids)
     assert_same(np.asarray(model(jnp.asarray(ids))), wanted)

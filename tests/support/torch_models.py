@@ -16,8 +16,10 @@ def make(family, values, seed, folder):
     config._attn_implementation = "eager"  # the others have no caps of scores, and no sinks
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():  # norms and biases away from 1 and 0
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             parameter.add_(torch.randn_like(parameter) * 0.02)
+            if name.endswith("A_log"):  # states that outlast a token, as those of trained models
+                parameter.sub_(3)
     model.save_pretrained(folder)
     return model.eval(), str(folder)
 

@@ -13,7 +13,8 @@ import jax
 import optax
 from optax.contrib import MuonDimensionNumbers
 
-_TABLES = {"embedding", "head"}  # a row for each word: no linear map between hidden states
+# A row for each word, or for each channel: no linear maps between hidden states.
+_TABLES = {"embedding", "head", "conv1d"}
 # Arguments of `optax.adamw`, as `optax.contrib.muon` names them.
 _ADAMW = {
     "b1": "adam_b1",

@@ -22,7 +22,13 @@ from seeupo_jax.planning.remat import PLATFORM, SHARE, RematPlan, choose_remat, 
 from seeupo_jax.policy.files.messages import dropped_messages_notice
 from seeupo_jax.policy.files.weights import PACKAGE, resolve_path
 from seeupo_jax.policy.network import ADAPTER
-from seeupo_jax.policy_io.build import ARCHITECTURES, SMALL, Policy, uses_few_shapes
+from seeupo_jax.policy_io.build import (
+    ARCHITECTURES,
+    SMALL,
+    Policy,
+    recurrent_notice,
+    uses_few_shapes,
+)
 from seeupo_jax.rollout.task_draw import repeats, share_counts
 from seeupo_jax.types import TrainState
 
@@ -86,6 +92,8 @@ def model_lines(run: Described, start: str | None) -> list[str]:
         f" vocabulary {arch.vocab_size:,}{padding}; {arch.dtype}, attention {arch.attention}"
         + (", layers scanned" if arch.scan_layers else ""),
     ]
+    if (notice := recurrent_notice(arch)) is not None:
+        lines.append(notice)
     if start is None:
         stages = config.warm_start.stages
         steps = ", then ".join(f"{stage.steps:,} steps" for stage in stages)

@@ -13,6 +13,7 @@ from seeupo_jax.configuration.model_schema import MODEL_SIZES
 from seeupo_jax.configuration.user_code import shown
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.families import FAMILIES, WITH_IMAGES, Family
+from seeupo_jax.policy.files.delta_config import delta_json, read_delta
 from seeupo_jax.policy.files.expert_config import EXPERT_SETTINGS
 from seeupo_jax.policy.files.rope_config import (
     KINDS,
@@ -44,6 +45,12 @@ _SIZES = {
     "moe_intermediate_size": MODEL_SIZES["mlp_width"],
     "shared_expert_intermediate_size": MODEL_SIZES["mlp_width"],
     "decoder_sparse_step": MODEL_SIZES["layers"],
+    "linear_num_key_heads": MODEL_SIZES["heads"],
+    "linear_num_value_heads": MODEL_SIZES["heads"],
+    "linear_key_head_dim": MODEL_SIZES["head_dim"],
+    "linear_value_head_dim": MODEL_SIZES["head_dim"],
+    "linear_conv_kernel_dim": 2**6,
+    "full_attention_interval": MODEL_SIZES["layers"],
 }
 _NUMBERS = (
     "rms_norm_eps",
@@ -134,6 +141,7 @@ def read_architecture(
     fields = {
         "activation": _read_activation(family, full, source),
         "moe": EXPERT_SETTINGS[family.experts].read(full, source) if family.experts else None,
+        "delta": read_delta(family, full, source) if family.delta else None,
         "max_positions": max_positions(rope, full[POSITIONS]),
     }
     return Architecture(
@@ -240,7 +248,8 @@ def config_json(arch: Architecture, end_ids: Sequence[int] = (), dtype: str = "f
     raise ValueError(
         f"save_pretrained: got qk_norm={arch.qk_norm}, qkv_bias={arch.qkv_bias},"
         f" out_bias={arch.out_bias}, mlp_bias={arch.mlp_bias}, windows={arch.windows},"
-        f" moe={arch.moe}; allowed: a combination that one of {', '.join(FAMILIES)} has."
+        f" moe={arch.moe}, delta={arch.delta}; allowed: a combination that one of"
+        f" {', '.join(FAMILIES)} has."
     )
 
 
@@ -252,6 +261,7 @@ def _own_json(family: Family, arch: Architecture) -> dict[str, Any]:
         **family.write(arch),
         **_windows_json(family, arch),
         **({} if arch.moe is None else EXPERT_SETTINGS[family.experts].write(arch.moe)),
+        **(delta_json(arch) if family.delta else {}),
         **ropes_json(family, arch),
     }
 

@@ -25,6 +25,21 @@ _LAYER = {
     "mlp/gate": "mlp.gate_proj",
     "mlp/up": "mlp.up_proj",
     "mlp/down": "mlp.down_proj",
+    "delta/qkvz": "linear_attn.in_proj_qkvz",
+    "delta/ba": "linear_attn.in_proj_ba",
+    "delta/qkv": "linear_attn.in_proj_qkv",
+    "delta/z": "linear_attn.in_proj_z",
+    "delta/b": "linear_attn.in_proj_b",
+    "delta/a": "linear_attn.in_proj_a",
+    "delta/out": "linear_attn.out_proj",
+}
+# Parameters of a layer that are not a module's weight or bias, stored as they are.
+_TENSORS = {
+    "sinks": "self_attn.sinks",
+    "delta/conv1d": "linear_attn.conv1d.weight",
+    "delta/a_log": "linear_attn.A_log",
+    "delta/dt_bias": "linear_attn.dt_bias",
+    "delta/norm_scale": "linear_attn.norm.weight",
 }
 # Leaf -> Hugging Face's (PEFT's for adapters), and whether it is transposed there.
 _LEAF = {
@@ -123,8 +138,8 @@ def _stored_in_layer(
     arch: Architecture, keys: tuple[Any, ...], inside: Sequence[str], layer: int | None, prefix: str
 ) -> StoredParameter:
     path = "/".join(inside)
-    if path == "sinks":
-        return StoredParameter(keys, layer, (f"{prefix}self_attn.sinks",), False, False)
+    if path in _TENSORS:
+        return StoredParameter(keys, layer, (prefix + _TENSORS[path],), False, False)
     of_experts = {} if arch.moe is None else EXPERTS[arch.moe.names][0]
     if arch.moe is not None and path in of_experts:
         grouped = "{expert}" in of_experts[path]

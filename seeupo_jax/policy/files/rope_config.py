@@ -107,6 +107,8 @@ def _read_rope(family: Family, stated: Any, values: Mapping[str, Any], source: s
         given.setdefault("original_max_position_embeddings", original)
     given.pop("type", None)  # the old name of rope_type
     given.pop(POSITIONS, None)  # Ministral 3 repeats it
+    for key in ("mrope_section", "mrope_interleaved") if family.rope_axes else ():
+        given.pop(key, None)
     reads = _READS[scaling]
     unknown = [key for key in given if key not in reads]
     if unknown:

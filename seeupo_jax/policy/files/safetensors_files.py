@@ -51,20 +51,16 @@ class SafetensorsFolder:
         file: str = FILE,
         *,
         prefix: str = "",
-        prefixed_only: bool = False,
         bytes_too: bool = False,
     ):
         """
         Args:
           file: the name of a single file. prefix: what every name in it begins with, and is left
-            out here. prefixed_only: tensors of other names are not read, which a warning says.
-          bytes_too: tensors of uint8 are allowed too.
+            out here. bytes_too: tensors of uint8 are allowed too.
         """
-        self._prefix, self._left_out = prefix, frozenset[str]()
+        self._prefix = prefix
         self._dtypes = (*_DTYPES, "U8") if bytes_too else _DTYPES
         self._file_of = _index(folder, file)
-        if prefixed_only:
-            self._leave_out(folder)
         self.shapes: dict[str, tuple[int, ...]] = {}
         for file in sorted(set(self._file_of.values())):
             self._read_header(file)
@@ -77,17 +73,9 @@ class SafetensorsFolder:
         with _open(self._file_of[name]) as tensors:
             return tensors.get_slice(name)[index]
 
-    def _leave_out(self, folder: Path) -> None:
-        others = {name for name in self._file_of if not name.startswith(self._prefix)}
-        self._file_of = {k: v for k, v in self._file_of.items() if k not in others}
-        if others:
-            parts = ", ".join(sorted({name.partition(".")[0] for name in others}))
-            _LOGGER.warning("%s: %d tensors are not read: %s", folder, len(others), parts)
-        self._left_out = frozenset(others)
-
     def _read_header(self, file: Path) -> None:
         with _open(file) as tensors:
-            for name in sorted(set(tensors.keys()) - self._left_out):
+            for name in sorted(tensors.keys()):
                 tensor = tensors.get_slice(name)
                 if not name.startswith(self._prefix):
                     raise ValueError(f"{file} holds {name}; allowed: {self._prefix}NAME.")
@@ -99,6 +87,33 @@ class SafetensorsFolder:
                         f" {', '.join(self._dtypes)}."
                     )
                 self.shapes[name.removeprefix(self._prefix)] = tuple(tensor.get_shape())
+
+
+class RenamedTensors:
+    """Some tensors of a folder, under other names; that the others are not read a warning says.
+
+    begins: beginnings of names in the folder -> of names here.
+    """
+
+    def __init__(self, tensors: Tensors, begins: Mapping[str, str], folder: Path):
+        self._tensors, self._name_there = tensors, dict[str, str]()
+        for name in tensors.shapes:
+            begin = next((each for each in begins if name.startswith(each)), None)
+            if begin is not None:
+                self._name_there[begins[begin] + name.removeprefix(begin)] = name
+        self.shapes = {name: tensors.shapes[there] for name, there in self._name_there.items()}
+        if others := tensors.shapes.keys() - set(self._name_there.values()):
+            parts = ", ".join(sorted({_part(name) for name in others}))
+            _LOGGER.warning("%s: %d tensors are not read: %s", folder, len(others), parts)
+
+    def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+        return self._tensors.read(self._name_there[name], index)
+
+
+def _part(name: str) -> str:
+    """The part of a model that a tensor's name begins with."""
+    first, *rest = name.split(".")
+    return f"{first}.{rest[0]}" if first == "model" else first
 
 
 def _index(folder: Path, file: str) -> dict[str, Path]:

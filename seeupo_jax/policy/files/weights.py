@@ -19,7 +19,7 @@ from seeupo_jax.parallel.distributed import to_host
 from seeupo_jax.parallel.mesh import param_shardings
 from seeupo_jax.policy import lora
 from seeupo_jax.policy.architecture import SELECTION_BIAS, Architecture
-from seeupo_jax.policy.families import FAMILIES, WITH_IMAGES
+from seeupo_jax.policy.families import FAMILIES, WITH_IMAGES, WITH_MORE
 from seeupo_jax.policy.files import gguf_vocabulary
 from seeupo_jax.policy.files.folder_files import read_json_object
 from seeupo_jax.policy.files.fused_experts import FusedExperts
@@ -34,7 +34,12 @@ from seeupo_jax.policy.files.parameter_names import (
     stored_parameters,
 )
 from seeupo_jax.policy.files.placement import check_tensors, load_params
-from seeupo_jax.policy.files.safetensors_files import SafetensorsFolder, Tensors, write_tensors
+from seeupo_jax.policy.files.safetensors_files import (
+    RenamedTensors,
+    SafetensorsFolder,
+    Tensors,
+    write_tensors,
+)
 from seeupo_jax.policy.files.tokenizer import Tokenizer, load_tokenizer
 from seeupo_jax.policy.network import abstract_network, split_model
 from seeupo_jax.policy.transformer import Transformer
@@ -197,10 +202,11 @@ def from_pretrained(
 def _folder_tensors(place: Path, arch: Architecture) -> Tensors:
     """The tensors of a model folder: of a model of texts and images those of its text model."""
     family = read_json_object(place / CONFIG_FILE)["model_type"]
-    prefix = WITH_IMAGES.get(family, "")
     if family in FAMILIES and FAMILIES[family].packed_experts:
         return PackedExperts(SafetensorsFolder(place, bytes_too=True))
-    tensors = SafetensorsFolder(place, prefix=prefix, prefixed_only=bool(prefix))
+    tensors: Tensors = SafetensorsFolder(place)
+    if (begins := (WITH_IMAGES | WITH_MORE).get(family)) is not None:
+        tensors = RenamedTensors(tensors, begins, place)
     return tensors if arch.moe is None else FusedExperts(tensors, arch.moe)
 
 

@@ -58,15 +58,18 @@ class PageTable(NamedTuple):
       page, any number: nothing is written to a page below 0 or beyond the pool.
     start_R: int32, the first of these positions, a multiple of the page size; what lies before it
       is in `prefixes`.
+    slot_R: int32, the slot of each row's recurrent states, of its shard's; one past the last: none.
+      None: the model has no such states.
     """
 
     table_RP: jax.Array
     start_R: jax.Array
     prefixes: Prefixes | None = None
+    slot_R: jax.Array | None = None
 
 
 def new_pages(arch: Architecture, pages: int, page_size: int) -> list[Pages]:
-    """An empty cache, keys and values per layer.
+    """An empty cache, keys and values per layer that has attention.
 
     Its heads are those that `mesh.repeat_kv_heads` gives on the mesh in force.
 
@@ -79,7 +82,8 @@ def new_pages(arch: Architecture, pages: int, page_size: int) -> list[Pages]:
     def make() -> jax.Array:
         return constrain(jnp.zeros(shape, arch.dtype), *page_axes(kv_heads))
 
-    return [Pages(make(), make()) for _ in range(arch.layers)]
+    recurrent = sum(map(arch.is_recurrent, range(arch.layers)))
+    return [Pages(make(), make()) for _ in range(arch.layers - recurrent)]
 
 
 def page_axes(kv_heads: int) -> tuple[str | None, ...]:

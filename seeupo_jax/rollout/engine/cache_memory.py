@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -12,6 +13,7 @@ from seeupo_jax.configuration import schema
 from seeupo_jax.parallel.device_memory import GIB, format_bytes
 from seeupo_jax.parallel.mesh import kv_heads_of_device
 from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.delta_net import new_states
 from seeupo_jax.rollout.engine.read_plan import ANYWHERE, KVReadPlan
 
 
@@ -52,6 +54,7 @@ class CachePlan:
     reshard: cost of the sampler's copy of the policy; None: unknown.
     gathered_bytes: keys and values of one layer that a decode step gathers of whole rows, on one
       device; 0: a block of tokens at a time, or none.
+    state_bytes: of all slots' states of recurrent layers, on one device.
     """
 
     shards: int
@@ -63,6 +66,7 @@ class CachePlan:
     token_bytes: int
     reshard: Reshard | None = None
     gathered_bytes: int = 0
+    state_bytes: int = 0
 
     @property
     def row_pages(self) -> int:
@@ -82,7 +86,7 @@ class CachePlan:
     @property
     def needed_bytes(self) -> int:
         """Bytes of all of it on one device."""
-        return self.bytes + self.policy_bytes + self.gathered_bytes
+        return self.bytes + self.policy_bytes + self.gathered_bytes + self.state_bytes
 
     def __str__(self) -> str:
         row_bytes = self.row_pages * self.page_size * self.token_bytes
@@ -92,6 +96,8 @@ class CachePlan:
         gathered = ""
         if self.gathered_bytes:
             gathered = f"; {format_bytes(self.gathered_bytes)} beside it, gathered to decode"
+        if self.state_bytes:
+            gathered += f"; {format_bytes(self.state_bytes)} of the slots' recurrent states"
         return (
             f"KV cache: {self.slots} slots{cut} for {self.concurrency} conversations,"
             f" {format_bytes(self.bytes)} in {self.pages} pages of {self.page_size} tokens"
@@ -132,10 +138,11 @@ def plan_cache(
                 f" that rows are spread over ({_whose_mesh(rollout)})."
             )
     heads = kv_heads_of_device(arch.heads, arch.kv_heads, tensor)
-    token_bytes = arch.layers * 2 * heads * arch.head_dim * jnp.dtype(arch.dtype).itemsize
+    layers = sum(not arch.is_recurrent(i) for i in range(arch.layers))
+    token_bytes = layers * 2 * heads * arch.head_dim * jnp.dtype(arch.dtype).itemsize
     page_bytes = token_bytes * rollout.page_size
     row_pages = -(-rollout.max_context // rollout.page_size)
-    row_bytes = row_pages * page_bytes // arch.layers  # in one layer
+    row_bytes = row_pages * page_bytes // layers  # in one layer
     pages = concurrency // shards * row_pages
     if rollout.cache_gib is not None:
         pages = min(pages, int(rollout.cache_gib * GIB) // page_bytes)
@@ -155,11 +162,19 @@ def plan_cache(
         token_bytes=token_bytes,
         reshard=reshard,
         gathered_bytes=_gathered_rows(rollout, read_plan, slots // shards) * row_bytes,
+        state_bytes=_state_bytes(arch, slots // shards),
     )
     if free_bytes is not None:
         _check_free(rollout, plan, free_bytes)
     _check_places(rollout, heads, plan)
     return plan
+
+
+def _state_bytes(arch: Architecture, slots: int) -> int:
+    """Bytes of the recurrent layers' states of so many slots."""
+    one = jax.tree.leaves(jax.eval_shape(lambda: new_states(arch, 1))) if arch.recurrent else ()
+    layers = sum(map(arch.is_recurrent, range(arch.layers)))
+    return slots * layers * sum(x.size * x.dtype.itemsize for x in one)
 
 
 def _gathered_rows(rollout: schema.Rollout, read_plan: KVReadPlan, slots: int) -> int:
@@ -180,6 +195,9 @@ def _check_free(rollout: schema.Rollout, plan: CachePlan, free_bytes: int) -> No
     if plan.gathered_bytes:
         size = format_bytes(plan.gathered_bytes)
         others.append(f"{size} that decoding gathers (config.rollout.slots, {plan.slots})")
+    if plan.state_bytes:
+        size = format_bytes(plan.state_bytes)
+        others.append(f"{size} of recurrent states (config.rollout.slots, {plan.slots})")
     together = f"with {' and '.join(others)} together " if others else ""
     raise ValueError(
         f"config.rollout.cache_gib: got {rollout.cache_gib}, which means {format_bytes(plan.bytes)}"

@@ -16,6 +16,7 @@ from seeupo_jax.rollout.engine.cache_memory import CachePlan
 from seeupo_jax.rollout.engine.expert_pages import ExpertPages
 from seeupo_jax.rollout.engine.grammar import Grammars, Matcher
 from seeupo_jax.rollout.engine.kv_pages import Lease, LeaseRefusal, PageTree
+from seeupo_jax.rollout.engine.page_pool import PagePool
 from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.sampler import SlotRows
 
@@ -73,10 +74,20 @@ class SlotShard:
     """The slots and pages of one part of the devices.
 
     action: the most tokens of an action. experts: the record of those in the cache; None: none.
+    recurrent: whether slots have states of recurrent layers: each turn then prefills its whole
+      context, one row of it a dispatch.
     """
 
-    def __init__(self, plan: CachePlan, action: int, routing: Routing | None = None):
+    def __init__(
+        self,
+        plan: CachePlan,
+        action: int,
+        routing: Routing | None = None,
+        *,
+        recurrent: bool = False,
+    ):
         self._plan, self._action, self._routing = plan, action, routing
+        self._recurrent = recurrent
         self.reset()
 
     def reset(self) -> None:
@@ -86,7 +97,7 @@ class SlotShard:
         self.jobs: dict[int, Job] = {}  # by slot, in the order of their beginning
         self.failed: list[Action] = []  # before their first token
         size = self._plan.pages, self._plan.page_size
-        self._tree = PageTree(*size)
+        self._tree = PagePool(*size) if self._recurrent else PageTree(*size)
         self.experts = None if self._routing is None else ExpertPages(self._routing, *size)
         self._free = list(range(self._plan.slots))[::-1]
         self._leases: dict[int, Lease] = {}  # of each open conversation's last action
@@ -140,13 +151,18 @@ class SlotShard:
 
     def tiles(self, length: int) -> int:
         """How many rows of this length there are to prefill now."""
-        return sum(_tiles_of(job, length) for job in self.jobs.values())
+        return len(self._tiles(length))
+
+    def _tiles(self, length: int) -> list[Job]:
+        """The jobs of these rows; of each with a state one row, which the next one continues."""
+        most = 1 if self._recurrent else None
+        return [job for job in self.jobs.values() for _ in range(_tiles_of(job, length))[:most]]
 
     def take_tiles(self, rows: int, length: int) -> tuple[np.ndarray, np.ndarray, PageTable]:
         """The next rows to prefill: tokens and positions [rows, length], and their page tables."""
         tokens_RL = np.zeros((rows, length), np.int32)
         position_RL = np.full((rows, length), NOWHERE, np.int32)
-        tiles = [job for job in self.jobs.values() for _ in range(_tiles_of(job, length))]
+        tiles = self._tiles(length)
         for row, job in enumerate(tiles[:rows]):
             count = min(length, job.unread)
             end = job.prefilled + count
@@ -214,7 +230,9 @@ class SlotShard:
             pages = job.lease.pages[skip:]
             table_RP[row, : len(pages)] = pages
             start_R[row] = skip * self._plan.page_size
-        return PageTable(table_RP, start_R, prefixes)
+        slots = [job.slot for job in jobs] + [self._plan.slots] * (rows - len(jobs))
+        slot_R = np.array(slots, np.int32) if self._recurrent else None
+        return PageTable(table_RP, start_R, prefixes, slot_R)
 
     def _prefixes(
         self, jobs: Sequence[Job], rows: int, width: int, group_size: int

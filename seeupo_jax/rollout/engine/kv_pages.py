@@ -116,7 +116,7 @@ class PageTree:
           ValueError: an empty context or action, or more positions than the pool has.
         """
         tokens = tuple(context)
-        self._check_size(len(tokens), reserve)
+        check_lease_size(len(tokens), reserve, self.pages, self.page_size)
         size, cacheable = self.page_size, len(tokens) - 1
         total = -(-(cacheable + reserve) // size)
         path = self._match_pages(tokens, cacheable)
@@ -233,15 +233,6 @@ class PageTree:
             chain += [node] if node in self._idle else []  # skips nodes in use and evicted ones
         self._move_to_front(chain)
 
-    def _check_size(self, context: int, reserve: int) -> None:
-        positions = context - 1 + reserve
-        if context < 1 or reserve < 1 or positions > self.pages * self.page_size:
-            raise ValueError(
-                f"A lease for a context of {context} tokens and an action of {reserve}; allowed: at"
-                f" least 1 of each, and together at most {self.pages * self.page_size + 1},"
-                f" what {self.pages} pages of {self.page_size} positions can hold."
-            )
-
     def _match_pages(self, tokens: tuple[int, ...], cacheable: int) -> list[_Node] | None:
         """Nodes of the leading whole pages in the cache; None if one is about to be computed."""
         size, node, path = self.page_size, self._root, []
@@ -335,6 +326,16 @@ class PageTree:
         self._drop(lease.path)
         self._free += unused
         lease.open = False
+
+
+def check_lease_size(context: int, reserve: int, pages: int, page_size: int) -> None:
+    """ValueError: an empty context or action, or more positions than so many pages have."""
+    if context < 1 or reserve < 1 or context - 1 + reserve > pages * page_size:
+        raise ValueError(
+            f"A lease for a context of {context} tokens and an action of {reserve}; allowed: at"
+            f" least 1 of each, and together at most {pages * page_size + 1},"
+            f" what {pages} pages of {page_size} positions can hold."
+        )
 
 
 def _common(tokens: tuple[int, ...], rest: tuple[int, ...], start: int) -> int:

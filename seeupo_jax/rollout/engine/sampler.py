@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from seeupo_jax.parallel.mesh import constrain, per_shard
 from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.delta_net import STATE_AXES, DeltaStates, new_states
 from seeupo_jax.policy.kernels import paged
 from seeupo_jax.policy.kernels.attention import NOWHERE
 from seeupo_jax.policy.kernels.paged import Pages, PageTable
@@ -77,16 +78,29 @@ class Sampled(NamedTuple):
     routed_RKG: jax.Array | None = None
 
 
+LayerCache = Pages | DeltaStates  # of a layer with attention, of a recurrent one
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def allocate(
     arch: Architecture, pages: int, page_size: int, slots: int
-) -> tuple[Sequence[Pages], Slots]:
+) -> tuple[Sequence[LayerCache], Slots]:
     """An empty cache and empty slots, laid out on the mesh in force."""
 
     def make() -> jax.Array:
         return constrain(jnp.zeros(slots, jnp.int32), "rows")
 
-    return paged.new_pages(arch, pages, page_size), Slots(make(), make(), make(), make() > 0)
+    paged_layers = iter(paged.new_pages(arch, pages, page_size))
+    cache = [
+        new_states(arch, slots) if arch.is_recurrent(layer) else next(paged_layers)
+        for layer in range(arch.layers)
+    ]
+    return cache, Slots(make(), make(), make(), make() > 0)
+
+
+def cache_axes(layer: LayerCache) -> tuple[str | None, ...]:
+    """Logical axes of a layer's cache on the mesh in force; those of an array are the first."""
+    return STATE_AXES if isinstance(layer, DeltaStates) else paged.page_axes(layer.k.shape[0])
 
 
 @functools.partial(
@@ -95,13 +109,13 @@ def allocate(
 def prefill(
     network: Network,
     params: Any,
-    pages: Sequence[Pages],
+    pages: Sequence[LayerCache],
     tokens_RL: jax.Array,
     position_RL: jax.Array,
     page_table: PageTable,
     block: int | None,
     records: bool = False,
-) -> tuple[Sequence[Pages], jax.Array, jax.Array | None]:
+) -> tuple[Sequence[LayerCache], jax.Array, jax.Array | None]:
     """Puts keys and values of context tokens into the cache.
 
     Rows are tiles: several of them may continue one conversation. Position `NOWHERE` is padding.
@@ -120,9 +134,14 @@ def prefill(
 
 
 @functools.partial(jax.jit, donate_argnames="pages")
-def copy_pages(pages: Sequence[Pages], source_X: jax.Array, target_X: jax.Array) -> Sequence[Pages]:
+def copy_pages(
+    pages: Sequence[LayerCache], source_X: jax.Array, target_X: jax.Array
+) -> Sequence[LayerCache]:
     """Copies pages; a target beyond the pool is none."""
-    return [paged.copy_pages(layer, source_X, target_X) for layer in pages]
+    return [
+        layer if isinstance(layer, DeltaStates) else paged.copy_pages(layer, source_X, target_X)
+        for layer in pages
+    ]
 
 
 @functools.partial(
@@ -134,7 +153,7 @@ def decode(
     network: Network,
     sampling: Sampling,
     params: Any,
-    pages: Sequence[Pages],
+    pages: Sequence[LayerCache],
     slots: Slots,
     rows: SlotRows,
     page_table: PageTable,
@@ -143,7 +162,7 @@ def decode(
     kernel: str,
     block: int | None,
     records: bool = False,
-) -> tuple[Sampled, Sequence[Pages], Slots]:
+) -> tuple[Sampled, Sequence[LayerCache], Slots]:
     """Samples up to `steps` tokens a row; every row stops at its own end token or limit."""
     model, arch = network.bind(params), network.arch
     head_VD = model.head_VD(arch.dtype)

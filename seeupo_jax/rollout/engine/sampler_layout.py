@@ -21,6 +21,7 @@ from jax.sharding import Sharding
 
 from seeupo_jax.parallel.mesh import param_shardings, sharding
 from seeupo_jax.policy.architecture import SELECTION_BIAS
+from seeupo_jax.policy.delta_net import FLOAT32
 from seeupo_jax.policy.network import Network, abstract_network
 from seeupo_jax.policy.projection import quantize
 from seeupo_jax.rollout.engine.cache_memory import Reshard
@@ -164,7 +165,7 @@ class SamplerLayout:
         return flatten_dict(param_shardings(self._mesh, axes, params, key))
 
     def _dtype(self, path: Path, x: Any) -> jax.numpy.dtype:
-        dtype = x.dtype if path[-1] in ("scale", SELECTION_BIAS) else self._arch.dtype
+        dtype = x.dtype if path[-1] in _KEPT else self._arch.dtype
         return jax.numpy.dtype("int8" if self._rounded(path) else dtype)
 
     def _rounded(self, path: Path) -> bool:
@@ -178,6 +179,9 @@ class SamplerLayout:
         if not self._stacked(path):
             return [(path, ())]
         return [(("layers", i, *path[1:]), (i,)) for i in range(self._arch.layers)]
+
+
+_KEPT = ("scale", SELECTION_BIAS, *FLOAT32)  # parameters that keep their type
 
 
 def _scale_of(path: Path) -> Path:

@@ -26,7 +26,7 @@ from seeupo_jax.parallel.distributed import (
 )
 from seeupo_jax.parallel.mesh import sharding
 from seeupo_jax.parallel.stop_signal import Stopped
-from seeupo_jax.policy.kernels.paged import page_axes
+from seeupo_jax.policy.architecture import Routing
 from seeupo_jax.policy.network import Network
 from seeupo_jax.rollout.engine import sampler
 from seeupo_jax.rollout.engine.cache_memory import CachePlan
@@ -105,9 +105,11 @@ class SlotEngine:
         self._mesh, self._read_plan, self._grammars = mesh, read_plan, grammars
         self._steps = 1 if grammars is not None else min(steps, sampling.max_tokens)
         self._group_size = group_size if read_plan.kernel == "xla" else 1
+        if self._arch.recurrent:  # no pages are shared
+            self._group_size = 1
         local = [0] if mesh is None else local_row_shards(mesh)
         self._records, routing = records, self._arch.routing if records else None
-        self._shards = {number: SlotShard(plan, sampling.max_tokens, routing) for number in local}
+        self._shards = {number: self._new_shard(routing) for number in local}
         parts = 1 if read_plan.block is not None else 4
         self._widths = sorted({-(-plan.row_pages * i // parts) for i in range(1, parts + 1)})
         halvings = 3 if parts == 1 else 1
@@ -235,14 +237,14 @@ class SlotEngine:
         params = self._layout.shapes(params)
         with self.mesh_in_force():
             cache, slots = jax.eval_shape(self._empty)
-            axes = page_axes(cache[0].k.shape[0])
-        pages = jax.tree.map(lambda x: self._struct(x.shape, x.dtype, *axes), cache)
+            axes = [sampler.cache_axes(layer) for layer in cache]
+        pages = [self._structs(layer, *axes) for layer, axes in zip(cache, axes, strict=True)]
         slots = jax.tree.map(lambda x: self._struct(x.shape, x.dtype, "rows"), slots)
         yield from self._programs(params, pages, slots)
 
     def _programs(self, params: Any, pages: Any, slots: Any) -> Iterator[Program]:
         """The programs that run on the sampler's copy of the policy, a cache and slots."""
-        shards, idle = self.plan.shards, SlotShard(self.plan, self._sampling.max_tokens)
+        shards, idle = self.plan.shards, self._new_shard()
         pairs = self._global_shapes(self._pairs([]))
         yield Program("rollout/copy", sampler.copy_pages, (pages, *pairs))
         for length, rows in self._tiles():
@@ -267,6 +269,10 @@ class SlotEngine:
     def mesh_in_force(self) -> contextlib.AbstractContextManager[Any]:
         """Where the engine's programs run and compile."""
         return contextlib.nullcontext() if self._mesh is None else jax.set_mesh(self._mesh)
+
+    def _new_shard(self, routing: Routing | None = None) -> SlotShard:
+        recurrent = self._arch.recurrent
+        return SlotShard(self.plan, self._sampling.max_tokens, routing, recurrent=recurrent)
 
     def _free(self) -> None:
         """Leaves the devices' memory to the sweep: the cache's and the policy's copy's."""
@@ -308,6 +314,10 @@ class SlotEngine:
 
     def _struct(self, shape: Any, dtype: Any, *logical: str | None) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self._where(*logical))
+
+    def _structs(self, layer: Any, *axes: str | None) -> Any:
+        """The arrays of a layer's cache, of as many axes or of fewer, the first of them."""
+        return jax.tree.map(lambda x: self._struct(x.shape, x.dtype, *axes[: x.ndim]), layer)
 
     def _pairs(self, pairs: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
         missing = [(0, self.plan.pages)] * (self.plan.slots - len(pairs))

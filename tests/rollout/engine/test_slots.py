@@ -16,7 +16,7 @@ from seeupo_jax.configuration import schema
 from seeupo_jax.metrics.compilation import Compilations
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings, row_shards
 from seeupo_jax.policy import network as policy
-from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.architecture import Architecture, DeltaNet
 from seeupo_jax.policy.rope import Rope
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
@@ -36,6 +36,8 @@ ARCH = Architecture(
     mlp_width=24,
     rope=Rope(theta=100.0),
 )
+# Recurrent layers around one with attention, whose output has a gate.
+HYBRID = {"layers": 3, "attention_gate": True, "delta": DeltaNet((0, 2), 2, 4, 6, 5, 4)}
 END_IDS = (2, 3, 7, 11, 14, 19, 23, 26)
 TEMPERATURE, LONGEST, CONTEXT = 0.6, 6, 320
 FIRST = 3  # tokens whose entropy is computed
@@ -311,6 +313,7 @@ def test_a_rewritten_context_goes_on_from_what_it_shares():
         {"scan_layers": True, "layers": 2},
         {"kv_heads": 1, "qk_norm": False, "tied": False},
         {"dtype": "bfloat16"},
+        HYBRID,
     ],
     ids=str,
 )
@@ -320,6 +323,35 @@ def test_other_networks_are_sampled_alike(how):
     played = play(make_engine(arch=arch), params)
     # bfloat16 has 8 bits; the mean gap is a tenth of this.
     assert_logp_of_network(played, params, arch, atol=0.2 if "dtype" in how else 2e-5)
+
+
+@pytest.mark.exhaustive
+def test_turns_of_a_recurrent_network_prefill_their_whole_contexts_in_any_order():
+    arch = dataclasses.replace(ARCH, **HYBRID)
+    params = make(arch)[1]
+    alone = play(make_engine(arch=arch, concurrency=1, options={"steps": 1}), params)
+    # The norm behind the gated delta rule scales outputs near 0, and their rounding with them.
+    assert_logp_of_network(alone, params, arch, atol=1e-4)
+    engine = make_engine(arch=arch, **FEW_SLOTS, options=FEW_AT_ONCE)
+    played = play(engine, params, shuffle=1, delay=2)
+    assert_same(played, alone, atol=1e-4)
+    contexts = [len(context) for turns in played.values() for context, _, _ in turns]
+    usage = engine.usage()
+    assert usage["prefilled_tokens"] == sum(contexts) - len(contexts)  # decoding reads the last
+    assert usage["cached_tokens"] == 0
+
+
+@pytest.mark.exhaustive
+def test_eight_devices_sample_a_recurrent_network_as_it_is():
+    arch, mesh = (
+        dataclasses.replace(ARCH, **HYBRID),
+        make_mesh(schema.Mesh(data=2, fsdp=2, tensor=2)),
+    )
+    network, params = make(arch)
+    placed = jax.device_put(params, param_shardings(mesh, network.logical_axes(), params))
+    with jax.set_mesh(mesh):
+        played = play(make_engine(arch=arch, mesh=mesh), placed, turns=2)
+    assert_logp_of_network(played, params, arch, atol=1e-4)
 
 
 def test_eight_devices_give_the_actions_of_one():
