@@ -5,33 +5,9 @@ Axes beyond the legend in `types.py`: X tokens, Y layers that have experts, E ex
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import chex
 import jax
 import jax.numpy as jnp
-
-from seeupo_jax.options import within
-
-
-@dataclass(frozen=True)
-class ExpertBalance:
-    """Options of the routers' training, beside what the loss of the policy teaches them."""
-
-    balance_coef: float = within(0, 100, 0.0)
-    """Coefficient of the load-balancing loss; 0: none."""
-    z_coef: float = within(0, 100, 0.0)
-    """Coefficient of the router z-loss; 0: none."""
-    bias_rate: float = within(0, 1, 0.0)
-    """Step of the selection biases of experts after each optimizer step; 0: they stay."""
-
-    @property
-    def active(self) -> bool:
-        """Whether any of it is on."""
-        return any(vars(self).values())
-
-
-NO_BALANCE = ExpertBalance()
 
 
 def balance_loss(

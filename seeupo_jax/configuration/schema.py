@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from seeupo_jax.algorithms.expert_balance import ExpertBalance
+from seeupo_jax.algorithms.expert_options import ExpertBalance
 from seeupo_jax.configuration.agent_schema import Agent
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.fields import build, is_url, path_field

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import optax
 
-from seeupo_jax.algorithms.expert_balance import NO_BALANCE, ExpertBalance
+from seeupo_jax.algorithms.expert_options import NO_BALANCE, ExpertBalance
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.entry_points import find_entry
 from seeupo_jax.learner.batching import SegmentBatch, Shapes

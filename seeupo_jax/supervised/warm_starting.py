@@ -18,6 +18,7 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.supervised_schema import WarmStartStage
 from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.durable_files import make_folder
+from seeupo_jax.envs.tool_formats.formats import TOOL_FORMATS
 from seeupo_jax.learner.batching import Shapes
 from seeupo_jax.learner.imitation.action_segments import Segments
 from seeupo_jax.learner.imitation.imitation_batches import Batches
@@ -100,7 +101,9 @@ def _warm_start(
         for index, stage in enumerate(stages)
     ]
     if config.model.path is None:
-        policy, params = build.initial_policy(config, ToolCallsAsText(sources[-1]))
+        tool_format = TOOL_FORMATS.get(config.chat.tools, TOOL_FORMATS["hermes"])
+        texts = ToolCallsAsText(sources[-1], tool_format)
+        policy, params = build.initial_policy(config, texts)
     else:
         policy, params = build.load_policy(config, config.model.path)
     shapes = build.build_shapes(config, policy.mesh, size)

@@ -15,7 +15,7 @@ from flax import nnx
 from stored_fields import with_fields
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-from seeupo_jax.algorithms.expert_balance import ExpertBalance
+from seeupo_jax.algorithms.expert_options import ExpertBalance
 from seeupo_jax.configuration import schema
 from seeupo_jax.learner.batching import Shapes
 from seeupo_jax.learner.compiled_programs import Learner

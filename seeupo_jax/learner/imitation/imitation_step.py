@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from seeupo_jax.algorithms.expert_balance import NO_BALANCE, ExpertBalance
+from seeupo_jax.algorithms.expert_options import NO_BALANCE, ExpertBalance
 from seeupo_jax.learner.state_layout import HashableShardings, average
 from seeupo_jax.learner.step.expert_balance import (
     RouterLosses,

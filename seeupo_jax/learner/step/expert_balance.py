@@ -13,12 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from seeupo_jax.algorithms.expert_balance import (
-    ExpertBalance,
-    balance_loss,
-    router_z_loss,
-    updated_bias,
-)
+from seeupo_jax.algorithms.expert_balance import balance_loss, router_z_loss, updated_bias
+from seeupo_jax.algorithms.expert_options import ExpertBalance
 from seeupo_jax.learner.step.expert_load import count_routed
 from seeupo_jax.learner.step.rows import RowLogp, compute_row, microbatch
 from seeupo_jax.policy.architecture import SELECTION_BIAS, Architecture

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from seeupo_jax.algorithms.expert_balance import NO_BALANCE, ExpertBalance
+from seeupo_jax.algorithms.expert_options import NO_BALANCE, ExpertBalance
 from seeupo_jax.learner.optimization.optimizer import apply_update, select_or_cond
 from seeupo_jax.learner.refresh_batch import RefreshBatch
 from seeupo_jax.learner.state_layout import in_host_memory, on_device
