@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import io
+import itertools
 import json
 import math
 import re
 import threading
-from collections.abc import Iterable, Mapping
+import tokenize
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
@@ -304,23 +307,30 @@ def parse_lines(text: str) -> tuple[ToolCall, ...]:
     """
     if len(text) > MAX_CHARS:
         raise ToolCallError(f"the calls must fit in {MAX_CHARS} characters")
-    form = "the code must be calls name(argument=value), one a line"
+    return tuple(_read_call(node) for one in _statements(text) for node in _read_list(one))
+
+
+def _statements(text: str) -> Iterator[str]:
+    """The statements of a text in Python, without comments after them.
+
+    `ast.parse` of several statements would open a file of the source's name for its errors.
+    """
+    lines = io.StringIO(text).readlines()  # at \n alone, as Python's
+    start_of = [0, *itertools.accumulate(map(len, lines))]
+    begin = end = 0
     try:
-        with _PARSING:
-            tree = ast.parse(_STRING.sub(_keep_backslashes, f"\n{text.strip()}"))
-    except SyntaxError as error:
-        raise ToolCallError(f"{form}: {error.msg}") from None
-    except ValueError:  # a lone surrogate, which no source can contain
-        raise ToolCallError(f"{form}: a character is not text") from None
-    except (MemoryError, RecursionError):
-        raise ToolCallError(f"{form}: it is nested too deep") from None
-    nodes = list[ast.expr]()
-    for statement in tree.body:
-        if not isinstance(statement, ast.Expr):
-            raise ToolCallError(form)
-        value = statement.value
-        nodes += value.elts if isinstance(value, ast.List) else [value]
-    return tuple(map(_read_call, nodes))
+        for token in tokenize.generate_tokens(iter([*lines, ""]).__next__):
+            place = start_of[token.end[0] - 1] + token.end[1]
+            if token.type == tokenize.NEWLINE or token.exact_type == tokenize.SEMI:
+                yield text[begin:end].strip()
+                begin = place
+            elif token.type not in (tokenize.COMMENT, tokenize.NL):
+                end = place
+    except (tokenize.TokenError, SyntaxError) as error:
+        reason = error.args[0]
+        raise ToolCallError(
+            f"the code must be calls name(argument=value), one a line: {reason}"
+        ) from None
 
 
 def parse_literal(text: str) -> Any:

@@ -34,6 +34,7 @@ sys.addaudithook(_watch)
 # What is imported when it is first needed: by datetime, by a regular expression, by a verdict.
 for lazily in (
     "_strptime",
+    "tokenize",
     "encodings.utf_32_le",
     "bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker",
 ):
@@ -125,6 +126,6 @@ def test_a_thousand_mutated_calls_do_no_harm(category, form):
 def test_a_thousand_calls_with_wild_values_do_no_harm(category, form):
     rng = random.Random(2)
     watched = Watched(category, form, rng)
-    render = {"hermes": FORMATS["hermes"].render, "python": render_python}[form]
+    render = render_python if form == "python" else FORMATS[form].render
     for _ in range(250):
         watched.step(render([random_call(watched.task, rng)]))
