@@ -87,16 +87,16 @@ def attach_adapters(
     network, shapes = with_adapters(model.arch, lora)
     new, _ = split_trainable(network, shapes)
     for stored in stored_parameters(network.arch, new):
+        name = f"{stored.names[0]}{stored.first_row or ''}"
         *parents, leaf = stored.path
         node = leaf_at(new, parents)
         shape = node[leaf].shape
         if stored.layer is None:
-            name = f"{stored.names[0]}{stored.first_row or ''}"
             node[leaf] = _initial(name, leaf, shape, seed)
             continue
         if stored.layer == 0:
             node[leaf] = jnp.zeros(shape)
-        layer = _initial(f"{stored.names[0]}{stored.first_row or ''}", leaf, shape[1:], seed)
+        layer = _initial(name, leaf, shape[1:], seed)
         node[leaf] = node[leaf].at[stored.layer].set(layer)
     if mesh is not None:
         logical_axes, _ = split_trainable(network, network.logical_axes())

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from seeupo_jax import envs
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs.tool_calls import ToolCall
+from seeupo_jax.envs.tool_formats.formats import TOOL_FORMATS
 from seeupo_jax.envs.tool_formats.tool_format import ToolFormat
 from seeupo_jax.envs.validation import has_demonstrations
 from seeupo_jax.errors import DataChanged
@@ -206,6 +207,11 @@ class EnvironmentConversations:
 
     def where(self, index: int) -> str:
         return f"{self._place}, {index}"
+
+
+def format_of_listing(tools: str | None) -> ToolFormat:
+    """The format of calls where tools are listed as `chat.tools` says; hermes by default."""
+    return TOOL_FORMATS.get(tools or "", TOOL_FORMATS["hermes"])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,6 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.envs.base import Demonstration
 from seeupo_jax.envs.null_fields import NullCounts
-from seeupo_jax.envs.tool_formats.formats import TOOL_FORMATS
 from seeupo_jax.learner.imitation.action_segments import Segments, Tokenized
 from seeupo_jax.parallel.distributed import gather
 from seeupo_jax.parallel.stop_signal import Stopped
@@ -23,6 +22,7 @@ from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.supervised.conversation_sources import (
     Conversations,
     ToolCallsAsText,
+    format_of_listing,
     open_conversations,
 )
 from seeupo_jax.types import CONTEXT, Segment
@@ -91,8 +91,7 @@ def tokenize(
     """Conversations as segments; tool calls as text where the tokenizer writes none."""
     shown = source
     if not tokenizer.writes_calls:
-        tool_format = TOOL_FORMATS.get(tokenizer.tool_listing or "", TOOL_FORMATS["hermes"])
-        shown = ToolCallsAsText(source, tool_format)
+        shown = ToolCallsAsText(source, format_of_listing(tokenizer.tool_listing))
     return Tokenized(shown, tokenizer, train_on, limit)
 
 

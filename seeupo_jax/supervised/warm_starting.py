@@ -18,7 +18,6 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.supervised_schema import WarmStartStage
 from seeupo_jax.display.progress import ProgressDisplay
 from seeupo_jax.durable_files import make_folder
-from seeupo_jax.envs.tool_formats.formats import TOOL_FORMATS
 from seeupo_jax.learner.batching import Shapes
 from seeupo_jax.learner.imitation.action_segments import Segments
 from seeupo_jax.learner.imitation.imitation_batches import Batches
@@ -32,6 +31,7 @@ from seeupo_jax.policy_io.resuming import WARM_START_FILE, check_same_warm_start
 from seeupo_jax.supervised.conversation_sources import (
     DEMONSTRATIONS,
     ToolCallsAsText,
+    format_of_listing,
     open_conversations,
 )
 from seeupo_jax.supervised.data import tokenize
@@ -101,8 +101,7 @@ def _warm_start(
         for index, stage in enumerate(stages)
     ]
     if config.model.path is None:
-        tool_format = TOOL_FORMATS.get(config.chat.tools, TOOL_FORMATS["hermes"])
-        texts = ToolCallsAsText(sources[-1], tool_format)
+        texts = ToolCallsAsText(sources[-1], format_of_listing(config.chat.tools))
         policy, params = build.initial_policy(config, texts)
     else:
         policy, params = build.load_policy(config, config.model.path)

@@ -11,6 +11,7 @@ VALUE
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ from seeupo_jax.envs.tool_formats.tool_format import (
     json_text,
     literal,
     read_after,
+    read_each,
     shown_before,
 )
 from seeupo_jax.envs.tool_formats.typed_values import argument_schema, typed_value
@@ -38,16 +40,12 @@ _TAIL = re.compile(rf"\s*</function>\s*{CALL_END}")
 
 
 def _read(text: str, tools: Sequence[Tool]) -> Reading:
-    def read_calls(text: str, start: int) -> tuple[list[ToolCall], int]:
-        calls = []
-        while head := _HEAD.match(text, start):
-            call, start = _read_call(text, head, tools)
-            calls.append(call)
-        if not calls:
-            raise ToolCallError(f"a tool call must begin with {CALL} and <function=NAME>")
-        return calls, start
-
-    return read_after(text, CALL, read_calls)
+    read_call = functools.partial(_read_call, tools=tools)
+    return read_after(
+        text,
+        CALL,
+        read_each(_HEAD, read_call, f"a tool call must begin with {CALL} and <function=NAME>"),
+    )
 
 
 def _read_call(text: str, head: re.Match[str], tools: Sequence[Tool]) -> tuple[ToolCall, int]:

@@ -138,6 +138,30 @@ def read_after(
     return Reading(text[:start], tuple(calls))
 
 
+def read_each(
+    head: re.Pattern[str],
+    read_call: Callable[[str, re.Match[str]], tuple[ToolCall, int]],
+    problem: str,
+) -> Callable[[str, int], tuple[Sequence[ToolCall], int]]:
+    """Makes a function for `read_after` that reads calls one after the other.
+
+    Args:
+      head: matches how a call begins. read_call: from the text and this match, returns the call and
+        its end. problem: the error where no call begins.
+    """
+
+    def read_calls(text: str, start: int) -> tuple[list[ToolCall], int]:
+        calls = []
+        while found := head.match(text, start):
+            call, start = read_call(text, found)
+            calls.append(call)
+        if not calls:
+            raise ToolCallError(problem)
+        return calls, start
+
+    return read_calls
+
+
 def expect(text: str, position: int, wanted: str) -> int:
     """Returns the end of a text that has to stand at a position, after white space.
 

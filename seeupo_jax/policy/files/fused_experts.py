@@ -2,7 +2,7 @@
 
 `mlp.experts.gate_up_proj` is [E, 2F, D], the rows of gate above those of up, and
 `mlp.experts.down_proj` [E, D, F]. Published folders have every expert's matrices by themselves, and
-so does what transformers writes unless it is told not to.
+so does what transformers writes unless it is asked not to.
 """
 
 from __future__ import annotations

@@ -141,9 +141,9 @@ def _chunk(
 
     # Each token's correction depends on those before it: a triangular system.
     system = product("nhik,nhjk->nhij", k * beta_NHB1, k) * pair
-    told = product("nhik,nhkv->nhiv", k * beta_NHB1 * start, state_NHkv)
+    recalled = product("nhik,nhkv->nhiv", k * beta_NHB1 * start, state_NHkv)
     change = jax.lax.linalg.triangular_solve(
-        system, v * beta_NHB1 - told, left_side=True, lower=True, unit_diagonal=True
+        system, v * beta_NHB1 - recalled, left_side=True, lower=True, unit_diagonal=True
     )
     scores = product("nhik,nhjk->nhij", q, k) * pair
     out = product("nhik,nhkv->nhiv", q * start, state_NHkv)

@@ -84,9 +84,9 @@ def keeps_thoughts(template: str, render: Render) -> bool:
     written, answer, _ = last.removeprefix(begin).partition(_ANSWER)
     if not (begin and last.startswith(begin) and answer and (has_empty or _THOUGHT in written)):
         return False
-    said = _PLAIN | {"content": opening + written + answer}
+    sampled = _PLAIN | {"content": opening + written + answer}
     for reply in (_QUESTION, _RESULT):
-        text = _text(render, template, (_QUESTION, said, reply), header=True)
+        text = _text(render, template, (_QUESTION, sampled, reply), header=True)
         if not text.startswith(begin + written + answer) and (text or reply is _QUESTION):
             return False  # a reply of a tool may be refused
     return _THOUGHT in _text(render, template, (_QUESTION, _INLINE, _QUESTION))
