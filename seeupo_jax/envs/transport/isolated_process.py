@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import mmap
 import os
 import resource
 import signal
@@ -38,11 +39,8 @@ def main() -> None:
         # inherit SIG_IGN.
         signal.signal(number, lambda *_: None)
     begin = json.loads(requests.readline())
-    if begin["memory_mib"] is not None:
-        limit = begin["memory_mib"] * _MIB
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     made: list[Environment] = []
-    _answer(answers, lambda: made.append(envs.make(begin["name"], **begin["options"])))
+    _answer(answers, lambda: made.append(_make(**begin)))
     try:
         for line in requests:
             _answer(answers, functools.partial(_play, made[0], json.loads(line)))
@@ -51,6 +49,18 @@ def main() -> None:
     finally:
         if made:
             made[0].close()
+
+
+def _make(name: str, options: dict[str, Any], memory_mib: int | None) -> Environment:
+    if memory_mib is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (memory_mib * _MIB, memory_mib * _MIB))
+        try:
+            mmap.mmap(-1, mmap.PAGESIZE).close()
+        except OSError:  # without this, the process would run on what its heap happens to have free
+            raise MemoryError(
+                f"{memory_mib} MiB (config.env.memory_mib) is less than its process has before it"
+            ) from None
+    return envs.make(name, **options)
 
 
 def _play(environment: Environment, request: dict[str, Any]) -> Any:
