@@ -357,11 +357,12 @@ def test_eight_devices_sample_a_recurrent_network_as_it_is():
 def test_eight_devices_give_the_actions_of_one():
     mesh = make_mesh(schema.Mesh(data=2, fsdp=2, tensor=2))
     network, params = make()
+    alone = plain()  # before the mesh is set, which it would have too
     placed = jax.device_put(params, param_shardings(mesh, network.logical_axes(), params))
     with jax.set_mesh(mesh):
         engine = make_engine(mesh=mesh)
-        assert_same(play(engine, placed))
-        assert_same(play(engine, placed, shuffle=3, delay=3))
+        assert_same(play(engine, placed), alone)
+        assert_same(play(engine, placed, shuffle=3, delay=3), alone)
 
 
 @pytest.mark.parametrize("tensor, heads", [(4, 4), (8, 8)])
