@@ -113,7 +113,10 @@ class RenamedTensors:
 def _part(name: str) -> str:
     """The part of a model that a tensor's name begins with."""
     first, *rest = name.split(".")
-    return f"{first}.{rest[0]}" if first == "model" else first
+    depth = {"model": 1}.get(first, 0)
+    if rest[:1] == ["layers"]:  # of one layer
+        depth += 1
+    return ".".join([first, *rest[:depth]])
 
 
 def _index(folder: Path, file: str) -> dict[str, Path]:
