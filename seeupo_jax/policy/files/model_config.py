@@ -13,6 +13,7 @@ from seeupo_jax.configuration.model_schema import MODEL_SIZES
 from seeupo_jax.configuration.user_code import shown
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.families import FAMILIES, WITH_IMAGES, Family
+from seeupo_jax.policy.files.block_scaled import block_size, is_fp8
 from seeupo_jax.policy.files.delta_config import delta_json, read_delta
 from seeupo_jax.policy.files.expert_config import EXPERT_SETTINGS
 from seeupo_jax.policy.files.latent_config import latent_json, read_latent
@@ -128,8 +129,7 @@ def read_architecture(
     if missing:
         raise ValueError(f"{source}: {', '.join(missing)} missing; a {name} config has them.")
     _check_values(values, source)
-    if FAMILIES[name].packed_experts and _is_mxfp4(values.get("quantization_config")):
-        values = {key: value for key, value in values.items() if key != "quantization_config"}
+    values = _without_read_quantization(FAMILIES[name], values, source)
     full = _with_defaults(name, values, source)
     for key, allowed in _FIXED.items():
         if full.get(key, allowed[0]) not in allowed:
@@ -169,6 +169,18 @@ def read_architecture(
         family=name,
         **(family.fields | fields | family.read(full) | compute_options),
     )
+
+
+def _without_read_quantization(
+    family: Family, values: Mapping[str, Any], source: str
+) -> Mapping[str, Any]:
+    """A config without its quantisation where `weights` reads it."""
+    quantization = values.get("quantization_config")
+    if is_fp8(quantization):
+        block_size(quantization, source)
+    elif not (family.packed_experts and _is_mxfp4(quantization)):
+        return values
+    return {key: value for key, value in values.items() if key != "quantization_config"}
 
 
 def _is_mxfp4(quantization: Any) -> bool:
