@@ -51,15 +51,18 @@ def parameters(arch: Architecture, *, active: bool = False) -> int:
 def gathered_parameters(arch: Architecture, mesh: Mapping[str, int]) -> float:
     """Parameters that a device multiplies by, once gathered over the axes that only store them.
 
-    `tensor` cuts every matrix, `expert` those of experts; norms and routers count as matrices do.
+    `tensor` cuts every matrix but those that latents come from, `expert` those of experts; norms
+    and routers count as matrices do.
 
     Args:
       mesh: sizes of the mesh's axes by name.
     """
     layers = sum(map(arch.is_sparse, range(arch.layers)))
     experts = layers * _experts(arch, arch.moe.experts) if layers else 0
-    dense = parameters(arch) - experts
-    return (dense + experts / mesh["expert"]) / mesh["tensor"]
+    of_latents = [math.prod(_of_attention(arch)[name]) for name in _whole(arch)]
+    whole = arch.layers * sum(of_latents)
+    dense = parameters(arch) - experts - whole
+    return whole + (dense + experts / mesh["expert"]) / mesh["tensor"]
 
 
 def six_nd(arch: Architecture, tokens: int) -> int:
@@ -210,6 +213,13 @@ def _of_attention(arch: Architecture) -> dict[str, tuple[int, int]]:
     return {"q_a_proj": (D, latent.q_rank), "q_b_proj": (latent.q_rank, q)} | shapes
 
 
+def _whole(arch: Architecture) -> tuple[str, ...]:
+    """Attention's projections to what all heads share."""
+    if arch.latent is None:
+        return ()
+    return tuple(x for x in ("q_a_proj", "kv_a_proj_with_mqa") if x in arch.latent.projections)
+
+
 def _layer(arch: Architecture, layer: int, active: bool) -> int:
     """Parameters of a layer."""
     matrices, biases = _matrices(arch, layer), _biases(arch)
@@ -262,9 +272,7 @@ def _router(arch: Architecture) -> int:
 
 
 def _biases(arch: Architecture) -> dict[str, bool]:
-    biased = ("q_proj", "k_proj", "v_proj")
-    if arch.latent is not None:
-        biased = ("q_a_proj", "kv_a_proj_with_mqa")
+    biased = ("q_proj", "k_proj", "v_proj") if arch.latent is None else _whole(arch)
     qkv = dict.fromkeys(biased, arch.qkv_bias)
     mlp = dict.fromkeys(("gate_proj", "up_proj", "down_proj"), arch.mlp_bias)
     return qkv | mlp | {"o_proj": arch.out_bias}
