@@ -130,10 +130,9 @@ class RenamedTensors:
 def _part(name: str) -> str:
     """The part of a model that a tensor's name begins with."""
     first, *rest = name.split(".")
-    depth = {"model": 1}.get(first, 0)
-    if rest[:1] == ["layers"]:  # of one layer
-        depth += 1
-    return ".".join([first, *rest[:depth]])
+    if first != "model":
+        return first
+    return ".".join([first, *rest[: 2 if rest[0] == "layers" else 1]])
 
 
 def _index(folder: Path, file: str) -> dict[str, Path]:

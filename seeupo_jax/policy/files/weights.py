@@ -209,15 +209,17 @@ def _folder_tensors(place: Path, arch: Architecture) -> Tensors:
     if family in FAMILIES and FAMILIES[family].packed_experts:
         return PackedExperts(SafetensorsFolder(place, more=("U8",)))
     tensors = _plain_tensors(place, values)
-    begins = (WITH_IMAGES | WITH_MORE).get(family)
-    if family in WITH_MORE_LAYERS:
-        own = (f"model.layers.{layer}." for layer in range(arch.layers))
-        begins = {
-            begin: begin for begin in ("model.embed_tokens.", "model.norm.", "lm_head.", *own)
-        }
-    if begins is not None:
+    if (begins := _names_to_read(family, arch)) is not None:
         tensors = RenamedTensors(tensors, begins, place)
     return tensors if arch.moe is None else FusedExperts(tensors, arch.moe)
+
+
+def _names_to_read(family: str, arch: Architecture) -> Mapping[str, str] | None:
+    """Beginnings of names in a family's folders -> of a text model's; None: all are read."""
+    if family not in WITH_MORE_LAYERS:
+        return (WITH_IMAGES | WITH_MORE).get(family)
+    layers = (f"model.layers.{layer}." for layer in range(arch.layers))
+    return {name: name for name in ("model.embed_tokens.", "model.norm.", "lm_head.", *layers)}
 
 
 def _plain_tensors(place: Path, values: Mapping[str, Any]) -> Tensors:
