@@ -73,11 +73,14 @@ class Model:
     """Kernel of whole-row passes; all_pairs: of token trees too, for comparison."""
 
 
-# Projections that adapters may have, by Hugging Face's names, and where they are in a layer.
-PROJECTIONS = {
+# Projections that adapters may have, by Hugging Face's names, and where they are in a layer: of
+# most models, and of latent attention.
+_USUAL = {
     **{name: f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj")},
     **{name: f"mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")},
 }
+_OF_LATENTS = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
+PROJECTIONS = _USUAL | {name: f"self_attn.{name}" for name in _OF_LATENTS}
 
 
 def is_pattern(target: str) -> bool:
@@ -106,7 +109,7 @@ class Lora:
     rslora: bool = False
     """Scale by alpha / sqrt(rank) instead (rsLoRA)."""
     targets: tuple[str, ...] = checked(
-        tuple(PROJECTIONS),
+        tuple(_USUAL),
         "projections by Hugging Face's names, or a regular expression of modules' full names",
         _are_targets,
     )

@@ -27,6 +27,7 @@ class Pass:
     """A pass over rows: each computes `new` tokens after `past` known ones, logits at `head`.
 
     trees: whether rows hold token trees; otherwise sequences, which a fused kernel may take.
+    cached: whether the known ones are in the sampler's cache.
     """
 
     rows: int
@@ -34,6 +35,7 @@ class Pass:
     past: int = 0
     head: int = 0
     trees: bool = False
+    cached: bool = False
 
 
 def parameters(arch: Architecture, *, active: bool = False) -> int:
@@ -49,15 +51,18 @@ def parameters(arch: Architecture, *, active: bool = False) -> int:
 def gathered_parameters(arch: Architecture, mesh: Mapping[str, int]) -> float:
     """Parameters that a device multiplies by, once gathered over the axes that only store them.
 
-    `tensor` cuts every matrix, `expert` those of experts; norms and routers count as matrices do.
+    `tensor` cuts every matrix but those that latents come from, `expert` those of experts; norms
+    and routers count as matrices do.
 
     Args:
       mesh: sizes of the mesh's axes by name.
     """
     layers = sum(map(arch.is_sparse, range(arch.layers)))
     experts = layers * _experts(arch, arch.moe.experts) if layers else 0
-    dense = parameters(arch) - experts
-    return (dense + experts / mesh["expert"]) / mesh["tensor"]
+    of_latents = [math.prod(_of_attention(arch)[name]) for name in _whole(arch)]
+    whole = arch.layers * sum(of_latents)
+    dense = parameters(arch) - experts - whole
+    return whole + (dense + experts / mesh["expert"]) / mesh["tensor"]
 
 
 def six_nd(arch: Architecture, tokens: int) -> int:
@@ -179,9 +184,7 @@ def _kernel(arch: Architecture, work: Pass) -> str:
 def _matrices(arch: Architecture, layer: int) -> dict[str, tuple[int, int]]:
     """The shapes of a layer's projections by their names; of experts, those of the shared one."""
     D, F = arch.width, arch.moe.shared_width if arch.is_sparse(layer) else arch.mlp_width
-    q, kv = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-    q_and_gate = (1 + arch.attention_gate) * q
-    shapes = {"q_proj": (D, q_and_gate), "k_proj": (D, kv), "v_proj": (D, kv), "o_proj": (q, D)}
+    shapes = _of_attention(arch)
     if arch.is_recurrent(layer):
         delta = arch.delta
         values = delta.value_heads * delta.value_dim
@@ -191,6 +194,30 @@ def _matrices(arch: Architecture, layer: int) -> dict[str, tuple[int, int]]:
     if F:
         shapes |= {"gate_proj": (D, F), "up_proj": (D, F), "down_proj": (F, D)}
     return shapes
+
+
+def _of_attention(arch: Architecture) -> dict[str, tuple[int, int]]:
+    """The shapes of attention's projections by their names."""
+    D, q, latent = arch.width, arch.heads * arch.head_dim, arch.latent
+    if latent is None:
+        kv, q_and_gate = arch.kv_heads * arch.head_dim, (1 + arch.attention_gate) * q
+        return {"q_proj": (D, q_and_gate), "k_proj": (D, kv), "v_proj": (D, kv), "o_proj": (q, D)}
+    # The absorbed form multiplies by the parts of the last but one, too.
+    shapes = {
+        "kv_a_proj_with_mqa": (D, latent.cached_dim),
+        "kv_b_proj": (latent.kv_rank, arch.heads * (latent.nope_dim + latent.value_dim)),
+        "o_proj": (arch.heads * latent.value_dim, D),
+    }
+    if latent.q_rank is None:
+        return {"q_proj": (D, q)} | shapes
+    return {"q_a_proj": (D, latent.q_rank), "q_b_proj": (latent.q_rank, q)} | shapes
+
+
+def _whole(arch: Architecture) -> tuple[str, ...]:
+    """Attention's projections to what all heads share."""
+    if arch.latent is None:
+        return ()
+    return tuple(x for x in ("q_a_proj", "kv_a_proj_with_mqa") if x in arch.latent.projections)
 
 
 def _layer(arch: Architecture, layer: int, active: bool) -> int:
@@ -213,6 +240,8 @@ def _norms(arch: Architecture, layer: int) -> int:
     count = 2 * (arch.input_norms + arch.output_norms) * arch.width
     if arch.is_recurrent(layer):
         return count + arch.delta.value_dim
+    if arch.latent is not None:
+        return count + (arch.latent.q_rank or 0) + arch.latent.kv_rank
     if not arch.qk_norm:
         return count
     heads = arch.heads + arch.kv_heads if arch.joint_qk_norm else 2
@@ -243,7 +272,8 @@ def _router(arch: Architecture) -> int:
 
 
 def _biases(arch: Architecture) -> dict[str, bool]:
-    qkv = dict.fromkeys(("q_proj", "k_proj", "v_proj"), arch.qkv_bias)
+    biased = ("q_proj", "k_proj", "v_proj") if arch.latent is None else _whole(arch)
+    qkv = dict.fromkeys(biased, arch.qkv_bias)
     mlp = dict.fromkeys(("gate_proj", "up_proj", "down_proj"), arch.mlp_bias)
     return qkv | mlp | {"o_proj": arch.out_bias}
 
@@ -287,11 +317,20 @@ def _head(arch: Architecture, work: Pass) -> float:
 
 
 def _attention(arch: Architecture, work: Pass, kernel: str, computed: bool) -> float:
-    """Scores, and the sums of values that they weigh: 4 FLOPs a pair, head and channel."""
+    """Scores, and the sums of values that they weigh: 2 FLOPs a pair, head and channel of each.
+
+    Of latents, a key's value is narrower; computed it is as wide as the key, and in the sampler
+    both are as wide as what the cache has.
+    """
     windows = (arch.window(layer) for layer in range(arch.layers) if not arch.is_recurrent(layer))
     count = _COMPUTED[kernel] if computed else _seen
     pairs = sum(count(work.new, work.past, window) for window in windows)
-    return 4.0 * work.rows * arch.heads * arch.head_dim * pairs
+    channels = 2 * arch.head_dim
+    if arch.latent is not None and not computed:
+        channels = arch.head_dim + arch.latent.value_dim
+    elif work.cached:
+        channels = 2 * arch.cached_dim
+    return 2.0 * work.rows * arch.heads * channels * pairs
 
 
 def _states(arch: Architecture, work: Pass, computed: bool) -> float:

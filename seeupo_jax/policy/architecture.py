@@ -42,7 +42,7 @@ class Moe:
     selection_bias: whether every expert has a number that is added to its score for the choice
       alone. Gradients do not train it; see `learner/step/expert_balance.py`.
     groups, groups_per_token: of experts, in order and of equal size. A token's experts lie in the
-      groups whose two highest scores have the largest sums.
+      groups whose highest scores, `group_best` of each, have the largest sums.
     shared_width: of the expert that all tokens use; 0: there is none.
     shared_gate: whether its output is multiplied by a sigmoid of its input's projection.
     biases: whether the router and the experts have biases.
@@ -64,6 +64,7 @@ class Moe:
     selection_bias: bool = False
     groups: int = 1
     groups_per_token: int = 1
+    group_best: int = 2
     shared_width: int = 0
     shared_gate: bool = False
     biases: bool = False
@@ -114,6 +115,39 @@ class DeltaNet:
     def channels(self) -> int:
         """Of the convolution: queries, keys and values, of all heads."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """Multi-head latent attention (`policy/latent_attention.py`), in all layers (DeepSeek).
+
+    q_rank: of queries, which are a product of two matrices; None: of one. kv_rank: numbers of the
+      latent from which a token's keys and values are made. nope_dim, rope_dim: of each head's query
+      and key, without and with a rope; the key's second part is the same for all heads.
+    value_dim: of each head's value, at most as wide as its key.
+    """
+
+    q_rank: int | None
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+
+    @property
+    def head_dim(self) -> int:
+        """Of queries and keys."""
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def cached_dim(self) -> int:
+        """Numbers of a token in the sampler's cache: its latent, and the key with a rope."""
+        return self.kv_rank + self.rope_dim
+
+    @property
+    def projections(self) -> tuple[str, ...]:
+        """By Hugging Face's names."""
+        queries = ("q_proj",) if self.q_rank is None else ("q_a_proj", "q_b_proj")
+        return (*queries, "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
 
 
 class Routing(NamedTuple):
@@ -242,6 +276,7 @@ class Architecture:
     windows: tuple[int | None, ...] = ()
     moe: Moe | None = None
     delta: DeltaNet | None = None
+    latent: LatentAttention | None = None
     max_positions: int = 32_768
     lora: LoraAdapters | None = None
     dtype: str = "float32"
@@ -302,11 +337,34 @@ class Architecture:
         if self.lora is None:
             return None
         lora = self.lora.of_layer(layer)
+        has = (*self.attention_projections, *FEED_FORWARD)
+        lora = replace(lora, targets=tuple(x for x in lora.targets if x in has))
         if self.is_recurrent(layer):
             lora = replace(lora, targets=tuple(x for x in lora.targets if x in FEED_FORWARD))
         if self.moe is None:
             return lora
         return replace(lora, targets=tuple(x for x in lora.targets if x not in FEED_FORWARD))
+
+    @property
+    def attention_projections(self) -> tuple[str, ...]:
+        """Of a layer that has attention, by Hugging Face's names."""
+        plain = ("q_proj", "k_proj", "v_proj", "o_proj")
+        return plain if self.latent is None else self.latent.projections
+
+    @property
+    def cached_heads(self) -> int:
+        """Key-value heads of the sampler's cache: of latents, which all heads share, one."""
+        return self.kv_heads if self.latent is None else 1
+
+    @property
+    def cached_dim(self) -> int:
+        """Width of a key in the sampler's cache."""
+        return self.head_dim if self.latent is None else self.latent.cached_dim
+
+    @property
+    def cached_numbers(self) -> int:
+        """Of a token's key and value in the cache, for each of its heads; a latent is both."""
+        return 2 * self.head_dim if self.latent is None else self.latent.cached_dim
 
     @property
     def expert_adapters(self) -> LoraAdapters | None:

@@ -40,6 +40,8 @@ WITH_IMAGES = {
 WITH_MORE = dict.fromkeys(
     ("qwen3_next", "qwen3_5_text"), {"model.": "model.", "lm_head.": "lm_head."}
 )
+# Families whose folders number such layers after the model's own.
+WITH_MORE_LAYERS = ("deepseek_v3",)
 _GATE_UP = {"mlp.gate_up_proj": ("mlp/gate", "mlp/up")}
 
 
@@ -52,10 +54,11 @@ class Family:
     windows: `none`; `all`: a config gives every layer the same; `layers`: it says which have one.
     rope_kinds: its config has one rope for layers with a window, another for those without.
     rope_layers: the key of its list of 1 for layers with a rope, 0 for those without.
-    interleaved: its rope rotates pairs of neighbours.
+    interleaved: whether its rope rotates pairs of neighbours, or the key that says so.
     rope_axes: its rope has sections for the axes of images, which are one axis in a text.
     experts: how its config states them (`policy/files/expert_config.py`); empty: it has none.
     delta: layers of its config may be gated DeltaNet: `grouped` as of `DeltaNet`, or `plain`.
+    latent: its attention is of latents (`policy/files/latent_config.py`).
     activation: the key of its activation. model_class: of `transformers`, without `ForCausalLM`;
       None: the family's name in camel case.
     names: of modules in a model folder where they are not Llama's.
@@ -69,10 +72,11 @@ class Family:
     windows: str = "none"
     rope_kinds: bool = False
     rope_layers: str | None = None
-    interleaved: bool = False
+    interleaved: bool | str = False
     rope_axes: bool = False
     experts: str = ""
     delta: str = ""
+    latent: bool = False
     activation: str = "hidden_act"
     model_class: str | None = None
     names: Mapping[str, str] = field(default_factory=dict)
@@ -153,6 +157,17 @@ FAMILIES = {
     ),
     "mixtral": Family(_PLAIN, windows="all", experts="mixtral"),
     "dots1": Family(**_BIAS, windows="layers", experts="deepseek"),
+    "deepseek_v2": Family(
+        _PLAIN,
+        _read_biases,
+        _write_biases,
+        interleaved=True,
+        latent=True,
+        experts="deepseek_v2",
+    ),
+    "deepseek_v3": Family(
+        _PLAIN, **_BIAS, interleaved="rope_interleave", latent=True, experts="deepseek"
+    ),
     "mistral": Family(_PLAIN, windows="all"),
     "ministral": Family(_PLAIN, windows="layers"),
     "ministral3": Family(_PLAIN, windows="all"),

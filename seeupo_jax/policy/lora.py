@@ -293,12 +293,12 @@ def _all_targets(file: Path, values: Mapping[str, Any]) -> tuple[str, ...]:
             f"{file}: target_parameters is {shown(parameters)}; allowed: one or more of {names}."
         )
     named = () if modules in (None, []) else _targets(file, modules)
-    if {*named} - {*TARGETS} or {*named} & {*FEED_FORWARD}:
+    if {*named} - {*PROJECTIONS} or {*named} & {*FEED_FORWARD}:
         raise ValueError(
             f"{file}: target_modules is {shown(modules)} with target_parameters; allowed: a list of"
-            f" {', '.join(x for x in TARGETS if x not in FEED_FORWARD)}."
+            f" {', '.join(x for x in PROJECTIONS if x not in FEED_FORWARD)}."
         )
-    return tuple(x for x in TARGETS if x in {*named, *targets_of(parameters)})
+    return tuple(x for x in PROJECTIONS if x in {*named, *targets_of(parameters)})
 
 
 def _targets(file: Path, targets: Any) -> tuple[str, ...]:
@@ -306,12 +306,12 @@ def _targets(file: Path, targets: Any) -> tuple[str, ...]:
     targets = list(TARGETS) if targets == "all-linear" else targets
     if isinstance(targets, str) and is_pattern(targets):
         return (targets,)
-    if not isinstance(targets, list) or not targets or any(t not in TARGETS for t in targets):
+    if not isinstance(targets, list) or not targets or any(t not in PROJECTIONS for t in targets):
         raise ValueError(
             f"{file}: target_modules is {shown(targets)}; allowed: a list of one or more of"
-            f" {', '.join(TARGETS)}, or a regular expression of modules' full names."
+            f" {', '.join(PROJECTIONS)}, or a regular expression of modules' full names."
         )
-    return tuple(t for t in TARGETS if t in targets)
+    return tuple(t for t in PROJECTIONS if t in targets)
 
 
 def _layers(file: Path, values: Mapping[str, Any]) -> tuple[int, ...] | None:
@@ -345,7 +345,12 @@ def with_adapters(arch: Architecture, lora: LoraAdapters) -> tuple[Network, Any]
     if others := _matched(lora, ("model.embed_tokens", "lm_head")):
         raise ValueError(
             f"{got}, which matches {others[0]}; allowed: only projections of layers"
-            f" ({', '.join(TARGETS)})."
+            f" ({', '.join(PROJECTIONS)})."
+        )
+    has = (*arch.attention_projections, *FEED_FORWARD)
+    if lora.pattern is None and (others := [x for x in lora.targets if x not in has]):
+        raise ValueError(
+            f"{got}, of which the model has no {', '.join(others)}; allowed: {', '.join(has)}."
         )
     whole = replace(arch, lora=lora, scan_layers=False)
     of_experts = whole.expert_adapters is not None

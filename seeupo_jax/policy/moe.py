@@ -266,7 +266,8 @@ def _choose(score_XE: jax.Array, selection_bias_E: jax.Array | None, moe: Moe) -
         score_XE = score_XE + jax.lax.stop_gradient(selection_bias_E)[None, :]
     if moe.groups_per_token < moe.groups:
         score_XCE = score_XE.reshape(len(score_XE), moe.groups, -1)
-        best = min(2, score_XCE.shape[2])  # DeepSeek-V3, arXiv:2412.19437 §2.1.2
+        # DeepSeek-V3 takes two (arXiv:2412.19437 §2.1.2), DeepSeek-V2 one.
+        best = min(moe.group_best, score_XCE.shape[2])
         of_group_XC = jax.lax.top_k(score_XCE, best)[0].sum(axis=2)
         group_XK = jax.lax.top_k(of_group_XC, moe.groups_per_token)[1]
         chosen_XC = jax.nn.one_hot(group_XK, moe.groups, dtype=bool).any(axis=1)

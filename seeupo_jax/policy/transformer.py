@@ -18,10 +18,12 @@ from seeupo_jax.policy.delta_net import DeltaStates, GatedDeltaNet
 from seeupo_jax.policy.embedding import embed, new_table
 from seeupo_jax.policy.kernels import attention, paged
 from seeupo_jax.policy.kernels.attention import KeyValues, Past, Tree
-from seeupo_jax.policy.kernels.derivatives import FUSED, rms_norm
+from seeupo_jax.policy.kernels.derivatives import FUSED
 from seeupo_jax.policy.kernels.fused import kernel_for
 from seeupo_jax.policy.kernels.paged import Pages, PageTable
+from seeupo_jax.policy.latent_attention import LatentProjections
 from seeupo_jax.policy.moe import Experts, RouterOutput, split_by_layer
+from seeupo_jax.policy.norm import Norm
 from seeupo_jax.policy.projection import Projection
 from seeupo_jax.policy.rope import BY_LENGTH, grow_queries, rotate
 
@@ -42,17 +44,6 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu_tanh": jax.nn.gelu,
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
 }
-
-
-class Norm(nnx.Module):
-    """Root-mean-square norm over the last axis, in float32."""
-
-    def __init__(self, arch: Architecture, size: int, logical: str):
-        self.scale = nnx.Param(jnp.full((size,), 1 - arch.norm_offset), logical=(logical,))
-        self.eps, self.offset = arch.norm_eps, arch.norm_offset
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return rms_norm(x, self.scale[...], self.eps, self.offset)
 
 
 class Mlp(nnx.Module):
@@ -120,18 +111,31 @@ class Layer(nnx.Module):
             self.mlp = Mlp(arch, index, rngs, gain=residual)
 
     def _init_attention(self, index: int, rngs: nnx.Rngs, gain: float) -> None:
-        arch = self.arch
-        D, q, kv = arch.width, arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-        bias, lora = arch.qkv_bias, adapters(arch, index)
+        arch, lora = self.arch, adapters(self.arch, index)
+        q, value_dim = arch.heads * arch.head_dim, arch.head_dim
         project = functools.partial(Projection, rngs=rngs, int8=arch.int8)
-        q_and_gate = 2 * q if arch.attention_gate else q
-        self.q = project((D, q_and_gate), ("embed", "heads"), bias=bias, lora=lora("q_proj"))
-        self.k = project((D, kv), ("embed", "kv_heads"), bias=bias, lora=lora("k_proj"))
-        self.v = project((D, kv), ("embed", "kv_heads"), bias=bias, lora=lora("v_proj"))
+        latents = LatentProjections(arch, self.rope, rngs, lora) if arch.latent else None
+        self.latent = latents
+        if arch.latent is None:
+            D, kv = arch.width, arch.kv_heads * arch.head_dim
+            bias, q_and_gate = arch.qkv_bias, 2 * q if arch.attention_gate else q
+            self.q = project((D, q_and_gate), ("embed", "heads"), bias=bias, lora=lora("q_proj"))
+            self.k = project((D, kv), ("embed", "kv_heads"), bias=bias, lora=lora("k_proj"))
+            self.v = project((D, kv), ("embed", "kv_heads"), bias=bias, lora=lora("v_proj"))
+            self._init_qk_norms(q, kv)
+        else:
+            value_dim = arch.latent.value_dim
         self.out = project(
-            (q, D), ("heads", "embed"), bias=arch.out_bias, gain=gain, lora=lora("o_proj")
+            (arch.heads * value_dim, arch.width),
+            ("heads", "embed"),
+            bias=arch.out_bias,
+            gain=gain,
+            lora=lora("o_proj"),
         )
         self.sinks = nnx.Param(jnp.zeros(arch.heads), logical=("heads",)) if arch.sinks else None
+
+    def _init_qk_norms(self, q: int, kv: int) -> None:
+        arch = self.arch
         norms = {"q": (q, "heads"), "k": (kv, "kv_heads")}
         if not arch.joint_qk_norm:
             norms = dict.fromkeys(norms, (arch.head_dim, "head_dim"))
@@ -145,16 +149,19 @@ class Layer(nnx.Module):
         attend: Attend,
         recur: Recur | None,
         given_NLP: jax.Array | None = None,
+        *,
+        absorbed: bool = False,
     ) -> tuple[jax.Array, Any, RouterOutput | None]:
         """Returns the residual stream, the keys and values for later passes, and a router's output.
 
         Args:
           recur: None: the layer has no state.
           given_NLP: as of `Experts`.
+          absorbed: the form of latent attention (`policy/latent_attention.py`).
         """
         y = _normed(self.attention_norm, x)
         if self.delta is None:
-            y, keys = self._attend(y, position_NL, attend)
+            y, keys = self._attend(y, position_NL, attend, absorbed)
         else:
             y, keys = recur(self.delta, y)
         x = self._add(x, y, self.attention_output_norm)
@@ -176,8 +183,13 @@ class Layer(nnx.Module):
         return x + (y if scale == 1 else y * jnp.asarray(scale, y.dtype))
 
     def _attend(
-        self, x: jax.Array, position_NL: jax.Array, attend: Attend
+        self, x: jax.Array, position_NL: jax.Array, attend: Attend, absorbed: bool
     ) -> tuple[jax.Array, Any]:
+        if self.latent is not None:
+            project = self.latent.absorb if absorbed else self.latent.expand
+            y, keys = attend(*project(x, position_NL), self.scoring())
+            y = self.latent.read(y, absorbed)
+            return self.out(y.reshape(*y.shape[:2], -1)), keys
         q, new, gate = self._project(x, position_NL)
         y, keys = attend(q, new, self.scoring())
         if gate is not None:
@@ -397,8 +409,7 @@ class Transformer(nnx.Module):
         ) -> tuple[jax.Array, DeltaStates]:
             return delta.extend(x, position_RL, old, page_table.slot_R)
 
-        # Unrolled: a scan would copy the cache into its stack and out of it.
-        return self._run(tokens_RL, position_RL, pages, attend, recur, unroll=True)
+        return self._run(tokens_RL, position_RL, pages, attend, recur, cached=True)
 
     def _run(
         self,
@@ -409,19 +420,25 @@ class Transformer(nnx.Module):
         recur: Callable[[Any, GatedDeltaNet, jax.Array], tuple[jax.Array, Any]] | None,
         given_NLG: jax.Array | None = None,
         *,
-        unroll: bool = False,
+        cached: bool = False,
     ) -> Computed:
+        """A pass through all layers, which attend to `past` and to their own keys.
+
+        Args:
+          cached: `past` is the sampler's cache. The layers are unrolled then, since a scan would
+            copy it into its stack and out of it; and latents are not expanded.
+        """
         table_VD = self.embedding[...].astype(self.arch.dtype)
         x = embed(table_VD, tokens_NL, self.arch.embedding_scale)
         remat = REMAT[self.arch.remat]
 
         def run(layer: Layer, x: jax.Array, old: Any, given: Any) -> Any:
             of_old = functools.partial(attend, old), recur and functools.partial(recur, old)
-            x, keys, routed = layer(x, position_NL, *of_old, given)
+            x, keys, routed = layer(x, position_NL, *of_old, given, absorbed=cached)
             return x, (keys, routed)
 
         given = split_by_layer(self.arch, given_NLG)
-        if self.arch.scan_layers and not unroll:
+        if self.arch.scan_layers and not cached:
             graph, stacked = nnx.split(self.layers)
             old = jax.tree.map(lambda *layers: jnp.stack(layers), *past) if past else None
             given = None if given_NLG is None else jnp.stack(given)
@@ -437,7 +454,7 @@ class Transformer(nnx.Module):
                 return run(nnx.merge(graph, state), x, *layer_inputs)
 
             # A sampler has many programs: in each, layers of a kind are traced and lowered once.
-            body = jax.jit(run_layer, static_argnums=0) if unroll else run_layer
+            body = jax.jit(run_layer, static_argnums=0) if cached else run_layer
             for layer, *layer_inputs in zip(
                 self.each_layer(), past or [None] * self.arch.layers, given, strict=True
             ):

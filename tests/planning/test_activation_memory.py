@@ -8,7 +8,7 @@ import pytest
 
 from seeupo_jax.planning.activation_memory import microbatch_bytes, remats, share_of
 from seeupo_jax.policy import network as policy
-from seeupo_jax.policy.architecture import Architecture, LoraAdapters, Moe
+from seeupo_jax.policy.architecture import Architecture, LatentAttention, LoraAdapters, Moe
 from seeupo_jax.policy.kernels.attention import Tree
 
 SMALL = Architecture(
@@ -22,6 +22,9 @@ SMALL = Architecture(
     scan_layers=True,  # XLA for CPU undoes recomputation elsewhere
 )
 WIDE = dataclasses.replace(SMALL, layers=3, width=128, heads=2, mlp_width=512, qk_norm=False)
+LATENTS = dataclasses.replace(
+    WIDE, kv_heads=2, head_dim=48, latent=LatentAttention(48, 32, 32, 16, 32)
+)
 STREAM = dataclasses.replace(SMALL, layers=1, width=1024, heads=1, kv_heads=1, mlp_width=16)
 
 
@@ -47,6 +50,7 @@ def compiled_bytes(arch, rows, length):
     [
         (WIDE, 2, 384, remats(WIDE, "cpu")),
         (SMALL, 4, 256, ("dots",)),
+        (LATENTS, 2, 384, ("none", "full")),
         (STREAM, 2, 1024, ("full",)),  # which hardly has more than the residual stream
     ],
 )

@@ -19,7 +19,13 @@ from seeupo_jax.parallel.mesh import make_mesh, param_shardings
 from seeupo_jax.planning import flops
 from seeupo_jax.planning.flops import Pass
 from seeupo_jax.planning.program_flops import count
-from seeupo_jax.policy.architecture import Architecture, DeltaNet, LoraAdapters, Moe
+from seeupo_jax.policy.architecture import (
+    Architecture,
+    DeltaNet,
+    LatentAttention,
+    LoraAdapters,
+    Moe,
+)
 from seeupo_jax.policy.kernels import fused, paged, tree_kernels
 from seeupo_jax.policy.kernels.paged import PageTable
 from seeupo_jax.policy.kernels.tree_mask import TreeMask, visited_blocks
@@ -39,6 +45,10 @@ ARCH = Architecture(
 DELTA = DeltaNet((0,), key_heads=2, value_heads=4, key_dim=6, value_dim=10, conv=3)
 MOE = Moe(experts=8, per_token=2, mlp_width=64, normalize=True)
 SHARED = dataclasses.replace(MOE, shared_width=96, shared_gate=True, scores="sigmoid")
+LATENT = LatentAttention(q_rank=24, kv_rank=20, nope_dim=20, rope_dim=12, value_dim=16)
+OF_LATENTS = {"latent": LATENT, "kv_heads": 8, "qk_norm": False}
+OF_ONE = {"latent": dataclasses.replace(LATENT, q_rank=None)}
+LATENTS = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
 LORA = LoraAdapters(rank=4, alpha=8.0, targets=("q_proj", "down_proj"))
 OF_EXPERTS = LoraAdapters(4, 8.0, ("q_proj", "gate_proj", "up_proj", "down_proj"))
 SCALAR = jax.ShapeDtypeStruct((), jnp.int32)
@@ -78,6 +88,7 @@ def changed(**fields):
         pytest.param(changed(heads=64, remat="full"), (16, 512, 4, 0), id="queries-in-chunks"),
         pytest.param(changed(moe=MOE, remat="full"), (4, 64, 16, 0), id="experts"),
         pytest.param(changed(moe=SHARED, remat="full"), (4, 64, 16, 0), id="shared expert"),
+        pytest.param(changed(**OF_LATENTS, remat="full"), (4, 64, 16, 16), id="latents"),
     ],
 )
 def test_a_step_multiplies_what_its_formula_says_exactly(arch, shape):
@@ -136,9 +147,14 @@ def page_table(rows, width):
     return PageTable(jnp.zeros((rows, width), jnp.int32), jnp.zeros(rows, jnp.int32))
 
 
-def test_prefill_and_decode_multiply_what_their_formulas_say():
-    network, params = abstract_network(ARCH)
-    pages = jax.eval_shape(lambda: paged.new_pages(ARCH, 16, 4))
+@pytest.mark.parametrize(
+    "arch",
+    [ARCH, changed(**OF_LATENTS), changed(**OF_LATENTS | OF_ONE)],
+    ids=["", "latents", "queries of one matrix"],
+)
+def test_prefill_and_decode_multiply_what_their_formulas_say(arch):
+    network, params = abstract_network(arch)
+    pages = jax.eval_shape(lambda: paged.new_pages(arch, 16, 4))
 
     def extend(params, pages, tokens_RL, with_head):
         model = network.bind(params)
@@ -151,8 +167,9 @@ def test_prefill_and_decode_multiply_what_their_formulas_say():
         return count(traced.jaxpr).total
 
     # The tables have 40 places: what a row has before its own tokens, and these.
-    assert counted(8, False) == flops.forward_flops(ARCH, Pass(3, 8, 32), computed=True)
-    assert counted(1, True) == flops.forward_flops(ARCH, Pass(3, 1, 39, head=1), computed=True)
+    cached = functools.partial(Pass, cached=True)
+    assert counted(8, False) == flops.forward_flops(arch, cached(3, 8, 32), computed=True)
+    assert counted(1, True) == flops.forward_flops(arch, cached(3, 1, 39, head=1), computed=True)
 
 
 def test_a_pass_by_hand():
@@ -229,6 +246,8 @@ def test_attention_that_is_kept_is_not_computed_again():
         changed(delta=dataclasses.replace(DELTA, grouped=True), lora=LORA),
         changed(moe=dataclasses.replace(SHARED, selection_bias=True, biases=True, groups=2)),
         changed(moe=dataclasses.replace(MOE, dense_layers=(1,)), lora=OF_EXPERTS),
+        changed(**OF_LATENTS, qkv_bias=True, out_bias=True, lora=LoraAdapters(3, 6.0, LATENTS)),
+        changed(**OF_LATENTS | OF_ONE, qkv_bias=True),
     ],
 )
 def test_parameters_are_those_of_the_network(arch):
@@ -236,10 +255,13 @@ def test_parameters_are_those_of_the_network(arch):
     assert flops.parameters(arch) == sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
+@pytest.mark.parametrize("latents", [{}, OF_LATENTS], ids=["", "latents"])
 @pytest.mark.parametrize("expert, tensor", [(1, 2), (4, 1), (4, 2)])
-def test_a_device_multiplies_by_its_part_of_the_experts_and_of_all_that_tensor_cuts(expert, tensor):
+def test_a_device_multiplies_by_its_part_of_the_experts_and_of_all_that_tensor_cuts(
+    expert, tensor, latents
+):
     """As it has them on a mesh without `fsdp`: on `expert` lie the experts, and nothing else."""
-    arch = changed(moe=dataclasses.replace(MOE, dense_layers=(1,)))
+    arch = changed(moe=dataclasses.replace(MOE, dense_layers=(1,)), **latents)
     sizes = schema.Mesh(data=1, fsdp=1, expert=expert, tensor=tensor)
     mesh = make_mesh(sizes, jax.devices()[: expert * tensor])
     network, shapes = abstract_network(arch)

@@ -3,9 +3,11 @@
 import copy
 import dataclasses
 import json
+import math
 
 import pytest
 from published_cases import (
+    DEEPSEEK_V3,
     DOTS_LLM1,
     LLAMA_3_1_8B,
     MIXTRAL_8X7B,
@@ -17,7 +19,7 @@ from published_cases import (
 )
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from seeupo_jax.policy.architecture import Architecture, DeltaNet, Moe
+from seeupo_jax.policy.architecture import Architecture, DeltaNet, LatentAttention, Moe
 from seeupo_jax.policy.files.model_config import config_json, read_architecture
 from seeupo_jax.policy.rope import Rope
 
@@ -155,6 +157,48 @@ PUBLISHED = {
             family="dots1",
         ),
     ),
+    "DeepSeek-V3": (
+        DEEPSEEK_V3,
+        Architecture(
+            129280,
+            7168,
+            61,
+            128,
+            128,
+            192,
+            18432,
+            Rope(
+                1e4,
+                "yarn",
+                40.0,
+                4096,
+                mscale=1.0,
+                mscale_all_dim=1.0,
+                interleaved=True,
+            ),
+            qk_norm=False,
+            # softmax_scale of the published modeling_deepseek.py, inference/model.py.
+            query_scale=192**-0.5 * (0.1 * math.log(40) + 1.0) ** 2,
+            tied=False,
+            moe=Moe(
+                256,
+                8,
+                2048,
+                True,
+                dense_layers=(0, 1, 2),
+                scores="sigmoid",
+                scale=2.5,
+                selection_bias=True,
+                groups=8,
+                groups_per_token=4,
+                shared_width=2048,
+                names="deepseek",
+            ),
+            latent=LatentAttention(1536, 512, 128, 64, 128),
+            max_positions=163840,
+            family="deepseek_v3",
+        ),
+    ),
     "Qwen3-Next-80B-A3B": (
         QWEN3_NEXT_80B_A3B,
         Architecture(
@@ -221,12 +265,20 @@ def test_rope_is_written_for_transformers_4_and_5(name, scaling):
     values = copy.deepcopy(PUBLISHED[name][0] | ({"rope_scaling": scaling} if scaling else {}))
     written = json.loads(json.dumps(config_json(read_architecture(values, name))))
     assert written["rope_theta"] == values["rope_theta"]
-    stated, given = written["rope_scaling"], values.get("rope_scaling")
+    stated, given = written["rope_scaling"], without_defaults(values.get("rope_scaling"))
     assert stated == given or stated == {**stated, **given}
     read, published = (
         AutoConfig.for_model(**copy.deepcopy(each)).rope_parameters for each in (written, values)
     )
-    assert read == written["rope_parameters"] == {**read, **published}
+    assert read == written["rope_parameters"] == {**read, **without_defaults(published)}
+
+
+def without_defaults(scaling):
+    """Without YaRN's own turns (arXiv:2309.00071), and without the old name of `rope_type`."""
+    usual = {"beta_fast": 32, "beta_slow": 1, "type": "yarn"}
+    if scaling is None:
+        return None
+    return {key: value for key, value in scaling.items() if usual.get(key) != value}
 
 
 def test_a_window_lies_in_the_layers_that_say_so():

@@ -19,6 +19,7 @@ from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.planning.abstract_run import AbstractRun, Planned, abstract_run
 from seeupo_jax.planning.explain.explanation import Section, grouped, listed
 from seeupo_jax.planning.remat import PLATFORM, SHARE, RematPlan, choose_remat, plan_remat
+from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.files.messages import dropped_messages_notice
 from seeupo_jax.policy.files.weights import PACKAGE, resolve_path
 from seeupo_jax.policy.network import ADAPTER
@@ -88,7 +89,7 @@ def model_lines(run: Described, start: str | None) -> list[str]:
     lines = [
         f"{name}: {every:,} parameters, {trains}"
         + (f", in adapters of rank {arch.lora.rank}" if adapters else ""),
-        f"{arch.layers} layers, width {arch.width}, {arch.heads} heads on {arch.kv_heads},"
+        f"{arch.layers} layers, width {arch.width}, {arch.heads} heads on {_keys(arch)},"
         f" vocabulary {arch.vocab_size:,}{padding}; {arch.dtype}, attention {arch.attention}"
         + (", layers scanned" if arch.scan_layers else ""),
     ]
@@ -107,6 +108,13 @@ def model_lines(run: Described, start: str | None) -> list[str]:
     if config.lora.path is not None:
         lines.append(f"adapters: {config.lora.path}")
     return lines
+
+
+def _keys(arch: Architecture) -> str:
+    """What the heads of attention have keys and values from."""
+    if arch.latent is None:
+        return str(arch.kv_heads)
+    return f"latents of {arch.latent.kv_rank} + {arch.latent.rope_dim}"
 
 
 def mesh_lines(run: AbstractRun, planned: Planned | None = None) -> list[str]:

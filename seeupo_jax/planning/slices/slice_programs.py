@@ -270,9 +270,9 @@ def _rollout(setup: Setup) -> Iterator[SliceProgram]:
         seen = rows // plan.shards * past * plan.token_bytes  # keys and values that rows attend to
         work, trips, read = UsefulWork(), 1, 0.0
         if kind == "rollout/prefill":
-            work, read = UsefulWork.of(arch, Pass(rows, each, past)), held + seen
+            work, read = UsefulWork.of(arch, Pass(rows, each, past, cached=True)), held + seen
         elif kind == "rollout/decode":
-            work = UsefulWork.of(arch, Pass(rows, 1, past, head=1), steps)
+            work = UsefulWork.of(arch, Pass(rows, 1, past, head=1, cached=True), steps)
             trips, read = steps, steps * (held + seen)
         elif kind == "rollout/reshard":
             read = trained + held

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from seeupo_jax.configuration.user_code import shown
 from seeupo_jax.policy.architecture import Moe
 
 
@@ -113,6 +114,24 @@ def _read_deepseek_experts(values: Mapping[str, Any], source: str) -> Moe:
     )
 
 
+def _read_deepseek2_experts(values: Mapping[str, Any], source: str) -> Moe:
+    method, one_group = values["topk_method"], {"n_group": 1, "topk_group": 1}
+    if method not in ("greedy", "group_limited_greedy"):
+        raise ValueError(
+            f"{source}: topk_method is {shown(method)}; allowed: greedy, group_limited_greedy."
+        )
+    if values["norm_topk_prob"]:
+        raise ValueError(f"{source}: norm_topk_prob is true; allowed for deepseek_v2: false.")
+    groups = one_group if method == "greedy" else {}
+    moe = _read_deepseek_experts({**values, **groups}, source)
+    return replace(moe, scores="softmax", selection_bias=False, group_best=1)
+
+
+def _deepseek2_experts_json(moe: Moe) -> dict[str, Any]:
+    method = "greedy" if moe.groups == 1 else "group_limited_greedy"
+    return _deepseek_experts_json(moe) | {"topk_method": method}
+
+
 def _deepseek_experts_json(moe: Moe) -> dict[str, Any]:
     return {
         "n_routed_experts": moe.experts,
@@ -152,5 +171,6 @@ EXPERT_SETTINGS = {
     "qwen2": ExpertSettings(_read_qwen2_experts, _qwen2_experts_json),
     "mixtral": ExpertSettings(_read_mixtral_experts, _mixtral_experts_json),
     "gpt_oss": ExpertSettings(_read_gpt_oss_experts, _gpt_oss_experts_json),
+    "deepseek_v2": ExpertSettings(_read_deepseek2_experts, _deepseek2_experts_json),
     "deepseek": ExpertSettings(_read_deepseek_experts, _deepseek_experts_json),
 }

@@ -13,8 +13,10 @@ from seeupo_jax.configuration.model_schema import MODEL_SIZES
 from seeupo_jax.configuration.user_code import shown
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.families import FAMILIES, WITH_IMAGES, Family
+from seeupo_jax.policy.files.block_scaled import block_size, is_fp8
 from seeupo_jax.policy.files.delta_config import delta_json, read_delta
 from seeupo_jax.policy.files.expert_config import EXPERT_SETTINGS
+from seeupo_jax.policy.files.latent_config import latent_json, read_latent
 from seeupo_jax.policy.files.rope_config import (
     KINDS,
     POSITIONS,
@@ -51,6 +53,11 @@ _SIZES = {
     "linear_value_head_dim": MODEL_SIZES["head_dim"],
     "linear_conv_kernel_dim": 2**6,
     "full_attention_interval": MODEL_SIZES["layers"],
+    "q_lora_rank": MODEL_SIZES["width"],
+    "kv_lora_rank": MODEL_SIZES["width"],
+    "qk_nope_head_dim": MODEL_SIZES["head_dim"],
+    "qk_rope_head_dim": MODEL_SIZES["head_dim"],
+    "v_head_dim": MODEL_SIZES["head_dim"],
 }
 _NUMBERS = (
     "rms_norm_eps",
@@ -71,6 +78,7 @@ _TRUTHS = (
     "mlp_bias",
     "norm_topk_prob",
     "use_sliding_window",
+    "rope_interleave",
 )
 _LISTS = {"layer_types": str, "mlp_only_layers": int, "no_rope_layers": int}
 # Required in a config: the family's default would be a guess.
@@ -92,6 +100,7 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "use_mrope": (False,),
     "pretraining_tp": (1,),
     "router_jitter_noise": (0.0,),
+    "moe_layer_freq": (1,),
 }
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 
@@ -120,8 +129,7 @@ def read_architecture(
     if missing:
         raise ValueError(f"{source}: {', '.join(missing)} missing; a {name} config has them.")
     _check_values(values, source)
-    if FAMILIES[name].packed_experts and _is_mxfp4(values.get("quantization_config")):
-        values = {key: value for key, value in values.items() if key != "quantization_config"}
+    values = _without_read_quantization(FAMILIES[name], values, source)
     full = _with_defaults(name, values, source)
     for key, allowed in _FIXED.items():
         if full.get(key, allowed[0]) not in allowed:
@@ -143,6 +151,8 @@ def read_architecture(
         "moe": EXPERT_SETTINGS[family.experts].read(full, source) if family.experts else None,
         "delta": read_delta(family, full, source) if family.delta else None,
         "max_positions": max_positions(rope, full[POSITIONS]),
+        "head_dim": head_dim,
+        **(read_latent(full, source) if family.latent else {}),
     }
     return Architecture(
         vocab_size=full["vocab_size"],
@@ -150,7 +160,6 @@ def read_architecture(
         layers=full["num_hidden_layers"],
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=head_dim,
         mlp_width=full["intermediate_size"],
         rope=rope,
         ropes=ropes,
@@ -160,6 +169,18 @@ def read_architecture(
         family=name,
         **(family.fields | fields | family.read(full) | compute_options),
     )
+
+
+def _without_read_quantization(
+    family: Family, values: Mapping[str, Any], source: str
+) -> Mapping[str, Any]:
+    """A config without its quantisation where `weights` reads it."""
+    quantization = values.get("quantization_config")
+    if is_fp8(quantization):
+        block_size(quantization, source)
+    elif not (family.packed_experts and _is_mxfp4(quantization)):
+        return values
+    return {key: value for key, value in values.items() if key != "quantization_config"}
 
 
 def _is_mxfp4(quantization: Any) -> bool:
@@ -193,8 +214,9 @@ def _check_values(values: Mapping[str, Any], source: str) -> None:
     for key in _SIZES.keys() & sizes:
         if type(stated[key]) is not int or not 1 <= stated[key] <= _SIZES[key]:
             refuse(key, f"a whole number from 1 to {_SIZES[key]}")
-    if stated.get("head_dim", 2) % 2:
-        refuse("head_dim", "an even number, whose halves rotate")
+    for key in ("head_dim", "qk_rope_head_dim"):
+        if stated.get(key, 2) % 2:
+            refuse(key, "an even number, whose halves rotate")
     for key in stated.keys() & set(_NUMBERS):
         if not is_positive(stated[key]):
             refuse(key, "a number > 0")
@@ -248,8 +270,8 @@ def config_json(arch: Architecture, end_ids: Sequence[int] = (), dtype: str = "f
     raise ValueError(
         f"save_pretrained: got qk_norm={arch.qk_norm}, qkv_bias={arch.qkv_bias},"
         f" out_bias={arch.out_bias}, mlp_bias={arch.mlp_bias}, windows={arch.windows},"
-        f" moe={arch.moe}, delta={arch.delta}; allowed: a combination that one of"
-        f" {', '.join(FAMILIES)} has."
+        f" moe={arch.moe}, delta={arch.delta}, latent={arch.latent}; allowed: a combination"
+        f" that one of {', '.join(FAMILIES)} has."
     )
 
 
@@ -262,6 +284,7 @@ def _own_json(family: Family, arch: Architecture) -> dict[str, Any]:
         **_windows_json(family, arch),
         **({} if arch.moe is None else EXPERT_SETTINGS[family.experts].write(arch.moe)),
         **(delta_json(arch) if family.delta else {}),
+        **(latent_json(arch) if family.latent else {}),
         **ropes_json(family, arch),
     }
 

@@ -123,7 +123,9 @@ def _read_rope(family: Family, stated: Any, values: Mapping[str, Any], source: s
     for key, value in given.items():
         _check_value(key, value, source)
     fields = {_FIELDS[k]: tuple(v) if k in _LISTS else v for k, v in given.items()}
-    rope = Rope(scaling=scaling, interleaved=family.interleaved, **fields)
+    pairs = family.interleaved
+    pairs = bool(values[pairs]) if isinstance(pairs, str) else pairs
+    rope = Rope(scaling=scaling, interleaved=pairs, **fields)
     _check_rope(rope, _head_dim(values), source)
     return rope
 

@@ -6,10 +6,11 @@ import collections
 import itertools
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import ml_dtypes
 import numpy as np
 from huggingface_hub import StateDictSplit, split_state_dict_into_shards_factory
 from safetensors import SafetensorError, safe_open
@@ -22,6 +23,7 @@ from seeupo_jax.policy.files.folder_files import check_content, read_json_object
 _LOGGER = logging.getLogger(__name__)
 FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 _DTYPES = ("F32", "F16", "BF16")
+FP8 = "F8_E4M3"
 
 
 class Tensors(Protocol):
@@ -51,17 +53,19 @@ class SafetensorsFolder:
         file: str = FILE,
         *,
         prefix: str = "",
-        bytes_too: bool = False,
+        more: Sequence[str] = (),
     ):
         """
         Args:
           file: the name of a single file. prefix: what every name in it begins with, and is left
-            out here. bytes_too: tensors of uint8 are allowed too.
+            out here. more: types that are allowed too, by the format's names.
         """
         self._prefix = prefix
-        self._dtypes = (*_DTYPES, "U8") if bytes_too else _DTYPES
+        self._allowed = (*_DTYPES, *more)
         self._file_of = _index(folder, file)
         self.shapes: dict[str, tuple[int, ...]] = {}
+        self.dtypes: dict[str, str] = {}
+        self._first_byte: dict[Path, dict[str, int]] = {}
         for file in sorted(set(self._file_of.values())):
             self._read_header(file)
         for name, place in self._file_of.items():
@@ -69,9 +73,20 @@ class SafetensorsFolder:
                 raise ValueError(f"{place} lacks {name}, which the index of {folder} places there.")
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+        if self.dtypes[name] == FP8:
+            return self._read_fp8(name, index)
         name = self._prefix + name
         with _open(self._file_of[name]) as tensors:
             return tensors.get_slice(name)[index]
+
+    def _read_fp8(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+        """A part of a tensor of a type that the library does not give to NumPy: bytes, by hand."""
+        file = self._file_of[self._prefix + name]
+        if file not in self._first_byte:
+            self._first_byte[file] = _first_bytes(file)
+        first = self._first_byte[file][self._prefix + name]
+        tensor = np.memmap(file, np.uint8, "r", offset=first, shape=self.shapes[name])
+        return np.array(tensor[index]).view(ml_dtypes.float8_e4m3fn)
 
     def _read_header(self, file: Path) -> None:
         with _open(file) as tensors:
@@ -81,12 +96,14 @@ class SafetensorsFolder:
                     raise ValueError(f"{file} holds {name}; allowed: {self._prefix}NAME.")
                 if self._file_of.setdefault(name, file) != file:
                     raise ValueError(f"{file} and {self._file_of[name]} both hold {name}.")
-                if tensor.get_dtype() not in self._dtypes:
+                if tensor.get_dtype() not in self._allowed:
                     raise ValueError(
                         f"{file}: {name} is of type {tensor.get_dtype()}; allowed:"
-                        f" {', '.join(self._dtypes)}."
+                        f" {', '.join(self._allowed)}."
                     )
-                self.shapes[name.removeprefix(self._prefix)] = tuple(tensor.get_shape())
+                name = name.removeprefix(self._prefix)
+                self.shapes[name] = tuple(tensor.get_shape())
+                self.dtypes[name] = tensor.get_dtype()
 
 
 class RenamedTensors:
@@ -113,7 +130,9 @@ class RenamedTensors:
 def _part(name: str) -> str:
     """The part of a model that a tensor's name begins with."""
     first, *rest = name.split(".")
-    return f"{first}.{rest[0]}" if first == "model" else first
+    if first != "model":
+        return first
+    return ".".join([first, *rest[: 2 if rest[0] == "layers" else 1]])
 
 
 def _index(folder: Path, file: str) -> dict[str, Path]:
@@ -134,6 +153,15 @@ def _index(folder: Path, file: str) -> dict[str, Path]:
         if not file.is_file():
             raise ValueError(f"no file {file}, which {index} names.")
     return files
+
+
+def _first_bytes(file: Path) -> dict[str, int]:
+    """Where each tensor begins in a file: after its header, whose length is the first number."""
+    with file.open("rb") as content:
+        length = int.from_bytes(content.read(8), "little")
+        header = json.loads(content.read(length))
+    header.pop("__metadata__", None)
+    return {name: 8 + length + entry["data_offsets"][0] for name, entry in header.items()}
 
 
 def _open(file: Path) -> Any:

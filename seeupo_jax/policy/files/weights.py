@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,9 @@ from seeupo_jax.parallel.distributed import to_host
 from seeupo_jax.parallel.mesh import param_shardings
 from seeupo_jax.policy import lora
 from seeupo_jax.policy.architecture import SELECTION_BIAS, Architecture
-from seeupo_jax.policy.families import FAMILIES, WITH_IMAGES, WITH_MORE
+from seeupo_jax.policy.families import FAMILIES, WITH_IMAGES, WITH_MORE, WITH_MORE_LAYERS
 from seeupo_jax.policy.files import gguf_vocabulary
+from seeupo_jax.policy.files.block_scaled import BlockScaledTensors, block_size, is_fp8
 from seeupo_jax.policy.files.folder_files import read_json_object
 from seeupo_jax.policy.files.fused_experts import FusedExperts
 from seeupo_jax.policy.files.gguf_parts import part_files
@@ -35,6 +37,7 @@ from seeupo_jax.policy.files.parameter_names import (
 )
 from seeupo_jax.policy.files.placement import check_tensors, load_params
 from seeupo_jax.policy.files.safetensors_files import (
+    FP8,
     RenamedTensors,
     SafetensorsFolder,
     Tensors,
@@ -201,13 +204,33 @@ def from_pretrained(
 
 def _folder_tensors(place: Path, arch: Architecture) -> Tensors:
     """The tensors of a model folder: of a model of texts and images those of its text model."""
-    family = read_json_object(place / CONFIG_FILE)["model_type"]
+    values = read_json_object(place / CONFIG_FILE)
+    family = values["model_type"]
     if family in FAMILIES and FAMILIES[family].packed_experts:
-        return PackedExperts(SafetensorsFolder(place, bytes_too=True))
-    tensors: Tensors = SafetensorsFolder(place)
-    if (begins := (WITH_IMAGES | WITH_MORE).get(family)) is not None:
+        return PackedExperts(SafetensorsFolder(place, more=("U8",)))
+    tensors = _plain_tensors(place, values)
+    if (begins := _names_to_read(family, arch)) is not None:
         tensors = RenamedTensors(tensors, begins, place)
     return tensors if arch.moe is None else FusedExperts(tensors, arch.moe)
+
+
+def _names_to_read(family: str, arch: Architecture) -> Mapping[str, str] | None:
+    """Beginnings of names in a family's folders -> of a text model's; None: all are read."""
+    if family not in WITH_MORE_LAYERS:
+        return (WITH_IMAGES | WITH_MORE).get(family)
+    layers = (f"model.layers.{layer}." for layer in range(arch.layers))
+    return {name: name for name in ("model.embed_tokens.", "model.norm.", "lm_head.", *layers)}
+
+
+def _plain_tensors(place: Path, values: Mapping[str, Any]) -> Tensors:
+    """The tensors of a folder with this config.json, those of 8 bits by their values."""
+    text = values.get("text_config")
+    stated = [each.get("quantization_config") for each in (values, text) if isinstance(each, dict)]
+    quantization = next((each for each in stated if is_fp8(each)), None)
+    if quantization is None:
+        return SafetensorsFolder(place)
+    files = SafetensorsFolder(place, more=(FP8,))
+    return BlockScaledTensors(files, block_size(quantization, str(place / CONFIG_FILE)))
 
 
 def save_pretrained(

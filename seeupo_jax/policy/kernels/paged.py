@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from seeupo_jax.policy.kernels.scores import bound
 BLOCK = 256  # tokens of a row that are gathered at once
 _KERNEL_BLOCK = 512  # tokens that the TPU kernel holds at once, at most
 _LANES, _SUBLANES = 128, 8  # of a TPU register
+T = TypeVar("T")
 # A sum over no key has a top of _LOWEST: the weight of a hidden key, exp(_HIDDEN - top), is 0 then
 # too, and so is that sum's own weight when it is merged with a sum over keys.
 _LOWEST, _HIDDEN = -1e30, -2e30
@@ -30,11 +31,11 @@ _LOWEST, _HIDDEN = -1e30, -2e30
 class Pages(NamedTuple):
     """Keys and values of one layer, in pages.
 
-    k, v: [kv_heads, pages, page_size, head_dim].
+    k, v: [kv_heads, pages, page_size, head_dim]. v: None: the keys are the values too, as latents.
     """
 
     k: jax.Array
-    v: jax.Array
+    v: jax.Array | None
 
 
 class Prefixes(NamedTuple):
@@ -76,14 +77,18 @@ def new_pages(arch: Architecture, pages: int, page_size: int) -> list[Pages]:
     Args:
       pages: of all shards together; they divide it.
     """
-    kv_heads = arch.kv_heads * kv_copies(arch.heads, arch.kv_heads, axis_parts("kv_heads"))
-    shape = (kv_heads, pages, page_size, arch.head_dim)
+    kv_heads = arch.cached_heads
+    kv_heads *= kv_copies(arch.heads, kv_heads, axis_parts("kv_heads"))
+    shape = (kv_heads, pages, page_size, arch.cached_dim)
 
     def make() -> jax.Array:
         return constrain(jnp.zeros(shape, arch.dtype), *page_axes(kv_heads))
 
     recurrent = sum(map(arch.is_recurrent, range(arch.layers)))
-    return [Pages(make(), make()) for _ in range(arch.layers - recurrent)]
+    return [
+        Pages(make(), make() if arch.latent is None else None)
+        for _ in range(arch.layers - recurrent)
+    ]
 
 
 def page_axes(kv_heads: int) -> tuple[str | None, ...]:
@@ -95,7 +100,7 @@ def write(pages: Pages, new: KeyValues, position_RL: jax.Array, page_table: Page
     """Puts a pass's keys and values into the pages of its rows.
 
     Args:
-      new: [R, L, kv_heads, head_dim].
+      new: [R, L, kv_heads, head_dim]; values are written where pages have some.
       position_RL: int32; a token `NOWHERE` or outside of its row's table is written nowhere.
     """
     kv_heads = pages.k.shape[0]
@@ -105,7 +110,9 @@ def write(pages: Pages, new: KeyValues, position_RL: jax.Array, page_table: Page
     put = per_shard(_write, (axes, tokens, *rows), axes)
     return Pages(
         *(
-            put(old, x, position_RL, page_table.table_RP, page_table.start_R)
+            old
+            if old is None
+            else put(old, x, position_RL, page_table.table_RP, page_table.start_R)
             for old, x in zip(pages, new, strict=True)
         )
     )
@@ -143,7 +150,7 @@ def copy_pages(pages: Pages, source_X: jax.Array, target_X: jax.Array) -> Pages:
     """
     axes = page_axes(pages.k.shape[0])
     copy = per_shard(_copy, (axes, ("pages",), ("pages",)), axes)
-    return Pages(*(copy(x, source_X, target_X) for x in pages))
+    return Pages(*(x if x is None else copy(x, source_X, target_X) for x in pages))
 
 
 def _copy(x_KPSd: jax.Array, source_X: jax.Array, target_X: jax.Array) -> jax.Array:
@@ -185,17 +192,25 @@ def attend(
         raise ValueError(f"attend: got kernel {kernel!r}; allowed: {', '.join(_KERNELS)}.")
     kv_heads = pages.k.shape[0]
     queries, keys = ("rows", None, head_axes(kv_heads)[1], "head_dim"), page_axes(kv_heads)
-    layouts = [queries, keys, keys, ("rows", None), ("rows", None), ("rows",)]
-    arrays = [q_RLHd, *pages, position_RL, page_table.table_RP, page_table.start_R]
+    held = [x for x in pages if x is not None]
+    layouts = [queries, *(keys for _ in held), ("rows", None), ("rows", None), ("rows",)]
+    arrays = [q_RLHd, *held, position_RL, page_table.table_RP, page_table.start_R]
     if page_table.prefixes is not None:
         layouts += [("prefixes", None), ("prefixes",), ("prefixes", None)]
         arrays += page_table.prefixes
     run = functools.partial(_KERNELS[kernel], window=window, cap=cap, block=block)
+    if pages.v is None:
+        run = functools.partial(_of_keys_alone, run)
     if kernel == "xla":
         return attend_per_shard(run, layouts, queries, sink_H)(*arrays)
     if sink_H is not None:
         raise ValueError(f"attend: kernel {kernel!r} got sinks; allowed: none.")
     return per_shard(run, layouts, queries)(*arrays)
+
+
+def _of_keys_alone(attend: Callable[..., T], q: jax.Array, k: jax.Array, *rest: jax.Array) -> T:
+    """Attention whose values are the keys."""
+    return attend(q, k, k, *rest)
 
 
 def _xla(
@@ -273,11 +288,13 @@ def _sum(
     table = jnp.pad(jnp.clip(table, 0, pool - 1), ((0, 0), (0, count * step - width)))
     slot = jnp.arange(step * page_size)
 
+    def gather(x: jax.Array, here: jax.Array) -> jax.Array:
+        return x.at[:, here].get(mode="promise_in_bounds").reshape(kv_heads, B, -1, d)
+
     def add(i: jax.Array | int, past: _Sum) -> _Sum:
         here = jax.lax.dynamic_slice_in_dim(table, i * step, step, axis=1)
-        keys, values = (
-            x.at[:, here].get(mode="promise_in_bounds").reshape(kv_heads, B, -1, d) for x in (k, v)
-        )
+        keys = gather(k, here)
+        values = keys if v is k else gather(v, here)
         key_BC = start[:, None] + i * step * page_size + slot[None, :]
         key_BXC, query_BXC = key_BC[:, None, :], position_BX[:, :, None]
         visible = (key_BXC <= query_BXC) & (key_BXC < end[:, None, None])

@@ -137,9 +137,9 @@ def plan_cache(
                 f"config.rollout.{name}: got {size}; allowed: a multiple of the {shards} devices"
                 f" that rows are spread over ({_whose_mesh(rollout)})."
             )
-    heads = kv_heads_of_device(arch.heads, arch.kv_heads, tensor)
+    heads = kv_heads_of_device(arch.heads, arch.cached_heads, tensor)
     layers = sum(not arch.is_recurrent(i) for i in range(arch.layers))
-    token_bytes = layers * 2 * heads * arch.head_dim * jnp.dtype(arch.dtype).itemsize
+    token_bytes = layers * heads * arch.cached_numbers * jnp.dtype(arch.dtype).itemsize
     page_bytes = token_bytes * rollout.page_size
     row_pages = -(-rollout.max_context // rollout.page_size)
     row_bytes = row_pages * page_bytes // layers  # in one layer

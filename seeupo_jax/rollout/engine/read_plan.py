@@ -33,7 +33,7 @@ def choose_read_plan(arch: Architecture, rollout: schema.Rollout, platform: str)
     """
     kernel, _ = decode_kernel(
         platform,
-        head_dim=arch.head_dim,
+        head_dim=arch.cached_dim,
         page_size=rollout.page_size,
         dtype=arch.dtype,
         window=next((window for window in arch.windows if window is not None), None),

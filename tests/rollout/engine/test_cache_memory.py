@@ -3,10 +3,12 @@
 import dataclasses
 
 import pytest
+from published_cases import DEEPSEEK_V3
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.parallel.device_memory import GIB
 from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.files.model_config import read_architecture
 from seeupo_jax.rollout.engine.cache_memory import Reshard, plan_cache
 from seeupo_jax.rollout.engine.read_plan import KVReadPlan
 
@@ -28,6 +30,15 @@ def test_the_cache_is_every_conversation_at_full_length():
     assert plan_cache(ARCH, ROLLOUT, tensor=4).token_bytes == of_one
     assert plan_cache(ARCH, ROLLOUT, tensor=8).token_bytes == of_one
     assert plan_cache(ARCH, ROLLOUT, tensor=3).token_bytes == 4 * of_one
+
+
+@pytest.mark.parametrize("tensor", [1, 8])
+def test_a_token_of_latents_takes_70_kilobytes_in_deepseek_v3(tensor):
+    """70.272 KB, as its authors count (arXiv:2505.09343, table 1); keys and values 5 million."""
+    arch = read_architecture(DEEPSEEK_V3, "config.json", dtype="bfloat16")
+    plan = plan_cache(arch, ROLLOUT, tensor=tensor)
+    assert plan.token_bytes == 70_272  # of all heads, so on every device that has some
+    assert 2 * 61 * 128 * (192 + 128) == pytest.approx(71 * plan.token_bytes, rel=0.01)
 
 
 def test_the_plan_tells_of_the_samplers_copy_of_the_policy():

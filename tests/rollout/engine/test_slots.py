@@ -16,7 +16,7 @@ from seeupo_jax.configuration import schema
 from seeupo_jax.metrics.compilation import Compilations
 from seeupo_jax.parallel.mesh import make_mesh, param_shardings, row_shards
 from seeupo_jax.policy import network as policy
-from seeupo_jax.policy.architecture import Architecture, DeltaNet
+from seeupo_jax.policy.architecture import Architecture, DeltaNet, LatentAttention
 from seeupo_jax.policy.rope import Rope
 from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
@@ -38,6 +38,12 @@ ARCH = Architecture(
 )
 # Recurrent layers around one with attention, whose output has a gate.
 HYBRID = {"layers": 3, "attention_gate": True, "delta": DeltaNet((0, 2), 2, 4, 6, 5, 4)}
+LATENTS = {
+    "layers": 2,
+    "kv_heads": 4,
+    "qk_norm": False,
+    "latent": LatentAttention(q_rank=None, kv_rank=12, nope_dim=4, rope_dim=4, value_dim=6),
+}
 END_IDS = (2, 3, 7, 11, 14, 19, 23, 26)
 TEMPERATURE, LONGEST, CONTEXT = 0.6, 6, 320
 FIRST = 3  # tokens whose entropy is computed
@@ -314,6 +320,7 @@ def test_a_rewritten_context_goes_on_from_what_it_shares():
         {"kv_heads": 1, "qk_norm": False, "tied": False},
         {"dtype": "bfloat16"},
         HYBRID,
+        LATENTS,
     ],
     ids=str,
 )
@@ -323,6 +330,15 @@ def test_other_networks_are_sampled_alike(how):
     played = play(make_engine(arch=arch), params)
     # bfloat16 has 8 bits; the mean gap is a tenth of this.
     assert_logp_of_network(played, params, arch, atol=0.2 if "dtype" in how else 2e-5)
+
+
+def test_conversations_share_latents_as_they_do_keys():
+    arch = dataclasses.replace(ARCH, **LATENTS)
+    engine, params = make_engine(arch=arch), make(arch)[1]
+    played = play(engine, params, shuffle=1, delay=2)
+    assert_logp_of_network(played, params, arch, atol=2e-5)
+    usage = engine.usage()
+    assert usage["cached_tokens"] > 4 * usage["prefilled_tokens"]
 
 
 @pytest.mark.exhaustive
@@ -342,9 +358,10 @@ def test_turns_of_a_recurrent_network_prefill_their_whole_contexts_in_any_order(
 
 
 @pytest.mark.exhaustive
-def test_eight_devices_sample_a_recurrent_network_as_it_is():
+@pytest.mark.parametrize("how", [HYBRID, LATENTS], ids=["recurrent", "latents"])
+def test_eight_devices_sample_another_network_as_it_is(how):
     arch, mesh = (
-        dataclasses.replace(ARCH, **HYBRID),
+        dataclasses.replace(ARCH, **how),
         make_mesh(schema.Mesh(data=2, fsdp=2, tensor=2)),
     )
     network, params = make(arch)
