@@ -18,6 +18,7 @@ import transformers
 from tokenizers import Tokenizer
 
 from seeupo_jax.envs.base import Message
+from seeupo_jax.policy.files.chat.channels import to_channels, writes_channels
 from seeupo_jax.policy.files.folder_files import read_json_object
 
 _LOGGER = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ def render_template(
       Exception: of any class; the template may refuse the conversation.
     """
     return library.apply_chat_template(
-        list(messages),
+        to_channels(messages) if writes_channels(template) else list(messages),
         tools=functions,
         chat_template=template,
         tokenize=False,

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from seeupo_jax.envs.base import THOUGHT
+from seeupo_jax.envs.base import THOUGHT, THOUGHT_TAGS
 from seeupo_jax.envs.tool_formats.formats import TOOL_FORMATS, choose_format
+from seeupo_jax.envs.tool_formats.harmony import CHANNEL, HARMONY
 from seeupo_jax.envs.tool_formats.tool_format import ToolFormat
 from seeupo_jax.policy.files.chat.call_format import find_format, sampled_text, writes_format
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 
 AUTO = "auto"
 _THOUGHT = "a-thought"
+_TAG_AND_END = 2  # tokens of an action
 _HEADER = 16  # tokens at the end of a context, among which is a `<think>` of its header
 
 
@@ -30,10 +32,11 @@ def resolve_format(name: str, tokenizer: Tokenizer) -> ToolFormat:
     Where a message lists the tools (`config.chat.tools`), `auto` is the format it asks for.
 
     Raises:
-      ValueError: `auto` with a template that lists tools and writes calls in no known format.
+      ValueError: `auto` with a template that lists tools and writes calls in no known format, or
+        harmony with a tokenizer of another format, or the reverse.
     """
     if name != AUTO:
-        return choose_format(name)
+        return _check_channels(choose_format(name), tokenizer)
     listing = tokenizer.tool_listing
     if listing is not None:
         return TOOL_FORMATS.get(listing, TOOL_FORMATS["hermes"])
@@ -47,13 +50,42 @@ def resolve_format(name: str, tokenizer: Tokenizer) -> ToolFormat:
     return found
 
 
+def _check_channels(tool_format: ToolFormat, tokenizer: Tokenizer) -> ToolFormat:
+    """The format, which is harmony exactly where the tokenizer has channels as control tokens."""
+    channels = len(tokenizer.action(CHANNEL)) == _TAG_AND_END
+    if channels and tool_format is not HARMONY:
+        raise ValueError(
+            f"config.agent.tool_format: got {tool_format.name!r} for a model whose messages have"
+            f" channels; allowed: {AUTO}, {HARMONY.name}."
+        )
+    if tool_format is HARMONY and not channels:
+        others = ", ".join(name for name in TOOL_FORMATS if name != HARMONY.name)
+        raise ValueError(
+            f"config.agent.tool_format: got {HARMONY.name!r} for a tokenizer without the control"
+            f" token {CHANNEL}; allowed: {AUTO}, {others}."
+        )
+    return tool_format
+
+
 def opens_thoughts(tokenizer: Tokenizer, context: Sequence[int]) -> bool:
     """Whether the next action begins within thoughts, which the chat template has opened."""
     return tokenizer.text(context[-_HEADER:]).rstrip().endswith(THOUGHT)
 
 
+@lru_cache(maxsize=1)
+def thoughts_around(tokenizer: Tokenizer) -> tuple[str, str]:
+    """The tags that a model writes around its thoughts: `<think>`, unless others are its tokens."""
+    single = (tags for tags in THOUGHT_TAGS[1:] if len(tokenizer.action(tags[0])) == _TAG_AND_END)
+    return next(single, THOUGHT_TAGS[0])
+
+
 def knows_thoughts(tokenizer: Tokenizer) -> bool:
-    """Whether a chat template opens thoughts in its header, or writes a message's."""
+    """Whether a chat template opens thoughts in its header, or writes a message's.
+
+    A tokenizer with Mistral's tags of thoughts is a reasoning model's, whatever its template takes.
+    """
+    if thoughts_around(tokenizer) != THOUGHT_TAGS[0]:
+        return True
     message = {"role": "assistant", "content": "content", "reasoning_content": _THOUGHT}
     try:
         begun = tokenizer.begin([{"role": "user", "content": "?"}], ())

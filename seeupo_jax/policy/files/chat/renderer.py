@@ -17,7 +17,9 @@ import transformers
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.user_code import describe, in_one_line
-from seeupo_jax.envs.base import TAGS, TEXT_TAGS, Message, Tool
+from seeupo_jax.envs.base import HARMONY_TAGS, TAGS, TEXT_TAGS, Message, Tool
+from seeupo_jax.envs.tool_formats.harmony import CALL, action_end, has_channels
+from seeupo_jax.policy.files.chat.channels import writes_channels
 from seeupo_jax.policy.files.chat.template_probe import (
     FUNCTION,
     USUAL,
@@ -81,6 +83,8 @@ class Renderer:
 
     Attributes:
       control: the names of control tokens by id. tags: those of `TAGS` among them.
+      written: control tokens that have a text, unlike others.
+      channels: whether the template writes harmony's channels.
       end_ids: ids that end an action, first the one with which the template ends a message.
       unwritten: roles whose messages the template leaves out or refuses, with a sentence of each.
       lists_tools: whether it names the tools that it is given.
@@ -106,8 +110,10 @@ class Renderer:
         self._backend = library.backend_tokenizer
         added = library.added_tokens_decoder.items()
         self.control = {i: t.content for i, t in added if t.special or i in eos}
-        self.tags = {i: name for i, name in self.control.items() if name in TAGS}
-        self._hidden = {i for i, t in added if t.special and t.content not in TEXT_TAGS}
+        names = {token.content for _, token in added}
+        others = frozenset() if names.issuperset(HARMONY_TAGS) else frozenset(HARMONY_TAGS)
+        self.channels = not others and writes_channels(template or "")
+        self.tags = {i: n for i, n in self.control.items() if n in TAGS and n not in others}
         self._left_out = functools.lru_cache(maxsize=1024)(self._find_left_out)
         with probe_limit(PROBE_SECONDS):
             around, closing = self._around_messages(), self._closing_ids()
@@ -121,11 +127,17 @@ class Renderer:
             for name in (*self.control.values(), *around)
         )
         self._forged = re.compile("|".join(starts))
-        self.end_ids = tuple(dict.fromkeys((*closing, *eos)))
+        calls = [i for i, name in self.tags.items() if name == CALL]  # harmony's end of a call
+        self.end_ids = tuple(dict.fromkeys((*closing, *eos, *calls)))
+        self.written = {i for i, n in self.tags.items() if n in TEXT_TAGS} - set(self.end_ids)
+        self._hidden = {i for i, t in added if t.special and i not in self.written}
         self._anchor = self.control[self.end_ids[0]]
 
     def action(self, text: str) -> list[int]:
-        return [*self.encode(self.protect_own(text), follows=True), self.end_ids[0]]
+        tokens, end = self.encode(self.protect_own(text), follows=True), self.end_ids[0]
+        if self.channels and has_channels(text):
+            end = self._library.convert_tokens_to_ids(action_end(text))
+        return [*tokens, end]
 
     def text(self, tokens: Sequence[int]) -> str:
         """Tokens as text; of control tokens only those of `TEXT_TAGS` have any."""

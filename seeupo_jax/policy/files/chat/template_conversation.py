@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from seeupo_jax.envs.base import THOUGHT, THOUGHT_END, Message, Tool
+from seeupo_jax.envs.tool_formats.harmony import has_channels
 from seeupo_jax.policy.files.chat.renderer import MARK, Renderer
 from seeupo_jax.policy.files.messages import PROBE, check_rendered, model_text
 
@@ -45,7 +46,15 @@ class TemplateConversation:
         """
         renderer, opening = self.renderer, self._opening
         thinks = bool(message.get("reasoning_content"))
-        if not message.get("tool_calls") and not thinks:
+        calls = message.get("tool_calls", ())
+        if renderer.channels and len(calls) > 1:
+            raise ValueError(
+                f"chat template: got {len(calls)} tool calls in one message; allowed: one, since a"
+                " call ends an action of this model."
+            )
+        if renderer.channels and not has_channels(message["content"]):
+            thinks = True  # the header does not end with the channel
+        elif not calls and not thinks:
             text = message["content"].removeprefix(opening)
             if not opening or _ends_thought(renderer.protect_own(text)):
                 return renderer.action(text)
