@@ -48,10 +48,10 @@ def to_channels(messages: Sequence[Message]) -> list[Any]:
     made, waiting = list[Any](), list[Any]()
     for message in messages:
         if message["role"] == "tool":
-            if waiting:
+            if waiting and made[-1]["role"] == "tool":
                 made.append(waiting.pop(0))
-            calls = bool(made) and (made[-1].get("tool_calls") or made[-1]["role"] == "tool")
-            made.append(message if calls else {**message, "role": "user"})
+            answers = made and (made[-1].get("tool_calls") or made[-1]["role"] == "tool")
+            made.append(message if answers else {**message, "role": "user"})
             continue
         made += waiting
         first, *waiting = _parts(message) if message["role"] == "assistant" else (message,)
