@@ -22,7 +22,7 @@ from seeupo_jax.agents.sampled_text import longest_token, text_with_mark
 from seeupo_jax.envs.base import Message, Tool
 from seeupo_jax.envs.thoughts import thought_tags
 from seeupo_jax.envs.tool_formats.tool_format import ToolFormat
-from seeupo_jax.policy.files.chat.call_format import as_function
+from seeupo_jax.policy.files.chat.call_ids import as_function
 from seeupo_jax.policy.files.messages import TaggedText
 from seeupo_jax.policy.files.template_knowledge import lists_tools, template_writes, thoughts_around
 from seeupo_jax.policy.files.tokenizer import TokenizedConversation, Tokenizer, Transcript
@@ -284,7 +284,8 @@ def to_tokenizer_message(
     if message.role != "assistant":
         return {"role": message.role, "content": written}
     thoughts = thought_tags(message.content)
-    if message.calls and template_writes(tokenizer, tool_format):
+    after_text = bool(message.content)
+    if message.calls and template_writes(tokenizer, tool_format, after_text):
         calls = [as_function(call) for call in message.calls]
         json.dumps(calls, ensure_ascii=False).encode()  # the form in templates
         content = TaggedText(message.content, thoughts)

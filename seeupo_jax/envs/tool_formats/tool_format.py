@@ -62,6 +62,8 @@ class ToolFormat:
     plain: the content of a text whose calls are not read; in most formats all of it.
     mark: the tag before calls, if other formats do not use it.
     grammar: None: calls in this format cannot be constrained.
+    call_id: of formats whose calls have ids: from a call and its number in the conversation, the id
+      that it is written with: its own if it has the format's form.
     """
 
     name: str
@@ -71,6 +73,7 @@ class ToolFormat:
     plain: Callable[[str], str] = str
     mark: str = ""
     grammar: CallGrammar | None = None
+    call_id: Callable[[ToolCall, int], str] | None = None
 
     def parse(self, text: str, tools: Sequence[Tool] = ()) -> tuple[str, tuple[ToolCall, ...]]:
         """Returns a message's content and calls; with a malformed call, all of it is content."""
@@ -106,6 +109,11 @@ class ToolFormat:
                 places.append(end)
             end += len(piece)
         return places
+
+    @property
+    def opening(self) -> str:
+        """The text with which calls begin; "": none, or not known."""
+        return "" if self.grammar is None else self.grammar.opening
 
     @property
     def own_tags(self) -> frozenset[str]:

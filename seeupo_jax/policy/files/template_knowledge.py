@@ -18,12 +18,12 @@ _TAG_AND_END = 2  # tokens of an action
 _HEADER = 16  # tokens at the end of a context, among which is a `<think>` of its header
 
 
-@lru_cache(maxsize=1)  # a process samples with one tokenizer, and reads it in one format
-def template_writes(tokenizer: Tokenizer, tool_format: ToolFormat) -> bool:
-    """Whether a chat template writes calls in a tool format, also several and after text."""
+@lru_cache(maxsize=2)  # a process samples with one tokenizer, and reads it in one format
+def template_writes(tokenizer: Tokenizer, tool_format: ToolFormat, after_text: bool = True) -> bool:
+    """Whether a chat template writes calls in a tool format, also several, and after text."""
     if not tokenizer.writes_calls:
         return False
-    return writes_format(tokenizer, tool_format)
+    return writes_format(tokenizer, tool_format, "content" if after_text else "")
 
 
 def resolve_format(name: str, tokenizer: Tokenizer) -> ToolFormat:

@@ -6,7 +6,7 @@ from format_cases import ARGUMENTS, CHAT, LISTS, NAME, tokenizer, written
 
 from seeupo_jax.envs.tool_calls import ToolCall
 from seeupo_jax.envs.tool_formats.formats import TOOL_FORMATS
-from seeupo_jax.policy.files.chat.call_format import as_function
+from seeupo_jax.policy.files.chat.call_ids import as_function
 from seeupo_jax.policy.files.messages import TOOL_LISTINGS
 from seeupo_jax.policy.files.template_knowledge import (
     knows_thoughts,

@@ -19,6 +19,7 @@ from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.user_code import describe, in_one_line
 from seeupo_jax.envs.base import HARMONY_TAGS, TAGS, TEXT_TAGS, Message, Tool
 from seeupo_jax.envs.tool_formats.harmony import CALL, action_end, has_channels
+from seeupo_jax.policy.files.chat.call_ids import call_fields
 from seeupo_jax.policy.files.chat.channels import writes_channels
 from seeupo_jax.policy.files.chat.template_probe import (
     FUNCTION,
@@ -214,17 +215,15 @@ class Renderer:
             f" allowed: {self._offered(roles)}."
         )
 
-    def _lost(
-        self, messages: Sequence[Message], has_functions: bool = False, *, by_id: bool = False
-    ) -> str | None:
+    def _lost(self, messages: Sequence[Message], has_functions: bool = False) -> str | None:
         """As `omitted_role`, of messages of `make_conversation`; ValueError: refused."""
         text = self._apply(messages, [FUNCTION] if has_functions else None)
-        return omitted_role(messages, text, by_id=by_id)
+        return omitted_role(messages, text)
 
     def _find_left_out(self, shape: Shape, has_functions: bool) -> str | None:
         """The role of a message that the template leaves out of conversations of a shape."""
         try:
-            return self._lost(make_conversation(shape), has_functions, by_id=True)
+            return self._lost(make_conversation(shape), has_functions)
         except ValueError:  # texts that are not those of the conversation, which it has rendered
             return None
 
@@ -301,6 +300,10 @@ class Renderer:
         if not (self.control.keys() - self.tags.keys()).isdisjoint(body):
             return text, None
         return text, text + (self.control[action[-1]] if ended else "")
+
+    def call_fields(self, text: str) -> dict[str, Any] | None:
+        """An action as a message with calls in fields, where the template writes ids of calls."""
+        return call_fields(text, self._template or "")
 
     def protect(self, value: Any) -> Any:
         """A value with marks in all its texts, so that none forges a control token or a header."""

@@ -91,7 +91,11 @@ class TemplateConversation:
         renderer = self.renderer
         answer_text, sampled = renderer.sampled_text(action)
         answer = {"role": "assistant", "content": self._opening + answer_text}
-        messages = (*self.messages, answer, *renderer.read(messages))
+        new = renderer.read(messages)
+        messages = (*self.messages, answer, *new)
+        fields = renderer.call_fields(answer_text)
+        if fields is not None and not self._continues(messages, sampled):
+            messages = (*self.messages, fields, *new)
         text = renderer.render(messages, self.functions)
         if sampled is None or not text.startswith(self.text + sampled):
             tokens = renderer.encode(text, follows=False)
@@ -99,6 +103,14 @@ class TemplateConversation:
             after = renderer.encode(text[len(self.text + sampled) :], follows=True)
             tokens = [*self.tokens, *action, *after]
         return dataclasses.replace(self, messages=messages, text=text, tokens=tokens)
+
+    def _continues(self, messages: Sequence[Message], sampled: str | None) -> bool:
+        """Whether the template writes these messages, and among them an action as sampled."""
+        try:
+            text = self.renderer.render(messages, self.functions)
+        except ValueError:
+            return False
+        return sampled is not None and text.startswith(self.text + sampled)
 
 
 def _ends_thought(text: str) -> bool:

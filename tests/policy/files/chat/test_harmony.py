@@ -17,7 +17,7 @@ from seeupo_jax.configuration import schema
 from seeupo_jax.envs.thoughts import thoughts_end
 from seeupo_jax.envs.tool_calls import ToolCall, skip_thoughts
 from seeupo_jax.envs.tool_formats.formats import TOOL_FORMATS
-from seeupo_jax.policy.files.chat.call_format import as_function
+from seeupo_jax.policy.files.chat.call_ids import as_function
 from seeupo_jax.policy.files.huggingface_tokenizer import HuggingFaceTokenizer
 from seeupo_jax.policy.files.template_knowledge import knows_thoughts, resolve_format
 from seeupo_jax.rollout.engine.grammar import Grammars
