@@ -81,7 +81,7 @@ HARMONY = (SUPPORT / "chat_templates/gpt_oss.jinja").read_text()
 
 def tokenizer(template, control=(), chosen=None, **chat):
     """A tokenizer of bytes with a template, and more control tokens; chosen: by `chat.template`."""
-    if template == HARMONY:
+    if "<|channel|>" in template:
         control = dict.fromkeys((*control, *HARMONY_TAGS, "<|return|>"))
     made = small_library() if control else copy.copy(library("small"))
     made.add_tokens([AddedToken(name, special=True) for name in control])

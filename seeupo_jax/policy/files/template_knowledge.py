@@ -36,10 +36,12 @@ def resolve_format(name: str, tokenizer: Tokenizer) -> ToolFormat:
         harmony with a tokenizer of another format, or the reverse.
     """
     if name != AUTO:
-        return _check_channels(choose_format(name), tokenizer)
+        return _check_channels(choose_format(name), tokenizer, "config.agent.tool_format")
     listing = tokenizer.tool_listing
+    if listing in TOOL_FORMATS:
+        return _check_channels(TOOL_FORMATS[listing], tokenizer, "config.chat.tools")
     if listing is not None:
-        return TOOL_FORMATS.get(listing, TOOL_FORMATS["hermes"])
+        return HARMONY if _has_channels(tokenizer) else TOOL_FORMATS["hermes"]
     found = find_format(tokenizer)
     if found is None:
         raise ValueError(
@@ -50,19 +52,24 @@ def resolve_format(name: str, tokenizer: Tokenizer) -> ToolFormat:
     return found
 
 
-def _check_channels(tool_format: ToolFormat, tokenizer: Tokenizer) -> ToolFormat:
-    """The format, which is harmony exactly where the tokenizer has channels as control tokens."""
-    channels = len(tokenizer.action(CHANNEL)) == _TAG_AND_END
+def _has_channels(tokenizer: Tokenizer) -> bool:
+    """Whether a tokenizer has the channels of gpt-oss as control tokens."""
+    return len(tokenizer.action(CHANNEL)) == _TAG_AND_END
+
+
+def _check_channels(tool_format: ToolFormat, tokenizer: Tokenizer, field: str) -> ToolFormat:
+    """The format that a field names: harmony exactly where the tokenizer has channels."""
+    channels = _has_channels(tokenizer)
     if channels and tool_format is not HARMONY:
         raise ValueError(
-            f"config.agent.tool_format: got {tool_format.name!r} for a model whose messages have"
-            f" channels; allowed: {AUTO}, {HARMONY.name}."
+            f"{field}: got {tool_format.name!r} for a model whose messages have channels; allowed:"
+            f" {AUTO}, {HARMONY.name}."
         )
     if tool_format is HARMONY and not channels:
         others = ", ".join(name for name in TOOL_FORMATS if name != HARMONY.name)
         raise ValueError(
-            f"config.agent.tool_format: got {HARMONY.name!r} for a tokenizer without the control"
-            f" token {CHANNEL}; allowed: {AUTO}, {others}."
+            f"{field}: got {HARMONY.name!r} for a tokenizer without the control token {CHANNEL};"
+            f" allowed: {AUTO}, {others}."
         )
     return tool_format
 

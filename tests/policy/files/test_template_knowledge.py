@@ -31,6 +31,11 @@ def test_harmony_is_of_tokenizers_with_channels_and_these_have_no_other():
         resolve_format("llama", channels)
     with pytest.raises(ValueError, match="'harmony' for a tokenizer without the control token"):
         resolve_format("harmony", plain)
+    # Also where a message lists the tools.
+    unlisted = tokenizer(written("harmony"), tools="none")
+    assert resolve_format("auto", unlisted) is TOOL_FORMATS["harmony"]
+    with pytest.raises(ValueError, match="config.chat.tools: got 'llama' for a model whose"):
+        resolve_format("auto", tokenizer(written("harmony"), tools="llama"))
 
 
 def test_auto_is_found_where_a_header_begins_otherwise_than_a_history():
@@ -43,7 +48,7 @@ def test_auto_is_found_where_a_header_begins_otherwise_than_a_history():
 def test_tools_that_a_template_does_not_list_are_listed_with_the_format_that_auto_reads(name):
     unlisted = tokenizer(written(name, tools=""))
     assert unlisted.tool_listing == resolve_format("auto", unlisted).name == name
-    named = tokenizer(written("hermes"), tools=name)
+    named = tokenizer(written("harmony" if name == "harmony" else "hermes"), tools=name)
     assert named.tool_listing == resolve_format("auto", named).name == name
     asked = [{"role": "user", "content": "?"}]
     text = named.text(named.begin(asked, (TOOL,)).tokens)
