@@ -127,6 +127,11 @@ READ = {
             (FIND, REPLY),
         ),
         ("[TOOL_CALLS]reply[CALL_ID]abcdefghi[ARGS]{}", "", (REPLY,)),
+        (
+            "[THINK][TOOL_CALLS]find[/THINK]I look.[TOOL_CALLS]reply[ARGS]{}",
+            "[THINK][TOOL_CALLS]find[/THINK]I look.",
+            (REPLY,),
+        ),
     ],
     "deepseek_v3": [
         ("Hello \n", "Hello \n", ()),
@@ -388,7 +393,15 @@ OWN = {
     "qwen3_coder": ["<function=reply>", "</function>", "<parameter=n>", QWEN_FIND, QWEN_REPLY],
     "glm": ["<arg_key>", "</arg_value>", GLM_FIND, GLM_REPLY],
     "mistral": ["[TOOL", "_CALLS]", "[TOOL_CALLS]", MISTRAL],
-    "mistral_args": ["[TOOL", "_CALLS]", "[TOOL_CALLS]", "[ARGS]", "[TOOL_CALLS]reply[ARGS]{}"],
+    "mistral_args": [
+        "[THINK]",
+        "[/THINK]",
+        "[TOOL",
+        "_CALLS]",
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "[TOOL_CALLS]reply[ARGS]{}",
+    ],
     "deepseek_v3": ["<｜tool▁", f"<｜tool▁calls▁begin｜>{V3_FIND}<｜tool▁calls▁end｜>"],
     "deepseek_v31": ["<｜tool▁", f"<｜tool▁calls▁begin｜>{V31_FIND}<｜tool▁calls▁end｜>"],
     "kimi": ["<|tool_", f"<|tool_calls_section_begin|>{KIMI_FIND}<|tool_calls_section_end|>"],
@@ -453,6 +466,10 @@ def test_content_is_shown_at_once(name):
         ("<think>Hm. </thi", "Hm. </thi", ""),
         ("Hi <think>Hm.</think>", "", "Hi <think>Hm.</think>"),
         (f"<think>{HERMES_FIND}</think>\nI look.\n{HERMES_REPLY}", HERMES_FIND, "I look."),
+        # As Magistral writes them since its version of July 2025.
+        ("[THINK]Hm.[/THINK]Hi", "Hm.", "Hi"),
+        ("[THINK]Hm. <think> </think>[/THI", "Hm. <think> </think>[/THI", ""),
+        (f"[THINK]{HERMES_FIND}[/THINK]I look.\n{HERMES_REPLY}", HERMES_FIND, "I look."),
     ],
 )
 def test_thoughts_apart_are_no_content(text, thoughts, content):

@@ -43,7 +43,9 @@ _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separ
 # Rules of a message without calls: a thought that begins also ends.
 _TEXT = r"""
 TEXT: /(?s:.*)/
-THINKS: /[\s\x1c-\x1f]*<think>(?s:.*)/ & ~/(?s:.*)<\/think>(?s:.*)/
+THINKS: THINK | MISTRALS
+THINK: /[\s\x1c-\x1f]*<think>(?s:.*)/ & ~/(?s:.*)<\/think>(?s:.*)/
+MISTRALS: /[\s\x1c-\x1f]*\[THINK\](?s:.*)/ & ~/(?s:.*)\[\/THINK\](?s:.*)/
 """
 # A call has strings, which may hold any tag: what follows the opening is the calls' own grammar.
 _AROUND = "start: MESSAGE\nMESSAGE: PLAIN ({opening} TEXT)?\n"
@@ -55,7 +57,7 @@ end: {end}
 """
 # Calls that are the whole message, which therefore has no thoughts.
 _BARE_CALLS = """start: BARE | call (next call)* end
-BARE: PLAIN & ~/[\\s\\x1c-\\x1f]*(<think>|\\{)(?s:.*)/
+BARE: PLAIN & ~/[\\s\\x1c-\\x1f]*(<think>|\\[THINK\\]|\\{)(?s:.*)/
 next: %s
 end: %s
 """

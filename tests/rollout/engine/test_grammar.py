@@ -371,7 +371,7 @@ def test_a_tag_that_is_a_control_token_begins_and_ends_calls(tmp_path):
         matcher.accept(151657)
 
 
-@pytest.mark.parametrize("text", ["Now <tool_call>", "<think>Hm."])
+@pytest.mark.parametrize("text", ["Now <tool_call>", "<think>Hm.", "[THINK]Hm. </think>"])
 def test_without_tools_no_call_begins_and_thoughts_end(tokenizer, tool_calls, text):
     matcher = tool_calls.begin(())
     with pytest.raises(RuntimeError, match="may not follow"):
