@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 
 from seeupo_jax.envs.base import HARMONY_TAGS, THOUGHT, THOUGHT_END, Tool
 from seeupo_jax.envs.thoughts import thoughts_tags
-from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError, decode_json, within_bounds
+from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError
 from seeupo_jax.envs.tool_formats.tool_format import (
     CallGrammar,
     Reading,
     Tag,
     ToolFormat,
-    as_object,
     json_arguments,
     json_text,
     literal,
+    read_arguments,
     text_before,
 )
 
@@ -125,8 +125,7 @@ def read_calls(text: str) -> list[tuple[ToolCall, str]]:
                 f"a tool call must begin with {CHANNEL}{_COMMENTARY} {_TO}{_TOOLS}NAME, and"
                 " nothing but another may follow it"
             )
-        value, end = decode_json(text, place + len(MESSAGE))
-        call = within_bounds(ToolCall(name, as_object(value)))
+        call, end = read_arguments(text, place + len(MESSAGE), name)
         calls.append((call, text[start:end]))
         tail = text[end:].lstrip()
         if tail.strip() not in ("", CALL) and not tail.startswith(CALL + START + _ROLE):

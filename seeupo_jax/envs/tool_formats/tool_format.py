@@ -7,16 +7,25 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from seeupo_jax.configuration.user_code import encodes
 from seeupo_jax.envs.base import Tool
 from seeupo_jax.envs.thoughts import thoughts_end
-from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError, skip_thoughts
+from seeupo_jax.envs.tool_calls import (
+    ToolCall,
+    ToolCallError,
+    decode_json,
+    skip_thoughts,
+    within_bounds,
+)
 
 
 class Tag(str):
     """A piece of a written message: a tag, one control token where the tokenizer has it as one."""
+
+
+Write = Callable[[str, Sequence[ToolCall]], Iterable[str]]  # of `ToolFormat`
 
 
 class Reading(NamedTuple):
@@ -68,7 +77,7 @@ class ToolFormat:
 
     name: str
     read: Callable[[str, Sequence[Tool]], Reading]
-    write: Callable[[str, Sequence[ToolCall]], Iterable[str]]
+    write: Write
     shown: Callable[[str], str]
     plain: Callable[[str], str] = str
     mark: str = ""
@@ -128,9 +137,45 @@ class ToolFormat:
         return text.replace('"VALUE"', "VALUE")  # in JSON it need not be a text
 
 
+class ReadCalls(Protocol):
+    """Reads the calls of a message with the tools that it may call.
+
+    Args:
+      start: the position of the mark with which they begin.
+
+    Returns: all of them, and their end.
+
+    Raises:
+      ToolCallError: a call is malformed.
+    """
+
+    def __call__(
+        self, text: str, start: int, tools: Sequence[Tool]
+    ) -> tuple[Sequence[ToolCall], int]: ...
+
+
 def shown_before(mark: str) -> Callable[[str], str]:
-    """`ToolFormat.shown` of a format whose calls begin at a mark and end the message."""
+    """`ToolFormat.shown` of a format whose calls begin at a mark."""
     return lambda text: text[: text_before(text, mark, thoughts_end(text))]
+
+
+def format_after(mark: str, name: str, read: ReadCalls, write: Write, **more: Any) -> ToolFormat:
+    """A format whose calls begin at the first mark after the thoughts and end the message.
+
+    Args:
+      more: further fields of `ToolFormat`.
+    """
+
+    def read_message(text: str, tools: Sequence[Tool]) -> Reading:
+        start = text.find(mark, len(text) - len(skip_thoughts(text)))
+        if start < 0:
+            return Reading(text, ())
+        calls, end = read(text, start, tools)
+        if text[end:].strip():
+            raise ToolCallError("nothing may follow the last tool call")
+        return Reading(text[:start], tuple(calls))
+
+    return ToolFormat(name, read_message, write, shown_before(mark), **more)
 
 
 def text_before(text: str, mark: str, start: int) -> int:
@@ -142,46 +187,48 @@ def text_before(text: str, mark: str, start: int) -> int:
     return len(text[:end].rstrip())
 
 
-def read_after(
-    text: str, mark: str, read: Callable[[str, int], tuple[Sequence[ToolCall], int]]
-) -> Reading:
-    """Reads a message whose calls begin at the first mark after the thoughts and end the message.
-
-    Args:
-      read: from the text and the position of the mark, returns all calls and their end.
-
-    Raises:
-      ToolCallError: a call is malformed, text follows the calls, or a `<think>` is not closed.
-    """
-    start = text.find(mark, len(text) - len(skip_thoughts(text)))
-    if start < 0:
-        return Reading(text, ())
-    calls, end = read(text, start)
-    if text[end:].strip():
-        raise ToolCallError("nothing may follow the last tool call")
-    return Reading(text[:start], tuple(calls))
-
-
 def read_each(
     head: re.Pattern[str],
-    read_call: Callable[[str, re.Match[str]], tuple[ToolCall, int]],
+    read_call: Callable[[str, re.Match[str], Sequence[Tool]], tuple[ToolCall, int]],
     problem: str,
-) -> Callable[[str, int], tuple[Sequence[ToolCall], int]]:
-    """Makes a function for `read_after` that reads calls one after the other.
+) -> ReadCalls:
+    """Makes a function that reads calls one after the other.
 
     Args:
-      head: matches how a call begins. read_call: from the text and this match, returns the call and
-        its end. problem: the error where no call begins.
+      head: matches how a call begins. read_call: from the text, this match and the tools, returns
+        the call and its end. problem: the error where no call begins.
     """
 
-    def read_calls(text: str, start: int) -> tuple[list[ToolCall], int]:
+    def read_calls(text: str, start: int, tools: Sequence[Tool]) -> tuple[Sequence[ToolCall], int]:
         calls = []
         while found := head.match(text, start):
-            call, start = read_call(text, found)
+            call, start = read_call(text, found, tools)
             calls.append(call)
         if not calls:
             raise ToolCallError(problem)
         return calls, start
+
+    return read_calls
+
+
+def read_section(
+    opening: str, end: str, head: str, read_call: Callable[[str, int], tuple[ToolCall, int]]
+) -> ReadCalls:
+    """Makes a function that reads a section of calls.
+
+    Args:
+      opening, end: of the section. head: the tag before a call.
+      read_call: from the text and the end of that tag, returns the call and its end.
+    """
+
+    def read_calls(text: str, start: int, tools: Sequence[Tool]) -> tuple[Sequence[ToolCall], int]:
+        place, calls = start + len(opening), list[ToolCall]()
+        while text.startswith(head, skip_space(text, place)):
+            call, place = read_call(text, expect(text, place, head))
+            calls.append(call)
+        if not calls:
+            raise ToolCallError(f"after {opening} a {head} must follow")
+        return calls, expect(text, place, end)
 
     return read_calls
 
@@ -220,11 +267,16 @@ def read_until(text: str, position: int, wanted: str) -> tuple[str, int]:
     return text[position:end].strip(), end + len(wanted)
 
 
-def as_object(value: Any) -> dict[str, Any]:
-    """Returns a call's arguments. Raises ToolCallError: they are no JSON object."""
+def read_arguments(text: str, position: int, name: str, given: str = "") -> tuple[ToolCall, int]:
+    """Returns a call whose arguments are the JSON object at a position, and their end.
+
+    Raises:
+      ToolCallError: no JSON object stands there, or its values are out of bounds.
+    """
+    value, end = decode_json(text, position)
     if not isinstance(value, dict):
         raise ToolCallError("the arguments of a tool call must be one JSON object")
-    return value
+    return within_bounds(ToolCall(name, value, id=given)), end
 
 
 def json_text(value: Any) -> str:
