@@ -1,16 +1,21 @@
 """Thoughts in a field of their own: in replies, in streams, and in histories that come back."""
 
 import anthropic
+import format_cases
 import openai
 import pytest
 from agent_cases import CALLS, FORMAT, FOUND, PARAMETERS, TOOL, make_endpoint, opened
 from lineage_cases import HERMES, CharTokenizer, ask, assistant, readable, say, user
 
 from seeupo_jax.agents.answer_form import AnswerForm
-from seeupo_jax.agents.calls import HistoryMessage
+from seeupo_jax.agents.calls import HistoryMessage, ModelCall
 from seeupo_jax.agents.conversation_cache import CachedConversation, ConversationCache
 from seeupo_jax.agents.lineages import Lineages, to_tokenizer_message
 from seeupo_jax.agents.sampled_text import SampledText
+from seeupo_jax.envs.base import MISTRAL_TAGS
+from seeupo_jax.envs.tool_calls import ToolCall
+from seeupo_jax.envs.tool_formats.formats import TOOL_FORMATS
+from seeupo_jax.policy.files.template_knowledge import knows_thoughts
 from seeupo_jax.rollout.engine.protocol import Action
 
 FORM = AnswerForm(FORMAT, thoughts_apart=True)
@@ -254,3 +259,31 @@ def test_behind_a_header_that_opens_thoughts_an_answer_begins_with_thoughts(cont
     assert (completion.thoughts, completion.content) == expected
     assert "".join(pieces) == completion.text
     assert completion.text.startswith("<think>") is opened_apart
+
+
+def test_magistrals_thoughts_stand_between_its_control_tokens():
+    """In replies, and in histories of which the policy has not written the message."""
+    made = format_cases.tokenizer(
+        format_cases.written("mistral_args"), (*MISTRAL_TAGS, "[THINK]", "[/THINK]")
+    )
+    assert knows_thoughts(made) and not knows_thoughts(
+        format_cases.tokenizer(format_cases.written("mistral_args"))
+    )
+    tool_format = TOOL_FORMATS["mistral_args"]
+    form = AnswerForm(tool_format, thoughts_apart=True).with_tools((TOOL,))
+    asked = (HistoryMessage("user", "go"),)
+    lineages = Lineages(made, tool_format)
+    turn = lineages.begin(lineages.read(ModelCall(asked, (TOOL,))))
+    action = made.action('[THINK]Which?[/THINK]I look.[TOOL_CALLS]find[ARGS]{"n": 1}')
+    sampled = SampledText(made, form=form, tools=(TOOL,))
+    done = sampled.complete(Action(0, action, [0.0] * len(action)), prompt_tokens=0)
+    assert (done.thoughts, done.content) == ("Which?", "I look.")
+    assert done.calls == (ToolCall("find", {"n": 1}),)
+    lineages.act(turn, action, [0.0] * len(action), done.message)
+    read = lineages.read(ModelCall((*asked, done.message), (TOOL,)))
+    assert read.parent is turn
+    message = to_tokenizer_message(HistoryMessage("assistant", "Hi", (), "Hm."), made, tool_format)
+    (opening, closing) = (made.action(tag)[0] for tag in ("[THINK]", "[/THINK]"))
+    tokens = made.begin([{"role": "user", "content": "[THINK]"}, message], ()).tokens
+    assert tokens.count(opening) == tokens.count(closing) == 1
+    assert "[THINK]\nHm.\n[/THINK]\n\nHi" in made.text(tokens)

@@ -54,6 +54,9 @@ class CharTokenizer:
     def text(self, tokens):
         return bytes(token for token in tokens if token > 4).decode(errors="replace")
 
+    def action(self, text):
+        return say(text)
+
     def token_bytes(self):
         return [bytes([token]) if token > 4 else b"" for token in range(256)]
 

@@ -13,58 +13,36 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from seeupo_jax.envs.base import DEEPSEEK_TAGS, Tool
-from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError, decode_json, within_bounds
+from seeupo_jax.envs.base import DEEPSEEK_TAGS
+from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError
 from seeupo_jax.envs.tool_formats.tool_format import (
     CallGrammar,
-    Reading,
     Tag,
-    ToolFormat,
-    as_object,
     expect,
+    format_after,
     json_arguments,
     json_text,
     literal,
-    read_after,
+    read_arguments,
+    read_section,
     read_until,
-    shown_before,
-    skip_space,
 )
 
 _SECTION, _SECTION_END, _CALL, _CALL_END, _SEP = DEEPSEEK_TAGS
 _KIND, _FENCE, _FENCE_END = "function", "```json\n", "\n```"
 
 
-def _read_v3(text: str, tools: Sequence[Tool]) -> Reading:
-    return read_after(text, _SECTION, lambda text, start: _read_section(text, start, _fenced))
-
-
-def _read_v31(text: str, tools: Sequence[Tool]) -> Reading:
-    return read_after(text, _SECTION, lambda text, start: _read_section(text, start, _bare))
-
-
-def _read_section(text: str, start: int, read_call: Any) -> tuple[list[ToolCall], int]:
-    end, calls = start + len(_SECTION), list[ToolCall]()
-    while text.startswith(_CALL, skip_space(text, end)):
-        call, end = read_call(text, expect(text, end, _CALL))
-        end = expect(text, end, _CALL_END)
-        calls.append(within_bounds(call))
-    if not calls:
-        raise ToolCallError(f"after {_SECTION} a {_CALL} must follow")
-    return calls, expect(text, end, _SECTION_END)
-
-
 def _fenced(text: str, start: int) -> tuple[ToolCall, int]:
     _, end = read_until(text, start, _SEP)
     name, end = read_until(text, end, "\n")
-    value, end = decode_json(text, expect(text, end, "```json"))
-    return ToolCall(_named(name), as_object(value)), expect(text, end, "```")
+    call, end = read_arguments(text, expect(text, end, "```json"), _named(name))
+    return call, expect(text, expect(text, end, "```"), _CALL_END)
 
 
 def _bare(text: str, start: int) -> tuple[ToolCall, int]:
     name, end = read_until(text, start, _SEP)
-    value, end = decode_json(text, end)
-    return ToolCall(_named(name), as_object(value)), end
+    call, end = read_arguments(text, end, _named(name))
+    return call, expect(text, end, _CALL_END)
 
 
 def _named(name: str) -> str:
@@ -106,17 +84,17 @@ def _call_v31(name: str, schema: Mapping[str, Any]) -> str:
     return f"{literal(_CALL + name + _SEP)} {json_arguments(schema)} {literal(_CALL_END)}"
 
 
-DEEPSEEK_V3 = ToolFormat(
+DEEPSEEK_V3 = format_after(
+    _SECTION,
     "deepseek_v3",
-    _read_v3,
+    read_section(_SECTION, _SECTION_END, _CALL, _fenced),
     _write_v3,
-    shown_before(_SECTION),
     grammar=CallGrammar(_SECTION, _call_v3, r'"\n"', end=f'"{_SECTION_END}"'),
 )
-DEEPSEEK_V31 = ToolFormat(
+DEEPSEEK_V31 = format_after(
+    _SECTION,
     "deepseek_v31",
-    _read_v31,
+    read_section(_SECTION, _SECTION_END, _CALL, _bare),
     _write_v31,
-    shown_before(_SECTION),
     grammar=CallGrammar(_SECTION, _call_v31, '""', end=f'"{_SECTION_END}"'),
 )

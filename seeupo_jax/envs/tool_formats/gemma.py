@@ -18,28 +18,20 @@ from seeupo_jax.envs.tool_calls import (
     parse_lines,
     write_call,
 )
-from seeupo_jax.envs.tool_formats.tool_format import (
-    Reading,
-    ToolFormat,
-    read_after,
-    shown_before,
-)
+from seeupo_jax.envs.tool_formats.tool_format import format_after
 
 _FENCE = "```tool_code"
 _END = re.compile(r"\n[ \t]*```[ \t]*(?=\n|\Z)")
 
 
-def _read(text: str, tools: Sequence[Tool]) -> Reading:
-    def read_calls(text: str, start: int) -> tuple[list[ToolCall], int]:
-        code, end = start + len(_FENCE), _END.search(text, start + len(_FENCE))
-        if end is None:
-            raise ToolCallError("the block of calls must be closed by a line ```")
-        calls = parse_lines(text[code : end.start()])
-        if not calls:
-            raise ToolCallError("the block of calls is empty")
-        return [_name_arguments(call, tools) for call in calls], end.end()
-
-    return read_after(text, _FENCE, read_calls)
+def _read(text: str, start: int, tools: Sequence[Tool]) -> tuple[list[ToolCall], int]:
+    code, end = start + len(_FENCE), _END.search(text, start + len(_FENCE))
+    if end is None:
+        raise ToolCallError("the block of calls must be closed by a line ```")
+    calls = parse_lines(text[code : end.start()])
+    if not calls:
+        raise ToolCallError("the block of calls is empty")
+    return [_name_arguments(call, tools) for call in calls], end.end()
 
 
 def _name_arguments(call: ToolCall, tools: Sequence[Tool]) -> ToolCall:
@@ -63,4 +55,4 @@ def _write(content: str, calls: Sequence[ToolCall]) -> Iterable[str]:
         yield "\n```"
 
 
-GEMMA = ToolFormat("gemma", _read, _write, shown_before(_FENCE))
+GEMMA = format_after(_FENCE, "gemma", _read, _write)

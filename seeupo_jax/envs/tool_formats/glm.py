@@ -10,7 +10,6 @@ GLM 4.7 writes no line breaks between the tags.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -19,15 +18,12 @@ from seeupo_jax.envs.base import CALL, CALL_END, GLM_TAGS, Tool
 from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError, no_duplicates, within_bounds
 from seeupo_jax.envs.tool_formats.tool_format import (
     CallGrammar,
-    Reading,
     Tag,
-    ToolFormat,
     expect,
+    format_after,
     json_text,
     literal,
-    read_after,
     read_each,
-    shown_before,
 )
 from seeupo_jax.envs.tool_formats.typed_values import ANY, argument_schema, typed_value
 from seeupo_jax.envs.tool_formats.value_grammar import VALUE_RULES, value_rule
@@ -37,13 +33,6 @@ _HEAD = re.compile(rf"\s*{CALL}([^<>]+?)\s*(?={_KEY}|{CALL_END})")
 _ARGUMENT = re.compile(rf"\s*{_KEY}([^<>\n]+){_KEY_END}\s*{_VALUE}")
 # A value may have the closing tag itself, but not with what follows a value.
 _ENDING = re.compile(rf"{_VALUE_END}(?=\s*(?:{_KEY}|{CALL_END}))")
-
-
-def _read(text: str, tools: Sequence[Tool]) -> Reading:
-    read_call = functools.partial(_read_call, tools=tools)
-    return read_after(
-        text, CALL, read_each(_HEAD, read_call, f"a tool call must begin with {CALL} and a name")
-    )
 
 
 def _read_call(text: str, head: re.Match[str], tools: Sequence[Tool]) -> tuple[ToolCall, int]:
@@ -87,11 +76,11 @@ def _call(name: str, schema: Mapping[str, Any]) -> str:
     return " ".join([*parts, f'"{CALL_END}"'])
 
 
-GLM = ToolFormat(
+GLM = format_after(
+    CALL,
     "glm",
-    _read,
+    read_each(_HEAD, _read_call, f"a tool call must begin with {CALL} and a name"),
     _write,
-    shown_before(CALL),
     grammar=CallGrammar(
         CALL,
         _call,

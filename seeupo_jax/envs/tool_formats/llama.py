@@ -8,31 +8,24 @@ from typing import Any
 
 from seeupo_jax.envs.base import PYTHON_TAG, Tool
 from seeupo_jax.envs.thoughts import thoughts_end
-from seeupo_jax.envs.tool_calls import (
-    ToolCall,
-    ToolCallError,
-    decode_json,
-    parse_llama,
-    within_bounds,
-)
+from seeupo_jax.envs.tool_calls import ToolCall, parse_llama
 from seeupo_jax.envs.tool_formats.tool_format import (
     CallGrammar,
     Reading,
     Tag,
     ToolFormat,
-    as_object,
     expect,
+    format_after,
     json_arguments,
     json_text,
     literal,
-    read_after,
-    shown_before,
-    skip_space,
+    read_arguments,
+    read_each,
     text_before,
 )
 
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
-_HEAD = re.compile(r"<function=([^<>\n]+)>")
+_HEAD = re.compile(r"\s*<function=([^<>\n]+)>")
 
 
 def _read_json(text: str, tools: Sequence[Tool]) -> Reading:
@@ -51,11 +44,10 @@ def _write_json(content: str, calls: Sequence[ToolCall]) -> Iterable[str]:
     yield "; ".join(map(json_text, objects))
 
 
-def _shown_json(text: str) -> int:
+def _shown_json(text: str) -> str:
     start = thoughts_end(text)
-    if text[start:].lstrip()[:1] in ("", "{"):
-        return text_before(text, "{", start)
-    return text_before(text, PYTHON_TAG, start)
+    mark = "{" if text[start:].lstrip()[:1] in ("", "{") else PYTHON_TAG
+    return text[: text_before(text, mark, start)]
 
 
 def _call_json(name: str, schema: Mapping[str, Any]) -> str:
@@ -63,19 +55,9 @@ def _call_json(name: str, schema: Mapping[str, Any]) -> str:
     return f'{head} {json_arguments(schema)} "}}"'
 
 
-def _read_functions(text: str, tools: Sequence[Tool]) -> Reading:
-    return read_after(text, _FUNCTION, _read_calls)
-
-
-def _read_calls(text: str, start: int) -> tuple[list[ToolCall], int]:
-    calls = []
-    while head := _HEAD.match(text, skip_space(text, start)):
-        value, end = decode_json(text, head.end())
-        start = expect(text, end, _FUNCTION_END)
-        calls.append(within_bounds(ToolCall(head[1].strip(), as_object(value))))
-    if not calls:
-        raise ToolCallError("a tool call must begin with <function=NAME>")
-    return calls, start
+def _read_function(text: str, head: re.Match[str], tools: Sequence[Tool]) -> tuple[ToolCall, int]:
+    call, end = read_arguments(text, head.end(), head[1].strip())
+    return call, expect(text, end, _FUNCTION_END)
 
 
 def _write_functions(content: str, calls: Sequence[ToolCall]) -> Iterable[str]:
@@ -97,10 +79,10 @@ LLAMA = ToolFormat(
     mark=PYTHON_TAG,
     grammar=CallGrammar("", _call_json, '"; "'),
 )
-LLAMA_FUNCTION = ToolFormat(
+LLAMA_FUNCTION = format_after(
+    _FUNCTION,
     "llama_function",
-    _read_functions,
+    read_each(_HEAD, _read_function, "a tool call must begin with <function=NAME>"),
     _write_functions,
-    shown_before(_FUNCTION),
     grammar=CallGrammar(_FUNCTION, _call_function, rf'"\n"? "{_FUNCTION}"'),
 )

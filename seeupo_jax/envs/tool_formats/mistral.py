@@ -9,38 +9,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from seeupo_jax.envs.base import MISTRAL_TAGS, Tool
-from seeupo_jax.envs.tool_calls import (
-    ToolCall,
-    ToolCallError,
-    call_of_object,
-    decode_json,
-    within_bounds,
-)
+from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError, call_of_object, decode_json
 from seeupo_jax.envs.tool_formats.tool_format import (
     CallGrammar,
-    Reading,
     Tag,
-    ToolFormat,
-    as_object,
+    format_after,
     json_arguments,
     json_text,
     literal,
-    read_after,
-    shown_before,
+    read_arguments,
+    read_each,
 )
 
 _CALLS, _ARGS, _ID = MISTRAL_TAGS
+_NINE = re.compile("[A-Za-z0-9]{9}")
 _HEAD = re.compile(
     rf"\s*{re.escape(_CALLS)}\s*([^\[\]\n]+?)\s*"
     rf"(?:{re.escape(_ID)}\s*([^\[\]\n]+?)\s*)?{re.escape(_ARGS)}"
 )
 
 
-def _read_list(text: str, tools: Sequence[Tool]) -> Reading:
-    return read_after(text, _CALLS, _read_objects)
-
-
-def _read_objects(text: str, start: int) -> tuple[list[ToolCall], int]:
+def _read_list(text: str, start: int, tools: Sequence[Tool]) -> tuple[list[ToolCall], int]:
     values, end = decode_json(text, start + len(_CALLS))
     if not isinstance(values, list) or not values:
         raise ToolCallError(f"after {_CALLS} a list of calls must follow")
@@ -68,18 +57,8 @@ def _call_in_list(name: str, schema: Mapping[str, Any]) -> str:
     return f'{head} {json_arguments(schema)} "}}"'
 
 
-def _read_args(text: str, tools: Sequence[Tool]) -> Reading:
-    return read_after(text, _CALLS, _read_calls)
-
-
-def _read_calls(text: str, start: int) -> tuple[list[ToolCall], int]:
-    calls = []
-    while head := _HEAD.match(text, start):
-        value, start = decode_json(text, head.end())
-        calls.append(within_bounds(ToolCall(head[1], as_object(value), id=head[2] or "")))
-    if not calls:
-        raise ToolCallError(f"a tool call must begin with {_CALLS}NAME{_ARGS}")
-    return calls, start
+def _read_args(text: str, head: re.Match[str], tools: Sequence[Tool]) -> tuple[ToolCall, int]:
+    return read_arguments(text, head.end(), head[1], head[2] or "")
 
 
 def _write_args(content: str, calls: Sequence[ToolCall]) -> Iterable[str]:
@@ -95,17 +74,24 @@ def _call_with_args(name: str, schema: Mapping[str, Any]) -> str:
     return f"{literal(name + _ARGS)} {json_arguments(schema)}"
 
 
-MISTRAL = ToolFormat(
+def _call_id(call: ToolCall, number: int) -> str:
+    """Nine letters and digits, which the templates ask for."""
+    return call.id if _NINE.fullmatch(call.id) else f"call{number:05d}"
+
+
+MISTRAL = format_after(
+    _CALLS,
     "mistral",
     _read_list,
     _write_list,
-    shown_before(_CALLS),
     grammar=CallGrammar(_CALLS, _call_in_list, '", "', '" "? "["', '"]"'),
+    call_id=_call_id,
 )
-MISTRAL_ARGS = ToolFormat(
+MISTRAL_ARGS = format_after(
+    _CALLS,
     "mistral_args",
-    _read_args,
+    read_each(_HEAD, _read_args, f"a tool call must begin with {_CALLS}NAME{_ARGS}"),
     _write_args,
-    shown_before(_CALLS),
     grammar=CallGrammar(_CALLS, _call_with_args, f'"{_CALLS}"'),
+    call_id=_call_id,
 )

@@ -11,7 +11,6 @@ VALUE
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -20,14 +19,11 @@ from seeupo_jax.envs.base import CALL, CALL_END, Tool
 from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError, no_duplicates, within_bounds
 from seeupo_jax.envs.tool_formats.tool_format import (
     CallGrammar,
-    Reading,
     Tag,
-    ToolFormat,
+    format_after,
     json_text,
     literal,
-    read_after,
     read_each,
-    shown_before,
 )
 from seeupo_jax.envs.tool_formats.typed_values import argument_schema, typed_value
 from seeupo_jax.envs.tool_formats.value_grammar import VALUE_RULES, value_rule
@@ -37,15 +33,6 @@ _PARAMETER = re.compile(r"\s*<parameter=([^<>\n]+)>")
 # A value may have the closing tag itself, but not with what follows a value.
 _VALUE_END = re.compile(r"</parameter>(?=\s*(?:<parameter=|</function>))")
 _TAIL = re.compile(rf"\s*</function>\s*{CALL_END}")
-
-
-def _read(text: str, tools: Sequence[Tool]) -> Reading:
-    read_call = functools.partial(_read_call, tools=tools)
-    return read_after(
-        text,
-        CALL,
-        read_each(_HEAD, read_call, f"a tool call must begin with {CALL} and <function=NAME>"),
-    )
 
 
 def _read_call(text: str, head: re.Match[str], tools: Sequence[Tool]) -> tuple[ToolCall, int]:
@@ -92,11 +79,11 @@ def _call(name: str, schema: Mapping[str, Any]) -> str:
     return " ".join([*parts, rf'"</function>\n{CALL_END}"'])
 
 
-QWEN3_CODER = ToolFormat(
+QWEN3_CODER = format_after(
+    CALL,
     "qwen3_coder",
-    _read,
+    read_each(_HEAD, _read_call, f"a tool call must begin with {CALL} and <function=NAME>"),
     _write,
-    shown_before(CALL),
     grammar=CallGrammar(
         CALL,
         _call,

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from seeupo_jax.configuration.user_code import encodes
 from seeupo_jax.envs.base import Tool
 from seeupo_jax.envs.thoughts import thoughts_end
-from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError, skip_thoughts
+from seeupo_jax.envs.tool_calls import (
+    ToolCall,
+    ToolCallError,
+    decode_json,
+    skip_thoughts,
+    within_bounds,
+)
 
 
 class Tag(str):
     """A piece of a written message: a tag, one control token where the tokenizer has it as one."""
+
+
+Write = Callable[[str, Sequence[ToolCall]], Iterable[str]]  # of `ToolFormat`
 
 
 class Reading(NamedTuple):
@@ -34,6 +44,8 @@ class CallGrammar:
     begin: between the opening and the first call. between: between two. end: after the last.
     rules: further rules, which calls refer to.
     excluded: further texts that no message has outside its calls.
+    frame: rules of a whole message, with `{calls}` after the form that has none; "": it is a text,
+      and then calls.
     """
 
     opening: str
@@ -43,6 +55,7 @@ class CallGrammar:
     end: str = '""'
     rules: str = ""
     excluded: tuple[str, ...] = ()
+    frame: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,29 +67,44 @@ class ToolFormat:
       malformed.
     write: writes a message with content and calls, in pieces; `read` reads them back, unless the
       format has no way to write a value.
-    shown: the number of characters of an incomplete text that are certainly content.
+    shown: the part of an incomplete text that is certainly content.
+    plain: the content of a text whose calls are not read; in most formats all of it.
     mark: the tag before calls, if other formats do not use it.
     grammar: None: calls in this format cannot be constrained.
+    call_id: of formats whose calls have ids: from a call and its number in the conversation, the id
+      that it is written with: its own if it has the format's form.
     """
 
     name: str
     read: Callable[[str, Sequence[Tool]], Reading]
-    write: Callable[[str, Sequence[ToolCall]], Iterable[str]]
-    shown: Callable[[str], int]
+    write: Write
+    shown: Callable[[str], str]
+    plain: Callable[[str], str] = str
     mark: str = ""
     grammar: CallGrammar | None = None
+    call_id: Callable[[ToolCall, int], str] | None = None
 
     def parse(self, text: str, tools: Sequence[Tool] = ()) -> tuple[str, tuple[ToolCall, ...]]:
         """Returns a message's content and calls; with a malformed call, all of it is content."""
         try:
             outside, calls = self.read(text, tools)
         except ToolCallError:
-            return text, ()
+            return self.plain(text), ()
         named = [(call.name, call.arguments) for call in calls]
         # A lone surrogate is valid JSON but not UTF-8, and could not be sent.
         if not calls or not encodes(json.dumps(named, ensure_ascii=False)):
-            return text, ()
+            return self.plain(text), ()
         return outside.rstrip(), calls
+
+    @property
+    def without_calls(self) -> ToolFormat:
+        """The format of messages that may call no tool."""
+
+        def read(text: str, tools: Sequence[Tool]) -> Reading:
+            return Reading(self.plain(text), ())
+
+        shown = str if self.plain is str else self.shown
+        return dataclasses.replace(self, read=read, shown=shown, mark="")
 
     def render(self, content: str, calls: Sequence[ToolCall]) -> str:
         """Writes the text of a message."""
@@ -92,6 +120,11 @@ class ToolFormat:
         return places
 
     @property
+    def opening(self) -> str:
+        """The text with which calls begin; "": none, or not known."""
+        return "" if self.grammar is None else self.grammar.opening
+
+    @property
     def own_tags(self) -> frozenset[str]:
         """The tags of calls."""
         pieces = self.write("", [ToolCall("f", {"x": 1})])
@@ -104,9 +137,45 @@ class ToolFormat:
         return text.replace('"VALUE"', "VALUE")  # in JSON it need not be a text
 
 
-def shown_before(mark: str) -> Callable[[str], int]:
-    """`ToolFormat.shown` of a format whose calls begin at a mark and end the message."""
-    return lambda text: text_before(text, mark, thoughts_end(text))
+class ReadCalls(Protocol):
+    """Reads the calls of a message with the tools that it may call.
+
+    Args:
+      start: the position of the mark with which they begin.
+
+    Returns: all of them, and their end.
+
+    Raises:
+      ToolCallError: a call is malformed.
+    """
+
+    def __call__(
+        self, text: str, start: int, tools: Sequence[Tool]
+    ) -> tuple[Sequence[ToolCall], int]: ...
+
+
+def shown_before(mark: str) -> Callable[[str], str]:
+    """`ToolFormat.shown` of a format whose calls begin at a mark."""
+    return lambda text: text[: text_before(text, mark, thoughts_end(text))]
+
+
+def format_after(mark: str, name: str, read: ReadCalls, write: Write, **more: Any) -> ToolFormat:
+    """A format whose calls begin at the first mark after the thoughts and end the message.
+
+    Args:
+      more: further fields of `ToolFormat`.
+    """
+
+    def read_message(text: str, tools: Sequence[Tool]) -> Reading:
+        start = text.find(mark, len(text) - len(skip_thoughts(text)))
+        if start < 0:
+            return Reading(text, ())
+        calls, end = read(text, start, tools)
+        if text[end:].strip():
+            raise ToolCallError("nothing may follow the last tool call")
+        return Reading(text[:start], tuple(calls))
+
+    return ToolFormat(name, read_message, write, shown_before(mark), **more)
 
 
 def text_before(text: str, mark: str, start: int) -> int:
@@ -118,46 +187,48 @@ def text_before(text: str, mark: str, start: int) -> int:
     return len(text[:end].rstrip())
 
 
-def read_after(
-    text: str, mark: str, read: Callable[[str, int], tuple[Sequence[ToolCall], int]]
-) -> Reading:
-    """Reads a message whose calls begin at the first mark after the thoughts and end the message.
-
-    Args:
-      read: from the text and the position of the mark, returns all calls and their end.
-
-    Raises:
-      ToolCallError: a call is malformed, text follows the calls, or a `<think>` is not closed.
-    """
-    start = text.find(mark, len(text) - len(skip_thoughts(text)))
-    if start < 0:
-        return Reading(text, ())
-    calls, end = read(text, start)
-    if text[end:].strip():
-        raise ToolCallError("nothing may follow the last tool call")
-    return Reading(text[:start], tuple(calls))
-
-
 def read_each(
     head: re.Pattern[str],
-    read_call: Callable[[str, re.Match[str]], tuple[ToolCall, int]],
+    read_call: Callable[[str, re.Match[str], Sequence[Tool]], tuple[ToolCall, int]],
     problem: str,
-) -> Callable[[str, int], tuple[Sequence[ToolCall], int]]:
-    """Makes a function for `read_after` that reads calls one after the other.
+) -> ReadCalls:
+    """Makes a function that reads calls one after the other.
 
     Args:
-      head: matches how a call begins. read_call: from the text and this match, returns the call and
-        its end. problem: the error where no call begins.
+      head: matches how a call begins. read_call: from the text, this match and the tools, returns
+        the call and its end. problem: the error where no call begins.
     """
 
-    def read_calls(text: str, start: int) -> tuple[list[ToolCall], int]:
+    def read_calls(text: str, start: int, tools: Sequence[Tool]) -> tuple[Sequence[ToolCall], int]:
         calls = []
         while found := head.match(text, start):
-            call, start = read_call(text, found)
+            call, start = read_call(text, found, tools)
             calls.append(call)
         if not calls:
             raise ToolCallError(problem)
         return calls, start
+
+    return read_calls
+
+
+def read_section(
+    opening: str, end: str, head: str, read_call: Callable[[str, int], tuple[ToolCall, int]]
+) -> ReadCalls:
+    """Makes a function that reads a section of calls.
+
+    Args:
+      opening, end: of the section. head: the tag before a call.
+      read_call: from the text and the end of that tag, returns the call and its end.
+    """
+
+    def read_calls(text: str, start: int, tools: Sequence[Tool]) -> tuple[Sequence[ToolCall], int]:
+        place, calls = start + len(opening), list[ToolCall]()
+        while text.startswith(head, skip_space(text, place)):
+            call, place = read_call(text, expect(text, place, head))
+            calls.append(call)
+        if not calls:
+            raise ToolCallError(f"after {opening} a {head} must follow")
+        return calls, expect(text, place, end)
 
     return read_calls
 
@@ -196,11 +267,16 @@ def read_until(text: str, position: int, wanted: str) -> tuple[str, int]:
     return text[position:end].strip(), end + len(wanted)
 
 
-def as_object(value: Any) -> dict[str, Any]:
-    """Returns a call's arguments. Raises ToolCallError: they are no JSON object."""
+def read_arguments(text: str, position: int, name: str, given: str = "") -> tuple[ToolCall, int]:
+    """Returns a call whose arguments are the JSON object at a position, and their end.
+
+    Raises:
+      ToolCallError: no JSON object stands there, or its values are out of bounds.
+    """
+    value, end = decode_json(text, position)
     if not isinstance(value, dict):
         raise ToolCallError("the arguments of a tool call must be one JSON object")
-    return value
+    return within_bounds(ToolCall(name, value, id=given)), end
 
 
 def json_text(value: Any) -> str:
