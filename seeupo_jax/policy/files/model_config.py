@@ -70,17 +70,12 @@ _TRUTHS = (
     "qkv_bias",
     "mlp_bias",
     "norm_topk_prob",
+    "use_qk_norm",
     "use_sliding_window",
 )
 _LISTS = {"layer_types": str, "mlp_only_layers": int, "no_rope_layers": int}
 # Required in a config: the family's default would be a guess.
-_REQUIRED = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-)
+_REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 # Settings that would change the computation, and their supported values.
 _FIXED: dict[str, tuple[Any, ...]] = {
     "attention_dropout": (0.0,),
@@ -92,6 +87,7 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "use_mrope": (False,),
     "pretraining_tp": (1,),
     "router_jitter_noise": (0.0,),
+    "clip_qkv": (None,),
 }
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 
@@ -108,25 +104,26 @@ def read_architecture(
     Raises:
       ValueError: another family, a missing size, or an unsupported setting.
     """
-    name, required = values.get("model_type"), _REQUIRED
+    name, of_text = values.get("model_type"), False
     if isinstance(name, str) and name in WITH_IMAGES:
         # Published ones leave out what is the default of their text model's family.
-        values, source, required = _text_config(values, source), f"{source}: text_config", ()
+        values, source, of_text = _text_config(values, source), f"{source}: text_config", True
         name = values.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         names = ", ".join((*FAMILIES, *WITH_IMAGES))
         raise ValueError(f"{source}: model_type is {shown(name)}; allowed: {names}.")
+    family = FAMILIES[name]
+    required = () if of_text else (*_REQUIRED, family.mlp_width)
     missing = [key for key in required if values.get(key) is None]
     if missing:
         raise ValueError(f"{source}: {', '.join(missing)} missing; a {name} config has them.")
     _check_values(values, source)
-    if FAMILIES[name].packed_experts and _is_mxfp4(values.get("quantization_config")):
+    if family.packed_experts and _is_mxfp4(values.get("quantization_config")):
         values = {key: value for key, value in values.items() if key != "quantization_config"}
     full = _with_defaults(name, values, source)
     for key, allowed in _FIXED.items():
         if full.get(key, allowed[0]) not in allowed:
             raise ValueError(f"{source}: {key} is {shown(full[key])}; allowed: {allowed[0]!r}.")
-    family = FAMILIES[name]
     heads = full["num_attention_heads"]
     head_dim, kv_heads = full.get("head_dim"), full["num_key_value_heads"]
     head_dim = full["hidden_size"] // heads if head_dim is None else head_dim
@@ -151,7 +148,7 @@ def read_architecture(
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        mlp_width=full["intermediate_size"],
+        mlp_width=full[family.mlp_width],
         rope=rope,
         ropes=ropes,
         norm_eps=full["rms_norm_eps"],

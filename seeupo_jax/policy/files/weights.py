@@ -19,7 +19,7 @@ from seeupo_jax.parallel.distributed import to_host
 from seeupo_jax.parallel.mesh import param_shardings
 from seeupo_jax.policy import lora
 from seeupo_jax.policy.architecture import SELECTION_BIAS, Architecture
-from seeupo_jax.policy.families import FAMILIES, WITH_IMAGES, WITH_MORE
+from seeupo_jax.policy.families import FAMILIES, WITH_IMAGES, WITH_LAYERS_AFTER, WITH_MORE
 from seeupo_jax.policy.files import gguf_vocabulary
 from seeupo_jax.policy.files.folder_files import read_json_object
 from seeupo_jax.policy.files.fused_experts import FusedExperts
@@ -205,7 +205,11 @@ def _folder_tensors(place: Path, arch: Architecture) -> Tensors:
     if family in FAMILIES and FAMILIES[family].packed_experts:
         return PackedExperts(SafetensorsFolder(place, bytes_too=True))
     tensors: Tensors = SafetensorsFolder(place)
-    if (begins := (WITH_IMAGES | WITH_MORE).get(family)) is not None:
+    begins = (WITH_IMAGES | WITH_MORE).get(family)
+    if family in WITH_LAYERS_AFTER:
+        layers = [f"model.layers.{layer}." for layer in range(arch.layers)]
+        begins = {x: x for x in (*layers, "model.embed_tokens.", "model.norm.", "lm_head.")}
+    if begins is not None:
         tensors = RenamedTensors(tensors, begins, place)
     return tensors if arch.moe is None else FusedExperts(tensors, arch.moe)
 
