@@ -63,7 +63,7 @@ class Family:
     model_class: of `transformers`, without `ForCausalLM`;
       None: the family's name in camel case.
     names: of modules in a model folder where they are not Llama's.
-    packed_experts: all experts of a layer are one tensor (`policy/files/packed_experts.py`).
+    packed_experts: all experts of a layer are one tensor (`policy/files/stacked_experts.py`).
     fused: tensors that hold several modules' matrices one below the other.
     """
 

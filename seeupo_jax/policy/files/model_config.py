@@ -160,7 +160,7 @@ def read_architecture(
 
 
 def _is_mxfp4(quantization: Any) -> bool:
-    """Whether a model's experts are stored in MXFP4, which `packed_experts` reads."""
+    """Whether a model's experts are stored in MXFP4, which `stacked_experts` reads."""
     return isinstance(quantization, Mapping) and quantization.get("quant_method") == "mxfp4"
 
 

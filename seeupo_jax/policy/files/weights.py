@@ -22,11 +22,9 @@ from seeupo_jax.policy.architecture import SELECTION_BIAS, Architecture
 from seeupo_jax.policy.families import FAMILIES, WITH_IMAGES, WITH_LAYERS_AFTER, WITH_MORE
 from seeupo_jax.policy.files import gguf_vocabulary
 from seeupo_jax.policy.files.folder_files import read_json_object
-from seeupo_jax.policy.files.fused_experts import FusedExperts
 from seeupo_jax.policy.files.gguf_parts import part_files
 from seeupo_jax.policy.files.huggingface_tokenizer import gguf_tokenizer
 from seeupo_jax.policy.files.model_config import config_json, read_architecture
-from seeupo_jax.policy.files.packed_experts import PackedExperts, pack
 from seeupo_jax.policy.files.parameter_names import (
     StoredParameter,
     leaf_at,
@@ -40,6 +38,7 @@ from seeupo_jax.policy.files.safetensors_files import (
     Tensors,
     write_tensors,
 )
+from seeupo_jax.policy.files.stacked_experts import StackedExperts, pack
 from seeupo_jax.policy.files.tokenizer import Tokenizer, load_tokenizer
 from seeupo_jax.policy.network import abstract_network, split_model
 from seeupo_jax.policy.transformer import Transformer
@@ -202,16 +201,15 @@ def from_pretrained(
 def _folder_tensors(place: Path, arch: Architecture) -> Tensors:
     """The tensors of a model folder: of a model of texts and images those of its text model."""
     family = read_json_object(place / CONFIG_FILE)["model_type"]
-    if family in FAMILIES and FAMILIES[family].packed_experts:
-        return PackedExperts(SafetensorsFolder(place, bytes_too=True))
-    tensors: Tensors = SafetensorsFolder(place)
+    packed = family in FAMILIES and FAMILIES[family].packed_experts
+    tensors: Tensors = SafetensorsFolder(place, bytes_too=packed)
     begins = (WITH_IMAGES | WITH_MORE).get(family)
     if family in WITH_LAYERS_AFTER:
         layers = [f"model.layers.{layer}." for layer in range(arch.layers)]
         begins = {x: x for x in (*layers, "model.embed_tokens.", "model.norm.", "lm_head.")}
     if begins is not None:
         tensors = RenamedTensors(tensors, begins, place)
-    return tensors if arch.moe is None else FusedExperts(tensors, arch.moe)
+    return tensors if arch.moe is None else StackedExperts(tensors, arch.moe, packed=packed)
 
 
 def save_pretrained(
