@@ -16,6 +16,7 @@ import jax
 from jax.extend import core
 
 from seeupo_jax.policy.kernels.derivatives import RECOMPUTE
+from seeupo_jax.policy.kernels.grouped import GROUPED
 
 REFRESH = "sweep/refresh"  # the scope of a turn step's continuations
 # A device's platform -> what its branches of a program are for.
@@ -108,12 +109,12 @@ class _Walk:
         place = place._replace(recomputed=place.recomputed or _recomputes(equation))
         rules = {
             "dot_general": lambda: _product(equation, place),
-            "ragged_dot": lambda: _ragged(equation, place),
-            "ragged_dot_general": lambda: _ragged(equation, place),
             "while": lambda: self._loop(equation, place),
             "cond": lambda: self._branch(params, place),
             "pallas_call": lambda: self._kernel(params, place),
         }
+        if name == "cond" and GROUPED in str(equation.source_info.name_stack):
+            return _grouped(equation, place)
         if name in rules:
             return rules[name]()
         total = Flops()
@@ -179,13 +180,13 @@ def _product(equation: Any, place: _Place) -> Flops:
     return Flops(weights=flops, recomputed=recomputed)
 
 
-def _ragged(equation: Any, place: _Place) -> Flops:
-    """A product of grouped rows with experts' parameters: each row meets one group's matrix."""
-    lhs, rhs = (var.aval.shape for var in equation.invars[:2])
-    numbers = equation.params["ragged_dot_dimension_numbers"]
-    (_, contracted), (_, batch) = numbers.dot_dimension_numbers
-    paired = (*contracted, *batch, *numbers.rhs_group_dimensions)
-    flops = 2.0 * math.prod(lhs) * math.prod(n for i, n in enumerate(rhs) if i not in paired)
+def _grouped(equation: Any, place: _Place) -> Flops:
+    """A product of rows with experts' parameters: each meets one matrix, on every platform.
+
+    What fills up blocks of rows is not counted.
+    """
+    rows = equation.invars[1].aval  # the first argument: the platform is before it
+    flops = 2.0 * rows.size * equation.outvars[0].aval.shape[-1]
     return Flops(weights=flops, recomputed=flops if place.recomputed else 0.0)
 
 

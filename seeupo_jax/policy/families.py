@@ -35,13 +35,14 @@ WITH_IMAGES = {
     "gemma3": {"language_model.": ""},
     "mistral3": {"language_model.": ""},
     "qwen3_5": {"model.language_model.": "model.", "lm_head.": "lm_head."},
+    "qwen3_5_moe": {"model.language_model.": "model.", "lm_head.": "lm_head."},
 }
 # The same of families whose folders also hold layers that predict tokens after the next one.
 WITH_MORE = dict.fromkeys(
-    ("qwen3_next", "qwen3_5_text"), {"model.": "model.", "lm_head.": "lm_head."}
+    ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), {"model.": "model.", "lm_head.": "lm_head."}
 )
 # Families whose folders number such layers after the model's own.
-WITH_MORE_LAYERS = ("deepseek_v3",)
+WITH_MORE_LAYERS = ("deepseek_v3", "glm4_moe")
 _GATE_UP = {"mlp.gate_up_proj": ("mlp/gate", "mlp/up")}
 
 
@@ -59,10 +60,11 @@ class Family:
     experts: how its config states them (`policy/files/expert_config.py`); empty: it has none.
     delta: layers of its config may be gated DeltaNet: `grouped` as of `DeltaNet`, or `plain`.
     latent: its attention is of latents (`policy/files/latent_config.py`).
-    activation: the key of its activation. model_class: of `transformers`, without `ForCausalLM`;
+    activation, mlp_width: the keys of its activation, and of the width of its dense feed-forwards.
+    model_class: of `transformers`, without `ForCausalLM`;
       None: the family's name in camel case.
     names: of modules in a model folder where they are not Llama's.
-    packed_experts: all experts of a layer are one tensor (`policy/files/packed_experts.py`).
+    packed_experts: all experts of a layer are one tensor (`policy/files/stacked_experts.py`).
     fused: tensors that hold several modules' matrices one below the other.
     """
 
@@ -78,6 +80,7 @@ class Family:
     delta: str = ""
     latent: bool = False
     activation: str = "hidden_act"
+    mlp_width: str = "intermediate_size"
     model_class: str | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     packed_experts: bool = False
@@ -134,6 +137,18 @@ def _write_granite(arch: Architecture) -> dict[str, Any]:
         "residual_multiplier": arch.residual_scale,
         "attention_multiplier": arch.query_scale,
         "logits_scaling": round(1 / arch.logit_scale, 6),
+    }
+
+
+def _read_glm4_moe(values: Mapping[str, Any]) -> Fields:
+    return {"qkv_bias": values["attention_bias"], "qk_norm": values["use_qk_norm"]}
+
+
+def _write_glm4_moe(arch: Architecture) -> dict[str, Any]:
+    return {
+        "attention_bias": arch.qkv_bias,
+        "use_qk_norm": arch.qk_norm,
+        "partial_rotary_factor": arch.rope.partial,  # whose default is not 1 here
     }
 
 
@@ -224,4 +239,15 @@ FAMILIES = {
         _GATED, **_BIAS, delta="grouped", experts="qwen2", model_class="Qwen3Next"
     ),
     "qwen3_5_text": Family(_GATED, **_BIAS, delta="plain", rope_axes=True, model_class="Qwen3_5"),
+    "qwen3_5_moe_text": Family(
+        _GATED,
+        **_BIAS,
+        delta="plain",
+        rope_axes=True,
+        experts="qwen3_5",
+        mlp_width="moe_intermediate_size",  # it has no dense ones
+        model_class="Qwen3_5Moe",
+    ),
+    "glm4_moe": Family({}, _read_glm4_moe, _write_glm4_moe, experts="deepseek"),
+    "olmoe": Family({"joint_qk_norm": True}, **_BIAS, experts="olmoe"),
 }

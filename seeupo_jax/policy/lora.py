@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 import zlib
@@ -23,6 +24,7 @@ from seeupo_jax.durable_files import make_folder
 from seeupo_jax.parallel.distributed import place, to_host
 from seeupo_jax.parallel.mesh import param_shardings
 from seeupo_jax.policy.architecture import FEED_FORWARD, Architecture, LoraAdapters
+from seeupo_jax.policy.files import fused_adapters
 from seeupo_jax.policy.files.expert_adapters import (
     PARAMETERS,
     ExpertAdapterTensors,
@@ -31,7 +33,13 @@ from seeupo_jax.policy.files.expert_adapters import (
     to_peft,
 )
 from seeupo_jax.policy.files.folder_files import read_json_object
-from seeupo_jax.policy.files.parameter_names import leaf_at, stored_parameters
+from seeupo_jax.policy.files.fused_adapters import FUSED_MODULES, FusedAdapterTensors
+from seeupo_jax.policy.files.parameter_names import (
+    StoredParameter,
+    leaf_at,
+    shape_in_file,
+    stored_parameters,
+)
 from seeupo_jax.policy.files.placement import check_tensors, load_params
 from seeupo_jax.policy.files.safetensors_files import SafetensorsFolder, Tensors, write_file
 from seeupo_jax.policy.files.tokenizer import Tokenizer
@@ -60,8 +68,6 @@ _FIXED: dict[str, Sequence[Any]] = {
     "modules_to_save": (None, []),
     "layers_pattern": (None, [], "", "layers", ["layers"]),
     "exclude_modules": (None, []),
-    "rank_pattern": (None, {}),
-    "alpha_pattern": (None, {}),
     "trainable_token_indices": (None, []),
     # The others change the base model's weights when they are loaded.
     "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva", "mica"),
@@ -158,29 +164,57 @@ def save_adapters(
         raise ValueError("save_adapters: got a model without adapters; allowed: one with them.")
     network, params = split_model(model)
     adapters, _ = split_trainable(network, params)
-    if shared := adapters_of_shared_tensors(model.arch, adapters):
-        raise ValueError(f"save_adapters: got adapters {shared}; allowed: merge(model) first.")
-    tensors = {}
-    for stored in stored_parameters(model.arch, adapters):
-        leaf = leaf_at(adapters, stored.path)
-        leaf = leaf if stored.layer is None else leaf[stored.layer]
-        x = to_host(leaf)
-        tensors[PREFIX + stored.names[0]] = np.ascontiguousarray(x.T if stored.transposed else x)
-    tensors = to_peft(tensors)
+    if some := adapters_of_some_parts(model.arch, adapters):
+        raise ValueError(f"save_adapters: got adapters {some}; allowed: merge(model) first.")
+    tensors = to_peft(_tensors_in_file(model.arch, adapters))
     if jax.process_index() != 0:
         return
     folder = Path(path)
     make_folder(folder)
     write_file(tensors, folder / WEIGHTS_FILE)
-    of_experts = model.arch.expert_adapters
-    values = {
+    values = _config_json(model.arch, sorted({fused_adapters.module_of(x) or "" for x in tensors}))
+    values["base_model_name_or_path"] = os.path.abspath(base)
+    (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    if tokenizer is not None:
+        tokenizer.save(folder)
+
+
+def _tensors_in_file(arch: Architecture, adapters: Any) -> dict[str, np.ndarray]:
+    """The tensors of adapters by PEFT's names, but for those of experts."""
+    parts: dict[str, dict[int | None, np.ndarray]] = {}
+    for stored in stored_parameters(arch, adapters):
+        leaf = leaf_at(adapters, stored.path)
+        x = to_host(leaf if stored.layer is None else leaf[stored.layer])
+        x = np.ascontiguousarray(x.T if stored.transposed else x)
+        parts.setdefault(PREFIX + stored.names[0], {})[stored.first_row] = x
+    return {
+        name: rows[None]
+        if None in rows
+        else fused_adapters.to_peft([rows[row] for row in sorted(rows)], name)
+        for name, rows in parts.items()
+    }
+
+
+def _config_json(arch: Architecture, modules: Sequence[str]) -> dict[str, Any]:
+    """The adapter_config.json of a model, without the model's place.
+
+    Args:
+      modules: those that hold several projections' adapters, among other names.
+    """
+    lora, of_experts = arch.lora, arch.expert_adapters
+    fused = {name: FUSED_MODULES[name] for name in FUSED_MODULES if name in modules}
+    within = {part: name for name, parts in fused.items() for part in parts}
+    names = dict.fromkeys(within.get(name, name) for name in _modules(arch))
+    ranks, alphas = _patterns(lora, fused)
+    return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": os.path.abspath(base),
         "r": lora.rank,
         "lora_alpha": lora.alpha,
+        "rank_pattern": ranks,
+        "alpha_pattern": alphas,
         "lora_dropout": 0.0,
-        "target_modules": _modules(model.arch) if lora.pattern is None else lora.pattern,
+        "target_modules": list(names) if lora.pattern is None else lora.pattern,
         "target_parameters": None if of_experts is None else parameters_of(of_experts.targets),
         "layers_to_transform": None if lora.layers is None else list(lora.layers),
         "bias": "none",
@@ -190,25 +224,41 @@ def save_adapters(
         "modules_to_save": None,
         "inference_mode": True,
     }
-    (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    if tokenizer is not None:
-        tokenizer.save(folder)
 
 
-def adapters_of_shared_tensors(arch: Architecture, adapters: Any) -> str | None:
-    """Which adapters are of matrices that share a tensor in the family's folders; None: none.
+def _patterns(
+    lora: LoraAdapters, modules: Mapping[str, Sequence[str]]
+) -> tuple[dict[str, int], dict[str, float]]:
+    """Ranks and alphas of modules with the adapters of several parts, whose scale is the same."""
+    counts = {name: len(parts) for name, parts in modules.items()}
+    ranks = {name: lora.rank * count for name, count in counts.items()}
+    power = 0.5 if lora.rslora else 1
+    return ranks, {name: lora.alpha * count**power for name, count in counts.items()}
 
-    To PEFT such a tensor (`qkv_proj` of Phi-3) is one module with one adapter.
+
+def adapters_of_some_parts(arch: Architecture, adapters: Any) -> str | None:
+    """Which adapters a folder in PEFT's format cannot hold; None: it can hold all.
+
+    Matrices that share a tensor in the family's folders (`qkv_proj` of Phi-3) are one module to
+    PEFT, so all of them have adapters, selected by names.
 
     Args:
       adapters: their tree, or that of their shapes.
     """
-    stored = stored_parameters(arch, adapters)
-    names = {each.names[0].rpartition(".lora_")[0] for each in stored if each.first_row is not None}
-    if not names:
+    counts: dict[str, int] = {}
+    for each in stored_parameters(arch, adapters):
+        if each.first_row is not None:
+            counts[each.names[0]] = counts.get(each.names[0], 0) + 1
+    modules = {name: fused_adapters.module_of(name) or "" for name in counts}
+    wrong = {
+        module
+        for name, module in modules.items()
+        if arch.lora.pattern is not None or counts[name] < len(FUSED_MODULES[module])
+    }
+    if not wrong:
         return None
-    modules = sorted({name.rpartition(".")[2] for name in names})
-    return f"of parts of {', '.join(modules)}, each one module to PEFT"
+    how = "" if arch.lora.pattern is None else " by a regular expression"
+    return f"of parts of {', '.join(sorted(wrong))}{how}, each one module to PEFT"
 
 
 def load_adapters(
@@ -228,10 +278,23 @@ def load_adapters(
     if network.arch.expert_adapters is not None:
         tensors = ExpertAdapterTensors(tensors, network.arch.moe.experts, lora.targets)
     stored = list(stored_parameters(network.arch, wanted))
+    if rows := _rows_of_parts(wanted, stored):
+        tensors = FusedAdapterTensors(tensors, lora.rank, rows, str(folder))
     check_tensors(tensors, stored, wanted, folder)
     logical_axes, _ = split_trainable(network, network.logical_axes())
     adapters = load_params(tensors, stored, wanted, logical_axes, mesh, "float32")
     return network.bind(join_params(adapters, _base(model)))
+
+
+def _rows_of_parts(adapters: Any, stored: Sequence[StoredParameter]) -> dict[str, tuple[int, ...]]:
+    """The outputs of the parts of fused modules, by the modules' names."""
+    rows: dict[str, dict[int, int]] = {}
+    for each in stored:
+        module = fused_adapters.module_of(each.names[0])
+        if module and each.first_row is not None and each.path[-1] == "lora_b":
+            size = shape_in_file(adapters, each)[0]
+            rows.setdefault(module, {})[each.first_row] = size
+    return {module: tuple(sizes[row] for row in sorted(sizes)) for module, sizes in rows.items()}
 
 
 def base_model_path(folder: Path) -> str | None:
@@ -279,7 +342,23 @@ def read_lora(folder: Path) -> LoraAdapters:
     targets, layers = _all_targets(file, values), _layers(file, values)
     if values.get("lora_dropout"):
         _LOGGER.warning("%s: lora_dropout is not applied: the sampler has none either", file)
-    return LoraAdapters(rank, float(alpha), targets, bool(rslora), layers)
+    lora = LoraAdapters(rank, float(alpha), targets, bool(rslora), layers)
+    _check_patterns(file, values, lora)
+    return lora
+
+
+def _check_patterns(file: Path, values: Mapping[str, Any], lora: LoraAdapters) -> None:
+    """ValueError: ranks or alphas of some modules, but those of several parts' adapters."""
+    got = [values.get(key) or {} for key in ("rank_pattern", "alpha_pattern")]
+    named = got[0] if isinstance(got[0], dict) else {}
+    fused = {name: parts for name, parts in FUSED_MODULES.items() if name in named}
+    wanted = _patterns(lora, fused)
+    for key, actual, allowed in zip(("rank_pattern", "alpha_pattern"), got, wanted, strict=True):
+        same = isinstance(actual, dict) and actual.keys() == allowed.keys()
+        if not same or any(type(x) not in (int, float) for x in actual.values()):
+            raise ValueError(f"{file}: {key} is {shown(values[key])}; allowed: {allowed or None}.")
+        if any(not math.isclose(actual[name], allowed[name]) for name in allowed):
+            raise ValueError(f"{file}: {key} is {shown(values[key])}; allowed: {allowed}.")
 
 
 def _all_targets(file: Path, values: Mapping[str, Any]) -> tuple[str, ...]:
@@ -306,6 +385,8 @@ def _targets(file: Path, targets: Any) -> tuple[str, ...]:
     targets = list(TARGETS) if targets == "all-linear" else targets
     if isinstance(targets, str) and is_pattern(targets):
         return (targets,)
+    if isinstance(targets, list) and all(isinstance(name, str) for name in targets):
+        targets = fused_adapters.parts_of(targets)
     if not isinstance(targets, list) or not targets or any(t not in PROJECTIONS for t in targets):
         raise ValueError(
             f"{file}: target_modules is {shown(targets)}; allowed: a list of one or more of"

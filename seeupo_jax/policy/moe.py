@@ -26,6 +26,7 @@ from seeupo_jax.policy.architecture import (
     Moe,
     Routing,
 )
+from seeupo_jax.policy.kernels.grouped import grouped_product
 
 EXPERT, TENSOR = RULES["experts"], RULES["mlp"]
 # Parameters of a layer's router and experts, each with its logical axes.
@@ -64,9 +65,7 @@ class Experts(nnx.Module):
     tokens, each runs its own experts on all of them, and the sums are scattered back. Matrices of
     experts are sharded over `tensor` as those of a dense feed-forward.
 
-    The grouped matmuls are `jax.lax.ragged_dot`, a native instruction on TPU. On CPU, and on GPUs
-    whose XLA has no kernel for it, XLA multiplies a masked copy of all sorted tokens for each
-    expert of the device: time and memory grow with E, which sharding divides.
+    Time and memory grow with the experts of a token, not with all (`policy/kernels/grouped.py`).
     """
 
     def __init__(
@@ -297,33 +296,29 @@ def mix_experts(
     group_S = jnp.where(expert_XP < 0, E, expert_XP).reshape(-1)  # foreign ones last
     order_S = jnp.argsort(group_S)
     size_E = jnp.bincount(group_S, length=E)
-    # A grouped matmul leaves rows of no group undefined on some devices, forwards and backwards:
-    # cleared in its input (for the gradient) and its output.
-    real_S1 = (jnp.arange(X * P) < size_E.sum())[:, None]
 
     def project(x: jax.Array, name: str) -> jax.Array:
-        y = jax.lax.ragged_dot(x, experts[name], size_E)
+        y = grouped_product(x, experts[name], size_E)
         if f"{name}_bias" not in experts:
             return y
         bias = experts[f"{name}_bias"][jnp.minimum(group_S[order_S], E - 1)]
-        return y + jnp.where(real_S1, bias, 0)
+        return y + jnp.where((jnp.arange(X * P) < size_E.sum())[:, None], bias, 0)
 
     def lower(x: jax.Array, a: str) -> jax.Array | None:
-        return jax.lax.ragged_dot(x, experts[a], size_E) if a in experts else None
+        return grouped_product(x, experts[a], size_E) if a in experts else None
 
     def adapt(y: jax.Array, low_SR: jax.Array | None, b: str) -> jax.Array:
         if low_SR is None:
             return y
-        more = jax.lax.ragged_dot(low_SR, experts[b], size_E).astype(jnp.float32) * lora_scale
+        more = grouped_product(low_SR, experts[b], size_E).astype(jnp.float32) * lora_scale
         return y + more.astype(y.dtype)
 
-    x_SD = jnp.where(real_S1, x_XD[order_S // P], 0)
+    x_SD = x_XD[order_S // P]
     low_SR = lower(x_SD, "lora_gate_up_a")
     gate_SF = adapt(project(x_SD, "gate"), low_SR, "lora_gate_b")
     up_SF = adapt(project(x_SD, "up"), low_SR, "lora_up_b")
     h_SF = _gated(gate_SF, up_SF, moe, activation)
     y_SD = adapt(project(h_SF, "down"), lower(h_SF, "lora_down_a"), "lora_down_b")
-    y_SD = jnp.where(real_S1, y_SD, 0)
     place_XP = jnp.argsort(order_S).reshape(X, P)
     return jnp.einsum("xp,xpd->xd", weight_XP, y_SD[place_XP])
 

@@ -28,7 +28,7 @@ from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import SELECTION_BIAS, Architecture
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy.files.weights import base_model_folder, read_tokenizer, resolve_path
-from seeupo_jax.policy.lora import adapters_of_shared_tensors, with_adapters
+from seeupo_jax.policy.lora import adapters_of_some_parts, with_adapters
 from seeupo_jax.policy_io import build
 from seeupo_jax.policy_io.build_sampler import build_grammars
 from seeupo_jax.rewards.candidate_judge import make_judge
@@ -243,11 +243,11 @@ def check_model(config: Config, mesh: jax.sharding.Mesh, *, tokenizer: bool = Tr
     lora = build.adapters_of(config)
     if lora is not None or config.optimizer.groups:
         shapes = _trained_shapes(config, arch)
-        shared = None if lora is None else adapters_of_shared_tensors(arch, shapes)
-        if shared is not None and not config.lora.merge:
+        some = None if lora is None else adapters_of_some_parts(arch, shapes)
+        if some is not None and not config.lora.merge:
             raise ValueError(
-                f"config.lora.merge: got False with adapters {shared}; allowed: True, or other"
-                " config.lora.targets."
+                f"config.lora.merge: got False with adapters {some}; allowed: True, or names of all"
+                " their parts, or of none, as config.lora.targets."
             )
 
 

@@ -47,6 +47,19 @@ DOTS1 = {
     "routed_scaling_factor": 2.5,
     "head_dim": 24,
 }
+GLM4_MOE = {**DOTS1, "first_k_dense_replace": 1}
+QWEN3_5_MOE = {
+    "intermediate_size": 40,  # which it does not have
+    **QWEN2_MOE,
+    "head_dim": 24,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+}
+# Its padding is a token by default, whose embedding has no gradient in PyTorch.
+OLMOE = {"num_experts": 6, "num_experts_per_tok": 3, "pad_token_id": None}
 CASES = {
     "qwen2_moe": ("qwen2_moe", QWEN2_MOE),
     "qwen2_moe window, dense layer": (
@@ -75,6 +88,24 @@ CASES = {
             "attention_bias": True,
         },
     ),
+    "glm4_moe": ("glm4_moe", GLM4_MOE),
+    "glm4_moe norms, biases, groups": (
+        "glm4_moe",
+        {
+            **GLM4_MOE,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "n_group": 2,
+            "norm_topk_prob": False,
+            "partial_rotary_factor": 1.0,
+        },
+    ),
+    "qwen3_5_moe": ("qwen3_5_moe_text", QWEN3_5_MOE),
+    "olmoe": ("olmoe", OLMOE),
+    "olmoe normalized, biases": (
+        "olmoe",
+        {**OLMOE, "norm_topk_prob": True, "attention_bias": True, "num_key_value_heads": 3},
+    ),
 }
 
 
@@ -96,7 +127,10 @@ def torch_model(tmp_path_factory):
     return make
 
 
-@pytest.mark.sampled("qwen2_moe", "mixtral window", "dots1 groups, dense layer")
+@pytest.mark.sampled(
+    *("qwen2_moe", "mixtral window", "dots1 groups, dense layer"),
+    *("glm4_moe norms, biases, groups", "qwen3_5_moe"),
+)
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_pytorch_there_and_back(case, torch_model, tmp_path):
     reference, folder = torch_model(case)
@@ -115,7 +149,10 @@ def test_logits_are_those_of_pytorch_there_and_back(case, torch_model, tmp_path)
 
 
 @pytest.mark.sampled("dots1 groups, dense layer")
-@pytest.mark.parametrize("case", ["qwen2_moe", "mixtral", "dots1 groups, dense layer"])
+@pytest.mark.parametrize(
+    "case",
+    ["qwen2_moe", "mixtral", "dots1 groups, dense layer", "glm4_moe", "qwen3_5_moe", "olmoe"],
+)
 def test_gradients_are_those_of_pytorch(case, torch_model):
     reference, folder = torch_model(case)
     model, _ = from_pretrained(folder, dtype="float32")
@@ -190,6 +227,20 @@ def test_fused_experts_are_read_as_the_same_model(case, torch_model, tmp_path):
         from_pretrained(tmp_path)
 
 
+@pytest.mark.exhaustive
+def test_layers_after_the_last_one_are_not_read(torch_model, tmp_path, caplog):
+    """GLM-4.5 predicts the token after the next one there."""
+    _, folder = torch_model("glm4_moe")
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    extra = {"model.layers.2.eh_proj.weight": np.zeros((4, 4), np.float32)}
+    save_file(load_file(f"{folder}/model.safetensors") | extra, tmp_path / "model.safetensors")
+    got, wanted = (from_pretrained(place, dtype="float32")[0] for place in (tmp_path, folder))
+    assert [line for line in caplog.messages if "not read" in line] == [
+        f"{tmp_path}: 1 tensors are not read: model.layers"
+    ]
+    jax.tree.map(np.testing.assert_array_equal, split_model(got)[1], split_model(wanted)[1])
+
+
 def test_selection_biases_stay_float32_in_every_file_and_type(torch_model, tmp_path):
     _, folder = torch_model("dots1")
     name = "model.layers.0.mlp.gate.e_score_correction_bias"
@@ -212,4 +263,7 @@ def test_the_saved_config_says_the_same_to_transformers(torch_model, tmp_path):
             wanted = reference[key]
             if key == "head_dim" and wanted is None:  # then it is this, which Mixtral may leave out
                 wanted = reference["hidden_size"] // reference["num_attention_heads"]
+            if key == "rope_parameters" and wanted.get("partial_rotary_factor") == 1:
+                assert actual["partial_rotary_factor"] == 1  # there it may be left out
+                wanted = {k: v for k, v in wanted.items() if k != "partial_rotary_factor"}
             assert actual[key] == wanted, (case, key)

@@ -323,38 +323,6 @@ def test_pairs_of_foreign_experts_add_nothing():
     np.testing.assert_allclose(sum(parts), wanted, atol=1e-6)
 
 
-def test_rows_that_no_group_covers_may_hold_anything(monkeypatch):
-    real = jax.lax.ragged_dot
-
-    def spoil(y, size_E):
-        return jnp.where((jnp.arange(len(y)) < size_E.sum())[:, None], y, jnp.nan)
-
-    @jax.custom_vjp
-    def spoiled(x, w, size_E):
-        return spoil(real(x, w, size_E), size_E)
-
-    def backward(saved, y_grad):
-        x, w, size_E = saved
-        x_grad, w_grad = jax.vjp(lambda x, w: real(x, w, size_E), x, w)[1](y_grad)
-        return spoil(x_grad, size_E), w_grad, None
-
-    spoiled.defvjp(lambda *saved: (spoiled(*saved), saved), backward)
-    _, params = layer()
-    weight_XP, expert_XP, _ = route(tokens(10), params["router"], per_token=P, normalize=True)
-    half = [params[name][: E // 2] for name in ("gate", "up", "down")]
-
-    def grads():
-        def loss(*a):
-            experts = dict(zip(MIX, a[2:], strict=True))
-            return (moe.mix_experts(*a[:2], expert_XP, experts, moe=QWEN3) ** 2).sum()
-
-        return jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3, 4)))(tokens(10), weight_XP, *half)
-
-    wanted = grads()
-    monkeypatch.setattr(jax.lax, "ragged_dot", spoiled)
-    jax.tree.map(np.testing.assert_array_equal, grads(), wanted)
-
-
 def place(params, mesh):
     module = nnx.eval_shape(experts)
     names = {name: vars(module)[name].get_metadata("logical") for name in params}

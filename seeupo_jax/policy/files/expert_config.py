@@ -62,6 +62,41 @@ def _qwen2_experts_json(moe: Moe) -> dict[str, Any]:
     return _qwen_experts_json(moe) | {"shared_expert_intermediate_size": moe.shared_width}
 
 
+def _read_qwen3_5_experts(values: Mapping[str, Any], source: str) -> Moe:
+    return Moe(
+        values["num_experts"],
+        _experts_per_token(values, values["num_experts"], source),
+        values["moe_intermediate_size"],
+        normalize=True,
+        shared_width=values["shared_expert_intermediate_size"],
+        shared_gate=True,
+    )
+
+
+def _qwen3_5_experts_json(moe: Moe) -> dict[str, Any]:
+    return {
+        "num_experts": moe.experts,
+        "num_experts_per_tok": moe.per_token,
+        "moe_intermediate_size": moe.mlp_width,
+        "shared_expert_intermediate_size": moe.shared_width,
+    }
+
+
+def _read_olmoe_experts(values: Mapping[str, Any], source: str) -> Moe:
+    experts = values["num_experts"]
+    each = _experts_per_token(values, experts, source)
+    return Moe(experts, each, values["intermediate_size"], values["norm_topk_prob"])
+
+
+def _olmoe_experts_json(moe: Moe) -> dict[str, Any]:
+    return {
+        "num_experts": moe.experts,
+        "num_experts_per_tok": moe.per_token,
+        "intermediate_size": moe.mlp_width,
+        "norm_topk_prob": moe.normalize,
+    }
+
+
 def _read_mixtral_experts(values: Mapping[str, Any], source: str) -> Moe:
     experts = values["num_local_experts"]
     each = _experts_per_token(values, experts, source)
@@ -169,6 +204,8 @@ def _gpt_oss_experts_json(moe: Moe) -> dict[str, Any]:
 EXPERT_SETTINGS = {
     "qwen3": ExpertSettings(_read_qwen_experts, _qwen_experts_json),
     "qwen2": ExpertSettings(_read_qwen2_experts, _qwen2_experts_json),
+    "qwen3_5": ExpertSettings(_read_qwen3_5_experts, _qwen3_5_experts_json),
+    "olmoe": ExpertSettings(_read_olmoe_experts, _olmoe_experts_json),
     "mixtral": ExpertSettings(_read_mixtral_experts, _mixtral_experts_json),
     "gpt_oss": ExpertSettings(_read_gpt_oss_experts, _gpt_oss_experts_json),
     "deepseek_v2": ExpertSettings(_read_deepseek2_experts, _deepseek2_experts_json),

@@ -77,18 +77,13 @@ _TRUTHS = (
     "qkv_bias",
     "mlp_bias",
     "norm_topk_prob",
+    "use_qk_norm",
     "use_sliding_window",
     "rope_interleave",
 )
 _LISTS = {"layer_types": str, "mlp_only_layers": int, "no_rope_layers": int}
 # Required in a config: the family's default would be a guess.
-_REQUIRED = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-)
+_REQUIRED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 # Settings that would change the computation, and their supported values.
 _FIXED: dict[str, tuple[Any, ...]] = {
     "attention_dropout": (0.0,),
@@ -101,6 +96,7 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "pretraining_tp": (1,),
     "router_jitter_noise": (0.0,),
     "moe_layer_freq": (1,),
+    "clip_qkv": (None,),
 }
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 
@@ -117,24 +113,25 @@ def read_architecture(
     Raises:
       ValueError: another family, a missing size, or an unsupported setting.
     """
-    name, required = values.get("model_type"), _REQUIRED
+    name, of_text = values.get("model_type"), False
     if isinstance(name, str) and name in WITH_IMAGES:
         # Published ones leave out what is the default of their text model's family.
-        values, source, required = _text_config(values, source), f"{source}: text_config", ()
+        values, source, of_text = _text_config(values, source), f"{source}: text_config", True
         name = values.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         names = ", ".join((*FAMILIES, *WITH_IMAGES))
         raise ValueError(f"{source}: model_type is {shown(name)}; allowed: {names}.")
+    family = FAMILIES[name]
+    required = () if of_text else (*_REQUIRED, family.mlp_width)
     missing = [key for key in required if values.get(key) is None]
     if missing:
         raise ValueError(f"{source}: {', '.join(missing)} missing; a {name} config has them.")
     _check_values(values, source)
-    values = _without_read_quantization(FAMILIES[name], values, source)
+    values = _without_read_quantization(family, values, source)
     full = _with_defaults(name, values, source)
     for key, allowed in _FIXED.items():
         if full.get(key, allowed[0]) not in allowed:
             raise ValueError(f"{source}: {key} is {shown(full[key])}; allowed: {allowed[0]!r}.")
-    family = FAMILIES[name]
     heads = full["num_attention_heads"]
     head_dim, kv_heads = full.get("head_dim"), full["num_key_value_heads"]
     head_dim = full["hidden_size"] // heads if head_dim is None else head_dim
@@ -160,7 +157,7 @@ def read_architecture(
         layers=full["num_hidden_layers"],
         heads=heads,
         kv_heads=kv_heads,
-        mlp_width=full["intermediate_size"],
+        mlp_width=full[family.mlp_width],
         rope=rope,
         ropes=ropes,
         norm_eps=full["rms_norm_eps"],
@@ -184,7 +181,7 @@ def _without_read_quantization(
 
 
 def _is_mxfp4(quantization: Any) -> bool:
-    """Whether a model's experts are stored in MXFP4, which `packed_experts` reads."""
+    """Whether a model's experts are stored in MXFP4, which `stacked_experts` reads."""
     return isinstance(quantization, Mapping) and quantization.get("quant_method") == "mxfp4"
 
 

@@ -159,6 +159,9 @@ def _stored_in_layer(
     file_leaf, transposed = _LEAF[leaf]
     family, module = FAMILIES.get(arch.family or "", _UNNAMED), "/".join(modules)
     name, first_row = _module_name(arch, family, module)
+    if leaf == "lora_a" and first_row is not None:  # of `fused_adapters.py`
+        (parts,) = (parts for parts in family.fused.values() if module in parts)
+        first_row = parts.index(module) * arch.lora.rank
     return StoredParameter(
         keys, layer, (f"{prefix}{name}.{file_leaf}",), False, transposed, first_row
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,11 +24,9 @@ from seeupo_jax.policy.families import FAMILIES, WITH_IMAGES, WITH_MORE, WITH_MO
 from seeupo_jax.policy.files import gguf_vocabulary
 from seeupo_jax.policy.files.block_scaled import BlockScaledTensors, block_size, is_fp8
 from seeupo_jax.policy.files.folder_files import read_json_object
-from seeupo_jax.policy.files.fused_experts import FusedExperts
 from seeupo_jax.policy.files.gguf_parts import part_files
 from seeupo_jax.policy.files.huggingface_tokenizer import gguf_tokenizer
 from seeupo_jax.policy.files.model_config import config_json, read_architecture
-from seeupo_jax.policy.files.packed_experts import PackedExperts, pack
 from seeupo_jax.policy.files.parameter_names import (
     StoredParameter,
     leaf_at,
@@ -43,6 +41,7 @@ from seeupo_jax.policy.files.safetensors_files import (
     Tensors,
     write_tensors,
 )
+from seeupo_jax.policy.files.stacked_experts import StackedExperts, pack
 from seeupo_jax.policy.files.tokenizer import Tokenizer, load_tokenizer
 from seeupo_jax.policy.network import abstract_network, split_model
 from seeupo_jax.policy.transformer import Transformer
@@ -206,12 +205,11 @@ def _folder_tensors(place: Path, arch: Architecture) -> Tensors:
     """The tensors of a model folder: of a model of texts and images those of its text model."""
     values = read_json_object(place / CONFIG_FILE)
     family = values["model_type"]
-    if family in FAMILIES and FAMILIES[family].packed_experts:
-        return PackedExperts(SafetensorsFolder(place, more=("U8",)))
-    tensors = _plain_tensors(place, values)
+    packed = family in FAMILIES and FAMILIES[family].packed_experts
+    tensors = _plain_tensors(place, values, more=("U8",) if packed else ())
     if (begins := _names_to_read(family, arch)) is not None:
         tensors = RenamedTensors(tensors, begins, place)
-    return tensors if arch.moe is None else FusedExperts(tensors, arch.moe)
+    return tensors if arch.moe is None else StackedExperts(tensors, arch.moe, packed=packed)
 
 
 def _names_to_read(family: str, arch: Architecture) -> Mapping[str, str] | None:
@@ -222,14 +220,18 @@ def _names_to_read(family: str, arch: Architecture) -> Mapping[str, str] | None:
     return {name: name for name in ("model.embed_tokens.", "model.norm.", "lm_head.", *layers)}
 
 
-def _plain_tensors(place: Path, values: Mapping[str, Any]) -> Tensors:
-    """The tensors of a folder with this config.json, those of 8 bits by their values."""
+def _plain_tensors(place: Path, values: Mapping[str, Any], *, more: Sequence[str]) -> Tensors:
+    """The tensors of a folder with this config.json, those of 8 bits by their values.
+
+    Args:
+      more: types that are allowed too.
+    """
     text = values.get("text_config")
     stated = [each.get("quantization_config") for each in (values, text) if isinstance(each, dict)]
     quantization = next((each for each in stated if is_fp8(each)), None)
     if quantization is None:
-        return SafetensorsFolder(place)
-    files = SafetensorsFolder(place, more=(FP8,))
+        return SafetensorsFolder(place, more=more)
+    files = SafetensorsFolder(place, more=(*more, FP8))
     return BlockScaledTensors(files, block_size(quantization, str(place / CONFIG_FILE)))
 
 

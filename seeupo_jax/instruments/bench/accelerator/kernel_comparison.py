@@ -77,7 +77,7 @@ def compare(
     if not timed:
         return differences, {}
     sides = {"kernel_s": kernel, "plain_s": reference}
-    return differences, {name: _seconds(side, qkv, dtype, *others) for name, side in sides.items()}
+    return differences, {name: seconds(side, qkv, dtype, *others) for name, side in sides.items()}
 
 
 def outputs_apart(
@@ -102,7 +102,7 @@ def _run(f: Callable[..., Any], arrays: Any, dtype: str, *others: Any) -> Any:
         return jax.block_until_ready(f(*(x.astype(dtype) for x in arrays), *others))
 
 
-def _seconds(f: Callable[..., Any], arrays: Any, dtype: str, *others: Any) -> float:
+def seconds(f: Callable[..., Any], arrays: Any, dtype: str, *others: Any) -> float:
     """Seconds of one such call, the median of nine."""
     each, arrays = [], [x.astype(dtype) for x in arrays]
     with _precision(dtype):

@@ -21,7 +21,7 @@ from seeupo_jax.benchmarks import machine, torch_runner, update_benchmark
 from seeupo_jax.benchmarks import rollout as rollout_bench
 from seeupo_jax.benchmarks.comparison import Alone
 from seeupo_jax.benchmarks.settings import BenchSettings, architecture
-from seeupo_jax.instruments.bench.accelerator import kernels, numerics
+from seeupo_jax.instruments.bench.accelerator import expert_products, kernels, numerics
 from seeupo_jax.instruments.bench.accelerator.device_time import device_time
 from seeupo_jax.instruments.bench.accelerator.runner import Record, is_out_of_memory, sentence
 from seeupo_jax.parallel.device_memory import GIB
@@ -266,6 +266,12 @@ PIECES = (
         "rows",
         "fused attention over rows, and over pages of the KV cache, against plain attention",
         kernels.rows,
+        60,
+    ),
+    _checked(
+        "experts",
+        "the grouped product of experts by the platform's kernel against `ragged_dot`",
+        expert_products.experts,
         60,
     ),
     _checked(

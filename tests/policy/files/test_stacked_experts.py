@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from seeupo_jax.policy import from_pretrained
-from seeupo_jax.policy.files.packed_experts import from_mxfp4
+from seeupo_jax.policy.files.stacked_experts import from_mxfp4
 
 SIZES = {
     "vocab_size": 61,
