@@ -395,7 +395,7 @@ class Transformer(nnx.Module):
         def recur(
             old: DeltaStates, delta: GatedDeltaNet, x: jax.Array
         ) -> tuple[jax.Array, DeltaStates]:
-            return delta.extend(x, position_RL, old, page_table.slot_R)
+            return delta.extend(x, position_RL, old, page_table.states)
 
         # Unrolled: a scan would copy the cache into its stack and out of it.
         return self._run(tokens_RL, position_RL, pages, attend, recur, unroll=True)
