@@ -165,6 +165,7 @@ TOKENS = (
     Metric("rollout/decode_positions", "positions", "sum"),
     Metric("rollout/cached_tokens", "tokens", "sum"),
     Metric("rollout/evicted_pages", "pages", "sum"),
+    Metric("rollout/evicted_states", "states", "sum"),
     Metric("rollout/memory_waits", "engine steps", "sum"),
     Metric("rollout/reshard_bytes", "bytes", "sum"),
     Metric("rollout/programs_compiled", "programs", "count"),

@@ -67,8 +67,8 @@ DECISIONS: Mapping[str, Mapping[Decision, str]] = {
     "experts": {A: "balance_coef z_coef bias_rate"},
     "optimizer.groups[]": {A: "pattern frozen name learning_rate kwargs"},
     "rollout": {
-        C: "mesh concurrency slots cache_gib page_size decode_steps prefill_tokens deterministic"
-        " reset_ahead_s",
+        C: "mesh concurrency slots cache_gib cached_states page_size decode_steps prefill_tokens"
+        " deterministic reset_ahead_s",
         R: "tasks group_size max_turns max_action_tokens max_context temperature top_k top_p"
         " grammar quantize",
     },

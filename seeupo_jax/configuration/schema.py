@@ -84,6 +84,9 @@ class Rollout:
     """Conversations decoded together; none: all open ones."""
     cache_gib: float | None = above(0, None)
     """KV cache per device; none: enough for all open conversations."""
+    cached_states: int | None = at_least(0, None)
+    """States of recurrent layers kept for later turns, beside those of slots; none: one for each
+    open conversation."""
     page_size: int = at_least(1, 16)
     """Tokens of a page of the KV cache."""
     decode_steps: int = at_least(1, 8)

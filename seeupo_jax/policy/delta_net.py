@@ -18,6 +18,7 @@ from seeupo_jax.policy.kernels import gated_delta
 from seeupo_jax.policy.kernels.attention import NOWHERE
 from seeupo_jax.policy.kernels.derivatives import rms_norm
 from seeupo_jax.policy.kernels.gated_delta import DeltaInputs
+from seeupo_jax.policy.kernels.paged import StateRows
 from seeupo_jax.policy.projection import Projection
 
 # Parameters that are float32 in the sampler too: decays would be others, and they are few.
@@ -26,9 +27,10 @@ STATE_AXES = ("rows", None, None, None)  # logical axes of `DeltaStates`; the fi
 
 
 class DeltaStates(NamedTuple):
-    """The sampler's cache of one layer: what each slot's next token needs of those before it.
+    """The sampler's cache of one layer: what the next token needs of those before it.
 
-    input_SWC: the last inputs of the convolution. state_SHkv: float32.
+    S: states of the pool, or rows. input_SWC: the last inputs of the convolution.
+    state_SHkv: float32.
     """
 
     input_SWC: jax.Array
@@ -77,20 +79,24 @@ class GatedDeltaNet(nnx.Module):
         return self._read(out_NLHv, projected.gate_NLHv)
 
     def extend(
-        self, x_RLD: jax.Array, position_RL: jax.Array, states: DeltaStates, slot_R: jax.Array
+        self,
+        x_RLD: jax.Array,
+        position_RL: jax.Array,
+        states: DeltaStates,
+        rows: StateRows | None = None,
     ) -> tuple[jax.Array, DeltaStates]:
-        """Tokens that continue the states of their rows' slots.
+        """Tokens that continue the states of their rows.
 
         Args:
           position_RL: of each token; the first of a sequence begins from an empty state. `NOWHERE`
             at padding, which comes last and changes no state.
-          slot_R: int32, each row's; a slot beyond the last is none. No two rows have the same.
+          states: a pool, which `rows` reads and writes; None: one of each row, in their order.
         """
         projected, weight_CW = self._project(x_RLD), self.conv1d[...][:, 0]
         valid_RL, goes_on_R = position_RL != NOWHERE, position_RL[:, 0] != 0
         before_RWC, state_RHkv = (
             jnp.where(goes_on_R.reshape(-1, *(1,) * (x.ndim - 1)), x, 0)
-            for x in (_take(x, slot_R) for x in states)
+            for x in (states if rows is None else take_states(states, rows))
         )
         convolved = gated_delta.convolve(projected.x_NLC, weight_CW, before_RWC)
         inputs = self._inputs(projected, convolved)
@@ -104,9 +110,8 @@ class GatedDeltaNet(nnx.Module):
         else:
             out_RLHv, state_RHkv = gated_delta.by_chunk(inputs, state_RHkv)
         before_RWC = gated_delta.last_inputs(projected.x_NLC, before_RWC, valid_RL.sum(axis=1))
-        states = DeltaStates(
-            _put(states.input_SWC, before_RWC, slot_R), _put(states.state_SHkv, state_RHkv, slot_R)
-        )
+        after = DeltaStates(before_RWC, state_RHkv)
+        states = after if rows is None else put_states(states, after, rows)
         return self._read(out_RLHv, projected.gate_NLHv), states
 
     def _project(self, x_NLD: jax.Array) -> _Projected:
@@ -149,12 +154,12 @@ class GatedDeltaNet(nnx.Module):
         return self.out(y.reshape(*y.shape[:2], -1).astype(self.dtype))
 
 
-def new_states(arch: Architecture, slots: int) -> DeltaStates:
-    """Empty states of so many slots, those of all shards of the rows together."""
+def new_states(arch: Architecture, states: int) -> DeltaStates:
+    """A pool of empty states, those of all shards of the rows together."""
     inputs = (arch.delta.conv - 1, arch.delta.channels)
 
     def make(shape: tuple[int, ...], dtype: str) -> jax.Array:
-        return constrain(jnp.zeros((slots, *shape), dtype), *STATE_AXES[: 1 + len(shape)])
+        return constrain(jnp.zeros((states, *shape), dtype), *STATE_AXES[: 1 + len(shape)])
 
     return DeltaStates(make(inputs, arch.dtype), make(_state_shape(arch.delta), "float32"))
 
@@ -163,19 +168,29 @@ def _state_shape(delta: DeltaNet) -> tuple[int, int, int]:
     return delta.value_heads, delta.key_dim, delta.value_dim
 
 
-def _take(x: jax.Array, slot_R: jax.Array) -> jax.Array:
+def take_states(pool: DeltaStates, rows: StateRows) -> DeltaStates:
+    """The states that rows read."""
+    return DeltaStates(*(_take(x, rows.read_R) for x in pool))
+
+
+def put_states(pool: DeltaStates, states: DeltaStates, rows: StateRows) -> DeltaStates:
+    """The pool with the states that rows write."""
+    return DeltaStates(*(_put(x, new, rows.write_R) for x, new in zip(pool, states, strict=True)))
+
+
+def _take(x: jax.Array, row_R: jax.Array) -> jax.Array:
     take = per_shard(
-        lambda x, slot_R: x.at[slot_R].get(mode="fill", fill_value=0),
+        lambda x, row_R: x.at[row_R].get(mode="fill", fill_value=0),
         (STATE_AXES[: x.ndim], ("rows",)),
         STATE_AXES[: x.ndim],
     )
-    return take(x, slot_R)
+    return take(x, row_R)
 
 
-def _put(x: jax.Array, new: jax.Array, slot_R: jax.Array) -> jax.Array:
+def _put(x: jax.Array, new: jax.Array, row_R: jax.Array) -> jax.Array:
     put = per_shard(
-        lambda x, new, slot_R: x.at[slot_R].set(new, mode="drop"),
+        lambda x, new, row_R: x.at[row_R].set(new, mode="drop"),
         (STATE_AXES[: x.ndim], STATE_AXES[: x.ndim], ("rows",)),
         STATE_AXES[: x.ndim],
     )
-    return put(x, new, slot_R)
+    return put(x, new, row_R)

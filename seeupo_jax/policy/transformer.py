@@ -407,7 +407,7 @@ class Transformer(nnx.Module):
         def recur(
             old: DeltaStates, delta: GatedDeltaNet, x: jax.Array
         ) -> tuple[jax.Array, DeltaStates]:
-            return delta.extend(x, position_RL, old, page_table.slot_R)
+            return delta.extend(x, position_RL, old, page_table.states)
 
         return self._run(tokens_RL, position_RL, pages, attend, recur, cached=True)
 

@@ -307,8 +307,8 @@ def recurrent_notice(arch: Architecture) -> str | None:
         return None
     count = sum(map(arch.is_recurrent, range(arch.layers)))
     return (
-        f"recurrent layers: {count} of {arch.layers}; what sequences share is computed for each of"
-        " them, in training and in the sampler, and ratios are refreshed by passes of their own"
+        f"recurrent layers: {count} of {arch.layers}; training computes what sequences share for"
+        " each of them, and refreshes ratios by passes of their own"
     )
 
 

@@ -19,7 +19,7 @@ from seeupo_jax.rollout.engine.cache_memory import plan_cache
 from seeupo_jax.training.build_learner import build_learner
 from seeupo_jax.training.checks import check_model
 
-NOTICE = "recurrent layers: 1 of 2; what sequences share is computed for each of them, in training"
+NOTICE = "recurrent layers: 1 of 2; training computes what sequences share for each of them"
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +74,25 @@ def test_a_fused_refresh_is_refused_before_anything_is_compiled(config):
         check_model(dataclasses.replace(config, algorithm=algorithm), make_mesh(config.mesh))
 
 
-def test_the_cache_has_pages_of_attention_and_a_state_a_slot(folder):
+def test_the_cache_has_pages_of_attention_and_states_of_slots_and_of_later_turns(folder):
     arch = build.load_architecture(folder, dtype="bfloat16")
-    plan = plan_cache(arch, schema.Rollout(max_context=64, tasks=2, group_size=4, slots=5))
+    rollout = schema.Rollout(max_context=64, tasks=2, group_size=4, slots=5)
+    plan = plan_cache(arch, rollout)
     assert plan.token_bytes == 2 * 1 * 8 * 2  # keys and values of one layer's head, bfloat16
     # 3 inputs of 2 x 16 + 24 channels, bfloat16; a matrix of 8 x 6 float32 for each of 4 heads.
-    assert plan.state_bytes == 5 * (3 * 56 * 2 + 4 * 8 * 6 * 4)
+    state = 3 * 56 * 2 + 4 * 8 * 6 * 4
+    # 5 of slots, which a dispatch has twice, and one for each of 8 open conversations.
+    assert plan.states == 5 + 8 and plan.state_bytes == (5 + 8 + 5) * state
     assert plan.needed_bytes == plan.bytes + plan.state_bytes + plan.gathered_bytes
-    assert "of the slots' recurrent states" in str(plan)
+    assert "of recurrent states, 8 of them kept for later turns" in str(plan)
+    fewer = plan_cache(arch, dataclasses.replace(rollout, cached_states=2))
+    assert fewer.states == 5 + 2 and fewer.state_bytes == (5 + 2 + 5) * state
+
+
+def test_kept_states_are_refused_where_they_do_not_divide_or_there_are_none(folder):
+    arch = build.load_architecture(folder, dtype="bfloat16")
+    rollout = schema.Rollout(max_context=64, tasks=2, group_size=4, slots=4, cached_states=3)
+    with pytest.raises(ValueError, match="cached_states: got 3; allowed: a multiple of the 2"):
+        plan_cache(arch, rollout, shards=2)
+    with pytest.raises(ValueError, match="cached_states: got 3; allowed without recurrent layers"):
+        plan_cache(dataclasses.replace(arch, delta=None), rollout)

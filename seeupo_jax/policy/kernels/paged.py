@@ -52,6 +52,16 @@ class Prefixes(NamedTuple):
     rows_QG: jax.Array
 
 
+class StateRows(NamedTuple):
+    """Which recurrent states, of their shard's pool, the rows of a pass read and write.
+
+    read_R, write_R: int32; one past the last: none. No two rows write the same.
+    """
+
+    read_R: jax.Array
+    write_R: jax.Array
+
+
 class PageTable(NamedTuple):
     """Where the rows of a pass read and write the cache.
 
@@ -59,14 +69,13 @@ class PageTable(NamedTuple):
       page, any number: nothing is written to a page below 0 or beyond the pool.
     start_R: int32, the first of these positions, a multiple of the page size; what lies before it
       is in `prefixes`.
-    slot_R: int32, the slot of each row's recurrent states, of its shard's; one past the last: none.
-      None: the model has no such states.
+    states: of recurrent layers; None: there are none, or theirs are in the order of the rows.
     """
 
     table_RP: jax.Array
     start_R: jax.Array
     prefixes: Prefixes | None = None
-    slot_R: jax.Array | None = None
+    states: StateRows | None = None
 
 
 def new_pages(arch: Architecture, pages: int, page_size: int) -> list[Pages]:

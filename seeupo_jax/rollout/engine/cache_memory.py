@@ -54,7 +54,8 @@ class CachePlan:
     reshard: cost of the sampler's copy of the policy; None: unknown.
     gathered_bytes: keys and values of one layer that a decode step gathers of whole rows, on one
       device; 0: a block of tokens at a time, or none.
-    state_bytes: of all slots' states of recurrent layers, on one device.
+    states: of recurrent layers: those being decoded, and those kept for turns that continue them.
+    state_bytes: of all of them and of a dispatch's own, on one device.
     """
 
     shards: int
@@ -66,6 +67,7 @@ class CachePlan:
     token_bytes: int
     reshard: Reshard | None = None
     gathered_bytes: int = 0
+    states: int = 0
     state_bytes: int = 0
 
     @property
@@ -97,7 +99,8 @@ class CachePlan:
         if self.gathered_bytes:
             gathered = f"; {format_bytes(self.gathered_bytes)} beside it, gathered to decode"
         if self.state_bytes:
-            gathered += f"; {format_bytes(self.state_bytes)} of the slots' recurrent states"
+            states = f"{format_bytes(self.state_bytes)} of recurrent states"
+            gathered += f"; {states}, {self.states - self.slots} of them kept for later turns"
         return (
             f"KV cache: {self.slots} slots{cut} for {self.concurrency} conversations,"
             f" {format_bytes(self.bytes)} in {self.pages} pages of {self.page_size} tokens"
@@ -125,18 +128,10 @@ def plan_cache(
       read_plan: how the cache is read. Without blocks a decode step gathers whole rows.
 
     Raises:
-      ValueError: numbers that shards do not divide; less memory than one conversation needs; more
-        than a device has.
+      ValueError: numbers that shards do not divide, or that the model has no use for; less memory
+        than one conversation needs; more than a device has.
     """
-    concurrency = rollout.open_at_once
-    slots = concurrency if rollout.slots is None else min(rollout.slots, concurrency)
-    sizes = {"concurrency": concurrency, "slots": slots}
-    for name, size in sizes.items():
-        if size % shards:
-            raise ValueError(
-                f"config.rollout.{name}: got {size}; allowed: a multiple of the {shards} devices"
-                f" that rows are spread over ({_whose_mesh(rollout)})."
-            )
+    concurrency, slots, states = _counts(arch, rollout, shards)
     heads = kv_heads_of_device(arch.heads, arch.cached_heads, tensor)
     layers = sum(not arch.is_recurrent(i) for i in range(arch.layers))
     token_bytes = layers * heads * arch.cached_numbers * jnp.dtype(arch.dtype).itemsize
@@ -162,7 +157,9 @@ def plan_cache(
         token_bytes=token_bytes,
         reshard=reshard,
         gathered_bytes=_gathered_rows(rollout, read_plan, slots // shards) * row_bytes,
-        state_bytes=_state_bytes(arch, slots // shards),
+        states=states // shards,
+        # Decoding takes the states of its rows out of the pool and puts them back.
+        state_bytes=_state_bytes(arch, (states + slots) // shards),
     )
     if free_bytes is not None:
         _check_free(rollout, plan, free_bytes)
@@ -170,11 +167,30 @@ def plan_cache(
     return plan
 
 
-def _state_bytes(arch: Architecture, slots: int) -> int:
-    """Bytes of the recurrent layers' states of so many slots."""
+def _counts(arch: Architecture, rollout: schema.Rollout, shards: int) -> tuple[int, int, int]:
+    """Open conversations, slots and states of recurrent layers, of all shards; see `plan_cache`."""
+    concurrency = rollout.open_at_once
+    slots = concurrency if rollout.slots is None else min(rollout.slots, concurrency)
+    kept = concurrency if rollout.cached_states is None else rollout.cached_states
+    sizes = {"concurrency": concurrency, "slots": slots, "cached_states": kept}
+    for name, size in sizes.items():
+        if size % shards:
+            raise ValueError(
+                f"config.rollout.{name}: got {size}; allowed: a multiple of the {shards} devices"
+                f" that rows are spread over ({_whose_mesh(rollout)})."
+            )
+    if rollout.cached_states is not None and not arch.recurrent:
+        raise ValueError(
+            f"config.rollout.cached_states: got {kept}; allowed without recurrent layers: none."
+        )
+    return concurrency, slots, slots + kept if arch.recurrent else 0
+
+
+def _state_bytes(arch: Architecture, states: int) -> int:
+    """Bytes of so many states of the recurrent layers."""
     one = jax.tree.leaves(jax.eval_shape(lambda: new_states(arch, 1))) if arch.recurrent else ()
     layers = sum(map(arch.is_recurrent, range(arch.layers)))
-    return slots * layers * sum(x.size * x.dtype.itemsize for x in one)
+    return states * layers * sum(x.size * x.dtype.itemsize for x in one)
 
 
 def _gathered_rows(rollout: schema.Rollout, read_plan: KVReadPlan, slots: int) -> int:
@@ -197,7 +213,10 @@ def _check_free(rollout: schema.Rollout, plan: CachePlan, free_bytes: int) -> No
         others.append(f"{size} that decoding gathers (config.rollout.slots, {plan.slots})")
     if plan.state_bytes:
         size = format_bytes(plan.state_bytes)
-        others.append(f"{size} of recurrent states (config.rollout.slots, {plan.slots})")
+        counts = (
+            f"config.rollout.slots, {plan.slots}, and cached_states, {plan.states - plan.slots}"
+        )
+        others.append(f"{size} of recurrent states ({counts})")
     together = f"with {' and '.join(others)} together " if others else ""
     raise ValueError(
         f"config.rollout.cache_gib: got {rollout.cache_gib}, which means {format_bytes(plan.bytes)}"

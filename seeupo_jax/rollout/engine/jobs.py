@@ -11,14 +11,14 @@ import numpy as np
 
 from seeupo_jax.policy.architecture import Routing
 from seeupo_jax.policy.kernels.attention import NOWHERE
-from seeupo_jax.policy.kernels.paged import PageTable, Prefixes
+from seeupo_jax.policy.kernels.paged import PageTable, Prefixes, StateRows
 from seeupo_jax.rollout.engine.cache_memory import CachePlan
 from seeupo_jax.rollout.engine.expert_pages import ExpertPages
 from seeupo_jax.rollout.engine.grammar import Grammars, Matcher
 from seeupo_jax.rollout.engine.kv_pages import Lease, LeaseRefusal, PageTree
-from seeupo_jax.rollout.engine.page_pool import PagePool
 from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.sampler import SlotRows
+from seeupo_jax.rollout.engine.state_tree import StateTree
 
 COUNTS = (
     "prefilled_tokens",
@@ -69,25 +69,22 @@ class Job:
         """Context tokens to prefill; the last one is decoding's first input."""
         return len(self.turn.context) - 1 - self.prefilled
 
+    @property
+    def unread_to_stop(self) -> int:
+        """Those of them that one row may have."""
+        return self.lease.stops[0] - self.prefilled if self.lease.stops else self.unread
+
 
 class SlotShard:
     """The slots and pages of one part of the devices.
 
     action: the most tokens of an action. experts: the record of those in the cache; None: none.
-    recurrent: whether slots have states of recurrent layers: each turn then prefills its whole
-      context, one row of it a dispatch.
+    Of a model with recurrent layers a dispatch prefills one row of a context, which the next one
+    continues.
     """
 
-    def __init__(
-        self,
-        plan: CachePlan,
-        action: int,
-        routing: Routing | None = None,
-        *,
-        recurrent: bool = False,
-    ):
+    def __init__(self, plan: CachePlan, action: int, routing: Routing | None = None):
         self._plan, self._action, self._routing = plan, action, routing
-        self._recurrent = recurrent
         self.reset()
 
     def reset(self) -> None:
@@ -97,7 +94,8 @@ class SlotShard:
         self.jobs: dict[int, Job] = {}  # by slot, in the order of their beginning
         self.failed: list[Action] = []  # before their first token
         size = self._plan.pages, self._plan.page_size
-        self._tree = PagePool(*size) if self._recurrent else PageTree(*size)
+        self._states = StateTree(*size, self._plan.states) if self._plan.states else None
+        self._tree = PageTree(*size) if self._states is None else self._states
         self.experts = None if self._routing is None else ExpertPages(self._routing, *size)
         self._free = list(range(self._plan.slots))[::-1]
         self._leases: dict[int, Lease] = {}  # of each open conversation's last action
@@ -155,25 +153,25 @@ class SlotShard:
 
     def _tiles(self, length: int) -> list[Job]:
         """The jobs of these rows; of each with a state one row, which the next one continues."""
-        most = 1 if self._recurrent else None
+        most = None if self._states is None else 1
         return [job for job in self.jobs.values() for _ in range(_tiles_of(job, length))[:most]]
 
     def take_tiles(self, rows: int, length: int) -> tuple[np.ndarray, np.ndarray, PageTable]:
         """The next rows to prefill: tokens and positions [rows, length], and their page tables."""
         tokens_RL = np.zeros((rows, length), np.int32)
         position_RL = np.full((rows, length), NOWHERE, np.int32)
-        tiles = self._tiles(length)
-        for row, job in enumerate(tiles[:rows]):
-            count = min(length, job.unread)
+        tiles = self._tiles(length)[:rows]
+        page_table = self._page_table(tiles, rows, self._plan.row_pages, group_size=1)
+        for row, job in enumerate(tiles):
+            count = min(length, job.unread_to_stop)
             end = job.prefilled + count
             tokens_RL[row, :count] = job.turn.context[job.prefilled : end]
             position_RL[row, :count] = np.arange(job.prefilled, end)
             job.prefilled = end
             self.counts["prefilled_tokens"] += count
-            if not job.unread:
+            if not job.unread or end in job.lease.stops:
                 self._tree.computed(job.lease)
         self.counts["prefill_positions"] += tokens_RL.size
-        page_table = self._page_table(tiles[:rows], rows, self._plan.row_pages, group_size=1)
         return tokens_RL, position_RL, page_table
 
     def decodable(self, *, landed: bool) -> list[Job]:
@@ -230,9 +228,17 @@ class SlotShard:
             pages = job.lease.pages[skip:]
             table_RP[row, : len(pages)] = pages
             start_R[row] = skip * self._plan.page_size
-        slots = [job.slot for job in jobs] + [self._plan.slots] * (rows - len(jobs))
-        slot_R = np.array(slots, np.int32) if self._recurrent else None
-        return PageTable(table_RP, start_R, prefixes, slot_R)
+        return PageTable(table_RP, start_R, prefixes, self._state_rows(jobs, rows))
+
+    def _state_rows(self, jobs: Sequence[Job], rows: int) -> StateRows | None:
+        """The states that a dispatch of rows reads and writes, which the next ones continue."""
+        if self._states is None:
+            return None
+        read_R, write_R = np.full((2, rows), self._plan.states, np.int32)
+        for row, job in enumerate(jobs):
+            read_R[row], write_R[row] = job.lease.read, job.lease.write
+            self._states.advance(job.lease)
+        return StateRows(read_R, write_R)
 
     def _prefixes(
         self, jobs: Sequence[Job], rows: int, width: int, group_size: int
@@ -282,6 +288,7 @@ class SlotShard:
         job.logp += logp
         self.counts["decoded_tokens"] += len(tokens)
         count = None if job.turn.listen is None else job.turn.listen(job.tokens)
+        exact = not alive and (count is None or count >= len(job.tokens))
         if count is not None:
             # A dispatch on its way may write behind these tokens; what has the pages next is
             # dispatched after it.
@@ -298,14 +305,17 @@ class SlotShard:
         statistics = {"cached": job.lease.cached, "entropy": job.entropy}
         if self.experts is not None:
             statistics["experts"] = self.experts.read(job.lease.pages, job.position)
-        self._end(job)
+        self._end(job, exact=exact)
         return [Action(job.turn.key, job.tokens, job.logp, **statistics)]
 
-    def _end(self, job: Job) -> None:
-        """Frees an action's slot; its keys and values stay in the cache."""
+    def _end(self, job: Job, *, exact: bool = False) -> None:
+        """Frees an action's slot; its keys and values stay in the cache.
+
+        exact: no dispatch has or will put more of its tokens into its state, which stays only then.
+        """
         del self.jobs[job.slot]
         self._free.append(job.slot)
-        if job.tokens:
+        if job.tokens and (exact or self._states is None):
             self._tree.release(job.lease, [job.turn.context[-1], *job.tokens[:-1]])
         else:
             self._tree.cancel(job.lease)
@@ -325,7 +335,12 @@ class SlotShard:
     def usage(self) -> dict[str, int]:
         """Counts since the last reset."""
         counts = {name: self.counts[name] for name in COUNTS}
-        return counts | {"cached_tokens": self._tree.hits, "evicted_pages": self._tree.evicted}
+        states = 0 if self._states is None else self._states.evicted_states
+        return counts | {
+            "cached_tokens": self._tree.hits,
+            "evicted_pages": self._tree.evicted,
+            "evicted_states": states,
+        }
 
     def release(self, key: int) -> None:
         """Lets go of a conversation that is over."""
@@ -336,9 +351,10 @@ class SlotShard:
 
 def _tiles_of(job: Job, length: int) -> int:
     """Splits tokens into full long rows and then short rows; the last one may be padded."""
+    unread = job.unread_to_stop
     if length == LONG:
-        return job.unread // LONG
-    return 0 if job.unread >= LONG else -(-job.unread // length)
+        return unread // LONG
+    return 0 if unread >= LONG else -(-unread // length)
 
 
 def _common(lists: Sequence[list[int]]) -> list[int]:

@@ -18,7 +18,7 @@ import enum
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class LeaseRefusal(enum.Enum):
@@ -38,8 +38,10 @@ class Lease:
     shared: how many leading pages hold context tokens only; nothing writes them once computed.
     pending: its copy or prefill has not been dispatched yet.
     open: neither released nor cancelled.
-    path: the tree's nodes of its leading pages; for `PageTree` only.
-    source: the node it copies, until the copy has been dispatched; for `PageTree` only.
+    path: the tree's nodes of its leading pages.
+    source: the node it copies, until the copy has been dispatched.
+    stops: positions in its context that no row of its prefill crosses, in their order; the tree
+      is told of each. Empty: one prefill in any rows.
     """
 
     pages: list[int]
@@ -47,9 +49,10 @@ class Lease:
     copy: tuple[int, int] | None
     shared: int
     pending: bool
-    path: list[_Node] = field(repr=False)
-    source: _Node | None = field(repr=False)
+    path: list[Any] = field(repr=False)
+    source: Any = field(repr=False)
     open: bool = True
+    stops: list[int] = field(default_factory=list)
 
 
 class _Node:

@@ -7,7 +7,7 @@ a mask over the vocabulary.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +15,13 @@ import jax.numpy as jnp
 
 from seeupo_jax.parallel.mesh import constrain, per_shard
 from seeupo_jax.policy.architecture import Architecture
-from seeupo_jax.policy.delta_net import STATE_AXES, DeltaStates, new_states
+from seeupo_jax.policy.delta_net import (
+    STATE_AXES,
+    DeltaStates,
+    new_states,
+    put_states,
+    take_states,
+)
 from seeupo_jax.policy.kernels import paged
 from seeupo_jax.policy.kernels.attention import NOWHERE
 from seeupo_jax.policy.kernels.paged import Pages, PageTable
@@ -81,9 +87,9 @@ class Sampled(NamedTuple):
 LayerCache = Pages | DeltaStates  # of a layer with attention, of a recurrent one
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
 def allocate(
-    arch: Architecture, pages: int, page_size: int, slots: int
+    arch: Architecture, pages: int, page_size: int, slots: int, states: int
 ) -> tuple[Sequence[LayerCache], Slots]:
     """An empty cache and empty slots, laid out on the mesh in force."""
 
@@ -92,7 +98,7 @@ def allocate(
 
     paged_layers = iter(paged.new_pages(arch, pages, page_size))
     cache = [
-        new_states(arch, slots) if arch.is_recurrent(layer) else next(paged_layers)
+        new_states(arch, states) if arch.is_recurrent(layer) else next(paged_layers)
         for layer in range(arch.layers)
     ]
     return cache, Slots(make(), make(), make(), make() > 0)
@@ -169,6 +175,8 @@ def decode(
     end_ids = jnp.asarray(sampling.end_ids, jnp.int32)
     token_R, position_R, step_R, alive_R = _of_rows(slots, rows)
     first_R = step_R
+    pages, put_back = _states_of_rows(pages, page_table)
+    page_table = page_table._replace(states=None)
 
     def body(carry: Any) -> Any:
         i, token_R, position_R, step_R, alive_R, sampled, pages = carry
@@ -214,7 +222,25 @@ def decode(
         entropy_RK,
         routed_RKG,
     )
-    return sampled, pages, _remember(slots, rows, Slots(*after))
+    return sampled, put_back(pages), _remember(slots, rows, Slots(*after))
+
+
+def _states_of_rows(
+    cache: Sequence[LayerCache], page_table: PageTable
+) -> tuple[Sequence[LayerCache], Callable[[Sequence[LayerCache]], Sequence[LayerCache]]]:
+    """The cache with the rows' states in place of each pool, and what puts them into the pools.
+
+    Once a dispatch: every step would read and write each state three times.
+    """
+    states = page_table.states
+
+    def take(layer: LayerCache) -> LayerCache:
+        return take_states(layer, states) if isinstance(layer, DeltaStates) else layer
+
+    def put(before: LayerCache, after: LayerCache) -> LayerCache:
+        return put_states(before, after, states) if isinstance(before, DeltaStates) else after
+
+    return [*map(take, cache)], lambda after: [*map(put, cache, after)]
 
 
 def _by_rows(x: jax.Array) -> jax.Array:

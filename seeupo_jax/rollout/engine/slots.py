@@ -105,8 +105,6 @@ class SlotEngine:
         self._mesh, self._read_plan, self._grammars = mesh, read_plan, grammars
         self._steps = 1 if grammars is not None else min(steps, sampling.max_tokens)
         self._group_size = group_size if read_plan.kernel == "xla" else 1
-        if self._arch.recurrent:  # no pages are shared
-            self._group_size = 1
         local = [0] if mesh is None else local_row_shards(mesh)
         self._records, routing = records, self._arch.routing if records else None
         self._shards = {number: self._new_shard(routing) for number in local}
@@ -271,8 +269,7 @@ class SlotEngine:
         return contextlib.nullcontext() if self._mesh is None else jax.set_mesh(self._mesh)
 
     def _new_shard(self, routing: Routing | None = None) -> SlotShard:
-        recurrent = self._arch.recurrent
-        return SlotShard(self.plan, self._sampling.max_tokens, routing, recurrent=recurrent)
+        return SlotShard(self.plan, self._sampling.max_tokens, routing)
 
     def _free(self) -> None:
         """Leaves the devices' memory to the sweep: the cache's and the policy's copy's."""
@@ -284,8 +281,13 @@ class SlotEngine:
     def _empty(self) -> tuple[Any, Any]:
         """The cache and the slots, with nothing in them."""
         plan = self.plan
+        shards = plan.shards
         return sampler.allocate(
-            self._arch, plan.shards * plan.pages, plan.page_size, plan.shards * plan.slots
+            self._arch,
+            shards * plan.pages,
+            plan.page_size,
+            shards * plan.slots,
+            shards * plan.states,
         )
 
     def _tiles(self) -> Iterator[tuple[int, int]]:
