@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,14 @@ import numpy as np
 from gguf.quants import dequantize
 
 from seeupo_jax.configuration.user_code import shown
+from seeupo_jax.policy.files.gguf_families import (
+    EXPERT,
+    FAMILIES,
+    GgufFamily,
+    Settings,
+    find_family,
+    rope_scaling,
+)
 from seeupo_jax.policy.files.gguf_header import StoredTensor, read_header
 from seeupo_jax.policy.files.gguf_parts import part_files
 
@@ -38,7 +46,6 @@ _SETTINGS = (
     "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
 )
-_SCALINGS = ("none", "linear", "yarn")
 _FIXED = {
     "attention.causal": True,
     "expert_count": 0,
@@ -50,23 +57,10 @@ _FIXED = {
 _EMBEDDING, _OUTPUT, _ROPE_FREQS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 _TOP = {_EMBEDDING: "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
 _HEAD = {_OUTPUT: "lm_head.weight"}
-_LAYER = {
-    "attn_norm.weight": "input_layernorm.weight",
-    "attn_q.weight": "self_attn.q_proj.weight",
-    "attn_k.weight": "self_attn.k_proj.weight",
-    "attn_v.weight": "self_attn.v_proj.weight",
-    "attn_output.weight": "self_attn.o_proj.weight",
-    "ffn_norm.weight": "post_attention_layernorm.weight",
-    "ffn_gate.weight": "mlp.gate_proj.weight",
-    "ffn_up.weight": "mlp.up_proj.weight",
-    "ffn_down.weight": "mlp.down_proj.weight",
-}
-_QKV_BIAS = {f"attn_{x}.bias": f"self_attn.{x}_proj.bias" for x in "qkv"}
-_OUT_BIAS = {"attn_output.bias": "self_attn.o_proj.bias"}
-_QK_NORM = {f"attn_{x}_norm.weight": f"self_attn.{x}_norm.weight" for x in "qk"}
-_FAMILIES = {"llama": _LAYER, "qwen2": _LAYER | _QKV_BIAS, "qwen3": _LAYER | _QK_NORM}
-# The kernels that llama.cpp permutes in the families of `_PERMUTED`, and the heads of their rows.
-_PERMUTED = ("llama",)
+# Phi 3's factors of contexts up to its original one, and beyond.
+_LONGROPE = {f"rope_factors_{x}.weight": f"{x}_factor" for x in ("short", "long")}
+_ROPES = (_ROPE_FREQS, *_LONGROPE)
+# The kernels that llama.cpp permutes in some families, and the heads of their rows.
 _HEADS = {".q_proj.": "num_attention_heads", ".k_proj.": "num_key_value_heads"}
 
 # Of Llama 3's scaling, a file holds only the resulting divisor of each frequency. These fields are
@@ -79,7 +73,7 @@ _LLAMA3 = {
 
 
 class GgufFile:
-    """A GGUF file of a llama, qwen2 or qwen3 model, or the first of several that it is cut into.
+    """A GGUF file of a family of `gguf_families.py`, or the first of several that it is cut into.
 
     config: the model's Hugging Face config.json.
     shapes: of every tensor, by Hugging Face name; kernels are [out, in].
@@ -99,17 +93,15 @@ class GgufFile:
         """
         self.path = Path(path)
         self.fields, stored = _read_parts(self.path)
-        settings = _read_settings(self.path, self.fields)
-        self.config = _config(settings, stored)
-        names = _tensor_names(self.path, self.config, stored)
-        for name in (*names, *(stored.keys() & {_ROPE_FREQS})):
-            stored[name].check(name)
-        if _ROPE_FREQS in stored:
-            factors = self._dequantized(stored[_ROPE_FREQS], np.arange(1))[0]
-            self.config["rope_scaling"] = _llama3_scaling(self.path, self.config, factors)
+        family, settings = _read_settings(self.path, self.fields)
+        self.config = _config(family, settings, stored)
+        names = _tensor_names(self.path, family, self.config, stored)
+        for name in (*names, *(stored.keys() & set(_ROPES))):
+            stored[name].check(name, axes=3 if EXPERT in names.get(name, "") else 2)
+        self._read_rope_tensors(stored)
         self._tensors = {
-            name: _permuted(self.path, name, stored[gguf_name], self.config)
-            for gguf_name, name in names.items()
+            name: _in_order(self.path, family, self.config, name, tensor)
+            for name, tensor in _split_experts(self.path, self.config, names, stored)
         }
         self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
 
@@ -130,7 +122,7 @@ class GgufFile:
         if tensor.head_dim:
             rows = _rows_in_file(rows, tensor.head_dim)
         if not others:
-            return self._dequantized(tensor, np.arange(1))[0, rows]
+            return self._dequantized(tensor, np.arange(1))[0, rows] - tensor.added
         (columns,), width = others, tensor.shape[1]
         out = np.empty((len(rows), len(range(width)[columns])), np.float32)
         step = max(1, _BLOCK // width)
@@ -138,6 +130,19 @@ class GgufFile:
             block = slice(start, start + step)
             out[block] = self._dequantized(tensor, rows[block])[:, columns]
         return out
+
+    def _read_rope_tensors(self, stored: Mapping[str, StoredTensor]) -> None:
+        """Adds to the config what tensors say of its rope."""
+        factors = {
+            name: self._dequantized(stored[name], np.arange(1))[0]
+            for name in _ROPES
+            if name in stored
+        }
+        if _ROPE_FREQS in factors:
+            scaling = _llama3_scaling(self.path, self.config, factors[_ROPE_FREQS])
+            self.config["rope_scaling"] = scaling
+        if _LONGROPE.keys() & factors.keys():
+            self.config["rope_scaling"] = _longrope(self.path, self.config, factors, self.fields)
 
     def _dequantized(self, tensor: StoredTensor, rows: np.ndarray) -> np.ndarray:
         # Mapped for each read: mapped pages would count as memory of this process.
@@ -187,11 +192,14 @@ def _rows_in_file(rows: np.ndarray, head_dim: int) -> np.ndarray:
     return head * head_dim + 2 * pair + half
 
 
-def _permuted(
-    path: Path, name: str, tensor: StoredTensor, config: Mapping[str, Any]
+def _in_order(
+    path: Path, family: GgufFamily, config: Mapping[str, Any], name: str, tensor: StoredTensor
 ) -> StoredTensor:
+    """A tensor with what llama.cpp has changed in it: the order of its rows, the zero of a norm."""
+    if name.endswith("norm.weight"):
+        return replace(tensor, added=family.norm_offset)
     heads = [config[key] for part, key in _HEADS.items() if part in name]
-    if config["model_type"] not in _PERMUTED or not heads:
+    if not family.permuted or not heads:
         return tensor
     if tensor.shape[0] != heads[0] * config["head_dim"]:
         raise ValueError(
@@ -201,60 +209,62 @@ def _permuted(
     return replace(tensor, head_dim=config["head_dim"])
 
 
-@dataclass(frozen=True)
-class _Settings:
-    """The settings of an architecture, by key without its prefix."""
-
-    path: Path
-    family: str
-    values: Mapping[str, Any]
-
-    def integer(self, key: str, *default: int) -> int:
-        value = self.values.get(key, *default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.refusal(key, "a whole number >= 1")
-        return value
-
-    def real(self, key: str, *default: float) -> float:
-        value = self.values.get(key, *default)
-        if not isinstance(value, float) or not 0 < value < math.inf:
-            raise self.refusal(key, "a number > 0")
-        return value
-
-    def refusal(self, key: str, allowed: Any) -> ValueError:
-        return ValueError(
-            f"{self.path}: {self.family}.{key} is {self.values.get(key)!r}; allowed: {allowed}."
-        )
+def _split_experts(
+    path: Path,
+    config: Mapping[str, Any],
+    names: Mapping[str, str],
+    stored: Mapping[str, StoredTensor],
+) -> Iterator[tuple[str, StoredTensor]]:
+    """Every tensor by its Hugging Face name, and of those of all experts every expert's part."""
+    counts = ("num_experts", "num_local_experts", "n_routed_experts")
+    experts = next((config[key] for key in counts if key in config), 0)
+    for gguf_name, name in names.items():
+        tensor = stored[gguf_name]
+        if EXPERT not in name:
+            yield name, tensor
+            continue
+        if tensor.shape[0] != experts:
+            raise ValueError(
+                f"{path}: {gguf_name} is of {tensor.shape[0]} experts; allowed: {experts}."
+            )
+        for expert in range(experts):
+            yield name.replace(EXPERT, str(expert)), tensor.part(expert)
 
 
-def _read_settings(path: Path, fields: Mapping[str, Any]) -> _Settings:
-    family = fields.get("general.architecture")
-    if not isinstance(family, str) or family not in _FAMILIES:
+def _read_settings(path: Path, fields: Mapping[str, Any]) -> tuple[GgufFamily, Settings]:
+    name = fields.get("general.architecture")
+    if not isinstance(name, str) or name not in FAMILIES:
         raise ValueError(
-            f"{path}: general.architecture is {family!r}; allowed: {', '.join(_FAMILIES)}."
+            f"{path}: general.architecture is {name!r}; allowed: {', '.join(FAMILIES)}."
         )
-    prefix = f"{family}."
+    prefix = f"{name}."
     values = {k.removeprefix(prefix): v for k, v in fields.items() if k.startswith(prefix)}
-    settings = _Settings(path, family, values)
+    settings, family = Settings(path, name, values), find_family(name, values)
+    known = (*_SETTINGS, *family.settings)
     for key, value in values.items():
-        if key in _FIXED and value != _FIXED[key]:
-            raise settings.refusal(key, repr(_FIXED[key]))
-        if key not in _FIXED and key not in _SETTINGS:
-            allowed = ", ".join((*_SETTINGS, *_FIXED))
+        if key in known:
+            continue
+        if key not in _FIXED:
+            allowed = ", ".join(dict.fromkeys((*known, *_FIXED)))
             raise ValueError(f"{path}: unknown setting {prefix}{key}; allowed: {allowed}.")
-    return settings
+        if value != _FIXED[key]:
+            raise settings.refusal(key, repr(_FIXED[key]))
+    return family, settings
 
 
-def _config(settings: _Settings, stored: Mapping[str, StoredTensor]) -> dict[str, Any]:
+def _config(
+    family: GgufFamily, settings: Settings, stored: Mapping[str, StoredTensor]
+) -> dict[str, Any]:
     if _EMBEDDING not in stored:
         raise ValueError(f"{settings.path} lacks {_EMBEDDING}; allowed: a file that has it.")
     width, heads = settings.integer("embedding_length"), settings.integer("attention.head_count")
     head_dim = settings.integer("attention.key_length", width // heads)
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if settings.integer(key, head_dim) != head_dim:
+    rotated = settings.integer("rope.dimension_count", head_dim)
+    for key, size in (("attention.value_length", head_dim), ("rope.dimension_count", rotated)):
+        if settings.integer(key, size) != head_dim and not (family.head_part and key[0] == "r"):
             raise settings.refusal(key, f"{head_dim}, the size of a head")
     config = {
-        "model_type": settings.family,
+        "model_type": family.model_type,
         "vocab_size": settings.integer("vocab_size", stored[_EMBEDDING].shape[0]),
         "hidden_size": width,
         "num_hidden_layers": settings.integer("block_count"),
@@ -264,32 +274,16 @@ def _config(settings: _Settings, stored: Mapping[str, StoredTensor]) -> dict[str
         "intermediate_size": settings.integer("feed_forward_length"),
         "rms_norm_eps": settings.real("attention.layer_norm_rms_epsilon"),
         "rope_theta": settings.real("rope.freq_base", 10_000.0),  # llama.cpp's default
-        "rope_scaling": _rope_scaling(settings),
+        "rope_scaling": rope_scaling(settings),
         "max_position_embeddings": settings.integer("context_length"),
         "tie_word_embeddings": _OUTPUT not in stored,
         "hidden_act": "silu",
     }
-    if settings.family == "llama":
-        config["attention_bias"] = any(f"blk.0.{name}" in stored for name in _QKV_BIAS)
-    return config
-
-
-def _rope_scaling(settings: _Settings) -> dict[str, Any] | None:
-    kind = settings.values.get("rope.scaling.type", "linear")  # llama.cpp's default
-    if not isinstance(kind, str) or kind not in _SCALINGS:
-        raise settings.refusal("rope.scaling.type", ", ".join(_SCALINGS))
-    factor = settings.real("rope.scaling.factor", 1.0)
-    if factor == 1.0 or kind == "none":
-        return None
-    scaling = {"rope_type": kind, "factor": factor}
-    if kind == "yarn":
-        context = settings.integer("context_length")  # the default of llama.cpp too
-        original = settings.integer("rope.scaling.original_context_length", context)
-        scaling["original_max_position_embeddings"] = original
-        for name in ("beta_fast", "beta_slow"):
-            if f"rope.scaling.yarn_{name}" in settings.values:
-                scaling[name] = settings.real(f"rope.scaling.yarn_{name}")
-    return scaling
+    if family.biases:
+        config["attention_bias"] = any(f"blk.0.{name}" in stored for name in family.biases)
+    if family.head_part:
+        config["partial_rotary_factor"] = rotated / head_dim
+    return config | family.read(settings)
 
 
 def _llama3_scaling(path: Path, config: Mapping[str, Any], factors: np.ndarray) -> dict[str, Any]:
@@ -313,28 +307,47 @@ def _llama3_scaling(path: Path, config: Mapping[str, Any], factors: np.ndarray) 
     return {"rope_type": "llama3", "factor": factor, **_LLAMA3}
 
 
+def _longrope(
+    path: Path,
+    config: Mapping[str, Any],
+    factors: Mapping[str, np.ndarray],
+    fields: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The rope_scaling of Phi 3's factors."""
+    if config["model_type"] != "phi3" or factors.keys() != _LONGROPE.keys():
+        raise ValueError(
+            f"{path}: {', '.join(factors)} in a {config['model_type']} model; allowed:"
+            f" {' and '.join(_LONGROPE)} in a phi3 model."
+        )
+    scaling: dict[str, Any] = {key: factors[name].tolist() for name, key in _LONGROPE.items()}
+    attention = fields.get("phi3.rope.scaling.attn_factor")
+    return {"rope_type": "longrope", "attention_factor": attention} | scaling
+
+
 def _tensor_names(
-    path: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor]
+    path: Path,
+    family: GgufFamily,
+    config: Mapping[str, Any],
+    stored: Mapping[str, StoredTensor],
 ) -> dict[str, str]:
     """llama.cpp's name -> Hugging Face's, of every tensor of the config."""
-    family, layers = config["model_type"], config["num_hidden_layers"]
-    layer = _FAMILIES[family]
-    if config.get("attention_bias"):
-        layer = layer | _QKV_BIAS | _OUT_BIAS
+    layers, dense = config["num_hidden_layers"], config.get("first_k_dense_replace", 0)
+    layer = {**family.layer, **(family.biases if config.get("attention_bias") else {})}
     names = _TOP if config["tie_word_embeddings"] else _TOP | _HEAD
     # A damaged count of layers, up to 2**32, is refused below without a loop over it.
     names = names | {
         f"blk.{i}.{gguf_name}": f"model.layers.{i}.{name}"
         for i in range(min(layers, len(stored)))
-        for gguf_name, name in layer.items()
+        for part in (layer, family.experts if family.experts and i >= dense else family.dense)
+        for gguf_name, name in part.items()
     }
     for problem, wrong in (
         ("lacks", [name for name in names if name not in stored]),
-        ("has unknown", [name for name in stored if name not in names and name != _ROPE_FREQS]),
+        ("has unknown", [name for name in stored if name not in names and name not in _ROPES]),
     ):
         if wrong:
             raise ValueError(
                 f"{path} {problem} {', '.join(wrong[:5])}; allowed: exactly the tensors of a"
-                f" {family} model of {layers} layers."
+                f" {family.model_type} model of {layers} layers."
             )
     return names

@@ -7,7 +7,7 @@ SmolLM2's 49,152 tokens), and its errors on a damaged file name neither file nor
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -40,6 +40,7 @@ class StoredTensor:
 
     type_code: a value of `GGMLQuantizationType`, once `check` has passed.
     head_dim: of rows that llama.cpp has permuted; 0: rows are in order.
+    added: what llama.cpp has added to every number.
     """
 
     file: Path
@@ -47,6 +48,7 @@ class StoredTensor:
     type_code: int
     offset: int
     head_dim: int = 0
+    added: float = 0.0
 
     @property
     def kind(self) -> GGMLQuantizationType:
@@ -59,17 +61,26 @@ class StoredTensor:
         block_weights, block_bytes = GGML_QUANT_SIZES[self.kind]
         return math.prod(self.shape[:-1]), self.shape[-1] // block_weights * block_bytes
 
-    def check(self, name: str) -> None:
-        """Raises ValueError unless `dequantize` reads it and the file holds all of it."""
+    def part(self, index: int) -> StoredTensor:
+        """One of the tensors that are stacked along the first axis."""
+        rows, row_bytes = self.table
+        start = index * (rows // self.shape[0] * row_bytes)
+        return replace(self, shape=self.shape[1:], offset=self.offset + start)
+
+    def check(self, name: str, axes: int = 2) -> None:
+        """Raises ValueError unless `dequantize` reads it and the file holds all of it.
+
+        axes: how many it may have, at most.
+        """
         path, kinds = self.file, {kind.value: kind for kind in GGMLQuantizationType}
         if self.type_code not in kinds or not _is_readable(kinds[self.type_code]):
             got = kinds[self.type_code].name if self.type_code in kinds else self.type_code
             allowed = ", ".join(kind.name for kind in kinds.values() if _is_readable(kind))
             raise ValueError(f"{path}: {name} is of type {got}; allowed: {allowed}.")
         block = GGML_QUANT_SIZES[self.kind][0]
-        if len(self.shape) not in (1, 2) or 0 in self.shape or self.shape[-1] % block:
+        if not 0 < len(self.shape) <= axes or 0 in self.shape or self.shape[-1] % block:
             raise ValueError(
-                f"{path}: {name} is {self.shape} in {self.kind.name}; allowed: one or two axes,"
+                f"{path}: {name} is {self.shape} in {self.kind.name}; allowed: one to {axes} axes,"
                 f" the last a multiple of {block}."
             )
         end, size = self.offset + math.prod(self.table), path.stat().st_size
