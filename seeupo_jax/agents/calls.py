@@ -103,6 +103,19 @@ class Session(Protocol):
         """
         ...
 
+    async def context(self, call: ModelCall) -> Sequence[int]:
+        """The tokens that a call's context would have; nothing is sampled, and no turn is used.
+
+        Raises:
+          CallRefused: as `complete`.
+        """
+        ...
+
+    @property
+    def max_context(self) -> int:
+        """The most tokens of a conversation."""
+        ...
+
     def ignored(self, param: str) -> None:
         """Counts a sampling parameter of a request that has no effect."""
         ...

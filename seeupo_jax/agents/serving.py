@@ -7,18 +7,20 @@ import functools
 import itertools
 import logging
 import re
+import time
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from seeupo_jax.agents.agent_episode import WaitingCall
+from seeupo_jax.agents.agent_episode import Answer, WaitingCall
 from seeupo_jax.agents.answer_form import AnswerForm
 from seeupo_jax.agents.calls import CallRefused, Completion, HistoryMessage, ModelCall
 from seeupo_jax.agents.conversation_cache import CachedConversation, ConversationCache
 from seeupo_jax.agents.lineages import check_length, to_tokenizer_message
 from seeupo_jax.agents.sampled_text import SampledText
+from seeupo_jax.agents.serving_metrics import ServingMetrics
 from seeupo_jax.configuration.user_code import describe
 from seeupo_jax.policy.files.tokenizer import TokenizedConversation, Tokenizer
 from seeupo_jax.rollout.engine.protocol import Action, Turn
@@ -32,12 +34,13 @@ _SHUTTING_DOWN = "The server is shutting down; ask again later, or another one."
 
 
 class _Sampling(NamedTuple):
-    """A call whose turn is in the engine."""
+    """A call whose turn is in the engine; it came at that `time.monotonic()`."""
 
-    call: WaitingCall
+    call: WaitingCall[Completion]
     conversation: TokenizedConversation
     group: int
     sampled: SampledText
+    began_s: float
 
 
 class ServingSession:
@@ -70,14 +73,28 @@ class ServingSession:
         self._over = False
         self._keys, self._conversations = itertools.count(), itertools.count()
         self.counts: Counter[str] = Counter()  # of calls: answered, refused, cancelled
+        self.metrics = ServingMetrics(self.counts, lambda: len(self._open))
 
     async def complete(
         self, call: ModelCall, on_text: Callable[[str], None] | None = None
     ) -> Completion:
         """Answers a request, as `Session.complete` does."""
+        return await self._ask(call, self._begin, on_text)
+
+    async def context(self, call: ModelCall) -> Sequence[int]:
+        """As `Session.context`."""
+        return await self._ask(call, self._tokenize)
+
+    async def _ask(
+        self,
+        call: ModelCall,
+        handle: Callable[[WaitingCall[Answer]], None],
+        on_text: Callable[[str], None] | None = None,
+    ) -> Answer:
         loop = asyncio.get_running_loop()
-        waiting = WaitingCall(next(self._keys), call, loop, loop.create_future(), on_text)
-        self._inbox.put(functools.partial(self._begin, waiting))
+        answer: asyncio.Future[Answer] = loop.create_future()
+        waiting = WaitingCall(next(self._keys), call, loop, answer, on_text)
+        self._inbox.put(functools.partial(handle, waiting))
         if self._over:  # checked after `put`, since `run` empties the inbox at its end
             raise CallRefused(_SHUTTING_DOWN, status=503, code="shutting_down")
         try:
@@ -95,6 +112,10 @@ class ServingSession:
         self.counts[name] += 1
         if self.counts[name] == 1:
             _LOGGER.warning(f"warning: clients set fields without effect here: {name}.")
+
+    @property
+    def max_context(self) -> int:
+        return self._max_context
 
     @property
     def waiting(self) -> int:
@@ -132,18 +153,18 @@ class ServingSession:
                 wanted()
             waits = False
 
-    def _begin(self, call: WaitingCall) -> None:
-        if self._over:
-            return self._refuse(call, _SHUTTING_DOWN, status=503, code="shutting_down")
+    def _tokenize(self, call: WaitingCall[Sequence[int]]) -> None:
         try:
-            check_length(call.call, self._tokenizer, self._max_context)
+            call.finish(self._read(call.call)[0].tokens)
+        except CallRefused as refusal:
+            call.finish(refusal)
+
+    def _begin(self, call: WaitingCall[Completion]) -> None:
+        try:
             conversation, group = self._read(call.call)
         except CallRefused as refusal:
             self.counts["refused"] += 1
             return call.finish(refusal)
-        except Exception as error:  # a chat template may raise anything
-            sentence = f"messages: the chat template refuses them: {describe(error)}"
-            return self._refuse(call, sentence, code="invalid_messages", param="messages")
         context = conversation.tokens
         room = self._max_context - len(context)
         if room < 1:
@@ -154,16 +175,16 @@ class ServingSession:
                 param="messages",
             )
         asked = self._max_action_tokens if call.call.max_tokens is None else call.call.max_tokens
-        streamed = call.on_text is not None
+        began_s, streamed = time.monotonic(), call.on_text is not None
         sampled = SampledText(
             self._tokenizer,
             call.call.stop,
-            call.send_text if streamed else None,
+            self.metrics.streamed(call.send_text, began_s) if streamed else None,
             self._form.with_tools(call.call.tools),
             call.call.tools,
             context,
         )
-        self._open[call.key] = _Sampling(call, conversation, group, sampled)
+        self._open[call.key] = _Sampling(call, conversation, group, sampled, began_s)
         self._engine.submit(
             Turn(
                 key=call.key,
@@ -179,7 +200,21 @@ class ServingSession:
         )
 
     def _read(self, call: ModelCall) -> tuple[TokenizedConversation, int]:
-        """Returns a call's conversation, with its sampled tokens unchanged, and its group."""
+        """Returns a call's conversation, with its sampled tokens unchanged, and its group.
+
+        Raises:
+          CallRefused: it is far too long, its messages cannot be rendered, or serving is over.
+        """
+        if self._over:
+            raise CallRefused(_SHUTTING_DOWN, status=503, code="shutting_down")
+        check_length(call, self._tokenizer, self._max_context)
+        try:
+            return self._continue(call)
+        except Exception as error:  # a chat template may raise anything
+            sentence = f"messages: the chat template refuses them: {describe(error)}"
+            raise CallRefused(sentence, code="invalid_messages", param="messages") from None
+
+    def _continue(self, call: ModelCall) -> tuple[TokenizedConversation, int]:
         hit = self._cache.find(call.messages, call.tools)
         new = call.messages if hit is None else hit.messages
         tool_format = self._form.tool_format
@@ -194,14 +229,14 @@ class ServingSession:
         number = zlib.crc32(repr((call.tools, opening)).encode())
         return conversation, number * shards + next(self._conversations) % shards
 
-    def _cancel(self, call: WaitingCall) -> None:
+    def _cancel(self, call: WaitingCall[Any]) -> None:
         if self._open.pop(call.key, None) is not None:
             self._engine.cancel(call.key)
             self._engine.release(call.key)
             self.counts["cancelled"] += 1
 
     def _finish(self, action: Action) -> None:
-        call, conversation, group, sampled = self._open.pop(action.key)
+        call, conversation, group, sampled, began_s = self._open.pop(action.key)
         if action.failure:
             self._engine.release(action.key)
             if action.refuses_tools:
@@ -214,9 +249,10 @@ class ServingSession:
         answered = CachedConversation(conversation, action.tokens, group, done.thoughts)
         self._cache.add(action.key, [*call.call.messages, done.message], call.call.tools, answered)
         self.counts["answered"] += 1
+        self.metrics.answered(done, began_s)
         call.finish(done)
 
-    def _refuse(self, call: WaitingCall, sentence: str, **fields: object) -> None:
+    def _refuse(self, call: WaitingCall[Any], sentence: str, **fields: object) -> None:
         self.counts["refused"] += 1
         call.finish(CallRefused(sentence, **fields))
 

@@ -299,8 +299,18 @@ def check_endpoint() -> None:
     importlib.import_module("seeupo_jax.agents.endpoint")
 
 
-def make_endpoint(config: Config, model: str, form: AnswerForm) -> Endpoint:
+def make_endpoint(
+    config: Config,
+    model: str,
+    form: AnswerForm,
+    *,
+    origins: Sequence[str] = (),
+    metrics: Callable[[], bytes] | None = None,
+) -> Endpoint:
     """An endpoint that does not listen yet; `model`: the served name, `form`: of its answers.
+
+    Args:
+      origins, metrics: as of `Endpoint`.
 
     Raises:
       ValueError: the extra `agents` is not installed.
@@ -313,6 +323,8 @@ def make_endpoint(config: Config, model: str, form: AnswerForm) -> Endpoint:
         model=model,
         form=form,
         limits=Limits(request_bytes=agent.request_kib * 2**10),
+        origins=origins,
+        metrics=metrics,
     )
 
 

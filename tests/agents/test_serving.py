@@ -127,6 +127,23 @@ def test_what_was_sampled_is_not_tokenised_again(serve):
     assert branch.prompt_tokens == len(context) + 1
 
 
+def test_the_tokens_of_a_call_are_those_of_its_answer(serve):
+    serving = serve()
+    asyncio.run(serving.context(ModelCall((user("5 6"),))))
+    assert serving.counts == {} and not serving.waiting
+    first = ask(serving, user("5 6"), max_tokens=2)
+    call = ModelCall((user("5 6"), assistant(first.content), user("9")))
+    tokens = asyncio.run(serving.context(call))
+    assert tokens[: first.prompt_tokens + 2][-2:] == greedy(tokens[: first.prompt_tokens], limit=2)
+    assert asyncio.run(serving.complete(call)).prompt_tokens == len(tokens)
+    with pytest.raises(CallRefused, match="cannot hold"):
+        asyncio.run(serving.context(ModelCall((user("5 " * 10_000),))))
+    serving.stop()
+    serving.thread.join(30)
+    with pytest.raises(CallRefused, match="shutting down"):
+        asyncio.run(serving.context(call))
+
+
 def test_a_forgotten_conversation_is_tokenised_as_it_reads(serve):
     serving = serve(cache_tokens=1)
     first = ask(serving, user("5 6"), max_tokens=2)
