@@ -26,6 +26,7 @@ from seeupo_jax.agents.calls import (
     ModelCall,
     Runner,
     Session,
+    context_exceeded,
 )
 from seeupo_jax.agents.lineages import Lineages, ReadCall, check_length
 from seeupo_jax.agents.sampled_text import SampledText
@@ -329,13 +330,9 @@ class AgentPlayer:
             raise used_up
         if not self._engine.fits(read.conversation.tokens):
             episode.refuse("max_tokens", read.new)
-            raise CallRefused(
-                f"messages: got {len(read.conversation.tokens)} tokens; allowed: the maximum"
-                f" context length, rollout.max_context={rollout.max_context}, less an action's"
-                f" {rollout.max_action_tokens}.",
-                code="context_length_exceeded",
-                param="messages",
-            )
+            got = f"{len(read.conversation.tokens)} tokens"
+            allowed = f"the model's context less an action's {rollout.max_action_tokens}"
+            raise context_exceeded(got, allowed, rollout.max_context, "messages")
         turn = lineages.begin(read)
         if turn.lineage not in episode.keys:
             key = episode.keys[turn.lineage] = next(self._keys)

@@ -83,6 +83,19 @@ class CallRefused(Exception):
         self.status, self.code, self.param = status, code, param
 
 
+def context_exceeded(got: str, allowed: str, max_context: int, param: str) -> CallRefused:
+    """The refusal of a context that is too long.
+
+    It has the words of OpenAI's and of Anthropic's API, by which clients recognise it.
+    """
+    return CallRefused(
+        f"{param}: got {got}; allowed: {allowed}: the prompt is too long, since this model's"
+        f" maximum context length is {max_context} tokens (rollout.max_context).",
+        code="context_length_exceeded",
+        param=param,
+    )
+
+
 class Session(Protocol):
     """One episode as the endpoint sees it, in the endpoint's event loop.
 

@@ -16,7 +16,13 @@ from typing import Any, NamedTuple
 
 from seeupo_jax.agents.agent_episode import Answer, WaitingCall
 from seeupo_jax.agents.answer_form import AnswerForm
-from seeupo_jax.agents.calls import CallRefused, Completion, HistoryMessage, ModelCall
+from seeupo_jax.agents.calls import (
+    CallRefused,
+    Completion,
+    HistoryMessage,
+    ModelCall,
+    context_exceeded,
+)
 from seeupo_jax.agents.conversation_cache import CachedConversation, ConversationCache
 from seeupo_jax.agents.lineages import check_length, to_tokenizer_message
 from seeupo_jax.agents.sampled_text import SampledText
@@ -168,12 +174,9 @@ class ServingSession:
         context = conversation.tokens
         room = self._max_context - len(context)
         if room < 1:
-            return self._refuse(
-                call,
-                f"messages: got {len(context)} tokens; allowed: fewer than {self._max_context}.",
-                code="context_length_exceeded",
-                param="messages",
-            )
+            self.counts["refused"] += 1
+            got, most = f"{len(context)} tokens", self._max_context
+            return call.finish(context_exceeded(got, "fewer", most, "messages"))
         asked = self._max_action_tokens if call.call.max_tokens is None else call.call.max_tokens
         began_s, streamed = time.monotonic(), call.on_text is not None
         sampled = SampledText(

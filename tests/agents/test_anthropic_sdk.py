@@ -187,8 +187,8 @@ def test_errors_have_anthropics_form(endpoint, client):
         own = "the key: got no known key; .* SEEUPO_API_KEY, as"
         with pytest.raises(anthropic.AuthenticationError, match=own):
             ask(stranger, "x")
-    with pytest.raises(anthropic.NotFoundError, match="got POST /v1/messages/count_tokens"):
-        client.messages.count_tokens(model="m", messages=[{"role": "user", "content": "x"}])
+    with pytest.raises(anthropic.NotFoundError, match="got POST /v1/messages/batches"):
+        client.messages.batches.create(requests=[])
     with pytest.raises(anthropic.BadRequestError) as caught:
         ask(client, "x", max_tokens=0)
     assert caught.value.body["type"] == "error"

@@ -318,6 +318,20 @@ def test_another_sampling_and_unknown_fields_may_be_ignored_and_are_counted(endp
     assert session.calls[0].messages == (HistoryMessage("user", "x"),)
 
 
+@pytest.mark.parametrize("where", ["functions", "messages[0].audio"])
+def test_a_field_with_content_is_never_ignored(endpoint, where):
+    message = {"role": "user", "content": "x"}
+    tools = {"functions": [{"name": "find"}]} if where == "functions" else {}
+    message |= {} if tools else {"audio": {"id": "a"}}
+    with (
+        opened(endpoint, sampling=dataclasses.replace(RULES, ignore=True)) as (session, access),
+        openai.OpenAI(base_url=access.base_url, api_key=access.api_key) as client,
+        pytest.raises(openai.BadRequestError, match="whose content is not read here") as caught,
+    ):
+        client.chat.completions.create(model="m", messages=[message], extra_body=tools)
+    assert (caught.value.param, session.calls) == (where, [])
+
+
 WRONG = {
     "messages": [],
     "messages[0].role": [{"role": "robot", "content": "x"}],

@@ -19,11 +19,10 @@ from seeupo_jax.agents.dialects.result_order import (
 )
 from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
 from seeupo_jax.envs.base import Tool
-from seeupo_jax.envs.null_fields import NullCounts, drop_from_tool
+from seeupo_jax.envs.null_fields import NullCounts, normal_tool
 
 Event = Mapping[str, Any] | str
 _NUMBERS = random.Random()  # a separate generator: agents may seed the global one
-DEFAULT_PARAMETERS = {"type": "object", "properties": {}}
 _NOT_STATED = -9999.0  # OpenAI's value for a log-probability that it does not state
 
 
@@ -129,7 +128,7 @@ class RequestTool(Protocol):
 def show_tools(
     given: Sequence[tuple[RequestTool, dict[str, Any] | None]], caller: Caller
 ) -> tuple[Tool, ...]:
-    """Converts tools to the form of environments, so that all dialects give the same prompt.
+    """Converts tools to the normal form, so that all dialects give the same prompt.
 
     Null fields are removed and count as ignored.
     """
@@ -137,8 +136,7 @@ def show_tools(
     for index, (tool, schema) in enumerate(given):
         counts = NullCounts()
         described = {"name": tool.name, "description": tool.description or ""}
-        parameters = DEFAULT_PARAMETERS if schema is None else schema
-        shown.append(drop_from_tool({**described, "parameters": parameters}, counts))
+        shown.append(normal_tool({**described, "parameters": schema or {}}, counts))
         if counts.dropped:
             caller.ignored.append(f"null fields of tools[{index}]")
     return tuple(shown)

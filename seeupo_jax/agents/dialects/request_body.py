@@ -17,6 +17,8 @@ from seeupo_jax.configuration.user_code import encodes, escaped
 MAX_DEPTH = 100  # of nested lists and objects
 MAX_VALUES = 100_000  # in all lists and objects; each may cause an error of a kilobyte
 EMPTY = (None, [], {})
+# Unknown fields that are never ignored: without them the policy would read another conversation.
+CONTENT = ("functions", "function_call", "audio", "images", "conversation", "prompt", "mcp_servers")
 
 Read = TypeVar("Read", bound="Fields")
 Path = tuple[int | str, ...]
@@ -88,8 +90,8 @@ def read_fields(kind: type[Read], tree: Any, *, ignore: bool) -> tuple[Read, lis
     """Reads the fields of a request.
 
     Args:
-      ignore: drop unknown fields. Empty unknown fields (null, [] or {}) are always dropped: replies
-        that clients send back as history contain such fields.
+      ignore: drop unknown fields, except those of `CONTENT`. Empty unknown fields (null, [] or {})
+        are always dropped: replies that clients send back as history contain such fields.
 
     Returns: the fields, and the names of dropped fields with a value.
 
@@ -107,9 +109,12 @@ def read_fields(kind: type[Read], tree: Any, *, ignore: bool) -> tuple[Read, lis
         if wrong["type"] != "extra_forbidden":
             _refuse_field(tree, wrong)
     ignored = [e for e in unknown if e["input"] not in EMPTY]
-    if ignored and not ignore:
-        name = show_path(_path(tree, ignored[0]["loc"]))
-        refuse(name, f"{name}: an unknown field; {IGNORED_WITH} ignores it.")
+    for wrong in ignored:
+        name = show_path(_path(tree, wrong["loc"]))
+        if wrong["loc"][-1] in CONTENT:
+            refuse(name, f"{name}: got a field whose content is not read here; allowed: none.")
+        if not ignore:
+            refuse(name, f"{name}: an unknown field; {IGNORED_WITH} ignores it.")
     names = [show_path(_path(tree, e["loc"])) for e in ignored]
     for path in [_path(tree, e["loc"]) for e in unknown]:
         _remove(tree, path)
