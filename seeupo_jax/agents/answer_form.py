@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from seeupo_jax.configuration.agent_schema import Agent
-from seeupo_jax.envs.base import THOUGHT, THOUGHT_END, Tool
+from seeupo_jax.envs.base import THOUGHT_TAGS, Tool
+from seeupo_jax.envs.thoughts import thoughts_tags
 from seeupo_jax.envs.tool_calls import ToolCall
-from seeupo_jax.envs.tool_formats.formats import NO_CALLS
+from seeupo_jax.envs.tool_formats.formats import TOOL_FORMATS
 from seeupo_jax.envs.tool_formats.tool_format import ToolFormat, text_before
 from seeupo_jax.policy.files.template_knowledge import AUTO, knows_thoughts, resolve_format
 from seeupo_jax.policy.files.tokenizer import Tokenizer
@@ -44,7 +45,9 @@ class AnswerForm:
 
     def with_tools(self, tools: Sequence[Tool]) -> AnswerForm:
         """The form of the answer to a call: without tools no text is a call."""
-        return self if tools else dataclasses.replace(self, tool_format=NO_CALLS)
+        return (
+            self if tools else dataclasses.replace(self, tool_format=self.tool_format.without_calls)
+        )
 
     def parse(self, text: str, tools: Sequence[Tool] = ()) -> Answer:
         """Divides a whole text. With a malformed call all of it is content, or thoughts.
@@ -59,15 +62,16 @@ class AnswerForm:
 
     def shown(self, text: str) -> Shown:
         """What an incomplete text certainly contains; both are prefixes of what `parse` returns."""
-        certain = text[: self.tool_format.shown(text)]
+        certain = self.tool_format.shown(text)
         if not self.thoughts_apart:
             return Shown("", certain)
-        if THOUGHT.startswith(certain.lstrip()[: len(THOUGHT)]) and THOUGHT not in certain:
+        lead = certain.lstrip()
+        if any(opening.startswith(lead) for opening, _ in THOUGHT_TAGS):
             return Shown("", "")  # it may become a thought
         return _divide(certain, complete=False)
 
 
-PLAIN_TEXT = AnswerForm(NO_CALLS)
+PLAIN_TEXT = AnswerForm(TOOL_FORMATS["hermes"].without_calls)
 
 
 def resolve_form(agent: Agent, tokenizer: Tokenizer) -> AnswerForm:
@@ -104,11 +108,11 @@ class AnswerSplitter:
 
 
 def _divide(text: str, *, complete: bool = True) -> Shown:
-    """Divides a text at the end of the thoughts that `<think>` begins, without space around it."""
-    lead = text.lstrip()
-    if not lead.startswith(THOUGHT):
+    """Divides a text at the end of the thoughts that a tag begins, without space around it."""
+    opening, closing = thoughts_tags(text)
+    if not opening:
         return Shown("", text)
-    thoughts, end, content = lead.removeprefix(THOUGHT).partition(THOUGHT_END)
+    thoughts, end, content = text.lstrip().removeprefix(opening).partition(closing)
     if not end and not complete:
-        thoughts = thoughts[: text_before(thoughts, THOUGHT_END, 0)]
+        thoughts = thoughts[: text_before(thoughts, closing, 0)]
     return Shown(thoughts.strip(), content.lstrip())

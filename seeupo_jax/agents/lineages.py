@@ -19,12 +19,12 @@ import numpy as np
 
 from seeupo_jax.agents.calls import HistoryMessage, ModelCall, context_exceeded
 from seeupo_jax.agents.sampled_text import longest_token, text_with_mark
-from seeupo_jax.envs.base import THOUGHT, THOUGHT_END, Message, Tool
+from seeupo_jax.envs.base import Message, Tool
 from seeupo_jax.envs.thoughts import thought_tags
 from seeupo_jax.envs.tool_formats.tool_format import ToolFormat
-from seeupo_jax.policy.files.chat.call_format import as_function
+from seeupo_jax.policy.files.chat.call_ids import as_function
 from seeupo_jax.policy.files.messages import TaggedText
-from seeupo_jax.policy.files.template_knowledge import lists_tools, template_writes
+from seeupo_jax.policy.files.template_knowledge import lists_tools, template_writes, thoughts_around
 from seeupo_jax.policy.files.tokenizer import TokenizedConversation, Tokenizer, Transcript
 from seeupo_jax.rewards.finished_episode import HISTORY
 from seeupo_jax.types import CONTEXT, Segment
@@ -229,6 +229,7 @@ class Lineages:
     def _message(self, message: HistoryMessage) -> Message:
         """A message as text, for trajectories."""
         sent = {HISTORY: "sent"} if message.role == "assistant" else {}
+        message = _with_thoughts(message, thoughts_around(self._tokenizer))
         return {"role": message.role, "content": _written(message, self._format), **sent}
 
 
@@ -272,32 +273,36 @@ def to_tokenizer_message(
     Raises:
       ValueError: it contains a lone surrogate, which JSON allows.
     """
-    message = _with_thoughts(message)
+    message = _with_thoughts(message, thoughts_around(tokenizer))
     written = _written(message, tool_format)
     written.encode()
     if message.role != "assistant":
         return {"role": message.role, "content": written}
     thoughts = thought_tags(message.content)
-    if message.calls and template_writes(tokenizer, tool_format):
+    after_text = bool(message.content)
+    if message.calls and template_writes(tokenizer, tool_format, after_text):
         calls = [as_function(call) for call in message.calls]
         json.dumps(calls, ensure_ascii=False).encode()  # the form in templates
         content = TaggedText(message.content, thoughts)
         return {"role": message.role, "content": content, "tool_calls": calls}
+    if message.calls:
+        # Thoughts in tags become a message of their own in a format of channels.
+        thoughts = thoughts if written.startswith(message.content) else ()
     tags = tool_format.tags(message.content, message.calls) if message.calls else ()
     return {"role": message.role, "content": TaggedText(written, [*thoughts, *tags])}
 
 
-def _with_thoughts(message: HistoryMessage) -> HistoryMessage:
-    """The same message with its thoughts in its content, as most models write them."""
+def _with_thoughts(message: HistoryMessage, tags: tuple[str, str]) -> HistoryMessage:
+    """The same message with its thoughts in its content, between the model's tags."""
     if not message.thoughts:
         return message
-    content = f"{THOUGHT}\n{message.thoughts.strip()}\n{THOUGHT_END}\n\n{message.content}"
+    opening, closing = tags
+    content = f"{opening}\n{message.thoughts.strip()}\n{closing}\n\n{message.content}"
     return replace(message, content=content, thoughts="")
 
 
 def _written(message: HistoryMessage, tool_format: ToolFormat) -> str:
-    """The text of a message with its thoughts and calls, if any."""
-    message = _with_thoughts(message)
+    """The text of a message with its calls, if any."""
     if not message.calls:
         return message.content
     return tool_format.render(message.content, message.calls)

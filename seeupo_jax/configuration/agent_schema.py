@@ -13,7 +13,7 @@ from seeupo_jax.options import above, at_least, checked, choice, within
 # As in `envs.tool_formats`; a test compares them.
 TOOL_FORMATS = (
     *("hermes", "llama", "llama_function", "qwen3_coder", "glm", "mistral", "mistral_args"),
-    *("deepseek_v3", "deepseek_v31", "kimi", "gemma"),
+    *("deepseek_v3", "deepseek_v31", "kimi", "gemma", "harmony"),
 )
 UNCONSTRAINED = ("gemma",)  # no grammar of calls
 

@@ -20,6 +20,7 @@ Tool = dict[str, Any]
 # drop control tokens and no text may forge them, but sampled text keeps these.
 CALL, CALL_END = "<tool_call>", "</tool_call>"  # of Hermes, Qwen and GLM
 THOUGHT, THOUGHT_END = "<think>", "</think>"
+THOUGHT_TAGS = ((THOUGHT, THOUGHT_END), ("[THINK]", "[/THINK]"))  # the second pair: Magistral's
 PYTHON_TAG = "<|python_tag|>"  # of Llama 3: calls follow
 MISTRAL_TAGS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
 DEEPSEEK_TAGS = (
@@ -31,10 +32,13 @@ KIMI_TAGS = (
     *("<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>"),
 )
 GLM_TAGS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+# Of gpt-oss, where they are tags only in a tokenizer that has them all: other models end messages
+# with such names.
+HARMONY_TAGS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>")
 # Kept in the text of every action; Llama's tag only where calls are read in Llama's form.
 TEXT_TAGS = (
-    *(CALL, CALL_END, THOUGHT, THOUGHT_END),
-    *(*MISTRAL_TAGS, *DEEPSEEK_TAGS, *KIMI_TAGS, *GLM_TAGS),
+    *(CALL, CALL_END, *THOUGHT_TAGS[0], *THOUGHT_TAGS[1]),
+    *(*MISTRAL_TAGS, *DEEPSEEK_TAGS, *KIMI_TAGS, *GLM_TAGS, *HARMONY_TAGS),
 )
 TAGS = (*TEXT_TAGS, PYTHON_TAG)
 

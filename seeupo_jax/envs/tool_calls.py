@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
-from seeupo_jax.envs.base import CALL, CALL_END, PYTHON_TAG, THOUGHT, THOUGHT_END
-from seeupo_jax.envs.thoughts import thoughts_end
+from seeupo_jax.envs.base import CALL, CALL_END, PYTHON_TAG
+from seeupo_jax.envs.thoughts import marks_thoughts, thoughts_end, thoughts_tags
 
 MAX_CHARS = 32_768  # of Python calls; the longest official BFCL answer has 6,839
 MAX_DEPTH = 64  # of nested lists and dicts; Python's own parsers and writers fail near 1000
@@ -48,8 +48,9 @@ class ToolCall:
 
 def skip_thoughts(text: str) -> str:
     """Returns a text without the thoughts at its start."""
-    if text.lstrip().startswith(THOUGHT) and THOUGHT_END not in text:
-        raise ToolCallError("<think> needs its </think>")
+    opening, closing = thoughts_tags(text)
+    if closing not in text:
+        raise ToolCallError(f"{opening} needs its {closing}")
     return text[thoughts_end(text) :]
 
 
@@ -434,7 +435,7 @@ def parse_fenced(text: str, language: str = "python") -> str | None:
       ToolCallError: the block has another language, is not closed or is empty, or a fence follows.
     """
     visible = skip_thoughts(text)
-    if not text.lstrip().startswith(THOUGHT) and _within_block(text[: len(text) - len(visible)]):
+    if not marks_thoughts(text) and _within_block(text[: len(text) - len(visible)]):
         visible = text
     lines = visible.replace("\r\n", "\n").split("\n")
     start = next((i for i, line in enumerate(lines) if line.startswith("```")), None)

@@ -57,6 +57,9 @@ KIMI_FIND = (
     f"<|tool_call_begin|>functions.find:0<|tool_call_argument_begin|>{ARGUMENTS}<|tool_call_end|>"
 )
 KIMI_REPLY = "<|tool_call_begin|>functions.reply:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+HARMONY_FIND = "<|channel|>commentary to=functions.find <|constrain|>json<|message|>" + ARGUMENTS
+HARMONY_REPLY = "<|channel|>commentary to=functions.reply <|constrain|>json<|message|>{}"
+HARMONY_THOUGHT = "<|channel|>analysis<|message|>Which?<|end|><|start|>assistant"
 GEMMA = "```tool_code\nfind(name='x </tool_call> <|python_tag|>', n=[1, 2.5, None])\nreply()\n```"
 
 READ = {
@@ -167,6 +170,33 @@ READ = {
         ("```tool_code\n[reply(), reply()]\n```\n", "", (REPLY, REPLY)),
         ("```tool_code\nfind('x </tool_call> <|python_tag|>', n=[1, 2.5, None])\n```", "", (FIND,)),
     ],
+    # As OpenAI's page on harmony has it, and as openai-harmony 0.0.8 renders it.
+    "harmony": [
+        ("Hello \n", "Hello \n", ()),
+        ("<|channel|>final<|message|>Hello \n", "Hello \n", ()),
+        (HARMONY_FIND, "", (FIND,)),
+        (f"{HARMONY_THOUGHT}{HARMONY_FIND}", "<think>Which?</think>", (FIND,)),
+        (
+            f"{HARMONY_THOUGHT}<|channel|>final<|message|>I look.",
+            "<think>Which?</think>I look.",
+            (),
+        ),
+        (
+            f"{HARMONY_THOUGHT}<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+            + HARMONY_REPLY,
+            "<think>Which?</think>I look.",
+            (REPLY,),
+        ),
+        (
+            " to=functions.find<|channel|>commentary <|constrain|>json<|message|>" + ARGUMENTS,
+            "",
+            (FIND,),
+        ),
+        ("to=functions.reply<|channel|>commentary json<|message|>{}", "", (REPLY,)),
+        (f"{HARMONY_REPLY}<|call|><|start|>assistant{HARMONY_FIND}", "", (REPLY, FIND)),
+        ("<|channel|>analysis<|message|>Whi", "<think>Whi", ()),
+        (f"{HARMONY_THOUGHT * 2}{HARMONY_REPLY}", "<think>Which?\n\nWhich?</think>", (REPLY,)),
+    ],
 }
 MALFORMED = {
     "hermes": [
@@ -255,6 +285,24 @@ MALFORMED = {
         f"{GEMMA}\nand then",
     ],
 }
+# Channels are divided also where a call is malformed, which then is content: text and content.
+MALFORMED_HARMONY = [
+    (HARMONY_FIND[:-1], HARMONY_FIND[:-1]),
+    (f"{HARMONY_FIND} and then", f"{HARMONY_FIND} and then"),
+    (HARMONY_FIND.replace("functions.", "browser."),) * 2,
+    (HARMONY_FIND.replace("functions.find", "functions."),) * 2,
+    (HARMONY_REPLY.replace("{}", "[]"),) * 2,
+    (
+        f"{HARMONY_THOUGHT}<|channel|>final<|message|>Hi<|end|><|start|>assistant{HARMONY_REPLY}",
+        f"<think>Which?</think>Hi<|end|><|start|>assistant{HARMONY_REPLY}",
+    ),
+    (f"{HARMONY_THOUGHT}{HARMONY_FIND[:-1]}", f"<think>Which?</think>{HARMONY_FIND[:-1]}"),
+    (
+        f"{HARMONY_REPLY}<|call|><|start|>assistant<|channel|>final<|message|>Hi",
+        f"{HARMONY_REPLY}<|call|><|start|>assistant<|channel|>final<|message|>Hi",
+    ),
+    (f"{HARMONY_THOUGHT}<|chan", "<think>Which?</think><|chan"),
+]
 
 
 @pytest.mark.parametrize(
@@ -270,6 +318,19 @@ def test_a_text_is_content_and_calls(name, text, content, calls):
 )
 def test_a_malformed_call_stays_content(name, text):
     assert choose_format(name).parse(text, TOOLS) == (text, ())
+
+
+@pytest.mark.parametrize(("text", "content"), MALFORMED_HARMONY)
+def test_a_malformed_call_of_harmony_stays_content_behind_the_thoughts(text, content):
+    assert choose_format("harmony").parse(text, TOOLS) == (content, ())
+
+
+def test_without_tools_channels_are_divided_and_calls_are_content():
+    form = AnswerForm(choose_format("harmony"), thoughts_apart=True).with_tools(())
+    final = f"{HARMONY_THOUGHT}<|channel|>final<|message|>Hi"
+    assert form.parse(final) == ("Which?", "Hi", ())
+    assert form.parse(HARMONY_THOUGHT + HARMONY_REPLY) == ("Which?", HARMONY_REPLY, ())
+    assert form.shown(final) == Shown("Which?", "Hi")
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
@@ -332,6 +393,11 @@ OWN = {
     "deepseek_v31": ["<｜tool▁", f"<｜tool▁calls▁begin｜>{V31_FIND}<｜tool▁calls▁end｜>"],
     "kimi": ["<|tool_", f"<|tool_calls_section_begin|>{KIMI_FIND}<|tool_calls_section_end|>"],
     "gemma": ["```", "```tool", "_code\n", "\n```tool_code\nreply()\n```\n"],
+    "harmony": [
+        *("<|channel|>", "final", "<|message|>", "<|end|>", "<|start|>assistant", "<|call|>"),
+        *("<|channel|>final<|message|>", "<|channel|>commentary<|message|>", "to=functions.find"),
+        *(HARMONY_THOUGHT, HARMONY_FIND, HARMONY_REPLY),
+    ],
 }
 
 

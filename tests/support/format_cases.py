@@ -3,9 +3,11 @@
 import copy
 
 from chat_cases import library, small_library
+from places import SUPPORT
 from tokenizers import AddedToken
 
 from seeupo_jax.configuration import schema
+from seeupo_jax.envs.base import HARMONY_TAGS
 from seeupo_jax.policy.files.huggingface_tokenizer import HuggingFaceTokenizer
 
 CHAT = (
@@ -74,15 +76,24 @@ CALLS = {
 }
 
 
-def tokenizer(template, control=(), **chat):
-    """A tokenizer of bytes with a template, and more control tokens."""
+HARMONY = (SUPPORT / "chat_templates/gpt_oss.jinja").read_text()
+
+
+def tokenizer(template, control=(), chosen=None, **chat):
+    """A tokenizer of bytes with a template, and more control tokens; chosen: by `chat.template`."""
+    if "<|channel|>" in template:
+        control = dict.fromkeys((*control, *HARMONY_TAGS, "<|return|>"))
     made = small_library() if control else copy.copy(library("small"))
     made.add_tokens([AddedToken(name, special=True) for name in control])
     made.chat_template = template
-    return HuggingFaceTokenizer(made, schema.Chat(**chat), generation={}, where="small")
+    return HuggingFaceTokenizer(
+        made, schema.Chat(template=chosen, **chat), generation={}, where="small"
+    )
 
 
 def written(name, header="", tools=LISTS):
     """A template that writes calls in a format."""
+    if name == "harmony":
+        return HARMONY if tools else HARMONY.replace("if tools", "if false")
     begin, call, end = CALLS[name]
     return CHAT.format(begin=begin, call=call, end=end, header=header, tools=tools)

@@ -2,10 +2,12 @@
 
 import importlib
 import json
+import shutil
 
 import chat_cases as cases
 import pytest
 from flax import nnx
+from format_cases import ARGUMENTS, CHAT, LISTS, NAME
 from places import CONFIGS
 from refusals import refusal
 from run_environment import Echo
@@ -81,6 +83,46 @@ def test_of_agents_and_clients_any_role_may_come(model, tmp_path):
     assert refusal(lambda: check_config(load(model, *agent))).startswith(LOST)
     assert refusal(lambda: check_sampling(load(model))).startswith(LOST)
     check_sampling(load(model, MAPPED))
+
+
+STRANGE = CHAT.format(begin="", call=f"call:{NAME}{ARGUMENTS}", end="", header="", tools=LISTS)
+
+
+@pytest.fixture(scope="module")
+def strange(model, tmp_path_factory):
+    """The same model with a template that writes calls in no known format."""
+    folder = tmp_path_factory.mktemp("strange")
+    shutil.copytree(model, folder, dirs_exist_ok=True)
+    library = cases.small_library(STRANGE)
+    library.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "sentence"),
+    [
+        ("auto", "config.agent.tool_format: got 'auto' with a chat template that lists tools and"),
+        ("harmony", "config.agent.tool_format: got 'harmony' for a tokenizer without the control"),
+        ("pixtral", "config.agent.tool_format: got 'pixtral'; allowed: one of auto, hermes,"),
+        ("glm", None),
+    ],
+)
+def test_a_tool_format_that_does_not_fit_the_model_is_refused(
+    tool_format, sentence, strange, tmp_path
+):
+    """In one sentence, before the model's weights are read or anything is compiled."""
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"task_id": "a"}\n{"task_id": "b", "split": "test"}\n')
+    agent = [f"agent.tasks={tasks}", "agent.command=true", f"agent.tool_format={tool_format}"]
+    if sentence is None:
+        check_config(load(strange, *agent))
+        return
+    told = refusal(lambda: check_config(load(strange, *agent)))
+    assert told.startswith(sentence) and told.endswith(".")
+    if tool_format != "pixtral":
+        assert refusal(
+            lambda: check_sampling(load(strange, f"agent.tool_format={tool_format}"))
+        ) == (told)
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "serve", "sft"])

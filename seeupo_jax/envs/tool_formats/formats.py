@@ -7,24 +7,21 @@ from collections.abc import Mapping
 from seeupo_jax.envs.tool_formats.deepseek import DEEPSEEK_V3, DEEPSEEK_V31
 from seeupo_jax.envs.tool_formats.gemma import GEMMA
 from seeupo_jax.envs.tool_formats.glm import GLM
+from seeupo_jax.envs.tool_formats.harmony import HARMONY
 from seeupo_jax.envs.tool_formats.hermes import HERMES
 from seeupo_jax.envs.tool_formats.kimi import KIMI
 from seeupo_jax.envs.tool_formats.llama import LLAMA, LLAMA_FUNCTION
 from seeupo_jax.envs.tool_formats.mistral import MISTRAL, MISTRAL_ARGS
 from seeupo_jax.envs.tool_formats.qwen3_coder import QWEN3_CODER
-from seeupo_jax.envs.tool_formats.tool_format import Reading, ToolFormat
+from seeupo_jax.envs.tool_formats.tool_format import ToolFormat
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     each.name: each
     for each in (
         *(HERMES, LLAMA, LLAMA_FUNCTION, QWEN3_CODER, GLM, MISTRAL, MISTRAL_ARGS),
-        *(DEEPSEEK_V3, DEEPSEEK_V31, KIMI, GEMMA),
+        *(DEEPSEEK_V3, DEEPSEEK_V31, KIMI, GEMMA, HARMONY),
     )
 }
-# For a call without tools: any text is content.
-NO_CALLS = ToolFormat(
-    "none", lambda text, tools: Reading(text, ()), lambda content, calls: (content,), len
-)
 
 
 def choose_format(name: str) -> ToolFormat:

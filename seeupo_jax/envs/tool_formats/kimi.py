@@ -57,14 +57,18 @@ def _write(content: str, calls: Sequence[ToolCall]) -> Iterable[str]:
         return
     yield Tag(_SECTION)
     for index, call in enumerate(calls):
-        named = _NAMED.fullmatch(call.id)
         yield Tag(_CALL)
-        # An id of another origin says nothing to the model.
-        yield call.id if named and named[1] == call.name else f"functions.{call.name}:{index}"
+        yield _call_id(call, index)
         yield Tag(_ARGUMENTS)
         yield json_text(call.arguments)
         yield Tag(_CALL_END)
     yield Tag(_SECTION_END)
+
+
+def _call_id(call: ToolCall, number: int) -> str:
+    named = _NAMED.fullmatch(call.id)
+    # An id of another origin says nothing to the model.
+    return call.id if named and named[1] == call.name else f"functions.{call.name}:{number}"
 
 
 def _call(name: str, schema: Mapping[str, Any]) -> str:
@@ -78,4 +82,5 @@ KIMI = ToolFormat(
     _write,
     shown_before(_SECTION),
     grammar=CallGrammar(_SECTION, _call, '""', end=f'"{_SECTION_END}"'),
+    call_id=_call_id,
 )

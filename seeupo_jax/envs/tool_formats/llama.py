@@ -51,11 +51,10 @@ def _write_json(content: str, calls: Sequence[ToolCall]) -> Iterable[str]:
     yield "; ".join(map(json_text, objects))
 
 
-def _shown_json(text: str) -> int:
+def _shown_json(text: str) -> str:
     start = thoughts_end(text)
-    if text[start:].lstrip()[:1] in ("", "{"):
-        return text_before(text, "{", start)
-    return text_before(text, PYTHON_TAG, start)
+    mark = "{" if text[start:].lstrip()[:1] in ("", "{") else PYTHON_TAG
+    return text[: text_before(text, mark, start)]
 
 
 def _call_json(name: str, schema: Mapping[str, Any]) -> str:

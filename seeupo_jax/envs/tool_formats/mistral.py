@@ -30,6 +30,7 @@ from seeupo_jax.envs.tool_formats.tool_format import (
 )
 
 _CALLS, _ARGS, _ID = MISTRAL_TAGS
+_NINE = re.compile("[A-Za-z0-9]{9}")
 _HEAD = re.compile(
     rf"\s*{re.escape(_CALLS)}\s*([^\[\]\n]+?)\s*"
     rf"(?:{re.escape(_ID)}\s*([^\[\]\n]+?)\s*)?{re.escape(_ARGS)}"
@@ -95,12 +96,18 @@ def _call_with_args(name: str, schema: Mapping[str, Any]) -> str:
     return f"{literal(name + _ARGS)} {json_arguments(schema)}"
 
 
+def _call_id(call: ToolCall, number: int) -> str:
+    """Nine letters and digits, which the templates ask for."""
+    return call.id if _NINE.fullmatch(call.id) else f"call{number:05d}"
+
+
 MISTRAL = ToolFormat(
     "mistral",
     _read_list,
     _write_list,
     shown_before(_CALLS),
     grammar=CallGrammar(_CALLS, _call_in_list, '", "', '" "? "["', '"]"'),
+    call_id=_call_id,
 )
 MISTRAL_ARGS = ToolFormat(
     "mistral_args",
@@ -108,4 +115,5 @@ MISTRAL_ARGS = ToolFormat(
     _write_args,
     shown_before(_CALLS),
     grammar=CallGrammar(_CALLS, _call_with_args, f'"{_CALLS}"'),
+    call_id=_call_id,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,6 +35,8 @@ class CallGrammar:
     begin: between the opening and the first call. between: between two. end: after the last.
     rules: further rules, which calls refer to.
     excluded: further texts that no message has outside its calls.
+    frame: rules of a whole message, with `{calls}` after the form that has none; "": it is a text,
+      and then calls.
     """
 
     opening: str
@@ -43,6 +46,7 @@ class CallGrammar:
     end: str = '""'
     rules: str = ""
     excluded: tuple[str, ...] = ()
+    frame: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,29 +58,44 @@ class ToolFormat:
       malformed.
     write: writes a message with content and calls, in pieces; `read` reads them back, unless the
       format has no way to write a value.
-    shown: the number of characters of an incomplete text that are certainly content.
+    shown: the part of an incomplete text that is certainly content.
+    plain: the content of a text whose calls are not read; in most formats all of it.
     mark: the tag before calls, if other formats do not use it.
     grammar: None: calls in this format cannot be constrained.
+    call_id: of formats whose calls have ids: from a call and its number in the conversation, the id
+      that it is written with: its own if it has the format's form.
     """
 
     name: str
     read: Callable[[str, Sequence[Tool]], Reading]
     write: Callable[[str, Sequence[ToolCall]], Iterable[str]]
-    shown: Callable[[str], int]
+    shown: Callable[[str], str]
+    plain: Callable[[str], str] = str
     mark: str = ""
     grammar: CallGrammar | None = None
+    call_id: Callable[[ToolCall, int], str] | None = None
 
     def parse(self, text: str, tools: Sequence[Tool] = ()) -> tuple[str, tuple[ToolCall, ...]]:
         """Returns a message's content and calls; with a malformed call, all of it is content."""
         try:
             outside, calls = self.read(text, tools)
         except ToolCallError:
-            return text, ()
+            return self.plain(text), ()
         named = [(call.name, call.arguments) for call in calls]
         # A lone surrogate is valid JSON but not UTF-8, and could not be sent.
         if not calls or not encodes(json.dumps(named, ensure_ascii=False)):
-            return text, ()
+            return self.plain(text), ()
         return outside.rstrip(), calls
+
+    @property
+    def without_calls(self) -> ToolFormat:
+        """The format of messages that may call no tool."""
+
+        def read(text: str, tools: Sequence[Tool]) -> Reading:
+            return Reading(self.plain(text), ())
+
+        shown = str if self.plain is str else self.shown
+        return dataclasses.replace(self, read=read, shown=shown, mark="")
 
     def render(self, content: str, calls: Sequence[ToolCall]) -> str:
         """Writes the text of a message."""
@@ -92,6 +111,11 @@ class ToolFormat:
         return places
 
     @property
+    def opening(self) -> str:
+        """The text with which calls begin; "": none, or not known."""
+        return "" if self.grammar is None else self.grammar.opening
+
+    @property
     def own_tags(self) -> frozenset[str]:
         """The tags of calls."""
         pieces = self.write("", [ToolCall("f", {"x": 1})])
@@ -104,9 +128,9 @@ class ToolFormat:
         return text.replace('"VALUE"', "VALUE")  # in JSON it need not be a text
 
 
-def shown_before(mark: str) -> Callable[[str], int]:
+def shown_before(mark: str) -> Callable[[str], str]:
     """`ToolFormat.shown` of a format whose calls begin at a mark and end the message."""
-    return lambda text: text_before(text, mark, thoughts_end(text))
+    return lambda text: text[: text_before(text, mark, thoughts_end(text))]
 
 
 def text_before(text: str, mark: str, start: int) -> int:

@@ -13,7 +13,7 @@ import transformers
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.user_code import describe, shortened
-from seeupo_jax.envs.base import TEXT_TAGS, Message, Tool
+from seeupo_jax.envs.base import Message, Tool
 from seeupo_jax.policy.files import gguf_vocabulary, library_tokenizer, vocabulary
 from seeupo_jax.policy.files.chat.call_format import find_format
 from seeupo_jax.policy.files.chat.renderer import PROBE_SECONDS, Renderer, probe_limit
@@ -139,7 +139,8 @@ class HuggingFaceTokenizer:
         for name, token in self._library.get_vocab().items():
             pieces[token] = decode(name)
         for token, name in self._renderer.control.items():
-            pieces[token] = (b"" if name in TEXT_TAGS else vocabulary.CONTROL) + name.encode()
+            mark = b"" if token in self._renderer.written else vocabulary.CONTROL
+            pieces[token] = mark + name.encode()
         return pieces
 
     def save(self, folder: Path) -> None:

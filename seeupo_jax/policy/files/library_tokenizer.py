@@ -18,6 +18,8 @@ import transformers
 from tokenizers import Tokenizer
 
 from seeupo_jax.envs.base import Message
+from seeupo_jax.policy.files.chat.call_ids import id_formats, with_ids
+from seeupo_jax.policy.files.chat.channels import to_channels, writes_channels
 from seeupo_jax.policy.files.folder_files import read_json_object
 
 _LOGGER = logging.getLogger(__name__)
@@ -65,6 +67,10 @@ def render_template(
     Raises:
       Exception: of any class; the template may refuse the conversation.
     """
+    if writes_channels(template):
+        messages = to_channels(messages)
+    elif id_formats(template):
+        messages = with_ids(messages, template)
     return library.apply_chat_template(
         list(messages),
         tools=functions,

@@ -7,6 +7,7 @@ import datetime
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import jinja2.meta
 
 from seeupo_jax.configuration import loading, schema
 from seeupo_jax.configuration.user_code import listed, shown
-from seeupo_jax.envs.base import TEXT_TAGS, THOUGHT, THOUGHT_END, Message, Tool
+from seeupo_jax.envs.base import TEXT_TAGS, THOUGHT_TAGS, Message, Tool
 from seeupo_jax.envs.tool_formats.formats import TOOL_FORMATS
 from seeupo_jax.envs.tool_formats.tool_format import ToolFormat
 from seeupo_jax.policy.files.folder_files import check_content, read_json_object
@@ -179,7 +180,7 @@ def check_rendered(message: Mapping[str, Any], written: str) -> None:
     """ValueError where a template has left out a part of an assistant's message."""
     calls = [call["function"]["name"] for call in message.get("tool_calls", ())]
     # White space around a thought is the template's.
-    texts = re.split(f"{THOUGHT}|{THOUGHT_END}", message["content"])
+    texts = re.split("|".join(map(re.escape, chain(*THOUGHT_TAGS))), message["content"])
     for part in (*texts, message.get("reasoning_content", ""), *calls):
         if part.strip() not in written:
             shown = part.strip() if len(part.strip()) <= 60 else f"{part.strip()[:60]} ..."

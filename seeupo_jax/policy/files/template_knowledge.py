@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from seeupo_jax.envs.base import THOUGHT
+from seeupo_jax.envs.base import THOUGHT, THOUGHT_TAGS
 from seeupo_jax.envs.tool_formats.formats import TOOL_FORMATS, choose_format
+from seeupo_jax.envs.tool_formats.harmony import CHANNEL, HARMONY
 from seeupo_jax.envs.tool_formats.tool_format import ToolFormat
 from seeupo_jax.policy.files.chat.call_format import find_format, sampled_text, writes_format
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 
 AUTO = "auto"
 _THOUGHT = "a-thought"
+_TAG_AND_END = 2  # tokens of an action
 _HEADER = 16  # tokens at the end of a context, among which is a `<think>` of its header
 
 
-@lru_cache(maxsize=1)  # a process samples with one tokenizer, and reads it in one format
-def template_writes(tokenizer: Tokenizer, tool_format: ToolFormat) -> bool:
-    """Whether a chat template writes calls in a tool format, also several and after text."""
+@lru_cache(maxsize=2)  # a process samples with one tokenizer, and reads it in one format
+def template_writes(tokenizer: Tokenizer, tool_format: ToolFormat, after_text: bool = True) -> bool:
+    """Whether a chat template writes calls in a tool format, also several, and after text."""
     if not tokenizer.writes_calls:
         return False
-    return writes_format(tokenizer, tool_format)
+    return writes_format(tokenizer, tool_format, "content" if after_text else "")
 
 
 def resolve_format(name: str, tokenizer: Tokenizer) -> ToolFormat:
@@ -30,13 +32,16 @@ def resolve_format(name: str, tokenizer: Tokenizer) -> ToolFormat:
     Where a message lists the tools (`config.chat.tools`), `auto` is the format it asks for.
 
     Raises:
-      ValueError: `auto` with a template that lists tools and writes calls in no known format.
+      ValueError: `auto` with a template that lists tools and writes calls in no known format, or
+        harmony with a tokenizer of another format, or the reverse.
     """
     if name != AUTO:
-        return choose_format(name)
+        return _check_channels(choose_format(name), tokenizer, "config.agent.tool_format")
     listing = tokenizer.tool_listing
+    if listing in TOOL_FORMATS:
+        return _check_channels(TOOL_FORMATS[listing], tokenizer, "config.chat.tools")
     if listing is not None:
-        return TOOL_FORMATS.get(listing, TOOL_FORMATS["hermes"])
+        return HARMONY if _has_channels(tokenizer) else TOOL_FORMATS["hermes"]
     found = find_format(tokenizer)
     if found is None:
         raise ValueError(
@@ -47,13 +52,47 @@ def resolve_format(name: str, tokenizer: Tokenizer) -> ToolFormat:
     return found
 
 
+def _has_channels(tokenizer: Tokenizer) -> bool:
+    """Whether a tokenizer has the channels of gpt-oss as control tokens."""
+    return len(tokenizer.action(CHANNEL)) == _TAG_AND_END
+
+
+def _check_channels(tool_format: ToolFormat, tokenizer: Tokenizer, field: str) -> ToolFormat:
+    """The format that a field names: harmony exactly where the tokenizer has channels."""
+    channels = _has_channels(tokenizer)
+    if channels and tool_format is not HARMONY:
+        raise ValueError(
+            f"{field}: got {tool_format.name!r} for a model whose messages have channels; allowed:"
+            f" {AUTO}, {HARMONY.name}."
+        )
+    if tool_format is HARMONY and not channels:
+        others = ", ".join(name for name in TOOL_FORMATS if name != HARMONY.name)
+        raise ValueError(
+            f"{field}: got {HARMONY.name!r} for a tokenizer without the control token {CHANNEL};"
+            f" allowed: {AUTO}, {others}."
+        )
+    return tool_format
+
+
 def opens_thoughts(tokenizer: Tokenizer, context: Sequence[int]) -> bool:
     """Whether the next action begins within thoughts, which the chat template has opened."""
     return tokenizer.text(context[-_HEADER:]).rstrip().endswith(THOUGHT)
 
 
+@lru_cache(maxsize=1)
+def thoughts_around(tokenizer: Tokenizer) -> tuple[str, str]:
+    """The tags that a model writes around its thoughts: `<think>`, unless others are its tokens."""
+    single = (tags for tags in THOUGHT_TAGS[1:] if len(tokenizer.action(tags[0])) == _TAG_AND_END)
+    return next(single, THOUGHT_TAGS[0])
+
+
 def knows_thoughts(tokenizer: Tokenizer) -> bool:
-    """Whether a chat template opens thoughts in its header, or writes a message's."""
+    """Whether a chat template opens thoughts in its header, or writes a message's.
+
+    A tokenizer with Mistral's tags of thoughts is a reasoning model's, whatever its template takes.
+    """
+    if thoughts_around(tokenizer) != THOUGHT_TAGS[0]:
+        return True
     message = {"role": "assistant", "content": "content", "reasoning_content": _THOUGHT}
     try:
         begun = tokenizer.begin([{"role": "user", "content": "?"}], ())

@@ -115,7 +115,8 @@ class Grammars:
         tools, form = json.loads(listing), call_grammar(self._format)
         plain = _plain(form)
         if not tools:
-            return (self._compile(f"{plain}start: PLAIN", TOOL_CALLS),)
+            without = form.frame.format(calls="") or f"{plain}start: PLAIN"
+            return (self._compile(without, TOOL_CALLS),)
         arguments = [_arguments(tool) for tool in tools]
         names = [tool["name"] for tool in tools]
         try:
@@ -126,7 +127,7 @@ class Grammars:
         for name, schema in zip(names, arguments, strict=True):
             if len(json.dumps(schema)) >= _LARGE or _COMBINED & schema.keys():
                 self._try_call(calls.deep_copy(), name)
-        if not form.opening:
+        if form.frame or not form.opening:
             return (calls,)
         around = _AROUND.format(opening=literal(form.opening))
         return calls, self._compile(plain + around, TOOL_CALLS)
@@ -300,7 +301,9 @@ def _plain(form: CallGrammar) -> str:
 def _calls(form: CallGrammar, names: Sequence[str], schemas: Sequence[dict[str, Any]]) -> str:
     """The grammar of actions that may call tools with arguments of these schemas."""
     calls = [form.call(name, schema) for name, schema in zip(names, schemas, strict=True)]
-    if form.opening:
+    if form.frame:
+        head = form.frame.format(calls=" | call")
+    elif form.opening:
         opening = literal(form.opening)
         head = _TEXT + _CALLS.format(
             opening=opening, begin=form.begin, between=form.between, end=form.end

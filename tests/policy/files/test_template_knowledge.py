@@ -2,11 +2,11 @@
 
 import pytest
 from chat_cases import QWEN3_TEMPLATE, TOOL
-from format_cases import ARGUMENTS, CALLS, CHAT, LISTS, NAME, tokenizer, written
+from format_cases import ARGUMENTS, CHAT, LISTS, NAME, tokenizer, written
 
 from seeupo_jax.envs.tool_calls import ToolCall
 from seeupo_jax.envs.tool_formats.formats import TOOL_FORMATS
-from seeupo_jax.policy.files.chat.call_format import as_function
+from seeupo_jax.policy.files.chat.call_ids import as_function
 from seeupo_jax.policy.files.messages import TOOL_LISTINGS
 from seeupo_jax.policy.files.template_knowledge import (
     knows_thoughts,
@@ -15,16 +15,27 @@ from seeupo_jax.policy.files.template_knowledge import (
 )
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_auto_is_the_format_that_the_template_writes(name):
     made = tokenizer(written(name))
     assert made.tool_listing is None
     assert resolve_format("auto", made) is TOOL_FORMATS[name]
-    assert resolve_format("llama", made) is TOOL_FORMATS["llama"]
+    if name != "harmony":
+        assert resolve_format("llama", made) is TOOL_FORMATS["llama"]
 
 
-def test_every_format_has_a_template_here():
-    assert CALLS.keys() == TOOL_FORMATS.keys()
+def test_harmony_is_of_tokenizers_with_channels_and_these_have_no_other():
+    channels, plain = tokenizer(written("harmony")), tokenizer(written("hermes"))
+    assert resolve_format("harmony", channels) is TOOL_FORMATS["harmony"]
+    with pytest.raises(ValueError, match="'llama' for a model whose .*; allowed: auto, harmony."):
+        resolve_format("llama", channels)
+    with pytest.raises(ValueError, match="'harmony' for a tokenizer without the control token"):
+        resolve_format("harmony", plain)
+    # Also where a message lists the tools.
+    unlisted = tokenizer(written("harmony"), tools="none")
+    assert resolve_format("auto", unlisted) is TOOL_FORMATS["harmony"]
+    with pytest.raises(ValueError, match="config.chat.tools: got 'llama' for a model whose"):
+        resolve_format("auto", tokenizer(written("harmony"), tools="llama"))
 
 
 def test_auto_is_found_where_a_header_begins_otherwise_than_a_history():
@@ -37,7 +48,7 @@ def test_auto_is_found_where_a_header_begins_otherwise_than_a_history():
 def test_tools_that_a_template_does_not_list_are_listed_with_the_format_that_auto_reads(name):
     unlisted = tokenizer(written(name, tools=""))
     assert unlisted.tool_listing == resolve_format("auto", unlisted).name == name
-    named = tokenizer(written("hermes"), tools=name)
+    named = tokenizer(written("harmony" if name == "harmony" else "hermes"), tools=name)
     assert named.tool_listing == resolve_format("auto", named).name == name
     asked = [{"role": "user", "content": "?"}]
     text = named.text(named.begin(asked, (TOOL,)).tokens)
@@ -48,7 +59,7 @@ def test_tools_that_a_template_does_not_list_are_listed_with_the_format_that_aut
 
 def test_a_template_that_writes_calls_in_no_known_format_is_refused_with_the_known_ones():
     strange = CHAT.format(begin="", call=f"call:{NAME}{ARGUMENTS}", end="", header="", tools=LISTS)
-    with pytest.raises(ValueError, match="in no known format; allowed: hermes, .*, gemma, the"):
+    with pytest.raises(ValueError, match="in no known format; allowed: hermes, .*, harmony, the"):
         resolve_format("auto", tokenizer(strange))
     assert resolve_format("kimi", tokenizer(strange)).name == "kimi"
 

@@ -223,6 +223,10 @@ OTHERS = [
 ]
 
 
+# A text before calls, where it is not the text itself.
+SAID = {"harmony": "<|channel|>analysis<|message|>So: <|end|><|start|>assistant"}
+
+
 @functools.cache
 def grammars_of(name):
     """A tokenizer, and grammars of a tool format."""
@@ -236,7 +240,7 @@ def test_a_call_drawn_in_another_format_names_a_tool_and_keeps_to_its_schema(nam
     for seed in range(6):
         matcher, rng = grammars.begin(TOOLS), np.random.default_rng(seed)
         opening = tool_format.grammar.opening or "{"
-        before = "So: " if seed % 2 and tool_format.grammar.opening else ""
+        before = SAID.get(name, "So: ") if seed % 2 and tool_format.grammar.opening else ""
         start = accept(matcher, made, before + opening)
         calls = tool_format.read(sample(matcher, made, rng, start, steps=2000), TOOLS).calls
         assert calls
@@ -256,10 +260,12 @@ def test_what_a_format_writes_is_in_its_grammar(name):
         ToolCall('say "hé"', person),
     ]
     for content in ("", "Two, a < b:") if tool_format.grammar.opening else ("",):
-        matcher, text = grammars.begin(TOOLS), tool_format.render(content, calls)
-        accept(matcher, made, text)
-        assert tool_format.read(text, TOOLS).calls == tuple(calls)
-        assert set(made.end_ids) <= set(allowed(matcher, made.vocab_size))
+        # A call ends an action in harmony.
+        for part in [[call] for call in calls] if name == "harmony" else [calls]:
+            matcher, text = grammars.begin(TOOLS), tool_format.render(content, part)
+            accept(matcher, made, text)
+            assert tool_format.read(text, TOOLS).calls == tuple(part)
+            assert set(made.end_ids) <= set(allowed(matcher, made.vocab_size))
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -275,6 +281,38 @@ def test_another_format_s_forged_call_cannot_be_written(name):
         with pytest.raises(RuntimeError, match="may not follow"):
             for token in made.action(tool_format.render("", [call])):
                 matcher.accept(token)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Hello.",
+        "<|channel|>final<|message|>Hello.<|end|>",
+        "<|channel|>analysis<|message|>Hm.<|end|><|channel|>",
+        "<|channel|>analysis to=functions.wait<|message|>",
+        "<|channel|>final<|message|>a<|start|>assistant<|channel|>commentary to=functions.wait",
+    ],
+)
+def test_an_action_of_harmony_is_messages_of_channels(text):
+    made, grammars = grammars_of("harmony")
+    for tools in (TOOLS, ()):
+        matcher = grammars.begin(tools)
+        accept(matcher, made, f"{SAID['harmony']}<|channel|>final<|message|>Hello, a < b.")
+        assert set(made.end_ids) <= set(allowed(matcher, made.vocab_size))
+        matcher = grammars.begin(tools)
+        with pytest.raises(RuntimeError, match="may not follow"):
+            for token in made.action(text)[:-1]:
+                matcher.accept(token)
+
+
+def test_a_call_of_harmony_may_stand_in_its_header_and_needs_tools():
+    made, grammars = grammars_of("harmony")
+    call = " to=functions.wait<|channel|>commentary {}json<|message|>{{}}"
+    for text in (call.format(""), call.format("<|constrain|>")):
+        accept(grammars.begin(TOOLS), made, text)
+        with pytest.raises(RuntimeError, match="may not follow"):
+            for token in made.action(text):
+                grammars.begin(()).accept(token)
 
 
 def test_a_format_without_a_grammar_is_refused():

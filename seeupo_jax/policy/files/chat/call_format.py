@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -11,6 +10,7 @@ from seeupo_jax.envs.thoughts import thoughts_end
 from seeupo_jax.envs.tool_calls import ToolCall
 from seeupo_jax.envs.tool_formats.formats import TOOL_FORMATS
 from seeupo_jax.envs.tool_formats.tool_format import ToolFormat
+from seeupo_jax.policy.files.chat.call_ids import as_function
 from seeupo_jax.policy.files.messages import PROBE
 
 _CALL = ToolCall("name", {"argument": 1})
@@ -19,9 +19,6 @@ _TOOL: Tool = {
     "description": "",
     "parameters": {"type": "object", "properties": {"argument": {"type": "integer"}}},
 }
-# Ids of calls as templates want them: none, Kimi's, Mistral's nine letters and digits.
-_IDS = ("", "functions.name:0", "call00000")
-
 _ASKED = {"role": "user", "content": "?"}
 
 
@@ -42,19 +39,19 @@ class TemplateTokenizer(Protocol):
 
 def find_format(tokenizer: TemplateTokenizer) -> ToolFormat | None:
     """Returns the format in which a template writes one call; None: in none of `TOOL_FORMATS`."""
-    for write, given in itertools.product((sampled_text, past_text), _IDS):
-        answer = _written(tokenizer, write, "", [as_function(_CALL, given)])
+    for write in (sampled_text, past_text):
+        answer = _written(tokenizer, write, "", [as_function(_CALL)])
         for tool_format in () if answer is None else TOOL_FORMATS.values():
             if tool_format.parse(answer, (_TOOL,)) == ("", (_CALL,)):
                 return tool_format
     return None
 
 
-def writes_format(tokenizer: TemplateTokenizer, tool_format: ToolFormat) -> bool:
-    """Whether a template writes calls in a tool format, also several and after text."""
+def writes_format(tokenizer: TemplateTokenizer, tool_format: ToolFormat, content: str) -> bool:
+    """Whether a template writes calls in a tool format, also several, after a content or none."""
     calls = (_CALL, _CALL)
-    answer = _written(tokenizer, sampled_text, "content", list(map(as_function, calls)))
-    return answer is not None and tool_format.parse(answer, (_TOOL,)) == ("content", calls)
+    answer = _written(tokenizer, sampled_text, content, list(map(as_function, calls)))
+    return answer is not None and tool_format.parse(answer, (_TOOL,)) == (content, calls)
 
 
 def sampled_text(tokenizer: TemplateTokenizer, message: dict[str, Any]) -> str:
@@ -78,12 +75,6 @@ def past_text(tokenizer: TemplateTokenizer, message: dict[str, Any]) -> str:
 
     before, _, after = written({"role": "assistant", "content": PROBE}).rpartition(PROBE)
     return written(message).removesuffix(after).removeprefix(before)
-
-
-def as_function(call: ToolCall, given: str = "") -> dict[str, Any]:
-    """A call in the form of chat templates; `given`: its id, if any."""
-    function = {"name": call.name, "arguments": call.arguments}
-    return ({"id": given} if given else {}) | {"type": "function", "function": function}
 
 
 def _written(

@@ -17,7 +17,10 @@ import transformers
 
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.user_code import describe, in_one_line
-from seeupo_jax.envs.base import TAGS, TEXT_TAGS, Message, Tool
+from seeupo_jax.envs.base import HARMONY_TAGS, TAGS, TEXT_TAGS, Message, Tool
+from seeupo_jax.envs.tool_formats.harmony import CALL, action_end, has_channels
+from seeupo_jax.policy.files.chat.call_ids import call_fields
+from seeupo_jax.policy.files.chat.channels import writes_channels
 from seeupo_jax.policy.files.chat.template_probe import (
     FUNCTION,
     USUAL,
@@ -81,6 +84,8 @@ class Renderer:
 
     Attributes:
       control: the names of control tokens by id. tags: those of `TAGS` among them.
+      written: control tokens that have a text, unlike others.
+      channels: whether the template writes harmony's channels.
       end_ids: ids that end an action, first the one with which the template ends a message.
       unwritten: roles whose messages the template leaves out or refuses, with a sentence of each.
       lists_tools: whether it names the tools that it is given.
@@ -106,8 +111,10 @@ class Renderer:
         self._backend = library.backend_tokenizer
         added = library.added_tokens_decoder.items()
         self.control = {i: t.content for i, t in added if t.special or i in eos}
-        self.tags = {i: name for i, name in self.control.items() if name in TAGS}
-        self._hidden = {i for i, t in added if t.special and t.content not in TEXT_TAGS}
+        names = {token.content for _, token in added}
+        others = frozenset() if names.issuperset(HARMONY_TAGS) else frozenset(HARMONY_TAGS)
+        self.channels = not others and writes_channels(template or "")
+        self.tags = {i: n for i, n in self.control.items() if n in TAGS and n not in others}
         self._left_out = functools.lru_cache(maxsize=1024)(self._find_left_out)
         with probe_limit(PROBE_SECONDS):
             around, closing = self._around_messages(), self._closing_ids()
@@ -121,11 +128,17 @@ class Renderer:
             for name in (*self.control.values(), *around)
         )
         self._forged = re.compile("|".join(starts))
-        self.end_ids = tuple(dict.fromkeys((*closing, *eos)))
+        calls = [i for i, name in self.tags.items() if name == CALL]  # harmony's end of a call
+        self.end_ids = tuple(dict.fromkeys((*closing, *eos, *calls)))
+        self.written = {i for i, n in self.tags.items() if n in TEXT_TAGS} - set(self.end_ids)
+        self._hidden = {i for i, t in added if t.special and i not in self.written}
         self._anchor = self.control[self.end_ids[0]]
 
     def action(self, text: str) -> list[int]:
-        return [*self.encode(self.protect_own(text), follows=True), self.end_ids[0]]
+        tokens, end = self.encode(self.protect_own(text), follows=True), self.end_ids[0]
+        if self.channels and has_channels(text):
+            end = self._library.convert_tokens_to_ids(action_end(text))
+        return [*tokens, end]
 
     def text(self, tokens: Sequence[int]) -> str:
         """Tokens as text; of control tokens only those of `TEXT_TAGS` have any."""
@@ -202,17 +215,15 @@ class Renderer:
             f" allowed: {self._offered(roles)}."
         )
 
-    def _lost(
-        self, messages: Sequence[Message], has_functions: bool = False, *, by_id: bool = False
-    ) -> str | None:
+    def _lost(self, messages: Sequence[Message], has_functions: bool = False) -> str | None:
         """As `omitted_role`, of messages of `make_conversation`; ValueError: refused."""
         text = self._apply(messages, [FUNCTION] if has_functions else None)
-        return omitted_role(messages, text, by_id=by_id)
+        return omitted_role(messages, text)
 
     def _find_left_out(self, shape: Shape, has_functions: bool) -> str | None:
         """The role of a message that the template leaves out of conversations of a shape."""
         try:
-            return self._lost(make_conversation(shape), has_functions, by_id=True)
+            return self._lost(make_conversation(shape), has_functions)
         except ValueError:  # texts that are not those of the conversation, which it has rendered
             return None
 
@@ -289,6 +300,10 @@ class Renderer:
         if not (self.control.keys() - self.tags.keys()).isdisjoint(body):
             return text, None
         return text, text + (self.control[action[-1]] if ended else "")
+
+    def call_fields(self, text: str) -> dict[str, Any] | None:
+        """An action as a message with calls in fields, where the template writes ids of calls."""
+        return call_fields(text, self._template or "")
 
     def protect(self, value: Any) -> Any:
         """A value with marks in all its texts, so that none forges a control token or a header."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from seeupo_jax.envs.base import THOUGHT, THOUGHT_END, Message, Tool
+from seeupo_jax.envs.tool_formats.harmony import has_channels
 from seeupo_jax.policy.files.chat.renderer import MARK, Renderer
 from seeupo_jax.policy.files.messages import PROBE, check_rendered, model_text
 
@@ -45,7 +46,15 @@ class TemplateConversation:
         """
         renderer, opening = self.renderer, self._opening
         thinks = bool(message.get("reasoning_content"))
-        if not message.get("tool_calls") and not thinks:
+        calls = message.get("tool_calls", ())
+        if renderer.channels and len(calls) > 1:
+            raise ValueError(
+                f"chat template: got {len(calls)} tool calls in one message; allowed: one, since a"
+                " call ends an action of this model."
+            )
+        if renderer.channels and not has_channels(message["content"]):
+            thinks = True  # the header does not end with the channel
+        elif not calls and not thinks:
             text = message["content"].removeprefix(opening)
             if not opening or _ends_thought(renderer.protect_own(text)):
                 return renderer.action(text)
@@ -82,7 +91,11 @@ class TemplateConversation:
         renderer = self.renderer
         answer_text, sampled = renderer.sampled_text(action)
         answer = {"role": "assistant", "content": self._opening + answer_text}
-        messages = (*self.messages, answer, *renderer.read(messages))
+        new = renderer.read(messages)
+        messages = (*self.messages, answer, *new)
+        fields = renderer.call_fields(answer_text)
+        if fields is not None and not self._continues(messages, sampled):
+            messages = (*self.messages, fields, *new)
         text = renderer.render(messages, self.functions)
         if sampled is None or not text.startswith(self.text + sampled):
             tokens = renderer.encode(text, follows=False)
@@ -90,6 +103,14 @@ class TemplateConversation:
             after = renderer.encode(text[len(self.text + sampled) :], follows=True)
             tokens = [*self.tokens, *action, *after]
         return dataclasses.replace(self, messages=messages, text=text, tokens=tokens)
+
+    def _continues(self, messages: Sequence[Message], sampled: str | None) -> bool:
+        """Whether the template writes these messages, and among them an action as sampled."""
+        try:
+            text = self.renderer.render(messages, self.functions)
+        except ValueError:
+            return False
+        return sampled is not None and text.startswith(self.text + sampled)
 
 
 def _ends_thought(text: str) -> bool:

@@ -53,7 +53,7 @@ def make_call(number: str) -> dict[str, Any]:
     return {"id": f"{number:a<9}", "type": "function", "function": function}
 
 
-def omitted_role(messages: Sequence[Message], text: str, *, by_id: bool = False) -> str | None:
+def omitted_role(messages: Sequence[Message], text: str) -> str | None:
     """The role of the first message that a template has left out; None: it has written all.
 
     The text of a message with calls may be left out, as Llama 3 does. A system message may stand
@@ -61,12 +61,11 @@ def omitted_role(messages: Sequence[Message], text: str, *, by_id: bool = False)
 
     Args:
       messages: of `make_conversation`. text: as the template renders them.
-      by_id: a call is written where its id is, which names the tool in Kimi's templates.
     """
     place = 0
     for message in messages:
         if calls := message.get("tool_calls"):
-            if not all(_writes_call(text, call, by_id=by_id) for call in calls):
+            if not all(_writes_call(text, call) for call in calls):
                 return message["role"]
             continue
         found = text.find(message["content"], 0 if message["role"] == "system" else place)
@@ -76,10 +75,9 @@ def omitted_role(messages: Sequence[Message], text: str, *, by_id: bool = False)
     return None
 
 
-def _writes_call(text: str, call: Any, *, by_id: bool) -> bool:
+def _writes_call(text: str, call: Any) -> bool:
     name, arguments = call["function"]["name"], call["function"]["arguments"]
-    named = name in text or (by_id and call["id"] in text)
-    return named and all(part in text for part in (*arguments, *arguments.values()))
+    return all(part in text for part in (name, *arguments, *arguments.values()))
 
 
 def lists_functions(render: Callable[..., str], *, system: bool) -> bool:

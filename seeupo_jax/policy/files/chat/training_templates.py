@@ -15,6 +15,7 @@ from importlib import resources
 from typing import Any, Protocol
 
 from seeupo_jax.envs.base import THOUGHT, THOUGHT_END, Message
+from seeupo_jax.policy.files.chat.channels import keep_channels, writes_channels
 from seeupo_jax.policy.files.chat.template_probe import FUNCTION, make_call
 from seeupo_jax.policy.files.messages import KEEP_THOUGHTS
 
@@ -133,6 +134,9 @@ def why_rewritten(own: str, render: Render) -> str:
 
 
 def _find(own: str, render: Render) -> str | None:
+    if writes_channels(own):
+        kept = keep_channels(own)
+        return kept if keeps_thoughts(kept, render) else None
     switched = (_setting({name: value}) + own for name, value in _SWITCHES.items() if name in own)
     for template in itertools.chain(switched, _shipped()):
         if keeps_thoughts(template, render) and _agree(own, template, render):
