@@ -151,8 +151,7 @@ def _load(config: Config, source: _Source) -> contextlib.AbstractContextManager[
         untrained=source.workdir is None,
         weights=source.weights,
         step=source.step,
-        # Drawn from one candidate, each token of a greedy server would have the probability 1.
-        raw_logp=config.rollout.top_k == 1,
+        per_turn=True,
     )
 
 
