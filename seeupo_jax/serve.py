@@ -210,7 +210,7 @@ def _answer(config: Config, source: _Source, host: str, port: int) -> None:
         stop = stack.enter_context(StopRequest())
         policy = stack.enter_context(_load(config, source))
         form = resolve_form(config.agent, policy.tokenizer)
-        endpoint = make_endpoint(config, name, form)
+        endpoint = make_endpoint(config, name, form, serves=True)
         serving = _begin(config, policy, form, stop)
         endpoint.start(host, port)
         stack.callback(endpoint.close)

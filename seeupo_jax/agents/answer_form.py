@@ -12,8 +12,14 @@ from seeupo_jax.envs.base import THOUGHT, THOUGHT_END, Tool
 from seeupo_jax.envs.tool_calls import ToolCall
 from seeupo_jax.envs.tool_formats.formats import NO_CALLS
 from seeupo_jax.envs.tool_formats.tool_format import ToolFormat, text_before
-from seeupo_jax.policy.files.template_knowledge import AUTO, knows_thoughts, resolve_format
+from seeupo_jax.policy.files.template_knowledge import (
+    AUTO,
+    knows_thoughts,
+    opens_thoughts,
+    resolve_format,
+)
 from seeupo_jax.policy.files.tokenizer import Tokenizer
+from seeupo_jax.rollout.engine.protocol import Constraint
 
 
 class Answer(NamedTuple):
@@ -45,6 +51,21 @@ class AnswerForm:
     def with_tools(self, tools: Sequence[Tool]) -> AnswerForm:
         """The form of the answer to a call: without tools no text is a call."""
         return self if tools else dataclasses.replace(self, tool_format=NO_CALLS)
+
+    def after_thoughts(
+        self, constraint: Constraint | None, tokenizer: Tokenizer, context: Sequence[int]
+    ) -> Constraint | None:
+        """The constraint of an answer, which does not hold for its thoughts.
+
+        Args:
+          context: the tokens before the answer, which may have opened its thoughts.
+        """
+        if constraint is None:
+            return None
+        thoughts = "may" if self.thoughts_apart else "none"
+        if opens_thoughts(tokenizer, context):
+            thoughts = "open"
+        return dataclasses.replace(constraint, thoughts=thoughts)
 
     def parse(self, text: str, tools: Sequence[Tool] = ()) -> Answer:
         """Divides a whole text. With a malformed call all of it is content, or thoughts.

@@ -204,29 +204,19 @@ def decode(
 
     def body(carry: Any) -> Any:
         i, token_R, position_R, step_R, alive_R, history_RV, sampled, pages = carry
-        tokens_RK, logp_RK, entropy_RK, routed_RKG, top = sampled
         at_R1 = jnp.where(alive_R, position_R, NOWHERE)[:, None]
         hidden_R1D, pages, routed_R1G, _ = model.extend(
             token_R[:, None], at_R1, pages, page_table, kernel=kernel, block=block
         )
         logits_RV = _logits(arch, hidden_R1D[:, 0], head_VD)
-        drawn_R, drawn_logp_R, drawn_entropy_R, drawn_top = _draw_next(
-            logits_RV, history_RV, rows, streams, step_R, sampling, arch.tokens
-        )
-        tokens_RK = tokens_RK.at[:, i].set(jnp.where(alive_R, drawn_R, 0))
-        logp_RK = logp_RK.at[:, i].set(jnp.where(alive_R, drawn_logp_R, 0.0))
-        if entropy_RK is not None:
-            entropy_RK = entropy_RK.at[:, i].set(jnp.where(alive_R, drawn_entropy_R, 0.0))
-        if routed_RKG is not None:
-            routed_RKG = routed_RKG.at[:, i].set(routed_R1G[:, 0])
+        drawn = _draw_next(logits_RV, history_RV, rows, streams, step_R, sampling, arch.tokens)
+        sampled, drawn_R = _record(sampled, i, drawn, routed_R1G, alive_R), drawn[0]
         if history_RV is not None:
-            top = [x_RKT.at[:, i].set(x_RT) for x_RKT, x_RT in zip(top, drawn_top, strict=True)]
             history_RV = count_tokens(history_RV, drawn_R, alive_R)
         token_R = jnp.where(alive_R, drawn_R, token_R)
         ended_R = (drawn_R[:, None] == end_ids[None, :]).any(axis=1)
         position_R, step_R = position_R + alive_R, step_R + alive_R
         alive_R = alive_R & ~ended_R & (step_R < rows.limit_R)
-        sampled = tokens_RK, logp_RK, entropy_RK, routed_RKG, top
         return i + 1, token_R, position_R, step_R, alive_R, history_RV, sampled, pages
 
     def unfinished(carry: Any) -> jax.Array:
@@ -272,6 +262,27 @@ def _padding(
     empty_RKT = jnp.zeros((*shape, 0 if own is None else top_size(network.arch.vocab_size)))
     top = [] if own is None else [empty_RKT.astype(jnp.int32), empty_RKT]
     return empty.astype(jnp.int32), empty, entropy_RK, routed_RKG, top
+
+
+def _record(
+    sampled: tuple[Any, ...],
+    i: jax.Array,
+    drawn: tuple[Any, ...],
+    routed_R1G: jax.Array | None,
+    alive_R: jax.Array,
+) -> tuple[Any, ...]:
+    """A dispatch's samples with those of step i, as `_draw_next` returns them."""
+    tokens_RK, logp_RK, entropy_RK, routed_RKG, top = sampled
+    token_R, logp_R, entropy_R, top_now = drawn
+    tokens_RK = tokens_RK.at[:, i].set(jnp.where(alive_R, token_R, 0))
+    logp_RK = logp_RK.at[:, i].set(jnp.where(alive_R, logp_R, 0.0))
+    if entropy_RK is not None:
+        entropy_RK = entropy_RK.at[:, i].set(jnp.where(alive_R, entropy_R, 0.0))
+    if routed_RKG is not None:
+        assert routed_R1G is not None
+        routed_RKG = routed_RKG.at[:, i].set(routed_R1G[:, 0])
+    top = [x_RKT.at[:, i].set(x_RT) for x_RKT, x_RT in zip(top, top_now, strict=True)]
+    return tokens_RK, logp_RK, entropy_RK, routed_RKG, top
 
 
 def _logits(arch: Architecture, hidden_RD: jax.Array, head_VD: jax.Array) -> jax.Array:
