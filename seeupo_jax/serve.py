@@ -163,8 +163,7 @@ def _load(config: Config, source: _Source) -> contextlib.AbstractContextManager[
         untrained=source.workdir is None,
         weights=source.weights,
         step=source.step,
-        # Drawn from one candidate, each token of a greedy server would have the probability 1.
-        raw_logp=config.rollout.top_k == 1,
+        per_turn=True,
     )
 
 
@@ -225,7 +224,9 @@ def _answer(config: Config, source: _Source, given: argparse.Namespace) -> None:
         form = resolve_form(config.agent, policy.tokenizer)
         serving = _begin(config, policy, form, stop)
         metrics = serving.metrics.text
-        endpoint = make_endpoint(config, name, form, origins=given.cors, metrics=metrics)
+        endpoint = make_endpoint(
+            config, name, form, serves=True, origins=given.cors, metrics=metrics
+        )
         endpoint.start(given.host, given.port)
         stack.callback(endpoint.close)
         key = os.environ.get(KEY_VARIABLE)

@@ -27,6 +27,7 @@ from seeupo_jax.agents.calls import (
     Runner,
     Session,
     context_exceeded,
+    form_refusal,
 )
 from seeupo_jax.agents.lineages import Lineages, ReadCall, check_length
 from seeupo_jax.agents.sampled_text import SampledText
@@ -241,6 +242,8 @@ class AgentPlayer:
         """Answers the call for which an action was sampled."""
         episode = self._open[self._owner[action.key]]
         turn = episode.open_turns[action.key]
+        if action.refuses_tools and turn.waiting.call.constraint is not None:
+            return self._drop(episode, turn, form_refusal(turn.waiting.call, action.failure))
         if action.failure:
             episode.outcome = Failure("env_error", action.failure)
             episode.stop_agent()
@@ -385,6 +388,9 @@ class AgentPlayer:
                 call.tools,
                 limit=call.max_tokens,
                 listen=sampled.listen if sampled.listens else None,
+                constraint=self._host.form.after_thoughts(
+                    call.constraint, self._worker.tokenizer, turn.turn.read.conversation.tokens
+                ),
             )
         )
 
@@ -393,11 +399,13 @@ class AgentPlayer:
             self._engine.cancel(turn.key)
         self._drop(episode, turn)
 
-    def _drop(self, episode: AgentEpisode, turn: OpenTurn) -> None:
-        """Removes a turn without an answer."""
+    def _drop(
+        self, episode: AgentEpisode, turn: OpenTurn, refusal: CallRefused | None = None
+    ) -> None:
+        """Removes a turn without an answer; `refusal`: None: the episode is over."""
         episode.lineages.cancel(turn.turn)
         episode.remove_turn(turn, answered=False)
-        turn.waiting.finish(_over())  # a client that disconnected does not receive it
+        turn.waiting.finish(refusal or _over())  # a client that disconnected does not receive it
 
     def _end(self, key: int, episode: AgentEpisode) -> None:
         """Ends an episode whose agent has an outcome."""

@@ -257,9 +257,9 @@ class Endpoint:
             del body  # it may have megabytes, and the call may wait long
             if exchange.stream:
                 return await self._answer_stream(request, client.session, exchange)
-            call = self._complete(client.session, exchange)
-            completion = await until_disconnect(request.receive, call)
-            return JSONResponse(exchange.reply(completion))
+            calls = self._complete_all(client.session, exchange)
+            completions = await until_disconnect(request.receive, calls)
+            return JSONResponse(exchange.reply(*completions))
         except (ClientGone, ClientDisconnect):
             return Response(status_code=499)  # the client has disconnected
         except Exception as error:
@@ -318,6 +318,28 @@ class Endpoint:
                 raise CallRefused("the endpoint is closed.", status=503, code="closed")
             return task.result()
 
+    async def _complete_all(
+        self,
+        session: Session,
+        exchange: Exchange,
+        on_text: Callable[[int, str], None] | None = None,
+    ) -> Sequence[Completion]:
+        """All answers to a request; if one fails the others are cancelled.
+
+        Args:
+          on_text: receives the number of an answer and a piece of its text.
+        """
+        branches = exchange.branches
+        tasks: list[asyncio.Task[Completion]] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index, branch in enumerate(branches):
+                    listen = None if on_text is None else functools.partial(on_text, index)
+                    tasks.append(group.create_task(self._complete(session, branch, listen)))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return [task.result() for task in tasks]
+
     async def _answer_stream(
         self, request: Request, session: Session, exchange: Exchange
     ) -> Response:
@@ -328,25 +350,31 @@ class Endpoint:
         return EventStream(first, events, lambda error: exchange.fail(_as_refusal(error)))
 
     async def _events(self, session: Session, exchange: Exchange) -> AsyncGenerator[Event, None]:
-        pieces: asyncio.Queue[str | None] = asyncio.Queue()
-        splitter = AnswerSplitter(self._form.with_tools(exchange.call.tools))
+        pieces: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
+        form, branches = self._form.with_tools(exchange.call.tools), exchange.branches
+        splitters = [AnswerSplitter(form) for _ in branches]
         started = False
-        async with task_of(self._complete(session, exchange, pieces.put_nowait)) as task:
+        calls = self._complete_all(session, exchange, lambda *piece: pieces.put_nowait(piece))
+        async with task_of(calls) as task:
             task.add_done_callback(lambda _: pieces.put_nowait(None))
             while (piece := await pieces.get()) is not None:
                 for event in () if started else exchange.begin():
                     yield event
                 started = True
-                shown = splitter.feed(piece)
-                for event in _write_parts(exchange, shown):
+                index, text = piece
+                shown = splitters[index].feed(text)
+                for event in _write_parts(branches[index], shown):
                     yield event
-            completion = await task
+            completions = await task
         for event in () if started else exchange.begin():
             yield event
-        rest = splitter.rest(Shown(completion.thoughts, completion.content))
-        for event in exchange.think(rest.thoughts) if rest.thoughts else ():
-            yield event
-        for event in exchange.end(completion, rest.content):
+        for branch, splitter, completion in zip(branches, splitters, completions, strict=True):
+            rest = splitter.rest(Shown(completion.thoughts, completion.content))
+            for event in branch.think(rest.thoughts) if rest.thoughts else ():
+                yield event
+            for event in branch.end(completion, rest.content):
+                yield event
+        for event in exchange.close(*completions):
             yield event
 
     async def _show_metrics(self, request: Request) -> Response:

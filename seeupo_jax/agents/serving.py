@@ -22,6 +22,7 @@ from seeupo_jax.agents.calls import (
     HistoryMessage,
     ModelCall,
     context_exceeded,
+    form_refusal,
 )
 from seeupo_jax.agents.conversation_cache import CachedConversation, ConversationCache
 from seeupo_jax.agents.lineages import check_length, to_tokenizer_message
@@ -36,6 +37,7 @@ _LOGGER = logging.getLogger(__name__)
 # Tokens of all cached conversations: at 36 bytes in Python's lists at most 150 MB, plus texts.
 CACHE_TOKENS = 2**22
 _SHOWN, _NAMES = 80, 64  # characters of a field's name, and number of fields counted by name
+_SEEDED = 2**31  # added to the numbers of answers whose request has a seed
 _SHUTTING_DOWN = "The server is shutting down; ask again later, or another one."
 
 
@@ -77,7 +79,7 @@ class ServingSession:
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._open: dict[int, _Sampling] = {}
         self._over = False
-        self._keys, self._conversations = itertools.count(), itertools.count()
+        self._keys, self._conversations = itertools.count(), 0
         self.counts: Counter[str] = Counter()  # of calls: answered, refused, cancelled
         self.metrics = ServingMetrics(self.counts, lambda: len(self._open))
 
@@ -167,6 +169,7 @@ class ServingSession:
 
     def _begin(self, call: WaitingCall[Completion]) -> None:
         try:
+            self._check_biases(call.call)
             conversation, group = self._read(call.call)
         except CallRefused as refusal:
             self.counts["refused"] += 1
@@ -177,6 +180,17 @@ class ServingSession:
             self.counts["refused"] += 1
             got, most = f"{len(context)} tokens", self._max_context
             return call.finish(context_exceeded(got, "fewer", most, "messages"))
+        self._submit(call, conversation, group, room)
+
+    def _submit(
+        self,
+        call: WaitingCall[Completion],
+        conversation: TokenizedConversation,
+        group: int,
+        room: int,
+    ) -> None:
+        """Gives a call's turn to the engine; `room`: for its answer, in the context."""
+        context = conversation.tokens
         asked = self._max_action_tokens if call.call.max_tokens is None else call.call.max_tokens
         began_s, streamed = time.monotonic(), call.on_text is not None
         sampled = SampledText(
@@ -188,19 +202,33 @@ class ServingSession:
             context,
         )
         self._open[call.key] = _Sampling(call, conversation, group, sampled, began_s)
+        task, member, turn = stream_numbers(call.key, call.call)
         self._engine.submit(
             Turn(
                 key=call.key,
                 context=context,
                 group=group,
-                task=call.key % 2**32,  # so that no two calls draw the same random numbers
-                member=0,
-                turn=1,  # the engine gives turns with number 0 a lower priority
+                task=task,
+                member=member,
+                turn=turn,
                 tools=call.call.tools,
                 limit=min(asked, self._max_action_tokens, room),
                 listen=sampled.listen if sampled.listens else None,
+                sampling=call.call.sampling,
+                constraint=self._form.after_thoughts(
+                    call.call.constraint, self._tokenizer, context
+                ),
             )
         )
+
+    def _check_biases(self, call: ModelCall) -> None:
+        for token, _ in () if call.sampling is None else call.sampling.bias:
+            if token >= (size := self._tokenizer.vocab_size):
+                raise CallRefused(
+                    f"logit_bias: got token {token}; allowed: below {size}.",
+                    code="invalid_value",
+                    param="logit_bias",
+                )
 
     def _read(self, call: ModelCall) -> tuple[TokenizedConversation, int]:
         """Returns a call's conversation, with its sampled tokens unchanged, and its group.
@@ -226,11 +254,13 @@ class ServingSession:
             answered = hit.answered
             return answered.conversation.extend(answered.action, messages), answered.group
         conversation = self._tokenizer.begin(messages, call.tools)
-        # One group for the same tools and instructions, on each shard in turn.
+        # One group for the same tools and instructions, on each shard in turn; the answers to one
+        # request are on one shard, which computes the prompt once.
         opening = [m.content for m in itertools.takewhile(_instructs, call.messages)]
         shards = self._engine.plan.shards
         number = zlib.crc32(repr((call.tools, opening)).encode())
-        return conversation, number * shards + next(self._conversations) % shards
+        self._conversations += call.answer == 0
+        return conversation, number * shards + self._conversations % shards
 
     def _cancel(self, call: WaitingCall[Any]) -> None:
         if self._open.pop(call.key, None) is not None:
@@ -243,8 +273,7 @@ class ServingSession:
         if action.failure:
             self._engine.release(action.key)
             if action.refuses_tools:
-                sentence = f"tools: {action.failure}"
-                return self._refuse(call, sentence, code="invalid_value", param="tools")
+                return self._refuse_form(call, action.failure)
             _LOGGER.error(f"a call failed: {action.failure}")
             return self._refuse(call, action.failure, status=500, code="sampling_failed")
         prompt_tokens = len(conversation.tokens)
@@ -255,9 +284,25 @@ class ServingSession:
         self.metrics.answered(done, began_s)
         call.finish(done)
 
+    def _refuse_form(self, call: WaitingCall[Any], reason: str) -> None:
+        self.counts["refused"] += 1
+        call.finish(form_refusal(call.call, reason))
+
     def _refuse(self, call: WaitingCall[Any], sentence: str, **fields: object) -> None:
         self.counts["refused"] += 1
         call.finish(CallRefused(sentence, **fields))
+
+
+def stream_numbers(key: int, call: ModelCall) -> tuple[int, int, int]:
+    """The numbers (task, member, turn) from which an answer's random numbers derive.
+
+    No two requests share them, unless they have the same seed.
+    """
+    if call.seed is None:
+        # The engine gives turns of number 0 a lower priority.
+        return key % 2**32, call.answer, 1
+    seed = call.seed % 2**64
+    return seed % 2**32, _SEEDED + call.answer, (seed >> 32) ^ 1
 
 
 def _instructs(message: HistoryMessage) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import logging
@@ -304,12 +305,14 @@ def make_endpoint(
     model: str,
     form: AnswerForm,
     *,
+    serves: bool = False,
     origins: Sequence[str] = (),
     metrics: Callable[[], bytes] | None = None,
 ) -> Endpoint:
-    """An endpoint that does not listen yet; `model`: the served name, `form`: of its answers.
+    """An endpoint that does not listen yet.
 
     Args:
+      model: the served name. form: of its answers. serves: as of `SamplingRules`.
       origins, metrics: as of `Endpoint`.
 
     Raises:
@@ -319,7 +322,7 @@ def make_endpoint(
 
     agent = config.agent
     return Endpoint(
-        sampling=_sampling_rules(config),
+        sampling=dataclasses.replace(_sampling_rules(config), serves=serves),
         model=model,
         form=form,
         limits=Limits(request_bytes=agent.request_kib * 2**10),

@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 from seeupo_jax.agents.calls import CallRefused, Completion, HistoryMessage, ModelCall
 from seeupo_jax.agents.dialects.request_body import refuse
@@ -47,13 +47,22 @@ class Caller:
 
 
 class Exchange(Protocol):
-    """A request and its answer, which is one `reply` or a stream of events."""
+    """A request and its answer, which is one `reply` or a stream of events.
+
+    A request for several answers has an exchange for each, its `branches`, of which only `think`,
+    `text` and `end` are used.
+    """
 
     call: ModelCall
     stream: bool
 
-    def reply(self, completion: Completion) -> dict[str, Any]:
-        """The whole answer."""
+    @property
+    def branches(self) -> Sequence[Exchange]:
+        """An exchange for each answer; of one answer, this one."""
+        ...
+
+    def reply(self, *completions: Completion) -> dict[str, Any]:
+        """The whole answer, or all answers."""
         ...
 
     def begin(self) -> Iterable[Event]:
@@ -69,12 +78,27 @@ class Exchange(Protocol):
         ...
 
     def end(self, completion: Completion, rest: str) -> Iterable[Event]:
-        """The events of the remaining content, the tool calls, and the end."""
+        """The events of the remaining content, the tool calls, and the answer's end."""
+        ...
+
+    def close(self, *completions: Completion) -> Iterable[Event]:
+        """The events after the ends of all answers."""
         ...
 
     def fail(self, refusal: CallRefused) -> Iterable[Event]:
         """The events of an error after the stream has begun."""
         ...
+
+
+class OneAnswer:
+    """Methods of an exchange whose requests ask for one answer."""
+
+    @property
+    def branches(self) -> tuple[Self]:
+        return (self,)
+
+    def close(self, *completions: Completion) -> Iterable[Event]:
+        return ()
 
 
 class Dialect(NamedTuple):
@@ -147,9 +171,14 @@ def reply_id() -> str:
     return f"{_NUMBERS.getrandbits(96):024x}"
 
 
-def call_id(caller: Caller, index: int) -> str:
-    """Makes a tool call's id, which is reproducible, since an agent may show it to the policy."""
-    return f"{caller.ids}_{caller.number}_{index}"
+def call_id(caller: Caller, index: int, *, answer: int = 0) -> str:
+    """Makes a tool call's id, which is reproducible, since an agent may show it to the policy.
+
+    Args:
+      answer: its number, of several to a request.
+    """
+    request = f"{caller.number}-{answer}" if answer else caller.number
+    return f"{caller.ids}_{request}_{index}"
 
 
 def write_arguments(arguments: Mapping[str, Any]) -> str:
@@ -167,7 +196,15 @@ def token_logprobs(completion: Completion) -> list[dict[str, Any]]:
             "token": piece.decode(errors="replace"),
             "logprob": logp if math.isfinite(logp) else _NOT_STATED,
             "bytes": list(piece),
-            "top_logprobs": [],
+            "top_logprobs": [
+                {"token": likely.decode(errors="replace"), "logprob": p, "bytes": list(likely)}
+                for likely, p in top
+            ],
         }
-        for piece, logp in zip(completion.pieces, completion.logp, strict=True)
+        for piece, logp, top in zip(
+            completion.pieces,
+            completion.logp,
+            completion.top or [()] * len(completion.pieces),
+            strict=True,
+        )
     ]

@@ -8,10 +8,20 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from seeupo_jax.agents.calls import CallRefused, Completion, HistoryMessage, ModelCall
+from seeupo_jax.agents.dialects.constraint_fields import (
+    AllowedTools,
+    NamedFunction,
+    TextFormat,
+    ToolChoice,
+    read_constraint,
+    tool_choice,
+    wanted_schema,
+)
 from seeupo_jax.agents.dialects.exchange import (
     Caller,
     Dialect,
     Event,
+    OneAnswer,
     call_id,
     openai_error,
     order_results,
@@ -110,8 +120,11 @@ class _Tool(Fields):
     strict: bool | None = None
 
 
+_ToolChoice = tool_choice(NamedFunction, AllowedTools)
+
+
 class _Text(Fields):
-    format: dict[str, Any] | None = None
+    format: TextFormat | None = None
     verbosity: str | None = None
 
 
@@ -140,7 +153,10 @@ class ResponsesRequest(Fields):
     stream: bool | None = None
     store: bool | None = None
     include: list[str] | None = None
-    # Determined by the run.
+    # The form of the answer.
+    tool_choice: _ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    # Determined by the run; a server takes most of them.
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -148,7 +164,6 @@ class ResponsesRequest(Fields):
     seed: int | None = None
     top_logprobs: int | None = None
     text: _Text | None = None
-    tool_choice: str | dict[str, Any] | None = None
     reasoning: _Reasoning | None = None
     truncation: str | None = None
     background: bool | None = None
@@ -156,7 +171,6 @@ class ResponsesRequest(Fields):
     user: str | None = None
     metadata: dict[str, str] | None = None
     service_tier: str | None = None
-    parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None  # of OpenAI's own tools
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -166,12 +180,12 @@ class ResponsesRequest(Fields):
 
 
 _SAMPLING = (
-    *("temperature", "top_p", "top_k", "min_p", "seed", "top_logprobs", "tool_choice"),
+    *("temperature", "top_p", "top_k", "min_p", "seed", "top_logprobs"),
     *("truncation", "background"),
 )
 
 
-class ResponsesExchange:
+class ResponsesExchange(OneAnswer):
     """A request for a response, and its answer."""
 
     def __init__(self, tree: Any, caller: Caller):
@@ -179,14 +193,15 @@ class ResponsesExchange:
         request = self._request
         fields = {name: getattr(request, name) for name in _SAMPLING}
         if request.text:
-            fields["text.format"] = request.text.format
             fields["text.verbosity"] = request.text.verbosity
         if request.reasoning:
             fields["reasoning.effort"] = request.reasoning.effort
-        caller.ignored += unknown + caller.rules.conflicting_fields(fields)
+        sampling, others = caller.rules.read(fields)
+        caller.ignored += unknown + others
         self._caller = caller
         self._history = _read_history(request, caller)
-        self.call = _read_call(request, self._history, caller)
+        call = _read_call(request, self._history, caller)
+        self.call = dataclasses.replace(call, **sampling._asdict())
         self.stream = bool(request.stream)
         self._logprobs = "message.output_text.logprobs" in (request.include or ())
         self._id = reply_id()
@@ -194,7 +209,8 @@ class ResponsesExchange:
         self._sent = 0  # events
         self._message_open = self._thoughts_open = False
 
-    def reply(self, completion: Completion) -> dict[str, Any]:
+    def reply(self, *completions: Completion) -> dict[str, Any]:
+        (completion,) = completions
         self._remember(completion)
         items = self._write_items(completion)
         return self._response(_status(completion), items, completion)
@@ -313,6 +329,7 @@ class ResponsesExchange:
         self, status: str, items: list[dict[str, Any]], completion: Completion | None = None
     ) -> dict[str, Any]:
         request, rules = self._request, self._caller.rules
+        sampling, choice = self.call.sampling, request.tool_choice
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
             "id": f"resp_{self._id}",
@@ -326,12 +343,12 @@ class ResponsesExchange:
             "metadata": request.metadata or {},
             "model": self._caller.model,
             "output": items,
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": request.previous_response_id,
-            "temperature": rules.temperature,
-            "tool_choice": "none" if request.tool_choice == "none" else "auto",
+            "temperature": sampling.temperature if sampling else rules.temperature,
+            "tool_choice": "auto" if choice is None else _write_choice(choice),
             "tools": [{"type": "function", "strict": False, **tool} for tool in self.call.tools],
-            "top_p": 1.0 if rules.top_p is None else rules.top_p,
+            "top_p": sampling.top_p if sampling else 1.0 if rules.top_p is None else rules.top_p,
             "usage": None if completion is None else _usage(completion),
         }
 
@@ -420,9 +437,23 @@ def _read_call(
     if not history:
         refuse("input", "input: got no items; allowed: at least one.")
     head = () if request.instructions is None else (HistoryMessage("system", request.instructions),)
-    tools = () if request.tool_choice == "none" else request.tools or ()
+    choice = ToolChoice() if request.tool_choice is None else request.tool_choice.choice()
+    tools = () if choice.calls == "none" else request.tools or ()
     shown = show_tools([(tool, tool.parameters) for tool in tools], caller)
-    return ModelCall((*head, *history), shown, request.max_output_tokens)
+    constraint = read_constraint(
+        choice,
+        shown,
+        wanted_schema(request.text and request.text.format, "text.format"),
+        single=request.parallel_tool_calls is False,
+    )
+    messages = (*head, *history)
+    return ModelCall(messages, shown, request.max_output_tokens, constraint=constraint)
+
+
+def _write_choice(choice: Any) -> Any:
+    """A tool choice as the request has it."""
+    written = choice.model_dump()
+    return written["type"] if len(written) == 1 else written
 
 
 def _status(completion: Completion) -> str:
