@@ -339,7 +339,7 @@ WRONG = {
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}
     ],
     "messages[0].tool_calls[0].function.arguments": [
-        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 5}}]}
     ],
     "messages[0].tool_calls": [
         {

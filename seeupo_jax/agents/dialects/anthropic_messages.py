@@ -22,6 +22,7 @@ from seeupo_jax.agents.dialects.exchange import (
     Event,
     OneAnswer,
     call_id,
+    clients_tools,
     order_results,
     reply_id,
     show_tools,
@@ -30,6 +31,7 @@ from seeupo_jax.agents.dialects.exchange import (
 from seeupo_jax.agents.dialects.request_body import (
     Count,
     Fields,
+    ServerTool,
     Stops,
     as_list,
     by_type,
@@ -76,7 +78,18 @@ class _Thinking(Fields):
     signature: str | None = None  # of no meaning: the thoughts themselves are compared
 
 
-_Block = by_type(text=_Text, thinking=_Thinking, tool_use=_ToolUse, tool_result=_ToolResult)
+class _Redacted(Fields):
+    type: Literal["redacted_thinking"]
+    data: str  # another model's thoughts, which nobody here can read
+
+
+_Block = by_type(
+    text=_Text,
+    thinking=_Thinking,
+    redacted_thinking=_Redacted,
+    tool_use=_ToolUse,
+    tool_result=_ToolResult,
+)
 
 
 class _Message(Fields):
@@ -94,6 +107,9 @@ class _Tool(_Cached):
     type: Literal["custom"] | None = None
     strict: bool | None = None
     eager_input_streaming: bool | None = None
+    defer_loading: bool | None = None
+    allowed_callers: list[str] | None = None
+    input_examples: list[dict[str, Any]] | None = None  # not shown
 
 
 class _Choice(Fields):
@@ -126,7 +142,7 @@ class MessagesRequest(_Cached):
     messages: list[_Message]
     max_tokens: Count
     system: _Texts | None = None
-    tools: list[_Tool] | None = None
+    tools: list[by_type("custom", other=ServerTool, custom=_Tool)] | None = None
     stop_sequences: Stops | None = None
     stream: bool | None = None
     # Determined by the run; a server takes the first three.
@@ -139,6 +155,7 @@ class MessagesRequest(_Cached):
     thread: dict[str, Any] | None = None  # a conversation that the server would hold
     # Without effect on sampling.
     metadata: dict[str, Any] | None = None
+    context_management: dict[str, Any] | None = None  # no history is edited here
     service_tier: str | None = None
     inference_geo: str | None = None
     speed: str | None = None
@@ -279,7 +296,7 @@ def _read_call(request: MessagesRequest, caller: Caller) -> ModelCall:
     ]
     messages = order_results(read, _PHRASES)
     choice = _read_choice(request.tool_choice)
-    tools = () if choice.calls == "none" else request.tools or ()
+    tools = () if choice.calls == "none" else clients_tools(request.tools or (), caller)
     shown = show_tools([(tool, tool.input_schema) for tool in tools], caller)
     stop = tuple(request.stop_sequences or ())
     output = request.output_config
@@ -302,7 +319,7 @@ def _read_choice(choice: _Choice | _ChosenTool | _NoTool | None) -> ToolChoice:
 
 def _read_message(message: _Message, place: str) -> Iterator[tuple[HistoryMessage, MessageCalls]]:
     """Splits a message: tool results become separate messages."""
-    kinds = {"user": (_Text, _ToolResult), "assistant": (_Text, _Thinking, _ToolUse)}
+    kinds = {"user": (_Text, _ToolResult), "assistant": (_Text, _Thinking, _Redacted, _ToolUse)}
     allowed = kinds.get(message.role, (_Text,))
     for index, block in enumerate(message.content):
         if not isinstance(block, allowed):

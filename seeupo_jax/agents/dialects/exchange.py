@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self
 
 from seeupo_jax.agents.calls import CallRefused, Completion, HistoryMessage, ModelCall
-from seeupo_jax.agents.dialects.request_body import refuse
+from seeupo_jax.agents.dialects.request_body import ServerTool, refuse
 from seeupo_jax.agents.dialects.result_order import (
     ErrorPhrases,
     MessageCalls,
@@ -147,6 +147,15 @@ class RequestTool(Protocol):
 
     @property
     def description(self) -> str | None: ...
+
+
+def clients_tools(given: Sequence[Any], caller: Caller) -> Iterator[Any]:
+    """The tools that a client runs itself; others count as ignored."""
+    for index, tool in enumerate(given):
+        if isinstance(tool, ServerTool):
+            caller.ignored.append(f"tools[{index}] of type {tool.type[:40]}")
+        else:
+            yield tool
 
 
 def show_tools(

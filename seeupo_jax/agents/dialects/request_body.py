@@ -160,14 +160,28 @@ def _remove(tree: Any, path: Path) -> None:
     del tree[path[-1]]
 
 
-def by_type(default: str | None = None, **kinds: type[Fields]) -> Any:
+class ServerTool(pydantic.BaseModel):
+    """A tool that the API's own servers would run, such as web search; the policy has none."""
+
+    model_config = pydantic.ConfigDict(extra="allow", frozen=True)
+    type: str
+
+
+def by_type(
+    default: str | None = None,
+    *,
+    other: type[pydantic.BaseModel] | None = None,
+    **kinds: type[pydantic.BaseModel],
+) -> Any:
     """A union of object types, which their field `type` distinguishes.
 
     Args:
       default: the type of an object without the field.
+      other: what an object of another type is; None: an error.
     """
-    allowed: Any = Literal[tuple(kinds)]
-    other = pydantic.create_model("Other", __base__=Fields, type=(allowed, ...))
+    if other is None:
+        allowed: Any = Literal[tuple(kinds)]
+        other = pydantic.create_model("Other", __base__=Fields, type=(allowed, ...))
 
     def tag(value: Any) -> str:
         kind = value.get("type", default) if isinstance(value, dict) else None
@@ -191,16 +205,23 @@ def as_list(make: Callable[[str], Any], allowed: str) -> pydantic.BeforeValidato
     return pydantic.BeforeValidator(convert)
 
 
-def _read_arguments(text: Any) -> Any:
-    if not isinstance(text, str):
+INVALID = "invalid_json"  # the argument that holds a text which is not an object's JSON
+
+
+def _read_arguments(value: Any) -> Any:
+    if isinstance(value, dict):
+        return value
+    if not isinstance(value, str):
         raise ValueError("allowed: a text of JSON")
-    arguments = parse_json(text) if text.strip() else {}
-    if not isinstance(arguments, dict):
-        raise ValueError("allowed: a text of a JSON object")
-    return arguments
+    try:
+        arguments = parse_json(value) if value.strip() else {}
+    except ValueError:
+        return {INVALID: value}
+    return arguments if isinstance(arguments, dict) else {INVALID: value}
 
 
-# Arguments of a call, which OpenAI's APIs send as JSON in a text.
+# Arguments of a call, which OpenAI's APIs send as JSON in a text. A text that is no object's JSON
+# is kept: a model has written it.
 Arguments = Annotated[dict[str, Any], pydantic.BeforeValidator(_read_arguments)]
 Stops = Annotated[
     list[Annotated[str, pydantic.Field(min_length=1)]],

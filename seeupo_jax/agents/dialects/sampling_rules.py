@@ -31,6 +31,11 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
+# Wishes of which a server may do nothing: clients send some of them with every request.
+HINTS = (
+    *("reasoning_effort", "reasoning.effort", "output_config.effort", "thinking"),
+    *("verbosity", "text.verbosity", "truncation"),
+)
 IGNORED_WITH = "agent.ignore_sampling=True, or --ignore_sampling of serve,"
 
 
@@ -93,8 +98,9 @@ class SamplingRules:
         sampling = self._sampling(given)
         others = {name: value for name, value in given.items() if name not in RANGES}
         others.pop("logit_bias", None)
+        hints = [name for name in HINTS if not self._allows(name, others.pop(name, None))]
         request = RequestSampling(sampling, given.get("seed"), answers)
-        return request, self.conflicting_fields(others)
+        return request, hints + self.conflicting_fields(others)
 
     def _sampling(self, given: Mapping[str, Any]) -> TurnSampling:
         top_k = given.get("top_k", self.top_k or 0)
