@@ -2,7 +2,7 @@
 
 python -m seeupo_jax.serve --config=FILE.py [--config.FIELD=VALUE ...]
     [--workdir=DIR [--step=latest|best|N] [--weights=ema|trained] | --model=FOLDER]
-    [--host=127.0.0.1] [--port=8000] [--temperature=T] [--ignore_sampling]
+    [--host=127.0.0.1] [--port=8000] [--cors=ORIGIN,...] [--temperature=T] [--ignore_sampling]
 
 The policy is a checkpoint of the run in DIR, a model folder's, or the one that the configuration
 starts from. Of the configuration `model`, `lora`, `chat`, `mesh`, `rollout` and `agent.tool_format`
@@ -22,6 +22,7 @@ import dataclasses
 import ipaddress
 import logging
 import os
+import re
 import socket
 import sys
 from collections.abc import Sequence
@@ -56,6 +57,15 @@ def _temperature(value: str) -> float:
     raise Wrong(value, "0, which takes the likeliest token, or a number from 0.01 to 100")
 
 
+def _origins(value: str) -> tuple[str, ...]:
+    """Origins of web pages (RFC 6454): a scheme, a host, and perhaps a port."""
+    origins = tuple(value.split(","))
+    for origin in origins if origins != ("*",) else ():
+        if re.fullmatch(r"https?://[^/\s@,]+", origin) is None:
+            raise Wrong(value, "*, or origins such as http://localhost:3000, with commas")
+    return origins
+
+
 def _flags() -> Flags:
     flags = Flags("serve", __doc__)
     add_run_flags(flags, required=False)
@@ -65,6 +75,8 @@ def _flags() -> Flags:
     flags.flag("host", "where to listen; others than a loopback address let other machines call.",
                default="127.0.0.1")  # fmt: skip
     flags.flag("port", "where to listen; 0 is a free one.", integer(0, 65_535), default=8000)
+    flags.flag("cors", "origins of web pages that may call, with commas, such as"
+               " http://localhost:3000; *: all; default: none.", _origins, default=())  # fmt: skip
     flags.flag("temperature", "of sampling; 0: the likeliest token; default: the configuration's.",
                _temperature)  # fmt: skip
     flags.switch("ignore_sampling", "ignore what requests say of sampling; default: refuse other"
@@ -151,8 +163,7 @@ def _load(config: Config, source: _Source) -> contextlib.AbstractContextManager[
         untrained=source.workdir is None,
         weights=source.weights,
         step=source.step,
-        # Drawn from one candidate, each token of a greedy server would have the probability 1.
-        raw_logp=config.rollout.top_k == 1,
+        per_turn=True,
     )
 
 
@@ -203,7 +214,7 @@ def _announce(
     print(f"Key: as in {KEY_VARIABLE}" if KEY_VARIABLE in os.environ else made, flush=True)
 
 
-def _answer(config: Config, source: _Source, host: str, port: int) -> None:
+def _answer(config: Config, source: _Source, given: argparse.Namespace) -> None:
     """Loads the policy, and answers until a signal comes."""
     place = source.workdir if source.workdir is not None else Path(str(config.model.path))
     name = _name(place)
@@ -211,9 +222,12 @@ def _answer(config: Config, source: _Source, host: str, port: int) -> None:
         stop = stack.enter_context(StopRequest())
         policy = stack.enter_context(_load(config, source))
         form = resolve_form(config.agent, policy.tokenizer)
-        endpoint = make_endpoint(config, name, form)
         serving = _begin(config, policy, form, stop)
-        endpoint.start(host, port)
+        metrics = serving.metrics.text
+        endpoint = make_endpoint(
+            config, name, form, serves=True, origins=given.cors, metrics=metrics
+        )
+        endpoint.start(given.host, given.port)
         stack.callback(endpoint.close)
         key = os.environ.get(KEY_VARIABLE)
         access = endpoint.open_key(serving, key=key, unique_ids=True)
@@ -238,7 +252,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
         prepare_xla()
         raise_open_files()  # a client's connection is one
         _check(config, source, given.host, given.port)
-        _answer(config, source, given.host, given.port)
+        _answer(config, source, given)
 
 
 def _is_loopback(host: str) -> bool:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +20,7 @@ import pytest
 from loaded_python import LoadedPython
 from places import CONFIGS
 from process_cases import environment
+from prometheus_client.parser import text_string_to_metric_families
 
 from seeupo_jax import serve
 from seeupo_jax.agents.answer_form import PLAIN_TEXT, AnswerForm, resolve_form
@@ -128,6 +130,36 @@ def test_a_conversation_that_is_too_long_is_refused(client):
     long = [{"role": "user", "content": "order " * LENGTH}]
     with pytest.raises(openai.BadRequestError, match=r"messages: got \d+ tokens; allowed: fewer"):
         client.chat.completions.create(model="order_desk", messages=long)
+
+
+def test_its_figures_are_read_by_prometheus(client):
+    def figures():
+        answer = http.get("/metrics")
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+        families = text_string_to_metric_families(answer.text)
+        samples = [sample for family in families for sample in family.samples]
+        return {(x.name, *x.labels.values()): x.value for x in samples}
+
+    address = str(client.base_url).removesuffix("/v1/")
+    header = {"authorization": f"Bearer {KEY}"}
+    with httpx.Client(base_url=address, headers=header) as http:
+        before = figures()
+        asked = {"model": "order_desk", "messages": ASKED}
+        done = client.chat.completions.create(**asked)
+        for _ in client.chat.completions.create(**asked, stream=True):
+            pass
+        counted = http.post("/tokenize", json=asked).json()
+        added = {name: value - before.get(name, 0) for name, value in figures().items()}
+    assert counted["count"] == len(counted["tokens"]) == done.usage.prompt_tokens
+    assert counted["max_model_len"] == LENGTH
+    assert added[("seeupo_calls_total", "answered")] == 2
+    assert added[("seeupo_calls_total", "refused")] == added[("seeupo_open_calls",)] == 0
+    assert added[("seeupo_context_tokens_total",)] == 2 * done.usage.prompt_tokens
+    assert added[("seeupo_cached_context_tokens_total",)] > 0  # the stream's prompt
+    assert added[("seeupo_sampled_tokens_total",)] == 2 * done.usage.completion_tokens
+    assert added[("seeupo_first_text_seconds_count",)] == 1
+    assert added[("seeupo_answer_seconds_count",)] == 2
+    assert httpx.get(f"{address}/metrics").status_code == 401
 
 
 def test_a_signal_ends_it_cleanly(served, client):

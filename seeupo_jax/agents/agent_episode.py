@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from seeupo_jax.agents.calls import (
     Access,
@@ -33,10 +33,14 @@ from seeupo_jax.rollout.episode import Episode
 from seeupo_jax.rollout.episode_metrics import AGENT_FAILURE, IGNORED, LINEAGES, REFUSED
 from seeupo_jax.types import Segment
 
+Answer = TypeVar("Answer")
+
 
 @dataclass(eq=False)
-class WaitingCall:
+class WaitingCall(Generic[Answer]):
     """A call whose client waits in an event loop; all methods may be called in any thread.
+
+    It waits for a completion, or for the tokens of the call's context.
 
     key: of its episode; without episodes, of the call.
     """
@@ -44,7 +48,7 @@ class WaitingCall:
     key: int
     call: ModelCall
     loop: asyncio.AbstractEventLoop
-    answer: asyncio.Future[Completion]
+    answer: asyncio.Future[Answer]
     on_text: Callable[[str], None] | None
 
     def send_text(self, text: str) -> None:
@@ -52,8 +56,8 @@ class WaitingCall:
         if self.on_text is not None:
             self._later(self._send_text, text)
 
-    def finish(self, outcome: Completion | CallRefused) -> None:
-        """Ends the client's wait with a completion or a refusal."""
+    def finish(self, outcome: Answer | CallRefused) -> None:
+        """Ends the client's wait with an answer or a refusal."""
         self._later(self._finish, outcome)
 
     def _later(self, function: Callable[[Any], None], argument: Any) -> None:
@@ -64,7 +68,7 @@ class WaitingCall:
         if not self.answer.done() and self.on_text is not None:
             self.on_text(text)
 
-    def _finish(self, outcome: Completion | CallRefused) -> None:
+    def _finish(self, outcome: Answer | CallRefused) -> None:
         if self.answer.done():  # its client has disconnected
             return
         if isinstance(outcome, CallRefused):
@@ -77,7 +81,7 @@ class WaitingCall:
 class OpenTurn:
     """An accepted call. key: of its turn in the engine. submitted: the engine has the turn."""
 
-    waiting: WaitingCall
+    waiting: WaitingCall[Completion]
     turn: LineageTurn
     key: int
     sampled: SampledText

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from seeupo_jax.agents.agent_episode import AgentEpisode, OpenTurn, WaitingCall
+from seeupo_jax.agents.agent_episode import AgentEpisode, Answer, OpenTurn, WaitingCall
 from seeupo_jax.agents.answer_form import AnswerForm
 from seeupo_jax.agents.calls import (
     Access,
@@ -26,8 +26,10 @@ from seeupo_jax.agents.calls import (
     ModelCall,
     Runner,
     Session,
+    context_exceeded,
+    form_refusal,
 )
-from seeupo_jax.agents.lineages import Lineages, check_length
+from seeupo_jax.agents.lineages import Lineages, ReadCall, check_length
 from seeupo_jax.agents.sampled_text import SampledText
 from seeupo_jax.configuration.user_code import describe
 from seeupo_jax.envs.pool import Failure
@@ -114,9 +116,25 @@ class _AgentSession:
     async def complete(
         self, call: ModelCall, on_text: Callable[[str], None] | None = None
     ) -> Completion:
+        return await self._ask(call, self._player.on_call, on_text)
+
+    async def context(self, call: ModelCall) -> Sequence[int]:
+        return await self._ask(call, self._player.on_count)
+
+    @property
+    def max_context(self) -> int:
+        return self._player.max_context
+
+    async def _ask(
+        self,
+        call: ModelCall,
+        handle: Callable[[WaitingCall[Answer]], None],
+        on_text: Callable[[str], None] | None = None,
+    ) -> Answer:
         loop = asyncio.get_running_loop()
-        waiting = WaitingCall(self._key, call, loop, loop.create_future(), on_text)
-        self._inbox.put(functools.partial(self._player.on_call, waiting))
+        answer: asyncio.Future[Answer] = loop.create_future()
+        waiting = WaitingCall(self._key, call, loop, answer, on_text)
+        self._inbox.put(functools.partial(handle, waiting))
         if self._inbox.closed:  # checked after `put`, since the inbox is read once more at closing
             waiting.answer.cancel()
             raise _over()
@@ -159,6 +177,10 @@ class AgentPlayer:
         self._keys = itertools.count()
         self._over: list[tuple[int, Episode]] = []
         self._inbox = _Inbox()
+
+    @property
+    def max_context(self) -> int:
+        return self._rollout.max_context
 
     @property
     def room(self) -> int:
@@ -220,6 +242,8 @@ class AgentPlayer:
         """Answers the call for which an action was sampled."""
         episode = self._open[self._owner[action.key]]
         turn = episode.open_turns[action.key]
+        if action.refuses_tools and turn.waiting.call.constraint is not None:
+            return self._drop(episode, turn, form_refusal(turn.waiting.call, action.failure))
         if action.failure:
             episode.outcome = Failure("env_error", action.failure)
             episode.stop_agent()
@@ -245,7 +269,17 @@ class AgentPlayer:
         self._inbox.closed = True
         self._inbox.take(0.0)
 
-    def on_call(self, waiting: WaitingCall) -> None:
+    def on_count(self, waiting: WaitingCall[Sequence[int]]) -> None:
+        """Answers with the tokens of a call's context."""
+        episode = self._open.get(waiting.key)
+        if episode is None or episode.outcome is not None:
+            return waiting.finish(_over())
+        try:
+            waiting.finish(self._read(episode, waiting.call).conversation.tokens)
+        except CallRefused as refusal:
+            waiting.finish(refusal)
+
+    def on_call(self, waiting: WaitingCall[Completion]) -> None:
         """Accepts a call, or refuses it."""
         episode = self._open.get(waiting.key)
         if episode is None or episode.outcome is not None:
@@ -258,7 +292,7 @@ class AgentPlayer:
             _warn_of_concurrent_calls()
         episode.add_turn(turn)
 
-    def on_vanished(self, waiting: WaitingCall) -> None:
+    def on_vanished(self, waiting: WaitingCall[Any]) -> None:
         """Cancels a call whose client no longer waits, unless its action has arrived."""
         episode = self._open.get(waiting.key)
         turns = () if episode is None else episode.open_turns.values()
@@ -281,7 +315,7 @@ class AgentPlayer:
                 episode.outcome = AgentFailure("timeout", reason, cause="timeout")
                 episode.stop_agent()
 
-    def _begin(self, episode: AgentEpisode, waiting: WaitingCall) -> OpenTurn:
+    def _begin(self, episode: AgentEpisode, waiting: WaitingCall[Completion]) -> OpenTurn:
         """Begins the turn of a call, or refuses the call."""
         lineages, rollout = episode.lineages, self._rollout
         used_up = self._used_up(lineages)
@@ -289,27 +323,19 @@ class AgentPlayer:
             episode.refuse("max_turns")  # a repeated refusal, for which no message is read
             raise used_up
         try:
-            check_length(waiting.call, self._worker.tokenizer, rollout.max_context)
-        except CallRefused:
-            episode.refuse("max_tokens")
+            read = self._read(episode, waiting.call)
+        except CallRefused as refusal:
+            if refusal.code == "context_length_exceeded":
+                episode.refuse("max_tokens")
             raise
-        try:
-            read = lineages.read(waiting.call)
-        except Exception as error:  # a chat template may raise anything
-            sentence = f"messages: the chat template refuses them: {describe(error)}"
-            raise CallRefused(sentence, code="invalid_messages", param="messages") from None
         if used_up is not None:
             episode.refuse("max_turns", read.new)
             raise used_up
         if not self._engine.fits(read.conversation.tokens):
             episode.refuse("max_tokens", read.new)
-            raise CallRefused(
-                f"messages: got {len(read.conversation.tokens)} tokens; allowed: the maximum"
-                f" context length, rollout.max_context={rollout.max_context}, less an action's"
-                f" {rollout.max_action_tokens}.",
-                code="context_length_exceeded",
-                param="messages",
-            )
+            got = f"{len(read.conversation.tokens)} tokens"
+            allowed = f"the model's context less an action's {rollout.max_action_tokens}"
+            raise context_exceeded(got, allowed, rollout.max_context, "messages")
         turn = lineages.begin(read)
         if turn.lineage not in episode.keys:
             key = episode.keys[turn.lineage] = next(self._keys)
@@ -324,6 +350,19 @@ class AgentPlayer:
             read.conversation.tokens,
         )
         return OpenTurn(waiting, turn, episode.keys[turn.lineage], sampled)
+
+    def _read(self, episode: AgentEpisode, call: ModelCall) -> ReadCall:
+        """Reads a call, which changes no state.
+
+        Raises:
+          CallRefused: it is far too long, or its messages cannot be rendered.
+        """
+        check_length(call, self._worker.tokenizer, self.max_context)
+        try:
+            return episode.lineages.read(call)
+        except Exception as error:  # a chat template may raise anything
+            sentence = f"messages: the chat template refuses them: {describe(error)}"
+            raise CallRefused(sentence, code="invalid_messages", param="messages") from None
 
     def _used_up(self, lineages: Lineages) -> CallRefused | None:
         """The refusal of further turns if the episode has used them up; otherwise None."""
@@ -349,6 +388,9 @@ class AgentPlayer:
                 call.tools,
                 limit=call.max_tokens,
                 listen=sampled.listen if sampled.listens else None,
+                constraint=self._host.form.after_thoughts(
+                    call.constraint, self._worker.tokenizer, turn.turn.read.conversation.tokens
+                ),
             )
         )
 
@@ -357,11 +399,13 @@ class AgentPlayer:
             self._engine.cancel(turn.key)
         self._drop(episode, turn)
 
-    def _drop(self, episode: AgentEpisode, turn: OpenTurn) -> None:
-        """Removes a turn without an answer."""
+    def _drop(
+        self, episode: AgentEpisode, turn: OpenTurn, refusal: CallRefused | None = None
+    ) -> None:
+        """Removes a turn without an answer; `refusal`: None: the episode is over."""
         episode.lineages.cancel(turn.turn)
         episode.remove_turn(turn, answered=False)
-        turn.waiting.finish(_over())  # a client that disconnected does not receive it
+        turn.waiting.finish(refusal or _over())  # a client that disconnected does not receive it
 
     def _end(self, key: int, episode: AgentEpisode) -> None:
         """Ends an episode whose agent has an outcome."""

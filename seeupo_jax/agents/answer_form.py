@@ -13,8 +13,14 @@ from seeupo_jax.envs.thoughts import thoughts_tags
 from seeupo_jax.envs.tool_calls import ToolCall
 from seeupo_jax.envs.tool_formats.formats import TOOL_FORMATS
 from seeupo_jax.envs.tool_formats.tool_format import ToolFormat, text_before
-from seeupo_jax.policy.files.template_knowledge import AUTO, knows_thoughts, resolve_format
+from seeupo_jax.policy.files.template_knowledge import (
+    AUTO,
+    knows_thoughts,
+    opens_thoughts,
+    resolve_format,
+)
 from seeupo_jax.policy.files.tokenizer import Tokenizer
+from seeupo_jax.rollout.engine.protocol import Constraint
 
 
 class Answer(NamedTuple):
@@ -48,6 +54,21 @@ class AnswerForm:
         return (
             self if tools else dataclasses.replace(self, tool_format=self.tool_format.without_calls)
         )
+
+    def after_thoughts(
+        self, constraint: Constraint | None, tokenizer: Tokenizer, context: Sequence[int]
+    ) -> Constraint | None:
+        """The constraint of an answer, which does not hold for its thoughts.
+
+        Args:
+          context: the tokens before the answer, which may have opened its thoughts.
+        """
+        if constraint is None:
+            return None
+        thoughts = "may" if self.thoughts_apart else "none"
+        if opens_thoughts(tokenizer, context):
+            thoughts = "open"
+        return dataclasses.replace(constraint, thoughts=thoughts)
 
     def parse(self, text: str, tools: Sequence[Tool] = ()) -> Answer:
         """Divides a whole text. With a malformed call all of it is content, or thoughts.

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from seeupo_jax.envs.base import Tool, TurnRewards
 from seeupo_jax.envs.pool import Failure
 from seeupo_jax.envs.tool_calls import ToolCall
+from seeupo_jax.rollout.engine.protocol import Constraint, TurnSampling
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,20 @@ class ModelCall:
 
     max_tokens: limit of sampled tokens; None: the run's limit.
     stop: stop strings; the message ends before them.
+    sampling: None: the run's, or the server's. seed: of its random numbers; None: any.
+    answers: number of messages that are asked for; answer: the number of this one.
+    constraint: the form of the message; None: any.
     """
 
     messages: tuple[HistoryMessage, ...]
     tools: tuple[Tool, ...] = ()
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    sampling: TurnSampling | None = None
+    seed: int | None = None
+    answers: int = 1
+    answer: int = 0
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True)
@@ -49,10 +58,11 @@ class Completion:
       thoughts if these are apart; content and calls: its content and tool calls.
     finish: stop | length | tool_calls.
     pieces: UTF-8 bytes of each token of the action; logp: log-probability of each, in nats, under
-      the sampling distribution.
+      the sampling distribution; at a server, as of `Action`.
     prompt_tokens: tokens of the context; cached_tokens: those of them that were in the cache.
     stopped_at: the stop string that ended it; None: it ended otherwise.
     thoughts: "" if there are none, or they are part of the content.
+    top: of each token, the likeliest ones with their log-probabilities; empty: not asked for.
     """
 
     text: str
@@ -65,6 +75,7 @@ class Completion:
     cached_tokens: int = 0
     stopped_at: str | None = None
     thoughts: str = ""
+    top: tuple[tuple[tuple[bytes, float], ...], ...] = ()
 
     @property
     def message(self) -> HistoryMessage:
@@ -81,6 +92,28 @@ class CallRefused(Exception):
     def __init__(self, sentence: str, *, status: int = 400, code: str = "", param: str = ""):
         super().__init__(sentence)
         self.status, self.code, self.param = status, code, param
+
+
+def context_exceeded(got: str, allowed: str, max_context: int, param: str) -> CallRefused:
+    """The refusal of a context that is too long.
+
+    It has the words of OpenAI's and of Anthropic's API, by which clients recognise it.
+    """
+    return CallRefused(
+        f"{param}: got {got}; allowed: {allowed}: the prompt is too long, since this model's"
+        f" maximum context length is {max_context} tokens (rollout.max_context).",
+        code="context_length_exceeded",
+        param=param,
+    )
+
+
+def form_refusal(call: ModelCall, reason: str) -> CallRefused:
+    """The refusal of a call whose constraint, or one of whose tools, has no grammar."""
+    field = "tools"
+    if call.constraint is not None and not call.constraint.optional:
+        field = call.constraint.field
+    sentence = f"{field}: {reason.removeprefix(f'{field}: ')}"
+    return CallRefused(sentence, code="invalid_value", param=field)
 
 
 class Session(Protocol):
@@ -101,6 +134,19 @@ class Session(Protocol):
         Raises:
           CallRefused: the episode's turns or context are used up, or it is over.
         """
+        ...
+
+    async def context(self, call: ModelCall) -> Sequence[int]:
+        """The tokens that a call's context would have; nothing is sampled, and no turn is used.
+
+        Raises:
+          CallRefused: as `complete`.
+        """
+        ...
+
+    @property
+    def max_context(self) -> int:
+        """The most tokens of a conversation."""
         ...
 
     def ignored(self, param: str) -> None:

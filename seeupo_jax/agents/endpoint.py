@@ -6,13 +6,14 @@ A session is an episode of a run's collection, or a server for other programs (`
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import secrets
 import socket
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from seeupo_jax.agents.answer_form import AnswerForm, AnswerSplitter, Shown
 from seeupo_jax.agents.calls import (
@@ -28,6 +29,8 @@ try:
     import uvicorn
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
+    from starlette.middleware import Middleware
+    from starlette.middleware.cors import CORSMiddleware
     from starlette.requests import ClientDisconnect, Request
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
@@ -36,9 +39,11 @@ try:
     from seeupo_jax.agents.dialects.exchange import Caller, Dialect, Event, Exchange
     from seeupo_jax.agents.dialects.request_body import parse_json
     from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
+    from seeupo_jax.agents.dialects.token_counts import COUNT_TOKENS, TOKENIZE, TokenQuestion
     from seeupo_jax.agents.endpoint_http import (
         ClientGone,
         EventStream,
+        OriginForm,
         StrictProtocol,
         discard_rest,
         read_body,
@@ -59,20 +64,27 @@ DIALECTS: dict[str, Dialect] = {
     "/v1/responses": responses.DIALECT,
     "/v1/messages": anthropic_messages.DIALECT,
 }
+QUESTIONS: dict[str, TokenQuestion] = {
+    "/v1/messages/count_tokens": COUNT_TOKENS,
+    "/tokenize": TOKENIZE,
+}
 IN_PROCESS = "http://in-process"  # the address of an endpoint without a port
 LARGE = 65_536  # bytes of a body from which on it is parsed outside the event loop
 KEEP_ALIVE_S = 600  # agents think between calls; a connection closed meanwhile costs a retry
 CLOSE_S = 5
+
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
 class Limits:
     """Limits of a request's cost.
 
-    request_bytes: of its body. body_s: seconds until its body has arrived.
+    request_bytes: of its body. head_s, body_s: seconds until its headers and its body have arrived.
     """
 
     request_bytes: int = 8 * 2**20
+    head_s: float = 60.0
     body_s: float = 60.0
 
 
@@ -97,6 +109,8 @@ class Endpoint:
       sampling: the rules of all keys without their own.
       model: the served name; requests may give any name.
       form: the form of the policy's answers.
+      origins: of web pages that may call (CORS): `*`, or addresses such as http://localhost:3000.
+      metrics: figures in Prometheus' form, for /metrics; None: there are none.
     """
 
     def __init__(
@@ -106,9 +120,11 @@ class Endpoint:
         model: str,
         form: AnswerForm,
         limits: Limits = Limits(),
+        origins: Sequence[str] = (),
+        metrics: Callable[[], bytes] | None = None,
     ):
         self._sampling, self._model, self._limits = sampling, model, limits
-        self._form = form
+        self._form, self._metrics = form, metrics
         self._clients: dict[str, _Client] = {}
         self._calls: set[asyncio.Task[Completion]] = set()
         self._server: uvicorn.Server | None = None
@@ -117,9 +133,13 @@ class Endpoint:
         self.app = Starlette(
             routes=[
                 *(Route(path, self._answer_call, methods=["POST"]) for path in DIALECTS),
+                *(Route(path, self._answer_question, methods=["POST"]) for path in QUESTIONS),
                 Route("/v1/models", self._list_models, methods=["GET"]),
                 Route("/v1/models/{name:path}", self._show_model, methods=["GET"]),
+                Route("/health", _answer_health, methods=["GET"]),
+                *([] if metrics is None else [Route("/metrics", self._show_metrics)]),
             ],
+            middleware=[Middleware(OriginForm), *_cross_origin(origins)],
             exception_handlers={
                 CallRefused: _answer_error,
                 HTTPException: _answer_http_error,
@@ -148,7 +168,7 @@ class Endpoint:
         self._server = uvicorn.Server(
             uvicorn.Config(
                 self.app,
-                http=StrictProtocol,
+                http=functools.partial(StrictProtocol, head_s=self._limits.head_s),
                 ws="none",
                 loop="asyncio",
                 lifespan="off",
@@ -232,15 +252,29 @@ class Endpoint:
     async def _answer_call(self, request: Request) -> Response:
         try:
             client, body = await self._receive(request)
-            exchange = await self._read_exchange(DIALECTS[request.url.path], client, body)
+            client.requests += 1
+            exchange = await self._read(DIALECTS[request.url.path].read, client, body)
             del body  # it may have megabytes, and the call may wait long
             if exchange.stream:
                 return await self._answer_stream(request, client.session, exchange)
-            call = self._complete(client.session, exchange)
-            completion = await until_disconnect(request.receive, call)
-            return JSONResponse(exchange.reply(completion))
+            calls = self._complete_all(client.session, exchange)
+            completions = await until_disconnect(request.receive, calls)
+            return JSONResponse(exchange.reply(*completions))
         except (ClientGone, ClientDisconnect):
             return Response(status_code=499)  # the client has disconnected
+        except Exception as error:
+            return await _answer_error(request, error)
+
+    async def _answer_question(self, request: Request) -> Response:
+        """Answers with the tokens of a call's context."""
+        try:
+            client, body = await self._receive(request)
+            question = QUESTIONS[request.url.path]
+            call = await self._read(question.read, client, body)
+            tokens = await until_disconnect(request.receive, client.session.context(call))
+            return JSONResponse(question.reply(tokens, client.session.max_context))
+        except (ClientGone, ClientDisconnect):
+            return Response(status_code=499)
         except Exception as error:
             return await _answer_error(request, error)
 
@@ -254,23 +288,24 @@ class Endpoint:
                 await discard_rest(request)
             raise
 
-    async def _read_exchange(self, dialect: Dialect, client: _Client, body: bytes) -> Exchange:
-        client.requests += 1
+    async def _read(
+        self, read_tree: Callable[[Any, Caller], Read], client: _Client, body: bytes
+    ) -> Read:
         responses = client.responses
         last = next(reversed(responses.values()), ())
         caller = Caller(self._model, client.requests, client.rules, responses, last, client.ids)
 
-        def read() -> Exchange:
+        def read() -> Read:
             try:
                 tree = parse_json(body)
             except ValueError as error:
                 raise CallRefused(f"the body: {error}.", code="invalid_json") from None
-            return dialect.read(tree, caller)
+            return read_tree(tree, caller)
 
-        exchange = await asyncio.to_thread(read) if len(body) > LARGE else read()
+        result = await asyncio.to_thread(read) if len(body) > LARGE else read()
         for param in caller.ignored:
             client.session.ignored(param)
-        return exchange
+        return result
 
     async def _complete(
         self, session: Session, exchange: Exchange, on_text: Callable[[str], None] | None = None
@@ -283,6 +318,28 @@ class Endpoint:
                 raise CallRefused("the endpoint is closed.", status=503, code="closed")
             return task.result()
 
+    async def _complete_all(
+        self,
+        session: Session,
+        exchange: Exchange,
+        on_text: Callable[[int, str], None] | None = None,
+    ) -> Sequence[Completion]:
+        """All answers to a request; if one fails the others are cancelled.
+
+        Args:
+          on_text: receives the number of an answer and a piece of its text.
+        """
+        branches = exchange.branches
+        tasks: list[asyncio.Task[Completion]] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index, branch in enumerate(branches):
+                    listen = None if on_text is None else functools.partial(on_text, index)
+                    tasks.append(group.create_task(self._complete(session, branch, listen)))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return [task.result() for task in tasks]
+
     async def _answer_stream(
         self, request: Request, session: Session, exchange: Exchange
     ) -> Response:
@@ -293,26 +350,37 @@ class Endpoint:
         return EventStream(first, events, lambda error: exchange.fail(_as_refusal(error)))
 
     async def _events(self, session: Session, exchange: Exchange) -> AsyncGenerator[Event, None]:
-        pieces: asyncio.Queue[str | None] = asyncio.Queue()
-        splitter = AnswerSplitter(self._form.with_tools(exchange.call.tools))
+        pieces: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
+        form, branches = self._form.with_tools(exchange.call.tools), exchange.branches
+        splitters = [AnswerSplitter(form) for _ in branches]
         started = False
-        async with task_of(self._complete(session, exchange, pieces.put_nowait)) as task:
+        calls = self._complete_all(session, exchange, lambda *piece: pieces.put_nowait(piece))
+        async with task_of(calls) as task:
             task.add_done_callback(lambda _: pieces.put_nowait(None))
             while (piece := await pieces.get()) is not None:
                 for event in () if started else exchange.begin():
                     yield event
                 started = True
-                shown = splitter.feed(piece)
-                for event in _write_parts(exchange, shown):
+                index, text = piece
+                shown = splitters[index].feed(text)
+                for event in _write_parts(branches[index], shown):
                     yield event
-            completion = await task
+            completions = await task
         for event in () if started else exchange.begin():
             yield event
-        rest = splitter.rest(Shown(completion.thoughts, completion.content))
-        for event in exchange.think(rest.thoughts) if rest.thoughts else ():
+        for branch, splitter, completion in zip(branches, splitters, completions, strict=True):
+            rest = splitter.rest(Shown(completion.thoughts, completion.content))
+            for event in branch.think(rest.thoughts) if rest.thoughts else ():
+                yield event
+            for event in branch.end(completion, rest.content):
+                yield event
+        for event in exchange.close(*completions):
             yield event
-        for event in exchange.end(completion, rest.content):
-            yield event
+
+    async def _show_metrics(self, request: Request) -> Response:
+        self._client(request)
+        assert self._metrics is not None
+        return Response(self._metrics(), media_type="text/plain; version=0.0.4")
 
     async def _list_models(self, request: Request) -> Response:
         self._client(request)
@@ -351,6 +419,19 @@ class Endpoint:
         }
 
 
+async def _answer_health(request: Request) -> Response:
+    """Needs no key: for what restarts a server that does not answer."""
+    return JSONResponse({"status": "ok"})
+
+
+def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
+    """What lets web pages of these origins call."""
+    if not origins:
+        return []
+    every = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
+    return [Middleware(CORSMiddleware, allow_origins=origins, **every)]
+
+
 def _write_parts(exchange: Exchange, shown: Shown) -> Iterator[Event]:
     """The events of further thoughts and content."""
     if shown.thoughts:
@@ -373,6 +454,8 @@ def _error_form(request: Request) -> Callable[[CallRefused], dict[str, Any]]:
     path = request.url.path
     if path in DIALECTS:
         return DIALECTS[path].error
+    if path in QUESTIONS:
+        return QUESTIONS[path].error
     of_anthropic = path.startswith("/v1/messages") or "anthropic-version" in request.headers
     return DIALECTS["/v1/messages" if of_anthropic else "/v1/responses"].error
 
@@ -384,9 +467,12 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if request.method == "OPTIONS" and error.status_code == 405:
+        return Response(status_code=204, headers=error.headers)  # of which `allow` answers it
     got = f"{request.method[:20]} {request.url.path[:80]}"
     refusal = CallRefused(
-        f"the address: got {got}; allowed: POST {', POST '.join(DIALECTS)}, GET /v1/models.",
+        f"the address: got {got}; allowed: POST {', POST '.join([*DIALECTS, *QUESTIONS])}, GET"
+        " /v1/models, GET /health, and of a server GET /metrics.",
         status=error.status_code,
         code="unknown_url",
     )

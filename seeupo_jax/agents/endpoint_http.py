@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import h11
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from seeupo_jax.agents.calls import CallRefused
@@ -21,6 +22,7 @@ from seeupo_jax.agents.dialects.exchange import Event
 # before they have sent it.
 REST_BYTES = 64 * 2**20
 REST_S, IDLE_S = 10.0, 0.25  # in total, and without a byte
+_TIMEOUT = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 LOOK_S = 1.0  # between two looks whether a client is still connected
 
 Result = TypeVar("Result")
@@ -155,12 +157,68 @@ def _encode(event: Event) -> bytes:
     return f"{head}data: {json.dumps(event, allow_nan=False)}\n\n".encode()
 
 
-class StrictProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1, except for a client that violates it after it has its answer.
+class OriginForm:
+    """An app whose requests may name the whole address, as clients of a proxy do (RFC 9112 §3.2.2).
 
-    uvicorn then writes a second answer, which h11 rejects with an exception in the log; this class
-    closes the connection instead.
+    It reads of `POST http://host/v1/messages` what it reads of `POST /v1/messages`.
     """
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(("http://", "https://")):
+            scope = {**scope, "path": urlsplit(scope["path"]).path or "/"}
+            scope["raw_path"] = urlsplit(scope["raw_path"]).path or b"/"
+        await self._app(scope, receive, send)
+
+
+class StrictProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1, with a time limit for headers, and for a client that violates HTTP.
+
+    A client that violates it after it has its answer is disconnected: uvicorn would write a second
+    answer, which h11 rejects with an exception in the log.
+
+    Args:
+      head_s: seconds until a request's headers have arrived, from the first byte of them, or from
+        the beginning of a connection.
+    """
+
+    def __init__(self, *arguments: Any, head_s: float, **options: Any):
+        super().__init__(*arguments, **options)
+        self._head_s = head_s
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._time_head(waits=True)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._time_head(waits=False)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._time_head(waits=self._has_half_a_head())
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._time_head(waits=self._has_half_a_head())
+
+    def _has_half_a_head(self) -> bool:
+        return self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
+
+    def _time_head(self, *, waits: bool) -> None:
+        if waits and self._head_timer is None:
+            self._head_timer = self.loop.call_later(self._head_s, self._end_late_head)
+        if not waits and self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _end_late_head(self) -> None:
+        if self._has_half_a_head():
+            self.transport.write(_TIMEOUT)
+        self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
         if self.cycle is not None and not self.cycle.response_complete:

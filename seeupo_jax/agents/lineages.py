@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from seeupo_jax.agents.calls import CallRefused, HistoryMessage, ModelCall
+from seeupo_jax.agents.calls import HistoryMessage, ModelCall, context_exceeded
 from seeupo_jax.agents.sampled_text import longest_token, text_with_mark
 from seeupo_jax.envs.base import Message, Tool
 from seeupo_jax.envs.thoughts import thought_tags
@@ -252,12 +252,7 @@ def check_length(call: ModelCall, tokenizer: Tokenizer, max_context: int) -> Non
         size += len(json.dumps(call.tools, ensure_ascii=False))
         name, got = "tools", f"{size} characters with the messages"
     if size > most:
-        raise CallRefused(
-            f"{name}: got {got}, which {max_context} tokens, the maximum context length"
-            " (rollout.max_context), cannot hold; allowed: fewer.",
-            code="context_length_exceeded",
-            param=name,
-        )
+        raise context_exceeded(got, "fewer", max_context, name)
 
 
 def _characters(message: HistoryMessage) -> int:

@@ -101,6 +101,14 @@ class SampledText:
             cached_tokens=cached_tokens,
             stopped_at=None if self._end is None else self._end[2],
             thoughts=thoughts,
+            top=self._likeliest(action, len(tokens)),
+        )
+
+    def _likeliest(self, action: Action, count: int) -> tuple[tuple[tuple[bytes, float], ...], ...]:
+        """The likeliest tokens at each of an action's first tokens, if they were asked for."""
+        return tuple(
+            tuple((token_bytes(self._tokenizer, token), logp) for token, logp in each)
+            for each in (action.top or ())[:count]
         )
 
     def _text(self, tokens: Sequence[int]) -> str:

@@ -7,18 +7,27 @@ import functools
 import itertools
 import logging
 import re
+import time
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from seeupo_jax.agents.agent_episode import WaitingCall
+from seeupo_jax.agents.agent_episode import Answer, WaitingCall
 from seeupo_jax.agents.answer_form import AnswerForm
-from seeupo_jax.agents.calls import CallRefused, Completion, HistoryMessage, ModelCall
+from seeupo_jax.agents.calls import (
+    CallRefused,
+    Completion,
+    HistoryMessage,
+    ModelCall,
+    context_exceeded,
+    form_refusal,
+)
 from seeupo_jax.agents.conversation_cache import CachedConversation, ConversationCache
 from seeupo_jax.agents.lineages import check_length, to_tokenizer_message
 from seeupo_jax.agents.sampled_text import SampledText
+from seeupo_jax.agents.serving_metrics import ServingMetrics
 from seeupo_jax.configuration.user_code import describe
 from seeupo_jax.policy.files.tokenizer import TokenizedConversation, Tokenizer
 from seeupo_jax.rollout.engine.protocol import Action, Turn
@@ -28,16 +37,18 @@ _LOGGER = logging.getLogger(__name__)
 # Tokens of all cached conversations: at 36 bytes in Python's lists at most 150 MB, plus texts.
 CACHE_TOKENS = 2**22
 _SHOWN, _NAMES = 80, 64  # characters of a field's name, and number of fields counted by name
+_SEEDED = 2**31  # added to the numbers of answers whose request has a seed
 _SHUTTING_DOWN = "The server is shutting down; ask again later, or another one."
 
 
 class _Sampling(NamedTuple):
-    """A call whose turn is in the engine."""
+    """A call whose turn is in the engine; it came at that `time.monotonic()`."""
 
-    call: WaitingCall
+    call: WaitingCall[Completion]
     conversation: TokenizedConversation
     group: int
     sampled: SampledText
+    began_s: float
 
 
 class ServingSession:
@@ -68,16 +79,30 @@ class ServingSession:
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._open: dict[int, _Sampling] = {}
         self._over = False
-        self._keys, self._conversations = itertools.count(), itertools.count()
+        self._keys, self._conversations = itertools.count(), 0
         self.counts: Counter[str] = Counter()  # of calls: answered, refused, cancelled
+        self.metrics = ServingMetrics(self.counts, lambda: len(self._open))
 
     async def complete(
         self, call: ModelCall, on_text: Callable[[str], None] | None = None
     ) -> Completion:
         """Answers a request, as `Session.complete` does."""
+        return await self._ask(call, self._begin, on_text)
+
+    async def context(self, call: ModelCall) -> Sequence[int]:
+        """As `Session.context`."""
+        return await self._ask(call, self._tokenize)
+
+    async def _ask(
+        self,
+        call: ModelCall,
+        handle: Callable[[WaitingCall[Answer]], None],
+        on_text: Callable[[str], None] | None = None,
+    ) -> Answer:
         loop = asyncio.get_running_loop()
-        waiting = WaitingCall(next(self._keys), call, loop, loop.create_future(), on_text)
-        self._inbox.put(functools.partial(self._begin, waiting))
+        answer: asyncio.Future[Answer] = loop.create_future()
+        waiting = WaitingCall(next(self._keys), call, loop, answer, on_text)
+        self._inbox.put(functools.partial(handle, waiting))
         if self._over:  # checked after `put`, since `run` empties the inbox at its end
             raise CallRefused(_SHUTTING_DOWN, status=503, code="shutting_down")
         try:
@@ -95,6 +120,10 @@ class ServingSession:
         self.counts[name] += 1
         if self.counts[name] == 1:
             _LOGGER.warning(f"warning: clients set fields without effect here: {name}.")
+
+    @property
+    def max_context(self) -> int:
+        return self._max_context
 
     @property
     def waiting(self) -> int:
@@ -132,54 +161,91 @@ class ServingSession:
                 wanted()
             waits = False
 
-    def _begin(self, call: WaitingCall) -> None:
-        if self._over:
-            return self._refuse(call, _SHUTTING_DOWN, status=503, code="shutting_down")
+    def _tokenize(self, call: WaitingCall[Sequence[int]]) -> None:
         try:
-            check_length(call.call, self._tokenizer, self._max_context)
+            call.finish(self._read(call.call)[0].tokens)
+        except CallRefused as refusal:
+            call.finish(refusal)
+
+    def _begin(self, call: WaitingCall[Completion]) -> None:
+        try:
+            self._check_biases(call.call)
             conversation, group = self._read(call.call)
         except CallRefused as refusal:
             self.counts["refused"] += 1
             return call.finish(refusal)
-        except Exception as error:  # a chat template may raise anything
-            sentence = f"messages: the chat template refuses them: {describe(error)}"
-            return self._refuse(call, sentence, code="invalid_messages", param="messages")
         context = conversation.tokens
         room = self._max_context - len(context)
         if room < 1:
-            return self._refuse(
-                call,
-                f"messages: got {len(context)} tokens; allowed: fewer than {self._max_context}.",
-                code="context_length_exceeded",
-                param="messages",
-            )
+            self.counts["refused"] += 1
+            got, most = f"{len(context)} tokens", self._max_context
+            return call.finish(context_exceeded(got, "fewer", most, "messages"))
+        self._submit(call, conversation, group, room)
+
+    def _submit(
+        self,
+        call: WaitingCall[Completion],
+        conversation: TokenizedConversation,
+        group: int,
+        room: int,
+    ) -> None:
+        """Gives a call's turn to the engine; `room`: for its answer, in the context."""
+        context = conversation.tokens
         asked = self._max_action_tokens if call.call.max_tokens is None else call.call.max_tokens
-        streamed = call.on_text is not None
+        began_s, streamed = time.monotonic(), call.on_text is not None
         sampled = SampledText(
             self._tokenizer,
             call.call.stop,
-            call.send_text if streamed else None,
+            self.metrics.streamed(call.send_text, began_s) if streamed else None,
             self._form.with_tools(call.call.tools),
             call.call.tools,
             context,
         )
-        self._open[call.key] = _Sampling(call, conversation, group, sampled)
+        self._open[call.key] = _Sampling(call, conversation, group, sampled, began_s)
+        task, member, turn = stream_numbers(call.key, call.call)
         self._engine.submit(
             Turn(
                 key=call.key,
                 context=context,
                 group=group,
-                task=call.key % 2**32,  # so that no two calls draw the same random numbers
-                member=0,
-                turn=1,  # the engine gives turns with number 0 a lower priority
+                task=task,
+                member=member,
+                turn=turn,
                 tools=call.call.tools,
                 limit=min(asked, self._max_action_tokens, room),
                 listen=sampled.listen if sampled.listens else None,
+                sampling=call.call.sampling,
+                constraint=self._form.after_thoughts(
+                    call.call.constraint, self._tokenizer, context
+                ),
             )
         )
 
+    def _check_biases(self, call: ModelCall) -> None:
+        for token, _ in () if call.sampling is None else call.sampling.bias:
+            if token >= (size := self._tokenizer.vocab_size):
+                raise CallRefused(
+                    f"logit_bias: got token {token}; allowed: below {size}.",
+                    code="invalid_value",
+                    param="logit_bias",
+                )
+
     def _read(self, call: ModelCall) -> tuple[TokenizedConversation, int]:
-        """Returns a call's conversation, with its sampled tokens unchanged, and its group."""
+        """Returns a call's conversation, with its sampled tokens unchanged, and its group.
+
+        Raises:
+          CallRefused: it is far too long, its messages cannot be rendered, or serving is over.
+        """
+        if self._over:
+            raise CallRefused(_SHUTTING_DOWN, status=503, code="shutting_down")
+        check_length(call, self._tokenizer, self._max_context)
+        try:
+            return self._continue(call)
+        except Exception as error:  # a chat template may raise anything
+            sentence = f"messages: the chat template refuses them: {describe(error)}"
+            raise CallRefused(sentence, code="invalid_messages", param="messages") from None
+
+    def _continue(self, call: ModelCall) -> tuple[TokenizedConversation, int]:
         hit = self._cache.find(call.messages, call.tools)
         new = call.messages if hit is None else hit.messages
         tool_format = self._form.tool_format
@@ -188,25 +254,26 @@ class ServingSession:
             answered = hit.answered
             return answered.conversation.extend(answered.action, messages), answered.group
         conversation = self._tokenizer.begin(messages, call.tools)
-        # One group for the same tools and instructions, on each shard in turn.
+        # One group for the same tools and instructions, on each shard in turn; the answers to one
+        # request are on one shard, which computes the prompt once.
         opening = [m.content for m in itertools.takewhile(_instructs, call.messages)]
         shards = self._engine.plan.shards
         number = zlib.crc32(repr((call.tools, opening)).encode())
-        return conversation, number * shards + next(self._conversations) % shards
+        self._conversations += call.answer == 0
+        return conversation, number * shards + self._conversations % shards
 
-    def _cancel(self, call: WaitingCall) -> None:
+    def _cancel(self, call: WaitingCall[Any]) -> None:
         if self._open.pop(call.key, None) is not None:
             self._engine.cancel(call.key)
             self._engine.release(call.key)
             self.counts["cancelled"] += 1
 
     def _finish(self, action: Action) -> None:
-        call, conversation, group, sampled = self._open.pop(action.key)
+        call, conversation, group, sampled, began_s = self._open.pop(action.key)
         if action.failure:
             self._engine.release(action.key)
             if action.refuses_tools:
-                sentence = f"tools: {action.failure}"
-                return self._refuse(call, sentence, code="invalid_value", param="tools")
+                return self._refuse_form(call, action.failure)
             _LOGGER.error(f"a call failed: {action.failure}")
             return self._refuse(call, action.failure, status=500, code="sampling_failed")
         prompt_tokens = len(conversation.tokens)
@@ -214,11 +281,28 @@ class ServingSession:
         answered = CachedConversation(conversation, action.tokens, group, done.thoughts)
         self._cache.add(action.key, [*call.call.messages, done.message], call.call.tools, answered)
         self.counts["answered"] += 1
+        self.metrics.answered(done, began_s)
         call.finish(done)
 
-    def _refuse(self, call: WaitingCall, sentence: str, **fields: object) -> None:
+    def _refuse_form(self, call: WaitingCall[Any], reason: str) -> None:
+        self.counts["refused"] += 1
+        call.finish(form_refusal(call.call, reason))
+
+    def _refuse(self, call: WaitingCall[Any], sentence: str, **fields: object) -> None:
         self.counts["refused"] += 1
         call.finish(CallRefused(sentence, **fields))
+
+
+def stream_numbers(key: int, call: ModelCall) -> tuple[int, int, int]:
+    """The numbers (task, member, turn) from which an answer's random numbers derive.
+
+    No two requests share them, unless they have the same seed.
+    """
+    if call.seed is None:
+        # The engine gives turns of number 0 a lower priority.
+        return key % 2**32, call.answer, 1
+    seed = call.seed % 2**64
+    return seed % 2**32, _SEEDED + call.answer, (seed >> 32) ^ 1
 
 
 def _instructs(message: HistoryMessage) -> bool:

@@ -1,4 +1,4 @@
-"""Removal of nulls that typed tables (Arrow, Parquet) write for absent fields of tools and calls.
+"""The normal form of tools and calls, without the nulls of typed tables (Arrow, Parquet).
 
 In a table every row has the fields of all rows: a tool's schema gets the keywords and properties of
 all tools, and a call the arguments of all calls, with null for absent ones. JSON that was written
@@ -28,19 +28,29 @@ class NullCounts:
     kept: int = 0
 
 
-def drop_from_tool(tool: Tool, counts: NullCounts) -> Tool:
-    """Removes the nulls of a tool's fields and schema, where null has no meaning.
+def normal_tool(tool: Tool, counts: NullCounts) -> Tool:
+    """A tool in the one form that templates render, whichever way it came.
 
+    Its name, description and parameters come first, in this order; what is absent is "" and the
+    schema of no parameters. Nulls of its fields and schema are removed where they have no meaning.
     A null default is kept, since it may be intended; so is a null constant if the schema has no
-    type.
+    type. The schemas of properties keep their order.
     """
-    return _schema(tool, counts)
+    cleaned = _schema(tool, counts)
+    parameters = {"type": "object", "properties": {}} | cleaned.get("parameters", {})
+    first = {"name": cleaned["name"], "description": cleaned.get("description", "")}
+    return {**first, "parameters": parameters, **_others(cleaned)}
 
 
-def drop_from_tools(tools: Sequence[Tool]) -> tuple[Tool, ...]:
-    """Applies `drop_from_tool` to an environment's tools; warns about removed nulls."""
+def _others(tool: Tool) -> Tool:
+    known = ("name", "description", "parameters")
+    return {name: value for name, value in tool.items() if name not in known}
+
+
+def normal_tools(tools: Sequence[Tool]) -> tuple[Tool, ...]:
+    """Applies `normal_tool` to an environment's tools; warns about removed nulls."""
     counts = NullCounts()
-    cleaned = tuple(drop_from_tool(tool, counts) for tool in tools)
+    cleaned = tuple(normal_tool(tool, counts) for tool in tools)
     if counts.dropped:
         _warn(counts.dropped)
     return cleaned

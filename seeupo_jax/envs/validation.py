@@ -22,7 +22,7 @@ from seeupo_jax.envs.base import (
     StepResult,
     Tool,
 )
-from seeupo_jax.envs.null_fields import drop_from_tools
+from seeupo_jax.envs.null_fields import normal_tools
 from seeupo_jax.envs.plain_values import TooManyValues, plain
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -223,7 +223,7 @@ def _tools(value: Any) -> tuple[Tool, ...]:
     except (TypeError, ValueError, RecursionError) as error:
         sentence = f"{where}: got no JSON ({text_of(error)}); allowed: {allowed}."
         raise ProtocolError(sentence) from None
-    return drop_from_tools(value)
+    return normal_tools(value)
 
 
 def check_info(value: Any, where: str, steps: int | None = None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import logging
@@ -299,8 +300,20 @@ def check_endpoint() -> None:
     importlib.import_module("seeupo_jax.agents.endpoint")
 
 
-def make_endpoint(config: Config, model: str, form: AnswerForm) -> Endpoint:
-    """An endpoint that does not listen yet; `model`: the served name, `form`: of its answers.
+def make_endpoint(
+    config: Config,
+    model: str,
+    form: AnswerForm,
+    *,
+    serves: bool = False,
+    origins: Sequence[str] = (),
+    metrics: Callable[[], bytes] | None = None,
+) -> Endpoint:
+    """An endpoint that does not listen yet.
+
+    Args:
+      model: the served name. form: of its answers. serves: as of `SamplingRules`.
+      origins, metrics: as of `Endpoint`.
 
     Raises:
       ValueError: the extra `agents` is not installed.
@@ -309,10 +322,12 @@ def make_endpoint(config: Config, model: str, form: AnswerForm) -> Endpoint:
 
     agent = config.agent
     return Endpoint(
-        sampling=_sampling_rules(config),
+        sampling=dataclasses.replace(_sampling_rules(config), serves=serves),
         model=model,
         form=form,
         limits=Limits(request_bytes=agent.request_kib * 2**10),
+        origins=origins,
+        metrics=metrics,
     )
 
 

@@ -84,12 +84,12 @@ def run_policy(
     untrained: bool = False,
     weights: str | None = None,
     step: str | None = None,
-    raw_logp: bool = False,
+    per_turn: bool = False,
 ) -> Iterator[PolicySource]:
     """A run's checkpoint in our own engine; what it starts from, where that is meant.
 
     Args:
-      weights: as of `saved_weights`. step: as of `find_step`. raw_logp: as of `Sampling`.
+      weights: as of `saved_weights`. step: as of `find_step`. per_turn: as of `SlotEngine`.
     """
     part = saved_weights(config, weights)
     made, params = build.load_policy(config, starting_policy_folder(config, workdir))
@@ -99,7 +99,7 @@ def run_policy(
     if restored is not None:
         iteration, state, _ = restored
         params = state[part]
-    engine = build_engine(config, made, raw_logp=raw_logp)
+    engine = build_engine(config, made, per_turn=per_turn)
     with jax.set_mesh(made.mesh):
         about = about_policy(config, iteration, None if untrained else part)
         merged = made.merged(params)

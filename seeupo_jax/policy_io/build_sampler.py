@@ -18,6 +18,7 @@ from seeupo_jax.policy.files.template_knowledge import resolve_format
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy_io import build
 from seeupo_jax.rollout.engine.cache_memory import CachePlan, plan_cache
+from seeupo_jax.rollout.engine.constraints import Constraints
 from seeupo_jax.rollout.engine.grammar import Grammars
 from seeupo_jax.rollout.engine.read_plan import choose_read_plan
 from seeupo_jax.rollout.engine.sampler_layout import SamplerLayout
@@ -31,13 +32,13 @@ def build_engine(
     free: Callable[[jax.Device], int | None] | None = None,
     platform: str | None = None,
     *,
-    raw_logp: bool = False,
+    per_turn: bool = False,
 ) -> SlotEngine:
     """The sampler, on a layout of its own of the policy's devices.
 
     Args:
       free: bytes that a device has left, or None where unknown; default: what it says.
-      platform: as of `plan_sampler`. raw_logp: as of `Sampling`.
+      platform: as of `plan_sampler`. per_turn: as of `SlotEngine`.
 
     Raises:
       ValueError: its cache and its copy of the policy do not fit into what memory is free.
@@ -47,7 +48,7 @@ def build_engine(
     device = mesh.local_devices[0]
     return SlotEngine(
         made.network,
-        build_sampling(config, made.tokenizer)._replace(raw_logp=raw_logp),
+        build_sampling(config, made.tokenizer),
         plan_sampler(config, made, (free_memory if free is None else free)(device), platform),
         mesh=mesh,
         group_size=rollout.group_size,
@@ -56,7 +57,9 @@ def build_engine(
         few=build.uses_few_shapes(config, made.mesh),
         records=config.algorithm.router_replay == "rollout",
         int8=rollout.quantize == "int8",
+        per_turn=per_turn,
         read_plan=choose_read_plan(arch, rollout, device.platform),
+        constraints=build_constraints(config, made.tokenizer, arch.vocab_size, served=per_turn),
         grammars=build_grammars(config, made.tokenizer, arch.vocab_size),
     )
 
@@ -115,6 +118,16 @@ def build_grammars(config: Config, tokenizer: Tokenizer, vocab_size: int) -> Gra
     elif (named := config.env.options.get("format")) in TOOL_FORMATS:
         tool_format = TOOL_FORMATS[named]  # in which the environment reads calls
     return Grammars(source, tokenizer, vocab_size, tool_format)
+
+
+def build_constraints(
+    config: Config, tokenizer: Tokenizer, vocab_size: int, *, served: bool
+) -> Constraints | None:
+    """What makes the grammars that requests ask for; None: there are no requests."""
+    if not (config.agent.given or served):
+        return None
+    tool_format = resolve_format(config.agent.tool_format, tokenizer)
+    return Constraints(tokenizer, vocab_size, tool_format)
 
 
 def build_sampling(config: Config, tokenizer: Tokenizer) -> Sampling:

@@ -16,7 +16,7 @@ from seeupo_jax.agents.dialects.result_order import (
 )
 from seeupo_jax.configuration.user_code import encodes
 from seeupo_jax.envs.base import Demonstration, Tool
-from seeupo_jax.envs.null_fields import NullCounts, drop_from_arguments, drop_from_tool
+from seeupo_jax.envs.null_fields import NullCounts, drop_from_arguments, normal_tool
 from seeupo_jax.trajectories.json_lines import short
 
 ALLOWED = 'a JSON object with "messages", and perhaps "tools"'
@@ -198,19 +198,19 @@ def _tool(value: Any, where: str, nulls: NullCounts) -> Tool:
     if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
         raise ValueError(f"{where}: got {short(value)}; allowed: a function with a name.")
     _check_texts(inner, where)
-    tool = drop_from_tool(dict(inner), nulls)
-    _check_parameters(tool.get("parameters", {}), f"{where}.parameters")
-    return tool
+    if (parameters := inner.get("parameters")) is not None:
+        _check_parameters(parameters, f"{where}.parameters")
+    return normal_tool(dict(inner), nulls)
 
 
 def _check_parameters(value: Any, where: str) -> None:
     if not isinstance(value, Mapping):
         raise ValueError(f"{where}: got {short(value)}; allowed: an object, a JSON schema.")
-    properties = value.get("properties", {})
-    if not isinstance(properties, Mapping):
+    properties = value.get("properties")
+    if properties is not None and not isinstance(properties, Mapping):
         raise ValueError(f"{where}.properties: got {short(properties)}; allowed: an object.")
-    required = value.get("required", [])
-    if not isinstance(required, Sequence) or isinstance(required, str):
+    required = value.get("required")
+    if isinstance(required, str) or not isinstance(required, Sequence | None):
         raise ValueError(f"{where}.required: got {short(required)}; allowed: a list of names.")
 
 

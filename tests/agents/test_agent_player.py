@@ -332,6 +332,28 @@ def test_messages_that_no_template_takes_are_refused_and_cost_no_turn():
     assert [turn.turn for turn in engine.turns] == [0]
 
 
+def test_the_tokens_of_a_call_are_those_of_its_turn_and_cost_none():
+    counted = []
+
+    async def agent(task, session):
+        for text in ("a", "bc"):
+            counted.append(await session.context(ask(text)))
+        try:
+            await session.context(ask("refuse me"))
+        except CallRefused as refused:
+            counted.append(refused.code)
+        await talk(session, "a", "bc")
+        counted.append(await session.context(ask("a", assistant("ok"), "bc")))
+        counted.append(session.max_context)
+        return 1.0
+
+    engine = Telling()
+    assert play_one(agent, engine=engine).turns == 2
+    (a, bc, refused, continued, most), (first, second) = counted, engine.turns
+    assert [list(a), list(continued)] == [list(first.context), list(second.context)]
+    assert (len(bc) - len(a), refused, most) == (1, "invalid_messages", 400)
+
+
 def test_what_an_agent_does_wrong_costs_its_episode_alone():
     async def agent(task, session):
         await talk(session, "a")

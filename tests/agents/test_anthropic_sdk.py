@@ -187,8 +187,8 @@ def test_errors_have_anthropics_form(endpoint, client):
         own = "the key: got no known key; .* SEEUPO_API_KEY, as"
         with pytest.raises(anthropic.AuthenticationError, match=own):
             ask(stranger, "x")
-    with pytest.raises(anthropic.NotFoundError, match="got POST /v1/messages/count_tokens"):
-        client.messages.count_tokens(model="m", messages=[{"role": "user", "content": "x"}])
+    with pytest.raises(anthropic.NotFoundError, match="got POST /v1/messages/batches"):
+        client.messages.batches.create(requests=[])
     with pytest.raises(anthropic.BadRequestError) as caught:
         ask(client, "x", max_tokens=0)
     assert caught.value.body["type"] == "error"
@@ -198,11 +198,10 @@ def test_errors_have_anthropics_form(endpoint, client):
 OTHERS = {
     "temperature": {"temperature": 0.1},
     "top_k": {"top_k": 5},
-    "tool_choice.type": {"tool_choice": {"type": "any"}},
     "tool_choice.name": {"tool_choice": {"type": "none", "name": "x"}},
     "tool_choice.nonsense": {"tool_choice": {"type": "auto", "nonsense": 1}},
     "thinking": {"thinking": {"type": "enabled", "budget_tokens": 1024}},
-    "output_config": {"output_config": {"effort": "high"}},
+    "output_config.effort": {"output_config": {"effort": "high"}},
     "container": {"container": "c"},
 }
 IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x"}}

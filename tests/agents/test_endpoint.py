@@ -14,7 +14,12 @@ from places import ROOT
 
 from seeupo_jax.agents import endpoint as endpoint_module
 from seeupo_jax.agents.answer_form import AnswerForm
-from seeupo_jax.agents.dialects import anthropic_messages, chat_completions, responses
+from seeupo_jax.agents.dialects import (
+    anthropic_messages,
+    chat_completions,
+    responses,
+    token_counts,
+)
 from seeupo_jax.agents.endpoint import Endpoint
 from seeupo_jax.agents.endpoint_http import task_of
 from seeupo_jax.envs.tool_formats.formats import choose_format
@@ -181,6 +186,7 @@ def test_a_missing_package_is_named_with_what_installs_it(monkeypatch):
         chat_completions.ChatRequest,
         responses.ResponsesRequest,
         anthropic_messages.MessagesRequest,
+        token_counts.TokenizeRequest,
     ],
 )
 def test_the_page_names_every_field(request_kind):

@@ -280,8 +280,6 @@ OTHERS = {
     "presence_penalty": 0.5,
     "frequency_penalty": -0.5,
     "top_logprobs": 3,
-    "response_format": {"type": "json_object"},
-    "tool_choice": "required",
     "reasoning_effort": "high",
 }
 
@@ -318,6 +316,20 @@ def test_another_sampling_and_unknown_fields_may_be_ignored_and_are_counted(endp
     assert session.calls[0].messages == (HistoryMessage("user", "x"),)
 
 
+@pytest.mark.parametrize("where", ["functions", "messages[0].audio"])
+def test_a_field_with_content_is_never_ignored(endpoint, where):
+    message = {"role": "user", "content": "x"}
+    tools = {"functions": [{"name": "find"}]} if where == "functions" else {}
+    message |= {} if tools else {"audio": {"id": "a"}}
+    with (
+        opened(endpoint, sampling=dataclasses.replace(RULES, ignore=True)) as (session, access),
+        openai.OpenAI(base_url=access.base_url, api_key=access.api_key) as client,
+        pytest.raises(openai.BadRequestError, match="whose content is not read here") as caught,
+    ):
+        client.chat.completions.create(model="m", messages=[message], extra_body=tools)
+    assert (caught.value.param, session.calls) == (where, [])
+
+
 WRONG = {
     "messages": [],
     "messages[0].role": [{"role": "robot", "content": "x"}],
@@ -327,7 +339,7 @@ WRONG = {
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}
     ],
     "messages[0].tool_calls[0].function.arguments": [
-        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 5}}]}
     ],
     "messages[0].tool_calls": [
         {

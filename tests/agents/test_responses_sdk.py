@@ -240,8 +240,6 @@ def test_what_the_run_does_anyway_and_what_has_no_effect_is_accepted(client, ses
 
 OTHERS = {
     "temperature": {"temperature": 0.1},
-    "tool_choice": {"tool_choice": {"type": "function", "name": "find"}},
-    "text.format": {"text": {"format": {"type": "json_object"}}},
     "reasoning.effort": {"reasoning": {"effort": "high"}},
     "truncation": {"truncation": "auto"},
     "background": {"background": True},
@@ -250,14 +248,13 @@ OTHERS = {
 WRONG = {
     "input": [],
     "input[0].role": [{"role": "tool", "content": "x"}],
-    "input[0].type": [{"type": "item_reference", "id": "x"}],
+    "input[0].type": [{"type": "web_search_call", "id": "x"}],
+    "input[0].id": [{"type": "item_reference", "id": "x"}],
     "input[0].content[0].type": [
         {"role": "user", "content": [{"type": "input_image", "image_url": "http://x"}]}
     ],
     "input[0].call_id": [{"type": "function_call_output", "output": "x"}],
-    "input[0].arguments": [
-        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}
-    ],
+    "input[0].arguments": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": 5}],
 }
 
 

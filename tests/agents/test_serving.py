@@ -127,6 +127,23 @@ def test_what_was_sampled_is_not_tokenised_again(serve):
     assert branch.prompt_tokens == len(context) + 1
 
 
+def test_the_tokens_of_a_call_are_those_of_its_answer(serve):
+    serving = serve()
+    asyncio.run(serving.context(ModelCall((user("5 6"),))))
+    assert serving.counts == {} and not serving.waiting
+    first = ask(serving, user("5 6"), max_tokens=2)
+    call = ModelCall((user("5 6"), assistant(first.content), user("9")))
+    tokens = asyncio.run(serving.context(call))
+    assert tokens[: first.prompt_tokens + 2][-2:] == greedy(tokens[: first.prompt_tokens], limit=2)
+    assert asyncio.run(serving.complete(call)).prompt_tokens == len(tokens)
+    with pytest.raises(CallRefused, match="got 20000 characters; allowed: fewer"):
+        asyncio.run(serving.context(ModelCall((user("5 " * 10_000),))))
+    serving.stop()
+    serving.thread.join(30)
+    with pytest.raises(CallRefused, match="shutting down"):
+        asyncio.run(serving.context(call))
+
+
 def test_a_forgotten_conversation_is_tokenised_as_it_reads(serve):
     serving = serve(cache_tokens=1)
     first = ask(serving, user("5 6"), max_tokens=2)
@@ -162,7 +179,11 @@ def test_an_answer_ends_where_the_context_does(serve):
     with pytest.raises(CallRefused, match=f"got {CONTEXT + 1} tokens; allowed: fewer") as refused:
         ask(serving, user(f"{long} 5 5 5"))
     assert (refused.value.status, refused.value.code) == (400, "context_length_exceeded")
-    with pytest.raises(CallRefused, match="got 9999 characters, which 40 tokens, the maximum"):
+    # What litellm looks for in the texts of OpenAI's and Anthropic's errors.
+    sentence = str(refused.value).lower()
+    assert f"this model's maximum context length is {CONTEXT} tokens" in sentence
+    assert "prompt is too long" in sentence
+    with pytest.raises(CallRefused, match="got 9999 characters; .* context length is 40 tokens"):
         ask(serving, user("5" * 9999))
     with pytest.raises(CallRefused, match="messages: .* invalid literal") as refused:
         ask(serving, user("no number"))

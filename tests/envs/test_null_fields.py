@@ -11,7 +11,7 @@ from agent_cases import RULES
 from seeupo_jax.agents.dialects import chat_completions
 from seeupo_jax.agents.dialects.exchange import Caller
 from seeupo_jax.envs import null_fields
-from seeupo_jax.envs.null_fields import NullCounts, drop_from_arguments, drop_from_tool
+from seeupo_jax.envs.null_fields import NullCounts, drop_from_arguments, normal_tool
 from seeupo_jax.envs.validation import check_reset
 from seeupo_jax.supervised.conversation import read_conversation
 
@@ -162,8 +162,9 @@ def test_nulls_of_a_schema_go_but_for_values_that_may_be_meant():
     }
     counts = NullCounts()
     tool = {"name": "t", "description": None, "parameters": schema, "strict": None}
-    assert drop_from_tool(tool, counts) == {
+    assert normal_tool(tool, counts) == {
         "name": "t",
+        "description": "",
         "parameters": {
             "type": "object",
             "properties": {
@@ -178,7 +179,30 @@ def test_nulls_of_a_schema_go_but_for_values_that_may_be_meant():
     assert counts == NullCounts(dropped=11, kept=2)
 
 
-NULLED = {"properties": {"a": {"type": "string", "enum": None}, "b": None}}
+NULLED = {"type": "object", "properties": {"a": {"type": "string", "enum": None}, "b": None}}
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"parameters": {"properties": {"b": STRING, "a": STRING}}, "name": "t", "returns": 1},
+        {
+            "returns": 1,
+            "description": None,
+            "parameters": {"properties": {"b": STRING, "a": STRING}, "type": "object"},
+            "name": "t",
+        },
+    ],
+)
+def test_the_normal_form_has_one_order_and_nothing_missing(tool):
+    """The order of properties is the client's: a model reads it as that of the arguments."""
+    schema = {"type": "object", "properties": {"b": STRING, "a": STRING}}
+    wanted = {"name": "t", "description": "", "parameters": schema, "returns": 1}
+    assert json.dumps(normal_tool(tool, NullCounts())) == json.dumps(wanted)
+    assert normal_tool({"name": "t"}, NullCounts())["parameters"] == {
+        "type": "object",
+        "properties": {},
+    }
 
 
 def test_tools_of_environments_lose_their_nulls_with_one_warning(caplog):
@@ -187,7 +211,7 @@ def test_tools_of_environments_lose_their_nulls_with_one_warning(caplog):
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             _, tools = check_reset(((), (tool,)))
-    assert tools[0]["parameters"] == {"properties": {"a": STRING}}
+    assert tools[0]["parameters"] == {"type": "object", "properties": {"a": STRING}}
     assert [m.partition(",")[0] for m in caplog.messages] == [
         "warning: the environment's tools have 2 null fields"
     ]
@@ -207,6 +231,6 @@ def test_tools_of_requests_lose_their_nulls_which_are_counted():
     }
     caller = Caller("m", 1, RULES, {}, ())
     call = chat_completions.DIALECT.read(tree, caller).call
-    assert call.tools[0]["parameters"] == {"properties": {"a": STRING}}
+    assert call.tools[0]["parameters"] == {"type": "object", "properties": {"a": STRING}}
     assert call.messages[1].calls[0].arguments == {"a": None}  # the policy's own words
     assert caller.ignored == ["null fields of tools[0]"]

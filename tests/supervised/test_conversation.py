@@ -25,7 +25,7 @@ CALL = {
 }
 CALLING = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 RESULT = {"role": "tool", "content": "shipped"}
-TOOL = {"name": "find", "parameters": {"type": "object", "properties": {}}}
+TOOL = {"name": "find", "description": "", "parameters": {"type": "object", "properties": {}}}
 
 
 def read(messages, **more):
@@ -143,8 +143,8 @@ def test_nulls_of_tools_are_left_out():
     tools += [{"type": "function", "function": {"name": "b", "parameters": schema, "strict": None}}]
     wanted = {"type": "object", "properties": {"zone": zone}}
     assert read([USER, ANSWER], tools=tools).tools == (
-        {"name": "a"},
-        {"name": "b", "parameters": wanted},
+        {"name": "a", "description": "", "parameters": {"type": "object", "properties": {}}},
+        {"name": "b", "description": "", "parameters": wanted},
     )
 
 

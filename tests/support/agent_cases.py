@@ -29,6 +29,16 @@ class ToldSession:
     def ignored(self, param):
         self.params.append(param)
 
+    max_context = 4096
+
+    async def context(self, call):
+        """A token for each character of the contents."""
+        await asyncio.sleep(0)
+        text = "".join(message.content for message in call.messages)
+        if text == "refuse":
+            raise CallRefused("messages: got them; allowed: others.", code="invalid_messages")
+        return [ord(character) for character in text] + [0] * len(call.tools)
+
     async def complete(self, call, on_text=None):
         self.calls.append(call)
         asked = call.messages[-1].content
@@ -80,10 +90,14 @@ CALLS = "I look.\n" + render_hermes("find", name="é") + "\n" + render_hermes("f
 FOUND = (ToolCall("find", {"name": "é"}), ToolCall("find", {}))
 
 
-def make_endpoint(form=None, **limits):
+def make_endpoint(form=None, origins=(), **limits):
     """An endpoint that listens."""
     endpoint = Endpoint(
-        sampling=RULES, model="ours", form=form or AnswerForm(FORMAT), limits=Limits(**limits)
+        sampling=RULES,
+        model="ours",
+        form=form or AnswerForm(FORMAT),
+        limits=Limits(**limits),
+        origins=origins,
     )
     endpoint.start()
     return endpoint

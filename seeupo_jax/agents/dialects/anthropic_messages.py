@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
@@ -9,11 +10,19 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from seeupo_jax.agents.calls import CallRefused, Completion, HistoryMessage, ModelCall
+from seeupo_jax.agents.dialects.constraint_fields import (
+    MessageFormat,
+    ToolChoice,
+    read_constraint,
+    wanted_schema,
+)
 from seeupo_jax.agents.dialects.exchange import (
     Caller,
     Dialect,
     Event,
+    OneAnswer,
     call_id,
+    clients_tools,
     order_results,
     reply_id,
     show_tools,
@@ -22,6 +31,7 @@ from seeupo_jax.agents.dialects.exchange import (
 from seeupo_jax.agents.dialects.request_body import (
     Count,
     Fields,
+    ServerTool,
     Stops,
     as_list,
     by_type,
@@ -68,7 +78,18 @@ class _Thinking(Fields):
     signature: str | None = None  # of no meaning: the thoughts themselves are compared
 
 
-_Block = by_type(text=_Text, thinking=_Thinking, tool_use=_ToolUse, tool_result=_ToolResult)
+class _Redacted(Fields):
+    type: Literal["redacted_thinking"]
+    data: str  # another model's thoughts, which nobody here can read
+
+
+_Block = by_type(
+    text=_Text,
+    thinking=_Thinking,
+    redacted_thinking=_Redacted,
+    tool_use=_ToolUse,
+    tool_result=_ToolResult,
+)
 
 
 class _Message(Fields):
@@ -86,11 +107,14 @@ class _Tool(_Cached):
     type: Literal["custom"] | None = None
     strict: bool | None = None
     eager_input_streaming: bool | None = None
+    defer_loading: bool | None = None
+    allowed_callers: list[str] | None = None
+    input_examples: list[dict[str, Any]] | None = None  # not shown
 
 
 class _Choice(Fields):
     type: Literal["auto", "any"]
-    disable_parallel_tool_use: bool | None = None  # no effect, as OpenAI's parallel_tool_calls
+    disable_parallel_tool_use: bool | None = None
 
 
 class _ChosenTool(Fields):
@@ -106,6 +130,11 @@ class _NoTool(Fields):
 _ToolChoice = by_type(auto=_Choice, any=_Choice, tool=_ChosenTool, none=_NoTool)
 
 
+class _OutputConfig(Fields):
+    format: MessageFormat | None = None
+    effort: str | None = None
+
+
 class MessagesRequest(_Cached):
     """A request for a message."""
 
@@ -113,25 +142,26 @@ class MessagesRequest(_Cached):
     messages: list[_Message]
     max_tokens: Count
     system: _Texts | None = None
-    tools: list[_Tool] | None = None
+    tools: list[by_type("custom", other=ServerTool, custom=_Tool)] | None = None
     stop_sequences: Stops | None = None
     stream: bool | None = None
-    # Determined by the run.
+    # Determined by the run; a server takes the first three.
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     tool_choice: _ToolChoice | None = None
     thinking: dict[str, Any] | None = None
-    output_config: dict[str, Any] | None = None
+    output_config: _OutputConfig | None = None
     thread: dict[str, Any] | None = None  # a conversation that the server would hold
     # Without effect on sampling.
     metadata: dict[str, Any] | None = None
+    context_management: dict[str, Any] | None = None  # no history is edited here
     service_tier: str | None = None
     inference_geo: str | None = None
     speed: str | None = None
 
 
-_SAMPLING = ("temperature", "top_p", "top_k", "thinking", "output_config")
+_SAMPLING = ("temperature", "top_p", "top_k", "thinking")
 _NO_THREADS = "thread_unsupported_request"  # the SDK's tool runner then sends whole conversations
 _PHRASES = ErrorPhrases(
     "each `tool_use` block must have a corresponding `tool_result` block in the next message",
@@ -140,22 +170,23 @@ _PHRASES = ErrorPhrases(
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-class MessagesExchange:
+class MessagesExchange(OneAnswer):
     """A request for a message, and its answer."""
 
     def __init__(self, tree: Any, caller: Caller):
         request, unknown = read_fields(MessagesRequest, tree, ignore=caller.rules.ignore)
         fields = {name: getattr(request, name) for name in _SAMPLING}
-        choice = None if request.tool_choice is None else request.tool_choice.type
-        fields["tool_choice.type"] = choice
-        caller.ignored += unknown + caller.rules.conflicting_fields(fields)
+        if request.output_config is not None:
+            fields["output_config.effort"] = request.output_config.effort
+        sampling, others = caller.rules.read(fields)
+        caller.ignored += unknown + others
         if request.thread is not None:  # never ignored: messages would be missing
             raise CallRefused(
                 "thread: got one; allowed: none, and the whole conversation in messages.",
                 code=_NO_THREADS,
                 param="thread",
             )
-        self.call = _read_call(request, caller, shows_tools=choice != "none")
+        self.call = dataclasses.replace(_read_call(request, caller), **sampling._asdict())
         self.stream = bool(request.stream)
         self._caller = caller
         self._id = f"msg_{reply_id()}"
@@ -163,7 +194,8 @@ class MessagesExchange:
         self._open: str | None = None  # the type of the block that is being sent
         self._thoughts = ""  # sent
 
-    def reply(self, completion: Completion) -> dict[str, Any]:
+    def reply(self, *completions: Completion) -> dict[str, Any]:
+        (completion,) = completions
         content = [
             *([_thinking(completion.thoughts)] if completion.thoughts else []),
             *([{"type": "text", "text": completion.content}] if completion.content else []),
@@ -251,7 +283,7 @@ def write_error(refusal: CallRefused) -> dict[str, Any]:
     return {"type": "error", "error": error | named | details}
 
 
-def _read_call(request: MessagesRequest, caller: Caller, *, shows_tools: bool) -> ModelCall:
+def _read_call(request: MessagesRequest, caller: Caller) -> ModelCall:
     if not request.messages:
         refuse("messages", "messages: got none; allowed: at least one.")
     if request.messages[-1].role == "assistant":
@@ -263,15 +295,31 @@ def _read_call(request: MessagesRequest, caller: Caller, *, shows_tools: bool) -
         for part in _read_message(message, f"messages[{index}]")
     ]
     messages = order_results(read, _PHRASES)
-    tools = (request.tools or ()) if shows_tools else ()
+    choice = _read_choice(request.tool_choice)
+    tools = () if choice.calls == "none" else clients_tools(request.tools or (), caller)
     shown = show_tools([(tool, tool.input_schema) for tool in tools], caller)
     stop = tuple(request.stop_sequences or ())
-    return ModelCall((*head, *messages), shown, request.max_tokens, stop)
+    output = request.output_config
+    constraint = read_constraint(
+        choice,
+        shown,
+        wanted_schema(output and output.format, "output_config.format"),
+        single=bool(getattr(request.tool_choice, "disable_parallel_tool_use", False)),
+    )
+    messages = (*head, *messages)
+    return ModelCall(messages, shown, request.max_tokens, stop, constraint=constraint)
+
+
+def _read_choice(choice: _Choice | _ChosenTool | _NoTool | None) -> ToolChoice:
+    if isinstance(choice, _ChosenTool):
+        return ToolChoice("must", (choice.name,))
+    kinds = {"auto": "may", "any": "must", "none": "none"}
+    return ToolChoice() if choice is None else ToolChoice(kinds[choice.type])
 
 
 def _read_message(message: _Message, place: str) -> Iterator[tuple[HistoryMessage, MessageCalls]]:
     """Splits a message: tool results become separate messages."""
-    kinds = {"user": (_Text, _ToolResult), "assistant": (_Text, _Thinking, _ToolUse)}
+    kinds = {"user": (_Text, _ToolResult), "assistant": (_Text, _Thinking, _Redacted, _ToolUse)}
     allowed = kinds.get(message.role, (_Text,))
     for index, block in enumerate(message.content):
         if not isinstance(block, allowed):

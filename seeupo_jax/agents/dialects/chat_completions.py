@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from seeupo_jax.agents.calls import CallRefused, Completion, HistoryMessage, ModelCall
+from seeupo_jax.agents.dialects.constraint_fields import (
+    ChatAllowedTools,
+    ChatFormat,
+    ChatFunction,
+    ToolChoice,
+    read_constraint,
+    tool_choice,
+    wanted_schema,
+)
 from seeupo_jax.agents.dialects.exchange import (
     Caller,
     Dialect,
@@ -76,6 +87,9 @@ class _Tool(Fields):
     function: _FunctionTool
 
 
+_ToolChoice = tool_choice(ChatFunction, ChatAllowedTools)
+
+
 class _StreamOptions(Fields):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
@@ -93,7 +107,11 @@ class ChatRequest(Fields):
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     logprobs: bool | None = None
-    # Determined by the run.
+    # The form of the answer.
+    tool_choice: _ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ChatFormat | None = None
+    # Determined by the run; a server takes most of them.
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -106,8 +124,6 @@ class ChatRequest(Fields):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     top_logprobs: int | None = None
-    response_format: dict[str, Any] | None = None
-    tool_choice: str | dict[str, Any] | None = None
     reasoning_effort: str | None = None
     verbosity: str | None = None
     modalities: list[str] | None = None
@@ -116,7 +132,6 @@ class ChatRequest(Fields):
     metadata: dict[str, str] | None = None
     store: bool | None = None
     service_tier: str | None = None
-    parallel_tool_calls: bool | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
@@ -126,7 +141,7 @@ class ChatRequest(Fields):
 _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "n", "best_of", "seed", "logit_bias"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "top_logprobs"),
-    *("response_format", "tool_choice", "reasoning_effort", "verbosity", "modalities"),
+    *("reasoning_effort", "verbosity", "modalities"),
 )
 
 
@@ -136,20 +151,39 @@ class ChatExchange:
     def __init__(self, tree: Any, caller: Caller):
         request, unknown = read_fields(ChatRequest, tree, ignore=caller.rules.ignore)
         fields = {name: getattr(request, name) for name in _SAMPLING}
-        caller.ignored += unknown + caller.rules.conflicting_fields(fields)
-        self.call = _read_call(request, caller)
+        sampling, others = caller.rules.read(fields)
+        caller.ignored += unknown + others
+        self.call = dataclasses.replace(_read_call(request, caller), **sampling._asdict())
         self.stream = bool(request.stream)
         self._logprobs = bool(request.logprobs)
         options = request.stream_options
         self._usage = bool(options and options.include_usage)
-        self._caller = caller
+        self._caller, self._index = caller, 0
         self._head = {
             "id": f"chatcmpl-{reply_id()}",
             "created": int(time.time()),
             "model": caller.model,
         }
 
-    def reply(self, completion: Completion) -> dict[str, Any]:
+    @property
+    def branches(self) -> tuple[ChatExchange, ...]:
+        return tuple(self._branch(index) for index in range(self.call.answers))
+
+    def _branch(self, index: int) -> ChatExchange:
+        branch = copy.copy(self)
+        branch._index = index
+        branch.call = dataclasses.replace(self.call, answer=index)
+        return branch
+
+    def reply(self, *completions: Completion) -> dict[str, Any]:
+        pairs = zip(self.branches, completions, strict=True)
+        return self._head | {
+            "object": "chat.completion",
+            "choices": [branch._choice(completion) for branch, completion in pairs],
+            "usage": _usage(completions),
+        }
+
+    def _choice(self, completion: Completion) -> dict[str, Any]:
         calls = self._write_calls(completion)
         message = {
             "role": "assistant",
@@ -158,15 +192,11 @@ class ChatExchange:
             **({"reasoning_content": completion.thoughts} if completion.thoughts else {}),
             **({"tool_calls": calls} if calls else {}),
         }
-        choice = {"index": 0, "message": message, **self._finish(completion)}
-        return self._head | {
-            "object": "chat.completion",
-            "choices": [choice],
-            "usage": _usage(completion),
-        }
+        return {"index": self._index, "message": message, **self._finish(completion)}
 
     def begin(self) -> Iterator[Event]:
-        yield self._chunk({"role": "assistant", "content": ""})
+        for branch in self.branches:
+            yield branch._chunk({"role": "assistant", "content": ""})
 
     def think(self, piece: str) -> Iterator[Event]:
         yield self._chunk({"reasoning_content": piece})
@@ -180,11 +210,13 @@ class ChatExchange:
         for index, call in enumerate(self._write_calls(completion)):
             yield self._chunk({"tool_calls": [{"index": index, **call}]})
         yield self._chunk({}, **self._finish(completion))
+
+    def close(self, *completions: Completion) -> Iterator[Event]:
         if self._usage:
             yield self._head | {
                 "object": "chat.completion.chunk",
                 "choices": [],
-                "usage": _usage(completion),
+                "usage": _usage(completions),
             }
         yield "[DONE]"
 
@@ -192,7 +224,12 @@ class ChatExchange:
         yield openai_error(refusal)
 
     def _chunk(self, delta: dict[str, Any], **ending: Any) -> Event:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None} | ending
+        choice = {
+            "index": self._index,
+            "delta": delta,
+            "logprobs": None,
+            "finish_reason": None,
+        } | ending
         usage = {"usage": None} if self._usage else {}
         return self._head | {"object": "chat.completion.chunk", "choices": [choice]} | usage
 
@@ -206,7 +243,7 @@ class ChatExchange:
     def _write_calls(self, completion: Completion) -> list[dict[str, Any]]:
         return [
             {
-                "id": call_id(self._caller, index),
+                "id": call_id(self._caller, index, answer=self._index),
                 "type": "function",
                 "function": {"name": call.name, "arguments": write_arguments(call.arguments)},
             }
@@ -220,12 +257,24 @@ def _read_call(request: ChatRequest, caller: Caller) -> ModelCall:
     limits = {request.max_tokens, request.max_completion_tokens} - {None}
     if len(limits) > 1:
         refuse("max_tokens", "max_tokens: got another value than max_completion_tokens.")
-    tools = () if request.tool_choice == "none" else request.tools or ()
+    choice = ToolChoice() if request.tool_choice is None else request.tool_choice.choice()
+    tools = () if choice.calls == "none" else request.tools or ()
     functions = [tool.function for tool in tools]
     shown = show_tools([(function, function.parameters) for function in functions], caller)
     read = [_read_message(m, f"messages[{i}]") for i, m in enumerate(request.messages)]
     messages = order_results(read, CHAT_PHRASES)
-    return ModelCall(messages, shown, limits.pop() if limits else None, tuple(request.stop or ()))
+    return ModelCall(
+        messages,
+        shown,
+        limits.pop() if limits else None,
+        tuple(request.stop or ()),
+        constraint=read_constraint(
+            choice,
+            shown,
+            wanted_schema(request.response_format, "response_format"),
+            single=request.parallel_tool_calls is False,
+        ),
+    )
 
 
 def _read_message(message: _Message, place: str) -> tuple[HistoryMessage, MessageCalls]:
@@ -263,13 +312,13 @@ def _read_thoughts(message: _Message, place: str) -> str:
     return next(iter(given.values()), "").strip()
 
 
-def _usage(completion: Completion) -> dict[str, Any]:
-    sampled = len(completion.pieces)
+def _usage(completions: Sequence[Completion]) -> dict[str, Any]:
+    first, sampled = completions[0], sum(len(each.pieces) for each in completions)
     return {
-        "prompt_tokens": completion.prompt_tokens,
+        "prompt_tokens": first.prompt_tokens,
         "completion_tokens": sampled,
-        "total_tokens": completion.prompt_tokens + sampled,
-        "prompt_tokens_details": {"cached_tokens": completion.cached_tokens},
+        "total_tokens": first.prompt_tokens + sampled,
+        "prompt_tokens_details": {"cached_tokens": first.cached_tokens},
     }
 
 

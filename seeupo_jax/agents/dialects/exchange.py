@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 from seeupo_jax.agents.calls import CallRefused, Completion, HistoryMessage, ModelCall
-from seeupo_jax.agents.dialects.request_body import refuse
+from seeupo_jax.agents.dialects.request_body import ServerTool, refuse
 from seeupo_jax.agents.dialects.result_order import (
     ErrorPhrases,
     MessageCalls,
@@ -19,11 +19,10 @@ from seeupo_jax.agents.dialects.result_order import (
 )
 from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
 from seeupo_jax.envs.base import Tool
-from seeupo_jax.envs.null_fields import NullCounts, drop_from_tool
+from seeupo_jax.envs.null_fields import NullCounts, normal_tool
 
 Event = Mapping[str, Any] | str
 _NUMBERS = random.Random()  # a separate generator: agents may seed the global one
-DEFAULT_PARAMETERS = {"type": "object", "properties": {}}
 _NOT_STATED = -9999.0  # OpenAI's value for a log-probability that it does not state
 
 
@@ -48,13 +47,22 @@ class Caller:
 
 
 class Exchange(Protocol):
-    """A request and its answer, which is one `reply` or a stream of events."""
+    """A request and its answer, which is one `reply` or a stream of events.
+
+    A request for several answers has an exchange for each, its `branches`, of which only `think`,
+    `text` and `end` are used.
+    """
 
     call: ModelCall
     stream: bool
 
-    def reply(self, completion: Completion) -> dict[str, Any]:
-        """The whole answer."""
+    @property
+    def branches(self) -> Sequence[Exchange]:
+        """An exchange for each answer; of one answer, this one."""
+        ...
+
+    def reply(self, *completions: Completion) -> dict[str, Any]:
+        """The whole answer, or all answers."""
         ...
 
     def begin(self) -> Iterable[Event]:
@@ -70,12 +78,27 @@ class Exchange(Protocol):
         ...
 
     def end(self, completion: Completion, rest: str) -> Iterable[Event]:
-        """The events of the remaining content, the tool calls, and the end."""
+        """The events of the remaining content, the tool calls, and the answer's end."""
+        ...
+
+    def close(self, *completions: Completion) -> Iterable[Event]:
+        """The events after the ends of all answers."""
         ...
 
     def fail(self, refusal: CallRefused) -> Iterable[Event]:
         """The events of an error after the stream has begun."""
         ...
+
+
+class OneAnswer:
+    """Methods of an exchange whose requests ask for one answer."""
+
+    @property
+    def branches(self) -> tuple[Self]:
+        return (self,)
+
+    def close(self, *completions: Completion) -> Iterable[Event]:
+        return ()
 
 
 class Dialect(NamedTuple):
@@ -126,10 +149,19 @@ class RequestTool(Protocol):
     def description(self) -> str | None: ...
 
 
+def clients_tools(given: Sequence[Any], caller: Caller) -> Iterator[Any]:
+    """The tools that a client runs itself; others count as ignored."""
+    for index, tool in enumerate(given):
+        if isinstance(tool, ServerTool):
+            caller.ignored.append(f"tools[{index}] of type {tool.type[:40]}")
+        else:
+            yield tool
+
+
 def show_tools(
     given: Sequence[tuple[RequestTool, dict[str, Any] | None]], caller: Caller
 ) -> tuple[Tool, ...]:
-    """Converts tools to the form of environments, so that all dialects give the same prompt.
+    """Converts tools to the normal form, so that all dialects give the same prompt.
 
     Null fields are removed and count as ignored.
     """
@@ -137,8 +169,7 @@ def show_tools(
     for index, (tool, schema) in enumerate(given):
         counts = NullCounts()
         described = {"name": tool.name, "description": tool.description or ""}
-        parameters = DEFAULT_PARAMETERS if schema is None else schema
-        shown.append(drop_from_tool({**described, "parameters": parameters}, counts))
+        shown.append(normal_tool({**described, "parameters": schema or {}}, counts))
         if counts.dropped:
             caller.ignored.append(f"null fields of tools[{index}]")
     return tuple(shown)
@@ -149,9 +180,14 @@ def reply_id() -> str:
     return f"{_NUMBERS.getrandbits(96):024x}"
 
 
-def call_id(caller: Caller, index: int) -> str:
-    """Makes a tool call's id, which is reproducible, since an agent may show it to the policy."""
-    return f"{caller.ids}_{caller.number}_{index}"
+def call_id(caller: Caller, index: int, *, answer: int = 0) -> str:
+    """Makes a tool call's id, which is reproducible, since an agent may show it to the policy.
+
+    Args:
+      answer: its number, of several to a request.
+    """
+    request = f"{caller.number}-{answer}" if answer else caller.number
+    return f"{caller.ids}_{request}_{index}"
 
 
 def write_arguments(arguments: Mapping[str, Any]) -> str:
@@ -169,7 +205,15 @@ def token_logprobs(completion: Completion) -> list[dict[str, Any]]:
             "token": piece.decode(errors="replace"),
             "logprob": logp if math.isfinite(logp) else _NOT_STATED,
             "bytes": list(piece),
-            "top_logprobs": [],
+            "top_logprobs": [
+                {"token": likely.decode(errors="replace"), "logprob": p, "bytes": list(likely)}
+                for likely, p in top
+            ],
         }
-        for piece, logp in zip(completion.pieces, completion.logp, strict=True)
+        for piece, logp, top in zip(
+            completion.pieces,
+            completion.logp,
+            completion.top or [()] * len(completion.pieces),
+            strict=True,
+        )
     ]

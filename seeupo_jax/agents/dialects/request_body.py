@@ -17,6 +17,8 @@ from seeupo_jax.configuration.user_code import encodes, escaped
 MAX_DEPTH = 100  # of nested lists and objects
 MAX_VALUES = 100_000  # in all lists and objects; each may cause an error of a kilobyte
 EMPTY = (None, [], {})
+# Unknown fields that are never ignored: without them the policy would read another conversation.
+CONTENT = ("functions", "function_call", "audio", "images", "conversation", "prompt", "mcp_servers")
 
 Read = TypeVar("Read", bound="Fields")
 Path = tuple[int | str, ...]
@@ -88,8 +90,8 @@ def read_fields(kind: type[Read], tree: Any, *, ignore: bool) -> tuple[Read, lis
     """Reads the fields of a request.
 
     Args:
-      ignore: drop unknown fields. Empty unknown fields (null, [] or {}) are always dropped: replies
-        that clients send back as history contain such fields.
+      ignore: drop unknown fields, except those of `CONTENT`. Empty unknown fields (null, [] or {})
+        are always dropped: replies that clients send back as history contain such fields.
 
     Returns: the fields, and the names of dropped fields with a value.
 
@@ -107,9 +109,12 @@ def read_fields(kind: type[Read], tree: Any, *, ignore: bool) -> tuple[Read, lis
         if wrong["type"] != "extra_forbidden":
             _refuse_field(tree, wrong)
     ignored = [e for e in unknown if e["input"] not in EMPTY]
-    if ignored and not ignore:
-        name = show_path(_path(tree, ignored[0]["loc"]))
-        refuse(name, f"{name}: an unknown field; {IGNORED_WITH} ignores it.")
+    for wrong in ignored:
+        name = show_path(_path(tree, wrong["loc"]))
+        if wrong["loc"][-1] in CONTENT:
+            refuse(name, f"{name}: got a field whose content is not read here; allowed: none.")
+        if not ignore:
+            refuse(name, f"{name}: an unknown field; {IGNORED_WITH} ignores it.")
     names = [show_path(_path(tree, e["loc"])) for e in ignored]
     for path in [_path(tree, e["loc"]) for e in unknown]:
         _remove(tree, path)
@@ -155,14 +160,28 @@ def _remove(tree: Any, path: Path) -> None:
     del tree[path[-1]]
 
 
-def by_type(default: str | None = None, **kinds: type[Fields]) -> Any:
+class ServerTool(pydantic.BaseModel):
+    """A tool that the API's own servers would run, such as web search; the policy has none."""
+
+    model_config = pydantic.ConfigDict(extra="allow", frozen=True)
+    type: str
+
+
+def by_type(
+    default: str | None = None,
+    *,
+    other: type[pydantic.BaseModel] | None = None,
+    **kinds: type[pydantic.BaseModel],
+) -> Any:
     """A union of object types, which their field `type` distinguishes.
 
     Args:
       default: the type of an object without the field.
+      other: what an object of another type is; None: an error.
     """
-    allowed: Any = Literal[tuple(kinds)]
-    other = pydantic.create_model("Other", __base__=Fields, type=(allowed, ...))
+    if other is None:
+        allowed: Any = Literal[tuple(kinds)]
+        other = pydantic.create_model("Other", __base__=Fields, type=(allowed, ...))
 
     def tag(value: Any) -> str:
         kind = value.get("type", default) if isinstance(value, dict) else None
@@ -186,16 +205,23 @@ def as_list(make: Callable[[str], Any], allowed: str) -> pydantic.BeforeValidato
     return pydantic.BeforeValidator(convert)
 
 
-def _read_arguments(text: Any) -> Any:
-    if not isinstance(text, str):
+INVALID = "invalid_json"  # the argument that holds a text which is not an object's JSON
+
+
+def _read_arguments(value: Any) -> Any:
+    if isinstance(value, dict):
+        return value
+    if not isinstance(value, str):
         raise ValueError("allowed: a text of JSON")
-    arguments = parse_json(text) if text.strip() else {}
-    if not isinstance(arguments, dict):
-        raise ValueError("allowed: a text of a JSON object")
-    return arguments
+    try:
+        arguments = parse_json(value) if value.strip() else {}
+    except ValueError:
+        return {INVALID: value}
+    return arguments if isinstance(arguments, dict) else {INVALID: value}
 
 
-# Arguments of a call, which OpenAI's APIs send as JSON in a text.
+# Arguments of a call, which OpenAI's APIs send as JSON in a text. A text that is no object's JSON
+# is kept: a model has written it.
 Arguments = Annotated[dict[str, Any], pydantic.BeforeValidator(_read_arguments)]
 Stops = Annotated[
     list[Annotated[str, pydantic.Field(min_length=1)]],

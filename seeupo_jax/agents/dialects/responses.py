@@ -8,17 +8,25 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from seeupo_jax.agents.calls import CallRefused, Completion, HistoryMessage, ModelCall
+from seeupo_jax.agents.dialects.constraint_fields import (
+    AllowedTools,
+    NamedFunction,
+    TextFormat,
+    ToolChoice,
+    read_constraint,
+    tool_choice,
+    wanted_schema,
+)
 from seeupo_jax.agents.dialects.exchange import (
     Caller,
     Dialect,
     Event,
+    OneAnswer,
     call_id,
     openai_error,
     order_results,
     reply_id,
-    show_tools,
     token_logprobs,
-    write_arguments,
 )
 from seeupo_jax.agents.dialects.request_body import (
     Arguments,
@@ -29,7 +37,14 @@ from seeupo_jax.agents.dialects.request_body import (
     read_fields,
     refuse,
 )
+from seeupo_jax.agents.dialects.response_tools import (
+    INPUT,
+    ResponseTool,
+    ResponseTools,
+    shown_name,
+)
 from seeupo_jax.agents.dialects.result_order import CallReference, ErrorPhrases, MessageCalls
+from seeupo_jax.envs.base import Tool
 from seeupo_jax.envs.tool_calls import ToolCall
 
 REMEMBERED = 1024  # conversations per key that `previous_response_id` can name
@@ -67,16 +82,37 @@ class _FunctionCall(Fields):
     name: str
     arguments: Arguments
     call_id: str
+    namespace: str | None = None
     id: str | None = None
     status: str | None = None
 
 
-class _FunctionOutput(Fields):
-    type: Literal["function_call_output"]
+class _CustomCall(Fields):
+    type: Literal["custom_tool_call"]
+    name: str
+    input: str
+    call_id: str
+    namespace: str | None = None
+    id: str | None = None
+    status: str | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {INPUT: self.input}
+
+
+class _Output(Fields):
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: _Content
+    name: str | None = None
     id: str | None = None
     status: str | None = None
+
+
+class _Reference(Fields):
+    type: Literal["item_reference"]
+    id: str
 
 
 class _ReasoningText(Fields):
@@ -98,20 +134,18 @@ _Item = by_type(
     message=_Message,
     reasoning=_ReasoningItem,
     function_call=_FunctionCall,
-    function_call_output=_FunctionOutput,
+    custom_tool_call=_CustomCall,
+    function_call_output=_Output,
+    custom_tool_call_output=_Output,
+    item_reference=_Reference,
 )
 
 
-class _Tool(Fields):
-    type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+_ToolChoice = tool_choice(NamedFunction, AllowedTools)
 
 
 class _Text(Fields):
-    format: dict[str, Any] | None = None
+    format: TextFormat | None = None
     verbosity: str | None = None
 
 
@@ -135,12 +169,15 @@ class ResponsesRequest(Fields):
     ]
     instructions: str | None = None
     previous_response_id: str | None = None
-    tools: list[_Tool] | None = None
+    tools: list[ResponseTool] | None = None
     max_output_tokens: Count | None = None
     stream: bool | None = None
     store: bool | None = None
     include: list[str] | None = None
-    # Determined by the run.
+    # The form of the answer.
+    tool_choice: _ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    # Determined by the run; a server takes most of them.
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -148,15 +185,14 @@ class ResponsesRequest(Fields):
     seed: int | None = None
     top_logprobs: int | None = None
     text: _Text | None = None
-    tool_choice: str | dict[str, Any] | None = None
     reasoning: _Reasoning | None = None
     truncation: str | None = None
     background: bool | None = None
     # Without effect on sampling.
     user: str | None = None
     metadata: dict[str, str] | None = None
+    client_metadata: dict[str, Any] | None = None
     service_tier: str | None = None
-    parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None  # of OpenAI's own tools
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -166,12 +202,12 @@ class ResponsesRequest(Fields):
 
 
 _SAMPLING = (
-    *("temperature", "top_p", "top_k", "min_p", "seed", "top_logprobs", "tool_choice"),
+    *("temperature", "top_p", "top_k", "min_p", "seed", "top_logprobs"),
     *("truncation", "background"),
 )
 
 
-class ResponsesExchange:
+class ResponsesExchange(OneAnswer):
     """A request for a response, and its answer."""
 
     def __init__(self, tree: Any, caller: Caller):
@@ -179,14 +215,17 @@ class ResponsesExchange:
         request = self._request
         fields = {name: getattr(request, name) for name in _SAMPLING}
         if request.text:
-            fields["text.format"] = request.text.format
             fields["text.verbosity"] = request.text.verbosity
         if request.reasoning:
             fields["reasoning.effort"] = request.reasoning.effort
-        caller.ignored += unknown + caller.rules.conflicting_fields(fields)
+        sampling, others = caller.rules.read(fields)
+        caller.ignored += unknown + others
         self._caller = caller
         self._history = _read_history(request, caller)
-        self.call = _read_call(request, self._history, caller)
+        self._tools = ResponseTools(request.tools or (), caller)
+        self._sent_tools = [_complete_tool(tool) for tool in tree.get("tools") or ()]
+        call = _read_call(request, self._history, self._tools.shown)
+        self.call = dataclasses.replace(call, **sampling._asdict())
         self.stream = bool(request.stream)
         self._logprobs = "message.output_text.logprobs" in (request.include or ())
         self._id = reply_id()
@@ -194,7 +233,8 @@ class ResponsesExchange:
         self._sent = 0  # events
         self._message_open = self._thoughts_open = False
 
-    def reply(self, completion: Completion) -> dict[str, Any]:
+    def reply(self, *completions: Completion) -> dict[str, Any]:
+        (completion,) = completions
         self._remember(completion)
         items = self._write_items(completion)
         return self._response(_status(completion), items, completion)
@@ -253,12 +293,15 @@ class ResponsesExchange:
         yield self._of_part("response.content_part.done", "msg", part=part)
 
     def _send_call(self, index: int, item: dict[str, Any]) -> Iterator[Event]:
-        in_progress = item | {"arguments": "", "status": "in_progress"}
+        custom = item["type"] == "custom_tool_call"
+        field = "input" if custom else "arguments"
+        kind = "custom_tool_call_input" if custom else "function_call_arguments"
+        in_progress = item | {field: "", "status": "in_progress"}
         place = {"output_index": index, "item_id": item["id"]}
-        arguments, kind = item["arguments"], "response.function_call_arguments"
+        whole = {field: item[field]} if custom else {"name": item["name"], field: item[field]}
         yield self._event("response.output_item.added", output_index=index, item=in_progress)
-        yield self._event(f"{kind}.delta", **place, delta=arguments)
-        yield self._event(f"{kind}.done", **place, name=item["name"], arguments=arguments)
+        yield self._event(f"response.{kind}.delta", **place, delta=item[field])
+        yield self._event(f"response.{kind}.done", **place, **whole)
 
     def _event(self, kind: str, **fields: Any) -> Event:
         self._sent += 1
@@ -298,21 +341,15 @@ class ResponsesExchange:
             logprobs = token_logprobs(completion) if self._logprobs else []
             items.append(self._message(completion.content, _status(completion), logprobs))
         for index, call in enumerate(completion.calls):
-            item = {
-                "type": "function_call",
-                "id": f"fc_{self._id}_{index}",
-                "call_id": call_id(self._caller, index),
-                "name": call.name,
-                "arguments": write_arguments(call.arguments),
-                "status": "completed",
-            }
-            items.append(item)
+            ids = {"id": f"fc_{self._id}_{index}", "call_id": call_id(self._caller, index)}
+            items.append(ids | self._tools.write(call) | {"status": "completed"})
         return items
 
     def _response(
         self, status: str, items: list[dict[str, Any]], completion: Completion | None = None
     ) -> dict[str, Any]:
         request, rules = self._request, self._caller.rules
+        sampling, choice = self.call.sampling, request.tool_choice
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
             "id": f"resp_{self._id}",
@@ -326,12 +363,12 @@ class ResponsesExchange:
             "metadata": request.metadata or {},
             "model": self._caller.model,
             "output": items,
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": request.previous_response_id,
-            "temperature": rules.temperature,
-            "tool_choice": "none" if request.tool_choice == "none" else "auto",
-            "tools": [{"type": "function", "strict": False, **tool} for tool in self.call.tools],
-            "top_p": 1.0 if rules.top_p is None else rules.top_p,
+            "temperature": sampling.temperature if sampling else rules.temperature,
+            "tool_choice": "auto" if choice is None else _write_choice(choice),
+            "tools": self._sent_tools,
+            "top_p": sampling.top_p if sampling else 1.0 if rules.top_p is None else rules.top_p,
             "usage": None if completion is None else _usage(completion),
         }
 
@@ -349,7 +386,7 @@ class ResponsesExchange:
 def _read_history(request: ResponsesRequest, caller: Caller) -> tuple[HistoryMessage, ...]:
     """The conversation without the instructions, which apply to one response only."""
     previous = request.previous_response_id
-    read = list(_read_items(request.input))
+    read = list(_read_items([*_resolved(request.input, caller)]))
     if previous is None:
         return _share(order_results(read, _PHRASES), caller)
     before = caller.responses.get(previous)
@@ -371,16 +408,47 @@ def _share(history: tuple[HistoryMessage, ...], caller: Caller) -> tuple[History
     return (*same, *history[len(same) :])
 
 
+def _resolved(items: Sequence[Any], caller: Caller) -> Iterator[Any]:
+    """The items, those for references that name an item of an earlier response of the key."""
+    for index, item in enumerate(items):
+        yield item if not isinstance(item, _Reference) else _find_item(item.id, index, caller)
+
+
+def _find_item(name: str, index: int, caller: Caller) -> Any:
+    kind, _, rest = name.partition("_")
+    response, _, number = rest.partition("_")
+    *_, answer = caller.responses.get(f"resp_{response}", (None,))
+    match kind:
+        case "msg" if answer and answer.content:
+            return _Message(role="assistant", content=answer.content)
+        case "rs" if answer and answer.thoughts:
+            part = _ReasoningText(type="reasoning_text", text=answer.thoughts)
+            return _ReasoningItem(type="reasoning", content=[part])
+        case "fc" if answer and number.isdecimal() and int(number) < len(answer.calls):
+            call = answer.calls[int(number)]
+            return _FunctionCall(
+                type="function_call",
+                name=call.name,
+                arguments=call.arguments,
+                call_id=answer.ids[int(number)],
+            )
+    refuse(
+        f"input[{index}].id",
+        f"input[{index}].id: got {name[:80]!r}; allowed: an item of one of this key's last"
+        f" {REMEMBERED} responses without store=False.",
+    )
+
+
 def _read_items(items: Sequence[Any]) -> Iterator[tuple[HistoryMessage, MessageCalls]]:
     """Reads items as messages; an assistant's thoughts, message and calls in a row become one."""
     answer: HistoryMessage | None = None
     named: list[CallReference] = []
     for index, item in enumerate(items):
-        if isinstance(item, _FunctionCall):
+        if isinstance(item, _FunctionCall | _CustomCall):
             before = answer or HistoryMessage("assistant", "")
-            call = ToolCall(item.name, item.arguments)
+            call = ToolCall(shown_name(item.name, item.namespace), item.arguments)
             answer = dataclasses.replace(before, calls=(*before.calls, call))
-            named.append(CallReference(item.call_id, f"input[{index}].call_id", item.name))
+            named.append(CallReference(item.call_id, f"input[{index}].call_id", call.name))
             continue
         # Thoughts alone belong to the message that follows.
         thoughts = "" if not answer or answer.content or answer.calls else answer.thoughts
@@ -400,10 +468,8 @@ def _read_items(items: Sequence[Any]) -> Iterator[tuple[HistoryMessage, MessageC
         yield answer, MessageCalls(named, closes=False)
 
 
-def _read_message(
-    item: _Message | _FunctionOutput, place: str
-) -> tuple[HistoryMessage, MessageCalls]:
-    if isinstance(item, _FunctionOutput):
+def _read_message(item: _Message | _Output, place: str) -> tuple[HistoryMessage, MessageCalls]:
+    if isinstance(item, _Output):
         result = CallReference(item.call_id, f"{place}.call_id")
         return HistoryMessage("tool", _join(item.output)), MessageCalls(result=result)
     role = "system" if item.role == "developer" else item.role
@@ -415,14 +481,33 @@ def _join(parts: Sequence[_Part]) -> str:
 
 
 def _read_call(
-    request: ResponsesRequest, history: tuple[HistoryMessage, ...], caller: Caller
+    request: ResponsesRequest, history: tuple[HistoryMessage, ...], tools: tuple[Tool, ...]
 ) -> ModelCall:
     if not history:
         refuse("input", "input: got no items; allowed: at least one.")
     head = () if request.instructions is None else (HistoryMessage("system", request.instructions),)
-    tools = () if request.tool_choice == "none" else request.tools or ()
-    shown = show_tools([(tool, tool.parameters) for tool in tools], caller)
-    return ModelCall((*head, *history), shown, request.max_output_tokens)
+    choice = ToolChoice() if request.tool_choice is None else request.tool_choice.choice()
+    shown = () if choice.calls == "none" else tools
+    constraint = read_constraint(
+        choice,
+        shown,
+        wanted_schema(request.text and request.text.format, "text.format"),
+        single=request.parallel_tool_calls is False,
+    )
+    messages = (*head, *history)
+    return ModelCall(messages, shown, request.max_output_tokens, constraint=constraint)
+
+
+def _complete_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool as the request has it, with the fields that clients require of a function."""
+    is_function = tool["type"] == "function"
+    return {"parameters": None, "strict": False, **tool} if is_function else tool
+
+
+def _write_choice(choice: Any) -> Any:
+    """A tool choice as the request has it."""
+    written = choice.model_dump()
+    return written["type"] if len(written) == 1 else written
 
 
 def _status(completion: Completion) -> str:

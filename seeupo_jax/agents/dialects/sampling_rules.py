@@ -1,13 +1,14 @@
-"""Rules for request fields that would change sampling, which the run determines."""
+"""Rules for request fields that change sampling, which a run determines and a server does not."""
 
 from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 from seeupo_jax.agents.calls import CallRefused
+from seeupo_jax.rollout.engine.protocol import TurnSampling
 
 # Values without effect, by field; any value of other fields would have an effect.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -19,35 +20,101 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "repetition_penalty": (1,),
     "top_logprobs": (0,),
-    "response_format": ({"type": "text"},),
-    "text.format": ({"type": "text"},),
     "text.verbosity": ("medium",),
     "verbosity": ("medium",),
     "modalities": (["text"],),
     "reasoning_effort": ("none",),
     "reasoning.effort": ("none",),
     "thinking": ({"type": "disabled"},),
-    "tool_choice": ("auto", "none"),
-    "tool_choice.type": ("auto", "none"),
     "truncation": ("disabled",),
     "background": (False,),
 }
 
 
+# Wishes of which a server may do nothing: clients send some of them with every request.
+HINTS = (
+    *("reasoning_effort", "reasoning.effort", "output_config.effort", "thinking"),
+    *("verbosity", "text.verbosity", "truncation"),
+)
 IGNORED_WITH = "agent.ignore_sampling=True, or --ignore_sampling of serve,"
+
+
+# What a server takes from a request: the least and the most of each field.
+RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0, 100),
+    "top_p": (0, 1),
+    "top_k": (-1, 2**31 - 1),
+    "min_p": (0, 1),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "repetition_penalty": (0.01, 100),
+    "seed": (-(2**63), 2**63 - 1),
+    "n": (1, 128),
+    "top_logprobs": (0, 20),
+}
+_BIASES, _BIAS = 300, 100  # number of biased tokens, and how much each is biased at most
+
+
+class RequestSampling(NamedTuple):
+    """What a request says of its sampling; fields as of `ModelCall`."""
+
+    sampling: TurnSampling | None = None
+    seed: int | None = None
+    answers: int = 1
 
 
 @dataclass(frozen=True)
 class SamplingRules:
-    """The sampling of the policy, which requests cannot change.
+    """The sampling of the policy, which requests can change at a server only.
 
     ignore: a request that asks for other sampling is answered nevertheless, and counted.
+    serves: each request may have its own sampling; the rules are what holds where it says nothing.
     """
 
     temperature: float
     top_p: float | None = None
     top_k: int | None = None
     ignore: bool = False
+    serves: bool = False
+
+    def read(self, fields: Mapping[str, Any]) -> tuple[RequestSampling, list[str]]:
+        """Returns a request's sampling, and the names of fields that are ignored.
+
+        Args:
+          fields: that may change the sampling; None: not given.
+
+        Raises:
+          CallRefused: a field asks for what cannot be had.
+        """
+        if not self.serves:
+            return RequestSampling(), self.conflicting_fields(fields)
+        given = {name: value for name, value in fields.items() if value is not None}
+        for name, (least, most) in RANGES.items():
+            if name in given and not least <= given[name] <= most:
+                _refuse(name, given[name], f"{least} to {most}")
+        answers = given.get("n", 1)
+        if given.pop("best_of", answers) != answers:
+            _refuse("best_of", fields["best_of"], "the value of n")
+        sampling = self._sampling(given)
+        others = {name: value for name, value in given.items() if name not in RANGES}
+        others.pop("logit_bias", None)
+        hints = [name for name in HINTS if not self._allows(name, others.pop(name, None))]
+        request = RequestSampling(sampling, given.get("seed"), answers)
+        return request, hints + self.conflicting_fields(others)
+
+    def _sampling(self, given: Mapping[str, Any]) -> TurnSampling:
+        top_k = given.get("top_k", self.top_k or 0)
+        return TurnSampling(
+            temperature=given.get("temperature", self.temperature),
+            top_p=given.get("top_p", 1.0 if self.top_p is None else self.top_p),
+            top_k=max(top_k, 0),
+            min_p=given.get("min_p", 0.0),
+            presence=given.get("presence_penalty", 0.0),
+            frequency=given.get("frequency_penalty", 0.0),
+            repetition=given.get("repetition_penalty", 1.0),
+            bias=_read_biases(given.get("logit_bias", {})),
+            top_logprobs=given.get("top_logprobs", 0),
+        )
 
     def conflicting_fields(self, fields: Mapping[str, Any]) -> list[str]:
         """Returns the fields that ask for other sampling than the rules; None has no effect.
@@ -86,3 +153,19 @@ class SamplingRules:
             return True
         # Greedy sampling takes the likeliest token, which either field keeps.
         return not self.temperature and (name == "top_p" or (name == "top_k" and value >= 1))
+
+
+def _read_biases(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    """Biases by token."""
+    if len(biases) > _BIASES:
+        _refuse("logit_bias", f"{len(biases)} tokens", f"at most {_BIASES}")
+    for token, bias in biases.items():
+        if not (token.isascii() and token.isdigit() and abs(bias) <= _BIAS):
+            got = {token: bias}
+            _refuse("logit_bias", got, f"numbers from -{_BIAS} to {_BIAS} by token id")
+    return tuple((int(token), bias) for token, bias in biases.items())
+
+
+def _refuse(name: str, got: Any, allowed: str) -> NoReturn:
+    sentence = f"{name}: got {reprlib.repr(got)}; allowed: {allowed}."
+    raise CallRefused(sentence, code="invalid_value", param=name)

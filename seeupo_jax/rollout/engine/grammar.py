@@ -29,7 +29,7 @@ from seeupo_jax.policy.files.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-TOOL_CALLS = "tool_calls"
+TOOL_CALLS, SETTING = "tool_calls", "config.rollout.grammar"
 COMPILED = 256  # grammars of different tools that are kept
 # A call of a tool may begin with more than the parser's 2,000 items where its schema has so many
 # characters (at most 4 items for a property, which has at least 9: refused from 5,170 on), or one
@@ -38,7 +38,7 @@ _LARGE = 4096
 _COMBINED = {"allOf", "anyOf", "oneOf", "$ref"}
 
 # As `json.dumps` writes, or without the spaces: white space that is free has no end.
-_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
 # Rules of a message without calls: a thought that begins also ends.
 _TEXT = r"""
@@ -49,17 +49,16 @@ MISTRALS: /[\s\x1c-\x1f]*\[THINK\](?s:.*)/ & ~/(?s:.*)\[\/THINK\](?s:.*)/
 """
 # A call has strings, which may hold any tag: what follows the opening is the calls' own grammar.
 _AROUND = "start: MESSAGE\nMESSAGE: PLAIN ({opening} TEXT)?\n"
-_CALLS = """start: TEXT | first begin call (next call)* end
+_CALLS = """start: TEXT | first begin call {more} end
 first[lazy]: TEXT {opening}
-begin: {begin}
+"""
+_PARTS = """begin: {begin}
 next: {between}
 end: {end}
 """
 # Calls that are the whole message, which therefore has no thoughts.
-_BARE_CALLS = """start: BARE | call (next call)* end
+_BARE_CALLS = """start: BARE | begin call %s end
 BARE: PLAIN & ~/[\\s\\x1c-\\x1f]*(<think>|\\[THINK\\]|\\{)(?s:.*)/
-next: %s
-end: %s
 """
 
 
@@ -70,7 +69,7 @@ class Grammars:
       source: `tool_calls`: an action is a text (or none) and then any number of calls in the tool
         format; each names one of the conversation's tools and has arguments that its schema
         allows, in the schema's order. Or a file: `.json` (a JSON schema), `.regex` or `.lark`
-        (llguidance's syntax) of the action.
+        (llguidance's syntax) of the action. None: only what a turn's constraint says.
       vocab_size: of the model's head, at least the tokenizer's.
       tool_format: of calls.
 
@@ -85,7 +84,7 @@ class Grammars:
 
     def __init__(
         self,
-        source: str,
+        source: str | None,
         tokenizer: Tokenizer,
         vocab_size: int,
         tool_format: ToolFormat = TOOL_FORMATS["hermes"],
@@ -98,41 +97,58 @@ class Grammars:
         self.words = -(-vocab_size // 32)
         self._format = tool_format
         self._tokenizer = tokenizer
-        self._library = _library(tokenizer)
         if source == TOOL_CALLS:
             call_grammar(tool_format)
         self._of_tools = functools.lru_cache(COMPILED)(self._compile_tools)
-        self._fixed = None if source == TOOL_CALLS else (self._compile(_read(source), source),)
+        self._fixed = None
+        if source is not None:
+            _library(tokenizer)  # a tokenizer that cannot be used is refused now
+        if source not in (None, TOOL_CALLS):
+            self._fixed = (self.compile(_read(source), source),)
 
-    def begin(self, tools: Sequence[Tool]) -> Matcher:
+    def begin(self, tools: Sequence[Tool], *, single: bool = False) -> Matcher:
         """A matcher at the start of an action.
+
+        Args:
+          single: whether it has at most one call of a tool.
 
         Raises:
           ValueError: a tool whose schema llguidance refuses.
         """
-        parsers = self._of_tools(json.dumps(tools)) if self._fixed is None else self._fixed
-        return Matcher(tuple(parser.deep_copy() for parser in parsers), self._tokenizer)
+        parsers = self._of_tools(json.dumps(tools), single) if self._fixed is None else self._fixed
+        return self.matcher(parsers)
 
-    def _compile_tools(self, listing: str) -> tuple[LLMatcher, ...]:
+    def matcher(self, parsers: tuple[LLMatcher, ...], setting: str = SETTING) -> Matcher:
+        """A matcher at the start of an action; `setting`: where the grammar comes from."""
+        copies = tuple(parser.deep_copy() for parser in parsers)
+        return Matcher(copies, self._tokenizer, setting)
+
+    def _compile_tools(self, listing: str, single: bool) -> tuple[LLMatcher, ...]:
         tools, form = json.loads(listing), call_grammar(self._format)
         plain = _plain(form)
         if not tools:
             without = form.frame.format(calls="") or f"{plain}start: PLAIN"
-            return (self._compile(without, TOOL_CALLS),)
-        arguments = [_arguments(tool) for tool in tools]
+            return (self.compile(without, TOOL_CALLS),)
+        arguments = [arguments_schema(tool) for tool in tools]
         names = [tool["name"] for tool in tools]
         try:
-            calls = self._compile(_calls(form, names, arguments), TOOL_CALLS)
+            calls = self.compile(_calls(form, names, arguments, single=single), TOOL_CALLS)
         except ValueError:
             check_tools(tools)  # which of them it was
             raise
-        for name, schema in zip(names, arguments, strict=True):
-            if len(json.dumps(schema)) >= _LARGE or _COMBINED & schema.keys():
-                self._try_call(calls.deep_copy(), name)
+        self.try_calls(calls, names, arguments)
         if form.frame or not form.opening:
             return (calls,)
         around = _AROUND.format(opening=literal(form.opening))
-        return calls, self._compile(plain + around, TOOL_CALLS)
+        return calls, self.compile(plain + around, TOOL_CALLS)
+
+    def try_calls(
+        self, parser: LLMatcher, names: Sequence[str], schemas: Sequence[dict[str, Any]]
+    ) -> None:
+        """Begins a call of every tool whose size may be beyond a limit; see `_try_call`."""
+        for name, schema in zip(names, schemas, strict=True):
+            if len(json.dumps(schema)) >= _LARGE or _COMBINED & schema.keys():
+                self._try_call(parser.deep_copy(), name)
 
     def _try_call(self, parser: LLMatcher, tool: str) -> None:
         """Begins a call of a tool, where the size of its schema may be beyond a limit.
@@ -142,26 +158,36 @@ class Grammars:
         """
         text = self._format.render("", [ToolCall(tool, {})])
         head = text[: text.rfind("{") + 1]  # up to the arguments' first key
-        parser.consume_tokens(self._library.greedy_tokenize(head))
+        parser.consume_tokens(_library(self._tokenizer).greedy_tokenize(head))
         _check(parser.get_error(), f"tool {tool!r}")
 
-    def _compile(self, grammar: str, name: str) -> LLMatcher:
+    def compile(self, grammar: str, name: str, setting: str = SETTING) -> LLMatcher:
+        """A parser of a grammar in Lark's syntax.
+
+        Args:
+          name: what llguidance may refuse. setting: where it comes from.
+
+        Raises:
+          ValueError: llguidance refuses it.
+        """
         library = _llguidance()
         limits = library.LLParserLimits(verbose_errors=False)
-        parser = library.LLMatcher(self._library, grammar, log_level=0, limits=limits)
-        _check(parser.get_error(), name)
+        parser = library.LLMatcher(_library(self._tokenizer), grammar, log_level=0, limits=limits)
+        _check(parser.get_error(), name, setting)
         return parser
 
 
 class Matcher:
     """The tokens that a grammar allows next in one action; `Grammars.begin` makes one.
 
+    setting: where the grammar comes from, for errors.
+
     Not for two threads at once; different ones may work side by side (llguidance frees Python's
     lock).
     """
 
-    def __init__(self, parsers: tuple[LLMatcher, ...], tokenizer: Tokenizer):
-        self._parsers, self._tokenizer = parsers, tokenizer
+    def __init__(self, parsers: tuple[LLMatcher, ...], tokenizer: Tokenizer, setting: str):
+        self._parsers, self._tokenizer, self._setting = parsers, tokenizer, setting
         self._tokens: list[int] = []
 
     def allowed(self, words_W: np.ndarray) -> None:
@@ -184,7 +210,7 @@ class Matcher:
         errors = [p.get_error().partition("\n")[0] for p in self._parsers if p.is_error()]
         if errors or not mask.any():
             raise RuntimeError(
-                f"config.rollout.grammar: stuck after {self._text()!r}"
+                f"{self._setting}: stuck after {self._text()!r}"
                 f" ({', '.join(errors) if errors else 'no token is left'})."
             )
         words_W[:count] = mask.view(words_W.dtype)
@@ -197,9 +223,7 @@ class Matcher:
           RuntimeError: the token may not come here.
         """
         if not all(parser.consume_token(token) for parser in self._parsers):
-            raise RuntimeError(
-                f"config.rollout.grammar: token {token} may not follow {self._text()!r}."
-            )
+            raise RuntimeError(f"{self._setting}: token {token} may not follow {self._text()!r}.")
         self._tokens.append(token)
 
     def _text(self) -> str:
@@ -234,7 +258,7 @@ def _llguidance() -> ModuleType:
 
 def _from_json(text: str) -> str:
     json.loads(text)  # llguidance's own error would come late and without a place
-    return _llguidance().LLMatcher.grammar_from_json_schema(text, defaults=_JSON_STYLE)
+    return _llguidance().LLMatcher.grammar_from_json_schema(text, defaults=JSON_STYLE)
 
 
 # A grammar file's suffix -> its reader.
@@ -260,10 +284,16 @@ def _read(source: str) -> str:
         raise ValueError(f"config.rollout.grammar: {source} cannot be read: {error}.") from None
 
 
-def _check(error: str, name: str) -> None:
+def _check(error: str, name: str, setting: str = SETTING) -> None:
     if error:
-        reason = " ".join(error.replace("<non-verbose/>", "").split())
-        raise ValueError(f"config.rollout.grammar: llguidance refused {name}: {reason}.")
+        said = re.split(r"\n\d+ \| ", error)[0]  # without the grammar, which it repeats
+        reason = " ".join(said.replace("<non-verbose/>", "").split())
+        raise ValueError(f"{setting}: llguidance refused {name}: {reason}.")
+
+
+def check_grammar(grammar: str, name: str, setting: str = SETTING) -> None:
+    """ValueError: llguidance refuses a grammar in Lark's syntax."""
+    _check(_llguidance().LLMatcher.validate_grammar(grammar), name, setting)
 
 
 def check_tools(tools: Sequence[Tool]) -> None:
@@ -273,8 +303,9 @@ def check_tools(tools: Sequence[Tool]) -> None:
       ValueError: a tool whose schema llguidance refuses.
     """
     for tool in tools:
-        grammar = f"start: %json {json.dumps(_arguments(tool))}"
-        _check(_llguidance().LLMatcher.validate_grammar(grammar), f"tool {tool['name']!r}")
+        check_grammar(
+            f"start: %json {json.dumps(arguments_schema(tool))}", f"tool {tool['name']!r}"
+        )
 
 
 def call_grammar(tool_format: ToolFormat) -> CallGrammar:
@@ -300,22 +331,28 @@ def _plain(form: CallGrammar) -> str:
     return f"{_TEXT}PLAIN: TEXT{without} & ~THINKS\n"
 
 
-def _calls(form: CallGrammar, names: Sequence[str], schemas: Sequence[dict[str, Any]]) -> str:
+def _calls(
+    form: CallGrammar, names: Sequence[str], schemas: Sequence[dict[str, Any]], *, single: bool
+) -> str:
     """The grammar of actions that may call tools with arguments of these schemas."""
-    calls = [form.call(name, schema) for name, schema in zip(names, schemas, strict=True)]
+    more = "" if single else "(next call)*"
     if form.frame:
         head = form.frame.format(calls=" | call")
     elif form.opening:
-        opening = literal(form.opening)
-        head = _TEXT + _CALLS.format(
-            opening=opening, begin=form.begin, between=form.between, end=form.end
-        )
+        head = _TEXT + _CALLS.format(opening=literal(form.opening), more=more)
     else:
-        head = _plain(form) + _BARE_CALLS % (form.between, form.end)
-    return head + form.rules + "call: " + "\n  | ".join(calls) + "\n"
+        head = _plain(form) + _BARE_CALLS % more
+    return head + call_rules(form, names, schemas)
 
 
-def _arguments(tool: Tool) -> dict[str, Any]:
+def call_rules(form: CallGrammar, names: Sequence[str], schemas: Sequence[dict[str, Any]]) -> str:
+    """The rules `begin`, `call`, `next` and `end` of calls of tools."""
+    calls = [form.call(name, schema) for name, schema in zip(names, schemas, strict=True)]
+    parts = _PARTS.format(begin=form.begin, between=form.between, end=form.end)
+    return parts + form.rules + "call: " + "\n  | ".join(calls) + "\n"
+
+
+def arguments_schema(tool: Tool) -> dict[str, Any]:
     """The schema of a tool's arguments: an object, and no key beyond those that are listed."""
     schema = {**tool.get("parameters", {}), "type": "object"}
     guidance = schema.get("x-guidance", {})
@@ -326,7 +363,7 @@ def _arguments(tool: Tool) -> dict[str, Any]:
         )
     if "properties" in schema and not _COMBINED & schema.keys():
         schema = {"additionalProperties": False, **schema}
-    return schema | {"x-guidance": _JSON_STYLE | guidance}
+    return schema | {"x-guidance": JSON_STYLE | guidance}
 
 
 class _Vocabulary:

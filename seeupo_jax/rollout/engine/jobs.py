@@ -13,10 +13,12 @@ from seeupo_jax.policy.architecture import Routing
 from seeupo_jax.policy.kernels.attention import NOWHERE
 from seeupo_jax.policy.kernels.paged import PageTable, Prefixes, StateRows
 from seeupo_jax.rollout.engine.cache_memory import CachePlan
+from seeupo_jax.rollout.engine.constraints import Constraints
 from seeupo_jax.rollout.engine.expert_pages import ExpertPages
 from seeupo_jax.rollout.engine.grammar import Grammars, Matcher
 from seeupo_jax.rollout.engine.kv_pages import Lease, LeaseRefusal, PageTree
-from seeupo_jax.rollout.engine.protocol import Action, Turn
+from seeupo_jax.rollout.engine.protocol import Action, Turn, TurnSampling
+from seeupo_jax.rollout.engine.row_sampling import row_sampling
 from seeupo_jax.rollout.engine.sampler import SlotRows
 from seeupo_jax.rollout.engine.state_tree import StateTree
 
@@ -40,7 +42,8 @@ class Job:
     prefilled: leading context tokens whose keys and values are in the cache, or dispatched.
     dispatched: decoding steps that have been dispatched; 0: none.
     matcher: of a grammar, and mask_W, the bits of the tokens that it allows next.
-    entropy: as of `Action`, so far.
+    entropy, top: as of `Action`, so far.
+    counted: whether its slot's history has begun with the context, if penalties need it.
     """
 
     turn: Turn
@@ -54,10 +57,19 @@ class Job:
     matcher: Matcher | None = None
     mask_W: np.ndarray | None = None
     entropy: float | None = None
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
+    counted: bool = False
 
     def add_entropy(self, entropy: Sequence[float]) -> None:
         """Adds that of more tokens."""
         self.entropy = sum(entropy, 0.0 if self.entropy is None else self.entropy)
+
+    def add_top(self, top_KT: np.ndarray, logp_KT: np.ndarray) -> None:
+        """Adds the likeliest tokens at more tokens, as many as the turn asks for."""
+        most = 0 if self.turn.sampling is None else self.turn.sampling.top_logprobs
+        if most:
+            pairs = zip(top_KT[:, :most].tolist(), logp_KT[:, :most].tolist(), strict=True)
+            self.top += [list(zip(*pair, strict=True)) for pair in pairs]
 
     @property
     def position(self) -> int:
@@ -79,12 +91,16 @@ class SlotShard:
     """The slots and pages of one part of the devices.
 
     action: the most tokens of an action. experts: the record of those in the cache; None: none.
+    mask_words: words of a mask over the vocabulary.
     Of a model with recurrent layers a dispatch prefills one row of a context, which the next one
     continues.
     """
 
-    def __init__(self, plan: CachePlan, action: int, routing: Routing | None = None):
+    def __init__(
+        self, plan: CachePlan, action: int, routing: Routing | None = None, *, mask_words: int = 0
+    ):
         self._plan, self._action, self._routing = plan, action, routing
+        self._mask_words = mask_words
         self.reset()
 
     def reset(self) -> None:
@@ -100,7 +116,9 @@ class SlotShard:
         self._free = list(range(self._plan.slots))[::-1]
         self._leases: dict[int, Lease] = {}  # of each open conversation's last action
 
-    def admit(self, grammars: Grammars | None) -> list[tuple[int, int]]:
+    def admit(
+        self, grammars: Grammars | None, constraints: Constraints | None = None
+    ) -> list[tuple[int, int]]:
         """Starts the turns that can start, open conversations first; returns pages to copy first.
 
         A turn whose context another one is about to prefill waits to share it. A turn without
@@ -122,16 +140,27 @@ class SlotShard:
             self._leases[turn.key] = lease
             job = Job(turn, limit, lease, self._free.pop(), lease.cached)
             self.jobs[job.slot] = job
-            can_begin = grammars is None or self._constrain(job, grammars)
-            if can_begin and lease.copy is not None:
+            if self._constrain(job, grammars, constraints) and lease.copy is not None:
                 copies.append(lease.copy)
         return copies
 
-    def _constrain(self, job: Job, grammars: Grammars) -> bool:
-        """Begins an action's grammar; ends the action where that fails."""
-        job.mask_W = np.zeros(grammars.words, np.uint32)
+    def _constrain(
+        self, job: Job, grammars: Grammars | None, constraints: Constraints | None
+    ) -> bool:
+        """Begins an action's grammar, if it has one; ends the action where that fails."""
+        tools, wanted = job.turn.tools, job.turn.constraint
+        if wanted is not None and wanted.optional and grammars is None:
+            wanted = None
+        if grammars is None and wanted is None:
+            return True
         try:
-            job.matcher = grammars.begin(job.turn.tools)
+            if wanted is None:
+                assert grammars is not None
+                job.matcher = grammars.begin(tools)
+            else:
+                assert constraints is not None, "an engine without constraints got one"
+                job.matcher = constraints.begin(wanted, tools)
+            job.mask_W = np.zeros(self._mask_words, np.uint32)
             job.matcher.allowed(job.mask_W)
         except (ValueError, RuntimeError) as error:
             self._end(job)
@@ -140,6 +169,28 @@ class SlotShard:
             self.failed.append(failed)
             return False
         return True
+
+    def uncounted(self) -> list[Job]:
+        """The jobs whose slots' histories have to begin."""
+        return [
+            job
+            for job in self.jobs.values()
+            if job.turn.sampling is not None and job.turn.sampling.penalizes and not job.counted
+        ]
+
+    def take_context(self) -> tuple[np.ndarray, np.ndarray]:
+        """The slot, [1], and the context, [1, max_context], of the next history that begins."""
+        slot_R = np.full(1, self._plan.slots, np.int32)
+        context_RC = np.full((1, self._plan.max_context), -1, np.int32)
+        for job in self.uncounted()[:1]:
+            slot_R[0], job.counted = job.slot, True
+            context_RC[0, : len(job.turn.context)] = job.turn.context
+        return slot_R, context_RC
+
+    @property
+    def constrained(self) -> bool:
+        """Whether an action has a grammar."""
+        return any(job.matcher is not None for job in self.jobs.values())
 
     def copied(self) -> None:
         """After the copies have been dispatched: contexts that are cached in full may be shared."""
@@ -192,13 +243,15 @@ class SlotShard:
         *,
         group_size: int,
         steps: int,
-        mask_words: int | None,
+        masked: bool,
+        own: TurnSampling | None = None,
     ) -> tuple[SlotRows, PageTable, tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Rows to decode, their page tables (`width` pages), and the numbers of their streams.
 
         Args:
           group_size: rows that one shared prefix may serve; 1: no shared prefixes.
-          mask_words: words per row of the grammars' masks; None: no grammars.
+          masked: whether there are masks.
+          own: of the turns that say nothing, if each may have its own; else None.
         """
         slot_R = np.full(rows, self._plan.slots, np.int32)
         token_R, position_R, limit_R = np.zeros((3, rows), np.int32)
@@ -211,9 +264,11 @@ class SlotShard:
             limit_R[row] = job.limit
             numbers_3R[:, row] = turn.task, turn.member, turn.turn
             job.dispatched += steps
-        who = SlotRows(
-            slot_R, fresh_R, token_R, position_R, limit_R, _masks(jobs, rows, mask_words)
-        )
+        mask_RW = _masks(jobs, rows, self._mask_words) if masked else None
+        sampling = None
+        if own is not None:
+            sampling = row_sampling([job.turn.sampling or own for job in jobs], rows, steps)
+        who = SlotRows(slot_R, fresh_R, token_R, position_R, limit_R, mask_RW, sampling)
         return who, self._page_table(jobs, rows, width, group_size), tuple(numbers_3R)
 
     def _page_table(self, jobs: Sequence[Job], rows: int, width: int, group_size: int) -> PageTable:
@@ -293,6 +348,7 @@ class SlotShard:
             # A dispatch on its way may write behind these tokens; what has the pages next is
             # dispatched after it.
             job.tokens, job.logp, alive = job.tokens[:count], job.logp[:count], False
+            job.top = job.top[:count]
         try:
             if alive and job.matcher is not None:
                 job.matcher.accept(tokens[-1])
@@ -302,7 +358,7 @@ class SlotShard:
             return [Action(job.turn.key, job.tokens, job.logp, failure=str(error))]
         if alive:
             return []
-        statistics = {"cached": job.lease.cached, "entropy": job.entropy}
+        statistics = {"cached": job.lease.cached, "entropy": job.entropy, "top": job.top or None}
         if self.experts is not None:
             statistics["experts"] = self.experts.read(job.lease.pages, job.position)
         self._end(job, exact=exact)
@@ -368,11 +424,10 @@ def _common(lists: Sequence[list[int]]) -> list[int]:
     return first
 
 
-def _masks(jobs: Sequence[Job], rows: int, words: int | None) -> np.ndarray | None:
-    """Bits of the tokens that each row's grammar allows next."""
-    if words is None:
-        return None
+def _masks(jobs: Sequence[Job], rows: int, words: int) -> np.ndarray:
+    """Bits of the tokens that each row's grammar allows next; all where there is none."""
     mask_RW = np.full((rows, words), np.uint32(2**32 - 1))
     for row, job in enumerate(jobs):
-        mask_RW[row] = job.mask_W
+        if job.mask_W is not None:
+            mask_RW[row] = job.mask_W
     return mask_RW

@@ -13,6 +13,58 @@ from seeupo_jax.rewards.finished_episode import FinishedEpisode
 
 
 @dataclass(frozen=True)
+class TurnSampling:
+    """How the tokens of one action are drawn, by an engine where each turn has its own sampling.
+
+    temperature: below 1e-5 the likeliest token is taken.
+    top_k: 0: of all tokens. min_p: candidates have at least this part of the highest probability.
+    presence, frequency, repetition: penalties; the first two are of the action's tokens, the last
+      also of the context's.
+    bias: of tokens: added to their logits.
+    top_logprobs: number of the likeliest tokens that are returned with each token.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    repetition: float = 1.0
+    bias: tuple[tuple[int, float], ...] = ()
+    top_logprobs: int = 0
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether earlier tokens matter."""
+        return self.presence != 0 or self.frequency != 0 or self.repetition != 1
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """The form that one action must have.
+
+    calls: none | may | must: whether it calls tools. names: of those that it may call; empty: all.
+    single: whether it has at most one call.
+    schema: JSON of the schema that its text has where it calls none; "": any text.
+    thoughts: what may come before: none | may | open (thoughts that the context has opened).
+    field: of the request that asks for it.
+    """
+
+    calls: str = "none"
+    names: tuple[str, ...] = ()
+    single: bool = False
+    schema: str = ""
+    thoughts: str = "none"
+    field: str = ""
+
+    @property
+    def optional(self) -> bool:
+        """Whether it holds only where a grammar constrains calls anyway."""
+        return self.calls == "may" and not self.names and not self.schema
+
+
+@dataclass(frozen=True)
 class Turn:
     """One action to sample.
 
@@ -25,6 +77,7 @@ class Turn:
     limit: tokens that the action may have at most, if these are fewer than the engine's own limit.
     listen: called with the action's tokens so far whenever there are more, in the stepping thread;
       a returned number, at least 1, ends the action after that many tokens.
+    sampling: None: the engine's. constraint: instead of the run's grammar.
     view: makes the conversation that ends with an action of these tokens, for a judge.
     """
 
@@ -37,6 +90,8 @@ class Turn:
     tools: Sequence[Tool] = ()
     limit: int | None = None
     listen: Callable[[Sequence[int]], int | None] | None = None
+    sampling: TurnSampling | None = None
+    constraint: Constraint | None = None
     view: Callable[[Sequence[int]], FinishedEpisode] | None = field(default=None, compare=False)
 
 
@@ -44,14 +99,17 @@ class Turn:
 class Action:
     """A sampled action, its end token included.
 
-    logp: log-probability of each token under the distribution that it was drawn from.
-    failure: why there is none; empty otherwise. refuses_tools: it is a tool of the turn, of which
-      there is no grammar.
+    logp: log-probability of each token under the distribution that it was drawn from; where each
+      turn has its own sampling, at temperature 1, without penalties and with all tokens that a
+      grammar allows.
+    failure: why there is none; empty otherwise. refuses_tools: it is a tool or the constraint of
+      the turn, of which there is no grammar.
     cached: tokens of the context that the engine had computed before.
     entropy: sum over its first `Sampling.entropy_tokens` tokens of the sampling distribution's
       entropy, in units of its maximum, log V; None: not computed.
     experts: of the tokens of the context and of the action but its last, [L, G], as
       `Architecture.routing` says; None: not recorded.
+    top: of each token, the likeliest tokens there and their log-probabilities; None: not asked for.
     """
 
     key: int
@@ -62,6 +120,7 @@ class Action:
     entropy: float | None = None
     experts: np.ndarray | None = None
     refuses_tools: bool = False
+    top: list[list[tuple[int, float]]] | None = None
 
 
 class Engine(Protocol):

@@ -27,6 +27,13 @@ from seeupo_jax.policy.kernels.attention import NOWHERE
 from seeupo_jax.policy.kernels.paged import Pages, PageTable
 from seeupo_jax.policy.network import Network
 from seeupo_jax.rollout.engine.grammar import apply_mask
+from seeupo_jax.rollout.engine.row_sampling import (
+    RowSampling,
+    begin_histories,
+    count_tokens,
+    draw_rows,
+    top_size,
+)
 from seeupo_jax.rollout.engine.sampling import (
     Sampling,
     Streams,
@@ -41,12 +48,15 @@ class Slots(NamedTuple):
 
     token_S: int32, the last token, not in the cache yet; position_S: int32, where it goes.
     step_S: int32, how many tokens of the action have been sampled. alive_S: bool, not at its end.
+    history_SV: int32, the tokens of the context and the action, where rows have their own sampling;
+      see `row_sampling`.
     """
 
     token_S: jax.Array
     position_S: jax.Array
     step_S: jax.Array
     alive_S: jax.Array
+    history_SV: jax.Array | None = None
 
 
 class SlotRows(NamedTuple):
@@ -56,6 +66,7 @@ class SlotRows(NamedTuple):
     fresh_R: bool, the action begins, after token_R (int32) at position_R (int32).
     limit_R: int32, tokens that the action may have.
     mask_RW: uint32, bits of the tokens that a grammar allows next; None: all.
+    own: the sampling of each row; None: the program's.
     """
 
     slot_R: jax.Array
@@ -64,6 +75,7 @@ class SlotRows(NamedTuple):
     position_R: jax.Array
     limit_R: jax.Array
     mask_RW: jax.Array | None = None
+    own: RowSampling | None = None
 
 
 class Sampled(NamedTuple):
@@ -73,6 +85,7 @@ class Sampled(NamedTuple):
     entropy_RK: of the tokens that are among an action's first ones (`Action.entropy`), 0 of others;
       None: not computed.
     routed_RKG: experts of the tokens that these were sampled behind; None: not recorded.
+    top_RKT, top_logp_RKT: the likeliest tokens, where rows have their own sampling.
     """
 
     tokens_RK: jax.Array
@@ -82,16 +95,28 @@ class Sampled(NamedTuple):
     steps: jax.Array
     entropy_RK: jax.Array | None = None
     routed_RKG: jax.Array | None = None
+    top_RKT: jax.Array | None = None
+    top_logp_RKT: jax.Array | None = None
 
 
+HISTORY_AXES = ("rows", "vocab")
 LayerCache = Pages | DeltaStates  # of a layer with attention, of a recurrent one
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4, 5))
 def allocate(
-    arch: Architecture, pages: int, page_size: int, slots: int, states: int
+    arch: Architecture,
+    pages: int,
+    page_size: int,
+    slots: int,
+    states: int,
+    histories: bool = False,
 ) -> tuple[Sequence[LayerCache], Slots]:
-    """An empty cache and empty slots, laid out on the mesh in force."""
+    """An empty cache and empty slots, laid out on the mesh in force.
+
+    Args:
+      histories: whether slots have one, as of `Slots`.
+    """
 
     def make() -> jax.Array:
         return constrain(jnp.zeros(slots, jnp.int32), "rows")
@@ -101,7 +126,19 @@ def allocate(
         new_states(arch, states) if arch.is_recurrent(layer) else next(paged_layers)
         for layer in range(arch.layers)
     ]
-    return cache, Slots(make(), make(), make(), make() > 0)
+    history_SV = None
+    if histories:
+        empty_SV = jnp.zeros((slots, arch.vocab_size), jnp.int32)
+        history_SV = constrain(empty_SV, *HISTORY_AXES)
+    return cache, Slots(make(), make(), make(), make() > 0, history_SV)
+
+
+@functools.partial(jax.jit, donate_argnames="slots")
+def begin_contexts(slots: Slots, slot_R: jax.Array, context_RC: jax.Array) -> Slots:
+    """Slots whose histories begin; see `begin_histories`."""
+    assert slots.history_SV is not None
+    history_SV = begin_histories(slots.history_SV, slot_R, context_RC)
+    return slots._replace(history_SV=constrain(history_SV, *HISTORY_AXES))
 
 
 def cache_axes(layer: LayerCache) -> tuple[str | None, ...]:
@@ -173,46 +210,40 @@ def decode(
     model, arch = network.bind(params), network.arch
     head_VD = model.head_VD(arch.dtype)
     end_ids = jnp.asarray(sampling.end_ids, jnp.int32)
-    token_R, position_R, step_R, alive_R = _of_rows(slots, rows)
+    token_R, position_R, step_R, alive_R, history_RV = _of_rows(slots, rows)
     first_R = step_R
     pages, put_back = _states_of_rows(pages, page_table)
     page_table = page_table._replace(states=None)
 
     def body(carry: Any) -> Any:
-        i, token_R, position_R, step_R, alive_R, sampled, pages = carry
-        tokens_RK, logp_RK, entropy_RK, routed_RKG = sampled
+        i, token_R, position_R, step_R, alive_R, history_RV, sampled, pages = carry
         at_R1 = jnp.where(alive_R, position_R, NOWHERE)[:, None]
         hidden_R1D, pages, routed_R1G, _ = model.extend(
             token_R[:, None], at_R1, pages, page_table, kernel=kernel, block=block
         )
         logits_RV = _logits(arch, hidden_R1D[:, 0], head_VD)
-        drawn_R, drawn_logp_R, drawn_entropy_R = _draw_next(
-            logits_RV, rows.mask_RW, streams, step_R, sampling, arch.tokens
-        )
-        tokens_RK = tokens_RK.at[:, i].set(jnp.where(alive_R, drawn_R, 0))
-        logp_RK = logp_RK.at[:, i].set(jnp.where(alive_R, drawn_logp_R, 0.0))
-        if entropy_RK is not None:
-            entropy_RK = entropy_RK.at[:, i].set(jnp.where(alive_R, drawn_entropy_R, 0.0))
-        if routed_RKG is not None:
-            routed_RKG = routed_RKG.at[:, i].set(routed_R1G[:, 0])
+        drawn = _draw_next(logits_RV, history_RV, rows, streams, step_R, sampling, arch.tokens)
+        sampled, drawn_R = _record(sampled, i, drawn, routed_R1G, alive_R), drawn[0]
+        if history_RV is not None:
+            history_RV = count_tokens(history_RV, drawn_R, alive_R)
         token_R = jnp.where(alive_R, drawn_R, token_R)
         ended_R = (drawn_R[:, None] == end_ids[None, :]).any(axis=1)
         position_R, step_R = position_R + alive_R, step_R + alive_R
         alive_R = alive_R & ~ended_R & (step_R < rows.limit_R)
-        sampled = tokens_RK, logp_RK, entropy_RK, routed_RKG
-        return i + 1, token_R, position_R, step_R, alive_R, sampled, pages
+        return i + 1, token_R, position_R, step_R, alive_R, history_RV, sampled, pages
 
     def unfinished(carry: Any) -> jax.Array:
         i, _, _, _, alive_R, *_ = carry
-        return (i < steps) & alive_R.any()
+        return (i < most) & alive_R.any()
 
-    padding = _padding(network, sampling, (token_R.shape[0], steps), records)
-    carry = jnp.int32(0), token_R, position_R, step_R, alive_R, padding, pages
+    most = steps if rows.own is None else rows.own.most_R.max()
+    padding = _padding(network, sampling, (token_R.shape[0], steps), records, rows.own)
+    carry = jnp.int32(0), token_R, position_R, step_R, alive_R, history_RV, padding, pages
     with jax.named_scope("rollout/decode"):
         i, *after, drawn, pages = jax.lax.while_loop(unfinished, body, carry)
-    _, _, step_R, alive_R = after
+    _, _, step_R, alive_R, _ = after
 
-    tokens_RK, logp_RK, entropy_RK, routed_RKG = jax.tree.map(_by_rows, drawn)
+    tokens_RK, logp_RK, entropy_RK, routed_RKG, top = jax.tree.map(_by_rows, drawn)
     sampled = Sampled(
         tokens_RK,
         logp_RK,
@@ -221,6 +252,7 @@ def decode(
         i[None],
         entropy_RK,
         routed_RKG,
+        *top,
     )
     return sampled, put_back(pages), _remember(slots, rows, Slots(*after))
 
@@ -248,13 +280,40 @@ def _by_rows(x: jax.Array) -> jax.Array:
 
 
 def _padding(
-    network: Network, sampling: Sampling, shape: tuple[int, int], records: bool
-) -> tuple[jax.Array | None, ...]:
+    network: Network,
+    sampling: Sampling,
+    shape: tuple[int, int],
+    records: bool,
+    own: RowSampling | None,
+) -> tuple[Any, ...]:
     """Empty arrays for a dispatch's samples, [R, K]; see `Sampled`."""
     empty, routing = jnp.zeros(shape), network.arch.routing
     entropy_RK = empty if sampling.entropy_tokens else None
     routed_RKG = jnp.zeros((*shape, routing.size), routing.dtype) if records else None
-    return empty.astype(jnp.int32), empty, entropy_RK, routed_RKG
+    empty_RKT = jnp.zeros((*shape, 0 if own is None else top_size(network.arch.vocab_size)))
+    top = [] if own is None else [empty_RKT.astype(jnp.int32), empty_RKT]
+    return empty.astype(jnp.int32), empty, entropy_RK, routed_RKG, top
+
+
+def _record(
+    sampled: tuple[Any, ...],
+    i: jax.Array,
+    drawn: tuple[Any, ...],
+    routed_R1G: jax.Array | None,
+    alive_R: jax.Array,
+) -> tuple[Any, ...]:
+    """A dispatch's samples with those of step i, as `_draw_next` returns them."""
+    tokens_RK, logp_RK, entropy_RK, routed_RKG, top = sampled
+    token_R, logp_R, entropy_R, top_now = drawn
+    tokens_RK = tokens_RK.at[:, i].set(jnp.where(alive_R, token_R, 0))
+    logp_RK = logp_RK.at[:, i].set(jnp.where(alive_R, logp_R, 0.0))
+    if entropy_RK is not None:
+        entropy_RK = entropy_RK.at[:, i].set(jnp.where(alive_R, entropy_R, 0.0))
+    if routed_RKG is not None:
+        assert routed_R1G is not None
+        routed_RKG = routed_RKG.at[:, i].set(routed_R1G[:, 0])
+    top = [x_RKT.at[:, i].set(x_RT) for x_RKT, x_RT in zip(top, top_now, strict=True)]
+    return tokens_RK, logp_RK, entropy_RK, routed_RKG, top
 
 
 def _logits(arch: Architecture, hidden_RD: jax.Array, head_VD: jax.Array) -> jax.Array:
@@ -267,47 +326,65 @@ def _logits(arch: Architecture, hidden_RD: jax.Array, head_VD: jax.Array) -> jax
 
 def _draw_next(
     logits_RV: jax.Array,
-    mask_RW: jax.Array | None,
+    history_RV: jax.Array | None,
+    rows: SlotRows,
     streams: Streams,
     step_R: jax.Array,
     sampling: Sampling,
     tokens: int,
-) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Draws tokens [R]; returns them, their log-probabilities and the entropies of first tokens.
+) -> tuple[jax.Array, jax.Array, jax.Array | None, Sequence[jax.Array]]:
+    """Draws tokens [R]; returns them, their log-probabilities, the entropies of first tokens, and
+    the likeliest tokens with their log-probabilities.
 
     tokens: of the vocabulary.
     """
-    if mask_RW is not None:
-        logits_RV = apply_mask(logits_RV, mask_RW)
+    masked = rows.mask_RW is not None
+    if masked:
+        logits_RV = apply_mask(logits_RV, rows.mask_RW)
     keys_R = stream_keys(streams, step_R)
-    token_R, logp_R = draw(logits_RV, keys_R, sampling, masked=mask_RW is not None)
+    if rows.own is not None:
+        token_R, logp_R, *top = draw_rows(logits_RV, history_RV, keys_R, rows.own)
+        return token_R, logp_R, None, top
+    token_R, logp_R = draw(logits_RV, keys_R, sampling, masked=masked)
     if not sampling.entropy_tokens:
-        return token_R, logp_R, None
+        return token_R, logp_R, None, ()
     entropy_R = relative_entropy(logits_RV, sampling, tokens)
-    return token_R, logp_R, jnp.where(step_R < sampling.entropy_tokens, entropy_R, 0.0)
+    return token_R, logp_R, jnp.where(step_R < sampling.entropy_tokens, entropy_R, 0.0), ()
 
 
 def _of_rows(slots: Slots, rows: SlotRows) -> Slots:
     """The state of the rows' slots, or the initial state of a new action."""
-    take = per_shard(
-        lambda x_S, slot_R: x_S.at[slot_R].get(mode="fill", fill_value=0),
-        (("rows",), ("rows",)),
-        ("rows",),
-    )
-    token_R, position_R, step_R, alive_R = (take(x_S, rows.slot_R) for x_S in slots)
+
+    def take(x_S: jax.Array) -> jax.Array:
+        axes = _slot_axes(x_S)
+        return per_shard(
+            lambda x_S, slot_R: x_S.at[slot_R].get(mode="fill", fill_value=0),
+            (axes, ("rows",)),
+            axes,
+        )(x_S, rows.slot_R)
+
+    token_R, position_R, step_R, alive_R, history_RV = jax.tree.map(take, slots)
     fresh_R = rows.fresh_R
     return Slots(
         jnp.where(fresh_R, rows.token_R, token_R),
         jnp.where(fresh_R, rows.position_R, position_R),
         jnp.where(fresh_R, 0, step_R),
         fresh_R | alive_R,
+        history_RV,  # it has begun before
     )
 
 
 def _remember(slots: Slots, rows: SlotRows, after: Slots) -> Slots:
-    put = per_shard(
-        lambda x_S, x_R, slot_R: x_S.at[slot_R].set(x_R, mode="drop"),
-        (("rows",), ("rows",), ("rows",)),
-        ("rows",),
-    )
-    return Slots(*(put(x_S, x_R, rows.slot_R) for x_S, x_R in zip(slots, after, strict=True)))
+    def put(x_S: jax.Array, x_R: jax.Array) -> jax.Array:
+        axes = _slot_axes(x_S)
+        return per_shard(
+            lambda x_S, x_R, slot_R: x_S.at[slot_R].set(x_R, mode="drop"),
+            (axes, axes, ("rows",)),
+            axes,
+        )(x_S, x_R, rows.slot_R)
+
+    return jax.tree.map(put, slots, after)
+
+
+def _slot_axes(x: jax.Array) -> tuple[str, ...]:
+    return HISTORY_AXES[: x.ndim]

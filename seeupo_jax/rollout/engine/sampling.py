@@ -19,7 +19,6 @@ class Sampling(NamedTuple):
     """The static options of sampling; hashable.
 
     entropy_tokens: number of first tokens of each action whose entropy is computed.
-    raw_logp: log-probabilities are those at temperature 1 before top-k and top-p.
     """
 
     temperature: float
@@ -28,7 +27,6 @@ class Sampling(NamedTuple):
     max_tokens: int
     end_ids: tuple[int, ...]
     entropy_tokens: int = 0
-    raw_logp: bool = False
 
 
 class Streams(NamedTuple):
@@ -123,23 +121,21 @@ def draw(
     """A token per row and its log-probability under the distribution that it was drawn from.
 
     Where top-k, top-p or a mask leave one candidate this is exactly 0, which marks the token as
-    forced: the learner leaves it out. masked: whether logits may be -inf. With `raw_logp` the
-    log-probability is that of `logits_NV` as they are.
+    forced: the learner leaves it out. masked: whether logits may be -inf.
     """
     logits = filter_logits(
         logits_NV / sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p
     )
     token_N = pick(logits, jax.vmap(jax.random.uniform)(keys_N))
-    if sampling.raw_logp:
-        return token_N, _logp(logits_NV, token_N)
-    logp_N = _logp(logits, token_N)
+    logp_N = logp_of(logits, token_N)
     if masked or sampling.top_k is not None or sampling.top_p is not None:
         alone_N = jnp.isfinite(logits).sum(axis=1) == 1
         logp_N = jnp.where(alone_N, 0.0, logp_N)
     return token_N, logp_N
 
 
-def _logp(logits_NV: jax.Array, token_N: jax.Array) -> jax.Array:
+def logp_of(logits_NV: jax.Array, token_N: jax.Array) -> jax.Array:
+    """Log-probabilities of tokens, one per row: float32 [N]."""
     drawn_N = jnp.take_along_axis(logits_NV, token_N[:, None], axis=1)[:, 0]
     return drawn_N - jax.nn.logsumexp(logits_NV, axis=1)
 

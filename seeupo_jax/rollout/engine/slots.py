@@ -31,9 +31,10 @@ from seeupo_jax.policy.network import Network
 from seeupo_jax.rollout.engine import sampler
 from seeupo_jax.rollout.engine.cache_memory import CachePlan
 from seeupo_jax.rollout.engine.clock import Clock, Ticket
+from seeupo_jax.rollout.engine.constraints import Constraints
 from seeupo_jax.rollout.engine.grammar import Grammars
 from seeupo_jax.rollout.engine.jobs import LONG, SHORT, Job, SlotShard
-from seeupo_jax.rollout.engine.protocol import Action, Turn
+from seeupo_jax.rollout.engine.protocol import Action, Turn, TurnSampling
 from seeupo_jax.rollout.engine.read_plan import ANYWHERE, KVReadPlan
 from seeupo_jax.rollout.engine.row_sizes import at_least, cover, decoded_rows, prefilled_rows
 from seeupo_jax.rollout.engine.sampler_layout import SamplerLayout
@@ -81,6 +82,10 @@ class SlotEngine:
       few: whether decoding and prefilling are compiled for few numbers of rows only.
       records: whether actions come with the experts of their tokens.
       int8: whether the sampler's matrices of the layers are rounded to 8 bits.
+      constraints: what makes the grammars of turns that ask for one; None: none may. Where only
+        these constrain, a dispatch decodes one token while an action of its has a grammar.
+      per_turn: whether turns may have their own sampling, which is of all others then the default.
+        One program draws for all, and computes no entropies.
     """
 
     def __init__(
@@ -96,13 +101,16 @@ class SlotEngine:
         few: bool = False,
         records: bool = False,
         int8: bool = False,
+        per_turn: bool = False,
         read_plan: KVReadPlan = ANYWHERE,
         grammars: Grammars | None = None,
+        constraints: Constraints | None = None,
     ):
         self._arch, self._sampling, self.plan = network.arch, sampling, plan
         self._layout, self._reshard_bytes = SamplerLayout(network, mesh, int8=int8), 0
-        self._training = sampling.temperature
+        self._training, self._per_turn = sampling.temperature, per_turn
         self._mesh, self._read_plan, self._grammars = mesh, read_plan, grammars
+        self._constraints = constraints
         self._steps = 1 if grammars is not None else min(steps, sampling.max_tokens)
         self._group_size = group_size if read_plan.kernel == "xla" else 1
         local = [0] if mesh is None else local_row_shards(mesh)
@@ -170,17 +178,20 @@ class SlotEngine:
 
     def step(self, unfinished: bool, stop: bool = False) -> list[Action] | None:
         shards = self._shards.values()
-        copies = [shard.admit(self._grammars) for shard in shards]
-        ready = [shard.decodable(landed=self._grammars is not None) for shard in shards]
+        copies = [shard.admit(self._grammars, self._constraints) for shard in shards]
+        masked = self._grammars is not None or any(shard.constrained for shard in shards)
+        ready = [shard.decodable(landed=masked) for shard in shards]
         wants = [
             int(unfinished or self.busy),
             max(map(len, copies)),
             max(map(len, ready)),
             max((len(job.lease.pages) for jobs in ready for job in jobs), default=0),
             *(max(shard.tiles(length) for shard in shards) for length in (LONG, SHORT)),
+            max(len(shard.uncounted()) for shard in shards),
+            int(masked),
             int(stop),
         ]
-        more, copying, rows, width, *tiles, stopping = max_over_processes(wants)
+        more, copying, rows, width, *tiles, begun, masked, stopping = max_over_processes(wants)
         if stopping or not more:
             self._free()
         if stopping:
@@ -192,14 +203,16 @@ class SlotEngine:
                 self._copy(copies)
             for shard in shards:
                 shard.copied()
+            for _ in range(begun):
+                self._begin_context()
             if rows:
                 rows, width = at_least(self._row_sizes, rows), at_least(self._widths, width)
-                self._decode(ready, rows, width)
+                self._decode(ready, rows, width, masked=bool(masked))
             for length, count in zip((LONG, SHORT), tiles, strict=True):
                 for size in cover(count, self._tile_sizes[length]):
                     self._prefill(length, size)
         actions = [action for shard in shards for action in shard.take_failed()]
-        while len(self._flights) > (1 if rows and self._grammars is None else 0):
+        while len(self._flights) > (1 if rows and not masked else 0):
             actions += self._land()
         return actions
 
@@ -211,10 +224,12 @@ class SlotEngine:
         with self.mesh_in_force():
             compile_all([program.lower for program in programs], between)
             self._copy(empty)
+            if self._per_turn:
+                self._begin_context()
             for length, rows in self._tiles():
                 self._prefill(length, rows)
             for rows, width in self._tables():
-                self._decode(empty, rows, width)
+                self._decode(empty, rows, width, masked=self._grammars is not None)
                 self._land()
         jax.block_until_ready(self._pages)
         self._free()
@@ -237,7 +252,7 @@ class SlotEngine:
             cache, slots = jax.eval_shape(self._empty)
             axes = [sampler.cache_axes(layer) for layer in cache]
         pages = [self._structs(layer, *axes) for layer, axes in zip(cache, axes, strict=True)]
-        slots = jax.tree.map(lambda x: self._struct(x.shape, x.dtype, "rows"), slots)
+        slots = self._structs(slots, *sampler.HISTORY_AXES)
         yield from self._programs(params, pages, slots)
 
     def _programs(self, params: Any, pages: Any, slots: Any) -> Iterator[Program]:
@@ -245,13 +260,17 @@ class SlotEngine:
         shards, idle = self.plan.shards, self._new_shard()
         pairs = self._global_shapes(self._pairs([]))
         yield Program("rollout/copy", sampler.copy_pages, (pages, *pairs))
+        if self._per_turn:
+            contexts = self._global_shapes(idle.take_context())
+            yield Program("rollout/context", sampler.begin_contexts, (slots, *contexts))
         for length, rows in self._tiles():
             tiles = self._global_shapes(idle.take_tiles(rows, length))
             how = self._read_plan.block, self._records
             arguments = self._layout.network, params, pages, *tiles, *how
             yield Program(f"rollout/prefill {rows * shards}x{length}", sampler.prefill, arguments)
         for rows, width in self._tables():
-            part = self._global_shapes(self._rows(idle, [], rows, width))
+            masked = self._grammars is not None
+            part = self._global_shapes(self._rows(idle, [], rows, width, masked=masked))
             arguments = self._decode_arguments(params, pages, slots, *part)
             yield Program(f"rollout/decode {rows * shards}x{width}", sampler.decode, arguments)
 
@@ -269,7 +288,8 @@ class SlotEngine:
         return contextlib.nullcontext() if self._mesh is None else jax.set_mesh(self._mesh)
 
     def _new_shard(self, routing: Routing | None = None) -> SlotShard:
-        return SlotShard(self.plan, self._sampling.max_tokens, routing)
+        words = -(-self._arch.vocab_size // 32)
+        return SlotShard(self.plan, self._sampling.max_tokens, routing, mask_words=words)
 
     def _free(self) -> None:
         """Leaves the devices' memory to the sweep: the cache's and the policy's copy's."""
@@ -288,6 +308,7 @@ class SlotEngine:
             plan.page_size,
             shards * plan.slots,
             shards * plan.states,
+            self._per_turn,
         )
 
     def _tiles(self) -> Iterator[tuple[int, int]]:
@@ -333,6 +354,10 @@ class SlotEngine:
             for shard, shard_copies in zip(self._shards.values(), copies, strict=True):
                 self._to_record.append(functools.partial(shard.experts.copy, shard_copies))
 
+    def _begin_context(self) -> None:
+        contexts = [shard.take_context() for shard in self._shards.values()]
+        self._slots = sampler.begin_contexts(self._slots, *self._join_shards(contexts))
+
     def _prefill(self, length: int, rows: int) -> None:
         tiles = [shard.take_tiles(rows, length) for shard in self._shards.values()]
         state, began = (self._layout.network, self._params, self._pages), self._clock.now()
@@ -348,37 +373,55 @@ class SlotEngine:
         for shard, (_, *where), part in zip(self._shards.values(), tiles, parts, strict=True):
             shard.experts.write_tiles(*where, part)
 
-    def _rows(self, shard: SlotShard, jobs: Sequence[Job], rows: int, width: int) -> Any:
+    def _rows(
+        self, shard: SlotShard, jobs: Sequence[Job], rows: int, width: int, *, masked: bool
+    ) -> Any:
         return shard.take_rows(
             jobs,
             rows,
             width,
             group_size=self._group_size,
-            steps=self._steps,
-            mask_words=None if self._grammars is None else self._grammars.words,
+            steps=1 if masked else self._steps,
+            # Of rows with their own sampling there is one program, which always has masks.
+            masked=masked or self._per_turn,
+            own=self._default if self._per_turn else None,
         )
+
+    @property
+    def _default(self) -> TurnSampling:
+        """The sampling of turns that say nothing."""
+        temperature, top_k, top_p, *_ = self._sampling
+        if top_k == 1:
+            return TurnSampling(temperature=0.0)
+        return TurnSampling(temperature, 1.0 if top_p is None else top_p, top_k or 0)
 
     def _decode_arguments(
         self, params: Any, pages: Any, slots: Any, who: Any, page_table: Any, streams: Any
     ) -> tuple[Any, ...]:
+        sampling, steps = self._sampling, self._steps
+        if self._per_turn:  # one program for all of them
+            own = {"temperature": 1.0, "top_k": None, "top_p": None, "entropy_tokens": 0}
+            sampling = sampling._replace(**own)
+        elif who.mask_RW is not None:
+            steps = 1
         return (
             self._layout.network,
-            self._sampling,
+            sampling,
             params,
             pages,
             slots,
             who,
             page_table,
             Streams(*self._numbers, *streams),
-            self._steps,
+            steps,
             *self._read_plan,
             self._records,
         )
 
-    def _decode(self, jobs: Sequence[list[Job]], rows: int, width: int) -> None:
+    def _decode(self, jobs: Sequence[list[Job]], rows: int, width: int, *, masked: bool) -> None:
         taken = [each[:rows] for each in jobs]
         parts = [
-            self._rows(shard, each, rows, width)
+            self._rows(shard, each, rows, width, masked=masked)
             for shard, each in zip(self._shards.values(), taken, strict=True)
         ]
         state, began = (self._params, self._pages, self._slots), self._clock.now()
@@ -397,7 +440,7 @@ class SlotEngine:
         for record in flight.records:
             record()
         sampled = jax.tree.map(local_rows, flight.sampled)
-        tokens_RK, logp_RK, count_R, alive_R, (steps,), entropy_RK, routed_RKG = sampled
+        tokens_RK, logp_RK, count_R, alive_R, (steps,), entropy_RK, routed_RKG, *top = sampled
         rows = len(count_R) // len(self._shards)
         actions = []
         for index, (shard, jobs) in enumerate(zip(self._shards.values(), flight.jobs, strict=True)):
@@ -407,6 +450,8 @@ class SlotEngine:
                 result = tokens_RK[row, :count].tolist(), logp_RK[row, :count].tolist()
                 if entropy_RK is not None:
                     job.add_entropy(entropy_RK[row, :count].tolist())
+                if top[0] is not None:
+                    job.add_top(*(each_RKT[row, :count] for each_RKT in top))
                 routed_KG = None if routed_RKG is None else routed_RKG[row, :count]
                 alive = bool(alive_R[row])
                 actions += shard.on_result(job, *result, alive=alive, routed_KG=routed_KG)

@@ -105,16 +105,6 @@ def test_a_draw_follows_the_renormalised_distribution_at_the_temperature():
     np.testing.assert_allclose(frequency, wanted, atol=0.03)  # 4 standard deviations
 
 
-def test_a_greedy_tokens_log_probability_may_be_that_of_all_tokens():
-    logits_NV = jnp.log(jnp.asarray([P_V, P_V[::-1]])) + 3.0
-    keys = jax.random.split(jax.random.key(0), 2)
-    sampling = Sampling(0.5, top_k=1, top_p=None, max_tokens=1, end_ids=(0,))
-    for raw, wanted in ((False, 1.0), (True, 0.4)):
-        token_N, logp_N = draw(logits_NV, keys, sampling._replace(raw_logp=raw))
-        assert token_N.tolist() == [0, 4]
-        np.testing.assert_allclose(np.exp(logp_N), wanted, rtol=1e-5)
-
-
 @pytest.mark.parametrize(
     "top_k, top_p, left_out, mass",
     [

@@ -172,12 +172,18 @@ def padded():
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    "limits",
-    [{}, {"top_k": 1}, {"top_k": 25}, {"top_p": 0.95}, {"raw_logp": True, "top_k": 1}],
+    "limits, served",
+    [
+        ({}, False),
+        ({"top_k": 1}, False),
+        ({"top_k": 25}, False),
+        ({"top_p": 0.95}, False),
+        ({"top_k": 1}, True),
+    ],
     ids=["softmax", "greedy", "top-k beyond the tokens", "top-p", "served greedily"],
 )
 @pytest.mark.parametrize("tensor", [1, 2])
-def test_ids_that_no_token_has_are_never_sampled(limits, tensor):
+def test_ids_that_no_token_has_are_never_sampled(limits, served, tensor):
     """And log-probabilities are of softmaxes over the others, by NumPy."""
     params, mesh = padded(), None
     if tensor > 1:
@@ -185,7 +191,8 @@ def test_ids_that_no_token_has_are_never_sampled(limits, tensor):
         axes = make(PADDED)[0].logical_axes()
         params = jax.device_put(params, param_shardings(mesh, axes, params))
     sampling = SAMPLING._replace(**limits)
-    played = play(make_engine(arch=PADDED, sampling=sampling, mesh=mesh), params)
+    options = {"per_turn": served}
+    played = play(make_engine(arch=PADDED, sampling=sampling, mesh=mesh, options=options), params)
     actions = [turn for turns in played.values() for turn in turns]
     sampled = np.concatenate([action for _, action, _ in actions])
     assert len(sampled) > 50 and not np.isin(sampled, UNASSIGNED).any()
@@ -196,7 +203,7 @@ def test_ids_that_no_token_has_are_never_sampled(limits, tensor):
         logits_LV[:, UNASSIGNED] = -np.inf
         if "top_k" not in limits and "top_p" not in limits:
             logits_LV /= TEMPERATURE
-        elif "raw_logp" not in limits:
+        elif not served:
             continue  # of a smaller set of tokens
         logp_LV = logits_LV - np.logaddexp.reduce(logits_LV, axis=1, keepdims=True)
         np.testing.assert_allclose(logp, logp_LV[np.arange(len(action)), action], atol=2e-5)

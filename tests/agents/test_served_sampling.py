@@ -1,0 +1,310 @@
+"""A server samples as each request asks, and in the form that it asks for: by real clients."""
+
+import contextlib
+import functools
+import json
+import threading
+
+import anthropic
+import numpy as np
+import openai
+import openai_cases
+import pytest
+from flax import nnx
+from rollout_cases import stir
+
+from seeupo_jax.agents.answer_form import AnswerForm
+from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
+from seeupo_jax.agents.endpoint import Endpoint
+from seeupo_jax.agents.serving import ServingSession
+from seeupo_jax.configuration import schema
+from seeupo_jax.envs.tool_formats.formats import TOOL_FORMATS
+from seeupo_jax.policy import network as policy
+from seeupo_jax.policy.architecture import Architecture
+from seeupo_jax.policy.files.weights import read_tokenizer
+from seeupo_jax.policy.rope import Rope
+from seeupo_jax.policy.transformer import Transformer
+from seeupo_jax.rollout.engine.cache_memory import plan_cache
+from seeupo_jax.rollout.engine.constraints import Constraints
+from seeupo_jax.rollout.engine.sampling import Sampling
+from seeupo_jax.rollout.engine.slots import SlotEngine
+
+ACTION, CONTEXT = 64, 256
+FORMAT = TOOL_FORMATS["hermes"]
+PARAMETERS = {
+    "type": "object",
+    "properties": {"on": {"type": "boolean"}, "at": {"enum": ["home", "work"]}},
+    "required": ["on", "at"],
+    "additionalProperties": False,
+}
+TOOL = {"name": "light", "description": "", "parameters": PARAMETERS}
+OTHER = {"name": "wait", "description": "", "parameters": {"type": "object", "properties": {}}}
+
+
+@functools.cache
+def tokenizer():
+    return read_tokenizer("package:order_desk")
+
+
+@functools.cache
+def network():
+    sizes = openai_cases.SIZES | {"vocab_size": tokenizer().vocab_size}
+    arch = Architecture(**sizes, mlp_width=24, rope=Rope(theta=100.0))
+    made, params = policy.split_model(Transformer(arch, nnx.Rngs(0)))
+    return made, stir(params)
+
+
+@functools.cache
+def logits_LV():
+    return openai_cases.logits_of(*network(), CONTEXT)
+
+
+@pytest.fixture(scope="module")
+def served():
+    """The address and the key of a server, and its session."""
+    made, params = network()
+    rollout = schema.Rollout(
+        tasks=1, group_size=4, max_action_tokens=ACTION, max_context=CONTEXT, page_size=16
+    )
+    engine = SlotEngine(
+        made,
+        Sampling(1.0, None, None, ACTION, tokenizer().end_ids),
+        plan_cache(made.arch, rollout),
+        steps=4,
+        few=True,
+        per_turn=True,
+        constraints=Constraints(tokenizer(), made.arch.vocab_size, FORMAT),
+    )
+    engine.begin(params, seed=1, iteration=0)
+    limits = {"max_action_tokens": ACTION, "max_context": CONTEXT}
+    serving = ServingSession(engine, tokenizer(), AnswerForm(FORMAT), **limits)
+    endpoint = Endpoint(
+        sampling=SamplingRules(1.0, serves=True), model="m", form=AnswerForm(FORMAT)
+    )
+    thread = threading.Thread(target=serving.run)
+    with contextlib.ExitStack() as stack:
+        thread.start()
+        stack.callback(thread.join, 30)
+        stack.callback(serving.stop)
+        endpoint.start()
+        stack.callback(endpoint.close)
+        yield endpoint.open_key(serving), serving
+
+
+@pytest.fixture(scope="module")
+def client(served):
+    access, _ = served
+    with openai.OpenAI(
+        base_url=access.base_url, api_key=access.api_key, max_retries=0, timeout=60
+    ) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def other_client(served):
+    access, _ = served
+    url = access.base_url.removesuffix("/v1")
+    with anthropic.Anthropic(
+        base_url=url, api_key=access.api_key, max_retries=0, timeout=60
+    ) as client:
+        yield client
+
+
+def chat(client, text="hello", **options):
+    messages = [{"role": "user", "content": text}]
+    options = {"max_tokens": 8} | options
+    return client.chat.completions.create(model="m", messages=messages, **options)
+
+
+def pieces(choice):
+    """The bytes of each token of an answer."""
+    return [bytes(each.bytes) for each in choice.logprobs.content]
+
+
+def greedy(text, count):
+    """The likeliest tokens after a question, and the model's log-probabilities there: [L, V]."""
+    context = list(tokenizer().begin([{"role": "user", "content": text}], ()).tokens)
+    sampled, rows = [], []
+    while len(sampled) < count and not set(sampled) & set(tokenizer().end_ids):
+        logits_V = logits_LV()([*context, *sampled])[-1]
+        rows.append(logits_V - np.logaddexp.reduce(logits_V))
+        sampled.append(int(logits_V.argmax()))
+    return sampled, rows
+
+
+def test_temperature_zero_is_greedy_in_all_three_apis_with_the_models_log_probabilities(
+    client, other_client
+):
+    tokens, logp = greedy("hello", 8)
+    wanted = tokenizer().text(tokens)
+    (choice,) = chat(client, temperature=0, logprobs=True, top_logprobs=3).choices
+    assert choice.message.content == wanted
+    for each, token, logp_V in zip(choice.logprobs.content, tokens, logp, strict=True):
+        np.testing.assert_allclose(each.logprob, logp_V[token], atol=1e-4)
+        likeliest = np.sort(logp_V)[::-1][:3]
+        np.testing.assert_allclose([t.logprob for t in each.top_logprobs], likeliest, atol=1e-4)
+        assert each.top_logprobs[0].token == each.token
+    reply = client.responses.create(
+        model="m", input="hello", temperature=0, top_p=0.5, max_output_tokens=8
+    )
+    assert reply.output_text == wanted
+    assert (reply.temperature, reply.top_p) == (0, 0.5)
+    messages = [{"role": "user", "content": "hello"}]
+    options = {"temperature": 0, "top_k": 5, "top_p": 0.9}
+    reply = other_client.messages.create(
+        model="m", max_tokens=8, messages=messages, extra_body=options
+    )
+    assert "".join(block.text for block in reply.content) == wanted
+
+
+def test_a_seed_repeats_an_answer_and_several_answers_have_seeds_of_their_own(client):
+    options = {"temperature": 2, "n": 3, "logprobs": True}
+    alone = [pieces(each) for each in chat(client, seed=11, **options).choices]
+    assert len({tuple(each) for each in alone}) == 3
+    with_others = []
+    threads = [
+        threading.Thread(target=lambda: chat(client, "others", n=4, temperature=1.5))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    with_others = [pieces(each) for each in chat(client, seed=11, **options).choices]
+    for thread in threads:
+        thread.join()
+    assert with_others == alone
+    assert [pieces(each) for each in chat(client, seed=-(2**63), **options).choices] != alone
+    unseeded = [pieces(chat(client, temperature=2, logprobs=True).choices[0]) for _ in range(3)]
+    assert len({tuple(each) for each in unseeded}) == 3
+
+
+def test_several_answers_come_in_one_reply_or_stream_and_share_the_prompt(client, served):
+    question = "please tell me where the order of the customer is " * 2
+    reply = chat(client, question, seed=5, n=3, temperature=2, logprobs=True)
+    assert [choice.index for choice in reply.choices] == [0, 1, 2]
+    usage = reply.usage
+    assert usage.completion_tokens == sum(len(pieces(each)) for each in reply.choices)
+    assert usage.prompt_tokens == len(
+        tokenizer().begin([{"role": "user", "content": question}], ()).tokens
+    )
+    texts, ends, usages = {}, [], []
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    for chunk in chat(client, question, seed=5, n=3, temperature=2, **options):
+        usages += [chunk.usage] if chunk.usage else []
+        for choice in chunk.choices:
+            texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
+            ends += [choice.index] if choice.finish_reason else []
+    assert texts == {each.index: each.message.content for each in reply.choices}
+    assert sorted(ends) == [0, 1, 2] and [each.completion_tokens for each in usages] == [
+        usage.completion_tokens
+    ]
+
+
+def test_any_of_several_answers_can_be_continued_with_its_sampled_tokens(client):
+    reply = chat(client, "hello", seed=7, n=3, temperature=2, max_tokens=5, logprobs=True)
+    for choice in reply.choices:
+        history = [
+            {"role": "user", "content": "hello"},
+            {"role": "assistant", "content": choice.message.content},
+            {"role": "user", "content": "go on"},
+        ]
+        again = client.chat.completions.create(model="m", messages=history, max_tokens=1)
+        first = reply.usage.prompt_tokens + len(pieces(choice))
+        assert again.usage.prompt_tokens_details.cached_tokens >= first - 1
+
+
+def test_a_json_schema_holds_for_the_answer_in_all_three_apis(client, other_client):
+    named = {"name": "n", "schema": PARAMETERS, "strict": True}
+    texts = []
+    for _ in range(3):
+        form = {"type": "json_schema", "json_schema": named}
+        reply = chat(client, response_format=form, max_tokens=ACTION, temperature=2)
+        texts.append(reply.choices[0].message.content)
+    form = {"format": {"type": "json_schema", **named}}
+    texts.append(client.responses.create(model="m", input="hello", text=form).output_text)
+    messages = [{"role": "user", "content": "hello"}]
+    form = {"format": {"type": "json_schema", "schema": PARAMETERS}}
+    reply = other_client.messages.create(
+        model="m", max_tokens=ACTION, messages=messages, output_config=form
+    )
+    texts.append(reply.content[0].text)
+    for text in texts:
+        value = json.loads(text)
+        assert set(value) == {"on", "at"}
+        assert isinstance(value["on"], bool) and value["at"] in ("home", "work")
+
+
+def test_forced_calls_come_in_all_three_apis_and_a_plain_call_beside_them_is_free(
+    client, other_client
+):
+    tools = [{"type": "function", "function": tool} for tool in (TOOL, OTHER)]
+    free = []
+    beside = threading.Thread(
+        target=lambda: free.append(chat(client, temperature=0, logprobs=True))
+    )
+    beside.start()
+    options = {"tools": tools, "max_tokens": ACTION, "parallel_tool_calls": False}
+    named = {"type": "function", "function": {"name": "light"}}
+    reply = chat(client, **options, tool_choice=named, temperature=2, logprobs=True)
+    beside.join()
+    assert pieces(free[0].choices[0])[: len(greedy("hello", 8)[0])] == pieces(
+        chat(client, temperature=0, logprobs=True).choices[0]
+    )
+    (choice,) = reply.choices
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    (call,) = choice.message.tool_calls
+    assert call.function.name == "light" and set(json.loads(call.function.arguments)) == {
+        "on",
+        "at",
+    }
+    forced = [each.logprob for each in choice.logprobs.content]
+    assert 0.0 in forced and min(forced) < 0  # where the grammar leaves one token, and more
+    flat = [{"type": "function", **tool} for tool in (TOOL, OTHER)]
+    reply = client.responses.create(model="m", input="x", tools=flat, tool_choice="required")
+    assert reply.output and all(item.type == "function_call" for item in reply.output)
+    given = [{"name": t["name"], "input_schema": t["parameters"]} for t in (TOOL, OTHER)]
+    reply = other_client.messages.create(
+        model="m",
+        max_tokens=ACTION,
+        messages=[{"role": "user", "content": "hello"}],
+        tools=given,
+        tool_choice={"type": "any", "disable_parallel_tool_use": True},
+    )
+    assert [block.type for block in reply.content] == ["tool_use"]
+
+
+OUT_OF_RANGE = {
+    "temperature": -1,
+    "top_p": 1.5,
+    "n": 0,
+    "top_logprobs": 21,
+    "presence_penalty": 3,
+    "logit_bias": {"99999": 1},
+    "best_of": 2,
+    "seed": 2**63,
+    "reasoning_effort": "high",
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_a_value_that_cannot_be_is_refused_by_its_name(client, name):
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat(client, extra_body={name: OUT_OF_RANGE[name]})
+    assert caught.value.param == name
+
+
+def test_penalties_and_biases_reach_the_engine(client):
+    tokens, _ = greedy("hello", 1)
+    banned = chat(client, temperature=0, max_tokens=1, logit_bias={str(tokens[0]): -100})
+    assert banned.choices[0].message.content != tokenizer().text(tokens)
+    penalties = (
+        {},
+        {"repetition_penalty": 5.0},
+        {"frequency_penalty": 2},
+        {"presence_penalty": -2},
+        {"min_p": 0.5},
+    )
+    plain, *changed, same = (
+        pieces(chat(client, temperature=0, max_tokens=20, logprobs=True, extra_body=x).choices[0])
+        for x in penalties
+    )
+    assert same == plain and len({tuple(each) for each in (plain, *changed)}) == 4
