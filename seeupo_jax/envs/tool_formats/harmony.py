@@ -36,9 +36,9 @@ _ROLE, _TO, _TOOLS = "assistant", "to=", "functions."
 
 
 class Channels(NamedTuple):
-    """An action's messages up to an answer or a call.
+    """An action's messages up to a final one or a call.
 
-    thoughts: of analysis messages; ended: no more of them can follow, as the text is now.
+    thoughts: of the analysis messages. ended: whether the last of them has its end.
     content: what is said to the user. answered: it includes a final message.
     rest: the text from the first call on, or after the final message.
     """
@@ -58,7 +58,7 @@ class Channels(NamedTuple):
 
 def has_channels(text: str) -> bool:
     """Whether a text is an action in this format."""
-    return text.lstrip().startswith((CHANNEL, _TO))
+    return text.lstrip().startswith((CHANNEL, _TO + _TOOLS))
 
 
 def read_channels(text: str) -> Channels:
@@ -68,15 +68,14 @@ def read_channels(text: str) -> Channels:
         channel, recipient = _read_header(text[start:place])
         if recipient or channel not in (_ANALYSIS, _COMMENTARY, _FINAL):
             break
-        body, end, following = _read_body(text, place + len(MESSAGE))
+        body, end = _read_body(text, place + len(MESSAGE))
         (thoughts if channel == _ANALYSIS else said).append(body)
         if channel == _FINAL:
             rest = text[end:]
             rest = "" if rest.strip() in ("", END) else rest
             return Channels(_joined(thoughts), True, "".join(said), True, rest)
-        start = following
+        start = _next_header(text, end)
     rest = text[start:] if text[start:].strip() else ""
-    # Before the next header is complete, further thoughts may follow.
     ended = bool(rest or said or text.endswith(END))
     return Channels(_joined(thoughts), ended, "".join(said), False, rest)
 
@@ -96,17 +95,18 @@ def _read_header(header: str) -> tuple[str, str]:
     return channel, ""
 
 
-def _read_body(text: str, start: int) -> tuple[str, int, int]:
-    """A body, its end, and the start of the next message's header."""
+def _read_body(text: str, start: int) -> tuple[str, int]:
+    """A body and its end."""
     end = text.find(END, start)
-    if end < 0:
-        return text[start:], len(text), len(text)
-    return text[start:end], end, _next_header(text, end + len(END))
+    end = len(text) if end < 0 else end
+    return text[start:end], end
 
 
-def _next_header(text: str, start: int) -> int:
-    head = START + _ROLE
-    return start + len(head) if text.startswith(head, start) else start
+def _next_header(text: str, end: int) -> int:
+    """The start of the next message's header after the role, from the end of a body."""
+    for tag in (END, START + _ROLE):
+        end += len(tag) * text.startswith(tag, end)
+    return end
 
 
 def read_calls(text: str) -> list[tuple[ToolCall, str]]:
@@ -161,7 +161,7 @@ def _plain(text: str) -> str:
 def _shown(text: str) -> str:
     lead = text.lstrip()
     if not has_channels(text):
-        return "" if CHANNEL.startswith(lead) or _TO.startswith(lead) else text
+        return "" if any(each.startswith(lead) for each in (CHANNEL, _TO + _TOOLS)) else text
     channels = read_channels(text)
     if not channels.answered:
         # Text before a call may be followed by more thoughts.

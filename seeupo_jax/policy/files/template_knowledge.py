@@ -38,10 +38,10 @@ def resolve_format(name: str, tokenizer: Tokenizer) -> ToolFormat:
     if name != AUTO:
         return _check_channels(choose_format(name), tokenizer, "config.agent.tool_format")
     listing = tokenizer.tool_listing
-    if listing in TOOL_FORMATS:
-        return _check_channels(TOOL_FORMATS[listing], tokenizer, "config.chat.tools")
     if listing is not None:
-        return HARMONY if _has_channels(tokenizer) else TOOL_FORMATS["hermes"]
+        unnamed = HARMONY if _has_channels(tokenizer) else TOOL_FORMATS["hermes"]
+        tool_format = TOOL_FORMATS.get(listing, unnamed)
+        return _check_channels(tool_format, tokenizer, "config.chat.tools")
     found = find_format(tokenizer)
     if found is None:
         raise ValueError(

@@ -137,7 +137,8 @@ class Renderer:
     def action(self, text: str) -> list[int]:
         tokens, end = self.encode(self.protect_own(text), follows=True), self.end_ids[0]
         if self.channels and has_channels(text):
-            end = self._library.convert_tokens_to_ids(action_end(text))
+            name = action_end(text)
+            end = next((token for token in self.end_ids if self.control[token] == name), end)
         return [*tokens, end]
 
     def text(self, tokens: Sequence[int]) -> str:

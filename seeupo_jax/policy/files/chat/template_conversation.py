@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from seeupo_jax.envs.base import THOUGHT, THOUGHT_END, Message, Tool
-from seeupo_jax.envs.tool_formats.harmony import has_channels
+from seeupo_jax.envs.tool_formats.harmony import CALL, has_channels
 from seeupo_jax.policy.files.chat.renderer import MARK, Renderer
 from seeupo_jax.policy.files.messages import PROBE, check_rendered, model_text
 
@@ -47,10 +47,10 @@ class TemplateConversation:
         renderer, opening = self.renderer, self._opening
         thinks = bool(message.get("reasoning_content"))
         calls = message.get("tool_calls", ())
-        if renderer.channels and len(calls) > 1:
+        if renderer.channels and (len(calls) > 1 or CALL in message["content"]):
             raise ValueError(
-                f"chat template: got {len(calls)} tool calls in one message; allowed: one, since a"
-                " call ends an action of this model."
+                "chat template: got several tool calls in one message; allowed: one, since a call"
+                " ends an action of this model."
             )
         if renderer.channels and not has_channels(message["content"]):
             thinks = True  # the header does not end with the channel

@@ -114,8 +114,10 @@ def test_a_message_to_learn_from_is_an_action(content, more, text):
 
 def test_a_message_with_two_calls_is_no_action():
     calls = [as_function(ToolCall("find", {}))] * 2
-    with pytest.raises(ValueError, match="got 2 tool calls in one message; allowed: one, since"):
-        make().begin([USER], ()).say({"role": "assistant", "content": "", "tool_calls": calls})
+    text = f"{CALL}<|call|><|start|>assistant{CALL}"
+    for message in ({"content": "", "tool_calls": calls}, {"content": text}):
+        with pytest.raises(ValueError, match="got several tool calls .*; allowed: one, since a"):
+            make().begin([USER], ()).say({"role": "assistant", **message})
 
 
 def test_with_thoughts_kept_an_episode_with_calls_is_one_segment():
@@ -181,6 +183,7 @@ def test_a_clients_history_goes_on_with_its_calls_and_with_or_without_thoughts()
     assert other.conversation.tokens == read.conversation.tokens
 
 
+@pytest.mark.exhaustive
 def test_a_grammar_of_calls_ends_with_either_end_token():
     tokenizer = make()
     grammars = Grammars("tool_calls", tokenizer, 200_019, HARMONY)
