@@ -281,7 +281,6 @@ OUT_OF_RANGE = {
     "logit_bias": {"99999": 1},
     "best_of": 2,
     "seed": 2**63,
-    "reasoning_effort": "high",
 }
 
 
