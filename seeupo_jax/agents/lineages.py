@@ -229,7 +229,7 @@ class Lineages:
     def _message(self, message: HistoryMessage) -> Message:
         """A message as text, for trajectories."""
         sent = {HISTORY: "sent"} if message.role == "assistant" else {}
-        message = _with_thoughts(message, thoughts_around(self._tokenizer))
+        message = _with_thoughts(message, self._tokenizer)
         return {"role": message.role, "content": _written(message, self._format), **sent}
 
 
@@ -273,7 +273,7 @@ def to_tokenizer_message(
     Raises:
       ValueError: it contains a lone surrogate, which JSON allows.
     """
-    message = _with_thoughts(message, thoughts_around(tokenizer))
+    message = _with_thoughts(message, tokenizer)
     written = _written(message, tool_format)
     written.encode()
     if message.role != "assistant":
@@ -285,18 +285,17 @@ def to_tokenizer_message(
         json.dumps(calls, ensure_ascii=False).encode()  # the form in templates
         content = TaggedText(message.content, thoughts)
         return {"role": message.role, "content": content, "tool_calls": calls}
-    if message.calls:
-        # Thoughts in tags become a message of their own in a format of channels.
-        thoughts = thoughts if written.startswith(message.content) else ()
     tags = tool_format.tags(message.content, message.calls) if message.calls else ()
+    if not written.startswith(message.content):
+        thoughts = ()  # harmony writes them as a message
     return {"role": message.role, "content": TaggedText(written, [*thoughts, *tags])}
 
 
-def _with_thoughts(message: HistoryMessage, tags: tuple[str, str]) -> HistoryMessage:
+def _with_thoughts(message: HistoryMessage, tokenizer: Tokenizer) -> HistoryMessage:
     """The same message with its thoughts in its content, between the model's tags."""
     if not message.thoughts:
         return message
-    opening, closing = tags
+    opening, closing = thoughts_around(tokenizer)
     content = f"{opening}\n{message.thoughts.strip()}\n{closing}\n\n{message.content}"
     return replace(message, content=content, thoughts="")
 

@@ -138,20 +138,20 @@ class ToolFormat:
 
 
 class ReadCalls(Protocol):
-    """Reads the calls of a message with the tools that it may call.
-
-    Args:
-      start: the position of the mark with which they begin.
-
-    Returns: all of them, and their end.
-
-    Raises:
-      ToolCallError: a call is malformed.
-    """
+    """Reads the calls of a message."""
 
     def __call__(
         self, text: str, start: int, tools: Sequence[Tool]
-    ) -> tuple[Sequence[ToolCall], int]: ...
+    ) -> tuple[Sequence[ToolCall], int]:
+        """Returns all calls, and their end.
+
+        Args:
+          start: the position of the mark with which they begin. tools: those that may be called.
+
+        Raises:
+          ToolCallError: a call is malformed.
+        """
+        ...
 
 
 def shown_before(mark: str) -> Callable[[str], str]:
