@@ -202,7 +202,7 @@ def _of_attention(arch: Architecture) -> dict[str, tuple[int, int]]:
     if latent is None:
         kv, q_and_gate = arch.kv_heads * arch.head_dim, (1 + arch.attention_gate) * q
         return {"q_proj": (D, q_and_gate), "k_proj": (D, kv), "v_proj": (D, kv), "o_proj": (q, D)}
-    # The absorbed form multiplies by the parts of the last but one, too.
+    # The absorbed form multiplies queries and results by the parts of kv_b_proj: as many products.
     shapes = {
         "kv_a_proj_with_mqa": (D, latent.cached_dim),
         "kv_b_proj": (latent.kv_rank, arch.heads * (latent.nope_dim + latent.value_dim)),
