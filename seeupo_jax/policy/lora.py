@@ -8,7 +8,7 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,13 +33,7 @@ from seeupo_jax.policy.files.expert_adapters import (
     to_peft,
 )
 from seeupo_jax.policy.files.folder_files import read_json_object
-from seeupo_jax.policy.files.fused_adapters import FUSED_MODULES, FusedAdapterTensors
-from seeupo_jax.policy.files.parameter_names import (
-    StoredParameter,
-    leaf_at,
-    shape_in_file,
-    stored_parameters,
-)
+from seeupo_jax.policy.files.parameter_names import leaf_at, stored_parameters
 from seeupo_jax.policy.files.placement import check_tensors, load_params
 from seeupo_jax.policy.files.safetensors_files import SafetensorsFolder, Tensors, write_file
 from seeupo_jax.policy.files.tokenizer import Tokenizer
@@ -172,8 +166,7 @@ def save_adapters(
     folder = Path(path)
     make_folder(folder)
     write_file(tensors, folder / WEIGHTS_FILE)
-    values = _config_json(model.arch, sorted({fused_adapters.module_of(x) or "" for x in tensors}))
-    values["base_model_name_or_path"] = os.path.abspath(base)
+    values = {"base_model_name_or_path": os.path.abspath(base), **_config_json(model.arch, tensors)}
     (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     if tokenizer is not None:
         tokenizer.save(folder)
@@ -195,17 +188,17 @@ def _tensors_in_file(arch: Architecture, adapters: Any) -> dict[str, np.ndarray]
     }
 
 
-def _config_json(arch: Architecture, modules: Sequence[str]) -> dict[str, Any]:
-    """The adapter_config.json of a model, without the model's place.
+def _config_json(arch: Architecture, tensors: Iterable[str]) -> dict[str, Any]:
+    """The adapter_config.json of a model's adapters, without the model's place.
 
     Args:
-      modules: those that hold several projections' adapters, among other names.
+      tensors: their names.
     """
     lora, of_experts = arch.lora, arch.expert_adapters
-    fused = {name: FUSED_MODULES[name] for name in FUSED_MODULES if name in modules}
-    within = {part: name for name, parts in fused.items() for part in parts}
+    fused = {name for name in map(fused_adapters.module_of, tensors) if name is not None}
+    within = {part: name for name in fused for part in fused_adapters.MODULES[name]}
     names = dict.fromkeys(within.get(name, name) for name in _modules(arch))
-    ranks, alphas = _patterns(lora, fused)
+    ranks, alphas = fused_adapters.patterns(lora, fused)
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -226,16 +219,6 @@ def _config_json(arch: Architecture, modules: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _patterns(
-    lora: LoraAdapters, modules: Mapping[str, Sequence[str]]
-) -> tuple[dict[str, int], dict[str, float]]:
-    """Ranks and alphas of modules with the adapters of several parts, whose scale is the same."""
-    counts = {name: len(parts) for name, parts in modules.items()}
-    ranks = {name: lora.rank * count for name, count in counts.items()}
-    power = 0.5 if lora.rslora else 1
-    return ranks, {name: lora.alpha * count**power for name, count in counts.items()}
-
-
 def adapters_of_some_parts(arch: Architecture, adapters: Any) -> str | None:
     """Which adapters a folder in PEFT's format cannot hold; None: it can hold all.
 
@@ -253,7 +236,7 @@ def adapters_of_some_parts(arch: Architecture, adapters: Any) -> str | None:
     wrong = {
         module
         for name, module in modules.items()
-        if arch.lora.pattern is not None or counts[name] < len(FUSED_MODULES[module])
+        if arch.lora.pattern is not None or counts[name] < len(fused_adapters.MODULES[module])
     }
     if not wrong:
         return None
@@ -278,23 +261,12 @@ def load_adapters(
     if network.arch.expert_adapters is not None:
         tensors = ExpertAdapterTensors(tensors, network.arch.moe.experts, lora.targets)
     stored = list(stored_parameters(network.arch, wanted))
-    if rows := _rows_of_parts(wanted, stored):
-        tensors = FusedAdapterTensors(tensors, lora.rank, rows, str(folder))
+    if rows := fused_adapters.rows_of_parts(wanted, stored):
+        tensors = fused_adapters.FusedAdapterTensors(tensors, lora.rank, rows, str(folder))
     check_tensors(tensors, stored, wanted, folder)
     logical_axes, _ = split_trainable(network, network.logical_axes())
     adapters = load_params(tensors, stored, wanted, logical_axes, mesh, "float32")
     return network.bind(join_params(adapters, _base(model)))
-
-
-def _rows_of_parts(adapters: Any, stored: Sequence[StoredParameter]) -> dict[str, tuple[int, ...]]:
-    """The outputs of the parts of fused modules, by the modules' names."""
-    rows: dict[str, dict[int, int]] = {}
-    for each in stored:
-        module = fused_adapters.module_of(each.names[0])
-        if module and each.first_row is not None and each.path[-1] == "lora_b":
-            size = shape_in_file(adapters, each)[0]
-            rows.setdefault(module, {})[each.first_row] = size
-    return {module: tuple(sizes[row] for row in sorted(sizes)) for module, sizes in rows.items()}
 
 
 def base_model_path(folder: Path) -> str | None:
@@ -349,16 +321,19 @@ def read_lora(folder: Path) -> LoraAdapters:
 
 def _check_patterns(file: Path, values: Mapping[str, Any], lora: LoraAdapters) -> None:
     """ValueError: ranks or alphas of some modules, but those of several parts' adapters."""
-    got = [values.get(key) or {} for key in ("rank_pattern", "alpha_pattern")]
-    named = got[0] if isinstance(got[0], dict) else {}
-    fused = {name: parts for name, parts in FUSED_MODULES.items() if name in named}
-    wanted = _patterns(lora, fused)
-    for key, actual, allowed in zip(("rank_pattern", "alpha_pattern"), got, wanted, strict=True):
-        same = isinstance(actual, dict) and actual.keys() == allowed.keys()
-        if not same or any(type(x) not in (int, float) for x in actual.values()):
-            raise ValueError(f"{file}: {key} is {shown(values[key])}; allowed: {allowed or None}.")
-        if any(not math.isclose(actual[name], allowed[name]) for name in allowed):
-            raise ValueError(f"{file}: {key} is {shown(values[key])}; allowed: {allowed}.")
+    keys = ("rank_pattern", "alpha_pattern")
+    stated = [values.get(key) or {} for key in keys]
+    named = stated[0] if isinstance(stated[0], dict) else {}
+    wanted = fused_adapters.patterns(lora, fused_adapters.MODULES.keys() & named)
+    for key, actual, allowed in zip(keys, stated, wanted, strict=True):
+        if not isinstance(actual, dict) or actual.keys() != allowed.keys():
+            fits = False
+        else:
+            numbers = all(type(x) in (int, float) for x in actual.values())
+            fits = numbers and all(math.isclose(actual[name], allowed[name]) for name in allowed)
+        if not fits:
+            got = shown(values.get(key))
+            raise ValueError(f"{file}: {key} is {got}; allowed: {allowed or None}.")
 
 
 def _all_targets(file: Path, values: Mapping[str, Any]) -> tuple[str, ...]:

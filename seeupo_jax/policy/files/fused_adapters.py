@@ -9,14 +9,17 @@ other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from seeupo_jax.policy.architecture import LoraAdapters
+from seeupo_jax.policy.files.parameter_names import StoredParameter, shape_in_file
 from seeupo_jax.policy.files.safetensors_files import Tensors
 
 # Modules -> the projections that they hold, by Hugging Face's names.
-FUSED_MODULES = {
+MODULES = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
@@ -26,12 +29,36 @@ _A, _B = ".lora_A.weight", ".lora_B.weight"
 def module_of(name: str) -> str | None:
     """The fused module that a tensor of adapters belongs to; None: another one."""
     module = name.rpartition(".lora_")[0].rpartition(".")[2]
-    return module if module in FUSED_MODULES else None
+    return module if module in MODULES else None
 
 
 def parts_of(modules: Sequence[str]) -> list[str]:
     """Names of modules, with the parts in place of those that are fused."""
-    return [part for name in modules for part in FUSED_MODULES.get(name, (name,))]
+    return [part for name in modules for part in MODULES.get(name, (name,))]
+
+
+def patterns(
+    lora: LoraAdapters, modules: Collection[str]
+) -> tuple[dict[str, int], dict[str, float]]:
+    """Ranks and alphas of fused modules with the adapters of all parts, whose scale is the same."""
+    counts = {name: len(MODULES[name]) for name in MODULES if name in modules}
+    ranks = {name: lora.rank * count for name, count in counts.items()}
+    power = 0.5 if lora.rslora else 1
+    return ranks, {name: lora.alpha * count**power for name, count in counts.items()}
+
+
+def rows_of_parts(adapters: Any, stored: Sequence[StoredParameter]) -> dict[str, tuple[int, ...]]:
+    """The outputs of the parts of fused modules, by the modules' names.
+
+    Args:
+      adapters: their tree, or that of their shapes.
+    """
+    rows: dict[str, dict[int, int]] = {}
+    for each in stored:
+        module = module_of(each.names[0])
+        if module is not None and each.first_row is not None and each.path[-1] == "lora_b":
+            rows.setdefault(module, {})[each.first_row] = shape_in_file(adapters, each)[0]
+    return {module: tuple(sizes[row] for row in sorted(sizes)) for module, sizes in rows.items()}
 
 
 def to_peft(parts: Sequence[np.ndarray], name: str) -> np.ndarray:
