@@ -16,7 +16,7 @@ from seeupo_jax.planning.activation_memory import microbatch_bytes
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import Architecture, DeltaNet, LoraAdapters
 from seeupo_jax.policy.kernels.attention import NOWHERE, Tree
-from seeupo_jax.policy.kernels.paged import PageTable
+from seeupo_jax.policy.kernels.paged import PageTable, StateRows
 from seeupo_jax.policy.lora import attach_adapters, merge_adapters
 from seeupo_jax.rollout.engine import sampler
 from seeupo_jax.rollout.engine.sampler_layout import SamplerLayout
@@ -80,10 +80,10 @@ def extend(network, params, tokens_RL, position_RL, cache, page_table):
 def test_states_filled_in_chunks_give_the_full_pass(chunk):
     network, params = network_of(ARCH)
     wanted = full_pass(network, params, TOKENS_NL)
-    cache, _ = sampler.allocate(ARCH, ROWS * PAGE, PAGE, 5)
+    cache, _ = sampler.allocate(ARCH, ROWS * PAGE, PAGE, ROWS, 5)
     table = np.arange(ROWS * PAGE, dtype=np.int32).reshape(ROWS, PAGE)
-    slot_R = np.array([4, 0, 2], np.int32)
-    page_table = PageTable(table, np.zeros(ROWS, np.int32), slot_R=slot_R)
+    state_R = np.array([4, 0, 2], np.int32)
+    page_table = PageTable(table, np.zeros(ROWS, np.int32), states=StateRows(state_R, state_R))
     length_N = np.array([LENGTH, 9, 4])  # a row that has ended changes nothing more
     for _ in range(2):  # a conversation begins from nothing also where another one was before
         for start in range(0, LENGTH, chunk):
@@ -96,16 +96,37 @@ def test_states_filled_in_chunks_give_the_full_pass(chunk):
                 got, same = out[row, : len(real)], wanted[row, real]
                 np.testing.assert_allclose(got, same, atol=2e-5)
     for layer in ARCH.delta.layers:
-        for slots in cache[layer]:
-            untouched = np.delete(slots, slot_R, axis=0)
+        for states in cache[layer]:
+            untouched = np.delete(states, state_R, axis=0)
             assert untouched.shape[0] == 2 and not untouched.any()
+
+
+def test_rows_continue_one_state_and_leave_it_as_it_is():
+    network, params = network_of(ARCH)
+    tokens = np.concatenate([TOKENS_NL[:1, :5].repeat(ROWS, axis=0), TOKENS_NL[:, 5:10]], axis=1)
+    cache, _ = sampler.allocate(ARCH, ROWS * PAGE, PAGE, ROWS, ROWS + 1)
+    table = np.arange(ROWS * PAGE, dtype=np.int32).reshape(ROWS, PAGE)
+    start, position = np.zeros(ROWS, np.int32), np.tile(np.arange(10, dtype=np.int32), (ROWS, 1))
+    # The first five tokens of all rows, whose states but the first one's are dropped.
+    none = ROWS + 1
+    states = StateRows(np.full(ROWS, none, np.int32), np.array([1, none, none], np.int32))
+    page_table = PageTable(table, start, states=states)
+    _, cache = extend(network, params, tokens[:, :5], position[:, :5], cache, page_table)
+    states = StateRows(np.full(ROWS, 1, np.int32), np.array([0, 2, 3], np.int32))
+    page_table = PageTable(table, start, states=states)
+    out, after = extend(network, params, tokens[:, 5:], position[:, 5:], cache, page_table)
+    np.testing.assert_allclose(out, full_pass(network, params, tokens)[:, 5:], atol=2e-5)
+    for layer in ARCH.delta.layers:
+        for old, new in zip(cache[layer], after[layer], strict=True):
+            np.testing.assert_array_equal(old[1], new[1])
 
 
 def test_a_row_without_tokens_writes_no_state():
     network, params = network_of(ARCH)
-    cache, _ = sampler.allocate(ARCH, ROWS * PAGE, PAGE, ROWS)
+    cache, _ = sampler.allocate(ARCH, ROWS * PAGE, PAGE, ROWS, ROWS)
     table = np.arange(ROWS * PAGE, dtype=np.int32).reshape(ROWS, PAGE)
-    page_table = PageTable(table, np.zeros(ROWS, np.int32), slot_R=np.arange(ROWS, dtype=np.int32))
+    state_R = np.arange(ROWS, dtype=np.int32)
+    page_table = PageTable(table, np.zeros(ROWS, np.int32), states=StateRows(state_R, state_R))
     position = np.broadcast_to(np.arange(5, dtype=np.int32), (ROWS, 5))
     _, before = extend(network, params, TOKENS_NL[:, :5], position, cache, page_table)
     nowhere = np.full((ROWS, 5), NOWHERE, np.int32)

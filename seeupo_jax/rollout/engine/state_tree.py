@@ -80,7 +80,7 @@ class _Node:
         self.extended = self.ready = self.after_action = False
         self.state: int | None = None
         self.leases = self.readers = 0
-        self.children: set[_Node] = set()
+        self.children: dict[_Node, None] = {}  # in an order that is the same in every run
 
 
 class StateTree:
@@ -159,7 +159,7 @@ class StateTree:
             last = -(-(tip.end + len(tokens)) // self.page_size)
             node = _Node(tip, written, lease.pages[first:last], extends=lease.extends)
             node.ready, lease.extends, first = True, False, last
-            tip.children.add(node)
+            tip.children[node] = None
             lease.path.append(node)
             node.leases += 1
         else:
@@ -200,7 +200,8 @@ class StateTree:
             start = node.end * _BYTES
             for child in node.children:
                 if not tokens.startswith(child.tokens, start):
-                    common = max(common, node.end + _common(child.tokens, tokens[start:]))
+                    rest = tokens[start : start + len(child.tokens)]
+                    common = max(common, node.end + _common(child.tokens, rest))
                     continue
                 passed.append(child)
                 common = max(common, child.end)
@@ -257,7 +258,7 @@ class StateTree:
         node = _Node(parent, part, pages, extends=lease.extends)
         node.leases = 1
         node.extended = lease.extends = self._is_partial(node)
-        parent.children.add(node)
+        parent.children[node] = None
         lease.path.append(node)
 
     def _keep_apart(self, lease: StateLease, node: _Node) -> None:
@@ -352,7 +353,7 @@ class StateTree:
 
     def _remove(self, node: _Node) -> None:
         """Removes a node without children; its pages and its state are free."""
-        node.parent.children.remove(node)
+        del node.parent.children[node]
         if node.extends:
             node.parent.extended = False
         self._lose_state(node)

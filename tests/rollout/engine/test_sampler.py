@@ -26,7 +26,7 @@ def memory_of(program, *arguments, **options):
 
 def shapes_of(rows, length):
     network, params = policy.split_model(nnx.eval_shape(lambda: Transformer(ARCH, nnx.Rngs(0))))
-    pages, slots = jax.eval_shape(lambda: sampler.allocate(ARCH, PAGES, PAGE_SIZE, ROWS))
+    pages, slots = jax.eval_shape(lambda: sampler.allocate(ARCH, PAGES, PAGE_SIZE, ROWS, 0))
 
     def ints(*shape):
         return np.zeros(shape, np.int32)

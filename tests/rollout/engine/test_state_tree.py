@@ -119,15 +119,40 @@ def test_what_a_cancelled_prefill_announced_is_not_waited_for():
     assert cached(tree, PROMPT) == 0
 
 
-def test_a_conversation_that_is_over_loses_its_pages_first():
+def test_what_was_used_last_is_kept_longest():
+    tree = StateTree(64, 4, 5)
+    for prompt in ([1] * 5, [2] * 5):
+        turn(tree, prompt, [20])
+    turn(tree, [1] * 5, [20])  # the same action: its end is kept once
+    assert tree.evicted_states == 0 and len(tree._free_states) == 1
+    turn(tree, [3] * 5, [20])  # a state of its prompt, and one of its action, for one that is free
+    assert cached(tree, [1, 1, 1, 1, 9]) == 4 and cached(tree, [2, 2, 2, 2, 9]) == 0
+
+
+def test_in_the_middle_of_a_conversation_no_better_state_gives_way_to_its_contexts():
+    tree = StateTree(64, 4, 5)
+    turn(tree, [1] * 5, [20])
+    turn(tree, [2] * 5, [20])
+    lease = tree.lease([1] * 5 + [20, 30], 1)
+    tree.advance(lease)
+    tree.lease([3] * 5, 1)  # takes the state that the other one has read
+    tree.computed(lease)
+    assert lease.path[-1].state is None and tree.evicted_states == 1
+
+
+def test_a_conversation_that_is_over_loses_its_pages_and_states_first():
     tree = StateTree(4, 4, 8)
-    other, over = turn(tree, [1, 1, 1, 1, 1], [5]), turn(tree, [2, 2, 2, 2, 2], [5])
-    turn(tree, [1, 1, 1, 1, 1, 5, 6], [7])
-    tree.evict_first(over)
+    turn(tree, [1] * 5, [5])
+    tree.evict_first(turn(tree, [2] * 5, [5]))
     turn(tree, [3] * 5, [5, 5, 5, 5])
     assert tree.evicted == 2
-    assert cached(tree, [1, 1, 1, 1, 1, 5, 6, 7, 8]) == 7
-    assert other.path[0].children
+    assert cached(tree, [1, 1, 1, 1, 1, 5]) == 5
+    tree = StateTree(64, 4, 4)
+    turn(tree, [1] * 5, [5])
+    tree.evict_first(turn(tree, [2] * 5, [5]))
+    opened(tree, [3] * 5)
+    assert tree.evicted_states == 2
+    assert cached(tree, [1, 1, 1, 1, 1, 5]) == 5
 
 
 def test_the_whole_pool_can_be_leased_when_no_other_lease_is_open():
