@@ -65,10 +65,11 @@ def _flags() -> Flags:
     flags.flag("host", "where to listen; others than a loopback address let other machines call.",
                default="127.0.0.1")  # fmt: skip
     flags.flag("port", "where to listen; 0 is a free one.", integer(0, 65_535), default=8000)
-    flags.flag("temperature", "of sampling; 0: the likeliest token; default: the configuration's.",
+    flags.flag("temperature", "of requests that set none; 0: the likeliest token; default: the"
+               " configuration's.",
                _temperature)  # fmt: skip
-    flags.switch("ignore_sampling", "ignore what requests say of sampling; default: refuse other"
-                 " values than those that hold.", default=None)  # fmt: skip
+    flags.switch("ignore_sampling", "ignore fields of requests that cannot be honoured; default:"
+                 " refuse such requests.", default=None)  # fmt: skip
     return flags
 
 

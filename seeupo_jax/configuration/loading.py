@@ -197,6 +197,11 @@ def _check_combination(config: Config, recipe: Mapping[str, Any]) -> None:
     if config.rollout_ahead:
         drawn = {name: vars(rollout)[name] for name in ("top_k", "top_p", "grammar")}
         check_ahead(algorithm, drawn)
+        if config.agent.constraints:
+            raise ValueError(
+                "config.agent.constraints: got True with rollout_ahead=1; allowed: False, since"
+                " ratios would mix the distributions with and without a mask."
+            )
     buckets = config.batching.buckets
     rising = list(buckets) == sorted(set(buckets)) and min(buckets, default=1) > 0
     if buckets and (not rising or buckets[-1] < rollout.max_context):

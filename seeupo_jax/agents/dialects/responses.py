@@ -441,6 +441,7 @@ def _read_call(
     tools = () if choice.calls == "none" else request.tools or ()
     shown = show_tools([(tool, tool.parameters) for tool in tools], caller)
     constraint = read_constraint(
+        caller,
         choice,
         shown,
         wanted_schema(request.text and request.text.format, "text.format"),
