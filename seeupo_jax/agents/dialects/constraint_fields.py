@@ -157,10 +157,10 @@ def read_constraint(
       CallRefused: no request may have one, a tool is not there, or a schema cannot be enforced.
     """
     (calls, names), field, (schema, place) = choice, "tool_choice", wanted
-    for asked, name in ((calls == "must" or names, field), (schema is not None, place)):
-        if asked and not caller.rules.constrains:
-            caller.ignored.append(caller.rules.refuse_constraint(name))
-            return None
+    asked = [field] * bool(calls == "must" or names) + [place] * (schema is not None)
+    if asked and not caller.rules.constrains:
+        caller.ignored += [caller.rules.refuse_constraint(name) for name in asked]
+        return None
     known = {tool["name"] for tool in tools}
     if calls == "must" and not tools:
         refuse(field, f"{field}: got a choice that forces calls; allowed with tools only.")
