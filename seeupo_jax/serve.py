@@ -77,10 +77,11 @@ def _flags() -> Flags:
     flags.flag("port", "where to listen; 0 is a free one.", integer(0, 65_535), default=8000)
     flags.flag("cors", "origins of web pages that may call, with commas, such as"
                " http://localhost:3000; *: all; default: none.", _origins, default=())  # fmt: skip
-    flags.flag("temperature", "of sampling; 0: the likeliest token; default: the configuration's.",
+    flags.flag("temperature", "of requests that set none; 0: the likeliest token; default: the"
+               " configuration's.",
                _temperature)  # fmt: skip
-    flags.switch("ignore_sampling", "ignore what requests say of sampling; default: refuse other"
-                 " values than those that hold.", default=None)  # fmt: skip
+    flags.switch("ignore_sampling", "ignore fields of requests that cannot be honoured; default:"
+                 " refuse such requests.", default=None)  # fmt: skip
     return flags
 
 

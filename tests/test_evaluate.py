@@ -301,6 +301,10 @@ REFUSED = [
         ["--config.rollout.grammar=tool_calls"],
         "config.rollout.grammar: got 'tool_calls'; allowed with --server: none",
     ),
+    (
+        ["--config.agent.constraints=True"],
+        "config.agent.constraints: got True; allowed with --server: False",
+    ),
 ]
 
 

@@ -121,9 +121,24 @@ def test_the_model_is_listed_and_a_wrong_key_refused(client):
         )
 
 
-def test_another_sampling_than_the_servers_is_refused(client):
-    with pytest.raises(openai.BadRequestError, match="temperature: got 1.0; allowed: 0.0"):
-        client.chat.completions.create(model="order_desk", messages=ASKED, temperature=1.0)
+def test_a_request_has_the_sampling_and_the_form_that_it_asks_for(client):
+    """The server's own is greedy; all programs of both are compiled before the first request."""
+
+    def ask(**options):
+        asked = {"model": "order_desk", "messages": ASKED} | options
+        return [
+            choice.message.content for choice in client.chat.completions.create(**asked).choices
+        ]
+
+    drawn = ask(temperature=3.0, n=4, seed=1)
+    assert len(set(drawn)) == 4 and drawn == ask(temperature=3.0, n=4, seed=1)
+    schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
+    schema |= {"additionalProperties": False}
+    named = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    assert ask(response_format=named) == ['{"a": 1}']
+    sentence = "reasoning_effort: got 'high'; allowed: 'none'"
+    with pytest.raises(openai.BadRequestError, match=sentence):
+        ask(reasoning_effort="high")
 
 
 def test_a_conversation_that_is_too_long_is_refused(client):

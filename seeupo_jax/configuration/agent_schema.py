@@ -50,6 +50,9 @@ class Agent:
     ignore_sampling: bool = False
     """Ignore and count sampling parameters of calls that differ from the run's, instead of refusing
     the call."""
+    constraints: bool = False
+    """Let calls force the form of an answer (tool_choice, response_format, ...) by a grammar, whose
+    mask is part of the log-probability; otherwise they are refused."""
     host: str = "127.0.0.1"
     """Address that the endpoint listens on; another than the loopback lets other machines call."""
     port: int = within(0, 65_535, 0)

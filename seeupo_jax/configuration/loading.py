@@ -195,14 +195,23 @@ def _check_combination(config: Config, recipe: Mapping[str, Any]) -> None:
         )
     _check_curriculum(config.curriculum)
     if config.rollout_ahead:
-        drawn = {name: vars(rollout)[name] for name in ("top_k", "top_p", "grammar")}
-        check_ahead(algorithm, drawn)
+        _check_ahead(config)
     buckets = config.batching.buckets
     rising = list(buckets) == sorted(set(buckets)) and min(buckets, default=1) > 0
     if buckets and (not rising or buckets[-1] < rollout.max_context):
         raise ValueError(
             f"config.batching.buckets: got {buckets}; allowed: rising lengths > 0, the last at"
             f" least rollout.max_context={rollout.max_context}."
+        )
+
+
+def _check_ahead(config: Config) -> None:
+    drawn = {name: vars(config.rollout)[name] for name in ("top_k", "top_p", "grammar")}
+    check_ahead(config.algorithm, drawn)
+    if config.agent.constraints:
+        raise ValueError(
+            "config.agent.constraints: got True with rollout_ahead=1; allowed: False, since ratios"
+            " would mix distributions with and without a mask."
         )
 
 

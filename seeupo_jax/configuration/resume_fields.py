@@ -49,7 +49,7 @@ DECISIONS: Mapping[str, Mapping[Decision, str]] = {
     },
     "agent": {
         C: "memory_mib output_kib request_kib host port",
-        R: "name command options tasks tool_format thoughts timeout_s ignore_sampling",
+        R: "name command options tasks tool_format thoughts timeout_s ignore_sampling constraints",
     },
     "mesh": {C: "data fsdp expert context tensor"},
     "offload": {C: "optimizer reference"},

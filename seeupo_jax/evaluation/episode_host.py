@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import importlib
 import logging
@@ -322,7 +321,7 @@ def make_endpoint(
 
     agent = config.agent
     return Endpoint(
-        sampling=dataclasses.replace(_sampling_rules(config), serves=serves),
+        sampling=_sampling_rules(config, serves=serves),
         model=model,
         form=form,
         limits=Limits(request_bytes=agent.request_kib * 2**10),
@@ -331,18 +330,25 @@ def make_endpoint(
     )
 
 
-def _sampling_rules(config: Config, temperature: float | None = None) -> SamplingRules:
+def _sampling_rules(
+    config: Config, temperature: float | None = None, *, serves: bool = False
+) -> SamplingRules:
     """How the policy is sampled; `temperature`: None is that of training.
 
     With top_k=1 the likeliest token is taken, which clients ask for by temperature 0.
     """
     from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
 
-    rollout, ignore = config.rollout, config.agent.ignore_sampling
+    rollout, agent = config.rollout, config.agent
+    flags = {
+        "ignore": agent.ignore_sampling,
+        "serves": serves,
+        "constrains": serves or agent.constraints,
+    }
     if rollout.top_k == 1:
-        return SamplingRules(0.0, ignore=ignore)
+        return SamplingRules(0.0, **flags)
     temperature = rollout.temperature if temperature is None else temperature
-    return SamplingRules(temperature, rollout.top_p, rollout.top_k, ignore)
+    return SamplingRules(temperature, rollout.top_p, rollout.top_k, **flags)
 
 
 def build_runner(config: Config) -> Runner:

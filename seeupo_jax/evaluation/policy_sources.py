@@ -157,6 +157,11 @@ def check_served(config: Config) -> None:
             f"config.rollout.grammar: got {config.rollout.grammar!r}; allowed with --server: none,"
             " since it is not sent to a server."
         )
+    if config.agent.constraints:
+        raise ValueError(
+            "config.agent.constraints: got True; allowed with --server: False, since constraints"
+            " are not sent to a server."
+        )
     check_host(config)
 
 

@@ -65,7 +65,7 @@ def build_learner(config: Config, policy: build.Policy, params: Any) -> BuiltLea
         shapes=build.build_shapes(config, policy.mesh, config.rollout.trajectories),
         temperature=config.rollout.temperature,
         seed=config.seed,
-        truncated=config.rollout.truncated,
+        truncated=config.rollout.truncated or config.agent.constraints,
         entropy=config.telemetry.entropy,
         critic_optimizer=critic_optimizer(config, total_steps=steps),
         scorer_optimizer=scorer_optimizer(config, total_steps=steps),

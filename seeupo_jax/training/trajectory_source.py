@@ -81,6 +81,7 @@ class TrajectorySource:
     ):
         self._config, self._policy, self._worker, self._log = config, policy, worker, log
         drawn = {name: vars(config.rollout)[name] for name in ("top_k", "top_p", "grammar")}
+        drawn |= {"constraints": config.agent.constraints}
         rounded = quantization_note(
             config.rollout.quantize, config.algorithm.importance, ahead=bool(config.rollout_ahead)
         )

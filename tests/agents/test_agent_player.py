@@ -27,7 +27,7 @@ from seeupo_jax.policy.transformer import Transformer
 from seeupo_jax.rewards.scorer import make_scorer
 from seeupo_jax.rollout.collect import EpisodeRequest, collect, group_requests
 from seeupo_jax.rollout.engine.cache_memory import plan_cache
-from seeupo_jax.rollout.engine.protocol import Action
+from seeupo_jax.rollout.engine.protocol import Action, Constraint
 from seeupo_jax.rollout.engine.sampling import Sampling, task_number
 from seeupo_jax.rollout.engine.slots import SlotEngine
 from seeupo_jax.rollout.environment_player import EnvironmentHost
@@ -89,7 +89,8 @@ class Telling:
         whole = self._answer(turn)
         if whole is None:
             del self._open[key]
-            return [Action(key, [], [], failure="the grammar is broken")]
+            refuses = turn.constraint is not None
+            return [Action(key, [], [], failure="the grammar is broken", refuses_tools=refuses)]
         whole = whole[: turn.limit]
         tokens.append(whole[len(tokens)])
         kept = None if turn.listen is None else turn.listen(tokens)
@@ -496,6 +497,24 @@ def test_an_action_that_fails_is_the_episodes_failure_and_ends_the_agent():
     assert (trajectory.stop, trajectory.turns) == ("env_error", 0)
     assert trajectory.info["failure"] == "the grammar is broken"
     assert "agent_failure" not in trajectory.info
+
+
+def test_a_form_without_a_grammar_is_refused_and_the_episode_goes_on():
+    refused = []
+    form = Constraint("must", field="tool_choice")
+
+    async def agent(task, session):
+        await talk(session, "a", tools=(TOOL,), constraint=form)
+        with pytest.raises(CallRefused) as error:
+            await talk(session, "b", tools=(TOOL,), constraint=form)
+        refused.append((error.value.status, error.value.param, str(error.value)))
+        return 1.0
+
+    engine = Telling(lambda turn: say("ok") if len(engine.turns) == 1 else None)
+    trajectory = play_one(agent, engine=engine)
+    assert (trajectory.stop, trajectory.turns) == ("done", 1)
+    assert refused == [(400, "tool_choice", "tool_choice: the grammar is broken")]
+    assert [turn.constraint for turn in engine.turns] == [form, form]  # no thoughts before it
 
 
 def test_a_run_that_stops_ends_its_agents_and_refuses_their_calls():

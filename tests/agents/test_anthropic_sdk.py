@@ -198,6 +198,7 @@ def test_errors_have_anthropics_form(endpoint, client):
 OTHERS = {
     "temperature": {"temperature": 0.1},
     "top_k": {"top_k": 5},
+    "tool_choice": {"tool_choice": {"type": "any"}},
     "tool_choice.name": {"tool_choice": {"type": "none", "name": "x"}},
     "tool_choice.nonsense": {"tool_choice": {"type": "auto", "nonsense": 1}},
     "thinking": {"thinking": {"type": "enabled", "budget_tokens": 1024}},

@@ -1,11 +1,12 @@
 """What requests say of the form of an answer, in the three APIs, by their own clients."""
 
+import dataclasses
 import json
 
 import anthropic
 import openai
 import pytest
-from agent_cases import CALLS, PARAMETERS, TOOL
+from agent_cases import CALLS, PARAMETERS, RULES, TOOL, opened
 
 from seeupo_jax.rollout.engine.protocol import Constraint
 
@@ -37,6 +38,18 @@ def respond(client, **options):
 def message(client, **options):
     asked = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
     return client.messages.create(**asked, **options)
+
+
+@pytest.fixture
+def episode(endpoint):
+    rules = dataclasses.replace(RULES, constrains=True)
+    with opened(endpoint, sampling=rules) as (session, access):
+        yield session, access
+
+
+@pytest.fixture
+def session(episode):
+    return episode[0]
 
 
 @pytest.fixture

@@ -280,6 +280,8 @@ OTHERS = {
     "presence_penalty": 0.5,
     "frequency_penalty": -0.5,
     "top_logprobs": 3,
+    "response_format": {"type": "json_object"},
+    "tool_choice": "required",
     "reasoning_effort": "high",
 }
 

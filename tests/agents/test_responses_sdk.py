@@ -240,6 +240,8 @@ def test_what_the_run_does_anyway_and_what_has_no_effect_is_accepted(client, ses
 
 OTHERS = {
     "temperature": {"temperature": 0.1},
+    "tool_choice": {"tool_choice": {"type": "function", "name": "find"}},
+    "text.format": {"text": {"format": {"type": "json_object"}}},
     "reasoning.effort": {"reasoning": {"effort": "high"}},
     "truncation": {"truncation": "auto"},
     "background": {"background": True},

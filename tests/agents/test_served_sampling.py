@@ -78,9 +78,8 @@ def served():
     engine.begin(params, seed=1, iteration=0)
     limits = {"max_action_tokens": ACTION, "max_context": CONTEXT}
     serving = ServingSession(engine, tokenizer(), AnswerForm(FORMAT), **limits)
-    endpoint = Endpoint(
-        sampling=SamplingRules(1.0, serves=True), model="m", form=AnswerForm(FORMAT)
-    )
+    rules = SamplingRules(1.0, serves=True, constrains=True)
+    endpoint = Endpoint(sampling=rules, model="m", form=AnswerForm(FORMAT))
     thread = threading.Thread(target=serving.run)
     with contextlib.ExitStack() as stack:
         thread.start()

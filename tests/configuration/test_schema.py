@@ -262,6 +262,11 @@ def test_a_value_out_of_range_is_refused(key, value, allowed):
             "got 1 with algorithm.old_policy='turn'; allowed: 0 unless it is iteration",
         ),
         (
+            {"rollout_ahead": 1, "agent": {"constraints": True}},
+            "agent.constraints",
+            "allowed: False, since ratios",
+        ),
+        (
             {"rollout_ahead": 1, "algorithm": {"importance": {"clip": 2.0}}},
             "rollout_ahead",
             "got 1 with algorithm.importance=Importance(clip=2.0, level='sequence'); allowed: 0",

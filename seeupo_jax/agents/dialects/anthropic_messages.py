@@ -301,6 +301,7 @@ def _read_call(request: MessagesRequest, caller: Caller) -> ModelCall:
     stop = tuple(request.stop_sequences or ())
     output = request.output_config
     constraint = read_constraint(
+        caller,
         choice,
         shown,
         wanted_schema(output and output.format, "output_config.format"),

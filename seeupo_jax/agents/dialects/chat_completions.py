@@ -269,6 +269,7 @@ def _read_call(request: ChatRequest, caller: Caller) -> ModelCall:
         limits.pop() if limits else None,
         tuple(request.stop or ()),
         constraint=read_constraint(
+            caller,
             choice,
             shown,
             wanted_schema(request.response_format, "response_format"),

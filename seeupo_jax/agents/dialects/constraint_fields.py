@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import pydantic
 
+from seeupo_jax.agents.dialects.exchange import Caller
 from seeupo_jax.agents.dialects.request_body import Fields, by_type, refuse
 from seeupo_jax.envs.base import Tool
 from seeupo_jax.rollout.engine.constraints import check_schema
@@ -139,23 +140,27 @@ def wanted_schema(wanted: Any, field: str) -> tuple[Mapping[str, Any] | None, st
 
 
 def read_constraint(
+    caller: Caller,
     choice: ToolChoice,
     tools: Sequence[Tool],
     wanted: tuple[Mapping[str, Any] | None, str],
     *,
     single: bool = False,
-    field: str = "tool_choice",
 ) -> Constraint | None:
     """The constraint of a request; None: its answer may have any form.
 
     Args:
       tools: that the policy is shown. wanted: as `wanted_schema`.
-      single: whether there is at most one call. field: of the choice.
+      single: whether there is at most one call.
 
     Raises:
-      CallRefused: a tool that is not there, or a schema that cannot be enforced.
+      CallRefused: no request may have one, a tool is not there, or a schema cannot be enforced.
     """
-    calls, names = choice
+    (calls, names), field, (schema, place) = choice, "tool_choice", wanted
+    asked = [field] * bool(calls == "must" or names) + [place] * (schema is not None)
+    if asked and not caller.rules.constrains:
+        caller.ignored += [caller.rules.refuse_constraint(name) for name in asked]
+        return None
     known = {tool["name"] for tool in tools}
     if calls == "must" and not tools:
         refuse(field, f"{field}: got a choice that forces calls; allowed with tools only.")
@@ -164,7 +169,6 @@ def read_constraint(
             refuse(field, f"{field}: got {name[:80]!r}; allowed: the name of one of the tools.")
     if not tools:
         calls = "none"
-    schema, place = wanted
     if schema is not None and calls != "must":
         try:
             check_schema(schema, place)

@@ -489,6 +489,7 @@ def _read_call(
     choice = ToolChoice() if request.tool_choice is None else request.tool_choice.choice()
     shown = () if choice.calls == "none" else tools
     constraint = read_constraint(
+        caller,
         choice,
         shown,
         wanted_schema(request.text and request.text.format, "text.format"),

@@ -69,6 +69,7 @@ class SamplingRules:
 
     ignore: a request that asks for other sampling is answered nevertheless, and counted.
     serves: each request may have its own sampling; the rules are what holds where it says nothing.
+    constrains: a request may determine the form of its answer.
     """
 
     temperature: float
@@ -76,6 +77,7 @@ class SamplingRules:
     top_k: int | None = None
     ignore: bool = False
     serves: bool = False
+    constrains: bool = False
 
     def read(self, fields: Mapping[str, Any]) -> tuple[RequestSampling, list[str]]:
         """Returns a request's sampling, and the names of fields that are ignored.
@@ -135,6 +137,17 @@ class SamplingRules:
                 param=name,
             )
         return others
+
+    def refuse_constraint(self, name: str) -> str:
+        """Refuses a field that determines the form of an answer; returns it if it is ignored."""
+        if self.ignore:
+            return name
+        raise CallRefused(
+            f"{name}: got a form of the answer; allowed: none, unless the run has"
+            f" agent.constraints=True ({IGNORED_WITH} ignores the field).",
+            code="unsupported_value",
+            param=name,
+        )
 
     def _allowed(self, name: str) -> tuple[Any, ...]:
         match name:

@@ -286,7 +286,7 @@ def _read(source: str) -> str:
 
 def _check(error: str, name: str, setting: str = SETTING) -> None:
     if error:
-        said = re.split(r"\n\d+ \| ", error)[0]  # without the grammar, which it repeats
+        said = re.split(r"\n *\d+ *\| ", error)[0]  # without the grammar, which it repeats
         reason = " ".join(said.replace("<non-verbose/>", "").split())
         raise ValueError(f"{setting}: llguidance refused {name}: {reason}.")
 

@@ -87,14 +87,22 @@ def filter_logits(logits_NV: jax.Array, *, top_k: int | None, top_p: float | Non
     return logits_NV
 
 
-def truncation_note(*, top_k: int | None, top_p: float | None, grammar: str | None) -> str | None:
-    """A sentence where tokens are drawn from less than the whole softmax; None where not."""
+def truncation_note(
+    *, top_k: int | None, top_p: float | None, grammar: str | None, constraints: bool = False
+) -> str | None:
+    """A sentence where tokens are drawn from less than the whole softmax; None where not.
+
+    Args:
+      constraints: whether calls may constrain their answers.
+    """
     limits = {"top_k": top_k, "top_p": None if top_p == 1 else top_p, "grammar": grammar}
     set_ = [f"{name}={value}" for name, value in limits.items() if value is not None]
-    if not set_:
+    said = [f"config.rollout.{', '.join(set_)}"] if set_ else []
+    said += ["config.agent.constraints=True"] if constraints else []
+    if not said:
         return None
     return (
-        f"config.rollout.{', '.join(set_)}: tokens are drawn from a subset of the softmax whose"
+        f"{', '.join(said)}: tokens are drawn from a subset of the softmax whose"
         " gradient is taken, which biases updates; forced tokens are left out"
         " (sweep/forced_fraction), and logp/sampler_trainer_gap_mean measures the cut-off mass"
     )

@@ -189,3 +189,5 @@ def test_draws_from_a_part_of_the_softmax_are_said():
     assert truncation_note(top_k=None, top_p=1.0, grammar=None) is None
     said = truncation_note(top_k=20, top_p=0.9, grammar="tool_calls")
     assert said.startswith("config.rollout.top_k=20, top_p=0.9, grammar=tool_calls: ")
+    said = truncation_note(top_k=None, top_p=1.0, grammar=None, constraints=True)
+    assert said.startswith("config.agent.constraints=True: tokens are drawn")
