@@ -23,6 +23,7 @@ from seeupo_jax.durable_files import make_folder
 from seeupo_jax.parallel.distributed import place, to_host
 from seeupo_jax.parallel.mesh import param_shardings
 from seeupo_jax.policy.architecture import FEED_FORWARD, Architecture, LoraAdapters
+from seeupo_jax.policy.families import FAMILIES
 from seeupo_jax.policy.files.expert_adapters import (
     PARAMETERS,
     ExpertAdapterTensors,
@@ -203,12 +204,18 @@ def adapters_of_shared_tensors(arch: Architecture, adapters: Any) -> str | None:
     Args:
       adapters: their tree, or that of their shapes.
     """
-    stored = stored_parameters(arch, adapters)
+    stored = list(stored_parameters(arch, adapters))
+    if _packs_experts(arch) and any(".experts." in each.names[0] for each in stored):
+        return f"of experts, which {arch.family} packs in another order than PEFT's files here"
     names = {each.names[0].rpartition(".lora_")[0] for each in stored if each.first_row is not None}
     if not names:
         return None
     modules = sorted({name.rpartition(".")[2] for name in names})
     return f"of parts of {', '.join(modules)}, each one module to PEFT"
+
+
+def _packs_experts(arch: Architecture) -> bool:
+    return arch.family is not None and FAMILIES[arch.family].packed_experts
 
 
 def load_adapters(
@@ -226,6 +233,11 @@ def load_adapters(
     wanted, _ = split_trainable(network, shapes)
     tensors: Tensors = SafetensorsFolder(folder, WEIGHTS_FILE, prefix=PREFIX)
     if network.arch.expert_adapters is not None:
+        if _packs_experts(network.arch):
+            raise ValueError(
+                f"{folder}: got adapters of experts, which {network.arch.family} packs in another"
+                " order than PEFT's files here; allowed: adapters of other modules."
+            )
         tensors = ExpertAdapterTensors(tensors, network.arch.moe.experts, lora.targets)
     stored = list(stored_parameters(network.arch, wanted))
     check_tensors(tensors, stored, wanted, folder)
