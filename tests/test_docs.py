@@ -19,8 +19,10 @@ from seeupo_jax import envs, report
 from seeupo_jax.configuration.flags import as_overrides
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.configuration.schema import Config, Env
+from seeupo_jax.envs.tool_formats.formats import TOOL_FORMATS
 from seeupo_jax.metrics.run_manifest import Resumption
 from seeupo_jax.planning.chips import parse_topology
+from seeupo_jax.policy.families import FAMILIES
 from seeupo_jax.supervised.conversation_sources import open_conversations
 from seeupo_jax.supervised.sft_config import check_sft
 from seeupo_jax.training.checks import check_config, check_planned
@@ -299,3 +301,26 @@ def test_the_example_that_reads_trajectories_runs(tmp_path, capsys, monkeypatch)
     monkeypatch.chdir(tmp_path)
     exec(example, {})
     assert capsys.readouterr().out == "t7 done hello\n"
+
+
+def test_the_table_of_models_has_a_row_with_figures_for_every_family():
+    page = (ROOT / "docs" / "models.md").read_text()
+    (head, table) = re.search(
+        r"(\| `model_type` .* logits .*)\n\|[-|]+\n((?:\|.*\n)+)", page
+    ).groups()
+    columns = [cell.strip() for cell in head.strip("|").split("|")]
+    rows = [
+        dict(zip(columns, (cell.strip() for cell in line.strip("|").split("|")), strict=True))
+        for line in table.splitlines()
+    ]
+    named = [row["`model_type`"].strip("`") for row in rows]
+    assert named == list(dict.fromkeys(named))
+    assert set(FAMILIES) - set(named) == set()
+    assert set(named) - set(FAMILIES) == set()
+    for row in rows:
+        assert 0 < float(row["logits"]) <= 1e-4 and 0 < float(row["gradients"]) <= 1e-4, row
+        here, torch = map(float, row["bfloat16"].split(" / "))
+        assert 0 < here and 0 < torch, row
+        formats = re.findall("`(.*?)`", row["tool format"])
+        assert set(formats) <= set(TOOL_FORMATS) and row["tool format"], row
+        assert all(f"*{limit}*:" in page for limit in row["limits"].split(", ") if limit), row

@@ -106,7 +106,7 @@ def test_it_trains_as_it_samples_and_is_exported(family, made, tmp_path):
 def test_adapters_of_it_train_and_are_read_by_peft(family, made, tmp_path):
     folder, reference = made(family)
     # To PEFT a tensor of several matrices is one module.
-    merge = bool(FAMILIES[family].fused)
+    merge = bool(FAMILIES[family].fused or FAMILIES[family].packed_experts)
     metrics = iteration(folder, tmp_path, "lora.rank=2", f"lora.merge={merge}")
     assert metrics["logp/sampler_trainer_gap"] <= 3e-6
     exported = torch_model(tmp_path / "policy" if merge else folder)

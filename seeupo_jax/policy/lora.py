@@ -24,6 +24,7 @@ from seeupo_jax.durable_files import make_folder
 from seeupo_jax.parallel.distributed import place, to_host
 from seeupo_jax.parallel.mesh import param_shardings
 from seeupo_jax.policy.architecture import FEED_FORWARD, Architecture, LoraAdapters
+from seeupo_jax.policy.families import FAMILIES
 from seeupo_jax.policy.files import fused_adapters
 from seeupo_jax.policy.files.expert_adapters import (
     PARAMETERS,
@@ -228,8 +229,11 @@ def adapters_of_some_parts(arch: Architecture, adapters: Any) -> str | None:
     Args:
       adapters: their tree, or that of their shapes.
     """
+    stored = list(stored_parameters(arch, adapters))
+    if _packs_experts(arch) and any(".experts." in each.names[0] for each in stored):
+        return f"of experts, which {arch.family} packs in another order than PEFT's files here"
     counts: dict[str, int] = {}
-    for each in stored_parameters(arch, adapters):
+    for each in stored:
         if each.first_row is not None:
             counts[each.names[0]] = counts.get(each.names[0], 0) + 1
     modules = {name: fused_adapters.module_of(name) or "" for name in counts}
@@ -242,6 +246,10 @@ def adapters_of_some_parts(arch: Architecture, adapters: Any) -> str | None:
         return None
     how = "" if arch.lora.pattern is None else " by a regular expression"
     return f"of parts of {', '.join(sorted(wrong))}{how}, each one module to PEFT"
+
+
+def _packs_experts(arch: Architecture) -> bool:
+    return arch.family is not None and FAMILIES[arch.family].packed_experts
 
 
 def load_adapters(
@@ -259,6 +267,11 @@ def load_adapters(
     wanted, _ = split_trainable(network, shapes)
     tensors: Tensors = SafetensorsFolder(folder, WEIGHTS_FILE, prefix=PREFIX)
     if network.arch.expert_adapters is not None:
+        if _packs_experts(network.arch):
+            raise ValueError(
+                f"{folder}: got adapters of experts, which {network.arch.family} packs in another"
+                " order than PEFT's files here; allowed: adapters of other modules."
+            )
         tensors = ExpertAdapterTensors(tensors, network.arch.moe.experts, lora.targets)
     stored = list(stored_parameters(network.arch, wanted))
     if rows := fused_adapters.rows_of_parts(wanted, stored):

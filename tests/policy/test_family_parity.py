@@ -17,7 +17,7 @@ from twin_policy import tensors_of
 
 from seeupo_jax.policy import from_pretrained, save_pretrained
 from seeupo_jax.policy.architecture import LoraAdapters
-from seeupo_jax.policy.lora import attach_adapters, merge_adapters, save_adapters
+from seeupo_jax.policy.lora import attach_adapters, load_adapters, merge_adapters, save_adapters
 from seeupo_jax.policy.network import split_model, token_logp
 
 VOCAB = 331
@@ -403,3 +403,16 @@ def test_adapters_of_parts_of_a_tensor_are_stored_merged_only(torch_model, tmp_p
     with pytest.raises(ValueError, match="of parts of gate_up_proj, qkv_proj, each .*merge"):
         save_adapters(adapted(model, ("q_proj", "up_proj")), tmp_path, "base")
     save_adapters(adapted(model, ("o_proj", "down_proj")), tmp_path / "others", "base")
+
+
+def test_adapters_of_packed_experts_are_stored_merged_only(torch_model, tmp_path):
+    """PEFT would take the columns of gate and up for halves."""
+    model, _ = from_pretrained(torch_model("gpt_oss")[1], dtype="float32")
+    with pytest.raises(ValueError, match="got adapters of experts, which gpt_oss packs .*merge"):
+        save_adapters(adapted(model, ("q_proj", "down_proj")), tmp_path, "base")
+    save_adapters(adapted(model, ("q_proj", "o_proj")), tmp_path, "base")
+    file = tmp_path / "adapter_config.json"
+    values = json.loads(file.read_text()) | {"target_parameters": ["mlp.experts.down_proj"]}
+    file.write_text(json.dumps(values))
+    with pytest.raises(ValueError, match="got adapters of experts, which gpt_oss packs .*allowed"):
+        load_adapters(model, tmp_path)

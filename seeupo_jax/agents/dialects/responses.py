@@ -224,7 +224,7 @@ class ResponsesExchange(OneAnswer):
         self._history = _read_history(request, caller)
         self._tools = ResponseTools(request.tools or (), caller)
         self._sent_tools = [_complete_tool(tool) for tool in tree.get("tools") or ()]
-        call = _read_call(request, self._history, self._tools.shown)
+        call = self._read_call(self._tools.shown)
         self.call = dataclasses.replace(call, **sampling._asdict())
         self.stream = bool(request.stream)
         self._logprobs = "message.output_text.logprobs" in (request.include or ())
@@ -232,6 +232,27 @@ class ResponsesExchange(OneAnswer):
         self._created = int(time.time())
         self._sent = 0  # events
         self._message_open = self._thoughts_open = False
+
+    def _read_call(self, tools: tuple[Tool, ...]) -> ModelCall:
+        request, history = self._request, self._history
+        if not history:
+            refuse("input", "input: got no items; allowed: at least one.")
+        head = (
+            ()
+            if request.instructions is None
+            else (HistoryMessage("system", request.instructions),)
+        )
+        choice = ToolChoice() if request.tool_choice is None else request.tool_choice.choice()
+        shown = () if choice.calls == "none" else tools
+        constraint = read_constraint(
+            self._caller,
+            choice,
+            shown,
+            wanted_schema(request.text and request.text.format, "text.format"),
+            single=request.parallel_tool_calls is False,
+        )
+        messages = (*head, *history)
+        return ModelCall(messages, shown, request.max_output_tokens, constraint=constraint)
 
     def reply(self, *completions: Completion) -> dict[str, Any]:
         (completion,) = completions
@@ -478,25 +499,6 @@ def _read_message(item: _Message | _Output, place: str) -> tuple[HistoryMessage,
 
 def _join(parts: Sequence[_Part]) -> str:
     return "\n".join(part.text for part in parts)
-
-
-def _read_call(
-    request: ResponsesRequest, history: tuple[HistoryMessage, ...], tools: tuple[Tool, ...]
-) -> ModelCall:
-    if not history:
-        refuse("input", "input: got no items; allowed: at least one.")
-    head = () if request.instructions is None else (HistoryMessage("system", request.instructions),)
-    choice = ToolChoice() if request.tool_choice is None else request.tool_choice.choice()
-    shown = () if choice.calls == "none" else tools
-    constraint = read_constraint(
-        caller,
-        choice,
-        shown,
-        wanted_schema(request.text and request.text.format, "text.format"),
-        single=request.parallel_tool_calls is False,
-    )
-    messages = (*head, *history)
-    return ModelCall(messages, shown, request.max_output_tokens, constraint=constraint)
 
 
 def _complete_tool(tool: dict[str, Any]) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from gguf.quants import dequantize
 
 from seeupo_jax.configuration.user_code import shown
 from seeupo_jax.policy.files.gguf_families import (
+    ARCHITECTURES,
     EXPERT,
-    FAMILIES,
     GgufFamily,
     Settings,
     find_family,
@@ -233,9 +233,9 @@ def _split_experts(
 
 def _read_settings(path: Path, fields: Mapping[str, Any]) -> tuple[GgufFamily, Settings]:
     name = fields.get("general.architecture")
-    if not isinstance(name, str) or name not in FAMILIES:
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         raise ValueError(
-            f"{path}: general.architecture is {name!r}; allowed: {', '.join(FAMILIES)}."
+            f"{path}: general.architecture is {name!r}; allowed: {', '.join(ARCHITECTURES)}."
         )
     prefix = f"{name}."
     values = {k.removeprefix(prefix): v for k, v in fields.items() if k.startswith(prefix)}
@@ -259,9 +259,9 @@ def _config(
         raise ValueError(f"{settings.path} lacks {_EMBEDDING}; allowed: a file that has it.")
     width, heads = settings.integer("embedding_length"), settings.integer("attention.head_count")
     head_dim = settings.integer("attention.key_length", width // heads)
-    rotated = settings.integer("rope.dimension_count", head_dim)
-    for key, size in (("attention.value_length", head_dim), ("rope.dimension_count", rotated)):
-        if settings.integer(key, size) != head_dim and not (family.head_part and key[0] == "r"):
+    whole = () if family.head_part else ("rope.dimension_count",)
+    for key in ("attention.value_length", *whole):
+        if settings.integer(key, head_dim) != head_dim:
             raise settings.refusal(key, f"{head_dim}, the size of a head")
     config = {
         "model_type": family.model_type,
@@ -282,6 +282,7 @@ def _config(
     if family.biases:
         config["attention_bias"] = any(f"blk.0.{name}" in stored for name in family.biases)
     if family.head_part:
+        rotated = settings.integer("rope.dimension_count", head_dim)
         config["partial_rotary_factor"] = rotated / head_dim
     return config | family.read(settings)
 

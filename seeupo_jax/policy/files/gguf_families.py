@@ -143,6 +143,7 @@ _GRANITE = {
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
 }
+_LAYERS = 1 << 16  # a damaged file may state 2**32
 _SIGMOID = 2  # of llama.cpp's ways to score experts
 
 
@@ -152,20 +153,24 @@ def _windows(settings: Settings, period: int) -> dict[str, Any]:
     pattern = settings.values.get(_PATTERN, period)
     if isinstance(pattern, int) and not isinstance(pattern, bool) and pattern > 0:
         every = pattern
-        pattern = [(i + 1) % every != 0 for i in range(min(layers, 1 << 16))]
+        pattern = [(i + 1) % every != 0 for i in range(min(layers, _LAYERS))]
     if not isinstance(pattern, list) or {type(each) for each in pattern} != {bool}:
         raise settings.refusal(_PATTERN, "a whole number >= 1, or true or false of every layer")
     kinds = ["sliding_attention" if window else "full_attention" for window in pattern]
     return {"layer_types": kinds, "sliding_window": settings.integer(_WINDOW)}
 
 
-def _ropes(settings: Settings) -> dict[str, Any]:
-    """The scaled rope of layers without a window, and that of the others."""
+def _ropes(settings: Settings, window_base: float | None = None) -> dict[str, Any]:
+    """The scaled rope of layers without a window, and that of the others.
+
+    window_base: of those where the file does not state it; None: the same.
+    """
     base = settings.real("rope.freq_base", 10_000.0)
+    window_base = settings.real(_WINDOW_BASE, base if window_base is None else window_base)
     full: dict[str, Any] = {"rope_type": "default"} | (rope_scaling(settings) or {})
     if "rope.scaling.yarn_attn_factor" in settings.values:
         full["attention_factor"] = settings.real("rope.scaling.yarn_attn_factor")
-    sliding = {"rope_type": "default", "rope_theta": settings.real(_WINDOW_BASE, base)}
+    sliding = {"rope_type": "default", "rope_theta": window_base}
     ropes = {"full_attention": full | {"rope_theta": base}, "sliding_attention": sliding}
     return {"rope_parameters": ropes, "rope_theta": None, "rope_scaling": None}
 
@@ -189,11 +194,8 @@ def _read_gemma2(settings: Settings) -> dict[str, Any]:
 
 
 def _read_gemma3(settings: Settings) -> dict[str, Any]:
-    default = settings.values.get(_WINDOW_BASE, 10_000.0)  # llama.cpp's, whatever the other's is
-    with_base = Settings(
-        settings.path, settings.architecture, {**settings.values, _WINDOW_BASE: default}
-    )
-    return _gemma_scale(settings, layers=62) | _windows(settings, period=6) | _ropes(with_base)
+    ropes = _ropes(settings, window_base=10_000.0)  # llama.cpp's default, whatever the other is
+    return _gemma_scale(settings, layers=62) | _windows(settings, period=6) | ropes
 
 
 def _read_phi3(settings: Settings) -> dict[str, Any]:
@@ -270,17 +272,20 @@ def _read_ministral3(settings: Settings) -> dict[str, Any]:
 
 
 def _read_granite(settings: Settings) -> dict[str, Any]:
-    return {name: settings.real(key, 1.0) for key, name in _GRANITE.items()}
+    finetuned = "rope.scaling.finetuned"
+    if settings.values.get(finetuned) is False:  # how llama.cpp has a Granite without rope
+        raise settings.refusal(finetuned, "True")
+    return {name: settings.real(key) for key, name in _GRANITE.items()}
 
 
 def _read_smollm3(settings: Settings) -> dict[str, Any]:
-    layers = min(settings.integer("block_count"), 1 << 16)
+    layers = min(settings.integer("block_count"), _LAYERS)
     return {"no_rope_layers": [int((i + 1) % 4 != 0) for i in range(layers)]}
 
 
 _PLAIN = _NORMS | _ATTENTION
 _LLAMA = GgufFamily("llama", _PLAIN, biases=_ALL_BIAS, permuted=True)
-FAMILIES = {
+ARCHITECTURES = {
     "llama": _LLAMA,
     "qwen2": GgufFamily("qwen2", _PLAIN | _QKV_BIAS),
     "qwen3": GgufFamily("qwen3", _PLAIN | _QK_NORM),
@@ -387,7 +392,7 @@ def find_family(architecture: str, values: Mapping[str, Any]) -> GgufFamily:
         setting, variant = _VARIANTS[architecture]
         if values.get(setting):
             return variant
-    return FAMILIES[architecture]
+    return ARCHITECTURES[architecture]
 
 
 def rope_scaling(settings: Settings) -> dict[str, Any] | None:

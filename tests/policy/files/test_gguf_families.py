@@ -14,7 +14,7 @@ from gguf_cases import write_llama
 
 from seeupo_jax.policy import from_pretrained, save_pretrained
 from seeupo_jax.policy.files.gguf import GgufFile
-from seeupo_jax.policy.files.gguf_families import FAMILIES, Settings
+from seeupo_jax.policy.files.gguf_families import ARCHITECTURES, Settings
 from seeupo_jax.policy.files.gguf_header import read_header
 
 IDS = torch_models.tokens(32, 2)
@@ -40,7 +40,7 @@ def test_logits_of_a_converted_file_are_those_of_pytorch(case, tmp_path):
 def test_every_architecture_has_a_converted_file():
     by_packages_names = {"llama", "qwen2", "qwen3"}  # of `test_gguf.py`
     converted = {read_header(HERE / f"{case}.gguf")[0]["general.architecture"] for case in CASES}
-    assert converted | by_packages_names == set(FAMILIES)
+    assert converted | by_packages_names == set(ARCHITECTURES)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_gemmas_scores_are_scaled_as_those_of_the_published_size(
         "attention.key_length": 128 if layers in (46, 62) else 256,
         "attention.sliding_window": 512,
     }
-    config = FAMILIES[architecture].read(Settings(HERE, architecture, values))
+    config = ARCHITECTURES[architecture].read(Settings(HERE, architecture, values))
     assert config["query_pre_attn_scalar"] == scalar
     wanted = 2 if architecture == "gemma2" else 6
     assert config["layer_types"].index("full_attention") == wanted - 1
@@ -85,13 +85,19 @@ EXPERTS = {"expert_count": 4, "expert_used_count": 2}
         ("dots1", {"expert_weights_norm": 1}, "expert_weights_norm is 1; allowed: true or false"),
         ("qwen3moe", EXPERTS, "qwen3moe.expert_feed_forward_length is None; allowed: a whole"),
         ("mistral3", {}, "mistral3.rope.scaling.yarn_log_multiplier is None; allowed: a number"),
-        ("granite", {"logit_scale": 0.0}, "granite.logit_scale is 0.0; allowed: a number > 0"),
+        ("granite", {"rope.scaling.finetuned": False}, "finetuned is False; allowed: True"),
+        ("granite", {"attention.scale": 0.1}, "granite.embedding_scale is None; allowed: a number"),
+        (
+            "granite",
+            {"attention.scale": 0.0, "logit_scale": 0.0},
+            "attention.scale is 0.0; allowed: a number > 0",
+        ),
     ],
 )
 def test_a_setting_that_is_not_computed_is_refused(architecture, values, reason):
     sizes = {"embedding_length": 8, "attention.head_count": 2}
     with pytest.raises(ValueError, match=f"m.gguf: .*{reason}"):
-        FAMILIES[architecture].read(Settings("m.gguf", architecture, sizes | values))
+        ARCHITECTURES[architecture].read(Settings("m.gguf", architecture, sizes | values))
 
 
 def test_experts_that_are_not_as_many_as_stated_are_refused(tmp_path):
