@@ -408,6 +408,11 @@ REFUSED = {
     },
     "qk_rope_head_dim is 5; allowed: an even number": {"qk_rope_head_dim": 5},
     "moe_layer_freq is 2; allowed: 1": {"moe_layer_freq": 2},
+    "scoring_func is 'softmax'; allowed: sigmoid": {"scoring_func": "softmax"},
+    "scoring_func is 'sigmoid'; allowed: softmax": {
+        "model_type": "deepseek_v2",
+        "scoring_func": "sigmoid",
+    },
     "rope_interleave is 'no'; allowed: true or false": {"rope_interleave": "no"},
     "topk_method is 'random'; allowed: greedy": {
         "model_type": "deepseek_v2",

@@ -121,6 +121,7 @@ def _read_deepseek_experts(values: Mapping[str, Any], source: str) -> Moe:
     missing = [key for key in _DEEPSEEK_KEYS if values.get(key) is None]
     if missing:
         raise ValueError(f"{source}: {', '.join(missing)} missing; a model of experts has them.")
+    _check_scores(values, ("sigmoid", "noaux_tc"), source)  # the second as dots.llm1 says it
     dense = values["first_k_dense_replace"]
     if not 0 <= dense < values["num_hidden_layers"]:
         raise ValueError(
@@ -149,6 +150,12 @@ def _read_deepseek_experts(values: Mapping[str, Any], source: str) -> Moe:
     )
 
 
+def _check_scores(values: Mapping[str, Any], allowed: tuple[str, ...], source: str) -> None:
+    stated = values.get("scoring_func")
+    if stated is not None and stated not in allowed:
+        raise ValueError(f"{source}: scoring_func is {shown(stated)}; allowed: {allowed[0]}.")
+
+
 def _read_deepseek2_experts(values: Mapping[str, Any], source: str) -> Moe:
     method, one_group = values["topk_method"], {"n_group": 1, "topk_group": 1}
     if method not in ("greedy", "group_limited_greedy"):
@@ -157,8 +164,9 @@ def _read_deepseek2_experts(values: Mapping[str, Any], source: str) -> Moe:
         )
     if values["norm_topk_prob"]:
         raise ValueError(f"{source}: norm_topk_prob is true; allowed for deepseek_v2: false.")
+    _check_scores(values, ("softmax",), source)
     groups = one_group if method == "greedy" else {}
-    moe = _read_deepseek_experts({**values, **groups}, source)
+    moe = _read_deepseek_experts({**values, **groups, "scoring_func": None}, source)
     return replace(moe, scores="softmax", selection_bias=False, group_best=1)
 
 
