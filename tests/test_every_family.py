@@ -35,7 +35,7 @@ CHOICES = [text.removeprefix("--config.") for text in run_cases.CHOICES]
 SHORT = ("iterations=1", "rollout.tasks=2", "evaluation.tasks=0", "checkpoint.every=0")
 every_family = pytest.mark.parametrize("family", FAMILIES)
 EVERY = jax.devices()
-NOT_SHARED = "what sequences share is computed for each of them"
+NOT_SHARED = "training computes what sequences share for each of them"
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +76,10 @@ def iteration(folder, workdir, *choices):
     return metrics
 
 
+# The default names projections that these models do not have.
+LATENT_TARGETS = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+
+
 def torch_model(folder):
     read = transformers.AutoModelForCausalLM.from_pretrained
     return read(folder, dtype=torch.float32, attn_implementation="eager").eval()
@@ -105,9 +109,11 @@ def test_it_trains_as_it_samples_and_is_exported(family, made, tmp_path):
 @every_family
 def test_adapters_of_it_train_and_are_read_by_peft(family, made, tmp_path):
     folder, reference = made(family)
-    # To PEFT a tensor of several matrices is one module.
-    merge = bool(FAMILIES[family].fused or FAMILIES[family].packed_experts)
-    metrics = iteration(folder, tmp_path, "lora.rank=2", f"lora.merge={merge}")
+    merge = FAMILIES[family].packed_experts  # which PEFT reads in another order
+    choices = ("lora.rank=2", f"lora.merge={merge}")
+    if FAMILIES[family].latent:
+        choices += (f"lora.targets={LATENT_TARGETS}",)
+    metrics = iteration(folder, tmp_path, *choices)
     assert metrics["logp/sampler_trainer_gap"] <= 3e-6
     exported = torch_model(tmp_path / "policy" if merge else folder)
     if not merge:

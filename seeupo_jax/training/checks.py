@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -243,7 +244,8 @@ def check_model(config: Config, mesh: jax.sharding.Mesh, *, tokenizer: bool = Tr
     lora = build.adapters_of(config)
     if lora is not None or config.optimizer.groups:
         shapes = _trained_shapes(config, arch)
-        some = None if lora is None else adapters_of_some_parts(arch, shapes)
+        adapted = dataclasses.replace(arch, lora=lora)
+        some = None if lora is None else adapters_of_some_parts(adapted, shapes)
         if some is not None and not config.lora.merge:
             raise ValueError(
                 f"config.lora.merge: got False with adapters {some}; allowed: True, or names of all"

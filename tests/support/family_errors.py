@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import test_expert_parity
 import test_family_parity
+import test_latent_attention
 import test_parity
 import torch
 import torch_models
@@ -38,6 +39,7 @@ def variants():
         (test_parity, test_parity.SIZES),
         (test_family_parity, {}),
         (test_expert_parity, test_expert_parity.SIZES),
+        (test_latent_attention, test_latent_attention.SIZES),
     ):
         for family, values in module.CASES.values():
             found[family].append(common | values)
