@@ -11,11 +11,12 @@ from agent_cases import TOOL, make_endpoint, opened
 
 ASKED = {"model": "ours", "messages": [{"role": "user", "content": "good"}]}
 PAGE = "http://localhost:3000"
+HEAD_S = 1.5  # long enough for a request on a machine that is busy
 
 
 @pytest.fixture(scope="module")
 def endpoint():
-    endpoint = make_endpoint(origins=(PAGE,), head_s=0.5)
+    endpoint = make_endpoint(origins=(PAGE,), head_s=HEAD_S)
     yield endpoint
     endpoint.close()
 
@@ -58,20 +59,20 @@ def test_headers_that_are_never_complete_are_timed_out(endpoint, sent):
         began = time.monotonic()
         connection.sendall(sent)
         answer = everything(connection)
-    assert answer.startswith(b"HTTP/1.1 408 ") and 0.4 < time.monotonic() - began < 10
+    assert answer.startswith(b"HTTP/1.1 408 ") and HEAD_S / 2 < time.monotonic() - began < 20
 
 
 def test_headers_that_drip_are_timed_out_after_an_answer_too(endpoint):
     with connect(endpoint) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nhost: h\r\n\r\n")
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
-        time.sleep(0.8)  # a connection may rest between two requests
+        time.sleep(HEAD_S + 0.3)  # a connection may rest between two requests
         began = time.monotonic()
         with pytest.raises(OSError):  # it is closed while more arrives
-            for _ in range(100):
+            for _ in range(300):
                 connection.sendall(b"G")
                 time.sleep(0.1)
-    assert 0.4 < time.monotonic() - began < 5
+    assert HEAD_S / 2 < time.monotonic() - began < 20
 
 
 def test_a_connection_on_which_nothing_arrives_is_closed(endpoint):
@@ -82,7 +83,7 @@ def test_a_connection_on_which_nothing_arrives_is_closed(endpoint):
 def test_a_body_may_take_longer_than_headers(endpoint, http):
     def slow():
         yield b'{"model": "ours", '
-        time.sleep(0.8)
+        time.sleep(HEAD_S + 0.3)
         yield b'"messages": [{"role": "user", "content": "good"}]}'
 
     assert http.post("/v1/chat/completions", content=slow()).status_code == 200
