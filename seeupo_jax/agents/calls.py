@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from seeupo_jax.envs.base import Tool, TurnRewards
 from seeupo_jax.envs.pool import Failure
@@ -37,6 +37,9 @@ class ModelCall:
     sampling: None: the run's, or the server's. seed: of its random numbers; None: any.
     answers: number of messages that are asked for; answer: the number of this one.
     constraint: the form of the message; None: any.
+    prompt: the context itself instead of messages, as a text or as tokens. At a server only.
+    echo: whether the completion has the context too; scores: number of likeliest tokens to state
+      beside each of its log-probabilities, None: these are not computed either.
     """
 
     messages: tuple[HistoryMessage, ...]
@@ -48,6 +51,21 @@ class ModelCall:
     answers: int = 1
     answer: int = 0
     constraint: Constraint | None = None
+    prompt: str | tuple[int, ...] | None = None
+    echo: bool = False
+    scores: int | None = None
+
+
+class EchoedContext(NamedTuple):
+    """A context that is sent back: fields as of `Completion`.
+
+    logp, top: of the tokens but the first; empty: not asked for.
+    """
+
+    text: str
+    pieces: tuple[bytes, ...]
+    logp: tuple[float, ...] = ()
+    top: tuple[tuple[tuple[bytes, float], ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,6 +81,7 @@ class Completion:
     stopped_at: the stop string that ended it; None: it ended otherwise.
     thoughts: "" if there are none, or they are part of the content.
     top: of each token, the likeliest ones with their log-probabilities; empty: not asked for.
+    context: that it continues, where the call asks for it.
     """
 
     text: str
@@ -76,6 +95,7 @@ class Completion:
     stopped_at: str | None = None
     thoughts: str = ""
     top: tuple[tuple[tuple[bytes, float], ...], ...] = ()
+    context: EchoedContext | None = None
 
     @property
     def message(self) -> HistoryMessage:

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from seeupo_jax.agents.answer_form import AnswerForm, AnswerSplitter, Shown
+from seeupo_jax.agents.answer_form import PLAIN_TEXT, AnswerForm, AnswerSplitter, Shown
 from seeupo_jax.agents.calls import (
     Access,
     CallRefused,
@@ -35,7 +35,12 @@ try:
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
 
-    from seeupo_jax.agents.dialects import anthropic_messages, chat_completions, responses
+    from seeupo_jax.agents.dialects import (
+        anthropic_messages,
+        chat_completions,
+        completions,
+        responses,
+    )
     from seeupo_jax.agents.dialects.exchange import Caller, Dialect, Event, Exchange
     from seeupo_jax.agents.dialects.request_body import parse_json
     from seeupo_jax.agents.dialects.sampling_rules import SamplingRules
@@ -61,6 +66,7 @@ _log = logging.getLogger(__name__)
 
 DIALECTS: dict[str, Dialect] = {
     "/v1/chat/completions": chat_completions.DIALECT,
+    "/v1/completions": completions.DIALECT,
     "/v1/responses": responses.DIALECT,
     "/v1/messages": anthropic_messages.DIALECT,
 }
@@ -258,8 +264,8 @@ class Endpoint:
             if exchange.stream:
                 return await self._answer_stream(request, client.session, exchange)
             calls = self._complete_all(client.session, exchange)
-            completions = await until_disconnect(request.receive, calls)
-            return JSONResponse(exchange.reply(*completions))
+            done = await until_disconnect(request.receive, calls)
+            return JSONResponse(exchange.reply(*done))
         except (ClientGone, ClientDisconnect):
             return Response(status_code=499)  # the client has disconnected
         except Exception as error:
@@ -351,7 +357,10 @@ class Endpoint:
 
     async def _events(self, session: Session, exchange: Exchange) -> AsyncGenerator[Event, None]:
         pieces: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
-        form, branches = self._form.with_tools(exchange.call.tools), exchange.branches
+        form = PLAIN_TEXT
+        if exchange.call.prompt is None:
+            form = self._form.with_tools(exchange.call.tools)
+        branches = exchange.branches
         splitters = [AnswerSplitter(form) for _ in branches]
         started = False
         calls = self._complete_all(session, exchange, lambda *piece: pieces.put_nowait(piece))
@@ -365,16 +374,16 @@ class Endpoint:
                 shown = splitters[index].feed(text)
                 for event in _write_parts(branches[index], shown):
                     yield event
-            completions = await task
+            done = await task
         for event in () if started else exchange.begin():
             yield event
-        for branch, splitter, completion in zip(branches, splitters, completions, strict=True):
+        for branch, splitter, completion in zip(branches, splitters, done, strict=True):
             rest = splitter.rest(Shown(completion.thoughts, completion.content))
             for event in branch.think(rest.thoughts) if rest.thoughts else ():
                 yield event
             for event in branch.end(completion, rest.content):
                 yield event
-        for event in exchange.close(*completions):
+        for event in exchange.close(*done):
             yield event
 
     async def _show_metrics(self, request: Request) -> Response:

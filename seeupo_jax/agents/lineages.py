@@ -247,7 +247,10 @@ def check_length(call: ModelCall, tokenizer: Tokenizer, max_context: int) -> Non
     if longest is None:
         return
     most, size = _SLACK * longest * max_context, sum(map(_characters, call.messages))
-    name, got = "messages", f"{size} characters"
+    if call.prompt is not None:  # of tokens, each at least a character
+        size = len(call.prompt)
+    name = "messages" if call.prompt is None else "prompt"
+    got = f"{size} characters"
     if size <= most and call.tools and lists_tools(tokenizer):
         size += len(json.dumps(call.tools, ensure_ascii=False))
         name, got = "tools", f"{size} characters with the messages"

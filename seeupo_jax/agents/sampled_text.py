@@ -101,14 +101,7 @@ class SampledText:
             cached_tokens=cached_tokens,
             stopped_at=None if self._end is None else self._end[2],
             thoughts=thoughts,
-            top=self._likeliest(action, len(tokens)),
-        )
-
-    def _likeliest(self, action: Action, count: int) -> tuple[tuple[tuple[bytes, float], ...], ...]:
-        """The likeliest tokens at each of an action's first tokens, if they were asked for."""
-        return tuple(
-            tuple((token_bytes(self._tokenizer, token), logp) for token, logp in each)
-            for each in (action.top or ())[:count]
+            top=likeliest(self._tokenizer, (action.top or ())[: len(tokens)]),
         )
 
     def _text(self, tokens: Sequence[int]) -> str:
@@ -186,6 +179,15 @@ def text_with_mark(tokenizer: Tokenizer, tokens: Sequence[int], mark: str) -> st
     return "".join(
         mark * len(list(run)) if is_control else tokenizer.text(list(run))
         for is_control, run in groupby(tokens, key=control.__eq__)
+    )
+
+
+def likeliest(
+    tokenizer: Tokenizer, top: Sequence[Sequence[tuple[int, float]]]
+) -> tuple[tuple[tuple[bytes, float], ...], ...]:
+    """The likeliest tokens at each place, by their bytes."""
+    return tuple(
+        tuple((token_bytes(tokenizer, token), logp) for token, logp in each) for each in top
     )
 
 

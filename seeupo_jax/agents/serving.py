@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import itertools
 import logging
@@ -15,10 +16,11 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 from seeupo_jax.agents.agent_episode import Answer, WaitingCall
-from seeupo_jax.agents.answer_form import AnswerForm
+from seeupo_jax.agents.answer_form import PLAIN_TEXT, AnswerForm
 from seeupo_jax.agents.calls import (
     CallRefused,
     Completion,
+    EchoedContext,
     HistoryMessage,
     ModelCall,
     context_exceeded,
@@ -26,7 +28,7 @@ from seeupo_jax.agents.calls import (
 )
 from seeupo_jax.agents.conversation_cache import CachedConversation, ConversationCache
 from seeupo_jax.agents.lineages import check_length, to_tokenizer_message
-from seeupo_jax.agents.sampled_text import SampledText
+from seeupo_jax.agents.sampled_text import SampledText, likeliest, token_bytes
 from seeupo_jax.agents.serving_metrics import ServingMetrics
 from seeupo_jax.configuration.user_code import describe
 from seeupo_jax.policy.files.tokenizer import TokenizedConversation, Tokenizer
@@ -37,6 +39,7 @@ _LOGGER = logging.getLogger(__name__)
 # Tokens of all cached conversations: at 36 bytes in Python's lists at most 150 MB, plus texts.
 CACHE_TOKENS = 2**22
 _SHOWN, _NAMES = 80, 64  # characters of a field's name, and number of fields counted by name
+_ALIKE = 32  # first tokens of prompts that are kept together
 _SEEDED = 2**31  # added to the numbers of answers whose request has a seed
 _SHUTTING_DOWN = "The server is shutting down; ask again later, or another one."
 
@@ -45,10 +48,16 @@ class _Sampling(NamedTuple):
     """A call whose turn is in the engine; it came at that `time.monotonic()`."""
 
     call: WaitingCall[Completion]
-    conversation: TokenizedConversation
+    conversation: TokenizedConversation | _Prompt
     group: int
     sampled: SampledText
     began_s: float
+
+
+class _Prompt(NamedTuple):
+    """A context that is no conversation."""
+
+    tokens: Sequence[int]
 
 
 class ServingSession:
@@ -179,13 +188,17 @@ class ServingSession:
         if room < 1:
             self.counts["refused"] += 1
             got, most = f"{len(context)} tokens", self._max_context
-            return call.finish(context_exceeded(got, "fewer", most, "messages"))
+            field = "messages" if call.call.prompt is None else "prompt"
+            return call.finish(context_exceeded(got, "fewer", most, field))
+        if call.call.max_tokens == 0:
+            self.counts["answered"] += 1
+            return call.finish(self._with_echo(_no_answer(len(context)), call.call, context))
         self._submit(call, conversation, group, room)
 
     def _submit(
         self,
         call: WaitingCall[Completion],
-        conversation: TokenizedConversation,
+        conversation: TokenizedConversation | _Prompt,
         group: int,
         room: int,
     ) -> None:
@@ -197,7 +210,7 @@ class ServingSession:
             self._tokenizer,
             call.call.stop,
             self.metrics.streamed(call.send_text, began_s) if streamed else None,
-            self._form.with_tools(call.call.tools),
+            self._form_of(call.call),
             call.call.tools,
             context,
         )
@@ -221,6 +234,24 @@ class ServingSession:
             )
         )
 
+    def _form_of(self, call: ModelCall) -> AnswerForm:
+        return self._form.with_tools(call.tools) if call.prompt is None else PLAIN_TEXT
+
+    def _with_echo(
+        self, completion: Completion, call: ModelCall, context: Sequence[int]
+    ) -> Completion:
+        """The completion, with its context if the call asks for it."""
+        if not call.echo:
+            return completion
+        pieces = tuple(token_bytes(self._tokenizer, token) for token in context)
+        text = call.prompt if isinstance(call.prompt, str) else self._tokenizer.text(context)
+        echoed = EchoedContext(text, pieces)
+        if call.scores is not None:
+            scores = self._engine.score(context, call.scores)
+            top = likeliest(self._tokenizer, scores.top)
+            echoed = echoed._replace(logp=tuple(scores.logp), top=top)
+        return dataclasses.replace(completion, context=echoed)
+
     def _check_biases(self, call: ModelCall) -> None:
         for token, _ in () if call.sampling is None else call.sampling.bias:
             if token >= (size := self._tokenizer.vocab_size):
@@ -230,7 +261,7 @@ class ServingSession:
                     param="logit_bias",
                 )
 
-    def _read(self, call: ModelCall) -> tuple[TokenizedConversation, int]:
+    def _read(self, call: ModelCall) -> tuple[TokenizedConversation | _Prompt, int]:
         """Returns a call's conversation, with its sampled tokens unchanged, and its group.
 
         Raises:
@@ -239,11 +270,28 @@ class ServingSession:
         if self._over:
             raise CallRefused(_SHUTTING_DOWN, status=503, code="shutting_down")
         check_length(call, self._tokenizer, self._max_context)
+        if call.prompt is not None:
+            return self._read_prompt(call.prompt)
         try:
             return self._continue(call)
         except Exception as error:  # a chat template may raise anything
             sentence = f"messages: the chat template refuses them: {describe(error)}"
             raise CallRefused(sentence, code="invalid_messages", param="messages") from None
+
+    def _read_prompt(self, prompt: str | tuple[int, ...]) -> tuple[_Prompt, int]:
+        tokens = self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        unknown = next((token for token in tokens if token not in self._tokenizer.ids), None)
+        if unknown is not None or not tokens:
+            got = "no token" if unknown is None else f"token {unknown}"
+            raise CallRefused(
+                f"prompt: got {got}; allowed: at least one, each an id of the tokenizer.",
+                code="invalid_value",
+                param="prompt",
+            )
+        # Prompts that begin alike are on one shard.
+        number = zlib.crc32(repr(tokens[:_ALIKE]).encode())
+        shards = self._engine.plan.shards
+        return _Prompt(tokens), number * shards + number % shards
 
     def _continue(self, call: ModelCall) -> tuple[TokenizedConversation, int]:
         hit = self._cache.find(call.messages, call.tools)
@@ -278,8 +326,13 @@ class ServingSession:
             return self._refuse(call, action.failure, status=500, code="sampling_failed")
         prompt_tokens = len(conversation.tokens)
         done = sampled.complete(action, prompt_tokens=prompt_tokens, cached_tokens=action.cached)
-        answered = CachedConversation(conversation, action.tokens, group, done.thoughts)
-        self._cache.add(action.key, [*call.call.messages, done.message], call.call.tools, answered)
+        if isinstance(conversation, _Prompt):
+            self._engine.release(action.key)
+            done = self._with_echo(done, call.call, conversation.tokens)
+        else:
+            answered = CachedConversation(conversation, action.tokens, group, done.thoughts)
+            history = [*call.call.messages, done.message]
+            self._cache.add(action.key, history, call.call.tools, answered)
         self.counts["answered"] += 1
         self.metrics.answered(done, began_s)
         call.finish(done)
@@ -291,6 +344,10 @@ class ServingSession:
     def _refuse(self, call: WaitingCall[Any], sentence: str, **fields: object) -> None:
         self.counts["refused"] += 1
         call.finish(CallRefused(sentence, **fields))
+
+
+def _no_answer(prompt_tokens: int) -> Completion:
+    return Completion("", "", (), "length", (), (), prompt_tokens)
 
 
 def stream_numbers(key: int, call: ModelCall) -> tuple[int, int, int]:

@@ -151,7 +151,7 @@ def test_messages_are_tokenized_as_a_call_would_read_them(http):
     [
         ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"add_generation_prompt": False}, "add_generation_prompt"),
-        ("/tokenize", {"prompt": "good"}, "prompt"),
+        ("/tokenize", {"prompt": "good"}, "messages"),
         ("/tokenize", {"messages": [{"role": "user", "content": "refuse"}]}, None),
         ("/v1/messages/count_tokens", {"messages": [{"role": "tool", "content": ""}]}, None),
     ],
@@ -161,3 +161,10 @@ def test_a_question_is_refused_as_the_call_would_be(http, path, changes, param):
     error = answer.json()["error"]
     assert answer.status_code == 400 and (param is None or error["param"] == param)
     assert http.post(path, json=ASKED, headers={"authorization": "Bearer x"}).status_code == 401
+
+
+def test_an_episode_has_no_plain_prompts(http):
+    answer = http.post("/v1/completions", json={"model": "ours", "prompt": "x"})
+    assert answer.status_code == 404 and answer.json()["error"]["param"] == "prompt"
+    asked = {"prompt": "x"}
+    assert http.post("/tokenize", json=asked).json()["error"]["param"] == "prompt"

@@ -306,3 +306,98 @@ def test_penalties_and_biases_reach_the_engine(client):
         for x in penalties
     )
     assert same == plain and len({tuple(each) for each in (plain, *changed)}) == 4
+
+
+def logp_of(tokens):
+    """The model's log-probability of each token but the first, and those of all in its place."""
+    logits = logits_LV()(tokens)[:-1]
+    logp_LV = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
+    return logp_LV[np.arange(len(tokens) - 1), tokens[1:]], logp_LV
+
+
+def continue_prompt(client, prompt, **options):
+    return client.completions.create(model="m", prompt=prompt, **({"max_tokens": 8} | options))
+
+
+def continued(context, count):
+    """The likeliest tokens after a context, up to an end token."""
+    sampled = []
+    while len(sampled) < count and not set(sampled) & set(tokenizer().end_ids):
+        sampled.append(int(logits_LV()([*context, *sampled])[-1].argmax()))
+    return sampled
+
+
+def test_a_plain_prompt_is_continued_as_a_text_or_as_tokens(client):
+    tokens = tokenizer().encode("Where is my order?")
+    wanted = tokenizer().text(continued(tokens, 8))
+    for prompt in ("Where is my order?", tokens):
+        done = continue_prompt(client, prompt, temperature=0)
+        assert done.choices[0].text == wanted and done.object == "text_completion"
+        assert done.usage.prompt_tokens == len(tokens)
+    pieces = [
+        event.choices[0].text
+        for event in continue_prompt(client, tokens, temperature=0, stream=True)
+    ]
+    assert "".join(pieces) == wanted
+    sixteen = client.completions.create(model="m", prompt=tokens, temperature=0)
+    assert sixteen.usage.completion_tokens == len(continued(tokens, 16))
+
+
+def test_a_prompt_is_scored_as_evaluation_harnesses_ask(client):
+    """lm-evaluation-harness sends batches of tokens, of which it reads the echoed ones."""
+    rng = np.random.default_rng(0)
+    vocabulary = tokenizer().vocab_size
+    batch = [rng.integers(0, vocabulary, size).tolist() for size in (5, 64, 65, 150)]
+    options = {"echo": True, "logprobs": 2, "temperature": 0, "seed": 1234}
+    done = continue_prompt(client, batch, max_tokens=1, **options)
+    assert [choice.index for choice in done.choices] == [0, 1, 2, 3]
+    for choice, tokens in zip(done.choices, batch, strict=True):
+        sampled = continued(tokens, 1)
+        logp_L, logp_LV = logp_of([*tokens, *sampled])
+        got = choice.logprobs
+        assert got.token_logprobs[0] is None and got.top_logprobs[0] is None
+        np.testing.assert_allclose(got.token_logprobs[1:], logp_L, atol=1e-4)
+        assert len(got.tokens) == len(got.text_offset) == len(tokens) + 1
+        for token, shown, logp_V in zip(got.tokens[1:], got.top_logprobs[1:], logp_LV, strict=True):
+            assert token in shown and 1 <= len(shown) <= 3
+            assert max(shown.values()) == pytest.approx(logp_V.max(), abs=1e-4)
+    assert done.usage.prompt_tokens == sum(map(len, batch))
+    alone = continue_prompt(client, batch[1], max_tokens=0, **options).choices[0]
+    assert alone.text == tokenizer().text(batch[1])
+    assert len(alone.logprobs.tokens) == len(batch[1])
+    np.testing.assert_array_equal(
+        alone.logprobs.token_logprobs[1:], done.choices[1].logprobs.token_logprobs[1:-1]
+    )
+
+
+def test_a_prompt_may_have_several_continuations(client):
+    done = continue_prompt(client, ["Hello", "Thanks"], n=2, seed=3, echo=True)
+    assert [choice.index for choice in done.choices] == [0, 1, 2, 3]
+    assert [choice.text[:5] for choice in done.choices] == ["Hello"] * 2 + ["Thank"] * 2
+    again = continue_prompt(client, ["Hello", "Thanks"], n=2, seed=3, echo=True)
+    assert [choice.text for choice in again.choices] == [choice.text for choice in done.choices]
+
+
+@pytest.mark.parametrize(
+    "param, options",
+    [
+        ("prompt", {"prompt": []}),
+        ("prompt", {"prompt": [100_000]}),
+        ("prompt", {"prompt": [1] * 300}),
+        ("prompt", {"prompt": "order " * 20_000}),
+        ("max_tokens", {"max_tokens": 0}),
+        ("echo", {"echo": True, "stream": True}),
+        ("logprobs", {"logprobs": 21}),
+        ("suffix", {"suffix": "x"}),
+    ],
+)
+def test_a_prompt_that_cannot_be_continued_is_refused_by_its_field(client, param, options):
+    with pytest.raises(openai.BadRequestError) as caught:
+        continue_prompt(client, **({"prompt": "x"} | options))
+    assert caught.value.param.partition("[")[0] == param
+
+
+def test_a_text_is_tokenized(client):
+    answer = client.post("../tokenize", body={"prompt": "Hello"}, cast_to=object)
+    tokens = tokenizer().encode("Hello")
+    assert answer == {"count": len(tokens), "max_model_len": CONTEXT, "tokens": tokens}

@@ -90,7 +90,9 @@ class _Tool(Fields):
 _ToolChoice = tool_choice(ChatFunction, ChatAllowedTools)
 
 
-class _StreamOptions(Fields):
+class StreamOptions(Fields):
+    """Options of a stream."""
+
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
@@ -105,7 +107,7 @@ class ChatRequest(Fields):
     max_completion_tokens: Count | None = None
     stop: Stops | None = None
     stream: bool | None = None
-    stream_options: _StreamOptions | None = None
+    stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     # The form of the answer.
     tool_choice: _ToolChoice | None = None
@@ -315,11 +317,16 @@ def _read_thoughts(message: _Message, place: str) -> str:
 
 def _usage(completions: Sequence[Completion]) -> dict[str, Any]:
     first, sampled = completions[0], sum(len(each.pieces) for each in completions)
+    return usage_of(first.prompt_tokens, sampled, first.cached_tokens)
+
+
+def usage_of(prompt_tokens: int, sampled: int, cached_tokens: int) -> dict[str, Any]:
+    """Numbers of tokens, as OpenAI's completions state them."""
     return {
-        "prompt_tokens": first.prompt_tokens,
+        "prompt_tokens": prompt_tokens,
         "completion_tokens": sampled,
-        "total_tokens": first.prompt_tokens + sampled,
-        "prompt_tokens_details": {"cached_tokens": first.cached_tokens},
+        "total_tokens": prompt_tokens + sampled,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
 
 

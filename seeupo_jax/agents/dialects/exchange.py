@@ -23,7 +23,7 @@ from seeupo_jax.envs.null_fields import NullCounts, normal_tool
 
 Event = Mapping[str, Any] | str
 _NUMBERS = random.Random()  # a separate generator: agents may seed the global one
-_NOT_STATED = -9999.0  # OpenAI's value for a log-probability that it does not state
+NOT_STATED = -9999.0  # OpenAI's value for a log-probability that it does not state
 
 
 @dataclass
@@ -203,7 +203,7 @@ def token_logprobs(completion: Completion) -> list[dict[str, Any]]:
     return [
         {
             "token": piece.decode(errors="replace"),
-            "logprob": logp if math.isfinite(logp) else _NOT_STATED,
+            "logprob": logp if math.isfinite(logp) else NOT_STATED,
             "bytes": list(piece),
             "top_logprobs": [
                 {"token": likely.decode(errors="replace"), "logprob": p, "bytes": list(likely)}

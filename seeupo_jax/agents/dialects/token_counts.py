@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from seeupo_jax.agents.calls import CallRefused, ModelCall
 from seeupo_jax.agents.dialects import anthropic_messages, chat_completions
 from seeupo_jax.agents.dialects.exchange import Caller, openai_error
-from seeupo_jax.agents.dialects.request_body import Fields, read_fields
+from seeupo_jax.agents.dialects.request_body import Fields, read_fields, refuse
 
 
 class TokenQuestion(NamedTuple):
@@ -24,9 +24,10 @@ class TokenQuestion(NamedTuple):
 
 
 class TokenizeRequest(Fields):
-    """A request for the tokens of messages, which are in the form of chat completions."""
+    """A request for the tokens of messages in the form of chat completions, or of a text."""
 
-    messages: list[Any]
+    messages: list[Any] | None = None
+    prompt: str | None = None
     model: str = ""
     tools: list[Any] | None = None
     add_generation_prompt: Literal[True] | None = None
@@ -35,6 +36,12 @@ class TokenizeRequest(Fields):
 def _read_tokenize(tree: Any, caller: Caller) -> ModelCall:
     request, unknown = read_fields(TokenizeRequest, tree, ignore=caller.rules.ignore)
     caller.ignored += unknown
+    if (request.messages is None) == (request.prompt is None):
+        refuse("messages", "messages: got none, or a prompt too; allowed: one of the two.")
+    if request.prompt is not None:
+        if not caller.rules.serves:
+            refuse("prompt", "prompt: got one; allowed: messages, in an episode.")
+        return ModelCall((), prompt=request.prompt)
     chat = {"model": request.model, "messages": request.messages, "tools": request.tools}
     return chat_completions.DIALECT.read(chat, caller).call
 

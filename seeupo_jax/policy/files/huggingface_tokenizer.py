@@ -126,6 +126,9 @@ class HuggingFaceTokenizer:
         tokens = renderer.encode(text, follows=False)
         return TemplateConversation(renderer, protected, functions, text, tokens)
 
+    def encode(self, text: str) -> list[int]:
+        return self._backend.encode(text).ids
+
     def action(self, text: str) -> list[int]:
         return self._renderer.action(text)
 

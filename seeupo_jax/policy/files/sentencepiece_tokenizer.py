@@ -75,6 +75,9 @@ class SentencePieceTokenizer:
             tokens += self._message(message["role"], message["content"])
         return [*tokens, self._header["assistant"]]
 
+    def encode(self, text: str) -> list[int]:
+        return self._pieces.encode(text)
+
     def action(self, text: str) -> list[int]:
         return [*self._pieces.encode(text), self._end]
 

@@ -110,6 +110,13 @@ class Tokenizer(Protocol):
         """A conversation up to the first action."""
         ...
 
+    def encode(self, text: str) -> list[int]:
+        """A plain text, as the model's own library reads it: names of control tokens are these.
+
+        A token that the model has at the beginning of every text is included.
+        """
+        ...
+
     def action(self, text: str) -> list[int]:
         """A response as it would have been sampled, end token included (for demonstrations)."""
         ...

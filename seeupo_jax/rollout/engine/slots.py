@@ -32,6 +32,7 @@ from seeupo_jax.rollout.engine import sampler
 from seeupo_jax.rollout.engine.cache_memory import CachePlan
 from seeupo_jax.rollout.engine.clock import Clock, Ticket
 from seeupo_jax.rollout.engine.constraints import Constraints
+from seeupo_jax.rollout.engine.context_scores import ContextScores, score_context
 from seeupo_jax.rollout.engine.grammar import Grammars
 from seeupo_jax.rollout.engine.jobs import LONG, SHORT, Job, SlotShard
 from seeupo_jax.rollout.engine.protocol import Action, Turn, TurnSampling
@@ -273,6 +274,11 @@ class SlotEngine:
             part = self._global_shapes(self._rows(idle, [], rows, width, masked=masked))
             arguments = self._decode_arguments(params, pages, slots, *part)
             yield Program(f"rollout/decode {rows * shards}x{width}", sampler.decode, arguments)
+
+    def score(self, tokens: Sequence[int], top: int) -> ContextScores:
+        """The log-probabilities of a context's tokens; arguments as of `score_context`."""
+        with self.mesh_in_force():
+            return score_context(self._layout.network, self._params, tokens, top)
 
     def usage(self) -> Mapping[str, int]:
         usage: Counter[str] = Counter(reshard_bytes=self._reshard_bytes)
