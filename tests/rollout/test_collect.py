@@ -41,7 +41,11 @@ ROLLOUT = schema.Rollout(
 )
 TIMEOUT_S = 1.0
 RETRIES = 2
-TOOL = {"name": "17 18"}
+TOOL = {
+    "name": "17 18",
+    "description": "",
+    "parameters": {"type": "object", "properties": {}},
+}
 
 
 class Script:

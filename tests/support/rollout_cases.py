@@ -1,5 +1,6 @@
 """What the tests of rollouts share."""
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,9 @@ class NumberTokenizer:
         for message in messages:
             tokens += [self.headers[message["role"]], *map(int, message["content"].split()), 3]
         return [*tokens, self.headers["assistant"]]
+
+    def action(self, text):
+        return [*map(int, re.findall(r"\d+", text)), 3]
 
     def text(self, tokens):
         return " ".join(str(token) for token in tokens if token not in self.end_ids)

@@ -39,6 +39,7 @@ class Format:
     render: writes a message with at least one call.
     solve: from a world and a reference call, makes the call as the oracle writes it.
     tags: of calls, which are no leaked control tokens.
+    single: whether a message has at most one call.
     """
 
     begin: Callable[[Sequence[Doc], bool], tuple[str, tuple[Tool, ...]]]
@@ -47,6 +48,7 @@ class Format:
     render: Callable[[Sequence[ToolCall]], str]
     solve: Callable[[World, str], ToolCall]
     tags: frozenset[str] = frozenset()
+    single: bool = False
 
     def without_tags(self, text: str) -> str:
         """A message without the tags of calls."""
@@ -103,7 +105,8 @@ def _listed(tool_format: ToolFormat) -> Format:
     def render(calls: Sequence[ToolCall]) -> str:
         return tool_format.render("", calls)
 
-    return Format(begin, _add_listed, parse, render, World.read, tool_format.own_tags)
+    single = tool_format is TOOL_FORMATS["harmony"]
+    return Format(begin, _add_listed, parse, render, World.read, tool_format.own_tags, single)
 
 
 def _add_listed(docs: Sequence[Doc], compact: bool) -> str:

@@ -115,7 +115,8 @@ class MultiTurn:
         """Conversations of a demonstrator: the reference solutions, or solutions with mistakes.
 
         Args:
-          calls_per_message: `turn`: all calls of a user turn in one message; `one`: one call each.
+          calls_per_message: `turn`: all calls of a user turn in one message, unless the format has one
+            a message; `one`: one call each.
           skill: 1 makes no mistakes, 0 those of `mistakes.MISTAKES`. If mistakes make a
             conversation too long, the environment's limits end it.
           seed: of the mistakes; the same arguments give the same conversations.
@@ -145,11 +146,16 @@ class MultiTurn:
         world, rng = World(task), Random(f"demonstrator/{task_id}/{skill}/{seed}")
         reference = [[form.solve(world, source) for source in turn] for turn in task.reference]
         for calls in with_mistakes(reference, skill, rng):
-            yield (*map(form.render, _CALLS_PER_MESSAGE[calls_per_message](calls)), CLOSING)
+            yield (*map(form.render, self._pack(calls, calls_per_message)), CLOSING)
+
+    def _pack(self, calls: Sequence[Any], calls_per_message: str) -> Sequence[Sequence[Any]]:
+        """The calls of each message of a user turn."""
+        one = FORMATS[self.format].single
+        return _CALLS_PER_MESSAGE["one" if one else calls_per_message](calls)
 
     def _fits(self, task_id: str, calls_per_message: str) -> bool:
-        pack = _CALLS_PER_MESSAGE[calls_per_message]
-        sizes = [len(pack(turn)) for turn in self.find_task(task_id).reference]
+        reference = self.find_task(task_id).reference
+        sizes = [len(self._pack(turn, calls_per_message)) for turn in reference]
         in_episode = sum(sizes) + len(sizes)  # a closing message ends each user turn
         return in_episode <= self.max_calls and max(sizes) <= self.max_calls_per_user_turn
 
