@@ -115,8 +115,8 @@ class MultiTurn:
         """Conversations of a demonstrator: the reference solutions, or solutions with mistakes.
 
         Args:
-          calls_per_message: `turn`: all calls of a user turn in one message, unless the format has one
-            a message; `one`: one call each.
+          calls_per_message: `turn`: all calls of a user turn in one message, unless the format has
+            one call a message; `one`: one call each.
           skill: 1 makes no mistakes, 0 those of `mistakes.MISTAKES`. If mistakes make a
             conversation too long, the environment's limits end it.
           seed: of the mistakes; the same arguments give the same conversations.
