@@ -37,7 +37,7 @@ def normal_tool(tool: Tool, counts: NullCounts) -> Tool:
     type. The schemas of properties keep their order.
     """
     cleaned = _schema(tool, counts)
-    parameters = {"type": "object", "properties": {}} | cleaned.get("parameters", {})
+    parameters = {"type": "object"} | (cleaned.get("parameters") or {"properties": {}})
     first = {"name": cleaned["name"], "description": cleaned.get("description", "")}
     return {**first, "parameters": parameters, **_others(cleaned)}
 

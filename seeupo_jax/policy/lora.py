@@ -375,7 +375,8 @@ def _targets(file: Path, targets: Any) -> tuple[str, ...]:
         return (targets,)
     if isinstance(targets, list) and all(isinstance(name, str) for name in targets):
         targets = fused_adapters.parts_of(targets)
-    if not isinstance(targets, list) or not targets or any(t not in PROJECTIONS for t in targets):
+    known = [*PROJECTIONS]  # of which a value may be asked that is no text
+    if not isinstance(targets, list) or not targets or any(t not in known for t in targets):
         raise ValueError(
             f"{file}: target_modules is {shown(targets)}; allowed: a list of one or more of"
             f" {', '.join(PROJECTIONS)}, or a regular expression of modules' full names."

@@ -11,7 +11,8 @@ from seeupo_jax.rollout.episode import Episode, EpisodeRequest, Fork
 OPENING = [{"role": "user", "content": "begin"}]
 ACTION = {"role": "assistant", "content": "look"}
 REPLIES = [[{"role": "tool", "content": "a"}, {"role": "user", "content": "b"}], []]
-TOOL = {"name": "look", "parameters": {"type": "object", "properties": {}}}
+SCHEMA = {"type": "object", "properties": {}}
+TOOL = {"name": "look", "description": "", "parameters": SCHEMA}
 
 
 def branch():
