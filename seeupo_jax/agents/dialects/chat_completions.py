@@ -97,7 +97,23 @@ class StreamOptions(Fields):
     include_obfuscation: bool | None = None
 
 
-class ChatRequest(Fields):
+class SamplingFields(Fields):
+    """How completions are sampled: determined by a run; a server takes most of them."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    n: int | None = None
+    best_of: int | None = None
+    seed: int | None = None
+    logit_bias: dict[str, float] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+
+
+class ChatRequest(SamplingFields):
     """A request for a chat completion."""
 
     model: str
@@ -114,17 +130,6 @@ class ChatRequest(Fields):
     parallel_tool_calls: bool | None = None
     response_format: ChatFormat | None = None
     # Determined by the run; a server takes most of them.
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    n: int | None = None
-    best_of: int | None = None
-    seed: int | None = None
-    logit_bias: dict[str, float] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
     top_logprobs: int | None = None
     reasoning_effort: str | None = None
     verbosity: str | None = None
@@ -141,9 +146,8 @@ class ChatRequest(Fields):
 
 
 _SAMPLING = (
-    *("temperature", "top_p", "top_k", "min_p", "n", "best_of", "seed", "logit_bias"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty", "top_logprobs"),
-    *("reasoning_effort", "verbosity", "modalities"),
+    *SamplingFields.model_fields,
+    *("top_logprobs", "reasoning_effort", "verbosity", "modalities"),
 )
 
 

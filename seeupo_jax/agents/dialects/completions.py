@@ -12,7 +12,11 @@ from typing import Annotated, Any
 import pydantic
 
 from seeupo_jax.agents.calls import CallRefused, Completion, EchoedContext, ModelCall
-from seeupo_jax.agents.dialects.chat_completions import StreamOptions, usage_of
+from seeupo_jax.agents.dialects.chat_completions import (
+    SamplingFields,
+    StreamOptions,
+    usage_of,
+)
 from seeupo_jax.agents.dialects.exchange import (
     NOT_STATED,
     Caller,
@@ -21,7 +25,7 @@ from seeupo_jax.agents.dialects.exchange import (
     openai_error,
     reply_id,
 )
-from seeupo_jax.agents.dialects.request_body import Fields, Stops, read_fields, refuse
+from seeupo_jax.agents.dialects.request_body import Stops, read_fields, refuse
 
 PROMPTS, LIKELIEST, DEFAULT_TOKENS = 256, 20, 16
 
@@ -29,7 +33,7 @@ Tokens = Annotated[list[Annotated[int, pydantic.Field(ge=0)]], pydantic.Field(mi
 Texts = Annotated[list[str], pydantic.Field(min_length=1)]
 
 
-class CompletionsRequest(Fields):
+class CompletionsRequest(SamplingFields):
     """A request for continuations of prompts."""
 
     model: str
@@ -40,25 +44,8 @@ class CompletionsRequest(Fields):
     stop: Stops | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    n: int | None = None
-    best_of: int | None = None
-    seed: int | None = None
-    logit_bias: dict[str, float] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
     # Without effect on sampling.
     user: str | None = None
-
-
-_SAMPLING = (
-    *("temperature", "top_p", "top_k", "min_p", "n", "best_of", "seed", "logit_bias"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-)
 
 
 class CompletionsExchange:
@@ -74,7 +61,7 @@ class CompletionsExchange:
                 param="prompt",
             )
         request, unknown = read_fields(CompletionsRequest, tree, ignore=caller.rules.ignore)
-        fields = {name: getattr(request, name) for name in _SAMPLING}
+        fields = {name: getattr(request, name) for name in SamplingFields.model_fields}
         sampling, others = caller.rules.read(fields | {"top_logprobs": request.logprobs})
         caller.ignored += unknown + others
         self._prompts = _prompts(request.prompt)
