@@ -23,6 +23,7 @@ from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.errors import file_sentences, sentence_errors
 from seeupo_jax.instruments.aot.tune import in_setup, tune, with_fields
+from seeupo_jax.parallel.program_cache import keep_no_programs
 from seeupo_jax.planning.aot.measure import CompiledFigures, measure
 from seeupo_jax.planning.aot.report import Report
 from seeupo_jax.planning.aot.search import search
@@ -44,8 +45,7 @@ def main(arguments: Sequence[str] = sys.argv) -> int:
     with sentence_errors():
         given = _flags().read(arguments[1:])
     jax.config.update("jax_platforms", "cpu")
-    # A slice's programs cannot be loaded here, so neither from a cache of them.
-    jax.config.update("jax_enable_compilation_cache", False)
+    keep_no_programs()
     with sentence_errors():
         config = load_config(given.config, given.override)
         setup = prepare(config, parse_topology(given.topology))

@@ -181,6 +181,8 @@ def test_its_programs_compile_for_a_tpu(family, tmp_path):
     """At heads of 128, as published; only their sizes are read."""
     values = family_models.config_values(family, vocab=1_024)
     wide = {"hidden_size": 256, "head_dim": 128, "num_attention_heads": 2}
+    if values.get("num_key_value_heads") == values["num_attention_heads"]:
+        wide["num_key_value_heads"] = 2
     values |= {key: size for key, size in wide.items() if key in values}
     transformers.AutoConfig.for_model(family, **values).save_pretrained(tmp_path)
     choices = [f"model.path={tmp_path}", "model.scan_layers=False", "rollout.max_context=256"]

@@ -39,3 +39,12 @@ def keep_programs(folder: str | None) -> None:
     """Keeps what is compiled from now on in a folder; None: nowhere."""
     compilation_cache.LRUCache = ProgramCache
     jax.config.update("jax_compilation_cache_dir", folder)
+
+
+def keep_no_programs() -> None:
+    """Neither keeps what is compiled from now on nor loads what was kept.
+
+    For programs of a slice, which cannot be loaded where its chips are not.
+    """
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # a process that has used a cache does not read the flag again

@@ -19,6 +19,7 @@ from seeupo_jax.configuration.schema import Config
 from seeupo_jax.instruments.aot.expected_figures import expected_figures
 from seeupo_jax.parallel.device_memory import GIB
 from seeupo_jax.parallel.mesh import make_mesh
+from seeupo_jax.parallel.program_cache import keep_no_programs
 from seeupo_jax.planning.aot.measure import CompiledFigures, measure, other_memory
 from seeupo_jax.planning.aot.search import fits
 from seeupo_jax.planning.chips import Topology, topology_devices, usable_hbm
@@ -238,7 +239,7 @@ def _figures(
 ) -> dict[str, CompiledFigures]:
     """Figures of the largest programs of these kinds, up to one that does not fit; by kind."""
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_enable_compilation_cache", False)
+    keep_no_programs()
     setup = prepare(config, topology)
     programs = {program.kind: program for program in choose_programs(list_programs(setup))}
     figures: dict[str, CompiledFigures] = {}

@@ -183,13 +183,17 @@ def test_a_score_matrix_and_whole_logits_are_found(f, setup):
 
 @needs_libtpu
 def test_what_this_machine_could_not_load_again_is_not_kept(tmp_path):
-    """A slice's programs cannot be loaded where its chips are not, not even from a cache."""
+    """A slice's programs cannot be loaded where its chips are not, not even from a cache in use."""
+    jax.config.update("jax_enable_compilation_cache", True)
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     compilation_cache.reset_cache()
+    jax.jit(lambda x: 3 * x + 1).lower(1.0).compile()
+    kept = sorted((tmp_path / "xla").iterdir())
+    assert kept
     for _ in range(2):
         assert run("--programs=rollout/reshard") == 0
-    assert not (tmp_path / "xla").exists()
+    assert sorted((tmp_path / "xla").iterdir()) == kept
 
 
 @needs_libtpu
