@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import socket
-import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Set
@@ -22,12 +21,14 @@ import jax
 # What jax.distributed.initialize itself looks with.
 from jax._src.clusters import ClusterEnv, K8sCluster
 
-from seeupo_jax.parallel.listening import listen, split_address
+from seeupo_jax.parallel.listening import Arrivals, listen, split_address
+from seeupo_jax.parallel.side_channel import PeerLost, end, lost_peer
 
 HEARTBEAT_S = 60  # without a heartbeat for so long a process is dead, and the others end
 _MESSAGE_S = 10.0  # for one message between two processes that are connected
 _MESSAGE_BYTES = 2**24  # of one: a configuration, with all options of its environment
 _RETRY_S = 0.2
+_NOTICED_S = 3.0  # until an ended process is noticed by the others
 _LATE_S = 10.0  # that those which have not come yet have to hear what is wrong
 
 
@@ -143,13 +144,14 @@ def exit_on_error() -> Iterator[None]:
     except BaseException as error:
         if not jax.distributed.is_initialized():
             raise
+        # What a device says of another process that has ended is no sentence.
+        broken = isinstance(error, PeerLost | jax.errors.JaxRuntimeError)
+        if broken and (lost := lost_peer(_NOTICED_S)) is not None:
+            end(lost)
         code = error.code if isinstance(error, SystemExit) else 1
         if not isinstance(error, SystemExit):
             traceback.print_exc()
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code if isinstance(code, int) else 1)
+        end(None, code if isinstance(code, int) else 1)
 
 
 def report_failure(place: ProcessPlace, sentence: str) -> None:
@@ -186,13 +188,14 @@ def _welcome(
     bound = f"[{host}]:{port}" if server.family == socket.AF_INET6 else f"{host}:{port}"
     with contextlib.ExitStack() as opened:
         opened.enter_context(server)
+        arrivals = opened.enter_context(Arrivals(server, _MESSAGE_BYTES))
         while len(connections) < place.num_processes - 1:
-            connection = _accept(server, deadline)
-            if connection is None:
+            arrival = arrivals.next(deadline)
+            if arrival is None:
                 problem = _absent(place, came, timeout_s) if problem is None else problem
                 break
-            opened.enter_context(connection)
-            message = _receive(connection)
+            connection = opened.enter_context(arrival[0])
+            message = _message(arrival[1])
             if message is None or not isinstance(message.get("process_id"), int):
                 continue
             connections.append(connection)
@@ -242,29 +245,26 @@ def _arrive(
     )
 
 
-def _accept(server: socket.socket, deadline: float) -> socket.socket | None:
-    remaining_s = deadline - time.monotonic()
-    if remaining_s <= 0:
-        return None
-    server.settimeout(remaining_s)
-    try:
-        return server.accept()[0]
-    except TimeoutError:
-        return None
-
-
 def _send(connection: socket.socket, message: Mapping[str, Any]) -> None:
     with contextlib.suppress(OSError):  # the other one has gone
         connection.sendall(json.dumps(message).encode() + b"\n")
 
 
 def _receive(connection: socket.socket, timeout_s: float = _MESSAGE_S) -> dict[str, Any] | None:
-    """One line of JSON; None where something else came, or nothing."""
+    """What one line says; None where something else came, or nothing."""
     connection.settimeout(timeout_s)
     try:
         with connection.makefile("rb") as lines:
-            message = json.loads(lines.readline(_MESSAGE_BYTES))
-    except (OSError, ValueError, RecursionError):
+            return _message(lines.readline(_MESSAGE_BYTES))
+    except OSError:
+        return None
+
+
+def _message(line: bytes) -> dict[str, Any] | None:
+    """What one line of JSON says; None: it is none."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
         return None
     return message if isinstance(message, dict) else None
 

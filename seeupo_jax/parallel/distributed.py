@@ -12,6 +12,9 @@ from jax.sharding import NamedSharding
 
 from seeupo_jax.parallel import codec
 from seeupo_jax.parallel.mesh import row_shards, sharding
+from seeupo_jax.parallel.side_channel import the_channel
+
+_MAX, _GATHER, _BROADCAST = range(3)  # kinds of exchanges
 
 
 def local_row_shards(mesh: jax.sharding.Mesh) -> list[int]:
@@ -57,10 +60,11 @@ def local_rows(x: jax.Array) -> np.ndarray:
 
 
 def max_over_processes(wants: Sequence[int]) -> list[int]:
-    """The largest that any process wants, number by number; one small collective."""
+    """The largest that any process wants, number by number."""
     if jax.process_count() == 1:
         return list(wants)
-    return multihost_utils.process_allgather(np.array(wants, np.int32)).max(axis=0).tolist()
+    every = the_channel().all_gather(np.array(wants, np.int64).tobytes(), _MAX)
+    return np.max([np.frombuffer(each, np.int64) for each in every], axis=0).tolist()
 
 
 def gather(x: Any, *types: type) -> list[Any]:
@@ -71,11 +75,8 @@ def gather(x: Any, *types: type) -> list[Any]:
     """
     if jax.process_count() == 1:
         return [x]
-    data = _bytes(x, types)
-    lengths = multihost_utils.process_allgather(np.array([len(data)], np.int32))[:, 0]
-    padded = np.pad(data, (0, int(lengths.max()) - len(data)))
-    every = multihost_utils.process_allgather(padded)
-    return [codec.decode(row[:n].tobytes(), types) for row, n in zip(every, lengths, strict=True)]
+    every = the_channel().all_gather(codec.encode(x, types), _GATHER)
+    return [codec.decode(each, types) for each in every]
 
 
 def broadcast_from_primary(x: Any, *types: type) -> Any:
@@ -83,17 +84,8 @@ def broadcast_from_primary(x: Any, *types: type) -> Any:
     if jax.process_count() == 1:
         return x
     first = jax.process_index() == 0
-    data = _bytes(x if first else None, types)
-    length = int(multihost_utils.broadcast_one_to_all(np.int32(len(data))))
-    local = data if first else np.zeros(length, np.uint8)
-    return codec.decode(np.asarray(multihost_utils.broadcast_one_to_all(local)).tobytes(), types)
-
-
-def _bytes(x: Any, types: tuple[type, ...]) -> np.ndarray:
-    data = np.frombuffer(codec.encode(x, types), np.uint8)
-    if len(data) >= 2**31:
-        raise OverflowError(f"between processes: got {len(data)} bytes; allowed: less than 2 GiB.")
-    return data
+    data = codec.encode(x, types) if first else b""
+    return codec.decode(the_channel().all_gather(data, _BROADCAST)[0], types)
 
 
 def to_host(x: Any) -> np.ndarray:

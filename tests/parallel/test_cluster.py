@@ -1,5 +1,6 @@
 """Processes meet before they begin, or are told why not; none waits for ever."""
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -219,6 +220,25 @@ def test_who_says_something_else_is_not_counted(initialized):
                 time.sleep(0.02)
     thread.join(60)
     assert len(logged) == 1 and logged[0].startswith("1 of 2 processes did not connect")
+
+
+def test_who_says_nothing_holds_up_nobody(initialized):
+    """Three that connect before the others, of which one sends half a line; 4 s for all to meet."""
+    port = free_port()
+    first = threading.Thread(
+        target=join, args=(ProcessPlace(f"localhost:{port}", 0, 2), ABOUT), kwargs={"timeout_s": 4}
+    )
+    first.start()
+    with contextlib.ExitStack() as silent:
+        strangers = []
+        while len(strangers) < 3:
+            with contextlib.suppress(ConnectionRefusedError):
+                connection = socket.create_connection(("localhost", port))
+                strangers.append(silent.enter_context(connection))
+        strangers[0].sendall(b'{"process')
+        join(ProcessPlace(f"localhost:{port}", 1, 2), ABOUT, timeout_s=4)
+        first.join(60)
+    assert sorted(initialized) == [(0, 2), (1, 2)]
 
 
 @pytest.mark.parametrize(
