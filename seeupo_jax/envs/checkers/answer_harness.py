@@ -87,7 +87,3 @@ def _described(error: BaseException) -> str:
         return ascii([type(error).__name__, str(error)[:300]])
     except BaseException:  # of a class of the program's
         return ascii([type(error).__name__, ""])
-
-
-if __name__ == "__main__":
-    main()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import secrets
 from collections.abc import Iterator, Mapping
 from decimal import Decimal, InvalidOperation
@@ -34,6 +35,8 @@ from seeupo_jax.envs.checkers.fenced import last_fenced
 from seeupo_jax.envs.checkers.sandbox import Limits, Run, check_sandbox, run_program
 
 _MIB = 2**20
+_ANSWER = re.compile(r"(\w+) (-?\d{1,9}) (\w+) (.*)")
+_ROOM = 1000  # characters of a value's text beyond four times those of the expected one
 _LANGUAGES = ("", "python", "python3", "py")
 _SCORES = ("all", "share")
 _FAILURES = {"timeout": "it took too long", "output": "it wrote too much output"}
@@ -152,10 +155,10 @@ def _read_answers(output: bytes, token: str) -> dict[int, tuple[str, str]] | Non
     """Words and texts of the answers by number; None: a line is not the harness's."""
     answers: dict[int, tuple[str, str]] = {}
     for line in output.decode("ascii", "replace").split("\n")[:-1]:  # a last one may be cut
-        parts = line.split(" ", 3)
-        if len(parts) != 4 or parts[0] != token or int(parts[1]) in answers:
+        parts = _ANSWER.fullmatch(line)
+        if parts is None or parts[1] != token or int(parts[2]) in answers:
             return None
-        answers[int(parts[1])] = (parts[2], parts[3])
+        answers[int(parts[2])] = (parts[3], parts[4])
     return answers
 
 
@@ -165,6 +168,9 @@ def _call_outcome(test: ValueTest | StatementTest, word: str, text: str) -> _Out
         return _Outcome(False, f"it raised {_raised(text, isinstance(test, ValueTest))}")
     if isinstance(test, StatementTest):
         return _Outcome(word == PASSED, "its results cannot be read")
+    # Reading a text takes a hundred times its memory.
+    if len(text) > 4 * max(map(len, map(ascii, test.allowed))) + _ROOM:
+        return _Outcome(False, "it returned a value that is too long")
     try:
         value = ast.literal_eval(text)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):

@@ -36,9 +36,12 @@ _CALLS: Mapping[str, tuple[int | None, int | None]] = {
     **{"migrate_pages": (256, 238), "move_pages": (279, 239), "fcntl": (72, 25), "ioctl": (16, 29)},
     # Connections.
     **{"socket": (41, 198), "socketpair": (53, 199), "io_uring_setup": (425, 425)},
-    # Memory that RLIMIT_AS does not count, or that outlives the process.
+    # Memory that RLIMIT_AS does not count, or that outlives or is shared by processes.
     **{"memfd_create": (319, 279), "memfd_secret": (447, 447)},
-    **{"shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180)},
+    **{"shmget": (29, 194), "shmctl": (31, 195), "shmat": (30, 196)},
+    **{"semget": (64, 190), "semctl": (66, 191), "semop": (65, 193), "semtimedop": (220, 192)},
+    **{"msgget": (68, 186), "msgctl": (71, 187), "msgrcv": (70, 188), "msgsnd": (69, 189)},
+    **{"mq_open": (240, 180), "mq_unlink": (241, 181)},
     # Files.
     **{"open": (2, None), "openat": (257, 56), "openat2": (437, 437), "creat": (85, None)},
     **{"truncate": (76, 45), "rename": (82, None), "renameat": (264, 38), "renameat2": (316, 276)},
@@ -50,6 +53,7 @@ _CALLS: Mapping[str, tuple[int | None, int | None]] = {
     **{"utime": (132, None), "utimes": (235, None), "futimesat": (261, None)},
     **{"utimensat": (280, 88), "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7)},
     **{"removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16)},
+    **{"sync": (162, 81), "syncfs": (306, 267)},
     # Rights, and views of files.
     **{"unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39)},
     **{"pivot_root": (155, 41), "chroot": (161, 51), "open_tree": (428, 428)},
@@ -67,14 +71,15 @@ _OWNERS = (
     15,
     1024,
 )  # fcntl: F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, which send signals
-_IOCTLS = (0x5412, 0x541C, 0x8901, 0x8902)  # TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP
+# ioctl: TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX.
+_IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 _RULES: Mapping[str, tuple[int, str, tuple[int, ...]]] = {
     "clone": (0, "needs bits", (_CLONE_THREAD,)),
     "kill": (0, "own", ()),
     "tgkill": (0, "own", ()),
     "prlimit64": (0, "own", (0,)),
     "fcntl": (1, "not", _OWNERS),
-    "ioctl": (1, "not", _IOCTLS),
+    "ioctl": (1, "only", _IOCTLS),
     "socketpair": (0, "only", (_AF_UNIX,)),
     "open": (1, "no bits", (_WRITING,)),
     "openat": (2, "no bits", (_WRITING,)),
@@ -214,7 +219,3 @@ def main() -> None:
         sys.exit(f"the program cannot be confined: {error}")
     os.write(2, CONFINED)
     os.execv(sys.argv[2], sys.argv[2:])
-
-
-if __name__ == "__main__":
-    main()

@@ -42,8 +42,8 @@ class FormatPattern(Checker):
             self._pattern = regex.compile(pattern, regex.DOTALL | regex.VERSION0)
         except (regex.error, RecursionError, OverflowError) as error:
             raise ValueError(
-                f"check_options.pattern: got {pattern!r}, which cannot be read ({error}); allowed: a"
-                " regular expression."
+                f"check_options.pattern: got {pattern!r}, which cannot be read ({error});"
+                " allowed: a regular expression."
             ) from None
         self._timeout_s = timeout_s
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -127,9 +128,8 @@ def read_number(text: str, marked_only: bool = False) -> _Read | None:
     elif marked_only:
         return None
     else:
-        found = None
-        for found in _NUMBER.finditer(text):
-            pass
+        every = deque(_NUMBER.finditer(text), maxlen=1)
+        found = every.pop() if every else None
     return None if found is None else _value(found)
 
 

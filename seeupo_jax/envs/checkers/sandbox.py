@@ -11,19 +11,26 @@ import platform
 import selectors
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from seeupo_jax.envs.base import EnvironmentUnavailable
-from seeupo_jax.envs.checkers import confinement, answer_harness
+from seeupo_jax.envs.checkers import answer_harness, confinement
 from seeupo_jax.envs.transport.processes import end, exit_code, supervised
 
 _LOGGER = logging.getLogger(__name__)
 _FREE = threading.Semaphore(len(os.sched_getaffinity(0)))  # more at once would wait for each other
 _PIECE = 2**16
+# Of a virtual environment the interpreter that it links to, which reads no .pth files of packages:
+# an editable installation's take 50 ms.
+_PYTHON = os.path.realpath(sys.executable)
+# Runs `main` of a file alone: its package would take more time than most programs.
+_MAIN = "import sys; exec(compile(open(sys.argv[1]).read(), sys.argv.pop(1), 'exec')); main()"
 # What stays readable beside the program: Python, its packages and the system's libraries.
 _READABLE = (
     *(sys.prefix, sys.base_prefix, "/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache"),
@@ -32,6 +39,7 @@ _READABLE = (
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "LANG": "C.UTF-8",
+    "PYTHONPATH": os.pathsep.join(sysconfig.get_path(name) for name in ("purelib", "platlib")),
     "PYTHONHASHSEED": "0",  # so that a program prints the same in each run
     "PYTHONDONTWRITEBYTECODE": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -74,7 +82,7 @@ def run_program(source: str, given: bytes, limits: Limits, *, harness: bool = Fa
     with _FREE, tempfile.TemporaryDirectory(prefix="seeupo-check-") as folder:
         file = Path(folder, "program.py")
         file.write_bytes(source.encode("utf-8", "surrogatepass"))
-        script = [answer_harness.__file__, str(file)] if harness else [str(file)]
+        script = ["-c", _MAIN, answer_harness.__file__, str(file)] if harness else [str(file)]
         with tempfile.TemporaryFile() as stdin:
             stdin.write(given)
             stdin.seek(0)
@@ -98,9 +106,9 @@ def _confined(folder: str, limits: Limits) -> list[str]:
         "cpu_s": math.ceil(limits.timeout_s),
         "is_hidden": confinement.landlock_version() > 0,
     }
-    confine = [sys.executable, "-I", "-S", confinement.__file__, json.dumps(options)]
+    confine = [_PYTHON, "-I", "-S", "-c", _MAIN, confinement.__file__, json.dumps(options)]
     # Without the user's packages, and without the script's folder as a place of modules.
-    return [*confine, sys.executable, "-s", "-P"]
+    return [*confine, _PYTHON, "-s", "-P"]
 
 
 def _finish(process: subprocess.Popen[bytes], limits: Limits) -> Run:
@@ -119,29 +127,37 @@ def _finish(process: subprocess.Popen[bytes], limits: Limits) -> Run:
 
 
 def _read(process: subprocess.Popen[bytes], limits: Limits) -> tuple[str, bytes, bytes]:
-    until = time.monotonic() + limits.timeout_s
-    output: dict[object, bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
-    failure = ""
+    """What failed, or ""; the standard output; the standard error."""
+    until, failure = time.monotonic() + limits.timeout_s, ""
+    output = {stream.fileno(): bytearray() for stream in (process.stdout, process.stderr)}
     with selectors.DefaultSelector() as selector:
-        for stream in output:
-            selector.register(stream, selectors.EVENT_READ)
+        for number in output:
+            selector.register(number, selectors.EVENT_READ)
         while selector.get_map() and not failure:
-            ready = selector.select(max(0.0, until - time.monotonic()))
-            for key, _ in ready:
-                piece = os.read(key.fd, _PIECE)
-                output[key.fileobj] += piece
-                if not piece:
-                    selector.unregister(key.fileobj)
-            if sum(map(len, output.values())) > limits.output_bytes:
-                failure = "output"
-            elif not ready or time.monotonic() > until:
+            if not _read_pieces(selector, output, until - time.monotonic()):
                 failure = "timeout"
+            elif sum(map(len, output.values())) > limits.output_bytes:
+                failure = "output"
     if not failure:  # it may have closed its output and go on
         try:
             process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             failure = "timeout"
-    return failure, bytes(output[process.stdout]), bytes(output[process.stderr])
+    stdout, stderr = map(bytes, output.values())
+    return failure, stdout, stderr
+
+
+def _read_pieces(
+    selector: selectors.BaseSelector, output: Mapping[int, bytearray], timeout_s: float
+) -> bool:
+    """Reads what there is within a time; False: nothing was written or closed in it."""
+    ready = selector.select(timeout_s) if timeout_s > 0 else []
+    for key, _ in ready:
+        piece = os.read(key.fd, _PIECE)
+        output[key.fd] += piece
+        if not piece:
+            selector.unregister(key.fd)
+    return bool(ready)
 
 
 @functools.cache
