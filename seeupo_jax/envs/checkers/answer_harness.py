@@ -61,7 +61,7 @@ def main() -> None:
         while data:
             data = data[write(answers, data) :]
 
-    names: dict[str, Any] = {"__name__": "program"}  # `if __name__ == "__main__"` does not run
+    names: dict[str, Any] = {"__name__": "program"}  # a guard for scripts does not run
     with open(sys.argv[1], "rb") as file:
         source = file.read()
     number = PROGRAM

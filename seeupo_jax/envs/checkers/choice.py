@@ -23,9 +23,10 @@ from seeupo_jax.envs.checkers.checker import (
 class Choice(Checker):
     """Whether the letter that an answer chooses is the expected one.
 
-    It is the last of what `\\boxed{B}` holds and what "answer is B" or "answer: B" says, if there
-    is one. Else it is the last line that is only a letter. Else it is the letter that starts a line
-    as in "B) Paris", if only one does. A statement such as "answer is A or B" chooses none.
+    It is the last of what `\\boxed{B}` or `\\boxed{B) Paris}` holds and what "answer is B" or
+    "answer: B" says, if there is one. Else it is the last line that is only a letter. Else it is
+    the letter that starts a line as in "B) Paris", if only one does. A statement such as "answer is
+    A or B" chooses none.
 
     Args:
       answer_column: of the letter, or of its position: 0 is the first of `letters`.
@@ -77,7 +78,9 @@ class Choice(Checker):
         """The letter that an answer chooses; None: none, or several."""
         stated = [*self._stated.finditer(text)]
         box = last_boxed(text)
-        inside = self._boxed.fullmatch(box.content) if box is not None else None
+        inside = None
+        if box is not None:
+            inside = self._boxed.fullmatch(box.content) or self._begun.match(box.content)
         if stated and (inside is None or box is None or stated[-1].start() > box.start):
             last = stated[-1]
             other = self._others.match(text, last.end())

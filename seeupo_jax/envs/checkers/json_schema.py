@@ -7,7 +7,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
-import jsonschema
+import jsonschema.protocols
+import jsonschema.validators
 import referencing
 import referencing.exceptions
 import regex

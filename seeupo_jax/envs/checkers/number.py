@@ -84,7 +84,9 @@ class Number(Checker):
         for name, value in (("tolerance", tolerance), ("relative_tolerance", relative_tolerance)):
             check_option(name, value, "a number >= 0", lambda each: is_number(each) and each >= 0)
         check_flags(marked_only=marked_only)
-        self._tolerance, self._relative = Fraction(tolerance), Fraction(relative_tolerance)
+        # As they are written: 0.1 is a tenth.
+        self._tolerance = Fraction(str(tolerance))
+        self._relative = Fraction(str(relative_tolerance))
         self._marked_only = marked_only
 
     def check(self, answer_text: str, row: Mapping[str, Any]) -> CheckResult:

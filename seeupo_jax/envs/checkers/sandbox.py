@@ -15,7 +15,6 @@ import sysconfig
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -148,7 +147,7 @@ def _read(process: subprocess.Popen[bytes], limits: Limits) -> tuple[str, bytes,
 
 
 def _read_pieces(
-    selector: selectors.BaseSelector, output: Mapping[int, bytearray], timeout_s: float
+    selector: selectors.BaseSelector, output: dict[int, bytearray], timeout_s: float
 ) -> bool:
     """Reads what there is within a time; False: nothing was written or closed in it."""
     ready = selector.select(timeout_s) if timeout_s > 0 else []
