@@ -30,6 +30,7 @@ from seeupo_jax.envs.checkers.checker import (
     wrong,
 )
 from seeupo_jax.envs.checkers.math_worker import MathReply
+from seeupo_jax.envs.checkers.process_limit import MOST_PROCESSES
 from seeupo_jax.envs.transport.processes import end, python_command, supervised
 
 _START_S = 120.0  # for a process to import SymPy
@@ -153,5 +154,5 @@ def _discard(worker: subprocess.Popen[bytes]) -> None:
         worker.stdin.close()
 
 
-_WORKERS = _Workers(len(os.sched_getaffinity(0)))
+_WORKERS = _Workers(MOST_PROCESSES)
 atexit.register(_WORKERS.close)

@@ -20,10 +20,11 @@ from typing import NamedTuple
 
 from seeupo_jax.envs.base import EnvironmentUnavailable
 from seeupo_jax.envs.checkers import answer_harness, confinement
+from seeupo_jax.envs.checkers.process_limit import MOST_PROCESSES
 from seeupo_jax.envs.transport.processes import end, exit_code, supervised
 
 _LOGGER = logging.getLogger(__name__)
-_FREE = threading.Semaphore(len(os.sched_getaffinity(0)))  # more at once would wait for each other
+_FREE = threading.Semaphore(MOST_PROCESSES)
 _PIECE = 2**16
 # Of a virtual environment the interpreter that it links to, which reads no .pth files of packages:
 # an editable installation's take 50 ms.

@@ -1,7 +1,12 @@
 """The table of checkers: names, options, columns, and several checks of one answer."""
 
-import pytest
+import inspect
+import re
 
+import pytest
+from places import ROOT
+
+from seeupo_jax.configuration.user_code import import_attribute
 from seeupo_jax.envs.checkers import CHECKERS, CheckResult, make_checker
 
 # What each checker needs beside a column.
@@ -167,3 +172,26 @@ def test_no_message_has_the_expected_answer():
         result = make_checker(name, {}, "a").check(text, {"a": value})
         assert result.score == 0 and result.message
         assert secret not in result.message
+
+
+PAGE = (ROOT / "docs" / "checkers.md").read_text()
+
+
+def test_the_pages_table_has_every_checker_with_its_options_and_defaults():
+    rows = dict(re.findall(r"^\| `(\w+)` \|(.*)\|$", PAGE, re.MULTILINE))
+    assert [*rows] == [*CHECKERS]
+    for name, place in CHECKERS.items():
+        kind = import_attribute(place, "check", "class", callable)
+        for option in [*inspect.signature(kind).parameters.values()][1:]:
+            default = "" if option.default is option.empty else f"={option.default!r}"
+            assert f"`{option.name}{default}`".replace("'", '"') in rows[name], (name, option)
+
+
+def test_the_pages_example_gives_what_it_says():
+    names = {}
+    for line in re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1].splitlines():
+        code, _, result = line.partition("  # ")
+        if result:
+            assert repr(eval(code, names)) == result
+        else:
+            exec(code, names)

@@ -27,25 +27,15 @@ def test_the_whole_text_has_to_match(text, score):
 
 
 def test_a_match_that_takes_too_long_scores_0_and_lets_other_threads_run(caplog):
-    checker = make_checker(
-        "format", {"pattern": r"(?:a|a?)+(?:b|c)+\1?(x+x+)+y", "timeout_s": 0.5}, None
-    )
-    longest, done = 0.0, threading.Event()
-
-    def watch():
-        nonlocal longest
-        while not done.is_set():
-            start = time.monotonic()
-            time.sleep(0.01)
-            longest = max(longest, time.monotonic() - start)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    start = time.monotonic()
-    result = checker.check("a" * 40 + "c" + "x" * 5000, {})
-    took = time.monotonic() - start
-    done.set()
-    watcher.join()
-    assert result.score == 0 and took < 5
-    assert took < 0.5 or longest < 0.4
-    assert took < 0.5 or "was not matched in 0.5 s and scores 0" in caplog.text
+    checker = make_checker("format", {"pattern": r"(x+x+)+\1y", "timeout_s": 1.0}, None)
+    results = []
+    matcher = threading.Thread(target=lambda: results.append(checker.check("x" * 1000, {})))
+    matcher.start()
+    steps = 0
+    while not results:
+        time.sleep(0.01)
+        steps += 1
+    matcher.join()
+    assert steps > 3  # the interpreter's lock was free
+    assert results[0] == (0.0, "Your answer does not have the required format.")
+    assert "a text of 1000 characters was not matched in 1 s and scores 0" in caplog.text
