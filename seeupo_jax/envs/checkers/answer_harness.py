@@ -1,8 +1,9 @@
 """Runs a program and then tests of it, in a confined process; see `code`. Standard library only.
 
 Standard input holds `token`, `before` and `after` (code that runs before and after the program) and
-`tests`, each with a kind: `value`, an expression whose value is answered, or `run`, statements that
-must not raise. Each answer is a line with the token, the test's number, a word and a text.
+`tests`, each with a kind, code that runs before it, and its own: with `value` an expression whose
+value is answered, with `run` statements that must not raise. Each answer is a line with the token,
+the test's number, a word and a text.
 """
 
 from __future__ import annotations
@@ -71,8 +72,9 @@ def main() -> None:
     except BaseException as error:  # SystemExit, too
         answer(PROGRAM, RAISED, _described(error))
         return
-    for number, (kind, test) in enumerate(tests):
+    for number, (kind, before, test) in enumerate(tests):
         try:
+            run(before, names)
             if kind == VALUE:
                 answer(number, VALUE, to_ascii(to_plain(eval(test, names))))
             else:

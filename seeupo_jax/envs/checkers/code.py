@@ -133,7 +133,9 @@ class Code(Checker):
     def _run_calls(self, program: str, before: str, tests: CodeTests) -> list[_Outcome]:
         token = secrets.token_hex(16)
         sources = [
-            (VALUE, test.expression) if isinstance(test, ValueTest) else ("run", test.statements)
+            (VALUE, test.before, test.expression)
+            if isinstance(test, ValueTest)
+            else ("run", "", test.statements)
             for test in tests.calls
         ]
         request = {"token": token, "before": before, "after": tests.after, "tests": sources}

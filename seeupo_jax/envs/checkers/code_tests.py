@@ -13,11 +13,12 @@ from typing import Any
 class ValueTest:
     """An expression whose value has to equal one of these; they stay outside of its process.
 
-    lists: whether tuples count as lists, as in JSON.
+    before: statements that run first. lists: whether tuples count as lists, as in JSON.
     """
 
     expression: str
     allowed: tuple[Any, ...]
+    before: str = ""
     lists: bool = False
 
 
@@ -64,10 +65,7 @@ def read_tests(value: Any, entry_point: str | None) -> CodeTests:
     if isinstance(value, Mapping):
         return _from_lists(value, entry_point)
     if isinstance(value, Sequence) and value and all(isinstance(each, str) for each in value):
-        after, calls = [], list[ValueTest | StatementTest]()
-        for source in value:
-            calls += map(_read_statement, _parse(source).body)
-        return CodeTests(tuple(calls), after="\n".join(after))
+        return CodeTests(_read_statements([n for each in value for n in _parse(each).body]))
     if isinstance(value, Sequence) and value and all(isinstance(each, Mapping) for each in value):
         return _from_pairs(value, entry_point)
     raise ValueError("it is no list of tests, no text and no mapping")
@@ -87,16 +85,35 @@ def _parse(source: str) -> ast.Module:
         raise ValueError(f"a test is no Python: {error}") from None
 
 
-def _read_statement(node: ast.stmt) -> ValueTest | StatementTest:
+_Test = ValueTest | StatementTest
+# Statements that prepare the next test, and are none themselves.
+_PREPARING = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.FunctionDef, ast.ClassDef)
+
+
+def _read_statements(nodes: Sequence[ast.stmt]) -> tuple[_Test, ...]:
+    """The tests of statements. Raises: ValueError, there is none."""
+    tests, before = list[_Test](), list[str]()
+    for node in nodes:
+        if isinstance(node, _PREPARING):
+            before.append(ast.unparse(node))
+            continue
+        tests.append(_read_statement(node, "\n".join(before)))
+        before = []
+    if not tests:
+        raise ValueError("it has no assert and no check(candidate)")
+    return tuple(tests)
+
+
+def _read_statement(node: ast.stmt, before: str) -> _Test:
     """A test of one statement: of `assert CALL == LITERAL` the value is compared outside."""
     if isinstance(node, ast.Assert) and isinstance(node.test, ast.Compare):
         left, right = node.test.left, node.test.comparators
         if len(right) == 1 and isinstance(node.test.ops[0], ast.Eq):
             try:
-                return ValueTest(ast.unparse(left), (ast.literal_eval(right[0]),))
+                return ValueTest(ast.unparse(left), (ast.literal_eval(right[0]),), before)
             except (ValueError, TypeError, RecursionError):
                 pass  # no literal
-    return StatementTest(ast.unparse(node))
+    return StatementTest("\n".join(filter(None, (before, ast.unparse(node)))))
 
 
 def _from_source(source: str, entry_point: str | None) -> CodeTests:
@@ -104,11 +121,7 @@ def _from_source(source: str, entry_point: str | None) -> CodeTests:
     body = _parse(source).body
     check = next((n for n in body if isinstance(n, ast.FunctionDef) and n.name == "check"), None)
     if check is None:
-        if not any(isinstance(node, ast.Assert) for node in body):
-            raise ValueError("it has no assert and no check(candidate)")
-        first = next(i for i, node in enumerate(body) if isinstance(node, ast.Assert))
-        after = "\n".join(map(ast.unparse, body[:first]))
-        return CodeTests(tuple(map(_read_statement, body[first:])), after=after)
+        return CodeTests(_read_statements(body))
     if entry_point is None:
         raise ValueError("it defines check(candidate), which needs the option entry_point")
     parameters = [each.arg for each in check.args.args]
@@ -118,7 +131,7 @@ def _from_source(source: str, entry_point: str | None) -> CodeTests:
         return CodeTests((StatementTest(f"check({entry_point})"),), after=source)
     rest = [ast.unparse(node) for node in body if node is not check]
     after = "\n".join([*rest, f"{parameters[0]} = {entry_point}"])
-    return CodeTests(tuple(map(_read_statement, asserts)), after=after)
+    return CodeTests(_read_statements(asserts), after=after)
 
 
 def _is_text(node: ast.stmt) -> bool:

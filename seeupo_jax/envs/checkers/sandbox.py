@@ -26,6 +26,7 @@ from seeupo_jax.envs.transport.processes import end, exit_code, supervised
 _LOGGER = logging.getLogger(__name__)
 _FREE = threading.Semaphore(MOST_PROCESSES)
 _PIECE = 2**16
+_START_S = 60.0  # for the process to be confined, on a host that is busy with other things
 # Of a virtual environment the interpreter that it links to, which reads no .pth files of packages:
 # an editable installation's take 50 ms.
 _PYTHON = os.path.realpath(sys.executable)
@@ -120,7 +121,7 @@ def _finish(process: subprocess.Popen[bytes], limits: Limits) -> Run:
         code = exit_code(process)
         process.stdout.close()
         process.stderr.close()
-    if not stderr.startswith(confinement.CONFINED) and failure != "timeout":
+    if not stderr.startswith(confinement.CONFINED):
         reason = stderr.decode(errors="replace").strip()[-300:]
         raise RuntimeError(f"check code: {reason or 'the program was not started'}.")
     return Run(failure, code, stdout, stderr.removeprefix(confinement.CONFINED))
@@ -128,7 +129,7 @@ def _finish(process: subprocess.Popen[bytes], limits: Limits) -> Run:
 
 def _read(process: subprocess.Popen[bytes], limits: Limits) -> tuple[str, bytes, bytes]:
     """What failed, or ""; the standard output; the standard error."""
-    until, failure = time.monotonic() + limits.timeout_s, ""
+    until, failure, is_confined = time.monotonic() + _START_S, "", False
     output = {stream.fileno(): bytearray() for stream in (process.stdout, process.stderr)}
     with selectors.DefaultSelector() as selector:
         for number in output:
@@ -138,6 +139,8 @@ def _read(process: subprocess.Popen[bytes], limits: Limits) -> tuple[str, bytes,
                 failure = "timeout"
             elif sum(map(len, output.values())) > limits.output_bytes:
                 failure = "output"
+            if not is_confined and output[process.stderr.fileno()]:
+                until, is_confined = time.monotonic() + limits.timeout_s, True
     if not failure:  # it may have closed its output and go on
         try:
             process.wait(max(0.0, until - time.monotonic()))

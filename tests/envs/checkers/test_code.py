@@ -38,6 +38,11 @@ def test_the_last_closed_block_of_python_is_run():
     assert result.message.startswith("Your answer has no closed code block")
 
 
+def test_tests_may_prepare_values():
+    source = "x = [1]\nf(x)\nassert x == [1, 2]\nimport math\nassert math.isclose(x[1], 2)"
+    assert check("def f(x): x.append(2)", source) == (1.0, "")
+
+
 HUMANEVAL_0 = {
     "entry_point": "has_close_elements",
     "prompt": "from typing import List\n",

@@ -44,6 +44,17 @@ def test_asserts_of_mbpp_are_compared_outside_where_they_end_in_a_literal():
     )
 
 
+def test_statements_that_only_prepare_a_test_are_no_tests():
+    source = "import math\nx = f(1)\nassert x == 2\ny = f(2)\nassert math.isclose(y, 3)\nrun(f)"
+    tests = read_tests(source, None)
+    assert tests.calls == (
+        ValueTest("x", (2,), "import math\nx = f(1)"),
+        StatementTest("y = f(2)\nassert math.isclose(y, 3)"),
+        StatementTest("run(f)"),
+    )
+    assert read_tests(source.split("\n"), None) == tests
+
+
 def test_the_check_of_humaneval_is_split_where_it_has_only_asserts():
     tests = read_tests(HUMANEVAL_2, "truncate_number")
     assert tests.calls == (
