@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -203,7 +204,7 @@ def f(x):
 
 def test_a_program_reaches_no_file_no_process_and_no_network(tmp_path):
     (tmp_path / "secret").write_text("42")
-    with __import__("socket").create_server(("127.0.0.1", 0)) as server:
+    with socket.create_server(("127.0.0.1", 0)) as server:
         program = FORBIDDEN % (str(tmp_path), server.getsockname()[1])
         assert check(program, ["assert f(0) == []", "assert len(tries) == 26"]) == (1.0, "")
     assert [path.name for path in tmp_path.iterdir()] == ["secret"]
@@ -254,8 +255,8 @@ def descendants(pid):
     return [int(child) for child in children] + [d for c in children for d in descendants(c)]
 
 
-def test_programs_end_when_the_trainer_is_killed():
-    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
+def test_programs_end_when_the_trainer_is_killed(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "TMPDIR": str(tmp_path)}
     trainer = subprocess.Popen([sys.executable, "-c", ENDLESS], env=environment)
     until = time.monotonic() + 60
     found = []
