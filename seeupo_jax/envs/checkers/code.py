@@ -32,7 +32,7 @@ from seeupo_jax.envs.checkers.code_tests import (
     read_tests,
 )
 from seeupo_jax.envs.checkers.fenced import last_fenced
-from seeupo_jax.envs.checkers.sandbox import Limits, Run, check_sandbox, run_program
+from seeupo_jax.envs.checkers.sandbox import ProgramLimits, ProgramRun, check_sandbox, run_program
 
 _MIB = 2**20
 _ANSWER = re.compile(r"(\w+) (-?\d{1,9}) (\w+) (.*)")
@@ -85,7 +85,7 @@ class Code(Checker):
         check_option("output_mib", output_mib, "an integer >= 1", lambda v: is_count(v) and v >= 1)
         check_sandbox()
         self._entry_point, self._setup, self._shared = entry_point, setup, score == "share"
-        self._limits = Limits(timeout_s, memory_mib * _MIB, output_mib * _MIB)
+        self._limits = ProgramLimits(timeout_s, memory_mib * _MIB, output_mib * _MIB)
 
     def check(self, answer_text: str, row: Mapping[str, Any]) -> CheckResult:
         tests = self._tests(row)
@@ -198,7 +198,7 @@ def _raised(text: str, with_text: bool) -> str:
     return in_one_line(escaped(shown), 200)
 
 
-def _pipe_outcome(run: Run, wanted: str) -> _Outcome:
+def _pipe_outcome(run: ProgramRun, wanted: str) -> _Outcome:
     if run.failure:
         return _Outcome(False, _FAILURES[run.failure])
     if run.code != 0:

@@ -48,15 +48,15 @@ _ENVIRONMENT = {
 }
 
 
-class Limits(NamedTuple):
-    """Limits of one run. timeout_s: wall time; also CPU time, rounded up."""
+class ProgramLimits(NamedTuple):
+    """ProgramLimits of one run. timeout_s: wall time; also CPU time, rounded up."""
 
     timeout_s: float
     memory_bytes: int
     output_bytes: int
 
 
-class Run(NamedTuple):
+class ProgramRun(NamedTuple):
     """A run that is over.
 
     failure: "timeout", "output" (it wrote too much), or "" where the program ended by itself.
@@ -69,7 +69,9 @@ class Run(NamedTuple):
     stderr: bytes
 
 
-def run_program(source: str, given: bytes, limits: Limits, *, harness: bool = False) -> Run:
+def run_program(
+    source: str, given: bytes, limits: ProgramLimits, *, harness: bool = False
+) -> ProgramRun:
     """Runs a program as a script, with `given` as its standard input.
 
     At most one program per core runs at a time; the others wait, which takes none of their time.
@@ -99,7 +101,7 @@ def run_program(source: str, given: bytes, limits: Limits, *, harness: bool = Fa
         return _finish(process, limits)
 
 
-def _confined(folder: str, limits: Limits) -> list[str]:
+def _confined(folder: str, limits: ProgramLimits) -> list[str]:
     """The command that runs a script in a confined Python."""
     options = {
         "readable": [*_READABLE, folder],
@@ -112,7 +114,7 @@ def _confined(folder: str, limits: Limits) -> list[str]:
     return [*confine, _PYTHON, "-s", "-P"]
 
 
-def _finish(process: subprocess.Popen[bytes], limits: Limits) -> Run:
+def _finish(process: subprocess.Popen[bytes], limits: ProgramLimits) -> ProgramRun:
     """Reads the output of a process until it ends, or must be ended."""
     try:
         failure, stdout, stderr = _read(process, limits)
@@ -124,10 +126,10 @@ def _finish(process: subprocess.Popen[bytes], limits: Limits) -> Run:
     if not stderr.startswith(confinement.CONFINED):
         reason = stderr.decode(errors="replace").strip()[-300:]
         raise RuntimeError(f"check code: {reason or 'the program was not started'}.")
-    return Run(failure, code, stdout, stderr.removeprefix(confinement.CONFINED))
+    return ProgramRun(failure, code, stdout, stderr.removeprefix(confinement.CONFINED))
 
 
-def _read(process: subprocess.Popen[bytes], limits: Limits) -> tuple[str, bytes, bytes]:
+def _read(process: subprocess.Popen[bytes], limits: ProgramLimits) -> tuple[str, bytes, bytes]:
     """What failed, or ""; the standard output; the standard error."""
     until, failure, is_confined = time.monotonic() + _START_S, "", False
     output = {stream.fileno(): bytearray() for stream in (process.stdout, process.stderr)}
@@ -177,7 +179,7 @@ def check_sandbox() -> None:
             f" {platform.system()} on {platform.machine()}."
         )
     try:
-        run = run_program("print(1)", b"", Limits(60.0, 2**30, 2**16))
+        run = run_program("print(1)", b"", ProgramLimits(60.0, 2**30, 2**16))
     except RuntimeError as error:
         raise EnvironmentUnavailable(f"{error} Allowed: a kernel with seccomp filters.") from None
     if run.stdout != b"1\n":
