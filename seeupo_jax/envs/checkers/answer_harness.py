@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -62,7 +63,9 @@ def main() -> None:
         while data:
             data = data[write(answers, data) :]
 
-    names: dict[str, Any] = {"__name__": "program"}  # a guard for scripts does not run
+    # A module of its own, in which dataclasses look themselves up; no guard for scripts runs.
+    module = sys.modules["program"] = types.ModuleType("program")
+    names = vars(module)
     with open(sys.argv[1], "rb") as file:
         source = file.read()
     number = PROGRAM

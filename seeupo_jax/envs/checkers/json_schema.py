@@ -66,6 +66,10 @@ class JsonSchema(Checker):
             error = next(validator.iter_errors(value), None)
         except TimeoutError:
             return wrong("Your answer has a text that takes too long to compare with a pattern.")
+        except referencing.exceptions.Unresolvable as error:
+            raise ValueError(
+                f"check: the JSON schema has no {shown(error.ref)}, to which it refers."
+            ) from None
         except (RecursionError, OverflowError):
             return wrong("Your answer is nested too deeply, or has a number that is too large.")
         if error is None:
@@ -102,25 +106,25 @@ def _cached_validator(text: str) -> jsonschema.protocols.Validator:
         raise ValueError(in_one_line(str(getattr(error, "message", error)), 200)) from None
     if not isinstance(schema, dict):
         raise ValueError("it is no JSON object")
-    if text.count('"$ref"') and (remote := _remote_reference(schema)):
-        raise ValueError(f"its $ref {shown(remote)} leads outside of it")
-    limited = jsonschema.validators.extend(kind, {"pattern": _check_pattern})
+    _check_references(schema)
+    safe = {"pattern": _check_pattern, "uniqueItems": _check_unique}
+    limited = jsonschema.validators.extend(kind, safe)
     return limited(schema, registry=referencing.Registry())  # which fetches nothing
 
 
-def _remote_reference(schema: Any) -> str | None:
-    """A `$ref` of a schema that does not start with `#`; None: it has none."""
+def _check_references(schema: Any) -> None:
+    """Raises ValueError if a `$ref` of a schema leads outside of it."""
     parts = [schema]
     while parts:
         part = parts.pop()
-        if isinstance(part, dict):
-            reference = part.get("$ref", "#")
-            if isinstance(reference, str) and not reference.startswith("#"):
-                return reference
-            parts += part.values()
-        elif isinstance(part, list):
+        if isinstance(part, list):
             parts += part
-    return None
+        if not isinstance(part, dict):
+            continue
+        parts += part.values()
+        reference = part.get("$ref")
+        if isinstance(reference, str) and not reference.startswith("#"):
+            raise ValueError(f"its $ref {shown(reference)} leads outside of it")
 
 
 def _check_pattern(
@@ -129,6 +133,24 @@ def _check_pattern(
     """`pattern` with a time limit: the value is of the policy's. Raises: TimeoutError."""
     if validator.is_type(value, "string") and not regex.search(pattern, value, timeout=_PATTERN_S):
         yield jsonschema.ValidationError("does not match the pattern")
+
+
+def _check_unique(
+    validator: Any, is_unique: bool, value: Any, schema: Any
+) -> Iterator[jsonschema.ValidationError]:
+    """`uniqueItems` in linear time: jsonschema's own compares each pair of items."""
+    if is_unique and validator.is_type(value, "array"):
+        if len({json.dumps(_normal(item), sort_keys=True) for item in value}) < len(value):
+            yield jsonschema.ValidationError("has equal items")
+
+
+def _normal(value: Any) -> Any:
+    """A value in which equal numbers are written equally."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    if isinstance(value, dict):
+        return {name: _normal(each) for name, each in value.items()}
+    return [*map(_normal, value)] if isinstance(value, list) else value
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -31,7 +31,7 @@ from seeupo_jax.envs.checkers.checker import (
 )
 from seeupo_jax.envs.checkers.math_worker import MathReply
 from seeupo_jax.envs.checkers.process_limit import MOST_PROCESSES
-from seeupo_jax.envs.transport.processes import end, python_command, supervised
+from seeupo_jax.envs.transport.processes import end, has_ended, python_command, supervised
 
 _START_S = 120.0  # for a process to import SymPy
 _LATE_S = 1.0  # after its own time limit a process is ended
@@ -96,8 +96,7 @@ class _Workers:
         """Compares in a process that is idle, or in a new one."""
         data = json.dumps(request).encode() + b"\n"
         with self._free:
-            worker = self._idle.pop() if self._idle else _launch()
-            line = b""
+            worker, line = self._take(), b""
             try:
                 with contextlib.suppress(BrokenPipeError):  # it has ended
                     worker.stdin.write(data)
@@ -109,6 +108,15 @@ class _Workers:
                 else:
                     _discard(worker)
         return MathReply(**json.loads(line)) if line else MathReply(failure="timeout")
+
+    def _take(self) -> subprocess.Popen[bytes]:
+        """A process that is idle and has not been ended meanwhile, or a new one."""
+        while self._idle:
+            worker = self._idle.pop()
+            if not has_ended(worker):
+                return worker
+            _discard(worker)
+        return _launch()
 
     def close(self) -> None:
         """Ends the processes."""

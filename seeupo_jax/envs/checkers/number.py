@@ -48,9 +48,10 @@ _NUMBER = re.compile(
     """,
     re.VERBOSE | re.ASCII,
 )
+_EXPONENTS = ("exponent", "braced", "bare", "b1", "b2")  # groups of it
 
 
-class _Read(NamedTuple):
+class ReadNumber(NamedTuple):
     """A number in a text. shown: as it is written."""
 
     value: Fraction
@@ -103,24 +104,24 @@ class Number(Checker):
     def check_row(self, row: Mapping[str, Any]) -> None:
         self._expected(row)
 
-    def _expected(self, row: Mapping[str, Any]) -> _Read:
+    def _expected(self, row: Mapping[str, Any]) -> ReadNumber:
         value = expected_value(row, self._column)
         number = read_number(value) if isinstance(value, str) else None
         if is_number(value):
-            number = _Read(Fraction(str(value)), False, str(value))
+            number = ReadNumber(Fraction(str(value)), False, str(value))
         if number is None:
             raise refused_value(self._column, value, "a number, or a text with one")
         return number
 
 
-def _readings(answer: _Read, expected: _Read) -> list[Fraction]:
+def _readings(answer: ReadNumber, expected: ReadNumber) -> list[Fraction]:
     """Values of an answer: with a percent sign on one side only, 50% is 50 and 0.5."""
     if answer.percent == expected.percent:
         return [answer.value]
     return [answer.value, answer.value / 100 if answer.percent else answer.value * 100]
 
 
-def read_number(text: str, marked_only: bool = False) -> _Read | None:
+def read_number(text: str, marked_only: bool = False) -> ReadNumber | None:
     """The number of an answer; None: it has none, or one of more than 1000 digits."""
     mark, box = text.rfind(_MARK), last_boxed(text)
     if mark >= 0 and (box is None or mark > box.start):
@@ -135,21 +136,14 @@ def read_number(text: str, marked_only: bool = False) -> _Read | None:
     return None if found is None else _value(found)
 
 
-def _value(found: re.Match[str]) -> _Read | None:
+def _value(found: re.Match[str]) -> ReadNumber | None:
     sign = -1 if (found["sign"] or found["later_sign"] or "+") in "-\u2212" else 1
     exponent = next(filter(None, (found[name] for name in _EXPONENTS)), "0").replace("\u2212", "-")
     over = re.sub(_GROUP, "", found["plain"] or "") or found["over"] or "1"
     under = found["denominator"] or found["under"] or "1"
-    if (
-        max(map(len, (over, under))) > _LONGEST
-        or len(exponent) > 5
-        or abs(int(exponent)) > _LONGEST
-    ):
+    if max(map(len, (over, under))) > _LONGEST or int(under) == 0:
         return None
-    if int(under) == 0:
+    if len(exponent) > 5 or abs(int(exponent)) > _LONGEST:
         return None
     value = sign * Fraction(over) / int(under) * Fraction(10) ** int(exponent)
-    return _Read(value, found["percent"] is not None, found.group().strip())
-
-
-_EXPONENTS = ("exponent", "braced", "bare", "b1", "b2")
+    return ReadNumber(value, found["percent"] is not None, found.group().strip())

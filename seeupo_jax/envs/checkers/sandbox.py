@@ -49,7 +49,7 @@ _ENVIRONMENT = {
 
 
 class ProgramLimits(NamedTuple):
-    """ProgramLimits of one run. timeout_s: wall time; also CPU time, rounded up."""
+    """Limits of one run. timeout_s: wall time; also CPU time, rounded up."""
 
     timeout_s: float
     memory_bytes: int

@@ -50,6 +50,11 @@ def test_an_unknown_checker_is_refused_with_those_that_there_are():
             {"schema": {"$ref": "http://a/b"}},
             "schema: got {'$ref': 'http://a/b'} (its $ref",
         ),
+        (
+            "json",
+            {"schema": {"pattern": "("}},
+            "schema: got {'pattern': '('} ('(' is not a 'regex')",
+        ),
         ("format", {"pattern": "("}, "pattern: got '(', which cannot be read (missing ) at"),
         ("length", {"max": 2, "min": 3}, "max: got 2; allowed: an integer >= 1 and >= min (3), or"),
         ("length", {"max": 2, "unit": "tokens"}, "unit: got 'tokens'; allowed: words, characters."),

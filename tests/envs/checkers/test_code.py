@@ -44,6 +44,16 @@ def test_tests_may_prepare_values():
     assert check("def f(x): x.append(2)", source) == (1.0, "")
 
 
+def test_a_program_may_have_dataclasses_with_deferred_annotations():
+    program = """from __future__ import annotations
+import dataclasses
+@dataclasses.dataclass
+class Point:
+    x: int
+def f(x): return dataclasses.asdict(Point(x))"""
+    assert check(program, ["assert f(1) == {'x': 1}"]) == (1.0, "")
+
+
 HUMANEVAL_0 = {
     "entry_point": "has_close_elements",
     "prompt": "from typing import List\n",
@@ -219,7 +229,7 @@ def test_a_program_reaches_no_file_no_process_and_no_network(tmp_path):
         ("def f(x): return [0] * 10**6", "it returned a value that is too long"),
         ("def f(x): return f(x)", "it raised RecursionError: maximum recursion depth exceeded"),
         ("def f(x: return", "it raised SyntaxError: "),
-        ("\0", "it raised SyntaxError: "),
+        ("\0", "it raised "),  # SyntaxError, of older versions ValueError
         ("x = '\ud800'", "it raised SyntaxError: "),
         ("raise ValueError('a\\nb')", "it raised ValueError: a b"),
         ("def g(x): return 1", "it raised NameError: name 'f' is not defined"),

@@ -40,6 +40,27 @@ def test_the_schema_may_be_a_column():
         assert checker.check("{}", {"schema": schema}).score == 0
 
 
+@pytest.mark.parametrize(
+    "text, score",
+    [
+        ('[1, 2, "1", true, [1], {"a": 1, "b": 2}]', 1),
+        ("[1, 1.0]", 0),
+        ('[{"a": 1, "b": [2]}, {"b": [2.0], "a": 1}]', 0),
+        ("[" + ", ".join(f'{n}, "{n}"' for n in range(20_000)) + "]", 1),
+    ],
+)
+def test_equal_items_are_found_in_linear_time(text, score):
+    assert (
+        make_checker("json", {"schema": {"uniqueItems": True}}, None).check(text, {}).score == score
+    )
+
+
+def test_a_reference_that_leads_nowhere_is_an_error():
+    checker = make_checker("json", {"schema": {"$ref": "#/$defs/a"}}, None)
+    with pytest.raises(ValueError, match="check: the JSON schema has no '/\\$defs/a', to which"):
+        checker.check("1", {})
+
+
 def test_deep_values_and_slow_patterns_score_0():
     tree = {"$defs": {"t": {"items": {"$ref": "#/$defs/t"}}}, "$ref": "#/$defs/t"}
     deep = "[" * 300 + "]" * 300

@@ -4,12 +4,14 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import math_verify
 import pytest
 from places import ROOT
 
-from seeupo_jax.envs.checkers import make_checker
+from seeupo_jax.envs.checkers import make_checker, math_expression
+from seeupo_jax.envs.transport.processes import end, has_ended
 
 # Of math-verify's README and its own tests, and of the data sets MATH and AIME.
 CASES = (
@@ -94,6 +96,16 @@ def test_an_expression_that_takes_too_long_scores_0_and_the_next_one_is_compared
 )
 def test_hostile_text_scores_0(text):
     assert make_checker("math", {"timeout_s": 2.0}, "a").check(text, {"a": "4"}).score == 0
+
+
+def test_a_process_that_was_killed_while_idle_costs_no_answer():
+    checker = make_checker("math", {}, "a")
+    assert checker.check("$4$", {"a": "4"}).score == 1
+    for worker in math_expression._WORKERS._idle:
+        end(worker)
+        while not has_ended(worker):
+            time.sleep(0.01)
+    assert checker.check("$4$", {"a": "4"}).score == 1
 
 
 def test_a_missing_package_is_one_sentence():
