@@ -40,7 +40,9 @@ class _OutOfTime(BaseException):
 
 def main() -> None:
     """Serves comparisons until standard input is closed."""
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]  # config.env.memory_mib may be less
+    memory = _MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(_MEMORY_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     pipes = take_pipes()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # only the trainer ends this process
