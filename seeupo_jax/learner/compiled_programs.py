@@ -123,6 +123,7 @@ class Learner:
             self.replicated,
             full=True,
             entropy=self.finds_entropy,
+            collision=self.finds_collision,
             record=self.algorithm.router_replay == "old",
         )
         return self.wrap_program("score_in_full", functools.partial(jitted, self.frozen))
@@ -130,7 +131,7 @@ class Learner:
     @property
     def score_old_policy(self) -> LearnerProgram:
         """The program that scores the old and the reference policy at the start of a sweep."""
-        more = self.finds_entropy or self.routing is not None
+        more = self.finds_entropy or self.finds_collision or self.routing is not None
         return self.score_in_full if more else self.score
 
     def scored(self, params: Any, batch: TurnBatch) -> TokenScores:
@@ -147,6 +148,11 @@ class Learner:
     def finds_entropy(self) -> bool:
         """Whether `score_old_policy` also finds the entropy of every action token."""
         return self.entropy or self.algorithm.estimator.reads_entropy
+
+    @property
+    def finds_collision(self) -> bool:
+        """Whether it also finds the sum of squared probabilities at every action token."""
+        return "collision_NL" in self.algorithm.estimator_entry.needs
 
     @functools.cached_property
     def value(self) -> LearnerProgram:

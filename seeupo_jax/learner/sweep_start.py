@@ -71,7 +71,7 @@ def begin_sweep(
     }
     if "start_logp" in learner.per_token:
         per_token["start_logp"] = old_logp
-    scores: dict[str, Sequence[np.ndarray]] = {"entropy": initial["entropy"]}
+    scores = {"entropy": initial["entropy"]} | passes.statistics
     if "scorer" in kinds:
         epochs = plan.count("scorer")
         turns = score_turns(learner, train, rows, trajectories, per_token, epochs=epochs)
@@ -104,12 +104,14 @@ class _Scores(NamedTuple):
 
     rows: with the experts that the first pass recorded, if the sweep replays them.
     initial: as of `SweepData`. per_token: `old_logp`, `ref_logp` and, with a critic, `value`.
+    statistics: of the distributions of tokens, for the estimator alone.
     """
 
     rows: SegmentBatch
     first: _FirstPass
     initial: PerToken
     per_token: dict[str, Sequence[np.ndarray]]
+    statistics: dict[str, Sequence[np.ndarray]]
 
 
 def _score_trajectories(
@@ -140,7 +142,9 @@ def _score_trajectories(
             _, batch = _pack_actions(learner, rows)
     if "value" in kinds:
         per_token["value"] = by_segment(learner.value(train.params, train.critic.params, batch))
-    return _Scores(rows, first, initial, per_token)
+    collision_PA = first.scored.collision_PA
+    statistics = {} if collision_PA is None else {"collision": by_segment(collision_PA)}
+    return _Scores(rows, first, initial, per_token, statistics)
 
 
 def _pack_actions(learner: Learner, rows: SegmentBatch) -> tuple[Layout, TurnBatch]:
@@ -208,7 +212,7 @@ class _FirstPass(NamedTuple):
     @property
     def initial(self) -> tuple[Any, Any]:
         """`INITIAL` [P, A], of every action token; the entropy is NaN where it was not computed."""
-        logp_PA, entropy_PA, *_ = self.scored
+        logp_PA, entropy_PA = self.scored.logp_PA, self.scored.entropy_PA
         return logp_PA, np.full(logp_PA.shape, np.nan) if entropy_PA is None else entropy_PA
 
 

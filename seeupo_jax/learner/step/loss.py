@@ -67,7 +67,8 @@ def turn_loss(
     )
     # How much of an action the span holds.
     part_PJ = (count_PJ > 0) * (1 if split is None else split.part)
-    kl_PJ = mean(kl_estimate(logp_PA, row.ref_logp_PA, mask=row.mask_PA))
+    kl_PA = kl_estimate(logp_PA, row.ref_logp_PA, kind=options.kl_estimate, mask=row.mask_PA)
+    kl_PJ = mean(kl_PA)
     # An action's terms are means over its tokens.
     size_PJ = part_PJ if options.loss_aggregation == "action" else count_PJ
     counted = functools.partial(_sum_of_parts, part_PJ)
@@ -132,8 +133,9 @@ def _action_terms(
     logps_PJA = logp_PA[:, None, :], old_logp_PA[:, None, :]
     advantage = row.advantage_PA[:, None, :]
     clip_scale = None if row.clip_scale_PA is None else row.clip_scale_PA[:, None, :]
+    whole = None
     if split is not None:
-        logps_PJA = split.pair(*logps_PJA, split.ratio, options.ratio)
+        whole = functools.partial(split.pair, behind_PJ=split.ratio, level=options.ratio)
         if options.ratio != "token":
             advantage += split.advantage[..., None]
             if split.clip_scale is not None:
@@ -145,11 +147,10 @@ def _action_terms(
         cumulative_ratio_P[:, None],
         objective=config.objective,
         ratio=options.ratio,
-        clip_low=options.clip_low,
-        clip_high=options.clip_high,
-        clip_dual=options.clip_dual,
         importance=importance,
         clip_scale_NL=clip_scale,
+        whole=whole,
+        **config.bounds,
     )
     return term_PJ, clipped_PJ, shares
 

@@ -71,6 +71,11 @@ class LossConfig:
         return self.options.kl_coef if self.options.kl_in == "loss" else 0.0
 
     @property
+    def bounds(self) -> dict[str, Any]:
+        """The options that the objective reads, by name."""
+        return {name: vars(self.options)[name] for name in self.objective.bounds}
+
+    @property
     def entropy(self) -> bool:
         """Whether the loss has an entropy bonus."""
         coef = self.options.entropy_coef

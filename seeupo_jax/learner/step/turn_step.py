@@ -39,12 +39,14 @@ class TokenScores(NamedTuple):
     logp_PA: as of `score`. entropy_PA: nats, of the distribution of each token; None: not computed.
     routers: counts of the routers' choices; None without experts.
     routed_MRLG: every choice of theirs; None: not recorded.
+    collision_PA: the sum of the squared probabilities of that distribution; None: not computed.
     """
 
     logp_PA: jax.Array
     entropy_PA: jax.Array | None = None
     routers: RouterCounts | None = None
     routed_MRLG: jax.Array | None = None
+    collision_PA: jax.Array | None = None
 
 
 def score_in_full(
@@ -54,11 +56,13 @@ def score_in_full(
     *,
     temperature: float,
     entropy: bool = False,
+    collision: bool = False,
     record: bool = False,
 ) -> TokenScores:
     """`score`, and the other results of the first pass of a sweep.
 
     Args:
+      entropy, collision: whether these are computed.
       record: whether the routers' choices are recorded.
     """
     routing = network.arch.routing
@@ -66,7 +70,8 @@ def score_in_full(
 
     def body(index: jax.Array, scored: TokenScores) -> TokenScores:
         row = microbatch(batch, index)
-        row_scored = row_logp(network, params, row, temperature, entropy=entropy)
+        of_tokens = {"entropy": entropy, "collision": collision}
+        row_scored = row_logp(network, params, row, temperature, **of_tokens)
 
         def added(x_PA: jax.Array, x_RX: jax.Array) -> jax.Array:
             return x_PA + of_spans(x_RX, row.slot_PA, row.mask_PA)
@@ -74,6 +79,9 @@ def score_in_full(
         scored = scored._replace(logp_PA=added(scored.logp_PA, row_scored.logp_RX))
         if entropy:
             scored = scored._replace(entropy_PA=added(scored.entropy_PA, row_scored.entropy_RX))
+        if collision:
+            collision_PA = added(scored.collision_PA, row_scored.collision_RX)
+            scored = scored._replace(collision_PA=collision_PA)
         if scored.routers is not None:
             counts = count_routed(routing, row, row_scored.routed_RLG)
             scored = scored._replace(routers=scored.routers.plus(counts))
@@ -89,6 +97,7 @@ def score_in_full(
         zeros_PA if entropy else None,
         None if routing is None else RouterCounts.zeros(routing),
         jnp.zeros((M, R, L, routing.size), routing.dtype) if record else None,
+        zeros_PA if collision else None,
     )
     with jax.named_scope("sweep/score"):
         return jax.lax.fori_loop(0, batch.microbatches, body, start)
