@@ -15,9 +15,10 @@ def binary_tv(logp: jax.Array, old_logp: jax.Array) -> jax.Array:
 
 def binary_kl(logp: jax.Array, old_logp: jax.Array) -> jax.Array:
     """KL(old || now) of "this token or another", nats; log-probabilities in any one shape."""
-    prob, old_prob = jnp.exp(logp), jnp.exp(old_logp)
-    others = jnp.log((1.0 - old_prob + _EPSILON) / (1.0 - prob + _EPSILON))
-    return old_prob * (old_logp - logp) + (1.0 - old_prob) * others
+    # Not below 0: rounding may leave the log-probability of a certain token above 0.
+    rest, old_rest = (jnp.maximum(-jnp.expm1(x), 0.0) for x in (logp, old_logp))
+    others = jnp.log((old_rest + _EPSILON) / (rest + _EPSILON))
+    return jnp.exp(old_logp) * (old_logp - logp) + old_rest * others
 
 
 def masked_policy_gradient(

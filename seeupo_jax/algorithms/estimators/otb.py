@@ -30,8 +30,8 @@ def optimal_token_advantage(
 
     G_ij is the reward from token j on. 1 - 2 π + Σ π², the squared norm of log π's gradient by the
     logits, stands for that of the gradient; the sums over i are over the group's trajectories that
-    have a token j, counted over all turns. Optimal token baseline: volcengine/verl,
-    docs/algo/otb.md and core_algos.py, `compute_multi_turn_optimal_token_baseline_advantage`.
+    have a token j, counted over all turns. Optimal token baseline, arXiv:2602.07078;
+    volcengine/verl, core_algos.py, `compute_multi_turn_optimal_token_baseline_advantage`.
 
     Args:
       reward_NL: [N, L], reward of each sampled token, whose first is at 0 in every row.

@@ -18,8 +18,8 @@ ARRAYS = {
     "ratio": "s, of the probability now to that under the old policy",
     # Linear, because an action may lie in several rows, each of which sees a part of it.
     "logp": "log-probability now, nats, at the level of the ratio; the term is linear in it",
-    "old_logp": "log-probability under the old policy, nats, of each token; constant",
     "weight": "M, advantage x cumulative ratio; constant",
+    "old_logp": "log-probability under the old policy, nats, at the same level; constant",
 }
 BOUNDS = ("clip_low", "clip_high", "clip_dual", "tau_pos", "tau_neg")
 RATIOS = ("geometric", "product", "token")  # levels of a ratio
@@ -39,7 +39,8 @@ class Objective:
     limit: from log-ratios of single tokens [N, L], the action's weight [N, 1] and the bounds to the
       log-ratios that count, before the action's mean is taken; twice the same as once. A token
       whose log-ratio it changes is one that a bound decided. None: all count as they are.
-    ratios: levels of the ratio that the term has a meaning for, of `RATIOS`; with `old_logp` token.
+    ratios: levels of the ratio that the term has a meaning for, of `RATIOS`. With `old_logp` of
+      an action in several segments only the ratio is right at other levels than `token`.
     """
 
     function: Callable[..., tuple[jax.Array, jax.Array]]

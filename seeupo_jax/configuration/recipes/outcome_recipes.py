@@ -215,7 +215,7 @@ def otb() -> Choices:
     """GRPO's objective, mean over all tokens, with a baseline for each token (OTB); no KL.
 
     A_ij = G_ij - Σ_i G_ij W_ij / (Σ_i W_ij + 1e-8), G the reward to go, W the energy of the tokens
-    so far. Optimal token baseline: volcengine/verl, docs/algo/otb.md. Numbers as of its
+    so far. Optimal token baseline, arXiv:2602.07078. Numbers as of volcengine/verl,
     examples/otb_trainer/run_qwen2_5-7b.sh, and the estimator of its `tir_optimal_token_baseline`
     for several turns. The learning rate there is 1e-6, groups have 8; its dual clip (3.0) is left
     out.
