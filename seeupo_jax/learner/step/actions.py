@@ -69,7 +69,8 @@ class SplitActions(NamedTuple):
 
 def split_actions(config: LossConfig, batch: TurnBatch, trajectories: int) -> SplitActions | None:
     """Splits of the actions of a batch; None where each action is one turn, in one span."""
-    if batch.logp_PA is None:
+    unmoved = batch.old_logp_PA is None  # ratios are 1
+    if batch.logp_PA is None and not unmoved:
         return None
     mask_PJA = by_action(batch, config.actions)
     count_PJ = mask_PJA.sum(axis=2)
@@ -99,7 +100,7 @@ def split_actions(config: LossConfig, batch: TurnBatch, trajectories: int) -> Sp
     if batch.clip_scale_PA is not None:
         scale_PJA = batch.clip_scale_PA[:, None, :]
         clip_scale = behind(scale_PJA)
-    if config.reads_action_ratio:
+    if config.reads_action_ratio and not unmoved:
         logps_PJA = batch.logp_PA[:, None, :], batch.old_logp_PA[:, None, :]
         scale_PJ = None if scale_PJA is None else whole_mean(scale_PJA)
         # The cumulative ratio leaves the sign of the weight, which is all that limits read of it.

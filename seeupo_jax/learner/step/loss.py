@@ -36,7 +36,7 @@ def turn_loss(
     cumulative_ratio_N: jax.Array,
     split: SplitActions | None,
     routers: RouterLosses | None = None,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array, dict[str, jax.Array]]]:
+) -> tuple[jax.Array, tuple[tuple[jax.Array, ...], jax.Array, dict[str, jax.Array]]]:
     """One microbatch's share of the negative objective (Eq. 6), not yet divided by anything.
 
     Args:
@@ -46,11 +46,13 @@ def turn_loss(
       row: one microbatch, of this index.
       refresh_batch, split, routers: of all microbatches.
 
-    Returns: the loss's sum, and (logp_PA, refreshed cumulative_ratio_N, sums for metrics).
+    Returns: the loss's sum, and (logp_PA with `finds_entropy` also the entropy, refreshed
+      cumulative_ratio_N, sums for metrics).
     """
     params = policy.join_params(trained[0], frozen)
     options = config.options
-    scored = row_logp(network, params, row, config.temperature, entropy=config.entropy)
+    entropy = config.entropy or config.finds_entropy
+    scored = row_logp(network, params, row, config.temperature, entropy=entropy)
     if refresh_batch is not None:
         past = (scored.keys, Tree(row.depth_MRL, row.end_MRL))
         cumulative_ratio_N = refresh_spans(
@@ -67,7 +69,9 @@ def turn_loss(
     )
     # How much of an action the span holds.
     part_PJ = (count_PJ > 0) * (1 if split is None else split.part)
-    kl_PA = kl_estimate(logp_PA, row.ref_logp_PA, kind=options.kl_estimate, mask=row.mask_PA)
+    # Where neither policy is scored before the step, it begins from both.
+    ref_logp_PA = jax.lax.stop_gradient(logp_PA) if row.ref_logp_PA is None else row.ref_logp_PA
+    kl_PA = kl_estimate(logp_PA, ref_logp_PA, kind=options.kl_estimate, mask=row.mask_PA)
     kl_PJ = mean(kl_PA)
     # An action's terms are means over its tokens.
     size_PJ = part_PJ if options.loss_aggregation == "action" else count_PJ
@@ -75,7 +79,7 @@ def turn_loss(
     gain_PJ = term_PJ - (config.kl_coef if row.kl_coef is None else row.kl_coef) * kl_PJ
     if row.drift_sign_PA is not None:  # |log s| of some tokens
         gain_PJ -= options.covariance.coef * mean(row.drift_sign_PA * (logp_PA - row.old_logp_PA))
-    if scored.entropy_RX is not None:
+    if config.entropy:
         shares["entropy"] = mean(of_own(scored.entropy_RX))
         gain_PJ += options.entropy_coef * shares["entropy"]
     router_loss, router_sums = router_terms(routers, network.arch, row, scored)
@@ -94,7 +98,8 @@ def turn_loss(
         error_PJ, clipped_PJ = map(mean, span_loss(critic, value_PA, row))
         loss += critic.options.coef * jnp.sum(size_PJ * error_PJ)
         sums |= {"value_loss": counted(error_PJ), "value_clipped": counted(clipped_PJ)}
-    return loss, (logp_PA, cumulative_ratio_N, jax.lax.stop_gradient(sums))
+    found = (logp_PA, of_own(scored.entropy_RX)) if config.finds_entropy else (logp_PA,)
+    return loss, jax.lax.stop_gradient((found, cumulative_ratio_N, sums))
 
 
 def _sum_of_parts(part_PJ: jax.Array, x_PJ: jax.Array) -> jax.Array:
@@ -127,7 +132,7 @@ def _action_terms(
 ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
     """The term of each action and how much of it is clipped [P, J]; metrics of importance."""
     options, old_logp_PA = config.options, row.old_logp_PA
-    if config.old_is_current:
+    if config.old_is_current or old_logp_PA is None:
         old_logp_PA = jax.lax.stop_gradient(logp_PA)
     importance, shares = _importance(config, row, mask_PJA, split)
     logps_PJA = logp_PA[:, None, :], old_logp_PA[:, None, :]

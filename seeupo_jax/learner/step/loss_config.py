@@ -24,6 +24,7 @@ class LossConfig:
     objective: what the options' name of one stands for: a user's may be another one by now.
     old_is_current: the ratio is to the policy just before this very step.
     actions: that a row of a step may have, each with a ratio of its own.
+    finds_entropy: whether a step also returns the entropy at every token.
     """
 
     options: LossOptions
@@ -31,6 +32,7 @@ class LossConfig:
     temperature: float
     old_is_current: bool
     actions: int = 1
+    finds_entropy: bool = False
 
     def split(self) -> tuple[LossConfig, Numbers]:
         """Itself without numbers, and these by name, without what the program does not read."""

@@ -141,7 +141,7 @@ class TurnStepResult(NamedTuple):
     """The result of an optimizer step.
 
     cumulative_ratio_N: after the refresh of the step before: the ratios in the step's weights.
-    logp_PA: of the action tokens, before the step.
+    logp_PA: of the action tokens, before the step. entropy_PA: likewise; None: not computed.
     metrics: float32 scalars.
     """
 
@@ -149,6 +149,7 @@ class TurnStepResult(NamedTuple):
     cumulative_ratio_N: jax.Array
     logp_PA: jax.Array
     metrics: dict[str, jax.Array]
+    entropy_PA: jax.Array | None = None
 
 
 def turn_step(
@@ -185,29 +186,28 @@ def turn_step(
     routers = router_losses(network, balance, params, batch, denominator)
 
     def body(index: jax.Array, carry: Any) -> Any:
-        grads, ratio_N, logp_PA, total = carry
+        grads, ratio_N, found, total = carry
         row = microbatch(batch, index)
         fixed = frozen, network, config, critic, row, refresh_batch
-        (loss, (own_logp_PA, ratio_N, sums)), new = grad(
-            trained, *fixed, index, ratio_N, split, routers
-        )
+        (loss, (own, ratio_N, sums)), new = grad(trained, *fixed, index, ratio_N, split, routers)
         # Placed before they are added: each device receives its own part of the sum over rows only.
         grads = jax.tree.map(jnp.add, grads, place_gradients(state_shardings, new))
         total = _accumulate(total, sums | {"loss": loss})
-        return grads, ratio_N, logp_PA + own_logp_PA, total
+        return grads, ratio_N, tuple(map(jnp.add, found, own)), total
 
     with jax.named_scope("sweep/turn"):
         zeros = place_gradients(state_shardings, jax.tree.map(jnp.zeros_like, trained))
         names = (*config.sums, *(() if critic is None else critic.sums), "loss")
         total = {name: jnp.zeros(()) for name in names} | zero_sums(network.arch, balance)
-        start = (zeros, cumulative_ratio_N, jnp.zeros_like(batch.mask_PA), total)
-        grads, ratio_N, logp_PA, total = jax.lax.fori_loop(0, batch.microbatches, body, start)
+        found = (jnp.zeros_like(batch.mask_PA),) * (1 + config.finds_entropy)
+        start = (zeros, cumulative_ratio_N, found, total)
+        grads, ratio_N, found, total = jax.lax.fori_loop(0, batch.microbatches, body, start)
         grads = jax.tree.map(lambda g: g / denominator, grads)
         state, metrics = apply_gradients(optimizer, critic, grads, state, batch.microbatches > 0)
         skipped = metrics["update_skipped"]
         state, total = step_biases(network.arch, balance, state, total, skipped)
     metrics |= total | {"loss": total["loss"] / denominator}
-    return TurnStepResult(state, ratio_N, logp_PA, metrics)
+    return TurnStepResult(state, ratio_N, found[0], metrics, *found[1:])
 
 
 def place_gradients(state_shardings: TrainState | None, grads: Any) -> Any:
