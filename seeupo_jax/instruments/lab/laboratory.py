@@ -327,12 +327,13 @@ def iteration(
             policy, params.policy, mean, probability, key, turn_rewards, trajectories=count
         )
         value_NK = values_of(params, batch.context_NK)
-        context_NK, of_policy = batch.context_NK, {}
+        context_NK, of_policy, needs = batch.context_NK, {}, algorithm.estimator_entry.needs
         if algorithm.estimator.reads_entropy:
             of_policy["entropy_NK"] = entropy(policy, params.policy, context_NK)
-        if "collision_NL" in algorithm.estimator_entry.needs:
+        if "old_logp_NL" in needs:
             actions = context_NK, batch.action_NK
             of_policy["logp_NK"] = log_probability(policy, params.policy, *actions)
+        if "collision_NL" in needs:
             of_policy["collision_NK"] = collision(policy, params.policy, context_NK)
         credit = sampled_credit(
             algorithm, batch, value_NK, group_size=settings.group_size, **of_policy
