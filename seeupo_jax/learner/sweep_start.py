@@ -66,8 +66,7 @@ def begin_sweep(
     unmasked = segments_after_masking(learner, rows, initial)
     per_token, metrics = passes.per_token, {}
     if first is None:
-        versions = {t.policy_version for t in trajectories} - {None}
-        assert versions <= {version}, f"{versions} sampled what policy {version} is swept with"
+        _check_on_policy(trajectories, version)
     else:
         old_logp = per_token["old_logp"]
         metrics = first.metrics | initial_metrics(learner, rows, unmasked, initial)
@@ -100,6 +99,16 @@ def begin_sweep(
     data = SweepData(unmasked, count_valid(learner, trajectories), initial, metrics)
     ones_N = learner.replicate(np.ones(rows.trajectories, np.float32))
     return SweepState(data, train, ones_N, per_token)
+
+
+def _check_on_policy(trajectories: Sequence[Trajectory], version: int) -> None:
+    others = {t.policy_version for t in trajectories} - {None, version}
+    if others:
+        raise ValueError(
+            f"config.rollout_ahead: got 0 for trajectories of policy {min(others)}, with which"
+            f" policy {version} is updated; allowed: 1 until an iteration that was sampled ahead is"
+            " over."
+        )
 
 
 class _Scores(NamedTuple):
