@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from seeupo_jax.algorithms.action_objective import action_objective
 from seeupo_jax.algorithms.surrogate import kl_estimate, truncated_importance
+from seeupo_jax.configuration.algorithm import LossOptions
 from seeupo_jax.learner.refresh_batch import RefreshBatch
 from seeupo_jax.learner.step.actions import SplitActions, action_means, by_action
 from seeupo_jax.learner.step.critic import Critic, row_value, span_loss
@@ -46,13 +47,10 @@ def turn_loss(
       row: one microbatch, of this index.
       refresh_batch, split, routers: of all microbatches.
 
-    Returns: the loss's sum, and (logp_PA with `finds_entropy` also the entropy, refreshed
-      cumulative_ratio_N, sums for metrics).
+    Returns: the loss's sum, and ((logp_PA, any entropy_PA), cumulative_ratio_N, sums for metrics).
     """
-    params = policy.join_params(trained[0], frozen)
-    options = config.options
-    entropy = config.entropy or config.finds_entropy
-    scored = row_logp(network, params, row, config.temperature, entropy=entropy)
+    params, options = policy.join_params(trained[0], frozen), config.options
+    scored = row_logp(network, params, row, config.temperature, entropy=config.needs_entropy)
     if refresh_batch is not None:
         past = (scored.keys, Tree(row.depth_MRL, row.end_MRL))
         cumulative_ratio_N = refresh_spans(
@@ -69,10 +67,7 @@ def turn_loss(
     )
     # How much of an action the span holds.
     part_PJ = (count_PJ > 0) * (1 if split is None else split.part)
-    # Where neither policy is scored before the step, it begins from both.
-    ref_logp_PA = jax.lax.stop_gradient(logp_PA) if row.ref_logp_PA is None else row.ref_logp_PA
-    kl_PA = kl_estimate(logp_PA, ref_logp_PA, kind=options.kl_estimate, mask=row.mask_PA)
-    kl_PJ = mean(kl_PA)
+    kl_PJ = mean(_token_kl(options, row, logp_PA))
     # An action's terms are means over its tokens.
     size_PJ = part_PJ if options.loss_aggregation == "action" else count_PJ
     counted = functools.partial(_sum_of_parts, part_PJ)
@@ -98,8 +93,14 @@ def turn_loss(
         error_PJ, clipped_PJ = map(mean, span_loss(critic, value_PA, row))
         loss += critic.options.coef * jnp.sum(size_PJ * error_PJ)
         sums |= {"value_loss": counted(error_PJ), "value_clipped": counted(clipped_PJ)}
-    found = (logp_PA, of_own(scored.entropy_RX)) if config.finds_entropy else (logp_PA,)
+    found = (logp_PA, *([of_own(scored.entropy_RX)] if config.finds_entropy else []))
     return loss, jax.lax.stop_gradient((found, cumulative_ratio_N, sums))
+
+
+def _token_kl(options: LossOptions, row: TurnBatch, logp_PA: jax.Array) -> jax.Array:
+    """KL to the reference policy at every token; to the step's own where none is scored: 0."""
+    ref_logp_PA = jax.lax.stop_gradient(logp_PA) if row.ref_logp_PA is None else row.ref_logp_PA
+    return kl_estimate(logp_PA, ref_logp_PA, kind=options.kl_estimate, mask=row.mask_PA)
 
 
 def _sum_of_parts(part_PJ: jax.Array, x_PJ: jax.Array) -> jax.Array:

@@ -84,6 +84,11 @@ class LossConfig:
         return coef > 0 if isinstance(coef, int | float) else True  # an argument is never 0
 
     @property
+    def needs_entropy(self) -> bool:
+        """Whether a step computes the entropy."""
+        return self.entropy or self.finds_entropy
+
+    @property
     def sums(self) -> tuple[str, ...]:
         """The names of the sums that a step returns for its metrics, without the loss."""
         names = ("actions", "clipped", "kl", "weight_max")
