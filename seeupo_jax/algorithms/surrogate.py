@@ -156,7 +156,9 @@ def kl_estimate(
         is exp(d) - d - 1 (unbiased up to its bound, never negative). k3 is at most 10 nats, which
         it is at d = 2.61 and at d = -11; beyond these its gradient is 0, as that of verl's
         `torch.clamp`: a token 95 nats off would else be an infinite step, one 25 nats off all of a
-        clipped gradient. The gradients of k1 and k2 are 1 and |d| at most, and not bounded.
+        clipped gradient. `k3+` has the value of k3 and the gradient of k2, by which the penalty's
+        expected gradient on samples of the policy is that of the KL, as verl's. The gradients of k1
+        and k2 are 1 and |d| at most, and not bounded.
       mask: nonzero where there is a token; elsewhere the estimate is 0 and no value, not even an
         infinite one, reaches a gradient. Masking the result instead cannot ensure that. None: all.
 
@@ -208,4 +210,14 @@ def _k3(difference: jax.Array) -> jax.Array:
     return jnp.clip(jnp.expm1(difference) - difference, max=MAX_K3)
 
 
-_KINDS = {"k1": lambda d: -d, "k2": lambda d: 0.5 * d**2, "k3": _k3}
+def _k2(difference: jax.Array) -> jax.Array:
+    return 0.5 * difference**2
+
+
+def _k3_straight_through(difference: jax.Array) -> jax.Array:
+    squared = _k2(difference)
+    # Added where it is exactly 0: the value is that of k3 to the bit, however large the square.
+    return jax.lax.stop_gradient(_k3(difference)) + (squared - jax.lax.stop_gradient(squared))
+
+
+_KINDS = {"k1": lambda d: -d, "k2": _k2, "k3": _k3, "k3+": _k3_straight_through}

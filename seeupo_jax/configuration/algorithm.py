@@ -42,11 +42,18 @@ class ObjectiveOptions:
     """Factors of M and their product stay in [1 - it, 1 + it]; none: Eq. 8, their product at
     most e^30."""
     clip_low: float | None = within(0, 1000, 0.2)
-    """The ratio is clipped below 1 - it; none: not."""
+    """The ratio is clipped below 1 - it; with objective=gmpo the log-ratio of a token below -it,
+    with dppo_tv and dppo_kl the divergence of a token above it; none: not."""
     clip_high: float | None = within(0, 1000, 0.2)
-    """The ratio is clipped above 1 + it; none: not."""
+    """The ratio is clipped above 1 + it; with objective=gmpo the log-ratio of a token above it,
+    with dppo_tv and dppo_kl its divergence; none: not."""
     clip_dual: float | None = above(1, None, most=1000)
-    """With objective=clipped, bounds the loss at it times a negative M; none: no bound."""
+    """With objective=clipped, bounds the loss at it times a negative M; with dppo_tv and dppo_kl
+    the ratio itself; none: no bound."""
+    tau_pos: float = above(0, 1.0, most=1000)
+    """With objective=sapo, how fast the gradient falls off the ratio 1 where M is above 0."""
+    tau_neg: float = above(0, 1.05, most=1000)
+    """The same where M is not above 0."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,9 @@ class LossOptions(ObjectiveOptions):
 
     kl_coef: float = within(0, 100, 0.002)
     """Coefficient of the KL penalty to the reference policy; 0: none."""
+    kl_estimate: str = choice("k3", "k3+")
+    """Estimate of the KL penalty in the loss: k3, or its value with the gradient of k2, which is
+    not bounded."""
     kl_in: str = choice("loss", "reward")
     """Whether the KL penalty is a term of the loss or taken from the reward."""
     entropy_coef: float = within(0, 100, 0.0)
@@ -191,7 +201,8 @@ class Algorithm(LossOptions, SweepOptions):
     @property
     def of_group_alone(self) -> bool:
         """Whether advantages depend on a group's rewards only, but for penalties and the scale."""
-        return self.grouped and self.scorer is None and not self.estimator.scores_answers
+        own = "collision_NL" not in self.estimator_entry.needs
+        return self.grouped and own and self.scorer is None and not self.estimator.scores_answers
 
     @property
     def zero_if_equal(self) -> bool:

@@ -54,11 +54,11 @@ DECISIONS: Mapping[str, Mapping[Decision, str]] = {
     "mesh": {C: "data fsdp expert context tensor"},
     "offload": {C: "optimizer reference"},
     "algorithm": {
-        A: "objective ratio loss_aggregation weight_clip clip_low clip_high clip_dual kl_coef kl_in"
-        " entropy_coef covariance importance router_replay order custom_order turns_per_update"
-        " cumulative_ratio advantage estimator scale advantage_clip old_policy normalize_by critic"
-        " inner_epochs mask_above minibatches_per_turn refresh dynamic_sampling moments kl_control"
-        " reference truncated overlong forks",
+        A: "objective ratio loss_aggregation weight_clip clip_low clip_high clip_dual tau_pos"
+        " tau_neg kl_coef kl_estimate kl_in entropy_coef covariance importance router_replay order"
+        " custom_order turns_per_update cumulative_ratio advantage estimator scale advantage_clip"
+        " old_policy normalize_by critic inner_epochs mask_above minibatches_per_turn refresh"
+        " dynamic_sampling moments kl_control reference truncated overlong forks",
     },
     "optimizer": {
         A: "name learning_rate schedule warmup_iterations warmup_steps decay_iterations kwargs"

@@ -30,6 +30,7 @@ from seeupo_jax.learner.sweep_plan import (
     actions_per_update,
     plan_sweep,
     refreshes_in_steps,
+    scores_old_policy,
     sweep_kinds,
 )
 from seeupo_jax.parallel import distributed
@@ -52,6 +53,9 @@ class Learner:
       scores turns; None: the policy's.
     schedule: learning rates by iteration; None: those in the state.
     truncated: whether actions are drawn from a truncated softmax; see `SegmentBatch.of`.
+    on_policy: whether every sweep's own policy sampled what it learns from. The old policy's pass
+      is then left out where `scores_old_policy` says so, unless the policy has experts, whose loads
+      that pass counts.
     entropy: whether the first pass of a sweep also computes the entropy of every action token; it
       does so anyway where the algorithm reads it.
     ema: decay of the average of the parameters in the state; None: there is no average.
@@ -72,6 +76,7 @@ class Learner:
     temperature: float
     seed: int = 0
     truncated: bool = False
+    on_policy: bool = False
     entropy: bool = False
     critic_optimizer: optax.GradientTransformation | None = None
     scorer_optimizer: optax.GradientTransformation | None = None
@@ -123,6 +128,7 @@ class Learner:
             self.replicated,
             full=True,
             entropy=self.finds_entropy,
+            collision=self.finds_collision,
             record=self.algorithm.router_replay == "old",
         )
         return self.wrap_program("score_in_full", functools.partial(jitted, self.frozen))
@@ -130,7 +136,7 @@ class Learner:
     @property
     def score_old_policy(self) -> LearnerProgram:
         """The program that scores the old and the reference policy at the start of a sweep."""
-        more = self.finds_entropy or self.routing is not None
+        more = self.finds_entropy or self.finds_collision or self.routing is not None
         return self.score_in_full if more else self.score
 
     def scored(self, params: Any, batch: TurnBatch) -> TokenScores:
@@ -147,6 +153,11 @@ class Learner:
     def finds_entropy(self) -> bool:
         """Whether `score_old_policy` also finds the entropy of every action token."""
         return self.entropy or self.algorithm.estimator.reads_entropy
+
+    @property
+    def finds_collision(self) -> bool:
+        """Whether it also finds the sum of squared probabilities at every action token."""
+        return "collision_NL" in self.algorithm.estimator_entry.needs
 
     @functools.cached_property
     def value(self) -> LearnerProgram:
@@ -222,13 +233,16 @@ class Learner:
             # With several steps a turn, the policy before the first is scored and kept instead.
             old_is_current=algorithm.old_policy == "turn" and self.fused,
             actions=actions_per_update(algorithm, self.shapes.turns),
+            finds_entropy=self.entropy and not self.scores_old_policy,
         )
 
     @property
     def per_token(self) -> tuple[str, ...]:
         """Fields of action tokens that the turn step reads; names of `TurnBatch` without axes."""
         names = ["old_logp", "ref_logp", "advantage"]
-        if self.algorithm.merges:
+        if not self.scores_old_policy:
+            names = ["ref_logp", "advantage"] if self.algorithm.reads_reference else ["advantage"]
+        elif self.algorithm.merges:
             names.append("logp")
         if self.algorithm.importance is not None:
             names += ["start_logp", "sampler_logp"]
@@ -242,6 +256,12 @@ class Learner:
             names.append("clip_scale")
         return tuple(names)
 
+    @functools.cached_property
+    def scores_old_policy(self) -> bool:
+        """Whether the old policy is scored before a sweep; False: its one step does that."""
+        earlier = scores_old_policy(self.algorithm, self.shapes.turns)
+        return earlier or not self.on_policy or self.routing is not None
+
     @property
     def fused(self) -> bool:
         """Whether a turn's step also refreshes the weights of the turn before it."""
@@ -249,13 +269,14 @@ class Learner:
 
     def plan(self, turns: int, iteration: int) -> SweepPlan:
         """The passes of an iteration (1, 2, ...) over trajectories of at most so many turns."""
-        averages = self.ema is not None
-        return plan_sweep(self.algorithm, turns, seed=self.seed, iteration=iteration, ema=averages)
+        extra = {"ema": self.ema is not None, "score": self.scores_old_policy}
+        return plan_sweep(self.algorithm, turns, seed=self.seed, iteration=iteration, **extra)
 
     @property
     def kinds(self) -> set[Kind]:
         """The kinds of passes that its sweeps may take."""
-        return sweep_kinds(self.algorithm, ema=self.ema is not None)
+        extra = {"ema": self.ema is not None, "score": self.scores_old_policy}
+        return sweep_kinds(self.algorithm, **extra)
 
 
 # Equal learners have one program of each kind, so that what one has compiled serves the next: the
@@ -284,7 +305,7 @@ def turn_step_program(
             network, optimizer, loss_config, shardings.tree, frozen, state, *rest, **options
         )
 
-    out = turn_step.TurnStepResult(shardings.tree, *(replicated,) * 3)
+    out = turn_step.TurnStepResult(shardings.tree, *(replicated,) * 4)
     return jax.jit(turn, donate_argnums=(2, 5), out_shardings=out)
 
 

@@ -131,9 +131,12 @@ def _score_programs(learner: Learner, rows: SegmentBatch, length: int) -> Iterat
     batch, replayed = empty(False, False), empty(given.experts is not None, False)
     gains = learner.algorithm.estimator.scores_answers  # by branches, in the old policy's pass
     first = empty(learner.algorithm.router_replay == "rollout", gains)
-    yield _call(
-        f"sweep/score {length}", learner.score_old_policy, lambda state, _: (state.params, first)
-    )
+    if "score" in learner.kinds:
+        yield _call(
+            f"sweep/score {length}",
+            learner.score_old_policy,
+            lambda state, _: (state.params, first),
+        )
     if "reference" in learner.kinds:
         yield _call(
             f"sweep/reference {length}",

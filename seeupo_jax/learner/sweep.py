@@ -25,7 +25,7 @@ from seeupo_jax.learner.sweep_metrics import (
     trajectory_stats,
 )
 from seeupo_jax.learner.sweep_plan import SweepPlan
-from seeupo_jax.learner.sweep_start import begin_sweep
+from seeupo_jax.learner.sweep_start import begin_sweep, with_step_scores
 from seeupo_jax.learner.sweep_state import OptimizerStep, SweepState
 from seeupo_jax.learner.turn_update import update_turn
 from seeupo_jax.types import TrainState, Trajectory, TrajectoryStats
@@ -81,7 +81,7 @@ def sweep(
     rows = learner.rows(trajectories)
     own = shaping | exclusion_metrics(learner, rows)
     plan = learner.plan(rows.updated_turns, iteration)
-    if not plan.before:
+    if not plan.updates:
         return _without_step(learner, train, plan, trajectories, own)
     train = learner.at_iteration(train, iteration)
     if resume is None:
@@ -127,6 +127,7 @@ def _finish(
     Args:
       rows: as of `_adapt_kl_coef`. metrics: of all trajectories.
     """
+    current = with_step_scores(learner, current)
     weights = step_weights(learner, current, plan)
     metrics = sweep_metrics(learner, current, plan, weights, iteration) | metrics
     train, adapted = _adapt_kl_coef(learner, current, rows)

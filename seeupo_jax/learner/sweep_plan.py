@@ -102,6 +102,7 @@ def plan_sweep(
     iteration: int | None = None,
     trajectories: int | None = None,
     ema: bool = False,
+    score: bool = True,
 ) -> SweepPlan:
     """The plan of a sweep over trajectories of at most so many turns.
 
@@ -111,6 +112,7 @@ def plan_sweep(
         reference policy moves; None: it does, where it ever does.
       trajectories: a pass has at most so many optimizer steps; None: as many as configured.
       ema: whether the parameters are averaged.
+      score: whether the old policy is scored; False: `scores_old_policy` says that it need not be.
 
     Raises:
       ValueError: an unknown order.
@@ -121,18 +123,42 @@ def plan_sweep(
     updates = []
     for number, of_turns in enumerate(order):
         previous, last = (order[number - 1] if number else ()), number == len(order) - 1
-        passes = _update_passes(algorithm, of_turns, parts, previous, last=last)
+        passes = _update_passes(algorithm, of_turns, parts, previous, last=last, score=score)
         updates.append(TurnUpdate(of_turns, _actions(algorithm, of_turns), tuple(passes)))
-    before = tuple(_first_passes(algorithm)) if turns else ()
+    before = tuple(_first_passes(algorithm, score)) if turns else ()
     return SweepPlan(before, tuple(updates), tuple(_last_passes(algorithm, iteration, ema)))
 
 
-def sweep_kinds(algorithm: Algorithm, *, ema: bool = False) -> set[Kind]:
+def scores_old_policy(algorithm: Algorithm, turns: int) -> bool:
+    """Whether sweeps over at most so many turns have to score the old policy before they begin.
+
+    A sweep of one step on what its own policy sampled need not: the step itself computes the old
+    policy's log-probabilities, all ratios are 1, and a gradient flows through the current ones
+    alone. The pass stays where something reads these log-probabilities before the step.
+    """
+    estimator = algorithm.estimator
+    inputs = {*algorithm.estimator_entry.needs, *algorithm.estimator_entry.optional_inputs}
+    earlier = (
+        algorithm.scorer is not None,
+        not {"old_logp_NL", "ref_logp_NL", "collision_NL"}.isdisjoint(inputs),
+        estimator.reads_entropy or estimator.scores_answers,
+        algorithm.kl_in == "reward" and algorithm.kl_coef > 0,
+        algorithm.mask_above is not None,
+        algorithm.importance is not None,
+        algorithm.covariance.kind != "none",
+        algorithm.router_replay == "old",
+        algorithm.truncated == "mask",  # what the step leaves out is scored too
+    )
+    return any(earlier) or optimizer_steps(algorithm, turns) != 1
+
+
+def sweep_kinds(algorithm: Algorithm, *, ema: bool = False, score: bool = True) -> set[Kind]:
     """The kinds of passes that the sweeps of a run may take."""
-    update = _update_passes(algorithm, (0,), algorithm.minibatches_per_turn, (), last=False)
+    parts = algorithm.minibatches_per_turn
+    update = _update_passes(algorithm, (0,), parts, (), last=False, score=score)
     return {
         each.kind
-        for passes in (_first_passes(algorithm), update, _last_passes(algorithm, None, ema))
+        for passes in (_first_passes(algorithm, score), update, _last_passes(algorithm, None, ema))
         for each in passes
     }
 
@@ -148,7 +174,8 @@ def refreshes_in_steps(algorithm: Algorithm) -> bool:
 
 def optimizer_steps(algorithm: Algorithm, turns: int) -> int:
     """Optimizer steps of a sweep over so many turns."""
-    passes = _update_passes(algorithm, (), algorithm.minibatches_per_turn, (), last=True)
+    parts = algorithm.minibatches_per_turn
+    passes = _update_passes(algorithm, (), parts, (), last=True, score=True)
     steps = sum(each.times for each in passes if each.kind == "turn")
     return len(_ends(turns, _together(algorithm, turns))) * steps
 
@@ -158,8 +185,9 @@ def actions_per_update(algorithm: Algorithm, turns: int) -> int:
     return len(_ends(turns, algorithm.span(turns))) if algorithm.order == "parallel" else 1
 
 
-def _first_passes(algorithm: Algorithm) -> Iterator[SweepPass]:
-    yield SweepPass("score")
+def _first_passes(algorithm: Algorithm, score: bool) -> Iterator[SweepPass]:
+    if score:
+        yield SweepPass("score")
     if algorithm.reads_reference:
         yield SweepPass("reference")
     if algorithm.critic.kind != "none":
@@ -177,6 +205,7 @@ def _update_passes(
     previous: tuple[int, ...],
     *,
     last: bool,
+    score: bool,
 ) -> Iterator[SweepPass]:
     """The passes of an update.
 
@@ -184,9 +213,10 @@ def _update_passes(
       parts: optimizer steps of a pass over the turns.
       previous: turns of the update before; (): it is the first.
       last: whether no update follows that would be weighted.
+      score: whether the old policy is scored at all.
     """
     fused, unlimited = refreshes_in_steps(algorithm), algorithm.covariance.kind == "none"
-    if algorithm.old_policy == "turn" and not fused:
+    if algorithm.old_policy == "turn" and not fused and score:
         yield SweepPass("old", turns)
     for epoch in range(algorithm.inner_epochs):
         first = epoch == 0 and not previous

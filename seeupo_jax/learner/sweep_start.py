@@ -63,15 +63,17 @@ def begin_sweep(
     kinds = {each.kind for each in plan.before}
     passes = _score_trajectories(learner, train, ref_params, rows, trajectories, kinds, references)
     rows, first, initial = passes.rows, passes.first, passes.initial
-    old_logp = passes.per_token["old_logp"]
     unmasked = segments_after_masking(learner, rows, initial)
-    metrics = _initial_metrics(learner, rows, unmasked, first, old_logp, initial["entropy"])
-    per_token = passes.per_token | {
-        "old_logp": _behaviour_logp(rows, old_logp, trajectories, version)
-    }
-    if "start_logp" in learner.per_token:
-        per_token["start_logp"] = old_logp
-    scores: dict[str, Sequence[np.ndarray]] = {"entropy": initial["entropy"]}
+    per_token, metrics = passes.per_token, {}
+    if first is None:
+        _check_on_policy(trajectories, version)
+    else:
+        old_logp = per_token["old_logp"]
+        metrics = first.metrics | initial_metrics(learner, rows, unmasked, initial)
+        per_token |= {"old_logp": _behaviour_logp(rows, old_logp, trajectories, version)}
+        if "start_logp" in learner.per_token:
+            per_token["start_logp"] = old_logp
+    scores = {"entropy": initial["entropy"]} | passes.statistics
     if "scorer" in kinds:
         epochs = plan.count("scorer")
         turns = score_turns(learner, train, rows, trajectories, per_token, epochs=epochs)
@@ -87,7 +89,7 @@ def begin_sweep(
         shaped,
         {**per_token, **scores},
         learner.reward_weights,
-        gains=first.gains,
+        gains=None if first is None else first.gains,
         statistics=statistics,
     )
     credit, shares = assign_credit(arrays)
@@ -99,17 +101,30 @@ def begin_sweep(
     return SweepState(data, train, ones_N, per_token)
 
 
+def _check_on_policy(trajectories: Sequence[Trajectory], version: int) -> None:
+    others = {t.policy_version for t in trajectories} - {None, version}
+    if others:
+        raise ValueError(
+            f"config.rollout_ahead: got 0 for trajectories of policy {min(others)}, with which"
+            f" policy {version} is updated; allowed: 1 until an iteration that was sampled ahead is"
+            " over."
+        )
+
+
 class _Scores(NamedTuple):
     """The results of the passes over whole trajectories.
 
     rows: with the experts that the first pass recorded, if the sweep replays them.
+    first: None: the old policy was not scored.
     initial: as of `SweepData`. per_token: `old_logp`, `ref_logp` and, with a critic, `value`.
+    statistics: of the distributions of tokens, for the estimator alone.
     """
 
     rows: SegmentBatch
-    first: _FirstPass
+    first: _FirstPass | None
     initial: PerToken
     per_token: dict[str, Sequence[np.ndarray]]
+    statistics: dict[str, Sequence[np.ndarray]]
 
 
 def _score_trajectories(
@@ -124,23 +139,29 @@ def _score_trajectories(
     """The passes of the old policy, the reference policy and the critic, those that are planned."""
     layout, batch = _pack_actions(learner, rows)
     by_segment = functools.partial(_by_segment, rows, layout.spans)
-    first = _first_pass(learner, train.params, rows, trajectories, references, layout, batch)
-    initial = {
-        name: by_segment(x_PA, np.nan) for name, x_PA in zip(INITIAL, first.initial, strict=True)
-    }
-    old_logp = by_segment(first.scored.logp_PA)
-    per_token: dict[str, Sequence[np.ndarray]] = {"old_logp": old_logp, "ref_logp": old_logp}
+    per_token: dict[str, Sequence[np.ndarray]] = {}
+    statistics: dict[str, Sequence[np.ndarray]] = {}
+    first, unknown = None, [np.full(len(tokens), np.nan, np.float32) for tokens in rows.tokens]
+    initial: PerToken = dict.fromkeys(INITIAL, unknown)
+    if "score" in kinds:
+        first = _first_pass(learner, train.params, rows, trajectories, references, layout, batch)
+        named = zip(INITIAL, first.initial, strict=True)
+        initial = {name: by_segment(x_PA, np.nan) for name, x_PA in named}
+        old_logp = by_segment(first.scored.logp_PA)
+        per_token = {"old_logp": old_logp, "ref_logp": old_logp}
+        if first.scored.collision_PA is not None:
+            statistics["collision"] = by_segment(first.scored.collision_PA)
     if "reference" in kinds:  # by routers of its own
         without_experts = batch._replace(expert_MRLG=None)
         reference = reference_of(train, ref_params)
         per_token["ref_logp"] = by_segment(learner.scored(reference, without_experts).logp_PA)
-    if first.scored.routed_MRLG is not None:
+    if first is not None and first.scored.routed_MRLG is not None:
         rows = _with_experts(learner, rows, first)
         if "value" in kinds:  # its pass replays them
             _, batch = _pack_actions(learner, rows)
     if "value" in kinds:
         per_token["value"] = by_segment(learner.value(train.params, train.critic.params, batch))
-    return _Scores(rows, first, initial, per_token)
+    return _Scores(rows, first, initial, per_token, statistics)
 
 
 def _pack_actions(learner: Learner, rows: SegmentBatch) -> tuple[Layout, TurnBatch]:
@@ -208,7 +229,7 @@ class _FirstPass(NamedTuple):
     @property
     def initial(self) -> tuple[Any, Any]:
         """`INITIAL` [P, A], of every action token; the entropy is NaN where it was not computed."""
-        logp_PA, entropy_PA, *_ = self.scored
+        logp_PA, entropy_PA = self.scored.logp_PA, self.scored.entropy_PA
         return logp_PA, np.full(logp_PA.shape, np.nan) if entropy_PA is None else entropy_PA
 
 
@@ -282,19 +303,29 @@ def _behaviour_logp(
     return behaviour
 
 
-def _initial_metrics(
-    learner: Learner,
-    rows: SegmentBatch,
-    unmasked: SegmentBatch,
-    first: _FirstPass,
-    old_logp: Sequence[np.ndarray],
-    entropy: Sequence[np.ndarray],
+def with_step_scores(learner: Learner, current: SweepState) -> SweepState:
+    """The state with what the step found of the old policy, where no pass before it did."""
+    if current.step_scores is None:
+        return current
+    data, (spans, *found) = current.data, current.step_scores
+    initial = dict(data.initial)
+    for name, x_PA in zip(INITIAL, found, strict=True):
+        if x_PA is not None:
+            initial[name] = _by_segment(data.rows, spans, x_PA, np.nan)
+    metrics = {**data.initial_metrics, **initial_metrics(learner, data.rows, data.rows, initial)}
+    return current._replace(
+        data=replace(data, initial=initial, initial_metrics=metrics), step_scores=None
+    )
+
+
+def initial_metrics(
+    learner: Learner, rows: SegmentBatch, unmasked: SegmentBatch, initial: PerToken
 ) -> dict[str, float]:
     """Metrics of the rows' tokens under the old policy."""
-    metrics = _sampler_trainer_gap(rows, old_logp) | first.metrics
+    metrics = _sampler_trainer_gap(rows, initial["trainer_logp"])
     metrics |= _masked_fraction(rows, unmasked)
     if learner.finds_entropy:
-        metrics["rollout/entropy"] = _mean_entropy(unmasked, entropy)
+        metrics["rollout/entropy"] = _mean_entropy(unmasked, initial["entropy"])
     return metrics
 
 

@@ -69,6 +69,17 @@ class OptimizerStep:
     metrics: Mapping[str, Any]
 
 
+class StepScores(NamedTuple):
+    """Log-probabilities and entropies [P, A] of the tokens of a sweep's one step, before it.
+
+    entropy_PA: None: not computed.
+    """
+
+    spans: Sequence[ActionSpan]
+    logp_PA: jax.Array
+    entropy_PA: jax.Array | None
+
+
 class SweepState(NamedTuple):
     """A sweep between two updates.
 
@@ -82,6 +93,7 @@ class SweepState(NamedTuple):
     pending_logp: with old_policy=turn, spans whose old log-probabilities [P, A] are on the device
       only; `fetch_pending` moves them to `per_token`.
     counts: tokens of the steps and of the refreshes so far.
+    step_scores: of the step, where no pass before it scored the old policy; None: one did.
     """
 
     data: SweepData
@@ -93,6 +105,7 @@ class SweepState(NamedTuple):
     refresh_next: Sequence[ActionSpan] = ()
     pending_logp: tuple[Sequence[ActionSpan], jax.Array] | None = None
     counts: TokenCounts = TokenCounts()
+    step_scores: StepScores | None = None
 
     def after_step(
         self,

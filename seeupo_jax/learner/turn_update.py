@@ -29,7 +29,7 @@ from seeupo_jax.learner.credit.covariance import limit_tokens
 from seeupo_jax.learner.optimization.turn_moments import of_turn, put_back
 from seeupo_jax.learner.refresh_batch import RefreshBatch, make_refresh_batch
 from seeupo_jax.learner.sweep_plan import Kind, SweepPass, TurnUpdate
-from seeupo_jax.learner.sweep_state import PerToken, SweepState
+from seeupo_jax.learner.sweep_state import PerToken, StepScores, SweepState
 from seeupo_jax.types import TurnBatch
 
 
@@ -90,7 +90,11 @@ def _take_fused_step(
     """One program: Eq. 8 of the update before, then Eq. 6 of this one."""
     rows, by_turn = current.data.rows, learner.loss_config.old_is_current
     refresh_batch, remaining = make_refresh_batch(
-        rows, update.layout, current.refresh_next, learner.shapes, current.per_token["old_logp"]
+        rows,
+        update.layout,
+        current.refresh_next,
+        learner.shapes,
+        current.per_token.get("old_logp", ()),
     )
     if by_turn:
         pending = current.pending_logp
@@ -103,7 +107,7 @@ def _take_fused_step(
     current, logp_PA = _step(
         learner, current, update, update.layout, refresh_batch, rescore=rescore
     )
-    pending = (update.spans, logp_PA) if by_turn else None
+    pending = (update.spans, logp_PA) if by_turn and learner.scores_old_policy else None
     return current._replace(pending_logp=pending, refresh_next=update.spans)
 
 
@@ -140,7 +144,7 @@ def _step(
     Returns: the state, and the log-probabilities [P, A] of the step's tokens before it.
     """
     current, batch, counted = _step_batch(learner, current, layout, update.seed, rescore)
-    train, cumulative_ratio_N, logp_PA, metrics = learner.turn_step(
+    train, cumulative_ratio_N, logp_PA, metrics, entropy_PA = learner.turn_step(
         of_turn(current.train, update.turns),
         batch,
         refresh_batch,
@@ -149,6 +153,8 @@ def _step(
     )
     train = put_back(train, current.train, update.turns)
     after = current.after_step(update.turns, train, cumulative_ratio_N, {**metrics, **counted})
+    if not learner.scores_old_policy:
+        after = after._replace(step_scores=StepScores(layout.spans, logp_PA, entropy_PA))
     return after, logp_PA
 
 

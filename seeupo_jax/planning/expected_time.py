@@ -7,7 +7,13 @@ from typing import NamedTuple
 
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.shapes import Shapes
-from seeupo_jax.learner.sweep_plan import Kind, SweepPass, SweepPlan, plan_sweep
+from seeupo_jax.learner.sweep_plan import (
+    Kind,
+    SweepPass,
+    SweepPlan,
+    plan_sweep,
+    scores_old_policy,
+)
 from seeupo_jax.parallel.compiling import WORKERS
 from seeupo_jax.parallel.host_cores import usable_cores
 from seeupo_jax.planning import flops
@@ -93,13 +99,19 @@ def pack(
     return min(packed, key=lambda rows: (rows.tokens, -rows.length))
 
 
-def planned_sweep(config: Config) -> SweepPlan:
-    """The plan of an iteration whose conversations all have `max_turns` turns."""
+def planned_sweep(config: Config, *, experts: bool = False) -> SweepPlan:
+    """The plan of an iteration whose conversations all have `max_turns` turns.
+
+    Args:
+      experts: whether the policy has any, whose loads the old policy's pass counts.
+    """
+    algorithm, turns = build.sweep_algorithm(config), config.rollout.max_turns
     return plan_sweep(
-        build.sweep_algorithm(config),
-        config.rollout.max_turns,
+        algorithm,
+        turns,
         trajectories=config.rollout.trajectories,
         ema=config.optimizer.ema is not None,
+        score=bool(config.rollout_ahead) or experts or scores_old_policy(algorithm, turns),
     )
 
 
@@ -136,7 +148,8 @@ def iteration_flops(run: AbstractRun) -> float:
     answers to have as many tokens.
     """
     config, arch, shapes = run.config, run.policy.network.arch, run.learner.shapes
-    algorithm, plan = config.algorithm, planned_sweep(config)
+    algorithm = config.algorithm
+    plan = planned_sweep(config, experts=run.learner.routing is not None)
     context = config.rollout.max_context
     part = -(-run.trajectories // minibatches(config))
     whole = pack(shapes, run.trajectories, context, shapes.long)

@@ -148,7 +148,7 @@ def token_logp(
     tokens, and skips chunks without a target. It never holds the logits of all its tokens: the
     backward pass recomputes them.
     """
-    return _predict(network, params, hidden_RAD, target_RA, temperature, entropy=False)[0]
+    return _predict(network, params, hidden_RAD, target_RA, temperature)[0]
 
 
 def token_logp_and_entropy(
@@ -160,7 +160,23 @@ def token_logp_and_entropy(
     temperature: float,
 ) -> tuple[jax.Array, jax.Array]:
     """`token_logp`, and the entropy in nats of the distribution that each is of."""
-    return _predict(network, params, hidden_RAD, target_RA, temperature, entropy=True)
+    return _predict(network, params, hidden_RAD, target_RA, temperature, "entropy")
+
+
+def token_logp_and_statistics(
+    network: Network,
+    params: Any,
+    hidden_RAD: jax.Array,
+    target_RA: jax.Array,
+    *,
+    temperature: float,
+) -> tuple[jax.Array, ...]:
+    """`token_logp_and_entropy`, and the sum of the squared probabilities of each distribution.
+
+    That sum is the probability that two draws are equal (collision probability), in (0, 1].
+    """
+    names = ("entropy", "collision")
+    return _predict(network, params, hidden_RAD, target_RA, temperature, *names)
 
 
 def _predict(
@@ -169,11 +185,10 @@ def _predict(
     hidden_RAD: jax.Array,
     target_RA: jax.Array,
     temperature: float,
-    *,
-    entropy: bool,
+    *statistics: str,
 ) -> tuple[jax.Array, ...]:
     predict = functools.partial(
-        _chunk_logp, network.arch, temperature, axis_parts("vocab") > 1, entropy
+        _chunk_logp, network.arch, temperature, axis_parts("vocab") > 1, statistics
     )
     local = functools.partial(_token_logp, predict)
     tokens = ("rows", "length")
@@ -205,14 +220,15 @@ def _chunk_logp(
     arch: Architecture,
     temperature: float,
     cut: bool,
-    entropy: bool,
+    statistics: tuple[str, ...],
     wide_VD: jax.Array,
     hidden_XD: jax.Array,
     target_X: jax.Array,
 ) -> tuple[jax.Array, ...]:
-    """`token_logp` of tokens whose logits are held at once, and with `entropy` that too.
+    """`token_logp` of tokens whose logits are held at once, and statistics of their distributions.
 
-    cut: other devices have the rest of the vocabulary.
+    cut: other devices have the rest of the vocabulary. statistics: none, `entropy`, or that and
+      `collision`.
     """
     V = wide_VD.shape[0]
     word_V = jnp.arange(V) + (jax.lax.axis_index(VOCAB) * V if cut else 0)
@@ -230,7 +246,7 @@ def _chunk_logp(
     peak = over_parts(jax.lax.pmax, jax.lax.stop_gradient(logits.max(axis=1)))
     total = over_parts(jax.lax.psum, jnp.exp(logits - peak[:, None]).sum(axis=1))
     logp_X = over_parts(jax.lax.psum, of_target) - peak - jnp.log(total)
-    if not entropy:
+    if not statistics:
         return (logp_X,)
     # Behind a barrier: fusion with the above would change the log-probability's last bit.
     product, peak, total = jax.lax.optimization_barrier((product, peak, total))
@@ -238,7 +254,13 @@ def _chunk_logp(
     if unassigned_V is not None:  # adds 0 below, and nothing to the gradient
         below = jnp.where(unassigned_V[None, :], 0.0, below)
     mean_X = over_parts(jax.lax.psum, (jnp.exp(below) * below).sum(axis=1)) / total
-    return logp_X, jnp.log(total) - mean_X
+    found = (logp_X, jnp.log(total) - mean_X)
+    if "collision" not in statistics:
+        return found
+    powers = jnp.exp(2.0 * below)
+    if unassigned_V is not None:
+        powers = jnp.where(unassigned_V[None, :], 0.0, powers)
+    return *found, over_parts(jax.lax.psum, powers.sum(axis=1)) / total**2
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

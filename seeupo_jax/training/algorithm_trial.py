@@ -77,6 +77,7 @@ def try_objective(name: str, objective: Objective, algorithm: Algorithm) -> None
     arrays = {
         "ratio": jnp.exp(logp_NL - old_logp_NL),
         "logp": logp_NL,
+        "old_logp": old_logp_NL,
         "weight": weight_NL,
     }
     arrays = {key: arrays[key] if single else arrays[key][:, 0] for key in objective.needs}
@@ -167,6 +168,7 @@ def _tiny_batch() -> dict[str, jax.Array]:
         "value_NL": np.where(mask_NL, 0.5, 0),
         "old_logp_NL": logp_NL,
         "ref_logp_NL": 1.5 * logp_NL,
+        "collision_NL": np.where(mask_NL, np.exp(2 * logp_NL), 0),
         "truncated_N": np.array([True, False, False, False]),
         "metric_N": turns_N * 1.0,
     }

@@ -24,7 +24,14 @@ CLIPS = (
     (0.2, 0.3, 1.1),
     (None, None, 1.1),
 )
-CHOICES = pytest.mark.parametrize("objective, ratio", list(itertools.product(OBJECTIVES, RATIOS)))
+CHOICES = pytest.mark.parametrize(
+    "objective, ratio",
+    [
+        (objective, ratio)
+        for objective, ratio in itertools.product(OBJECTIVES, RATIOS)
+        if ratio in find_entry("objective", objective).ratios
+    ],
+)
 ROWS, LENGTH = 6, 7
 
 
@@ -68,6 +75,27 @@ def row_twin(logp_A, old_logp_A, advantage_A, factor, weigh, objective, ratio, c
         term, clipped = -loss, -loss != s * weight
     elif objective == "cispo":
         term, clipped = near.detach() * weight * logp, near != s
+    elif objective == "sapo":
+        tau = torch.where(weight > 0, 1.0, 1.05)
+        term, clipped = torch.sigmoid(tau * (s - 1)) * 4 / tau * weight, torch.zeros_like(s)
+    elif objective == "gmpo":
+        # Of losses: the larger of each token's two log-ratios with the sign of -M.
+        sign = -torch.sign(weight)
+        low, high = clips[0] and -clips[0], clips[1]
+        side = difference_A if low is high is None else torch.clamp(difference_A, low, high)
+        kept_A = sign * torch.maximum(sign * difference_A, sign * side)
+        term, clipped = join(kept_A).exp() * weight, (kept_A != difference_A).double()
+    elif objective.startswith("dppo"):
+        now, before = logp.detach().exp(), old_logp_A.exp()
+        away = now - before
+        if objective == "dppo_kl":
+            others, old_others = ((1 - x).clamp(min=0) for x in (now, before))
+            rest = torch.log((old_others + 1e-8) / (others + 1e-8))
+            away = torch.sign(away) * (before * (old_logp_A - logp.detach()) + old_others * rest)
+        most, least = (torch.inf if c is None else c for c in (clips[1], clips[0]))
+        clipped = torch.where(weight > 0, away > most, away < -least)
+        held = s if clips[2] is None else torch.clamp(s, max=clips[2])
+        term = held.detach() * weight * logp * ~clipped
     else:
         assert objective == "logp", "an objective without a twin"
         term, clipped = weight * logp, torch.zeros_like(s)
@@ -130,7 +158,7 @@ def terms_and_slopes(arrays, **options):
 @pytest.mark.parametrize("clips", CLIPS)
 def test_terms_shares_and_gradients_agree_with_torch(objective, ratio, clips):
     choices = {"objective": objective, "ratio": ratio}
-    if objective != "clipped":
+    if "clip_dual" not in find_entry("objective", objective).bounds:
         clips = (*clips[:2], None)
     names = ("clip_low", "clip_high", "clip_dual")
     options = choices | dict(zip(names, clips, strict=True))
@@ -235,7 +263,9 @@ def test_log_probabilities_of_a_hand_worked_action():
 def test_unknown_names_list_the_known_ones():
     zeros, one = np.zeros((1, 1)), np.ones(1)
     of = partial(action_objective, zeros, zeros, zeros, zeros, one, clip_low=None, clip_high=None)
-    with pytest.raises(ValueError, match="objective: got 'ppo'; allowed: one of .*clipped, logp,"):
+    with pytest.raises(
+        ValueError, match="objective: got 'ppo'; allowed: one of .*clipped, dppo_kl,"
+    ):
         of(objective="ppo")
     for objective in OBJECTIVES:
         with pytest.raises(ValueError, match="level: got 'mean'; allowed: geometric, product"):

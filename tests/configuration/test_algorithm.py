@@ -37,6 +37,13 @@ HEAD = "head"  # no group
         ("estimator", {"estimator": 3}),
         ("clip_dual", {"objective": "cispo", "clip_dual": 3.0}),
         ("clip_dual", {"objective": "logp", "clip_dual": 3.0}),
+        ("tau_pos", {"tau_pos": 2.0}),
+        ("clip_low", {"objective": "sapo", "clip_low": 0.1}),
+        ("ratio", {"objective": "gmpo", "ratio": "product"}),
+        ("ratio", {"objective": "dppo_tv"}),
+        ("kl_estimate", {"kl_estimate": "k3+", "kl_coef": 0.0}),
+        ("kl_estimate", {"kl_estimate": "k3+", "kl_in": "reward"}),
+        ("dynamic_sampling", {"advantage": "otb", "scale": "none", "dynamic_sampling": 2}),
         ("inner_epochs", {"objective": "logp", "inner_epochs": 2}),
         ("covariance.kind", {"covariance": {"kind": "clip"}}),  # ratios are of whole actions
         ("covariance.kind", {"covariance": {"kind": "kl"}, "ratio": "token", "objective": "cispo"}),

@@ -10,6 +10,7 @@ from seeupo_jax.configuration.entry_points import entry_names, find_entry
 from seeupo_jax.configuration.loading import from_dict, load_config, to_dict
 
 ESTIMATORS = entry_names("advantage")
+OBJECTIVES = entry_names("objective")
 OWN = """
 from dataclasses import dataclass
 from seeupo_jax.algorithms.estimator_options import Options
@@ -165,7 +166,10 @@ def test_options_of_ones_own_are_set_as_the_packages():
             {"advantage": "grea"},
             f"advantage: got 'grea'; allowed: one of {', '.join(ESTIMATORS)}, or",
         ),
-        ({"objective": "ppo"}, "got 'ppo'; allowed: one of cispo, clipped, logp, or module:attrib"),
+        (
+            {"objective": "ppo"},
+            f"got 'ppo'; allowed: one of {', '.join(OBJECTIVES)}, or module:attrib",
+        ),
     ],
 )
 def test_what_does_not_go_together_or_is_not_there_is_one_sentence(choices, said):
@@ -176,7 +180,9 @@ def test_what_does_not_go_together_or_is_not_there_is_one_sentence(choices, said
 
 
 def test_what_has_no_ratio_may_not_be_sampled_ahead():
-    with pytest.raises(ValueError, match="objective='own_parts:BARE'; allowed: .*cispo or clipped"):
+    with pytest.raises(
+        ValueError, match="objective='own_parts:BARE'; allowed: .*cispo or clipped or dppo_kl"
+    ):
         from_dict({"rollout_ahead": 1, "algorithm": {"objective": "own_parts:BARE"}})
     from_dict({"rollout_ahead": 1, "algorithm": {"objective": "own_parts:PLAIN"}})
 

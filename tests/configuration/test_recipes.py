@@ -148,6 +148,87 @@ def test_an_ablation_changes_the_one_choice_that_it_is_named_after(name, expecte
             },
         ),
         ("dvao", {"advantage": "dvao", "scale": "none", "ratio": "token"}),
+        # actor.tau_pos, actor.tau_neg and use_kl_loss of run_qwen30b_sapo.sh of volcengine/verl
+        (
+            "sapo",
+            {
+                "objective": "sapo",
+                "tau_pos": 1.0,
+                "tau_neg": 1.05,
+                "scale": "group",
+                "ratio": "token",
+                "loss_aggregation": "action",
+                "kl_coef": 0.0,
+            },
+        ),
+        # cliprange and beta of qwen2.5-math-7b-gmpo.sh of callsys/GMPO
+        (
+            "gmpo",
+            {
+                "objective": "gmpo",
+                "clip_low": 0.4,
+                "clip_high": 0.4,
+                "scale": "group",
+                "ratio": "geometric",
+                "loss_aggregation": "action",
+                "kl_coef": 0.0,
+            },
+        ),
+        # clip_ratio_low, norm_adv_by_std_in_grpo=False, loss_agg_mode=seq-mean-token-sum-norm and
+        # use_kl_loss of run_qwen30b_dppo.sh of volcengine/verl; clip_ratio_c is 10000 there
+        (
+            "dppo_tv",
+            {
+                "objective": "dppo_tv",
+                "clip_low": 0.15,
+                "clip_high": 0.15,
+                "clip_dual": None,
+                "scale": "none",
+                "ratio": "token",
+                "loss_aggregation": "constant",
+                "kl_coef": 0.0,
+            },
+        ),
+        (
+            "dppo_kl",
+            {
+                "objective": "dppo_kl",
+                "clip_low": 0.05,
+                "clip_high": 0.05,
+                "scale": "none",
+                "loss_aggregation": "constant",
+            },
+        ),
+        # CLIP_RATIO_LOW, use_kl_loss of run_qwen3_training.sh of tajwarfahim/maxrl, loss_agg_mode
+        # and entropy_coeff of its ppo_trainer.yaml
+        (
+            "maxrl",
+            {
+                "advantage": "maxrl",
+                "scale": "none",
+                "ratio": "token",
+                "loss_aggregation": "token",
+                "clip_low": 0.2,
+                "clip_high": 0.2,
+                "kl_coef": 0.0,
+                "entropy_coef": 0.0,
+            },
+        ),
+        # run_qwen2_5-7b.sh of examples/otb_trainer of volcengine/verl, and its defaults
+        (
+            "otb",
+            {
+                "advantage": "otb",
+                "estimator": {"zero_tail": True},
+                "scale": "none",
+                "ratio": "token",
+                "loss_aggregation": "token",
+                "clip_low": 0.2,
+                "clip_high": 0.2,
+                "kl_coef": 0.0,
+                "entropy_coef": 0.0,
+            },
+        ),
         # Scripts/run.sh and ppo_trainer.yaml of quchangle1/MatchTIR: loss_agg_mode=
         # seq-mean-token-mean, kl_loss_coef, entropy_coeff, clip_ratio; lam of its core_algos.py
         (

@@ -40,6 +40,7 @@ ORDERS = {
 # A penalty that shows; ratios leave the clip range in the second of two epochs of a single step.
 LOUD = {"kl_coef": 0.1}
 TWICE = {"inner_epochs": 2}
+NARROW = {"dppo_tv": {"clip_low": 0.01, "clip_high": 0.02, "clip_dual": 1.2}}
 # Beside the policy, of no weight in the loss; its values begin at 0. More of it: test_critic.py.
 SILENT_CRITIC = {"critic": {"kind": "model", "coef": 1e-12}}
 BATCH = {"estimator": {"baseline": "batch"}}
@@ -59,6 +60,8 @@ CREDITS = {
     "returns": {"advantage": "returns", "estimator": {"discount": 0.9}},
     "gdpo": {"advantage": "gdpo", "estimator": {}},
     "dvao": {"advantage": "dvao", "estimator": {}},
+    "maxrl": {"advantage": "maxrl", "estimator": {}},
+    "otb": {"advantage": "otb", "estimator": {"zero_tail": False}},
     "prorl": {"advantage": "prorl", "estimator": {"discount": 0.9, "std_floor": 1.0}},
 }
 # Those of turns and trajectories whose presets are one action, under SeeUPO's order.
@@ -159,9 +162,11 @@ def test_a_recipes_sweep_is_the_twins(name):
     order = ORDERS.get(name, ALL)
     choices = {} if RECIPES[name].get("kl_coef") == 0 else LOUD
     choices = choices | (SILENT_CRITIC if RECIPES[name]["critic"]["kind"] != "none" else {})
-    made = learner(name, **choices, **TWICE if order == ALL else {})
+    choices = choices | NARROW.get(name, {}) | (TWICE if order == ALL else {})
+    made = learner(name, **choices)
     observed, _ = assert_equal_to_the_twin(made, len(name), order)
-    assert (observed.metrics["sweep/clip_fraction"] > 0) == (made.algorithm.objective != "logp")
+    bounded = any(name.startswith("clip") for name in made.algorithm.objective_entry.bounds)
+    assert (observed.metrics["sweep/clip_fraction"] > 0) == bounded
     assert observed.metrics["sweep/kl"] > 0
 
 
@@ -269,6 +274,14 @@ def test_a_trees_shared_turns_are_trained_once_as_the_twins(name, choices, order
             None,
             {},
         ),
+        ("seeupo", {"objective": "sapo", "tau_neg": 3.0, "kl_estimate": "k3+"}, REVERSE, {}),
+        ("seeupo", {"objective": "gmpo", "clip_low": 0.05, "clip_high": 0.05}, REVERSE, {}),
+        (
+            "seeupo",
+            {"objective": "dppo_tv", "ratio": "token", "clip_high": 0.01, "clip_low": 0.01},
+            REVERSE,
+            {},
+        ),
         ("parallel", {"importance": {"clip": 1.1}, "loss_aggregation": "token"}, ALL, {}),
         ("grpo", TWICE | {"clip_dual": 1.01}, ALL, {}),
         ("parallel", {"turns_per_update": 3}, ALL, {"actions": [(1, 2, 3), (0,)]}),
@@ -285,7 +298,17 @@ def test_a_trees_shared_turns_are_trained_once_as_the_twins(name, choices, order
             {},
         ),
     ],
-    ids=["cispo", "batch baseline", "importance", "dual clip", "long actions", "entropy per turn"]
+    ids=[
+        "cispo",
+        "batch baseline",
+        "sapo",
+        "gmpo",
+        "dppo_tv",
+        "importance",
+        "dual clip",
+        "long actions",
+        "entropy per turn",
+    ]
     + ["entropy", "KL-Cov", "KL-Cov per turn", "Clip-Cov"]
     + ["a clip range an action", "a clip range a token"],
 )
@@ -323,7 +346,13 @@ def test_every_estimator_is_the_twins_wherever_a_trajectorys_tokens_lie(name, sc
     needs = find_entry("advantage", name).needs
     entry = find_entry("advantage", name)
     options = {"discount": 0.97, "step_coef": 0.7, "history": 1, "power": 1.5, "lam": 0.9}
-    options |= {"alpha": 0.9, "metric": "entropy", "mu": 0.7, "norm": "batch_max"}
+    options |= {
+        "zero_tail": True,
+        "alpha": 0.9,
+        "metric": "entropy",
+        "mu": 0.7,
+        "norm": "batch_max",
+    }
     options |= {"baseline": "parent" if name == "tree" else "leave_one_out"}
     options["bootstrap_truncated"] = True
     options = {key: x for key, x in options.items() if key in names_of(entry.options)}
@@ -340,7 +369,7 @@ def test_every_estimator_is_the_twins_wherever_a_trajectorys_tokens_lie(name, sc
     def draw(size):
         return rng.normal(size=size).astype(np.float32)
 
-    names = ("old_logp", "ref_logp", "value", "scorer_logp", "entropy", "progress")
+    names = ("old_logp", "ref_logp", "value", "scorer_logp", "entropy", "progress", "collision")
     per_token = {name: [draw(len(turn_L)) for turn_L in rows.turn] for name in names}
     arrays = CreditArrays(algorithm, SHAPES, rows, trajectories, per_token, REWARD_WEIGHTS)
     credit, _ = assign_credit(arrays)
@@ -364,10 +393,14 @@ def test_every_estimator_is_the_twins_wherever_a_trajectorys_tokens_lie(name, sc
         ]
 
     values, entropies = (nested_as_trajectories(name) for name in ("value", "entropy"))
+    drawn = [
+        list(zip(*own, strict=True))
+        for own in zip(*map(nested_as_trajectories, ("old_logp", "collision")), strict=True)
+    ]
 
     def advantages(**other):
         options = twin.Options([], **both | {"reward_weights": REWARD_WEIGHTS} | other)
-        known = values, odds, entropies, progress
+        known = values, odds, entropies, progress, drawn
         nested = token_advantages(trajectories, spans, penalty, options, *known)
         return [nested[span.trajectory][span.place] for span in spans]
 

@@ -20,6 +20,7 @@ class Token:
     penalty: what the reward of sampling it is less. value: the critic's, of the state before it.
     odds: log-probability by the scorer less that of the old policy.
     entropy: of what it was drawn from. progress: what the progress estimator says at it.
+    logp: of it by the old policy. collision: the sum of the squares of what it was drawn from.
     """
 
     turn: int
@@ -30,6 +31,8 @@ class Token:
     odds: float = field(default=0.0, compare=False)
     entropy: float = field(default=0.0, compare=False)
     progress: float = field(default=0.0, compare=False)
+    logp: float = field(default=0.0, compare=False)
+    collision: float = field(default=0.0, compare=False)
 
 
 def grouped(options: Any) -> bool:
@@ -162,6 +165,7 @@ def token_advantages(
     odds: Sequence[np.ndarray] | None = None,
     entropies: Sequence[Sequence[np.ndarray]] | None = None,
     progress: Sequence[np.ndarray] | None = None,
+    drawn: Sequence[Sequence[tuple[np.ndarray, np.ndarray]]] | None = None,
 ) -> list[list[np.ndarray]]:
     """Per trajectory and segment, the advantage of each token [L], 0 at context.
 
@@ -172,6 +176,8 @@ def token_advantages(
       entropies: as the values, the entropy of what each token was drawn from, for canon.
       odds, progress: per piece, log(scorer / old policy) of these tokens [A], for istar, and what
         the progress estimator says at them, for spa; None: all 0.
+      drawn: per trajectory and segment, log-probability of each token [L] by the old policy and the
+        sum of the squares of what it was drawn from, for otb.
     """
     tokens: list[list[Token]] = [[] for _ in trajectories]
     for number, (piece, penalty_A) in enumerate(zip(pieces, penalty, strict=True)):
@@ -182,7 +188,12 @@ def token_advantages(
                 for numbers in (values, entropies)
             )
             own, said = (0.0 if x is None else x[number][j] for x in (odds, progress))
-            token = Token(turn, place, position, less, value, own, entropy, said)
+            logp, squares = (
+                (0.0, 0.0)
+                if drawn is None
+                else (float(x_L[position]) for x_L in drawn[piece.trajectory][place])
+            )
+            token = Token(turn, place, position, less, value, own, entropy, said, logp, squares)
             tokens[piece.trajectory].append(token)
     estimate = ESTIMATORS[options.advantage]
     credit = [[np.zeros(len(s.tokens_L)) for s in t.segments] for t in trajectories]
@@ -664,7 +675,43 @@ def _of_trajectories(
     return [np.full(len(own), scaled_N[i]) for i, own in enumerate(tokens)]
 
 
+def maxrl_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[np.ndarray]:
+    """MaxRL: how far a reward is from its group's mean, as a multiple of that."""
+    groups, valid = [t.group for t in trajectories], np.array(learnable(trajectories))
+    total_N = np.zeros(len(trajectories))
+    for i in np.flatnonzero(valid):
+        members = [j for j in np.flatnonzero(valid) if groups[j] == groups[i]]
+        mean = np.mean([trajectories[j].reward for j in members])
+        total_N[i] = (trajectories[i].reward - mean) / (mean + 1e-6)
+    return _of_trajectories(total_N, valid, tokens, options)
+
+
+def otb_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[np.ndarray]:
+    """OTB: the reward to go less the group's at the same token, each by its energy so far."""
+    to_go, energies, advantages = [], [], []
+    for one, own in zip(trajectories, tokens, strict=True):
+        to_go.append(rewards_to_go(token_rewards(one, own), 1.0))
+        each = [1 - 2 * np.exp(token.logp) + token.collision for token in own]
+        energies.append(np.cumsum(np.maximum(each, 0.0)))
+    for i, one in enumerate(trajectories):
+        own = to_go[i].copy()
+        for j in range(len(own)):
+            alike = [
+                k
+                for k, other in enumerate(trajectories)
+                if other.group == one.group and j < len(to_go[k])
+            ]
+            if len(alike) == 1 and options.estimator["zero_tail"]:
+                continue
+            above = sum(to_go[k][j] * energies[k][j] for k in alike)
+            own[j] -= above / (sum(energies[k][j] for k in alike) + 1e-8)
+        advantages.append(own)
+    return all_standardized(advantages, scale=options.scale, clip=options.advantage_clip)
+
+
 ESTIMATORS = {
+    "maxrl": maxrl_credit,
+    "otb": otb_credit,
     "a2tgpo": gain_credit,
     "istar": istar_credit,
     "spa": spa_credit,

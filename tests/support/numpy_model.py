@@ -130,6 +130,17 @@ def token_entropies(
     return np.concatenate([[0.0], entropy_L[:-1]]), backward
 
 
+def token_squares(
+    weights: Weights, tokens_L: Sequence[int], arch: Architecture, temperature: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """log π of each token, and the sum of the squares of what it is drawn from, [L]; first: 0."""
+    logp_L, _ = token_logps(weights, tokens_L, arch, temperature)
+    logits_LV, _ = forward(weights, tokens_L, arch)
+    scaled_LV = np.exp(logits_LV / temperature)
+    squares_L = ((scaled_LV / scaled_LV.sum(-1, keepdims=True)) ** 2).sum(-1)
+    return logp_L, np.concatenate([[0.0], squares_L[:-1]])
+
+
 def _add(grads: Weights, name: str, value: np.ndarray) -> None:
     grads[name] = grads[name] + value if name in grads else value
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy_covariance import limited
 from numpy_credit import clip_scales, grouped, learnable, token_advantages, turn_paths
-from numpy_model import Architecture, Weights, token_entropies, token_logps
+from numpy_model import Architecture, Weights, token_entropies, token_logps, token_squares
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,10 @@ class Options:
     clip_low: float | None = 0.2
     clip_high: float | None = 0.2
     clip_dual: float | None = None
+    tau_pos: float = 1.0
+    tau_neg: float = 1.05
     kl_coef: float = 0.002
+    kl_estimate: str = "k3"
     kl_in: str = "loss"
     importance: Mapping[str, object] | None = None
     entropy_coef: float = 0.0
@@ -252,7 +255,17 @@ def _credit(
             [token_entropies(start, s.tokens_L, arch, options.temperature)[0] for s in t.segments]
             for t in trajectories
         ]
-    return token_advantages(trajectories, whole, penalty, options, values, odds, entropies)
+    drawn = None
+    if options.advantage == "otb":
+        drawn = [
+            [
+                token_squares(start, s.tokens_L, arch, options.temperature)
+                for s in trajectory.segments
+            ]
+            for trajectory in trajectories
+        ]
+    known = values, odds, entropies
+    return token_advantages(trajectories, whole, penalty, options, *known, drawn=drawn)
 
 
 def _of_minibatch(
@@ -596,7 +609,11 @@ def piece_objective(
         to_ref_A = np.clip(ref_A - logp_A, -20, 20)  # the bounds are verl's
         k3_A = np.exp(to_ref_A) - to_ref_A - 1
         value -= options.kl_coef * np.mean(np.minimum(k3_A, 10))
-        slope_A -= options.kl_coef * np.where(k3_A > 10, 0, 1 - np.exp(to_ref_A)) / count
+        slope_of = {
+            "k3": np.where(k3_A > 10, 0, 1 - np.exp(to_ref_A)),
+            "k3+": logp_A - ref_A,
+        }
+        slope_A -= options.kl_coef * slope_of[options.kl_estimate] / count
     if options.ratio == "token":
         for j in range(count):
             term, slope = _term(logp_A[j], logp_A[j] - old_A[j], weight_A[j], options, scale_A[j])
@@ -604,9 +621,22 @@ def piece_objective(
             slope_A[j] += slope / count
         return value, slope_A
     each = {"geometric": 1 / count, "product": 1.0}[options.ratio]
-    logp, difference = (x_A.sum() * each for x_A in (logp_A, logp_A - old_A))
+    difference_A, free_A = logp_A - old_A, np.ones(count)
+    if options.objective == "gmpo":
+        difference_A, free_A = _limited(difference_A, weight_A.mean(), options, scale_A.mean())
+    logp, difference = (x_A.sum() * each for x_A in (logp_A, difference_A))
     term, slope = _term(logp, difference, weight_A.mean(), options, scale_A.mean())
-    return value + term, slope_A + slope * each
+    return value + term, slope_A + slope * each * free_A
+
+
+def _limited(
+    difference_A: np.ndarray, weight: float, options: Options, scale: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """GMPO: log-ratios no further on the side where the term rises, and 0 where it bounds one."""
+    low = -np.inf if options.clip_low is None or weight >= 0 else -scale * options.clip_low
+    high = np.inf if options.clip_high is None or weight <= 0 else scale * options.clip_high
+    inside_A = (difference_A >= low) & (difference_A <= high)
+    return np.clip(difference_A, low, high), inside_A.astype(float)
 
 
 def _term(
@@ -626,6 +656,24 @@ def _term(
         return weight * logp, weight
     if options.objective == "cispo":
         return bounded * weight * logp, bounded * weight
+    if options.objective == "gmpo":
+        return ratio * weight, ratio * weight
+    if options.objective == "sapo":
+        tau = options.tau_pos if weight > 0 else options.tau_neg
+        gate = 1 / (1 + np.exp(-tau * (ratio - 1)))
+        return 4 / tau * gate * weight, 4 * gate * (1 - gate) * ratio * weight
+    if options.objective in ("dppo_tv", "dppo_kl"):
+        now, before = np.exp(logp), np.exp(logp - difference)
+        away = abs(now - before)
+        if options.objective == "dppo_kl":
+            others = np.log((1 - before + 1e-8) / (1 - now + 1e-8))
+            away = -before * difference + (1 - before) * others
+        bound = options.clip_high if weight > 0 else options.clip_low
+        leaves = now > before if weight > 0 else now < before
+        if bound is not None and leaves and away > scale * bound:
+            return 0.0, 0.0
+        held = ratio if options.clip_dual is None else min(ratio, options.clip_dual)
+        return held * weight * logp, held * weight
     assert options.objective == "clipped", options.objective
     plain, clipped = ratio * weight, bounded * weight
     if options.clip_dual is not None and weight < 0 and ratio > options.clip_dual:

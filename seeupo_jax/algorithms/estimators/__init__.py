@@ -47,6 +47,7 @@ ARRAYS = {
     "value_NL": "float32, the critic's, before the token",
     "old_logp_NL": "float32, log-probability under the old policy, nats",
     "ref_logp_NL": "float32, log-probability under the reference policy, nats",
+    "collision_NL": "float32, sum of the squared probabilities of all tokens, under the old policy",
     "truncated_N": "bool, whether a limit of turns or tokens ended it (`max_turns`, `max_tokens`)",
     "metric_N": "float32, the option `metric`: turns, sampled tokens or their mean entropy",
 }

@@ -19,8 +19,10 @@ ARRAYS = {
     # Linear, because an action may lie in several rows, each of which sees a part of it.
     "logp": "log-probability now, nats, at the level of the ratio; the term is linear in it",
     "weight": "M, advantage x cumulative ratio; constant",
+    "old_logp": "log-probability under the old policy, nats, at the same level; constant",
 }
-BOUNDS = ("clip_low", "clip_high", "clip_dual")
+BOUNDS = ("clip_low", "clip_high", "clip_dual", "tau_pos", "tau_neg")
+RATIOS = ("geometric", "product", "token")  # levels of a ratio
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,16 +36,24 @@ class Objective:
     bounds: fields of `config.algorithm` that it reads, of `BOUNDS`; None: unbounded. In a step they
       are scalar arrays, since a program serves all numbers; with an estimator that adapts the clip
       range, clip_low and clip_high are arrays in the ratio's shape.
+    limit: from log-ratios of single tokens [N, L], the action's weight [N, 1] and the bounds to the
+      log-ratios that count, before the action's mean is taken; twice the same as once. A token
+      whose log-ratio it changes is one that a bound decided. None: all count as they are.
+    ratios: levels of the ratio that the term has a meaning for, of `RATIOS`. With `old_logp` of
+      an action in several segments only the ratio is right at other levels than `token`.
     """
 
     function: Callable[..., tuple[jax.Array, jax.Array]]
     needs: tuple[str, ...]
     bounds: tuple[str, ...] = ()
+    limit: Callable[..., jax.Array] | None = None
+    ratios: tuple[str, ...] = RATIOS
 
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise ValueError(f"Objective.function: got {self.function!r}; allowed: a function.")
-        for name, allowed in (("needs", tuple(ARRAYS)), ("bounds", BOUNDS)):
+        named = {"needs": tuple(ARRAYS), "bounds": BOUNDS, "ratios": RATIOS}
+        for name, allowed in named.items():
             got = getattr(self, name)
             if isinstance(got, str) or not set(got) <= set(allowed):
                 raise ValueError(

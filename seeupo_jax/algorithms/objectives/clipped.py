@@ -14,7 +14,7 @@ def clipped(
     weight: jax.Array,
     clip_low: float | jax.Array | None,
     clip_high: float | jax.Array | None,
-    clip_dual: float | None,
+    clip_dual: float | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """min(s W, clip(s) W) (arXiv:1707.06347, Eq. 7; SeeUPO's Eq. 6, arXiv:2602.06554).
 

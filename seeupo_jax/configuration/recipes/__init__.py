@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from seeupo_jax.configuration.recipes.fork_recipes import arpo, slate, spo_tree
+from seeupo_jax.configuration.recipes.objective_recipes import dppo_kl, dppo_tv, gmpo, sapo
 from seeupo_jax.configuration.recipes.outcome_recipes import (
     a_grae,
     canon,
@@ -20,6 +21,8 @@ from seeupo_jax.configuration.recipes.outcome_recipes import (
     gdpo,
     grpo,
     gspo,
+    maxrl,
+    otb,
     ppo,
     reinforce,
     reinforce_plus_plus,
@@ -62,6 +65,12 @@ _TABLE: tuple[Callable[[], Choices], ...] = (
     ppo,
     dapo,
     cispo,
+    sapo,
+    gmpo,
+    dppo_tv,
+    dppo_kl,
+    maxrl,
+    otb,
     a_grae,
     canon,
     gigpo,

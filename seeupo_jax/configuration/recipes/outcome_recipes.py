@@ -190,3 +190,34 @@ def dvao() -> Choices:
     coefficient are the configuration's.
     """
     return grpo() | {"advantage": "dvao", "estimator": {}, "scale": "none"}
+
+
+def maxrl() -> Choices:
+    """GRPO's objective, mean over all tokens, with A_i = (r_i - mu) / (mu + 1e-6); no KL.
+
+    mu is the group's mean reward; rewards are 0 to 1. MaxRL, arXiv:2602.02710. Numbers as its
+    authors train Qwen3: tajwarfahim/maxrl, qwen3_experiments/run_qwen3_training.sh and
+    verl/trainer/config/ppo_trainer.yaml. Their learning rate is 1e-6, their groups have 16. Their
+    trainer's dual clip (3.0) is left out; it matters where an iteration has several steps.
+    """
+    return grpo() | {
+        "advantage": "maxrl",
+        "estimator": {},
+        "scale": "none",
+        "loss_aggregation": "token",
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "kl_coef": 0.0,
+    }
+
+
+def otb() -> Choices:
+    """GRPO's objective, mean over all tokens, with a baseline for each token (OTB); no KL.
+
+    A_ij = G_ij - Σ_i G_ij W_ij / (Σ_i W_ij + 1e-8), G the reward to go, W the energy of the tokens
+    so far. Optimal token baseline, arXiv:2602.07078. Numbers as of volcengine/verl,
+    examples/otb_trainer/run_qwen2_5-7b.sh, and the estimator of its `tir_optimal_token_baseline`
+    for several turns. The learning rate there is 1e-6, groups have 8; its dual clip (3.0) is left
+    out.
+    """
+    return maxrl() | {"advantage": "otb", "estimator": {"zero_tail": True}}

@@ -44,6 +44,7 @@ def check_choices(
             f"config.algorithm.{rule.field}: got {vars(algorithm)[rule.field]!r} with {named};"
             f" allowed: {rule.allowed.format(named)}."
         )
+    _check_ratio(algorithm)
     for name, why in unread_fields(algorithm, {} if recipe is None else recipe).items():
         raise ValueError(f"config.algorithm.{name}: {why}")
 
@@ -100,6 +101,15 @@ _RULES = (
 )
 
 
+def _check_ratio(algorithm: Algorithm) -> None:
+    allowed = algorithm.objective_entry.ratios
+    if algorithm.ratio not in allowed:
+        raise ValueError(
+            f"config.algorithm.ratio: got {algorithm.ratio!r} with objective={algorithm.objective};"
+            f" allowed: {' or '.join(allowed)}, the level that its term is defined for."
+        )
+
+
 def unread_fields(algorithm: Algorithm, recipe: Mapping[str, Any]) -> dict[str, str]:
     """Fields with a value that is neither the default nor the recipe's, and that nothing reads.
 
@@ -127,6 +137,9 @@ def _unread(algorithm: Algorithm) -> Iterator[tuple[str, str, str]]:
         if bound not in algorithm.objective_entry.bounds:
             readers = entries_with("objective", lambda entry, bound=bound: bound in entry.bounds)
             yield bound, objective, " or ".join(readers)
+    if algorithm.kl_in == "reward" or not algorithm.kl_coef:
+        given = "kl_in=reward" if algorithm.kl_in == "reward" else "kl_coef=0"
+        yield "kl_estimate", given, "the loss has a KL term"
     if not algorithm.weighs:
         given = "cumulative_ratio=False"
         if algorithm.cumulative_ratio:

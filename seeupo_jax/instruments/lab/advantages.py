@@ -32,8 +32,10 @@ class _Source(NamedTuple):
     algorithm: Algorithm
     batch: Batch
     value_NK: jax.Array
-    entropy_NK: jax.Array | None
     group_size: int
+    entropy_NK: jax.Array | None = None
+    logp_NK: jax.Array | None = None
+    collision_NK: jax.Array | None = None
 
     @property
     def ones_NK(self) -> jax.Array:
@@ -89,6 +91,8 @@ INPUTS: dict[str, Callable[[_Source], jax.Array]] = {
     "value_NL": lambda source: source.value_NK,
     "truncated_N": lambda source: jnp.zeros(source.batch.reward_N.shape, bool),
     "metric_N": lambda source: source.metric_N,
+    "old_logp_NL": lambda source: source.logp_NK,
+    "collision_NL": lambda source: source.collision_NK,
 }
 
 
@@ -96,19 +100,20 @@ def sampled_credit(
     algorithm: Algorithm,
     batch: Batch,
     value_NK: jax.Array,
-    entropy_NK: jax.Array | None = None,
     *,
     group_size: int,
+    **of_policy: jax.Array,
 ) -> TurnCredit:
     """The advantages by `algorithm.advantage`; every turn is one token.
 
     Args:
       value_NK: the critic's value of each context; 0 without a critic.
-      entropy_NK: of the policy in each context; None unless the estimator reads it.
       group_size: trajectories of a group, which stand together.
+      of_policy: those of `_Source` that the estimator reads of the policy: the entropy and the sum
+        of squared probabilities in each context, and the log-probability of the action.
     """
     estimator, options = find_entry("advantage", algorithm.advantage), algorithm.estimator
-    source = _Source(algorithm, batch, value_NK, entropy_NK, group_size)
+    source = _Source(algorithm, batch, value_NK, group_size, **of_policy)
     inputs = estimator.inputs(options, algorithm.scale)
     credit = estimator.credit(
         {name: INPUTS[name](source) for name in inputs},

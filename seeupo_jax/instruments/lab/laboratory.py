@@ -26,9 +26,11 @@ from seeupo_jax.instruments.lab.policies import (
     POLICIES,
     TabularPolicy,
     all_probabilities,
+    collision,
     entropy,
     exact_value,
     first_context,
+    log_probability,
 )
 from seeupo_jax.instruments.lab.problems import Problem
 from seeupo_jax.instruments.lab.sweep import LabParams, sweep, values_of
@@ -325,9 +327,15 @@ def iteration(
             policy, params.policy, mean, probability, key, turn_rewards, trajectories=count
         )
         value_NK = values_of(params, batch.context_NK)
-        reads = algorithm.estimator.reads_entropy
-        entropy_NK = entropy(policy, params.policy, batch.context_NK) if reads else None
+        context_NK, of_policy, needs = batch.context_NK, {}, algorithm.estimator_entry.needs
+        if algorithm.estimator.reads_entropy:
+            of_policy["entropy_NK"] = entropy(policy, params.policy, context_NK)
+        if "old_logp_NL" in needs:
+            actions = context_NK, batch.action_NK
+            of_policy["logp_NK"] = log_probability(policy, params.policy, *actions)
+        if "collision_NL" in needs:
+            of_policy["collision_NK"] = collision(policy, params.policy, context_NK)
         credit = sampled_credit(
-            algorithm, batch, value_NK, entropy_NK, group_size=settings.group_size
+            algorithm, batch, value_NK, group_size=settings.group_size, **of_policy
         )
     return sweep(policy, optimizer, algorithm, state, batch, credit, key)

@@ -99,6 +99,11 @@ def entropy(policy: TabularPolicy, params: Any, context: jax.Array) -> jax.Array
     return -jnp.sum(jnp.exp(logp) * logp, axis=-1)
 
 
+def collision(policy: TabularPolicy, params: Any, context: jax.Array) -> jax.Array:
+    """Sum of the policy's squared probabilities in contexts, in their shape."""
+    return jnp.sum(jax.nn.softmax(policy.logits(params, context)) ** 2, axis=-1)
+
+
 def all_probabilities(policy: TabularPolicy, params: Any, turns: int, actions: int) -> jax.Array:
     """Probability of each action in each context, [C, A]."""
     contexts = jnp.arange(first_context(turns, actions))

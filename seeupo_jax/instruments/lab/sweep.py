@@ -25,7 +25,6 @@ from seeupo_jax.algorithms.action_objective import action_objective
 from seeupo_jax.algorithms.surrogate import turn_ratio, update_weight
 from seeupo_jax.algorithms.value import clipped_value_loss
 from seeupo_jax.configuration.algorithm import Algorithm
-from seeupo_jax.configuration.entry_points import find_entry
 from seeupo_jax.instruments.lab.advantages import TurnCredit
 from seeupo_jax.instruments.lab.policies import TabularPolicy, log_probability
 from seeupo_jax.instruments.lab.trajectories import Batch
@@ -132,6 +131,8 @@ def _step(
     def logp(params: LabParams) -> jax.Array:
         return log_probability(policy, params.policy, inputs.context, inputs.action)
 
+    objective = algorithm.objective_entry
+    bounds = {name: vars(algorithm)[name] for name in objective.bounds}
     old_logp = logp(state.params) if algorithm.old_policy == "turn" else inputs.old_logp
 
     def loss(params: LabParams) -> jax.Array:
@@ -141,12 +142,10 @@ def _step(
             mask_NUL,
             inputs.advantage,
             cumulative_ratio_N[:, None],
-            objective=find_entry("objective", algorithm.objective),
+            objective=objective,
             ratio=algorithm.ratio,
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            clip_dual=algorithm.clip_dual,
             clip_scale_NL=inputs.clip_scale,
+            **bounds,
         )
         if params.value_C is not None:
             term_NU -= algorithm.critic.coef * _value_loss(algorithm, params, inputs, mask_NUL)

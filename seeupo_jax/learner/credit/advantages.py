@@ -21,7 +21,8 @@ def assign_credit(arrays: CreditArrays) -> tuple[dict[str, Ragged], dict[str, fl
 
     Args:
       arrays: with `old_logp` and `ref_logp`; with a critic `value`; with a scorer its scores; and
-        with `algorithm.estimator.reads_entropy` `entropy`.
+        with `algorithm.estimator.reads_entropy` `entropy`; `collision` where the estimator needs
+        it.
 
     Returns: fields of tokens: `advantage`; with a critic `returns`, what the value is to be; and
       `clip_scale` of the token's turn, where the estimator adapts a clip range that there is. And
@@ -80,6 +81,7 @@ def compile_credit(
     alike = [one] * trajectories
     rows = SegmentBatch.of(alike, grouped=algorithm.grouped)
     token_fields = ("old_logp", "ref_logp", "value", "scorer_logp", "progress", "entropy")
+    token_fields += ("collision",)
     per_token = {name: [zeros_L] * len(rows.tokens) for name in token_fields}
     arrays = CreditArrays(algorithm, shapes, rows, alike, per_token)
     if algorithm.scorer is not None:

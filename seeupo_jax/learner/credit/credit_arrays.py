@@ -257,6 +257,10 @@ class CreditArrays:
     def ref_logp_NL(self) -> np.ndarray:
         return self.time.pad(self._per_token["ref_logp"])
 
+    @property
+    def collision_NL(self) -> np.ndarray:
+        return self.time.pad(self._per_token["collision"])
+
     def _kl(self) -> Ragged:
         """log(old / reference) of every token; undefined at context."""
         pairs = zip(self._per_token["old_logp"], self._per_token["ref_logp"], strict=True)

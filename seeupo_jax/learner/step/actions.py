@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from seeupo_jax.algorithms.action_objective import limited_logp, scaled_bounds
 from seeupo_jax.learner.step.loss_config import LossConfig
 from seeupo_jax.types import TurnBatch
 
@@ -68,13 +69,14 @@ class SplitActions(NamedTuple):
 
 def split_actions(config: LossConfig, batch: TurnBatch, trajectories: int) -> SplitActions | None:
     """Splits of the actions of a batch; None where each action is one turn, in one span."""
-    if batch.logp_PA is None:
+    unmoved = batch.old_logp_PA is None  # ratios are 1
+    if batch.logp_PA is None and not unmoved:
         return None
     mask_PJA = by_action(batch, config.actions)
     count_PJ = mask_PJA.sum(axis=2)
 
-    def total(x_PA: jax.Array) -> jax.Array:
-        return jnp.where(mask_PJA > 0, x_PA[:, None, :], 0.0).sum(axis=2)
+    def total(x_PJA: jax.Array) -> jax.Array:
+        return jnp.where(mask_PJA > 0, x_PJA, 0.0).sum(axis=2)
 
     def over_spans(x_PJ: jax.Array) -> jax.Array:
         """Sums over all spans of a trajectory, at each of them."""
@@ -84,19 +86,34 @@ def split_actions(config: LossConfig, batch: TurnBatch, trajectories: int) -> Sp
 
     tokens_PJ = jnp.maximum(over_spans(count_PJ), 1)
 
-    def behind(x_PA: jax.Array) -> jax.Array:
-        own_PJ = total(x_PA)
+    def behind(x_PJA: jax.Array) -> jax.Array:
+        own_PJ = total(x_PJA)
         difference_PJ = over_spans(own_PJ) / tokens_PJ - own_PJ / jnp.maximum(count_PJ, 1)
         # Not by subtraction alone: infinity less itself is not a number.
         return jnp.where(count_PJ < tokens_PJ, difference_PJ, 0.0)
 
-    ratio = importance = clip_scale = None
-    if config.reads_action_ratio:
-        ratio = behind(batch.logp_PA - batch.old_logp_PA)
-    if config.options.importance is not None:
-        importance = behind(batch.start_logp_PA - batch.sampler_logp_PA)
+    def whole_mean(x_PJA: jax.Array) -> jax.Array:
+        return over_spans(total(x_PJA)) / tokens_PJ
+
+    ratio = importance = scale_PJA = clip_scale = None
+    advantage_PJA = batch.advantage_PA[:, None, :]
     if batch.clip_scale_PA is not None:
-        clip_scale = behind(batch.clip_scale_PA)
+        scale_PJA = batch.clip_scale_PA[:, None, :]
+        clip_scale = behind(scale_PJA)
+    if config.reads_action_ratio and not unmoved:
+        logps_PJA = batch.logp_PA[:, None, :], batch.old_logp_PA[:, None, :]
+        scale_PJ = None if scale_PJA is None else whole_mean(scale_PJA)
+        # The cumulative ratio leaves the sign of the weight, which is all that limits read of it.
+        limited_PJA = limited_logp(
+            *logps_PJA,
+            mask_PJA,
+            whole_mean(advantage_PJA),
+            config.objective,
+            scaled_bounds(config.objective, config.bounds, scale_PJ),
+        )
+        ratio = behind(limited_PJA - logps_PJA[1])
+    if config.options.importance is not None:
+        importance = behind((batch.start_logp_PA - batch.sampler_logp_PA)[:, None, :])
     part_PJ, times_PJ = count_PJ / tokens_PJ, tokens_PJ / jnp.maximum(count_PJ, 1)
-    advantage = behind(batch.advantage_PA)
+    advantage = behind(advantage_PJA)
     return SplitActions(part_PJ, times_PJ, advantage, ratio, importance, clip_scale)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from seeupo_jax.algorithms.action_objective import action_objective
 from seeupo_jax.algorithms.surrogate import kl_estimate, truncated_importance
+from seeupo_jax.configuration.algorithm import LossOptions
 from seeupo_jax.learner.refresh_batch import RefreshBatch
 from seeupo_jax.learner.step.actions import SplitActions, action_means, by_action
 from seeupo_jax.learner.step.critic import Critic, row_value, span_loss
@@ -36,7 +37,7 @@ def turn_loss(
     cumulative_ratio_N: jax.Array,
     split: SplitActions | None,
     routers: RouterLosses | None = None,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array, dict[str, jax.Array]]]:
+) -> tuple[jax.Array, tuple[tuple[jax.Array, ...], jax.Array, dict[str, jax.Array]]]:
     """One microbatch's share of the negative objective (Eq. 6), not yet divided by anything.
 
     Args:
@@ -46,11 +47,10 @@ def turn_loss(
       row: one microbatch, of this index.
       refresh_batch, split, routers: of all microbatches.
 
-    Returns: the loss's sum, and (logp_PA, refreshed cumulative_ratio_N, sums for metrics).
+    Returns: the loss's sum, and ((logp_PA, any entropy_PA), cumulative_ratio_N, sums for metrics).
     """
-    params = policy.join_params(trained[0], frozen)
-    options = config.options
-    scored = row_logp(network, params, row, config.temperature, entropy=config.entropy)
+    params, options = policy.join_params(trained[0], frozen), config.options
+    scored = row_logp(network, params, row, config.temperature, entropy=config.needs_entropy)
     if refresh_batch is not None:
         past = (scored.keys, Tree(row.depth_MRL, row.end_MRL))
         cumulative_ratio_N = refresh_spans(
@@ -67,14 +67,14 @@ def turn_loss(
     )
     # How much of an action the span holds.
     part_PJ = (count_PJ > 0) * (1 if split is None else split.part)
-    kl_PJ = mean(kl_estimate(logp_PA, row.ref_logp_PA, mask=row.mask_PA))
+    kl_PJ = mean(_token_kl(options, row, logp_PA))
     # An action's terms are means over its tokens.
     size_PJ = part_PJ if options.loss_aggregation == "action" else count_PJ
     counted = functools.partial(_sum_of_parts, part_PJ)
     gain_PJ = term_PJ - (config.kl_coef if row.kl_coef is None else row.kl_coef) * kl_PJ
     if row.drift_sign_PA is not None:  # |log s| of some tokens
         gain_PJ -= options.covariance.coef * mean(row.drift_sign_PA * (logp_PA - row.old_logp_PA))
-    if scored.entropy_RX is not None:
+    if config.entropy:
         shares["entropy"] = mean(of_own(scored.entropy_RX))
         gain_PJ += options.entropy_coef * shares["entropy"]
     router_loss, router_sums = router_terms(routers, network.arch, row, scored)
@@ -93,7 +93,14 @@ def turn_loss(
         error_PJ, clipped_PJ = map(mean, span_loss(critic, value_PA, row))
         loss += critic.options.coef * jnp.sum(size_PJ * error_PJ)
         sums |= {"value_loss": counted(error_PJ), "value_clipped": counted(clipped_PJ)}
-    return loss, (logp_PA, cumulative_ratio_N, jax.lax.stop_gradient(sums))
+    found = (logp_PA, *([of_own(scored.entropy_RX)] if config.finds_entropy else []))
+    return loss, jax.lax.stop_gradient((found, cumulative_ratio_N, sums))
+
+
+def _token_kl(options: LossOptions, row: TurnBatch, logp_PA: jax.Array) -> jax.Array:
+    """KL to the reference policy at every token; to the step's own where none is scored: 0."""
+    ref_logp_PA = jax.lax.stop_gradient(logp_PA) if row.ref_logp_PA is None else row.ref_logp_PA
+    return kl_estimate(logp_PA, ref_logp_PA, kind=options.kl_estimate, mask=row.mask_PA)
 
 
 def _sum_of_parts(part_PJ: jax.Array, x_PJ: jax.Array) -> jax.Array:
@@ -126,14 +133,15 @@ def _action_terms(
 ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
     """The term of each action and how much of it is clipped [P, J]; metrics of importance."""
     options, old_logp_PA = config.options, row.old_logp_PA
-    if config.old_is_current:
+    if config.old_is_current or old_logp_PA is None:
         old_logp_PA = jax.lax.stop_gradient(logp_PA)
     importance, shares = _importance(config, row, mask_PJA, split)
     logps_PJA = logp_PA[:, None, :], old_logp_PA[:, None, :]
     advantage = row.advantage_PA[:, None, :]
     clip_scale = None if row.clip_scale_PA is None else row.clip_scale_PA[:, None, :]
+    whole = None
     if split is not None:
-        logps_PJA = split.pair(*logps_PJA, split.ratio, options.ratio)
+        whole = functools.partial(split.pair, behind_PJ=split.ratio, level=options.ratio)
         if options.ratio != "token":
             advantage += split.advantage[..., None]
             if split.clip_scale is not None:
@@ -145,11 +153,10 @@ def _action_terms(
         cumulative_ratio_P[:, None],
         objective=config.objective,
         ratio=options.ratio,
-        clip_low=options.clip_low,
-        clip_high=options.clip_high,
-        clip_dual=options.clip_dual,
         importance=importance,
         clip_scale_NL=clip_scale,
+        whole=whole,
+        **config.bounds,
     )
     return term_PJ, clipped_PJ, shares
 

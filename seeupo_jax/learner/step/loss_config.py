@@ -24,6 +24,7 @@ class LossConfig:
     objective: what the options' name of one stands for: a user's may be another one by now.
     old_is_current: the ratio is to the policy just before this very step.
     actions: that a row of a step may have, each with a ratio of its own.
+    finds_entropy: whether a step also returns the entropy at every token.
     """
 
     options: LossOptions
@@ -31,6 +32,7 @@ class LossConfig:
     temperature: float
     old_is_current: bool
     actions: int = 1
+    finds_entropy: bool = False
 
     def split(self) -> tuple[LossConfig, Numbers]:
         """Itself without numbers, and these by name, without what the program does not read."""
@@ -71,10 +73,20 @@ class LossConfig:
         return self.options.kl_coef if self.options.kl_in == "loss" else 0.0
 
     @property
+    def bounds(self) -> dict[str, Any]:
+        """The options that the objective reads, by name."""
+        return {name: vars(self.options)[name] for name in self.objective.bounds}
+
+    @property
     def entropy(self) -> bool:
         """Whether the loss has an entropy bonus."""
         coef = self.options.entropy_coef
         return coef > 0 if isinstance(coef, int | float) else True  # an argument is never 0
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Whether a step computes the entropy."""
+        return self.entropy or self.finds_entropy
 
     @property
     def sums(self) -> tuple[str, ...]:

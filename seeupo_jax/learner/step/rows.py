@@ -67,7 +67,8 @@ def compute_row(network: Network, params: Any, row: TurnBatch) -> Computed:
 class RowLogp(NamedTuple):
     """log π of a microbatch's predicted tokens, and entropies of their distributions (nats).
 
-    entropy_RX: None if it was not requested. hidden_RXD: the states that predict.
+    entropy_RX: None if it was not requested. collision_RX: sums of squared probabilities; likewise.
+    hidden_RXD: the states that predict.
     keys: keys and values of the pass. routed_RLG, router_RLYE: what its routers chose, and their
       logits; None without experts.
     """
@@ -78,23 +79,31 @@ class RowLogp(NamedTuple):
     keys: list[KeyValues]
     routed_RLG: jax.Array | None
     router_RLYE: jax.Array | None
+    collision_RX: jax.Array | None = None
 
 
 def row_logp(
-    network: Network, params: Any, row: TurnBatch, temperature: float, *, entropy: bool = False
+    network: Network,
+    params: Any,
+    row: TurnBatch,
+    temperature: float,
+    *,
+    entropy: bool = False,
+    collision: bool = False,
 ) -> RowLogp:
-    """Log-probabilities of one microbatch; see `RowLogp`."""
+    """Log-probabilities of one microbatch; see `RowLogp`. `collision` computes the entropy too."""
     hidden_RLD, keys, *routed = compute_row(network, params, row)
-    if not entropy:
+    if not (entropy or collision):
         logp_RX, hidden_RXD = logp_at(
             network, params, hidden_RLD, row.parent_MRX, row.target_MRX, temperature
         )
         return RowLogp(logp_RX, None, hidden_RXD, list(keys), *routed)
     hidden_RXD = policy.gather_positions(hidden_RLD, row.parent_MRX)
-    scores = policy.token_logp_and_entropy(
+    find = policy.token_logp_and_statistics if collision else policy.token_logp_and_entropy
+    logp_RX, entropy_RX, *more = find(
         network, params, hidden_RXD, row.target_MRX, temperature=temperature
     )
-    return RowLogp(*scores, hidden_RXD, list(keys), *routed)
+    return RowLogp(logp_RX, entropy_RX, hidden_RXD, list(keys), *routed, *more)
 
 
 def logp_at(

@@ -39,12 +39,14 @@ class TokenScores(NamedTuple):
     logp_PA: as of `score`. entropy_PA: nats, of the distribution of each token; None: not computed.
     routers: counts of the routers' choices; None without experts.
     routed_MRLG: every choice of theirs; None: not recorded.
+    collision_PA: the sum of the squared probabilities of that distribution; None: not computed.
     """
 
     logp_PA: jax.Array
     entropy_PA: jax.Array | None = None
     routers: RouterCounts | None = None
     routed_MRLG: jax.Array | None = None
+    collision_PA: jax.Array | None = None
 
 
 def score_in_full(
@@ -54,11 +56,13 @@ def score_in_full(
     *,
     temperature: float,
     entropy: bool = False,
+    collision: bool = False,
     record: bool = False,
 ) -> TokenScores:
     """`score`, and the other results of the first pass of a sweep.
 
     Args:
+      entropy, collision: whether these are computed.
       record: whether the routers' choices are recorded.
     """
     routing = network.arch.routing
@@ -66,7 +70,8 @@ def score_in_full(
 
     def body(index: jax.Array, scored: TokenScores) -> TokenScores:
         row = microbatch(batch, index)
-        row_scored = row_logp(network, params, row, temperature, entropy=entropy)
+        of_tokens = {"entropy": entropy, "collision": collision}
+        row_scored = row_logp(network, params, row, temperature, **of_tokens)
 
         def added(x_PA: jax.Array, x_RX: jax.Array) -> jax.Array:
             return x_PA + of_spans(x_RX, row.slot_PA, row.mask_PA)
@@ -74,6 +79,9 @@ def score_in_full(
         scored = scored._replace(logp_PA=added(scored.logp_PA, row_scored.logp_RX))
         if entropy:
             scored = scored._replace(entropy_PA=added(scored.entropy_PA, row_scored.entropy_RX))
+        if collision:
+            collision_PA = added(scored.collision_PA, row_scored.collision_RX)
+            scored = scored._replace(collision_PA=collision_PA)
         if scored.routers is not None:
             counts = count_routed(routing, row, row_scored.routed_RLG)
             scored = scored._replace(routers=scored.routers.plus(counts))
@@ -89,6 +97,7 @@ def score_in_full(
         zeros_PA if entropy else None,
         None if routing is None else RouterCounts.zeros(routing),
         jnp.zeros((M, R, L, routing.size), routing.dtype) if record else None,
+        zeros_PA if collision else None,
     )
     with jax.named_scope("sweep/score"):
         return jax.lax.fori_loop(0, batch.microbatches, body, start)
@@ -132,7 +141,7 @@ class TurnStepResult(NamedTuple):
     """The result of an optimizer step.
 
     cumulative_ratio_N: after the refresh of the step before: the ratios in the step's weights.
-    logp_PA: of the action tokens, before the step.
+    logp_PA: of the action tokens, before the step. entropy_PA: likewise; None: not computed.
     metrics: float32 scalars.
     """
 
@@ -140,6 +149,7 @@ class TurnStepResult(NamedTuple):
     cumulative_ratio_N: jax.Array
     logp_PA: jax.Array
     metrics: dict[str, jax.Array]
+    entropy_PA: jax.Array | None = None
 
 
 def turn_step(
@@ -176,29 +186,28 @@ def turn_step(
     routers = router_losses(network, balance, params, batch, denominator)
 
     def body(index: jax.Array, carry: Any) -> Any:
-        grads, ratio_N, logp_PA, total = carry
+        grads, ratio_N, found, total = carry
         row = microbatch(batch, index)
         fixed = frozen, network, config, critic, row, refresh_batch
-        (loss, (own_logp_PA, ratio_N, sums)), new = grad(
-            trained, *fixed, index, ratio_N, split, routers
-        )
+        (loss, (own, ratio_N, sums)), new = grad(trained, *fixed, index, ratio_N, split, routers)
         # Placed before they are added: each device receives its own part of the sum over rows only.
         grads = jax.tree.map(jnp.add, grads, place_gradients(state_shardings, new))
         total = _accumulate(total, sums | {"loss": loss})
-        return grads, ratio_N, logp_PA + own_logp_PA, total
+        return grads, ratio_N, tuple(map(jnp.add, found, own)), total
 
     with jax.named_scope("sweep/turn"):
         zeros = place_gradients(state_shardings, jax.tree.map(jnp.zeros_like, trained))
         names = (*config.sums, *(() if critic is None else critic.sums), "loss")
         total = {name: jnp.zeros(()) for name in names} | zero_sums(network.arch, balance)
-        start = (zeros, cumulative_ratio_N, jnp.zeros_like(batch.mask_PA), total)
-        grads, ratio_N, logp_PA, total = jax.lax.fori_loop(0, batch.microbatches, body, start)
+        found = (jnp.zeros_like(batch.mask_PA),) * (1 + config.finds_entropy)
+        start = (zeros, cumulative_ratio_N, found, total)
+        grads, ratio_N, found, total = jax.lax.fori_loop(0, batch.microbatches, body, start)
         grads = jax.tree.map(lambda g: g / denominator, grads)
         state, metrics = apply_gradients(optimizer, critic, grads, state, batch.microbatches > 0)
         skipped = metrics["update_skipped"]
         state, total = step_biases(network.arch, balance, state, total, skipped)
     metrics |= total | {"loss": total["loss"] / denominator}
-    return TurnStepResult(state, ratio_N, logp_PA, metrics)
+    return TurnStepResult(state, ratio_N, found[0], metrics, *found[1:])
 
 
 def place_gradients(state_shardings: TrainState | None, grads: Any) -> Any:

@@ -22,7 +22,7 @@ from seeupo_jax.planning.expected_time import (
 from seeupo_jax.planning.slices import roofline
 from seeupo_jax.planning.slices.slice_programs import Setup, SliceProgram
 
-NEEDED = ("sweep/turn", "sweep/score", "rollout/prefill", "rollout/decode")
+NEEDED = ("sweep/turn", "rollout/prefill", "rollout/decode")  # and what scores policies
 
 
 class ProgramFigures(Protocol):
@@ -90,9 +90,13 @@ def estimate_iteration(
 
     Returns: None where a kind of program that it needs was not compiled.
     """
-    if any(kind not in figures or figures[kind].roofline is None for kind in NEEDED):
+    config, rollout, experts = setup.config, setup.config.rollout, setup.learner.routing is not None
+    plan = planned_sweep(config, experts=experts)
+    # One program scores both policies, by the name of the first that is scored.
+    scoring = "sweep/score" if plan.count("score") else "sweep/reference"
+    needed = (*NEEDED, scoring) if scoring_passes(plan) else NEEDED
+    if any(kind not in figures or figures[kind].roofline is None for kind in needed):
         return None
-    config, rollout, plan = setup.config, setup.config.rollout, planned_sweep(setup.config)
     tokens = rollout.max_context / rollout.max_turns
     sampled = min(rollout.max_action_tokens, int(tokens / 2))
     drawn = setup.trajectories * rollout.max_turns * sampled
@@ -109,7 +113,7 @@ def estimate_iteration(
         "rollout/reshard": 1.0,
         "rollout/prefill": context / programs["rollout/prefill"].work.tokens,
         "rollout/decode": drawn / programs["rollout/decode"].work.tokens,
-        "sweep/score": scoring_passes(plan) * whole + scored / longest,
+        scoring: scoring_passes(plan) * whole + scored / longest,
         "sweep/value": plan.count("value") * whole,
         "sweep/scorer": plan.count("scorer") * whole,
         "sweep/refresh": refreshed / longest,

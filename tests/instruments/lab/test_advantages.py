@@ -98,7 +98,7 @@ def test_halves_are_of_the_mean_entropy_of_a_trajectorys_contexts():
     )
     batch = batch_of(ACTION_NK, REWARD_N)
     entropy_NK = jnp.stack([jnp.ones(16), jnp.array([0.9, 0.1])[ACTION_NK[:, 0]]], axis=1)
-    credit = sampled_credit(algorithm, batch, 0 * entropy_NK, entropy_NK, group_size=8)
+    credit = sampled_credit(algorithm, batch, 0 * entropy_NK, group_size=8, entropy_NK=entropy_NK)
     # After action 1 it is less: that half's mean is 2.25, the other's 0.5.
     wanted_N = [0 - 2.25, 1 - 2.25, 0.5 - 0.5, 4 - 0.5]
     np.testing.assert_allclose(credit.advantage_NK[:4, 0], wanted_N, rtol=1e-5, atol=1e-6)

@@ -146,7 +146,7 @@ def batch_of(made, per_token):
 def step(made, batch, state=None):
     """A turn step's state and metrics, on the host."""
     state = state_of(made) if state is None else state
-    state, _, _, metrics = made.turn_step(state, batch, None, jnp.ones(8), DENOMINATOR)
+    state, _, _, metrics, _ = made.turn_step(state, batch, None, jnp.ones(8), DENOMINATOR)
     return cases.host((state, metrics))
 
 
