@@ -21,6 +21,7 @@ from seeupo_jax.configuration.rules.algorithm_rules import (
     unread_fields,
 )
 from seeupo_jax.configuration.schema import Config, Curriculum, recipe_fields
+from seeupo_jax.configuration.teacher_schema import check_teacher
 from seeupo_jax.configuration.user_code import shown
 
 ConfigSource: TypeAlias = "Config | Mapping[str, Any] | str | os.PathLike[str]"
@@ -139,7 +140,14 @@ def _check_combination(config: Config, recipe: Mapping[str, Any]) -> None:
     """Checks that involve several fields; `recipe`: the fields of its recipe."""
     algorithm, rollout, model = config.algorithm, config.rollout, config.model
     ahead = bool(config.rollout_ahead)
-    check_choices(algorithm, max_turns=rollout.max_turns, ahead=ahead, recipe=recipe)
+    check_choices(
+        algorithm,
+        max_turns=rollout.max_turns,
+        ahead=ahead,
+        teacher=config.teacher.reads_reference,
+        recipe=recipe,
+    )
+    check_teacher(config.teacher, algorithm)
     check_rewards(config.rewards)
     check_weights(algorithm, config.rewards)
     check_agent(config.agent, rollout.grammar)

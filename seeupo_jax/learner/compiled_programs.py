@@ -14,6 +14,7 @@ import optax
 from seeupo_jax.algorithms.expert_options import NO_BALANCE, ExpertBalance
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.entry_points import find_entry
+from seeupo_jax.configuration.teacher_schema import Teacher
 from seeupo_jax.learner.batching import SegmentBatch, Shapes
 from seeupo_jax.learner.optimization.schedule import Schedule, at_share
 from seeupo_jax.learner.optimization.turn_moments import of_turn
@@ -32,6 +33,7 @@ from seeupo_jax.learner.sweep_plan import (
     refreshes_in_steps,
     sweep_kinds,
 )
+from seeupo_jax.learner.teacher import TeacherModel
 from seeupo_jax.parallel import distributed
 from seeupo_jax.policy.architecture import Routing
 from seeupo_jax.policy.network import Network, join_params
@@ -57,12 +59,13 @@ class Learner:
     ema: decay of the average of the parameters in the state; None: there is no average.
     reward_weights: weights of named rewards; any other reward weighs 1.
     frozen: parameters that no step changes: frozen groups, and with adapters all other parameters.
+    teachers: whose log-probabilities enter advantages, by `teaching`.
     balance: losses of routers, and the step of selection biases, of a policy with experts.
     state_shardings: of the TrainState, and `replicated` of small arrays. Every program returns its
       donated arguments with the same shardings, so that none is compiled twice. None: one device.
     wrap_program: from the name of a program (`turn_step`, `refresh`, `score`, `value`,
-      `score_in_full`, `scorer_step`, `average`, `move_reference`) and the program to the function
-      that is called instead: instruments record or replace programs with it.
+      `score_in_full`, `score_teacher`, `scorer_step`, `average`, `move_reference`) and the program
+      to the function that is called instead: instruments record or replace programs with it.
     """
 
     network: Network
@@ -79,6 +82,8 @@ class Learner:
     ema: float | None = None
     reward_weights: Mapping[str, float] = field(default_factory=dict)
     frozen: Any = field(default_factory=dict)
+    teachers: Sequence[TeacherModel] = ()
+    teaching: Teacher = field(default_factory=Teacher)
     balance: ExpertBalance = NO_BALANCE
     state_shardings: TrainState | None = None
     replicated: jax.sharding.Sharding | None = None
@@ -137,6 +142,19 @@ class Learner:
         """The result of `score_old_policy` for a batch, with its log-probabilities at least."""
         result = self.score_old_policy(params, batch)
         return result if isinstance(result, TokenScores) else TokenScores(result)
+
+    @functools.cached_property
+    def teacher_programs(self) -> tuple[LearnerProgram, ...]:
+        """`turn_step.score` from the parameters of each teacher on, which may lie in the host's
+        memory."""
+        programs = []
+        for teacher in self.teachers:
+            network = self.network if teacher.network is None else teacher.network
+            jitted = score_program(network, self.temperature, self.replicated)
+            fixed = self.frozen if teacher.network is None else {}
+            program = functools.partial(jitted, fixed)
+            programs.append(self.wrap_program("score_teacher", program))
+        return tuple(programs)
 
     @property
     def routing(self) -> Routing | None:
@@ -249,13 +267,19 @@ class Learner:
 
     def plan(self, turns: int, iteration: int) -> SweepPlan:
         """The passes of an iteration (1, 2, ...) over trajectories of at most so many turns."""
-        averages = self.ema is not None
-        return plan_sweep(self.algorithm, turns, seed=self.seed, iteration=iteration, ema=averages)
+        return plan_sweep(
+            self.algorithm,
+            turns,
+            seed=self.seed,
+            iteration=iteration,
+            ema=self.ema is not None,
+            teachers=len(self.teachers),
+        )
 
     @property
     def kinds(self) -> set[Kind]:
         """The kinds of passes that its sweeps may take."""
-        return sweep_kinds(self.algorithm, ema=self.ema is not None)
+        return sweep_kinds(self.algorithm, ema=self.ema is not None, teachers=len(self.teachers))
 
 
 # Equal learners have one program of each kind, so that what one has compiled serves the next: the

@@ -140,6 +140,12 @@ def _score_programs(learner: Learner, rows: SegmentBatch, length: int) -> Iterat
             learner.score_old_policy,
             lambda *given: (reference_of(*given), batch),
         )
+    for teacher, program in zip(learner.teachers, learner.teacher_programs, strict=True):
+        yield _call(
+            f"sweep/teacher {length}",
+            program,
+            lambda *given, teacher=teacher: (teacher.parameters(*given), batch),
+        )
     if "value" in learner.kinds:
         yield _call(
             f"sweep/value {length}",

@@ -55,6 +55,7 @@ def sweep(
     resume: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None,
     references: References | None = None,
     statistics: Statistics | None = None,
+    labels: Sequence[Mapping[str, str]] | None = None,
 ) -> SweepResult:
     """Updates the policy with one iteration's trajectories; `train` is donated.
 
@@ -70,6 +71,7 @@ def sweep(
       references: answers of the tasks, for the information gain of turns; None: the gain of a turn
         is its reward.
       statistics: of the run's rewards, as of `running_statistics`; None: of these trajectories.
+      labels: of each trajectory's task, which select its teacher; None: none has any.
 
     Returns: without a single sampled turn nearly no metrics, and a state in which only the average
       of the parameters and the reference policy may have changed.
@@ -96,6 +98,7 @@ def sweep(
             version=iteration - 1,
             references=references,
             statistics=statistics,
+            labels=labels,
         )
     else:
         current = resume_sweep(learner, train, rows, trajectories, *resume)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.learner.shapes import Shapes
 from seeupo_jax.learner.sweep_plan import Kind, SweepPass, SweepPlan, plan_sweep
+from seeupo_jax.learner.teacher import TeacherModel
 from seeupo_jax.parallel.compiling import WORKERS
 from seeupo_jax.parallel.host_cores import usable_cores
 from seeupo_jax.planning import flops
@@ -24,6 +25,7 @@ _COMPILING = {
     "rollout/decode": (2.3, 0.3),
     "sweep/score": (1.8, 0.17),
     "sweep/reference": (1.8, 0.17),
+    "sweep/teacher": (1.8, 0.17),
     "sweep/value": (1.8, 0.17),
     "sweep/old": (1.8, 0.17),
     "sweep/scores": (1.8, 0.17),
@@ -35,6 +37,7 @@ _COMPILING = {
 _ALL_PAIRS = {
     "sweep/score": (0.6, 0.06),
     "sweep/reference": (0.6, 0.06),
+    "sweep/teacher": (0.6, 0.06),
     "sweep/value": (0.6, 0.06),
     "sweep/old": (0.6, 0.06),
     "sweep/scores": (0.6, 0.06),
@@ -100,6 +103,7 @@ def planned_sweep(config: Config) -> SweepPlan:
         config.rollout.max_turns,
         trajectories=config.rollout.trajectories,
         ema=config.optimizer.ema is not None,
+        teachers=len(config.teacher.places),
     )
 
 
@@ -135,7 +139,12 @@ def iteration_flops(run: AbstractRun) -> float:
     Every round of dynamic sampling is assumed to sample as many conversations, and scored reference
     answers to have as many tokens.
     """
-    config, arch, shapes = run.config, run.policy.network.arch, run.learner.shapes
+    config, arch, learner, shapes = (
+        run.config,
+        run.policy.network.arch,
+        run.learner,
+        run.learner.shapes,
+    )
     algorithm, plan = config.algorithm, planned_sweep(config)
     context = config.rollout.max_context
     part = -(-run.trajectories // minibatches(config))
@@ -154,7 +163,19 @@ def iteration_flops(run: AbstractRun) -> float:
     stepped = [pack(shapes, part, end) for end in pass_ends(config, "turn")]
     steps = [step_flops(run, each, computed=True) for each in stepped]
     steps += [scorer_flops(run, whole, computed=True) for _ in plan.of("scorer")]
-    return sum(flops.forward_flops(arch, each) for each in passes) + sum(steps)
+    by_policy = sum(flops.forward_flops(arch, each) for each in passes) + sum(steps)
+    # Each conversation has one teacher at most: here that with the most FLOPs.
+    return by_policy + max(
+        (teacher_flops(run, each, whole) for each in learner.teachers), default=0
+    )
+
+
+def teacher_flops(run: AbstractRun, teacher: TeacherModel, packed: Packed) -> float:
+    """FLOPs of a teacher's pass over packed conversations."""
+    network = run.policy.network if teacher.network is None else teacher.network
+    trees = run.learner.shapes.share
+    each = Pass(packed.rows, packed.length, head=packed.length, trees=trees)
+    return flops.forward_flops(network.arch, each)
 
 
 def step_flops(run: AbstractRun, packed: Packed, *, computed: bool) -> float:

@@ -32,6 +32,7 @@ from seeupo_jax.policy.files.weights import base_model_folder, read_tokenizer, r
 from seeupo_jax.policy.lora import adapters_of_some_parts, with_adapters
 from seeupo_jax.policy_io import build
 from seeupo_jax.policy_io.build_sampler import build_grammars
+from seeupo_jax.policy_io.teachers import check_teachers
 from seeupo_jax.rewards.candidate_judge import make_judge
 from seeupo_jax.rewards.scorer import make_scorer
 from seeupo_jax.rollout.branching.plans import make_plan
@@ -226,8 +227,10 @@ def check_model(config: Config, mesh: jax.sharding.Mesh, *, tokenizer: bool = Tr
     """The model has a tokenizer that can talk, the projections that adapters are for, and the
     parameters that groups of the optimizer are of."""
     arch = build.architecture_of(config, mesh)
-    if tokenizer and config.model.path is not None:
+    has_tokenizer = tokenizer and config.model.path is not None
+    if has_tokenizer:
         _check_tokenizer(config, arch.vocab_size)
+    check_teachers(config, mesh, _tokenizer(config) if has_tokenizer else None)
     check_experts(config, arch)
     if arch.recurrent and config.algorithm.refresh == "fused":
         raise ValueError(

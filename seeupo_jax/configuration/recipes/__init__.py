@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from seeupo_jax.configuration.recipes.distillation_recipes import opd
 from seeupo_jax.configuration.recipes.fork_recipes import arpo, slate, spo_tree
 from seeupo_jax.configuration.recipes.outcome_recipes import (
     a_grae,
@@ -76,6 +77,7 @@ _TABLE: tuple[Callable[[], Choices], ...] = (
     spo_tree,
     arpo,
     slate,
+    opd,
 )
 
 # Recipe -> the fields of `config.algorithm` that it sets.

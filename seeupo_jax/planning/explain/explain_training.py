@@ -38,6 +38,7 @@ from seeupo_jax.planning.explain.explain_parts import (
     reward_lines,
     share_lines,
     task_ids,
+    teacher_lines,
 )
 from seeupo_jax.planning.explain.explanation import Section, choices, listed
 from seeupo_jax.policy.network import split_trainable
@@ -92,6 +93,7 @@ def explain_training(
     return [
         ("missing", lacks),
         ("model", model_lines(run, start)),
+        ("teacher", teacher_lines(run)),
         ("mesh", mesh_lines(run, planned)),
         ("memory", memory_lines(run, remat, by_plan=config.model.remat == "auto")),
         ("programs", program_lines(run, config.iterations - begins.done)),
