@@ -178,7 +178,26 @@ def _check_combination(config: Config, recipe: Mapping[str, Any]) -> None:
             f"config.env.memory_mib: got {config.env.memory_mib}; allowed: none, unless"
             " config.env.isolation=process."
         )
-    lora = config.lora
+    _check_lora(config)
+    if model.heads % model.kv_heads:
+        raise ValueError(
+            f"config.model.kv_heads: got {model.kv_heads}; allowed: a divisor of"
+            f" heads={model.heads}."
+        )
+    _check_curriculum(config.curriculum)
+    if config.rollout_ahead:
+        _check_ahead(config)
+    buckets = config.batching.buckets
+    rising = list(buckets) == sorted(set(buckets)) and min(buckets, default=1) > 0
+    if buckets and (not rising or buckets[-1] < rollout.max_context):
+        raise ValueError(
+            f"config.batching.buckets: got {buckets}; allowed: rising lengths > 0, the last at"
+            f" least rollout.max_context={rollout.max_context}."
+        )
+
+
+def _check_lora(config: Config) -> None:
+    model, lora = config.model, config.lora
     if model.param_dtype != "float32" and not (lora.rank or lora.path):
         raise ValueError(
             f"config.model.param_dtype: got {model.param_dtype!r}; allowed: 'float32' unless"
@@ -195,21 +214,6 @@ def _check_combination(config: Config, recipe: Mapping[str, Any]) -> None:
         raise ValueError(
             f"config.lora: got rank {lora.rank} and path {lora.path!r}; allowed: 0 and none without"
             " config.model.path and with config.warm_start.stages."
-        )
-    if model.heads % model.kv_heads:
-        raise ValueError(
-            f"config.model.kv_heads: got {model.kv_heads}; allowed: a divisor of"
-            f" heads={model.heads}."
-        )
-    _check_curriculum(config.curriculum)
-    if config.rollout_ahead:
-        _check_ahead(config)
-    buckets = config.batching.buckets
-    rising = list(buckets) == sorted(set(buckets)) and min(buckets, default=1) > 0
-    if buckets and (not rising or buckets[-1] < rollout.max_context):
-        raise ValueError(
-            f"config.batching.buckets: got {buckets}; allowed: rising lengths > 0, the last at"
-            f" least rollout.max_context={rollout.max_context}."
         )
 
 

@@ -87,19 +87,9 @@ def sweep(
         return _without_step(learner, train, plan, trajectories, own)
     train = learner.at_iteration(train, iteration)
     if resume is None:
-        current = begin_sweep(
-            learner,
-            train,
-            ref_params,
-            rows,
-            trajectories,
-            plan,
-            shaped=shaped,
-            version=iteration - 1,
-            references=references,
-            statistics=statistics,
-            labels=labels,
-        )
+        about = {"references": references, "statistics": statistics, "labels": labels}
+        given = learner, train, ref_params, rows, trajectories, plan
+        current = begin_sweep(*given, shaped=shaped, version=iteration - 1, **about)
     else:
         current = resume_sweep(learner, train, rows, trajectories, *resume)
     # Again: `mask_above` may have left no token of the last turns.

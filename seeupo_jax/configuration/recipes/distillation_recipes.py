@@ -8,9 +8,9 @@ from seeupo_jax.configuration.recipes.seeupo_recipes import Choices, one_action
 def opd() -> Choices:
     """Max the mean over tokens of s_ij A_ij, A_ij = log π_teacher - log π of token j alone.
 
-    The policy's own samples, no reward, no bound on the ratio: On-Policy Distillation,
-    https://thinkingmachines.ai/blog/on-policy-distillation (discount 0, importance sampling).
-    config.teacher says who teaches.
+    The reverse KL to config.teacher on the policy's own samples (arXiv:2306.13649, §3, with
+    lambda = 1), as a policy gradient with discount 0, without a reward and without a bound on the
+    ratio: https://thinkingmachines.ai/blog/on-policy-distillation.
     """
     return one_action() | {
         "advantage": "zero",

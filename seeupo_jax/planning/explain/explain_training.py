@@ -51,6 +51,7 @@ from seeupo_jax.policy_io.resuming import (
     check_same_warm_start,
     resume_message,
 )
+from seeupo_jax.policy_io.teachers import check_same_teachers
 
 # What of an algorithm is always shown; the other fields where they are not the default.
 _SHOWN = "order ratio objective advantage scale old_policy weight_clip kl_coef".split()
@@ -124,6 +125,7 @@ def _start(run: AbstractRun, config: Config, workdir: Path, selects_on: str | No
         check_training(notes)
         check_same_run(config, notes["config"], notes.get("adapters"))
         check_same_chat(config, workdir, notes)
+        check_same_teachers(config, notes.get("teachers"))
     newest = files.newest(run.state)
     files.close()
     stopped.close()
