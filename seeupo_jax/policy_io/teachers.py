@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 
-from seeupo_jax.cli.file_digests import model_digests
 from seeupo_jax.configuration.model_schema import Chat, Lora
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.teacher_schema import REFERENCE
@@ -51,34 +50,6 @@ def as_policy(config: Config, path: str) -> Config:
     )
     optimizer = dataclasses.replace(config.optimizer, groups=())
     return dataclasses.replace(config, model=model, lora=Lora(), chat=Chat(), optimizer=optimizer)
-
-
-def teachers_note(config: Config) -> dict[str, dict[str, str | None]]:
-    """Digests of each teacher's files, by the label of its tasks, for checkpoints and `run.json`;
-    none of those that the run itself has."""
-    return {
-        "" if label is None else label: {} if path == REFERENCE else model_digests(path)
-        for label, path in config.teacher.places.items()
-    }
-
-
-def check_same_teachers(config: Config, saved: Mapping[str, Any] | None) -> None:
-    """The teachers of a resumed run must be those that it began with, wherever they lie.
-
-    Args:
-      saved: the `teachers_note` of a checkpoint; None: of a version without teachers.
-
-    Raises:
-      ValueError: one is new, is gone, or has other files.
-    """
-    now, before = teachers_note(config), {} if saved is None else saved
-    for label in {**before, **now}:
-        if now.get(label) != before.get(label):
-            got = config.teacher.places.get(label or None)
-            raise ValueError(
-                f"{field_of(label or None)}: got {got}; allowed for this workdir: the teacher that"
-                " its run began with, with the same files. Choose a new workdir for another run."
-            )
 
 
 def check_teachers(config: Config, mesh: jax.sharding.Mesh, tokenizer: Tokenizer | None) -> None:

@@ -28,8 +28,8 @@ from seeupo_jax.policy_io.resuming import (
     check_same_sweep,
     resume_message,
 )
-from seeupo_jax.policy_io.teachers import check_same_teachers, teachers_note
 from seeupo_jax.training.run_components import RunComponents
+from seeupo_jax.training.teacher_files import check_same_teachers, teachers_note
 from seeupo_jax.training.trajectory_source import SamplingOrigin, StoppedTrajectories
 from seeupo_jax.trajectories.forks import fill_up
 from seeupo_jax.types import TrainState

@@ -11,7 +11,7 @@ from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.metrics.run_manifest import Launch, write_run_manifest
 from seeupo_jax.policy_io.build import Policy
-from seeupo_jax.policy_io.teachers import teachers_note
+from seeupo_jax.training.teacher_files import teachers_note
 
 
 def write_description(

@@ -51,7 +51,7 @@ from seeupo_jax.policy_io.resuming import (
     check_same_warm_start,
     resume_message,
 )
-from seeupo_jax.policy_io.teachers import check_same_teachers
+from seeupo_jax.training.teacher_files import check_same_teachers
 
 # What of an algorithm is always shown; the other fields where they are not the default.
 _SHOWN = "order ratio objective advantage scale old_policy weight_clip kl_coef".split()
