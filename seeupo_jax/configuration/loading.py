@@ -147,7 +147,7 @@ def _check_combination(config: Config, recipe: Mapping[str, Any]) -> None:
         teacher=config.teacher.reads_reference,
         recipe=recipe,
     )
-    check_teacher(config.teacher, algorithm)
+    check_teacher(config.teacher, algorithm, rollout.temperature)
     check_rewards(config.rewards)
     check_weights(algorithm, config.rewards)
     check_agent(config.agent, rollout.grammar)

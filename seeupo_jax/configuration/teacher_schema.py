@@ -7,9 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from seeupo_jax.configuration.fields import mapping_field, path_field
-from seeupo_jax.options import choice, within
+from seeupo_jax.options import checked, choice, within
 
 REFERENCE, POLICY = "reference", "policy"  # as a path: parameters that the run itself has
+
+
+def is_server(place: str) -> bool:
+    """Whether a teacher is behind a server, not in a file."""
+    return place.startswith(("http://", "https://"))
 
 
 @dataclass(frozen=True)
@@ -19,6 +24,9 @@ class Teacher:
     path: str | None = path_field()
     """A model folder, a .gguf file or package:NAME; reference: the reference policy, earlier
     weights of the run; none: no teacher."""
+    server: str | None = checked(None, "http://HOST:PORT/v1 or https://...", is_server)
+    """Instead of path: an OpenAI-compatible server whose /completions gives the log-probabilities
+    of prompts, as seeupo-serve and vLLM do; SEEUPO_TEACHER_KEY is its key."""
     coef: float = within(0, 100, 1.0)
     """Coefficient of log(teacher / policy) of each token in its advantage; 0: it is only logged."""
     discount: float = within(0, 1, 0.0)
@@ -26,19 +34,24 @@ class Teacher:
     dtype: str = choice("bfloat16", "float32")
     """Type of the teacher's parameters and activations."""
     by_task: Mapping[str, Any] = mapping_field(
-        "a dict from LABEL=VALUE of tasks to paths",
+        "a dict from LABEL=VALUE of tasks to paths or URLs",
         lambda v: all(
             "=" in str(key).strip("=") and isinstance(v[key], str) and v[key] for key in v
         ),
     )
-    """Teachers of tasks that have a label, such as {'env=order_desk': 'models/desk'}; path is that
-    of all others, none: these have no teacher."""
+    """Teachers of tasks that have a label, such as {'env=order_desk': 'models/desk'}: paths, or
+    URLs of servers. path or server is that of all others; none: these have no teacher."""
 
     @property
     def places(self) -> dict[str | None, str]:
-        """The path of each teacher by the label of its tasks; None: of all other tasks."""
-        others = {} if self.path is None else {None: self.path}
-        return {**self.by_task, **others}
+        """The path or URL of each teacher by the label of its tasks; None: of all other tasks."""
+        other = self.server if self.path is None else self.path
+        return {**self.by_task, **({} if other is None else {None: other})}
+
+    @property
+    def models(self) -> set[str]:
+        """The paths of teachers that are loaded from files."""
+        return {each for each in self.places.values() if each != REFERENCE and not is_server(each)}
 
     @property
     def given(self) -> bool:
@@ -51,12 +64,25 @@ class Teacher:
         return REFERENCE in self.places.values()
 
 
-def check_teacher(teacher: Teacher, algorithm: Any) -> None:
+def check_teacher(teacher: Teacher, algorithm: Any, temperature: float) -> None:
     """Checks that a teacher's options are read, and go with the algorithm.
+
+    Args:
+      temperature: of the rollout.
 
     Raises:
       ValueError: one sentence with the field, what was got and what is allowed.
     """
+    if teacher.path is not None and teacher.server is not None:
+        raise ValueError(
+            f"config.teacher.server: got {teacher.server} with path={teacher.path}; allowed: one of"
+            " the two."
+        )
+    if temperature != 1 and any(map(is_server, teacher.places.values())):
+        raise ValueError(
+            f"config.rollout.temperature: got {temperature:g} with a server as teacher; allowed: 1,"
+            " at which servers score prompts."
+        )
     if teacher.given:
         if algorithm.dynamic_sampling:
             raise ValueError(
@@ -65,6 +91,11 @@ def check_teacher(teacher: Teacher, algorithm: Any) -> None:
                 " rewards of a group are equal, too."
             )
         return
+    if algorithm.advantage == "zero":
+        raise ValueError(
+            "config.teacher.path: got none with algorithm.advantage=zero; allowed: a model, or"
+            " config.teacher.server or by_task, since nothing else is learned from."
+        )
     usual = Teacher()
     for name, value in vars(teacher).items():
         if value != vars(usual)[name]:

@@ -144,11 +144,14 @@ class Learner:
         return result if isinstance(result, TokenScores) else TokenScores(result)
 
     @functools.cached_property
-    def teacher_programs(self) -> tuple[LearnerProgram, ...]:
+    def teacher_programs(self) -> tuple[LearnerProgram | None, ...]:
         """`turn_step.score` from the parameters of each teacher on, which may lie in the host's
-        memory."""
-        programs = []
+        memory; None: of one that is asked."""
+        programs: list[LearnerProgram | None] = []
         for teacher in self.teachers:
+            if teacher.ask is not None:
+                programs.append(None)
+                continue
             network = self.network if teacher.network is None else teacher.network
             jitted = score_program(network, self.temperature, self.replicated)
             fixed = self.frozen if teacher.network is None else {}

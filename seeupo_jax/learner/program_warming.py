@@ -141,6 +141,8 @@ def _score_programs(learner: Learner, rows: SegmentBatch, length: int) -> Iterat
             lambda *given: (reference_of(*given), batch),
         )
     for teacher, program in zip(learner.teachers, learner.teacher_programs, strict=True):
+        if program is None:
+            continue
         yield _call(
             f"sweep/teacher {length}",
             program,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from seeupo_jax.learner.reference_policy import reference_of
 from seeupo_jax.policy.network import Network
@@ -18,11 +20,14 @@ class TeacherModel:
     label: `LABEL=VALUE` of the tasks that it teaches; None: those that no other one teaches.
     network, params: its own, all of them, maybe in the host's memory; None: those of the reference
       policy.
+    ask: instead of these, what gives the log-probabilities [L - 1] of every token but the first of
+      sequences [L].
     """
 
     label: str | None
     network: Network | None = None
     params: Any = None
+    ask: Callable[[Sequence[np.ndarray]], list[np.ndarray]] | None = None
 
     def parameters(self, train: TrainState, ref_params: Any) -> Any:
         """Its parameters, given the state and the reference policy's."""

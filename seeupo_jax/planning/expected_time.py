@@ -172,6 +172,8 @@ def iteration_flops(run: AbstractRun) -> float:
 
 def teacher_flops(run: AbstractRun, teacher: TeacherModel, packed: Packed) -> float:
     """FLOPs of a teacher's pass over packed conversations."""
+    if teacher.ask is not None:
+        return 0.0
     network = run.policy.network if teacher.network is None else teacher.network
     trees = run.learner.shapes.share
     each = Pass(packed.rows, packed.length, head=packed.length, trees=trees)

@@ -15,7 +15,6 @@ import seeupo_jax
 from seeupo_jax import envs
 from seeupo_jax.configuration.algorithm import Algorithm
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.configuration.teacher_schema import REFERENCE
 from seeupo_jax.learner.optimization.parameter_groups import split_trained
 from seeupo_jax.learner.shapes import Shapes, row_lengths
 from seeupo_jax.learner.sweep_plan import optimizer_steps
@@ -296,7 +295,7 @@ def build_shapes(config: Config, mesh: jax.sharding.Mesh, trajectories: int) -> 
 
 def _any_recurrent(config: Config) -> bool:
     """Whether a model that computes rows has recurrent layers: the policy, or a teacher."""
-    paths = {*config.teacher.places.values()} - {REFERENCE}
+    paths = config.teacher.models
     return _architecture(config).recurrent or any(load_architecture(p).recurrent for p in paths)
 
 

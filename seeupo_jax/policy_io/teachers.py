@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 
 from seeupo_jax.configuration.model_schema import Chat, Lora
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.configuration.teacher_schema import REFERENCE
+from seeupo_jax.configuration.teacher_schema import REFERENCE, Teacher, is_server
 from seeupo_jax.learner.state_layout import to_pinned_host
 from seeupo_jax.learner.teacher import TeacherModel
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.policy_io import build
+from seeupo_jax.policy_io.teacher_server import TeacherServer
 
 
 def load_teachers(config: Config, policy: build.Policy, *, shapes: bool) -> list[TeacherModel]:
@@ -32,8 +32,12 @@ def load_teachers(config: Config, policy: build.Policy, *, shapes: bool) -> list
         if path == REFERENCE:
             teachers.append(TeacherModel(label))
             continue
+        if is_server(path):
+            server = TeacherServer(path, field_of(config.teacher, label))
+            teachers.append(TeacherModel(label, ask=server.score))
+            continue
         if policy.tokenizer is not None and not shapes:
-            check_tokens(field_of(label), path, policy.tokenizer)
+            check_tokens(field_of(config.teacher, label), path, policy.tokenizer)
         own = as_policy(config, path)
         made = build.abstract_policy(own, policy.mesh) if shapes else build.load_policy(own, path)
         params = made[0].merged(made[1])
@@ -61,7 +65,12 @@ def check_teachers(config: Config, mesh: jax.sharding.Mesh, tokenizer: Tokenizer
     Raises:
       ValueError: one sentence with the teacher, what was got and what is allowed.
     """
-    for field, path in _places(config):
+    for label, path in config.teacher.places.items():
+        field = field_of(config.teacher, label)
+        if is_server(path):
+            _check_server(TeacherServer(path, field), tokenizer)
+        if path not in config.teacher.models:
+            continue
         own = as_policy(config, path)
         try:
             build.check_network(own, mesh)
@@ -71,15 +80,25 @@ def check_teachers(config: Config, mesh: jax.sharding.Mesh, tokenizer: Tokenizer
             check_tokens(field, path, tokenizer)
 
 
-def _places(config: Config) -> Iterator[tuple[str, str]]:
-    for label, path in config.teacher.places.items():
-        if path != REFERENCE:
-            yield field_of(label), path
+def _check_server(server: TeacherServer, tokenizer: Tokenizer | None) -> None:
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"{server.field}: got {server.url} with {jax.process_count()} processes; allowed: a"
+            " model folder, since all processes must read the same numbers to the bit."
+        )
+    if tokenizer is not None:
+        server.check(_tokens(tokenizer))
 
 
-def field_of(label: str | None) -> str:
-    """The name of the field that has the path of a teacher of some tasks."""
-    return "config.teacher.path" if label is None else f"config.teacher.by_task[{label}]"
+def field_of(teacher: Teacher, label: str | None) -> str:
+    """The name of the field that has the path or the URL of the teacher of some tasks."""
+    if label is not None:
+        return f"config.teacher.by_task[{label}]"
+    return (
+        "config.teacher.server"
+        if teacher.path is None and teacher.server
+        else "config.teacher.path"
+    )
 
 
 def check_tokens(field: str, path: str, tokenizer: Tokenizer) -> None:

@@ -7,15 +7,16 @@ from typing import Any
 
 from seeupo_jax.cli.file_digests import model_digests
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.configuration.teacher_schema import REFERENCE
 from seeupo_jax.policy_io.teachers import field_of
 
 
 def teachers_note(config: Config) -> dict[str, dict[str, str | None]]:
     """Digests of each teacher's files, by the label of its tasks, for checkpoints and `run.json`;
-    none of those that the run itself has."""
+    of a server, and of what the run itself has, the name alone."""
     return {
-        "" if label is None else label: {} if path == REFERENCE else model_digests(path)
+        "" if label is None else label: model_digests(path)
+        if path in config.teacher.models
+        else {path: None}
         for label, path in config.teacher.places.items()
     }
 
@@ -32,8 +33,9 @@ def check_same_teachers(config: Config, saved: Mapping[str, Any] | None) -> None
     now, before = teachers_note(config), {} if saved is None else saved
     for label in {**before, **now}:
         if now.get(label) != before.get(label):
-            got = config.teacher.places.get(label or None)
+            tasks = label or None
             raise ValueError(
-                f"{field_of(label or None)}: got {got}; allowed for this workdir: the teacher that"
-                " its run began with, with the same files. Choose a new workdir for another run."
+                f"{field_of(config.teacher, tasks)}: got {config.teacher.places.get(tasks)};"
+                " allowed for this workdir: the teacher that its run began with, with the same files."
+                " Choose a new workdir for another run."
             )

@@ -127,6 +127,22 @@ def test_the_first_matching_label_selects_and_none_is_for_all_others():
     assert taught_by(teachers, None, 2) == [1, 1] and taught_by([], labels, 4) == [None] * 4
 
 
+def test_a_teacher_that_is_asked_is_given_whole_contexts_up_to_the_last_action():
+    weights, asked = cases.weights_of(teacher_params()), []
+
+    def ask(sequences):
+        asked.extend(sequences)
+        temperature = learner("opd").temperature
+        return [token_logps(weights, s, cases.NUMPY_ARCH, temperature)[0][1:] for s in sequences]
+
+    made = learner("opd", [TeacherModel(None, ask=ask)])
+    assert_taught(made, ALL, weights)
+    assert made.teacher_programs == (None,)
+    segments = [part for t in cases.ragged() if not t.failed for part in t.segments]
+    ends = [1 + np.flatnonzero(s.turn_L >= 0)[-1] for s in segments if (s.turn_L >= 0).any()]
+    assert [len(tokens) for tokens in asked] == ends
+
+
 def test_the_reference_policy_teaches_as_it_moves():
     made = learner("opd", [TeacherModel(None)], reference={"every": 2})
     own = cases.jittered(cases.policy()[1], 0.1)

@@ -10,11 +10,18 @@ import numpy as np
 
 from seeupo_jax.algorithms.distillation import reverse_kl_advantage
 from seeupo_jax.configuration.teacher_schema import Teacher
-from seeupo_jax.learner.batching import SegmentBatch, all_actions, lay_out, scatter, turn_batch
+from seeupo_jax.learner.batching import (
+    ActionSpan,
+    SegmentBatch,
+    all_actions,
+    lay_out,
+    scatter,
+    turn_batch,
+)
 from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.credit.credit_arrays import CreditArrays
 from seeupo_jax.learner.credit.sampled_tokens import Ragged
-from seeupo_jax.learner.teacher import taught_by
+from seeupo_jax.learner.teacher import TeacherModel, taught_by
 from seeupo_jax.types import CONTEXT, TrainState
 
 
@@ -38,12 +45,23 @@ def score_by_teachers(
     logp = [np.full(len(tokens), np.nan, np.float32) for tokens in rows.tokens]
     for number, program in enumerate(learner.teacher_programs):
         own = [each for each in spans if of_trajectory[rows.trajectory_S[each.segment]] == number]
-        if own:
+        if own and program is None:
+            _ask(learner.teachers[number], rows, own, logp)
+        elif own:
             layout = lay_out(rows, own, shapes, shapes.long)
             batch = turn_batch(rows, layout, shapes, {}, action=shapes.longest)
             params = learner.teachers[number].parameters(train, ref_params)
             scatter(logp, own, np.asarray(program(params, batch)))
     return logp
+
+
+def _ask(
+    teacher: TeacherModel, rows: SegmentBatch, spans: Sequence[ActionSpan], logp: Ragged
+) -> None:
+    """Writes to `logp` what a teacher that is asked says of the spans' tokens."""
+    answers = teacher.ask([rows.tokens[span.segment][: span.end] for span in spans])
+    for span, logp_L in zip(spans, answers, strict=True):
+        logp[span.segment][span.position_A] = logp_L[span.position_A - 1]
 
 
 def add_teaching(

@@ -124,7 +124,9 @@ def teacher_lines(run: AbstractRun) -> list[str]:
         tasks = "all other tasks" if label is None else f"tasks of {label}"
         tasks = "all tasks" if not teacher.by_task else tasks
         own = "earlier weights of the run"
-        if model.network is not None:
+        if model.ask is not None:
+            own = "a server"
+        elif model.network is not None:
             size = sum(leaf.size for leaf in jax.tree.leaves(model.params))
             own = f"{size:,} parameters, {model.network.arch.dtype}"
         lines.append(f"{path}: {own}, of {tasks}")
