@@ -34,7 +34,7 @@ DECISIONS: Mapping[str, Mapping[Decision, str]] = {
     },
     "rewards[]": {C: "concurrency timeout_s", R: "function weight name options"},
     "judge": {C: "concurrency timeout_s", R: "function options"},
-    "teacher": {A: "coef discount", T: "path by_task server", R: "dtype"},
+    "teacher": {A: "coef discount", T: "path by_task server", R: "hint dtype"},
     "model": {
         C: "remat attention",
         T: "path",

@@ -23,7 +23,10 @@ class Teacher:
 
     path: str | None = path_field()
     """A model folder, a .gguf file or package:NAME; reference: the reference policy, earlier
-    weights of the run; none: no teacher."""
+    weights of the run; policy: the policy itself, with a hint; none: no teacher."""
+    hint: str | None = checked(None, "a text", bool)
+    """Text before the teacher's contexts, which the policy does not see; names of control tokens in
+    it are these tokens."""
     server: str | None = checked(None, "http://HOST:PORT/v1 or https://...", is_server)
     """Instead of path: an OpenAI-compatible server whose /completions gives the log-probabilities
     of prompts, as seeupo-serve and vLLM do; SEEUPO_TEACHER_KEY is its key."""
@@ -51,7 +54,8 @@ class Teacher:
     @property
     def models(self) -> set[str]:
         """The paths of teachers that are loaded from files."""
-        return {each for each in self.places.values() if each != REFERENCE and not is_server(each)}
+        own = (REFERENCE, POLICY)
+        return {each for each in self.places.values() if each not in own and not is_server(each)}
 
     @property
     def given(self) -> bool:
@@ -77,6 +81,11 @@ def check_teacher(teacher: Teacher, algorithm: Any, temperature: float) -> None:
         raise ValueError(
             f"config.teacher.server: got {teacher.server} with path={teacher.path}; allowed: one of"
             " the two."
+        )
+    if teacher.hint is None and POLICY in teacher.places.values():
+        raise ValueError(
+            "config.teacher.hint: got none with the policy as its teacher; allowed: a text, since"
+            " it would say the same of the same context."
         )
     if temperature != 1 and any(map(is_server, teacher.places.values())):
         raise ValueError(

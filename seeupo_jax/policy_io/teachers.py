@@ -9,7 +9,7 @@ import jax
 
 from seeupo_jax.configuration.model_schema import Chat, Lora
 from seeupo_jax.configuration.schema import Config
-from seeupo_jax.configuration.teacher_schema import REFERENCE, Teacher, is_server
+from seeupo_jax.configuration.teacher_schema import POLICY, REFERENCE, Teacher, is_server
 from seeupo_jax.learner.state_layout import to_pinned_host
 from seeupo_jax.learner.teacher import TeacherModel
 from seeupo_jax.policy.files.tokenizer import Tokenizer
@@ -27,14 +27,18 @@ def load_teachers(config: Config, policy: build.Policy, *, shapes: bool) -> list
     Raises:
       ValueError: a model that cannot be read, or with other tokens than the policy's.
     """
-    teachers = []
+    teachers, hint = [], {}
+    if config.teacher.hint is not None and policy.tokenizer is not None and not shapes:
+        start, tokens = (policy.tokenizer.encode(text) for text in ("", config.teacher.hint))
+        check_hint(config, policy.mesh, len(tokens))
+        hint = {"hint": tuple(tokens[len(start) :]), "start": tuple(start)}
     for label, path in config.teacher.places.items():
-        if path == REFERENCE:
-            teachers.append(TeacherModel(label))
+        if path in (REFERENCE, POLICY):
+            teachers.append(TeacherModel(label, moves=path == POLICY, **hint))
             continue
         if is_server(path):
             server = TeacherServer(path, field_of(config.teacher, label))
-            teachers.append(TeacherModel(label, ask=server.score))
+            teachers.append(TeacherModel(label, ask=server.score, **hint))
             continue
         if policy.tokenizer is not None and not shapes:
             check_tokens(field_of(config.teacher, label), path, policy.tokenizer)
@@ -42,8 +46,26 @@ def load_teachers(config: Config, policy: build.Policy, *, shapes: bool) -> list
         made = build.abstract_policy(own, policy.mesh) if shapes else build.load_policy(own, path)
         params = made[0].merged(made[1])
         waiting = to_pinned_host(params) if config.offload.teacher else params
-        teachers.append(TeacherModel(label, made[0].network, waiting))
+        teachers.append(TeacherModel(label, made[0].network, waiting, **hint))
     return teachers
+
+
+def check_hint(config: Config, mesh: jax.sharding.Mesh, tokens: int) -> None:
+    """ValueError: a hint of so many tokens, and the longest conversation, are too long together."""
+    whole = config.rollout.max_context + tokens
+    longest = {"rows, config.batching.buckets": build.build_shapes(config, mesh, 1).lengths[-1]}
+    for label, path in config.teacher.places.items():
+        if not is_server(path):
+            own = as_policy(config, path) if path in config.teacher.models else config
+            name = f"positions of {field_of(config.teacher, label)}"
+            longest[name] = build.architecture_of(own, mesh).max_positions
+    for name, most in longest.items():
+        if whole > most:
+            raise ValueError(
+                f"config.teacher.hint: got a text of {tokens} tokens, {whole} with"
+                f" rollout.max_context={config.rollout.max_context}; allowed: at most {most} tokens"
+                f" together, the {name}."
+            )
 
 
 def as_policy(config: Config, path: str) -> Config:
@@ -78,6 +100,8 @@ def check_teachers(config: Config, mesh: jax.sharding.Mesh, tokenizer: Tokenizer
             raise ValueError(f"{field}={path}: {error}") from error
         if tokenizer is not None:
             check_tokens(field, path, tokenizer)
+    if tokenizer is not None and config.teacher.hint is not None:
+        check_hint(config, mesh, len(tokenizer.encode(config.teacher.hint)))
 
 
 def _check_server(server: TeacherServer, tokenizer: Tokenizer | None) -> None:

@@ -36,6 +36,6 @@ def check_same_teachers(config: Config, saved: Mapping[str, Any] | None) -> None
             tasks = label or None
             raise ValueError(
                 f"{field_of(config.teacher, tasks)}: got {config.teacher.places.get(tasks)};"
-                " allowed for this workdir: the teacher that its run began with, with the same files."
-                " Choose a new workdir for another run."
+                " allowed for this workdir: the teacher that its run began with, with the same"
+                " files. Choose a new workdir for another run."
             )

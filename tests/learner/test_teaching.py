@@ -143,6 +143,39 @@ def test_a_teacher_that_is_asked_is_given_whole_contexts_up_to_the_last_action()
     assert [len(tokens) for tokens in asked] == ends
 
 
+def test_a_hint_stands_before_the_teachers_contexts_alone():
+    """The policy itself, with tokens that it does not see; segments begin with token 3 or not."""
+    policy, hint = cases.weights_of(cases.policy()[1]), (7, 1, 12)
+    made = learner("opd", [TeacherModel(None, moves=True, hint=hint, start=(3,))])
+    trajectories = [begun(each, 3) if i % 2 else each for i, each in enumerate(cases.ragged())]
+    kept = [t for t in trajectories if not t.failed]
+    observed = cases.observe(made, trajectories)
+    wanted = []
+    for segment in (part for t in kept for part in t.segments):
+        tokens = segment.tokens_L.tolist()
+        own_L = token_logps(policy, tokens, cases.NUMPY_ARCH, made.temperature)[0]
+        first = 1 if tokens[0] == 3 else 0
+        longer = [*tokens[:first], *hint, *tokens[first:]]
+        hinted_L = token_logps(policy, longer, cases.NUMPY_ARCH, made.temperature)[0]
+        wanted.append(np.delete(hinted_L, slice(first, first + len(hint))) - own_L)
+    for got_L, wanted_L, segment in zip(
+        observed.advantage, wanted, (part for t in kept for part in t.segments), strict=True
+    ):
+        acted_L = segment.turn_L >= 0
+        np.testing.assert_allclose(got_L[acted_L], wanted_L[acted_L], rtol=1e-5, atol=1e-5)
+    assert np.abs(np.concatenate(wanted)).max() > 0.01
+
+
+def begun(trajectory, token):
+    """The trajectory with another first token, of its context, in each segment."""
+    segments = []
+    for segment in trajectory.segments:
+        tokens_L = segment.tokens_L.copy()
+        tokens_L[0] = token
+        segments.append(dataclasses.replace(segment, tokens_L=tokens_L))
+    return dataclasses.replace(trajectory, segments=tuple(segments))
+
+
 def test_the_reference_policy_teaches_as_it_moves():
     made = learner("opd", [TeacherModel(None)], reference={"every": 2})
     own = cases.jittered(cases.policy()[1], 0.1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,19 +38,30 @@ def score_by_teachers(
     Args:
       labels: of each trajectory's task; None: none has any.
     """
-    shapes, rows = learner.shapes, replace(rows, experts=None)  # teachers have routers of their own
     of_trajectory = taught_by(learner.teachers, labels, rows.trajectories)
-    spans = all_actions(rows)
     logp = [np.full(len(tokens), np.nan, np.float32) for tokens in rows.tokens]
-    for number, program in enumerate(learner.teacher_programs):
-        own = [each for each in spans if of_trajectory[rows.trajectory_S[each.segment]] == number]
-        if own and program is None:
-            _ask(learner.teachers[number], rows, own, logp)
-        elif own:
-            layout = lay_out(rows, own, shapes, shapes.long)
-            batch = turn_batch(rows, layout, shapes, {}, action=shapes.longest)
-            params = learner.teachers[number].parameters(train, ref_params)
-            scatter(logp, own, np.asarray(program(params, batch)))
+    pairs = zip(learner.teachers, learner.teacher_programs, strict=True)
+    for number, (teacher, program) in enumerate(pairs):
+        read = teacher.hinted(rows)
+        spans = [
+            span
+            for span in all_actions(read)
+            if of_trajectory[rows.trajectory_S[span.segment]] == number
+        ]
+        if not spans:
+            continue
+        own = [np.full(len(tokens), np.nan, np.float32) for tokens in read.tokens]
+        if program is None:
+            _ask(teacher, read, spans, own)
+        else:
+            layout = lay_out(read, spans, learner.shapes, learner.shapes.long)
+            batch = turn_batch(read, layout, learner.shapes, {}, action=learner.shapes.longest)
+            params = teacher.parameters(train, ref_params)
+            scatter(own, spans, np.asarray(program(params, batch)))
+        for segment in {span.segment for span in spans}:
+            place = teacher.place(rows.tokens[segment])
+            hint = slice(place, place + len(teacher.hint))
+            logp[segment] = np.delete(own[segment], hint)
     return logp
 
 

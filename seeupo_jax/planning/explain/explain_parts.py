@@ -123,7 +123,7 @@ def teacher_lines(run: AbstractRun) -> list[str]:
     for (label, path), model in zip(teacher.places.items(), run.learner.teachers, strict=True):
         tasks = "all other tasks" if label is None else f"tasks of {label}"
         tasks = "all tasks" if not teacher.by_task else tasks
-        own = "earlier weights of the run"
+        own = "the policy" if model.moves else "earlier weights of the run"
         if model.ask is not None:
             own = "a server"
         elif model.network is not None:
@@ -132,7 +132,8 @@ def teacher_lines(run: AbstractRun) -> list[str]:
         lines.append(f"{path}: {own}, of {tasks}")
     term = f"advantages of tokens get {teacher.coef:g} x log(teacher / policy)"
     later = f", that of later tokens with discount {teacher.discount:g}" if teacher.discount else ""
-    return [*lines, term + later] if lines else []
+    hint = [] if teacher.hint is None else [f"before its contexts: {teacher.hint!r}"]
+    return [*lines, *hint, term + later] if lines else []
 
 
 def mesh_lines(run: AbstractRun, planned: Planned | None = None) -> list[str]:
