@@ -100,11 +100,6 @@ def check_teacher(teacher: Teacher, algorithm: Any, temperature: float) -> None:
                 " rewards of a group are equal, too."
             )
         return
-    if algorithm.advantage == "zero":
-        raise ValueError(
-            "config.teacher.path: got none with algorithm.advantage=zero; allowed: a model, or"
-            " config.teacher.server or by_task, since nothing else is learned from."
-        )
     usual = Teacher()
     for name, value in vars(teacher).items():
         if value != vars(usual)[name]:

@@ -27,6 +27,7 @@ def load_teachers(config: Config, policy: build.Policy, *, shapes: bool) -> list
     Raises:
       ValueError: a model that cannot be read, or with other tokens than the policy's.
     """
+    check_given(config)
     teachers, hint = [], {}
     if config.teacher.hint is not None and policy.tokenizer is not None and not shapes:
         start, tokens = (policy.tokenizer.encode(text) for text in ("", config.teacher.hint))
@@ -48,6 +49,16 @@ def load_teachers(config: Config, policy: build.Policy, *, shapes: bool) -> list
         waiting = to_pinned_host(params) if config.offload.teacher else params
         teachers.append(TeacherModel(label, made[0].network, waiting, **hint))
     return teachers
+
+
+def check_given(config: Config) -> None:
+    """ValueError: there is neither an advantage of rewards nor a teacher to learn from."""
+    if config.algorithm.advantage == "zero" and not (config.teacher.given and config.teacher.coef):
+        raise ValueError(
+            f"config.teacher.path: got {config.teacher.path} and coef={config.teacher.coef:g} with"
+            " algorithm.advantage=zero; allowed: path, server or by_task, and a coef > 0,"
+            " since nothing else is learned from."
+        )
 
 
 def check_hint(config: Config, mesh: jax.sharding.Mesh, tokens: int) -> None:
@@ -87,6 +98,7 @@ def check_teachers(config: Config, mesh: jax.sharding.Mesh, tokenizer: Tokenizer
     Raises:
       ValueError: one sentence with the teacher, what was got and what is allowed.
     """
+    check_given(config)
     for label, path in config.teacher.places.items():
         field = field_of(config.teacher, label)
         if is_server(path):
