@@ -10,6 +10,7 @@ import numpy as np
 
 from seeupo_jax.learner.batching import SegmentBatch
 from seeupo_jax.learner.reference_policy import reference_of
+from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy.network import Network
 from seeupo_jax.types import CONTEXT, TrainState
 
@@ -34,6 +35,10 @@ class TeacherModel:
     ask: Callable[[Sequence[np.ndarray]], list[np.ndarray]] | None = None
     hint: tuple[int, ...] = ()
     start: tuple[int, ...] = ()
+
+    def architecture(self, policy: Architecture) -> Architecture:
+        """That of its network, given the policy's."""
+        return policy if self.network is None else self.network.arch
 
     def parameters(self, train: TrainState, ref_params: Any) -> Any:
         """Its parameters, given the state and the reference policy's."""

@@ -174,10 +174,9 @@ def teacher_flops(run: AbstractRun, teacher: TeacherModel, packed: Packed) -> fl
     """FLOPs of a teacher's pass over packed conversations."""
     if teacher.ask is not None:
         return 0.0
-    network = run.policy.network if teacher.network is None else teacher.network
     trees = run.learner.shapes.share
     each = Pass(packed.rows, packed.length, head=packed.length, trees=trees)
-    return flops.forward_flops(network.arch, each)
+    return flops.forward_flops(teacher.architecture(run.policy.network.arch), each)
 
 
 def step_flops(run: AbstractRun, packed: Packed, *, computed: bool) -> float:
