@@ -74,6 +74,8 @@ def check_config(config: Config, splits: Sequence[str] | None = None) -> None:
     _check_episodes(config)
     build.check_layout(config, mesh)
     check_model(config, mesh)
+    if splits is None:  # nothing but a training asks a teacher
+        check_teachers(config, mesh, None if config.model.path is None else _tokenizer(config))
     check_optimizer(config, mesh, build.total_steps(config))
     check_first_tasks(config, _played_splits(config) if splits is None else splits)
 
@@ -133,6 +135,8 @@ def check_planned(config: Config) -> tuple[Config, list[str]]:
         missing.append(f"the environment's tasks: {error}")
     build.check_layout(given, mesh)
     check_model(given, mesh, tokenizer=given is config)
+    known = given is config and config.model.path is not None
+    check_teachers(given, mesh, _tokenizer(given) if known else None)
     check_optimizer(given, mesh, build.total_steps(given))
     if not missing:  # else what an episode needs may be missing, too
         check_first_tasks(config, _played_splits(config))
@@ -227,10 +231,8 @@ def check_model(config: Config, mesh: jax.sharding.Mesh, *, tokenizer: bool = Tr
     """The model has a tokenizer that can talk, the projections that adapters are for, and the
     parameters that groups of the optimizer are of."""
     arch = build.architecture_of(config, mesh)
-    has_tokenizer = tokenizer and config.model.path is not None
-    if has_tokenizer:
+    if tokenizer and config.model.path is not None:
         _check_tokenizer(config, arch.vocab_size)
-    check_teachers(config, mesh, _tokenizer(config) if has_tokenizer else None)
     check_experts(config, arch)
     if arch.recurrent and config.algorithm.refresh == "fused":
         raise ValueError(
