@@ -74,6 +74,7 @@ SWEEP = (
     Metric("sweep/expert_load_entropy", "share of an even spread's", "mean of layers"),
     Metric("sweep/dead_experts", "experts", "sum of layers"),
     Metric("sweep/kl_coef", "coefficient", "none"),
+    Metric("sweep/teacher_kl", "nats per token", "mean of action tokens"),
     Metric("sweep/kl_sampled", "nats per token", "mean of action tokens"),
     Metric("sweep/masked_trajectories", "trajectories", "count"),
     Metric("sweep/overlong_penalty", "reward", "mean of trajectories"),

@@ -73,12 +73,14 @@ class Section:
 class Setting(NamedTuple):
     """The other options that an option has to go with.
 
-    turns: at most, of a trajectory. ahead: whether the policy before samples.
+    turns: at most, of a trajectory. ahead: whether the policy before samples. teacher: whether the
+    reference policy is a teacher.
     """
 
     algorithm: Any
     turns: int
     ahead: bool
+    teacher: bool = False
 
     @property
     def steps(self) -> int:

@@ -58,11 +58,16 @@ def trainings() -> list[str]:
     return with_config(aot=False)
 
 
+# A file whose teacher another command makes; here one that is there.
+TAUGHT_BY = {"order_desk_distill.py": ["teacher.path=package:order_desk"]}
+
+
 def config_of(line: str) -> Config:
     """The configuration that a command means."""
     flags = dict(f.removeprefix("--").split("=", 1) for f in line.split() if f.startswith("--conf"))
     path = flags.pop("config")
     overrides = [f"{key.removeprefix('config.')}={value}" for key, value in flags.items()]
+    overrides = [*TAUGHT_BY.get(Path(path).name, []), *overrides]
     return load_config(ROOT / path, overrides)
 
 
@@ -127,7 +132,7 @@ def test_the_folder_of_the_quickstart_may_have_spaces():
 
 
 # A file that begins with a policy that another one makes; here with one that is there.
-BEGINS_WITH = {"study_bfcl_worlds.py": ["model.path=package:order_desk"]}
+BEGINS_WITH = {"study_bfcl_worlds.py": ["model.path=package:order_desk"], **TAUGHT_BY}
 
 
 def test_every_config_file_passes_every_check_and_is_in_the_readme(with_devices):

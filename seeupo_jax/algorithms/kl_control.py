@@ -37,7 +37,7 @@ class ReferenceUpdates(Group):
     """Share of itself that the reference policy keeps, as a moving average; 0: none."""
 
     def check(self, setting: Setting) -> None:
-        if not setting.algorithm.reads_reference:
+        if not (setting.algorithm.reads_reference or setting.teacher):
             raise refused(
                 "reference.every",
                 f"{self.every} with kl_coef=0",

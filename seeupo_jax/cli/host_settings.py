@@ -116,6 +116,10 @@ def _files(
         path = values[part]["path"]
         for name, digest in ({} if path is None else model_digests(path)).items():
             found[f"file {name} of config.{part}.path={path}"] = digest
+    teachers = [values["teacher"]["path"], *values["teacher"]["by_task"].values()]
+    for path in (each for each in teachers if each is not None):
+        for name, digest in model_digests(path).items():
+            found[f"file {name} of config.teacher {path}"] = digest
     for field in _FILES:
         part, _, name = field.partition(".")
         path = values[part][name]

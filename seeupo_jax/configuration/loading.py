@@ -21,6 +21,7 @@ from seeupo_jax.configuration.rules.algorithm_rules import (
     unread_fields,
 )
 from seeupo_jax.configuration.schema import Config, Curriculum, recipe_fields
+from seeupo_jax.configuration.teacher_schema import check_teacher
 from seeupo_jax.configuration.user_code import shown
 
 ConfigSource: TypeAlias = "Config | Mapping[str, Any] | str | os.PathLike[str]"
@@ -139,7 +140,14 @@ def _check_combination(config: Config, recipe: Mapping[str, Any]) -> None:
     """Checks that involve several fields; `recipe`: the fields of its recipe."""
     algorithm, rollout, model = config.algorithm, config.rollout, config.model
     ahead = bool(config.rollout_ahead)
-    check_choices(algorithm, max_turns=rollout.max_turns, ahead=ahead, recipe=recipe)
+    check_choices(
+        algorithm,
+        max_turns=rollout.max_turns,
+        ahead=ahead,
+        teacher=config.teacher.reads_reference,
+        recipe=recipe,
+    )
+    check_teacher(config.teacher, algorithm, rollout.temperature)
     check_rewards(config.rewards)
     check_weights(algorithm, config.rewards)
     check_agent(config.agent, rollout.grammar)
@@ -170,7 +178,26 @@ def _check_combination(config: Config, recipe: Mapping[str, Any]) -> None:
             f"config.env.memory_mib: got {config.env.memory_mib}; allowed: none, unless"
             " config.env.isolation=process."
         )
-    lora = config.lora
+    _check_lora(config)
+    if model.heads % model.kv_heads:
+        raise ValueError(
+            f"config.model.kv_heads: got {model.kv_heads}; allowed: a divisor of"
+            f" heads={model.heads}."
+        )
+    _check_curriculum(config.curriculum)
+    if config.rollout_ahead:
+        _check_ahead(config)
+    buckets = config.batching.buckets
+    rising = list(buckets) == sorted(set(buckets)) and min(buckets, default=1) > 0
+    if buckets and (not rising or buckets[-1] < rollout.max_context):
+        raise ValueError(
+            f"config.batching.buckets: got {buckets}; allowed: rising lengths > 0, the last at"
+            f" least rollout.max_context={rollout.max_context}."
+        )
+
+
+def _check_lora(config: Config) -> None:
+    model, lora = config.model, config.lora
     if model.param_dtype != "float32" and not (lora.rank or lora.path):
         raise ValueError(
             f"config.model.param_dtype: got {model.param_dtype!r}; allowed: 'float32' unless"
@@ -187,21 +214,6 @@ def _check_combination(config: Config, recipe: Mapping[str, Any]) -> None:
         raise ValueError(
             f"config.lora: got rank {lora.rank} and path {lora.path!r}; allowed: 0 and none without"
             " config.model.path and with config.warm_start.stages."
-        )
-    if model.heads % model.kv_heads:
-        raise ValueError(
-            f"config.model.kv_heads: got {model.kv_heads}; allowed: a divisor of"
-            f" heads={model.heads}."
-        )
-    _check_curriculum(config.curriculum)
-    if config.rollout_ahead:
-        _check_ahead(config)
-    buckets = config.batching.buckets
-    rising = list(buckets) == sorted(set(buckets)) and min(buckets, default=1) > 0
-    if buckets and (not rising or buckets[-1] < rollout.max_context):
-        raise ValueError(
-            f"config.batching.buckets: got {buckets}; allowed: rising lengths > 0, the last at"
-            f" least rollout.max_context={rollout.max_context}."
         )
 
 

@@ -169,3 +169,5 @@ class Offload:
     """The optimizer's state, between steps."""
     reference: bool = False
     """The reference policy of the KL penalty, between sweeps."""
+    teacher: bool = False
+    """Teachers, between sweeps."""

@@ -34,6 +34,7 @@ DECISIONS: Mapping[str, Mapping[Decision, str]] = {
     },
     "rewards[]": {C: "concurrency timeout_s", R: "function weight name options"},
     "judge": {C: "concurrency timeout_s", R: "function options"},
+    "teacher": {A: "coef discount", T: "path by_task server", R: "hint dtype"},
     "model": {
         C: "remat attention",
         T: "path",
@@ -52,7 +53,7 @@ DECISIONS: Mapping[str, Mapping[Decision, str]] = {
         R: "name command options tasks tool_format thoughts timeout_s ignore_sampling constraints",
     },
     "mesh": {C: "data fsdp expert context tensor"},
-    "offload": {C: "optimizer reference"},
+    "offload": {C: "optimizer reference teacher"},
     "algorithm": {
         A: "objective ratio loss_aggregation weight_clip clip_low clip_high clip_dual tau_pos"
         " tau_neg kl_coef kl_estimate kl_in entropy_coef covariance importance router_replay order"
@@ -90,7 +91,7 @@ DECISIONS: Mapping[str, Mapping[Decision, str]] = {
 # Which trajectories are sampled, but for the policy.
 SAMPLING = ("seed", "rollout", "env", "rewards", "agent", "curriculum", "judge")
 # Parts of the configuration that a kind of run reads, and that have fields which may not change.
-TRAINING_PARTS = (*SAMPLING, "model", "warm_start", "evaluation")
+TRAINING_PARTS = (*SAMPLING, "teacher", "model", "warm_start", "evaluation")
 SUPERVISED_PARTS = ("seed", "model", "sft")
 
 

@@ -22,6 +22,7 @@ from seeupo_jax.configuration.optimizer_schema import Optimizer
 from seeupo_jax.configuration.recipes import RECIPES
 from seeupo_jax.configuration.reward import Judge, Reward, reward_weights
 from seeupo_jax.configuration.supervised_schema import Sft, WarmStart
+from seeupo_jax.configuration.teacher_schema import Teacher
 from seeupo_jax.configuration.user_code import cached_by_name, describe, import_attribute, shown
 from seeupo_jax.options import above, at_least, checked, choice, within
 
@@ -245,6 +246,7 @@ class Config:
     """Functions that pay besides the environment, and what each named reward weighs."""
     # Those that hold a dict are made for each configuration.
     judge: Judge = dataclasses.field(default_factory=Judge)
+    teacher: Teacher = dataclasses.field(default_factory=Teacher)
     model: Model = Model()
     lora: Lora = Lora()
     chat: Chat = dataclasses.field(default_factory=Chat)

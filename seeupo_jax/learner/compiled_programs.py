@@ -14,6 +14,7 @@ import optax
 from seeupo_jax.algorithms.expert_options import NO_BALANCE, ExpertBalance
 from seeupo_jax.configuration import schema
 from seeupo_jax.configuration.entry_points import find_entry
+from seeupo_jax.configuration.teacher_schema import Teacher
 from seeupo_jax.learner.batching import SegmentBatch, Shapes
 from seeupo_jax.learner.optimization.schedule import Schedule, at_share
 from seeupo_jax.learner.optimization.turn_moments import of_turn
@@ -33,6 +34,7 @@ from seeupo_jax.learner.sweep_plan import (
     scores_old_policy,
     sweep_kinds,
 )
+from seeupo_jax.learner.teacher import TeacherModel
 from seeupo_jax.parallel import distributed
 from seeupo_jax.policy.architecture import Routing
 from seeupo_jax.policy.network import Network, join_params
@@ -55,18 +57,19 @@ class Learner:
     truncated: whether actions are drawn from a truncated softmax; see `SegmentBatch.of`.
     on_policy: whether every sweep's own policy sampled what it learns from. The old policy's pass
       is then left out where `scores_old_policy` says so, unless the policy has experts, whose loads
-      that pass counts.
+      that pass counts, or a teacher, whose log-probabilities are compared with that pass's.
     entropy: whether the first pass of a sweep also computes the entropy of every action token; it
       does so anyway where the algorithm reads it.
     ema: decay of the average of the parameters in the state; None: there is no average.
     reward_weights: weights of named rewards; any other reward weighs 1.
     frozen: parameters that no step changes: frozen groups, and with adapters all other parameters.
+    teachers: whose log-probabilities enter advantages, by `teaching`.
     balance: losses of routers, and the step of selection biases, of a policy with experts.
     state_shardings: of the TrainState, and `replicated` of small arrays. Every program returns its
       donated arguments with the same shardings, so that none is compiled twice. None: one device.
     wrap_program: from the name of a program (`turn_step`, `refresh`, `score`, `value`,
-      `score_in_full`, `scorer_step`, `average`, `move_reference`) and the program to the function
-      that is called instead: instruments record or replace programs with it.
+      `score_in_full`, `score_teacher`, `scorer_step`, `average`, `move_reference`) and the program
+      to the function that is called instead: instruments record or replace programs with it.
     """
 
     network: Network
@@ -84,6 +87,8 @@ class Learner:
     ema: float | None = None
     reward_weights: Mapping[str, float] = field(default_factory=dict)
     frozen: Any = field(default_factory=dict)
+    teachers: Sequence[TeacherModel] = ()
+    teaching: Teacher = field(default_factory=Teacher)
     balance: ExpertBalance = NO_BALANCE
     state_shardings: TrainState | None = None
     replicated: jax.sharding.Sharding | None = None
@@ -143,6 +148,22 @@ class Learner:
         """The result of `score_old_policy` for a batch, with its log-probabilities at least."""
         result = self.score_old_policy(params, batch)
         return result if isinstance(result, TokenScores) else TokenScores(result)
+
+    @functools.cached_property
+    def teacher_programs(self) -> tuple[LearnerProgram | None, ...]:
+        """`turn_step.score` from the parameters of each teacher on, which may lie in the host's
+        memory; None: of one that is asked."""
+        programs: list[LearnerProgram | None] = []
+        for teacher in self.teachers:
+            if teacher.ask is not None:
+                programs.append(None)
+                continue
+            network = self.network if teacher.network is None else teacher.network
+            jitted = score_program(network, self.temperature, self.replicated)
+            fixed = self.frozen if teacher.network is None else {}
+            program = functools.partial(jitted, fixed)
+            programs.append(self.wrap_program("score_teacher", program))
+        return tuple(programs)
 
     @property
     def routing(self) -> Routing | None:
@@ -260,7 +281,8 @@ class Learner:
     def scores_old_policy(self) -> bool:
         """Whether the old policy is scored before a sweep; False: its one step does that."""
         earlier = scores_old_policy(self.algorithm, self.shapes.turns)
-        return earlier or not self.on_policy or self.routing is not None
+        counted = self.routing is not None or bool(self.teachers)
+        return earlier or counted or not self.on_policy
 
     @property
     def fused(self) -> bool:
@@ -269,14 +291,23 @@ class Learner:
 
     def plan(self, turns: int, iteration: int) -> SweepPlan:
         """The passes of an iteration (1, 2, ...) over trajectories of at most so many turns."""
-        extra = {"ema": self.ema is not None, "score": self.scores_old_policy}
-        return plan_sweep(self.algorithm, turns, seed=self.seed, iteration=iteration, **extra)
+        return plan_sweep(
+            self.algorithm, turns, seed=self.seed, iteration=iteration, **self._passes
+        )
 
     @property
     def kinds(self) -> set[Kind]:
         """The kinds of passes that its sweeps may take."""
-        extra = {"ema": self.ema is not None, "score": self.scores_old_policy}
-        return sweep_kinds(self.algorithm, **extra)
+        return sweep_kinds(self.algorithm, **self._passes)
+
+    @property
+    def _passes(self) -> dict[str, Any]:
+        """Which passes there are beside those of the algorithm, as `plan_sweep` takes them."""
+        return {
+            "ema": self.ema is not None,
+            "score": self.scores_old_policy,
+            "teachers": len(self.teachers),
+        }
 
 
 # Equal learners have one program of each kind, so that what one has compiled serves the next: the

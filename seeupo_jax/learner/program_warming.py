@@ -19,6 +19,7 @@ from seeupo_jax.learner.optimization.turn_moments import of_turn, put_back
 from seeupo_jax.learner.reference_policy import reference_of
 from seeupo_jax.learner.refresh_batch import make_refresh_batch
 from seeupo_jax.learner.step.turn_step import TurnStepResult
+from seeupo_jax.learner.teacher import TeacherModel
 from seeupo_jax.parallel.compiling import Between, compile_all, never_stop
 from seeupo_jax.trajectories.rewards_by_name import OWN_REWARD
 from seeupo_jax.types import TrainState, TurnBatch
@@ -32,12 +33,14 @@ class SweepProgram:
     arguments: from the state and the reference policy's parameters (arrays, or shape structs with
       shardings) to the program's arguments; those that change are shape structs.
     returns_state: whether its first result is the donated state.
+    teacher: whose layers it computes; None: the policy's, or none.
     """
 
     name: str
     function: Any
     arguments: Callable[[TrainState, Any], tuple[Any, ...]]
     returns_state: bool = False
+    teacher: TeacherModel | None = None
 
     def lower(self, state: TrainState, ref_params: Any) -> jax.stages.Lowered:
         """The program before compilation, for the devices that the arguments lie on."""
@@ -143,6 +146,15 @@ def _score_programs(learner: Learner, rows: SegmentBatch, length: int) -> Iterat
             learner.score_old_policy,
             lambda *given: (reference_of(*given), batch),
         )
+    for teacher, program in zip(learner.teachers, learner.teacher_programs, strict=True):
+        if program is None:
+            continue
+        scored = _call(
+            f"sweep/teacher {length}",
+            program,
+            lambda *given, teacher=teacher: (teacher.parameters(*given), batch),
+        )
+        yield replace(scored, teacher=teacher)
     if "value" in learner.kinds:
         yield _call(
             f"sweep/value {length}",

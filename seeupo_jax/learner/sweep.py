@@ -55,6 +55,7 @@ def sweep(
     resume: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None,
     references: References | None = None,
     statistics: Statistics | None = None,
+    labels: Sequence[Mapping[str, str]] | None = None,
 ) -> SweepResult:
     """Updates the policy with one iteration's trajectories; `train` is donated.
 
@@ -70,6 +71,7 @@ def sweep(
       references: answers of the tasks, for the information gain of turns; None: the gain of a turn
         is its reward.
       statistics: of the run's rewards, as of `running_statistics`; None: of these trajectories.
+      labels: of each trajectory's task, which select its teacher; None: none has any.
 
     Returns: without a single sampled turn nearly no metrics, and a state in which only the average
       of the parameters and the reference policy may have changed.
@@ -85,18 +87,9 @@ def sweep(
         return _without_step(learner, train, plan, trajectories, own)
     train = learner.at_iteration(train, iteration)
     if resume is None:
-        current = begin_sweep(
-            learner,
-            train,
-            ref_params,
-            rows,
-            trajectories,
-            plan,
-            shaped=shaped,
-            version=iteration - 1,
-            references=references,
-            statistics=statistics,
-        )
+        about = {"references": references, "statistics": statistics, "labels": labels}
+        given = learner, train, ref_params, rows, trajectories, plan
+        current = begin_sweep(*given, shaped=shaped, version=iteration - 1, **about)
     else:
         current = resume_sweep(learner, train, rows, trajectories, *resume)
     # Again: `mask_above` may have left no token of the last turns.

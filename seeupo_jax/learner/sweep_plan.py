@@ -21,6 +21,7 @@ from seeupo_jax.configuration.algorithm import Algorithm, fused_refresh_applies
 Kind = Literal[
     "score",  # log-probabilities under the policy that the sweep begins with
     "reference",  # those under the reference policy
+    "teacher",  # those under a teacher, of its tasks' trajectories
     "value",  # values by the critic
     "scores",  # scores of turns by the scorer
     "scorer",  # one optimizer step of the scorer on them
@@ -37,7 +38,8 @@ class SweepPass(NamedTuple):
 
     turns: it computes their tokens, and those before them; (): all turns, or no token.
     times: runs of its program: the optimizer steps of a pass over turns, each on its part
-      of the trajectories; fewer where there are fewer trajectories.
+      of the trajectories; fewer where there are fewer trajectories. Of teachers, one of each; fewer
+      where some have none of the tasks.
     rescored: before how many of these steps, the last ones, the part is scored under the current
       policy, as limits on tokens of high covariance need it. Before the first step of a sweep
       these are the log-probabilities that the sweep began with.
@@ -103,6 +105,7 @@ def plan_sweep(
     trajectories: int | None = None,
     ema: bool = False,
     score: bool = True,
+    teachers: int = 0,
 ) -> SweepPlan:
     """The plan of a sweep over trajectories of at most so many turns.
 
@@ -113,6 +116,7 @@ def plan_sweep(
       trajectories: a pass has at most so many optimizer steps; None: as many as configured.
       ema: whether the parameters are averaged.
       score: whether the old policy is scored; False: `scores_old_policy` says that it need not be.
+      teachers: models that teach, each some of the trajectories.
 
     Raises:
       ValueError: an unknown order.
@@ -125,7 +129,7 @@ def plan_sweep(
         previous, last = (order[number - 1] if number else ()), number == len(order) - 1
         passes = _update_passes(algorithm, of_turns, parts, previous, last=last, score=score)
         updates.append(TurnUpdate(of_turns, _actions(algorithm, of_turns), tuple(passes)))
-    before = tuple(_first_passes(algorithm, score)) if turns else ()
+    before = tuple(_first_passes(algorithm, score, teachers)) if turns else ()
     return SweepPlan(before, tuple(updates), tuple(_last_passes(algorithm, iteration, ema)))
 
 
@@ -152,13 +156,16 @@ def scores_old_policy(algorithm: Algorithm, turns: int) -> bool:
     return any(earlier) or optimizer_steps(algorithm, turns) != 1
 
 
-def sweep_kinds(algorithm: Algorithm, *, ema: bool = False, score: bool = True) -> set[Kind]:
+def sweep_kinds(
+    algorithm: Algorithm, *, ema: bool = False, score: bool = True, teachers: int = 0
+) -> set[Kind]:
     """The kinds of passes that the sweeps of a run may take."""
     parts = algorithm.minibatches_per_turn
     update = _update_passes(algorithm, (0,), parts, (), last=False, score=score)
+    first = _first_passes(algorithm, score, teachers)
     return {
         each.kind
-        for passes in (_first_passes(algorithm, score), update, _last_passes(algorithm, None, ema))
+        for passes in (first, update, _last_passes(algorithm, None, ema))
         for each in passes
     }
 
@@ -185,11 +192,13 @@ def actions_per_update(algorithm: Algorithm, turns: int) -> int:
     return len(_ends(turns, algorithm.span(turns))) if algorithm.order == "parallel" else 1
 
 
-def _first_passes(algorithm: Algorithm, score: bool) -> Iterator[SweepPass]:
+def _first_passes(algorithm: Algorithm, score: bool, teachers: int) -> Iterator[SweepPass]:
     if score:
         yield SweepPass("score")
     if algorithm.reads_reference:
         yield SweepPass("reference")
+    if teachers:
+        yield SweepPass("teacher", times=teachers)
     if algorithm.critic.kind != "none":
         yield SweepPass("value")
     if algorithm.scorer is not None:

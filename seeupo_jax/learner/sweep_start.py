@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from seeupo_jax.learner.credit.information_gain import (
     information_gain,
 )
 from seeupo_jax.learner.credit.running_rewards import Statistics
+from seeupo_jax.learner.credit.teaching import add_teaching, score_by_teachers, teacher_kl
 from seeupo_jax.learner.credit.turn_scores import score_turns
 from seeupo_jax.learner.expert_record import ExpertRecord, describe_routers
 from seeupo_jax.learner.reference_policy import options_now, reference_of
@@ -50,6 +51,7 @@ def begin_sweep(
     version: int,
     references: References | None = None,
     statistics: Statistics | None = None,
+    labels: Sequence[Mapping[str, str]] | None = None,
 ) -> SweepState:
     """Takes the passes of the plan before the first update, and assigns advantages.
 
@@ -58,7 +60,7 @@ def begin_sweep(
         successes and failures are those of the trajectories without penalties.
       version: of the policy that is swept.
       references: answers of the tasks, which the old policy's pass scores too; None: none.
-      statistics: as of `sweep`.
+      statistics, labels: as of `sweep`.
     """
     kinds = {each.kind for each in plan.before}
     passes = _score_trajectories(learner, train, ref_params, rows, trajectories, kinds, references)
@@ -93,6 +95,11 @@ def begin_sweep(
         statistics=statistics,
     )
     credit, shares = assign_credit(arrays)
+    if "teacher" in kinds:
+        teacher_logp = score_by_teachers(learner, train, ref_params, rows, labels)
+        scored = initial["trainer_logp"], teacher_logp
+        advantage = add_teaching(arrays, learner.teaching, *scored, credit["advantage"])
+        credit, metrics = credit | {"advantage": advantage}, metrics | teacher_kl(rows, *scored)
     per_token, metrics = per_token | credit, metrics | shares
     if "value" in kinds:
         metrics["sweep/explained_variance"] = _explained_variance(unmasked, per_token)

@@ -92,7 +92,8 @@ def abstract_run(
             )
         policy = dataclasses.replace(policy, tokenizer=EndIds())
     learner, state, reference = build_learner(config, policy, params)
-    held = device_bytes((state, reference, policy.frozen))
+    taught = [teacher.params for teacher in learner.teachers]
+    held = device_bytes((state, reference, policy.frozen, taught))
     if planned is None and mesh.devices.flat[0].platform == "cpu":
         # All devices share the host's memory equally, also those that are not in the mesh.
         held = held * len(mesh.local_devices) // jax.local_device_count()
@@ -109,6 +110,7 @@ def abstract_run(
         "parameters": device_bytes(state.params),
         "optimizer": device_bytes(state.opt_state),
         "reference": device_bytes((reference, state.reference)),
+        "teacher": device_bytes(taught),
         "frozen": device_bytes(policy.frozen),
         "critic": device_bytes(state.critic),
         "average": device_bytes(state.ema),

@@ -14,6 +14,7 @@ from seeupo_jax.learner.sweep_plan import (
     plan_sweep,
     scores_old_policy,
 )
+from seeupo_jax.learner.teacher import TeacherModel
 from seeupo_jax.parallel.compiling import WORKERS
 from seeupo_jax.parallel.host_cores import usable_cores
 from seeupo_jax.planning import flops
@@ -30,6 +31,7 @@ _COMPILING = {
     "rollout/decode": (2.3, 0.3),
     "sweep/score": (1.8, 0.17),
     "sweep/reference": (1.8, 0.17),
+    "sweep/teacher": (1.8, 0.17),
     "sweep/value": (1.8, 0.17),
     "sweep/old": (1.8, 0.17),
     "sweep/scores": (1.8, 0.17),
@@ -41,6 +43,7 @@ _COMPILING = {
 _ALL_PAIRS = {
     "sweep/score": (0.6, 0.06),
     "sweep/reference": (0.6, 0.06),
+    "sweep/teacher": (0.6, 0.06),
     "sweep/value": (0.6, 0.06),
     "sweep/old": (0.6, 0.06),
     "sweep/scores": (0.6, 0.06),
@@ -106,12 +109,16 @@ def planned_sweep(config: Config, *, experts: bool = False) -> SweepPlan:
       experts: whether the policy has any, whose loads the old policy's pass counts.
     """
     algorithm, turns = build.sweep_algorithm(config), config.rollout.max_turns
+    teachers = len(config.teacher.places)
     return plan_sweep(
         algorithm,
         turns,
         trajectories=config.rollout.trajectories,
         ema=config.optimizer.ema is not None,
-        score=bool(config.rollout_ahead) or experts or scores_old_policy(algorithm, turns),
+        score=bool(config.rollout_ahead or teachers)
+        or experts
+        or scores_old_policy(algorithm, turns),
+        teachers=teachers,
     )
 
 
@@ -147,9 +154,9 @@ def iteration_flops(run: AbstractRun) -> float:
     Every round of dynamic sampling is assumed to sample as many conversations, and scored reference
     answers to have as many tokens.
     """
-    config, arch, shapes = run.config, run.policy.network.arch, run.learner.shapes
-    algorithm = config.algorithm
-    plan = planned_sweep(config, experts=run.learner.routing is not None)
+    config, arch, learner = run.config, run.policy.network.arch, run.learner
+    algorithm, shapes = config.algorithm, learner.shapes
+    plan = planned_sweep(config, experts=learner.routing is not None)
     context = config.rollout.max_context
     part = -(-run.trajectories // minibatches(config))
     whole = pack(shapes, run.trajectories, context, shapes.long)
@@ -167,7 +174,20 @@ def iteration_flops(run: AbstractRun) -> float:
     stepped = [pack(shapes, part, end) for end in pass_ends(config, "turn")]
     steps = [step_flops(run, each, computed=True) for each in stepped]
     steps += [scorer_flops(run, whole, computed=True) for _ in plan.of("scorer")]
-    return sum(flops.forward_flops(arch, each) for each in passes) + sum(steps)
+    by_policy = sum(flops.forward_flops(arch, each) for each in passes) + sum(steps)
+    # Each conversation has one teacher at most: here that with the most FLOPs.
+    return by_policy + max(
+        (teacher_flops(run, each, whole) for each in learner.teachers), default=0
+    )
+
+
+def teacher_flops(run: AbstractRun, teacher: TeacherModel, packed: Packed) -> float:
+    """FLOPs of a teacher's pass over packed conversations."""
+    if teacher.ask is not None:
+        return 0.0
+    trees = run.learner.shapes.share
+    each = Pass(packed.rows, packed.length, head=packed.length, trees=trees)
+    return flops.forward_flops(teacher.architecture(run.policy.network.arch), each)
 
 
 def step_flops(run: AbstractRun, packed: Packed, *, computed: bool) -> float:

@@ -16,6 +16,7 @@ from seeupo_jax.planning.activation_memory import microbatch_bytes, remats, shar
 from seeupo_jax.policy.architecture import Architecture
 from seeupo_jax.policy_io import build
 from seeupo_jax.policy_io.build_sampler import plan_sampler
+from seeupo_jax.policy_io.teachers import load_teachers
 from seeupo_jax.training.build_learner import new_state, place_reference, run_optimizer
 
 # Of a device's memory, what a sweep's step may take by our estimate: a CPU's is its host's, which
@@ -120,6 +121,8 @@ def plan_remat(
     # Gradients are added up, and those of one more microbatch come to them.
     standing = device_bytes((state, policy.frozen)) + 2 * trained
     standing += device_bytes(place_reference(config, params))
+    teachers = load_teachers(config, policy, shapes=True)
+    standing += device_bytes([teacher.params for teacher in teachers])
     platform, arch = mesh.devices.flat[0].platform, policy.network.arch
     shapes = build.build_shapes(config, mesh, 1)
     networks = 2 if config.algorithm.critic.kind == "model" else 1

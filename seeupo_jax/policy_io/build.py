@@ -289,8 +289,21 @@ def build_shapes(config: Config, mesh: jax.sharding.Mesh, trajectories: int) -> 
         rows=row_shards(mesh),
         trajectories=trajectories,
         turns=rollout.max_turns,
-        share=batching.share_prefixes and not _architecture(config).recurrent,
+        share=batching.share_prefixes and not _any_recurrent(config),
     )
+
+
+def _any_recurrent(config: Config) -> bool:
+    """Whether a model that computes rows has recurrent layers: the policy, or a teacher."""
+    return _architecture(config).recurrent or any(map(_is_recurrent, config.teacher.models))
+
+
+def _is_recurrent(path: str) -> bool:
+    """Whether a teacher has recurrent layers; False: it is not here, and no training is."""
+    try:
+        return load_architecture(path).recurrent
+    except ValueError:
+        return False
 
 
 def sweep_algorithm(config: Config) -> Algorithm:

@@ -25,6 +25,7 @@ from seeupo_jax.learner.step.critic import critic_optimizer, make_critic
 from seeupo_jax.learner.step.turn_scorer import make_scorer, scorer_optimizer
 from seeupo_jax.parallel.mesh import sharding
 from seeupo_jax.policy_io import build
+from seeupo_jax.policy_io.teachers import load_teachers
 from seeupo_jax.types import TrainState
 
 _LOGGER = logging.getLogger(__name__)
@@ -74,6 +75,8 @@ def build_learner(config: Config, policy: build.Policy, params: Any) -> BuiltLea
         ema=config.optimizer.ema,
         reward_weights=reward_weights(config.rewards),
         frozen=policy.frozen,
+        teachers=load_teachers(config, policy, shapes=is_abstract(params)),
+        teaching=config.teacher,
         balance=config.experts,
         state_shardings=jax.tree.map(lambda leaf: leaf.sharding, state),
         replicated=sharding(policy.mesh, ()),
@@ -96,11 +99,16 @@ def new_state(
     scorer = make_scorer(config.algorithm, width, scored_by, config.rollout.temperature)
     ema = config.optimizer.ema is not None
     layout = state_layout(policy.mesh, optimizer, params, config.offload, critic, ema, scorer)
-    is_struct = isinstance(jax.tree.leaves(params)[0], jax.ShapeDtypeStruct)
+    is_struct = is_abstract(params)
     state = (abstract_state if is_struct else make_state)(optimizer, params, layout, critic, scorer)
     if not is_struct:
         warn_of_undivided(state)
     return with_reference(state, config, params, layout.step)
+
+
+def is_abstract(params: Any) -> bool:
+    """Whether parameters are shape structs."""
+    return isinstance(jax.tree.leaves(params)[0], jax.ShapeDtypeStruct)
 
 
 def warn_of_undivided(state: TrainState) -> None:

@@ -32,6 +32,7 @@ from seeupo_jax.policy.files.weights import base_model_folder, read_tokenizer, r
 from seeupo_jax.policy.lora import adapters_of_some_parts, with_adapters
 from seeupo_jax.policy_io import build
 from seeupo_jax.policy_io.build_sampler import build_grammars
+from seeupo_jax.policy_io.teachers import check_teachers
 from seeupo_jax.rewards.candidate_judge import make_judge
 from seeupo_jax.rewards.scorer import make_scorer
 from seeupo_jax.rollout.branching.plans import make_plan
@@ -73,6 +74,8 @@ def check_config(config: Config, splits: Sequence[str] | None = None) -> None:
     _check_episodes(config)
     build.check_layout(config, mesh)
     check_model(config, mesh)
+    if splits is None:  # nothing but a training asks a teacher
+        check_teachers(config, mesh, None if config.model.path is None else _tokenizer(config))
     check_optimizer(config, mesh, build.total_steps(config))
     check_first_tasks(config, _played_splits(config) if splits is None else splits)
 
@@ -132,6 +135,8 @@ def check_planned(config: Config) -> tuple[Config, list[str]]:
         missing.append(f"the environment's tasks: {error}")
     build.check_layout(given, mesh)
     check_model(given, mesh, tokenizer=given is config)
+    known = given is config and config.model.path is not None
+    check_teachers(given, mesh, _tokenizer(given) if known else None)
     check_optimizer(given, mesh, build.total_steps(given))
     if not missing:  # else what an episode needs may be missing, too
         check_first_tasks(config, _played_splits(config))

@@ -166,7 +166,11 @@ class Run:
             parts.progress.step(done, steps)
             parts.callbacks.step(iteration, done, steps)
 
-        references = None
+        labels = references = None
+        if parts.config.teacher.by_task:
+            tasks = [t.task_id for t in collected.trajectories]
+            by_task = labels_by_task(parts.tasks, {*tasks}, parts.progress.log)
+            labels = [by_task[task] for task in tasks]
         if parts.references is not None:
             references = parts.references.of([t.task_id for t in collected.trajectories])
         statistics = state.statistics
@@ -184,6 +188,7 @@ class Run:
                 on_step=on_step,
                 references=references,
                 statistics=statistics,
+                labels=labels,
             )
         if "sweep/tokens" in metrics:  # else no step was taken
             # What was done before a stop took none of the time that is counted here.

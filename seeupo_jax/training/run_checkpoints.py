@@ -29,6 +29,7 @@ from seeupo_jax.policy_io.resuming import (
     resume_message,
 )
 from seeupo_jax.training.run_components import RunComponents
+from seeupo_jax.training.teacher_files import check_same_teachers, teachers_note
 from seeupo_jax.training.trajectory_source import SamplingOrigin, StoppedTrajectories
 from seeupo_jax.trajectories.forks import fill_up
 from seeupo_jax.types import TrainState
@@ -83,6 +84,7 @@ class RunCheckpoints:
         self._made_with = {
             "adapters": adapters_note(parts.config),
             "chat": chat_note(parts.config, parts.workdir),
+            "teachers": teachers_note(parts.config),
         }
 
     def restore(self, example: TrainState) -> RunState | None:
@@ -257,6 +259,7 @@ class RunCheckpoints:
         check_training(notes)
         check_same_run(self._parts.config, notes["config"], notes.get("adapters"))
         check_same_chat(self._parts.config, self._parts.workdir, notes)
+        check_same_teachers(self._parts.config, notes.get("teachers"))
 
     def _resume_from(self, done: int, notes: Mapping[str, Any]) -> None:
         """Takes a checkpoint's notes; it was made after iteration `done`, or in the next one."""

@@ -11,6 +11,7 @@ from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.metrics.run_manifest import Launch, write_run_manifest
 from seeupo_jax.policy_io.build import Policy
+from seeupo_jax.training.teacher_files import teachers_note
 
 
 def write_description(
@@ -44,6 +45,7 @@ def write_description(
         model={
             "name": "randomly initialised" if path is None else path,
             "parameters": sum(leaf.size for leaf in jax.tree.leaves(policy.merged(params))),
+            **({"teachers": teachers_note(config)} if config.teacher.given else {}),
         },
     )
     if resumption is None:

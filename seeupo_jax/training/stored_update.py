@@ -45,7 +45,15 @@ def update_stored(
       trajectory), `advantages` of the trajectories, `turn_advantages` of their turns, and
       `metrics`. A trajectory that is left out has None, as has a turn without any token to learn
       from; where advantages differ between tokens, it is their mean over those concerned.
+
+    Raises:
+      ValueError: teachers of labels, which stored trajectories do not have.
     """
+    if config.teacher.by_task:
+        raise ValueError(
+            f"config.teacher.by_task: got {dict(config.teacher.by_task)}; allowed: {{}}, since"
+            " stored trajectories have no labels of tasks."
+        )
     learner, state, reference = build_learner(config, policy, params)
     with jax.set_mesh(policy.mesh):
         swept = sweep(learner, state, reference, trajectories, iteration=ITERATION)

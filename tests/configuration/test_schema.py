@@ -78,7 +78,7 @@ def test_configurations_share_no_dict():
         for name, value in getattr(values, "__dict__", {}).items()
         if isinstance(value, dict)
     ]
-    assert ("env", "options") in dicts and ("optimizer", "kwargs") in dicts and len(dicts) == 7
+    assert ("env", "options") in dicts and ("optimizer", "kwargs") in dicts and len(dicts) == 8
     for group, name in dicts:
         assert vars(one[group])[name] is not vars(other[group])[name], group
 

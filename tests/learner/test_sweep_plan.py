@@ -176,6 +176,13 @@ def test_what_follows_an_iteration_is_due_in_every_one_or_in_every_so_many():
     assert [[each.kind for each in after] for after in plans] == due
 
 
+def test_teachers_score_once_each_after_the_reference_policy():
+    plan = plan_sweep(Algorithm(), 1, teachers=2)
+    assert [written(each) for each in plan.before] == [*START, "teacher x2"]
+    assert plan_sweep(Algorithm(), 0, teachers=2).before == ()
+    assert "teacher" in sweep_kinds(Algorithm(), teachers=1) - sweep_kinds(Algorithm())
+
+
 def test_passes_have_no_more_steps_than_trajectories():
     algorithm = Algorithm(minibatches_per_turn=8)
     assert plan_sweep(algorithm, 2, trajectories=3).count("turn") == 6

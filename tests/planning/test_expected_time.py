@@ -1,7 +1,9 @@
 """Estimates of time: against programs that were measured once, and FLOPs worked by hand."""
 
+import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 from places import CONFIGS
 
+import seeupo_jax
 from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.learner.batching import SegmentBatch, action_spans, lay_out
 from seeupo_jax.learner.refresh_batch import make_refresh_batch
@@ -135,6 +138,23 @@ MATRICES, PAIR, WORDS = 2 * 3 * (3 * 128**2 + 3 * 128 * 384), 3 * 4 * 4 * 32, 2 
 # The 128 trajectories of 128 tokens, in 32 rows of 512; sampled, half of their tokens.
 PASS = 32 * (512 * MATRICES + 512 * 513 // 2 * PAIR)
 SAMPLED = 128 * (128 * MATRICES + 128 * 129 // 2 * PAIR + 64 * WORDS)
+
+
+def test_a_teacher_adds_a_pass_of_its_own_and_its_memory(tmp_path):
+    """Half as wide inside and of one layer; two of them score as much as one."""
+    desk = Path(seeupo_jax.__path__[0]) / "assets" / "order_desk" / "config.json"
+    values = json.loads(desk.read_text()) | {"num_hidden_layers": 1, "intermediate_size": 192}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    alone = quickstart_with()
+    places = ["teacher.dtype=float32", f"teacher.path={tmp_path}"]
+    matrices = 2 * (3 * 128**2 + 3 * 128 * 192)
+    one_pass = 32 * (512 * matrices + 512 * 513 // 2 * PAIR / 3 + 512 * WORDS)
+    size = 128 * 896 + matrices // 2 + 3 * 128 + 2 * 32
+    for more, count in (([], 1), ([f"teacher.by_task={{'env=a':'{tmp_path}'}}"], 2)):
+        run = quickstart_with(*places, *more)
+        assert iteration_flops(run) - iteration_flops(alone) == one_pass
+        assert run.parts["teacher"] == count * 4 * size and "teacher" not in alone.parts
+        assert sum(name.startswith("sweep/teacher") for name in run.sweep_programs()) == 3
 
 
 @pytest.mark.parametrize(

@@ -314,6 +314,7 @@ def observe(
     *,
     state: TrainState | None = None,
     ref_params: Any = None,
+    labels: Sequence[Mapping[str, str]] | None = None,
 ) -> Observed:
     """Runs a real sweep and copies what passes between its updates."""
     state = new_state(learner.optimizer) if state is None else state
@@ -336,7 +337,7 @@ def observe(
 
     with mock.patch.object(sweep_module, "update_turn", update_turn):
         state, metrics, *_ = sweep_module.sweep(
-            learner, state, ref_params, trajectories, iteration=3
+            learner, state, ref_params, trajectories, iteration=3, labels=labels
         )
     return Observed(host(state), metrics, updates, advantage)
 
@@ -348,6 +349,7 @@ def twin_sweep(
     *,
     ref_params: Any = None,
     scorer: model.Weights | None = None,
+    teachers: Sequence[model.Weights | None] = (),
     **rest: Any,
 ) -> twin.Sweep:
     """The same sweep by the NumPy twin, with the learner's choices.
@@ -368,6 +370,7 @@ def twin_sweep(
         NUMPY_ARCH,
         ref_weights=None if ref_params is None else weights_of(ref_params),
         scorer=scorer,
+        teachers=teachers,
     )
 
 
@@ -378,6 +381,7 @@ def assert_equal_to_the_twin(
     *,
     ref_params: Any = None,
     state: TrainState | None = None,
+    labels: Sequence[Mapping[str, str]] | None = None,
     **rest: Any,
 ) -> tuple[Observed, twin.Sweep]:
     """Advantages, losses, gradients and factors of every step, final parameters: agree to 1e-5.
@@ -389,7 +393,7 @@ def assert_equal_to_the_twin(
     """
     if state is not None and state.scorer is not None:
         rest["scorer"] = weights_of(host(state.scorer.params["trunk"]))
-    observed = observe(learner, trajectories, state=state, ref_params=ref_params)
+    observed = observe(learner, trajectories, state=state, ref_params=ref_params, labels=labels)
     order = [update.turns for update in observed.updates] if order is None else order
     assert [update.turns for update in observed.updates] == order
     wanted = twin_sweep(learner, trajectories, order, ref_params=ref_params, **rest)

@@ -39,7 +39,7 @@ def grouped(options: Any) -> bool:
     """Whether an advantage is a comparison within a group."""
     if options.advantage in ("grae", "istar"):
         return options.estimator["baseline"] in ("mean", "leave_one_out")
-    return options.advantage not in ("returns", "gae", "spa")
+    return options.advantage not in ("returns", "gae", "spa", "zero")
 
 
 def learnable(trajectories: Sequence[Any], grouped: bool = True) -> list[bool]:
@@ -221,6 +221,11 @@ def group_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list
         clip=options.advantage_clip,
     )
     return [np.full(len(own), advantage_N[i]) for i, own in enumerate(tokens)]
+
+
+def zero_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[np.ndarray]:
+    """On-policy distillation: rewards say nothing."""
+    return [np.zeros(len(own)) for own in tokens]
 
 
 def returns_credit(trajectories: Sequence[Any], tokens: Any, options: Any) -> list[np.ndarray]:
@@ -717,6 +722,7 @@ ESTIMATORS = {
     "spa": spa_credit,
     "tree": tree_credit,
     "grae": group_credit,
+    "zero": zero_credit,
     "returns": returns_credit,
     "gae": gae_credit,
     "gigpo": turn_credit,

@@ -89,6 +89,8 @@ class Options:
     optimizer: str = "sgd"
     learning_rate: float = 0.1
     max_grad_norm: float | None = None
+    teacher_coef: float = 1.0
+    teacher_discount: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,7 @@ def sweep(
     ref_weights: Weights | None = None,
     values: Sequence[Sequence[np.ndarray]] | None = None,
     scorer: Weights | None = None,
+    teachers: Sequence[Weights | None] = (),
 ) -> Sweep:
     """One iteration: advantages, then a step per entry of `options.order`, then new weights.
 
@@ -159,6 +162,7 @@ def sweep(
       ref_weights: of the reference policy; None: `weights`.
       values: per trajectory and segment, the critic's value of each token [L], for gae.
       scorer: weights of the implicit process reward model, for istar; None: `weights`.
+      teachers: weights of each trajectory's teacher, or None.
     """
     start, reference = (
         {name: np.asarray(value, np.float64) for name, value in w.items()}
@@ -166,6 +170,9 @@ def sweep(
     )
     compared = grouped(options)
     credit = _credit(start, reference, trajectories, values, scorer, arch, options)
+    for owner, teacher in enumerate(teachers):
+        if teacher is not None and credit[owner]:
+            add_teaching(credit[owner], start, teacher, trajectories[owner], arch, options)
     clips = clip_scales(trajectories, options)
     trajectories = learned_from(start, trajectories, arch, options)
     valid = sum(learnable(trajectories, compared))
@@ -266,6 +273,34 @@ def _credit(
         ]
     known = values, odds, entropies
     return token_advantages(trajectories, whole, penalty, options, *known, drawn=drawn)
+
+
+def add_teaching(
+    credit: list[np.ndarray],
+    start: Weights,
+    teacher: Weights,
+    trajectory: Trajectory,
+    arch: Architecture,
+    options: Options,
+) -> None:
+    """Adds coef (log teacher - log policy) of each token to its advantage, later ones' discounted.
+
+    Args:
+      credit: of one trajectory, per segment [L]; written to.
+    """
+    gaps = {}
+    for place, segment in enumerate(trajectory.segments):
+        own_L, teacher_L = (
+            token_logps(weights, segment.tokens_L, arch, options.temperature)[0]
+            for weights in (start, teacher)
+        )
+        for position, turn in enumerate(segment.turn_L):
+            if turn >= 0:
+                gaps[int(turn), place, position] = teacher_L[position] - own_L[position]
+    later = 0.0
+    for turn, place, position in sorted(gaps, reverse=True):
+        later = gaps[turn, place, position] + options.teacher_discount * later
+        credit[place][position] += options.teacher_coef * later
 
 
 def _of_minibatch(

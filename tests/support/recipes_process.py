@@ -26,11 +26,13 @@ CHOICES = (
     "checkpoint.keep_best=0",  # else the validation split would be played too
 )
 
+TEACHER = {"opd": ["teacher.path=package:order_desk_level2"]}  # which has the same tokens
+
 
 def main(folder: str, *names: str) -> None:
     for name in names:
         print(f"recipe {name}", file=sys.stderr, flush=True)
-        options = [*CHOICES, f"recipe={name}"]
+        options = [*CHOICES, f"recipe={name}", *TEACHER.get(name, ())]
         train(load_config(CONFIG, options), Path(folder) / name)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from seeupo_jax.configuration.recipes.distillation_recipes import opd
 from seeupo_jax.configuration.recipes.fork_recipes import arpo, slate, spo_tree
 from seeupo_jax.configuration.recipes.objective_recipes import dppo_kl, dppo_tv, gmpo, sapo
 from seeupo_jax.configuration.recipes.outcome_recipes import (
@@ -85,6 +86,7 @@ _TABLE: tuple[Callable[[], Choices], ...] = (
     spo_tree,
     arpo,
     slate,
+    opd,
 )
 
 # Recipe -> the fields of `config.algorithm` that it sets.

@@ -17,12 +17,14 @@ def check_choices(
     *,
     max_turns: int,
     ahead: bool = False,
+    teacher: bool = False,
     recipe: Mapping[str, Any] | None = None,
 ) -> None:
     """Checks that the options go together, and that all that differ from the defaults are read.
 
     Args:
       ahead: whether the policy before samples (config.rollout_ahead).
+      teacher: whether the reference policy is a teacher.
       recipe: fields that its recipe sets; those may be read by nothing once another option is
         changed.
 
@@ -30,7 +32,7 @@ def check_choices(
       ValueError: one sentence with the field, what was got and what is allowed.
     """
     _check_order(algorithm, max_turns)
-    setting = Setting(algorithm, max_turns, ahead)
+    setting = Setting(algorithm, max_turns, ahead, teacher)
     for value in vars(algorithm).values():
         if isinstance(value, Group):
             value.check(setting)

@@ -136,6 +136,11 @@ def _check_needs(algorithm: Algorithm) -> None:
             " estimator without it, since the laboratory has neither a reference policy nor a model"
             " that scores turns, and executes every action."
         )
+    if algorithm.advantage == "zero":
+        raise ValueError(
+            "--recipes: got advantage=zero; allowed: an estimator of rewards, since the laboratory"
+            " has no teacher."
+        )
     options = algorithm.estimator
     if "metric_N" in needs and not options.reads_entropy:
         raise ValueError(

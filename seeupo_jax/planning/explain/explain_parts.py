@@ -117,6 +117,25 @@ def _keys(arch: Architecture) -> str:
     return f"latents of {arch.latent.kv_rank} + {arch.latent.rope_dim}"
 
 
+def teacher_lines(run: AbstractRun) -> list[str]:
+    """The teachers, the tasks that they teach, and their part in advantages; empty without any."""
+    teacher, lines = run.config.teacher, []
+    for (label, path), model in zip(teacher.places.items(), run.learner.teachers, strict=True):
+        tasks = "all other tasks" if label is None else f"tasks of {label}"
+        tasks = "all tasks" if not teacher.by_task else tasks
+        own = "the policy" if model.moves else "earlier weights of the run"
+        if model.ask is not None:
+            own = "a server"
+        elif model.network is not None:
+            size = sum(leaf.size for leaf in jax.tree.leaves(model.params))
+            own = f"{size:,} parameters, {model.network.arch.dtype}"
+        lines.append(f"{path}: {own}, of {tasks}")
+    term = f"advantages of tokens get {teacher.coef:g} x log(teacher / policy)"
+    later = f", that of later tokens with discount {teacher.discount:g}" if teacher.discount else ""
+    hint = [] if teacher.hint is None else [f"before its contexts: {teacher.hint!r}"]
+    return [*lines, *hint, term + later] if lines else []
+
+
 def mesh_lines(run: AbstractRun, planned: Planned | None = None) -> list[str]:
     """The devices, the mesh's axes, and how the policy comes to the sampler."""
     mesh, reshard = run.policy.mesh, run.engine.plan.reshard
@@ -147,6 +166,7 @@ def memory_lines(run: AbstractRun, remat: RematPlan, *, by_plan: bool) -> list[s
         "parameters": "parameters that train",
         "optimizer": "optimizer",
         "reference": "reference policy",
+        "teacher": "teachers",
         "frozen": "parameters that do not train",
         "critic": "critic and its optimizer",
         "average": "average of the parameters",

@@ -38,6 +38,7 @@ from seeupo_jax.planning.explain.explain_parts import (
     reward_lines,
     share_lines,
     task_ids,
+    teacher_lines,
 )
 from seeupo_jax.planning.explain.explanation import Section, choices, listed
 from seeupo_jax.policy.network import split_trainable
@@ -50,6 +51,7 @@ from seeupo_jax.policy_io.resuming import (
     check_same_warm_start,
     resume_message,
 )
+from seeupo_jax.training.teacher_files import check_same_teachers
 
 # What of an algorithm is always shown; the other fields where they are not the default.
 _SHOWN = "order ratio objective advantage scale old_policy weight_clip kl_coef".split()
@@ -92,6 +94,7 @@ def explain_training(
     return [
         ("missing", lacks),
         ("model", model_lines(run, start)),
+        ("teacher", teacher_lines(run)),
         ("mesh", mesh_lines(run, planned)),
         ("memory", memory_lines(run, remat, by_plan=config.model.remat == "auto")),
         ("programs", program_lines(run, config.iterations - begins.done)),
@@ -122,6 +125,7 @@ def _start(run: AbstractRun, config: Config, workdir: Path, selects_on: str | No
         check_training(notes)
         check_same_run(config, notes["config"], notes.get("adapters"))
         check_same_chat(config, workdir, notes)
+        check_same_teachers(config, notes.get("teachers"))
     newest = files.newest(run.state)
     files.close()
     stopped.close()

@@ -114,6 +114,7 @@ def estimate_iteration(
         "rollout/prefill": context / programs["rollout/prefill"].work.tokens,
         "rollout/decode": drawn / programs["rollout/decode"].work.tokens,
         scoring: scoring_passes(plan) * whole + scored / longest,
+        "sweep/teacher": bool(plan.of("teacher")) * whole,  # each conversation has one at most
         "sweep/value": plan.count("value") * whole,
         "sweep/scorer": plan.count("scorer") * whole,
         "sweep/refresh": refreshed / longest,

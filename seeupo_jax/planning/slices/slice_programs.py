@@ -33,6 +33,7 @@ from seeupo_jax.policy_io import build
 KINDS = (
     "sweep/turn",
     "sweep/score",
+    "sweep/teacher",
     "sweep/value",
     "sweep/scorer",
     "sweep/refresh",
@@ -185,7 +186,6 @@ def choose_programs(
 
 def _sweep(setup: Setup) -> Iterator[SliceProgram]:
     arch, shapes, mesh = setup.arch, setup.learner.shapes, setup.mesh
-    once = _weight_bytes(setup)  # read by every pass over the layers
     passes = 2 if arch.remat == "none" else 3
     update = 7 * setup.parts["parameters"]  # four trees of its size are read, three written
     critic = setup.config.algorithm.critic.kind
@@ -198,6 +198,7 @@ def _sweep(setup: Setup) -> Iterator[SliceProgram]:
     read = {
         "sweep/turn": (*state, "frozen"),
         "sweep/reference": ("reference", "frozen"),
+        "sweep/teacher": tuple({"teacher", "reference"} & {*setup.parts}),
         "sweep/value": (*trunk, "frozen", "critic"),
         "sweep/scores": (*read_too, "frozen", "scorer"),
         "sweep/scorer": (*state, "frozen"),
@@ -218,17 +219,19 @@ def _sweep(setup: Setup) -> Iterator[SliceProgram]:
         trips = packed.microbatches
         # Logits of every token, of none, or of an action's.
         of_tokens = length if setup.config.algorithm.scorer == "policy" else 0
-        logits = dict.fromkeys(("sweep/score", "sweep/reference"), length)
+        logits = dict.fromkeys(("sweep/score", "sweep/reference", "sweep/teacher"), length)
         logits |= {"sweep/value": 0, "sweep/scores": of_tokens}
         head = logits.get(kind, shapes.action)
         steps = {"sweep/turn": step_flops, "sweep/scorer": scorer_flops}
+        computed_by = arch if program.teacher is None else program.teacher.architecture(arch)
+        once = _weight_bytes(setup, computed_by)  # read by every pass over the layers
         hbm_bytes, updated = once * trips, update if kind in steps else 0
         if kind in steps:
             done = (steps[kind](setup, packed, computed=computed) for computed in (False, True))
             work = UsefulWork(*done, packed.tokens)
             hbm_bytes = hbm_bytes * passes + updated
         else:
-            work = _scored(setup, packed, head)
+            work = _scored(setup, computed_by, packed, head)
         yield SliceProgram(
             program.name,
             mesh,
@@ -243,14 +246,14 @@ def _sweep(setup: Setup) -> Iterator[SliceProgram]:
         )
 
 
-def _scored(setup: Setup, packed: Packed, head: int) -> UsefulWork:
+def _scored(setup: Setup, arch: Architecture, packed: Packed, head: int) -> UsefulWork:
     """The work of a pass forwards over packed conversations, with logits of so many tokens each."""
     done = []
     for computed in (False, True):
         each = separate_conversations(setup, packed, computed=computed)
         new = packed.length // each
         work = Pass(packed.rows * each, new, head=min(head, new), trees=setup.learner.shapes.share)
-        done.append(flops.forward_flops(setup.arch, work, computed=computed))
+        done.append(flops.forward_flops(arch, work, computed=computed))
     return UsefulWork(*done, packed.tokens)
 
 
@@ -294,7 +297,6 @@ def _rollout(setup: Setup) -> Iterator[SliceProgram]:
         )
 
 
-def _weight_bytes(setup: Setup) -> float:
-    """The model's matrices as a device multiplies by them: gathered, in the compute dtype."""
-    width = jnp.dtype(setup.arch.dtype).itemsize
-    return flops.gathered_parameters(setup.arch, setup.mesh.shape) * width
+def _weight_bytes(setup: Setup, arch: Architecture) -> float:
+    """A model's matrices as a device multiplies by them: gathered, in the compute dtype."""
+    return flops.gathered_parameters(arch, setup.mesh.shape) * jnp.dtype(arch.dtype).itemsize

@@ -85,7 +85,7 @@ def test_clips_are_the_laboratorys_unless_the_recipe_has_its_own():
     assert LabSettings(weight_clip=0.3).algorithm("seeupo").weight_clip == 0.3
 
 
-WITHOUT = ["istar", "spa"]  # which need a model beside the policy
+WITHOUT = ["istar", "spa", "opd"]  # which need a model beside the policy
 
 
 @pytest.mark.parametrize("recipe", [name for name in RECIPES if name not in WITHOUT])
@@ -94,6 +94,11 @@ def test_a_recipe_is_what_training_has_but_for_the_penalty_and_the_clips(recipe)
     given = {field: own.get(field, value) for field, value in RECIPES[recipe].items()}
     actual = dict(flatten(dataclasses.asdict(LabSettings().algorithm(recipe))))
     assert dict(flatten(given)).items() <= actual.items()
+
+
+def test_a_recipe_that_learns_from_a_teacher_is_refused():
+    with pytest.raises(ValueError, match="--recipes: got advantage=zero; allowed: an estimator of"):
+        LabSettings().algorithm("opd")
 
 
 def test_a_recipes_choices_can_be_changed():

@@ -1,0 +1,101 @@
+"""The term that teachers add to advantages: on-policy distillation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from seeupo_jax.algorithms.distillation import reverse_kl_advantage
+from seeupo_jax.configuration.teacher_schema import Teacher
+from seeupo_jax.learner.batching import (
+    ActionSpan,
+    SegmentBatch,
+    all_actions,
+    lay_out,
+    scatter,
+    turn_batch,
+)
+from seeupo_jax.learner.compiled_programs import Learner
+from seeupo_jax.learner.credit.credit_arrays import CreditArrays
+from seeupo_jax.learner.credit.sampled_tokens import Ragged
+from seeupo_jax.learner.teacher import TeacherModel, taught_by
+from seeupo_jax.types import CONTEXT, TrainState
+
+
+def score_by_teachers(
+    learner: Learner,
+    train: TrainState,
+    ref_params: Any,
+    rows: SegmentBatch,
+    labels: Sequence[Mapping[str, str]] | None,
+) -> Ragged:
+    """Log-probabilities of every sampled token under its trajectory's teacher, nats.
+
+    NaN at context, and in trajectories that have no teacher.
+
+    Args:
+      labels: of each trajectory's task; None: none has any.
+    """
+    of_trajectory = taught_by(learner.teachers, labels, rows.trajectories)
+    logp = [np.full(len(tokens), np.nan, np.float32) for tokens in rows.tokens]
+    pairs = zip(learner.teachers, learner.teacher_programs, strict=True)
+    for number, (teacher, program) in enumerate(pairs):
+        read = teacher.hinted(rows)
+        spans = [
+            span
+            for span in all_actions(read)
+            if of_trajectory[rows.trajectory_S[span.segment]] == number
+        ]
+        if not spans:
+            continue
+        own = [np.full(len(tokens), np.nan, np.float32) for tokens in read.tokens]
+        if program is None:
+            _ask(teacher, read, spans, own)
+        else:
+            layout = lay_out(read, spans, learner.shapes, learner.shapes.long)
+            batch = turn_batch(read, layout, learner.shapes, {}, action=learner.shapes.longest)
+            params = teacher.parameters(train, ref_params)
+            scatter(own, spans, np.asarray(program(params, batch)))
+        for segment in {span.segment for span in spans}:
+            place = teacher.place(rows.tokens[segment])
+            hint = slice(place, place + len(teacher.hint))
+            logp[segment] = np.delete(own[segment], hint)
+    return logp
+
+
+def _ask(
+    teacher: TeacherModel, rows: SegmentBatch, spans: Sequence[ActionSpan], logp: Ragged
+) -> None:
+    """Writes to `logp` what a teacher that is asked says of the spans' tokens."""
+    answers = teacher.ask([rows.tokens[span.segment][: span.end] for span in spans])
+    for span, logp_L in zip(spans, answers, strict=True):
+        logp[span.segment][span.position_A] = logp_L[span.position_A - 1]
+
+
+def add_teaching(
+    arrays: CreditArrays, teacher: Teacher, logp: Ragged, teacher_logp: Ragged, advantage: Ragged
+) -> Ragged:
+    """Advantages of every token with `distillation.reverse_kl_advantage` added; as they were in
+    trajectories without a teacher.
+
+    Args:
+      logp: under the policy that the sweep begins with. teacher_logp: as of `score_by_teachers`.
+    """
+    time = arrays.time
+    teacher_NL = time.pad(teacher_logp)
+    mask_NL = time.mask_NL & ~np.isnan(teacher_NL)
+    options = {"coef": teacher.coef, "discount": teacher.discount}
+    term_NL = reverse_kl_advantage(time.pad(logp), teacher_NL, mask_NL, **options)
+    pairs = zip(advantage, time.unpad(np.asarray(term_NL)), strict=True)
+    return [advantage_L + term_L for advantage_L, term_L in pairs]
+
+
+def teacher_kl(rows: SegmentBatch, logp: Ragged, teacher_logp: Ragged) -> dict[str, float]:
+    """Mean of log π - log π_teacher over the sampled tokens that a teacher has scored."""
+    triples = zip(logp, teacher_logp, rows.turn, strict=True)
+    gap = np.concatenate([(own - other)[turn_L != CONTEXT] for own, other, turn_L in triples])
+    scored = gap[~np.isnan(gap)]
+    mean = scored.mean(dtype=np.float64) if scored.size else np.nan
+    return {"sweep/teacher_kl": float(mean)}
