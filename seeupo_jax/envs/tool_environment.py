@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from seeupo_jax.configuration.user_code import describe, shortened, shown
-from seeupo_jax.envs.base import Message, StepResult, Tool
+from seeupo_jax.envs.base import Demonstration, Message, StepResult, Tool
 from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError
 from seeupo_jax.envs.tool_formats.formats import choose_format
 
@@ -87,6 +87,22 @@ class ToolEnvironment(abc.ABC):
         """
         names = ", ".join(self._tools)
         raise ToolCallError(f"the message has no tool call; the tools are {names}")
+
+    def play(self, task_id: str, calls: Sequence[ToolCall], seed: int = 0) -> Demonstration:
+        """Plays an episode of these calls, one a message; returns its conversation.
+
+        It is what tests of an environment and its `demonstrations` need.
+        """
+        messages, tools = self.reset(task_id, seed)
+        written = choose_format(self.tool_format)
+        for call in calls:
+            text = written.render("", [call])
+            messages += ({"role": "assistant", "content": text}, *self.step(text).observation)
+        return Demonstration(messages, tools)
+
+    def vocabulary(self) -> Sequence[str]:
+        """Words that a tokenizer made for this environment keeps whole, as of `Demonstrator`."""
+        return ()
 
     def close(self) -> None:
         """Frees what the episode holds."""

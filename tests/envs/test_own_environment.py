@@ -5,14 +5,17 @@ import json
 import re
 import types
 
+import chat_cases
 import pytest
 from places import ROOT
 from remote_cases import Process, remote
 
 from seeupo_jax import envs
+from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.envs.tasks import list_tasks, task_labels
 from seeupo_jax.envs.tool_calls import render_hermes
 from seeupo_jax.envs.validation import check_step, reset_episode
+from seeupo_jax.evaluation.episode_host import try_resets
 
 PAGE = (ROOT / "docs" / "own_environment.md").read_text()
 NAME = "docs.examples.guess_number:GuessNumber"
@@ -169,7 +172,7 @@ def test_a_server_plays_it_just_so(tmp_path):
 
 def test_an_environment_that_reads_another_tool_format_than_the_model_writes_is_warned_of(caplog):
     """The model is in llama's format; the class would read none of its calls."""
-    tokenizer = chat_cases.tokenizer("llama3_2")
+    tokenizer = chat_cases.make("llama3_2")
     options = {"tasks": str(ROOT / "docs/examples/price_desk.jsonl")}
     name = "docs.examples.price_desk:PriceDesk"
     config = from_dict({"env": {"name": name, "options": options}})
