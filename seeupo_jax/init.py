@@ -1,8 +1,8 @@
 """Writes a project that trains an agent in an environment of its own: a place to begin.
 
-    python -m seeupo_jax.init NAME
+    python -m seeupo_jax.init NAME [--into=FOLDER]
 
-NAME is a new folder here. It gets an environment with two tools, tasks, a reward, a configuration,
+NAME is a new folder. It gets an environment with two tools, tasks, a reward, a configuration,
 tests and a README with the commands to run.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from seeupo_jax.cli.project import write_project
-from seeupo_jax.configuration.flags import Flags
+from seeupo_jax.configuration.flags import Flags, path
 from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.errors import file_sentences, sentence_errors
 
@@ -26,8 +26,10 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
         flags.add_argument(
             "name", nargs="?", metavar="NAME", help="the project's folder; required."
         )
-        folder = write_project(flags.read(arguments[1:]).name, Path.cwd())
-    print(f"wrote {folder.name}/: {folder.name}/README.md has the commands to run, first:")
+        flags.flag("into", "the folder that NAME is made in; default: this one.", path)
+        given = flags.read(arguments[1:])
+        folder = write_project(given.name, given.into or Path())
+    print(f"wrote {folder}/; {folder}/README.md has the commands to run, the first of them:")
     print(f"    seeupo-train --config={folder.name}/config.py --workdir=runs/{folder.name}")
 
 

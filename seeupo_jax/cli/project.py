@@ -28,7 +28,7 @@ def write_project(name: str | None, parent: Path) -> Path:
     folder = parent / name
     if os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
         raise ValueError(f"NAME: got {name!r}, which is here already; allowed: a new folder.")
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for template in sorted(_TEMPLATES.iterdir()):
         text = template.read_text(encoding="utf-8").replace(_NAME, name)
         (folder / template.name.removesuffix(_SUFFIX)).write_text(text, encoding="utf-8")

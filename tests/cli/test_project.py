@@ -1,15 +1,20 @@
 """A new project is complete: its files are clean, its tests pass, and its training runs."""
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 
 import pytest
 from places import ROOT
 from process_cases import environment
+from run_cases import save_policy
 
 from seeupo_jax.cli.project import write_project
+from seeupo_jax.configuration.loading import load_config
 from seeupo_jax.init import main
+from seeupo_jax.training.checks import check_config
 
 LESS = (  # of a training: what shows that the project runs
     "--config.warm_start.stages=({'steps': 4},)",
@@ -35,7 +40,7 @@ def python(parent, *arguments):
     """A run of Python in that folder."""
     line = [sys.executable, "-m", *arguments]
     return subprocess.run(
-        line, cwd=parent, env=environment(), capture_output=True, text=True, timeout=300
+        line, cwd=parent, env=environment(), capture_output=True, text=True, timeout=900
     )
 
 
@@ -53,6 +58,34 @@ def test_its_files_are_clean_and_bear_its_name(parent):
 def test_its_tests_pass(parent):
     done = python(parent, "pytest", "doors", "-q", "-p", "no:cacheprovider")
     assert done.returncode == 0 and "6 passed" in done.stdout, done.stdout
+
+
+def commands(text):
+    """The lines of a page's blocks that name the project's configuration, without continuations."""
+    blocks = re.findall(r"```(?:ba)?sh\n(.*?)```", text, re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [shlex.split(line) for line in lines if "--config=" in line]
+
+
+def test_the_commands_of_its_pages_pass_every_check(parent, monkeypatch):
+    """With small policies at the places of those that are downloaded, or trained by a command."""
+    monkeypatch.chdir(parent)
+    (parent / "third_party").symlink_to(ROOT / "third_party")
+    for place in ("Qwen/Qwen3-0.6B", "runs/doors_sft/policy"):
+        save_policy(parent / place)
+    pages = [(parent / "doors" / "README.md"), ROOT / "docs" / "project.md"]
+    lines = [line for page in pages for line in commands(page.read_text())]
+    assert {line[0] for line in lines} == {
+        f"seeupo-{name}" for name in ("train", "evaluate", "sft", "serve")
+    }
+    given = {tuple(flag for flag in line if flag.startswith("--config")) for line in lines}
+    models = set()
+    for file, *fields in given:
+        overrides = [flag.removeprefix("--config.") for flag in fields]
+        config = load_config(file.removeprefix("--config="), overrides)
+        check_config(config)
+        models.add(config.model.path)
+    assert len(models) == 4
 
 
 @pytest.mark.exhaustive
@@ -91,9 +124,10 @@ def test_a_folder_that_is_not_empty_is_left_as_it_is(tmp_path, monkeypatch, caps
     assert capsys.readouterr().err == sentence
     assert [file.name for file in (tmp_path / "mine").iterdir()] == ["config.py"]
     (tmp_path / "empty").mkdir()
-    main(["seeupo-init", "empty"])
-    assert (tmp_path / "empty" / "config.py").is_file()
-    assert "seeupo-train --config=empty/config.py" in capsys.readouterr().out
+    for name, more in (("empty", []), ("new", ["--into=a/b"])):
+        main(["seeupo-init", name, *more])
+        assert f"seeupo-train --config={name}/config.py" in capsys.readouterr().out
+    assert (tmp_path / "empty/config.py").is_file() and (tmp_path / "a/b/new/config.py").is_file()
 
 
 def test_the_command_needs_a_name(tmp_path, monkeypatch, capsys):
