@@ -66,7 +66,7 @@ $(VENV)/development: requirements.lock requirements.txt pyproject.toml third_par
 		third_party/agents/verifiers/requirements.txt
 	@echo "Setting up $(VENV) and what every test needs ..."
 	@$(MAKE) --no-print-directory --jobs=6 $(FIRST_PARTS) $(OTHER_PARTS)
-	@touch $(VENV)/first $@
+	@touch $(VENV)/first $(VENV)/bfcl $(VENV)/site $@
 
 # By pip, which goes on where one of several places that may have this wheel is out of reach.
 part-torch: $(UV)
@@ -81,7 +81,7 @@ part-smollm2: $(UV)
 	sh third_party/models/setup.sh $(RUN) smollm2
 
 part-tools: part-python
-	@$(call install,--editable ".[test-all]")
+	@$(call install,--editable ".[test-all]" --group site)
 
 part-libtpu: $(VENV)/runtime
 part-models: part-smollm2
@@ -101,7 +101,11 @@ quickstart: $(VENV)/runtime
 	@echo "Training: configs/quickstart.py -> $(WORKDIR)"
 	$(RUN) -m seeupo_jax.train --config=configs/quickstart.py --workdir="$(WORKDIR)"
 
-bfcl: $(VENV)/first
+$(VENV)/bfcl: $(VENV)/runtime third_party/bfcl/setup.sh third_party/install.sh
+	sh third_party/bfcl/setup.sh $(RUN)
+	@touch $@
+
+bfcl: $(VENV)/bfcl
 	@echo "Training: configs/bfcl_tiny.py -> runs/bfcl_tiny"
 	$(RUN) -m seeupo_jax.train --config=configs/bfcl_tiny.py --workdir=runs/bfcl_tiny
 
@@ -159,8 +163,13 @@ lint-scripts: $(VENV)/development
 lint-house: $(UV)
 	@$(RUN) tests/support/house_report.py
 
+$(VENV)/site: $(UV) pyproject.toml
+	@echo "Setting up $(VENV) with what builds the site ..."
+	@$(call install,--group site)
+	@touch $@
+
 # Fails at a broken link or anchor and at a page outside the navigation; --quiet would not count them.
-docs: $(VENV)/development
+docs: $(VENV)/site
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
 clean:

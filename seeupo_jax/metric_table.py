@@ -128,6 +128,7 @@ ROLLOUT = (
     Metric("rollout/timeouts", "trajectories", "count"),
     Metric("rollout/timeouts_counted", "trajectories", "count"),
     Metric("rollout/retries", "calls", "sum of trajectories"),
+    Metric("rollout/executed_fraction", "share of turns", "mean of turns"),
     Metric("rollout/agent_failed/CAUSE", "trajectories", "count"),
     Metric("rollout/ignored_sampling", "parameters", "sum of trajectories"),
     Metric("rollout/refused_calls", "calls", "sum of trajectories"),

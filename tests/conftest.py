@@ -30,6 +30,7 @@ os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 os.environ["XLA_FLAGS"] = " ".join(
     [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8", QUICK_XLA]
 )
+os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"  # no test reaches the hub: a closed port
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # As in the background of a shell; what tests start would ignore it too, and could not help it.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -31,7 +31,7 @@ LEVELS = (
     ("benchmarks",),
     ("instruments",),
     (
-        *("train", "evaluate", "sft", "update", "export", "report", "serve"),
+        *("init", "train", "evaluate", "sft", "update", "export", "report", "serve"),
         *("aot", "bench", "compare", "lab", "telemetry"),
     ),
 )

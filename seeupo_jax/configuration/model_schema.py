@@ -32,7 +32,8 @@ class Model:
     """The policy network: loaded from `path`, or randomly initialised in the sizes below."""
 
     path: str | None = path_field()
-    """A Hugging Face folder, a .gguf file, or package:NAME; it sets the sizes; none: random."""
+    """A Hugging Face folder, a .gguf file, package:NAME, or the hub's OWNER/NAME[@REVISION]; it
+    sets the sizes; none: random."""
     vocab_size: int = within(1, MODEL_SIZES["vocab_size"], 512)
     """Tokens of the vocabulary."""
     width: int = within(1, MODEL_SIZES["width"], 128)

@@ -24,6 +24,7 @@ from seeupo_jax.envs.base import (
     Tool,
     TransientError,
 )
+from seeupo_jax.envs.tool_environment import ToolEnvironment, tool
 
 # The class of each environment by name; imported on first use, since some need extra packages.
 ENVIRONMENTS = {
@@ -89,6 +90,8 @@ __all__ = [
     "Referenced",
     "StepResult",
     "Tool",
+    "ToolEnvironment",
     "TransientError",
     "make",
+    "tool",
 ]

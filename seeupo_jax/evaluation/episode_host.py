@@ -174,6 +174,8 @@ def try_resets(
         messages, tools = check_reset(answer)
         refusal = None
         if tokenizer is not None:
+            if tools:
+                _warn_of_format(config, tokenizer, environment)
             refusal = _template_refusal(tokenizer, environment, messages, tools)
         return tools, refusal
 
@@ -192,6 +194,23 @@ def try_resets(
                 raise ValueError(refusal)
             listed.append(tools)
     return listed
+
+
+def _warn_of_format(config: Config, tokenizer: Tokenizer, environment: Environment) -> None:
+    """Warns of an environment that reads tool calls in another format than the policy writes."""
+    read = getattr(environment, "tool_format", None)
+    try:
+        written = resolve_form(config.agent, tokenizer).tool_format.name
+    except ValueError:  # a template whose format is not known
+        return
+    if isinstance(read, str) and read != written:
+        _log.warning(
+            "config.env.name: %s reads tool calls as %s, and the model's chat template writes %s:"
+            " tool_format of the class sets it.",
+            config.env.name,
+            read,
+            written,
+        )
 
 
 def _template_refusal(

@@ -34,6 +34,7 @@ from seeupo_jax.policy.files.expert_adapters import (
     to_peft,
 )
 from seeupo_jax.policy.files.folder_files import read_json_object
+from seeupo_jax.policy.files.hub_snapshot import hub_revision, is_hub_name, split_revision
 from seeupo_jax.policy.files.parameter_names import leaf_at, stored_parameters
 from seeupo_jax.policy.files.placement import check_tensors, load_params
 from seeupo_jax.policy.files.safetensors_files import SafetensorsFolder, Tensors, write_file
@@ -147,8 +148,9 @@ def save_adapters(
     """Writes a model's adapters as PEFT does; with several processes all call it, 0 writes.
 
     Args:
-      base: the model that they belong to. It is written as an absolute path, by which PEFT and
-        `from_pretrained` find it from any folder.
+      base: the model that they belong to. A folder is written as an absolute path, by which PEFT
+        and `from_pretrained` find it from any folder; a name of the Hugging Face Hub as it is, with
+        its revision.
       tokenizer: written too where one is given.
 
     Raises:
@@ -167,10 +169,18 @@ def save_adapters(
     folder = Path(path)
     make_folder(folder)
     write_file(tensors, folder / WEIGHTS_FILE)
-    values = {"base_model_name_or_path": os.path.abspath(base), **_config_json(model.arch, tensors)}
+    values = {**_base_json(base), **_config_json(model.arch, tensors)}
     (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     if tokenizer is not None:
         tokenizer.save(folder)
+
+
+def _base_json(base: str | Path) -> dict[str, Any]:
+    """How an adapter_config.json names the adapters' model."""
+    if not is_hub_name(base):
+        return {"base_model_name_or_path": os.path.abspath(base)}
+    repo, _ = split_revision(str(base))
+    return {"base_model_name_or_path": repo, "revision": hub_revision(base)}
 
 
 def _tensors_in_file(arch: Architecture, adapters: Any) -> dict[str, np.ndarray]:
@@ -291,12 +301,14 @@ def base_model_path(folder: Path) -> str | None:
     file = folder / CONFIG_FILE
     if not file.is_file():
         return None
-    base = read_json_object(file).get("base_model_name_or_path")
+    values = read_json_object(file)
+    base, revision = values.get("base_model_name_or_path"), values.get("revision")
     if not isinstance(base, str) or not base:
         raise ValueError(
             f"{file}: base_model_name_or_path is {shown(base)}; allowed: the folder of a model."
         )
-    return base
+    named = is_hub_name(base) and isinstance(revision, str) and revision
+    return f"{base}@{revision}" if named else base
 
 
 def read_lora(folder: Path) -> LoraAdapters:

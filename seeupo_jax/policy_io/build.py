@@ -30,6 +30,7 @@ from seeupo_jax.parallel.mesh import (
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy import network as policy
 from seeupo_jax.policy.architecture import SELECTION_BIAS, Architecture, LoraAdapters
+from seeupo_jax.policy.files.hub_snapshot import cached_snapshot, is_hub_name, split_revision
 from seeupo_jax.policy.files.tokenizer import Tokenizer, train_tokenizer, unassigned_ids
 from seeupo_jax.policy.files.weights import (
     PACKAGE,
@@ -146,6 +147,10 @@ def find_model(config: Config) -> tuple[Config, str]:
     place = Path(path)
     if path.startswith(PACKAGE) or is_model(place) or place.is_file():
         return config, path
+    if is_hub_name(path):
+        if cached_snapshot(path) is not None:
+            return config, path
+        place = Path(split_revision(path)[0])
     folder = Path(seeupo_jax.__path__[0]) / "assets" / ARCHITECTURES
     published = sorted(each.name for each in folder.iterdir())
     if place.name not in published:

@@ -19,6 +19,7 @@ from seeupo_jax.durable_files import move_folder
 from seeupo_jax.errors import FileError, name_file, reason
 from seeupo_jax.parallel.mesh import make_mesh
 from seeupo_jax.policy import save_pretrained
+from seeupo_jax.policy.files.hub_snapshot import is_hub_name
 from seeupo_jax.policy.files.messages import dropped_messages_notice
 from seeupo_jax.policy.files.weights import resolve_path
 from seeupo_jax.policy.lora import merge_adapters, save_adapters
@@ -46,7 +47,8 @@ def write_policy(config: Config, policy: build.Policy, params: Any, folder: Path
 
     def write(unfinished: Path) -> None:
         if model.arch.lora is not None and not config.lora.merge:
-            base = resolve_path(str(policy.source))
+            source = str(policy.source)
+            base = source if is_hub_name(source) else resolve_path(source)
             save_adapters(model, unfinished, base, policy.tokenizer)
         else:
             dtype = config.model.param_dtype

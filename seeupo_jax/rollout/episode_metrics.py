@@ -15,6 +15,7 @@ from seeupo_jax.rewards.scorer import REWARD_FAILURE
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.rollout.resample import groups_of, has_signal
 from seeupo_jax.trajectories.rewards_by_name import named_rewards
+from seeupo_jax.trajectories.states import EXECUTED
 from seeupo_jax.types import CONTEXT, Trajectory, learnable
 
 # Of `info`, of agents: why one came to nothing, its sampling parameters without effect, its calls
@@ -81,6 +82,7 @@ def rollout_metrics(
         **_by_kind(good, {} if labels is None else labels),
         **_causes(collected),
         **_by_name(collected, good),
+        **_executed(good),
         **_of_agents(collected, good),
     }
 
@@ -95,6 +97,12 @@ def _by_name(collected: Collected, good: Sequence[Trajectory]) -> dict[str, floa
     if means or failed:
         failed["time/reward_s"] = collected.reward_s
     return means | failed
+
+
+def _executed(good: Sequence[Trajectory]) -> dict[str, float]:
+    """The share of turns whose action was executed, of the episodes that report it."""
+    executed = [each for t in good for each in t.info.get(EXECUTED, ())]
+    return {"rollout/executed_fraction": float(np.mean(executed))} if executed else {}
 
 
 def _of_agents(collected: Collected, good: Sequence[Trajectory]) -> dict[str, float]:

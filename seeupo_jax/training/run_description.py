@@ -10,6 +10,7 @@ import jax
 from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.metrics.run_manifest import Launch, write_run_manifest
+from seeupo_jax.policy.files.hub_snapshot import hub_revision
 from seeupo_jax.policy_io.build import Policy
 from seeupo_jax.training.teacher_files import teachers_note
 
@@ -31,6 +32,7 @@ def write_description(
     Returns: a sentence on what changed where the run resumes; None: nothing did, or it begins.
     """
     devices, path = policy.mesh.devices, config.model.path
+    revision = hub_revision(path)
     resumption = write_run_manifest(
         workdir,
         resumes=resumes,
@@ -44,6 +46,7 @@ def write_description(
         },
         model={
             "name": "randomly initialised" if path is None else path,
+            **({} if revision is None else {"revision": revision}),
             "parameters": sum(leaf.size for leaf in jax.tree.leaves(policy.merged(params))),
             **({"teachers": teachers_note(config)} if config.teacher.given else {}),
         },

@@ -18,6 +18,7 @@ RUN = (f"--config={TINY}", "--workdir=DIR")
 UPDATE = (f"--config={TINY}", "--model=DIR/m", "--trajectories=DIR/t.jsonl", "--output=DIR/o")
 # Command -> its module, and arguments with which it would begin.
 COMMANDS = {
+    "init": ("init", ("new_project",)),
     "train": ("train", RUN),
     "evaluate": ("evaluate", RUN),
     "sft": ("sft", (*RUN, "--data=DIR/c.jsonl")),

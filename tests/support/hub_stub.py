@@ -1,24 +1,30 @@
-"""A server of the Hugging Face Hub's HTTP API that takes models, on this machine."""
+"""A server of the Hugging Face Hub's HTTP API that takes and gives models, on this machine."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 from serving import running
 
 TOKEN = "hf_of_the_test"
 READ_ONLY = "hf_that_may_only_read"
+NONE: Mapping[str, str] = {}
 
 
 class Hub(ThreadingHTTPServer):
     """What was made and uploaded: repositories with whether they are private, and their files.
 
     Every file comes in a commit: the hub itself asks for large ones by a protocol of its own.
+    Models to download are those of `published`: by repository, their commits, oldest first, each
+    with its files. `sent` lists the files that were downloaded.
     """
 
     daemon_threads = True
@@ -27,6 +33,20 @@ class Hub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repositories: dict[str, bool] = {}
         self.files: dict[str, bytes] = {}
+        self.published: dict[str, dict[str, dict[str, bytes]]] = {}
+        self.sent: list[str] = []
+
+    def publish(self, repository: str, folder: Path) -> str:
+        """Makes a folder's files the newest commit of a repository; its id."""
+        files = {
+            file.relative_to(folder).as_posix(): file.read_bytes()
+            for file in sorted(folder.rglob("*"))
+            if file.is_file()
+        }
+        commits = self.published.setdefault(repository, {})
+        commit = hashlib.sha1(f"{repository} {len(commits)}".encode()).hexdigest()
+        commits[commit] = files
+        return commit
 
     @property
     def url(self) -> str:
@@ -47,11 +67,55 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
     def do_GET(self) -> None:
+        path, _, _ = self.path.partition("?")
+        if asked := re.fullmatch(r"/api/models/(.+)/(revision|tree)/(.+)", path):
+            return self._describe(*asked.groups())
+        if asked := re.fullmatch(r"/(.+)/resolve/([^/]+)/(.+)", path):
+            return self._send(*asked.groups())
         repository = self.path.removeprefix("/api/models/")
         if self.path != repository and repository not in self.server.repositories:
             return self._answer(404, {"error": f"no repository {repository}"})
         self._refuse_or(lambda _: {"name": "someone", "type": "user", "id": repository})
+
+    def _commit_of(self, repository: str, revision: str) -> str | None:
+        """The commit of a revision; None: the answer has said why there is none."""
+        commits = self.server.published.get(repository)
+        if commits is None:
+            self._answer(401, {"error": "no such model"}, {"X-Error-Code": "RepoNotFound"})
+        elif revision != "main" and revision not in commits:
+            self._answer(404, {"error": "no revision"}, {"X-Error-Code": "RevisionNotFound"})
+        else:
+            return list(commits)[-1] if revision == "main" else revision
+        return None
+
+    def _describe(self, repository: str, kind: str, revision: str) -> None:
+        if (commit := self._commit_of(repository, revision)) is None:
+            return
+        files = self.server.published[repository][commit]
+        siblings = [{"rfilename": name, "size": len(files[name])} for name in files]
+        tree = [
+            {"type": "file", "path": name, "size": len(x), "oid": hashlib.sha1(x).hexdigest()}
+            for name, x in files.items()
+        ]
+        known = {"id": repository, "sha": commit, "siblings": siblings}
+        self._answer(200, known if kind == "revision" else tree)
+
+    def _send(self, repository: str, revision: str, name: str) -> None:
+        if (commit := self._commit_of(repository, revision)) is None:
+            return
+        body = self.server.published[repository][commit][name]
+        self.send_response(200)
+        self.send_header("X-Repo-Commit", commit)
+        self.send_header("ETag", f'"{hashlib.sha1(body).hexdigest()}"')
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.server.sent.append(name)
+            self.wfile.write(body)
 
     def do_POST(self) -> None:
         path = self.path.partition("?")[0]
@@ -111,9 +175,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return content
 
-    def _answer(self, status: int, values: dict[str, Any]) -> None:
+    def _answer(self, status: int, values: Any, headers: Mapping[str, str] = NONE) -> None:
         body = json.dumps(values).encode()
         self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

@@ -25,6 +25,7 @@ from seeupo_jax.policy.files import gguf_vocabulary
 from seeupo_jax.policy.files.block_scaled import BlockScaledTensors, block_size, is_fp8
 from seeupo_jax.policy.files.folder_files import read_json_object
 from seeupo_jax.policy.files.gguf_parts import part_files
+from seeupo_jax.policy.files.hub_snapshot import hub_snapshot, is_hub_name
 from seeupo_jax.policy.files.huggingface_tokenizer import gguf_tokenizer
 from seeupo_jax.policy.files.model_config import config_json, read_architecture
 from seeupo_jax.policy.files.parameter_names import (
@@ -57,12 +58,20 @@ MAX_FILE_BYTES = 5 * 10**9
 def resolve_path(path: str | Path) -> Path:
     """The folder or file of a model path; `package:NAME` is a bundled policy.
 
+    OWNER/NAME or OWNER/NAME@REVISION that is nothing here is a model of the Hugging Face Hub.
+
     Raises:
-      ValueError: neither a folder with a config.json or adapters, nor a GGUF file.
+      ValueError: neither a folder with a config.json or adapters, nor a GGUF file, nor a model of
+        the hub that is in its cache or can be downloaded.
     """
-    place = Path(path)
+    place, hub = Path(path), "OWNER/NAME of the Hugging Face Hub"
     if str(path).startswith(PACKAGE):
         place = Path(seeupo_jax.__path__[0]) / "assets" / str(path).removeprefix(PACKAGE)
+    elif is_hub_name(path):
+        try:
+            place = hub_snapshot(str(path))
+        except ValueError as error:
+            hub = str(error)
     if is_model(place):
         return place
     fetch = ""
@@ -70,7 +79,7 @@ def resolve_path(path: str | Path) -> Path:
         fetch = ", which `sh third_party/models/setup.sh` of the repository fetches"
     raise ValueError(
         f"model path: got {str(path)!r}; allowed: a folder with a {CONFIG_FILE}, a .gguf file"
-        f"{fetch}, or {PACKAGE}NAME."
+        f"{fetch}, {PACKAGE}NAME, or {hub}."
     )
 
 
@@ -165,7 +174,8 @@ def from_pretrained(
     at a time.
 
     Args:
-      path: a folder, a `.gguf` file, or `package:NAME`.
+      path: a folder, a `.gguf` file, `package:NAME`, or OWNER/NAME[@REVISION] of the Hugging Face
+        Hub.
       mesh: where the parameters go, by the table in `parallel/mesh.py`; None: the default device.
       dtype: of the activations; parameters are float32 unless `param_dtype` says otherwise.
       chat: how conversations become tokens; None: as the model's own files say.

@@ -1,0 +1,137 @@
+"""A new project is complete: its files are clean, its tests pass, and its training runs."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+from places import ROOT
+from process_cases import environment
+from run_cases import save_policy
+
+from seeupo_jax.cli.project import write_project
+from seeupo_jax.configuration.loading import load_config
+from seeupo_jax.init import main
+from seeupo_jax.training.checks import check_config
+
+LESS = (  # of a training: what shows that the project runs
+    "--config.warm_start.stages=({'steps': 4},)",
+    "--config.iterations=1",
+    "--config.rollout.tasks=1",
+    "--config.rollout.group_size=2",
+    "--config.rollout.max_action_tokens=8",
+    "--config.evaluation.tasks=1",
+    "--config.evaluation.k=1",
+    "--config.checkpoint.every=0",
+)
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory):
+    """The folder that a project was written into."""
+    parent = tmp_path_factory.mktemp("parent")
+    assert write_project("doors", parent) == parent / "doors"
+    return parent
+
+
+def python(parent, *arguments):
+    """A run of Python in that folder."""
+    line = [sys.executable, "-m", *arguments]
+    return subprocess.run(
+        line, cwd=parent, env=environment(), capture_output=True, text=True, timeout=900
+    )
+
+
+def test_its_files_are_clean_and_bear_its_name(parent):
+    for check in ("check", "format --check"):
+        settings = f"--config={ROOT / 'pyproject.toml'}"
+        done = python(parent, "ruff", *check.split(), "--no-cache", settings, "doors")
+        assert done.returncode == 0, done.stdout + done.stderr
+    texts = {file.name: file.read_text() for file in (parent / "doors").iterdir()}
+    assert {"README.md", "config.py", "tasks.jsonl", "test_environment.py"} <= texts.keys()
+    assert not any("PROJECT" in text for text in texts.values())
+    assert "--config=doors/config.py --workdir=runs/doors" in texts["README.md"]
+
+
+def test_its_tests_pass(parent):
+    done = python(parent, "pytest", "doors", "-q", "-p", "no:cacheprovider")
+    assert done.returncode == 0 and "6 passed" in done.stdout, done.stdout
+
+
+def commands(text):
+    """The lines of a page's blocks that name the project's configuration, without continuations."""
+    blocks = re.findall(r"```(?:ba)?sh\n(.*?)```", text, re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [shlex.split(line) for line in lines if "--config=" in line]
+
+
+def test_the_commands_of_its_pages_pass_every_check(parent, monkeypatch):
+    """With small policies at the places of those that are downloaded, or trained by a command."""
+    monkeypatch.chdir(parent)
+    (parent / "third_party").symlink_to(ROOT / "third_party")
+    for place in ("Qwen/Qwen3-0.6B", "runs/doors_sft/policy"):
+        save_policy(parent / place)
+    pages = [(parent / "doors" / "README.md"), ROOT / "docs" / "project.md"]
+    lines = [line for page in pages for line in commands(page.read_text())]
+    assert {line[0] for line in lines} == {
+        f"seeupo-{name}" for name in ("train", "evaluate", "sft", "serve")
+    }
+    given = {tuple(flag for flag in line if flag.startswith("--config")) for line in lines}
+    models = set()
+    for file, *fields in given:
+        overrides = [flag.removeprefix("--config.") for flag in fields]
+        config = load_config(file.removeprefix("--config="), overrides)
+        check_config(config)
+        models.add(config.model.path)
+    assert len(models) == 4
+
+
+@pytest.mark.exhaustive
+def test_its_training_is_explained_runs_and_is_evaluated(parent):
+    given = ("--config=doors/config.py", "--workdir=runs/doors", *LESS)
+    explained = python(parent, "seeupo_jax.train", *given, "--explain")
+    assert explained.returncode == 0, explained.stderr
+    assert "environment.py:Doors" in explained.stdout and "48" in explained.stdout
+    trained = python(parent, "seeupo_jax.train", *given)
+    assert trained.returncode == 0, trained.stderr
+    workdir = parent / "runs" / "doors"
+    metrics = list(map(json.loads, (workdir / "metrics.jsonl").open()))
+    (iteration,) = [line for line in metrics if "rollout/success_rate" in line]
+    assert 0 <= iteration["rollout/executed_fraction"] <= 1
+    assert "rollout/reward/few_mistakes" in iteration
+    assert (workdir / "policy" / "model.safetensors").is_file()
+    evaluated = python(parent, "seeupo_jax.evaluate", *given)
+    assert evaluated.returncode == 0 and "avg@1" in evaluated.stdout, evaluated.stderr
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", "1st", "a-b", "a b", ".", "ä", "x" * 65])
+def test_a_name_that_is_none_is_refused(tmp_path, name):
+    with pytest.raises(ValueError, match="NAME: got .*; allowed: a letter and then letters"):
+        write_project(name, tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_not_empty_is_left_as_it_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.py").write_text("mine")
+    with pytest.raises(SystemExit) as ended:
+        main(["seeupo-init", "mine"])
+    assert ended.value.code == 2
+    sentence = "error: NAME: got 'mine', which is here already; allowed: a new folder.\n"
+    assert capsys.readouterr().err == sentence
+    assert [file.name for file in (tmp_path / "mine").iterdir()] == ["config.py"]
+    (tmp_path / "empty").mkdir()
+    for name, more in (("empty", []), ("new", ["--into=a/b"])):
+        main(["seeupo-init", name, *more])
+        assert f"seeupo-train --config={name}/config.py" in capsys.readouterr().out
+    assert (tmp_path / "empty/config.py").is_file() and (tmp_path / "a/b/new/config.py").is_file()
+
+
+def test_the_command_needs_a_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["seeupo-init"])
+    assert ended.value.code == 2 and "error: NAME: got none; allowed" in capsys.readouterr().err
