@@ -67,6 +67,7 @@ def add_flags(parser: Flags) -> None:
     parser.flag("model_path", "a chat model's folder or GGUF file instead of random weights")
     parser.flag("clients", "that ask at once; default: 1,8,32", _counts, default=(1, 8, 32))
     parser.flag("against", "the address of a server that runs, such as http://127.0.0.1:8080/v1")
+    parser.flag("against_model", "what requests to it name; default: the first that it lists")
     parser.flag("requests", "of each client in a round", integer(1), default=4)
     parser.flag("words", "of a prompt", integer(1), default=64)
     parser.flag("answer", "tokens of an answer at most", integer(1), default=32)
@@ -104,7 +105,10 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()), "model")
         tokenizer = _write_model(given, folder, dtype)
         prompts = _Prompts(given, tokenizer)
-        baseline, other = given.against, given.against and _reached(given.against)
+        baseline, other = (
+            given.against,
+            given.against and _reached(given.against, given.against_model),
+        )
         if other is None:
             baseline, command = _of_transformers(folder, device.platform, dtype)
             _sample_all(folder)
@@ -198,12 +202,13 @@ def _of_transformers(folder: Path, platform: str, dtype: str) -> tuple[str, list
     return "transformers generate", line
 
 
-def _reached(address: str) -> ServedEndpoint:
+def _reached(address: str, model: str | None) -> ServedEndpoint:
     """A server that runs, whose key is that of SEEUPO_API_KEY if it needs one."""
     base_url, key = address.rstrip("/"), os.environ.get("SEEUPO_API_KEY", "none")
     try:
         with _get(f"{base_url}/models", key) as reply:
-            return ServedEndpoint(base_url, key, json.load(reply)["data"][0]["id"])
+            listed = json.load(reply)["data"]
+            return ServedEndpoint(base_url, key, model or listed[0]["id"])
     except (OSError, ValueError, LookupError) as error:
         raise ValueError(
             f"--against: got {address}, which lists no model at /models ({error}); allowed: the"

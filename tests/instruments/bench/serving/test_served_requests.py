@@ -59,14 +59,15 @@ def test_a_server_to_measure_against_is_asked_for_its_model(monkeypatch):
     endpoint.start()
     try:
         monkeypatch.setenv("SEEUPO_API_KEY", endpoint.open_key(ToldSession()).api_key)
-        reached = served_requests._reached(f"{endpoint.base_url}/")
+        reached = served_requests._reached(f"{endpoint.base_url}/", None)
         assert (reached.base_url, reached.model) == (endpoint.base_url, "x")
+        assert served_requests._reached(endpoint.base_url, "y").model == "y"
         with pytest.raises(ValueError, match=r"^--against: got .*/models \(.*404.*; allowed: "):
-            served_requests._reached(endpoint.base_url.removesuffix("/v1"))
+            served_requests._reached(endpoint.base_url.removesuffix("/v1"), None)
     finally:
         endpoint.close()
     with pytest.raises(ValueError, match="^--against: got http.*allowed: the address of a server"):
-        served_requests._reached(endpoint.base_url)
+        served_requests._reached(endpoint.base_url, None)
 
 
 def test_a_server_that_counts_no_tokens_is_named():
