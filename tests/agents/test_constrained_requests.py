@@ -138,6 +138,11 @@ FORMATS = [
         {"output_config": {"format": schema_format()}},
         ("output_config.format.schema", json.dumps(SCHEMA)),
     ),
+    (
+        message,
+        {"extra_body": {"output_format": schema_format()}},
+        ("output_format.schema", json.dumps(SCHEMA)),
+    ),
 ]
 
 
@@ -197,6 +202,14 @@ WRONG = [
     (respond, "tool_choice", {"tool_choice": {"type": "function", "name": "x"}}),
     (respond, "text.format.schema", {"text": {"format": schema_format(REFUSED, name="n")}}),
     (message, "tool_choice", {"tool_choice": {"type": "any"}}),
+    (
+        message,
+        "output_format",
+        {
+            "output_config": {"format": schema_format()},
+            "extra_body": {"output_format": schema_format({"type": "object"})},
+        },
+    ),
     (message, "output_config.format.schema", {"output_config": {"format": schema_format(REFUSED)}}),
 ]
 
