@@ -70,13 +70,14 @@ class AnswerForm:
             thoughts = "open"
         return dataclasses.replace(constraint, thoughts=thoughts)
 
-    def parse(self, text: str, tools: Sequence[Tool] = ()) -> Answer:
+    def parse(self, text: str, tools: Sequence[Tool] = (), *, cut: bool = False) -> Answer:
         """Divides a whole text. With a malformed call all of it is content, or thoughts.
 
         Args:
           tools: those that may be called; their schemas give untyped values a type.
+          cut: as in `ToolFormat.parse`.
         """
-        content, calls = self.tool_format.parse(text, tools)
+        content, calls = self.tool_format.parse(text, tools, cut=cut)
         if not self.thoughts_apart:
             return Answer("", content, calls)
         return Answer(*_divide(content), calls)

@@ -74,7 +74,7 @@ class Completion:
 
     text: of the whole action, up to a stop string, with the `<think>` of a header that opens
       thoughts if these are apart; content and calls: its content and tool calls.
-    finish: stop | length | tool_calls.
+    finish: stop | length | tool_calls. One that was cut may have calls, those that were complete.
     pieces: UTF-8 bytes of each token of the action; logp: log-probability of each, in nats, under
       the sampling distribution; at a server, as of `Action`.
     prompt_tokens: tokens of the context; cached_tokens: those of them that were in the cache.

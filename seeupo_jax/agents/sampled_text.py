@@ -88,19 +88,23 @@ class SampledText:
             text = given if place is None else text[: place[0]]
         self._give(given)
         text = self._opening + text
-        thoughts, content, calls = self._form.parse(text, self._tools)
-        ended = self._end is not None or (bool(tokens) and tokens[-1] in self._tokenizer.end_ids)
+        whole = bool(tokens) and tokens[-1] in self._tokenizer.end_ids
+        answer = self._form.parse(text, self._tools)
+        cut = not answer.calls and not whole
+        if cut:
+            answer = self._form.parse(text, self._tools, cut=True)
+        ended = whole or self._end is not None
         return Completion(
             text=text,
-            content=content,
-            calls=calls,
-            finish="tool_calls" if calls else "stop" if ended else "length",
+            content=answer.content,
+            calls=answer.calls,
+            finish="tool_calls" if answer.calls and not cut else "stop" if ended else "length",
             pieces=tuple(token_bytes(self._tokenizer, token) for token in tokens),
             logp=tuple(action.logp[: len(tokens)]),
             prompt_tokens=prompt_tokens,
             cached_tokens=cached_tokens,
             stopped_at=None if self._end is None else self._end[2],
-            thoughts=thoughts,
+            thoughts=answer.thoughts,
             top=likeliest(self._tokenizer, (action.top or ())[: len(tokens)]),
         )
 

@@ -103,7 +103,7 @@ def parse_hermes(text: str) -> tuple[ToolCall, ...]:
     Raises:
       ToolCallError: a block violates the form or the bounds above, or a `<think>` is not closed.
     """
-    return tuple(block.call for block in hermes_blocks(text))
+    return tuple(block.call for block in read_hermes(text))
 
 
 class HermesBlock(NamedTuple):
@@ -114,20 +114,19 @@ class HermesBlock(NamedTuple):
     end: int
 
 
-def hermes_blocks(text: str) -> tuple[HermesBlock, ...]:
-    """The calls that `parse_hermes` parses, with their positions; raises as it does."""
-    blocks, end = [], len(text) - len(skip_thoughts(text))
+def read_hermes(text: str) -> Iterator[HermesBlock]:
+    """Yields the calls that `parse_hermes` parses, with their positions; raises as it does."""
+    end, found = len(text) - len(skip_thoughts(text)), False
     while (start := text.find(CALL, end)) >= 0:
         if CALL_END in text[end:start]:
             raise ToolCallError(_UNPAIRED)
         call, size = _read_block(text[start + len(CALL) :])
-        end = start + len(CALL) + size
-        blocks.append(HermesBlock(call, start, end))
+        end, found = start + len(CALL) + size, True
+        yield HermesBlock(call, start, end)
     if CALL_END in text[end:]:
         raise ToolCallError(_UNPAIRED)
-    if blocks and text[end:].strip():
+    if found and text[end:].strip():
         raise ToolCallError("nothing may follow the last </tool_call>")
-    return tuple(blocks)
 
 
 def _read_block(rest: str) -> tuple[ToolCall, int]:
@@ -177,12 +176,12 @@ def decode_json(text: str, start: int) -> tuple[Any, int]:
         raise ToolCallError(f"a tool call needs a JSON value: {error}") from None
 
 
-def parse_llama(text: str) -> tuple[ToolCall, ...]:
-    """Parses `{"name": ..., "parameters": {...}}` objects, Llama 3's form, in order.
+def read_llama(text: str) -> Iterator[ToolCall]:
+    """Yields the calls `{"name": ..., "parameters": {...}}` objects, Llama 3's form, in order.
 
     The objects are the whole text, or all of it after the first `<|python_tag|>`, separated by
     white space and `;`. `<think>...</think>` at the start is skipped. A text that does not start
-    with `{` is a message without calls: ().
+    with `{` is a message without calls.
 
     Raises:
       ToolCallError: an object violates the form or the bounds above, there is other text, or a
@@ -191,15 +190,14 @@ def parse_llama(text: str) -> tuple[ToolCall, ...]:
     source = skip_thoughts(text).strip()
     if not source.startswith("{"):
         source = source.partition(PYTHON_TAG)[2].strip()
-    calls, position = [], 0
+    position = 0
     while source.startswith("{") and position < len(source):
         try:
             value, position = _DECODER.raw_decode(source, position)
         except (ValueError, RecursionError) as error:
             raise ToolCallError(f"a tool call must be one JSON object: {error}") from None
-        calls.append(call_of_object(value, "parameters"))
+        yield call_of_object(value, "parameters")
         position = _GAP.search(source, position).end()
-    return tuple(calls)
 
 
 def render_python(calls: Iterable[ToolCall]) -> str:
@@ -298,8 +296,8 @@ def _keep_backslashes(match: re.Match[str]) -> str:
     return _BACKSLASH.sub(lambda escape: escape.group() if escape.group(1) else r"\\", token)
 
 
-def parse_lines(text: str) -> tuple[ToolCall, ...]:
-    """Parses Python calls `name(argument=value)`, one in each statement, in order.
+def read_lines(text: str) -> Iterator[ToolCall]:
+    """Yields Python calls `name(argument=value)`, one in each statement, in order.
 
     Values are literals as in `parse_python`, whose list of calls is allowed too.
 
@@ -308,7 +306,8 @@ def parse_lines(text: str) -> tuple[ToolCall, ...]:
     """
     if len(text) > MAX_CHARS:
         raise ToolCallError(f"the calls must fit in {MAX_CHARS} characters")
-    return tuple(_read_call(node) for one in _statements(text) for node in _read_list(one))
+    for one in _statements(text):
+        yield from map(_read_call, _read_list(one))
 
 
 def _statements(text: str) -> Iterator[str]:

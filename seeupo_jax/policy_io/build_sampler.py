@@ -46,10 +46,11 @@ def build_engine(
     rollout, arch = config.rollout, made.network.arch
     mesh = sampler_mesh(made.mesh, rollout.mesh)
     device = mesh.local_devices[0]
+    free_bytes = (free_memory if free is None else free)(device)
     return SlotEngine(
         made.network,
         build_sampling(config, made.tokenizer),
-        plan_sampler(config, made, (free_memory if free is None else free)(device), platform),
+        plan_sampler(config, made, free_bytes, platform, per_turn=per_turn),
         mesh=mesh,
         group_size=rollout.group_size,
         steps=rollout.decode_steps,
@@ -69,12 +70,15 @@ def plan_sampler(
     made: build.Policy,
     free_bytes: int | None = None,
     platform: str | None = None,
+    *,
+    per_turn: bool = False,
 ) -> CachePlan:
     """The KV cache, and how the policy comes to the sampler.
 
     Args:
       free_bytes: what a device has left; None: unknown.
       platform: that decodes, as `jax.Device.platform` names it; None: the mesh's.
+      per_turn: as of `SlotEngine`.
 
     Raises:
       ValueError: as `build_engine`.
@@ -92,6 +96,7 @@ def plan_sampler(
         reshard=layout.reshard(_held(config, made)),
         free_bytes=free_bytes,
         read_plan=choose_read_plan(made.network.arch, rollout, platform),
+        per_turn=per_turn,
     )
 
 

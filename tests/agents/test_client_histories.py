@@ -73,6 +73,12 @@ def test_tools_of_a_namespace_and_custom_ones_are_functions_to_the_policy(client
     assert shown == ["mcp__desk__find", "patch", "find"]
     assert session.calls[0].tools[1]["parameters"]["required"] == ["input"]
     assert session.params == ["tools[2] of type web_search"]
+    told_back = [each.model_dump(exclude_none=True) for each in done.tools]
+    assert told_back == [
+        tools[0] | {"tools": [FIND | {"strict": False}]},
+        {"type": "custom", "name": "patch", "description": "A patch."},
+        FIND | {"strict": False},
+    ]
     desk, patch, plain = done.output
     assert (desk.type, desk.name, desk.namespace) == ("function_call", "find", "mcp__desk")
     assert (patch.type, patch.name, patch.input) == ("custom_tool_call", "patch", "+ x\n")

@@ -138,6 +138,11 @@ FORMATS = [
         {"output_config": {"format": schema_format()}},
         ("output_config.format.schema", json.dumps(SCHEMA)),
     ),
+    (
+        message,
+        {"extra_body": {"output_format": schema_format()}},
+        ("output_format.schema", json.dumps(SCHEMA)),
+    ),
 ]
 
 
@@ -197,6 +202,14 @@ WRONG = [
     (respond, "tool_choice", {"tool_choice": {"type": "function", "name": "x"}}),
     (respond, "text.format.schema", {"text": {"format": schema_format(REFUSED, name="n")}}),
     (message, "tool_choice", {"tool_choice": {"type": "any"}}),
+    (
+        message,
+        "output_format",
+        {
+            "output_config": {"format": schema_format()},
+            "extra_body": {"output_format": schema_format({"type": "object"})},
+        },
+    ),
     (message, "output_config.format.schema", {"output_config": {"format": schema_format(REFUSED)}}),
 ]
 
@@ -217,6 +230,29 @@ def test_a_response_says_what_was_chosen(clients):
         reply = respond(clients[respond], tools=RESPONSES, tool_choice=choice)
         written = reply.tool_choice
         assert (written if isinstance(written, str) else written.model_dump()) == choice
+        assert [tool.strict for tool in reply.tools] == [True, True]
+    reply = respond(clients[respond], tools=[tool | {"strict": True} for tool in RESPONSES])
+    assert (reply.tool_choice, [tool.strict for tool in reply.tools]) == ("auto", [False, False])
+
+
+def test_a_response_repeats_nothing_that_was_ignored(endpoint):
+    rules = dataclasses.replace(RULES, ignore=True)
+    asked = {
+        "tools": [*RESPONSES, {"type": "web_search", "search_context_size": "low"}],
+        "tool_choice": "required",
+        "temperature": 0.1,
+        "top_p": 0.2,
+        "text": {"format": {"type": "json_object"}},
+        "extra_body": {"surprise": 1},
+    }
+    with opened(endpoint, sampling=rules) as (session, access):
+        with openai.OpenAI(base_url=access.base_url, api_key=access.api_key) as client:
+            reply = respond(client, **asked)
+    assert (reply.tool_choice, reply.temperature, reply.top_p) == ("auto", 0.8, 0.9)
+    assert [tool.name for tool in reply.tools] == ["find", "wait"]
+    assert reply.text is None and "surprise" not in reply.model_dump()
+    ignored = {"temperature", "top_p", "tool_choice", "text.format", "surprise"}
+    assert ignored < set(session.params)
 
 
 def test_a_whole_answer_of_calls_is_told_as_before(clients):

@@ -1,9 +1,10 @@
 """In every tool format a conversation with calls goes on with the tokens that were sampled."""
 
+import numpy as np
 import pytest
 from format_cases import tokenizer, written
 
-from seeupo_jax.agents.answer_form import AnswerForm
+from seeupo_jax.agents.answer_form import AnswerForm, AnswerSplitter, Shown
 from seeupo_jax.agents.calls import HistoryMessage, ModelCall
 from seeupo_jax.agents.lineages import Lineages, to_tokenizer_message
 from seeupo_jax.agents.sampled_text import SampledText
@@ -47,6 +48,43 @@ def test_a_sampled_call_is_read_and_its_history_continues_token_by_token(name, c
     read = lineages.read(ModelCall((*ASKED, done.message, *results), TOOLS))
     assert read.parent is turn
     assert read.conversation.tokens[: len(context) + len(action)] == [*context, *action]
+
+
+@pytest.mark.parametrize("name", [name for name in TOOL_FORMATS if name != "harmony"])
+def test_the_complete_calls_of_a_cut_answer_are_answered_and_its_tokens_stay(name):
+    """All of them, also of the call that was cut, which the client does not see."""
+    tool_format, made = TOOL_FORMATS[name], tokenizer(written(name), CONTROL)
+    lineages, form = Lineages(made, tool_format), AnswerForm(tool_format)
+    content = "" if name == "llama" else "I look."
+    first, second = ToolCall("find", {"count": 2}), ToolCall("find", {"name": "lost and not found"})
+    whole = made.action(tool_format.render(content, (first, second)))
+    turn = lineages.begin(lineages.read(ModelCall(ASKED, TOOLS)))
+    context = turn.read.conversation.tokens
+    cut = next(n for n in range(len(whole)) if made.text(whole[:n]).endswith("lost and"))
+    action, logp = whole[:cut], [-0.5] * cut
+    splitter = AnswerSplitter(form)
+    shown = []
+    sampled = SampledText(
+        made, (), lambda text: shown.append(splitter.feed(text).content), form, TOOLS, context
+    )
+    for count in range(len(action)):
+        sampled.listen(action[:count])
+    done = sampled.complete(Action(0, action, logp), prompt_tokens=len(context))
+    assert (done.content, done.calls, done.finish) == (content, (first,), "length")
+    assert len(done.pieces) == len(done.logp) == len(action)
+    rest = splitter.rest(Shown(done.thoughts, done.content)).content
+    assert "".join([*shown, rest]).strip() == content
+    lineages.act(turn, action, logp, done.message)
+    read = lineages.read(ModelCall((*ASKED, done.message, HistoryMessage("tool", "7")), TOOLS))
+    assert read.parent is turn
+    tokens = read.conversation.tokens
+    assert tokens[: len(context) + len(action)] == [*context, *action]
+    lineages.act(lineages.begin(read), whole, [-0.5] * len(whole), done.message)
+    (segment,) = lineages.segments()
+    assert segment.tokens_L.tolist() == [*tokens, *whole]
+    assert np.flatnonzero(segment.turn_L == 0).tolist() == [
+        *range(len(context), len(context) + len(action))
+    ]
 
 
 @pytest.mark.parametrize("name", [name for name in TOOL_FORMATS if name != "harmony"])

@@ -37,7 +37,8 @@ class ActingSession(ToldSession):
 def ask(endpoint):
     """Runs a client against a server: what it got, and the session."""
     session = ActingSession()
-    access = endpoint.open_key(session, sampling=SamplingRules(1.0, serves=True), unique_ids=True)
+    rules = SamplingRules(1.0, serves=True, constrains=True)
+    access = endpoint.open_key(session, sampling=rules, unique_ids=True)
 
     def run(client, variant):
         if importlib.util.find_spec(client) is None:
@@ -58,7 +59,7 @@ def ask(endpoint):
 )
 def test_litellm_takes_two_steps_and_recognises_a_full_context(model, ask):
     got, session = ask("litellm", model)
-    assert got == [WANTED, "All done.", *["ContextWindowExceededError"] * 2]
+    assert got == [WANTED, "All done.", WANTED, *["ContextWindowExceededError"] * 2]
     roles = [message.role for message in session.calls[1].messages]
     assert roles == ["user", "assistant", "tool"]
     asked = [(call.sampling.temperature, call.sampling.top_p) for call in session.calls[:2]]
@@ -68,6 +69,17 @@ def test_litellm_takes_two_steps_and_recognises_a_full_context(model, ask):
 @pytest.mark.parametrize("mode", ["TOOLS", "JSON_SCHEMA", "RESPONSES_TOOLS"])
 def test_instructor_gets_its_record(mode, ask):
     assert ask("instructor", mode)[0] == WANTED
+
+
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+def test_langchain_gets_its_forced_calls_and_its_record(api, ask):
+    assert ask("langchain", api)[0] == [WANTED] * 3
+
+
+def test_the_tool_of_an_agent_of_smolagents_is_called(ask):
+    got, session = ask("smolagents", "tools")
+    assert got == ["Rome"]
+    assert session.calls[0].constraint.calls == "must"
 
 
 @pytest.mark.parametrize(

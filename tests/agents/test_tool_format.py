@@ -1,6 +1,7 @@
 """Sampled text is divided into content and calls, in one go or piece by piece, and written back."""
 
 import json
+import os
 import random
 
 import chat_cases
@@ -344,6 +345,25 @@ def test_without_tools_channels_are_divided_and_calls_are_content():
 def test_what_is_written_is_read_back(name, content, calls):
     tool_format = choose_format(name)
     assert tool_format.parse(tool_format.render(content, calls), TOOLS) == (content, calls)
+
+
+@pytest.mark.parametrize("name", [name for name in TOOL_FORMATS if name != "harmony"])
+def test_of_a_message_that_is_cut_the_complete_calls_count(name):
+    tool_format, calls = choose_format(name), (FIND, REPLY, FIND)
+    content = "" if name == "llama" else "I look."
+    text = tool_format.render(content, calls)
+    # Where the first calls end: up to there other messages are the same.
+    ends = [
+        len(os.path.commonprefix([text, tool_format.render(content, (*calls[:n], other))]))
+        for n in (1, 2)
+        for other in (ToolCall("x", {}),)
+    ]
+    for end in range(len(text)):
+        said, found = tool_format.parse(text[:end], TOOLS, cut=True)
+        assert found == calls[: len(found)] and len(found) >= sum(end >= each for each in ends)
+        assert said == (content if found else text[:end])
+        assert tool_format.parse(text[:end], TOOLS)[1] in ((), found)
+    assert tool_format.parse(text, TOOLS, cut=True) == (content, calls)
 
 
 STRINGS = ("</tool_call>", "<tool_call>", "<tool_call>{}</tool_call>", '"', "\\", "\n", "; {}", "é")

@@ -421,7 +421,7 @@ def read(parse, text):
 
 
 READERS = [parse_hermes, parse_python, parse_fenced]
-READERS += [functools.partial(each.read, tools=()) for each in TOOL_FORMATS.values()]
+READERS += [functools.partial(each.read, tools=(), cut=False) for each in TOOL_FORMATS.values()]
 BOMBS = "( [ { {1: f( f(x= f() f()() - (1, lambda: 9**9 1+ a. f. x=1, f(x=1, ' ''' #' f'{ a".split()
 BOMBS += "'''\\' r'\\ \\ é [a a( ` 0x 1_ <think> </think> <tool_call> </tool_call>".split()
 BOMBS += ["not ", "[ ", "a( ", "```\n", "```python\n", "\n", "\r", "\0", '"""\\', block("")]

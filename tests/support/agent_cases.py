@@ -68,12 +68,16 @@ class ToldSession:
             text, finish = text[:end], "stop"
         for i in range(0, len(text), 3):
             tell(text[i : i + 3])
-        thoughts, content, calls = self.form.with_tools(call.tools).parse(text, call.tools)
+        form = self.form.with_tools(call.tools)
+        answer = form.parse(text, call.tools)
+        if cut := finish == "length" and not answer.calls:
+            answer = form.parse(text, call.tools, cut=True)
+        thoughts, content, calls = answer
         return Completion(
             text=text,
             content=content,
             calls=calls,
-            finish="tool_calls" if calls else finish,
+            finish="tool_calls" if calls and not cut else finish,
             pieces=tuple(piece.encode() for piece in pieces),
             logp=tuple(-0.5 * i for i in range(len(pieces))),
             prompt_tokens=10 * len(call.messages),

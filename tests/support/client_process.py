@@ -21,7 +21,7 @@ class Weather(pydantic.BaseModel):
 
 
 def litellm(model, host, key):
-    """Two steps with a tool, and the errors of a full context: whole and as a stream."""
+    """Two steps with a tool, a record, and the errors of a full context: whole and as a stream."""
     import litellm
 
     base = host if model.startswith("anthropic") else f"{host}/v1"
@@ -37,13 +37,54 @@ def litellm(model, host, key):
     (call,) = first.tool_calls
     result = {"role": "tool", "tool_call_id": call.id, "content": "21"}
     second = litellm.completion(messages=[*ASKED, first, result], **steps).choices[0].message
+    third = litellm.completion(messages=ASKED, response_format=Weather, **fixed)
+    record = json.loads(third.choices[0].message.content)
     errors = []
     for stream in (False, True):
         try:
             list(litellm.completion(messages=FULL, stream=stream, **fixed))
         except Exception as error:
             errors.append(type(error).__name__)
-    return [json.loads(call.function.arguments), second.content, *errors]
+    return [json.loads(call.function.arguments), second.content, record, *errors]
+
+
+def langchain(api, host, key):
+    """A call of a forced tool, twice, and a record by a schema."""
+    from langchain_anthropic import ChatAnthropic
+    from langchain_openai import ChatOpenAI
+
+    if api == "messages":
+        model = ChatAnthropic(model="m", base_url=host, api_key=key, max_tokens=90, max_retries=0)
+    else:
+        fixed = {"base_url": f"{host}/v1", "api_key": key, "max_retries": 0}
+        model = ChatOpenAI(model="m", use_responses_api=api == "responses", **fixed)
+    forced = [
+        model.bind_tools([Weather], tool_choice=choice).invoke("Hi").tool_calls[0]["args"]
+        for choice in ("Weather", "any")
+    ]
+    record = model.with_structured_output(Weather, method="json_schema").invoke("Hi")
+    return [*forced, record.model_dump()]
+
+
+def smolagents(variant, host, key):
+    """The call of an agent's tool, and the answer of the next step."""
+    from smolagents import OpenAIModel, ToolCallingAgent, tool
+
+    @tool
+    def weather(city: str) -> str:
+        """The weather of a city.
+
+        Args:
+            city: its name.
+        """
+        called.append(city)
+        return "21"
+
+    called = []
+    model = OpenAIModel(model_id="m", api_base=f"{host}/v1", api_key=key)
+    agent = ToolCallingAgent(tools=[weather], model=model, max_steps=1, verbosity_level=0)
+    agent.run("Hi")
+    return called
 
 
 def instructor(mode, host, key):

@@ -152,6 +152,7 @@ class MessagesRequest(_Cached):
     tool_choice: _ToolChoice | None = None
     thinking: dict[str, Any] | None = None
     output_config: _OutputConfig | None = None
+    output_format: MessageFormat | None = None  # the former name of output_config.format
     thread: dict[str, Any] | None = None  # a conversation that the server would hold
     # Without effect on sampling.
     metadata: dict[str, Any] | None = None
@@ -299,16 +300,25 @@ def _read_call(request: MessagesRequest, caller: Caller) -> ModelCall:
     tools = () if choice.calls == "none" else clients_tools(request.tools or (), caller)
     shown = show_tools([(tool, tool.input_schema) for tool in tools], caller)
     stop = tuple(request.stop_sequences or ())
-    output = request.output_config
     constraint = read_constraint(
         caller,
         choice,
         shown,
-        wanted_schema(output and output.format, "output_config.format"),
+        wanted_schema(*_read_format(request)),
         single=bool(getattr(request.tool_choice, "disable_parallel_tool_use", False)),
     )
     messages = (*head, *messages)
     return ModelCall(messages, shown, request.max_tokens, stop, constraint=constraint)
+
+
+def _read_format(request: MessagesRequest) -> tuple[MessageFormat | None, str]:
+    """The format of the answer, and the field that holds it."""
+    former, output = request.output_format, request.output_config
+    if former is None:
+        return output and output.format, "output_config.format"
+    if output is not None and output.format not in (None, former):
+        refuse("output_format", "output_format: got another one than output_config.format.")
+    return former, "output_format"
 
 
 def _read_choice(choice: _Choice | _ChosenTool | _NoTool | None) -> ToolChoice:

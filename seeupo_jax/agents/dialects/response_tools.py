@@ -116,6 +116,24 @@ class ResponseTools:
         return _function_call(name, call.arguments) | inside
 
 
+def echo_tools(given: Sequence[Any], *, strict: bool) -> list[dict[str, Any]]:
+    """The tools as a response lists them: those that the policy saw, by the fields that it saw.
+
+    Args:
+      strict: whether calls follow the schemas.
+    """
+    return [_echo(tool, strict) for tool in given if not isinstance(tool, ServerTool)]
+
+
+def _echo(tool: Any, strict: bool) -> dict[str, Any]:
+    named = {"type": tool.type, "name": tool.name, "description": tool.description}
+    if isinstance(tool, NamespaceTool):
+        return named | {"tools": echo_tools(tool.tools, strict=strict)}
+    if isinstance(tool, CustomTool):
+        return named
+    return named | {"parameters": tool.parameters, "strict": strict}
+
+
 def _named(given: Sequence[Any], caller: Caller) -> Iterator[_Named]:
     for tool in clients_tools(given, caller):
         if isinstance(tool, NamespaceTool):

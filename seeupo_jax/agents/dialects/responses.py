@@ -41,6 +41,7 @@ from seeupo_jax.agents.dialects.response_tools import (
     INPUT,
     ResponseTool,
     ResponseTools,
+    echo_tools,
     shown_name,
 )
 from seeupo_jax.agents.dialects.result_order import CallReference, ErrorPhrases, MessageCalls
@@ -223,7 +224,6 @@ class ResponsesExchange(OneAnswer):
         self._caller = caller
         self._history = _read_history(request, caller)
         self._tools = ResponseTools(request.tools or (), caller)
-        self._sent_tools = [_complete_tool(tool) for tool in tree.get("tools") or ()]
         call = self._read_call(self._tools.shown)
         self.call = dataclasses.replace(call, **sampling._asdict())
         self.stream = bool(request.stream)
@@ -370,7 +370,8 @@ class ResponsesExchange(OneAnswer):
         self, status: str, items: list[dict[str, Any]], completion: Completion | None = None
     ) -> dict[str, Any]:
         request, rules = self._request, self._caller.rules
-        sampling, choice = self.call.sampling, request.tool_choice
+        sampling, constraint = self.call.sampling, self.call.constraint
+        forced = constraint is not None and not constraint.optional
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
             "id": f"resp_{self._id}",
@@ -387,8 +388,8 @@ class ResponsesExchange(OneAnswer):
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": request.previous_response_id,
             "temperature": sampling.temperature if sampling else rules.temperature,
-            "tool_choice": "auto" if choice is None else _write_choice(choice),
-            "tools": self._sent_tools,
+            "tool_choice": _write_choice(request.tool_choice, self.call),
+            "tools": echo_tools(request.tools or (), strict=forced),
             "top_p": sampling.top_p if sampling else 1.0 if rules.top_p is None else rules.top_p,
             "usage": None if completion is None else _usage(completion),
         }
@@ -501,14 +502,10 @@ def _join(parts: Sequence[_Part]) -> str:
     return "\n".join(part.text for part in parts)
 
 
-def _complete_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool as the request has it, with the fields that clients require of a function."""
-    is_function = tool["type"] == "function"
-    return {"parameters": None, "strict": False, **tool} if is_function else tool
-
-
-def _write_choice(choice: Any) -> Any:
-    """A tool choice as the request has it."""
+def _write_choice(choice: Any, call: ModelCall) -> Any:
+    """A tool choice as the request has it, if it holds."""
+    if choice is None or (call.constraint is None and choice.choice().calls != "none"):
+        return "auto"
     written = choice.model_dump()
     return written["type"] if len(written) == 1 else written
 

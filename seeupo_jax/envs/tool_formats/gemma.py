@@ -8,30 +8,34 @@ name(argument="value")
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from seeupo_jax.envs.base import Tool
 from seeupo_jax.envs.tool_calls import (
     ToolCall,
     ToolCallError,
     no_duplicates,
-    parse_lines,
+    read_lines,
     write_call,
 )
-from seeupo_jax.envs.tool_formats.tool_format import format_after
+from seeupo_jax.envs.tool_formats.tool_format import expect_end, format_after
 
 _FENCE = "```tool_code"
 _END = re.compile(r"\n[ \t]*```[ \t]*(?=\n|\Z)")
 
 
-def _read(text: str, start: int, tools: Sequence[Tool]) -> tuple[list[ToolCall], int]:
+def _read(text: str, start: int, tools: Sequence[Tool]) -> Iterator[ToolCall]:
     code, end = start + len(_FENCE), _END.search(text, start + len(_FENCE))
+    # Of a block without its end the last line may not be complete.
+    last = text.rfind("\n") if end is None else end.start()
+    call = None
+    for call in read_lines(text[code:last]):
+        yield _name_arguments(call, tools)
     if end is None:
         raise ToolCallError("the block of calls must be closed by a line ```")
-    calls = parse_lines(text[code : end.start()])
-    if not calls:
+    if call is None:
         raise ToolCallError("the block of calls is empty")
-    return [_name_arguments(call, tools) for call in calls], end.end()
+    expect_end(text, end.end())
 
 
 def _name_arguments(call: ToolCall, tools: Sequence[Tool]) -> ToolCall:

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from seeupo_jax.envs.base import CALL, CALL_END, Tool
-from seeupo_jax.envs.tool_calls import ToolCall, hermes_blocks, render_hermes
+from seeupo_jax.envs.tool_calls import ToolCall, read_hermes, render_hermes
 from seeupo_jax.envs.tool_formats.tool_format import (
     CallGrammar,
     Reading,
     Tag,
     ToolFormat,
+    complete_calls,
     json_arguments,
     json_text,
     literal,
@@ -19,9 +20,10 @@ from seeupo_jax.envs.tool_formats.tool_format import (
 )
 
 
-def _read(text: str, tools: Sequence[Tool]) -> Reading:
-    blocks = hermes_blocks(text)
-    starts = [*(block.start for block in blocks), len(text)]
+def _read(text: str, tools: Sequence[Tool], cut: bool) -> Reading:
+    blocks = complete_calls(read_hermes(text), cut=cut)
+    end = blocks[-1].end if blocks else len(text)  # only space follows, unless it was cut
+    starts = [*(block.start for block in blocks), end]
     ends = [0, *(block.end for block in blocks)]
     outside = (text[end:start] for end, start in zip(ends, starts, strict=True))
     return Reading("".join(outside), tuple(block.call for block in blocks))

@@ -8,12 +8,13 @@ from typing import Any
 
 from seeupo_jax.envs.base import PYTHON_TAG, Tool
 from seeupo_jax.envs.thoughts import thoughts_end
-from seeupo_jax.envs.tool_calls import ToolCall, parse_llama
+from seeupo_jax.envs.tool_calls import ToolCall, read_llama
 from seeupo_jax.envs.tool_formats.tool_format import (
     CallGrammar,
     Reading,
     Tag,
     ToolFormat,
+    complete_calls,
     expect,
     format_after,
     json_arguments,
@@ -28,8 +29,8 @@ _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _HEAD = re.compile(r"\s*<function=([^<>\n]+)>")
 
 
-def _read_json(text: str, tools: Sequence[Tool]) -> Reading:
-    calls = parse_llama(text)
+def _read_json(text: str, tools: Sequence[Tool], cut: bool) -> Reading:
+    calls = complete_calls(read_llama(text), cut=cut)
     start = thoughts_end(text)
     rest = text[start:]
     before = "" if rest.lstrip().startswith("{") else rest.partition(PYTHON_TAG)[0]

@@ -5,20 +5,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from seeupo_jax.envs.base import MISTRAL_TAGS, Tool
-from seeupo_jax.envs.tool_calls import ToolCall, ToolCallError, call_of_object, decode_json
+from seeupo_jax.envs.tool_calls import ToolCall, call_of_object, decode_json
 from seeupo_jax.envs.tool_formats.tool_format import (
     CallGrammar,
     Tag,
+    expect,
+    expect_end,
     format_after,
     json_arguments,
     json_text,
     literal,
     read_arguments,
     read_each,
+    skip_space,
 )
 
 _CALLS, _ARGS, _ID = MISTRAL_TAGS
@@ -29,11 +32,15 @@ _HEAD = re.compile(
 )
 
 
-def _read_list(text: str, start: int, tools: Sequence[Tool]) -> tuple[list[ToolCall], int]:
-    values, end = decode_json(text, start + len(_CALLS))
-    if not isinstance(values, list) or not values:
-        raise ToolCallError(f"after {_CALLS} a list of calls must follow")
-    return [_read_object(value) for value in values], end
+def _read_list(text: str, start: int, tools: Sequence[Tool]) -> Iterator[ToolCall]:
+    place, more = expect(text, start + len(_CALLS), "["), True
+    while more:
+        value, place = decode_json(text, place)
+        yield _read_object(value)
+        place = skip_space(text, place)
+        more = text.startswith(",", place)
+        place += more
+    expect_end(text, expect(text, place, "]"))
 
 
 def _read_object(value: Any) -> ToolCall:

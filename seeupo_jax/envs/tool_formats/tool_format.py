@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from seeupo_jax.configuration.user_code import encodes
 from seeupo_jax.envs.base import Tool
@@ -25,6 +25,7 @@ class Tag(str):
     """A piece of a written message: a tag, one control token where the tokenizer has it as one."""
 
 
+Call = TypeVar("Call")  # as a reader gives it
 Write = Callable[[str, Sequence[ToolCall]], Iterable[str]]  # of `ToolFormat`
 
 
@@ -64,7 +65,7 @@ class ToolFormat:
 
     name: in the configuration.
     read: reads a message with the tools that it may call; raises ToolCallError if a call is
-      malformed.
+      malformed. Of a message that was cut, the calls before the first that is not complete.
     write: writes a message with content and calls, in pieces; `read` reads them back, unless the
       format has no way to write a value.
     shown: the part of an incomplete text that is certainly content.
@@ -76,7 +77,7 @@ class ToolFormat:
     """
 
     name: str
-    read: Callable[[str, Sequence[Tool]], Reading]
+    read: Callable[[str, Sequence[Tool], bool], Reading]
     write: Write
     shown: Callable[[str], str]
     plain: Callable[[str], str] = str
@@ -84,10 +85,16 @@ class ToolFormat:
     grammar: CallGrammar | None = None
     call_id: Callable[[ToolCall, int], str] | None = None
 
-    def parse(self, text: str, tools: Sequence[Tool] = ()) -> tuple[str, tuple[ToolCall, ...]]:
-        """Returns a message's content and calls; with a malformed call, all of it is content."""
+    def parse(
+        self, text: str, tools: Sequence[Tool] = (), *, cut: bool = False
+    ) -> tuple[str, tuple[ToolCall, ...]]:
+        """Returns a message's content and calls; with a malformed call, all of it is content.
+
+        Args:
+          cut: whether the message was cut: its complete calls count, what follows them does not.
+        """
         try:
-            outside, calls = self.read(text, tools)
+            outside, calls = self.read(text, tools, cut)
         except ToolCallError:
             return self.plain(text), ()
         named = [(call.name, call.arguments) for call in calls]
@@ -100,7 +107,7 @@ class ToolFormat:
     def without_calls(self) -> ToolFormat:
         """The format of messages that may call no tool."""
 
-        def read(text: str, tools: Sequence[Tool]) -> Reading:
+        def read(text: str, tools: Sequence[Tool], cut: bool) -> Reading:
             return Reading(self.plain(text), ())
 
         shown = str if self.plain is str else self.shown
@@ -140,18 +147,38 @@ class ToolFormat:
 class ReadCalls(Protocol):
     """Reads the calls of a message."""
 
-    def __call__(
-        self, text: str, start: int, tools: Sequence[Tool]
-    ) -> tuple[Sequence[ToolCall], int]:
-        """Returns all calls, and their end.
+    def __call__(self, text: str, start: int, tools: Sequence[Tool]) -> Iterator[ToolCall]:
+        """Yields the calls up to the message's end.
 
         Args:
           start: the position of the mark with which they begin. tools: those that may be called.
 
         Raises:
-          ToolCallError: a call is malformed.
+          ToolCallError: a call is malformed, or something follows the last one.
         """
         ...
+
+
+def complete_calls(calls: Iterable[Call], *, cut: bool) -> tuple[Call, ...]:
+    """All calls that are read; of a message that was cut, those before the first error.
+
+    Raises:
+      ToolCallError: of the first call, or of any in a message that was not cut.
+    """
+    complete = list[Call]()
+    try:
+        for call in calls:
+            complete.append(call)
+    except ToolCallError:
+        if not (cut and complete):
+            raise
+    return tuple(complete)
+
+
+def expect_end(text: str, position: int) -> None:
+    """Raises ToolCallError unless only white space follows a position."""
+    if text[position:].strip():
+        raise ToolCallError("nothing may follow the last tool call")
 
 
 def shown_before(mark: str) -> Callable[[str], str]:
@@ -166,14 +193,11 @@ def format_after(mark: str, name: str, read: ReadCalls, write: Write, **more: An
       more: further fields of `ToolFormat`.
     """
 
-    def read_message(text: str, tools: Sequence[Tool]) -> Reading:
+    def read_message(text: str, tools: Sequence[Tool], cut: bool) -> Reading:
         start = text.find(mark, len(text) - len(skip_thoughts(text)))
         if start < 0:
             return Reading(text, ())
-        calls, end = read(text, start, tools)
-        if text[end:].strip():
-            raise ToolCallError("nothing may follow the last tool call")
-        return Reading(text[:start], tuple(calls))
+        return Reading(text[:start], complete_calls(read(text, start, tools), cut=cut))
 
     return ToolFormat(name, read_message, write, shown_before(mark), **more)
 
@@ -199,14 +223,13 @@ def read_each(
         the call and its end. problem: the error where no call begins.
     """
 
-    def read_calls(text: str, start: int, tools: Sequence[Tool]) -> tuple[Sequence[ToolCall], int]:
-        calls = []
+    def read_calls(text: str, start: int, tools: Sequence[Tool]) -> Iterator[ToolCall]:
+        if not head.match(text, start):
+            raise ToolCallError(problem)
         while found := head.match(text, start):
             call, start = read_call(text, found, tools)
-            calls.append(call)
-        if not calls:
-            raise ToolCallError(problem)
-        return calls, start
+            yield call
+        expect_end(text, start)
 
     return read_calls
 
@@ -221,14 +244,14 @@ def read_section(
       read_call: from the text and the end of that tag, returns the call and its end.
     """
 
-    def read_calls(text: str, start: int, tools: Sequence[Tool]) -> tuple[Sequence[ToolCall], int]:
-        place, calls = start + len(opening), list[ToolCall]()
+    def read_calls(text: str, start: int, tools: Sequence[Tool]) -> Iterator[ToolCall]:
+        place = start + len(opening)
+        if not text.startswith(head, skip_space(text, place)):
+            raise ToolCallError(f"after {opening} a {head} must follow")
         while text.startswith(head, skip_space(text, place)):
             call, place = read_call(text, expect(text, place, head))
-            calls.append(call)
-        if not calls:
-            raise ToolCallError(f"after {opening} a {head} must follow")
-        return calls, expect(text, place, end)
+            yield call
+        expect_end(text, expect(text, place, end))
 
     return read_calls
 

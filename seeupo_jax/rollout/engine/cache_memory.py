@@ -56,6 +56,7 @@ class CachePlan:
       device; 0: a block of tokens at a time, or none.
     states: of recurrent layers: those being decoded, and those kept for turns that continue them.
     state_bytes: of all of them and of a dispatch's own, on one device.
+    history_bytes: of the tokens' numbers that penalties read, and a dispatch's own, on one device.
     """
 
     shards: int
@@ -69,6 +70,7 @@ class CachePlan:
     gathered_bytes: int = 0
     states: int = 0
     state_bytes: int = 0
+    history_bytes: int = 0
 
     @property
     def row_pages(self) -> int:
@@ -88,7 +90,8 @@ class CachePlan:
     @property
     def needed_bytes(self) -> int:
         """Bytes of all of it on one device."""
-        return self.bytes + self.policy_bytes + self.gathered_bytes + self.state_bytes
+        others = self.gathered_bytes + self.state_bytes + self.history_bytes
+        return self.bytes + self.policy_bytes + others
 
     def __str__(self) -> str:
         row_bytes = self.row_pages * self.page_size * self.token_bytes
@@ -101,6 +104,8 @@ class CachePlan:
         if self.state_bytes:
             states = f"{format_bytes(self.state_bytes)} of recurrent states"
             gathered += f"; {states}, {self.states - self.slots} of them kept for later turns"
+        if self.history_bytes:
+            gathered += f"; {format_bytes(self.history_bytes)} of token counts for penalties"
         return (
             f"KV cache: {self.slots} slots{cut} for {self.concurrency} conversations,"
             f" {format_bytes(self.bytes)} in {self.pages} pages of {self.page_size} tokens"
@@ -118,6 +123,7 @@ def plan_cache(
     reshard: Reshard | None = None,
     free_bytes: int | None = None,
     read_plan: KVReadPlan = ANYWHERE,
+    per_turn: bool = False,
 ) -> CachePlan:
     """The cache of a run: every open conversation at full length, limited by `cache_gib`.
 
@@ -126,6 +132,7 @@ def plan_cache(
       reshard: cost of the sampler's copy of the policy, which shares the memory with the cache.
       free_bytes: free memory of a device; None: unknown.
       read_plan: how the cache is read. Without blocks a decode step gathers whole rows.
+      per_turn: as of `SlotEngine`.
 
     Raises:
       ValueError: numbers that shards do not divide, or that the model has no use for; less memory
@@ -160,6 +167,8 @@ def plan_cache(
         states=states // shards,
         # Decoding takes the states of its rows out of the pool and puts them back.
         state_bytes=_state_bytes(arch, (states + slots) // shards),
+        # As it does with their numbers of tokens, int32.
+        history_bytes=per_turn * 2 * 4 * (slots // shards) * -(-arch.vocab_size // tensor),
     )
     if free_bytes is not None:
         _check_free(rollout, plan, free_bytes)
@@ -217,6 +226,9 @@ def _check_free(rollout: schema.Rollout, plan: CachePlan, free_bytes: int) -> No
             f"config.rollout.slots, {plan.slots}, and cached_states, {plan.states - plan.slots}"
         )
         others.append(f"{size} of recurrent states ({counts})")
+    if plan.history_bytes:
+        size = format_bytes(plan.history_bytes)
+        others.append(f"{size} of token counts for penalties (config.rollout.slots, {plan.slots})")
     together = f"with {' and '.join(others)} together " if others else ""
     raise ValueError(
         f"config.rollout.cache_gib: got {rollout.cache_gib}, which means {format_bytes(plan.bytes)}"

@@ -90,6 +90,18 @@ def test_what_a_gpu_gathers_to_decode_is_planned_beside_the_cache():
     assert plan_cache(arch, rollout).gathered_bytes == 0  # in blocks, as on a CPU and a TPU
 
 
+def test_token_counts_of_answers_with_their_own_sampling_are_planned_beside_the_cache():
+    arch = dataclasses.replace(ARCH, vocab_size=151_936)
+    cache, counts = plan_cache(arch, ROLLOUT).bytes, 16 * 151_936 * 4
+    plan = plan_cache(arch, ROLLOUT, per_turn=True, free_bytes=cache + 2 * counts)
+    assert plan.history_bytes == 2 * counts and plan_cache(arch, ROLLOUT).history_bytes == 0
+    assert "; 18.55 MiB of token counts for penalties" in str(plan)
+    with pytest.raises(ValueError, match=r"allowed: with 18.55 MiB of token counts .*slots, 16\)"):
+        plan_cache(arch, ROLLOUT, per_turn=True, free_bytes=cache + 2 * counts - 1)
+    cut = plan_cache(arch, ROLLOUT, per_turn=True, shards=4, tensor=2)
+    assert cut.history_bytes == 2 * counts // 8
+
+
 @pytest.mark.parametrize(
     "mesh, field", [(None, "config.mesh"), (schema.Mesh(data=3), "config.rollout.mesh")]
 )

@@ -9,7 +9,7 @@ import pytest
 from seeupo_jax.envs.tool_calls import ToolCall
 from seeupo_jax.envs.tool_formats.formats import TOOL_FORMATS
 from seeupo_jax.policy.files.weights import read_tokenizer
-from seeupo_jax.rollout.engine.constraints import Constraints, check_schema
+from seeupo_jax.rollout.engine.constraints import Constraints, check_schema, constraint_grammar
 from seeupo_jax.rollout.engine.protocol import Constraint
 
 LOOK = {
@@ -106,6 +106,16 @@ def test_some_of_the_tools_may_be_called_or_none():
     assert not allows("hermes", render("so", [ToolCall("look", {"id": 1})]), **form)
     two = render("", [ToolCall("wait", {})] * 2)
     assert allows("hermes", two, **form) and not allows("hermes", two, **form, single=True)
+
+
+@pytest.mark.parametrize("form", [{"calls": "must"}, {"calls": "none", "schema": OBJECT}])
+def test_channels_are_constrained_to_no_form(form):
+    constraint = Constraint(field="tool_choice", **form)
+    wanted = (
+        "^tool_choice: got a form of the answer; allowed: none, since the channels of 'harmony'"
+    )
+    with pytest.raises(ValueError, match=wanted):
+        constraint_grammar(constraint, TOOLS, TOOL_FORMATS["harmony"])
 
 
 def test_a_format_without_a_grammar_forces_no_calls():

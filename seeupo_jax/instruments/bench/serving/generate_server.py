@@ -49,35 +49,33 @@ class _Streamer(BaseStreamer):
 
 
 def build(folder: str, dtype: str) -> Starlette:
-    """The server's application; sampling is plain, at temperature 1."""
+    """The server's application; sampling is plain, at the request's temperature."""
     torch.set_num_threads(usable_cores())
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
     model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
     thread = ThreadPoolExecutor(1)
 
-    def generate(messages: Any, max_tokens: int, streamer: _Streamer) -> int:
+    def generate(asked: Any, streamer: _Streamer) -> int:
+        temperature = asked.get("temperature", 1.0)
+        sampling = {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
         inputs = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+            asked["messages"], add_generation_prompt=True, return_tensors="pt", return_dict=True
         ).to(model.device)
         with torch.inference_mode():
             output = model.generate(
                 **inputs,
                 streamer=streamer,
-                max_new_tokens=max_tokens,
-                do_sample=True,
-                temperature=1.0,
-                top_k=0,
-                top_p=1.0,
+                max_new_tokens=asked["max_tokens"],
+                do_sample=bool(temperature),
+                **sampling,
             )
         return output.shape[1] - inputs["input_ids"].shape[1]
 
     async def events(request: Any) -> AsyncIterator[bytes]:
         loop, queue = asyncio.get_running_loop(), asyncio.Queue()
         streamer = _Streamer(tokenizer, loop, queue)
-        job = loop.run_in_executor(
-            thread, generate, request["messages"], request["max_tokens"], streamer
-        )
+        job = loop.run_in_executor(thread, generate, request, streamer)
         job.add_done_callback(lambda _: queue.put_nowait(None))
         while (text := await queue.get()) is not None:
             yield _encode([{"index": 0, "delta": {"content": text}}])

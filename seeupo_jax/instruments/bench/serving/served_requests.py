@@ -1,8 +1,9 @@
-"""`seeupo-serve` against `transformers serve`: requests/s, and the time to the first text.
+"""`seeupo-serve` against another server: requests/s, and the time to the first text.
 
-Both serve one model folder, and answer the same prompts at temperature 1 with as many tokens at
-most. The clients are a process of their own. No prompt comes twice: no cache knows it. Where the
-dependencies of `transformers serve` are not installed, `generate` runs behind a small server.
+Both serve one model, and answer the same prompts at one temperature with as many tokens at most.
+The clients are a process of their own. No prompt comes twice: no cache knows it. The other server
+is the one at `--against`, or `transformers serve`; where its dependencies are not installed,
+`generate` runs behind a small server.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -65,11 +66,14 @@ def add_flags(parser: Flags) -> None:
     parser.flag("model", sizes, one_of(*MODELS), default="tiny")
     parser.flag("model_path", "a chat model's folder or GGUF file instead of random weights")
     parser.flag("clients", "that ask at once; default: 1,8,32", _counts, default=(1, 8, 32))
+    parser.flag("against", "the address of a server that runs, such as http://127.0.0.1:8080/v1")
+    parser.flag("against_model", "what requests to it name; default: the first that it lists")
     parser.flag("requests", "of each client in a round", integer(1), default=4)
     parser.flag("words", "of a prompt", integer(1), default=64)
     parser.flag("answer", "tokens of an answer at most", integer(1), default=32)
     parser.flag("repeats", "rounds", integer(1), default=3)
     parser.flag("seed", "of weights and prompts", integer(0), default=0)
+    parser.switch("sample", "at temperature 1; default: the likeliest tokens.")
     parser.flag("json", "also write the figures to this file", output_file)
 
 
@@ -101,15 +105,20 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()), "model")
         tokenizer = _write_model(given, folder, dtype)
         prompts = _Prompts(given, tokenizer)
-        baseline, command = _of_transformers(folder, device.platform, dtype)
-        _sample_all(folder)
-        contenders = {
-            JAX: stack.enter_context(_running(_seeupo_jax(folder, given, prompts.longest, dtype))),
-            baseline: stack.enter_context(_running(command)),
-        }
+        baseline, other = (
+            given.against,
+            given.against and _reached(given.against, given.against_model),
+        )
+        if other is None:
+            baseline, command = _of_transformers(folder, device.platform, dtype)
+            _sample_all(folder)
+            other = stack.enter_context(_running(command))
+        line = _seeupo_jax(folder, given, prompts.longest, dtype)
+        contenders = {JAX: stack.enter_context(_running(line)), baseline: other}
         pool = stack.enter_context(ProcessPoolExecutor(1, get_context("spawn")))
-        for server in contenders.values():
-            pool.submit(ask, server, 1, prompts.take(1), given.answer).result()  # warm
+        for server in contenders.values():  # warm
+            asked = server, 1, prompts.take(1), given.answer, float(given.sample)
+            pool.submit(ask, *asked).result()
         each = {
             str(clients): _measure(contenders, pool, clients, prompts, given)
             for clients in given.clients
@@ -119,6 +128,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         "against": baseline,
         "model": given.model if given.model_path is None else given.model_path,
         "dtype": dtype,
+        "temperature": float(given.sample),
         "prompt_words": given.words,
         "answer_tokens": given.answer,
         "machine": about,
@@ -169,14 +179,13 @@ def _seeupo_jax(folder: Path, given: argparse.Namespace, longest: int, dtype: st
         "rollout.max_context": longest,
         "rollout.max_action_tokens": given.answer,
         "rollout.concurrency": max(given.clients),
-        "rollout.temperature": 1.0,
     }
     line = ["seeupo_jax.serve", "--config=package:quickstart", f"--model={folder}", "--port={port}"]
     return [*line, *(f"--config.{name}={value}" for name, value in fields.items())]
 
 
 def _sample_all(folder: Path) -> None:
-    """Has `transformers` sample as the other side does: at temperature 1, of all tokens."""
+    """Has `transformers` sample of all tokens, as the other side does."""
     file = folder / GENERATION_FILE
     values = read_json_object(file) if file.is_file() else {}
     values |= {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
@@ -191,6 +200,21 @@ def _of_transformers(folder: Path, platform: str, dtype: str) -> tuple[str, list
         return "transformers serve", [*line, f"--device={device}", f"--dtype={dtype}"]
     line = ["seeupo_jax.instruments.bench.serving.generate_server", str(folder), "{port}", dtype]
     return "transformers generate", line
+
+
+def _reached(address: str, model: str | None) -> ServedEndpoint:
+    """A server that runs, whose key is that of SEEUPO_API_KEY if it needs one."""
+    base_url, key = address.rstrip("/"), os.environ.get("SEEUPO_API_KEY", "none")
+    try:
+        with _get(f"{base_url}/models", key) as reply:
+            listed = json.load(reply)["data"]
+            return ServedEndpoint(base_url, key, model or listed[0]["id"])
+    except (OSError, ValueError, LookupError) as error:
+        raise ValueError(
+            f"--against: got {address}, which lists no model at /models ({error}); allowed: the"
+            " address of a server of OpenAI's API, which mostly ends in /v1, and its key in"
+            " SEEUPO_API_KEY."
+        ) from None
 
 
 @contextlib.contextmanager
@@ -224,15 +248,18 @@ def _running(line: Sequence[str]) -> Iterator[ServedEndpoint]:
 
 def _first_reply(process: subprocess.Popen[Any], url: str, key: str) -> dict[str, Any] | None:
     """A new server's answer at an address; None: it ended, or took too long."""
-    headers = {"Authorization": f"Bearer {key}"}
     until = time.monotonic() + _START_S
     while process.poll() is None and (remaining_s := until - time.monotonic()) > 0:
         with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
-            request = urllib.request.Request(url, headers=headers)
-            with urllib.request.urlopen(request, timeout=remaining_s) as reply:
+            with _get(url, key, remaining_s) as reply:
                 return json.load(reply)
         time.sleep(0.2)
     return None
+
+
+def _get(url: str, key: str, timeout_s: float = _END_S) -> Any:
+    headers = {"Authorization": f"Bearer {key}"}
+    return urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout_s)
 
 
 def _measure(
@@ -248,8 +275,8 @@ def _measure(
 
     def asks(name: str) -> Callable[[int], float]:
         def contend(number: int) -> float:
-            job = pool.submit(ask, contenders[name], clients, rounds[number], given.answer)
-            answered = job.result()
+            asked = contenders[name], clients, rounds[number], given.answer, float(given.sample)
+            answered = pool.submit(ask, *asked).result()
             requests[name] += answered["requests"]
             return answered["seconds"]
 
@@ -276,9 +303,16 @@ def _measure(
 
 
 def ask(
-    server: ServedEndpoint, clients: int, prompts: Sequence[str], max_tokens: int
+    server: ServedEndpoint,
+    clients: int,
+    prompts: Sequence[str],
+    max_tokens: int,
+    temperature: float | None = None,
 ) -> dict[str, Any]:
     """Requests an answer to every prompt, with `clients` requests at a time.
+
+    Args:
+      temperature: None: the server's.
 
     Returns: `seconds` of all and, for each request, `first_s`, seconds to its first text (None: no
     text), and `tokens`, the sampled tokens by the server's count.
@@ -289,11 +323,13 @@ def ask(
     import httpx  # comes with the extra `agents`
 
     waiting = iter(prompts)
+    fixed = {"model": server.model, "max_tokens": max_tokens, "temperature": temperature}
+    fixed |= {"stream": True, "stream_options": {"include_usage": True}}
     limits = httpx.Limits(max_connections=clients, max_keepalive_connections=clients)
     headers = {"Authorization": f"Bearer {server.key}"}
 
     async def converse(http: httpx.AsyncClient) -> list[dict[str, Any]]:
-        return [await _request(http, server.model, prompt, max_tokens) for prompt in waiting]
+        return [await _request(http, fixed, prompt) for prompt in waiting]
 
     async def ask_all() -> dict[str, Any]:
         async with httpx.AsyncClient(
@@ -308,15 +344,9 @@ def ask(
 
 
 async def _request(
-    http: httpx.AsyncClient, model: str, prompt: str, max_tokens: int
+    http: httpx.AsyncClient, fixed: Mapping[str, Any], prompt: str
 ) -> dict[str, Any]:
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": prompt}],
-        "max_tokens": max_tokens,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+    body = {**fixed, "messages": _message(prompt)}
     began, first_s, tokens = time.perf_counter(), None, None
     async with http.stream("POST", "/chat/completions", json=body) as reply:
         if reply.status_code != 200:
@@ -343,8 +373,8 @@ async def _request(
 def _print(figures: dict[str, Any]) -> None:
     print(
         f"{JAX} against {figures['against']}: model {figures['model']}, {figures['dtype']},"
-        f" prompts of {figures['prompt_words']} words, answers of {figures['answer_tokens']} tokens"
-        f" at most, {figures['machine']['device']}"
+        f" temperature {figures['temperature']:g}, prompts of {figures['prompt_words']} words,"
+        f" answers of {figures['answer_tokens']} tokens at most, {figures['machine']['device']}"
     )
     for clients, measured in figures["clients"].items():
         print(

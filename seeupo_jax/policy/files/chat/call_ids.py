@@ -29,9 +29,14 @@ def id_formats(template: str) -> tuple[ToolFormat, ...]:
 
 
 def call_fields(text: str, template: str) -> dict[str, Any] | None:
-    """An action as a message with calls in fields; None: it has none with ids."""
+    """An action as a message with calls in fields; None: it has none with ids.
+
+    Of one that ends within a call the complete ones count, since an action may be cut.
+    """
     for tool_format in id_formats(template):
         content, calls = tool_format.parse(text)
+        if not calls:
+            content, calls = tool_format.parse(text, cut=True)
         if calls:
             written = list(map(as_function, calls))
             return {"role": "assistant", "content": content, "tool_calls": written}

@@ -54,6 +54,22 @@ class _Uncounted(BaseHTTPRequestHandler):
         pass
 
 
+def test_a_server_to_measure_against_is_asked_for_its_model(monkeypatch):
+    endpoint = Endpoint(sampling=SamplingRules(1.0), model="x", form=PLAIN_TEXT)
+    endpoint.start()
+    try:
+        monkeypatch.setenv("SEEUPO_API_KEY", endpoint.open_key(ToldSession()).api_key)
+        reached = served_requests._reached(f"{endpoint.base_url}/", None)
+        assert (reached.base_url, reached.model) == (endpoint.base_url, "x")
+        assert served_requests._reached(endpoint.base_url, "y").model == "y"
+        with pytest.raises(ValueError, match=r"^--against: got .*/models \(.*404.*; allowed: "):
+            served_requests._reached(endpoint.base_url.removesuffix("/v1"), None)
+    finally:
+        endpoint.close()
+    with pytest.raises(ValueError, match="^--against: got http.*allowed: the address of a server"):
+        served_requests._reached(endpoint.base_url, None)
+
+
 def test_a_server_that_counts_no_tokens_is_named():
     with ThreadingHTTPServer(("127.0.0.1", 0), _Uncounted) as server, running(server):
         url = f"http://127.0.0.1:{server.server_port}/v1"
@@ -87,7 +103,7 @@ def test_the_rates_of_a_line_are_of_one_time_and_texts_that_never_came_are_a_das
         return [{"seconds": s, "requests": [each] * 4} for s in seconds]
 
     def measured(**answered):
-        given = argparse.Namespace(requests=4, repeats=3, answer=32)
+        given = argparse.Namespace(requests=4, repeats=3, answer=32, sample=False)
         prompts = argparse.Namespace(take=lambda count: ["x"] * count)
         servers = {name: name for name in answered}
         return served_requests._measure(servers, _Answered(**answered), 1, prompts, given)
@@ -100,7 +116,12 @@ def test_the_rates_of_a_line_are_of_one_time_and_texts_that_never_came_are_a_das
     both = measured(a=answers(*[1.0] * 3), b=answers(*[1.0] * 3, first_s=0.4))
     assert both["first_text_ratio"] == pytest.approx(4.0)  # times sooner
     about = {"against": "b", "model": "x", "dtype": "float32", "prompt_words": 1}
-    about |= {"answer_tokens": 32, "machine": {"device": "CPU"}, "clients": {"1": found}}
+    about |= {
+        "answer_tokens": 32,
+        "temperature": 0.0,
+        "machine": {"device": "CPU"},
+        "clients": {"1": found},
+    }
     served_requests._print(about)
     printed = capsys.readouterr().out
     assert "-x sooner" in printed and "first text after - ms (at most -)" in printed
@@ -124,11 +145,12 @@ def test_generate_streams_every_token_and_counts_them(tmp_path):
     app = generate_server.build(str(tmp_path), "float32")
     body = {"messages": [{"role": "user", "content": "order"}], "max_tokens": 12}
 
-    async def answered():
+    async def answered(**sampling):
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://x/v1") as http:
-            return (await http.post("/chat/completions", json=body)).text
+            return (await http.post("/chat/completions", json=body | sampling)).text
 
+    assert asyncio.run(answered(temperature=0.0)) == asyncio.run(answered(temperature=0.0))
     *events, done = [
         line.removeprefix("data: ") for line in asyncio.run(answered()).split("\n\n")[:-1]
     ]
