@@ -296,7 +296,7 @@ REFUSED = [
         ["--config.rollout.max_context=256", "--config.batching.buckets=()"],
         "max_context: got 256; allowed: at most the 128 that",
     ),
-    (["--server_dialect=tgi"], "dialect: got 'tgi'; allowed: auto, vllm, sglang."),
+    (["--server_dialect=tgi"], "dialect: got 'tgi'; allowed: auto, vllm, sglang, chat."),
     (
         ["--config.rollout.grammar=tool_calls"],
         "config.rollout.grammar: got 'tool_calls'; allowed with --server: none",

@@ -82,9 +82,12 @@ def _played_splits(config: Config) -> list[str]:
     return ["train", evaluation.split] if evaluation.tasks else ["train"]
 
 
-def check_first_tasks(config: Config, splits: Sequence[str]) -> None:
+def check_first_tasks(config: Config, splits: Sequence[str], *, tokenized: bool = True) -> None:
     """Begins the first task of each split, of each part of it; agents begin theirs by themselves,
     and may send messages of any role.
+
+    Args:
+      tokenized: whether the policy's tokenizer begins the conversations, too.
 
     Raises:
       ValueError: one does not begin, the model's chat template does not write its messages, or none
@@ -96,7 +99,9 @@ def check_first_tasks(config: Config, splits: Sequence[str]) -> None:
         parts = [part for split in splits for part in list_task_shares(tasks, split)]
     firsts = dict.fromkeys(part.task_ids[0] for part in parts)
     path = config.model.path
-    tokenizer = None if path is None else read_tokenizer(path, config.chat)
+    tokenizer = None
+    if tokenized and path is not None:
+        tokenizer = read_tokenizer(path, config.chat)
     tools = try_resets(config, list(firsts), tokenizer)
     if config.rollout.grammar == TOOL_CALLS:
         _check_tools(config, tools)
