@@ -39,7 +39,7 @@ import jax
 
 from seeupo_jax import envs
 from seeupo_jax.agents.agent_tasks import find_tasks
-from seeupo_jax.agents.server_dialects import DIALECTS
+from seeupo_jax.agents.server_dialects import CHAT, DIALECTS
 from seeupo_jax.checkpoint import check_may_write, check_writable
 from seeupo_jax.cli.command_line import (
     add_cluster_flags,
@@ -60,6 +60,7 @@ from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.envs.bfcl.result_files import export_results
 from seeupo_jax.envs.tasks import check_tasks
 from seeupo_jax.errors import file_sentences, name_file, printable, sentence_errors
+from seeupo_jax.evaluation.compared_policies import policies_table
 from seeupo_jax.evaluation.evaluation_run import (
     EvaluationResult,
     episodes_name,
@@ -98,6 +99,7 @@ from seeupo_jax.trajectories.episodes import read_played
 from seeupo_jax.trajectories.json_lines import write_json
 
 _LOGGER = logging.getLogger(__name__)
+_TOKENS = ("prompt_tokens", "decoded_tokens")  # of a server's requests
 _UNTRAINED = (
     ", or --untrained (in Python untrained=True) to evaluate the policy that the configuration"
     " starts from"
@@ -117,7 +119,9 @@ def _explain(config: Config, workdir: Path, which: _Which, split: str, k: int) -
         same = None if server.model is None else {"server": server.url, "model": server.model}
     path, played = workdir / "evaluation", None
     if same is not None:
-        settings = evaluation_settings(config, split, k, same, chat_note(config, workdir))
+        chat = None if server is not None and server.dialect == CHAT else chat_note(config, workdir)
+        same |= {} if chat is not None or server is None else server.chat_identity(config)
+        settings = evaluation_settings(config, split, k, same, chat)
         path = path / episodes_name(settings)
         played = read_played(path, settings)
     return [*explained.sections, *explain_episodes(config, split, k, path, played)]
@@ -369,8 +373,17 @@ def _report(config: Config, given: argparse.Namespace, result: EvaluationResult)
     """Prints what the evaluation came to, and writes what else was asked for."""
     print(printable(f"{result}\n\nEvery episode: {result.file}"))
     print(f"Played before, taken from that file: {result.resumed} of {len(result.episodes)}")
-    about = {**result.policy, "episodes": str(result.file)}
-    write_json(given.json, {**about, **result.metrics})
+    tokens = {name: result.usage[name] for name in _TOKENS if name in result.usage}
+    served = tokens if "server" in result.policy else {}
+    if served:
+        print(f"Tokens that the server counted: {served}")
+    if result.policies[1:]:
+        table = policies_table(result.policies)
+        print(printable(f"\nPolicies evaluated in this folder, on these tasks:\n{table}"))
+    about = {**result.policy, "episodes": str(result.file), **({"usage": served} if served else {})}
+    others = [{**o.about, "episodes": str(o.file), **o.metrics} for o in result.policies[1:]]
+    more = {"others": others} if others else {}
+    write_json(given.json, {**about, **result.metrics, **more})
     if given.bfcl_results is not None:
         environment = cast(Any, envs.make(config.env.name, **config.env.options))
         played = ((e.task_id, e.member, e.messages) for e in result.episodes)

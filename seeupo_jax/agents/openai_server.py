@@ -252,5 +252,7 @@ class OpenAIServer:
 
 def _cut_at_stop(turn: Turn, action: Action) -> Action:
     """Truncates an action where its turn's listener ends it."""
-    count = None if turn.listen is None or action.failure else turn.listen(action.tokens)
-    return Action(action.key, action.tokens[:count], action.logp[:count], action.failure)
+    if turn.listen is None or action.failure or action.too_long:
+        return action
+    count = turn.listen(action.tokens)
+    return Action(action.key, action.tokens[:count], action.logp[:count])

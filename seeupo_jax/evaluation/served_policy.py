@@ -62,6 +62,14 @@ class Server:
             "key_variable": key,
         }
 
+    def answer_tokens(self, config: Config) -> int:
+        """The most tokens of an answer, with chat."""
+        return config.rollout.max_action_tokens if self.max_tokens is None else self.max_tokens
+
+    def chat_identity(self, config: Config) -> dict[str, Any]:
+        """What decides its answers, with chat, beside what every evaluation's settings have."""
+        return {"dialect": CHAT, "max_tokens": self.answer_tokens(config)}
+
 
 def check_served(config: Config, server: Server) -> None:
     """ValueError: a setting that is not sent to servers, or what `check_host` refuses."""
@@ -147,7 +155,11 @@ def served_policy(config: Config, workdir: Path, server: Server) -> Iterator[Pol
         )
     with contextlib.closing(engine):
         about = {"server": server.url, "model": engine.model}
-        same = about | _identity(config, server, tokenizer, engine)
+        if server.dialect == CHAT:
+            same = about | server.chat_identity(config)
+        else:
+            tokens, logp = engine.trial
+            same = about | {FINGERPRINT: fingerprint(tokenizer.text(tokens), tokens, logp)}
         yield PolicySource(engine, tokenizer, None, 0, about, same)
         _report_cost(server.url, engine.usage())
 
@@ -173,8 +185,7 @@ def _engine(
 
 def _chat_engine(config: Config, server: Server) -> tuple[OpenAIServer, Tokenizer]:
     """An engine of chat completions, and what numbers its messages."""
-    rollout, most = config.rollout, server.max_tokens
-    most = rollout.max_action_tokens if most is None else most
+    rollout, most = config.rollout, server.answer_tokens(config)
     sampling = Sampling(rollout.temperature, rollout.top_k, rollout.top_p, most, ())
     messages = ChatMessages(environment_format(config))
     tokenizer = cast(Tokenizer, messages)  # a player of environments only begins and reads
@@ -186,18 +197,6 @@ def _chat_engine(config: Config, server: Server) -> tuple[OpenAIServer, Tokenize
             raise
         messages.limit_field = _NEWER_LIMIT
         return _engine(config, server, sampling, messages.dialect, prompt, None), tokenizer
-
-
-def _identity(
-    config: Config, server: Server, tokenizer: Tokenizer, engine: OpenAIServer
-) -> dict[str, Any]:
-    """What must stay the same while a served policy's episodes are played."""
-    if server.dialect == CHAT:
-        most = server.max_tokens
-        most = config.rollout.max_action_tokens if most is None else most
-        return {"dialect": CHAT, "max_tokens": most}
-    tokens, logp = engine.trial
-    return {FINGERPRINT: fingerprint(tokenizer.text(tokens), tokens, logp)}
 
 
 def _report_cost(url: str, usage: Mapping[str, int]) -> None:

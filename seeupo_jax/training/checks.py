@@ -40,6 +40,7 @@ from seeupo_jax.rollout.engine.grammar import TOOL_CALLS, check_tools
 from seeupo_jax.rollout.task_draw import share_counts
 from seeupo_jax.training.algorithm_trial import check_entries
 from seeupo_jax.training.build_learner import run_optimizer
+from seeupo_jax.training.early_stopping import check_patience
 from seeupo_jax.training.reference_answers import check_references
 
 
@@ -149,6 +150,7 @@ def _check_fields(config: Config) -> jax.sharding.Mesh:
     check_trackers(config.telemetry.trackers)
     make_scorer(config.rewards).close()
     make_plan(config)
+    check_patience(config)
     if config.algorithm.forks.kind == "candidates":
         make_judge(config.judge, config.env.name).close()
     if max(config.profile.steps, default=0) > config.iterations:
