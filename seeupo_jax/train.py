@@ -251,7 +251,8 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
             result = run_training(config, workdir, launch=launch, preparing=sentence_errors)
         if jax.process_index() == 0 and result.stopped is None:
             split, display = config.evaluation.split, config.telemetry.display
-            print_summary(workdir, split=split, display=display)
+            settings = [f"--config={given.config}", *(f"--config.{o}" for o in given.override)]
+            print_summary(workdir, split=split, display=display, settings=settings)
 
 
 if __name__ == "__main__":

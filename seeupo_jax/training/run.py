@@ -284,11 +284,11 @@ class Run:
     def finish(self, state: RunState) -> None:
         """Leaves the trained policy in WORKDIR/policy, and warns where success never moved."""
         parts, best = self.parts, self.checkpoints.best()
-        reason, early = "iterations", self.is_over(state)
+        early = self.is_over(state)
         if early:
-            reason = why_ended(parts.config, state.progress, state.done, best)
-            parts.progress.log(reason)
-        on_primary(lambda: note_end(parts.workdir, state.done, "patience" if early else reason))
+            parts.progress.log(why_ended(parts.config, state.progress, state.done, best))
+        reason = "patience" if early else "iterations"
+        on_primary(lambda: note_end(parts.workdir, state.done, reason, best))
         if parts.config.checkpoint.export:
             folder = parts.workdir / "policy"
             write_policy(parts.config, parts.policy, final_params(state.train), folder)

@@ -27,6 +27,7 @@ from seeupo_jax.training.early_stopping import Progress
 from seeupo_jax.training.run import begin_run
 
 SCORES = {0: 0.9, 1: 0.25, 2: 0.5, 3: 0.25, 4: 0.5, 5: 0.75, 6: 0.5}  # by iteration
+END = {"reason": "iterations", "best": 2}
 OPTIONS = (
     *("rollout.tasks=2", "rollout.max_turns=2", "checkpoint.every=1", "evaluation.every=1"),
     *("evaluation.k=1", "evaluation.patience=2", "checkpoint.keep_best=1", "checkpoint.keep=1"),
@@ -87,7 +88,7 @@ def live(model, tmp_path, monkeypatch):
 def test_a_run_ends_when_evaluations_improve_no_more_and_counts_over_restarts(live, tmp_path):
     folder = tmp_path / "run"
     live("iterations=3")
-    assert read_run_manifest(folder)["ended"] == {"iteration": 3, "reason": "iterations"}
+    assert read_run_manifest(folder)["ended"] == END | {"iteration": 3}
 
     # The fourth evaluation is as good as the second, which is no improvement.
     more = ("iterations=6", "evaluation.extra_splits=train")
@@ -97,7 +98,7 @@ def test_a_run_ends_when_evaluations_improve_no_more_and_counts_over_restarts(li
         "ended after iteration 4 of 6: 2 evaluations in a row were no better than 0.5"
         " (config.evaluation.patience=2); the best checkpoint is 2"
     ) in said
-    assert read_run_manifest(folder)["ended"] == {"iteration": 4, "reason": "patience"}
+    assert read_run_manifest(folder)["ended"] == END | {"iteration": 4, "reason": "patience"}
     worse = [line["eval/worse"] for line in checked(read_metrics(folder)) if "eval/worse" in line]
     assert worse == [0, 0, 1, 2]
     assert {place.name for place in (folder / "checkpoints").glob("[0-9]*")} >= {"2", "4"}
@@ -112,7 +113,7 @@ def test_a_run_ends_when_evaluations_improve_no_more_and_counts_over_restarts(li
     played, said = live(*more, "evaluation.patience=3")
     assert [at for at, split in played if split == "test"] == [5, 6]
     assert "ended after" not in said
-    assert read_run_manifest(folder)["ended"] == {"iteration": 6, "reason": "iterations"}
+    assert read_run_manifest(folder)["ended"] == END | {"iteration": 6, "best": 5}
 
 
 @pytest.mark.parametrize(
