@@ -114,7 +114,8 @@ class RunData:
         It may also be over since the held-out loss of supervised fine-tuning, or the success of
         evaluations, had stopped to improve.
         """
-        part = "sft" if self.supervised else "evaluation"
+        samples = any("rollout/success_rate" in line for line in self.lines)
+        part = "evaluation" if samples else "sft"
         patience, worse = self.setting(f"{part}.patience"), self.series("eval/worse")
         if is_number(patience) and worse and 0 < patience <= worse[-1][1]:
             return True

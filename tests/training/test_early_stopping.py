@@ -101,7 +101,8 @@ def test_a_run_ends_when_evaluations_improve_no_more_and_counts_over_restarts(li
     assert read_run_manifest(folder)["ended"] == END | {"iteration": 4, "reason": "patience"}
     worse = [line["eval/worse"] for line in checked(read_metrics(folder)) if "eval/worse" in line]
     assert worse == [0, 0, 1, 2]
-    assert {place.name for place in (folder / "checkpoints").glob("[0-9]*")} >= {"2", "4"}
+    saved = {place.name.partition(".")[0] for place in (folder / "checkpoints").glob("[0-9]*")}
+    assert saved == {"2", "4"}
     (run,) = load_runs([folder])
     assert run.finished and run.done == 4
 
