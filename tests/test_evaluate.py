@@ -248,6 +248,7 @@ def test_the_api_key_is_the_environments(folder, serve, capsys, monkeypatch):
     with serve(key="secret") as server:
         logged = refusal(folder, capsys, f"--server={server.url}")
         assert logged.startswith(f"error: {server.url}: /v1/models answered 401: no such key")
+        assert "(the key is that of the environment variable OPENAI_API_KEY)" in logged
         monkeypatch.setenv("OPENAI_API_KEY", "secret")
         assert play(folder, *SHORT, f"--server={server.url}/v1")["model"] == cases.MODEL
 

@@ -30,7 +30,7 @@ from seeupo_jax.rollout.engine.sampling import Sampling
 TRIAL_TOKENS = 16  # limit of the request that tests a server
 STEP_S = 0.02  # seconds that a step waits for an action; environments may answer meanwhile
 # How OpenAI, vLLM, sglang, llama.cpp and this package's server refuse a conversation.
-_TOO_LONG = re.compile(r"context (length|size|window)|maximum context|too long", re.IGNORECASE)
+_TOO_LONG = re.compile(r"context[ _](length|size|window)|prompt is too long", re.IGNORECASE)
 
 
 class _Answer(NamedTuple):

@@ -62,7 +62,7 @@ class ServerClient:
             raise ValueError(f"url: got {url!r}; allowed: http://... or https://...")
         self.url, self.model = url.rstrip("/").removesuffix("/v1"), model
         self.retries, self._retry_wait_s = retries, retry_wait_s
-        key = os.environ.get(key_variable)
+        self._key_variable, key = key_variable, os.environ.get(key_variable)
         self._http = urllib3.PoolManager(
             maxsize=connections,
             headers={} if key is None else {"Authorization": f"Bearer {key}"},
@@ -126,6 +126,8 @@ class ServerClient:
         answered = f"{path} answered {reply.status}: {message}"
         if reply.status in (408, 429) or reply.status >= 500:
             raise TryAgain(answered)
+        if reply.status in (401, 403):
+            answered += f" (the key is that of the environment variable {self._key_variable})"
         if reply.status != 200:
             raise Refused(f"{self.url}: {answered}", message)
         try:

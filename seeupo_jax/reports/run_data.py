@@ -114,10 +114,11 @@ class RunData:
         It may also be over since the held-out loss of supervised fine-tuning, or the success of
         evaluations, had stopped to improve.
         """
-        samples = any("rollout/success_rate" in line for line in self.lines)
-        part = "evaluation" if samples else "sft"
-        patience, worse = self.setting(f"{part}.patience"), self.series("eval/worse")
-        if is_number(patience) and worse and 0 < patience <= worse[-1][1]:
+        patience, worse = self.setting("sft.patience"), self.series("eval/worse")
+        if is_number(patience) and worse and worse[-1][1] >= patience:
+            return True
+        ended = self.about.get("ended") or {}
+        if ended.get("reason") == "patience":
             return True
         if self.planned is None or self.done < self.planned:
             return False
