@@ -99,7 +99,8 @@ from seeupo_jax.trajectories.episodes import read_played
 from seeupo_jax.trajectories.json_lines import write_json
 
 _LOGGER = logging.getLogger(__name__)
-_TOKENS = ("prompt_tokens", "decoded_tokens")  # of a server's requests
+# Of a server's requests: what the engine counts, by its name in the API.
+_TOKENS = {"prompt_tokens": "prompt_tokens", "completion_tokens": "decoded_tokens"}
 _UNTRAINED = (
     ", or --untrained (in Python untrained=True) to evaluate the policy that the configuration"
     " starts from"
@@ -119,8 +120,11 @@ def _explain(config: Config, workdir: Path, which: _Which, split: str, k: int) -
         same = None if server.model is None else {"server": server.url, "model": server.model}
     path, played = workdir / "evaluation", None
     if same is not None:
-        chat = None if server is not None and server.dialect == CHAT else chat_note(config, workdir)
-        same |= {} if chat is not None or server is None else server.chat_identity(config)
+        chat = None
+        if server is not None and server.dialect == CHAT:
+            same |= server.chat_identity(config)
+        else:
+            chat = chat_note(config, workdir)
         settings = evaluation_settings(config, split, k, same, chat)
         path = path / episodes_name(settings)
         played = read_played(path, settings)
@@ -373,10 +377,10 @@ def _report(config: Config, given: argparse.Namespace, result: EvaluationResult)
     """Prints what the evaluation came to, and writes what else was asked for."""
     print(printable(f"{result}\n\nEvery episode: {result.file}"))
     print(f"Played before, taken from that file: {result.resumed} of {len(result.episodes)}")
-    tokens = {name: result.usage[name] for name in _TOKENS if name in result.usage}
-    served = tokens if "server" in result.policy else {}
+    counted = result.usage if "server" in result.policy else {}
+    served = {name: counted[ours] for name, ours in _TOKENS.items() if ours in counted}
     if served:
-        print(f"Tokens that the server counted: {served}")
+        print("Counted by the server:", ", ".join(f"{n:,} {name}" for name, n in served.items()))
     if result.policies[1:]:
         table = policies_table(result.policies)
         print(printable(f"\nPolicies evaluated in this folder, on these tasks:\n{table}"))

@@ -602,8 +602,8 @@ def chat_server():
 def test_a_server_of_chat_completions_needs_no_model_here(chat_server, tmp_path, capsys):
     found = play_chat(chat_server, tmp_path, "--config.evaluation.tasks=2", "--k=2")
     trial, *asked = [body for _, _, body in chat_server.asked]
-    assert found["usage"] == {"prompt_tokens": 20, "decoded_tokens": 8}
-    assert "'prompt_tokens': 20" in capsys.readouterr().out
+    assert found["usage"] == {"prompt_tokens": 20, "completion_tokens": 8}
+    assert "server: 20 prompt_tokens, 8 completion_tokens\n" in capsys.readouterr().out
     assert len(asked) == 4 and len({body["seed"] for body in asked}) == 4
     assert {tool["function"]["name"] for tool in asked[0]["tools"]} >= {"reply", "get_order"}
     lines = [json.loads(line) for line in episodes(tmp_path)]
@@ -655,6 +655,9 @@ def test_policies_of_one_folder_are_listed_side_by_side(chat_server, tmp_path, c
         f"other at {chat_server.url}",
         f"{cases.MODEL} at {chat_server.url}",
     ]
+    (tmp_path / "evaluation" / "test-k2-damaged.jsonl").write_text("no JSON\n")
+    assert len(play_chat(chat_server, tmp_path, *sizes, "--greedy", "--k=2")["others"]) == 1
+    assert "not compared with this evaluation: " in capsys.readouterr().err
     # Fewer tasks, or another k, would be another comparison.
     assert "others" not in play_chat(chat_server, tmp_path, *sizes[:1], "--k=1")
     more = play_chat(chat_server, tmp_path, "--config.evaluation.tasks=3", "--k=2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from seeupo_jax.metrics.statistics import (
 from seeupo_jax.trajectories.episodes import read_episodes
 from seeupo_jax.trajectories.json_lines import plain
 
+_LOGGER = logging.getLogger(__name__)
 # Settings that make two evaluations comparable; policies differ in how they are sampled.
 _SAME = ("split", "k", "config.seed", "config.env.", "config.rewards", "config.rollout.max_turns")
 _IDENTITY = ("iteration", "weights", "server", "model", "dialect", "max_tokens")
@@ -76,7 +78,8 @@ def compared_policies(
             continue
         try:
             saved, played = read_episodes(path)
-        except ValueError:  # no file of an evaluation: what it is named says nothing
+        except ValueError as error:
+            _LOGGER.warning(f"not compared with this evaluation: {error}")
             continue
         if saved is None or _compared(saved) != _compared(wanted) or not set(keys) <= set(played):
             continue

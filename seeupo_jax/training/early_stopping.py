@@ -56,8 +56,9 @@ def read_progress(notes: Mapping[str, Any]) -> Progress:
 def why_ended(config: Config, progress: Progress, iteration: int, best: int | None) -> str:
     """A sentence for people."""
     named = "" if best is None else f"; the best checkpoint is {best}"
+    known = "all before" if progress.best is None else f"{progress.best:.3g}"
     return (
         f"ended after iteration {iteration} of {config.iterations}:"
-        f" {progress.worse} evaluations in a row were no better than {progress.best:.3g}"
+        f" {progress.worse} evaluations in a row were no better than {known}"
         f" (config.evaluation.patience={config.evaluation.patience}){named}"
     )
