@@ -86,6 +86,12 @@ def test_no_chart_stands_beside_a_blank(new_page, workdirs, width, columns):
         odd += len(figures) % 2
     assert odd > 1  # else nothing could stand alone
     assert len({left for _, figures in grids for _, left, _ in figures}) == columns
+    edges = page.locator(".chart").evaluate_all(
+        "cs => cs.map(c => [c.querySelector('svg').getBoundingClientRect().right,"
+        " ...[...c.querySelectorAll('.role-legend-label text')].map("
+        "e => e.getBoundingClientRect().right)])"
+    )
+    assert all(max(edge) <= edge[0] for edge in edges)  # no legend is cut
     assert page.title().startswith("first") and page.locator("h1").inner_text() == "first"
 
 
