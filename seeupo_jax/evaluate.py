@@ -30,7 +30,7 @@ import contextlib
 import dataclasses
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -377,7 +377,7 @@ def _report(config: Config, given: argparse.Namespace, result: EvaluationResult)
     """Prints what the evaluation came to, and writes what else was asked for."""
     print(printable(f"{result}\n\nEvery episode: {result.file}"))
     print(f"Played before, taken from that file: {result.resumed} of {len(result.episodes)}")
-    counted = result.usage if "server" in result.policy else {}
+    counted: Mapping[str, int] = result.usage if "server" in result.policy else {}
     served = {name: counted[ours] for name, ours in _TOKENS.items() if ours in counted}
     if served:
         print("Counted by the server:", ", ".join(f"{n:,} {name}" for name, n in served.items()))
