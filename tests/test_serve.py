@@ -178,6 +178,7 @@ def test_its_figures_are_read_by_prometheus(client):
     assert httpx.get(f"{address}/metrics").status_code == 401
 
 
+@pytest.mark.usefixtures("one_device")
 def test_evaluate_plays_with_it_by_messages_as_with_the_policy_itself(
     client, tmp_path, monkeypatch
 ):
