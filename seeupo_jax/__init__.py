@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from seeupo_jax.errors import NotLearning
     from seeupo_jax.evaluate import evaluate
     from seeupo_jax.evaluation.evaluation_run import EvaluationResult
-    from seeupo_jax.evaluation.policy_sources import Server
+    from seeupo_jax.evaluation.served_policy import Server
     from seeupo_jax.sft import SftResult, sft
     from seeupo_jax.train import TrainResult, train
     from seeupo_jax.training.callbacks import Callback, RunHandle
@@ -53,7 +53,7 @@ _MODULES = {
     "EvaluationResult": "evaluation.evaluation_run",
     "NotLearning": "errors",
     "RunHandle": "training.callbacks",
-    "Server": "evaluation.policy_sources",
+    "Server": "evaluation.served_policy",
     "SftResult": "sft",
     "StepResult": "envs.base",
     "TrainResult": "train",

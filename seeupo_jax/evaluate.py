@@ -3,13 +3,16 @@
 python -m seeupo_jax.evaluate --config=FILE.py --workdir=DIR
     [--untrained | --step=latest|best|N] [--weights=ema|trained] [--split=test] [--k=4] [--greedy]
     [--explain] [--json=OUT] [--bfcl_results=FOLDER]
-    [--server=http://HOST:PORT [--server_model=NAME] [--server_dialect=auto|vllm|sglang]
-    [--server_seeded=True] [--server_timeout_s=600]]
+    [--server=http://HOST:PORT [--server_model=NAME] [--server_dialect=auto|vllm|sglang|chat]
+    [--server_seeded=True] [--server_timeout_s=600] [--server_key_variable=OPENAI_API_KEY]
+    [--server_max_tokens=N]]
 
 The policy is the run's: of its last checkpoint, and after sft of the one with the lowest held-out
 loss, as WORKDIR/policy has it. With --untrained it is the one that the run starts from; with
---server, the one that the server serves, whose tokenizer must be the run's: no model is loaded or
-computed here then. --explain prints which episodes would be played, and plays none.
+--server, the one that the server serves, and no model is loaded or computed here. vLLM and sglang
+are sent tokens: the tokenizer must be the run's. Any other OpenAI-compatible server is sent
+messages and tools (chat), as a baseline. --explain prints which episodes would be played, and plays
+none.
 
 Every episode is written to DIR/evaluation as soon as it ends (`trajectories/episodes.py`).
 Rerunning the command plays the missing episodes only, and those whose environment failed. With
@@ -27,7 +30,7 @@ import contextlib
 import dataclasses
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -36,6 +39,7 @@ import jax
 
 from seeupo_jax import envs
 from seeupo_jax.agents.agent_tasks import find_tasks
+from seeupo_jax.agents.server_dialects import CHAT, DIALECTS
 from seeupo_jax.checkpoint import check_may_write, check_writable
 from seeupo_jax.cli.command_line import (
     add_cluster_flags,
@@ -56,6 +60,7 @@ from seeupo_jax.display.terminal import safe_output
 from seeupo_jax.envs.bfcl.result_files import export_results
 from seeupo_jax.envs.tasks import check_tasks
 from seeupo_jax.errors import file_sentences, name_file, printable, sentence_errors
+from seeupo_jax.evaluation.compared_policies import policies_table
 from seeupo_jax.evaluation.evaluation_run import (
     EvaluationResult,
     episodes_name,
@@ -63,12 +68,15 @@ from seeupo_jax.evaluation.evaluation_run import (
     evaluation_settings,
 )
 from seeupo_jax.evaluation.policy_sources import (
-    Server,
     about_policy,
-    check_served,
     run_policy,
-    served_policy,
     starting_policy_folder,
+)
+from seeupo_jax.evaluation.served_policy import (
+    Server,
+    check_served,
+    find_dialect,
+    served_policy,
 )
 from seeupo_jax.parallel.cluster import exit_on_error
 from seeupo_jax.parallel.platform import cpu_only
@@ -91,6 +99,8 @@ from seeupo_jax.trajectories.episodes import read_played
 from seeupo_jax.trajectories.json_lines import write_json
 
 _LOGGER = logging.getLogger(__name__)
+# Of a server's requests: what the engine counts, by its name in the API.
+_TOKENS = {"prompt_tokens": "prompt_tokens", "completion_tokens": "decoded_tokens"}
 _UNTRAINED = (
     ", or --untrained (in Python untrained=True) to evaluate the policy that the configuration"
     " starts from"
@@ -106,12 +116,16 @@ def _explain(config: Config, workdir: Path, which: _Which, split: str, k: int) -
         explained = explain_policy(config, workdir, folder, part, which.step)
         same: dict[str, Any] | None = about_policy(config, explained.iteration, part)
     else:
-        check_served(config)
         explained = explain_server(server.url, server.model)
         same = None if server.model is None else {"server": server.url, "model": server.model}
     path, played = workdir / "evaluation", None
     if same is not None:
-        settings = evaluation_settings(config, split, k, same, chat_note(config, workdir))
+        chat = None
+        if server is not None and server.dialect == CHAT:
+            same |= server.chat_identity(config)
+        else:
+            chat = chat_note(config, workdir)
+        settings = evaluation_settings(config, split, k, same, chat)
         path = path / episodes_name(settings)
         played = read_played(path, settings)
     return [*explained.sections, *explain_episodes(config, split, k, path, played)]
@@ -159,7 +173,8 @@ def _flags() -> Flags:
     flags.flag("server_model", "what the server calls it; default: the only one that it lists.")
     flags.flag(
         "server_dialect",
-        "vllm, sglang, or auto (default): by the owner of the model that the server reports.",
+        "vllm or sglang, which are sent tokens; chat: any OpenAI-compatible server, which is sent"
+        " messages and tools; auto (default): by the owner of the model that the server reports.",
     )
     flags.switch(
         "server_seeded",
@@ -171,6 +186,15 @@ def _flags() -> Flags:
         "of a request (default: 600); retries as in config.env.retries.",
         positive,
     )
+    flags.flag(
+        "server_key_variable",
+        "the environment variable with the server's key; default: OPENAI_API_KEY, if it is set.",
+    )
+    flags.flag(
+        "server_max_tokens",
+        "of an answer, with chat; default: config.rollout.max_action_tokens.",
+        integer(1),
+    )
     return flags
 
 
@@ -178,7 +202,7 @@ def _server(given: argparse.Namespace) -> Server | None:
     """The server that is named, if one is."""
     options = {
         name: value
-        for name in ("model", "dialect", "seeded", "timeout_s")
+        for name in ("model", "dialect", "seeded", "timeout_s", "key_variable", "max_tokens")
         if (value := vars(given)[f"server_{name}"]) is not None
     }
     if given.server is not None:
@@ -235,7 +259,7 @@ def evaluate(
     config, split, k = _choices(config, split, k, greedy=greedy)
     which = _Which(server, untrained, None if step is None else str(step), weights)
     with _platform(server):
-        _check(config, workdir, which, split)
+        which = _check(config, workdir, which, split)
         return _evaluate(config, workdir, which, split=split, k=k)
 
 
@@ -259,8 +283,14 @@ class _Which(NamedTuple):
     weights: str | None
 
 
-def _check(config: Config, workdir: Path, which: _Which, split: str) -> None:
-    """ValueError where there is nothing to evaluate, or no way to."""
+def _check(
+    config: Config, workdir: Path, which: _Which, split: str, *, asks: bool = True
+) -> _Which:
+    """The policy that is meant; ValueError where there is nothing to evaluate, or no way to.
+
+    Args:
+      asks: whether a server may be asked what it is.
+    """
     server, untrained, step, weights = which
     for name, value in (("step", step), ("weights", weights)):
         if value is not None and (server is not None or untrained):
@@ -275,12 +305,14 @@ def _check(config: Config, workdir: Path, which: _Which, split: str) -> None:
         saved_weights(config, weights)
     check_tasks(find_tasks(config), [split], labelled=0)
     if server is not None:
-        check_served(config)
-        check_first_tasks(config, [split])
+        check_served(config, server)
+        server = find_dialect(config, server) if asks else server
+        check_first_tasks(config, [split], tokenized=server.dialect in DIALECTS)
     if server is None and not untrained:
         selection = check_trained(config, workdir, step, weights, _UNTRAINED)
         if step == "best" and selection is not None:
             warn_of_selection(config, *selection, split)
+    return which._replace(server=server)
 
 
 def _evaluate(
@@ -314,7 +346,7 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
         if given.bfcl_results is not None:
             _check_bfcl(config, given.bfcl_results)
         which = _Which(server, given.untrained, given.step, given.weights)
-        _check(config, workdir, which, split)
+        which = _check(config, workdir, which, split, asks=not given.explain)
         if given.explain:
             return print_explanation(_explain(config, workdir, which, split, k))
         result = _evaluate(config, workdir, which, split=split, k=k)
@@ -345,8 +377,17 @@ def _report(config: Config, given: argparse.Namespace, result: EvaluationResult)
     """Prints what the evaluation came to, and writes what else was asked for."""
     print(printable(f"{result}\n\nEvery episode: {result.file}"))
     print(f"Played before, taken from that file: {result.resumed} of {len(result.episodes)}")
-    about = {**result.policy, "episodes": str(result.file)}
-    write_json(given.json, {**about, **result.metrics})
+    counted: Mapping[str, int] = result.usage if "server" in result.policy else {}
+    served = {name: counted[ours] for name, ours in _TOKENS.items() if ours in counted}
+    if served:
+        print("Counted by the server:", ", ".join(f"{n:,} {name}" for name, n in served.items()))
+    if result.policies[1:]:
+        table = policies_table(result.policies)
+        print(printable(f"\nPolicies evaluated in this folder, on these tasks:\n{table}"))
+    about = {**result.policy, "episodes": str(result.file), **({"usage": served} if served else {})}
+    others = [{**o.about, "episodes": str(o.file), **o.metrics} for o in result.policies[1:]]
+    more = {"others": others} if others else {}
+    write_json(given.json, {**about, **result.metrics, **more})
     if given.bfcl_results is not None:
         environment = cast(Any, envs.make(config.env.name, **config.env.options))
         played = ((e.task_id, e.member, e.messages) for e in result.episodes)

@@ -185,13 +185,16 @@ def iterate(run: Run, state: RunState) -> bool:
     """
     config = run.parts.config
     try:
-        if state.done < config.iterations:
+        if state.done < config.iterations and not run.is_over(state):
             state = run.compile(state)
         if not state.evaluated:
             state = run.evaluate(state)
             if state.done:  # it was saved before: without its score
                 state = run.checkpoints.save(state)
         for iteration in range(state.done + 1, config.iterations + 1):
+            if run.is_over(state):
+                state = run.end_early(state)
+                break
             with run.profiled(iteration):
                 collected = run.rollout(iteration, state)
                 state, metrics, stats = run.sweep(iteration, state, collected)
@@ -248,7 +251,8 @@ def main(arguments: Sequence[str] = sys.argv) -> None:
             result = run_training(config, workdir, launch=launch, preparing=sentence_errors)
         if jax.process_index() == 0 and result.stopped is None:
             split, display = config.evaluation.split, config.telemetry.display
-            print_summary(workdir, split=split, display=display)
+            settings = [f"--config={given.config}", *(f"--config.{o}" for o in given.override)]
+            print_summary(workdir, split=split, display=display, settings=settings)
 
 
 if __name__ == "__main__":

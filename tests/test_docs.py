@@ -277,7 +277,7 @@ def test_the_page_on_trajectories_has_every_field():
     assert tables("trajectories.md", "field") == [
         *reader.FIELDS,
         *reader.SEGMENT_FIELDS,
-        *("schema", "name", *of_runs, "model", "checkpoints"),
+        *("schema", "name", *of_runs, "model", "ended", "checkpoints"),
         *Resumption._fields,
     ]
     assert tables("trajectories.md", "field") and tables(

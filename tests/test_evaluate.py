@@ -248,6 +248,7 @@ def test_the_api_key_is_the_environments(folder, serve, capsys, monkeypatch):
     with serve(key="secret") as server:
         logged = refusal(folder, capsys, f"--server={server.url}")
         assert logged.startswith(f"error: {server.url}: /v1/models answered 401: no such key")
+        assert "(the key is that of the environment variable OPENAI_API_KEY)" in logged
         monkeypatch.setenv("OPENAI_API_KEY", "secret")
         assert play(folder, *SHORT, f"--server={server.url}/v1")["model"] == cases.MODEL
 
@@ -296,7 +297,7 @@ REFUSED = [
         ["--config.rollout.max_context=256", "--config.batching.buckets=()"],
         "max_context: got 256; allowed: at most the 128 that",
     ),
-    (["--server_dialect=tgi"], "dialect: got 'tgi'; allowed: auto, vllm, sglang."),
+    (["--server_dialect=tgi"], "dialect: got 'tgi'; allowed: auto, vllm, sglang, chat."),
     (
         ["--config.rollout.grammar=tool_calls"],
         "config.rollout.grammar: got 'tool_calls'; allowed with --server: none",
@@ -570,3 +571,115 @@ def test_episodes_of_bfcl_are_exported_for_its_scorer(
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert [row["id"] for row in rows] == ["multi_turn_base_100", "multi_turn_base_101"]
     assert f"BFCL_PROJECT_ROOT={out}/member_0 bfcl evaluate" in capsys.readouterr().out
+
+
+def chat(content=None, *, reason="stop", name=None, **arguments):
+    """A reply of chat completions, with one call where there is a name."""
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    calls = [] if name is None else [{"id": "c", "type": "function", "function": function}]
+    message = {"role": "assistant", "content": content, "tool_calls": calls}
+    usage = {"prompt_tokens": 5, "completion_tokens": 2}
+    return {"choices": [{"message": message, "finish_reason": reason}], "usage": usage}
+
+
+def play_chat(server, workdir, *more):
+    """The JSON of an evaluation by messages alone: there is no model, and no tokenizer."""
+    where = [f"--config={CONFIG}", f"--workdir={workdir}", "--config.model.path=/no/model"]
+    tries = ("--config.env.retries=1", "--config.env.retry_wait_s=0.01")
+    main(["", *where, *tries, f"--server={server.url}", f"--json={workdir}/out.json", *more])
+    return json.loads((workdir / "out.json").read_text())
+
+
+@pytest.fixture
+def chat_server():
+    """A server that speaks chat completions only; its model replies at once."""
+    with cases.PolicyServer(owned_by="openai", max_model_len=8) as server:
+        path = "/v1/chat/completions"
+        server.routes = {path: lambda body: chat(name="reply", outcome="refused")}
+        yield server
+
+
+def test_a_server_of_chat_completions_needs_no_model_here(chat_server, tmp_path, capsys):
+    found = play_chat(chat_server, tmp_path, "--config.evaluation.tasks=2", "--k=2")
+    trial, *asked = [body for _, _, body in chat_server.asked]
+    assert found["usage"] == {"prompt_tokens": 20, "completion_tokens": 8}
+    assert "server: 20 prompt_tokens, 8 completion_tokens\n" in capsys.readouterr().out
+    assert len(asked) == 4 and len({body["seed"] for body in asked}) == 4
+    assert {tool["function"]["name"] for tool in asked[0]["tools"]} >= {"reply", "get_order"}
+    lines = [json.loads(line) for line in episodes(tmp_path)]
+    assert {(line["stop"], line["turns"], line["score"]) for line in lines} == {("done", 1, 0.0)}
+
+
+def test_what_fails_at_a_server_of_chat_completions_costs_what_it_must(
+    chat_server, tmp_path, capsys
+):
+    right, busy = cases.right, cases.status(500, "busy")
+    full = cases.status(400, "This model's maximum context length is 8 tokens.")
+    cut = cases.changed(lambda reply: chat("I", reason="length"))
+    chat_server.script.extend([right, busy, busy, full, cut, right])
+    sizes = ("--config.evaluation.tasks=3", "--k=1", "--config.rollout.concurrency=1")
+    found = play_chat(chat_server, tmp_path, *sizes, "--server_max_tokens=5")
+    assert found["eval/failed"] == 1
+    by_task = {line["task_id"]: line for line in map(json.loads, episodes(tmp_path))}
+    assert [by_task[f"test/{i}"]["stop"] for i in range(3)] == ["env_error", "max_tokens", "done"]
+    assert by_task["test/1"]["turns"] == 0 and not by_task["test/1"]["failed"]
+    assert by_task["test/2"]["turns"] == 2
+    logged = capsys.readouterr().err
+    assert "answers cut at the limit of tokens: 1; --server_max_tokens" in logged
+    assert "given up: 1" in logged
+    assert {body["max_tokens"] for _, _, body in chat_server.asked[1:]} == {5}
+
+
+def test_a_server_that_names_the_limit_otherwise_is_asked_again(chat_server, tmp_path):
+    renamed = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
+    chat_server.script.append(cases.status(400, renamed))
+    play_chat(chat_server, tmp_path, *SHORT)
+    first, *others = [body for _, _, body in chat_server.asked]
+    assert "max_tokens" in first and others
+    assert all("max_completion_tokens" in b and "max_tokens" not in b for b in others)
+
+
+def test_policies_of_one_folder_are_listed_side_by_side(chat_server, tmp_path, capsys):
+    sizes = ("--config.evaluation.tasks=2", "--k=2")
+    play_chat(chat_server, tmp_path, *sizes)
+    assert "Policies evaluated" not in capsys.readouterr().out
+    chat_server.cards[0]["id"] = "other"
+    chat_server.routes = {"/v1/chat/completions": lambda body: chat("No.")}
+    found = play_chat(chat_server, tmp_path, *sizes, "--greedy", "--k=2")
+    (other,) = found["others"]
+    assert (found["model"], other["model"], other["temperature"]) == ("other", cases.MODEL, 1.0)
+    assert other[AVG] == 0 and Path(other["episodes"]).exists()
+    out = capsys.readouterr().out
+    table = out.split("on these tasks:\n")[1].splitlines()
+    assert [line.split("  ")[0] for line in table[1:]] == [
+        f"other at {chat_server.url}",
+        f"{cases.MODEL} at {chat_server.url}",
+    ]
+    (tmp_path / "evaluation" / "test-k2-damaged.jsonl").write_text("no JSON\n")
+    assert len(play_chat(chat_server, tmp_path, *sizes, "--greedy", "--k=2")["others"]) == 1
+    assert "not compared with this evaluation: " in capsys.readouterr().err
+    # Fewer tasks, or another k, would be another comparison.
+    assert "others" not in play_chat(chat_server, tmp_path, *sizes[:1], "--k=1")
+    more = play_chat(chat_server, tmp_path, "--config.evaluation.tasks=3", "--k=2")
+    assert "others" not in more
+
+
+CHAT_REFUSED = {
+    "key_variable: got 'NO_SUCH_KEY', which is not set": ("--server_key_variable=NO_SUCH_KEY",),
+    "config.rollout.top_k: got 5; allowed with the dialect chat": ("--config.rollout.top_k=5",),
+    "model: got 'gpt'; allowed at http://127.0.0.1": ("--server_model=gpt",),
+    "max_tokens: got 9 with the dialect vllm; allowed: none": (
+        "--server_dialect=vllm",
+        "--server_max_tokens=9",
+    ),
+    "config.agent: got 'true'; allowed with the dialect chat": ("--config.agent.command=true",),
+}
+
+
+@pytest.mark.parametrize("sentence", CHAT_REFUSED)
+def test_what_chat_completions_cannot_do_is_a_sentence(chat_server, tmp_path, capsys, sentence):
+    with pytest.raises(SystemExit) as ended:
+        play_chat(chat_server, tmp_path / "new", *CHAT_REFUSED[sentence])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(f"error: {sentence}")
+    assert not (tmp_path / "new").exists() and not chat_server.asked

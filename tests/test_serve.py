@@ -1,5 +1,6 @@
 """The command as its user runs it: a policy behind an address, until a signal."""
 
+import json
 import os
 import re
 import signal
@@ -31,6 +32,7 @@ from seeupo_jax.cli.command_line import read_config
 from seeupo_jax.configuration.loading import from_dict
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs.tool_formats.formats import choose_format
+from seeupo_jax.evaluate import main as evaluate
 from seeupo_jax.metrics.checksum import checksum
 from seeupo_jax.policy import from_pretrained
 from seeupo_jax.policy.network import split_model
@@ -174,6 +176,28 @@ def test_its_figures_are_read_by_prometheus(client):
     assert added[("seeupo_first_text_seconds_count",)] == 1
     assert added[("seeupo_answer_seconds_count",)] == 2
     assert httpx.get(f"{address}/metrics").status_code == 401
+
+
+@pytest.mark.usefixtures("one_device")
+def test_evaluate_plays_with_it_by_messages_as_with_the_policy_itself(
+    client, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("THE_KEY", KEY)
+    where = (QUICKSTART, f"--workdir={tmp_path}", *SMALL)
+    tasks = ("--config.evaluation.tasks=6", "--greedy", "--config.rollout.concurrency=2")
+    url = str(client.base_url)
+    asked = (f"--server={url}", "--server_key_variable=THE_KEY", "--config.model.path=/no/model")
+    evaluate(["", *where, *tasks, *asked])
+    own = (f"--config.model.path={BASE}", "--untrained", f"--json={tmp_path}/own.json")
+    evaluate(["", *where, *tasks, *own])
+    (served,) = json.loads((tmp_path / "own.json").read_text())["others"]
+    both = [(tmp_path / "evaluation").glob(f"*{name}.jsonl") for name in ("order_desk", "ion0")]
+    played = []
+    for (file,) in both:
+        lines = [json.loads(line) for line in file.read_text().splitlines()[1:]]
+        played.append({line["task_id"]: (line["messages"], line["score"]) for line in lines})
+    assert played[0] == played[1] and len(played[0]) == 6
+    assert (served["server"], served["model"]) == (url, "order_desk")
 
 
 def test_a_signal_ends_it_cleanly(served, client):

@@ -15,31 +15,30 @@ differ:
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-import threading
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
-import urllib3
-
-from seeupo_jax.agents.server_dialects import DIALECTS, ServerDialect, complete
-from seeupo_jax.configuration.user_code import listed
+from seeupo_jax.agents.server_client import KEY_VARIABLE, Refused, ServerClient, TryAgain
+from seeupo_jax.agents.server_dialects import DIALECTS, Reply, ServerDialect, complete
 from seeupo_jax.parallel.stop_signal import Stopped
 from seeupo_jax.rollout.engine.protocol import Action, Turn
 from seeupo_jax.rollout.engine.sampling import Sampling
 
 TRIAL_TOKENS = 16  # limit of the request that tests a server
 STEP_S = 0.02  # seconds that a step waits for an action; environments may answer meanwhile
-SHOWN = 300  # characters of a reply that an error quotes
+# How OpenAI, vLLM, sglang, llama.cpp and this package's server refuse a conversation.
+_TOO_LONG = re.compile(r"context[ _](length|size|window)|prompt is too long", re.IGNORECASE)
 
-Read = TypeVar("Read")
 
+class _Answer(NamedTuple):
+    """An action, the retries of its request, and what it used."""
 
-class _TryAgain(Exception):
-    """A request failed and may be repeated; the text is the reason."""
+    action: Action
+    retries: int
+    usage: Mapping[str, int]
 
 
 def request_seed(seed: int, iteration: int, task: int, member: int, turn: int) -> int:
@@ -51,23 +50,19 @@ def request_seed(seed: int, iteration: int, task: int, member: int, turn: int) -
 class OpenAIServer:
     """Samples actions on a server; an `Engine` for one process, which has all conversations.
 
-    The key is the environment variable OPENAI_API_KEY, if set.
-
     Args:
-      url: with or without `/v1` at the end.
-      model: the served name; None: the only model that the server lists.
+      url, model, timeout_s, retries, retry_wait_s, key_variable: as of `ServerClient`; an action
+        whose request fails after its retries is a failure.
       concurrency: number of concurrent requests and open conversations.
-      max_context: tokens of a conversation, at most the server's limit.
-      timeout_s: a request fails after this many seconds without an answer.
-      retries: of a request that failed temporarily (no connection, no answer in time, status 408,
-        429 or 5xx, an invalid reply); after them its action is a failure.
-      retry_wait_s: seconds before the first retry, doubled for each further one.
-      dialect: `vllm`, `sglang`, or `auto`: by the owner that the server reports.
+      max_context: tokens of a conversation, at most the server's limit; None: the server's own,
+        where a conversation ends that does not fit.
+      dialect: `vllm`, `sglang`, `auto`: by the owner that the server reports; or one of its own.
       seeded: send a seed with each request.
       prompt: the context of the trial request; empty: an end token.
 
     Attributes:
-      trial: tokens and log-probabilities of the trial, sampled greedily at temperature 1.
+      trial: tokens and log-probabilities of the trial, sampled greedily at temperature 1
+        where the dialect says so.
 
     Raises:
       ValueError: the server does not answer, does not serve the model or the context length, or the
@@ -81,33 +76,32 @@ class OpenAIServer:
         *,
         concurrency: int,
         sampling: Sampling,
-        max_context: int,
+        max_context: int | None,
         timeout_s: float,
         retries: int,
         retry_wait_s: float,
-        dialect: str = "auto",
+        dialect: str | ServerDialect = "auto",
         seeded: bool = True,
         prompt: Sequence[int] = (),
+        key_variable: str = KEY_VARIABLE,
     ):
-        if not url.startswith(("http://", "https://")):
-            raise ValueError(f"url: got {url!r}; allowed: http://... or https://...")
-        if dialect not in ("auto", *DIALECTS):
+        self._client = ServerClient(
+            url,
+            model,
+            connections=concurrency,
+            timeout_s=timeout_s,
+            retries=retries,
+            retry_wait_s=retry_wait_s,
+            key_variable=key_variable,
+        )
+        if isinstance(dialect, str) and dialect not in ("auto", *DIALECTS):
             raise ValueError(f"dialect: got {dialect!r}; allowed: auto, {', '.join(DIALECTS)}.")
         self.concurrency = concurrency
-        self._url, self.model = url.rstrip("/").removesuffix("/v1"), model
         self._sampling, self._max_context, self._seeded = sampling, max_context, seeded
-        self._retries, self._retry_wait_s = retries, retry_wait_s
-        key = os.environ.get("OPENAI_API_KEY")
-        self._http = urllib3.PoolManager(
-            maxsize=concurrency,
-            headers={} if key is None else {"Authorization": f"Bearer {key}"},
-            timeout=timeout_s,
-            retries=False,
-        )
-        self._closed = threading.Event()
-        self._dialect, self.trial = self._choose_dialect(dialect, prompt or sampling.end_ids[:1])
+        self._dialect = self._choose_dialect(dialect)
+        self.trial = self._try(prompt or sampling.end_ids[:1])
         self._threads = ThreadPoolExecutor(concurrency)
-        self._pending: dict[Future[tuple[Action, int]], Turn] = {}
+        self._pending: dict[Future[_Answer], Turn] = {}
         self._counts: Counter[str] = Counter()
         self.begin(None, seed=0, iteration=0)
 
@@ -130,7 +124,8 @@ class OpenAIServer:
 
     def fits(self, context: Sequence[int]) -> bool:
         """Whether there is room for a full action after a context."""
-        return len(context) + self._sampling.max_tokens <= self._max_context
+        limit = self._max_context
+        return limit is None or len(context) + self._sampling.max_tokens <= limit
 
     def submit(self, turn: Turn) -> None:
         """Requests an action; a grammar of the turn's tools is not applied."""
@@ -149,11 +144,13 @@ class OpenAIServer:
         if not unfinished and not self._pending:
             return None
         done, _ = wait(self._pending, STEP_S, FIRST_COMPLETED)
-        finished = [(self._pending.pop(future), future.result()) for future in done]
-        answers = [(_cut_at_stop(turn, action), retries) for turn, (action, retries) in finished]
-        self._counts["server_retries"] += sum(retries for _, retries in answers)
-        self._counts["server_failures"] += sum(bool(action.failure) for action, _ in answers)
-        return [action for action, _ in answers]
+        actions = []
+        for turn, answer in [(self._pending.pop(each), each.result()) for each in done]:
+            self._counts["server_retries"] += answer.retries
+            self._counts["server_failures"] += bool(answer.action.failure)
+            self._counts.update(answer.usage)
+            actions.append(_cut_at_stop(turn, answer.action))
+        return actions
 
     def cancel(self, key: int) -> None:
         """Drops a turn; the server still completes a running request (`server_dropped`)."""
@@ -175,7 +172,8 @@ class OpenAIServer:
         return None
 
     def usage(self) -> Mapping[str, int]:
-        """The numbers of repeated requests, failed actions and dropped answers."""
+        """The numbers of repeated requests, failed actions and dropped answers, and what the
+        dialect reads of the server's (`Reply.usage`)."""
         return self._counts
 
     def seconds(self) -> Mapping[str, float]:
@@ -184,15 +182,26 @@ class OpenAIServer:
 
     def close(self) -> None:
         """Ends the threads, each after its request, and the connections."""
-        self._closed.set()
+        self._client.stop()
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._http.clear()
+        self._client.close()
 
-    def _choose_dialect(
-        self, dialect: str, prompt: Sequence[int]
-    ) -> tuple[ServerDialect, tuple[list[int], list[float]]]:
-        """Chooses the dialect; returns it with the result of a trial request."""
-        card = self._card()
+    @property
+    def model(self) -> str | None:
+        """The served name."""
+        return self._client.model
+
+    def _choose_dialect(self, dialect: str | ServerDialect) -> ServerDialect:
+        """Finds the model, and the form of requests for its actions."""
+        card, url = self._client.card(), self._client.url
+        longest = card.get("max_model_len")
+        if longest is not None and self._max_context is not None and self._max_context > longest:
+            raise ValueError(
+                f"max_context: got {self._max_context}; allowed: at most the {longest} that"
+                f" {url} was started with."
+            )
+        if not isinstance(dialect, str):
+            return dialect
         if dialect == "auto":
             dialect = "sglang" if card.get("owned_by") == "sglang" else "vllm"
         if dialect == "sglang" and card.get("parent") is not None:
@@ -200,106 +209,50 @@ class OpenAIServer:
                 f"model: got {self.model!r}, adapters of {card['parent']!r}; allowed with sglang:"
                 " whole models."
             )
-        candidate = DIALECTS[dialect]
+        return DIALECTS[dialect]
+
+    def _try(self, prompt: Sequence[int]) -> tuple[list[int], list[float]]:
+        """Tokens and log-probabilities of a trial request."""
         tokens = min(TRIAL_TOKENS, self._sampling.max_tokens)
-        greedy = self._sampling._replace(temperature=1.0, top_k=1, max_tokens=tokens)
+        sampling = self._sampling._replace(max_tokens=tokens)
+        if self._dialect.greedy_trial:
+            sampling = sampling._replace(temperature=1.0, top_k=1)
         try:
-            trial, _ = self._act(candidate, prompt, greedy, seed=0)
-        except _TryAgain as error:
+            reply, _ = self._act(prompt, sampling, seed=0)
+        except TryAgain as error:
             raise ValueError(
-                f"{self._url}: {error}; allowed: {candidate.needs}, which returns token ids and"
-                f" log-probabilities, or another dialect of {', '.join(DIALECTS)}."
+                f"{self._client.url}: {error}; allowed: {self._dialect.needs}, or another dialect"
+                f" of {', '.join(DIALECTS)}."
             ) from None
-        return candidate, trial
+        return reply.tokens, reply.logp
 
-    def _card(self) -> Mapping[str, Any]:
-        """Returns the server's description of the model."""
-        try:
-            cards, _ = self._ask("GET", "/v1/models", None, _read_models)
-        except _TryAgain as error:
-            raise ValueError(f"{self._url}: {error}; allowed: a server that answers.") from None
-        if self.model is None and len(cards) == 1:
-            (self.model,) = cards
-        if self.model not in cards:
-            raise ValueError(
-                f"model: got {self.model!r}; allowed at {self._url}:"
-                f" {listed(cards, 'it serves no model')}."
-            )
-        card = cards[self.model]
-        longest = card.get("max_model_len")
-        if longest is not None and self._max_context > longest:
-            raise ValueError(
-                f"max_context: got {self._max_context}; allowed: at most the {longest} that"
-                f" {self._url} was started with."
-            )
-        return card
-
-    def _sample(
-        self, turn: Turn, numbers: tuple[int, int], sampling: Sampling
-    ) -> tuple[Action, int]:
-        """Samples a turn's action; returns it with the number of retries."""
+    def _sample(self, turn: Turn, numbers: tuple[int, int], sampling: Sampling) -> _Answer:
+        """Samples a turn's action."""
         seed = request_seed(*numbers, turn.task, turn.member, turn.turn)
         if turn.limit is not None:
             sampling = sampling._replace(max_tokens=min(turn.limit, sampling.max_tokens))
         try:
-            sampled, retries = self._act(self._dialect, turn.context, sampling, seed)
-        except _TryAgain as error:
-            return Action(turn.key, [], [], failure=str(error)), self._retries
-        return Action(turn.key, *sampled), retries
+            reply, retries = self._act(turn.context, sampling, seed)
+        except TryAgain as error:
+            return _Answer(Action(turn.key, [], [], failure=str(error)), self._client.retries, {})
+        except Refused as error:
+            if self._max_context is None and _TOO_LONG.search(error.reply):
+                return _Answer(Action(turn.key, [], [], too_long=True), 0, {})
+            raise
+        return _Answer(Action(turn.key, reply.tokens, reply.logp), retries, reply.usage)
 
-    def _act(
-        self, dialect: ServerDialect, context: Sequence[int], sampling: Sampling, seed: int
-    ) -> tuple[tuple[list[int], list[float]], int]:
-        """Requests an action; returns its tokens and log-probabilities, and the retries."""
+    def _act(self, context: Sequence[int], sampling: Sampling, seed: int) -> tuple[Reply, int]:
+        """Requests an action; returns it and the number of retries."""
+        dialect = self._dialect
         body = dialect.body(self.model, context, sampling, seed if self._seeded else None)
-        return self._ask(
+        return self._client.ask(
             "POST", dialect.path, body, lambda reply: complete(dialect.read(reply), sampling)
         )
-
-    def _ask(
-        self, method: str, path: str, body: Any, read: Callable[[Any], Read]
-    ) -> tuple[Read, int]:
-        """Sends a request; returns its reply, parsed by `read`, and the number of retries."""
-        number = 0
-        while True:
-            try:
-                return self._ask_once(method, path, body, read), number
-            except _TryAgain:
-                if number == self._retries or self._closed.wait(self._retry_wait_s * 2**number):
-                    raise
-            number += 1
-
-    def _ask_once(self, method: str, path: str, body: Any, read: Callable[[Any], Read]) -> Read:
-        try:
-            reply = self._http.request(method, self._url + path, json=body)
-        except urllib3.exceptions.HTTPError as error:
-            raise _TryAgain(f"{path}: {error}") from error
-        answered = f"{path} answered {reply.status}: {_error_text(reply.data)}"
-        if reply.status in (408, 429) or reply.status >= 500:
-            raise _TryAgain(answered)
-        if reply.status != 200:
-            raise ValueError(f"{self._url}: {answered}")
-        try:
-            return read(json.loads(reply.data))
-        except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
-            raise _TryAgain(f"{path} gave an unexpected reply: {_error_text(reply.data)}") from None
 
 
 def _cut_at_stop(turn: Turn, action: Action) -> Action:
     """Truncates an action where its turn's listener ends it."""
-    count = None if turn.listen is None or action.failure else turn.listen(action.tokens)
-    return Action(action.key, action.tokens[:count], action.logp[:count], action.failure)
-
-
-def _read_models(reply: Any) -> dict[str, Mapping[str, Any]]:
-    return {card["id"]: card for card in reply["data"]}
-
-
-def _error_text(body: bytes) -> str:
-    """Returns the message of an error reply, or the beginning of its body."""
-    text = body.decode(errors="replace")
-    try:
-        reply = json.loads(text)
-        return str(reply.get("error", reply)["message"])
-    except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
-        return text[:SHOWN]
+    if turn.listen is None or action.failure or action.too_long:
+        return action
+    count = turn.listen(action.tokens)
+    return Action(action.key, action.tokens[:count], action.logp[:count])

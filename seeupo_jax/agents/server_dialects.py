@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from seeupo_jax.rollout.engine.sampling import Sampling
 
 
 class Reply(NamedTuple):
-    """A sampled action. stop: the token at which it stopped, if the server names it."""
+    """A sampled action.
+
+    reason: why it ended: stop | length. stop: the token at which it stopped, if the server names
+      it. usage: of `Engine.usage`, where the server reports it.
+    """
 
     tokens: list[int]
     logp: list[float]
     reason: str
-    stop: Any
+    stop: Any = None
+    usage: dict[str, int] = {}  # noqa: RUF012  # never changed
 
 
 class ServerDialect(NamedTuple):
-    """The requests and replies of a kind of server."""
+    """The requests and replies of a kind of server.
+
+    greedy_trial: whether its first request is for the likeliest tokens, which identify a policy.
+    """
 
     path: str
     body: Callable[[str, Sequence[int], Sampling, int | None], dict[str, Any]]
     read: Callable[[Any], Reply]
     needs: str
+    greedy_trial: bool = True
 
 
 def _common(sampling: Sampling) -> dict[str, Any]:
@@ -61,7 +70,8 @@ def _read_completions(reply: Any) -> Reply:
     if tokens is None:
         tokens = [token.removeprefix("token_id:") for token in logprobs["tokens"]]
     logp = logprobs["token_logprobs"]
-    return Reply(tokens, logp, choice["finish_reason"], choice.get("stop_reason"))
+    usage = read_usage(reply.get("usage"))
+    return Reply(tokens, logp, choice["finish_reason"], choice.get("stop_reason"), usage)
 
 
 def _generate_body(
@@ -82,20 +92,45 @@ def _read_generate(reply: Any) -> Reply:
     sampled = reply["meta_info"]["output_token_logprobs"]
     finish = reply["meta_info"]["finish_reason"]
     tokens, logp = [entry[1] for entry in sampled], [entry[0] for entry in sampled]
-    return Reply(tokens, logp, finish["type"], finish.get("matched"))
+    usage = read_usage(reply["meta_info"])
+    return Reply(tokens, logp, finish["type"], finish.get("matched"), usage)
 
 
 # sglang's own endpoint returns token ids in every version; its /v1/completions only in the latest.
 DIALECTS: dict[str, ServerDialect] = {
     "vllm": ServerDialect(
-        "/v1/completions", _completions_body, _read_completions, "a server as vLLM >= 0.10.2"
+        "/v1/completions",
+        _completions_body,
+        _read_completions,
+        "a server as vLLM >= 0.10.2, which returns token ids and log-probabilities",
     ),
-    "sglang": ServerDialect("/generate", _generate_body, _read_generate, "a server as sglang"),
+    "sglang": ServerDialect(
+        "/generate",
+        _generate_body,
+        _read_generate,
+        "a server as sglang, which returns token ids and log-probabilities",
+    ),
 }
 
 
-def complete(reply: Reply, sampling: Sampling) -> tuple[list[int], list[float]]:
-    """Returns an action's tokens, including the end token, and their log-probabilities.
+CHAT = "chat"  # any OpenAI-compatible server; see `chat_messages`
+
+
+def owners_dialect(card: Mapping[str, Any]) -> str:
+    """The dialect of a server that describes its model so."""
+    owner = str(card.get("owned_by"))
+    return owner if owner in DIALECTS else CHAT
+
+
+def read_usage(usage: Any) -> dict[str, int]:
+    """The tokens of a request, as `usage` of a reply or sglang's `meta_info` counts them."""
+    names = {"prompt_tokens": "prompt_tokens", "completion_tokens": "decoded_tokens"}
+    usage = usage or {}
+    return {ours: int(usage[name]) for name, ours in names.items() if usage.get(name) is not None}
+
+
+def complete(reply: Reply, sampling: Sampling) -> Reply:
+    """Returns an action with all its tokens, including the end token.
 
     vLLM and sglang return the end token with its log-probability. Other servers only name it, or
     return tokens after it if they sample several per step.
@@ -106,9 +141,9 @@ def complete(reply: Reply, sampling: Sampling) -> tuple[list[int], list[float]]:
     end_ids = sampling.end_ids
     end = next((place for place, token in enumerate(tokens) if token in end_ids), None)
     if end is not None:
-        return tokens[: end + 1], logp[: end + 1]
+        return reply._replace(tokens=tokens[: end + 1], logp=logp[: end + 1])
     if reply.stop in end_ids:
-        return [*tokens, reply.stop], [*logp, math.nan]
+        return reply._replace(tokens=[*tokens, reply.stop], logp=[*logp, math.nan])
     if not tokens:
         raise ValueError("an empty action")
-    return tokens, logp
+    return reply._replace(tokens=tokens, logp=logp)

@@ -120,6 +120,11 @@ def plan(
 
 def check_evaluated(config: Config) -> None:
     """ValueError where a run has no evaluation to be compared by."""
+    if config.evaluation.patience:
+        raise ValueError(
+            f"config.evaluation.patience: got {config.evaluation.patience}; allowed in comparisons:"
+            " none, since runs are compared after equally many iterations."
+        )
     if not config.evaluation.tasks:
         raise ValueError(
             "config.evaluation.tasks: got 0; allowed in a comparison: a whole number >= 1, since"

@@ -169,6 +169,9 @@ class Evaluation:
     select_on: str | None = None
     """Split that checkpoint.keep_best compares; none: validation where the environment has it, else
     the split above."""
+    patience: int | None = at_least(0, None)
+    """Evaluations in a row, of those by which checkpoint.keep_best compares, without a success
+    higher than all before, after which a run ends; none or 0: it does not."""
 
 
 @dataclass(frozen=True)

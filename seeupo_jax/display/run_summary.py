@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import io
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
+from seeupo_jax.configuration.flags import command_name
 from seeupo_jax.display.terminal import SafeStream, can_redraw
 from seeupo_jax.display.view import sparkline
 from seeupo_jax.durable_files import write_atomically
 from seeupo_jax.errors import printable
+from seeupo_jax.metrics.flat_outcomes import LAST_WORDS, learned_nothing
 from seeupo_jax.metrics.metrics_log import METRICS_FILE, read_metrics
 from seeupo_jax.metrics.run_manifest import read_resumptions, read_run_manifest
 from seeupo_jax.metrics.statistics import Estimate, aligned, read_estimates, split_and_metric
@@ -150,17 +153,20 @@ def print_summary(
     stream: TextIO | None = None,
     split: str = "test",
     display: str = "auto",
+    settings: Sequence[str] | None = None,
 ) -> None:
-    """Prints the evaluations before and after training, and the paths of the results.
+    """Prints the evaluations before and after training, and what to do with the results.
 
     Args:
       workdir: a run's folder; only files that exist are listed.
       stream: where to print; None takes the standard output.
       split: what the metrics named `eval/` were measured on.
       display: as `config.telemetry.display`.
+      settings: the flags of the configuration, with which other commands find this run; None:
+        not known.
     """
-    safe = SafeStream(stream)
-    before, after = _before_and_after(read_metrics(workdir))
+    safe, lines = SafeStream(stream), read_metrics(workdir)
+    before, after = _before_and_after(lines)
     if not (before or after):
         safe.write("No evaluation has been recorded.\n")
     elif display != "plain" and can_redraw(safe):
@@ -169,9 +175,13 @@ def print_summary(
         Console(file=safe, force_terminal=True).print(summary_table(before, after, split=split))
     else:
         safe.write(summary_text(before, after, split=split) + "\n")
-    safe.write(_curve_text(read_metrics(workdir), split, unicode=safe.unicode))
+    safe.write(_curve_text(lines, split, unicode=safe.unicode))
     safe.write(_changes_text(Path(workdir)))
+    end = (read_run_manifest(workdir) or {}).get("ended") or {}
+    safe.write(_end_text(end, lines))
     safe.write("\n" + _where_to_look(Path(workdir)))
+    if settings is not None:
+        safe.write("\n" + printable(next_commands(Path(workdir), settings, end)))
     safe.flush()
 
 
@@ -234,6 +244,45 @@ def _changes_text(workdir: Path) -> str:
     resumptions = read_resumptions(read_run_manifest(workdir) or {})
     lines = [f"  {each.place}: {line}\n" for each in resumptions for line in each.lines()]
     return printable("".join(["\nSettings changed on resuming\n", *lines])) if lines else ""
+
+
+def next_commands(workdir: Path, settings: Sequence[str], end: Mapping[str, Any]) -> str:
+    """Commands on a run that is over, as a shell takes them.
+
+    Args:
+      end: `ended` of the run's manifest. With patience the best checkpoint is the one to look at.
+    """
+    run, step = [f"--workdir={workdir}"], []
+    if end.get("reason") == "patience" and end.get("best") is not None:
+        step = ["--step=best"]
+    commands = {
+        f"writes {workdir / 'report.html'} and a page of every trajectory": ("report", run),
+        "success by kind of task; with --server=URL that of another model beside it": (
+            "evaluate",
+            [*settings, *run, *step],
+        ),
+        "the policy for clients of OpenAI's and Anthropic's APIs": (
+            "serve",
+            [*settings, *run, *step],
+        ),
+    }
+    lines = ["What to run next\n"]
+    for comment, (name, flags) in commands.items():
+        lines.append(f"  # {comment}\n  {command_name(name)} {shlex.join(flags)}\n")
+    return "".join(lines)
+
+
+def _end_text(end: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> str:
+    """Why a run ended before its last iteration, and what says that it learned nothing."""
+    text = ""
+    if end.get("reason") == "patience":
+        best = "" if end["best"] is None else f"; the best checkpoint is {end['best']}"
+        text += f"\nEnded by evaluation.patience after iteration {end['iteration']}{best}\n"
+    if sentences := learned_nothing(lines):
+        text += "\nNothing in the figures says that this run learned\n"
+        text += "".join(f"  {sentence}\n" for sentence in sentences)
+        text += f"  What they mean, and what to try: {LAST_WORDS}\n"
+    return text
 
 
 def _where_to_look(workdir: Path) -> str:

@@ -16,10 +16,12 @@ from typing import Any
 import jax
 
 from seeupo_jax.agents.agent_tasks import find_tasks
+from seeupo_jax.agents.server_dialects import CHAT
 from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.configuration.resume_fields import without_computed
 from seeupo_jax.configuration.schema import Config, Env
 from seeupo_jax.display.progress import ProgressDisplay
+from seeupo_jax.evaluation.compared_policies import PolicyFigures, compared_policies
 from seeupo_jax.evaluation.episode_host import build_host
 from seeupo_jax.evaluation.evaluation import evaluate_split
 from seeupo_jax.evaluation.policy_sources import PolicySource
@@ -45,6 +47,8 @@ class EvaluationResult:
     policy: which one: its `iteration`, or `server` and `model`.
     episodes: those that count, on process 0 of all processes. file: where they are kept.
     resumed: how many of them were in the file before, and were not played.
+    usage: the engine's counts of what was played now, such as tokens that a server reports.
+    policies: this one, then others that were evaluated in this folder on the same tasks.
     """
 
     split: str
@@ -56,6 +60,8 @@ class EvaluationResult:
     episodes: Sequence[EvaluationEpisode]
     file: Path
     resumed: int
+    usage: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
+    policies: Sequence[PolicyFigures] = ()
 
     def __str__(self) -> str:
         return evaluation_table(self.metrics)
@@ -65,7 +71,9 @@ def evaluate_policy(
     config: Config, workdir: Path, source: PolicySource, *, split: str, k: int
 ) -> EvaluationResult:
     """Plays the episodes of a split that are not in WORKDIR/evaluation yet."""
-    settings = evaluation_settings(config, split, k, source.same, chat_note(config, workdir))
+    # A server of chat completions applies its own template, and no model folder is needed here.
+    chat = None if source.same.get("dialect") == CHAT else chat_note(config, workdir)
+    settings = evaluation_settings(config, split, k, source.same, chat)
     episodes: list[EvaluationEpisode] = []
     resumed = 0
 
@@ -119,7 +127,15 @@ def evaluate_policy(
         episodes=tuple(episodes),
         file=path,
         resumed=resumed,
+        usage=dict(source.engine.usage()),
+        policies=() if number else compared_policies(path, settings, metrics, _keys(episodes, k)),
     )
+
+
+def _keys(episodes: Sequence[EvaluationEpisode], k: int) -> list[tuple[str, int]]:
+    """Task and member of all episodes of the tasks that were played."""
+    tasks = dict.fromkeys(episode.task_id for episode in episodes)
+    return [(task_id, member) for task_id in tasks for member in range(k)]
 
 
 def evaluation_settings(

@@ -188,6 +188,22 @@ def note_checkpoints(workdir: str | Path, folder: str) -> None:
         write_atomically(Path(workdir) / RUN_FILE, text.encode())
 
 
+def note_end(workdir: str | Path, iteration: int, reason: str, best: int | None) -> None:
+    """Notes that the run is over.
+
+    Args:
+      iteration: its last one.
+      reason: iterations: it was the last that was asked for; patience: evaluations improved no
+        more.
+      best: the best checkpoint, if one is compared.
+    """
+    manifest = read_run_manifest(workdir) or {}
+    if manifest:
+        ended = {"iteration": iteration, "reason": reason, "best": best}
+        text = json.dumps(manifest | {"ended": ended}, indent=2) + "\n"
+        write_atomically(Path(workdir) / RUN_FILE, text.encode())
+
+
 def read_run_manifest(workdir: str | Path) -> dict[str, Any] | None:
     """The content of the file; None if it is missing or cannot be read."""
     return read_file(Path(workdir) / RUN_FILE)

@@ -10,6 +10,7 @@ import jax
 from seeupo_jax.algorithms.forks import EntropyForks
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.envs.tool_formats.formats import TOOL_FORMATS
+from seeupo_jax.envs.tool_formats.tool_format import ToolFormat
 from seeupo_jax.learner.optimization.parameter_groups import split_trained
 from seeupo_jax.parallel.device_memory import free_memory
 from seeupo_jax.parallel.mesh import param_shardings, row_shards, sampler_mesh
@@ -117,12 +118,16 @@ def build_grammars(config: Config, tokenizer: Tokenizer, vocab_size: int) -> Gra
     source = config.rollout.grammar
     if source is None:
         return None
-    tool_format = TOOL_FORMATS["hermes"]
+    tool_format = environment_format(config)
     if config.agent.given:
         tool_format = resolve_format(config.agent.tool_format, tokenizer)
-    elif (named := config.env.options.get("format")) in TOOL_FORMATS:
-        tool_format = TOOL_FORMATS[named]  # in which the environment reads calls
     return Grammars(source, tokenizer, vocab_size, tool_format)
+
+
+def environment_format(config: Config) -> ToolFormat:
+    """The format in which the environment reads calls."""
+    named = config.env.options.get("format")
+    return TOOL_FORMATS[named if named in TOOL_FORMATS else "hermes"]
 
 
 def build_constraints(

@@ -66,6 +66,7 @@ def line_chart(
     y: str,
     x: str = "iteration",
     domain: tuple[float, float] | None = None,
+    span: tuple[float, float] | None = None,
     height: int = HEIGHT,
     marks: Mapping[float, str] | None = None,
 ) -> Chart | None:
@@ -76,6 +77,7 @@ def line_chart(
         where values are missing.
       x, y: titles of the axes.
       domain: of the axis of values; None: from 0, or below, to the largest.
+      span: of the axis x; None: from the first point to the last.
       height: in pixels.
       marks: vertical lines, each with the text that pointing at it shows.
     """
@@ -89,13 +91,15 @@ def line_chart(
     unit = {"title": y, "axis": axis, "scale": alt.Scale(domain=[low, high], zero=False)}
     value = alt.Y("value:Q", **unit)
     color, dash, shape = _styles(list(lines))
-    first, last = (bound(row[x] for row in rows) for bound in (min, max))
+    if span is None:
+        first, last = (bound(row[x] for row in rows) for bound in (min, max))
+        span = (first, max(last, first + 1))
     base = alt.Chart(_ROWS).encode(
         alt.X(
             f"{x}:Q",
             title=x,
             axis=alt.Axis(tickMinStep=1, format="d" if x == "iteration" else "~s", grid=False),
-            scale=alt.Scale(domain=[first, max(last, first + 1)], nice=False),
+            scale=alt.Scale(domain=list(span), nice=False),
         ),
         color,
     )
@@ -150,7 +154,14 @@ def range_chart(title: str, series: Mapping[str, Sequence[Point]], *, kind: str)
     return _made(title, chart, rows, alt.Step(18))
 
 
-def heat_map(title: str, cells: Iterable[tuple[int, int, float]], *, value: str) -> Chart | None:
+def heat_map(
+    title: str,
+    cells: Iterable[tuple[int, int, float]],
+    *,
+    value: str,
+    domain: Sequence[float] | None = None,
+    span: tuple[float, float] | None = None,
+) -> Chart | None:
     """A value by turn and iteration, in viridis, whose lightness alone gives the order.
 
     The darkest colour is the least value, also where all values are equal.
@@ -158,6 +169,8 @@ def heat_map(title: str, cells: Iterable[tuple[int, int, float]], *, value: str)
     Args:
       cells: iteration, turn (from 1 on) and value.
       value: its name.
+      domain: of the colours; None: from the least value to the largest.
+      span: of the iterations; None: from the first to the last.
     """
     cells = list(cells)
     block = block_size([iteration for iteration, _, _ in cells], _BLOCKS)
@@ -171,8 +184,9 @@ def heat_map(title: str, cells: Iterable[tuple[int, int, float]], *, value: str)
         for (start, turn), values in sorted(blocks.items())
     ]
     legend = alt.Legend(orient="top", gradientLength=160, title=value)
-    shade = alt.Scale(scheme="viridis", domain=color_range([row["value"] for row in rows]))
-    chart = _block_chart(rows).mark_rect()
+    domain = color_range([row["value"] for row in rows]) if domain is None else domain
+    shade = alt.Scale(scheme="viridis", domain=list(domain))
+    chart = _block_chart(rows, span).mark_rect()
     chart = chart.encode(
         alt.Y("turn:O", title="turn", sort="descending"),
         alt.Color("value:Q", legend=legend, scale=shade),
@@ -188,13 +202,14 @@ def stack_chart(
     *,
     y: str,
     domain: tuple[float, float] | None = None,
+    span: tuple[float, float] | None = None,
 ) -> Chart | None:
     """A bar per iteration, of parts that add up.
 
     Args:
       parts: iteration, name and value.
       names: of the parts, from the bottom up.
-      y: axis title.
+      y: axis title. domain: of its axis. span: as of `heat_map`.
     """
     parts = [part for part in parts if part[2]]
     block = block_size([iteration for iteration, _, _ in parts], _BLOCKS)
@@ -211,7 +226,7 @@ def stack_chart(
     ]
     picked = alt.selection_point("picked", fields=["part"], bind="legend")
     scale = alt.Undefined if domain is None else alt.Scale(domain=list(domain))
-    chart = _block_chart(rows).mark_bar(clip=True, **_STROKE).add_params(picked)
+    chart = _block_chart(rows, span).mark_bar(clip=True, **_STROKE).add_params(picked)
     chart = chart.encode(
         alt.Y("sum(value):Q", title=y, scale=scale),
         _part_color(rows, names),
@@ -313,9 +328,10 @@ def _part_color(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> alt.
 _SPAN = alt.Tooltip("span:N", title="iteration")
 
 
-def _block_chart(rows: Sequence[Mapping[str, Any]]) -> alt.Chart:
+def _block_chart(rows: Sequence[Mapping[str, Any]], span: tuple[float, float] | None) -> alt.Chart:
     """Iterations `from` .. `to` of each row side by side without gaps."""
     domain = [min(row["from"] for row in rows), max(row["to"] for row in rows)]
+    domain = domain if span is None else list(span)
     axis = alt.Axis(tickMinStep=1, format="d", grid=False)
     scale = alt.Scale(domain=domain, nice=False)
     x = alt.X("from:Q", bin="binned", title="iteration", axis=axis, scale=scale)

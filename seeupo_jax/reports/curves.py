@@ -11,7 +11,15 @@ from seeupo_jax.metrics.statistics import read_estimates, split_and_metric, wils
 from seeupo_jax.reports.blocks import Point, known
 from seeupo_jax.reports.charts import Chart, range_chart, stack_chart
 from seeupo_jax.reports.run_data import RunData, natural
-from seeupo_jax.reports.sections import Measures, Section, charted, metric, of_run, overlay
+from seeupo_jax.reports.sections import (
+    Measures,
+    Section,
+    charted,
+    iterations_of,
+    metric,
+    of_run,
+    overlay,
+)
 
 _SUCCESS = "rollout/success_rate"
 _ALL = (0.0, 1.0)  # of a share
@@ -63,7 +71,10 @@ def kinds_section(runs: Sequence[RunData]) -> Section:
         + (" Each run at its end." if len(runs) > 1 else " At the beginning and at the end."),
         {
             by_turns: [range_chart(by_turns, _by_kind(runs, "turns"), kind="turns")],
-            trajectories: [_turns_chart(of_run(trajectories, run, runs), run) for run in runs],
+            trajectories: [
+                _turns_chart(of_run(trajectories, run, runs), run, iterations_of(runs))
+                for run in runs
+            ],
             "Success by kind of task": by_label,
         },
     )
@@ -193,14 +204,15 @@ def _in_window(run: RunData, label: str, window: range) -> list[Point]:
     return points
 
 
-def _turns_chart(title: str, run: RunData) -> Chart | None:
+def _turns_chart(title: str, run: RunData, span: tuple[float, float] | None) -> Chart | None:
     """The share of trajectories by number of turns."""
     counted = run.keyed("rollout/trajectories/turns=")
     parts = [(i, _turns(turns), n) for turns, name in counted for i, n in run.series(name)]
     total = _played(run)
     shares = [(i, name, count / total[i]) for i, name, count in parts if total[i]]
     names = [_turns(turns) for turns, _ in counted]
-    return stack_chart(title, shares, names, y="share of trajectories", domain=(0, 1))
+    axes = {"y": "share of trajectories", "domain": (0.0, 1.0), "span": span}
+    return stack_chart(title, shares, names, **axes)
 
 
 def _turns(number: str) -> str:

@@ -111,10 +111,14 @@ class RunData:
     def finished(self) -> bool:
         """Whether the last iteration is over and, where the run evaluates, was evaluated.
 
-        Supervised fine-tuning may also be over since its held-out loss had stopped falling.
+        It may also be over since the held-out loss of supervised fine-tuning, or the success of
+        evaluations, had stopped to improve.
         """
         patience, worse = self.setting("sft.patience"), self.series("eval/worse")
         if is_number(patience) and worse and worse[-1][1] >= patience:
+            return True
+        ended = self.about.get("ended") or {}
+        if ended.get("reason") == "patience":
             return True
         if self.planned is None or self.done < self.planned:
             return False

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from seeupo_jax.display.terminal import format_duration
 from seeupo_jax.metric_table import CHARTS, METRICS
 from seeupo_jax.metrics.phases import PHASES, split_time
-from seeupo_jax.reports.blocks import Point
+from seeupo_jax.reports.blocks import Point, axis_range, color_range, known
 from seeupo_jax.reports.charts import Chart, heat_map, line_chart, share_chart, stack_chart
 from seeupo_jax.reports.run_data import RunData, is_number
 
@@ -68,19 +68,37 @@ def overlay(
     y: str,
     domain: tuple[float, float] | None = None,
 ) -> list[Chart | None]:
-    """One chart of all measures of a run, which marks changes; of several runs one for each."""
+    """One chart of all measures of a run, which marks changes; of several runs one for each.
+
+    All have the same axes.
+    """
+    span = iterations_of(runs)
     if len(runs) == 1:
         series = {name: points(runs[0]) for name, points in measures.items()}
-        return [line_chart(title, series, y=y, domain=domain, marks=_changes(runs[0]))]
+        marks = _changes(runs[0])
+        return [line_chart(title, series, y=y, domain=domain, span=span, marks=marks)]
+    by_measure = {
+        name: {run.name: points(run) for run in runs} for name, points in measures.items()
+    }
+    lines = [line for by_run in by_measure.values() for line in by_run.values()]
+    if domain is None and any(map(known, lines)):
+        domain = axis_range(lines)
     return [
         line_chart(
             title if len(measures) == 1 else f"{title}: {name}",
-            {run.name: points(run) for run in runs},
+            series,
             y=y,
             domain=domain,
+            span=span,
         )
-        for name, points in measures.items()
+        for name, series in by_measure.items()
     ]
+
+
+def iterations_of(runs: Sequence[RunData]) -> tuple[float, float] | None:
+    """The axis that all charts of these runs have in common, with half an iteration at each end."""
+    iterations = [line["iteration"] for run in runs for line in run.lines]
+    return (min(iterations) - 0.5, max(iterations) + 0.5) if iterations else None
 
 
 def _changes(run: RunData) -> dict[float, str]:
@@ -134,18 +152,20 @@ def turns_section(runs: Sequence[RunData]) -> Section:
         "The sweep, turn by turn",
         "The weight M with which each turn was trained, the share of its actions that were"
         " clipped, and its distance from the reference; lighter is more.",
-        {
-            title: [
-                heat_map(
-                    of_run(title, run, runs),
-                    _cells(run, name.removesuffix("T")),
-                    value=METRICS[name].unit,
-                )
-                for run in runs
-            ]
-            for name, title in CHARTS["turns"].items()
-        },
+        {title: _turn_maps(title, name, runs) for name, title in CHARTS["turns"].items()},
     )
+
+
+def _turn_maps(title: str, name: str, runs: Sequence[RunData]) -> list[Chart | None]:
+    """A heat map for each run, with the same colours."""
+    cells = [list(_cells(run, name.removesuffix("T"))) for run in runs]
+    values = [value for each in cells for *_, value in each]
+    domain = color_range(values) if values and len(runs) > 1 else None
+    unit, span = METRICS[name].unit, iterations_of(runs)
+    return [
+        heat_map(of_run(title, run, runs), cells[i], value=unit, domain=domain, span=span)
+        for i, run in enumerate(runs)
+    ]
 
 
 def _cells(run: RunData, prefix: str) -> Iterable[tuple[int, int, float]]:
@@ -177,7 +197,14 @@ def lengths_section(runs: Sequence[RunData]) -> Section:
 def stops_section(runs: Sequence[RunData]) -> Section:
     title, y = "Why trajectories stopped", "share of trajectories"
     charts = [
-        stack_chart(of_run(title, run, runs), _stops(run), _STOPS, y=y, domain=(0, 1))
+        stack_chart(
+            of_run(title, run, runs),
+            _stops(run),
+            _STOPS,
+            y=y,
+            domain=(0, 1),
+            span=iterations_of(runs),
+        )
         for run in runs
     ]
     intro = "done: the environment ended it. max_turns and max_tokens: a bound of the rollout was"
@@ -231,9 +258,11 @@ def time_section(runs: Sequence[RunData]) -> Section:
     speed, title, parts = "Tokens per second", "Time per iteration", "Time of the run by phase"
     spent = {run.name: _spent(run) for run in runs}
     shares = [(name, phase, s) for name, by_phase in spent.items() for phase, s in by_phase.items()]
-    charts = [
-        stack_chart(of_run(title, run, runs), _parts(run), PHASES, y="seconds") for run in runs
-    ]
+    longest = max((sum(split_time(line).values()) for run in runs for line in run.lines), default=0)
+    same = {"y": "seconds", "span": iterations_of(runs)}
+    if longest and len(runs) > 1:
+        same["domain"] = (0.0, longest)
+    charts = [stack_chart(of_run(title, run, runs), _parts(run), PHASES, **same) for run in runs]
     return Section(
         "time",
         "Time",

@@ -157,6 +157,9 @@ class EnvironmentPlayer:
         if action.failure:
             episode.fail("env_error", action.failure)
             return self._advance(action.key, episode)
+        if action.too_long:
+            episode.stop = "max_tokens"
+            return self._advance(action.key, episode)
         turn, earned, worker = episode.turn, episode.ledger.earned, self._worker
         episode.transcript.act(action.tokens, turn, action.logp, action.experts)
         episode.ledger.open_turn()

@@ -41,6 +41,7 @@ from seeupo_jax.rollout.engine.grammar import TOOL_CALLS, check_tools
 from seeupo_jax.rollout.task_draw import share_counts
 from seeupo_jax.training.algorithm_trial import check_entries
 from seeupo_jax.training.build_learner import run_optimizer
+from seeupo_jax.training.early_stopping import check_patience
 from seeupo_jax.training.reference_answers import check_references
 
 
@@ -85,9 +86,12 @@ def _played_splits(config: Config) -> list[str]:
     return ["train", evaluation.split] if evaluation.tasks else ["train"]
 
 
-def check_first_tasks(config: Config, splits: Sequence[str]) -> None:
+def check_first_tasks(config: Config, splits: Sequence[str], *, tokenized: bool = True) -> None:
     """Begins the first task of each split, of each part of it; agents begin theirs by themselves,
     and may send messages of any role.
+
+    Args:
+      tokenized: whether the policy's tokenizer begins the conversations, too.
 
     Raises:
       ValueError: one does not begin, the model's chat template does not write its messages, or none
@@ -99,7 +103,9 @@ def check_first_tasks(config: Config, splits: Sequence[str]) -> None:
         parts = [part for split in splits for part in list_task_shares(tasks, split)]
     firsts = dict.fromkeys(part.task_ids[0] for part in parts)
     path = config.model.path
-    tokenizer = None if path is None else read_tokenizer(path, config.chat)
+    tokenizer = None
+    if tokenized and path is not None:
+        tokenizer = read_tokenizer(path, config.chat)
     tools = try_resets(config, list(firsts), tokenizer)
     if config.rollout.grammar == TOOL_CALLS:
         _check_tools(config, tools)
@@ -149,6 +155,7 @@ def _check_fields(config: Config) -> jax.sharding.Mesh:
     check_trackers(config.telemetry.trackers)
     make_scorer(config.rewards).close()
     make_plan(config)
+    check_patience(config)
     if config.algorithm.forks.kind == "candidates":
         make_judge(config.judge, config.env.name).close()
     if max(config.profile.steps, default=0) > config.iterations:

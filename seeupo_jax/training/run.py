@@ -29,7 +29,7 @@ from seeupo_jax.learner.program_warming import compile_programs
 from seeupo_jax.learner.state_layout import final_params
 from seeupo_jax.learner.sweep import sweep
 from seeupo_jax.metrics.checksum import checksum
-from seeupo_jax.metrics.run_manifest import UNKNOWN_LAUNCH, Launch
+from seeupo_jax.metrics.run_manifest import UNKNOWN_LAUNCH, Launch, note_end
 from seeupo_jax.metrics.statistics import evaluation_prefix
 from seeupo_jax.parallel.distributed import max_over_processes
 from seeupo_jax.parallel.stop_signal import StoppedCompiling, StopRequest
@@ -38,6 +38,7 @@ from seeupo_jax.policy_io.policy_folder import write_policy
 from seeupo_jax.policy_io.resuming import check_no_lost_checkpoints
 from seeupo_jax.rollout.collect import Collected
 from seeupo_jax.training.callbacks import Callback
+from seeupo_jax.training.early_stopping import why_ended
 from seeupo_jax.training.run_checkpoints import RunCheckpoints, RunState
 from seeupo_jax.training.run_components import RunComponents, build_components
 from seeupo_jax.training.stagnation import check_groups, check_reward_values
@@ -196,7 +197,14 @@ class Run:
             metrics["sweep/tokens_per_second"] = done / parts.log.spent["time/sweep_s"]
         evaluated = not is_evaluated(parts.config, iteration)
         stats = stats[: len(collected.trajectories)]
-        after = RunState(iteration, train, evaluated=evaluated, saved=False, statistics=statistics)
+        after = RunState(
+            iteration,
+            train,
+            evaluated=evaluated,
+            saved=False,
+            statistics=statistics,
+            progress=state.progress,
+        )
         return after, metrics, stats
 
     def record(
@@ -246,13 +254,15 @@ class Run:
                     iteration=iteration,
                     on_played=functools.partial(self._on_played, iteration, split),
                 )
-        score = None if parts.selects_on is None else state.score
+        score, progress = None if parts.selects_on is None else state.score, state.progress
         selects_on = scored_split(parts.config, parts.selects_on, iteration)
         if selects_on is not None and selects_on in splits:
             score = values[f"{evaluation_prefix(config.split, selects_on)}/avg@{config.k}"]
             values["eval/selected_on"] = float(selects_on == config.split)
+            progress = progress.after(score)
+            values["eval/worse"] = progress.worse
         parts.callbacks.evaluation(iteration, parts.log.evaluation(iteration, values | spent))
-        return state._replace(evaluated=True, score=score, left=None)
+        return state._replace(evaluated=True, score=score, left=None, progress=progress)
 
     def _on_played(
         self, iteration: int, split: str, trajectories: Sequence[Trajectory], labels: Labels
@@ -260,10 +270,30 @@ class Run:
         self.parts.log.episodes(iteration, split, trajectories, labels)
         self.parts.callbacks.trajectories(iteration, evaluation_label(split), trajectories)
 
+    def is_over(self, state: RunState) -> bool:
+        """Whether patience ends the run before its last iteration."""
+        return state.done < self.parts.config.iterations and state.progress.ends(self.parts.config)
+
+    def end_early(self, state: RunState) -> RunState:
+        """Evaluates and saves what belongs to the end of a run; once."""
+        config, selects_on = self.parts.config, self.parts.selects_on
+        if state.ended:
+            return state
+        had = evaluated_splits(config, selects_on, state.done)
+        left = [s for s in evaluated_splits(config, selects_on, config.iterations) if s not in had]
+        state = state._replace(ended=True)
+        if left:
+            state = self.evaluate(state._replace(left=left))
+        return self.checkpoints.save(state)
+
     def finish(self, state: RunState) -> None:
         """Leaves the trained policy in WORKDIR/policy, and warns where success never moved."""
-        parts = self.parts
-        self.checkpoints.wait()
+        parts, best = self.parts, self.checkpoints.best()
+        early = self.is_over(state)
+        if early:
+            parts.progress.log(why_ended(parts.config, state.progress, state.done, best))
+        reason = "patience" if early else "iterations"
+        on_primary(lambda: note_end(parts.workdir, state.done, reason, best))
         if parts.config.checkpoint.export:
             folder = parts.workdir / "policy"
             write_policy(parts.config, parts.policy, final_params(state.train), folder)

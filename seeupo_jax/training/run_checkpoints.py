@@ -28,6 +28,7 @@ from seeupo_jax.policy_io.resuming import (
     check_same_sweep,
     resume_message,
 )
+from seeupo_jax.training.early_stopping import Progress, read_progress
 from seeupo_jax.training.run_components import RunComponents
 from seeupo_jax.training.teacher_files import check_same_teachers, teachers_note
 from seeupo_jax.training.trajectory_source import SamplingOrigin, StoppedTrajectories
@@ -56,6 +57,8 @@ class RunState(NamedTuple):
     left: the splits to evaluate `done` on; None: all of `evaluated_splits`.
     stopped_sweep: of iteration `done + 1`, where the run was stopped in it.
     statistics: of the rewards of turns up to `done`, where the estimator reads them.
+    progress: of the evaluations up to `done`. ended: whether the run was over after `done`, before
+      its last iteration, and all that belongs to an end was evaluated.
     """
 
     done: int
@@ -66,6 +69,8 @@ class RunState(NamedTuple):
     left: Sequence[str] | None = None
     stopped_sweep: StoppedSweep | None = None
     statistics: Statistics | None = None
+    progress: Progress = Progress()
+    ended: bool = False
 
 
 class RunCheckpoints:
@@ -117,6 +122,8 @@ class RunCheckpoints:
             score=score,
             left=left,
             statistics=_statistics(notes),
+            progress=read_progress(notes) if notice is None else Progress(),
+            ended=notes.get("ended", False),
         )
 
     def restore_sweep(self, state: RunState) -> RunState:
@@ -160,6 +167,7 @@ class RunCheckpoints:
             evaluated=True,
             stopped_sweep=stopped_sweep,
             statistics=_statistics(notes),
+            progress=read_progress(notes),
         )
 
     def save(self, state: RunState) -> RunState:
@@ -187,6 +195,11 @@ class RunCheckpoints:
         self._parts.source.save_ahead()
         self.wait()
         self._parts.progress.log(f"stopped {where}; rerun the command to resume")
+
+    def best(self) -> int | None:
+        """The best checkpoint that is on the disk."""
+        self.wait()
+        return self._checkpoints.best()
 
     def wait(self) -> None:
         """Returns when the last checkpoint is on the disk, and removes what it covers."""
@@ -250,6 +263,8 @@ class RunCheckpoints:
                 "data_position": state.done * parts.config.rollout.tasks,
                 "idle_iterations": parts.stagnation.idle,
                 "selected_on": parts.selects_on,
+                "evaluations": list(state.progress),
+                "ended": state.ended,
                 **({} if state.statistics is None else {"statistics": dict(state.statistics)}),
             }
         )

@@ -193,6 +193,18 @@ def read_played(path: Path, settings: Mapping[str, Any]) -> set[tuple[str, int]]
     return {episode.key for episode in episodes if not episode.failed}
 
 
+def read_episodes(
+    path: Path,
+) -> tuple[dict[str, Any] | None, dict[tuple[str, int], EvaluationEpisode]]:
+    """The settings of a file, None where it has none yet, and its episodes, the last of each.
+
+    Raises:
+      ValueError: a line that is no episode.
+    """
+    saved, lines = _read(path, _content(path))
+    return saved, {each.key: each for each in _episodes(path, lines)}
+
+
 def process_file(path: Path, number: int) -> Path:
     """The file of a process of an evaluation whose process 0 has this one."""
     return path.with_name(f"{path.stem}-process{number}{path.suffix}") if number else path

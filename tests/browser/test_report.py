@@ -72,6 +72,29 @@ def test_a_phone_shows_all_within_its_width(new_page, compared, workdirs, screen
     screenshot(page, "report_phone")
 
 
+@pytest.mark.parametrize("width, columns", [(1280, 2), (390, 1)])
+def test_no_chart_stands_beside_a_blank(new_page, workdirs, width, columns):
+    page = opened(new_page(width=width, height=1200), report_of(workdirs[0]))
+    grids = page.locator(".charts").evaluate_all(
+        "gs => gs.map(g => [g.getBoundingClientRect().right, [...g.children].map(e => {"
+        " const b = e.getBoundingClientRect(); return [b.top, b.left, b.right]; })])"
+    )
+    odd = 0
+    for right, figures in grids:
+        last = max(top for top, _, _ in figures)
+        assert max(end for top, _, end in figures if top == last) == pytest.approx(right, abs=1)
+        odd += len(figures) % 2
+    assert odd > 1  # else nothing could stand alone
+    assert len({left for _, figures in grids for _, left, _ in figures}) == columns
+    edges = page.locator(".chart").evaluate_all(
+        "cs => cs.map(c => [c.querySelector('svg').getBoundingClientRect().right,"
+        " ...[...c.querySelectorAll('.role-legend-label text')].map("
+        "e => e.getBoundingClientRect().right)])"
+    )
+    assert all(max(edge) <= edge[0] for edge in edges)  # no legend is cut
+    assert page.title().startswith("first") and page.locator("h1").inner_text() == "first"
+
+
 def test_dark_and_light_follow_the_reader(report, screenshot):
     brightness = {}
     for scheme in ("dark", "light"):

@@ -2,10 +2,12 @@
 
 import io
 import json
+import shlex
 
 import numpy as np
 import pytest
 from PIL import Image
+from places import ROOT
 
 from seeupo_jax.display.run_summary import (
     learning_curve,
@@ -143,6 +145,84 @@ def test_the_summary_compares_first_with_last_and_names_only_what_is_there(tmp_p
     assert f"tensorboard --logdir={tmp_path / 'tensorboard'}" in text
     assert str(tmp_path / "metrics.jsonl") in text
     assert "checkpoints" not in text and "learning_curve" not in text
+
+
+def iterations(count, **metrics):
+    """Lines of rollouts; a metric is a number, or a function of the iteration."""
+    names = {
+        "success_rate": "rollout/",
+        "reward_mean": "rollout/",
+        "no_signal_fraction": "rollout/",
+    }
+    return [
+        {"iteration": i}
+        | {
+            names.get(name, "sweep/") + name: value(i) if callable(value) else value
+            for name, value in metrics.items()
+        }
+        for i in range(1, count + 1)
+    ]
+
+
+def last_words(workdir, lines, **more):
+    (workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    print_summary(workdir, stream=(stream := io.StringIO()), **more)
+    return stream.getvalue()
+
+
+LEARNS = {"success_rate": 0.5, "turns": 4, "updates": 4, "no_signal_fraction": 0.5}
+NOTHING = {
+    "the rewards of every group were equal": {"reward_mean": 0.5, "no_signal_fraction": 1},
+    "no optimizer step changed a parameter": {"reward_mean": lambda i: i, "updates": 0},
+    "no episode had a score of 1": {"reward_mean": lambda i: i, "success_rate": 0.0},
+    # The first two have the mean 1.5, the last two 1: each mean has the standard error 0.5 or 1.
+    "1.5 over the first 2 iterations and 1 over the last 2, a difference of -0.5 with a standard"
+    " error of 1.1.": {"reward_mean": lambda i: {1: 1, 2: 2, 9: 0, 10: 2}.get(i, 9)},
+}
+
+
+@pytest.mark.parametrize("sentence", NOTHING)
+def test_a_run_that_learned_nothing_says_what_its_figures_mean(tmp_path, sentence):
+    text = last_words(tmp_path, iterations(10, **LEARNS | NOTHING[sentence]))
+    assert sentence in text and text.count("docs/debugging.md#the-last-words-of-a-run") == 1
+    page = (ROOT / "docs" / "debugging.md").read_text()
+    assert "## The last words of a run" in page
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {"reward_mean": lambda i: i / 10},
+        {"reward_mean": 1.0, "success_rate": 1.0},  # there was nothing left to learn
+        {},
+    ],
+)
+def test_a_run_that_learned_says_nothing_of_the_kind(tmp_path, metrics):
+    text = last_words(tmp_path, iterations(10, **LEARNS | metrics))
+    assert "this run learned" not in text and "Where to look next" in text
+
+
+def test_the_last_words_are_commands_that_a_shell_takes_as_they_are(tmp_path):
+    workdir = tmp_path / "my run"
+    workdir.mkdir()
+    settings = ("--config=my configs/a.py", "--config.env.options={'level': 2}")
+    text = last_words(workdir, (), settings=settings)
+    commands = [shlex.split(line) for line in text.splitlines() if " -m seeupo_jax." in line]
+    module = ["python", "-m"]
+    place = f"--workdir={workdir}"
+    assert commands == [
+        [*module, "seeupo_jax.report", place],
+        [*module, "seeupo_jax.evaluate", *settings, place],
+        [*module, "seeupo_jax.serve", *settings, place],
+    ]
+
+
+def test_a_run_that_patience_ended_names_its_best_checkpoint(tmp_path):
+    ended = {"iteration": 40, "reason": "patience", "best": 20}
+    (tmp_path / "run.json").write_text(json.dumps({"ended": ended}))
+    text = last_words(tmp_path, (), settings=("--config=a.py",))
+    assert "Ended by evaluation.patience after iteration 40; the best checkpoint is 20" in text
+    assert text.count("--step=best") == 2
 
 
 def test_the_summary_names_what_changed_when_the_run_resumed(tmp_path):

@@ -66,6 +66,46 @@ def test_a_runs_success_is_in_one_chart_and_several_runs_lie_over_each_other(run
     assert all({r["series"] for r in values(c)} == {"first", "second"} for c in both.charts)
 
 
+def domains(chart, channel):
+    """The domains of an axis or of the colours, in any layer of a chart over iterations."""
+    found = []
+    for layer in chart.spec.get("layer", [chart.spec]):
+        encoding = layer.get("encoding", {})
+        if encoding.get("x", {}).get("title") == "iteration" and channel in encoding:
+            found.append(tuple(encoding[channel].get("scale", {}).get("domain", ())))
+    return {domain for domain in found if domain}
+
+
+def test_all_charts_of_a_page_have_the_same_iterations(runs):
+    for shown, span in ((runs[:1], (-0.5, 12.5)), (runs, (-0.5, 12.5)), (runs[1:], (-0.5, 8.5))):
+        charts = [
+            chart
+            for make in (
+                curves_section,
+                turns_section,
+                lengths_section,
+                stops_section,
+                time_section,
+            )
+            for chart in make(shown).charts
+        ]
+        found = [domain for chart in charts for domain in domains(chart, "x")]
+        assert len(found) > 10 and set(found) == {span}
+
+
+def test_charts_of_several_runs_are_on_one_scale(runs):
+    def scales(section, channel, title):
+        return [domains(chart, channel) for chart in section.charts if title in chart.title]
+
+    for section, channel, title in (
+        (time_section(runs), "y", "Time per iteration"),
+        (lengths_section(runs), "y", "Tokens per trajectory"),
+        (turns_section(runs), "color", "Mean weight M"),
+    ):
+        first, *others = scales(section, channel, title)
+        assert len(first) == 1 and others and all(other == first for other in others)
+
+
 def test_rewards_by_name_have_a_chart_where_there_are_any(tmp_path):
     lines = [{"iteration": i, "rollout/reward/env": 0.5, "rollout/reward/short": i} for i in (1, 2)]
     lines[1] |= {"sweep/reward_share/env": 0.25, "sweep/reward_share/short": 0.75}

@@ -10,10 +10,20 @@ const options = {
   actions: { export: { svg: true, png: true }, source: false, compiled: false, editor: false },
 };
 
-// On a narrow screen lines are told apart by the legend's dashes and shapes alone.
+// On a narrow screen lines are told apart by the legend's dashes and shapes alone, and a legend has
+// as many columns as there is room for its names.
 function fitting(spec, width) {
-  if (width > 480 || !spec.layer) return spec;
-  return { ...spec, layer: spec.layer.filter((layer) => layer.name !== "ends") };
+  if (width > 480) return spec;
+  const { datasets, ...rest } = spec;
+  const narrow = JSON.parse(JSON.stringify(rest), (_, value) => {
+    const names = value?.legend?.columns && value.scale?.domain;
+    if (!names) return value;
+    const longest = Math.max(...names.map((name) => name.length));
+    const room = Math.max(1, Math.floor((width - 70) / (24 + 7 * longest)));
+    return { ...value, legend: { ...value.legend, columns: Math.min(value.legend.columns, room) } };
+  });
+  if (narrow.layer) narrow.layer = narrow.layer.filter((layer) => layer.name !== "ends");
+  return { ...narrow, datasets };
 }
 
 async function draw(place) {

@@ -275,6 +275,8 @@ def _evaluations(config: Config, evaluated: Mapping[str, Sequence[int]]) -> list
             f"{split}: {count}, after iterations {after}: {tasks} tasks x k={k},"
             f" {count * tasks * k:,} episodes"
         )
+    if config.evaluation.patience:
+        lines.append(f"{config.evaluation.patience} without a higher success end the run")
     off = " (config.evaluation.tasks=0)" if not config.evaluation.tasks else ""
     return lines or [f"none{off}"]
 

@@ -102,6 +102,7 @@ class Action:
     logp: log-probability of each token under the distribution that it was drawn from; where each
       turn has its own sampling, at temperature 1, without penalties and with all tokens that a
       grammar allows.
+    too_long: there is none, since a server has no room for one after the context.
     failure: why there is none; empty otherwise. refuses_tools: it is a tool or the constraint of
       the turn, of which there is no grammar.
     cached: tokens of the context that the engine had computed before.
@@ -121,6 +122,7 @@ class Action:
     experts: np.ndarray | None = None
     refuses_tools: bool = False
     top: list[list[tuple[int, float]]] | None = None
+    too_long: bool = False
 
 
 class Engine(Protocol):
