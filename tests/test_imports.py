@@ -20,6 +20,7 @@ LEVELS = (
     ("types", "errors", "metric_table", "options"),
     ("algorithms",),
     ("configuration",),
+    ("tasks",),
     ("durable_files", "envs", "parallel"),
     ("policy", "checkpoint", "trajectories", "rewards"),
     ("learner", "rollout", "metrics"),
