@@ -16,7 +16,7 @@ def get_config() -> ConfigDict:
         },
     }
     config.model = {
-        "vocab_size": 280,
+        "vocab_size": 276,
         "width": 128,
         "layers": 3,
         "heads": 4,

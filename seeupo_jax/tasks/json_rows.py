@@ -21,8 +21,9 @@ class JsonLines:
     a file may be written anew.
     """
 
-    def __init__(self, path: Path, field: str):
+    def __init__(self, path: Path, field: str, row_form: str = "a JSON object"):
         self._path, self._field, self._file = path, field, path.absolute()
+        self._row_form = row_form
         self._numbers, self._offsets, self._sizes = array("q"), array("q"), array("q")
         self._digests, offset = bytearray(), 0
         with self._file.open("rb") as file:
@@ -38,6 +39,7 @@ class JsonLines:
         return len(self._numbers)
 
     def __getitem__(self, index: int) -> Row:
+        index = range(len(self))[index]
         where = self.where(index)
         try:
             with self._file.open("rb") as file:
@@ -48,7 +50,7 @@ class JsonLines:
             raise changed(where, got) from None
         if _digest(line) != self._digests[index * _DIGEST : (index + 1) * _DIGEST]:
             raise changed(where, "another line than when the run first read it")
-        return _read_object(line, where)
+        return _read_object(line, where, self._row_form)
 
     def where(self, index: int) -> str:
         return f"{self._field}: {self._path}, line {self._numbers[index]}"
@@ -97,12 +99,12 @@ def _digest(line: bytes) -> bytes:
     return hashlib.blake2b(line, digest_size=_DIGEST).digest()
 
 
-def _read_object(line: bytes, where: str) -> dict[str, Any]:
+def _read_object(line: bytes, where: str, allowed: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
         got = short(line.decode(errors="replace"))
-        raise ValueError(f"{where}: got {got}, which is not JSON; allowed: an object.") from None
+        raise ValueError(f"{where}: got {got}, which is not JSON; allowed: {allowed}.") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{where}: got {short(value)}; allowed: an object.")
+        raise ValueError(f"{where}: got {short(value)}; allowed: {allowed}.")
     return value

@@ -14,6 +14,7 @@ from seeupo_jax.tasks.chat_messages import prompt_messages
 from seeupo_jax.tasks.records import (
     FUNCTION,
     KINDS,
+    TFDS,
     function_records,
     is_function,
     open_records,
@@ -120,7 +121,8 @@ class PromptTasks:
         split, _, rest = task_id.rpartition("/")
         number, _, digest = rest.partition("-")
         records = self._sources.get(split, self._sources.get(None))
-        if records is None or not number.isdecimal() or int(number) >= len(records):
+        known = records is not None and bool(split and digest) and number.isdecimal()
+        if records is None or not known or int(number) >= len(records):
             raise ValueError(f"prompts task: got {task_id!r}; allowed: an id of task_ids(split).")
         row = records[int(number)]
         if _digest(row) != digest:
@@ -153,11 +155,16 @@ def _open(source: str, field: str, options: Mapping[str, Any], split: str | None
         records = function_records(source, options, field)
     elif options:
         raise ValueError(f"prompts file_options: got {options!r}; allowed: none, with {source}.")
+    elif source.startswith(TFDS):
+        records = _open_tfds(source, field, split)
     else:
         records = open_records(source, field, split)
     if not len(records):
         raise ValueError(f"{field}: {source} has no row; allowed: at least one.")
     return records
+
+
+_open_tfds = functools.lru_cache(maxsize=64)(open_records)  # a prepared dataset does not change
 
 
 def _check_columns(records: Records, columns: PromptColumns) -> None:
@@ -166,7 +173,7 @@ def _check_columns(records: Records, columns: PromptColumns) -> None:
     for column, option in columns.named().items():
         if column not in first and column.partition(".")[0] not in first:
             raise ValueError(
-                f"prompts {option}: got {column!r}, which {records.where(0)} does not have;"
+                f"{records.where(0)}: got no column {column!r}, which the option {option} names;"
                 f" allowed: {', '.join(first)}."
             )
 

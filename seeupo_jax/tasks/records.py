@@ -9,10 +9,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from seeupo_jax.configuration.user_code import check_arguments, import_attribute, located
-from seeupo_jax.tasks import tables
+from seeupo_jax.configuration.user_code import (
+    check_arguments,
+    expand_home,
+    import_attribute,
+    located,
+)
 from seeupo_jax.tasks.json_rows import JsonLines, JsonList, is_json_lines
 from seeupo_jax.tasks.row_list import Records, RowList, unreadable
+from seeupo_jax.tasks.tables import (
+    ArrowRows,
+    ParquetRows,
+    TfdsRows,
+    folder_splits,
+    open_folder,
+    read_csv,
+    tfds_splits,
+)
 
 TFDS = "tfds:"
 KINDS = (
@@ -22,18 +35,27 @@ KINDS = (
 FUNCTION = "module:function or FILE.py:function that returns a list of dicts"
 
 
-def open_records(source: str, field: str, split: str | None = None) -> Records:
+def open_records(
+    source: str, field: str, split: str | None = None, *, row_form: str = "a JSON object"
+) -> Records:
     """Opens the rows of a source; `field` has named it, in errors.
 
-    A source that is opened again, unchanged, is the same object: it is read once per process.
+    A file or folder that is opened again, unchanged, is the same object: a process reads it once.
 
     Args:
       split: of a source that has splits (`source_splits`); not read for one that has none.
+      row_form: what a row of JSON has to be, in errors.
 
     Raises:
       ValueError: the source cannot be read, or lacks the split; one sentence.
     """
-    return _open(source, field, split, _signature(source))
+    if source.startswith(TFDS):
+        return TfdsRows(source.removeprefix(TFDS), split or "train", field)
+    path = expand_home(source)
+    try:
+        return _open(path, _signature(path), field, split, row_form)
+    except OSError as error:
+        raise unreadable(field, source, error.strerror or str(error), KINDS) from None
 
 
 def source_splits(source: str, field: str) -> tuple[str, ...]:
@@ -43,9 +65,9 @@ def source_splits(source: str, field: str) -> tuple[str, ...]:
       ValueError: the source cannot be read.
     """
     if source.startswith(TFDS):
-        return tables.tfds_splits(source.removeprefix(TFDS), field)
-    folder = Path(source)
-    return tables.folder_splits(folder, field) if folder.is_dir() else ()
+        return tfds_splits(source.removeprefix(TFDS), field)
+    folder = expand_home(source)
+    return folder_splits(folder, field) if folder.is_dir() else ()
 
 
 def function_records(name: str, options: Mapping[str, Any], field: str) -> Records:
@@ -63,38 +85,31 @@ def function_records(name: str, options: Mapping[str, Any], field: str) -> Recor
 
 def is_function(source: str) -> bool:
     """Whether a source names a function, and neither tfds nor a path that exists."""
-    return ":" in source and not source.startswith(TFDS) and not Path(source).exists()
+    return ":" in source and not source.startswith(TFDS) and not expand_home(source).exists()
 
 
-def _signature(source: str) -> tuple[tuple[str, int, int], ...]:
-    """Names, times and sizes of the files of a source: others are another source."""
-    path = Path(source)
-    if source.startswith(TFDS) or not path.exists():
-        return ()
+def _signature(path: Path) -> tuple[tuple[str, int, int, int], ...]:
+    """Names, nodes, times and sizes of the files of a source: others are another source."""
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     stats = [(str(file.absolute()), file.stat()) for file in files if file.is_file()]
-    return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
+    return tuple((name, s.st_ino, s.st_mtime_ns, s.st_size) for name, s in stats)
 
 
 @functools.lru_cache(maxsize=64)
-def _open(source: str, field: str, split: str | None, signature: tuple[Any, ...]) -> Records:
-    if source.startswith(TFDS):
-        return tables.TfdsRows(source.removeprefix(TFDS), split or "train", field)
-    path = Path(source)
-    try:
-        if path.is_dir():
-            return tables.open_folder(path, field, split)
-        if path.suffix == ".parquet":
-            return tables.ParquetRows(path, field)
-        if path.suffix == ".arrow":
-            return tables.ArrowRows([path], str(path), field)
-        if path.suffix in (".csv", ".tsv"):
-            return tables.read_csv(path, field)
-        if path.suffix == ".json" and not is_json_lines(path):
-            return JsonList(path, field)
-        return JsonLines(path, field)
-    except OSError as error:
-        raise unreadable(field, source, error.strerror or str(error), KINDS) from None
+def _open(
+    path: Path, signature: tuple[Any, ...], field: str, split: str | None, row_form: str
+) -> Records:
+    if path.is_dir():
+        return open_folder(path, field, split)
+    if path.suffix == ".parquet":
+        return ParquetRows(path, field)
+    if path.suffix == ".arrow":
+        return ArrowRows([path], str(path), field)
+    if path.suffix in (".csv", ".tsv"):
+        return read_csv(path, field)
+    if path.suffix == ".json" and not is_json_lines(path):
+        return JsonList(path, field)
+    return JsonLines(path, field, row_form)
 
 
 @functools.lru_cache(maxsize=64)

@@ -28,25 +28,22 @@ def read_csv(path: Path, field: str) -> RowList:
       ValueError: no header, a column twice, or a line with another number of cells.
     """
     csv.field_size_limit(_LONGEST_CELL)
-    rows, places = [], []
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
-            header = next(reader, [])
-            _check_header(header, f"{field}: {path}, line 1")
-            for cells in reader:
-                if not cells:
-                    continue  # an empty line
-                if len(cells) != len(header):
-                    raise ValueError(
-                        f"{field}: {path}, line {reader.line_num}: got {len(cells)} cells; allowed:"
-                        f" {len(header)}, as the header has."
-                    )
-                rows.append(dict(zip(header, cells, strict=True)))
-                places.append(f"line {reader.line_num}")
+            lines = [(cells, reader.line_num) for cells in reader if cells]  # [] is an empty line
     except (csv.Error, UnicodeDecodeError) as error:
         raise unreadable(field, str(path), str(error), "CSV in UTF-8") from None
-    return RowList(rows, places, str(path), field)
+    header, rows = lines[0][0] if lines else [], []
+    _check_header(header, f"{field}: {path}, line 1")
+    for cells, number in lines[1:]:
+        if len(cells) != len(header):
+            raise ValueError(
+                f"{field}: {path}, line {number}: got {len(cells)} cells; allowed: {len(header)},"
+                " as the header has."
+            )
+        rows.append(dict(zip(header, cells, strict=True)))
+    return RowList(rows, [f"line {number}" for _, number in lines[1:]], str(path), field)
 
 
 def _check_header(header: Sequence[str], where: str) -> None:
@@ -208,7 +205,8 @@ class TfdsRows:
         return len(self._source)
 
     def __getitem__(self, index: int) -> Row:
-        return {name: _plain(value) for name, value in self._source[index].items()}
+        record = self._source[range(len(self))[index]]
+        return {name: _plain(value) for name, value in record.items()}
 
     def where(self, index: int) -> str:
         return f"{self._field}: tfds:{self._name}, {self._split}, record {index}"
@@ -250,27 +248,25 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def as_rows(value: Any, where: str) -> Any:
-    """A list of objects that a table holds as JSON, or as a list per column.
-
-    Returns: the list; None for an empty text; what it is if it is a list already.
+def as_rows(value: Any, where: str) -> list[Any]:
+    """A list of objects: as it is, or as tables hold it, a text of JSON or a list per column.
 
     Raises:
-      ValueError: a text that is not JSON, or columns of different lengths.
+      ValueError: it is none of these.
     """
     if isinstance(value, str):
         try:
-            return json.loads(value) if value else None
+            return json.loads(value)
         except (ValueError, RecursionError):
             raise ValueError(f"{where}: got {short(value)}; allowed: JSON.") from None
-    if not isinstance(value, Mapping):
-        return value
     try:
-        return [dict(zip(value, row, strict=True)) for row in zip(*value.values(), strict=True)]
+        if isinstance(value, Mapping):
+            rows = zip(*value.values(), strict=True)
+            return [dict(zip(value, row, strict=True)) for row in rows]
+        return [dict(row) for row in value]
     except (TypeError, ValueError):
-        got = short(value)
         raise ValueError(
-            f"{where}: got {got}; allowed: a text of JSON, or a list of objects."
+            f"{where}: got {short(value)}; allowed: a text of JSON, or a list of objects."
         ) from None
 
 
