@@ -118,8 +118,8 @@ def _check_retries(name: str, options: Mapping[str, Any], max_turns: int) -> Non
     retries = options.get("retries", 0) if name == "prompts" else 0
     if isinstance(retries, int) and max_turns <= retries:
         raise ValueError(
-            f"config.rollout.max_turns: got {max_turns} with env.options.retries={retries}; allowed:"
-            f" at least {retries + 1}, an answer and its retries."
+            f"config.rollout.max_turns: got {max_turns} with env.options.retries={retries};"
+            f" allowed: at least {retries + 1}, an answer and its retries."
         )
 
 

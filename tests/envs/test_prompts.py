@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from places import ROOT
-from task_files import ROWS, write_rows
+from task_files import write_rows
 
 from seeupo_jax import envs
 from seeupo_jax.configuration.loading import from_dict
@@ -14,8 +14,8 @@ from seeupo_jax.evaluation.episode_host import check_host
 
 
 def make(folder, **options):
-    named = {"prompt": "question", "answer": "answer", "test_share": 0}
-    return envs.make("prompts", file=write_rows(folder, "jsonl"), **{**named, **options})
+    given = {"file": write_rows(folder, "jsonl"), "prompt": "question", "answer": "answer"}
+    return envs.make("prompts", **{**given, "test_share": 0, **options})
 
 
 def begun(env, number=3):
@@ -137,7 +137,8 @@ def test_a_run_has_the_turns_that_retries_take(turns, allowed):
 
 
 def test_environments_of_a_run_share_the_rows_of_a_file(tmp_path):
-    first, second = (make(tmp_path) for _ in range(2))
+    file = write_rows(tmp_path, "jsonl")
+    first, second = (envs.make("prompts", file=file, prompt="question") for _ in range(2))
     assert first.task_ids("train") is second.task_ids("train")
 
 
