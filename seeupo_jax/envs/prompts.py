@@ -25,9 +25,9 @@ class Prompts:
       prompt: the column of the prompts, each a text or a list of messages. None: `prompt`, or with
         `template` no column.
       answer: the column that the checker compares answers with; `a.b`: entry b of the column a.
-      check: the checker's name; None: `exact` with an answer, else none: every score is 0, and
-        rewards come from `config.rewards`.
-      check_options: of the checker.
+      check, check_options: a checker's name and options, or weights of several, as of
+        `make_checker`; None: `exact` with an answer, else no checker: every score is 0, and rewards
+        come from `config.rewards`.
       system: text of a system message before each prompt.
       template: the prompt as a text with columns in braces, in place of the column `prompt`.
       retries: further turns after a wrong answer; each begins with the checker's message.
@@ -42,7 +42,7 @@ class Prompts:
     file: str | Mapping[str, str]
     prompt: str | None = None
     answer: str | None = None
-    check: str | None = None
+    check: str | Mapping[str, float] | None = None
     check_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     system: str | None = None
     template: str | None = None
@@ -80,7 +80,8 @@ class Prompts:
         self._turns, self._score, self._done = 0, 0.0, False
 
     def task_ids(self, split: str) -> Sequence[str]:
-        return self._tasks.ids(split)
+        """Returns the tasks of a split; the first call in a process reads and checks every row."""
+        return self._tasks.ids(split, self._check_prompt, f"{self.check} {self.check_options}")
 
     def reset(self, task_id: str, seed: int) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
         """Starts an episode; `seed` is unused."""
@@ -109,6 +110,8 @@ class Prompts:
 
     def close(self) -> None:
         self._prompt = None
+        if self._checker is not None:
+            self._checker.close()
 
     def labels(self, task_id: str) -> Mapping[str, str]:
         """The values of `label_columns`."""
@@ -146,9 +149,19 @@ class Prompts:
     def _judge(self, text: str, prompt: Prompt) -> tuple[float, str]:
         if self._checker is None:
             return 0.0, ""
-        row = prompt.row if self.answer is None else {**prompt.row, self.answer: prompt.answer}
-        result = self._checker.check(text[thoughts_end(text) :].strip(), row)
+        if not self._checker.reads_thoughts:
+            text = text[thoughts_end(text) :].strip()
+        result = self._checker.check(text, self._checked_row(prompt))
         return result.score, result.message
+
+    def _check_prompt(self, prompt: Prompt) -> None:
+        """ValueError where the checker cannot read the row of a task."""
+        if self._checker is not None:
+            self._checker.check_row(self._checked_row(prompt))
+
+    def _checked_row(self, prompt: Prompt) -> Mapping[str, Any]:
+        """The row, also with an answer that lies within another column."""
+        return prompt.row if self.answer is None else {**prompt.row, self.answer: prompt.answer}
 
     def _running(self) -> Prompt:
         if self._prompt is None:
@@ -167,7 +180,7 @@ class Prompts:
                 f" for {TEST_SHARE}."
             )
         check_choice("prompts empty", self.empty, ("error", "skip"))
-        texts = ("prompt", "answer", "check", "system", "template")
+        texts = ("prompt", "answer", "system", "template")
         for option in (name for name in texts if getattr(self, name) is not None):
             value = getattr(self, option)
             if not isinstance(value, str) or not value:

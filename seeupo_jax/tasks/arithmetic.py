@@ -31,6 +31,6 @@ def additions(
     drawn = random.Random(seed).sample(range(numbers**2), sum(wanted.values()))
     splits = ["train"] * tasks + ["test"] * test_tasks
     return [
-        {"question": f"{a:0{digits}} + {b:0{digits}} =", "answer": str(a + b), "split": split}
+        {"question": f"{a} + {b}", "answer": str(a + b), "split": split}
         for (a, b), split in zip((divmod(pair, numbers) for pair in drawn), splits, strict=True)
     ]

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -62,6 +62,13 @@ class Prompt(NamedTuple):
     place: str
 
 
+class _Listing(NamedTuple):
+    """Task ids by split; checked: the splits whose rows were checked, each with what checked it."""
+
+    ids: Mapping[str, Sequence[str]]
+    checked: set[tuple[str, str]]
+
+
 class PromptTasks:
     """The tasks of one source, or of one for each split.
 
@@ -100,21 +107,37 @@ class PromptTasks:
             )
         self._share = TEST_SHARE if test_share is None else test_share
 
-    def ids(self, split: str) -> Sequence[str]:
+    def ids(
+        self, split: str, check: Callable[[Prompt], None] | None = None, key: str = ""
+    ) -> Sequence[str]:
         """The task ids of a split.
+
+        Args:
+          check: called once per process with each task; its ValueError is the row's. key: of it.
 
         Raises:
           ValueError: there is no such split, or a row is invalid.
         """
         sources = tuple(self._sources.items())
-        found = _list(sources, self._columns, self._share, self._seed, self._empty)
-        if split not in found:
+        listing = _list(sources, self._columns, self._share, self._seed, self._empty)
+        if split not in listing.ids:
             raise ValueError(
-                f"prompts split: got {split!r}; allowed: {', '.join(found)}, which"
+                f"prompts split: got {split!r}; allowed: {', '.join(listing.ids)}, which"
                 f" {_named(sources)} has, or a file for each split:"
                 " file={'train': FILE, 'test': FILE}."
             )
-        return found[split]
+        if check is not None and (split, key) not in listing.checked:
+            for task_id in listing.ids[split]:
+                self._check(task_id, check)
+            listing.checked.add((split, key))
+        return listing.ids[split]
+
+    def _check(self, task_id: str, check: Callable[[Prompt], None]) -> None:
+        prompt = self.find(task_id)
+        try:
+            check(prompt)
+        except ValueError as error:
+            raise ValueError(f"{prompt.place}: {error}") from None
 
     def find(self, task_id: str) -> Prompt:
         """The task of an id. Raises ValueError: there is none, or its row is another now."""
@@ -185,12 +208,12 @@ def _list(
     share: float,
     seed: int,
     empty: str,
-) -> Mapping[str, Sequence[str]]:
+) -> _Listing:
     """Task ids by split; reads every row once, and warns of what is left out or doubled."""
     ids: dict[str, list[str]] = {}
     bad = _BadRows()
     for split, records in sources:
-        good = [task for task in _read(records, columns, bad)]
+        good = _read(records, columns, bad)
         if split is not None:
             names = [split] * len(good)
         elif columns.split in columns_of(records):
@@ -202,7 +225,7 @@ def _list(
             ids.setdefault(name, []).append(f"{name}/{task.number}-{task.digest}")
     rows = sum(len(records) for _, records in sources)
     bad.report(_named(sources), rows, columns, empty)
-    return ids
+    return _Listing(ids, set())
 
 
 def _named(sources: Sequence[tuple[str | None, Records]]) -> str:

@@ -1,7 +1,5 @@
 """The environment of prompts: rewards, retries and thoughts, beside reward functions."""
 
-from types import SimpleNamespace
-
 import pytest
 from places import ROOT
 from task_files import write_rows
@@ -57,24 +55,23 @@ def test_a_retry_begins_with_the_checkers_message_and_rewards_add_up_to_the_scor
 
 
 def test_partial_scores_are_rewarded_for_what_they_change(tmp_path):
-    """Of a checker that pays the share of digits in their place; 0.5, then 0, then 1."""
-
-    class Digits:
-        def check(self, answer_text, row):
-            right = [a == b for a, b in zip(answer_text, row["answer"], strict=False)]
-            return SimpleNamespace(score=sum(right) / 2, message=f"{sum(right)} digits")
-
-    env = envs.make(
-        "prompts",
-        file=write_rows(tmp_path, "jsonl", [{"prompt": "?", "answer": "42"}] * 2),
-        answer="answer",
-        retries=2,
-    )
-    env._checker = Digits()
-    begun(env, 0)
-    results = [env.step(text) for text in ("49", "99", "42")]
+    """Half of the score is for the number, half for its form: 0.5, then 0, then 1."""
+    checks = {
+        "check": {"number": 0.5, "format": 0.5},
+        "check_options": {"format": {"pattern": "It is [0-9]+[.]"}},
+    }
+    env = begun(make(tmp_path, retries=2, **checks))
+    results = [env.step(text) for text in ("6", "x", "It is 6.")]
     assert [result.reward for result in results] == [0.5, -0.5, 1.0] and env.score() == 1.0
-    assert results[0].observation[0]["content"] == "1 digits"
+    assert [result.done for result in results] == [False, False, True]
+    assert results[0].observation[0]["content"] == results[0].info["check"] != ""
+
+
+def test_an_answer_within_another_column_reaches_the_checker(tmp_path):
+    rows = [{"prompt": "1 + 1?", "gold": {"number": 2}}] * 2
+    options = {"prompt": "prompt", "answer": "gold.number", "check": "number"}
+    env = make(tmp_path, file=write_rows(tmp_path, "parquet", rows), **options)
+    assert begun(env, 1).step("It is 2.").reward == 1.0
 
 
 def test_a_task_has_labels_a_reference_and_a_demonstration(tmp_path):
@@ -108,7 +105,8 @@ def test_without_a_checker_rewards_come_from_functions_alone(tmp_path):
         ({"retries": -1}, "retries: got -1; allowed: a whole number >= 0"),
         ({"retries": 1, "answer": None}, "retries: got 1 without a checker"),
         ({"check": "nosuch"}, "got 'nosuch'; allowed: .*exact"),
-        ({"check": "exact", "check_options": {"x": 1}}, "x"),
+        ({"check": "exact", "check_options": {"x": 1}}, "check_options: exact refused .*'x'"),
+        ({"check": "number", "answer": "subject"}, "line 1: answer: got 'sums' in the column"),
         ({"empty": "keep"}, "empty: got 'keep'; allowed: error, skip"),
         ({"test_share": 1}, "test_share: got 1; allowed: a number from 0 to below 1"),
         ({"system": ""}, "system: got ''; allowed: a text, or none"),
@@ -121,7 +119,7 @@ def test_without_a_checker_rewards_come_from_functions_alone(tmp_path):
 )
 def test_a_wrong_option_is_told_in_one_sentence(options, says, tmp_path):
     with pytest.raises(ValueError, match=says) as error:
-        make(tmp_path, **options)
+        make(tmp_path, **options).task_ids("train")
     assert "\n" not in str(error.value)
 
 
@@ -152,7 +150,7 @@ def test_generated_sums_are_right_and_no_test_is_trained_on():
         asked[split] = {messages[0]["content"] for messages in shown}
         assert len(asked[split]) == count
         for question, answer in shown:
-            a, b = question["content"].removesuffix(" =").split(" + ")
+            a, b = question["content"].split(" + ")
             assert int(a) + int(b) == int(answer["content"])
     assert not asked["train"] & asked["test"]
     with pytest.raises(ValueError, match="got 90 tasks and 20 test_tasks of 1 digits; allowed: at"):
