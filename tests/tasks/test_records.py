@@ -51,6 +51,13 @@ def test_a_json_file_may_have_an_object_per_line(tmp_path):
     assert records[4] == ROWS[4] and records.where(0).endswith("line 2")
 
 
+def test_a_line_ends_where_json_lines_end(tmp_path):
+    row = {"question": "\u2028 \u2029 \x85"}
+    (tmp_path / "rows").write_text(json.dumps(row, ensure_ascii=False) + "\n", encoding="utf-8")
+    records = open_records(str(tmp_path / "rows"), "file")
+    assert len(records) == 1 and records[0] == row
+
+
 def test_a_dataset_dict_has_splits_and_so_its_name_is_asked_for(tmp_path):
     task_files.save_splits(tmp_path / "two", {"train": ROWS[:3], "test": ROWS[3:]})
     source = str(tmp_path / "two")
