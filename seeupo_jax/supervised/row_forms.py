@@ -48,7 +48,7 @@ class RowForm:
         Raises:
           ValueError: the row is no conversation in a known form; one sentence.
         """
-        tools = {"tools": row.get("tools")}
+        tools = {"tools": _tools(row, where)}
         if not self.named and row.get(MESSAGES) is not None:
             return {MESSAGES: as_rows(row[MESSAGES], where), **tools}
         if not self.named and row.get(SHARE_GPT) is not None:
@@ -72,6 +72,14 @@ def _system(row: Row) -> list[dict[str, str]]:
     """The message of a column `system`, if the row has a text there."""
     text = row.get("system")
     return [{"role": "system", "content": text}] if isinstance(text, str) and text else []
+
+
+def _tools(row: Row, where: str) -> Any:
+    """The column `tools`, which a table may hold as a list per column; an empty cell is none."""
+    tools = row.get("tools")
+    if isinstance(tools, Mapping):
+        return as_rows(tools, f"{where}: tools")
+    return None if tools == "" else tools
 
 
 def _messages(part: Any, role: str, where: str) -> list[Any]:
