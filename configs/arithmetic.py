@@ -10,7 +10,7 @@ def get_config() -> ConfigDict:
         "name": "prompts",
         "options": {
             "file": "seeupo_jax.tasks.arithmetic:additions",
-            "file_options": {"tasks": 4000, "test_tasks": 200, "digits": 2},
+            "file_options": {"tasks": 800, "test_tasks": 200, "digits": [2, 1]},
             "prompt": "question",
             "answer": "answer",
         },
@@ -18,7 +18,7 @@ def get_config() -> ConfigDict:
     config.model = {
         "vocab_size": 276,
         "width": 128,
-        "layers": 3,
+        "layers": 2,
         "heads": 4,
         "kv_heads": 4,
         "head_dim": 32,
@@ -26,7 +26,7 @@ def get_config() -> ConfigDict:
     }
     config.warm_start = {
         "batch_size": 64,
-        "stages": [{"steps": 600, "learning_rate": 3e-3}],
+        "stages": [{"steps": 160, "learning_rate": 3e-3}],
     }
     config.rollout = {
         "tasks": 32,
@@ -37,7 +37,7 @@ def get_config() -> ConfigDict:
         "temperature": 1.0,
         "deterministic": True,
     }
-    config.optimizer = {"name": "adam", "learning_rate": 2e-4}
+    config.optimizer = {"name": "adam", "learning_rate": 5e-4}
     config.evaluation = {"every": 5, "split": "test", "tasks": 200, "k": 4}
     config.checkpoint = {"every": 20}
     return config
