@@ -1,11 +1,11 @@
 """The environment of prompts: rewards, retries and thoughts, beside reward functions."""
 
 import pytest
-from places import ROOT
+from places import CONFIGS, ROOT
 from task_files import write_rows
 
 from seeupo_jax import envs
-from seeupo_jax.configuration.loading import from_dict
+from seeupo_jax.configuration.loading import from_dict, load_config
 from seeupo_jax.envs.tasks import list_tasks, task_labels, task_reference
 from seeupo_jax.envs.validation import check_step, reset_episode
 from seeupo_jax.evaluation.episode_host import check_host
@@ -160,9 +160,16 @@ def test_generated_sums_are_right_and_no_test_is_trained_on():
         envs.make("prompts", file_options=sizes, **options)
 
 
-def test_the_file_of_the_page_plays():
-    env = envs.make("prompts", file=str(ROOT / "docs/examples/prompts.jsonl"), answer="answer")
-    assert [len(list_tasks(env, split)) for split in ("train", "test")] == [16, 4]
-    messages, tools = reset_episode(env, list_tasks(env, "train")[0], 0, 0)
-    assert messages[0]["content"].startswith("What is 59 + 63?") and tools == ()
-    assert env.step("122").reward == 1.0
+def test_the_config_for_gsm8ks_form_plays_its_example_file(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    config = load_config(CONFIGS / "gsm8k.py")
+    env = envs.make("prompts", **config.env.options)
+    assert [len(list_tasks(env, split)) for split in ("train", "test")] == [36, 4]
+    task = next(task for task in env.task_ids("train") if task.startswith("train/1-"))
+    messages, _ = reset_episode(env, task, 0, 0)
+    assert [message["role"] for message in messages] == ["system", "user"]
+    assert "pays with 27 dollars" in messages[1]["content"]
+    first = env.step("27 - 20 = 8\n#### 8")
+    assert first.reward == 0.0 and not first.done and len(first.observation) == 1
+    last = env.step("It is 27 - 20.\n#### 7")
+    assert (last.reward, last.done, env.score()) == (1.0, True, 1.0)
