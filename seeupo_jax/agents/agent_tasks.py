@@ -20,7 +20,8 @@ from seeupo_jax.configuration.user_code import (
 from seeupo_jax.envs import Environment
 from seeupo_jax.envs.base import Tasks, TaskShare
 from seeupo_jax.envs.tasks import list_task_shares, list_tasks, task_labels, task_reference
-from seeupo_jax.trajectories.json_lines import read_object, short
+from seeupo_jax.tasks.records import open_records
+from seeupo_jax.tasks.row_list import short
 
 TRAIN = "train"  # the split of a line that names none
 _FIELD = "config.agent.tasks"  # names a file of tasks
@@ -173,27 +174,19 @@ class _FileTasks:
 
 
 def _read_tasks(path: Path) -> AgentTasks:
-    """Reads the tasks of a JSONL file: one per line, with `task_id` and optional `split`, `labels`.
+    """Reads the tasks of a file: one per row, with `task_id` and optional `split`, `labels`.
 
-    All other fields of a line are the task's data.
+    All other columns of a row are the task's data.
 
     Raises:
       ValueError: there is no such file, it has no task, or a line is invalid; names the line.
     """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ValueError(
-            f"{_FIELD}: got {str(path)!r}, which cannot be read ({error.strerror}); allowed: a"
-            " JSONL file of tasks."
-        ) from None
+    records = open_records(str(path), _FIELD, TRAIN, row_form=_ALLOWED)
     splits: dict[str, dict[str, _Line]] = {}
     labels: dict[str, Mapping[str, str]] = {}  # by task, whatever its split
-    for number, line in enumerate(content.splitlines(), start=1):
-        if not line.strip():
-            continue
-        where = f"{_FIELD}: {path}, line {number}"
-        split, task_id, task = _read_line(line, where)
+    for number in range(len(records)):
+        where = records.where(number)
+        split, task_id, task = _read_row(records[number], where)
         if task_id in splits.setdefault(split, {}):
             raise ValueError(
                 f"{where}: got task_id {short(task_id)} a second time in the split {split!r};"
@@ -210,18 +203,20 @@ def _read_tasks(path: Path) -> AgentTasks:
     return _FileTasks(path, splits)
 
 
-def _read_line(line: bytes, where: str) -> tuple[str, str, _Line]:
-    """Parses a line; returns the task's split, id and rest."""
-    fields = read_object(line, where, _ALLOWED)
+def _read_row(fields: dict[str, Any], where: str) -> tuple[str, str, _Line]:
+    """Takes a row apart; returns the task's split, id and rest."""
     task_id, split, labels = fields.pop("task_id", None), TRAIN, {}
     _check_text(task_id, "task_id", where)
-    if "split" in fields:
-        split = fields.pop("split")
+    given = {name: fields.pop(name, None) for name in ("split", "labels")}
+    if given["split"] is not None:
+        split = given["split"]
         _check_text(split, "split", where)
-    if "labels" in fields:
-        labels = fields.pop("labels")
+    if given["labels"] is not None:
+        labels = given["labels"]
         if not isinstance(labels, dict):
             raise ValueError(f"{where}: got labels {short(labels)}; allowed: a dict of texts.")
+        # A table has the labels of all its rows in each, with null for those that one lacks.
+        labels = {name: label for name, label in labels.items() if label is not None}
         for name, label in labels.items():
             _check_text(name, "a label's name", where)
             _check_text(label, f"labels[{name!r}]", where)

@@ -31,8 +31,9 @@ class Agent:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     """Keyword arguments of the function."""
     tasks: str | None = path_field()
-    """A JSONL file of tasks, each line with task_id and, where it is not train, split; none: those
-    of task_ids(split) in the module of the function, or else of config.env."""
+    """A file of tasks, JSONL or another format that the environment prompts reads, each row with
+    task_id and, where it is not train, split; none: those of task_ids(split) in the module of the
+    function, or else of config.env."""
     tool_format: str = choice("auto", *TOOL_FORMATS)
     """How the policy writes tool calls; auto: as the chat template writes them."""
     thoughts: str = choice("auto", "field", "content")

@@ -16,12 +16,12 @@ class Sft:
     """Supervised fine-tuning on conversations, by the command sft alone."""
 
     data: str | None = path_field("a source")
-    """FILE.jsonl, tfds:FOLDER, tfds:NAME, or demonstrations of config.env; the flag data of sft
-    replaces it."""
+    """A file or folder of rows, tfds:FOLDER, tfds:NAME, or demonstrations of config.env; the flag
+    data of sft replaces it."""
     split: str = "train"
-    """Split of the conversations of tfds, or of the environment's demonstrations."""
+    """Split of tfds, of a folder with splits, or of the environment's demonstrations."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
-    """Options of the environment's demonstrations."""
+    """Options of the environment's demonstrations; of rows the columns prompt and completion."""
     held_out: float = within(0, 0.9, 0.05)
     """Share of the conversations whose loss is measured and not trained on; 0: of none."""
     held_out_data: str | None = path_field("a source")

@@ -33,6 +33,7 @@ ENVIRONMENTS = {
     "bfcl_worlds": "seeupo_jax.instruments.bfcl_worlds.environment:BfclWorlds",
     "appworld": "seeupo_jax.envs.appworld.environment:AppWorld",
     "remote": "seeupo_jax.envs.transport.remote:Remote",
+    "prompts": "seeupo_jax.envs.prompts:Prompts",
     "gymnasium_text": "seeupo_jax.envs.gymnasium_text:GymnasiumText",
     "openenv": "seeupo_jax.envs.openenv:OpenEnv",
     "mixture": "seeupo_jax.envs.mixture:make_mixture",

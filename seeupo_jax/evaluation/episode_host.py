@@ -61,6 +61,7 @@ def check_host(config: Config) -> None:
         return _warn_of_names(f"config.agent.name: {agent.name}", misspelt_functions(agent))
     for name, options in _parts(env.name, env.options):
         _check_own_limit(name, options, env.timeout_s)
+        _check_retries(name, options, config.rollout.max_turns)
     if config.rollout.concurrency != 1 and _keeps_one_episode(env.name, env.options):
         raise ValueError(
             f"config.rollout.concurrency: got {config.rollout.concurrency} with env openenv over"
@@ -109,6 +110,16 @@ def _check_own_limit(name: str, options: Mapping[str, Any], timeout_s: float) ->
             f"config.env.options.timeout_s: got {own_s:g} for env {name}, with which a call that"
             f" hangs would count as env_error; allowed: none, or more than {timeout_s:g}"
             " (config.env.timeout_s)."
+        )
+
+
+def _check_retries(name: str, options: Mapping[str, Any], max_turns: int) -> None:
+    """Whether an episode has the turns that a task with retries may take."""
+    retries = options.get("retries", 0) if name == "prompts" else 0
+    if isinstance(retries, int) and max_turns <= retries:
+        raise ValueError(
+            f"config.rollout.max_turns: got {max_turns} with env.options.retries={retries};"
+            f" allowed: at least {retries + 1}, an answer and its retries."
         )
 
 

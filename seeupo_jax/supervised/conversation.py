@@ -27,7 +27,8 @@ _ROLES = {
 # Of a message; others may be there with null or empty.
 _READ = ("role", "content")
 _KEPT = ("name", "tool_call_id")
-_OF_ASSISTANTS = ("tool_calls", "reasoning_content", "weight")
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # names of one field
+_OF_ASSISTANTS = ("tool_calls", *_THOUGHTS, "weight")
 
 
 @dataclass(frozen=True)
@@ -140,8 +141,8 @@ def _message(value: Any, where: str) -> dict[str, Any]:
         raise ValueError(f"{where}.weight: got {short(given['weight'])}; allowed: 0 or 1.")
     if not given.get("weight", 1):
         message["weight"] = 0
-    if thoughts := given.get("reasoning_content"):
-        message["reasoning_content"] = _text(thoughts, f"{where}.reasoning_content")
+    if thoughts := _thoughts(given, where):
+        message["reasoning_content"] = thoughts
     if calls := given.get("tool_calls"):
         listed = _listed(calls, f"{where}.tool_calls", "a list of calls")
         message["tool_calls"] = [
@@ -156,6 +157,15 @@ def _message(value: Any, where: str) -> dict[str, Any]:
             " type text."
         )
     return message
+
+
+def _thoughts(given: Mapping[str, Any], where: str) -> str:
+    """The thoughts of a message, whichever of their names it uses; several must agree."""
+    found = {name: _text(given[name], f"{where}.{name}") for name in _THOUGHTS if given.get(name)}
+    if len({*found.values()}) > 1:
+        names = " and ".join(found)
+        raise ValueError(f"{where}: got different thoughts in {names}; allowed: in one of them.")
+    return next(iter(found.values()), "")
 
 
 def _content(value: Any, where: str) -> str:
@@ -182,7 +192,7 @@ def _call(value: Any, where: str) -> dict[str, Any]:
     name = _text(function.get("name"), f"{where}.function.name")
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
-        arguments = _json(arguments, f"{where}.function.arguments")
+        arguments = {} if not arguments.strip() else _json(arguments, f"{where}.function.arguments")
     if not name or not isinstance(arguments, Mapping):
         raise ValueError(
             f"{where}.function: got {short(function)}; allowed: a name, and an object of arguments"

@@ -1,12 +1,9 @@
-"""Where conversations come from: a JSONL file, tfds, or an environment's demonstrations."""
+"""Where conversations come from: rows of files, or an environment's demonstrations."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 from seeupo_jax import envs
@@ -15,12 +12,14 @@ from seeupo_jax.envs.tool_calls import ToolCall
 from seeupo_jax.envs.tool_formats.formats import TOOL_FORMATS
 from seeupo_jax.envs.tool_formats.tool_format import ToolFormat
 from seeupo_jax.envs.validation import has_demonstrations
-from seeupo_jax.errors import DataChanged
 from seeupo_jax.supervised.conversation import ALLOWED, ReadConversation, read_conversation
-from seeupo_jax.trajectories.json_lines import read_object, short
+from seeupo_jax.supervised.row_forms import RowForm
+from seeupo_jax.tasks.records import KINDS as SOURCES
+from seeupo_jax.tasks.records import open_records
+from seeupo_jax.tasks.row_list import Records
 
-TFDS, DEMONSTRATIONS = "tfds:", "demonstrations"
-KINDS = "FILE.jsonl, tfds:FOLDER, tfds:NAME, or demonstrations of config.env"
+DEMONSTRATIONS = "demonstrations"
+KINDS = f"{SOURCES}, or demonstrations of config.env"
 
 
 class Conversations(Protocol):
@@ -43,142 +42,38 @@ def open_conversations(
     """Opens the source of conversations that `config.sft.data` names.
 
     Args:
-      split: of tfds and of demonstrations. options: of demonstrations.
+      split: of tfds, of a folder with splits and of demonstrations.
+      options: of demonstrations, or the names of a row's columns `prompt` and `completion`.
       field: that has named it, in errors.
 
     Raises:
       ValueError: nothing is there, or nothing in it; one sentence.
     """
-    if data.startswith(TFDS):
-        conversations: Conversations = TfdsConversations(data.removeprefix(TFDS), split, field)
-    elif data == DEMONSTRATIONS:
-        conversations = EnvironmentConversations(config, split, options, field)
+    if data == DEMONSTRATIONS:
+        conversations: Conversations = EnvironmentConversations(config, split, options, field)
     else:
-        conversations = ConversationFile(Path(data), field)
+        records = open_records(data, field, split, row_form=ALLOWED)
+        conversations = RecordConversations(records, options, field)
     if not len(conversations):
         raise ValueError(f"{field}: {data} has no conversation; allowed: at least one.")
     return conversations
 
 
-class ConversationFile:
-    """The lines of a JSONL file, each read when it is asked for; empty ones count for nothing.
+class RecordConversations:
+    """Rows of a file, a folder or tfds as conversations, each read when it is asked for."""
 
-    A line that is not the one that was there at first is an error: a file may be written anew.
-    """
-
-    def __init__(self, path: Path, field: str):
-        self._path, self._field, self._file = path, field, path.absolute()
-        try:
-            self._starts = _lines(self._file)
-        except OSError as error:
-            raise ValueError(
-                f"{field}: got {str(path)!r}, which cannot be read ({error.strerror}); allowed:"
-                f" {KINDS}."
-            ) from None
+    def __init__(self, records: Records, options: Mapping[str, Any], field: str):
+        self._records, self._columns = records, RowForm.of(options, field)
 
     def __len__(self) -> int:
-        return len(self._starts)
+        return len(self._records)
 
     def __getitem__(self, index: int) -> ReadConversation:
-        _, offset, size, digest = self._starts[index]
         where = self.where(index)
-        try:
-            with self._file.open("rb") as file:
-                file.seek(offset)
-                line = file.read(size)
-        except OSError as error:
-            raise _changed(
-                where, f"a file that cannot be read any more ({error.strerror})"
-            ) from None
-        if _digest(line) != digest:
-            raise _changed(where, "another line than when the run first read it")
-        return read_conversation(read_object(line, where, ALLOWED), where)
+        return read_conversation(self._columns.conversation(self._records[index], where), where)
 
     def where(self, index: int) -> str:
-        return f"{self._field}: {self._path}, line {self._starts[index][0]}"
-
-
-def _changed(where: str, got: str) -> DataChanged:
-    return DataChanged(
-        f"{where}: got {got}; allowed: a file that stays as it is until the run is complete."
-    )
-
-
-def _digest(line: bytes) -> bytes:
-    return hashlib.blake2b(line, digest_size=16).digest()
-
-
-def _lines(path: Path) -> list[tuple[int, int, int, bytes]]:
-    """Number, offset, bytes and digest of each line that is not empty."""
-    starts, offset = [], 0
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                starts.append((number, offset, len(line), _digest(line)))
-            offset += len(line)
-    return starts
-
-
-class TfdsConversations:
-    """Records of a dataset of TensorFlow Datasets in ArrayRecord, by random access.
-
-    `messages` of a record is a text of JSON, or a sequence of features with `role` and `content`;
-    `tools`, where there is any, a text of JSON.
-    """
-
-    def __init__(self, name: str, split: str, field: str):
-        import tensorflow_datasets as tfds  # it takes seconds
-
-        self._name, self._split, self._field = name, split, field
-        try:
-            folder = Path(name).is_dir()
-            builder = tfds.builder_from_directory(name) if folder else tfds.builder(name)
-            self._source = builder.as_data_source(split=split)
-        except Exception as error:  # the library's are of any class
-            reason = str(error).strip().partition("\n")[0]
-            raise ValueError(
-                f"{field}: got 'tfds:{name}' with split {split!r}, which cannot be read ({reason});"
-                " allowed: a prepared dataset in array_record."
-            ) from None
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __getitem__(self, index: int) -> ReadConversation:
-        record, where = self._source[index], self.where(index)
-        fields = {n: _decoded(record[n], where) for n in ("messages", "tools") if n in record}
-        return read_conversation(fields, where)
-
-    def where(self, index: int) -> str:
-        return f"{self._field}: tfds:{self._name}, {self._split}, record {index}"
-
-
-def _decoded(value: Any, where: str) -> Any:
-    """A feature as JSON has it: bytes as texts, a table of columns as a list of rows.
-
-    Raises:
-      ValueError: neither a text of JSON, nor a table, nor a list of objects.
-    """
-    if isinstance(value, bytes | str):
-        text = value.decode(errors="replace") if isinstance(value, bytes) else value
-        try:
-            return json.loads(text) if text else None
-        except ValueError:
-            raise ValueError(f"{where}: got {short(text)}; allowed: JSON.") from None
-    try:
-        if isinstance(value, Mapping):
-            rows = zip(*value.values(), strict=True)
-            value = [dict(zip(value, row, strict=True)) for row in rows]
-        return [{name: _text(item) for name, item in dict(row).items()} for row in value]
-    except (TypeError, ValueError):
-        got = short(" ".join(repr(value).split()))  # an array's has several lines
-        raise ValueError(
-            f"{where}: got {got}; allowed: a text of JSON, or a list of objects."
-        ) from None
-
-
-def _text(value: Any) -> Any:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
+        return self._records.where(index)
 
 
 class EnvironmentConversations:

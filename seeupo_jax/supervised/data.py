@@ -20,6 +20,7 @@ from seeupo_jax.policy.files.rewritten import RewrittenEpisodes
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.policy.files.weights import read_tokenizer
 from seeupo_jax.supervised.conversation_sources import (
+    DEMONSTRATIONS,
     Conversations,
     ToolCallsAsText,
     format_of_listing,
@@ -200,9 +201,10 @@ def read_data(config: Config, tokenizer: Tokenizer, on_read: OnRead) -> SftData:
     held_out = None
     if sft.held_out_data is not None:
         field = "config.sft.held_out_data"
-        other = open_conversations(
-            config, sft.held_out_data, sft.held_out_split, sft.options, field
-        )
+        # Options of demonstrations are none of files, and the other way round.
+        alike = (sft.held_out_data == DEMONSTRATIONS) == (sft.data == DEMONSTRATIONS)
+        options = sft.options if alike else {}
+        other = open_conversations(config, sft.held_out_data, sft.held_out_split, options, field)
         held_out = Subset(*reading.read(other)[:2])
         _check_left(field, len(other), len(held_out), "to hold out")
     elif sft.held_out:

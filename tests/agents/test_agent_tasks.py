@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from task_files import write_rows
 
 from seeupo_jax.agents.agent_tasks import describe_tasks, find_tasks
 from seeupo_jax.configuration.loading import from_dict
@@ -37,6 +38,17 @@ def test_a_file_has_tasks_by_split_with_their_labels_and_data(tmp_path):
     assert task_labels(tasks, "b") == {"kind": "sum"} and task_labels(tasks, "a") == {}
     with pytest.raises(ValueError, match="has no task of the split 'dev'; it has train, test."):
         list_tasks(tasks, "dev")
+
+
+@pytest.mark.parametrize("form", ["parquet", "json", "arrow"])
+def test_a_table_of_tasks_has_nulls_for_what_a_row_lacks(tmp_path, form):
+    nulls = {"question": None, "labels": None, "split": None}
+    kinds = {"kind": "sum", "level": None}
+    rows = [{"task_id": "a", **nulls}, {"task_id": "b", **nulls, "labels": kinds, "split": "test"}]
+    tasks, _ = tasks_of(command="sh", tasks=write_rows(tmp_path, form, rows))
+    assert list_tasks(tasks, "train") == ["a"] and list_tasks(tasks, "test") == ["b"]
+    assert task_labels(tasks, "b") == {"kind": "sum"} and task_labels(tasks, "a") == {}
+    assert tasks.data("a", "train") == {"question": None}
 
 
 def test_the_reference_of_a_task_is_that_of_its_training_line(tmp_path):

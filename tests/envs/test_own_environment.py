@@ -73,28 +73,10 @@ def test_the_price_desk_answers_calls_and_mistakes():
     assert env.step(render_hermes("buy", item="oil")).reward == 0.0 and env.score() == 0.0
 
 
-def test_a_prompt_is_answered_in_one_message():
-    env = envs.make("docs.examples.prompts:Prompts", file=str(ROOT / "docs/examples/prompts.jsonl"))
-    assert [len(list_tasks(env, split)) for split in ("train", "test")] == [16, 4]
-    with pytest.raises(ValueError, match="got split 'validation'"):
-        env.task_ids("validation")
-    messages, tools = reset_episode(env, "train/0", 0, 0)
-    assert messages[0]["content"].startswith("What is 59 + 63?") and tools == ()
-    paid = {"59 + 63 = 122": 1.0, "122 it is": 0.0, "1122": 0.0, "": 0.0}
-    for text, reward in paid.items():
-        env.reset("train/0", 0)
-        result = check_step(env.step(text), turn=0)
-        assert (result.reward, env.score(), result.done) == (reward, reward, True)
-        assert result.info == {"answer": "122"} and result.observation == ()
-
-
-@pytest.mark.parametrize(
-    "option, name", [("tasks", "price_desk:PriceDesk"), ("file", "prompts:Prompts")]
-)
-def test_a_line_of_tasks_ends_where_json_lines_end(tmp_path, option, name):
+def test_a_line_of_tasks_ends_where_json_lines_end(tmp_path):
     task = {"id": "train/0", "split": "train", "prices": {"\u2028 \u2029 \x85": 1}}
     (tmp_path / "tasks").write_text(json.dumps(task, ensure_ascii=False) + "\n", encoding="utf-8")
-    env = envs.make(f"docs.examples.{name}", **{option: str(tmp_path / "tasks")})
+    env = envs.make("docs.examples.price_desk:PriceDesk", tasks=str(tmp_path / "tasks"))
     assert env.tasks == {"train/0": task}
 
 

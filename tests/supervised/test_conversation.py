@@ -11,7 +11,6 @@ from seeupo_jax.envs.tool_formats.formats import choose_format
 from seeupo_jax.errors import DataChanged
 from seeupo_jax.supervised.conversation import read_conversation
 from seeupo_jax.supervised.conversation_sources import (
-    ConversationFile,
     ToolCallsAsText,
     open_conversations,
 )
@@ -167,20 +166,24 @@ def write(path, *lines):
     return path
 
 
+def conversations_of(file):
+    return open_conversations(from_dict({}), str(file), "train", {}, "--data")
+
+
 GOOD = json.dumps({"messages": [USER, ANSWER], "id": 7}, ensure_ascii=False).encode()
 
 
 def test_lines_are_read_by_number_and_empty_ones_count_for_nothing(tmp_path):
     other = json.dumps({"messages": [USER, ANSWER | {"content": "Ünknown"}]}, ensure_ascii=False)
     file = write(tmp_path / "c.jsonl", b"", GOOD, b"  ", other.encode())
-    found = ConversationFile(file, "--data")
+    found = conversations_of(file)
     assert len(found) == 2 and found.where(1) == f"--data: {file}, line 4"
     assert found[1].messages[1]["content"] == "Ünknown" and found[0].messages == (USER, ANSWER)
 
 
 def test_a_line_that_another_has_replaced_is_told_and_those_that_stayed_are_read(tmp_path):
     file = write(tmp_path / "c.jsonl", GOOD, GOOD)
-    found = ConversationFile(file, "--data")
+    found = conversations_of(file)
     write(file, GOOD, GOOD.replace(b"4075", b"5186"), GOOD)  # of as many bytes, and one more behind
     assert len(found) == 2 and found[0].messages == (USER, ANSWER)
     with pytest.raises(DataChanged, match=f"^--data: {file}, line 2: got another line than when"):
@@ -201,7 +204,7 @@ def test_a_line_that_another_has_replaced_is_told_and_those_that_stayed_are_read
 )
 def test_a_broken_line_is_told_with_file_and_number(line, message, tmp_path):
     file = write(tmp_path / "c.jsonl", GOOD, line)
-    found = ConversationFile(file, "--data")
+    found = conversations_of(file)
     with pytest.raises(ValueError, match=f"--data: {file}, line 2") as error:
         found[1]
     assert message in str(error.value)
@@ -282,7 +285,7 @@ def test_calls_are_text_for_a_tokenizer_that_writes_none(tmp_path):
     result = {"role": "tool", "tool_call_id": "call_1", "content": "x"}
     line = json.dumps({"messages": [USER, said, result, ANSWER]})
     file = write(tmp_path / "c.jsonl", line.encode())
-    (shown,) = ToolCallsAsText(ConversationFile(file, "--data"), choose_format("hermes"))
+    (shown,) = ToolCallsAsText(conversations_of(file), choose_format("hermes"))
     call = '<tool_call>{"name": "find", "arguments": {"name": "Ann"}}</tool_call>'
     text = f"<think>\nI look.\n</think>\n\n{call}"
     assert shown.messages[1] == {"role": "assistant", "content": text}

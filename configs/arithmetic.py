@@ -1,0 +1,43 @@
+"""Sums."""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    config = ConfigDict()
+    config.iterations = 40
+    config.env = {
+        "name": "prompts",
+        "options": {
+            "file": "seeupo_jax.tasks.arithmetic:additions",
+            "file_options": {"tasks": 800, "test_tasks": 200, "digits": [2, 1]},
+            "prompt": "question",
+            "answer": "answer",
+        },
+    }
+    config.model = {
+        "vocab_size": 276,
+        "width": 128,
+        "layers": 2,
+        "heads": 4,
+        "kv_heads": 4,
+        "head_dim": 32,
+        "mlp_width": 384,
+    }
+    config.warm_start = {
+        "batch_size": 64,
+        "stages": [{"steps": 160, "learning_rate": 3e-3}],
+    }
+    config.rollout = {
+        "tasks": 32,
+        "group_size": 8,
+        "max_turns": 1,
+        "max_action_tokens": 5,
+        "max_context": 32,
+        "temperature": 1.0,
+        "deterministic": True,
+    }
+    config.optimizer = {"name": "adam", "learning_rate": 5e-4}
+    config.evaluation = {"every": 5, "split": "test", "tasks": 200, "k": 4}
+    config.checkpoint = {"every": 20}
+    return config

@@ -1,0 +1,1 @@
+"""Sources of tasks: rows of files and of users' functions. No jax."""
