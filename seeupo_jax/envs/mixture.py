@@ -24,7 +24,7 @@ from seeupo_jax.envs.base import (
 )
 from seeupo_jax.envs.snapshot import fork, has_fork
 from seeupo_jax.envs.tasks import list_task_shares, task_labels, task_reference
-from seeupo_jax.envs.validation import has_demonstrations, reset_episode
+from seeupo_jax.envs.validation import first_role, has_demonstrations, reset_episode
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,11 @@ class Mixture(Killable):
 
     def score(self) -> float:
         return self._running().score()
+
+    @property
+    def role(self) -> str:
+        """The role that acts first in the episode."""
+        return first_role(self._running())
 
     @property
     def finish(self) -> Callable[[str], float | None] | None:
