@@ -19,6 +19,7 @@ from seeupo_jax.agents.openai_server import OpenAIServer
 from seeupo_jax.agents.runners.command_agents import CommandAgents, split_command
 from seeupo_jax.agents.runners.function_agents import FunctionAgents, load_function, open_clients
 from seeupo_jax.configuration import schema
+from seeupo_jax.configuration.role_schema import role_names
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.user_code import shown
 from seeupo_jax.envs import Environment, Message, Tool
@@ -26,7 +27,7 @@ from seeupo_jax.envs.mixture import read_components
 from seeupo_jax.envs.pool import EnvCall, EnvPool, Failure
 from seeupo_jax.envs.transport.isolated import IsolatedEnvironment, check_isolated
 from seeupo_jax.envs.transport.open_files import open_files, raise_open_files
-from seeupo_jax.envs.validation import check_reset, check_step, reset_episode
+from seeupo_jax.envs.validation import check_reset, check_step, first_role, reset_episode
 from seeupo_jax.policy.files.tokenizer import Tokenizer
 from seeupo_jax.rollout.engine.protocol import Engine
 from seeupo_jax.rollout.environment_player import EnvironmentHost
@@ -172,6 +173,7 @@ def try_resets(
 
     def begin(environment: Environment, answer: Any) -> tuple[tuple[Tool, ...], str | None]:
         messages, tools = check_reset(answer)
+        first_role(environment, role_names(config.roles))
         refusal = None
         if tokenizer is not None:
             refusal = _template_refusal(tokenizer, environment, messages, tools)
