@@ -250,7 +250,8 @@ def build_host(
         had, or too few files may be open at once.
     """
     agent = config.agent
-    check_open_files(config, engine.concurrency, served=isinstance(engine, OpenAIServer))
+    served = isinstance(engine, OpenAIServer) or any(role.server for role in config.roles)
+    check_open_files(config, engine.concurrency, served=served)
     if not agent.given:
         return EnvironmentHost(build_pool(config, engine.concurrency))
     form = resolve_form(agent, tokenizer)
