@@ -15,6 +15,7 @@ _OF_EPISODES = (
     *("gain_NK", "implicit_NK", "progress_NL", "node_NK", "rewards_NQ", "reward_weight_Q"),
     *("rewards_NKQ", "turn_weight_Q", "running_mean_Q", "running_std_Q"),
 )
+POLICY = "policy"  # what turns without a role are called in metrics, and by agents
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,11 @@ def check_roles(roles: Sequence[Role], algorithm: Algorithm) -> None:
         if role.name is None or role.name in names:
             got = "no name" if role.name is None else f"{role.name!r}, which an earlier role has"
             raise ValueError(f"{field}.name: got {got}; allowed: a name of its own.")
+        if role.name == POLICY:
+            raise ValueError(
+                f"{field}.name: got {POLICY!r}; allowed: another name, since calls and turns that"
+                " name no role are the policy's."
+            )
         names.add(role.name)
         if role.path is not None and role.server is not None:
             raise ValueError(

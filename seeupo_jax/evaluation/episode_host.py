@@ -19,7 +19,7 @@ from seeupo_jax.agents.openai_server import OpenAIServer
 from seeupo_jax.agents.runners.command_agents import CommandAgents, split_command
 from seeupo_jax.agents.runners.function_agents import FunctionAgents, load_function, open_clients
 from seeupo_jax.configuration import schema
-from seeupo_jax.configuration.role_schema import role_names
+from seeupo_jax.configuration.role_schema import POLICY, role_names
 from seeupo_jax.configuration.schema import Config
 from seeupo_jax.configuration.user_code import shown
 from seeupo_jax.envs import Environment, Message, Tool
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _ANSWER = "?"  # of a policy that has not been asked yet
-MODEL = "policy"  # what the endpoint calls it; agents may name any
+MODEL = POLICY  # what the endpoint calls it; agents may name any
 _SERVED = ("remote", "openenv")  # environments that are clients of servers
 _SPARE_FILES = 64  # in addition to conversations and open files: checkpoints, programs
 
@@ -327,6 +327,7 @@ def make_endpoint(
         sampling=_sampling_rules(config, serves=serves),
         model=model,
         form=form,
+        roles=role_names(config.roles) if not serves else (),
         limits=Limits(request_bytes=agent.request_kib * 2**10),
         origins=origins,
         metrics=metrics,

@@ -15,6 +15,7 @@ from seeupo_jax.learner.batching import SegmentBatch
 from seeupo_jax.learner.compiled_programs import Learner
 from seeupo_jax.learner.credit.information_gain import References
 from seeupo_jax.learner.credit.overlong import with_overlong_penalties
+from seeupo_jax.learner.credit.role_baselines import Baselines
 from seeupo_jax.learner.credit.running_rewards import Statistics
 from seeupo_jax.learner.reference_policy import next_kl_coef, sampled_kl
 from seeupo_jax.learner.sweep_control import StepsInFlight, SweepStopped, resume_sweep
@@ -55,6 +56,7 @@ def sweep(
     resume: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None,
     references: References | None = None,
     statistics: Statistics | None = None,
+    baselines: Baselines | None = None,
 ) -> SweepResult:
     """Updates the policy with one iteration's trajectories; `train` is donated.
 
@@ -70,6 +72,7 @@ def sweep(
       references: answers of the tasks, for the information gain of turns; None: the gain of a turn
         is its reward.
       statistics: of the run's rewards, as of `running_statistics`; None: of these trajectories.
+      baselines: of roles before these trajectories, as of `next_baselines`; None: 0.
 
     Returns: without a single sampled turn nearly no metrics, and a state in which only the average
       of the parameters and the reference policy may have changed.
@@ -96,6 +99,7 @@ def sweep(
             version=iteration - 1,
             references=references,
             statistics=statistics,
+            baselines=baselines,
         )
     else:
         current = resume_sweep(learner, train, rows, trajectories, *resume)

@@ -28,6 +28,8 @@ from seeupo_jax.learner.credit.information_gain import (
     describe_gains,
     information_gain,
 )
+from seeupo_jax.learner.credit.role_baselines import Baselines
+from seeupo_jax.learner.credit.role_rows import by_role
 from seeupo_jax.learner.credit.running_rewards import Statistics
 from seeupo_jax.learner.credit.turn_scores import score_turns
 from seeupo_jax.learner.expert_record import ExpertRecord, describe_routers
@@ -50,6 +52,7 @@ def begin_sweep(
     version: int,
     references: References | None = None,
     statistics: Statistics | None = None,
+    baselines: Baselines | None = None,
 ) -> SweepState:
     """Takes the passes of the plan before the first update, and assigns advantages.
 
@@ -58,7 +61,7 @@ def begin_sweep(
         successes and failures are those of the trajectories without penalties.
       version: of the policy that is swept.
       references: answers of the tasks, which the old policy's pass scores too; None: none.
-      statistics: as of `sweep`.
+      statistics, baselines: as of `sweep`.
     """
     kinds = {each.kind for each in plan.before}
     passes = _score_trajectories(learner, train, ref_params, rows, trajectories, kinds, references)
@@ -83,12 +86,12 @@ def begin_sweep(
     arrays = CreditArrays(
         algorithm,
         learner.shapes,
-        unmasked,
-        shaped,
+        *by_role(unmasked, shaped, learner.roles),
         {**per_token, **scores},
         learner.reward_weights,
         gains=first.gains,
         statistics=statistics,
+        baselines=baselines,
     )
     credit, shares = assign_credit(arrays)
     per_token, metrics = per_token | credit, metrics | shares

@@ -12,6 +12,7 @@ from seeupo_jax.checkpoint import Checkpoints, find_directory
 from seeupo_jax.configuration.loading import to_dict
 from seeupo_jax.errors import NotLearning
 from seeupo_jax.evaluation.missing import remaining_splits, selection_notice
+from seeupo_jax.learner.credit.role_baselines import Baselines
 from seeupo_jax.learner.credit.running_rewards import Moments, Statistics
 from seeupo_jax.learner.sweep_control import SweepStopped, stopped_arrays
 from seeupo_jax.metrics.run_manifest import note_checkpoints
@@ -55,6 +56,7 @@ class RunState(NamedTuple):
     left: the splits to evaluate `done` on; None: all of `evaluated_splits`.
     stopped_sweep: of iteration `done + 1`, where the run was stopped in it.
     statistics: of the rewards of turns up to `done`, where the estimator reads them.
+    baselines: of roles after `done`, where the estimator reads them.
     """
 
     done: int
@@ -65,6 +67,7 @@ class RunState(NamedTuple):
     left: Sequence[str] | None = None
     stopped_sweep: StoppedSweep | None = None
     statistics: Statistics | None = None
+    baselines: Baselines | None = None
 
 
 class RunCheckpoints:
@@ -115,6 +118,7 @@ class RunCheckpoints:
             score=score,
             left=left,
             statistics=_statistics(notes),
+            baselines=notes.get("baselines"),
         )
 
     def restore_sweep(self, state: RunState) -> RunState:
@@ -158,6 +162,7 @@ class RunCheckpoints:
             evaluated=True,
             stopped_sweep=stopped_sweep,
             statistics=_statistics(notes),
+            baselines=notes.get("baselines"),
         )
 
     def save(self, state: RunState) -> RunState:
@@ -249,6 +254,7 @@ class RunCheckpoints:
                 "idle_iterations": parts.stagnation.idle,
                 "selected_on": parts.selects_on,
                 **({} if state.statistics is None else {"statistics": dict(state.statistics)}),
+                **({} if state.baselines is None else {"baselines": dict(state.baselines)}),
             }
         )
 

@@ -22,9 +22,16 @@ def turn_roles(trajectory: Trajectory) -> list[str]:
     return roles
 
 
-def role_reward(trajectory: Trajectory, role: str) -> float:
-    """The reward of a role: the episode's, which all share, and its own."""
-    return trajectory.reward + trajectory.reward_table.roles.get(role, 0.0)
+def played_role(trajectory: Trajectory) -> str:
+    """The role of the first turn."""
+    return next(iter(turn_roles(trajectory)), "")
+
+
+def rewards_by_role(trajectory: Trajectory) -> dict[str, float]:
+    """The reward of each role that has a turn: the episode's, which all share, and its own."""
+    own = trajectory.reward_table.roles
+    roles = dict.fromkeys(turn_roles(trajectory) or [""])
+    return {role: trajectory.reward + own.get(role, 0.0) for role in roles}
 
 
 def role_views(trajectories: Sequence[Trajectory], roles: Sequence[str]) -> list[Trajectory]:
@@ -37,15 +44,21 @@ def role_views(trajectories: Sequence[Trajectory], roles: Sequence[str]) -> list
       roles: of the policy that is trained, each once.
     """
     return [
-        _view(trajectory, role, trajectory.group * len(roles) + number)
+        _view(trajectory, roles, number)
         for trajectory in trajectories
-        for number, role in enumerate(roles)
+        for number in range(len(roles))
     ]
 
 
-def _view(trajectory: Trajectory, role: str, group: int) -> Trajectory:
+def role_number(segment: Segment, roles: Sequence[str]) -> int:
+    """The view that a segment is in; one of a frozen role, which has no turn, is in the first."""
+    return roles.index(segment.role) if segment.role in roles else 0
+
+
+def _view(trajectory: Trajectory, roles: Sequence[str], number: int) -> Trajectory:
+    role, group = roles[number], trajectory.group * len(roles) + number
     own = [turn for turn, each in enumerate(turn_roles(trajectory)) if each == role]
-    segments = tuple(each for each in trajectory.segments if each.role == role)
+    segments = tuple(s for s in trajectory.segments if role_number(s, roles) == number)
     table = RewardTable(trajectory.reward_table.total)
     view = replace(trajectory, segments=segments, reward_table=table, parent=None, fork=0)
     view = replace(view, group=group, stop=trajectory.stop if own else "env_error")

@@ -48,6 +48,7 @@ ARRAYS = {
     "old_logp_NL": "float32, log-probability under the old policy, nats",
     "ref_logp_NL": "float32, log-probability under the reference policy, nats",
     "truncated_N": "bool, whether a limit of turns or tokens ended it (`max_turns`, `max_tokens`)",
+    "baseline_N": "float32, moving average of the rewards of its role in the run before it",
     "metric_N": "float32, the option `metric`: turns, sampled tokens or their mean entropy",
 }
 
