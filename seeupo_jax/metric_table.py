@@ -3,8 +3,8 @@
 The learner reduces, the display shows and the report charts a metric as it is declared here;
 docs/metrics.md has a row for each, which says what it means. Capitals stand for something: `turn=T`
 a turn counted from 1, `turns=N` a number of turns, `LABEL=VALUE` a label of the task, `STOP` a stop
-reason, `TEXT` a text, `NAME` a reward, a role or an environment, `CAUSE` a class of errors or of failures,
-`@K` episodes per task. Other splits have `eval_SPLIT/` for `eval/`.
+reason, `TEXT` a text, `NAME` a reward, a role or an environment, `CAUSE` a class of errors or of
+failures, `@K` episodes per task. Other splits have `eval_SPLIT/` for `eval/`.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ ENVIRONMENTS = {
     "remote": "seeupo_jax.envs.transport.remote:Remote",
     "gymnasium_text": "seeupo_jax.envs.gymnasium_text:GymnasiumText",
     "openenv": "seeupo_jax.envs.openenv:OpenEnv",
+    "kuhn_poker": "seeupo_jax.envs.kuhn_poker.environment:KuhnPoker",
     "mixture": "seeupo_jax.envs.mixture:make_mixture",
     "textworld_express": "seeupo_jax.envs.textworld_express:TextWorldExpress",
 }
