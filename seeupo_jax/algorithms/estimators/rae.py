@@ -47,11 +47,9 @@ class RaeOptions(BaselineOptions):
     def check(self, setting: Setting) -> None:
         super().check(setting)
         algorithm = setting.algorithm
-        for name, usual in (("kl_in", "loss"), ("overlong", None)):
-            if getattr(algorithm, name) != usual:
-                value = getattr(algorithm, name)
-                allowed = f"{'none' if usual is None else usual}, since its baseline has no penalty"
-                raise refused(name, f"{value!r} with advantage={algorithm.advantage}", allowed)
+        if algorithm.overlong is not None:
+            got = f"one with advantage={algorithm.advantage}"
+            raise refused("overlong", got, "none, since the baseline has no penalty")
 
 
 ESTIMATOR = Estimator(
