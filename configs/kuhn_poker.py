@@ -2,8 +2,8 @@
 
     python -m seeupo_jax.train --config=configs/kuhn_poker.py --workdir=runs/kuhn_poker
 
-A warm start on random moves teaches the words; then the policy plays both seats. What it reaches:
-docs/roles.md.
+A warm start on weak moves teaches the words and to read the card; then the policy plays both seats.
+What it reaches: docs/roles.md.
 """
 
 from ml_collections import ConfigDict
@@ -26,19 +26,19 @@ def get_config() -> ConfigDict:
     }
     config.warm_start = {
         "batch_size": 32,
-        "stages": [{"steps": 150, "learning_rate": 3e-3, "demonstrations": {"episodes": 2000}}],
+        "stages": [{"steps": 400, "learning_rate": 3e-3, "demonstrations": {"episodes": 8000}}],
     }
     config.algorithm = {"advantage": "rae", "scale": "none", "kl_coef": 0.05}
     config.rollout = {
         "tasks": 6,  # the deals
-        "group_size": 16,
+        "group_size": 32,
         "max_turns": 3,
         "max_action_tokens": 4,
         "max_context": 64,
         "deterministic": True,
     }
     config.batching = {"microbatch_tokens": 512}
-    config.optimizer = {"name": "adam", "learning_rate": 1e-3}
+    config.optimizer = {"name": "adam", "learning_rate": 5e-4}
     config.evaluation = {"every": 20, "split": "test", "tasks": 12, "k": 16}
     config.checkpoint = {"every": 20}
     return config

@@ -71,8 +71,7 @@ def sweep(
         with before; `train` is the one among them.
       references: answers of the tasks, for the information gain of turns; None: the gain of a turn
         is its reward.
-      statistics: of the run's rewards, as of `running_statistics`; None: of these trajectories.
-      baselines: of roles before these trajectories, as of `next_baselines`; None: 0.
+      statistics, baselines: of the run's rewards and of its roles, as of `CreditArrays`.
 
     Returns: without a single sampled turn nearly no metrics, and a state in which only the average
       of the parameters and the reference policy may have changed.
@@ -83,6 +82,7 @@ def sweep(
     shaped, shaping = with_overlong_penalties(learner.algorithm, trajectories)
     rows = learner.rows(trajectories)
     own = shaping | exclusion_metrics(learner, rows)
+    of_run = {"references": references, "statistics": statistics, "baselines": baselines}
     plan = learner.plan(rows.updated_turns, iteration)
     if not plan.before:
         return _without_step(learner, train, plan, trajectories, own)
@@ -97,9 +97,7 @@ def sweep(
             plan,
             shaped=shaped,
             version=iteration - 1,
-            references=references,
-            statistics=statistics,
-            baselines=baselines,
+            **of_run,
         )
     else:
         current = resume_sweep(learner, train, rows, trajectories, *resume)

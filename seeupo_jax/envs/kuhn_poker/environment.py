@@ -56,9 +56,11 @@ class KuhnPoker:
         self, task_id: str, seed: int, episode_seed: int = 0
     ) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
         """Deals the cards of a task; `episode_seed` seeds the equilibrium's moves."""
-        split, deal, *seat = task_id.split("/")
+        split, *_ = task_id.split("/")
         if task_id not in self.task_ids(split):
-            raise ValueError(f"kuhn_poker task: got {task_id!r}; allowed: those of task_ids.")
+            allowed = ", ".join(self.task_ids(split))
+            raise ValueError(f"kuhn_poker task: got {task_id!r}; allowed: {allowed}.")
+        _, deal, *seat = task_id.split("/")
         self._deal, self._history = deal, ""
         self._seats = (_SEATS.index(seat[0]),) if seat else (0, 1)
         self._dice = random.Random(episode_seed)
@@ -95,7 +97,7 @@ class KuhnPoker:
     def demonstrations(
         self, split: str, *, episodes: int = 1000, seed: int = 0
     ) -> Sequence[Demonstration]:
-        """Conversations of players that bet in half of all cases, one role each."""
+        """Conversations of players that bet once in four times with J, twice with Q, and so on."""
         check_count("kuhn_poker episodes", episodes)
         dice = random.Random(seed)
         return [self._demonstration(dice) for _ in range(episodes)]
@@ -108,7 +110,8 @@ class KuhnPoker:
         history = dice.choice(DECISIONS[seat])
         messages: list[Message] = []
         for length in range(seat, len(history) + 1, 2):
-            move = history[length] if length < len(history) else dice.choice((PASS, BET))
+            bets = dice.random() < (1 + CARDS.index(card)) / 4
+            move = history[length] if length < len(history) else (PASS, BET)[bets]
             read = {"role": "user", "content": _shown(card, history[:length])}
             messages += [read, {"role": "assistant", "content": MOVES[move]}]
         return Demonstration(tuple(messages))
