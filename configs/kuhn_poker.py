@@ -28,7 +28,10 @@ def get_config() -> ConfigDict:
         "batch_size": 32,
         "stages": [{"steps": 400, "learning_rate": 3e-3, "demonstrations": {"episodes": 8000}}],
     }
-    config.algorithm = {"advantage": "rae", "scale": "none", "kl_coef": 0.05}
+    # The penalty is to the policy of some iterations ago, which keeps the two roles from chasing
+    # each other around the equilibrium.
+    reference = {"every": 15}
+    config.algorithm = {"advantage": "rae", "scale": "none", "kl_coef": 0.1, "reference": reference}
     config.rollout = {
         "tasks": 6,  # the deals
         "group_size": 32,

@@ -89,7 +89,11 @@ class Mixture(Killable):
         return reset_episode(environment, part_task, seed, episode_seed)
 
     def step(self, text: str) -> StepResult:
-        return self._running().step(text)
+        step = self._running().step(text)
+        if not isinstance(step, StepResult) or not step.role_rewards:
+            return step
+        # Baselines of roles are of each environment apart.
+        return dataclasses.replace(step, info={ENVIRONMENT: self._playing, **step.info})
 
     def score(self) -> float:
         return self._running().score()

@@ -77,14 +77,18 @@ def test_an_equilibrium_plays_the_other_seat_of_test_tasks():
     ]
 
 
-def test_demonstrations_bet_the_more_the_higher_the_card():
-    shown = envs.make("kuhn_poker").demonstrations("train", episodes=2000)
+def test_demonstrations_do_the_opposite_of_the_equilibrium_half_of_the_time():
+    """With K after a bet 0.75 - 0.5; with J after a bet 0.75; both can be exploited."""
+    shown = envs.make("kuhn_poker").demonstrations("train", episodes=6000)
     moves = {card: [] for card in CARDS}
     for each in shown:
-        card = each.messages[0]["content"].split(" with ")[1][0]
-        moves[card].append(each.messages[-1]["content"] == "bet")
+        read = each.messages[0]["content"]
+        if "second" in read and read.endswith("said bet."):
+            moves[read.split(" with ")[1][0]].append(each.messages[1]["content"] == "bet")
     shares = [sum(bets) / len(bets) for bets in moves.values()]
-    assert shares == pytest.approx([0.25, 0.5, 0.75], abs=0.06)
+    assert shares == pytest.approx([0.75, 7 / 12, 0.25], abs=0.07)
+    weak = {seen: 0.75 - bet / 2 for seen, bet in EQUILIBRIUM.items()}
+    assert exploitability(weak) > 0.5
 
 
 def test_a_strategy_is_read_off_trajectories():

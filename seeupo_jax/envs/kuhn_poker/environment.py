@@ -97,7 +97,7 @@ class KuhnPoker:
     def demonstrations(
         self, split: str, *, episodes: int = 1000, seed: int = 0
     ) -> Sequence[Demonstration]:
-        """Conversations of players that bet once in four times with J, twice with Q, and so on."""
+        """Conversations of players that do the opposite of the equilibrium half of the time."""
         check_count("kuhn_poker episodes", episodes)
         dice = random.Random(seed)
         return [self._demonstration(dice) for _ in range(episodes)]
@@ -110,7 +110,7 @@ class KuhnPoker:
         history = dice.choice(DECISIONS[seat])
         messages: list[Message] = []
         for length in range(seat, len(history) + 1, 2):
-            bets = dice.random() < (1 + CARDS.index(card)) / 4
+            bets = dice.random() < 0.75 - EQUILIBRIUM[card + history[:length]] / 2
             move = history[length] if length < len(history) else (PASS, BET)[bets]
             read = {"role": "user", "content": _shown(card, history[:length])}
             messages += [read, {"role": "assistant", "content": MOVES[move]}]
@@ -146,13 +146,20 @@ def strategy_of(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     strategy: dict[str, float] = {}
     for record in (each for each in records if not each["failed"]):
         history, deal = record["info"]["history"], record["task_id"].split("/")[1]
-        for segment in record["segments"]:
-            for turn in {turn for turn in segment["turn"] if turn >= 0}:
-                pairs = zip(segment["turn"], segment["logp"], strict=True)
-                probability = math.exp(sum(logp for each, logp in pairs if each == turn))
-                seen = deal[turn % 2] + history[:turn]
-                if history[turn] == BET:
-                    strategy[seen] = probability
-                else:
-                    strategy.setdefault(seen, 1 - probability)
+        for turn, probability in _probabilities(record).items():
+            seen = deal[turn % 2] + history[:turn]
+            if history[turn] == BET:
+                strategy[seen] = probability
+            else:
+                strategy.setdefault(seen, 1 - probability)
     return strategy
+
+
+def _probabilities(record: Mapping[str, Any]) -> dict[int, float]:
+    """The probability of the action of each turn."""
+    logp: dict[int, float] = {}
+    for segment in record["segments"]:
+        pairs = zip(segment["turn"], segment["logp"], strict=True)
+        for turn, each in ((turn, each) for turn, each in pairs if turn >= 0):
+            logp[turn] = logp.get(turn, 0.0) + each
+    return {turn: math.exp(each) for turn, each in logp.items()}
