@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from seeupo_jax.rewards.finished_episode import HISTORY
 from seeupo_jax.trajectories.states import EXECUTED, NAMES
 from seeupo_jax.types import CONTEXT, RewardRow, RewardTable, Segment, Trajectory
 
@@ -72,7 +73,8 @@ def _view(trajectory: Trajectory, roles: Sequence[str], number: int) -> Trajecto
 def without_frozen(trajectory: Trajectory, frozen: Collection[str]) -> Trajectory:
     """A trajectory whose turns are those of the trained roles; the others' tokens are context.
 
-    The reward of a frozen role's turn is added to the trained turn before it, or to the first one.
+    The reward of a frozen role's turn is added to the trained turn before it, or to the first one;
+    its messages are marked as no turns.
 
     Args:
       frozen: the roles that are not trained.
@@ -83,7 +85,13 @@ def without_frozen(trajectory: Trajectory, frozen: Collection[str]) -> Trajector
     return replace(
         _of_turns(trajectory, trajectory.turns, own),
         reward_table=_of_own_turns(trajectory.reward_table, own),
+        messages=tuple(_marked(message, frozen) for message in trajectory.messages),
     )
+
+
+def _marked(message: dict[str, str], frozen: Collection[str]) -> dict[str, str]:
+    is_turn = message["role"] == "assistant" and message.get("name") in frozen
+    return {HISTORY: "frozen", **message} if is_turn else message
 
 
 def _of_turns(trajectory: Trajectory, turns: int, own: Sequence[int]) -> Trajectory:

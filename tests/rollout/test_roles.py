@@ -109,6 +109,8 @@ def test_a_frozen_roles_tokens_are_context_and_are_counted():
         assert set(frozen.turn_L) == {CONTEXT} and not frozen.logp_L.any()
         assert trajectory.turn_rewards == (0.5, 0.5)  # each with that of the turn that answers it
         assert trajectory.info["states"] == ["0", "2"]
+        said = [m for m in trajectory.messages if m["role"] == "assistant"]
+        assert ["history" in message for message in said] == [False, True] * 2
         acted = own.turn_L[1:] != CONTEXT
         np.testing.assert_allclose(
             own.logp_L[1:][acted], logp_of(own.tokens_L, 0)[acted], atol=2e-5

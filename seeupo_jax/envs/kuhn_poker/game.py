@@ -13,9 +13,7 @@ from collections.abc import Mapping
 
 CARDS = "JQK"  # from the lowest
 PASS, BET = "p", "b"
-DEALS = tuple(
-    map("".join, itertools.permutations(CARDS, 2))
-)  # the first player's card, the second's
+DEALS = tuple(map("".join, itertools.permutations(CARDS, 2)))  # the cards of both players
 ENDS = ("pp", "bp", "bb", "pbp", "pbb")
 # The histories after which each player acts.
 DECISIONS = (("", "pb"), ("p", "b"))
