@@ -63,7 +63,7 @@ def test_its_memory_is_planned(folder):
 
 
 def test_another_tokenizer_is_refused(folder, tmp_path):
-    tokenizer = train_tokenizer(["bet or pass"], ("bet", "pass"), 265, configured(folder).chat)
+    tokenizer = train_tokenizer(["bet or pass"], ("bet", "pass"), 268, configured(folder).chat)
     arch = Architecture(
         vocab_size=tokenizer.vocab_size,
         width=16,

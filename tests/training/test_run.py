@@ -309,7 +309,8 @@ def test_statistics_of_rewards_are_in_the_checkpoint_to_the_last_bit(begin):
 
 
 def test_baselines_of_roles_are_in_the_checkpoint_to_the_last_bit(begin):
-    kept, rae = {"": 0.1 + 0.2, "a": -1e-17}, ("algorithm.advantage=rae", "roles=[{'name': 'a'}]")
+    kept = {"": 0.1 + 0.2, "a": -1e-17}
+    rae = ("algorithm.advantage=rae", "roles=[{'name': 'a'}]", "algorithm.dynamic_sampling=0")
     with begin("baselines", *rae) as (run, state):
         assert state.baselines is None
         run.checkpoints.save(state._replace(done=1, baselines=kept))
